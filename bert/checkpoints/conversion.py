@@ -172,7 +172,7 @@ def _load(found: Found, config_file: Path | None, vocab: Path | None, allow_miss
         if config_file is not None:
             raise UsageError(
                 "option-not-applicable",
-                f"{found.path} is a folder of bertbench with its own configuration: leave --config out",
+                f"{found.path} already holds a configuration of bertbench: leave out --config",
             )
         model = _from_ours(found, allow_missing)
         if vocab is not None and pieces is not None:
@@ -181,14 +181,14 @@ def _load(found: Found, config_file: Path | None, vocab: Path | None, allow_miss
         config = _fit_vocabulary(read_config(_config_path(found, config_file)), pieces, vocab, notes)
         model = _from_weights(found, config, allow_missing)
     if vocab is None:
-        notes.append("no vocab.txt is beside the weights: give --vocab FILE, or the new folder cannot read text")
+        notes.append("no vocab.txt beside the weights: give --vocab FILE, or the new folder cannot tokenize text")
     if model.report.incomplete:
         notes.append(
-            f"{len(model.report.incomplete)} weights were left out because query, key or value beside them is missing: "
+            f"{len(model.report.incomplete)} weights were skipped because their query, key or value is missing: "
             + ", ".join(model.report.incomplete)
         )
     if not all(bool(value.isfinite().all()) for value in model.values.values()):
-        notes.append("some weights are NaN or infinite, as they are in the source")
+        notes.append("some weights are NaN or infinite, as in the source")
     return replace(model, notes=tuple(notes))
 
 
@@ -203,7 +203,7 @@ def _for_distilbert(model: _Model) -> _Model:
     heads = "no pooler and no next-sentence head"
     if any(part_of_ours(name) == CLASSIFIER for name in model.values):
         heads = "no pooler with tanh, and its classifier follows a layer with ReLU"
-    note = f"DistilBERT has {heads}: {len(left_out)} weights of them were left out"
+    note = f"DistilBERT has {heads}: skipped {len(left_out)} weights"
     report = replace(model.report, used=used, unexpected=unexpected)
     return replace(model, values=values, report=report, notes=(*model.notes, note))
 
@@ -260,7 +260,7 @@ def _from_ours(found: Found, allow_missing: bool) -> _Model:
         if value.shape != parameters[name].shape or not value.is_floating_point():
             raise InputError(
                 "weights-mismatch",
-                f"{name} in {found.path} is {value.dtype} of shape {list(value.shape)}, its config.json asks for "
+                f"{name} in {found.path} is {value.dtype} of shape {list(value.shape)}, but its config.json needs "
                 f"floating-point numbers of shape {list(parameters[name].shape)}: copy the folder again",
             )
     # By Hugging Face's names, as for every other source; a fused matrix counts as the three it is there.
@@ -287,8 +287,8 @@ def _config_path(found: Found, given: Path | None) -> Path:
         read_weights(found)  # what holds no weights is refused for that
         raise InputError(
             "data-missing",
-            f"no config.json or bert_config.json is beside {found.path}, and the weights alone do not tell the number "
-            "of attention heads: give --config FILE",
+            f"no config.json or bert_config.json beside {found.path}: the weights alone do not give the number "
+            "of attention heads; give --config FILE",
         )
     return path
 
@@ -301,8 +301,8 @@ def _check_layers(config: ModelConfig, names: Collection[str], found: Found, all
     if count > config.num_layers or (count < config.num_layers and not allow_missing):
         raise InputError(
             "weights-mismatch",
-            f"{found.path} holds {count} layers and the configuration asks for {config.num_layers}: give the "
-            "configuration these weights were made with (--config FILE)",
+            f"{found.path} holds {count} layers, but the configuration has {config.num_layers}: give the "
+            "configuration of these weights (--config FILE)",
         )
 
 
@@ -339,9 +339,9 @@ def _fit_vocabulary(config: ModelConfig, pieces: int | None, vocab: Path | None,
         raise _wrong_vocabulary(vocab, pieces, config)
     real = config.replace(vocab_size=pieces)
     if real.padded_vocab_size == config.vocab_size:
-        notes.append(f"{config.vocab_size - pieces} rows beyond the {pieces} pieces of {vocab} were taken for padding")
+        notes.append(f"{config.vocab_size - pieces} embedding rows beyond the {pieces} pieces of {vocab} were treated as padding")
         return real
-    notes.append(f"{vocab} has {pieces} pieces, the model {config.vocab_size}: the last ids stand for nothing")
+    notes.append(f"{vocab} has {pieces} pieces, the model {config.vocab_size}: the last ids are unused")
     return config
 
 
@@ -354,10 +354,10 @@ def _check_vocabulary(found: Found, vocab: Path, pieces: int, config: ModelConfi
         raise InputError(
             "vocabulary-mismatch",
             f"{vocab} ({pieces} pieces) is not the vocabulary that {found.path} was trained with ({config.vocab_size} "
-            "pieces): its ids would mean other words; give the vocab.txt that lies beside the training data",
+            "pieces): the ids would mean different words; give the vocab.txt beside the training data",
         )
     if pieces < config.vocab_size:
-        notes.append(f"{vocab} has {pieces} pieces, the model {config.vocab_size}: the last ids stand for nothing")
+        notes.append(f"{vocab} has {pieces} pieces, the model {config.vocab_size}: the last ids are unused")
 
 
 def _lower_case(vocab: Path) -> bool:
@@ -388,6 +388,6 @@ def _copy_vocabulary(source: Path, destination: Path) -> None:
 def _wrong_vocabulary(vocab: Path, pieces: int, config: ModelConfig) -> InputError:
     return InputError(
         "vocabulary-mismatch",
-        f"{vocab} has {pieces} pieces and the model only {config.vocab_size}: give the vocabulary it was trained with "
+        f"{vocab} has {pieces} pieces, but the model only {config.vocab_size}: give the vocabulary it was trained with "
         "by --vocab FILE",
     )

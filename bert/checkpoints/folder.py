@@ -25,11 +25,11 @@ def check_new_folder(path: Path) -> None:
             taken = True
     except OSError as error:
         raise StorageError(
-            read_code(error), f"cannot look into {path}: {error.strerror}; choose another folder"
+            read_code(error), f"cannot list {path}: {error.strerror}; choose another folder"
         ) from error
     if taken:
         raise UsageError(
-            "folder-occupied", f"{path} is there already: choose a new folder, or remove what is there first"
+            "folder-occupied", f"{path} already exists: choose a new folder, or remove the existing one first"
         )
     if path.resolve() == Path.cwd():
         raise UsageError(
@@ -62,10 +62,10 @@ def new_folder(path: Path) -> Iterator[Path]:
             except OSError as error:
                 if error.errno in (errno.ENOTEMPTY, errno.EEXIST):
                     raise UsageError(
-                        "folder-occupied", f"{path} was written by somebody else meanwhile: choose a new folder"
+                        "folder-occupied", f"{path} was created by another process in the meantime: choose a new folder"
                     ) from error
                 if error.errno == errno.EBUSY:
-                    raise UsageError("write-failed", f"{path} is a mounted disk: choose a folder inside it") from error
+                    raise UsageError("write-failed", f"{path} is a mount point: choose a folder inside it") from error
                 raise
             sync_folder(final.parent)
     except BaseException:

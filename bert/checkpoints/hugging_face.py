@@ -159,7 +159,7 @@ def match_hugging_face_state(
     if not values or (lacking and not allow_missing):
         raise InputError(
             "weights-mismatch",
-            f"the weights lack {len(lacking)} parameters of the encoder ({_some(lacking)}); they hold "
+            f"the weights lack {len(lacking)} encoder parameters ({_some(lacking)}) and hold "
             f"{_some(sorted(state_dict)) or 'nothing'}: give the weights of a model of this shape"
             + (", or allow missing ones (--allow-missing)" if values else ""),
         )
@@ -221,7 +221,7 @@ def _encoder_of(model: nn.Module) -> tuple[BertEncoder, str]:
     if isinstance(encoder, BertEncoder):
         return encoder, "encoder."
     raise UsageError(
-        "model-unsupported", f"{type(model).__name__} is neither a BertEncoder nor a model whose `encoder` is one"
+        "model-unsupported", f"{type(model).__name__} is not a BertEncoder and has none as its `encoder`"
     )
 
 
@@ -262,7 +262,7 @@ def _given_names(state_dict: Mapping[str, Tensor]) -> dict[str, str]:
             continue
         if name in given:
             raise InputError(
-                "weights-mismatch", f"{given[name]} and {original} are the same weight: give the weights of one model"
+                "weights-mismatch", f"{given[name]} and {original} map to the same weight: give the weights of one model"
             )
         given[name] = original
     return given
@@ -302,7 +302,7 @@ def _settle_decoder(weights: dict[str, Tensor]) -> None:
         if second in weights and not _equal(weights[second], weights.setdefault(first, weights[second])):
             raise InputError(
                 "weights-mismatch",
-                f"{second} differs from {first}, and this model has one tensor for both: give weights with a tied "
+                f"{second} differs from {first}, but this model shares one tensor for both: give weights with a tied "
                 f"decoder, or leave {second} out to use {first}",
             )
 
@@ -320,13 +320,13 @@ def _assemble(name: str, parts: list[Tensor], parameter: Tensor, config: ModelCo
         if not part.is_floating_point():
             raise InputError(
                 "model-unsupported",
-                f"the weights for {name} are {part.dtype}: convert a checkpoint that is not quantised",
+                f"the weights for {name} are {part.dtype}: convert a checkpoint that is not quantized",
             )
         unpadded = of_vocabulary and list(part.shape) == [config.vocab_size, *needed[1:]]
         if list(part.shape) != needed and not unpadded:
             raise InputError(
                 "weights-mismatch",
-                f"the weights for {name} have shape {list(part.shape)}, the model needs {needed}"
+                f"the weights for {name} have shape {list(part.shape)}, but the model needs {needed}"
                 + (f" or {config.vocab_size} rows without padding" if of_vocabulary else "")
                 + ": use the preset or configuration these weights were made with",
             )

@@ -75,7 +75,7 @@ def from_our_json(content: Mapping[str, Any], path: Path) -> ModelConfig:
     """Return the configuration of a `config.json` that `to_our_json` made. Raises InputError, SchemaError."""
     version = content.get("schema_version")
     if not isinstance(version, int) or isinstance(version, bool) or version < 1:
-        raise InputError("file-damaged", f"{path} has the schema_version {version!r}, which is none: it is damaged")
+        raise InputError("file-damaged", f"{path} has the invalid schema_version {version!r}: the file is damaged; convert or save the model again")
     if version > SCHEMA_VERSION:
         raise SchemaError(
             "record-newer",
@@ -85,7 +85,7 @@ def from_our_json(content: Mapping[str, Any], path: Path) -> ModelConfig:
     fields = {field.name: field.name for field in dataclasses.fields(ModelConfig)}
     for field in fields:
         if field not in content:
-            raise InputError("file-damaged", f"{path} lacks {field!r}: it is damaged, convert or save the model again")
+            raise InputError("file-damaged", f"{path} lacks {field!r}: the file is damaged; convert or save the model again")
     return _checked({field: content[field] for field in fields}, path, fields)
 
 
@@ -136,18 +136,18 @@ def _refuse_other_models(content: Mapping[str, Any], path: Path, distilled: bool
     if activation not in _EXACT_GELU:
         raise InputError(
             "model-unsupported",
-            f"{path} asks for the activation {activation!r}: this BERT computes the exact gelu, so the weights would "
-            "give other results; convert a model trained with 'gelu'",
+            f"{path} uses the activation {activation!r}, but bertbench computes the exact GELU and the weights would "
+            "give different results: convert a model trained with 'gelu'",
         )
     positions = content.get("position_embedding_type", "absolute")
     if positions != "absolute":
         raise InputError(
-            "model-unsupported", f"{path} asks for {positions!r} position embeddings: this BERT has absolute ones only"
+            "model-unsupported", f"{path} uses {positions!r} position embeddings: only absolute ones are supported"
         )
     if content.get("is_decoder"):
         raise InputError(
             "model-unsupported",
-            f"{path} describes a decoder (is_decoder): this BERT attends to all tokens; give an encoder",
+            f"{path} describes a decoder (is_decoder), but bertbench attends to all tokens: give an encoder",
         )
 
 
@@ -160,10 +160,10 @@ def _checked(values: Mapping[str, Any], path: Path, names: Mapping[str, str]) ->
             if not isinstance(value, int) or isinstance(value, bool) or not smallest <= value <= largest:
                 raise InputError(
                     "file-damaged",
-                    f"{path} has {theirs}={value!r}: a whole number from {smallest} to {largest} is needed",
+                    f"{path} has {theirs}={value!r}: it must be a whole number from {smallest} to {largest}",
                 )
         elif isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1:
-            raise InputError("file-damaged", f"{path} has {theirs}={value!r}: it has to be a number from 0 to below 1")
+            raise InputError("file-damaged", f"{path} has {theirs}={value!r}: it must be a number of at least 0 and below 1")
     try:
         return ModelConfig(**values)
     except UsageError as error:

@@ -53,7 +53,7 @@ def load_model(folder: Path) -> tuple[ModelConfig, dict[str, Tensor]]:
     if not is_ours(content):
         raise InputError(
             "record-foreign",
-            f"{path} is not a configuration of bertbench: turn other checkpoints into one with "
+            f"{path} is not a bertbench configuration: convert other checkpoints with "
             f"`bertbench convert {folder} NEW --to bertbench`",
         )
     return from_our_json(content, path), read_tensors(folder / WEIGHTS_FILE)
@@ -74,7 +74,7 @@ def load_into(model: nn.Module, folder: Path) -> None:
         name, side = (absent[0], "lack") if absent else (foreign[0], "have beyond the model")
         raise InputError(
             "weights-mismatch",
-            f"the weights in {folder} are those of another model: they {side} {len(absent or foreign)} tensors, {name} "
+            f"the weights in {folder} belong to another model: they {side} {len(absent or foreign)} tensors, {name} "
             "first; use the preset and task they were saved with",
         )
     for name, value in state.items():
@@ -104,5 +104,5 @@ def config_of(model: nn.Module) -> ModelConfig:
             return config
     raise UsageError(
         "model-unsupported",
-        f"{type(model).__name__} has no ModelConfig, neither its own nor its encoder's: save a BERT",
+        f"{type(model).__name__} has no ModelConfig, nor has its encoder: save a BERT model",
     )

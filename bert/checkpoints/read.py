@@ -63,7 +63,7 @@ def find_checkpoint(source: Path) -> Found:
         return _find(source)
     except OSError as error:
         raise InputError(
-            read_code(error), f"cannot look at {source}: {error.strerror}; give a checkpoint that can be read"
+            read_code(error), f"cannot read {source}: {error.strerror}; give a checkpoint that can be read"
         ) from error
 
 
@@ -78,11 +78,11 @@ def _find(source: Path) -> Found:
             return _found(OURS, source.parent, source.parent)
         _refuse_table(source)
         if is_features(source):
-            raise InputError("file-format", f"{source} holds features, data to train on or to predict, {_NO_WEIGHTS}")
+            raise InputError("file-format", f"{source} holds features (data for training or prediction) {_NO_WEIGHTS}")
         return _found(HUGGING_FACE, source)
     raise InputError(
         "path-missing",
-        f"{source} is not there: give a folder with model.safetensors or pytorch_model.bin, a file of weights, or the "
+        f"{source} does not exist: give a folder with model.safetensors or pytorch_model.bin, a file of weights, or the "
         "prefix of a TensorFlow checkpoint (bert_model.ckpt for bert_model.ckpt.index and bert_model.ckpt.data-*)",
     )
 
@@ -104,7 +104,7 @@ def read_weights(found: Found) -> Weights:
         if translated in tensors:
             raise InputError(
                 "weights-mismatch",
-                f"{name} and {originals[translated]} of {found.path} are the same weight: give one model",
+                f"{name} and {originals[translated]} of {found.path} map to the same weight: give the weights of one model",
             )
         tensor = checkpoint.read(name)
         tensors[translated] = tensor.T if transposed and tensor.dim() == 2 else tensor
@@ -127,12 +127,12 @@ def _find_in_folder(folder: Path) -> Found:
         names = ", ".join(path.name for path in candidates[:6])
         raise InputError(
             "data-ambiguous",
-            f"{folder} holds {len(candidates)} checkpoints ({names}): give one of them, {candidates[-1]}",
+            f"{folder} holds {len(candidates)} checkpoints ({names}): give one of them, such as {candidates[-1]}",
         )
     if not candidates and features:
         raise InputError(
             "file-format",
-            f"{folder} holds features, data to train on or to predict ({features[0].name}), {_NO_WEIGHTS}",
+            f"{folder} holds features, data for training or prediction ({features[0].name}), {_NO_WEIGHTS}",
         )
     if not candidates:
         raise InputError(
@@ -150,7 +150,7 @@ def _refuse_table(file: Path) -> None:
     if is_table:
         raise InputError(
             "file-format",
-            f"{file} is a TensorFlow checkpoint in one file, as before 2017, or a renamed index: save it again with "
+            f"{file} is a single-file TensorFlow checkpoint (before 2017) or a renamed index: save it again with "
             "TensorFlow (tf.train.Saver), or name its files PREFIX.index and PREFIX.data-00000-of-00001",
         )
 

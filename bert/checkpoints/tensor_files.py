@@ -19,7 +19,7 @@ from common.json_file import read_json
 
 # Where training scripts keep the weights among the rest (NVIDIA: "model").
 _NESTED = ("model", "state_dict", "model_state_dict", "module")
-_REMEDY = "copy it again from where it came"
+_REMEDY = "copy it again from its source"
 
 
 def write_safetensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
@@ -39,7 +39,7 @@ def write_safetensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
             if code == errno.EFBIG:
                 raise StorageError(
                     "write-failed",
-                    f"cannot write {path}: it is larger than files may be here; raise the limit (ulimit -f) or "
+                    f"cannot write {path}: the file would exceed the size limit; raise it (ulimit -f) or "
                     "choose another folder",
                 ) from error
             raise OSError(code, os.strerror(code)) from error
@@ -63,7 +63,7 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
     if start.startswith(b"version https://git-lfs"):
         raise InputError(
             "file-format",
-            f"{path} is a pointer to a file in Git LFS, not the file: run `git lfs pull` where it came from",
+            f"{path} is a Git LFS pointer, not the file itself: run `git lfs pull` in its repository",
         )
     if path.name.endswith(".index.json"):
         return _read_shards(path)
@@ -73,7 +73,7 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
         return _read_safetensors(path)
     raise InputError(
         "file-format",
-        f"{path} is neither a safetensors file nor one of PyTorch: give model.safetensors, pytorch_model.bin, a folder "
+        f"{path} is neither a safetensors nor a PyTorch file: give model.safetensors, pytorch_model.bin, a folder "
         "with one of them, or the prefix of a TensorFlow checkpoint",
     )
 
@@ -86,19 +86,19 @@ def _read_safetensors(path: Path) -> dict[str, Tensor]:
         return _checked(load_file(path), path)
     except (SafetensorError, OSError, ValueError, KeyError, TypeError, AttributeError, RuntimeError) as error:
         raise InputError(
-            "file-damaged", f"{path} is not a safetensors file or damaged ({_first_line(error)}): {_REMEDY}"
+            "file-damaged", f"{path} is damaged or not a safetensors file ({_first_line(error)}): {_REMEDY}"
         ) from error
 
 
 def _read_shards(index: Path) -> dict[str, Tensor]:
     weight_map = read_json(index).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
-        raise InputError("file-format", f"{index} has no weight_map: give the index of a checkpoint in several files")
+        raise InputError("file-format", f"{index} has no weight_map: give the index of a sharded checkpoint")
     tensors: dict[str, Tensor] = {}
     for name in sorted({str(file) for file in weight_map.values()}):
         # A name with a path in it could read any file of this machine.
         if name in ("", ".", "..") or "/" in name or "\\" in name or name.endswith(".index.json"):
-            raise InputError("file-unsafe", f"{index} names the file {name[:200]!r}: its files have to lie beside it")
+            raise InputError("file-unsafe", f"{index} lists the file {name[:200]!r}: all files must be in the folder of the index")
         for key, tensor in read_tensors(index.with_name(name)).items():
             if weight_map.get(key) == name:
                 tensors[key] = tensor
@@ -121,17 +121,17 @@ def _read_pytorch(path: Path) -> dict[str, Tensor]:
         named = re.search(r"(?:GLOBAL|unsupported class|unrecognized function) (\S+)", str(error), re.IGNORECASE)
         if named is None:
             raise InputError(
-                "file-damaged", f"{path} is not a file of PyTorch weights, or damaged: {_REMEDY}"
+                "file-damaged", f"{path} is damaged or not a file of PyTorch weights: {_REMEDY}"
             ) from error
         raise InputError(
             "file-unsafe",
-            f"{path} holds Python objects beside tensors ({named[1]}); to load them would run code from the file, so "
-            "it is refused. Where you trust it, save its weights alone: "
+            f"{path} holds Python objects besides tensors ({named[1]}), and loading them would run code from the file. "
+            "If you trust it, save its weights alone: "
             "torch.save(model.state_dict(), 'weights.bin'), or as safetensors",
         ) from error
     except Exception as error:  # a damaged pickle can fail in every way there is
         raise InputError(
-            "file-damaged", f"{path} is not a PyTorch file or damaged ({_first_line(error)}): {_REMEDY}"
+            "file-damaged", f"{path} is damaged or not a PyTorch file ({_first_line(error)}): {_REMEDY}"
         ) from error
     return _checked(_state_dict(content, path), path)
 
@@ -147,7 +147,7 @@ def _refuse_packed(path: Path) -> None:
     if unpacked > size:
         raise InputError(
             "file-limit",
-            f"{path} has {size:,} bytes and would unpack to {unpacked:,}, which no file that PyTorch wrote does: save "
+            f"{path} has {size:,} bytes but would unpack to {unpacked:,}, which no file written by PyTorch does: save "
             "its weights again with torch.save, or as safetensors",
         )
 
@@ -168,7 +168,7 @@ def _state_dict(content: Any, path: Path) -> Mapping[str, Tensor]:
     if not tensors:
         keys = ", ".join(str(key)[:80] for key in list(found)[:5]) or "nothing"
         raise InputError(
-            "file-format", f"{path} holds no tensors by name (it holds {keys}): give a file with a model's state dict"
+            "file-format", f"{path} holds no named tensors (it holds {keys}): give a file with a model's state dict"
         )
     return tensors
 
@@ -183,7 +183,7 @@ def _checked(tensors: Mapping[str, Tensor], path: Path) -> dict[str, Tensor]:
         if not plain or tensor.numel() * tensor.element_size() > tensor.untyped_storage().nbytes():
             raise InputError(
                 "model-unsupported",
-                f"{name} of {path} is no plain matrix of numbers: save it again as ordinary dense tensors",
+                f"{name} of {path} is not a dense tensor of numbers: save it again as ordinary dense tensors",
             )
         found[name] = tensor.detach()
     return found

@@ -102,14 +102,14 @@ class TensorFlowCheckpoint:
         if entry.partitioned:
             raise InputError(
                 "model-unsupported",
-                f"{name} of {index} is a partitioned variable, stored in slices, which are not read: load the "
+                f"{name} of {index} is a partitioned variable, and slices are not supported: load the "
                 "checkpoint in TensorFlow and save it again without a partitioner",
             )
         kind = _TYPES.get(entry.type_number)
         if kind is None:
             raise InputError(
                 "model-unsupported",
-                f"{name} of {index} has TensorFlow's data type {entry.type_number}, which is no weight's",
+                f"{name} of {index} has TensorFlow's data type {entry.type_number}, which weights cannot have",
             )
         content = self._bytes(name, entry)
         if not entry.size:
@@ -123,7 +123,7 @@ class TensorFlowCheckpoint:
         from google_crc32c import extend
 
         path = self.prefix.with_name(f"{self.prefix.name}.data-{entry.shard:05d}-of-{self.num_shards:05d}")
-        remedy = f"copy all files {self.prefix.name}.* again from where they came"
+        remedy = f"copy all files {self.prefix.name}.* again from their source"
         try:
             with path.open("rb") as file:
                 held = file.seek(0, 2)
@@ -139,7 +139,7 @@ class TensorFlowCheckpoint:
                     content += part
                     crc = extend(crc, part)
                 if len(content) != entry.size:
-                    raise InputError("file-changed", f"{path} became shorter while it was read; {remedy}")
+                    raise InputError("file-changed", f"{path} was truncated while being read; {remedy}")
         except OSError as error:
             raise InputError(
                 read_code(error),
@@ -148,7 +148,7 @@ class TensorFlowCheckpoint:
             ) from error
         if masked(crc) != entry.crc:
             raise InputError(
-                "file-damaged", f"the checksum of {name} in {path} is wrong, the file is damaged: {remedy}"
+                "file-damaged", f"the checksum of {name} in {path} is wrong: the file is damaged; {remedy}"
             )
         return content
 
@@ -168,7 +168,7 @@ def open_checkpoint(prefix: Path) -> TensorFlowCheckpoint:
     try:
         if path.stat().st_size > _LARGEST_INDEX_BYTES:
             raise InputError(
-                "file-limit", f"{path} has more than {_LARGEST_INDEX_BYTES >> 20} MiB, which is no index of a BERT"
+                "file-limit", f"{path} has more than {_LARGEST_INDEX_BYTES >> 20} MiB, too large for the index of a BERT checkpoint: give its .index file"
             )
         table = path.read_bytes()
     except OSError as error:
@@ -180,8 +180,8 @@ def open_checkpoint(prefix: Path) -> TensorFlowCheckpoint:
     except ValueError as error:
         raise InputError(
             "file-damaged",
-            f"{path} is not the index of a TensorFlow checkpoint, or damaged ({error}): copy it again from where it "
-            "came, as a binary file",
+            f"{path} is damaged or not the index of a TensorFlow checkpoint ({error}): copy it again from its source, "
+            "as a binary file",
         ) from error
 
 
@@ -191,7 +191,7 @@ def _parse(prefix: Path, table: bytes) -> TensorFlowCheckpoint:
     for key, value in entries(table):
         if header is None:
             if key:
-                raise ValueError("it does not begin with a header")
+                raise ValueError("it does not start with a header")
             header = _header(value)
         elif not key.startswith(b"\0"):  # such keys are the slices of partitioned variables
             found[key.decode("utf-8")] = _entry(value, header[0])
@@ -212,7 +212,7 @@ def _header(message: bytes) -> tuple[int, bool]:
         elif number == 2:
             endianness = _integer(value)
     if not 0 < shards <= _MOST_FILES or endianness > 1:
-        raise ValueError(f"its header names {shards} data files and the byte order {endianness}")
+        raise ValueError(f"its header lists {shards} data files and the byte order {endianness}")
     return shards, endianness == 1
 
 
@@ -229,7 +229,7 @@ def _entry(message: bytes, num_shards: int) -> TensorEntry:
             numbers[number] = _integer(value)
     kind, shard, offset, size, crc = numbers.values()
     if shard >= num_shards:
-        raise ValueError(f"an entry names the data file {shard} of {num_shards}")
+        raise ValueError(f"an entry refers to data file {shard} of {num_shards}")
     if kind in _TYPES and not partitioned and size != math.prod(shape) * _TYPES[kind].itemsize:
         raise ValueError(f"a tensor of shape {list(shape)} and type {kind} cannot have {size} bytes")
     return TensorEntry(shape, kind, shard, offset, size, crc, partitioned)
@@ -242,7 +242,7 @@ def _shape(message: bytes) -> tuple[int, ...]:
             sizes = [signed(_integer(size)) for inner, size in fields(_message(value)) if inner == 1]
             found.append(sizes[-1] if sizes else 0)
         elif number == 3 and value:
-            raise ValueError("a tensor has no known shape")
+            raise ValueError("a tensor has an unknown shape")
     # Bounded so that a damaged shape cannot make a product of thousands of digits.
     if len(found) > _MOST_DIMENSIONS or any(not 0 <= size < 1 << 40 for size in found):
         raise ValueError(f"a tensor has the shape {found[:8]}")
@@ -261,13 +261,13 @@ def _check_places(found: Mapping[str, TensorEntry]) -> None:
 
 def _integer(value: int | bytes) -> int:
     if isinstance(value, bytes):
-        raise ValueError("a message stands where a number has to be")
+        raise ValueError("a message is found where a number is expected")
     return value
 
 
 def _message(value: int | bytes) -> bytes:
     if isinstance(value, int):
-        raise ValueError("a number stands where a message has to be")
+        raise ValueError("a number is found where a message is expected")
     return value
 
 

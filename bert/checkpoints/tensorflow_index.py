@@ -30,10 +30,10 @@ def entries(table: bytes) -> Iterator[tuple[bytes, bytes]]:
         ValueError: it is no such table, or damaged; the message says how.
     """
     if len(table) < FOOTER_BYTES:
-        raise ValueError(f"it has {len(table)} bytes, fewer than the {FOOTER_BYTES} of a footer")
+        raise ValueError(f"it has {len(table)} bytes, less than the {FOOTER_BYTES} of a footer")
     footer = table[-FOOTER_BYTES:]
     if not footer.endswith(MAGIC):
-        raise ValueError("it does not end as a table does")
+        raise ValueError("it does not end with a table's magic number")
     position = varint(footer, varint(footer, 0)[1])[1]  # past the metadata's handle: TensorFlow keeps none there
     start, position = varint(footer, position)
     size, position = varint(footer, position)
@@ -63,7 +63,7 @@ def _block(table: bytes, start: int, size: int) -> bytes:
         return table[start:end]
     if kind == 1:
         return _decompressed(table[start:end])
-    raise ValueError(f"the block at byte {start} is compressed in the unknown way {kind}")
+    raise ValueError(f"the block at byte {start} has the unknown compression {kind}")
 
 
 def _block_entries(block: bytes) -> Iterator[tuple[bytes, bytes]]:
@@ -72,7 +72,7 @@ def _block_entries(block: bytes) -> Iterator[tuple[bytes, bytes]]:
         raise ValueError("a block is too short")
     end = len(block) - 4 * (int.from_bytes(block[-4:], "little") + 1)
     if end < 0:
-        raise ValueError("a block names more places to restart from than it can hold")
+        raise ValueError("a block lists more restart points than it can hold")
     position, key = 0, b""
     while position < end:
         shared, position = varint(block, position)
@@ -120,10 +120,10 @@ def fields(data: bytes) -> Iterator[tuple[int, int | bytes]]:
         elif kind == BYTES:
             length, position = varint(data, position)
         else:
-            raise ValueError(f"a field has the unknown kind {kind}")
+            raise ValueError(f"a field has the unknown wire type {kind}")
         content = data[position : position + length]
         if len(content) != length:
-            raise ValueError("a message ends within a field")
+            raise ValueError("a message ends inside a field")
         position += length
         yield number, content if kind == BYTES else int.from_bytes(content, "little")
 
@@ -133,7 +133,7 @@ def varint(data: bytes, position: int) -> tuple[int, int]:
     value = 0
     for index in range(10):
         if position + index >= len(data):
-            raise ValueError("the data ends within a number")
+            raise ValueError("the data ends inside a number")
         byte = data[position + index]
         value |= (byte & 0x7F) << 7 * index
         if byte < 0x80:

@@ -59,7 +59,7 @@ class Unit:
         if begin > end or data[:begin].strip() or data[end:].strip() not in (b"", b"</mediawiki>"):
             raise InputError(
                 "file-format",
-                f"{self.path}: the bz2 stream at byte {self.start} does not begin and end at a page, as the streams "
+                f"{self.path}: the bz2 stream at byte {self.start} does not start and end at a page like the streams "
                 "before it do: decompress the file with bunzip2 and give the .xml",
             )
         return data[begin:end]
@@ -128,7 +128,7 @@ class Dump:
             for block, position in blocks(self.path, offset):
                 yield from self._remember(cutter.feed(block, position))
         except (EOFError, OSError, zlib.error) as error:
-            problem = f"its compressed data end too early or are damaged ({error})"
+            problem = f"its compressed data is truncated or damaged ({error})"
         yield from self._remember(cutter.rest())
         if not problem and not cutter.is_complete:
             problem = "</mediawiki> is missing at its end"
@@ -140,7 +140,7 @@ class Dump:
             if not self._keep:
                 raise InputError("file-truncated", f"{self.path} is truncated: {problem}. {self._remedy()}")
         elif not cutter.has_pages and offset == 0:
-            raise InputError("file-empty", f"{self.path} holds no page: get the file again (pages-articles.xml.bz2)")
+            raise InputError("file-empty", f"{self.path} holds no page: download the file again (pages-articles.xml.bz2)")
 
     def _remember(self, units: Iterator[Unit]) -> Iterator[Unit]:
         for unit in units:
@@ -151,10 +151,10 @@ class Dump:
             yield unit
 
     def _remedy(self) -> str:
-        last = f'The last whole page is "{self._title.decode(errors="replace")}"' if self._title else "No page is whole"
+        last = f'The last complete page is "{self._title.decode(errors="replace")}"' if self._title else "No page is complete"
         return (
-            f"{last}. Finished parts are kept; get the file again (`bertbench data download` resumes it), or pass "
-            "--keep-truncated to use the whole pages before the end"
+            f"{last}. Finished parts are kept; download the file again (`bertbench data download` resumes), or pass "
+            "--keep-truncated to use the complete pages"
         )
 
     def _read_header(self) -> Header:
@@ -204,7 +204,7 @@ class _Cutter:
         if len(self._buffer) > MOST_PAGE_BYTES:
             raise InputError(
                 "file-damaged",
-                f"{self._path}: no page ends within {MOST_PAGE_BYTES // 2**20} MiB: the file is damaged, get it again",
+                f"{self._path}: no page ends within {MOST_PAGE_BYTES // 2**20} MiB: the file is damaged; download it again",
             )
 
     def rest(self) -> Iterator[Unit]:
@@ -283,7 +283,7 @@ def decompress(path: Path, start: int, end: int) -> bytes:
     except (OSError, ValueError, EOFError) as error:
         raise InputError(
             "file-damaged",
-            f"{path}: the bz2 data from byte {start} to {end} are damaged ({error}): get the file again; finished "
+            f"{path}: the bz2 data from byte {start} to {end} is damaged ({error}): download the file again; finished "
             "parts are kept",
         ) from error
 
@@ -302,7 +302,7 @@ def _unpacked(data: bytes) -> bytes:
             raise
         left -= len(parts[-1])
         if left < 0:
-            raise ValueError(f"more than {MOST_BYTES >> 20} MiB come out of them")
+            raise ValueError(f"they decompress to more than {MOST_BYTES >> 20} MiB")
         if not stream.eof:
             raise ValueError("they end too early")
         data = stream.unused_data
@@ -313,12 +313,12 @@ def not_a_dump(path: Path, data: bytes) -> str:
     """Say what a file is that does not begin as a dump."""
     start = data[:4096].lstrip().lower()
     if start.startswith((b"<!doctype html", b"<html")):
-        what = "an HTML page, most likely the server's error message: get the file again"
+        what = "an HTML page, most likely the server's error message: download the file again"
     elif not data:
-        what = "damaged from its first byte on: get the file again"
+        what = "damaged from its first byte: download the file again"
     else:
         shown = start[:60].decode("utf-8", "replace")
-        what = f"no MediaWiki dump (it begins with {shown!r}): give a pages-articles.xml, .xml.bz2 or .xml.gz"
+        what = f"not a MediaWiki dump (it starts with {shown!r}): give a pages-articles.xml, .xml.bz2 or .xml.gz"
     return f"{path} is {what}"
 
 

@@ -65,7 +65,7 @@ def find_inputs(folder: Path) -> Inputs:
         if not is_dump(path) and not path.name.lower().endswith(TEXT_SUFFIXES):
             continue
         if path.is_symlink() and not path.exists():
-            raise InputError("path-missing", f"{path} is a link to a file that is not there: repair it or take it out")
+            raise InputError("path-missing", f"{path} is a broken symbolic link: repair or remove it")
         if path.is_file():
             (dumps if is_dump(path) else texts).append(path)
     if not dumps and not texts:
@@ -120,7 +120,7 @@ def identify(paths: Sequence[Path], folder: Path, memory: Path) -> list[Source]:
             digest = entry[2] if isinstance(entry, list) and entry[:2] == state else _digest(path)
         except OSError as error:
             raise InputError(
-                read_code(error), f"cannot read {path}: {error.strerror}; check its permissions or take it out"
+                read_code(error), f"cannot read {path}: {error.strerror}; check its permissions or remove it"
             ) from error
         seen[str(path.resolve())] = [*state, digest]
         sources.append(Source(path, name, digest))
@@ -252,7 +252,7 @@ def _refuse_binary(path: Path, what: str, count: int, size: int, most: float) ->
         raise InputError(
             "file-encoding",
             f"{path} is not a text file ({count} of its {size} bytes are {what}): "
-            "take it out of the folder, or convert it to UTF-8",
+            "remove it from the folder, or convert it to UTF-8",
         )
 
 
@@ -282,7 +282,7 @@ def _read(path: Path) -> Iterator[bytes]:
                 yield raw
     except OSError as error:
         raise InputError(
-            read_code(error), f"cannot read {path}: {error.strerror}; check its permissions or take it out"
+            read_code(error), f"cannot read {path}: {error.strerror}; check its permissions or remove it"
         ) from error
 
 
@@ -290,7 +290,7 @@ _OTHER_FILES = (
     (b"7z\xbc\xaf\x27\x1c", "a 7z archive: unpack it first (7z x), or get the .bz2 of the same dump"),
     (b"\xfd7zXZ", "an xz archive: unpack it first (unxz)"),
     (b"\x28\xb5\x2f\xfd", "a zstd archive: unpack it first (unzstd)"),
-    (b"PK\x03\x04", "a zip archive: unpack it first (unzip)"),
+    (b"PK\x03\x04", "a ZIP archive: unpack it first (unzip)"),
     (b"version https://git-lfs", "a Git LFS pointer, not the file itself: run `git lfs pull`"),
 )
 
@@ -344,7 +344,7 @@ def refuse_other_files(path: Path) -> None:
     with path.open("rb") as file:
         start = file.read(64)
     if not start:
-        raise InputError("file-empty", f"{path} is empty: get it again")
+        raise InputError("file-empty", f"{path} is empty: download it again")
     for magic, what in _OTHER_FILES:
         if start.startswith(magic):
             raise InputError("file-format", f"{path} is {what}")

@@ -199,7 +199,7 @@ def _blingfire() -> Splitter:
     except (ImportError, OSError, AttributeError) as error:
         raise MissingToolError(
             "package-missing",
-            f"the sentence splitter blingfire does not run here ({platform.system()} {platform.machine()}: {error}): "
+            f"the sentence splitter blingfire does not run on this machine ({platform.system()} {platform.machine()}: {error}): "
             "use --splitter rules, or `pip install blingfire` (Linux x86-64, macOS, Windows)",
         ) from error
     import ctypes
@@ -299,7 +299,7 @@ def segment(
     names = [f"{path.parent.parent.name}-{path.name}" for path in parts]
     if len(set(names)) < len(names):
         twice = next(name for name in names if names.count(name) > 1)
-        raise UsageError("data-ambiguous", f"two parts of text would both become {twice}: rename the folder of one")
+        raise UsageError("data-ambiguous", f"two text files would both become {twice}: rename the folder of one")
     units = [_Unit(folder, path, name, splitter) for path, name in zip(parts, names, strict=True)]
     folder.make(_segment_unit, units, lambda unit: folder.is_done(unit.name), workers, part, progress)
     return folder.finish(names)
@@ -339,7 +339,7 @@ def _documents(path: Path, split: Splitter, counts: Counts) -> Iterator[Iterator
                     yield _sentences(line, file, split, counts)
     except OSError as error:
         raise InputError(
-            read_code(error), f"cannot read {path}: {error.strerror}; run the stage before it again"
+            read_code(error), f"cannot read {path}: {error.strerror}; run the previous stage again"
         ) from error
 
 

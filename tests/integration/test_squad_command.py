@@ -171,9 +171,9 @@ def test_predictions_refuse_what_was_not_trained_on_squad(
     (tmp_path / "empty").mkdir()
     for name, features, code, facts in (
         ("nowhere", "evaluation", "path-missing", ["nowhere"]),
-        ("empty", "evaluation", "path-missing", [tmp_path / "empty"]),
-        ("pretrained", "evaluation", "data-mismatch", [2, "answer_span.output.bias"]),
-        ("other", "evaluation", "data-mismatch", [900]),
+        ("empty", "evaluation", "checkpoint-missing", [tmp_path / "empty"]),
+        ("pretrained", "evaluation", "weights-mismatch", [2, "answer_span.output.bias"]),
+        ("other", "evaluation", "vocabulary-mismatch", [900]),
         ("good", "training", "data-mismatch", ["evaluation", "training", "bertbench data squad --input DEV.json"]),
     ):
         words = ["--checkpoint", str(tmp_path / name), "--features", str(files[features]), "--device", "cpu"]
