@@ -33,8 +33,7 @@ LEVER = "fused-elementwise"
 def _compiled(monkeypatch: pytest.MonkeyPatch) -> None:
     """Loops, with the random numbers that PyTorch's functions get."""
     monkeypatch.setenv(native.VARIABLE, "1")
-    for module in ("elementwise", "softmax"):
-        monkeypatch.setattr(f"bert.{module}.random_levels", lambda like, fused: random_levels(like))
+    monkeypatch.setattr("bert.speed.elementwise.random_levels", lambda like, fused: random_levels(like))
 
 
 def shape(dropout: float = 0.0) -> ModelConfig:
