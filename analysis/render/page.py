@@ -3,7 +3,6 @@
 Figures, style and script are inside the page; the figures also lie beside it as PNG.
 """
 
-import base64
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -14,9 +13,9 @@ from typing import TYPE_CHECKING
 
 from analysis.diagnose.finding import Finding
 from analysis.render import tables
+from analysis.render.chart_page import ChartsOfPage
 from analysis.render.figure import Figure
 from analysis.render.finding_tables import table_of
-from analysis.render.png import write_png
 from common.atomic import remove_left_overs, write_text
 from common.locks import locked
 
@@ -185,19 +184,14 @@ def write_page(page: Page, folder: Path) -> list[Path]:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    pictures: list[Path] = []
-
-    def drawn(figure: Figure, below: str) -> str:
-        pictures.append(write_png(figure, folder / below))
-        return "data:image/png;base64," + base64.b64encode(pictures[-1].read_bytes()).decode("ascii")
-
-    environment.filters |= {"options": _mark_options, "drawn": drawn, "kind": lambda block: type(block).__name__}
+    charts = ChartsOfPage(folder)
+    environment.filters |= {"options": _mark_options, "drawn": charts.add, "kind": lambda block: type(block).__name__}
     files = {name: (_HERE / f"page.{name}").read_text(encoding="utf-8") for name in ("css", "js")}
     written = datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
-    text = environment.get_template("page.html").render(page=page, written=written, **files)
+    text = environment.get_template("page.html").render(page=page, written=written, charts=charts, **files)
     path = folder / PAGE
     write_text(path, text.encode("utf-8", "replace").decode())  # names of files may hold bytes that are no UTF-8
-    return [path, *pictures]
+    return [path, *charts.pictures]
 
 
 def _mark_options(text: str) -> "markupsafe.Markup":

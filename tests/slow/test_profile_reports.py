@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from support import shared_files
+from support.charts import drawn_charts
 from support.cli import ROOT, TINY, Cli
 
 pytestmark = [
@@ -40,10 +41,7 @@ def open_page() -> Iterator[Any]:
 
 
 def figures_are_there(page: Any, least: int) -> None:
-    pictures = page.locator("img")
-    assert pictures.count() >= least
-    for width in pictures.evaluate_all("found => found.map(picture => picture.naturalWidth)"):
-        assert width > 300
+    assert drawn_charts(page) >= least
 
 
 def every_table_sorts(page: Any) -> int:

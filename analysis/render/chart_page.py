@@ -1,0 +1,108 @@
+"""What a page embeds of its figures: one library for all, the data of each, and its picture where scripts are off."""
+
+import base64
+import json
+from collections.abc import Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
+
+from analysis.render.chart import MOST_POINTS, chart
+from analysis.render.chart_colours import variables
+from analysis.render.figure import Figure
+from analysis.render.png import write_png
+
+if TYPE_CHECKING:
+    import markupsafe
+
+MOST_BYTES = 700_000
+"""Of the charts' data in a page, which stays below 2 MB with the library's 0.9 MB."""
+_HERE = Path(__file__).parent
+
+
+class ChartsOfPage:
+    """Collects the figures of one page while it is rendered; `add` gives the place of each, `script` what draws them.
+
+    Every figure is also written as PNG. Where vl-convert is not installed, the page holds the PNG instead of a chart.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.pictures: list[Path] = []
+        self._figures: list[Figure] = []
+        self._library: Future[str] | None = None
+
+    @staticmethod
+    def style() -> str:
+        """Return the CSS of charts."""
+        return variables() + "\n" + (_HERE / "chart.css").read_text(encoding="utf-8")
+
+    def add(self, figure: Figure, below: str = "") -> "markupsafe.Markup":
+        """Write a figure as PNG and return the HTML that stands in its place.
+
+        Args:
+            figure: what is drawn.
+            below: where its file lies, below the folder of the page.
+
+        Raises:
+            StorageError: the file cannot be written.
+        """
+        from markupsafe import Markup
+
+        if self._library is None:
+            # Making the library takes about 2 s outside of Python, while matplotlib draws.
+            pool = ThreadPoolExecutor(1)
+            self._library = pool.submit(_library)
+            pool.shutdown(wait=False)
+        path = write_png(figure, self.folder / below)
+        self.pictures.append(path)
+        alt = f"{figure.title}. {figure.caption}"
+        if not _is_installed():
+            data = base64.b64encode(path.read_bytes()).decode("ascii")
+            return Markup('<img src="data:image/png;base64,{}" alt="{}">').format(data, alt)
+        self._figures.append(figure)
+        source = quote("/".join(filter(None, (below, path.name))), errors="surrogateescape")
+        return Markup('<div class="chart"></div>\n<noscript><img src="{}" alt="{}"></noscript>').format(source, alt)
+
+    def script(self) -> str:
+        """Return the script that draws every figure which was added, "" where none was; safe within <script>."""
+        if not self._figures or self._library is None:
+            return ""
+        most = MOST_POINTS
+        while len(data := json.dumps([chart(figure, most) for figure in self._figures], separators=(",", ":"),
+                                     allow_nan=False)) > MOST_BYTES and most > 100:  # fmt: skip
+            most //= 2
+        code = (_HERE / "chart.js").read_text(encoding="utf-8")
+        # Names of the library stay its own: it hands over what it offers as properties of the window.
+        return f"(() => {{{_within_script(self._library.result())}\n}})();\n{code}\ndrawCharts({_within_json(data)});"
+
+
+def _is_installed() -> bool:
+    from importlib.util import find_spec
+
+    return find_spec("vl_convert") is not None
+
+
+def _library() -> str:
+    """Vega-Lite, Vega and vega-embed in one script, as the installed package ships them."""
+    if not _is_installed():
+        return ""
+    import vl_convert
+
+    # Without a snippet it offers all three libraries as properties of the window; its stubs demand one.
+    found: str = vl_convert.javascript_bundle()  # type: ignore[call-arg]
+    return found
+
+
+_ESCAPES: Mapping[int, Any] = {ord("<"): "\\u003c", 0x2028: "\\u2028", 0x2029: "\\u2029"}
+
+
+def _within_json(text: str) -> str:
+    """JSON in which nothing ends a script."""
+    return text.translate(_ESCAPES)
+
+
+def _within_script(code: str) -> str:
+    """A script without what would end its element; in code it can only stand in a string."""
+    return code.replace("</script", "<\\/script").replace("<!--", "<\\!--")
