@@ -21,7 +21,7 @@ const drawCharts = (charts) => {
     const digits = 3 - Math.floor(Math.log10(Math.abs(value)));
     if (digits > 7) return String(Number(value.toPrecision(3)));
     const places = Math.min(20, Math.max(0, digits));
-    return value.toLocaleString("en-US", { maximumFractionDigits: places });
+    return value.toLocaleString("en-US", { minimumFractionDigits: Number.isInteger(value) ? 0 : places, maximumFractionDigits: places });
   };
   const scaled = (value, step, units) => {
     let place = 0;
@@ -32,6 +32,8 @@ const drawCharts = (charts) => {
     form === "percent" ? `${number(value)} %`
       : form === "size" ? scaled(value, 1024, ["B", "KiB", "MiB", "GiB", "TiB"])
         : form === "si" ? scaled(value, 1000, ["", "k", "M", "G", "T", "P"]) : number(value);
+  // Ticks are round numbers: nothing is filled up with zeros.
+  const ticked = (value, form) => formed(value, form).replace(/(\.\d*?)0+(?!\d)/, "$1").replace(/\.(?!\d)/, "");
   const unit = (axis) => axis.unit.split(",")[0];
   const shown = (value, axis) => {
     if (axis.names[value] !== undefined && (axis.category || axis.scale === "log2")) return axis.names[value].replace("\n", " ");
@@ -163,7 +165,7 @@ const drawCharts = (charts) => {
       const config = { background: null, font: style.fontFamily, view: { stroke: null }, axis, mark: { aria: false } };
       const found = await vegaEmbed(this.plot, { ...this.panel.spec, params, datasets, width, height, config },
         { mode: "vega-lite", renderer: "svg", actions: false, ast: true, tooltip: false, defaultStyle: false, hover: false,
-          expressionFunctions: { chartTick: (tick, form) => (tick.label === "" ? "" : formed(tick.value, form)), chartWrap: wrapped } });
+          expressionFunctions: { chartTick: (tick, form) => (tick.label === "" ? "" : ticked(tick.value, form)), chartWrap: wrapped } });
       this.view = found.view;
       this.listen();
       new ResizeObserver(() => this.refit()).observe(this.holder);

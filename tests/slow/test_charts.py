@@ -1,0 +1,181 @@
+"""Charts of a report in a real browser: what hover, keys and the table say, zoom, legend, width, contrast, silence."""
+
+import csv
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.charts import drawn_charts
+from unit.analysis.fake_run import write_sweep
+
+from analysis import wording
+from analysis.render.chart_colours import contrast
+from analysis.render.run_page import write_report
+
+pytestmark = [
+    pytest.mark.timeout(300),
+    pytest.mark.skipif(shutil.which("chromium") is None, reason="Debian's chromium is not installed"),
+]
+SIZES = [(1280, "light"), (1280, "dark"), (390, "light"), (390, "dark")]
+
+
+@pytest.fixture(scope="module")
+def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_report(write_sweep(tmp_path_factory.mktemp("run"), batches=(8, 16), worlds=(1, 2), count=15, rounds=3))
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        yield playwright.chromium.launch(executable_path="/usr/bin/chromium", args=["--no-sandbox"])
+
+
+class Opened:
+    """A page with its charts drawn, and what went wrong on it."""
+
+    def __init__(self, browser: Any, path: Path, width: int, scheme: str, **more: Any) -> None:
+        self.context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme, **more)
+        self.page = self.context.new_page()
+        self.wrong: list[str] = []
+        self.page.on("console", lambda message: self.wrong.append(message.text))
+        self.page.on("pageerror", lambda error: self.wrong.append(str(error)))
+        self.page.on("request", lambda request: self.wrong.append(request.url))
+        self.page.goto(path.as_uri())
+        assert self.wrong == [path.as_uri()]
+        assert drawn_charts(self.page) == 5
+
+    def panel(self, chart: int = 0) -> Any:
+        found = self.page.locator(".chart").nth(chart).locator(".panel-chart").first
+        found.scroll_into_view_if_needed()
+        return found
+
+    def marks(self, panel: Any) -> list[tuple[float, float]]:
+        """Middles of the marks of points, on the screen."""
+        script = """found => found.filter(mark => mark.getAttribute("opacity") !== "0")
+            .map(mark => mark.getBoundingClientRect())
+            .map(box => [box.x + box.width / 2, box.y + box.height / 2])"""
+        places = panel.locator("g.mark-symbol path").evaluate_all(script)
+        return sorted((round(x, 1), round(y, 1)) for x, y in places)
+
+
+@pytest.fixture(params=SIZES, ids=lambda size: f"{size[0]}-{size[1]}")
+def opened(request: pytest.FixtureRequest, browser: Any, report: Path) -> Iterator[Opened]:
+    found = Opened(browser, report, *request.param)
+    yield found
+    assert found.wrong == [report.as_uri()], "nothing is loaded and nothing is wrong"
+    found.context.close()
+
+
+def rates(report: Path) -> set[str]:
+    """Samples per second of each configuration, the median of its rounds, in the digits that hover shows."""
+    with (report.parent / "results.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    groups: dict[tuple[str, ...], list[float]] = {}
+    for row in rows:
+        key = tuple(row[name] for name in ("implementation", "micro_batch_size", "world_size"))
+        groups.setdefault(key, []).append(float(row["samples_per_second"]))
+    return {wording.fine(sorted(values)[len(values) // 2]) for values in groups.values()}
+
+
+def test_hover_keys_and_table_say_what_the_csv_has(opened: Opened, report: Path) -> None:
+    page, panel, wanted = opened.page, opened.panel(), rates(report)
+    said = set()
+    for x, y in opened.marks(panel):
+        page.mouse.move(x, y)
+        tip = panel.locator(".tip")
+        assert tip.is_visible()
+        said.add(tip.locator("dd").nth(1).inner_text())
+    assert said == wanted
+    page.mouse.move(0, 0)
+    panel.locator(".plot").focus()
+    read = set()
+    for key in ("ArrowRight", "ArrowRight", *["ArrowDown", "ArrowLeft", "ArrowRight"] * 4):
+        page.keyboard.press(key)
+        read.add(panel.locator(".tip dd").nth(1).inner_text())
+        assert panel.locator(".tip").get_attribute("aria-live") == "polite"
+    assert read == wanted
+    chart = page.locator(".chart").first
+    chart.locator("summary").click()
+    assert set(chart.locator("tbody td:nth-child(3)").all_inner_texts()) == wanted
+
+
+def test_zoom_and_legend_work_and_the_zoom_is_reset(opened: Opened) -> None:
+    page, panel = opened.page, opened.panel()
+    chart = page.locator(".chart").first
+    before, reset = opened.marks(panel), chart.get_by_role("button", name="Reset zoom")
+    assert reset.is_disabled()
+    chart.get_by_role("button", name="Zoom in").click()
+    assert reset.is_enabled() and opened.marks(panel) != before
+    reset.click()
+    page.mouse.move(0, 0)
+    assert reset.is_disabled() and opened.marks(panel) == before
+    box = panel.locator(".plot").bounding_box()
+    page.mouse.move(box["x"] + box["width"] * 0.6, box["y"] + 20)
+    page.mouse.down()
+    page.mouse.move(box["x"] + box["width"] - 20, box["y"] + 25, steps=4)
+    page.mouse.up()
+    assert reset.is_enabled(), "a drag zooms"
+    panel.locator(".plot").press("0")
+    assert opened.marks(panel) == before
+    key = chart.locator(".key").first
+    key.click()
+    fewer = opened.marks(panel)
+    assert key.get_attribute("aria-pressed") == "false" and 0 < len(fewer) < len(before)
+    key.press("Enter")
+    assert key.get_attribute("aria-pressed") == "true" and opened.marks(panel) == before
+
+
+def test_nothing_is_wider_than_the_screen_and_words_have_contrast(opened: Opened) -> None:
+    page = opened.page
+    assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
+    wide = """found => found.map(mark => mark.getBoundingClientRect().right)
+        .filter(right => right > document.documentElement.clientWidth).length"""
+    assert page.locator(".chart svg.marks text").evaluate_all(wide) == 0
+    colours = """found => [...new Set(found.filter(one => one.textContent.trim())
+        .map(one => getComputedStyle(one)[one instanceof SVGElement ? 'fill' : 'color']))]"""
+    paper = page.locator("section").first.evaluate("one => getComputedStyle(one).backgroundColor")
+    words = page.locator(
+        ".chart button:enabled, .chart p, .chart summary, .chart g.role-axis text, .chart .tip"
+    ).evaluate_all(colours)
+    assert words
+    assert {colour: ratio for colour in words if (ratio := contrast(in_hex(colour), in_hex(paper))) < 4.5} == {}
+    labels = page.locator(".chart").nth(3).locator("g.mark-rect path, g.mark-text text").evaluate_all(
+        """found => found.map(one => [one.tagName, getComputedStyle(one).fill, getComputedStyle(one).opacity,
+            ...Object.values(one.getBoundingClientRect().toJSON())])"""
+    )  # fmt: skip
+    bars = [one for one in labels if one[0] == "path"]
+    checked = 0
+    for _, ink, opacity, x, y, width, height, *_ in (one for one in labels if one[0] == "text"):
+        under = [bar for bar in bars if bar[3] <= x + width / 2 <= bar[3] + bar[5] and bar[4] <= y + height / 2
+                 <= bar[4] + bar[6]]  # fmt: skip
+        if opacity != "0" and under:
+            assert contrast(in_hex(ink), in_hex(under[-1][1])) >= 4.5
+            checked += 1
+    assert checked >= 4
+
+
+def in_hex(colour: str) -> str:
+    """#rrggbb of rgb(r, g, b)."""
+    return "#" + "".join(f"{int(part):02x}" for part in colour[colour.index("(") + 1 : -1].split(",")[:3])
+
+
+def test_a_tap_shows_a_value(browser: Any, report: Path) -> None:
+    found = Opened(browser, report, 390, "light", has_touch=True, is_mobile=True)
+    panel = found.panel()
+    x, y = found.marks(panel)[0]
+    found.page.touchscreen.tap(x, y)
+    assert panel.locator(".tip dd").nth(1).inner_text() in rates(report)
+    found.context.close()
+
+
+def test_without_scripts_the_pictures_beside_the_page_are_shown(browser: Any, report: Path) -> None:
+    context = browser.new_context(java_script_enabled=False)
+    page = context.new_page()
+    page.goto(report.as_uri())
+    assert page.locator("noscript img").count() == 5
+    assert all(box["width"] > 100 for box in (one.bounding_box() for one in page.locator("noscript img").all()))
+    context.close()
