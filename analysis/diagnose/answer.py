@@ -2,12 +2,13 @@
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from analysis import wording
+from analysis.diagnose.advice import Advice
 from analysis.load import CONFIGURATION, Key, LoadedTrial, circumstances, measurement
 from analysis.metrics.comparison.ratio import Ratio, by_key, typical_time
 from analysis.metrics.comparison.winner import Candidate, choose
@@ -73,6 +74,26 @@ class Answer:
     headline: str
     cards: tuple[Card, ...]
     sentences: tuple[str, ...]
+    badge: str = ""
+    """What disturbed the machine while this was measured; "" for nothing that was seen."""
+    good: tuple[str, ...] = ()
+    """How good it is: share of the measured floor, MFU, the published record; one sentence each."""
+    advice: tuple[Advice, ...] = ()
+    """What to do: first the largest gain, then at most three more."""
+    numbers: Row = field(default_factory=dict)
+    """The same for programs: samples_per_second with its interval and rounds, of_floor, mfu, record."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain JSON values: headline, badge, `numbers`, sentences, do_first, then."""
+        done = [one.to_json() for one in self.advice]
+        return {
+            "headline": self.headline,
+            "badge": self.badge or None,
+            **self.numbers,
+            "sentences": [*self.sentences, *self.good],
+            "do_first": done[0] if done else None,
+            "then": done[1:],
+        }
 
 
 def points(trials: Sequence[LoadedTrial]) -> list[Point]:
@@ -169,7 +190,7 @@ def _cards(best: Point, ratios: Sequence[Row]) -> list[Card]:
     per_sample = best.samples_per_second / row["samples_per_second"]
     tokens = row["tokens_per_second"] * per_sample if row.get("tokens_per_second") is not None else None
     cards = [
-        Card("samples per second", wording.number(best.samples_per_second), f"{wording.interval(*best.rate_interval)}"),
+        Card("samples per second", wording.number(best.samples_per_second), _rate_note(best)),
         Card("real tokens per second", wording.number(tokens), _padding(row)),
     ]
     if row.get("mfu") is not None:
@@ -183,6 +204,11 @@ def _cards(best: Point, ratios: Sequence[Row]) -> list[Card]:
         decided = "" if found["decided"] != "cannot decide" else ", not decided"
         cards.append(Card(label, wording.ratio(found["throughput_ratio"]), f"{span}{decided}"))
     return cards
+
+
+def _rate_note(best: Point) -> str:
+    low, high = best.rate_interval
+    return "one round, no interval" if low == high else wording.interval(low, high)
 
 
 def _padding(row: Row) -> str:

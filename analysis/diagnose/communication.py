@@ -1,10 +1,11 @@
 """What the traces of a run's ranks say about communication, and what to try."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
+from analysis.diagnose.advice import LEAST, Advice
 from analysis.diagnose.finding import Finding
-from analysis.diagnose.idle import diagnosis
+from analysis.diagnose.idle import diagnosis, launch_bound
 from analysis.metrics.communication.exposure import (
     buckets,
     communication_by_kind,
@@ -275,7 +276,40 @@ def _what_if(answers: WhatIf, timelines: Sequence[Timeline], on_gpu: bool) -> Fi
     sentence = f"Time of the slowest rank, replayed ({told or 'as traced'}); {advice}{_trust(answers)}{doubts}."
     if "free:" in told and len(answers.table["rank"].unique()) > 1:
         sentence = sentence.removesuffix(".") + "; free communication still waits for ranks that are late."
-    return Finding("what_if", title, table, sentence)
+    return Finding("what_if", title, table, sentence, tuple(_advice(answers, timelines, on_gpu)))
+
+
+def _advice(answers: WhatIf, timelines: Sequence[Timeline], on_gpu: bool) -> Iterator[Advice]:
+    """Yield one piece of advice per limit of the replay: what the slowest rank's window loses when that takes no time.
+
+    Where some ranks are launch-bound and the others wait for them, that is one cause: the host.
+    """
+    rows = [row for row in map(idle_causes, timelines) if row is not None and row.span_ns] if on_gpu else []
+    found = diagnosis(rows) if rows else None
+    host, waiting = answers.limits.get("host", 0.0), answers.limits.get("waiting", 0.0)
+    shares = [diagnosis([row]).launches for row in rows]
+    bound = max(shares, default=0.0) >= LEAST
+    unequal = bound and max(shares) - min(shares) >= LEAST
+    one_cause = unequal and host >= LEAST and waiting >= LEAST
+    if "host" in answers.limits:
+        remedy = _host_advice(timelines, on_gpu)
+        if found is not None and bound and found.host in ("", "launch_bound"):
+            seen = launch_bound(rows, others_wait=one_cause)
+        elif found is not None and found.host == "data_wait":
+            seen = "the GPU waits while the CPU loads data"
+        else:
+            seen = "the host holds up the step"
+        cause = "data" if found is not None and found.host == "data_wait" else "host"
+        yield Advice(cause=cause, seen=seen, remedy=remedy, saves=max(0.0, host), replayed=True)
+    if waiting >= LEAST and not one_cause:
+        seen, remedy = "ranks wait for late ranks", "find out why these are late, and give ranks equal work"
+        yield Advice(cause="waiting", seen=seen, remedy=remedy, saves=waiting, replayed=True)
+    if answers.limits.get("communication", 0.0) >= LEAST:
+        alone = "waiting" not in answers.limits
+        seen = f"communication{' (waiting for other ranks included)' if alone else ''} is exposed"
+        remedy = "overlap more of it (smaller buckets), or send less (16-bit gradients, gradient accumulation)"
+        saves = answers.limits["communication"]
+        yield Advice(cause="communication", seen=seen, remedy=remedy, saves=saves, replayed=True)
 
 
 def _holds_up(answers: WhatIf, timelines: Sequence[Timeline], on_gpu: bool) -> str:

@@ -1,8 +1,10 @@
 """What a source says: every analysis that its content allows, in the order in which people ask."""
 
 import dataclasses
+import shlex
 from collections.abc import Mapping, Sequence
 
+from analysis.diagnose.advice import Advice, ranked, with_command
 from analysis.diagnose.finding import Finding, distinct, distinct_names, file_stem
 from analysis.metrics.comparison.traces import TraceComparison
 from analysis.sources import Source
@@ -50,7 +52,7 @@ def explain(
         for counters, file, ending in zip(source.counters, source.counter_files, counter_endings(source), strict=True):
             title = f" ({file.name})" if ending else ""
             found += [
-                Finding(f"{one.name}{ending}", f"{one.title}{title}", one.table, one.sentence)
+                dataclasses.replace(one, name=f"{one.name}{ending}", title=f"{one.title}{title}")
                 for one in core_findings.findings(counters, window_ns, measured)
             ]
     if source.summaries:
@@ -58,6 +60,12 @@ def explain(
 
         found += summary_findings.findings(source.summaries)
     return distinct(found)
+
+
+def to_do(source: Source, findings: Sequence[Finding]) -> list[Advice]:
+    """Return what to do about a profile, the largest gain first; a second recording, compared with it, tests it."""
+    command = shlex.join(["bertbench", "compare", str(source.path), "NEW_PROFILE"])
+    return with_command(ranked(one for finding in findings for one in finding.advice), command)
 
 
 def counter_endings(source: Source) -> list[str]:

@@ -1,11 +1,14 @@
 """What an analysis says, whatever shows it: terminal, JSON, CSV files, the page."""
 
+import dataclasses
 import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from analysis.diagnose.advice import Advice
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -22,13 +25,15 @@ class Finding:
     """Rows to show, most telling first. Columns are snake_case with the unit in the name; shares are fractions of 1."""
     sentence: str = ""
     """What the numbers mean here and what to try next; "" where there is nothing to say."""
+    advice: tuple[Advice, ...] = ()
+    """What could save time by this table; `advice.ranked` chooses among those of all findings."""
 
 
 def distinct(findings: Sequence[Finding]) -> list[Finding]:
     """Return the findings under distinct names: of one name, the second and later ones end in _2, _3, ..."""
     names = distinct_names([one.name for one in findings])
     return [
-        one if name == one.name else Finding(name, one.title, one.table, one.sentence)
+        one if name == one.name else dataclasses.replace(one, name=name)
         for one, name in zip(findings, names, strict=True)
     ]
 

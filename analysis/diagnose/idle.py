@@ -3,8 +3,9 @@ other's on what the device waits for."""
 
 import dataclasses
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
+from analysis.diagnose.advice import LEAST, Advice
 from analysis.diagnose.finding import Finding
 from analysis.diagnose.sentences import range_over_ranks
 from analysis.metrics.time import launches as queue
@@ -18,6 +19,7 @@ _MUCH = 0.25
 _HALF = 0.5
 _FEWER_LAUNCHES = "try a larger batch, torch.compile or CUDA graphs"
 _PAUSE = "host_pause"
+_MOST_RANKS = 3
 _WAITS = {
     "data_wait": "for data",
     "communication_wait": "for other ranks",
@@ -127,7 +129,44 @@ def causes(rows: Sequence[IdleCauses]) -> Finding | None:
     if not on_gpu:  # a CPU launches nothing
         table = table[table["cause"] != "launch_bound"].drop(columns=["note", "short_gaps_ms"]).reset_index(drop=True)
     title = "Why the GPU is idle" if on_gpu else "Why the CPU computes nothing"
-    return Finding("idle_causes", title, table, _why(rows, diagnosis(rows)))
+    found = diagnosis(rows)
+    return Finding("idle_causes", title, table, _why(rows, found), tuple(_advice(rows, found)) if on_gpu else ())
+
+
+def _advice(rows: Sequence[IdleCauses], found: Diagnosis) -> Iterator[Advice]:
+    """Yield what the idle time could save if its cause took none: its share of all ranks' time, an upper bound."""
+    if found.launches >= LEAST and found.launches >= found.pauses:
+        yield Advice(cause="host", seen=launch_bound(rows), remedy=_FEWER_LAUNCHES, saves=found.launches)
+    elif found.pauses >= LEAST:
+        seen = f"the CPU pauses and launches nothing for {_percent(found.pauses)} of the time ({found.pausing})"
+        yield Advice(cause="host", seen=seen, remedy="find out what the CPU does in these gaps", saves=found.pauses)
+    if found.data >= LEAST:
+        seen = f"the GPU waits for data {_percent(found.data)} of the time"
+        yield Advice(cause="data", seen=seen, remedy=_TRY["data_wait"], saves=found.data)
+
+
+def launch_bound(rows: Sequence[IdleCauses], others_wait: bool = False) -> str:
+    """Name the ranks that wait for launches, with their shares of the time, most first.
+
+    Args:
+        rows: idle time of each rank, at least one.
+        others_wait: whether the other ranks wait for these.
+    """
+    shares = [(diagnosis([row]).launches, row.rank) for row in rows if row.span_ns]
+    bound = sorted((one for one in shares if one[0] >= LEAST), key=lambda one: -one[0])
+    if len(rows) == 1 or not bound or any(rank is None for _, rank in bound):
+        share = diagnosis(rows).launches
+        return f"the GPU is launch-bound: it waits for the CPU to launch work {_percent(share)} of the time"
+    if len(bound) == len(rows) > _MOST_RANKS:
+        spread = f"{_percent(bound[-1][0])} to {_percent(bound[0][0])}"
+        late = " and wait for the slowest" if others_wait else ""
+        return f"all {len(rows)} ranks are launch-bound ({spread}){late}"
+    named, left = bound[:_MOST_RANKS], len(bound) - _MOST_RANKS
+    words = [f"{rank}" for _, rank in named] + ([f"{left} more"] if left > 0 else [])
+    ranks = words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"
+    said = f"rank{'s'[: len(words) > 1]} {ranks} {'are' if len(words) > 1 else 'is'} launch-bound"
+    said += f" ({', '.join(_percent(share) for share, _ in named)})"
+    return f"{said} and the others wait for {'them' if len(words) > 1 else 'it'}" if others_wait else said
 
 
 def _why(rows: Sequence[IdleCauses], found: Diagnosis) -> str:

@@ -13,6 +13,8 @@ from analysis.metrics.cautions import Caution
 Row = Mapping[str, Any]
 
 _MOST_NAMED = 3
+_NEARLY_ALL = 0.8
+"""Share of the trials from which on a doubt belongs to the run: it is told once, with an example."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +82,9 @@ def grouped_cautions(trials: Sequence[LoadedTrial], of_run: Sequence[Caution]) -
 def _group(code: str, members: Sequence[tuple[str, str]], remedy: str, trials: int) -> CautionGroup:
     """One message for all trials it is true of, or each trial with its own."""
     names, messages = ([*dict.fromkeys(part)] for part in zip(*members, strict=True))
+    if len(messages) > 1 and trials > _MOST_NAMED and len(members) >= _NEARLY_ALL * trials:
+        where = "every trial" if len(members) == trials else f"{len(members)} of {trials} trials"
+        return CautionGroup(code, (f"for example {members[0][0]}: {members[0][1]}",), where, remedy, len(members))
     left = len(members) - _MOST_NAMED
     more = f"and {left} more trial{'s' if left > 1 else ''}" if left > 0 else ""
     if len(messages) > 1:

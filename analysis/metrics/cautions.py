@@ -123,8 +123,7 @@ def of_scaling(rows: Sequence[Row]) -> list[Caution]:
     Args:
         rows: what scaling.efficiency returned.
     """
-    above = [row for row in rows if row["efficiency"] > _MOST_EFFICIENT.get(row["basis"], _MOST_EFFICIENT_SHARED)]
-    above = [row for row in above if row["efficiency_low"] is None or row["efficiency_low"] > 1]
+    above = [row for row in rows if not quotable(row)]
     if not above:
         return []
     row = max(above, key=lambda row: row["efficiency"])
@@ -137,6 +136,12 @@ def of_scaling(rows: Sequence[Row]) -> list[Caution]:
             "measure both again on a quiet machine (--again --rounds 3); quote no scaling from these",
         )
     ]
+
+
+def quotable(row: Row) -> bool:
+    """Whether a row of scaling.efficiency has an efficiency that more devices can explain."""
+    high = row["efficiency"] > _MOST_EFFICIENT.get(row["basis"], _MOST_EFFICIENT_SHARED)
+    return not (high and (row["efficiency_low"] is None or row["efficiency_low"] > 1))
 
 
 def _of_window(trial: Trial, result: Mapping[str, Any]) -> Iterator[Caution]:

@@ -4,8 +4,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from analysis import wording
+from analysis.diagnose.advice import Advice
+from analysis.diagnose.answer import Answer
 from analysis.diagnose.run import grouped_cautions, trial_name
 from analysis.load import LoadedTrial
+from analysis.metrics.cautions import quotable
 from analysis.metrics.comparison.regression import Comparison
 from analysis.render import tables
 from analysis.render.sections import NOT_MEASURED, shown_rows
@@ -17,6 +20,21 @@ _OF_MFU = ("peak_changed", "mfu_above_one")
 # Configurations named for one reason; more are counted where the table shows which they are.
 _MOST_NAMED = 3
 _MOST_RANK_TRIALS = 8
+
+
+def answer_lines(said: Sequence[Answer]) -> list[str]:
+    """Return the answer of each model for the terminal: how fast, how good, what to do first, what then."""
+    lines = []
+    for answer in said:
+        badge = f" [disturbed: {answer.badge}]" if answer.badge else ""
+        lines += [f"{answer.headline.removesuffix('.')}{badge}.", *answer.good]
+        lines += advice_lines(answer.advice)
+    return lines
+
+
+def advice_lines(advice: Sequence[Advice]) -> list[str]:
+    """Return one line per piece of advice, the first one marked."""
+    return [f"{'then' if number else 'do this first'}: {one.text}" for number, one in enumerate(advice)]
 
 
 def results_blocks(rows: Sequence[Row], ratios: Sequence[Row] = ()) -> list[tables.Block]:
@@ -187,6 +205,8 @@ def scaling_tables(scaling: Sequence[Row]) -> list[tables.Table]:
     rows = [row for row in scaling if row["world_size"] != row["base_world_size"]]
     if not rows:
         return []
+    not_quoted = dict.fromkeys(("speedup", "efficiency", "efficiency_low", "efficiency_high"))
+    rows = [row if quotable(row) else {**row, **not_quoted} for row in rows]
     columns = [
         tables.plain("scaling", "scaling"),
         tables.plain("implementation", "implementation"),

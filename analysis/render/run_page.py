@@ -1,13 +1,17 @@
 """The HTML page of a run: one file that opens anywhere, without network."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from analysis import wording
 from analysis.diagnose import run as doubts
-from analysis.diagnose.answer import Answer, answers, nothing_measured, points
-from analysis.diagnose.profiles import open_profile
+from analysis.diagnose.answer import Answer, nothing_measured, points
+from analysis.diagnose.explain import to_do
+from analysis.diagnose.finding import Finding
+from analysis.diagnose.profiles import OpenedProfile, open_profile
+from analysis.diagnose.run_answer import complete_answers
 from analysis.load import TAKEN_APART, LoadedRun, LoadedTrial, load_run
 from analysis.metrics.comparison.within_run import input_ratios, ratios_of, synthetic_gaps
 from analysis.metrics.scaling import measured_efficiency
@@ -30,7 +34,7 @@ from analysis.render.page import (
 )
 from analysis.render.result_tables import input_tables, rank_tables, results_table, scaling_tables
 from analysis.render.run_figures import run_figures, taken_apart, waterfall_figure
-from analysis.render.source_page import source_panels
+from analysis.render.source_page import advice_blocks, source_panels
 from analysis.render.tables import Facts
 from analysis.render.training import training_part
 from records.run import RunDirectory
@@ -181,7 +185,10 @@ def _write(run: RunDirectory, everything: LoadedRun, folder: Path, project_to: S
     links = link_part(everything, scaling, project_to, same_links)
     found = points(trials)
     training = training_part(TrainRun(run.path), trials, folder)
-    said = [*([] if training is None else [training.answer]), *answers(found, ratios)]
+    profiles = _profiles(trials)
+    advised = {one.trial.trial.trial_id: to_do(one.opened.source, one.findings) for one in profiles if one.opened}
+    complete = complete_answers(everything, found, ratios, str(run.path), advised)
+    said = [*([] if training is None else [training.answer]), *complete]
     extra = {"ratios": ratios, "scaling": scaling, "input": inputs, "real_against_synthetic": gaps, **links.rows}
     _write_csvs(folder, rows, extra, trials)
     figures = run_figures(trials, found, scaling)
@@ -203,7 +210,7 @@ def _write(run: RunDirectory, everything: LoadedRun, folder: Path, project_to: S
             Section("Scaling", scaling_tables(scaling)),
             *links.sections,
             Section("Ranks", _explained(_RANKS, rank_tables(trials))),
-            Section("Profile", _profile_blocks(trials, folder)),
+            Section("Profile", _profile_blocks(profiles, folder)),
             Section("", _details(trials or everything)),
         ],
     )
@@ -219,9 +226,11 @@ def _answer_blocks(said: Sequence[Answer]) -> list[Block]:
     shown: list[Block] = []
     for number, answer in enumerate(said):
         blocks: list[Block] = [Heading(answer.headline, "headline")]
+        if answer.badge:
+            blocks.append(Prose(f"Machine disturbed: {answer.badge}.", "decides"))
         if answer.cards:
             blocks.append(Cards([(card.label, card.value, card.note) for card in answer.cards]))
-        blocks += answer.sentences
+        blocks += [*answer.good, *advice_blocks(answer.advice), *answer.sentences]
         shown.append(Article("", blocks, style="further" if number else ""))
     if len(shown) <= _MOST_ANSWERS:
         return shown
@@ -276,27 +285,45 @@ def _largest_blocks(run: RunDirectory) -> list[Block]:
     return _explained(_LARGEST, [*problems, *sections.largest_tables(largest)])
 
 
-def _profile_blocks(trials: Sequence[LoadedTrial], folder: Path) -> list[Block]:
+@dataclass(frozen=True, slots=True)
+class _Profile:
+    """What the profiler left of one trial."""
+
+    trial: LoadedTrial
+    name: str
+    opened: OpenedProfile | None
+    """None where nothing was written."""
+    findings: Sequence[Finding]
+
+
+def _profiles(trials: Sequence[LoadedTrial]) -> list[_Profile]:
+    """Read every profile of the run, once for the answer and the part about profiles."""
+    found = []
+    for trial in trials:
+        if trial.trial.kind == "profile":
+            name = f"{trial.row['implementation']}, {wording.place(trial.row)}, {trial.trial.profiler}"
+            opened = open_profile(trial.directory) if trial.directory.profile.is_dir() else None
+            found.append(_Profile(trial, name, opened, opened.explained() if opened else []))
+    return found
+
+
+def _profile_blocks(profiles: Sequence[_Profile], folder: Path) -> list[Block]:
     """What profilers left, with its figures and tables; a damaged profile is named, and the rest is still shown."""
     found: list[Block] = []
     errors: list[Block] = []
-    profiles = 0
-    for trial in trials:
-        if trial.trial.kind != "profile":
+    shown = 0
+    for profile in profiles:
+        row, opened = profile.trial.row, profile.opened
+        if opened is None:
+            why = f"{row['status']}: {row.get('reason') or 'nothing was written'}"
+            errors.append(Prose(f"{profile.name}: no profile ({why})", "decides"))
             continue
-        name = f"{trial.row['implementation']}, {wording.place(trial.row)}, {trial.trial.profiler}"
-        if not trial.directory.profile.is_dir():
-            why = f"{trial.row['status']}: {trial.row.get('reason') or 'nothing was written'}"
-            errors.append(Prose(f"{name}: no profile ({why})", "decides"))
-            continue
-        opened = open_profile(trial.directory)
-        errors += [Prose(f"{name}: {problem}", "decides") for problem in opened.source.problems]
-        findings = opened.explained()
-        own = f"profiles/{trial.trial.trial_id}"
-        panels = source_panels(opened.source, findings, f"profile-{profiles}-", own, opened.measured)
-        found += [Heading(name, "profile"), *panels]
-        profiles += 1
-        for finding in findings:
+        errors += [Prose(f"{profile.name}: {problem}", "decides") for problem in opened.source.problems]
+        own = f"profiles/{profile.trial.trial.trial_id}"
+        panels = source_panels(opened.source, profile.findings, f"profile-{shown}-", own, opened.measured)
+        found += [Heading(profile.name, "profile"), *panels]
+        shown += 1
+        for finding in profile.findings:
             tables.write_frame(folder / own / f"{finding.name}.csv", finding.table)
     return [*errors, *found, Prose(_RECORDED, "faint")] if errors or found else []
 

@@ -4,7 +4,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from analysis import wording
-from analysis.diagnose.explain import by_weight, counter_endings
+from analysis.diagnose.advice import Advice
+from analysis.diagnose.explain import by_weight, counter_endings, to_do
 from analysis.diagnose.finding import Finding
 from analysis.render import tables
 from analysis.render.page import (
@@ -89,6 +90,7 @@ def source_page(source: Source, findings: Sequence[Finding]) -> Page:
     if said[_MOST_FIRST:]:
         further = Items(said[_MOST_FIRST:], start=_MOST_FIRST + 1)
         answer.append(Details(f"{len(said) - _MOST_FIRST} more", [further]))
+    answer = [*advice_blocks(to_do(source, findings)), *answer]
     read: list[Block] = [Facts(facts(source))]
     if source.problems:
         problems = Items([("", "", problem) for problem in source.problems])
@@ -102,6 +104,16 @@ def source_page(source: Source, findings: Sequence[Finding]) -> Page:
             Section("In detail", [Prose("Click a heading to sort.", "faint"), *source_panels(source, findings)]),
         ],
     )
+
+
+def advice_blocks(advice: Sequence[Advice]) -> list[Block]:
+    """Return what to do first, and at most three more."""
+    if not advice:
+        return []
+    blocks: list[Block] = [Heading("Do this first"), advice[0].text]
+    if advice[1:]:
+        blocks += [Heading("Then"), Items([("", "", one.text) for one in advice[1:]], start=2)]
+    return blocks
 
 
 def facts(source: Source) -> list[tuple[str, str]]:

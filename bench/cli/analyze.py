@@ -37,8 +37,9 @@ def run(options: AnalyzeOptions) -> Result:
         )
     if len(options.paths) == 1 and is_run(options.paths[0]):
         return _run(options.paths[0], options)
-    from analysis.diagnose.explain import explain, over_all_work
+    from analysis.diagnose.explain import explain, over_all_work, to_do
     from analysis.diagnose.profiles import open_profile
+    from analysis.render.result_tables import advice_lines
     from analysis.sources import open_sources
     from records.run import TrialDirectory
 
@@ -50,15 +51,21 @@ def run(options: AnalyzeOptions) -> Result:
     if options.window == "kernels":
         source = over_all_work(source)
     found = explain(source, **about)
-    return findings_result(found, source.problems, options, path=str(source.path), kinds=list(source.kinds))
+    advice = to_do(source, found)
+    about = {"path": str(source.path), "kinds": list(source.kinds), "advice": [one.to_json() for one in advice]}
+    result = findings_result(found, source.problems, options, **about)
+    return replace(result, blocks=[*advice_lines(advice), *result.blocks])
 
 
 def _run(path: Path, options: AnalyzeOptions) -> Result:
     """The table of trials, then what each profiled one shows."""
+    from analysis.diagnose.answer import points
+    from analysis.diagnose.explain import to_do
     from analysis.diagnose.profiles import open_profile
+    from analysis.diagnose.run_answer import complete_answers
     from analysis.load import load_run
     from analysis.metrics.comparison.within_run import ratios_of
-    from analysis.render.result_tables import results_blocks
+    from analysis.render.result_tables import answer_lines, results_blocks
     from analysis.render.tables import Block, Plain
     from analysis.sources import profiled_trials
 
@@ -68,16 +75,21 @@ def _run(path: Path, options: AnalyzeOptions) -> Result:
     blocks: list[Block] = results_blocks(rows, ratios)
     problems: list[str] = []
     written: list[Path] = []
-    code, documents = 0, {}
+    code, documents, advised = 0, {}, {}
     for folder in profiled_trials(directory):
         opened = open_profile(directory.trial(folder.name))
         findings = opened.explained()
         own = replace(options, csv=None if options.csv is None else options.csv / folder.name)
         found = findings_result(findings, opened.source.problems, own, kinds=list(opened.source.kinds))
         documents[folder.name] = found.document
+        advised[folder.name] = to_do(opened.source, findings)
         blocks += [Plain(f"== {folder.name}"), *found.blocks]
         problems += found.problems
         written += found.written
         code = code if findings else 3
+    said = complete_answers(trials, points(trials), ratios, str(path), advised)
     document = {"path": str(path), "kinds": ["run"], "rows": rows, "ratios": ratios, "profiles": documents}
-    return Result(document=document, blocks=blocks, written=written, problems=problems, code=code)
+    document["answers"] = [answer.to_json() for answer in said]
+    return Result(
+        document=document, blocks=[*answer_lines(said), *blocks], written=written, problems=problems, code=code
+    )

@@ -61,6 +61,8 @@ def _of_run(options: ReportOptions) -> Result:
     path = write_report(run, options.price_per_hour, options.out, options.project, options.same_links)
     if not options.json and not options.project:
         return Result(blocks=[Plain(str(path))])
+    from analysis.diagnose.answer import points
+    from analysis.diagnose.run_answer import complete_answers
     from analysis.load import load_run
     from analysis.metrics.communication.projection import project
     from analysis.metrics.comparison.within_run import ratios_of
@@ -68,7 +70,10 @@ def _of_run(options: ReportOptions) -> Result:
 
     trials = load_run(run, options.price_per_hour)
     projected = project(trials, options.project, options.same_links) if options.project else []
-    shown = {"report": str(path), "rows": [dict(trial.row) for trial in trials], "ratios": ratios_of(trials)}
+    ratios = ratios_of(trials)
+    answers = [one.to_json() for one in complete_answers(trials, points(trials), ratios, str(run.path))]
+    rows = [dict(trial.row) for trial in trials]
+    shown = {"report": str(path), "answers": answers, "rows": rows, "ratios": ratios}
     return Result(
         document=shown | ({"projection": projected} if projected else {}),
         blocks=[*projection_blocks(projected), Plain(str(path))],

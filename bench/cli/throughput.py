@@ -166,9 +166,11 @@ def _inside(options: ThroughputOptions, run: RunDirectory, devices: Devices, wor
 
 def _measured(run: RunDirectory, asked: Sequence[Trial]) -> Result:
     """What the trials of this call came to."""
+    from analysis.diagnose.answer import points
+    from analysis.diagnose.run_answer import complete_answers
     from analysis.load import load_run
     from analysis.metrics.comparison.within_run import input_ratios, ratios_of, synthetic_gaps
-    from analysis.render.result_tables import caution_lines, input_lines, results_blocks
+    from analysis.render.result_tables import answer_lines, caution_lines, input_lines, results_blocks
     from analysis.render.tables import Facts
 
     wanted = {trial.trial_id for trial in asked}
@@ -182,12 +184,14 @@ def _measured(run: RunDirectory, asked: Sequence[Trial]) -> Result:
     inputs = [row for row in input_ratios(trials) if _setting(row) in settings]
     rows = [row for row in result_rows(run) if row["trial_id"] in wanted]
     shown = [trial.row for trial in own if trial.row.get("status") is not None]
+    said = complete_answers(trials, points(own), ratios, str(run.path))
     return Result(
         document={
-            "run": str(run.path), "rows": rows, "ratios": ratios, "input": inputs, "real_against_synthetic": gaps
+            "run": str(run.path), "rows": rows, "ratios": ratios, "input": inputs, "real_against_synthetic": gaps,
+            "answers": [answer.to_json() for answer in said],
         },
         blocks=[
-            *results_blocks(shown, ratios), *input_lines(inputs, gaps), *caution_lines(own),
+            *answer_lines(said), *results_blocks(shown, ratios), *input_lines(inputs, gaps), *caution_lines(own),
             Facts([("results", str(run.results_csv)), ("report", f"bertbench report {run.path}")]),
         ],
     )  # fmt: skip

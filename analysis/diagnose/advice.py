@@ -1,0 +1,133 @@
+"""What to do first: what could save time, ranked by how much, each cause once."""
+
+import dataclasses
+import shlex
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from analysis import wording
+
+LEAST = 0.05
+"""Smallest share of a step that advice is given for."""
+MOST = 4
+"""Pieces of advice that are shown: one to do first, and at most three more."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Advice:
+    """One cause of lost time, and how to test a remedy."""
+
+    cause: str
+    """Stable name: machine, host, data, waiting, communication, padding, precision, speed, batch. Advice with the same
+    cause competes; one of them is shown."""
+    seen: str
+    """What was measured, with its number; a sentence without its full stop."""
+    remedy: str
+    """What to try, as an imperative without a full stop."""
+    command: str = ""
+    """Command that tests the remedy; "" where none can."""
+    saves: float | None = None
+    """Upper bound of the time saved, as a share of the step (0 to 1); None where it is not known."""
+    unknown: str = ""
+    """Why `saves` is None."""
+    replayed: bool = False
+    """Whether `saves` is from a replay of the trace: it knows the critical path, so it replaces shares of idle time."""
+
+    @property
+    def gain(self) -> str:
+        """The expected gain in words."""
+        if self.saves is None:
+            return f"expected gain: unknown ({self.unknown})"
+        return f"expected gain: up to {wording.percent(self.saves)} of the step time"
+
+    @property
+    def text(self) -> str:
+        """All of it as a paragraph; the command stands in backticks."""
+        test = f" Test it: `{self.command}`." if self.command else ""
+        said = f"{self.seen[:1].upper()}{self.seen[1:]}"
+        return f"{said}: {self.remedy} ({self.gain}).{test}"
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain JSON values: cause, seen, remedy, command, saves_share, unknown, text."""
+        return {
+            "cause": self.cause,
+            "seen": self.seen,
+            "remedy": self.remedy,
+            "command": self.command or None,
+            "saves_share": self.saves,
+            "unknown": self.unknown or None,
+            "text": self.text,
+        }
+
+
+def ranked(found: Iterable[Advice]) -> list[Advice]:
+    """Return the advice to show: each cause once, the largest gain first, unknown gains last, MOST at most.
+
+    A disturbed machine comes before all: what was measured on it says little about other gains.
+
+    Of one cause a replayed gain replaces others, also where it shows that there is little to gain; else the largest
+    counts. Gains below LEAST are left out.
+    """
+    best: dict[str, Advice] = {}
+    for one in found:
+        other = best.get(one.cause)
+        if other is None or _order(one) > _order(other):
+            best[one.cause] = one
+    kept = [one for one in best.values() if one.saves is None or one.saves >= LEAST]
+    kept.sort(key=lambda one: (one.cause == "machine", -1.0 if one.saves is None else one.saves), reverse=True)
+    return kept[:MOST]
+
+
+def _order(one: Advice) -> tuple[bool, float]:
+    return one.replayed, -1.0 if one.saves is None else one.saves
+
+
+def with_command(found: Iterable[Advice], command: str) -> list[Advice]:
+    """Return the advice; what has no command yet is tested by this one."""
+    return [one if one.command else dataclasses.replace(one, command=command) for one in found]
+
+
+def throughput_command(row: Mapping[str, Any], out: str, **changes: object) -> str:
+    """Return the command that measures a trial, with changed options, into a run directory.
+
+    Args:
+        row: fields of records.trial.Trial, as a result row has them.
+        out: run directory.
+        changes: options by name without dashes, "batch_sizes"; True for a flag.
+    """
+    task = str(row["task"]).split(" ", 1)[0]
+    # A row's implementation is a label: "bertbench none" would be no name.
+    options: dict[str, object] = {
+        "presets": row["preset"],
+        "implementations": str(row["implementation"]).split(" ", 1)[0],
+        "batch_sizes": row["micro_batch_size"],
+        "seq_lens": row["seq_len"],
+        "precisions": row["precision"],
+        "devices": row["world_size"],
+        "device": row["device"],
+    }
+    if int(row.get("grad_accum_steps") or 1) > 1:
+        options["grad_accum"] = row["grad_accum_steps"]
+    if row.get("data") not in (None, "", "synthetic"):
+        options["data"] = row["data"]
+    if row.get("levers"):
+        options["levers"] = row["levers"]
+    defaults = {"threads_per_rank": None, "padding": "", "dropout": 0.1, "seed": 42, "activation_checkpointing": False}
+    names = {"threads_per_rank": "threads"}
+    given = {
+        names.get(name, name): row.get(name) for name, usual in defaults.items() if row.get(name) not in (None, usual)
+    }
+    strategy = str(row.get("strategy") or "").split(" ", 1)[0]
+    if strategy not in ("", "single", "ddp"):
+        given["strategies"] = strategy
+    if (bucket := wording.bucket_mib(str(row.get("strategy_options") or ""))) is not None:
+        given["bucket_mib"] = bucket
+    if row.get("start_iteration") is not None and row.get("stop_iteration") is not None:
+        given |= {"start": row["start_iteration"], "stop": row["stop_iteration"]}
+    options |= {**given, "rounds": 3, **changes, "out": out}
+    words = ["bertbench", "throughput", task]
+    for name, value in options.items():
+        words.append(f"--{name.replace('_', '-')}")
+        words += [] if value is True else [str(value)]
+    return shlex.join(words)

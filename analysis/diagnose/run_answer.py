@@ -1,0 +1,175 @@
+"""The whole answer of a run: how fast, how good, what to do first. One object for the page, the terminal and --json."""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from analysis import wording
+from analysis.diagnose.advice import Advice, ranked, throughput_command
+from analysis.diagnose.answer import Answer, Point, Winner, answers, winners
+from analysis.load import LoadedTrial
+from analysis.metrics.records import published
+from analysis.metrics.speed_of_light import LOSS, NOT_EXPLAINED
+
+Row = Mapping[str, Any]
+
+_DISTURBED = ("loaded", "throttled", "drifted", "mfu_above_one")
+"""Cautions that say that the machine was disturbed."""
+_OWN_CAUSE = ("waiting for data", "communication", "products on padding", NOT_EXPLAINED)
+"""Bars of a waterfall that are a cause of their own, or none."""
+_SAME_STEP = ("task", "preset", "precision", "seq_len", "micro_batch_size", "world_size", "device", "implementation")
+
+
+def complete_answers(
+    trials: Sequence[LoadedTrial],
+    found: Sequence[Point],
+    ratios: Sequence[Row],
+    out: str,
+    profiled: Mapping[str, Sequence[Advice]] | None = None,
+) -> list[Answer]:
+    """Return one answer per model, the one measured most first, with badge, how good it is, and advice.
+
+    Args:
+        trials: all of the run, those of kind components too.
+        found: what answer.points returned.
+        ratios: what within_run.ratios_of returned.
+        out: the run directory, as commands name it.
+        profiled: advice from profiles, by trial id.
+    """
+    said = answers(found, ratios)
+    result = []
+    for winner, answer in zip(winners(found), said, strict=True):
+        floor = _floor(trials, winner.best.row)
+        badge = disturbed(winner.best)
+        good, numbers = _how_good(winner.best, floor)
+        advice = [
+            *_machine(winner.best, badge, out),
+            *_of_row(winner, trials, out),
+            *([] if floor is None or badge else _of_floor(floor, out)),
+            *_of_profiles(winner.best, trials, profiled or {}),
+        ]
+        chosen = tuple(ranked(advice))
+        result.append(dataclasses.replace(answer, badge=badge, good=good, advice=chosen, numbers=numbers))
+    return result
+
+
+def disturbed(point: Point) -> str:
+    """Return what disturbed the machine while a configuration was measured, in words; "" for nothing that was seen."""
+    found = [caution for trial in point.trials for caution in trial.row.get("cautions") or []]
+    seen = {caution["code"]: caution["message"] for caution in found if caution["code"] in _DISTURBED}
+    return next((str(seen[code]) for code in _DISTURBED if code in seen), "")
+
+
+def _floor(trials: Sequence[LoadedTrial], row: Row) -> Row | None:
+    """The row of the step of the same shape that was broken down; None where there is none."""
+    parts = [one.row for one in trials if one.trial.kind == "components" and one.row.get("of_floor") is not None]
+    return next((part for part in parts if all(part.get(name) == row.get(name) for name in _SAME_STEP)), None)
+
+
+def _how_good(best: Point, floor: Row | None) -> tuple[tuple[str, ...], dict[str, Any]]:
+    row, sentences = best.row, []
+    low, high = best.rate_interval
+    one_round = best.rounds == 1 and best.step_ms.low == best.step_ms.high
+    mfu = row.get("mfu")
+    numbers: dict[str, Any] = {
+        "samples_per_second": best.samples_per_second,
+        "samples_per_second_low": None if one_round else low,
+        "samples_per_second_high": None if one_round else high,
+        "rounds": best.rounds,
+        "of_floor": None if floor is None else floor["of_floor"],
+        "mfu": mfu,
+        "record": None,
+    }
+    if floor is not None:
+        step, least = wording.number(floor["step_time_ms"]), wording.number(floor["floor_ms"])
+        share = wording.percent(floor["of_floor"])
+        sentences.append(f"It reaches {share} of the speed of light measured here: {least} of {step} ms a step.")
+    if mfu is not None:
+        peak = wording.flops(row.get("measured_peak_flops"))
+        sentences.append(f"MFU is {wording.percent(mfu)} of the measured peak of {peak}.")
+    record = published(str(best.trials[0].environment.get("device_name") or ""), row)
+    if record is not None:
+        of_record = best.samples_per_second / int(row["world_size"]) / record.samples_per_second
+        numbers["record"] = {**dataclasses.asdict(record), "share": of_record}
+        rate = wording.number(record.samples_per_second)
+        sentences.append(
+            f"That is {wording.percent(of_record)} of the published {rate} samples/s per device "
+            f"({record.conditions}; {record.source})."
+        )
+    return tuple(sentences), numbers
+
+
+def _machine(best: Point, badge: str, out: str) -> list[Advice]:
+    if not badge:
+        return []
+    command = throughput_command(best.row, out, again=True)
+    why = "what the machine can do undisturbed was not measured"
+    remedy = "let the machine become quiet, then measure again"
+    return [Advice(cause="machine", seen=badge, remedy=remedy, command=command, unknown=why)]
+
+
+def _of_row(winner: Winner, trials: Sequence[LoadedTrial], out: str) -> list[Advice]:
+    """Advice from the measured parts of a step and from the configuration; nothing that it already has."""
+    row, found = winner.best.row, []
+    step = float(row["step_time_ms"])
+    wait, exposed = row.get("data_wait_ms") or 0.0, row.get("communication_ms") or 0.0
+    if wait and str(row.get("data")) != "synthetic":
+        seen = f"each step waits {wording.number(wait)} ms for data"
+        remedy = "prepare the data beforehand or use a faster disk; synthetic data show the limit"
+        command = throughput_command(row, out, data="synthetic")
+        found.append(Advice(cause="data", seen=seen, remedy=remedy, command=command, saves=wait / step))
+    if exposed and int(row["world_size"]) > 1:
+        seen = f"{wording.number(exposed)} ms of communication are exposed in each step"
+        more = 4 * int(row.get("grad_accum_steps") or 1)
+        command = throughput_command(row, out, grad_accum=more)
+        remedy = f"communicate less often, with {more} micro-steps per step"
+        found.append(Advice(cause="communication", seen=seen, remedy=remedy, command=command, saves=exposed / step))
+    own = str(row["implementation"]).startswith("bertbench")
+    padding = row.get("padding_efficiency")
+    layout = {"unpad", "pack"} & set(str(row.get("levers")).split("+"))
+    if own and padding is not None and row.get("levers") and not layout:
+        command = throughput_command(row, out, levers="auto")
+        seen = f"{wording.percent(1 - padding)} of all positions are padding and are computed"
+        found.append(Advice(cause="padding", seen=seen, remedy="leave padding out", command=command, saves=1 - padding))
+    return [*found, *_untried(winner, trials, out)]
+
+
+def _untried(winner: Winner, trials: Sequence[LoadedTrial], out: str) -> list[Advice]:
+    """A precision and batch sizes that the run did not try; what they gain is not known."""
+    row, found = winner.best.row, []
+    precisions = {str(trial.row.get("precision")) for trial in trials}
+    native = winner.best.trials[0].environment.get("native_bf16")
+    if row["precision"] in ("fp32", "tf32") and "bf16" not in precisions and native:
+        command = throughput_command(row, out, precisions="bf16")
+        seen = f"products run in {row['precision']}, and this device has bf16 instructions"
+        why = "bf16 was not measured in this run"
+        found.append(Advice(cause="precision", seen=seen, remedy="try bf16", command=command, unknown=why))
+    sizes = {int(point.row["micro_batch_size"]) for point in winner.group}
+    if len(sizes) > 1 and int(row["micro_batch_size"]) == max(sizes):
+        command = throughput_command(row, out, batch_sizes=2 * max(sizes))
+        seen = f"the largest micro batch measured, {max(sizes)}, is the fastest"
+        why = "larger batches were not measured"
+        found.append(Advice(cause="batch", seen=seen, remedy="try a larger one", command=command, unknown=why))
+    return found
+
+
+def _of_floor(floor: Row, out: str) -> list[Advice]:
+    """The loss of a broken-down step that is largest: what a step could save if that part ran at its ceiling."""
+    losses = [bar for bar in floor["waterfall"] if bar["kind"] == LOSS and bar["name"] not in _OWN_CAUSE]
+    if not losses:
+        return []
+    most = max(losses, key=lambda bar: float(bar["ms"]))
+    seen = f"{most['name']} costs {wording.number(most['ms'])} ms of each step beyond the floor"
+    remedy = "find the operators behind it in a profile"
+    # A profile needs a folder of its own beside the sweep; it takes its configuration from it.
+    command = f"bertbench profile --winner-of {out} --out {out}-profile"
+    return [Advice(cause="speed", seen=seen, remedy=remedy, command=command, saves=float(most["share"]))]
+
+
+def _of_profiles(best: Point, trials: Sequence[LoadedTrial], profiled: Mapping[str, Sequence[Advice]]) -> list[Advice]:
+    same = [
+        trial.trial.trial_id
+        for trial in trials
+        if trial.trial.kind == "profile" and all(trial.row.get(name) == best.row.get(name) for name in _SAME_STEP)
+    ]
+    return [advice for name in same for advice in profiled.get(name, ())]
