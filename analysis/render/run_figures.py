@@ -52,6 +52,8 @@ _MARKERS: tuple[Marker, ...] = get_args(Marker)[1:5]
 _HIGHEST_BAR = 1.6
 _BARS = "Bars: 95 % interval, an arrow where it reaches further."
 _MOST_PANELS = 6
+_TICK_ROOM = 0.07
+"""Of an axis as wide as a figure of one panel, what a tick's number takes."""
 _MOST_TRIALS = 12
 _LEAST_LABELLED = 6
 """Percent of a step from which a part has its number in it."""
@@ -105,7 +107,7 @@ def _against_batch(
     columns = min(3, len(shown))
     panels = []
     for model, members in shown:
-        ticks = [(float(size), str(size)) for size in sorted({int(point.row["micro_batch_size"]) for point in members})]
+        ticks = _spread_ticks([int(point.row["micro_batch_size"]) for point in members], _TICK_ROOM * columns)
         middle = max(value(point)[0] for point in members)
         highest = max(_capped(value(point)[0], value(point)[2]) for point in members)
         panels.append(
@@ -126,6 +128,23 @@ def _against_batch(
         legend_columns=2 if columns == 1 else 5,
         half=len(panels) == 1,
     )
+
+
+def _spread_ticks(sizes: Sequence[int], room: float) -> list[tuple[float, str]]:
+    """Return ticks of a logarithmic axis: the first size, the last, and others that leave room to their neighbors.
+
+    Args:
+        sizes: at least one.
+        room: between two ticks, as a share of the axis.
+    """
+    known = sorted(set(sizes))
+    apart = room * math.log2(known[-1] / known[0])
+    kept = known[:1]
+    for size in known[1:-1]:
+        if math.log2(size / kept[-1]) >= apart and math.log2(known[-1] / size) >= apart:
+            kept.append(size)
+    kept += known[-1:] if len(known) > 1 else []
+    return [(float(size), str(size)) for size in kept]
 
 
 def _capped(middle: float, end: float) -> float:

@@ -1,5 +1,6 @@
 """A chart of a page has the values of its Figure, and Vega-Lite takes every specification."""
 
+import itertools
 import json
 import math
 from pathlib import Path
@@ -12,6 +13,7 @@ from analysis.render.chart import chart
 from analysis.render.chart_colours import BACKGROUNDS, COLOURS, PAPER, contrast, ink_on
 from analysis.render.chart_page import MOST_BYTES, ChartsOfPage
 from analysis.render.figure import Axis, Bars, Figure, Line, Matrix, Panel, Rule, Series, Text
+from analysis.render.run_figures import _spread_ticks
 
 
 def figure(*series: Series, x: Axis = Axis(), y: Axis = Axis()) -> Figure:  # noqa: B008
@@ -99,3 +101,9 @@ def test_colours_are_seen_on_their_paper_and_words_on_them(scheme: int) -> None:
         assert contrast(ink_on(pair[scheme]), pair[scheme]) >= 4.5, role
     ink = ("#1f2933", "#e4e7eb")[scheme]
     assert contrast(ink, BACKGROUNDS["matrix"][scheme]) >= 4.5
+
+
+def test_ticks_of_close_batch_sizes_leave_room_to_each_other() -> None:
+    ticks = _spread_ticks([8, 16, 24, 28, 30, 31, 32, 64], 0.1)
+    assert all(math.log2(later / earlier) >= 0.3 for (earlier, _), (later, _) in itertools.pairwise(ticks))
+    assert ticks[0] == (8, "8") and ticks[-1] == (64, "64") and _spread_ticks([4, 4], 0.1) == [(4, "4")]
