@@ -79,6 +79,8 @@ _LEGENDS: dict[str, Any] = {
 _SMALL, _NOTE = 8.5, 8.0
 # Letters of small text, and of a bold title, in an inch; and those that the handle of a legend's entry takes.
 _LETTERS, _TITLE_LETTERS, _HANDLE_LETTERS = 14.0, 12.5, 7
+_ROWS, _ROW = 3, 0.18
+"""Rows of a legend that the size of a figure allows for, and inches of each further one."""
 _FEW_PANELS = 3
 _FEW_DECADES = 2
 _LETTER_SHARE = 0.62
@@ -97,12 +99,22 @@ def write_png(figure: Figure, folder: Path) -> Path:
     with matplotlib.rc_context(_STYLE), warnings.catch_warnings():
         # A letter that no font here has is drawn as a box; the table beside the figure has it.
         warnings.filterwarnings("ignore", message=r"Glyph .* missing from font")
-        canvas = Canvas(figsize=figure.size, layout="constrained")
+        canvas = Canvas(figsize=_paper(figure), layout="constrained")
         FigureCanvasAgg(canvas)
         draw(figure, canvas)
         with atomic_path(path) as temporary:
             canvas.savefig(temporary, format="png", dpi=170, facecolor="white")
     return path
+
+
+def _paper(figure: Figure) -> tuple[float, float]:
+    """Inches: as the figure says, and higher where its legend has more rows than that allows for."""
+    width, height = figure.size
+    names = [*_handles([panel for panel in figure.panels if not panel.legend])]
+    if figure.legend not in ("above", "below") or not names:
+        return width, height
+    rows = -(-len(names) // _legend_columns(figure, names))
+    return width, height + _ROW * max(0, rows - _ROWS)
 
 
 def draw(figure: Figure, canvas: "Canvas") -> "list[Axes]":

@@ -103,3 +103,12 @@ def test_names_from_outside_are_drawn_whatever_they_are(tmp_path: Path) -> None:
         line = Line(name=label, x=[1], y=[1])
         assert write_png(Figure(name="f", title="", panels=[Panel(series=[line], title=name[:200])]), tmp_path).exists()
     assert drawable_names(["plain", "\U00013000"]) == {"plain": "plain", "\U00013000": "label 2"}
+
+
+def test_a_long_legend_makes_the_picture_higher_and_takes_nothing_from_the_panel(tmp_path: Path) -> None:
+    heights = []
+    for count in (2, 20):
+        lines = [Line(name=f"implementation {number} with a long name", x=[1], y=[1]) for number in range(count)]
+        path = write_png(Figure(name="f", title="t", panels=[Panel(series=lines)], size=(5.2, 3.7)), tmp_path)
+        heights.append(int.from_bytes(path.read_bytes()[20:24], "big"))
+    assert heights[1] > heights[0] + 170 * 2
