@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,11 @@ LARGEST_SEED = 2**32 - 1
 def flag(name: str) -> str:
     """Return the option of a field, such as --global-batch-size of global_batch_size."""
     return f"--{name.replace('_', '-')}"
+
+
+def choice_of(names: Iterable[str]) -> str:
+    """Return how the help shows an option that takes one of these words, such as {weak,strong}."""
+    return "{" + ",".join(names) + "}"
 
 
 def check_seed(seed: object) -> None:

@@ -58,7 +58,7 @@ class AutotuneOptions(Printed):
     """What is trained: pretrain squad gap classify glue."""
     task_flags: Annotated[TaskFlags, tyro.conf.arg(name="")] = field(default_factory=TaskFlags)
     preset: str = "base"
-    """tiny mini small medium base large distilbert."""
+    """Model size."""
     devices: int | None = None
     """Devices; default every GPU, or one process on all CPU cores."""
     strategies: tuple[str, ...] = (AUTO,)
@@ -78,7 +78,7 @@ class AutotuneOptions(Printed):
     padding: str = AUTO
     """Of fine-tuning's batches: longest fixed; auto: longest."""
     precision: str = AUTO
-    """fp32 tf32 bf16 fp16; auto: bf16 where in hardware, else fp32."""
+    """Arithmetic; default auto: bf16 where the hardware supports it, otherwise fp32."""
     data: str = "synthetic"
     """synthetic, synthetic:<lengths or path>, or a path."""
     dropout: float = 0.1
@@ -100,7 +100,7 @@ class AutotuneOptions(Printed):
     threads: int | None = None
     """CPU threads per rank; default an equal share."""
     device: str = "auto"
-    """cpu cuda auto."""
+    """Device type; default auto: CUDA where a GPU is present, otherwise the CPU."""
     timeout_seconds: float = 600.0
     """A trial that takes longer is ended as timeout."""
     retry_failed: bool = False

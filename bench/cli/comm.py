@@ -29,7 +29,7 @@ class CommOptions(Printed):
     sweep: Annotated[CommSweep, tyro.conf.arg(name="")] = field(default_factory=CommSweep)
     out: RunFolder = Path("runs/comm")
     device: str = "auto"
-    """cpu cuda auto."""
+    """Device type; default auto: CUDA where a GPU is present, otherwise the CPU."""
     timeout_seconds: float = 900.0
     """A trial that takes longer is ended as timeout."""
     retry_failed: bool = False

@@ -26,7 +26,7 @@ from bert.parallel import STRATEGIES
 from bert.speed.registry import check_levers
 from common import locks
 from common.errors import UsageError
-from common.flags import request_of
+from common.flags import choice_of, request_of
 from common.registry import lookup
 from records.trial import PRECISIONS
 
@@ -53,11 +53,11 @@ class CompareStrategiesOptions(Printed):
     devices: tuple[int, ...] = (1, 2)
     """Numbers of devices, one process each; on a CPU the processes share the cores."""
     strategies: tuple[str, ...] = (AUTO,)
-    """single ddp fsdp deepspeed horovod dp; auto: single on one device, ddp on several."""
+    """Parallel strategy; default auto: single on one device, ddp on several."""
     precisions: tuple[str, ...] = (AUTO,)
     """fp32 tf32 bf16 fp16; auto: what --precision says, else bf16 where in hardware, else fp32."""
-    implementations: tuple[str, ...] = (OURS,)
-    """Whose model and loop train: bertbench hf-trainer."""
+    implementations: Annotated[tuple[str, ...], tyro.conf.arg(metavar=choice_of(TRAININGS) + " ...")] = (OURS,)
+    """Implementations that train."""
     levers: tuple[str, ...] = (AUTO,)
     """How our own model computes, one variant each, as `bertbench train` takes it: auto, none, names joined by +."""
     out: Annotated[Path, tyro.conf.arg(help=OUT_HELP)] = Path("runs/strategies")

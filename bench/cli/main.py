@@ -48,7 +48,7 @@ with `make bench` for a whole measurement.
   report                   the HTML page of a run or of a profile
   compare, history         two runs or traces; many runs: exit 1 slower, 4 open
 
-bertbench COMMAND --help shows its options, bertbench --version the version.
+bertbench COMMAND --help shows its options, bertbench -V the version.
 """
 
 
@@ -70,7 +70,7 @@ def run(argv: list[str]) -> int:
     if not argv or argv[0] in ("-h", "--help", "help"):
         print(USAGE, end="")
         return 0 if argv else 2
-    if argv[0] == "--version":
+    if argv[0] in ("-V", "--version"):
         from importlib.metadata import version
 
         print(f"bertbench {version('bertbench')}")

@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import io
+import os
 import sys
 import types
 import typing
@@ -13,6 +14,7 @@ from typing import Annotated, Any, TypeVar, get_args, get_origin, get_type_hints
 
 import tyro
 
+from bench.cli.form import form_of
 from bert.tasks import TASKS, known_tasks
 from common.errors import Code, UsageError
 from common.flags import flag
@@ -55,26 +57,40 @@ def parse(options: type[T], argv: list[str], program: str) -> T:
     Raises:
         UsageError: options that do not exist or lack, or a value that the parser or the dataclass refuses.
     """
-    with _optional_values(), _refusals(program):
-        return tyro.cli(
-            options,
-            args=argv,
-            prog=program,
-            config=(tyro.conf.OmitArgPrefixes, tyro.conf.FlagCreatePairsOff),
-        )
+    form, build = form_of(options, _task_in(argv))
+    with _colors(), _optional_values(), _refusals(program):
+        filled: Any = tyro.cli(form, args=argv, prog=program, config=_CONFIG)
+    found: T = build(filled)
+    return found
 
 
 def parse_known(options: type[T], argv: list[str], program: str) -> tuple[T, list[str]]:
     """Like `parse`; return the words besides that are no options of it."""
-    with _optional_values(), _refusals(program):
-        found, rest = tyro.cli(
-            options,
-            args=argv,
-            prog=program,
-            config=(tyro.conf.OmitArgPrefixes, tyro.conf.FlagCreatePairsOff),
-            return_unknown_args=True,
-        )
-    return found, list(rest)
+    form, build = form_of(options, _task_in(argv))
+    with _colors(), _optional_values(), _refusals(program):
+        known: tuple[Any, list[str]] = tyro.cli(form, args=argv, prog=program, config=_CONFIG, return_unknown_args=True)
+    return build(known[0]), list(known[1])
+
+
+_CONFIG = (tyro.conf.OmitArgPrefixes, tyro.conf.FlagCreatePairsOff)
+
+
+def _task_in(argv: Sequence[str]) -> str | None:
+    """The task whose help is asked for; None where no help is, so that options of other tasks are read and refused."""
+    asked = "-h" in argv or "--help" in argv
+    return argv[0] if asked and argv[0] in known_tasks() else None
+
+
+@contextlib.contextmanager
+def _colors() -> Iterator[None]:
+    """Let tyro color what it prints unless NO_COLOR is set (no-color.org); it leaves color out where no terminal is."""
+    options = tyro._experimental_options
+    before = options["ansi_codes"]
+    options["ansi_codes"] = before and not os.environ.get("NO_COLOR")
+    try:
+        yield
+    finally:
+        options["ansi_codes"] = before
 
 
 @contextlib.contextmanager

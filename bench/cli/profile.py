@@ -63,7 +63,7 @@ class ProfileOptions(Printed):
     """Run directory whose fastest configuration, by its report, is profiled; no option of the sweep goes with it."""
     out: RunFolder = Path("runs/profile")
     device: str = "auto"
-    """cpu cuda auto."""
+    """Device type; default auto: CUDA where a GPU is present, otherwise the CPU."""
     timeout_seconds: float = 900.0
     """A trial that takes longer is ended as timeout."""
     again: bool = False

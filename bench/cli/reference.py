@@ -1,27 +1,18 @@
 """Writes docs/reference from the options' dataclasses and the error codes: `make docs`. A test holds it to the code."""
 
-import ast
-import dataclasses
-import inspect
 import itertools
 import re
-import textwrap
-import typing
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 from bench.cli.dispatch import COMMANDS, options_of
+from bench.cli.form import GROUPS, Leaf, leaves
 from bench.cli.main import USAGE
-from bench.cli.options import Tables
 from common.atomic import write_text
 from common.errors import CODES
 from records import schema
 
 ROOT = Path(__file__).resolve().parents[2]
 REFERENCE = ROOT / "docs" / "reference"
-_SHARED = {field.name for field in dataclasses.fields(Tables)}
-"""What most commands take: told after what is their own."""
 _SCRIPT_FOLDERS = (".", "bench", "bert", "bert/data", "profiling")
 
 _INTRODUCTION = """# Commands
@@ -110,72 +101,33 @@ def _make_targets() -> str:
 
 
 def _table(options: type) -> str:
-    lines = ["| option | default | meaning |", "|---|---|---|"]
-    for name, default, meaning in _fields(options):
-        lines.append(f"| `{name}` | {default} | {meaning} |".replace("<", "&lt;"))
-    return "\n".join(lines) + "\n"
+    """The options of a command by group, those that are its own first."""
+    found = list(leaves(options))
+    parts = []
+    for group in ("", *GROUPS):
+        own = [leaf for leaf in found if ("" if leaf.positional else leaf.group) == group]
+        if own:
+            lines = ["| option | values | default | meaning |", "|---|---|---|---|", *map(_row, own)]
+            parts.append((f"Options, {group}:\n\n" if group else "") + "\n".join(lines) + "\n")
+    return "\n".join(parts)
+
+
+def _row(leaf: Leaf) -> str:
+    values = " ".join(f"`{name}`" for name in leaf.choices)
+    default = "required" if leaf.required else leaf.default_text
+    return f"| `{_spelled(leaf)}` | {values} | {default} | {leaf.help} |".replace("<", "&lt;")
+
+
+def _spelled(leaf: Leaf) -> str:
+    if leaf.positional:
+        return leaf.name.upper()
+    given = next((marker.name for marker in leaf.markers if getattr(marker, "name", None)), leaf.name)
+    return f"--{'no-' * (leaf.field.default is True)}{given.replace('_', '-')}"
 
 
 def _summary(options: type) -> str:
     """The first paragraph of what the help of a command says, in one line."""
     return " ".join((options.__doc__ or "").strip().partition("\n\n")[0].split())
-
-
-def _fields(options: type) -> Iterator[tuple[str, str, str]]:
-    meanings = _field_docstrings(options)
-    hints = typing.get_type_hints(options, include_extras=True)
-    for field in sorted(dataclasses.fields(options), key=lambda field: field.name in _SHARED):
-        inner = (
-            typing.get_args(hints[field.name])[0] if hasattr(hints[field.name], "__metadata__") else hints[field.name]
-        )
-        if dataclasses.is_dataclass(inner):
-            assert isinstance(inner, type)
-            yield from _fields(inner)
-            continue
-        markers = getattr(hints[field.name], "__metadata__", ())
-        positional = any("positional" in str(marker).lower() for marker in markers)
-        off = "no-" * (field.default is True)
-        given = next((marker.name for marker in markers if getattr(marker, "name", None)), field.name)
-        name = field.name.upper() if positional else f"--{off}{given.replace('_', '-')}"
-        yield (
-            name,
-            "required" if positional and field.default not in ((), None) else _default(field),
-            meanings.get(field.name) or _help_text(hints[field.name]),
-        )
-
-
-def _default(field: "dataclasses.Field[Any]") -> str:
-    if field.default is dataclasses.MISSING:
-        return "required" if field.default_factory is dataclasses.MISSING else ""
-    value = field.default
-    if value is None or value is True or value == ():
-        return ""
-    return " ".join(map(str, value)) if isinstance(value, tuple) else str(value)
-
-
-def _help_text(hint: Any) -> str:
-    return next((marker.help for marker in getattr(hint, "__metadata__", ()) if getattr(marker, "help", None)), "")
-
-
-def _field_docstrings(options: type) -> dict[str, str]:
-    """Return the string that stands under each field."""
-    found: dict[str, str] = {}
-    for base in options.__mro__[1:]:
-        if dataclasses.is_dataclass(base):
-            found |= _field_docstrings(base)
-    if options.__module__ == "types":  # made by dataclasses.make_dataclass: its fields say what they mean themselves
-        return found
-    (body,) = ast.parse(textwrap.dedent(inspect.getsource(options))).body
-    assert isinstance(body, ast.ClassDef)
-    for before, after in zip(body.body, body.body[1:], strict=False):
-        if (
-            isinstance(before, ast.AnnAssign)
-            and isinstance(before.target, ast.Name)
-            and isinstance(after, ast.Expr)
-            and isinstance(after.value, ast.Constant)
-        ):
-            found[before.target.id] = " ".join(str(after.value.value).split())
-    return found
 
 
 if __name__ == "__main__":

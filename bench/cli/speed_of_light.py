@@ -35,7 +35,7 @@ class SpeedOfLightOptions(Printed):
     """What is trained: pretrain squad classify glue."""
     task_flags: Annotated[TaskFlags, tyro.conf.arg(name="")] = field(default_factory=TaskFlags)
     preset: str = "base"
-    """tiny mini small medium base large distilbert."""
+    """Model size."""
     batch_size: int = 8
     """Sequences per device."""
     seq_len: int | None = None
@@ -43,7 +43,7 @@ class SpeedOfLightOptions(Printed):
     padding: str = AUTO
     """Of squad's batches: longest fixed; auto: longest."""
     precision: str = AUTO
-    """fp32 tf32 bf16 fp16; auto: bf16 where in hardware, else fp32."""
+    """Arithmetic; default auto: bf16 where the hardware supports it, otherwise fp32."""
     levers: str = AUTO
     """auto, none, or names joined by + (docs/explanation/speed.md)."""
     allocator: str = DEFAULT
@@ -63,7 +63,7 @@ class SpeedOfLightOptions(Printed):
     threads: int | None = None
     """CPU threads per rank; default an equal share."""
     device: str = "auto"
-    """cpu cuda auto."""
+    """Device type; default auto: CUDA where a GPU is present, otherwise the CPU."""
     timeout_seconds: float = 900.0
     """A measurement that takes longer is ended as timeout."""
     retry_failed: bool = False

@@ -36,9 +36,9 @@ class Computing:
     """Where a trained model computes, and how."""
 
     device: str = "auto"
-    """cpu cuda auto."""
+    """Device type; default auto: CUDA where a GPU is present, otherwise the CPU."""
     precision: str = AUTO
-    """fp32 tf32 bf16 fp16; auto: bf16 where in hardware, else fp32."""
+    """Arithmetic; default auto: bf16 where the hardware supports it, otherwise fp32."""
     batch_size: int = 32
     """Rows at a time; of squad, windows."""
 

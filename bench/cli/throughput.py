@@ -33,27 +33,27 @@ class ThroughputOptions(Printed):
     sweep: Annotated[Sweep, tyro.conf.arg(name="")] = field(default_factory=Sweep)
     out: RunFolder = Path("runs/throughput")
     nodes: tuple[int, ...] = ()
-    """Nodes that its ranks must be on where `launch`, torchrun or a scheduler started it; by itself it is on one."""
+    """Numbers of nodes that the launched ranks must span; default any number."""
     device: str = "auto"
-    """cpu cuda auto."""
+    """Device type; default auto: CUDA where a GPU is present, otherwise the CPU."""
     timeout_seconds: float = 900.0
-    """A trial that takes longer is ended as timeout."""
+    """Time limit of a trial in s; a trial that exceeds it has the status timeout."""
     price_per_hour: float | None = None
-    """Price of the machine for one hour, for the cost columns."""
+    """Price of the machine per hour, for the cost columns; default no cost columns."""
     retry_failed: bool = False
     """Run failed trials again."""
     again: bool = False
-    """Measure finished trials anew; their earlier records go to earlier/N in --out, a run directory of its own."""
+    """Measure finished trials again; earlier records move to earlier/N in --out."""
     max_batch_search: bool = False
     """Find the largest batch that fits, from the first of --batch-sizes up."""
     max_batch_limit: int = 4096
     """Largest batch the search tries."""
     max_batch_step: int = 1
-    """The search ends that near to the largest batch."""
+    """Resolution of the search, in sequences."""
     input_only: bool = False
-    """Draw the batches and do nothing with them."""
+    """Measure the input pipeline alone, without training."""
     against_synthetic: bool = False
-    """Measure each trial on made-up batches of equal lengths too."""
+    """Also measure each trial on synthetic batches with the lengths of --data."""
 
     def __post_init__(self) -> None:
         """Refuse options that exclude each other."""

@@ -27,7 +27,7 @@ from bert.tasks import check_task_options, make_task, resolve_options, task_data
 from bert.tasks.base import DataSource, TaskData
 from bert.train.settings import GIVEN, TrainSettings, resolve_settings, task_defaults
 from common.errors import InputError, StorageError, UsageError
-from common.flags import flag, request_of
+from common.flags import choice_of, flag, request_of
 from common.registry import lookup
 from records.training import TrainRun, is_train_run
 from records.trial import Trial
@@ -54,17 +54,17 @@ class TrainOptions:
     """Folder of HDF5 shards (pretrain), features (squad gap glue), CSV or its SQLite file (classify), or synthetic."""
     out: Annotated[Path, tyro.conf.arg(help=_OUT_HELP)] = Path("runs/train")
     preset: str | None = None
-    """tiny mini small medium base large distilbert; default large, fine-tuning base, with --init its own."""
+    """Model size; default large, fine-tuning base, with --init that of the weights."""
     device: str = "auto"
-    """cpu cuda auto."""
+    """Device type; default auto: CUDA where a GPU is present, otherwise the CPU."""
     devices: int | None = None
     """Devices, one process each; default every GPU, or one process on all CPU cores."""
     strategy: str = AUTO
-    """single ddp fsdp deepspeed horovod dp; auto: single on one device, ddp on several."""
-    implementation: str = OURS
-    """Whose model and loop train: bertbench hf-trainer; the latter keeps no checkpoints on its way."""
+    """Parallel strategy; default auto: single on one device, ddp on several."""
+    implementation: Annotated[str, tyro.conf.arg(metavar=choice_of(TRAININGS))] = OURS
+    """Implementation that trains; hf-trainer writes no intermediate checkpoints."""
     zero_stage: int | None = None
-    """ZeRO stage of deepspeed, 0 to 3; else that of its file, or 0."""
+    """ZeRO stage of deepspeed, 0 to 3; default the stage in --deepspeed-config, otherwise no sharding (0)."""
     deepspeed_config: Path | None = None
     """JSON file of deepspeed; what it says of batch sizes, rate, decay and clipping holds where no option is given."""
     global_batch_size: int | None = None
@@ -85,9 +85,9 @@ class TrainOptions:
     """Fraction of the updates spent on the warm-up (cyclic: half a cycle); default .2843, in phase 2 .128, fine-tuning
     .1."""
     optimizer: str | None = None
-    """lamb adamw; default lamb, fine-tuning adamw."""
+    """Optimizer; default lamb, fine-tuning adamw."""
     schedule: str | None = None
-    """poly linear constant cyclic; default poly, fine-tuning linear."""
+    """Learning-rate schedule; default poly, fine-tuning linear."""
     weight_decay: float | None = None
     """Decay of all but biases and LayerNorm; default .01."""
     max_grad_norm: float | None = None
@@ -95,13 +95,13 @@ class TrainOptions:
     dropout: float | None = None
     """Dropout probability everywhere; default .1."""
     activation_checkpointing: bool = False
-    """Keep the input of each layer and make the rest again in backward: less memory, the same losses."""
+    """Keep only the input of each layer and recompute the rest in the backward pass: less memory, the same losses."""
     levers: str | None = None
-    """How a step is computed: auto, none, or names joined by + (docs/explanation/speed.md); default auto."""
+    """Optimizations: auto, none, or names joined by + (docs/explanation/speed.md); default auto."""
     bucket_mib: int | None = None
     """Buckets that gradients are reduced in, MiB; default the strategy's own."""
     precision: str = AUTO
-    """fp32 tf32 bf16 fp16; auto: bf16 where in hardware, else fp32."""
+    """Arithmetic; default auto: bf16 where the hardware supports it, otherwise fp32."""
     seed: int | None = None
     """Seed of weights, data order and dropout; default 42."""
     init: Path | None = None

@@ -41,37 +41,37 @@ class Sweep:
     """What is trained: pretrain squad gap classify glue."""
     task_flags: Annotated[TaskFlags, tyro.conf.arg(name="")] = field(default_factory=TaskFlags)
     presets: tuple[str, ...] = ("base",)
-    """tiny mini small medium base large distilbert."""
+    """Model size."""
     implementations: tuple[str, ...] = ("bertbench",)
-    """bertbench hf hf-trainer hf-compiled torch-encoder."""
+    """Implementations to measure."""
     levers: tuple[str, ...] = (AUTO,)
-    """Of bertbench: auto, none, or names joined by +, each set a competitor."""
+    """Optimizations of bertbench: auto, none, or names joined by +; each set is measured separately."""
     allocators: tuple[str, ...] = (DEFAULT,)
-    """How processes keep memory: default, keep, huge-pages."""
+    """Memory allocator settings of the processes."""
     strategies: tuple[str, ...] = (AUTO,)
-    """single ddp fsdp deepspeed horovod dp; auto: single on one device, ddp on several."""
+    """Parallel strategy; default auto: single on one device, ddp on several."""
     zero_stages: tuple[int, ...] = ()
-    """ZeRO stages of deepspeed, 0 to 3; else that of its file, or 0."""
+    """ZeRO stages of deepspeed, 0 to 3; default the stage in --deepspeed-config, otherwise 0."""
     deepspeed_config: Path | None = None
-    """JSON file of deepspeed; what is "auto" or absent there comes from here."""
+    """DeepSpeed configuration, JSON; values that are "auto" or absent come from the other options."""
     devices: tuple[int, ...] = ()
-    """Counts; default 1 2 4 ... to every GPU, or 1 rank with all CPU cores."""
+    """Numbers of devices; default 1 2 4 ... up to every GPU, or one rank on all CPU cores."""
     batch_sizes: tuple[int, ...] = (8,)
     """Sequences per device and micro-step."""
     scaling: str = WEAK
-    """Over --devices: weak keeps a device's batch; strong divides that of the fewest devices."""
+    """weak keeps the batch of a device; strong divides the batch of the fewest devices among all."""
     grad_accum: tuple[int, ...] = (1,)
     """Micro-steps per optimizer step."""
     seq_lens: tuple[int, ...] = ()
-    """Tokens per sequence at most; default 128, squad 384, gap 512."""
+    """Maximum tokens per sequence; default 128, squad 384, gap 512."""
     padding: str = AUTO
-    """Of fine-tuning's batches: longest fixed; auto: longest."""
+    """Padding of fine-tuning batches: to the longest sequence, or to --seq-lens; default auto: longest."""
     activation_checkpointing: bool = False
-    """Keep the input of each layer, make the rest again in backward."""
+    """Keep only the input of each layer and recompute the rest in the backward pass."""
     bucket_mib: int | None = None
-    """Buckets of gradients in MiB; default the strategy's own."""
+    """Gradient bucket size in MiB; default the strategy's own."""
     precisions: tuple[str, ...] = (AUTO,)
-    """fp32 tf32 bf16 fp16; auto: bf16 where in hardware, else fp32."""
+    """Arithmetic; default auto: bf16 where the hardware supports it, otherwise fp32."""
     data: str = "synthetic"
     """synthetic, synthetic:<lengths or path>, or a path."""
     dropout: float = 0.1
@@ -81,19 +81,19 @@ class Sweep:
     rounds: int | None = None
     """Interleaved repetitions; default 3 in throughput where implementations or levers compete, else 1."""
     start: int | None = None
-    """First measured step (else: end of detected warm-up)."""
+    """First measured step; default the end of the detected warm-up."""
     stop: int | None = None
-    """One past the last measured step."""
+    """One past the last measured step; default until --precision-target or a limit is reached."""
     min_steps: int = 10
-    """Fewest measured steps without a window, time permitting."""
+    """Minimum measured steps without --start and --stop, time permitting."""
     max_steps: int = 1000
-    """Most steps without a window."""
+    """Maximum steps without --start and --stop."""
     max_seconds: float = 30.0
-    """Longest measuring per trial in s without a window."""
+    """Maximum measuring time per trial in s without --start and --stop."""
     precision_target: float = 0.01
-    """95 % interval of the median, +- this fraction, ends measuring."""
+    """Measuring ends when the 95 % interval of the median is within this fraction."""
     memory_limit_gib: float | None = None
-    """Private memory per rank in GiB; more is oom."""
+    """Private memory limit per rank in GiB; a trial that exceeds it is oom; default no limit."""
     threads: int | None = None
     """CPU threads per rank; default an equal share."""
 

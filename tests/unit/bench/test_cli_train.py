@@ -16,8 +16,8 @@ from support.training_runs import settings, shards
 
 from analysis.render.run_page import write_report
 from bench.cli import train as command
+from bench.cli.form import field_docstrings
 from bench.cli.main import run
-from bench.cli.reference import _field_docstrings
 from bench.cli.train_progress import TrainProgress, event_text
 from bench.machine.devices import Devices
 from bench.plan.training import Plan, TrainOptions, check_continues, check_space, initial_weights, plan_training
@@ -317,7 +317,7 @@ def test_the_configuration_of_an_attempt_is_kept_whole_and_names_it(data: Path) 
 
 
 def test_the_defaults_that_the_help_names_are_those_of_the_phases_and_of_every_task() -> None:
-    meanings = _field_docstrings(command.TrainOptions)
+    meanings = field_docstrings(command.TrainOptions)
     fields = {field.name: field for field in dataclasses.fields(TrainSettings)}
     for name, meaning in meanings.items():
         told = [word.rstrip(",;.") for word in meaning.partition("default ")[2].split()]

@@ -50,9 +50,9 @@ def test_ids_of_trials_made_before_tasks_had_options_stay():
 def test_every_help_text_that_lists_tasks_names_all_of_them():
     own = [name for name in TASKS if name != NAME]
     for options in (Sweep, AutotuneOptions, TrainOptions):
-        from bench.cli.reference import _field_docstrings
+        from bench.cli.form import field_docstrings
 
-        listed = _field_docstrings(options)["task"].partition(": ")[2].rstrip(".").split()
+        listed = field_docstrings(options)["task"].partition(": ")[2].rstrip(".").split()
         assert listed == own, f"{options.__name__}: list the tasks of bert.tasks.TASKS"
 
 

@@ -1,0 +1,263 @@
+"""The form that a command line fills in: the fields of a dataclass of options, in groups, with choices and defaults.
+
+tyro groups the options of nested dataclasses, and options are declared flat, as records keep them. So the parser gets
+a nested dataclass made here of the flat one, and what it returns becomes the flat one again.
+"""
+
+import ast
+import dataclasses
+import inspect
+import textwrap
+import typing
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache
+from typing import Annotated, Any
+
+import tyro
+
+from bert.tasks import known_tasks, task_data
+from common.flags import choice_of
+
+GROUPS: dict[str, tuple[str, ...]] = {
+    "model and data": (
+        "file", "phase", "data", "preset", "presets", "implementation", "implementations", "input", "vocab", "init",
+        "checkpoint", "seq_len", "seq_lens", "padding", "dropout", "seed", "eval_data",
+    ),
+    "sweep": (
+        "batch_size", "batch_sizes", "strategy", "strategies", "zero_stage", "zero_stages", "deepspeed_config",
+        "levers", "allocators", "nodes", "device", "devices", "scaling", "grad_accum", "precision", "precisions",
+        "activation_checkpointing", "bucket_mib", "threads", "rounds", "max_batch_search", "max_batch_limit",
+        "max_batch_step", "input_only", "against_synthetic", "global_batch_size", "micro_batch_size",
+        "grad_accum_steps",
+    ),
+    "measuring": (
+        "start", "stop", "min_steps", "max_steps", "max_seconds", "precision_target", "memory_limit_gib",
+        "timeout_seconds", "retry_failed", "again",
+    ),
+    "output": ("json", "out", "output", "csv", "rows", "price_per_hour", "log_to", "log_every"),
+}  # fmt: skip
+"""Heading of a group of options in every help -> names of its fields; the others are options of the command."""
+
+_HEADINGS = {"sweep": "how it runs"}
+"""Where a command takes one value in place of lists, its group has this heading."""
+
+_GROUP_OF = {name: group for group, names in GROUPS.items() for name in names}
+_DEFAULT = "; default "
+
+
+@dataclass(frozen=True, slots=True)
+class Leaf:
+    """One field of the options that a command line can give."""
+
+    path: tuple[str, ...]
+    """Names of the fields that lead to it, its own last."""
+    hint: Any
+    """Its type with tyro's markers."""
+    field: "dataclasses.Field[Any]"
+    help: str
+    """What it means, without its default."""
+    default_text: str
+    """What happens where it is not given, in words; "" where it is required or a switch."""
+    choices: tuple[str, ...] = ()
+    """The words it takes, where these are few and known."""
+    owner: type | None = None
+    """The dataclass that declares it."""
+
+    @property
+    def name(self) -> str:
+        """The name of the field."""
+        return self.path[-1]
+
+    @property
+    def markers(self) -> tuple[Any, ...]:
+        """What its annotation says to tyro."""
+        return tuple(getattr(self.hint, "__metadata__", ()))
+
+    @property
+    def positional(self) -> bool:
+        """Whether it is given by its place."""
+        return tyro.conf.Positional in self.markers or any("positional" in str(one).lower() for one in self.markers)
+
+    @property
+    def required(self) -> bool:
+        """Whether a command line has to give it."""
+        missing = dataclasses.MISSING
+        return self.field.default is missing and self.field.default_factory is missing
+
+    @property
+    def group(self) -> str:
+        """Heading of its group; "" for options of the command."""
+        return _GROUP_OF.get(self.name, "")
+
+    @property
+    def tasks(self) -> tuple[str, ...]:
+        """The tasks that alone have it; () where every task does."""
+        if self.owner is None or self.owner.__name__ != "TaskFlags":
+            return ()
+        names = {self.name, *(marker.name for marker in self.markers if getattr(marker, "name", None))}
+        spelled = {name.replace("-", "_") for name in names}
+        return tuple(task for task in known_tasks() if spelled & {one.name for one in task_data(task).options})
+
+    @property
+    def kind(self) -> Any:
+        """Its type without markers."""
+        return typing.get_args(self.hint)[0] if self.markers else self.hint
+
+
+def leaves(options: type, path: tuple[str, ...] = ()) -> Iterator[Leaf]:
+    """Yield the fields of a dataclass of options, those of the dataclasses in it in their place."""
+    texts = field_docstrings(options)
+    hints = typing.get_type_hints(options, include_extras=True)
+    for item in dataclasses.fields(options):
+        hint = hints[item.name]
+        markers = getattr(hint, "__metadata__", ())
+        inner = typing.get_args(hint)[0] if markers else hint
+        if dataclasses.is_dataclass(inner):
+            assert isinstance(inner, type)
+            yield from leaves(inner, (*path, item.name))
+            continue
+        said = texts.get(item.name) or next((one.help for one in markers if getattr(one, "help", None)), "")
+        meaning, _, default = said.partition(_DEFAULT)
+        yield Leaf(
+            (*path, item.name),
+            hint,
+            item,
+            meaning if not default or meaning.endswith(".") else f"{meaning}.",
+            default.rstrip(".") or _default_text(item),
+            choices_of(item, inner, markers),
+            options,
+        )
+
+
+def _default_text(item: "dataclasses.Field[Any]") -> str:
+    value = item.default
+    if value is dataclasses.MISSING or value is None or isinstance(value, bool) or value in ((), ""):
+        return ""
+    return " ".join(map(str, value)) if isinstance(value, tuple) else str(value)
+
+
+def choices_of(item: "dataclasses.Field[Any]", kind: Any, markers: tuple[Any, ...] = ()) -> tuple[str, ...]:
+    """Return the words that a field takes; () where any will do. Its dataclass checks them, with its own error code."""
+    for part in (kind, *typing.get_args(kind)):
+        if typing.get_origin(part) is typing.Literal:
+            return tuple(map(str, typing.get_args(part)))
+    for marker in markers:
+        listed = getattr(marker, "metavar", None) or ""
+        if listed.startswith("{"):
+            return tuple(listed.partition("}")[0].removeprefix("{").split(","))
+    words = str in (kind, *typing.get_args(kind))
+    singular = "strategy" if item.name == "strategies" else item.name.removesuffix("s")
+    known = _named_choices().get(singular, ()) if words else ()
+    return tuple(one for one in known if one != "auto" or item.default is not None)
+
+
+@cache
+def _named_choices() -> dict[str, tuple[str, ...]]:
+    """The words that an option of this name takes in every command, of the registries that hold them."""
+    from bench.implementations import IMPLEMENTATIONS
+    from bench.run.resources import ALLOCATORS
+    from bert.model.config import PRESETS
+    from bert.parallel import STRATEGIES
+    from records.trial import PRECISIONS
+
+    return {
+        "preset": tuple(PRESETS),
+        "implementation": tuple(IMPLEMENTATIONS),
+        "allocator": tuple(ALLOCATORS),
+        "strategy": ("auto", *STRATEGIES),
+        "precision": ("auto", *PRECISIONS),
+        "device": ("auto", "cpu", "cuda"),
+        "optimizer": ("lamb", "adamw"),
+        "schedule": ("poly", "linear", "constant", "cyclic"),
+        "scaling": ("weak", "strong"),
+        "padding": ("auto", "longest", "fixed"),
+    }
+
+
+def form_of(options: type, task: str | None = None) -> tuple[type, Callable[[Any], Any]]:
+    """Return the nested dataclass that the parser fills in, and what makes the options of one that is filled in.
+
+    Args:
+        options: a dataclass of options, of whatever dataclasses.
+        task: the task that the command line names; options of other tasks are taken and refused, but not shown.
+    """
+    found = list(leaves(options))
+    several = any(leaf.name == "presets" for leaf in found)
+    own: list[Any] = []
+    grouped: dict[str, list[Any]] = {group: [] for group in GROUPS}
+    for leaf in found:
+        hidden = task is not None and leaf.tasks and task not in leaf.tasks
+        made = (leaf.name, _shown(leaf, bool(hidden)), *_default_of(leaf))
+        (own if leaf.positional or not leaf.group else grouped[leaf.group]).append(made)
+    for group, fields in grouped.items():
+        if fields:
+            heading = group if several else _HEADINGS.get(group, group)
+            inner = dataclasses.make_dataclass(group.title().replace(" ", ""), fields, kw_only=True)
+            inner.__doc__ = ""
+            own.append((group.replace(" ", "_") + "_group", Annotated[inner, tyro.conf.arg(name=heading)]))
+    form = dataclasses.make_dataclass("Form", own, kw_only=True)
+    form.__doc__ = inspect.getdoc(options) or ""
+
+    def build(filled: Any) -> Any:
+        values: dict[str, Any] = {}
+        for holder in (filled, *(getattr(filled, item.name) for item in dataclasses.fields(filled))):
+            if dataclasses.is_dataclass(holder):
+                values |= {item.name: getattr(holder, item.name) for item in dataclasses.fields(holder)}
+        return _build(options, values)
+
+    return form, build
+
+
+def _build(options: type, values: Mapping[str, Any]) -> Any:
+    hints = typing.get_type_hints(options, include_extras=True)
+    arguments = {}
+    for item in dataclasses.fields(options):
+        inner = typing.get_args(hints[item.name])[0] if hasattr(hints[item.name], "__metadata__") else hints[item.name]
+        arguments[item.name] = _build(inner, values) if dataclasses.is_dataclass(inner) else values[item.name]  # type: ignore[arg-type]
+    return options(**arguments)
+
+
+def _shown(leaf: Leaf, hidden: bool) -> Any:
+    """The type of a field of the form, with what tyro prints of it."""
+    given = next((one for one in leaf.markers if hasattr(one, "help_behavior_hint")), tyro.conf.arg())
+    metavar = given.metavar  # type: ignore[attr-defined]
+    if leaf.choices and metavar is None and not leaf.positional:
+        many = typing.get_origin(leaf.kind) is tuple
+        metavar = choice_of(leaf.choices) + " ..." * many
+    hint = f"(default: {leaf.default_text})" if leaf.default_text else ""
+    merged = dataclasses.replace(given, help=leaf.help, metavar=metavar, help_behavior_hint=hint)  # type: ignore[type-var]
+    rest = [one for one in leaf.markers if one is not given]
+    shown: Any = Annotated[leaf.kind, merged]
+    for marker in (*rest, *([tyro.conf.Suppress] if hidden else [])):
+        shown = Annotated[shown, marker]
+    return shown
+
+
+def _default_of(leaf: Leaf) -> tuple[Any, ...]:
+    if leaf.required:
+        return ()
+    if leaf.field.default is not dataclasses.MISSING:
+        return (dataclasses.field(default=leaf.field.default),)
+    return (dataclasses.field(default_factory=leaf.field.default_factory),)
+
+
+def field_docstrings(options: type) -> dict[str, str]:
+    """Return the string that stands under each field."""
+    found: dict[str, str] = {}
+    for base in options.__mro__[1:]:
+        if dataclasses.is_dataclass(base):
+            found |= field_docstrings(base)
+    if options.__module__ == "types":  # made by dataclasses.make_dataclass: its fields say what they mean themselves
+        return found
+    (body,) = ast.parse(textwrap.dedent(inspect.getsource(options))).body
+    assert isinstance(body, ast.ClassDef)
+    for before, after in zip(body.body, body.body[1:], strict=False):
+        if (
+            isinstance(before, ast.AnnAssign)
+            and isinstance(before.target, ast.Name)
+            and isinstance(after, ast.Expr)
+            and isinstance(after.value, ast.Constant)
+        ):
+            found[before.target.id] = " ".join(str(after.value.value).split())
+    return found

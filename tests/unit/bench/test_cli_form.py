@@ -1,0 +1,80 @@
+"""The help of every command: groups, choices, defaults; and that the form gives back the options it was made of."""
+
+import contextlib
+import io
+import os
+import pty
+import re
+import subprocess
+import sys
+
+import pytest
+
+from bench.cli.dispatch import COMMANDS, options_of
+from bench.cli.form import GROUPS, leaves
+from bench.cli.options import parse, parse_task
+from bench.cli.throughput import ThroughputOptions
+from bench.plan.trials import Sweep
+from tests.support.refusals import refused
+
+OPTIONS = {words: options for name in COMMANDS for words, options in options_of(name).items()}
+
+
+def help_of(options: type, *words: str) -> str:
+    shown = io.StringIO()
+    with contextlib.redirect_stdout(shown), pytest.raises(SystemExit) as end:
+        parse(options, [*words, "--help"], "bertbench")
+    assert end.value.code == 0
+    return " ".join(re.sub("[│╭╰─╮╯]", " ", shown.getvalue()).split())
+
+
+@pytest.mark.parametrize("words", OPTIONS)
+def test_no_default_is_shown_as_none_or_as_nothing(words: str) -> None:
+    text = help_of(OPTIONS[words])
+    assert not re.search(r"default: *(None|False|True|''|\)|\()", text), text
+
+
+def test_the_help_of_a_sweep_is_in_groups_with_the_options_of_its_task_alone() -> None:
+    pretrain, gap = help_of(ThroughputOptions, "pretrain"), help_of(ThroughputOptions, "gap")
+    for group in GROUPS:
+        assert f"{group} options" in pretrain
+    assert "--head" in gap and "--head" not in pretrain
+    assert "--presets {tiny,mini,small,medium,base,large,distilbert}" in pretrain
+
+
+def test_every_grouped_name_is_an_option_of_some_command() -> None:
+    known = {leaf.name for options in OPTIONS.values() for leaf in leaves(options)}
+    assert {name for names in GROUPS.values() for name in names} <= known
+
+
+def test_what_the_form_returns_is_the_flat_dataclass_with_its_own_refusals() -> None:
+    given = parse_task(
+        ThroughputOptions, ["squad", "--presets", "mini", "tiny", "--rounds", "2", "--json"], "throughput"
+    )
+    assert given == ThroughputOptions(sweep=Sweep(task="squad", presets=("mini", "tiny"), rounds=2), json=True)
+    with refused("option-choice", "hugo", "tiny"):
+        parse_task(ThroughputOptions, ["pretrain", "--presets", "hugo"], "throughput")
+    with refused("option-not-applicable", "--head", "gap"):
+        parse_task(ThroughputOptions, ["pretrain", "--head", "mul"], "throughput")
+
+
+@pytest.mark.parametrize(("changes", "colored"), [({}, True), ({"NO_COLOR": "1"}, False), ({"TERM": "dumb"}, False)])
+def test_help_on_a_terminal_has_color_unless_it_is_unwanted(changes: dict[str, str], colored: bool) -> None:
+    ours, theirs = pty.openpty()
+    environment = {name: value for name, value in os.environ.items() if name not in ("NO_COLOR", "FORCE_COLOR")}
+    command = [sys.executable, "-m", "bench.cli.main", "doctor", "--help"]
+    subprocess.run(command, stdout=theirs, env={**environment, "TERM": "xterm", **changes}, check=True)
+    os.close(theirs)
+    shown = b""
+    with contextlib.suppress(OSError):  # the end of a terminal
+        while part := os.read(ours, 4096):
+            shown += part
+    os.close(ours)
+    assert b"--help" in shown and (b"\x1b[" in shown) == colored
+
+
+def test_v_is_version() -> None:
+    short, long = (
+        subprocess.check_output([sys.executable, "-m", "bench.cli.main", one]) for one in ("-V", "--version")
+    )
+    assert short == long and short.startswith(b"bertbench ")
