@@ -6,10 +6,11 @@ Figures, style and script are inside the page; the figures also lie beside it as
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
+from urllib.parse import quote
 
 from analysis.diagnose.finding import Finding
 from analysis.render import tables
@@ -53,6 +54,23 @@ class Cards:
     """A few numbers that count: name, value, and a note where there is one."""
 
     rows: Sequence[tuple[str, str, str]]
+
+
+@dataclass(frozen=True, slots=True)
+class Badge:
+    """A short note that stands out: the machine was disturbed, a result is not conclusive."""
+
+    text: str
+    style: Literal["caution", "good", "plain"] = "caution"
+
+
+@dataclass(frozen=True, slots=True)
+class Callout:
+    """What a reader should not miss, in a box: what to do first."""
+
+    title: str
+    blocks: "Sequence[Block]"
+    style: Literal["first", "plain"] = "first"
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +120,7 @@ class Article:
     style: str = "panel"
 
 
-Block = tables.Block | Prose | Heading | Cards | Gallery | Items | Caution | Details | Article
+Block = tables.Block | Prose | Heading | Cards | Badge | Callout | Gallery | Items | Caution | Details | Article
 """What a terminal shows too (tables, facts, lines as they are, sentences), and what a page alone has."""
 
 
@@ -140,7 +158,7 @@ def finding_panel(
     if figures:
         blocks.append(Gallery(figures, folder))
     if len(finding.table):
-        shown = table_of(finding, MOST_ROWS)
+        shown = replace(table_of(finding, MOST_ROWS), csv="/".join(filter(None, (folder, f"{finding.name}.csv"))))
         rows = len(shown.rows)
         folded = Details(f"{rows} row{'s' if rows != 1 else ''}", [shown])
         blocks.append(folded if figures or rows > _OPEN_ROWS else shown)
@@ -148,6 +166,67 @@ def finding_panel(
         if left > 0:
             blocks.append(Prose(f"{left:,} more rows are in {finding.name}.csv", "faint"))
     return Article(finding.title, blocks, f"{prefix}{finding.name}")
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """One entry of the table of contents."""
+
+    anchor: str
+    title: str
+
+
+class _Outline:
+    """Gives every section of a page an anchor of its own, and lists them."""
+
+    def __init__(self, page: Page) -> None:
+        self._taken = {block.anchor for section in page.sections for block in section.blocks
+                       if isinstance(block, Article) and block.anchor}  # fmt: skip
+        self.anchors: dict[int, str] = {}
+        """Anchor of each section and of each foldable one, by its identity."""
+        self.parts: list[_Part] = []
+        for section in page.sections:
+            if not section.blocks:
+                continue
+            title = section.title or ("Answer" if section.style == "answer" else "")
+            if title:
+                self._add(section, title)
+            for block in section.blocks:
+                if isinstance(block, Details) and block.heading:
+                    self._add(block, block.summary)
+
+    def of(self, thing: object) -> str:
+        """Return the anchor of a section or of a foldable one, "" where it has none."""
+        return self.anchors.get(id(thing), "")
+
+    def _add(self, thing: object, title: str) -> None:
+        name = re.sub(r"[^a-z0-9]+", "-", title.lower()).strip("-") or "part"
+        anchor, number = name, 1
+        while anchor in self._taken:
+            number += 1
+            anchor = f"{name}-{number}"
+        self._taken.add(anchor)
+        self.anchors[id(thing)] = anchor
+        self.parts.append(_Part(anchor, title))
+
+
+class _Tables:
+    """Writes a CSV file for each table of a page that has none yet; `link` gives the place of the file."""
+
+    def __init__(self, folder: Path) -> None:
+        self.written: list[Path] = []
+        self._folder = folder
+        self._names: dict[str, int] = {}
+
+    def link(self, table: tables.Table) -> str:
+        """Return the address of a table's CSV file, relative to the page. Raises StorageError."""
+        path = table.csv
+        if not path:
+            number = self._names[table.name] = self._names.get(table.name, 0) + 1
+            path = f"tables/{table.name}{f'-{number}' if number > 1 else ''}.csv"
+            tables.write_csv(self._folder / path, table.csv_rows())
+            self.written.append(self._folder / path)
+        return quote(path, errors="surrogateescape")
 
 
 @contextmanager
@@ -170,7 +249,9 @@ def report_folder(folder: Path) -> Iterator[None]:
 
 
 def write_page(page: Page, folder: Path) -> list[Path]:
-    """Write a page and its figures into a folder; return the files, the page first. Everything from outside is escaped.
+    """Write a page, its figures and the CSV files of its tables into a folder; return the files, the page first.
+
+    Everything from outside is escaped.
 
     Raises:
         StorageError: a file cannot be written.
@@ -185,13 +266,22 @@ def write_page(page: Page, folder: Path) -> list[Path]:
         lstrip_blocks=True,
     )
     charts = ChartsOfPage(folder)
-    environment.filters |= {"options": _mark_options, "drawn": charts.add, "kind": lambda block: type(block).__name__}
+    csvs, outline = _Tables(folder), _Outline(page)
+    environment.filters |= {
+        "options": _mark_options,
+        "drawn": charts.add,
+        "kind": lambda block: type(block).__name__,
+        "csv": csvs.link,
+        "anchor": outline.of,
+    }
     files = {name: (_HERE / f"page.{name}").read_text(encoding="utf-8") for name in ("css", "js")}
     written = datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
-    text = environment.get_template("page.html").render(page=page, written=written, charts=charts, **files)
+    text = environment.get_template("page.html").render(
+        page=page, written=written, charts=charts, parts=outline.parts, **files
+    )
     path = folder / PAGE
     write_text(path, text.encode("utf-8", "replace").decode())  # names of files may hold bytes that are no UTF-8
-    return [path, *charts.pictures]
+    return [path, *charts.pictures, *csvs.written]
 
 
 def _mark_options(text: str) -> "markupsafe.Markup":

@@ -57,6 +57,19 @@ class Table:
     """Per column: whether it is a number, and so aligned to the right."""
     title: str = ""
     """Line above it; "" for none."""
+    csv: str = ""
+    """CSV file with its rows, relative to the folder of a page; "" where the page writes one (`csv_rows`)."""
+    values: tuple[Row, ...] = ()
+    """The rows of the CSV file: fields in full precision; empty where it has the texts of the cells."""
+    trials: tuple[str, ...] = ()
+    """Trial id of each row, which a filter also finds; empty where rows are not trials."""
+
+    def csv_rows(self) -> list[dict[str, Any]]:
+        """Return what a CSV file of this table holds, a row for each of `rows`."""
+        if self.values:
+            return [dict(row) for row in self.values]
+        texts = [["" if cell.text == UNKNOWN else cell.text for cell in row] for row in self.rows]
+        return [dict(zip(self.headings, row, strict=True)) for row in texts]
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,17 +102,29 @@ class Column:
     numeric: bool = True
     """Aligned to the right, sorted by value."""
     title: Callable[[Row], str] | None = None
+    fields: tuple[str, ...] = ()
+    """Fields of the row that say everything that the text says, for CSV files; empty for the text itself."""
 
 
 def plain(heading: str, name: str) -> Column:
     """A column of text."""
-    return Column(heading, lambda row: str(row.get(name) or ""), lambda row: str(row.get(name) or UNKNOWN), False)
+    return Column(
+        heading,
+        lambda row: str(row.get(name) or ""),
+        lambda row: str(row.get(name) or UNKNOWN),
+        numeric=False,
+        fields=(name,),
+    )
 
 
 def measured(heading: str, name: str, form: Callable[[Any], str] = number) -> Column:
     """A column of numbers; hovering over a dash says why the number is not known."""
     return Column(
-        heading, lambda row: row.get(name), lambda row: form(row.get(name)), title=lambda row: _why(row, name)
+        heading,
+        lambda row: row.get(name),
+        lambda row: form(row.get(name)),
+        title=lambda row: _why(row, name),
+        fields=(name,),
     )
 
 
@@ -117,6 +142,7 @@ def spread(name: str, form: Callable[[Any], str] = fine, title: Callable[[Row], 
         lambda row: row.get(low),
         lambda row: interval(row.get(low), row.get(high), form),
         title=title or (lambda row: _why(row, low)),
+        fields=(low, high),
     )
 
 
@@ -133,12 +159,26 @@ def build(name: str, columns: Sequence[Column], rows: Sequence[Row], title: str 
             value = float(value) if is_known(value) else -math.inf
         return Cell(column.text(row), value, column.title(row) if column.title else "")
 
+    def values(row: Row) -> Row:
+        found: dict[str, Any] = {}
+        for column in columns:
+            if column.fields:
+                found |= {name: row.get(name) for name in column.fields}
+            else:
+                text = column.text(row)
+                found[column.heading or "mark"] = "" if text == UNKNOWN else text
+        return found
+
     return Table(
         name,
         tuple(column.heading for column in columns),
         tuple(tuple(cell(column, row) for column in columns) for row in rows),
         tuple(column.numeric for column in columns),
         title,
+        values=tuple(values(row) for row in rows),
+        trials=tuple(str(row.get("trial_id") or "") for row in rows)
+        if any(row.get("trial_id") for row in rows)
+        else (),
     )
 
 

@@ -33,12 +33,16 @@ class Page(html.parser.HTMLParser):
         super().__init__()
         self.tags: list[str] = []
         self.sources: list[str] = []
+        self.links: list[str] = []
+        self.ids: list[str] = []
         self.text = text
         self.feed(text)
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.tags.append(tag)
-        self.sources += [value or "" for name, value in attrs if name in ("src", "href", "srcset", "data", "action")]
+        self.sources += [value or "" for name, value in attrs if name in ("src", "srcset", "data", "action")]
+        self.links += [value or "" for name, value in attrs if name == "href"]
+        self.ids += [value or "" for name, value in attrs if name == "id"]
 
 
 def test_the_page_holds_everything_it_needs_and_its_files_lie_beside_it(tmp_path: Path) -> None:
@@ -48,6 +52,11 @@ def test_the_page_holds_everything_it_needs_and_its_files_lie_beside_it(tmp_path
     assert len(page.sources) == page.text.count('<div class="chart">') == 5, "a picture for each chart, without scripts"
     assert all((path.parent / source).is_file() for source in page.sources)
     assert path.stat().st_size < 2_000_000
+    inside = [link[1:] for link in page.links if link.startswith("#")]
+    files = [link for link in page.links if not link.startswith("#")]
+    assert len(inside) >= 6 and set(inside) <= set(page.ids) and len(page.ids) == len(set(page.ids))
+    assert len(files) == page.tags.count("table") >= 2 and len(files) == len(set(files))
+    assert all((path.parent / file).is_file() and file.endswith(".csv") for file in files)
     assert page.tags.count("script") == 1 and "link" not in page.tags
     names = {item.name for item in path.parent.iterdir()}
     assert {"throughput.png", "latency.png", "scaling.png", "phases.png", "step_times.png"} <= names
