@@ -222,7 +222,7 @@ def classification_page(result: ClassificationResult, found: Classification) -> 
             Section("", answer, "answer"),
             Section("What was read", [Facts([*facts(result), *legend])]),
             Section("Figures", [Gallery(classification_figures(result, found, names))]),
-            Section("Each label", [Prose("Of the test split. Click a heading to sort.", "faint"), report_table(found)]),
+            Section("Each label", [Prose("Of the test split.", "faint"), report_table(found)]),
             Section("Most frequent errors", [confused] if confused.rows else []),
         ],
     )
@@ -292,7 +292,7 @@ def report_table(found: Classification) -> tables.Table:
         tables.measured("texts", "support", wording.count),
         tables.measured("predicted", "predicted", wording.count),
     ]
-    return tables.build("report", columns, found.report())
+    return tables.build("report", columns, found.report(), csv="classification_report.csv")
 
 
 def confused_table(found: Classification) -> tables.Table:

@@ -59,7 +59,7 @@ def results_table(rows: Sequence[Row], ratios: Sequence[Row]) -> tables.Table:
         if any(row.get(name) is not None for row in rows):
             columns.insert(-1, tables.recorded(name))
     columns[-1:-1] = [tables.recorded("steps_measured"), tables.recorded("steps_warmup")]
-    return tables.build("results", columns, rows)
+    return tables.build("results", columns, rows, csv="results.csv")
 
 
 def _result_columns(rows: Sequence[Row], ratios: Sequence[Row]) -> list[tables.Column]:

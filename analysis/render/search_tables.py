@@ -91,7 +91,7 @@ def trials_table(found: Row, rows: Sequence[Row]) -> tables.Table:
         tables.measured("s", "seconds"),
         tables.Column("", _remark, _remark, False),
     ]
-    return tables.build("trials", columns, rows)
+    return tables.build("trials", columns, rows, csv="trials.csv")
 
 
 def counts_text(found: Row) -> str:

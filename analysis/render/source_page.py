@@ -15,7 +15,6 @@ from analysis.render.page import (
     Heading,
     Items,
     Page,
-    Prose,
     Section,
     finding_panel,
     report_folder,
@@ -101,7 +100,7 @@ def source_page(source: Source, findings: Sequence[Finding]) -> Page:
         [
             Section("What it says", answer, "answer"),
             Section("What was read", read),
-            Section("In detail", [Prose("Click a heading to sort.", "faint"), *source_panels(source, findings)]),
+            Section("In detail", source_panels(source, findings)),
         ],
     )
 

@@ -150,8 +150,8 @@ def _why(row: Row, name: str) -> str:
     return str((row.get("unknown") or {}).get(name, "")) if row.get(name) is None else ""
 
 
-def build(name: str, columns: Sequence[Column], rows: Sequence[Row], title: str = "") -> Table:
-    """Make a table of `rows`."""
+def build(name: str, columns: Sequence[Column], rows: Sequence[Row], title: str = "", csv: str = "") -> Table:
+    """Make a table of `rows`; `csv` names the file that holds them already, where there is one."""
 
     def cell(column: Column, row: Row) -> Cell:
         value = column.value(row)
@@ -175,6 +175,7 @@ def build(name: str, columns: Sequence[Column], rows: Sequence[Row], title: str 
         tuple(tuple(cell(column, row) for column in columns) for row in rows),
         tuple(column.numeric for column in columns),
         title,
+        csv,
         values=tuple(values(row) for row in rows),
         trials=tuple(str(row.get("trial_id") or "") for row in rows)
         if any(row.get("trial_id") for row in rows)

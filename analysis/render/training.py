@@ -148,7 +148,7 @@ def _attempts_table(rows: Sequence[Row]) -> tables.Table:
         tables.plain("last checkpoint", "last_checkpoint"),
         tables.Column("status", lambda row: str(row["status"]), wording.status, False),
     ]
-    return tables.build("attempts", columns, rows)
+    return tables.build("attempts", columns, rows, csv="attempts.csv")
 
 
 def _evaluations_table(rows: Sequence[Row]) -> tables.Table:
@@ -159,7 +159,7 @@ def _evaluations_table(rows: Sequence[Row]) -> tables.Table:
     ]
     if any(row["checkpoint"] for row in rows):
         columns.append(tables.plain("best checkpoint", "checkpoint"))
-    return tables.build("evaluations", columns, rows)
+    return tables.build("evaluations", columns, rows, csv="evaluations.csv")
 
 
 def _heading(known: Score) -> str:

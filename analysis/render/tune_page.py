@@ -297,7 +297,7 @@ def tune_page(found: Row, title: str) -> Page:
     pictures: list[Block] = [Gallery(figures) if figures else "No trial has a result yet."]
     importance = importance_text(found)
     pictures += [Prose(f"Importance: {importance}", "faint")] if importance else []
-    trials: list[Block] = [Prose("Click a heading to sort.", "faint"), trials_table(found, ordered(found))]
+    trials: list[Block] = [trials_table(found, ordered(found))]
     failures = reasons(found)
     if failures:
         trials += [Heading("Why trials failed"), Items([("", "", reason) for reason in failures])]
