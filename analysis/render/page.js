@@ -64,17 +64,21 @@ function makeNotes(cells) {
     if (shownAt) shownAt.removeAttribute("aria-describedby");
     shownAt = null;
   };
+  const place = () => {
+    if (!shownAt) return;
+    const [at, size] = [shownAt.getBoundingClientRect(), note.getBoundingClientRect()];
+    const width = document.documentElement.clientWidth;
+    const below = at.bottom + 6 + size.height <= window.innerHeight;
+    note.style.left = `${Math.max(8, Math.min(at.left, width - size.width - 8))}px`;
+    note.style.top = `${below ? at.bottom + 6 : Math.max(8, at.top - size.height - 6)}px`;
+  };
   const show = (button) => {
     hide();
     note.textContent = button.dataset.note;
     note.hidden = false;
     button.setAttribute("aria-describedby", note.id);
     shownAt = button;
-    const [at, size] = [button.getBoundingClientRect(), note.getBoundingClientRect()];
-    const width = document.documentElement.clientWidth;
-    const below = at.bottom + 6 + size.height <= window.innerHeight;
-    note.style.left = `${Math.max(8, Math.min(at.left, width - size.width - 8))}px`;
-    note.style.top = `${below ? at.bottom + 6 : Math.max(8, at.top - size.height - 6)}px`;
+    place();
   };
   for (const cell of cells) {
     const button = document.createElement("button");
@@ -91,7 +95,7 @@ function makeNotes(cells) {
     button.addEventListener("click", () => show(button));
   }
   document.addEventListener("keydown", (event) => { if (event.key === "Escape") hide(); });
-  window.addEventListener("scroll", hide, { capture: true, passive: true });
+  window.addEventListener("scroll", place, { capture: true, passive: true });
 }
 
 // A link to what is folded unfolds it.
