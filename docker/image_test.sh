@@ -1,19 +1,19 @@
 #!/usr/bin/env bash
-# Builds the image's target cpu for real, on a machine without a container engine, and uses it: `make image-test`.
+# `make image-test`: builds the image's target cpu on a machine without a container engine, and uses it.
 #
-# The base is a Debian made by debootstrap; build_image.sh and start_container.sh run as they are, on a stand-in for podman
+# The base is a Debian made by debootstrap. build_image.sh and start_container.sh run unchanged, on a replacement for podman
 # that calls buildah (podman_by_buildah.sh). Needs root, buildah and debootstrap, about 10 GB and ten minutes.
 #
 #   bash docker/image_test.sh [base]
 #
-# With `base` it makes the base alone, for a later call with the same IMAGE_TEST_DIR: downloads that need no processor.
+# With `base` it makes only the base, for a later call with the same IMAGE_TEST_DIR: downloads that need little CPU time.
 # By environment:
 #   IMAGE_TEST_DIR    where images and results go                  (a temporary folder, removed at the end)
-#   TORCH_INDEX       wheel index for torch                        (PyTorch's CPU index; where pip on this machine is told an
-#                                                                   index or a folder of wheels, that)
+#   TORCH_INDEX       wheel index for torch                        (PyTorch's CPU index, or the index or folder of wheels that
+#                                                                   pip on this machine is configured for)
 #   WITH_DEEPSPEED, WITH_HOROVOD, ...    as for build_image.sh     (0)
 #   DEBIAN            release of the base                          (bookworm)
-#   DEBIAN_MIRROR     where debootstrap takes it from              (the archive that apt on this machine is told)
+#   DEBIAN_MIRROR     where debootstrap takes it from              (the archive that apt on this machine uses)
 
 set -euo pipefail
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
@@ -70,7 +70,7 @@ step() {
     took[$current]=$(($(clock) - began))
 }
 
-# Where overlay mounts are possible layers share their files; elsewhere every layer is a copy.
+# With overlay mounts layers share their files; without them every layer is a copy.
 choose_storage() {
     mkdir -p "$work"/overlay/{lower,upper,work,merged}
     export STORAGE_DRIVER=vfs
@@ -81,7 +81,7 @@ choose_storage() {
     fi
 }
 
-# The stand-in is the only engine on PATH.
+# The replacement is the only engine on PATH.
 choose_engine() {
     mkdir -p "$work/bin"
     ln -sf "$root/docker/podman_by_buildah.sh" "$work/bin/podman"
@@ -142,7 +142,7 @@ inside() {
     SUDO_UID=12345 SUDO_GID=12345 RUNS_DIR=$work/runs bash "$root/start_container.sh" "$work/my data" -- "$@"
 }
 
-# What was written belongs to the user who called, and nobody in the container was root.
+# The calling user owns the files written, and no process in the container was root.
 check_user() {
     [[ $(inside id -u) == 12345 ]] || die "the command did not run as uid 12345"
     # shellcheck disable=SC2016  # the shell inside expands it
@@ -150,12 +150,12 @@ check_user() {
     [[ $(stat -c %u "$work/runs/mine" "$work/my data/mine" | sort -u) == 12345 ]] || die "files belong to another"
 }
 
-# The image's own user, when nothing is said: not root.
+# By default the image's user, not root.
 check_default_user() {
     [[ $(podman run bertbench:cpu id -un) == bertbench ]] || die "the image's default user is not bertbench"
 }
 
-# start_container.sh --profiling starts as root with one more capability; the entrypoint keeps that one alone.
+# start_container.sh --profiling starts as root with one more capability; the entrypoint keeps only that one.
 check_capability() {
     local capabilities
     capabilities=$(podman run --user 0:0 --cap-add SYS_ADMIN --env BERTBENCH_RUN_AS=12345:12345 --env BERTBENCH_CAPABILITY=sys_admin \
@@ -200,7 +200,7 @@ check_unit_tests() {
             tests/unit/common tests/unit/bert/test_elementwise.py tests/unit/bert/test_lamb.py tests/unit/bert/test_shards.py tests/unit/bert/test_checkpoint.py'
 }
 
-# A change of the code remakes the last layers alone.
+# A change of the code rebuilds only the last layers.
 check_rebuild() {
     local copy=$work/checkout began
     began=$(clock)

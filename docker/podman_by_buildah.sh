@@ -25,7 +25,7 @@ run() {
     while [[ ${1:-} == --* ]]; do
         case $1 in
             --rm | --interactive | --tty) shift ;;
-            --mount) options+=(--mount "$2,rw") && shift 2 ;; # buildah mounts read-only unless told
+            --mount) options+=(--mount "$2,rw") && shift 2 ;; # buildah mounts read-only by default
             --cap-add) options+=(--cap-add "CAP_$2") && shift 2 ;;
             --user | --env) options+=("$1" "$2") && shift 2 ;;
             *) shift 2 ;;

@@ -22,7 +22,7 @@ bertbench profile "$task" --profiler "$profiler" --start "$start" --stop "$stop"
     --precisions "${PRECISION:-auto}" --seq-lens "${SEQ_LEN:-$tokens}" --batch-sizes "${batch_sizes[@]}" \
     ${devices:+--devices "${devices[@]}"} ${extra:+"${extra[@]}"} --data "${DATA:-synthetic}" --out "$out" ||
     code=$?
-# 3: some batch sizes gave no profile, for example for lack of memory; the others stand in the table.
+# 3: some batch sizes gave no profile, for example for lack of memory; the others are in the table.
 if [[ $code -ne 0 && $code -ne 3 ]]; then exit "$code"; fi
 if [[ -s $table ]]; then
     printf '\n%s\n' "$table"

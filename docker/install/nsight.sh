@@ -3,7 +3,7 @@
 # repository.
 #
 # By environment:
-#   WITH_NSIGHT   1: both tools or fail; 0: only what lies in docker/installers
+#   WITH_NSIGHT   1: both tools or fail; 0: only the files in docker/installers
 
 set -euo pipefail
 export DEBIAN_FRONTEND=noninteractive

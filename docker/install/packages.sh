@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# The other Python packages, as locked with their hashes, and what the WITH_ arguments add.
+# The other Python packages, locked with their hashes, and the packages of the WITH_ arguments.
 #
 # By environment, each 1 or 0:
 #   WITH_DEEPSPEED    DeepSpeed; compiles its operators when they are first used
 #   WITH_HOROVOD      Horovod, compiled here: with NCCL where the base image has nvcc, else with Gloo
-#   WITH_FLASH_ATTN   FlashAttention; compiled here (hours) where its authors offer no ready wheel for this torch
+#   WITH_FLASH_ATTN   FlashAttention; compiled here (hours) if there is no wheel for this torch
 #   WITH_DLPROF       nvidia-dlprof-pytorch-nvtx, from NVIDIA's index
 
 set -euo pipefail
@@ -20,7 +20,7 @@ asked() {
     case ${!name:-0} in
         1) return 0 ;;
         0) return 1 ;;
-        *) echo "packages.sh: $name=${!name} is not known: use 1 or 0" >&2 && exit 1 ;;
+        *) echo "packages.sh: $name=${!name} is invalid: use 1 or 0" >&2 && exit 1 ;;
     esac
 }
 

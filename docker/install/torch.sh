@@ -3,7 +3,7 @@
 # images), else the locked one.
 #
 # By environment:
-#   TORCH_INDEX     wheel index; `pip`: wherever pip is told to look; without it there too, and the files' hashes are checked
+#   TORCH_INDEX     wheel index; `pip`: the index pip is configured for. Unset: the same index, with hashes checked
 #   TORCH_VERSION   version to take from TORCH_INDEX   (the locked one)
 
 set -euo pipefail

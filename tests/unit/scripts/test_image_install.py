@@ -201,7 +201,7 @@ def test_packages_take_dlprof_from_nvidias_index(host: Host) -> None:
 def test_packages_refuse_other_values_and_end_where_pip_fails(host: Host, name: str) -> None:
     folder = venv(host)
     outcome = run(host, "packages.sh", LOCKS, **{f"WITH_{name}": "yes"})
-    assert outcome.returncode == 1 and f"WITH_{name}=yes is not known: use 1 or 0" in outcome.stderr
+    assert outcome.returncode == 1 and f"WITH_{name}=yes " in outcome.stderr and "use 1 or 0" in outcome.stderr
     host.log_file.unlink(missing_ok=True)
     host.program("pip", "exit 23", folder / "bin")
     assert run(host, "packages.sh", LOCKS, **{f"WITH_{name}": "1"}).returncode == 23
