@@ -135,6 +135,7 @@ def projection_blocks(rows: Sequence[Row]) -> list[tables.Block]:
     blocks: list[tables.Block] = (
         [projection_table(made)] if made else ["no measured throughput that could be projected"]
     )
+    blocks += assumptions(made)
     for reason, names in by_reason(rows, _projection_name).items():
         blocks += [f"not projected: {reason}:", *(f"  {name}" for name in names)]
     return blocks
@@ -187,6 +188,15 @@ def links_table(rows: Sequence[Row]) -> tables.Table:
     return tables.build("links", columns, rows)
 
 
+def assumptions(rows: Sequence[Row]) -> list[str]:
+    """Return what projections assume, each assumption once, with the numbers of devices it was made for."""
+    found: dict[str, dict[str, None]] = {}
+    for row in rows:
+        if row["assumption"]:
+            found.setdefault(row["assumption"], {})[str(row["world_size"])] = None
+    return [f"Assumed for {', '.join(sizes)} devices: {assumption}" for assumption, sizes in found.items()]
+
+
 def projection_table(rows: Sequence[Row]) -> tables.Table:
     """Return what is projected to other numbers of devices, of those for which it could be."""
     columns = [
@@ -207,7 +217,6 @@ def projection_table(rows: Sequence[Row]) -> tables.Table:
         tables.measured("efficiency", "efficiency", wording.percent),
         tables.spread("efficiency", wording.percent),
         tables.Column("check", lambda row: row["check_error"], _check),
-        tables.plain("assuming", "assumption"),
     ]
     if any(row["measured_samples_per_second"] is not None for row in rows):
         columns.insert(7, tables.measured("measured samples/s", "measured_samples_per_second"))

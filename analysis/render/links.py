@@ -12,6 +12,7 @@ from analysis.metrics.communication.links import Link, fitted_links, link_rows, 
 from analysis.metrics.communication.projection import project
 from analysis.render.figure import CYCLE, Area, Axis, Figure, Line, Marker, Panel, Rule, Series, short_label, size_axis
 from analysis.render.link_tables import (
+    assumptions,
     by_reason,
     collectives_table,
     link_sentences,
@@ -85,6 +86,7 @@ def _projection_blocks(projected: Sequence[Row], scaling: Sequence[Row]) -> list
         blocks.append(Gallery([projection_figure(further, scaling)]))
     if shown:
         blocks.append(projection_table(shown))
+        blocks += [Prose(line, "faint") for line in assumptions(shown)]
     refused = by_reason(projected, _what).items()
     return [*blocks, *(Prose(f"Not projected: {'; '.join(names)}: {reason}", "meaning") for reason, names in refused)]
 

@@ -301,7 +301,8 @@ def test_as_many_devices_as_were_measured_stand_beside_the_measurement_without_a
     assert same["measured_samples_per_second"] == pytest.approx(1e3 * 32 / truth, rel=0.03)
     assert same["efficiency"] is same["efficiency_low"] is same["efficiency_high"] is None and same["reason"] == ""
     assert further["measured_samples_per_second"] is None and 0 < further["efficiency"] <= 1.05
-    (table,) = projection_blocks([same, further])
+    table, *assumed = projection_blocks([same, further])
+    assert any(str(line).endswith(same["assumption"]) for line in assumed)
     assert isinstance(table, Table)
     of = {name: [row[table.headings.index(name)].text for row in table.rows] for name in table.headings}
     assert of["measured samples/s"][1] == of["efficiency"][0] == UNKNOWN != of["efficiency"][1]
