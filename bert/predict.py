@@ -47,8 +47,8 @@ def open_model(checkpoint: Path, task: Task, data: DataIdentity, warn: Callable[
     if path is None:
         raise InputError(
             "data-missing",
-            f"no config.json or bert_config.json is beside {checkpoint}, and the weights alone do not tell the number "
-            "of attention heads: put it there",
+            f"no config.json or bert_config.json beside {checkpoint}: the weights alone do not give the number "
+            "of attention heads; put it there",
         )
     config = read_config(path)
     if data.vocab_size is not None:
@@ -56,15 +56,15 @@ def open_model(checkpoint: Path, task: Task, data: DataIdentity, warn: Callable[
         if config.vocab_size != data.vocab_size:
             raise InputError(
                 "vocabulary-mismatch",
-                f"the model in {checkpoint} has a vocabulary of {config.vocab_size} word pieces, {data.source} was "
-                f"made with one of {data.vocab_size}: use the vocabulary the model was trained with",
+                f"the model in {checkpoint} has a vocabulary of {config.vocab_size} word pieces, but {data.source} was "
+                f"prepared with {data.vocab_size}: use the vocabulary the model was trained with",
             )
     model = task.build_model(config)
     missing = load_initial(initial, model, config, whole=False).missing
     if missing:
         raise InputError(
             "weights-mismatch",
-            f"{checkpoint} lacks {len(missing)} weights of a model that was trained on {task.name}, {missing[0]} "
+            f"{checkpoint} lacks {len(missing)} weights of a model trained on {task.name}, {missing[0]} "
             f"first: train it with `bertbench train {task.name} --init {checkpoint}`",
         )
     return Opened(model.eval(), config, initial.weights)

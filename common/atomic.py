@@ -22,17 +22,17 @@ def storage_errors(path: Path) -> Iterator[None]:
     except OSError as error:
         remedy = {
             errno.ENOSPC: "the disk is full: free some space or choose another folder, then run the same command again",
-            errno.EDQUOT: "your disk quota is used up: free some space or choose another folder, then run again",
-            errno.EPERM: "that is not permitted there: choose another folder",
-            errno.EFBIG: "larger than the file system or `ulimit -f` allows: raise it, or choose another folder",
-            errno.EACCES: "no permission to write there: choose another folder or change its owner",
-            errno.ENOENT: "that folder cannot be made there: choose another folder",
+            errno.EDQUOT: "the disk quota is exceeded: free some space or choose another folder, then run again",
+            errno.EPERM: "the operation is not permitted: choose another folder",
+            errno.EFBIG: "larger than the file system or `ulimit -f` allows: raise the limit, or choose another folder",
+            errno.EACCES: "permission denied: choose another folder or change its owner",
+            errno.ENOENT: "the folder cannot be created: choose another folder",
             errno.EROFS: "the file system is read-only: choose another folder",
-            errno.ENAMETOOLONG: "the name is longer than the file system takes: choose a shorter one",
-            errno.ELOOP: "there is a link at that path, which is not followed: remove it, or choose another folder",
-            errno.EISDIR: "that is a folder: choose another name",
-            errno.ENOTDIR: "a part of that path is a file, not a folder: choose another folder",
-            errno.EEXIST: "a part of that path is a file, not a folder: choose another folder",
+            errno.ENAMETOOLONG: "the name is too long for the file system: choose a shorter one",
+            errno.ELOOP: "the path is a symbolic link, which is not followed: remove it, or choose another folder",
+            errno.EISDIR: "it is a folder: choose another name",
+            errno.ENOTDIR: "a part of the path is a file, not a folder: choose another folder",
+            errno.EEXIST: "a part of the path is a file, not a folder: choose another folder",
         }.get(error.errno or 0)
         if remedy is None:
             raise

@@ -37,4 +37,4 @@ def request_of(options: Any) -> dict[str, Any]:
 def _plain(value: Any) -> Any:
     if isinstance(value, Path):
         return str(value)
-    raise TypeError(f"{value!r} has no JSON form")
+    raise TypeError(f"{value!r} cannot be written as JSON")

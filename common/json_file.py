@@ -32,7 +32,7 @@ def read_json(
     constant = _refuse_constant if strict else None
     try:
         if path.stat().st_size > _MOST_BYTES:
-            raise InputError("file-limit", f"{path} has more than {_MOST_BYTES >> 20} MiB, which is no {what}")
+            raise InputError("file-limit", f"{path} has more than {_MOST_BYTES >> 20} MiB, too large for a {what}")
         text = path.read_text(encoding="utf-8-sig")
         content = json.loads(text, object_pairs_hook=pairs, parse_constant=constant)
     except OSError as error:
@@ -41,9 +41,9 @@ def read_json(
         raise InputError(content_code(error), f"the {what} {path} is not JSON ({error}): {remedy}") from error
     if not isinstance(content, dict):
         kind = type(content).__name__
-        raise InputError("file-format", f"the {what} {path} holds a {kind} where a JSON object has to be: {remedy}")
+        raise InputError("file-format", f"the {what} {path} holds a {kind} instead of a JSON object: {remedy}")
     return content
 
 
 def _refuse_constant(name: str) -> float:
-    raise ValueError(f"{name} is no number of JSON")
+    raise ValueError(f"{name} is not a JSON number")

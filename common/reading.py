@@ -58,7 +58,7 @@ def read_content(path: Path, what: str, remedy: str, most_bytes: int, packed: bo
                 content = read_at_most(file, most_bytes)
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise InputError(
-            content_code(error), f"the {what} {path} is a cut off or damaged gzip file ({error}): get it again"
+            content_code(error), f"the {what} {path} is a truncated or damaged gzip file ({error}): download it again"
         ) from error
     except OSError as error:
         raise InputError(
@@ -66,7 +66,7 @@ def read_content(path: Path, what: str, remedy: str, most_bytes: int, packed: bo
         ) from error
     if len(content) > most_bytes:
         size = f"{most_bytes >> 20} MiB"
-        raise InputError("file-limit", f"{path} has more than {size}, too much for a {what}: {remedy}")
+        raise InputError("file-limit", f"{path} has more than {size}, too large for a {what}: {remedy}")
     return content
 
 

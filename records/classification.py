@@ -30,8 +30,8 @@ PREDICTION_COLUMNS = ("prediction", "true_label")
 _SQLITE = b"SQLite format 3\0"
 DATABASE_ID, DATABASE_VERSION = 0x62627463, 4
 """What tells databases of texts, and the latest version of their tables; bert.tasks.classify.store writes them."""
-_OTHERS = "train again, or give another of the files that the training left"
-_NEEDED = "give a file that `bertbench train classify` left: *_train_test_stats.json, *_testset_predictions.csv, "
+_OTHERS = "train again, or give another file of the training"
+_NEEDED = "give a file written by `bertbench train classify`: *_train_test_stats.json, *_testset_predictions.csv, "
 _NEEDED += "*_trained_model or *.sqlite"
 _MOST_BYTES = 2**30
 _WAIT_SECONDS = 10.0
@@ -96,18 +96,17 @@ def read_result(path: Path) -> ClassificationResult:
         return _of_document(path, _read_json(path))
     if path.suffix == ".csv":
         return _of_predictions(path)
-    raise InputError("file-format", f"{path} is no result of a classification: {_NEEDED}")
+    raise InputError("file-format", f"{path} is not a classification result: {_NEEDED}")
 
 
 def _of_document(path: Path, document: Any) -> ClassificationResult:
     if not isinstance(document, dict) or document.get("format") != FORMAT:
-        raise InputError("record-foreign", f"{path} is no result of a classification: {_NEEDED}")
+        raise InputError("record-foreign", f"{path} is not a classification result: {_NEEDED}")
     version = document.get("schema_version")
     if not isinstance(version, int) or version > SCHEMA_VERSION:
         raise SchemaError(
             "record-newer",
-            f"{path} has schema version {version!r}, and this version of bertbench reads {SCHEMA_VERSION}: update "
-            "bertbench",
+            f"{path} has schema version {version!r}, but this bertbench reads {SCHEMA_VERSION}: update bertbench",
         )
     try:
         pairs: Counter[tuple[str, str]] = Counter()
@@ -132,7 +131,7 @@ def _of_document(path: Path, document: Any) -> ClassificationResult:
         )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise InputError(
-            "file-damaged", f"{path} is damaged ({error!r}): train again, or give another of the files"
+            "file-damaged", f"{path} is damaged ({error!r}): train again, or give another file of the training"
         ) from error
 
 
@@ -143,7 +142,7 @@ def _label(value: Any) -> str:
 
 def _count(value: Any) -> int:
     if not isinstance(value, int) or not 0 <= value < 2**53:
-        raise ValueError(f"{value!r} is no count")
+        raise ValueError(f"{value!r} is not a count")
     return value
 
 
@@ -162,13 +161,13 @@ def _of_database(path: Path) -> ClassificationResult:
         said = str(error)
         if "locked" in said or "busy" in said:
             raise LockedError(
-                "folder-locked", f"{path} is locked by another program ({said}): close that, or wait for it"
+                "folder-locked", f"{path} is locked by another program ({said}): close the program, or wait for it"
             ) from error
         if "readonly" in said or "unable to open" in said:
             raise StorageError(
                 "path-unreadable", f"cannot open {path} ({said}): check the permissions of the file and folder"
             ) from error
-        raise InputError("file-damaged", f"{path} is damaged, or no SQLite file ({said}): {_OTHERS}") from error
+        raise InputError("file-damaged", f"{path} is damaged or not a SQLite file ({said}): {_OTHERS}") from error
     if not rows:
         raise InputError("run-incomplete", f"{path} has no result yet: train with `bertbench train classify {path}`")
     try:
@@ -177,12 +176,12 @@ def _of_database(path: Path) -> ClassificationResult:
         if not own:
             raise InputError(
                 "data-mismatch",
-                f"{path} was made anew since its {len(rows)} result{'s' * (len(rows) != 1)}, of other samples: train "
-                f"with `bertbench train classify {path}`, or give another of the files that the training left",
+                f"{path} was recreated with different samples after its {len(rows)} result{'s' * (len(rows) != 1)}: "
+                f"train with `bertbench train classify {path}`, or give another file of the training",
             )
         return _of_document(path, json.loads(own[0]))
     except (ValueError, TypeError) as error:
-        raise InputError("file-damaged", f"{path} is damaged: its last result is no JSON: {_OTHERS}") from error
+        raise InputError("file-damaged", f"{path} is damaged: its last result is not JSON: {_OTHERS}") from error
 
 
 def _check_tables(path: Path, connection: sqlite3.Connection) -> None:
@@ -195,8 +194,8 @@ def _check_tables(path: Path, connection: sqlite3.Connection) -> None:
     if not 1 <= version <= DATABASE_VERSION:
         raise SchemaError(
             "record-newer",
-            f"{path} has schema version {version}, and this version of bertbench reads 1 to {DATABASE_VERSION}: update "
-            "bertbench, or give another of the files that the training left",
+            f"{path} has schema version {version}, but this bertbench reads 1 to {DATABASE_VERSION}: update "
+            "bertbench, or give another file of the training",
         )
 
 
@@ -222,8 +221,8 @@ def read_predictions(path: Path) -> Pairs:
             if not set(PREDICTION_COLUMNS) <= set(header):
                 raise InputError(
                     "columns-missing",
-                    f"{path} has no columns {' and '.join(PREDICTION_COLUMNS)}: {_NEEDED}; "
-                    "beside a CSV that was trained on have to lie its statistics",
+                    f"{path} lacks the columns {' and '.join(PREDICTION_COLUMNS)}: {_NEEDED}; a training CSV needs its "
+                    "statistics file beside it",
                 )
             given, true = (header.index(name) for name in PREDICTION_COLUMNS)
             for row in rows:
@@ -235,7 +234,9 @@ def read_predictions(path: Path) -> Pairs:
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise InputError(content_code(error), f"cannot read {path}: {error}; give a file of predictions") from error
     if not found:
-        raise InputError("file-empty", f"{path} holds no prediction: train again, or give another of the files")
+        raise InputError(
+            "file-empty", f"{path} holds no predictions: train again, or give another file of the training"
+        )
     return dict(found)
 
 
@@ -247,4 +248,4 @@ def _read_json(path: Path) -> Any:
     except OSError as error:
         raise InputError(content_code(error), f"cannot read {path}: {error.strerror}; {_NEEDED}") from error
     except (ValueError, RecursionError) as error:
-        raise InputError(content_code(error), f"{path} is no JSON ({error}): {_NEEDED}") from error
+        raise InputError(content_code(error), f"{path} is not JSON ({error}): {_NEEDED}") from error

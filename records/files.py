@@ -31,11 +31,11 @@ def read_record(path: Path) -> dict[str, Any]:
         ) from error
     version = value.get("schema_version") if isinstance(value, dict) else None
     if not isinstance(version, int) or isinstance(version, bool):
-        raise SchemaError("record-foreign", f"{path} has no schema_version: it was not written by bertbench")
+        raise SchemaError("record-foreign", f"{path} has no schema_version: give a file written by bertbench")
     if version > SCHEMA_VERSION:
         raise NewerSchemaError(
             "record-newer",
-            f"{path} has schema_version {version}, this bertbench reads up to {SCHEMA_VERSION}: upgrade bertbench",
+            f"{path} has schema_version {version}, but this bertbench reads up to {SCHEMA_VERSION}: update bertbench",
         )
     return dict(value)
 
@@ -75,5 +75,5 @@ def typed_rows(path: Path, columns: Mapping[str, type]) -> Iterator[dict[str, An
     except (TypeError, ValueError, csv.Error) as error:
         raise SchemaError(
             "file-damaged",
-            f"{path} line {reader.line_num} is not a row of it: {error}; remove that line, or restore the file",
+            f"{path} line {reader.line_num} is not a valid row: {error}; remove that line, or restore the file",
         ) from error

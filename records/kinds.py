@@ -65,8 +65,8 @@ class CollectiveTest:
         if not 1 <= self.min_bytes <= self.max_bytes:
             raise UsageError(
                 "option-value",
-                f"sizes from {self.min_bytes} to {self.max_bytes} bytes: give at least 1, and no less at the end than "
-                "at the beginning",
+                f"sizes from {self.min_bytes} to {self.max_bytes} bytes: give at least 1, and --max-bytes not below "
+                "--min-bytes",
             )
         if not (math.isfinite(self.factor) and self.factor > 1):
             raise UsageError("option-value", f"--factor {self.factor:g} must be above 1, such as 2")
@@ -109,7 +109,7 @@ class CollectiveTest:
             return cls(**dict(trial.collective))
         except TypeError as error:
             raise UsageError(
-                "file-damaged", f"trial {trial.trial_id} describes no test of a collective: {error}"
+                "file-damaged", f"trial {trial.trial_id} is not a collective benchmark: {error}"
             ) from error
 
 
@@ -137,9 +137,7 @@ def read_measurements(directory: TrialDirectory) -> list[dict[str, Any]]:
     rows = list(typed_rows(path, COLLECTIVE_COLUMNS)) if path.exists() else []
     for row in rows:
         if None in row.values() or not (math.isfinite(row["time_us"]) and row["time_us"] > 0 and row["size_bytes"] > 0):
-            raise SchemaError(
-                "file-damaged", f"{path} holds a row that is no measurement: {row}; measure that trial again"
-            )
+            raise SchemaError("file-damaged", f"{path} holds the invalid row {row}: measure that trial again")
     return rows
 
 
@@ -168,7 +166,9 @@ class Component:
         numbers = (self.calls_per_step, self.model_flops, self.computed_flops, self.bytes)
         if self.group not in GROUPS or not all(math.isfinite(value) and value >= 0 for value in numbers):
             raise SchemaError(
-                "file-damaged", f"{self} is no part of a step: a group of {', '.join(GROUPS)}, and no number below 0"
+                "file-damaged",
+                f"{self} is not a component of a step: it needs a group of {', '.join(GROUPS)} and numbers of at "
+                "least 0",
             )
 
 
@@ -205,10 +205,12 @@ def read_components(directory: TrialDirectory) -> list[Component]:
         ]
     except (KeyError, TypeError, AttributeError) as error:
         raise SchemaError(
-            "file-damaged", f"{path} does not list the parts of a step: {error}; measure that trial again"
+            "file-damaged", f"{path} does not list the components of a step: {error}; measure that trial again"
         ) from error
     if not found or len({component.name for component in found}) < len(found):
-        raise SchemaError("file-damaged", f"{path} lists no parts of a step, or one twice; measure that trial again")
+        raise SchemaError(
+            "file-damaged", f"{path} lists no components of a step, or one twice; measure that trial again"
+        )
     return found
 
 
@@ -224,9 +226,7 @@ def read_rounds(directory: TrialDirectory, components: Sequence[Component]) -> d
         times: dict[int, dict[str, float]] = {}
         for row in typed_rows(path, COMPONENT_COLUMNS):
             if None in row.values() or not (math.isfinite(row["time_ms"]) and row["time_ms"] > 0):
-                raise SchemaError(
-                    "file-damaged", f"{path} holds a row that is no measurement: {row}; measure that trial again"
-                )
+                raise SchemaError("file-damaged", f"{path} holds the invalid row {row}: measure that trial again")
             times.setdefault(row["round"], {})[row["component"]] = row["time_ms"]
         ranks.append({number: found for number, found in times.items() if found.keys() >= set(names)})
     rounds = sorted(set.intersection(*(set(rank) for rank in ranks))) if ranks else []

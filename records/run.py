@@ -82,7 +82,7 @@ class TrialDirectory:
         try:
             return Trial.from_json(read_record(self.trial_json))
         except (UsageError, TypeError, ValueError) as error:
-            raise SchemaError("file-damaged", f"{self.trial_json} describes no trial: {error}") from error
+            raise SchemaError("file-damaged", f"{self.trial_json} does not describe a trial: {error}") from error
 
     def read_result(self) -> dict[str, Any] | None:
         """Return result.json, or None while the trial is not finished."""
@@ -154,7 +154,7 @@ class RunDirectory:
         if not self.trials():
             raise InputError(
                 "run-incomplete",
-                f"{self.path} holds no trials: give a folder that `bertbench throughput` or `bertbench profile` wrote",
+                f"{self.path} holds no trials: give a folder written by `bertbench throughput` or `bertbench profile`",
             )
         return self
 

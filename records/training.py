@@ -167,7 +167,7 @@ def read_events(directory: TrialDirectory) -> list[dict[str, Any]]:
             ) from error
         if wrong:
             raise SchemaError(
-                "file-damaged", f"{path} line {number} has a wrong value of {', '.join(wrong)}: remove that line"
+                "file-damaged", f"{path} line {number} has invalid values of {', '.join(wrong)}: remove that line"
             )
         found.append(event)
     return found

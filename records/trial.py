@@ -77,14 +77,14 @@ class Trial(TrainSpec):
         _require(0.0 <= self.dropout < 1.0, f"dropout={self.dropout} must be in [0, 1)")
         _require(
             (self.start_iteration is None) == (self.stop_iteration is None),
-            "start_iteration and stop_iteration go together: give both or neither",
+            "start_iteration and stop_iteration belong together: give both or neither",
             "option-missing",
         )
         if self.start_iteration is not None and self.stop_iteration is not None:
             _require(
                 0 <= self.start_iteration < self.stop_iteration,
-                f"the window [{self.start_iteration}, {self.stop_iteration}) is empty: "
-                "start must be at least 0 and below stop",
+                f"the window [{self.start_iteration}, {self.stop_iteration}) is empty: start must be at least 0 and "
+                "below stop",
             )
 
     @property

@@ -128,8 +128,8 @@ def _read_pytorch(path: Path) -> dict[str, Tensor]:
         raise InputError(
             "file-unsafe",
             f"{path} holds Python objects besides tensors ({named[1]}), and loading them would run code from the file. "
-            "If you trust it, save its weights alone: "
-            "torch.save(model.state_dict(), 'weights.bin'), or as safetensors",
+            "If you trust it, save its weights alone: torch.save(model.state_dict(), 'weights.bin'), or as "
+            "safetensors",
         ) from error
     except Exception as error:  # a damaged pickle can fail in every way there is
         raise InputError(

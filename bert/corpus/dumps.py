@@ -210,8 +210,8 @@ class _Cutter:
         if len(self._buffer) > MOST_PAGE_BYTES:
             raise InputError(
                 "file-damaged",
-                f"{self._path}: no page ends within {MOST_PAGE_BYTES // 2**20} MiB: the file is damaged; download "
-                "it again",
+                f"{self._path}: no page ends within {MOST_PAGE_BYTES // 2**20} MiB: the file is damaged; download it "
+                "again",
             )
 
     def rest(self) -> Iterator[Unit]:

@@ -251,8 +251,8 @@ def _refuse_binary(path: Path, what: str, count: int, size: int, most: float) ->
     if count > most * size:
         raise InputError(
             "file-encoding",
-            f"{path} is not a text file ({count} of its {size} bytes are {what}): "
-            "remove it from the folder, or convert it to UTF-8",
+            f"{path} is not a text file ({count} of its {size} bytes are {what}): remove it from the folder, or "
+            "convert it to UTF-8",
         )
 
 

@@ -114,7 +114,7 @@ def read_header(path: Path) -> tuple[dict[str, str], dict[str, Any], int]:
     with path.open("rb") as file:
         length = int.from_bytes(file.read(8), "little")
         if size < 8 or not 2 <= length <= min(size - 8, _MOST_HEADER_BYTES):
-            raise NotWholeError("file-truncated", "it is cut off or no safetensors file")
+            raise NotWholeError("file-truncated", "it is truncated or not a safetensors file")
         content = file.read(length)
     try:
         header = json.loads(content)
@@ -127,14 +127,14 @@ def read_header(path: Path) -> tuple[dict[str, str], dict[str, Any], int]:
         texts = all(isinstance(value, str) for value in metadata.values())
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         code: Code = "file-damaged" if isinstance(error, json.JSONDecodeError | UnicodeDecodeError) else "file-format"
-        raise NotWholeError(code, "it is no safetensors file of columns") from error
+        raise NotWholeError(code, "it is not a safetensors file of columns") from error
     if not (fits and texts):
-        raise NotWholeError("file-damaged", "its header contradicts itself")
+        raise NotWholeError("file-damaged", "its header is inconsistent")
     needed = 8 + length + max((end for *_, end in columns.values()), default=0)
     if needed != size:
         raise NotWholeError(
             "file-truncated" if size < needed else "file-damaged",
-            f"it has {size:,} bytes in place of {needed:,}" + (": it is cut off" * (size < needed)),
+            f"it has {size:,} bytes instead of {needed:,}" + (": it is truncated" * (size < needed)),
         )
     return metadata, columns, 8 + length
 
@@ -156,7 +156,7 @@ def check_content(path: Path) -> None:
         while chunk := file.read(_CHUNK_BYTES):
             crc = zlib.crc32(chunk, crc)
     if f"{crc:08x}" != noted:
-        raise NotWholeError("file-damaged", "it holds other bytes than were written: a disk or a copy has changed it")
+        raise NotWholeError("file-damaged", "its checksum is wrong: the file was changed on disk or by a copy")
 
 
 def _crc32_of_header(header: Mapping[str, Any]) -> int:
@@ -222,7 +222,7 @@ def check_columns(columns: Columns, declared: Mapping[str, Column]) -> None:
     for name, column in declared.items():
         for stored, types in column.stored(name).items():
             if stored not in columns or columns[stored].dtype not in [np.dtype(kind) for kind in types]:
-                raise ValueError(f"the column {stored} is missing or of another type")
+                raise ValueError(f"the column {stored} is missing or has another type")
     sizes: dict[str, int] = {}
     for name, column in declared.items():
         if column.kind == "ragged":
@@ -235,10 +235,10 @@ def check_columns(columns: Columns, declared: Mapping[str, Column]) -> None:
             continue
         else:
             if len(columns[name]) % column.width:
-                raise ValueError(f"the column {name} has no {column.width} values for each {column.axis}")
+                raise ValueError(f"the column {name} does not have {column.width} values for each {column.axis}")
             found = {column.axis: len(columns[name]) // column.width}
         if any(sizes.setdefault(axis, size) != size for axis, size in found.items()):
-            raise ValueError("its columns have different lengths")
+            raise ValueError("its columns differ in length")
     for name, column in declared.items():
         values = columns.get(name, np.empty(0))
         if column.kind == "ends":
@@ -253,7 +253,7 @@ def _numbers(values: Array, count: int) -> bool:
 
 def _check_ends(name: str, ends: Array, last: int) -> None:
     if not len(ends) or ends[0] != 0 or ends[-1] != last or (np.diff(ends) < 0).any():
-        raise ValueError(f"the offsets of {name} do not fit")
+        raise ValueError(f"the offsets of {name} are inconsistent")
 
 
 def joined(parts: Sequence[Columns], declared: Mapping[str, Column]) -> dict[str, list[Array]]:

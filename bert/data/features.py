@@ -39,7 +39,7 @@ OWN_VOCABULARY = ".vocab.txt"
 """Ending of the vocabulary of one feature file, where vocab.txt is another one."""
 _NAMES = re.compile(r"bertbench \w+ features")
 """FeatureForm.name of every task."""
-_FOREIGN = "it holds something else"
+_FOREIGN = "it is not a features file"
 _MOST_NAMES = 5
 _OTHER_CONTENT = (ValueError, KeyError, TypeError, RecursionError, InputError, UsageError)
 """What is raised of metadata and columns that are not those of a task."""
@@ -138,7 +138,7 @@ class FeatureForm(ABC, Generic[S, F]):
     def _absent(self, folder: Path, what: str, splits: Sequence[str], group: str | None) -> InputError:
         """Say that a folder holds none."""
         made = self.command(next(iter(splits), None), group, output=folder)
-        return InputError("data-unprepared", f"{folder} holds no {what}: make them with `{made}`")
+        return InputError("data-unprepared", f"{folder} holds no {what}: create them with `{made}`")
 
     # Names, and the command that makes them.
 
@@ -255,13 +255,13 @@ class FeatureForm(ABC, Generic[S, F]):
             if str(error) == _FOREIGN:
                 raise InputError(
                     "folder-occupied",
-                    f"{path} was not made here and will not be touched: move it, or give another --output",
+                    f"{path} was not written by bertbench and is left as it is: move it, or give another --output",
                 ) from error
-            notes.append(f"{path.name} was cut off or damaged and is made again")
+            notes.append(f"{path.name} was truncated or damaged and is created again")
             return None
         if known == fingerprint:
             return counts
-        notes.append(f"{path.name} was made by another version and is made again")
+        notes.append(f"{path.name} was written by another version and is created again")
         return None
 
     # Finding and opening.
@@ -311,13 +311,11 @@ class FeatureForm(ABC, Generic[S, F]):
         split = splits[0] if splits else None
         if not file.is_file():
             made = self.command(split, group, output=file.parent if file.suffix == SUFFIX else file)
-            raise InputError(
-                "data-unprepared", f"there are no {self.title} features at {path}: make them with `{made}`"
-            )
+            raise InputError("data-unprepared", f"{path} does not exist: create {self.title} features with `{made}`")
         if file.suffix != SUFFIX and not is_features(file):
             source = None if self.has_groups else file
             made = self.command(split, group, source=source)
-            raise InputError("data-unprepared", f"{file} holds no features: make them of such a file with `{made}`")
+            raise InputError("data-unprepared", f"{file} holds no features: create them with `{made}`")
         features = self.read(file)
         self._check_wanted(file, features.settings, splits, group)
         return features
@@ -327,14 +325,14 @@ class FeatureForm(ABC, Generic[S, F]):
         if group not in (None, own):
             raise InputError(
                 "data-mismatch",
-                f"{file} holds features of {own}, and {group} was asked for: give --task {own}, or make others with "
+                f"{file} holds features of {own}, not of {group}: give --task {own}, or create others with "
                 f"`{self.command(None, group, output=file.parent)}`",
             )
         if splits and settings.split not in splits and not self.any_split:
             raise InputError(
                 "data-mismatch",
-                f"{file} holds features of the split {settings.split}, and those of {' or '.join(splits)} are needed: "
-                f"give another file, or make them with `{self.command(splits[0], own, output=file.parent)}`",
+                f"{file} holds features of the split {settings.split}, but {' or '.join(splits)} is needed: "
+                f"give another file, or create one with `{self.command(splits[0], own, output=file.parent)}`",
             )
 
     def read(self, path: Path) -> F:
@@ -359,7 +357,8 @@ class FeatureForm(ABC, Generic[S, F]):
             reason = error.strerror if isinstance(error, OSError) else error
             raise InputError(
                 damage_code(error),
-                f"{path} is not a whole file of {self.title} features ({reason}): make it with `{self._remake(path)}`",
+                f"{path} is not a complete file of {self.title} features ({reason}): create it with "
+                f"`{self._remake(path)}`",
             ) from error
         self._check_source(path, settings)
         return features
@@ -378,19 +377,19 @@ class FeatureForm(ABC, Generic[S, F]):
             if version > self.version:
                 raise SchemaError(
                     "record-newer",
-                    f"{path} has schema version {version}, and this version of bertbench reads {self.version}: update "
-                    "bertbench, or make the features again",
+                    f"{path} has schema version {version}, but this bertbench reads {self.version}: update "
+                    "bertbench, or create the features again",
                 )
             settings = self.settings(**json.loads(metadata["settings"]))
             counts = Counts()
             counts.merge(json.loads(metadata["counts"]))
             found = settings, metadata["fingerprint"], counts
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-            raise NotWholeError("file-damaged", f"its metadata are damaged: {error!r}") from error
+            raise NotWholeError("file-damaged", f"its metadata is damaged: {error!r}") from error
         known = {"format", "schema_version", "settings", "fingerprint", "counts", self.further, CHECKSUM}
         strange = sorted(metadata.keys() - known)
         if strange:
-            raise NotWholeError("file-damaged", f"its metadata are damaged: {strange[0][:60]!r} is none of them")
+            raise NotWholeError("file-damaged", f"its metadata is damaged: unknown key {strange[0][:60]!r}")
         return found
 
     def _check_source(self, path: Path, settings: S) -> None:
@@ -411,8 +410,8 @@ class FeatureForm(ABC, Generic[S, F]):
         if not same:
             raise InputError(
                 "data-mismatch",
-                f"{path} was made of {source}, which has changed since: make it again with "
-                f"`{self._remake(path, settings)}`, or put that file back",
+                f"{path} was created from {source}, which has changed since: create it again with "
+                f"`{self._remake(path, settings)}`, or restore that file",
             )
 
     def made_of(self, path: Path, split: str = "*") -> Path | None:
@@ -445,9 +444,8 @@ class FeatureForm(ABC, Generic[S, F]):
                     return found
         raise InputError(
             "vocabulary-mismatch",
-            f"the vocabulary that {file} was made with ({settings.vocab_size:,} pieces) is not "
-            f"{' or '.join(map(str, places))}: put that vocab.txt beside the features, or make them with the one there "
-            "is",
+            f"the vocabulary of {file} ({settings.vocab_size:,} pieces) is not {' or '.join(map(str, places))}: put "
+            "its vocab.txt beside the features, or create them again with the present one",
         )
 
 
@@ -465,7 +463,7 @@ def _keep_vocabulary(path: Path, vocabulary: Path) -> None:
         content = vocabulary.read_bytes()
     except OSError as error:
         raise InputError(
-            read_code(error), f"cannot read the vocabulary {vocabulary}: {error.strerror}; put it back"
+            read_code(error), f"cannot read the vocabulary {vocabulary}: {error.strerror}; restore it"
         ) from error
     place = path.with_name(VOCABULARY_FILE)
     with storage_errors(place):

@@ -95,8 +95,8 @@ class Workers:
         except LostWorkerError as error:
             raise UsageError(
                 "worker-lost",
-                "a worker process ended unexpectedly, most likely for lack of memory: use fewer than "
-                f"--workers {self.count}, or more --shards; finished files are kept",
+                "a worker process ended unexpectedly, most likely out of memory: use fewer than "
+                f"--workers {self.count} or more --shards; finished files are kept",
             ) from error
 
     def _submit(self, function: Callable[[Work], Result], unit: Work) -> "Future[Result]":
@@ -109,7 +109,7 @@ class Workers:
         try:
             return self._threads.submit(self._call, function, unit)
         except RuntimeError as error:
-            raise LostWorkerError(f"no thread for a worker: {error}") from error
+            raise LostWorkerError(f"cannot start a worker thread: {error}") from error
 
     def _call(self, function: Callable[[Work], Result], unit: Work) -> Result:
         worker = self._idle.get()
@@ -139,7 +139,7 @@ class _Worker:
             self.connection.send_bytes(work)
             answer = self.connection.recv_bytes()
         except (EOFError, OSError) as error:
-            raise LostWorkerError("a worker ended with a unit in its hands") from error
+            raise LostWorkerError("a worker ended before it finished its unit") from error
         done, found = ForkingPickler.loads(answer)
         if not done:
             raise found

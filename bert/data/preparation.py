@@ -141,7 +141,8 @@ def check_inputs(inputs: Sequence[Path], split: str | None, what: str) -> None:
         raise UsageError("option-missing", f"give --input {what}")
     if split is not None and len(inputs) > 1:
         raise UsageError(
-            "option-conflict", f"--split {split} is for one --input, and these are {len(inputs)}: give it alone"
+            "option-conflict",
+            f"--split {split} needs a single --input, but {len(inputs)} were given: run them one by one",
         )
 
 
@@ -159,12 +160,12 @@ def split_by_name(path: Path, splits: Mapping[str, Sequence[str]]) -> str:
     found = [split for split, words in splits.items() if any(word in name for word in words)]
     if len(found) == 1:
         return found[0]
-    why = f"it says {' and '.join(found)}" if found else "it has none of the words that would tell it"
+    why = f"it contains {' and '.join(found)}" if found else "it contains no word for a split"
     words = "; ".join(f"{' or '.join(some)} for {split}" for split, some in splits.items())
     raise UsageError(
         "option-missing",
-        f"what {path.name} is for cannot be told from its name, {why} ({words}): give "
-        f"{' or '.join(f'--split {split}' for split in splits)}, or another name",
+        f"cannot derive the split from the name {path.name}: {why} ({words}); give "
+        f"{' or '.join(f'--split {split}' for split in splits)}, or rename the file",
     )
 
 
@@ -204,7 +205,7 @@ def other_files(form: FeatureForm[S, Any], path: Path, settings: S) -> list[str]
     others = [other.name for other in form.files_in(path.parent, settings.split, group) if other != path]
     if not others:
         return []
-    return [f"{path.parent} holds other features of this split, too ({others[0]}): name the file to use"]
+    return [f"{path.parent} also holds other features of this split ({others[0]}): name the file to use"]
 
 
 def casing(vocabulary: Vocabulary) -> list[str]:
@@ -226,7 +227,7 @@ def unknown_tokens(counts: Counts, unknown: str, tokens: str, vocab: Path, what:
     share = counts.get(unknown) / max(1, counts.get(tokens))
     if share <= MOST_UNKNOWN:
         return []
-    return [f"{share:.0%} of the {what} are [UNK]: does {vocab} fit the casing and the language?"]
+    return [f"{100 * share:.0f} % of the {what} are [UNK]: check that {vocab} fits the language and casing"]
 
 
 def examples_of(counts: Counts, name: str) -> Sequence[str]:

@@ -85,24 +85,25 @@ class TokenRows:
         wrong = [f"{name} {size:,}" for name, size in sizes.items() if size != count]
         if wrong:
             raise InputError(
-                "rows-invalid", f"{count:,} rows have columns of other lengths ({', '.join(wrong)}): make them again"
+                "rows-invalid",
+                f"{count:,} rows have columns of different lengths ({', '.join(wrong)}): create them again",
             )
         taken = sorted(self.columns.keys() & set(_TAKEN))
         if taken:
             raise InputError(
                 "rows-invalid",
-                f"further columns of rows cannot be called {', '.join(taken)}: a batch has those already",
+                f"extra columns cannot be named {', '.join(taken)}: a batch already has these",
             )
         if self.labels.dtype not in (np.int64, np.float32):
             raise InputError(
-                "labels-invalid", f"labels are int64 classes or float32 values, these are {self.labels.dtype}"
+                "labels-invalid", f"labels must be int64 classes or float32 values, not {self.labels.dtype}"
             )
         lengths = self.lengths
         if count and not 1 <= lengths.min() <= lengths.max() <= self.max_seq_length:
             raise InputError(
                 "rows-invalid",
-                f"rows have {lengths.min()} to {lengths.max()} tokens, 1 to {self.max_seq_length} (max_seq_length) "
-                "are possible: make them again",
+                f"rows have {lengths.min()} to {lengths.max()} tokens instead of 1 to {self.max_seq_length} "
+                "(max_seq_length): create them again",
             )
 
     def __len__(self) -> int:

@@ -148,8 +148,8 @@ class StageFolder:
             if foreign:
                 raise InputError(
                     "folder-occupied",
-                    f"{self.path} holds {len(foreign)} file(s) that were not made here ({foreign[0].name}), and they "
-                    "will not be touched: move them, or give another --output or --dataset",
+                    f"{self.path} holds {len(foreign)} file(s) not written by bertbench ({foreign[0].name}), which "
+                    "are left as they are: move them, or give another --output or --dataset",
                 )
             for temporary in self.path.glob(".*.tmp") if alone else ():
                 temporary.unlink(missing_ok=True)
@@ -305,7 +305,7 @@ def recorded_counts(folder: Path, name: str) -> Counts:
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise InputError(
             "record-foreign",
-            f"{folder / name} was not written by this pipeline (no record of it: {error}): remove it and run the same "
+            f"{folder / name} was not written by this pipeline (no record: {error}): remove it and run the same "
             "command again",
         ) from error
     return counts
@@ -338,15 +338,15 @@ def read_finished(folder: Path, stage: str) -> Finished:
     if missing:
         raise InputError(
             "data-missing",
-            f"{len(missing)} file(s) of the stage {stage} are gone ({missing[0]}): "
-            f"run `bertbench data pretrain --stages {stage}` again",
+            f"{len(missing)} file(s) of the stage {stage} are missing ({missing[0]}): run `bertbench data pretrain "
+            f"--stages {stage}` again",
         )
     changed = _changed_files(folder, known)
     for file, size in changed.items():
-        more = f" ({len(changed) - 1:,} more are like that)" if len(changed) > 1 else ""
+        more = f" (and {len(changed) - 1:,} more)" if len(changed) > 1 else ""
         raise InputError(
             "file-changed",
-            f"{file} has {file.stat().st_size:,} bytes, and the stage {stage} wrote {size:,}: it was changed or cut "
-            f"off since{more}; run `bertbench data pretrain --stages {stage}` with its options, which makes it again",
+            f"{file} has {file.stat().st_size:,} bytes, but the stage {stage} wrote {size:,}: it was changed or "
+            f"truncated since{more}; recreate it with `bertbench data pretrain --stages {stage}` and its options",
         )
     return found

@@ -189,7 +189,7 @@ class SyntheticBatches:
         if not isinstance(state.get("step"), int):
             raise InputError(
                 "data-mismatch",
-                f"the saved data position {state} is none of synthetic batches: use the data it was made with",
+                f"the saved data position {state} does not belong to synthetic batches: use the data it was saved with",
             )
         self._step = state["step"]
 

@@ -100,7 +100,7 @@ def load_vocabulary(path: Path, lower_case: bool) -> Vocabulary:
     try:
         if path.stat().st_size > MOST_BYTES:
             raise InputError(
-                "file-limit", f"{path} is {path.stat().st_size} bytes long, too long for a vocabulary: {_REMEDY}"
+                "file-limit", f"{path} is {path.stat().st_size} bytes long, too large for a vocabulary: {_REMEDY}"
             )
         text = path.read_text(encoding="utf-8-sig")
     except OSError as error:
@@ -110,17 +110,18 @@ def load_vocabulary(path: Path, lower_case: bool) -> Vocabulary:
     # Only "\n" ends a line: pieces such as U+2028 are line breaks to str.splitlines.
     pieces = [line.removesuffix("\r") for line in text.removesuffix("\n").split("\n")]
     if not set(SPECIAL_PIECES).intersection(pieces):
-        kind = "JSON" if text.lstrip()[:1] in ("{", "[") else "some other file"
+        kind = "JSON" if text.lstrip()[:1] in ("{", "[") else "another file"
         raise InputError(
             "vocabulary-mismatch",
-            f"{path} is no vocabulary but {kind}: none of its {len(pieces)} lines is one of "
+            f"{path} is not a vocabulary but {kind}: none of its {len(pieces)} lines is one of "
             f"{' '.join(SPECIAL_PIECES)}; {_REMEDY}",
         )
     seen: dict[str, int] = {}
     for number, piece in enumerate(pieces, start=1):
         if not piece:
             raise InputError(
-                "vocabulary-mismatch", f"the vocabulary {path} has an empty line {number}: each line holds one piece"
+                "vocabulary-mismatch",
+                f"the vocabulary {path} has an empty line {number}: each line must hold one piece",
             )
         if piece in seen:
             raise InputError(
@@ -148,10 +149,14 @@ def casing_note(vocabulary: Vocabulary) -> str | None:
     """Say where the pieces and the casing of the text do not seem to belong together; None where they do."""
     cased = sum(map(_is_cased, vocabulary.pieces))
     if vocabulary.lower_case and cased > MOST_CASED * len(vocabulary.pieces):
-        return f"{cased:,} pieces of the vocabulary have capitals, which lower-cased text never meets: --no-lower-case?"
+        return (
+            f"{cased:,} pieces of the vocabulary contain capitals, which lowercased text never matches; "
+            "consider --no-lower-case"
+        )
     if not vocabulary.lower_case and not cased:
         return (
-            "no piece of the vocabulary has a capital, so every word with one becomes [UNK]: without --no-lower-case?"
+            "no piece of the vocabulary has a capital, so every capitalized word becomes [UNK]: leave out "
+            "--no-lower-case"
         )
     return None
 
@@ -181,10 +186,10 @@ def sample_lines(paths: Sequence[Path], most_bytes: int) -> list[str]:
                     number += 1
     except OSError as error:
         raise InputError(
-            read_code(error), f"cannot read {error.filename}: {error.strerror}; run the stage before again"
+            read_code(error), f"cannot read {error.filename}: {error.strerror}; run the previous stage again"
         ) from error
     except UnicodeDecodeError as error:
-        raise InputError("file-encoding", f"{path} is not UTF-8 text: run the stage before again") from error
+        raise InputError("file-encoding", f"{path} is not UTF-8 text: run the previous stage again") from error
     return found
 
 
@@ -209,13 +214,13 @@ def train_vocabulary(sentences: Sequence[str], size: int, lower_case: bool) -> V
     if not alphabet:
         raise InputError(
             "data-missing",
-            "a vocabulary cannot be trained on an empty text: give a folder with text, or a vocabulary file",
+            "cannot train a vocabulary on empty text: give a folder with text, or a vocabulary file",
         )
     fixed = [*SPECIAL_PIECES, *(f"##{character}" for character in inner)]
     if size < len(fixed) + len(alphabet):
         raise UsageError(
             "option-value",
-            f"a vocabulary of {size} pieces is too small for this text, whose characters and special pieces alone "
+            f"a vocabulary of {size} pieces is too small for this text: its characters and special pieces alone "
             f"need {len(fixed) + len(alphabet)}: ask for more",
         )
     trainer = trainers.WordPieceTrainer(

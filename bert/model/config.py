@@ -117,7 +117,8 @@ def shape_from_words(text: str) -> ModelConfig:
         return ModelConfig(**values)
     except (KeyError, ValueError, TypeError) as error:
         raise UsageError(
-            "option-value", f"{text!r} is no shape of a model: give words such as {shape_in_words(PRESETS['base'])!r}"
+            "option-value",
+            f"{text!r} does not describe a model shape: give words such as {shape_in_words(PRESETS['base'])!r}",
         ) from error
 
 

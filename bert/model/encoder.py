@@ -163,8 +163,8 @@ class BertEncoder(nn.Module):
         if input_ids.shape[1] > self.config.max_positions:
             raise UsageError(
                 "data-mismatch",
-                f"sequences of {input_ids.shape[1]} tokens do not fit max_positions={self.config.max_positions}: "
-                "shorten them or make a model with more positions",
+                f"sequences of {input_ids.shape[1]} tokens exceed max_positions={self.config.max_positions}: "
+                "shorten them or use a model with more positions",
             )
         if self.replays:
             torch.compiler.cudagraph_mark_step_begin()
@@ -230,7 +230,7 @@ def recompute_activations(model: nn.Module) -> None:
     if not encoders:
         raise UsageError(
             "model-unsupported",
-            f"{type(model).__name__} has no encoder of bert.model.encoder whose activations could be recomputed",
+            f"{type(model).__name__} has no bert.model.encoder.BertEncoder, which activation checkpointing needs",
         )
     for encoder in encoders:
         encoder.run_layer = _recomputed

@@ -229,7 +229,7 @@ class BertForLabels(nn.Module, ABC):
         if labels < 1 or (regression and labels != 1):
             raise UsageError(
                 "option-value",
-                f"labels={labels}: {'a regression has exactly 1' if regression else 'at least 1 is needed'}",
+                f"labels={labels}: {'a regression needs exactly 1' if regression else 'at least 1 is needed'}",
             )
         self.config = config
         self.labels = labels

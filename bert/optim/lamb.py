@@ -68,8 +68,8 @@ class Lamb(torch.optim.Optimizer):
         if group["max_grad_norm"] != first["max_grad_norm"]:
             raise UsageError(
                 "option-conflict",
-                f"max_grad_norm={group['max_grad_norm']} of one parameter group and {first['max_grad_norm']} of "
-                "another: the norm is that of all groups together, give one value",
+                f"parameter groups have different max_grad_norm, {group['max_grad_norm']} and "
+                f"{first['max_grad_norm']}: the norm is taken over all groups; give one value",
             )
         _check_parameters([parameter for each in self.param_groups for parameter in each["params"]])
 
@@ -85,14 +85,14 @@ class Lamb(torch.optim.Optimizer):
         if missing:
             raise InputError(
                 "weights-mismatch",
-                f"this is no state of LAMB, its parameter groups lack {', '.join(missing)}: load it into the optimizer "
-                "that saved it",
+                f"the state is not one of LAMB, its parameter groups lack {', '.join(missing)}: load it into the "
+                "optimizer that saved it",
             )
         sizes, own = [[len(group["params"]) for group in groups] for groups in (saved, self.param_groups)]
         if sizes != own:
             raise InputError(
                 "weights-mismatch",
-                f"the saved optimizer has parameter groups of {sizes} tensors, this model's have {own}: it belongs to "
+                f"the saved optimizer has parameter groups of {sizes} tensors, this model {own}: the state belongs to "
                 "another model",
             )
         super().load_state_dict(state_dict)
@@ -264,7 +264,7 @@ def _check_options(group: dict[str, Any]) -> None:
         if not right and not (name == "max_grad_norm" and value is None)
     ]
     if wrong:
-        raise UsageError("option-value", f"LAMB cannot run with these hyper-parameters: {'; '.join(wrong)}")
+        raise UsageError("option-value", f"invalid hyperparameters of LAMB: {'; '.join(wrong)}")
 
 
 def _is_number(value: object) -> bool:
@@ -276,7 +276,7 @@ def _check_parameters(parameters: list[torch.Tensor]) -> None:
     if len(kinds) > 1:
         raise UsageError(
             "unsupported-combination",
-            f"LAMB needs parameters of one type on one device, the model has {', '.join(kinds)}",
+            f"LAMB needs all parameters in one type on one device, but the model has {', '.join(kinds)}",
         )
     if parameters and parameters[0].dtype not in (torch.float32, torch.float64):
         raise UsageError(
@@ -287,5 +287,5 @@ def _check_parameters(parameters: list[torch.Tensor]) -> None:
     if any(not parameter.is_contiguous() for parameter in parameters):
         raise UsageError(
             "unsupported-combination",
-            "LAMB needs contiguous parameters: call .contiguous() on them before making the optimizer",
+            "LAMB needs contiguous parameters: call .contiguous() on them before creating the optimizer",
         )

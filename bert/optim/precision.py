@@ -27,7 +27,7 @@ class Precision:
         if name == "tf32" and device_type != "cuda":
             raise UsageError(
                 "device-unsupported",
-                f"precision tf32 needs a CUDA device, this trial runs on {device_type}: use fp32 or bf16",
+                f"precision tf32 needs a CUDA device, but this trial runs on {device_type}: use fp32 or bf16",
             )
         if name not in ("fp32", "tf32", *AUTOCAST_DTYPE):
             raise UsageError("option-choice", f"unknown precision {name!r}: choose one of fp32, tf32, bf16, fp16")
@@ -108,6 +108,6 @@ class Precision:
             problem = f"{', '.join(missing)} missing" if missing else f"scale={scale!r}"
             raise InputError(
                 "file-damaged",
-                f"the saved state of the loss scaling cannot be used ({problem}): take another checkpoint",
+                f"the saved loss-scaler state is invalid ({problem}): use another checkpoint",
             )
         self.scaler.load_state_dict(state)

@@ -76,13 +76,13 @@ class Schedule:
             raise UsageError("option-value", f"--steps {self.total_steps} must be at least 1")
         if not 0 <= self.warmup < 1:
             raise UsageError(
-                "option-value", f"--warmup {self.warmup} is a fraction of the run: give at least 0 and less than 1"
+                "option-value", f"--warmup {self.warmup} must be a fraction of the run: give at least 0 and less than 1"
             )
         if self.name == "cyclic" and self.warmup * self.total_steps < 1:
             raise UsageError(
                 "option-value",
-                f"--schedule cyclic rises over --warmup {self.warmup} of {self.total_steps} steps, which is less than "
-                f"one: give --warmup {1 / self.total_steps:.2g} or more, half of a cycle",
+                f"--schedule cyclic with --warmup {self.warmup} of {self.total_steps} steps warms up for less than "
+                f"one step: give --warmup {1 / self.total_steps:.2g} or more (half a cycle)",
             )
 
     def __call__(self, applied_steps: int) -> float:

@@ -116,8 +116,8 @@ class DeepSpeedStrategy(ProcessGroupStrategy):
         if max_norm != self._plan.max_grad_norm:
             raise UsageError(
                 "option-conflict",
-                f"gradients are to be clipped to {max_norm}, DeepSpeed was told {self._plan.max_grad_norm}: give the "
-                "norm with the plan of the steps",
+                f"max_grad_norm={max_norm} differs from the {self._plan.max_grad_norm} that DeepSpeed was set up with: "
+                "give the norm in the step plan",
             )
 
     def step(self, optimizer: torch.optim.Optimizer, precision: Precision, wait: bool = True) -> bool | None:
@@ -243,7 +243,7 @@ def _check_precision(name: str) -> None:
     if supported is not None and not supported():
         raise UsageError(
             "device-unsupported",
-            f"DeepSpeed does not train in {name} on this device: use another precision, or strategy fsdp",
+            f"DeepSpeed does not support {name} on this device: use another precision, or strategy fsdp",
         )
 
 

@@ -29,16 +29,16 @@ _ABSENT = object()
 
 # Sections that would do again, or otherwise, what the suite does itself.
 _REFUSED = {
-    "scheduler": "the schedule is the run's: --schedule, --warmup, --learning-rate",
-    "torch_autocast": "use the sections bf16 or fp16, or none for fp32",
+    "scheduler": "the run sets the schedule: --schedule, --warmup, --learning-rate",
+    "torch_autocast": "use the section bf16 or fp16, or neither for fp32",
     "autotuning": "use `bertbench autotune`",
-    "data_efficiency": "the suite draws the batches",
-    "compression_training": "the suite does not measure compressed models",
-    "checkpoint": "checkpoints are the suite's own",
-    "amp": "use the sections bf16 or fp16, or none for fp32",
-    "elasticity": "batch sizes are the run's",
-    "curriculum_learning": "the suite draws the batches",
-    "progressive_layer_drop": "every layer is trained in every step",
+    "data_efficiency": "bertbench draws the batches",
+    "compression_training": "bertbench does not measure compressed models",
+    "checkpoint": "bertbench writes its own checkpoints",
+    "amp": "use the section bf16 or fp16, or neither for fp32",
+    "elasticity": "the run sets the batch sizes",
+    "curriculum_learning": "bertbench draws the batches",
+    "progressive_layer_drop": "bertbench trains every layer in every step",
     "sparse_attention": "the model has its own attention",
 }
 # Loss scaling as torch.amp.GradScaler does it, for what an fp16 section leaves open.
@@ -165,8 +165,8 @@ def resolve(config: Mapping[str, Any], plan: "StepPlan", zero_stage: int | None 
     if differences:
         raise UsageError(
             "option-conflict",
-            f"the DeepSpeed configuration and the run do not agree: {'; '.join(differences)}. Change one of them, or "
-            'write "auto" in the file to take what the run says',
+            f"the DeepSpeed configuration contradicts the run: {'; '.join(differences)}. Change one of them, or "
+            'write "auto" in the file to use the run\'s value',
         )
     _check_zero(filled["zero_optimization"], stage, plan)
     if plan.train.precision == "fp16":
@@ -186,8 +186,8 @@ def check_names(config: Mapping[str, Any]) -> None:
             hint = f"; did you mean {near[0]!r}?" if near else ""
             raise UsageError(
                 "option-unknown",
-                f"{f'{section}.' if section else ''}{name} of the DeepSpeed configuration is no setting of DeepSpeed, "
-                f"which would pass over it: take it out{hint}",
+                f"{f'{section}.' if section else ''}{name} in the DeepSpeed configuration is unknown to DeepSpeed, "
+                f"which would ignore it: remove it{hint}",
             )
 
 
@@ -196,9 +196,9 @@ def _expected(plan: "StepPlan", stage: int) -> Iterator[tuple[tuple[str, ...], A
     yield ("train_micro_batch_size_per_gpu",), plan.train.micro_batch_size, "micro batch size"
     yield ("gradient_accumulation_steps",), plan.train.grad_accum_steps, "accumulation"
     yield ("train_batch_size",), plan.train.global_batch_size, "global batch size"
-    clipped = "norm gradients are clipped to (0 is none)"
+    clipped = "gradient clipping norm (0 is none)"
     if plan.optimizer_norm is not None:
-        clipped = f"{plan.optimizer} clips to {plan.optimizer_norm:g} itself, which the file may say too;"
+        clipped = f"{plan.optimizer} clips to {plan.optimizer_norm:g} itself, which the file may repeat;"
     yield ("gradient_clipping",), plan.max_grad_norm or 0.0, clipped
     yield ("fp16", "enabled"), plan.train.precision == "fp16", f"precision {plan.train.precision}"
     yield ("bf16", "enabled"), plan.train.precision == "bf16", f"precision {plan.train.precision}"
@@ -218,7 +218,7 @@ def _stage(filled: dict[str, Any], wanted: int | None) -> int:
     if isinstance(stage, bool) or stage not in ZERO_STAGES:
         raise UsageError(
             "option-choice",
-            f"zero_optimization.stage={stage!r} of the DeepSpeed configuration is none: use 0, 1, 2 or 3",
+            f"zero_optimization.stage={stage!r} in the DeepSpeed configuration is invalid: use 0, 1, 2 or 3",
         )
     return int(stage)
 
@@ -234,7 +234,7 @@ def _fill(filled: dict[str, Any], path: tuple[str, ...], value: Any, meaning: st
         place[name] = value
         return ""
     same = given == value and isinstance(given, bool) == isinstance(value, bool)
-    return "" if same else f"{'.'.join(path)} is {given!r}, the run's {meaning} makes it {value!r}"
+    return "" if same else f"{'.'.join(path)} is {given!r}, but the run's {meaning} requires {value!r}"
 
 
 def _optimizer(section: Any, plan: "StepPlan") -> tuple[dict[str, Any], list[str]]:
@@ -248,9 +248,9 @@ def _optimizer(section: Any, plan: "StepPlan") -> tuple[dict[str, Any], list[str
     kind, params = section.get("type", AUTO), {**section.get("params", {})}
     differences = []
     if kind != AUTO and str(kind).lower() not in _OPTIMIZERS[plan.optimizer]:
-        differences.append(f"optimizer.type is {kind!r}, the run's optimizer is {plan.optimizer!r}")
+        differences.append(f"optimizer.type is {kind!r}, but the run's optimizer is {plan.optimizer!r}")
     if str(kind).lower() == "adam" and params.pop("adam_w_mode", True) not in (True, AUTO):
-        differences.append("optimizer.params.adam_w_mode is false, the run decouples the decay (AdamW)")
+        differences.append("optimizer.params.adam_w_mode is false, but the run uses decoupled weight decay (AdamW)")
     own = {}
     known = {"lr": plan.learning_rate, "weight_decay": plan.weight_decay}
     for name, value in params.items():
@@ -259,11 +259,11 @@ def _optimizer(section: Any, plan: "StepPlan") -> tuple[dict[str, Any], list[str
         if name not in ("lr", "weight_decay", "betas", "eps"):
             raise UsageError(
                 "option-not-applicable",
-                f"optimizer.params.{name} of the DeepSpeed configuration has no place in {plan.optimizer}",
+                f"optimizer.params.{name} in the DeepSpeed configuration is not a parameter of {plan.optimizer}",
             )
         _check_number(name, value)
         if known.get(name) not in (None, value):
-            differences.append(f"optimizer.params.{name} is {value!r}, the run's is {known[name]!r}")
+            differences.append(f"optimizer.params.{name} is {value!r}, but the run's is {known[name]!r}")
         elif value != {"betas": list(DEFAULT_BETAS), "eps": DEFAULT_EPS}.get(name, _ABSENT):
             own[name] = tuple(value) if name == "betas" else value
     return own, differences
@@ -273,9 +273,7 @@ def _check_number(name: str, value: Any) -> None:
     values = value if name == "betas" and isinstance(value, list) and len(value) == 2 else [value]
     below = 1.0 if name == "betas" else float("inf")
     if not all(isinstance(each, int | float) and not isinstance(each, bool) and 0 <= each < below for each in values):
-        raise UsageError(
-            "option-value", f"optimizer.params.{name}={value!r} of the DeepSpeed configuration cannot be used"
-        )
+        raise UsageError("option-value", f"optimizer.params.{name}={value!r} in the DeepSpeed configuration is invalid")
     if name == "betas" and len(values) != 2:
         raise UsageError(
             "option-value", f"optimizer.params.betas={value!r} of the DeepSpeed configuration must be two numbers"
@@ -289,21 +287,21 @@ def _check_zero(zero: dict[str, Any], stage: int, plan: "StepPlan") -> None:
         if device not in (None, False, "none", AUTO):
             raise UsageError(
                 "option-not-applicable",
-                f"zero_optimization.{name} of the DeepSpeed configuration moves work to the host, which is not "
-                "measured here: take it out",
+                f"zero_optimization.{name} in the DeepSpeed configuration offloads work to the host, which bertbench "
+                "does not measure: remove it",
             )
         zero.pop(name, None)
     if zero.get("mics_shard_size", -1) not in (-1, AUTO):
         raise UsageError(
             "option-not-applicable",
-            "zero_optimization.mics_shard_size of the DeepSpeed configuration divides the model among some of the "
-            "ranks, which checkpoints here cannot put together: take it out",
+            "zero_optimization.mics_shard_size in the DeepSpeed configuration shards the model over some of the "
+            "ranks, which bertbench's checkpoints do not support: remove it",
         )
     if stage > 0 and plan.optimizer == "lamb":
         raise UsageError(
             "unsupported-combination",
-            f"ZeRO stage {stage} keeps the parameters as one flat vector in pieces, LAMB needs the norm of each of "
-            "them: use optimizer adamw, --zero-stage 0, or strategy fsdp, which runs LAMB",
+            f"ZeRO stage {stage} shards the parameters as one flat vector, but LAMB needs the norm of each of "
+            "them: use optimizer adamw, --zero-stage 0, or strategy fsdp, which supports LAMB",
         )
 
 

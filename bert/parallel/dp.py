@@ -25,14 +25,14 @@ class DpStrategy(SingleStrategy):
         if device_type != "cuda":
             raise UsageError(
                 "device-unsupported",
-                "strategy dp divides a batch over the GPUs of one process; on a CPU DataParallel only calls the model: "
+                "strategy dp splits a batch over the GPUs of one process; on a CPU, DataParallel only calls the model: "
                 "use single, or ddp for several processes",
             )
         if self.world_size != 1:
             raise UsageError(
                 "unsupported-combination",
-                f"strategy dp drives all GPUs of one node from one process, {self.world_size} were started: start one, "
-                "or use ddp",
+                f"strategy dp drives all GPUs of a node from one process, but {self.world_size} were started: start "
+                "one, or use ddp",
             )
         self._pick_gpu()
         self.devices_per_rank = torch.cuda.device_count()

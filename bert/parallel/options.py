@@ -43,7 +43,7 @@ def options_text(strategy: str, options: Mapping[str, Any]) -> str:
     if stage is not None and (isinstance(stage, bool) or stage not in ZERO_STAGES):
         raise UsageError("option-choice", f"--zero-stage {stage!r}: choose one of {', '.join(map(str, ZERO_STAGES))}")
     if not isinstance(given.get("config", {}), Mapping):
-        raise UsageError("option-value", "the DeepSpeed configuration has to be a JSON object")
+        raise UsageError("option-value", "the DeepSpeed configuration must be a JSON object")
     return json.dumps(given, sort_keys=True, separators=(",", ":"), allow_nan=False) if given else ""
 
 
@@ -52,9 +52,9 @@ def read_options(text: str) -> dict[str, Any]:
     try:
         found = json.loads(text) if text else {}
     except ValueError as error:
-        raise InputError("option-value", f"the options of a strategy, {text[:80]!r}, are no JSON ({error})") from error
+        raise InputError("option-value", f"the strategy options {text[:80]!r} are not valid JSON ({error})") from error
     if not isinstance(found, dict):
-        raise InputError("option-value", f"the options of a strategy, {text[:80]!r}, are no JSON object")
+        raise InputError("option-value", f"the strategy options {text[:80]!r} are not a JSON object")
     return found
 
 

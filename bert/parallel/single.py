@@ -30,7 +30,7 @@ class SingleStrategy:
         if self.world_size != 1 and type(self) is SingleStrategy:
             raise UsageError(
                 "unsupported-combination",
-                f"strategy single runs on one device, {self.world_size} were asked for: use strategy ddp",
+                f"strategy single runs on one device, but {self.world_size} were requested: use strategy ddp",
             )
         if device_type == "cuda":
             self._pick_gpu()
@@ -58,8 +58,8 @@ class SingleStrategy:
         if self.local_rank >= visible:
             raise UsageError(
                 "device-missing",
-                f"rank {self.rank} needs GPU number {self.local_rank} of this node, PyTorch sees {visible}: "
-                "check CUDA_VISIBLE_DEVICES, the driver and that torch is a CUDA build, or ask for fewer devices",
+                f"rank {self.rank} needs GPU number {self.local_rank} of this node, but PyTorch sees {visible}: "
+                "check CUDA_VISIBLE_DEVICES, the driver and that torch is a CUDA build, or request fewer devices",
             )
         self.device = torch.device("cuda", self.local_rank)
         torch.cuda.set_device(self.device)

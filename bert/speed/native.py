@@ -63,7 +63,7 @@ def loops() -> ctypes.CDLL:
         found = ctypes.CDLL(os.fspath(library))
     except OSError as error:
         raise MissingToolError(
-            "file-damaged", f"{library} cannot be loaded ({error}): delete it, and it is compiled again"
+            "file-damaged", f"{library} cannot be loaded ({error}): delete it to compile it again"
         ) from error
     types = {f"{name}_{kind}": types for name, types in _ARGUMENTS.items() for kind in ("bf16", "float")}
     for name, arguments in {"random_levels": _RANDOM_LEVELS, **types}.items():
@@ -88,7 +88,7 @@ def compiled() -> Path:
         return kept
     if shutil.which(compiler) is None:
         raise MissingToolError(
-            "tool-missing", f"there is no C compiler {compiler!r}: install gcc, or name another one with CC="
+            "tool-missing", f"C compiler {compiler!r} not found: install gcc, or name another one with CC="
         )
     folder = Path(tempfile.mkdtemp(prefix="bertbench-"))
     made = folder / name
@@ -102,8 +102,7 @@ def compiled() -> Path:
         said = (getattr(error, "stderr", None) or str(error)).strip().splitlines()[0][:300]
         raise MissingToolError(
             "tool-failed",
-            f"the C compiler {compiler!r} cannot compile {_SOURCE.name} ({said}): "
-            "repair it, or name another one with CC=",
+            f"the C compiler {compiler!r} cannot compile {_SOURCE.name} ({said}): fix it, or name another one with CC=",
         ) from error
     return _keep(made, kept)
 

@@ -30,27 +30,31 @@ class Lever:
 
 
 LEVERS = {
-    "unpad": Lever("the layers compute real tokens alone, one sequence behind the other", ("cpu", "cuda")),
-    "pack": Lever("the layers compute rows that several sequences share; not with unpad", ()),
-    "chunks": Lever("attention of a few sequences at a time, whose weights stay in the cache", ("cpu",)),
+    "unpad": Lever("compute real tokens only: sequences are concatenated without padding", ("cpu", "cuda")),
+    "pack": Lever("pack several sequences into each row; excludes unpad", ()),
+    "chunks": Lever("compute attention for a few sequences at a time, so that its weights stay in cache", ("cpu",)),
     "bf16-weights": Lever(
-        "with bf16, copies of the weights made once per update, and gradients in bf16 where nothing else reads them",
+        "with bf16: copy the weights once per update, and keep gradients in bf16 where only the update reads them",
         ("cpu",),
     ),
     "fused-elementwise": Lever(
-        "dropout, residual and norm in one pass each way, attention's softmax and dropout too; GELU's backward pass",
+        "fuse dropout, residual and norm, attention's softmax and dropout, and GELU's backward pass",
         ("cpu",),
         compiled=True,
     ),
-    "bf16-attention": Lever("with bf16, attention's products in bf16 too, where the CPU has instructions", ("cpu",)),
-    "fp8": Lever("with bf16, the layers' linear products in FP8", ()),
+    "bf16-attention": Lever("with bf16: run attention's GEMMs in bf16 too, if the CPU has the instructions", ("cpu",)),
+    "fp8": Lever("with bf16: run the GEMMs of linear layers in FP8", ()),
     "compile": Lever(
-        "torch.compile of every layer, which fuses what stands between products; with unpad on a GPU, in 16-bit types",
+        "torch.compile every layer, which fuses the operations between GEMMs; with unpad only on a GPU in 16-bit types",
         (),
     ),
-    "cuda-graphs": Lever("as compile, and replayed as CUDA graphs; not with unpad, accumulation or checkpointing", ()),
-    "static-graph": Lever("ddp is told that every step uses the same parameters; not with accumulation", ()),
-    "bf16-gradients": Lever("ddp sends gradients in bf16", ()),
+    "cuda-graphs": Lever(
+        "compile and replay as CUDA graphs; excludes unpad, gradient accumulation and activation checkpointing", ()
+    ),
+    "static-graph": Lever(
+        "ddp with a static graph: every step uses the same parameters; excludes gradient accumulation", ()
+    ),
+    "bf16-gradients": Lever("ddp: all-reduce gradients in bf16", ()),
 }
 
 # Names that cannot stand together, and why.
@@ -58,11 +62,15 @@ _EXCLUSIVE = (
     (
         "unpad",
         "pack",
-        "are two ways to lay out one batch; leave out unpad for few shapes, or pack for real tokens alone",
+        "are two layouts of a batch: leave out unpad for few shapes, or pack for real tokens only",
     ),
-    ("unpad", "cuda-graphs", "do not fit, shapes change with every batch: give pack in place of unpad, or neither"),
-    ("fp8", "compile", "do not fit, what is compiled casts for itself: leave one out"),
-    ("fp8", "cuda-graphs", "do not fit, what is compiled casts for itself: leave one out"),
+    (
+        "unpad",
+        "cuda-graphs",
+        "are incompatible, as shapes change with every batch: give pack instead of unpad, or neither",
+    ),
+    ("fp8", "compile", "are incompatible, as compiled layers cast by themselves: leave one out"),
+    ("fp8", "cuda-graphs", "are incompatible, as compiled layers cast by themselves: leave one out"),
 )
 
 
@@ -82,14 +90,14 @@ def resolve_levers(text: str, device_type: str) -> frozenset[str]:
     if device_type == "cpu" and {"unpad", "compile"} <= set(names):
         raise UsageError(
             "option-conflict",
-            f"levers {text!r}: on a CPU unpad and compile do not fit, attention without padding is there no operation "
-            "that a compiler knows: give pack in place of unpad, or neither",
+            f"--levers {text!r}: on a CPU, unpad and compile are incompatible, as the compiler does not support "
+            "attention without padding: give pack instead of unpad, or neither",
         )
     for name in names:
         missing = _missing(name, device_type)
         if missing is not None:
             raise MissingToolError(
-                missing.code, f"lever {name!r} is compiled here, and {missing}; or leave it out with --levers"
+                missing.code, f"optimization {name!r} needs a compiler, and {missing}; or leave it out with --levers"
             )
     return frozenset(names)
 
@@ -105,11 +113,11 @@ def check_levers(text: str) -> None:
     if unknown:
         raise UsageError(
             "option-choice",
-            f"levers {text!r}: there is no {unknown[0]!r}; give auto, none, or some of {' '.join(LEVERS)} joined by +",
+            f"--levers {text!r}: unknown {unknown[0]!r}; give auto, none, or some of {' '.join(LEVERS)} joined by +",
         )
     for one, other, why in _EXCLUSIVE:
         if {one, other} <= set(names):
-            raise UsageError("option-conflict", f"levers {text!r}: {one} and {other} {why}")
+            raise UsageError("option-conflict", f"--levers {text!r}: {one} and {other} {why}")
 
 
 def default_levers(device_type: str) -> frozenset[str]:
@@ -153,15 +161,15 @@ def check_precision(text: str, precision: str) -> None:
     if idle and precision != "bf16":
         raise UsageError(
             "unsupported-combination",
-            f"levers {text!r} in {precision}: without bf16 {' and '.join(idle)} would change nothing; give bf16 as the "
+            f"--levers {text!r} in {precision}: {' and '.join(idle)} has no effect without bf16; give bf16 as the "
             "precision, or leave out what needs it",
         )
 
     if {"unpad", "compile"} <= set(text.split("+")) and precision not in ("bf16", "fp16"):
         raise UsageError(
             "unsupported-combination",
-            f"levers {text!r} in {precision}: attention without padding is compiled in 16-bit types alone; give bf16 "
-            "or fp16 as the precision, or pack in place of unpad",
+            f"--levers {text!r} in {precision}: attention without padding compiles only in 16-bit types; give bf16 "
+            "or fp16 as the precision, or pack instead of unpad",
         )
 
 
@@ -186,15 +194,15 @@ def use_levers(
     if "cuda-graphs" in names and activation_checkpointing:
         raise UsageError(
             "unsupported-combination",
-            "levers cuda-graphs with activation checkpointing: PyTorch cannot replay a layer whose activations are "
-            "made again in the backward pass; give compile in place of cuda-graphs, or leave out activation "
+            "--levers cuda-graphs with activation checkpointing: PyTorch cannot replay a layer whose activations are "
+            "recomputed in the backward pass; give compile instead of cuda-graphs, or leave out activation "
             "checkpointing",
         )
     if "cuda-graphs" in names and grad_accum_steps > 1:
         raise UsageError(
             "unsupported-combination",
-            f"levers cuda-graphs with {grad_accum_steps} micro-steps per update: a replay writes over the gradients of "
-            "the one before; give compile in place of cuda-graphs, or a larger micro batch without accumulation",
+            f"--levers cuda-graphs with {grad_accum_steps} micro-steps per update: a replay overwrites the gradients "
+            "of the previous one; give compile instead of cuda-graphs, or a larger micro batch without accumulation",
         )
     from bert.model.attention import SelfAttention
     from bert.model.encoder import BertEncoder, Layer

@@ -312,7 +312,7 @@ def check_objective(task: Task, name: str, *besides: str) -> None:
     if name in task.scores and name not in choices:
         raise UsageError(
             "option-choice",
-            f"{name} is a threshold, more or less of it makes no model better: choose one of {', '.join(choices)}",
+            f"{name} is a threshold, not a score: choose one of {', '.join(choices)}",
         )
     lookup(dict.fromkeys(choices), name, f"score of {task.name}")
 

@@ -140,15 +140,15 @@ class ClassificationTask(ABC):
             wanted = "values (float32)" if self.regression else "classes (int64)"
             raise InputError(
                 "labels-invalid",
-                f"task {self.name} needs labels that are {wanted}, those in {source} are {labels.dtype}",
+                f"task {self.name} needs labels that are {wanted}, but those in {source} are {labels.dtype}",
             )
         if not classes and not np.isfinite(labels).all():
             raise InputError("labels-invalid", f"labels in {source} are not finite numbers: prepare the data again")
         if classes and not 0 <= labels.min() <= labels.max() < self.labels:
             raise InputError(
                 "labels-invalid",
-                f"the labels in {source} go from {labels.min()} to {labels.max()}, those of task {self.name} from 0 to "
-                f"{self.labels - 1}: prepare the data again, or begin a new run",
+                f"the labels in {source} range from {labels.min()} to {labels.max()}, but task {self.name} has 0 to "
+                f"{self.labels - 1}: prepare the data again, or start a new run",
             )
 
     def _lengths_like(self, path: Path, spec: DataSpec, pool_size: int) -> Slots:

@@ -35,8 +35,8 @@ def check_judging(rows: TokenRows, place: str, seq_len: int, training: TokenRows
     if rows.vocabulary != training.vocabulary:
         raise InputError(
             "vocabulary-mismatch",
-            f"the rows in {place} were made with another vocabulary than those in {source}: their ids mean other "
-            "words, make both with the same vocab.txt and casing",
+            f"the rows in {place} and {source} were prepared with different vocabularies: their ids mean different "
+            "words; prepare both with the same vocab.txt and casing",
         )
 
 

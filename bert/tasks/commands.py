@@ -196,8 +196,8 @@ def check_positions(opened: "Opened", longest: int, data: object) -> None:
     if longest > positions:
         raise InputError(
             "data-mismatch",
-            f"the rows in {data} have up to {longest} tokens, the model in {opened.source} has {positions} positions: "
-            f"make them with --max-seq-length {positions}",
+            f"the rows in {data} have up to {longest} tokens, but the model in {opened.source} has {positions} "
+            f"positions: prepare them with --max-seq-length {positions}",
         )
 
 
@@ -284,13 +284,13 @@ class RowEval:
         rows = task.data.rows(options.data, options.split, task.options)
         task.check_labels(rows, str(options.data))
         if not rows.has_labels:
-            raise InputError("labels-invalid", f"the rows in {options.data} have no labels: there is nothing to score")
+            raise InputError("labels-invalid", f"the rows in {options.data} have no labels: give labeled data to score")
         logits = _read(options.predictions, task.labels)
         if len(logits) != len(rows):
             raise InputError(
                 "answers-invalid",
-                f"{options.predictions} has {len(logits):,} predictions, {options.data} {len(rows):,} rows: give the "
-                "data they were made of",
+                f"{options.predictions} has {len(logits):,} predictions, but {options.data} {len(rows):,} rows: give "
+                "the data they were made for",
             )
         scores = plain_scores(task.score(logits, rows.labels))
         found = {
@@ -312,7 +312,7 @@ def _trained(name: str, checkpoint: Path) -> "ClassificationTask":
 
     settings = settings_of(checkpoint)
     if settings is None or settings.task != name:
-        is_of = "does not say what it was trained on" if settings is None else f"was trained on {settings.task}"
+        is_of = "does not name its task" if settings is None else f"was trained on {settings.task}"
         raise InputError(
             "weights-mismatch", f"{checkpoint} {is_of}: give a run of `bertbench train {name}`, or a checkpoint of one"
         )
@@ -325,7 +325,7 @@ def _open(checkpoint: Path, task: "ClassificationTask", rows: "TokenRows", data:
     from bert.predict import identity_of, open_model
 
     if not len(rows):
-        raise InputError("file-empty", f"{data} holds no row: make it of other data")
+        raise InputError("file-empty", f"{data} holds no rows: prepare it from other data")
     opened = open_model(checkpoint, task, identity_of(data, rows.fingerprint, rows), host.note)
     check_positions(opened, int(rows.lengths.max()), data)
     return opened
@@ -355,7 +355,7 @@ def _read(path: Path, classes: int) -> npt.NDArray[np.float32]:
     except (ValueError, UnicodeDecodeError, csv.Error) as error:
         raise InputError(
             "answers-invalid",
-            f"{path} is no predictions.tsv of a model with {classes} logits ({error}): `bertbench predict` makes it",
+            f"{path} is not a predictions.tsv for {classes} logits ({error}): create one with `bertbench predict`",
         ) from error
 
 

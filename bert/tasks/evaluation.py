@@ -126,9 +126,9 @@ def row_logits(
         UsageError: the model has no head of so many classes.
     """
     if not isinstance(model, BertForLabels) or model.labels != classes:
-        has = f"a head of {model.labels}" if isinstance(model, BertForLabels) else "no head for them"
+        has = f"a head of {model.labels}" if isinstance(model, BertForLabels) else "no classification head"
         raise UsageError(
-            "weights-mismatch", f"{classes} logits of each row are wanted, {type(model).__name__} has {has}"
+            "weights-mismatch", f"the task needs {classes} logits per row, but {type(model).__name__} has {has}"
         )
     logits = np.zeros((len(rows), classes), dtype=np.float32)
     batches = evaluation_rows(rows, micro_batch_size, rank, world_size, chosen)
@@ -143,7 +143,7 @@ def check_logits(logits: Float32) -> None:
     if wrong:
         raise InputError(
             "logits-not-finite",
-            f"the model gives logits that are not finite numbers for {wrong:,} of {len(logits):,} rows: its weights "
+            f"the model outputs non-finite logits for {wrong:,} of {len(logits):,} rows: its weights "
             "are damaged or the precision overflows; use other weights or --precision fp32",
         )
 

@@ -79,7 +79,7 @@ def read_options(text: str) -> dict[str, Any]:
     try:
         found = json.loads(text) if text else {}
     except (ValueError, TypeError) as error:
-        raise InputError("option-value", f"the options of a task, {str(text)[:80]!r}, are no JSON ({error})") from error
+        raise InputError("option-value", f"the task options {str(text)[:80]!r} are not valid JSON ({error})") from error
     if not isinstance(found, dict):
-        raise InputError("option-value", f"the options of a task, {text[:80]!r}, are no JSON object")
+        raise InputError("option-value", f"the task options {text[:80]!r} are not a JSON object")
     return found

@@ -93,12 +93,12 @@ class TrainState:
     def from_json(cls, content: Mapping[str, Any]) -> "TrainState":
         """Return what `to_json` wrote. Raises InputError for a damaged state, SchemaError for a newer version's."""
         if content.get("format") != FORMAT:
-            raise InputError("record-foreign", "it is no checkpoint of bertbench")
+            raise InputError("record-foreign", "it is not a bertbench checkpoint")
         version = content.get("schema_version")
         if isinstance(version, int) and version > SCHEMA_VERSION:
             raise SchemaError(
                 "record-newer",
-                f"a newer version wrote it (schema {version}, this one reads up to {SCHEMA_VERSION}): update bertbench",
+                f"it has schema {version}, but this version reads up to {SCHEMA_VERSION}: update bertbench",
             )
         try:
             values = {part.name: content[part.name] for part in fields(cls) if part.name != "best"}
@@ -117,7 +117,7 @@ class TrainState:
         except (KeyError, TypeError, ValueError, OverflowError, AttributeError) as error:
             raise InputError("file-damaged", f"its state is damaged ({error!r})") from error
         if not whole or not isinstance(state.scaler, dict):
-            raise InputError("file-damaged", "its state holds values that no run has")
+            raise InputError("file-damaged", "its state holds impossible values")
         return state
 
 
@@ -181,7 +181,7 @@ def saved_steps(folder: Path) -> list[int]:
         names = [path.name for path in folder.iterdir() if path.is_dir()] if folder.is_dir() else []
     except OSError as error:
         raise StorageError(
-            read_code(error), f"cannot look into {folder}: {error.strerror}; choose another folder"
+            read_code(error), f"cannot list {folder}: {error.strerror}; choose another folder"
         ) from error
     return sorted(int(match[1]) for name in names if (match := _NAME.fullmatch(name)))
 
@@ -223,7 +223,7 @@ def save(
     def write() -> None:
         if not temporary.is_dir():
             raise StorageError(
-                "folder-not-shared", f"rank {strategy.rank} does not see {temporary}: use a folder that all nodes share"
+                "folder-not-shared", f"rank {strategy.rank} does not see {temporary}: use a folder shared by all nodes"
             )
         save_rng(temporary / rng_file(strategy.rank), strategy.device)
 
@@ -272,7 +272,7 @@ def _storing(path: Path, action: Callable[[], T]) -> Callable[[], T]:
                 return action()
         except OSError as error:
             raise StorageError(
-                "write-failed", f"cannot write {path}: {error.strerror}; the checkpoints before it are whole"
+                "write-failed", f"cannot write {path}: {error.strerror}; earlier checkpoints are intact"
             ) from error
 
     return attempt
@@ -284,7 +284,7 @@ def _seal(temporary: Path, state: TrainState, ranks: int) -> int:
     absent = [name for name in wanted if not (temporary / name).is_file()]
     if absent:
         raise StorageError(
-            "folder-not-shared", f"{temporary} lacks {', '.join(absent)}: use a folder that all nodes share"
+            "folder-not-shared", f"{temporary} lacks {', '.join(absent)}: use a folder shared by all nodes"
         )
     files = {path.name: {"bytes": path.stat().st_size, "crc32": _crc32(path)} for path in sorted(temporary.iterdir())}
     write_json(temporary / STATE_FILE, {**state.to_json(), "files": files})
@@ -340,11 +340,11 @@ def latest(folder: Path, warn: Callable[[str], None], whole: bool = True) -> Che
         except SchemaError:
             raise
         except InputError as error:
-            warn(f"{error}; the checkpoint before it is used")
+            warn(f"{error}; the previous checkpoint is used")
     if steps:
         raise InputError(
             "checkpoint-missing",
-            f"all {len(steps)} checkpoints in {folder} are damaged: remove them to begin anew, or give another folder",
+            f"all {len(steps)} checkpoints in {folder} are damaged: remove them to start over, or give another folder",
         )
     return None
 
@@ -374,7 +374,7 @@ def read(path: Path, whole: bool = True) -> Checkpoint:
     if not isinstance(files, dict) or not {"model.safetensors", OPTIMIZER_FILE}.issubset(files):
         raise InputError("file-damaged", f"the checkpoint {path} is damaged: {STATE_FILE} does not list its files")
     for name, noted in files.items():
-        problem = _problem(path / name, noted, whole) if "/" not in name else "is no name of a file"
+        problem = _problem(path / name, noted, whole) if "/" not in name else "is not a file name"
         if problem:
             raise InputError("file-damaged", f"the checkpoint {path} is damaged: {name} {problem}")
     return Checkpoint(path, state)
@@ -387,9 +387,9 @@ def _problem(file: Path, noted: object, whole: bool) -> str:
     try:
         size = file.stat().st_size
         if size != noted.get("bytes"):
-            return f"has {size} bytes, {noted.get('bytes')} were written"
+            return f"has {size} bytes instead of {noted.get('bytes')}"
         if whole and _crc32(file) != noted.get("crc32"):
-            return "holds other bytes than were written"
+            return "has a wrong checksum"
     except OSError as error:
         return f"cannot be read ({error.strerror})"
     return ""
@@ -447,7 +447,7 @@ def load_rng(path: Path, device: torch.device) -> bool:
         if device.type == "cuda":
             torch.cuda.set_rng_state(states["cuda"].clone(), device)
     except (RuntimeError, TypeError) as error:
-        raise InputError("file-damaged", f"{path} holds no state of a random number generator ({error})") from error
+        raise InputError("file-damaged", f"{path} holds no valid random-generator state ({error})") from error
     return True
 
 

@@ -71,7 +71,7 @@ class Evaluations:
         if self._every == 0:
             return
         if data.fingerprint is None:
-            self._warn("made-up data has no test shards and no answers: the run is not evaluated")
+            self._warn("synthetic data has no test shards and no answers: the run is not evaluated")
             return
         self._evaluator = together(self._strategy, lambda: self._task.evaluator(spec, self._wanted))
 
@@ -98,7 +98,7 @@ class Evaluations:
         self._evaluated = applied_steps
         name = self._score
         if name not in self.latest.values:
-            self._warn(f"the evaluation found no {name}, by which the best checkpoint is told")
+            self._warn(f"the evaluation returned no {name}, which selects the best checkpoint")
         value = float(self.latest.values.get(name, math.nan))
         gain = math.inf if self.best is None else value - self.best.value
         best = math.isfinite(value) and (gain if self._higher_is_better or self.best is None else -gain) > 0
@@ -112,7 +112,7 @@ class Evaluations:
             return best
         name = checkpoint_path(folder, best.applied_steps).name
         if any_rank(self._strategy, not (folder / name).is_dir()):
-            self._warn(f"{name}, the best checkpoint so far, is gone: the next evaluation counts as the best")
+            self._warn(f"{name}, the best checkpoint so far, is missing: the next evaluation counts as the best")
         elif best.score != self._score:
             by = f"by {best.score}, not by {self._score}"
             self._warn(f"{name} was the best checkpoint {by}: the next evaluation counts as the best")

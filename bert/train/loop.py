@@ -63,7 +63,7 @@ class Progress:
             if not isinstance(value, int) or value < 0:
                 raise InputError(
                     "file-damaged",
-                    f"the saved progress has {name}={value!r}, a count is needed: take another checkpoint",
+                    f"the saved progress has {name}={value!r} instead of a count: use another checkpoint",
                 )
             setattr(self, name, value)
 
@@ -78,7 +78,7 @@ class DivergenceWatch:
 
     def __init__(self, every: int = 50) -> None:
         if every < 1:
-            raise UsageError("option-value", f"looking for divergence every {every} steps: at least 1 is needed")
+            raise UsageError("option-value", f"the divergence check runs every {every} steps: give at least 1")
         self.every = every
         self._first_bad: torch.Tensor | None = None
         self._rates: dict[int, float] = {}
@@ -87,8 +87,8 @@ class DivergenceWatch:
         """Judge a step. Raises DivergenceError where fp16 never stops overflowing."""
         if progress.skipped_in_a_row >= MAX_SKIPPED_IN_A_ROW:
             raise DivergenceError(
-                f"the gradients of the last {progress.skipped_in_a_row} steps up to step {step + 1} were not finite in "
-                f"fp16, whatever the loss scale (learning rate {result.learning_rate:.6g}): use bf16, lower the "
+                f"the gradients of the last {progress.skipped_in_a_row} steps up to step {step + 1} are not finite in "
+                f"fp16 at any loss scale (learning rate {result.learning_rate:.6g}): use bf16, lower the "
                 "learning rate or lengthen the warm-up",
                 step,
                 result.learning_rate,
@@ -115,7 +115,7 @@ class DivergenceWatch:
         if first_bad < math.inf:
             step = int(first_bad)
             raise DivergenceError(
-                f"the loss of step {step + 1} is not a finite number (learning rate {rates[step]:.6g}): lower the "
+                f"the loss of step {step + 1} is not finite (learning rate {rates[step]:.6g}): lower the "
                 "learning rate or lengthen the warm-up",
                 step,
                 rates[step],
@@ -154,11 +154,13 @@ class Training:
         if self.max_grad_norm is None:
             return
         if not self.max_grad_norm > 0:
-            raise UsageError("option-value", f"max_grad_norm={self.max_grad_norm} must be above 0; None does not clip")
+            raise UsageError(
+                "option-value", f"max_grad_norm={self.max_grad_norm} must be above 0; None disables clipping"
+            )
         if isinstance(self.optimizer, Lamb):
             raise UsageError(
                 "option-conflict",
-                f"max_grad_norm={self.max_grad_norm} would clip twice, LAMB clips by itself: give the norm to the "
+                f"max_grad_norm={self.max_grad_norm} would clip twice, as LAMB clips by itself: give the norm to the "
                 "optimizer and None to the loop",
             )
 

@@ -90,35 +90,35 @@ def check_resumable(settings: TrainSettings, data: DataIdentity, checkpoint: Che
         if before != now:
             raise UsageError(
                 "settings-changed",
-                f"{checkpoint.path} was saved with {_said(name)} {before}, this run has {_said(name)} {now}: keep "
-                f"{before}, or begin a new run or phase in another folder with --init {checkpoint.path}",
+                f"{checkpoint.path} was saved with {_said(name)} {before}, but this run has {_said(name)} {now}: keep "
+                f"{before}, or start a new run or phase in another folder with --init {checkpoint.path}",
             )
     made = checkpoint.state.applied_steps
     if settings.steps < made:
         raise UsageError(
             "option-value",
-            f"--steps {settings.steps}: {checkpoint.path} has {made} updates already, give {made} or more",
+            f"--steps {settings.steps}: {checkpoint.path} already has {made} updates; give {made} or more",
         )
     _check_data(data, checkpoint)
     warnings = []
     changed = _in_words(_changes(saved, settings, _CHANGES_THE_RUN))
     if changed:
-        warnings.append(f"since update {made} the run goes on with {changed}: it is not the run that was begun")
+        warnings.append(f"from update {made} the run continues with {changed}: it differs from the original run")
     split = _in_words(_changes(saved, settings, _CHANGES_THE_SPLIT))
     if saved.global_batch_size != settings.global_batch_size:
         warnings.append(_other_batch(settings, checkpoint, split))
     elif split:
         warnings.append(
-            f"since update {made} the run goes on with {split}: the samples stay the same, the losses agree with those "
-            "of the former division up to rounding and dropout only"
+            f"from update {made} the run continues with {split}: the samples stay the same, and the losses agree with "
+            "those of the former split up to rounding and dropout"
         )
     now = versions()
     before = {name: version for name, version in checkpoint.state.versions.items() if name in now}
     other = _in_words({name: (before[name], now[name]) for name in before if before[name] != now[name]})
     if other:
         warnings.append(
-            f"since update {made} the run goes on with {other}: its losses agree with those of an uninterrupted run up "
-            "to rounding only"
+            f"from update {made} the run continues with {other}: its losses agree with those of an uninterrupted run "
+            "up to rounding"
         )
     return warnings
 
@@ -139,10 +139,10 @@ def _other_batch(settings: TrainSettings, checkpoint: Checkpoint, split: str) ->
     state, size = checkpoint.state, settings.global_batch_size
     left = settings.steps - state.applied_steps
     return (
-        f"since update {state.applied_steps} the run goes on with global_batch_size {size} instead of "
-        f"{state.settings.global_batch_size}{f', {split}' if split else ''}: the data goes on behind the "
-        f"{state.samples_seen} samples it has seen; schedule and steps count updates, {left} more are {left * size} "
-        "samples; the learning rate is not rescaled"
+        f"from update {state.applied_steps} the run continues with global_batch_size {size} instead of "
+        f"{state.settings.global_batch_size}{f', {split}' if split else ''}: the data continues after the "
+        f"{state.samples_seen} samples seen so far; schedule and steps count updates, and {left} more updates are "
+        f"{left * size} samples; the learning rate is not rescaled"
     )
 
 
@@ -161,8 +161,8 @@ def _check_data(data: DataIdentity, checkpoint: Checkpoint) -> None:
         if saved.source != data.source:
             raise UsageError(
                 "data-mismatch",
-                f"{checkpoint.path} was trained on {saved.source}, this run on {data.source}: keep {saved.source}, or "
-                f"begin a new run in another folder with --init {checkpoint.path}",
+                f"{checkpoint.path} was trained on {saved.source}, but this run uses {data.source}: keep "
+                f"{saved.source}, or start a new run in another folder with --init {checkpoint.path}",
             )
         return
     _check_vocabulary(data, checkpoint)
@@ -171,20 +171,20 @@ def _check_data(data: DataIdentity, checkpoint: Checkpoint) -> None:
     if not saved.shards:
         raise InputError(
             "data-mismatch",
-            f"{checkpoint.path} was trained on {saved.source}, {data.source} holds other data: give the same, or begin "
-            f"a new run in another folder with --init {checkpoint.path}",
+            f"{checkpoint.path} was trained on {saved.source}, but {data.source} holds different data: give the same "
+            f"data, or start a new run in another folder with --init {checkpoint.path}",
         )
     missing = [name for name in saved.shards if name not in set(data.shards)]
     if missing and len(missing) < len(saved.shards):
         raise InputError(
             "data-missing",
             f"{data.source} lacks {len(missing)} of the {len(saved.shards)} shards that {checkpoint.path} was trained "
-            f"on, {missing[0]} first: put them back",
+            f"on, {missing[0]} first: restore them",
         )
     raise InputError(
         "data-mismatch",
-        f"{checkpoint.path} was trained on the shards of {saved.source}, those of {data.source} are others (names, "
-        "sizes or samples differ): give the same, or begin a new phase in another folder with --init "
+        f"{checkpoint.path} was trained on the shards of {saved.source}, but those of {data.source} differ (names, "
+        "sizes or samples): give the same shards, or start a new phase in another folder with --init "
         f"{checkpoint.path}",
     )
 
@@ -195,9 +195,9 @@ def _check_vocabulary(data: DataIdentity, checkpoint: Checkpoint) -> None:
         return
     raise InputError(
         "vocabulary-mismatch",
-        f"{checkpoint.path} was trained with the vocabulary of {saved.source} ({saved.vocab_size} word pieces), the "
-        f"data in {data.source} were made with another one ({data.vocab_size} word pieces): its ids mean other "
-        "words, prepare the data with the same vocabulary",
+        f"{checkpoint.path} was trained with the vocabulary of {saved.source} ({saved.vocab_size} word pieces), but "
+        f"the data in {data.source} was prepared with another one ({data.vocab_size} word pieces): its ids mean "
+        "different words; prepare the data with the same vocabulary",
     )
 
 
@@ -253,18 +253,18 @@ def find_weights(
         found = find_checkpoint(path)
     except InputError as error:
         # That it is not there is not said twice.
-        why = "" if str(error).startswith(f"{path} is not there: ") else f"; {error}"
+        why = "" if str(error).startswith(f"{path} does not exist: ") else f"; {error}"
         raise InputError(
             error.code,
-            f"{_what_is(path)}, {needed}: a folder step-..., the folder of a run, or anything that `bertbench convert` "
+            f"{_what_is(path)}, but {needed}: a folder step-..., a run folder, or anything that `bertbench convert` "
             f"reads{why}",
         ) from error
     given = data.vocabulary
     if found.vocab is not None and given is not None and given not in either_fingerprint(found.vocab):
         raise InputError(
             "vocabulary-mismatch",
-            f"{found.vocab} is another vocabulary than the one that {data.source} was made with: its ids mean "
-            "other words, prepare the data with the vocabulary beside the weights",
+            f"{found.vocab} differs from the vocabulary of {data.source}: its ids mean "
+            "different words; prepare the data with the vocabulary beside the weights",
         )
     return Initial(found.path, None, found)
 

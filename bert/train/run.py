@@ -72,7 +72,7 @@ def run_training(
     given = strategy.world_size * strategy.devices_per_rank
     if settings.world_size != given:
         raise UsageError(
-            "option-conflict", f"settings for world_size={settings.world_size} were given to {given} devices"
+            "option-conflict", f"the settings have world_size={settings.world_size}, but {given} devices were given"
         )
     with _locked_by_first(folder, strategy):
         run = _Run(settings, folder, strategy, observer, should_stop, report)
@@ -88,7 +88,7 @@ def _locked_by_first(folder: Path, strategy: Strategy) -> Iterator[None]:
 
         def lock() -> None:
             if strategy.rank == 0:
-                remedy = "wait for its end, or train in another folder"
+                remedy = "wait until it ends, or train in another folder"
                 stack.enter_context(locked(folder, "another training run", remedy))
                 remove_left_overs(folder)
 
@@ -166,8 +166,8 @@ class _Run(BaseRun):
             together(self.strategy, lambda: take(self.model, self.optimizer, moments, steps))
         elif checkpoint is not None:
             self.warn(
-                f"{checkpoint.path} was trained with {checkpoint.state.settings.optimizer}, this run uses "
-                f"{settings.optimizer}: its weights are taken, not the state of its optimizer"
+                f"{checkpoint.path} was trained with {checkpoint.state.settings.optimizer}, but this run uses "
+                f"{settings.optimizer}: only its weights are used, not the optimizer state"
             )
         self.report(
             Resumed(
@@ -182,8 +182,8 @@ class _Run(BaseRun):
         )
         if left.missing and not self.task.begins_from_encoder:
             self.warn(
-                f"{len(left.missing)} weights of the model are not in {initial.weights}, {left.missing[0]} first: "
-                "they begin with random values"
+                f"{len(left.missing)} weights of the model are missing in {initial.weights}, {left.missing[0]} first: "
+                "they start from random values"
             )
 
     def _open_feed(self) -> Feed:
@@ -214,8 +214,8 @@ class _Run(BaseRun):
             train(self.training, self.observer, self.between_steps, first)
         except DivergenceError as error:
             self.read_losses()
-            there = f"is {self.checkpoint}, from which the run goes on when it is called again"
-            last = there if self.checkpoint else "does not exist: the run had saved none"
+            there = f"is {self.checkpoint}; run the same command again to resume from it"
+            last = there if self.checkpoint else "does not exist: the run saved none"
             raise DivergenceError(f"{error}. {LAST_GOOD_CHECKPOINT} {last}", error.step, error.learning_rate) from error
         resumed_from = None if self.resumed_from is None else self.resumed_from.path
         return self.outcome(resumed_from)
@@ -241,7 +241,7 @@ class _Run(BaseRun):
         if any_rank(self.strategy, not parameters_are_finite(self.strategy.held(self.model))):
             rate = float(self.optimizer.param_groups[0]["lr"])
             raise DivergenceError(
-                f"the parameters after step {step} are not finite numbers (learning rate {rate:.6g}): lower the "
+                f"the parameters after step {step} are not finite (learning rate {rate:.6g}): lower the "
                 "learning rate or lengthen the warm-up",
                 step - 1,
                 rate,

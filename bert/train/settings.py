@@ -104,7 +104,7 @@ class TrainSettings(TrainSpec):
         if self.strategy == "single" and self.world_size > 1:
             raise UsageError(
                 "unsupported-combination",
-                f"--strategy single runs on one device, not on {self.world_size}: use --strategy ddp",
+                f"--strategy single runs on one device, but {self.world_size} were requested: use --strategy ddp",
             )
 
     def learning_rates(self) -> Schedule:
@@ -124,12 +124,12 @@ class TrainSettings(TrainSpec):
         unknown = sorted(set(content) - _NAMES)
         if unknown:
             raise InputError(
-                "file-damaged", f"the settings of a run have no fields {', '.join(map(str, unknown))}: they are damaged"
+                "file-damaged", f"the run settings are damaged: unknown fields {', '.join(map(str, unknown))}"
             )
         try:
             return make_settings({**_USUAL, **content, "shape": content.get("shape") or ""})
         except (KeyError, UsageError, TypeError, AttributeError) as error:
-            raise InputError("file-damaged", f"the settings of a run are damaged: {error}") from error
+            raise InputError("file-damaged", f"the run settings are damaged: {error}") from error
 
 
 _NAMES = {field.name for field in dataclasses.fields(TrainSettings)} | {"global_batch_size"}
@@ -181,7 +181,7 @@ def phase_defaults(phase: int) -> dict[str, Any]:
     if phase not in PHASES:
         raise UsageError(
             "option-choice",
-            f"--phase {phase} is none: use 1 (sequences of 128 tokens) or 2 (512 tokens, after phase 1)",
+            f"--phase {phase} is invalid: use 1 (sequences of 128 tokens) or 2 (512 tokens, after phase 1)",
         )
     values = PHASES[phase]
     return {
@@ -210,9 +210,7 @@ def task_defaults(task: str, phase: int | None = None) -> dict[str, Any]:
     if not defaults:
         return phase_defaults(1 if phase is None else phase)
     if phase is not None:
-        raise UsageError(
-            "option-not-applicable", f"--phase {phase}: only pretraining has phases, leave it out for {task}"
-        )
+        raise UsageError("option-not-applicable", f"--phase {phase} is for pretraining: leave it out for {task}")
     return dict(defaults)
 
 
@@ -234,7 +232,7 @@ def resolve_settings(phase: int | None, given: Mapping[str, Any], samples: int |
     if not own.keys() <= GIVEN:
         raise UsageError(
             "option-unknown",
-            f"{', '.join(sorted(own.keys() - GIVEN))}: no such setting; there are {', '.join(sorted(GIVEN))}",
+            f"{', '.join(sorted(own.keys() - GIVEN))}: unknown setting; choose from {', '.join(sorted(GIVEN))}",
         )
     if "seq_len" in own:
         own.setdefault("max_predictions", default_max_predictions(int(own["seq_len"])))
@@ -270,9 +268,7 @@ def _largest_divisor(number: int, most: int) -> int:
 def _steps_of(epochs: float, samples: int | None, global_batch_size: int) -> int:
     """Updates in which every sample has been seen `epochs` times."""
     if samples is None:
-        raise UsageError(
-            "option-not-applicable", f"--epochs {epochs:g} of data without end have no number of updates: give --steps"
-        )
+        raise UsageError("option-not-applicable", f"--epochs {epochs:g} needs data of a finite size: give --steps")
     if not 0 < epochs < math.inf:
         raise UsageError("option-value", f"--epochs {epochs:g} must be a number above 0")
     if global_batch_size < 1:

@@ -80,7 +80,8 @@ def _ours(found: Found, model: nn.Module, config: ModelConfig) -> tuple[dict[str
     if lacking:
         raise InputError(
             "weights-mismatch",
-            f"the weights in {found.path} lack {len(lacking)} of the encoder, {lacking[0]} first: give a whole model",
+            f"the weights in {found.path} lack {len(lacking)} encoder tensors, {lacking[0]} first: give a complete "
+            "model",
         )
     values = {
         name: fit_vocabulary(state[original], wanted[name], config, f"{original} of {found.path}")
@@ -107,8 +108,8 @@ def _foreign(found: Found, model: nn.Module, config: ModelConfig) -> tuple[dict[
     if body:
         raise InputError(
             "weights-mismatch",
-            f"{found.path} holds {len(body)} weights of a body that this run's model has not, {body[0]} first: begin "
-            "with the shape these weights were made with",
+            f"{found.path} holds {len(body)} encoder weights that this run's model lacks, {body[0]} first: use "
+            "the model shape of these weights",
         )
     return values, NotTaken(report.missing, unused)
 
@@ -136,7 +137,7 @@ def check_same_shape(saved: ModelConfig, wanted: ModelConfig, where: Path) -> No
     if saved.vocab_size != wanted.vocab_size:
         raise InputError(
             "vocabulary-mismatch",
-            f"the model in {where} has a vocabulary of {saved.vocab_size} word pieces, this run's has "
+            f"the model in {where} has a vocabulary of {saved.vocab_size} word pieces, but this run's has "
             f"{wanted.vocab_size}: use the vocabulary and vocab_size it was trained with",
         )
     names = [name for name in ModelConfig.__dataclass_fields__ if name not in _NOT_SHAPE]
@@ -146,7 +147,7 @@ def check_same_shape(saved: ModelConfig, wanted: ModelConfig, where: Path) -> No
         ours = ", ".join(f"{name}={getattr(wanted, name)}" for name in other)
         raise InputError(
             "weights-mismatch",
-            f"the model in {where} has {theirs}, this run's has {ours}: use the preset it was trained with",
+            f"the model in {where} has {theirs}, but this run's has {ours}: use the preset it was trained with",
         )
 
 
@@ -164,7 +165,7 @@ def load_weights(folder: Path, model: nn.Module, config: ModelConfig) -> None:
         raise InputError(
             "weights-mismatch",
             f"the weights in {folder} and the model of this run differ in {len(differ)} tensors, {differ[0]} first: "
-            "give a pretraining checkpoint with all its heads",
+            "give a pretraining checkpoint with all heads",
         )
     fitted = {
         name: fit_vocabulary(value, expected[name], config, f"{name} of {folder}") for name, value in state.items()
@@ -181,7 +182,7 @@ def fit_vocabulary(saved: Tensor, current: Tensor, config: ModelConfig, what: st
     of_vocabulary = current.ndim > 0 and current.shape[0] == config.padded_vocab_size and saved.ndim == current.ndim
     if not of_vocabulary or saved.shape[1:] != current.shape[1:] or saved.shape[0] < rows:
         raise InputError(
-            "weights-mismatch", f"{what} has shape {list(saved.shape)}, this run needs {list(current.shape)}"
+            "weights-mismatch", f"{what} has shape {list(saved.shape)}, but this run needs {list(current.shape)}"
         )
     return torch.cat([saved[:rows].to(current), current[rows:]])
 

@@ -142,7 +142,7 @@ def _read_only(bench: Bench, finished: bool) -> None:
             raise BrokenError(f"temporary files are left: {sorted(path.name for path in elsewhere.iterdir())}")
         if ended.code not in ((0, 2) if finished else (2,)):
             raise BrokenError(f"exit code {ended.code}: {ended.errors[-500:]}")
-        if ended.code and not any(words in ended.errors for words in ("read-only", "is there already")):
+        if ended.code and not any(words in ended.errors for words in ("read-only", "[folder-occupied]")):
             raise BrokenError(f"that the folder is read-only is not said: {ended.errors[-500:]}")
         remount("rw")
         if not finished:

@@ -68,6 +68,6 @@ def _two_at_once(bench: Bench) -> None:
     if codes not in ([[0, 0]] if bench.workload.waits else [[0, 2]]):
         raise BrokenError(f"exit codes {codes}: {[one.errors[-300:] for one in ended]}")
     refused = "".join(one.errors for one in ended if one.code)
-    if refused and not any(words in refused for words in ("is in use by", "by somebody else", "is there already")):
+    if refused and not any(code in refused for code in ("[folder-locked]", "[folder-occupied]")):
         raise BrokenError(f"why one was refused is not said: {refused[-500:]}")
     bench.check_as_undisturbed()

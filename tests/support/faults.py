@@ -210,7 +210,7 @@ class Bench:
         is_there = self.workload.once and self.out.exists()
         call = self.start(more=more)
         ended = call.ended()
-        if is_there and (ended.code, "is there already" in ended.errors) != (2, True):
+        if is_there and (ended.code, "[folder-occupied]" in ended.errors) != (2, True):
             raise BrokenError(f"a folder that is there was not refused: {ended.code}, {ended.errors[-800:]}")
         if ended.code != code and not is_there:
             raise BrokenError(f"the re-run ended with {ended.code}: {ended.errors[-800:]}")

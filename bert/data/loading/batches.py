@@ -85,7 +85,8 @@ class Batches(ABC):
         """
         if state.get("fingerprint") != self._fingerprint:
             raise InputError(
-                "data-mismatch", f"the saved data position is not one of {self._place}: use the data it was made with"
+                "data-mismatch",
+                f"the saved data position does not belong to {self._place}: use the data it was saved with",
             )
         size = self._order.global_batch
         try:
@@ -99,7 +100,7 @@ class Batches(ABC):
         if seed != self.spec.seed:
             raise UsageError(
                 "settings-changed",
-                f"the saved data position has seed {seed}, this run seed {self.spec.seed}: use {seed}",
+                f"the saved data position has seed {seed}, this run {self.spec.seed}: use --seed {seed}",
             )
         if saved.global_batch == size:
             self._order, self._yielded = saved, batches
@@ -132,8 +133,8 @@ class RowBatches(Batches):
         if rows.vocab_size > spec.vocab_size:
             raise InputError(
                 "vocabulary-mismatch",
-                f"the data in {spec.data} have {rows.vocab_size} word pieces, but the model has only "
-                f"{spec.vocab_size}: use the vocabulary they were made with",
+                f"the data in {spec.data} uses {rows.vocab_size} word pieces, but the model has only "
+                f"{spec.vocab_size}: use the vocabulary of the data",
             )
         self.rows = rows
         super().__init__(spec, np.array([[len(rows)]]), rows.fingerprint, spec.data)
@@ -153,7 +154,7 @@ class RowBatches(Batches):
 
 def _check_any(rows: TokenRows, source: str) -> None:
     if not len(rows):
-        raise InputError("data-missing", f"the data in {source} hold no row: give others, or prepare them again")
+        raise InputError("data-missing", f"the data in {source} holds no rows: give other data, or prepare it again")
 
 
 def check_rows(rows: TokenRows, source: str, seq_len: int) -> None:
@@ -162,13 +163,13 @@ def check_rows(rows: TokenRows, source: str, seq_len: int) -> None:
     if not rows.has_labels:
         raise InputError(
             "labels-invalid",
-            f"the rows in {source} have no labels: they can be predicted, not trained on or evaluated; give labelled "
+            f"the rows in {source} have no labels and can only be predicted: for training and evaluation, give labeled "
             "data",
         )
     if rows.max_seq_length > seq_len:
         raise InputError(
             "data-mismatch",
-            f"the rows in {source} have up to {rows.max_seq_length} tokens, more than the {seq_len} of this run: use "
+            f"the rows in {source} have up to {rows.max_seq_length} tokens, but this run allows {seq_len}: use "
             f"{rows.max_seq_length}, or prepare shorter ones",
         )
 
@@ -234,7 +235,7 @@ def evaluation_rows(
         raise UsageError("option-value", f"micro_batch_size={micro_batch_size} must be at least 1")
     if not 0 <= rank < world_size:
         raise UsageError(
-            "option-value", f"rank {rank} of {world_size} cannot be: ranks are counted from 0, below the number of them"
+            "option-value", f"rank {rank} of {world_size} is impossible: ranks go from 0 to world_size - 1"
         )
     order = np.argsort(-rows.lengths, kind="stable")
     if chosen is not None:

@@ -48,7 +48,8 @@ class Checksum:
         """Refuse what is no checksum."""
         if len(self.digits) != CHECKSUMS.get(self.kind) or not re.fullmatch("[0-9a-f]+", self.digits):
             raise InputError(
-                "option-value", f"{self.kind}:{self.digits} is no checksum: give {', '.join(CHECKSUMS)} in hexadecimal"
+                "option-value",
+                f"{self.kind}:{self.digits} is not a checksum: give {', '.join(CHECKSUMS)} in hexadecimal",
             )
 
 
@@ -159,9 +160,8 @@ class _Fetch:
             self.part.replace(aside)
         raise WrongFileError(
             "download-mismatch",
-            f"{self.url} came with the {self.checksum.kind} sum {found}, but {self.checksum.digits} is expected; it is "
-            f"kept as {aside}. Run again; if that does not help, the file was changed on the server or on its way: use "
-            "another --mirror, or another date",
+            f"{self.url} has the {self.checksum.kind} checksum {found} instead of {self.checksum.digits}; it is kept "
+            f"as {aside}. Run again; if the checksum stays wrong, use another --mirror or another date",
         )
 
     def _attempt(self) -> None:
@@ -183,7 +183,7 @@ class _Fetch:
             if error.status not in (412, 416) or not have:
                 raise
             self._drop()
-            raise Again("the file on the server is another one now", 0.0, error.status) from error
+            raise Again("the file on the server has changed", 0.0, error.status) from error
 
     def _usable(self, known: dict[str, Any], total: Any) -> int:
         """Return how many bytes of the part can be continued."""
@@ -225,11 +225,11 @@ class _Fetch:
         start, total = range_of(answer)
         if start != (have if answer.status == 206 else 0):
             self._drop()
-            raise Again("the server sent another part than it was asked for")
+            raise Again("the server sent a different part than requested")
         if self.size is not None and total is not None and total != self.size:
             raise DownloadError(
                 "download-mismatch",
-                f"{self.url} has {total:,} bytes, but {self.size:,} are expected: the server sends another file. Look "
+                f"{self.url} has {total:,} bytes instead of {self.size:,}: the server sends a different file. Check "
                 "at that address, or use another --mirror",
             )
         self._begin(start)
@@ -262,8 +262,8 @@ class _Fetch:
             self._drop()
             raise DownloadError(
                 "download-mismatch",
-                f"{self.url} sends more than its {total:,} bytes: the server sends another file. Look at that address, "
-                "or use another --mirror",
+                f"{self.url} sends more than its {total:,} bytes: the server sends a different file. Check that "
+                "address, or use another --mirror",
             )
         if total is not None and done != total:
             raise Again(f"the connection ended after {done:,} of {total:,} bytes")
@@ -283,6 +283,6 @@ def _writing(path: Path) -> Iterator[None]:
     except OSError as error:
         raise StorageError(
             "write-failed",
-            f"cannot write {path}: {error.strerror or error}; what was fetched is kept. Choose another folder or "
-            "repair that one, then run the same command again",
+            f"cannot write {path}: {error.strerror or error}; the downloaded part is kept. Choose another folder or "
+            "fix this one, then run the same command again",
         ) from error

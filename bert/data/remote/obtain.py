@@ -119,7 +119,7 @@ def named(name: str) -> NamedSource:
     source = lookup(SOURCES, name, "name of data")
     if source.plan is None:
         raise UsageError(
-            "option-choice", f"{name} is not fetched by this program. " + "\n".join((*source.instead, *source.terms))
+            "option-choice", f"bertbench does not download {name}. " + "\n".join((*source.instead, *source.terms))
         )
     return source
 
@@ -137,7 +137,7 @@ def agent_of(contact: str = "") -> str:
     contact = contact or os.environ.get(CONTACT_VARIABLE, "") or "pretraining data for BERT"
     if not re.fullmatch(r"[\x20-\x7e]{1,200}", contact) or set(contact) & set("()"):
         raise UsageError(
-            "option-value", f"--contact {contact!r} must be an e-mail address or a web page, in plain characters"
+            "option-value", f"--contact {contact!r} must be an e-mail address or a web page in ASCII characters"
         )
     try:
         own = version("bertbench")
@@ -184,7 +184,7 @@ class _Run:
                 raise
             raise DownloadError(
                 error.code,
-                f"{error}\nThe list of files is from an earlier call; to begin with a new one, remove {plan_path}",
+                f"{error}\nThe list of files is from an earlier run; to fetch a new list, remove {plan_path}",
                 error.status,
             ) from error
         finally:
@@ -254,7 +254,7 @@ class _Run:
             raise StorageError(
                 "disk-full",
                 f"{self.source.name} needs {need / 1e9:.1f} GB more, but {self.target} has {free / 1e9:.1f} GB free: "
-                "free some space or choose another folder; nothing was fetched",
+                "free some space or choose another folder; nothing was downloaded",
             )
 
     def _tell(self, number: int, done: int) -> None:
@@ -276,7 +276,7 @@ def _sum_of(file: RemoteFile) -> str | None:
 
 def _write_plan(path: Path, source: NamedSource, base: str, files: Sequence[RemoteFile]) -> None:
     text = "\n".join(f"- {line}" for line in source.terms)
-    write_text(path.parent / TERMS_FILE, f"# {source.name}\n\n{source.what}\n\nFetched from {base}\n\n{text}\n")
+    write_text(path.parent / TERMS_FILE, f"# {source.name}\n\n{source.what}\n\nDownloaded from {base}\n\n{text}\n")
     write_json(path, {"version": _VERSION, "files": [asdict(file) for file in files]})
 
 

@@ -36,11 +36,12 @@ class Choice:
         if not re.fullmatch(r"[a-z][a-z0-9]*([-_][a-z0-9]+)*", self.language):
             raise UsageError(
                 "option-value",
-                f"--language {self.language!r} must be a Wikipedia's code, such as en, de, simple, zh-yue",
+                f"--language {self.language!r} must be the language code of a Wikipedia, such as en, de, simple, "
+                "zh-yue",
             )
         if self.date != "latest" and not re.fullmatch(r"20\d{6}", self.date):
             raise UsageError(
-                "option-value", f"--date {self.date!r} must be `latest` or a day as YYYYMMDD, such as 20261101"
+                "option-value", f"--date {self.date!r} must be `latest` or a date as YYYYMMDD, such as 20261101"
             )
         if self.books_limit is not None and self.books_limit < 1:
             raise UsageError(
@@ -84,8 +85,9 @@ def plan_dump(ask: Ask, choice: Choice) -> list[RemoteFile]:
             return found
     raise DownloadError(
         "download-failed",
-        f"{choice.wiki} has no finished pages-articles dump of {' or '.join(dates)}: it may still be written, or be "
-        "gone (only the last few are kept). Choose another --date, use --mirror, or the name wikipedia-exports",
+        f"{choice.wiki} has no finished pages-articles dump of {' or '.join(dates)}: it may still be in progress or "
+        "already removed (only the last few are kept). Choose another --date, use --mirror, or download "
+        "wikipedia-exports",
     )
 
 
@@ -127,7 +129,7 @@ def _finished(status: bytes, pattern: "re.Pattern[str]") -> dict[str, Any]:
                 return found
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise DownloadError(
-            "download-mismatch", f"dumpstatus.json is not as expected ({error!r}): use another --date or --mirror"
+            "download-mismatch", f"dumpstatus.json has an unexpected format ({error!r}): use another --date or --mirror"
         ) from error
     return {}
 
@@ -149,8 +151,8 @@ def plan_exports(ask: Ask, choice: Choice) -> list[RemoteFile]:
             return [RemoteFile(target + name, folder + name, None, Checksum("sha256", sums[name])) for name in names]
     raise DownloadError(
         "download-failed",
-        f"{choice.wiki} has no finished export of {' or '.join(dates)}: choose another --date (they are made for the "
-        "first day of a month), or use --mirror",
+        f"{choice.wiki} has no finished export of {' or '.join(dates)}: choose another --date (exports are made for "
+        "the first day of a month), or use --mirror",
     )
 
 
@@ -226,7 +228,7 @@ def plan_pg19(ask: Ask, choice: Choice) -> list[RemoteFile]:
             token, pages = str(page.get("nextPageToken") or ""), pages + 1
         except (ValueError, KeyError, TypeError, AttributeError, binascii.Error) as error:
             raise DownloadError(
-                "download-mismatch", f"the list of books is not as expected ({error!r}): use another --mirror"
+                "download-mismatch", f"the list of books has an unexpected format ({error!r}): use another --mirror"
             ) from error
         if not token or pages > 1000:
             break
@@ -267,15 +269,15 @@ class NamedSource:
 
 _WIKIPEDIA_TERMS = (
     "Text: Creative Commons Attribution-ShareAlike 4.0 and, for most of it, the GNU Free Documentation License.",
-    "Whoever passes the text on, changed or not, names Wikipedia and its authors and keeps the license.",
+    "If you redistribute the text, changed or not, credit Wikipedia and its authors and keep the license.",
     "https://dumps.wikimedia.org/legal.html, https://foundation.wikimedia.org/wiki/Policy:Terms_of_Use",
-    "The server asks programs for a User-Agent with a way to reach you (--contact, BERTBENCH_CONTACT), may refuse "
-    "those without one, and limits connections per address; two are used here.",
+    "The server asks programs for contact details in the User-Agent (--contact, BERTBENCH_CONTACT), may refuse "
+    "those without, and limits connections per address; bertbench uses two.",
 )
 _GUTENBERG_TERMS = (
-    "The books are free of copyright in the United States; elsewhere, check the law of your country.",
-    "The name Project Gutenberg is a trademark: read https://www.gutenberg.org/policy/license.html before you pass on "
-    "files that carry it.",
+    "The books are in the public domain in the United States; elsewhere, check the law of your country.",
+    "Project Gutenberg is a trademark: read https://www.gutenberg.org/policy/license.html before you redistribute "
+    "files that carry the name.",
 )
 
 SOURCES: dict[str, NamedSource] = {
@@ -286,17 +288,17 @@ SOURCES: dict[str, NamedSource] = {
             what="articles of one Wikipedia: the pages-articles dump (XML, bz2)",
             base="https://dumps.wikimedia.org",
             terms=_WIKIPEDIA_TERMS,
-            needs="the program says how much before it begins; English: over 20 GB",
+            needs="reported before the download starts; English: over 20 GB",
             connections=2,
             key=lambda choice: f"{choice.wiki}-{choice.date}",
             plan=plan_dump,
         ),
         NamedSource(
             name="wikipedia-exports",
-            what="the same from the MediaWiki Content File Exports, which are to replace the dumps; all namespaces",
+            what="the same from the MediaWiki Content File Exports, the successor of the dumps; all namespaces",
             base="https://dumps.wikimedia.org",
             terms=_WIKIPEDIA_TERMS,
-            needs="more than wikipedia: pages of all namespaces; sizes are not published in the list",
+            needs="larger than wikipedia: pages of all namespaces; the list gives no sizes",
             connections=2,
             key=lambda choice: f"{choice.wiki}-{choice.date}",
             plan=plan_exports,
@@ -319,9 +321,9 @@ SOURCES: dict[str, NamedSource] = {
             terms=(
                 "The collection (DeepMind, https://github.com/google-deepmind/pg19): Apache License 2.0.",
                 _GUTENBERG_TERMS[0],
-                "Its authors advise against it for general-purpose models: language and views are dated.",
+                "Its authors advise against general-purpose use: language and views are dated.",
             ),
-            needs="11.5 GB; --books-limit takes the first of the list only",
+            needs="11.5 GB; --books-limit N takes the first N of the list",
             connections=8,
             key=lambda choice: "all" if choice.books_limit is None else f"first-{choice.books_limit}",
             plan=plan_pg19,
@@ -331,33 +333,33 @@ SOURCES: dict[str, NamedSource] = {
             what="books: all of Project Gutenberg, in any language",
             terms=_GUTENBERG_TERMS,
             instead=(
-                "Project Gutenberg's site is for people; programs may use its mirrors, or the address below with two "
-                "seconds between requests (https://www.gutenberg.org/policy/robot_access.html), which wget does:",
+                "Project Gutenberg's site is for human visitors; programs may use its mirrors, or the address below "
+                "with two seconds between requests (https://www.gutenberg.org/policy/robot_access.html):",
                 "  wget -w 2 -m -H 'https://www.gutenberg.org/robot/harvest?filetypes[]=txt&langs[]=en'",
-                "Unpack the .zip files and give the folder of .txt files to `bertbench data pretrain --input`; their "
-                "headers and footers are taken off there.",
+                "Unpack the .zip files and give the folder of .txt files to `bertbench data pretrain --input`, which "
+                "removes their headers and footers.",
             ),
         ),
         NamedSource(
             name="bookcorpusopen",
-            what="books: 17,868 from smashwords.com, collected as a replacement of BookCorpus",
+            what="books: 17,868 from smashwords.com, collected as a replacement for BookCorpus",
             terms=(
-                "No license: the books are their authors', on the terms of smashwords.com "
-                "(https://www.smashwords.com/about/tos); whether you may train on them is yours to find out.",
+                "No license: the authors hold the rights, under the terms of smashwords.com "
+                "(https://www.smashwords.com/about/tos); find out yourself whether you may train on them.",
             ),
-            needs="2.4 GB packed, 6.6 GB as text",
+            needs="2.4 GB compressed, 6.6 GB as text",
             instead=(
-                "Not fetched here, as nobody with the rights to the books offers it. The card of the data set "
-                "`bookcorpusopen` at Hugging Face says where it is; put its .txt files into a folder and give that to "
-                "`bertbench data pretrain --input`.",
+                "Not downloaded by bertbench: no one who holds the rights offers it. The card of the data set "
+                "`bookcorpusopen` at Hugging Face gives its location; put the .txt files into a folder and give that "
+                "to `bertbench data pretrain --input`.",
             ),
         ),
         NamedSource(
             name="bookcorpus",
             what="the books BERT was trained on; no longer distributed",
-            terms=("No license; see https://arxiv.org/abs/2105.05241 for what is known of it.",),
+            terms=("No license; see https://arxiv.org/abs/2105.05241 for what is known about it.",),
             instead=(
-                "It is no longer to be had from its authors. Use pg19 or gutenberg instead, or give any folder of .txt "
+                "Its authors no longer distribute it. Use pg19 or gutenberg instead, or give any folder of .txt "
                 "files to `bertbench data pretrain --input`.",
             ),
         ),

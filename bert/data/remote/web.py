@@ -23,10 +23,10 @@ _LOG = logging.getLogger(__name__)
 PASSING = frozenset({408, 425, 429, 500, 502, 503, 504})
 """Answers that another attempt may turn into a better one."""
 _REMEDIES = {
-    401: "it wants a password, which is not supported: get the file by hand",
-    403: "it refuses this program; Wikimedia does so without a way to reach you: set BERTBENCH_CONTACT to your e-mail "
+    401: "it requires a password, which is not supported: download the file by hand",
+    403: "it refuses this program, as Wikimedia does without contact details: set BERTBENCH_CONTACT to your e-mail "
     "address or web page (or give --contact), or use a --mirror",
-    404: "there is no such file: check the name, the language and the date, or use another --mirror",
+    404: "the file does not exist: check the name, the language and the date, or use another --mirror",
     410: "the file was removed: choose another date, or use another --mirror",
 }
 Result = TypeVar("Result")
@@ -93,7 +93,7 @@ def _refuse(url: str, target: str, code: int) -> None:
     if after not in ("http", "https") or (before == "https" and after == "http"):
         raise DownloadError(
             "download-failed",
-            f"{url} sends on to {target}, which is not {before}: refused. Get the file by hand, or use a --mirror",
+            f"{url} redirects to {target}, outside {before}: refused. Download the file by hand, or use a --mirror",
             code,
         )
 
@@ -108,7 +108,8 @@ def check_address(url: str) -> None:
         good = False
     if not good or re.search(r"[\x00-\x20\x7f-\uffff]", url):
         raise UsageError(
-            "option-value", f"{url!r} must be an http:// or https:// address, without a user name, blanks or umlauts"
+            "option-value",
+            f"{url!r} must be an http:// or https:// addressin ASCII characters, without a user name or spaces",
         )
 
 
@@ -139,18 +140,18 @@ def opened(url: str, headers: dict[str, str], transfer: Transfer) -> Iterator[An
         error.close()
         if error.code in PASSING:
             raise Again(f"HTTP {error.code} {error.reason}", _retry_after(error.headers), error.code) from error
-        remedy = _REMEDIES.get(error.code, "look at that address, or use another --mirror")
+        remedy = _REMEDIES.get(error.code, "check that address, or use another --mirror")
         raise DownloadError(
             "download-failed", f"{url} answers HTTP {error.code} {error.reason}: {remedy}", error.code
         ) from error
     except (OSError, http.client.HTTPException) as error:
         raise Again(_words(error)) from error
     if answer is None:
-        raise DownloadError("download-failed", f"{url} cannot be asked for: use another --mirror")
+        raise DownloadError("download-failed", f"{url} is not a valid address: use another --mirror")
     with answer:
         if (answer.headers.get("Content-Encoding") or "identity").lower() != "identity":
             raise DownloadError(
-                "download-mismatch", f"{url} comes compressed although that was not asked for: use another --mirror"
+                "download-mismatch", f"the server compresses {url} without being asked: use another --mirror"
             )
         yield answer
 
@@ -177,8 +178,8 @@ def patiently(url: str, attempt: Callable[[], Result], transfer: Transfer, recei
             if failures >= transfer.attempts:
                 raise DownloadError(
                     "download-failed",
-                    f"{url} cannot be had, {failures} attempts in a row failed ({error}): check the connection (and "
-                    "https_proxy) and run the same command again, which continues; or use another --mirror",
+                    f"cannot download {url}: {failures} attempts in a row failed ({error}); check the connection (and "
+                    "https_proxy) and run the same command again to resume, or use another --mirror",
                     error.status,
                 ) from error
             longest = transfer.longest_wait_seconds
@@ -209,7 +210,9 @@ def read_small(url: str, transfer: Transfer | None = None, limit: int = 64 * 2**
                 content += block
             _, total = range_of(answer)
         if len(content) > limit:
-            raise DownloadError("download-mismatch", f"{url} holds more than {limit:,} bytes: that is no list of files")
+            raise DownloadError(
+                "download-mismatch", f"{url} holds more than {limit:,} bytes, too large for a list of files"
+            )
         if total is not None and len(content) < total:
             raise Again(f"the connection ended after {len(content):,} of {total:,} bytes")
         return content
@@ -229,7 +232,7 @@ def range_of(answer: Any) -> tuple[int, int | None]:
     told = (answer.headers.get("Content-Range") or "").strip()
     found = re.fullmatch(r"bytes ([0-9]{1,18})-[0-9]+/([0-9]{1,18}|\*)", told)
     if found is None:
-        raise Again("the server sent a part without saying which")
+        raise Again("the server sent a part without its range")
     return int(found[1]), None if found[2] == "*" else int(found[2])
 
 

@@ -114,7 +114,8 @@ class Predict:
             if not tally.texts:
                 raise InputError(
                     "rows-invalid",
-                    f"{options.data} has no text that can be used ({len(tally.left_out)} rows were left out)",
+                    f"{options.data} has no usable text ({len(tally.left_out)} rows were skipped): give a CSV with "
+                    "texts",
                 )
         return _outcome(options, form.encoding, out, tally, time.monotonic() - began)
 
@@ -181,8 +182,8 @@ def _unknown_text(tally: _Tally) -> str:
     shown = ", ".join(repr(label[:40]) for label in tally.unknown_labels[:_MOST_SHOWN])
     more = ", ..." if len(tally.unknown_labels) > _MOST_SHOWN else ""
     return (
-        f"{tally.unknown:,} of the {tally.labelled:,} labels in the file are none that the model knows "
-        f"({shown}{more}), and count as wrong"
+        f"{tally.unknown:,} of the {tally.labelled:,} labels in the file are unknown to the model "
+        f"({shown}{more}) and count as wrong"
     )
 
 
@@ -285,7 +286,8 @@ def open_classifier(checkpoint: Path, host: Host) -> TextClassifier:
 
     if not checkpoint.exists():
         raise InputError(
-            "path-missing", f"{checkpoint} does not exist: give *_trained_model or a run directory of `train classify`"
+            "path-missing",
+            f"{checkpoint} does not exist: give *_trained_model or a run directory of `bertbench train classify`",
         )
     labels, vocabulary, longest = _words_of(checkpoint, host)
     data = DataIdentity(source=str(checkpoint), vocab_size=len(vocabulary.pieces), vocabulary=vocabulary.fingerprint)
@@ -304,14 +306,14 @@ def _words_of(checkpoint: Path, host: Host) -> tuple[tuple[str, ...], Vocabulary
             if document.get("format") != RESULTS_FORMAT:
                 raise InputError(
                     "record-foreign",
-                    f"{results} is not what `bertbench train classify` writes: give another --checkpoint",
+                    f"{results} was not written by `bertbench train classify`: give another --checkpoint",
                 )
             text = document["text"]
             vocabulary = load_vocabulary(checkpoint / VOCABULARY_FILE, bool(text["lower_case"]))
             if vocabulary.fingerprint != text["vocabulary"]:
                 raise InputError(
                     "vocabulary-mismatch",
-                    f"{checkpoint / VOCABULARY_FILE} is not the vocabulary of that model: put it back",
+                    f"{checkpoint / VOCABULARY_FILE} is not the vocabulary of that model: restore it",
                 )
             return tuple(map(str, document["labels"])), vocabulary, int(text["max_seq_length"])
         trained = host.trained_on(checkpoint)
@@ -322,14 +324,14 @@ def _words_of(checkpoint: Path, host: Host) -> tuple[tuple[str, ...], Vocabulary
     if trained is None:
         raise InputError(
             "checkpoint-missing",
-            f"nothing in {checkpoint} says the labels of the model: give the *_trained_model that `bertbench train "
-            "classify` left, or its run directory",
+            f"{checkpoint} does not list the labels of the model: give the *_trained_model that `bertbench train "
+            "classify` wrote, or its run directory",
         )
     task, data = trained
     if task != "classify":
         raise InputError(
             "weights-mismatch",
-            f"{checkpoint} holds no model that was trained on classify, but one trained on {task}: train it with "
+            f"{checkpoint} holds a model trained on {task}, not on classify: train it with "
             f"`bertbench train classify FILE.csv --init {checkpoint}`",
         )
     source = open_source(Path(data))
@@ -344,5 +346,5 @@ def _object(path: Path) -> Mapping[str, Any]:
             content_code(error), f"cannot read {path} ({error}): train again, or give another --checkpoint"
         ) from error
     if not isinstance(found, dict):
-        raise InputError("file-format", f"{path} is no JSON object: train again, or give another --checkpoint")
+        raise InputError("file-format", f"{path} is not a JSON object: train again, or give another --checkpoint")
     return found

@@ -47,27 +47,27 @@ class CsvForm:
             if known is None or known.replace("_", "-") in _NO_ENCODINGS:
                 raise UsageError(
                     "option-value",
-                    f"--encoding {self.encoding!r} is no encoding of text: give one that Python knows, such as utf-8, "
+                    f"--encoding {self.encoding!r} is not a text encoding: give one that Python knows, such as utf-8, "
                     "cp1252, latin-1, utf-16 or shift_jis",
                 )
         if self.separator is not None and (len(self.separator) != 1 or self.separator in '"\r\n'):
             raise UsageError(
                 "option-value",
-                f"--delimiter {self.delimiter!r} must be one character, or the word tab, and neither a quote nor a "
-                "line end",
+                f"--delimiter {self.delimiter!r} must be one character or the word tab, but not a quote or a "
+                "line break",
             )
         if self.skip_initial_space and self.separator == " ":
-            raise UsageError("option-conflict", "--skip-initial-space and --delimiter ' ' do not go together: give one")
+            raise UsageError("option-conflict", "--skip-initial-space and --delimiter ' ' exclude each other: give one")
         if self.quote_char is not None:
             if not self.quoting:
                 raise UsageError(
-                    "option-conflict", f"--quote-char {self.quote_char} and --no-quoting do not go together: give one"
+                    "option-conflict", f"--quote-char {self.quote_char} and --no-quoting exclude each other: give one"
                 )
             if len(self.quote_char) != 1 or self.quote_char in " \r\n" or self.quote_char == self.separator:
                 raise UsageError(
                     "option-value",
-                    f"--quote-char {self.quote_char!r} must be one character, neither the delimiter nor a space nor "
-                    "a line end",
+                    f"--quote-char {self.quote_char!r} must be one character, but not the delimiter, a space or "
+                    "a line break",
                 )
         if not self.header and not (self.text.isdecimal() and self.label.isdecimal()):
             raise UsageError(
@@ -110,22 +110,24 @@ class CsvConfig(CsvForm):
         if self.max_seq_length < SPECIAL_TOKENS + 1:
             raise UsageError(
                 "option-value",
-                f"--max-seq-length {self.max_seq_length} has no place for {SPECIAL_TOKENS} special tokens and a word: "
+                f"--max-seq-length {self.max_seq_length} has no room for {SPECIAL_TOKENS} special tokens and a word: "
                 f"give {SPECIAL_TOKENS + 1} or more",
             )
         for name in ("validation", "test"):
             value = getattr(self, name)
             if not 0 <= value < 1:
-                raise UsageError("option-value", f"--{name} {value} must be a share from 0 to below 1")
+                raise UsageError("option-value", f"--{name} {value} must be a fraction of at least 0 and below 1")
         if not self.validation + self.test < 1:
             raise UsageError(
-                "option-conflict", f"--validation {self.validation} and --test {self.test} leave nothing to train on"
+                "option-conflict",
+                f"--validation {self.validation} and --test {self.test} leave nothing to train on: their sum must be "
+                "below 1",
             )
         if self.output is not None and self.output == self.input:
             raise UsageError("option-conflict", f"--output {self.output} is the input: give another file")
         if self.input.suffix == SUFFIX and self.output is None:
             raise UsageError(
-                "file-format", f"{self.input} ends as a SQLite file does: give a CSV, or --output for another file"
+                "file-format", f"{self.input} has the suffix of a SQLite file: give a CSV, or --output for another file"
             )
 
     @property

@@ -25,8 +25,8 @@ DELIMITER_NAMES = {",": "comma", ";": "semicolon", "\t": "tab", "|": "bar", " ":
 LEAST_FITTING = 0.5
 """Share of the sampled rows that have to have the same columns for a delimiter that nobody named."""
 REMEDIES = (
-    '--delimiter; --quote-char for other quotes than "; --no-quoting where quotes are plain text; --skip-initial-space '
-    "where a space stands between delimiter and quote"
+    '--delimiter; --quote-char for quotes other than "; --no-quoting if quotes are plain text; --skip-initial-space '
+    "if a space separates delimiter and quote"
 )
 """What to give where a delimiter makes no sense, in words."""
 _TEXT_NAMES = [
@@ -107,19 +107,19 @@ def find_columns(path: Path, given: CsvForm, table: Table, needs_label: bool) ->
     option = "text" if text is None else "label"
     remedies = _proposals(table, text, label, needs_label)
     if table.header:
-        remedies.append(f"give --{option} NAME, or its number, or --no-header where that is a row like the others")
+        remedies.append(f"give --{option} NAME, or its number, or --no-header if the first row is data")
     else:
         remedies.append(f"give --{option} a number up to {table.width}")
     others = [one for one in DELIMITERS if one != given.separator and any(one in name for name in table.first)]
     if given.separator and others:
         remedies.insert(
             0,
-            f"leave out --delimiter, which was given as {delimiter_name(given.separator)}: the first row has "
+            f"leave out --delimiter {delimiter_name(given.separator)}: the first row has "
             f"{', '.join(map(delimiter_name, others))}",
         )
     quote = table.dialect.quote_char
     if any(name.startswith(quote) for name in table.first) and not table.dialect.skip_initial_space:
-        remedies.append("give --skip-initial-space where a space stands between delimiter and quote")
+        remedies.append("give --skip-initial-space if a space separates delimiter and quote")
     raise InputError(
         "columns-missing",
         f"{path} has {' and '.join(missing)}; its first row has {', '.join(names[:_MOST_LISTED])}{more}: "
@@ -165,7 +165,7 @@ def _proposals(table: Table, text: int | None, label: int | None, needs_label: b
     said += ["--text", _column_name(table, found_text, data)]
     if found_label is not None and needs_label:
         said += ["--label", _column_name(table, found_label, data)]
-    return [f"it looks like {shlex.join(said)}"]
+    return [f"the file looks like {shlex.join(said)}"]
 
 
 def _text_column(table: Table, words: Sequence[float], label: int | None) -> int | None:
@@ -329,7 +329,7 @@ def find_form(path: Path, given: CsvForm, needs_label: bool = True) -> FoundForm
         if best.is_likely:
             return _told(best, tried)
         raise _no_sense(
-            "file-format", f"{path} has no delimiter that cuts most rows into the same columns", tried, tables, path
+            "file-format", f"{path} has no delimiter that splits most rows into the same columns", tried, tables, path
         )
     even, _, _, reason = max(reasons, key=lambda found: found[:3])
     if named or even or not tables:
@@ -393,7 +393,7 @@ def _table(path: Path, given: CsvForm, dialect: Dialect, sample: _Sample) -> Tab
                 continue
         rows.append(fields)
     if first is None:
-        raise InputError("file-empty", f"{path} holds no row: give a CSV with a header and rows below it")
+        raise InputError("file-empty", f"{path} holds no rows: give a CSV with a header and rows below it")
     return Table(dialect, first, given.header, tuple(rows), open_line)
 
 
@@ -433,5 +433,5 @@ def _read_sample(path: Path, encoding: str) -> _Sample:
             "file-encoding", f"{path} is not {encoding} ({error}): leave --encoding out, or give another one"
         ) from error
     if not sample.strip():
-        raise InputError("file-empty", f"{path} holds no row: give a CSV with a header and rows below it")
+        raise InputError("file-empty", f"{path} holds no rows: give a CSV with a header and rows below it")
     return _Sample(sample + rest, whole)

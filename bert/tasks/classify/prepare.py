@@ -100,15 +100,12 @@ class Writer:
         self._write()
         texts, path = self.counts.get("texts"), self._config.input
         if not texts:
-            raise InputError(
-                "rows-invalid", f"{path} has no row that can be used{self._why()}: give a CSV with texts and labels"
-            )
+            raise InputError("rows-invalid", f"{path} has no usable row{self._why()}: give a CSV with texts and labels")
         if len(self.labels) < 2:
             raise InputError(
                 "labels-invalid",
-                f"all {texts:,} texts of {path} that can be used have the label {next(iter(self.labels))!r}"
-                f"{self._why()}: a classification needs two labels or more; is --label {self._config.label} the "
-                "column?",
+                f"all {texts:,} usable texts of {path} have the label {next(iter(self.labels))!r}{self._why()}, but a "
+                f"classification needs two or more: check that --label {self._config.label} is the column of labels",
             )
         if texts > FEW_TEXTS and len(self.labels) > MOST_LABELS * texts:
             raise InputError("labels-invalid", self._too_many_labels(texts))
@@ -122,8 +119,8 @@ class Writer:
         shown = ", ".join(repr(label[:40]) for label in list(self.labels)[:3])
         return (
             f"the column {form.column(form.label or 0)!r} of {config.input} has {len(self.labels):,} different "
-            f"labels for {texts:,} texts ({shown}, ...), cut at each {delimiter_name(form.dialect.delimiter)} "
-            f"({form.delimiter_from}){self._why()}: that is no column of labels; {tried}give another --label than "
+            f"labels for {texts:,} texts ({shown}, ...), split at each {delimiter_name(form.dialect.delimiter)} "
+            f"({form.delimiter_from}){self._why()}, so it is not a column of labels; {tried}give another --label than "
             f"{config.label}, or {REMEDIES}"
         )
 
@@ -240,22 +237,20 @@ def _finished(config: CsvConfig, vocabulary: Vocabulary) -> tuple[TextSource | N
     if path.is_file() and path.stat().st_size and os.access(path, os.R_OK) and not is_database(path):
         raise InputError(
             "folder-occupied",
-            f"{path} is a file that is no SQLite database, and nothing is written over it: give another --output, such "
+            f"{path} exists and is not a SQLite database, so it is not overwritten: give another --output, such "
             f"as {path.with_name(path.stem + '-texts.sqlite')}",
         )
     try:
         found = open_source(path)
     except (InputError, SchemaError) as error:
-        raise type(error)(
-            error.code, f"{error}; nothing is written over it, another --output leaves it as it is"
-        ) from error
+        raise type(error)(error.code, f"{error}; to keep the file, give another --output") from error
     if not is_of(found, config.input):
         name = found.origin.get("name")
         if name != config.input.name and not config.replace:
             raise InputError(
                 "folder-occupied",
-                f"{path} was made of {name}, not of {config.input.name}: give --output FILE.sqlite of `bertbench data "
-                "csv` for another file, or --replace to write over it",
+                f"{path} was created from {name}, not from {config.input.name}: give --output FILE.sqlite of "
+                "`bertbench data csv` for another file, or --replace to overwrite it",
             )
         return None, f"was of {name}" if name != config.input.name else f"was of {name} as it was before"
     before, wanted = found.origin.get("options") or {}, _options(config, vocabulary)
@@ -282,12 +277,12 @@ def _differences(names: Sequence[str], before: Mapping[str, Any], wanted: Mappin
     return "; ".join(said)
 
 
-def _refuse_losing_runs(config: CsvConfig, path: Path, runs: int, why: str = "its samples are others") -> None:
+def _refuse_losing_runs(config: CsvConfig, path: Path, runs: int, why: str = "its samples differ") -> None:
     if not config.replace:
         raise InputError(
             "folder-occupied",
-            f"{path} holds the results of {runs} training{'s' * (runs != 1)} on it as it is ({why}): give --output "
-            "FILE.sqlite of `bertbench data csv` for another file, or --replace to make it anew without them",
+            f"{path} holds the results of {runs} training run{'s' * (runs != 1)} on its present samples ({why}): give "
+            "--output FILE.sqlite of `bertbench data csv` for another file, or --replace to recreate it without them",
         )
 
 
@@ -329,7 +324,7 @@ def _build(config: CsvConfig, vocabulary: Vocabulary, progress: Progress) -> Non
         divide(connection, config.validation, config.test)
         after = config.input.stat()
         if (before.st_size, before.st_mtime_ns) != (after.st_size, after.st_mtime_ns):
-            raise InputError("file-changed", f"{config.input} changed while it was read: run the same command again")
+            raise InputError("file-changed", f"{config.input} changed while being read: run the same command again")
         checksums = {split: checksum_of(connection, path, split) for split in SPLITS}
         fingerprint = source_fingerprint(SCHEMA_VERSION, settings, list(writer.labels), checksums)
         kept = [run for run in runs if run[1] == fingerprint]

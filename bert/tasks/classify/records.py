@@ -23,7 +23,7 @@ MOST_LINES = 40
 CONFLICT = re.compile(r"(<{7}|>{7}|\|{7})(\s|$)|={7}\s*$")
 """What git leaves at the beginning of lines where two versions could not be merged: seven characters, exactly."""
 _SHORT_CONFLICT = re.compile(r"(<{6}|>{6}|\|{6})(\s|$)|={6}\s*$")
-UNCLOSED = "a quote opens a field and is not closed before the end of the file"
+UNCLOSED = "a quoted field is not closed before the end of the file"
 """Why a quote is refused."""
 _SEPARATOR = re.compile(r"\ufeff?\"?sep=([,;\t| ])\"?\r?(?:\n|$)", re.IGNORECASE)
 
@@ -98,7 +98,7 @@ class _Lines:
         if len(line) >= MOST_CHARACTERS and line[-1] not in "\r\n":
             raise InputError(
                 "file-limit",
-                f"{self.path} line {self.number} is longer than {MOST_CHARACTERS:,} characters: that is no CSV of "
+                f"{self.path} line {self.number} is longer than {MOST_CHARACTERS:,} characters: it is not a CSV of "
                 "texts",
             )
         self.taken.append(line)
@@ -236,7 +236,7 @@ def unclosed(path: Path, line: int, why: str = UNCLOSED) -> InputError:
     """Return the refusal of a record that does not end."""
     return InputError(
         "file-damaged",
-        f"{path} line {line}: {why}: put the quotes right there, or give --no-quoting where quotes are plain text",
+        f"{path} line {line}: {why}: correct the quotes there, or give --no-quoting if quotes are plain text",
     )
 
 
@@ -281,18 +281,16 @@ def check_file(path: Path, wanted: str = "a CSV file") -> None:
             raise InputError("path-kind", f"{path} is a folder: give {wanted}")
         raise InputError(
             "path-kind",
-            f"{path} is a pipe or a device, and the file is read several times: write it to a file first, then give "
-            "that",
+            f"{path} is a pipe or a device, but bertbench reads the file several times: save it to a file first, then "
+            "give that",
         )
     head = _head(path)
     if head.startswith(_OLD_SHEET) or (head.startswith(b"PK") and any(part in head for part in _SHEET_PARTS)):
-        raise InputError("file-format", f"{path} is a spreadsheet, no CSV: save it as CSV, then give that")
+        raise InputError("file-format", f"{path} is a spreadsheet, not a CSV: save it as CSV, then give that")
     for begin, name in _PACKED.items():
         # A CSV may begin with a "BZh" of its own, not with the digit and the sign behind it.
         if head.startswith(begin) and (name != "bzip2" or head[4:10] == b"1AY&SY"):
-            raise InputError(
-                "file-format", f"{path} is compressed with {name}: unpack it first, then give the CSV in it"
-            )
+            raise InputError("file-format", f"{path} is compressed with {name}: unpack it first, then give the CSV")
 
 
 def encoding_of(path: Path, given: CsvForm) -> tuple[str, str]:

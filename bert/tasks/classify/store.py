@@ -57,7 +57,7 @@ def database_errors(path: Path, remedy: str) -> Iterator[None]:
         said = str(error)
         if "locked" in said or "busy" in said:
             raise LockedError(
-                "folder-locked", f"{path} is locked by another program ({said}): close that, or wait for it"
+                "folder-locked", f"{path} is locked by another program ({said}): close the program, or wait for it"
             ) from error
         if any(word in said for word in _FULL):
             raise StorageError(
@@ -71,7 +71,7 @@ def database_errors(path: Path, remedy: str) -> Iterator[None]:
                 f"cannot open {path} ({said}): check the permissions of the file and its folder",
             ) from error
         raise InputError(
-            "file-damaged", f"{path} is damaged, or no SQLite file ({said}): remove it, then {remedy}"
+            "file-damaged", f"{path} is damaged or not a SQLite file ({said}): remove it, then {remedy}"
         ) from error
 
 
@@ -122,12 +122,14 @@ def _check(path: Path, connection: sqlite3.Connection, remedy: str) -> None:
     program = connection.execute("PRAGMA application_id").fetchone()[0]
     version = connection.execute("PRAGMA user_version").fetchone()[0]
     if program != APPLICATION_ID:
-        raise InputError("file-format", f"{path} is a SQLite file of another program: give one of `bertbench data csv`")
+        raise InputError(
+            "file-format", f"{path} belongs to another program: give a SQLite file of `bertbench data csv`"
+        )
     if not OLDEST_VERSION <= version <= SCHEMA_VERSION:
         way_out = "update bertbench" if version > SCHEMA_VERSION else f"remove it, then {remedy}"
         raise SchemaError(
             "record-newer" if version > SCHEMA_VERSION else "data-mismatch",
-            f"{path} has schema version {version}, and this version of bertbench reads {SCHEMA_VERSION}: {way_out}",
+            f"{path} has schema version {version}, but this bertbench reads {SCHEMA_VERSION}: {way_out}",
         )
 
 
@@ -198,8 +200,8 @@ def _salt(seed: int) -> bytes:
 Int64 = npt.NDArray[np.int64]
 _BLOCK_ROWS = 5_000
 _SAMPLES = (
-    "SELECT samples.token_ids, samples.length, samples.label, samples.text FROM samples "
-    "JOIN texts ON texts.number = samples.text WHERE texts.split = ? ORDER BY samples.number"
+    "SELECT samples.token_ids, samples.length, samples.label, samples.text FROM samples JOIN texts ON texts.number = "
+    "samples.text WHERE texts.split = ? ORDER BY samples.number"
 )
 
 
@@ -256,7 +258,7 @@ def remake(path: Path, origin: Mapping[str, Any] | None = None) -> str:
     file = path.with_name(str(name)) if name else found
     words = ["bertbench", "data", "csv", str(file), "--vocab", "VOCAB.txt"]
     words += [] if file.with_suffix(SUFFIX) == path else ["--output", str(path)]
-    return f"make it with `{shlex.join(words)}`"
+    return f"create it with `{shlex.join(words)}`"
 
 
 def open_source(path: Path) -> TextSource:
@@ -289,13 +291,12 @@ def open_source(path: Path) -> TextSource:
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise InputError(
                 "file-damaged",
-                f"{path} is damaged, or unfinished: its table meta has not what it should; remove it, then "
-                f"{remake(path)}",
+                f"{path} is damaged or unfinished: its table meta is incomplete; remove it, then {remake(path)}",
             ) from error
     if not whole:
         raise InputError(
             "file-damaged",
-            f"{path} is damaged: its labels, settings or vocabulary are not those that were written; remove it, then "
+            f"{path} is damaged: the checksum of its labels, settings or vocabulary is wrong; remove it, then "
             f"{remake(path, found.origin)}",
         )
     return found
@@ -343,7 +344,7 @@ def read_split(source: TextSource, split: str) -> TextSet:
     if found.checksum != source.checksums.get(split):
         raise InputError(
             "file-damaged",
-            f"{source.path} is damaged: its samples of {split} are not those that were written; remove it, then "
+            f"{source.path} is damaged: the checksum of its samples of {split} is wrong; remove it, then "
             f"{remake(source.path, source.origin)}",
         )
     return found
@@ -359,7 +360,7 @@ def select_split(connection: sqlite3.Connection, path: Path, split: str, token_b
     lengths, labels, texts = np.concatenate(columns, axis=1) if columns else np.zeros((3, 0), dtype=np.int64)
     if int(lengths.sum()) * token_bytes != len(ids):
         raise InputError(
-            "file-damaged", f"{path} is damaged: its rows of {split} have other lengths than they say: {remake(path)}"
+            "file-damaged", f"{path} is damaged: rows of {split} differ from their recorded lengths; {remake(path)}"
         )
     kind = np.dtype("<u2" if token_bytes == 2 else "<i4")
     return TextSet(np.frombuffer(ids, dtype=kind), lengths, labels, texts)
@@ -438,5 +439,5 @@ def read_runs(path: Path) -> list[dict[str, Any]]:
         return [dict(json.loads(text)) for (text,) in rows]
     except (ValueError, TypeError) as error:
         raise InputError(
-            "file-damaged", f"{path} is damaged: a result of a run is no JSON; remove it, then {remake(path)}"
+            "file-damaged", f"{path} is damaged: the result of a run is not JSON; remove it, then {remake(path)}"
         ) from error

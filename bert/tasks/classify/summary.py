@@ -68,37 +68,37 @@ def notes(summary: CsvSummary) -> list[str]:
 
     counts, labels = summary.source.counts, summary.source.labels
     texts = counts.get("texts")
-    said = [] if summary.replaced is None else [f"made anew: the one that was there {summary.replaced}"]
+    said = [] if summary.replaced is None else [f"recreated: the previous file {summary.replaced}"]
     said += _version_notes(summary)
     unfitting = counts.get(f"left out: {MORE}") + counts.get(f"left out: {FEWER}")
     if unfitting > _MOST_UNFITTING * counts.get("rows"):
         said.append(
             f"{100 * unfitting / counts.get('rows'):.0f} % of the rows were left out for too few or too many "
-            f"fields: look at some of them; where delimiter or quotes are wrong, give {REMEDIES}"
+            f"fields: look at some of them; if delimiter or quotes are wrong, give {REMEDIES}"
         )
     if counts.get(SPACED_QUOTE):
         said.append(
-            f"{counts.get(SPACED_QUOTE):,} rows have a quote behind a space, which is plain text: give "
-            "--skip-initial-space where it opens a field"
+            f"{counts.get(SPACED_QUOTE):,} rows have a quote after a space, which is read as text: give "
+            "--skip-initial-space if it opens a field"
         )
     broken = f"left out: {BROKEN}"
     for name, what in ((LITERAL_QUOTE, "read line by line"), (broken, "left out")):
         if counts.get(name):
             places = ", ".join(counts.names[name])
             said.append(
-                f"quotes that open a field and close with text behind them, in other lines: {counts.get(name):,} "
-                f"{what} ({places}); put them right, or give --no-quoting where quotes are plain text"
+                f"quoted fields that close on another line with text behind the quote: {counts.get(name):,} "
+                f"{what} ({places}); correct them, or give --no-quoting if quotes are plain text"
             )
     if counts.get(MANY_LINES):
         places = ", ".join(counts.names[MANY_LINES])
         said.append(
-            f"rows of more than {MOST_LINES} lines, {counts.get(MANY_LINES):,} of them ({places}): quotes that "
-            "stand alone may hold rows; put them right, or give --no-quoting"
+            f"rows of more than {MOST_LINES} lines, {counts.get(MANY_LINES):,} of them ({places}): unpaired quotes "
+            "may enclose whole rows; correct them, or give --no-quoting"
         )
     if texts > 20 and len(labels) > MANY_LABELS * texts:
-        said.append(f"{len(labels):,} different labels of {texts:,} texts: is that the column of the labels (--label)?")
+        said.append(f"{len(labels):,} different labels for {texts:,} texts: check that --label is the column of labels")
     if counts.get(f"left out: {MARKER}"):
-        said.append("a merge of two versions of the file is unfinished: the rows of both sides are in it")
+        said.append("the file holds an unresolved merge conflict: rows of both sides are used")
     said += [
         f"no text for {name}: give a larger --{name if name == 'test' else 'validation'}, or more texts"
         for name, sizes in summary.sizes.items()
@@ -113,13 +113,13 @@ def _version_notes(summary: CsvSummary) -> list[str]:
     version, said = summary.source.version, []
     long_rows = sum(summary.source.counts.get(name) for name in (SEVERAL_LINES, MANY_LINES))
     if version < MENDED_QUOTES and long_rows:
-        said.append(f"{long_rows:,} rows of several lines may hold others, between quotes that stand alone")
+        said.append(f"{long_rows:,} rows of several lines may hold other rows between unpaired quotes")
     if version < DIVIDED_BY_PIECES:
         said.append("texts that differ only in capitals, accents or white space may be in different splits")
     if version < COUNTED_FIELDS:
         said.append("spaces behind delimiters are left out, and rows with too few or too many fields may be used")
     return [
-        f"an earlier version of bertbench made it: {fact}; remove it and run the same command again to make it anew"
+        f"an earlier version of bertbench created the file: {fact}; remove it and run the same command again"
         for fact in said
     ]
 
@@ -133,7 +133,7 @@ def _share_notes(summary: CsvSummary) -> list[str]:
         if share and abs(share - wanted) > _MOST_OFF:
             said.append(
                 f"{split} has {100 * share:.1f} % of the texts, not {100 * wanted:.1f} %: equal texts stay together, "
-                "of each label one is trained on, and of labels with few texts there is no such part"
+                "each label keeps one text for training, and rare labels have too few texts to split"
             )
     return said
 

@@ -48,7 +48,7 @@ def head_of(weights: Path) -> str:
     if len(found) != 1:
         raise InputError(
             "checkpoint-missing",
-            f"{weights} holds no model that was trained on gap: train it with `bertbench train gap --init {weights}`",
+            f"{weights} holds no model trained on gap: train it with `bertbench train gap --init {weights}`",
         )
     return found[0]
 
@@ -131,8 +131,8 @@ class Predict:
         ids, left_out = features.ids(), features.left_out_ids()
         if left_out:
             host.note(
-                f"{len(left_out):,} row(s) could not be used ({', '.join(left_out[:3])}{', ...' * (len(left_out) > 3)})"
-                ": they have no decision, and the same probability three times"
+                f"{len(left_out):,} row(s) were not usable ({', '.join(left_out[:3])}{', ...' * (len(left_out) > 3)})"
+                ": they have no decision and three equal probabilities"
             )
         classes = logits.argmax(1)
         written = [write_official(options.out / PREDICTIONS_FILE, decisions_of(ids, classes))]
@@ -243,7 +243,7 @@ class Eval:
         if len(scores.missing) == scores.rows:
             raise InputError(
                 "answers-invalid",
-                f"none of the {len(found.decisions):,} predictions in {options.predictions} belongs to the "
+                f"none of the {len(found.decisions):,} predictions in {options.predictions} matches the "
                 f"{scores.rows:,} rows of {options.dataset}: give the dataset they were made for",
             )
         parts = slices(file.examples, found.decisions, found.probabilities)
@@ -280,8 +280,12 @@ def _scored(scores: "Scores", parts: "Sequence[Slice]") -> list[Shown]:
                                       tally.true_negatives)))
         for name, tally in scores.tallies.items()
     ]  # fmt: skip
-    bias = "none: one of the two F1 is 0" if scores.bias is None else f"{scores.bias:.2f}, feminine F1 / masculine F1"
-    loss = "none: these predictions have no probabilities; those with a header ID,A,B,NEITHER have"
+    bias = (
+        "undefined: one of the two F1 scores is 0"
+        if scores.bias is None
+        else f"{scores.bias:.2f}, feminine F1 / masculine F1"
+    )
+    loss = "not available: needs predictions with probabilities (header ID,A,B,NEITHER)"
     if scores.log_loss is not None:
         loss = f"{scores.log_loss:.4f} nats, {scores.probable:,} row{'s' * (scores.probable != 1)}"
     facts = [
@@ -307,9 +311,9 @@ def _remarks(scores: "Scores") -> list[str]:
     notes = [f"note: {note}" for note in scores.notes]
     if scores.missing:
         notes.append(
-            f"missing: {len(scores.missing):,} row(s) without a prediction, each is two false negatives: "
+            f"missing: {len(scores.missing):,} row(s) without a prediction, each counted as two false negatives: "
             f"{some_of(scores.missing)}"
         )
     if scores.extra:
-        notes.append(f"extra: {len(scores.extra):,} prediction(s) for ids that no row has: {some_of(scores.extra)}")
+        notes.append(f"extra: {len(scores.extra):,} prediction(s) for unknown ids: {some_of(scores.extra)}")
     return notes

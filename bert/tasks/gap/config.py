@@ -45,7 +45,7 @@ class GapConfig:
         if self.max_seq_length < smallest:
             raise UsageError(
                 "option-value",
-                f"--max-seq-length {self.max_seq_length} has no place for a pronoun, two names and {SPECIAL_TOKENS} "
+                f"--max-seq-length {self.max_seq_length} has no room for a pronoun, two names and {SPECIAL_TOKENS} "
                 f"special tokens: give {smallest} or more",
             )
 

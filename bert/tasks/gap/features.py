@@ -113,9 +113,9 @@ class GapForm(FeatureForm[Settings, GapFeatures]):
         starts, ends = mentions.values()
         inside = (starts >= 1) & (starts < ends) & (ends < ids.lengths[:, None])
         if not inside.all() or (len(labels) and not 0 <= labels.min() <= labels.max() < len(LABELS)):
-            raise ValueError("its mentions or labels are none")
+            raise ValueError("its mentions or labels are invalid")
         if (columns["genders"] >= len(GENDER_NAMES)).any():
-            raise ValueError("its genders are none")
+            raise ValueError("its genders are invalid")
         rows = TokenRows(
             ids=ids,
             second=ids.lengths,

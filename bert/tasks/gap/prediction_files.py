@@ -23,9 +23,7 @@ MOST_BYTES = 2**28
 """Size beyond which a file is taken for something else."""
 # What is left of a sum of 1 when three probabilities are rounded to three digits.
 _LEAST_DEVIATION = 0.002
-_FORMS = (
-    "ID<tab>TRUE or FALSE<tab>TRUE or FALSE; for probabilities give a first line ID, A, B, NEITHER with commas or tabs"
-)
+_FORMS = "ID<tab>TRUE or FALSE<tab>TRUE or FALSE; probabilities need the header ID, A, B, NEITHER with commas or tabs"
 _TRUTHS = {"true": True, "false": False}
 
 
@@ -66,20 +64,20 @@ def _check_header(path: Path, first: str) -> None:
         known = [name.upper() for name in names]
         if len(set(KAGGLE_COLUMNS) & set(known)) < _LEAST_COLUMNS:
             continue
-        said = ["is divided by semicolons, which are not read: save it with commas"] if delimiter == ";" else []
+        said = ["is separated by semicolons: save it with commas"] if delimiter == ";" else []
         missing = [name for name in KAGGLE_COLUMNS if name not in known]
         said += [f"has no column {', '.join(missing)}"] if missing else []
         double = [name for name in KAGGLE_COLUMNS if known.count(name) > 1]
         said += [f"has the column {', '.join(double)} more than once"] if double else []
         surplus = [
-            repr(name[:40]) if name else f"number {place} without a name (an index: to_csv(index=False) leaves it out)"
+            repr(name[:40]) if name else f"number {place} without a name (an index: to_csv(index=False) omits it)"
             for place, name in enumerate(names, start=1)
             if name.upper() not in KAGGLE_COLUMNS
         ]
-        said += [f"has a column too much: {', '.join(surplus)}"] if surplus else []
+        said += [f"has extra columns: {', '.join(surplus)}"] if surplus else []
         raise InputError(
             "columns-missing",
-            f"the first line of the predictions {path} {'; it '.join(said)}; needed are {','.join(KAGGLE_COLUMNS)}, "
+            f"the first line of the predictions {path} {'; it '.join(said)}; it needs {','.join(KAGGLE_COLUMNS)}, "
             "each once, in any order",
         )
 
@@ -110,7 +108,7 @@ def _read_official(path: Path, text: str) -> GapPredictions:
         if len(cells) < 3:
             raise InputError(
                 "rows-invalid",
-                f"the predictions {path}, line {line}, have {len(cells)} of 3 columns: each line is {_FORMS}",
+                f"the predictions {path}, line {line}, have {len(cells)} columns instead of 3: each line is {_FORMS}",
             )
         name = cells[0].strip()
         if name in decisions:
@@ -121,12 +119,12 @@ def _read_official(path: Path, text: str) -> GapPredictions:
             strange.append(line)
         decisions[name] = (said[0], said[1])
     if not any(None not in found for found in decisions.values()):
-        raise InputError("answers-invalid", f"the predictions {path} hold no decision: each line is {_FORMS}")
+        raise InputError("answers-invalid", f"the predictions {path} hold no rows: each line is {_FORMS}")
     notes = []
     if repeated:
-        notes.append(f"{len(repeated):,} line(s) with an id of before ({told_lines(repeated)}): the first one counts")
+        notes.append(f"{len(repeated):,} line(s) repeat an id ({told_lines(repeated)}): the first one counts")
     if strange:
-        notes.append(f"{len(strange):,} line(s) with something else than TRUE and FALSE ({told_lines(strange)})")
+        notes.append(f"{len(strange):,} line(s) have values other than TRUE and FALSE ({told_lines(strange)})")
     return GapPredictions(decisions, None, tuple(notes))
 
 
@@ -140,12 +138,12 @@ def _read_kaggle(path: Path, text: str, names: Sequence[str], delimiter: str) ->
         where = f"the predictions {path}, line {line}"
         if len(cells) != len(names):
             raise InputError(
-                "rows-invalid", f"{where}, have {len(cells)} of {len(names)} columns ({delimiter.join(names)})"
+                "rows-invalid", f"{where}, have {len(cells)} columns instead of {len(names)} ({delimiter.join(names)})"
             )
         row = dict(zip(names, cells, strict=True))
         shares = tuple(_share(row[name], f"{where}, column {name}") for name in ("NEITHER", "A", "B"))
         if not 0 < sum(shares) < math.inf:
-            why = "too large to be added up" if any(shares) else "all 0, one has to be above"
+            why = "too large to add up" if any(shares) else "all 0, but one must be above"
             raise InputError("answers-invalid", f"{where}: the probabilities are {why}")
         name = row["ID"].strip()
         if name in found:
@@ -154,11 +152,11 @@ def _read_kaggle(path: Path, text: str, names: Sequence[str], delimiter: str) ->
             found[name] = (shares[0], shares[1], shares[2])
             sums[line] = sum(shares)
     if not found:
-        raise InputError("file-empty", f"the predictions {path} hold no row below their header")
+        raise InputError("file-empty", f"the predictions {path} hold no rows below their header")
     decisions = {name: DECISIONS[int(np.argmax(shares))] for name, shares in found.items()}
     notes = _sum_notes(sums)
     if repeated:
-        notes.append(f"{len(repeated):,} line(s) with an id of before ({told_lines(repeated)}): the first one counts")
+        notes.append(f"{len(repeated):,} line(s) repeat an id ({told_lines(repeated)}): the first one counts")
     return GapPredictions(decisions, found, tuple(notes))
 
 
@@ -171,8 +169,8 @@ def _rows(path: Path, text: str, delimiter: str) -> Iterator[tuple[int, list[str
             if reader.line_num > line:
                 raise InputError(
                     "file-damaged",
-                    f"the predictions {path}, line {line}: a quotation mark opens a field that does not end in this "
-                    "line: close it, or take it away",
+                    f"the predictions {path}, line {line}: a quoted field does not end on this "
+                    "line: close or remove the quote",
                 )
             if cells:
                 yield line, cells
@@ -189,8 +187,7 @@ def _share(cell: str, where: str) -> float:
     if not 0 <= value < math.inf:
         raise InputError(
             "answers-invalid",
-            f"{where}, is {cell[:40]!r}: a probability is needed, a number of 0 or more (rows are divided by their "
-            "sum)",
+            f"{where}, is {cell[:40]!r}, not a probability: give a number of 0 or more (rows are normalized to sum 1)",
         )
     return value
 
@@ -202,6 +199,6 @@ def _sum_notes(sums: Mapping[int, float]) -> list[str]:
         return []
     line, furthest = max(odd.items(), key=lambda item: abs(item[1] - 1))
     return [
-        f"{len(odd):,} row(s) of probabilities do not add up to 1 and were divided by their sum, as Kaggle does; line "
-        f"{line} is furthest from it with {furthest:.4g}"
+        f"{len(odd):,} row(s) of probabilities do not sum to 1 and were normalized, as Kaggle does; line "
+        f"{line} is furthest off with {furthest:.4g}"
     ]

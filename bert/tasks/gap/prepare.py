@@ -194,7 +194,7 @@ def _features(file: GapFile, settings: Settings, vocabulary: Vocabulary, progres
             fitted.append(short)
         progress(title, min(first + _BATCH, len(examples)), len(examples))
     if not kept:
-        raise InputError("rows-invalid", f"no row of {file.path} can be used: {'; '.join(told_flaws(flaws))}")
+        raise InputError("rows-invalid", f"no row of {file.path} is usable: {'; '.join(told_flaws(flaws))}")
     columns = _columns(kept, fitted, flaws, vocabulary)
     counts.add("features", len(kept))
     counts.add("left out", len(flaws))
@@ -214,7 +214,7 @@ def _usable(file: GapFile, settings: Settings) -> tuple[list[GapExample], list[F
     if settings.split == "training" and not file.labelled:
         raise InputError(
             "columns-missing",
-            f"{file.path} has no columns A-coref and B-coref, which training needs: give development of GAP, or "
+            f"{file.path} lacks the columns A-coref and B-coref, which training needs: give gap-development.tsv, or "
             "--split test to predict with",
         )
     if settings.split != "training" and len(unanswered) == len(file.examples):
@@ -222,8 +222,8 @@ def _usable(file: GapFile, settings: Settings) -> tuple[list[GapExample], list[F
     if settings.split != "training" and unanswered:
         raise InputError(
             "labels-invalid",
-            f"some rows of {file.path} have answers and others have none: {'; '.join(told_flaws(unanswered))}; give "
-            "all, or take both columns out to predict them",
+            f"only some rows of {file.path} have answers: {'; '.join(told_flaws(unanswered))}; give "
+            "all, or remove both columns to predict them",
         )
     for example in file.examples:
         if example.label is not None:
@@ -280,11 +280,11 @@ def _notes(file: GapFile, made: _Made, vocab: Path) -> list[str]:
     counts = made.counts
     notes = [f"left out: {told}" for told in told_flaws(made.flaws)]
     if file.unquoted:
-        notes.append(f"{file.unquoted:,} row(s) stood in quotation marks, which were taken off")
+        notes.append(f"{file.unquoted:,} row(s) were quoted; the quotation marks were removed")
     notes += _ambiguous(file)
     if unknown := counts.get("pronouns: of no gender"):
         places = ", ".join(counts.names["pronouns: of no gender"])
-        notes.append(f"{unknown:,} pronoun(s) are none of he, his, him, she, her, hers: {places}")
+        notes.append(f"{unknown:,} pronoun(s) other than he, his, him, she, her, hers: {places}")
     return [*notes, *unknown_tokens(counts, "unknown tokens", "tokens", vocab, "tokens")]
 
 

@@ -141,14 +141,14 @@ def read_gap(path: Path) -> GapFile:
         unquoted += quoted
         if example is not None and example.id in examples:
             first = examples[example.id].line
-            flaw = Flaw(number, example.id, "repeated ids", f"its id stands in line {first} already")
+            flaw = Flaw(number, example.id, "repeated ids", f"its id is already used in line {first}")
         elif example is not None:
             examples[example.id] = example
         if flaw is not None:
             flaws.append(flaw)
     if not examples:
-        told = "; ".join(told_flaws(flaws)) or "it has none below its header"
-        raise InputError("rows-invalid" if flaws else "file-empty", f"no row of {path} can be used: {told}")
+        told = "; ".join(told_flaws(flaws)) or "it has no rows below its header"
+        raise InputError("rows-invalid" if flaws else "file-empty", f"no row of {path} is usable: {told}")
     fingerprint = hashlib.blake2b(content, digest_size=16).hexdigest()
     return GapFile(path, tuple(examples.values()), tuple(flaws), labelled, unquoted, fingerprint)
 
@@ -159,8 +159,8 @@ def told_flaws(flaws: Sequence[Flaw]) -> list[str]:
     for flaw in flaws:
         kinds.setdefault(flaw.kind, []).append(flaw)
     return [
-        f"{len(found):,} row(s) with {kind}, {told_lines([flaw.line for flaw in found])} "
-        f"(line {found[0].line}: {found[0].detail})"
+        f"{len(found):,} row(s) with {kind}, {told_lines([flaw.line for flaw in found])} (line {found[0].line}: "
+        f"{found[0].detail})"
         for kind, found in kinds.items()
     ]
 
@@ -178,21 +178,21 @@ def _header(path: Path, line: str) -> list[str]:
     if not missing and (some := [name for name in LABEL_COLUMNS if name in names]) and len(some) == 1:
         raise InputError(
             "columns-missing",
-            f"{path} has a column {some[0]} without the other of {' and '.join(LABEL_COLUMNS)}: add it",
+            f"{path} has only the column {some[0]} of {' and '.join(LABEL_COLUMNS)}: add the other one",
         )
     twice = sorted({name for name in names if names.count(name) > 1} & {*COLUMNS, *LABEL_COLUMNS})
     if not missing and not twice:
         return names
     if twice:
-        raise InputError("data-ambiguous", f"{path} has the column {twice[0]} twice: leave one")
+        raise InputError("data-ambiguous", f"{path} has the column {twice[0]} twice: remove one")
     why = f"line 1 lacks the column{'s' * (len(missing) > 1)} {', '.join(missing)}"
     if len(missing) == len(COLUMNS):
         parted = "commas" if line.count(",") >= len(COLUMNS) - 1 and "\t" not in line else ""
-        why = f"line 1 is parted by {parted}" if parted else f"line 1 is no header: {line[:60]!r}"
+        why = f"line 1 is separated by {parted}" if parted else f"line 1 is not a header: {line[:60]!r}"
     raise InputError(
         "file-format" if len(missing) == len(COLUMNS) else "columns-missing",
-        f"{path} is no TSV of GAP ({why}): its first line has to be {'<tab>'.join(COLUMNS)}, and to train or to score "
-        f"{' and '.join(LABEL_COLUMNS)} too",
+        f"{path} is not a TSV of GAP ({why}): its first line must be {'<tab>'.join(COLUMNS)}, for training and scoring "
+        f"also {' and '.join(LABEL_COLUMNS)}",
     )
 
 
@@ -223,7 +223,7 @@ def _unquoted(row: str) -> Iterator[list[str]]:
 def _checked(cells: Sequence[str], line: int, names: Sequence[str]) -> tuple[GapExample | None, Flaw | None]:
     try:
         if len(cells) != len(names):
-            raise _RowError("another number of columns", f"{len(cells)} in place of {len(names)}")
+            raise _RowError("a wrong number of columns", f"{len(cells)} instead of {len(names)}")
         return _example(dict(zip(names, cells, strict=True)), line), None
     except _RowError as error:
         kind, detail = error.args
@@ -236,7 +236,7 @@ def _example(cells: Mapping[str, str], line: int) -> GapExample:
     if not name:
         raise _RowError("no id", "the column ID is empty")
     if not name.isprintable():
-        raise _RowError("ids that cannot be printed", f"the column ID is {name[:40]!r}")
+        raise _RowError("unprintable ids", f"the column ID is {name[:40]!r}")
     mentions = {column: _mention(cells, column, text) for column in ("Pronoun", "A", "B")}
     truths = {column: _truth(cells, column) for column in LABEL_COLUMNS if column in cells}
     return GapExample(
@@ -256,13 +256,15 @@ def _mention(cells: Mapping[str, str], column: str, text: str) -> Mention:
     if not mention.strip():
         raise _RowError("an empty mention", f"the column {column} is empty")
     if not (given.isascii() and given.isdigit()) or len(given) > 9:
-        raise _RowError("offsets that are no numbers", f"{column}-offset is {given[:40]!r}")
+        raise _RowError("offsets that are not numbers", f"{column}-offset is {given[:40]!r}")
     offset = int(given)
     if not text.startswith(mention, offset):
         there = text[offset : offset + len(mention)]
         places = text.count(mention)
-        hint = f", it stands at {text.index(mention)}" if places == 1 else f", the text has it {places} times"
-        raise _RowError("misaligned offsets", f"{column} is {mention[:40]!r}, at {offset} stands {there[:40]!r}{hint}")
+        hint = f"; it is at {text.index(mention)}" if places == 1 else f"; the text contains it {places} times"
+        raise _RowError(
+            "misaligned offsets", f"{column} is {mention[:40]!r}, but the text at {offset} is {there[:40]!r}{hint}"
+        )
     return Mention(mention, offset)
 
 

@@ -236,27 +236,28 @@ def read_golds(path: Path) -> GoldFile:
     file = read_gap(path)
     if not file.labelled:
         raise InputError(
-            "columns-missing", f"{path} has no columns {' and '.join(LABEL_COLUMNS)}: there is nothing to score against"
+            "columns-missing", f"{path} lacks the columns {' and '.join(LABEL_COLUMNS)}: give a dataset with answers"
         )
     repeated = [flaw for flaw in file.flaws if flaw.kind == "repeated ids"]
     flaws = [flaw for flaw in file.flaws if flaw not in repeated]
     if flaws:
         raise InputError(
             "rows-invalid",
-            f"{path} cannot be scored against, official scores need all of its rows: {'; '.join(told_flaws(flaws))}",
+            f"{path} cannot be used for scoring, as official scores need all of its rows: "
+            f"{'; '.join(told_flaws(flaws))}",
         )
     golds = {}
     for example in file.examples:
         if example.a_coref is None or example.b_coref is None:
             raise InputError(
                 "labels-invalid",
-                f"{path}, {example.place}, has no answer: A-coref and B-coref have to be TRUE or FALSE",
+                f"{path}, {example.place}, has no answer: A-coref and B-coref must be TRUE or FALSE",
             )
         if example.gender is None:
             raise InputError(
                 "rows-invalid",
-                f"{path}, {example.place}: the pronoun is {example.pronoun.text[:40]!r}, the official scores know he, "
-                "his, him, she, her, hers",
+                f"{path}, {example.place}: the pronoun is {example.pronoun.text[:40]!r}, but official scores support "
+                "only he, his, him, she, her, hers",
             )
         golds[example.id] = Gold(example.a_coref, example.b_coref, example.gender)
     notes = [f"{told}: the first of each counts, as in the official scorer" for told in told_flaws(repeated)]

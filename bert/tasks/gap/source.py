@@ -93,12 +93,13 @@ def joined(parts: Sequence[TokenRows]) -> TokenRows:
     if len({part.vocabulary for part in parts}) > 1:
         raise InputError(
             "vocabulary-mismatch",
-            "the features for training and for validation were made with different vocabularies: their ids mean "
-            "different words, make both with the same vocab.txt and casing",
+            "the features for training and validation were created with different vocabularies: their ids mean "
+            "different words; create both with the same vocab.txt and casing",
         )
     if len({part.has_labels for part in parts}) > 1:
         raise InputError(
-            "labels-invalid", "the features for validation have no labels: make them of a TSV with A-coref and B-coref"
+            "labels-invalid",
+            "the features for validation have no labels: create them from a TSV with A-coref and B-coref",
         )
     values = [part.ids.values for part in parts]
     begins = np.cumsum([0, *(len(value) for value in values[:-1])])
@@ -132,7 +133,10 @@ class GapData(ClassificationData):
                 "bert.tasks.gap.commands:Prepare",
                 "GAP's TSVs -> features: texts, a pronoun and two names in each",
             ),
-            "predict": ("bert.tasks.gap.commands:Predict", "which of two names a pronoun means, and Kaggle's CSV"),
+            "predict": (
+                "bert.tasks.gap.commands:Predict",
+                "predict, for each row, which name the pronoun refers to; writes Kaggle's CSV",
+            ),
             "eval": (
                 "bert.tasks.gap.commands:Eval",
                 "official scores of GAP, log loss, accuracy, by gender, distance and length",
@@ -180,11 +184,15 @@ class GapData(ClassificationData):
         check_judging(rows, place, seq_len, training, source)
         trained_on = training_files(Path(source), bool(options.get("train_on_all")))
         if any(file.fingerprint == features.fingerprint for file in trained_on):
-            why = "--train-on-all trains on validation too" if options.get("train_on_all") else "they are trained on"
+            why = (
+                "--train-on-all also trains on validation"
+                if options.get("train_on_all")
+                else "as they are training data"
+            )
             raise UsageError(
                 "option-conflict",
-                f"the rows in {place} cannot judge the model, {why}: give other features as --eval-data, such as those "
-                "of gap-test.tsv, or --eval-every 0",
+                f"the rows in {place} cannot evaluate the model, {why}: give other features as --eval-data, such as "
+                "those of gap-test.tsv, or --eval-every 0",
             )
         return rows
 

@@ -221,11 +221,11 @@ def _features(files: list[Path], task: str | None) -> "list[GlueFeatures]":
         if (one.settings.task, one.settings.vocabulary) != (first.task, first.vocabulary):
             raise InputError(
                 "data-mismatch",
-                f"{file} holds features of {one.settings.task} and {files[0]} those of {first.task}, or their "
-                "vocabularies differ: predict them one after the other",
+                f"{file} holds features of {one.settings.task} and {files[0]} of {first.task}, or their "
+                "vocabularies differ: predict them one by one",
             )
         if not len(one):
-            raise InputError("file-empty", f"{file} holds no row: make it of another table")
+            raise InputError("file-empty", f"{file} holds no rows: create it from another table")
     return found
 
 
@@ -259,7 +259,7 @@ def _check_task(checkpoint: Path, task: str) -> None:
     if trained is not None and known != task:
         raise InputError(
             "weights-mismatch",
-            f"{checkpoint} was trained on {trained}, and the features are of {task}: give one or the other",
+            f"{checkpoint} was trained on {trained}, but the features are of {task}: give features of {trained}",
         )
 
 
@@ -329,7 +329,7 @@ def _scored(spec: "GlueSpec", found: dict[str, Any]) -> list[Shown]:
     facts: list[tuple[str, object]] = []
     for name, value in found["scores"].items():
         mark = "  <- headline" if name == spec.headline and len(found["scores"]) > 1 else ""
-        shown = f"{100 * value:7.3f}" if math.isfinite(value) else "not defined: all predictions or labels are equal"
+        shown = f"{100 * value:7.3f}" if math.isfinite(value) else "undefined: all predictions or labels are equal"
         facts.append((score(name).label, f"{shown}{mark}"))
     table = f"{spec.folder} {found['split']}" if found["split"] else spec.folder
     parts: list[Shown] = [f"{table}, {found['rows']:,} rows", facts]
@@ -340,8 +340,8 @@ def _scored(spec: "GlueSpec", found: dict[str, Any]) -> list[Shown]:
     notes = [f"note: {count:,} row(s) of the table {name}" for name, count in found["left_out"].items()]
     if None not in (found["split"], found["answers_to"]) and found["split"] != found["answers_to"]:
         named = Path(found["predictions"]).name
-        notes.append(f"note: by their names {named} answers {found['answers_to']}, and the labels are {found['split']}")
+        notes.append(f"note: the name {named} says {found['answers_to']}, but the labels are {found['split']}")
     if found["extra"]:
         shown = ", ".join(map(str, found["extra"][:_MOST_NAMED])) + ", ..." * (len(found["extra"]) > _MOST_NAMED)
-        notes.append(f"note: {len(found['extra']):,} answer(s) to rows that the table does not have (index {shown})")
+        notes.append(f"note: {len(found['extra']):,} answer(s) to rows missing in the table (index {shown})")
     return [*parts, *notes]

@@ -36,11 +36,11 @@ class GlueConfig:
         for name in self.tasks:
             task_of(name)
         if len(set(self.tasks)) < len(self.tasks):
-            raise UsageError("option-value", f"--tasks {' '.join(self.tasks)}: each only once")
+            raise UsageError("option-value", f"--tasks {' '.join(self.tasks)}: name each only once")
         if (self.input is None) == (self.dataset is None):
             raise UsageError(
                 "option-missing" if self.input is None else "option-conflict",
-                "give --input FOLDER with GLUE's tables, or --dataset nyu-mll/glue for the `datasets` library; one of "
+                "give --input FOLDER with GLUE's tables, or --dataset nyu-mll/glue for the `datasets` library, one of "
                 "them",
             )
         if self.vocab is None and self.text is None:
@@ -50,7 +50,7 @@ class GlueConfig:
         if self.max_seq_length < SPECIAL_TOKENS + 2:
             raise UsageError(
                 "option-value",
-                f"--max-seq-length {self.max_seq_length} has no place for two sentences and {SPECIAL_TOKENS} special "
+                f"--max-seq-length {self.max_seq_length} has no room for two sentences and {SPECIAL_TOKENS} special "
                 f"tokens: give {SPECIAL_TOKENS + 2} or more",
             )
 

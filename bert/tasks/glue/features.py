@@ -146,11 +146,11 @@ class GlueForm(FeatureForm[Settings, GlueFeatures]):
         """Make features of columns. Raises UsageError: no such task."""
         spec, labels = settings.spec, columns["labels"]
         if settings.split not in spec.splits:
-            raise ValueError(f"its metadata are damaged: {settings.task} has no split {settings.split}")
+            raise ValueError(f"its metadata is damaged: {settings.task} has no split {settings.split}")
         if (labels.dtype == np.float32) != spec.is_regression:
-            raise ValueError("its labels do not fit")
+            raise ValueError("its labels do not match its rows")
         if len(labels) and not spec.is_regression and not 0 <= int(labels.min()) <= int(labels.max()) < spec.labels:
-            raise ValueError("a label is no class")
+            raise ValueError("a label is not a class")
         rows = TokenRows(
             ids=Ragged(columns["ids.values"], columns["ids.offsets"]),
             second=columns["second"],
@@ -174,8 +174,8 @@ class GlueForm(FeatureForm[Settings, GlueFeatures]):
         tables = " or ".join(f"{TASKS[group].folder}/{split}.tsv" for split in splits)
         return InputError(
             "data-missing",
-            f"{folder} holds no {what}, only for {', '.join(others)}: `bertbench data glue` found no table {tables}; "
-            f"put it there and make them with `{self.command(None, group, output=folder)}`",
+            f"{folder} holds no {what}, only {', '.join(others)}: `bertbench data glue` found no table {tables}; "
+            f"add it and create them with `{self.command(None, group, output=folder)}`",
         )
 
     def find_all(self, folder: Path, task: str | None = None) -> list[Path]:
@@ -190,16 +190,14 @@ class GlueForm(FeatureForm[Settings, GlueFeatures]):
         """
         tasks = sorted({path.name.split("-")[1] for path in folder.glob(f"glue-*{SUFFIX}")} & TASKS.keys())
         if task is None and len(tasks) > 1:
-            raise InputError(
-                "data-ambiguous", f"{folder} holds features of {', '.join(tasks)}: say with --task which are meant"
-            )
+            raise InputError("data-ambiguous", f"{folder} holds features of {', '.join(tasks)}: choose one with --task")
         names = [task] if task is not None else tasks
         splits = [(name, split) for name in names for split in TASKS[name].splits if split != TRAIN]
         found = [self.find(folder, split, group=name) for name, split in splits if self.files_in(folder, split, name)]
         if not found:
             raise InputError(
                 "data-unprepared",
-                f"{folder} holds no GLUE features of {task or 'any task'} to predict: make them with "
+                f"{folder} holds no GLUE features of {task or 'any task'} to predict: create them with "
                 f"`{self.command(None, task, output=folder)}`",
             )
         return found

@@ -35,13 +35,13 @@ def read_hub(name: str, spec: GlueSpec) -> dict[str, GlueTable]:
     except ImportError as error:
         raise MissingToolError(
             "package-missing",
-            "the package `datasets` is not installed, which --dataset needs: pip install datasets, or give --input "
+            "--dataset needs the package `datasets`, which is not installed: pip install datasets, or give --input "
             "FOLDER with GLUE's tables",
         ) from error
     if int(datasets.__version__.split(".")[0]) < _OLDEST:
         raise MissingToolError(
             "tool-version",
-            f"datasets {datasets.__version__} would run programs that come with a dataset: pip install "
+            f"datasets {datasets.__version__} would run code that comes with a dataset: pip install "
             f"'datasets>={_OLDEST}', or give --input FOLDER with GLUE's tables",
         )
     datasets.disable_progress_bars()
@@ -51,15 +51,15 @@ def read_hub(name: str, spec: GlueSpec) -> dict[str, GlueTable]:
         reason = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else 'no reason given'}"
         raise InputError(
             "download-failed",
-            f"datasets.load_dataset({name!r}, {spec.name!r}) failed ({reason[:300]}): give a name on the hub or a "
-            "local folder of such a dataset, or --input FOLDER with GLUE's tables",
+            f"datasets.load_dataset({name!r}, {spec.name!r}) failed ({reason[:300]}): give a dataset name on the hub, "
+            "a local folder of such a dataset, or --input FOLDER with GLUE's tables",
         ) from error
     tables = {
         split: _table(name, spec, split, found[hub_split(split)]) for split in spec.splits if hub_split(split) in found
     }
     if not tables:
         splits = ", ".join(map(str, found)) or "none"
-        raise InputError("data-missing", f"the dataset {name} has no split of {spec.name} that GLUE has, only {splits}")
+        raise InputError("data-missing", f"the dataset {name} has no GLUE split of {spec.name}, only {splits}")
     return tables
 
 
@@ -85,13 +85,13 @@ def _names(name: str, spec: GlueSpec, data: Any) -> Sequence[str]:
     if spec.is_regression or not known or set(spec.classes) == {"0", "1"}:
         if known and len(known) != spec.labels:
             raise InputError(
-                "labels-invalid", f"the dataset {name} has {len(known)} classes and {spec.name} {spec.labels}"
+                "labels-invalid", f"the dataset {name} has {len(known)} classes, but {spec.name} has {spec.labels}"
             )
         return spec.classes
     if set(known) != set(spec.classes):
         raise InputError(
             "labels-invalid",
-            f"the dataset {name} has the classes {', '.join(known)}, and {spec.name} has {', '.join(spec.classes)}",
+            f"the dataset {name} has the classes {', '.join(known)}, but {spec.name} has {', '.join(spec.classes)}",
         )
     return known
 

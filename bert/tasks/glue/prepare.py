@@ -78,7 +78,7 @@ def _found(config: GlueConfig) -> list[GlueSpec]:
         what = "is a file" if folder.exists() else "does not exist"
         raise InputError(
             "path-kind" if folder.exists() else "path-missing",
-            f"{folder} {what}: give the folder of GLUE's archive, or that of one of its tasks",
+            f"{folder} {what}: give the folder of GLUE's archive or of one of its tasks",
         )
     found = [spec for spec in specs if any(find_table(folder, spec, split) for split in spec.splits)]
     missing = [spec for spec in specs if spec not in found]
@@ -87,8 +87,8 @@ def _found(config: GlueConfig) -> list[GlueSpec]:
         there = what_is_there(folder)
         raise InputError(
             "data-missing",
-            f"{folder} holds no table of {', '.join(spec.name for spec in missing)}: {looked} and its neighbours are "
-            f"looked for{there and '; '}{there}",
+            f"{folder} holds no table of {', '.join(spec.name for spec in missing)}: {looked} and similar names were "
+            f"searched for{there and '; '}{there}",
         )
     return found
 

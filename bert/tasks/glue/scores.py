@@ -147,7 +147,7 @@ def read_answers(path: Path, spec: GlueSpec) -> dict[int, float]:
     if tuple(lines[0].split("\t")) != HEADER:
         raise InputError(
             "file-format",
-            f"{path}, line 1: {lines[0][:_SHOWN]!r} is not the header of answers to GLUE, 'index<TAB>prediction': give "
+            f"{path}, line 1: {lines[0][:_SHOWN]!r} is not the header of GLUE answers, 'index<TAB>prediction': give "
             "a file of `bertbench predict glue`, or of that form",
         )
     found: dict[int, float] = {}
@@ -159,15 +159,16 @@ def read_answers(path: Path, spec: GlueSpec) -> dict[int, float]:
         if not separator or row is None:
             raise InputError(
                 "rows-invalid",
-                f"{path}, line {number}: {line[:_SHOWN]!r} is no index and prediction with a tab between",
+                f"{path}, line {number}: {line[:_SHOWN]!r} is not an index and a prediction separated by a tab",
             )
         if value is None:
             answers = ", ".join(spec.classes) or "a number"
             raise InputError(
-                "answers-invalid", f"{path}, line {number}: {text[:_SHOWN]!r} is no answer of {spec.name}: {answers}"
+                "answers-invalid",
+                f"{path}, line {number}: {text[:_SHOWN]!r} is not an answer of {spec.name}: {answers}",
             )
         if row in found:
-            raise InputError("answers-invalid", f"{path}, line {number}: a second answer for index {row}: leave one")
+            raise InputError("answers-invalid", f"{path}, line {number}: a second answer for index {row}: remove one")
         found[row] = value
     return found
 

@@ -25,9 +25,9 @@ class GlueData(ClassificationData):
             "data": ("bert.tasks.glue.commands:Prepare", "GLUE's tables -> features, or plain text"),
             "predict": (
                 "bert.tasks.glue.commands:Predict",
-                "answers to a task of GLUE, in the files that its server takes",
+                "predictions for a GLUE task, in the format of its server",
             ),
-            "eval": ("bert.tasks.glue.commands:Eval", "the benchmark's scores of answers to a task of GLUE"),
+            "eval": ("bert.tasks.glue.commands:Eval", "official scores of predictions for a GLUE task"),
         }
     )
     options = (TaskOption(name="task", kind=str, choices=tuple(TASKS)),)
@@ -84,5 +84,5 @@ class GlueData(ClassificationData):
 def spec_of(options: Mapping[str, Any]) -> GlueSpec:
     """Return the task that resolved options name. Raises UsageError where they name none."""
     if "task" not in options:
-        raise UsageError("option-missing", f"which task of GLUE: give --task {' | '.join(TASKS)}")
+        raise UsageError("option-missing", f"no GLUE task was given: give --task {' | '.join(TASKS)}")
     return task_of(options["task"])

@@ -109,7 +109,7 @@ def _what_else(lines: Sequence[str], spec: GlueSpec, split: str) -> str:
     if others:
         return f"it fits the task {' or '.join(others)}"
     if split not in spec.tests and _fits(lines, spec, spec.tests[0]):
-        return f"it is a test table of {spec.folder}, which has no labels: give one that has, such as dev.tsv"
+        return f"it is a test table of {spec.folder} without labels: give one with labels, such as dev.tsv"
     return ""
 
 
@@ -139,13 +139,13 @@ def check_table(table: GlueTable, lines: int) -> None:
     if not table.rows:
         raise InputError(
             "rows-invalid" if reasons else "file-empty",
-            f"{table.source} holds no row that can be used ({reasons or 'it is empty'}): get it again",
+            f"{table.source} holds no usable row ({reasons or 'it is empty'}): download it again",
         )
     if left_out > max(_LEAST_UNUSABLE, MOST_UNUSABLE * lines):
         raise InputError(
             "rows-invalid",
-            f"{left_out:,} of the {lines:,} rows of {table.source} cannot be used ({reasons}): correct it or get it "
-            "again",
+            f"{left_out:,} of the {lines:,} rows of {table.source} are not usable ({reasons}): correct it or download "
+            "it again",
         )
 
 
@@ -166,12 +166,13 @@ def read_lines(path: Path, wanted: str = "a table of GLUE") -> list[str]:
             content += block
             if len(content) > MOST_BYTES:
                 raise InputError(
-                    "file-limit", f"{path} holds more than {MOST_BYTES >> 20} MiB, too much for GLUE: give its tables"
+                    "file-limit",
+                    f"{path} holds more than {MOST_BYTES >> 20} MiB, too large for a GLUE table: give GLUE's tables",
                 )
     except (EOFError, zlib.error) as error:
         raise InputError(
             content_code(error),
-            f"{path} is cut off or damaged ({error}): get it again",
+            f"{path} is truncated or damaged ({error}): download it again",
         ) from error
     except OSError as error:
         raise InputError(
@@ -179,7 +180,7 @@ def read_lines(path: Path, wanted: str = "a table of GLUE") -> list[str]:
         ) from error
     text = decoded(path, bytes(content), "table", f"give {wanted}")
     if "\0" in text[:4096]:
-        raise InputError("file-encoding", f"{path} holds NUL bytes, it is no text: get it again")
+        raise InputError("file-encoding", f"{path} holds NUL bytes and is not text: download it again")
     return [line.removesuffix("\r") for line in text.removesuffix("\n").split("\n")]
 
 
@@ -199,7 +200,9 @@ def _layout(path: Path, spec: GlueSpec, split: str, columns: Sequence[str]) -> _
     missing = [name for name in needed if name not in names]
     if missing:
         shown = ", ".join(repr(name[:_SHOWN]) for name in names[:12]) or "nothing"
-        hint = "; it has commas and no tabs: is it a CSV file?" if len(names) == 1 and names[0].count(",") > 1 else ""
+        hint = (
+            "; it has commas instead of tabs, as in a CSV file" if len(names) == 1 and names[0].count(",") > 1 else ""
+        )
         raise InputError(
             "columns-missing",
             f"{path}, line 1: the header of {spec.name}'s {split} table needs the columns {', '.join(needed)}, and "
@@ -219,7 +222,7 @@ def _rows(lines: Iterable[str], first: int, layout: _Layout, spec: GlueSpec, cou
         place = f"line {first + number}"
         fields = line.split("\t")
         if len(fields) != layout.width:
-            counts.add(RAGGED, example=f"{place}: {len(fields)} in place of {layout.width}")
+            counts.add(RAGGED, example=f"{place}: {len(fields)} instead of {layout.width}")
             continue
         index = number if layout.index is None else row_number(fields[layout.index])
         texts = [fields[column] for column in layout.texts]
@@ -328,7 +331,7 @@ def missing_tables(folder: Path, spec: GlueSpec) -> list[str]:
     looked = ", ".join(f"{place / split}.tsv" for split in missing)
     unused = [path for path in _tables(place) if path not in found.values()]
     told = f"{spec.name}: no table for {', '.join(missing)}: {looked} (or .tsv.gz) "
-    told += f"{'was' if len(missing) == 1 else 'were'} looked for"
+    told += f"{'was' if len(missing) == 1 else 'were'} not found"
     if unused:
         more = ", ..." if len(unused) > _MOST_NAMED else ""
         told += f"; not used: {', '.join(_meant(path, missing) for path in unused[:_MOST_NAMED])}{more}"
@@ -344,7 +347,7 @@ def unused_folders(folder: Path, specs: Sequence[GlueSpec]) -> list[str]:
     for place in _folders(folder):
         if place not in used and _task_of(place) is None and _tables(place):
             guess = _guess(place.name)
-            found.append(f"{place} (rename it {guess}, if it is that)" if guess else str(place))
+            found.append(f"{place} (rename it to {guess} if that is what it is)" if guess else str(place))
     return found
 
 
@@ -354,7 +357,7 @@ def what_is_there(folder: Path) -> str:
     if tables and _task_of(folder.resolve()) is None:
         guess = _guess(folder.resolve().name)
         hint = f" ({guess}?)" if guess else ""
-        return f"it holds {', '.join(tables[:_MOST_NAMED])}, but its own name is that of no task{hint}: rename it"
+        return f"it holds {', '.join(tables[:_MOST_NAMED])}, but its own name is not that of a task{hint}: rename it"
     others = unused_folders(folder, ())
     named = others or [place.name for place in _folders(folder)]
     return f"there is {', '.join(named[:_MOST_NAMED])}{', ...' * (len(named) > _MOST_NAMED)}" if named else ""
@@ -403,4 +406,4 @@ def _meant(path: Path, missing: Sequence[str]) -> str:
     """A table that was not used, with the name that it may have to have."""
     words = _stem(path).replace("-", "_").split("_")
     name = "_".join(_OTHER_WORDS.get(word, word) for word in words)
-    return f"{path.name} (rename it {name}.tsv, if it is that)" if name in missing else path.name
+    return f"{path.name} (rename it to {name}.tsv if that is what it is)" if name in missing else path.name

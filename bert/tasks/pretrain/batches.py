@@ -126,13 +126,13 @@ class Pieces:
     def _check(self, key: tuple[int, int], piece: Instances) -> None:
         path = self._folder.paths[key[0]]
         if len(piece) != self._folder.counts[key[0]][key[1]]:
-            raise InputError("file-changed", f"{path} has changed while it was in use: start again")
+            raise InputError("file-changed", f"{path} changed while in use: start again")
         largest = max(int(piece.input_ids.max()), int(piece.masked_lm_ids.max()))
         if largest >= self._vocab_size:
             raise InputError(
                 "vocabulary-mismatch",
-                f"{path} holds the word piece {largest}, but the model has only {self._vocab_size}: "
-                "use the vocabulary the shards were made with",
+                f"{path} holds the piece id {largest}, but the model has only {self._vocab_size}: "
+                "use the vocabulary of the shards",
             )
 
 

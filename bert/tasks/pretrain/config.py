@@ -39,7 +39,8 @@ class InstanceConfig:
         """Refuse values no instance can be made with."""
         if self.seq_len < SMALLEST_SEQ_LEN:
             raise UsageError(
-                "option-value", f"--seq-len {self.seq_len} is too short: [CLS] a [SEP] b [SEP] needs {SMALLEST_SEQ_LEN}"
+                "option-value",
+                f"--seq-len {self.seq_len} is too short: [CLS] a [SEP] b [SEP] needs at least {SMALLEST_SEQ_LEN}",
             )
         if self.max_predictions < 1:
             raise UsageError("option-value", f"--max-predictions {self.max_predictions} must be at least 1")
@@ -133,18 +134,18 @@ class PrepareConfig:
             )
         unknown = [stage for stage in self.stages if stage not in STAGES]
         if unknown or not self.stages:
-            raise UsageError("option-choice", f"--stages {' '.join(unknown)} must be some of {' '.join(STAGES)}")
+            raise UsageError("option-choice", f"--stages {' '.join(unknown)} must be among {' '.join(STAGES)}")
         for name in ("shards", "workers", "generate", "books_limit"):
             if getattr(self, name) is not None and getattr(self, name) < 1:
                 raise UsageError("option-value", f"{flag(name)} {getattr(self, name)} must be at least 1")
         if "squad" in self.download:
             raise UsageError(
-                "option-choice", "squad is no text to pretrain on: get it with `bertbench data download squad`"
+                "option-choice", "squad is not pretraining text: download it with `bertbench data download squad`"
             )
         if not 0.0 <= self.test_fraction < 1.0:
             raise UsageError("option-value", f"--test-fraction {self.test_fraction} must be in [0, 1)")
         if self.dataset is not None and not re.fullmatch(r"[^/.\s][^/\s]*", self.dataset):
-            raise UsageError("option-value", f"--dataset {self.dataset!r} must be a plain name, without `/` and blanks")
+            raise UsageError("option-value", f"--dataset {self.dataset!r} must be a plain name without `/` or spaces")
         if not 0 <= self.gzip_level <= 9:
             raise UsageError("option-value", f"--gzip-level {self.gzip_level} must be 0 (none) to 9 (smallest)")
         self._check_lengths()
@@ -154,13 +155,13 @@ class PrepareConfig:
         if not self.seq_lens or len(set(self.seq_lens)) < len(self.seq_lens):
             raise UsageError(
                 "option-value",
-                f"--seq-lens {' '.join(map(str, self.seq_lens))} must be one or several different lengths",
+                f"--seq-lens {' '.join(map(str, self.seq_lens))} must be one or more distinct lengths",
             )
         if self.max_predictions and len(self.max_predictions) != len(self.seq_lens):
             raise UsageError(
                 "option-conflict",
                 f"--max-predictions gives {len(self.max_predictions)} number(s) for {len(self.seq_lens)} --seq-lens: "
-                "give one for each",
+                "give one per length",
             )
         for seq_len in self.seq_lens:
             self.instances(seq_len)

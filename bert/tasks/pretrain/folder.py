@@ -108,7 +108,7 @@ def _nothing_found(folder: Path, split: str) -> InputError:
         code = "data-unprepared"
         remedy = f"it holds text: `bertbench data pretrain --input {folder} --output SHARDS`, then give SHARDS"
     else:
-        remedy = "make some with `bertbench data pretrain`, or give the folder that holds them"
+        remedy = "create some with `bertbench data pretrain`, or give the folder that holds them"
     return InputError(code, f"{folder} holds no HDF5 shard named <dataset>_{split}_<number>.hdf5: {remedy}")
 
 
@@ -158,7 +158,7 @@ def _must_agree(name: str, values: dict[Path, Any]) -> None:
         if value != first:
             raise InputError(
                 "data-mismatch",
-                f"shards that do not belong together: {name} is {first} in {first_path}, but {value} in {path}; "
+                f"the shards differ: {name} is {first} in {first_path}, but {value} in {path}; "
                 "give the folder of one dataset, or prepare both with the same options and --vocab",
             )
 
@@ -169,7 +169,9 @@ def _vocab_size(parent: Path, infos: Iterable[ShardInfo], split: str) -> int | N
         return None
     size, planned = metadata.get("vocab_size"), metadata.get("shards")
     if not isinstance(size, int) or not isinstance(planned, list):
-        raise InputError("record-foreign", f"{path} is no metadata of shards: make it again with `data pretrain`")
+        raise InputError(
+            "record-foreign", f"{path} does not hold shard metadata: create it again with `bertbench data pretrain`"
+        )
     names = {info.path.name for info in infos if info.path.parent == parent}
     wanted = {name for name in planned if (match := SHARD_NAME.fullmatch(str(name))) and match["split"] == split}
     missing = sorted(wanted - names)
@@ -177,7 +179,7 @@ def _vocab_size(parent: Path, infos: Iterable[ShardInfo], split: str) -> int | N
         raise InputError(
             "data-unprepared",
             f"the preparation of {parent} is unfinished, {len(missing)} shard(s) are missing ({missing[0]}): "
-            "run the same `bertbench data pretrain` again, it continues",
+            "run the same `bertbench data pretrain` again to resume",
         )
     return size
 
@@ -251,7 +253,7 @@ def shard_groups(folder: Path, seq_len: int | None = None) -> list[ShardGroup]:
         raise InputError(
             "data-missing",
             f"{folder} holds no HDF5 shard named <dataset>_training_<number>.hdf5 or <dataset>_test_<number>.hdf5: "
-            "make some with `bertbench data pretrain`, or give the folder that holds them",
+            "create some with `bertbench data pretrain`, or give the folder that holds them",
         )
     if seq_len is None:
         return groups
@@ -259,7 +261,7 @@ def shard_groups(folder: Path, seq_len: int | None = None) -> list[ShardGroup]:
     fitting = [group for group in groups if lengths[group.folder] == seq_len]
     if not fitting:
         listed = "".join(f"\n  {path} ({length or 'unknown'})" for path, length in lengths.items())
-        raise InputError("data-mismatch", f"{folder} holds no preparation of {seq_len} tokens; there is:{listed}")
+        raise InputError("data-mismatch", f"{folder} holds no preparation of {seq_len} tokens; it holds:{listed}")
     return fitting
 
 
@@ -379,8 +381,10 @@ def _read_lengths(info: ShardFolder, shard: int) -> Int64:
         with h5py.File(path, "r") as file:
             lengths: Int64 = file["input_mask"][:].sum(axis=1, dtype=np.int64)
     except (OSError, KeyError) as error:
-        raise InputError(content_code(error), f"{path} is damaged or gone ({error}): make or copy it again") from error
+        raise InputError(
+            content_code(error), f"{path} is damaged or missing ({error}): create or copy it again"
+        ) from error
     if len(lengths) != sum(info.counts[shard]) or lengths.min() < 1:
         code: Code = "file-changed" if len(lengths) != sum(info.counts[shard]) else "rows-invalid"
-        raise InputError(code, f"{path} has changed, or holds samples without tokens: make it again")
+        raise InputError(code, f"{path} has changed or holds samples without tokens: create it again")
     return lengths

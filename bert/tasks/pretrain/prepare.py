@@ -148,7 +148,7 @@ def _keep_apart(config: PrepareConfig) -> None:
     if parts and parts[0].startswith(PREPARED_PREFIXES):
         raise UsageError(
             "option-conflict",
-            f"--input {config.input} lies in a folder where --output {config.output} keeps files of its own: "
+            f"--input {config.input} is inside a folder that --output {config.output} uses for its own files: "
             "give another --output, or move the text",
         )
 
@@ -235,7 +235,7 @@ def _paragraphs(runner: StageRunner, downloaded: Sequence[Path]) -> list[Finishe
     if "sentences" in config.stages and not any(done.counts.get("documents") for done in ended):
         raise InputError(
             "data-missing",
-            f"no text in the {len(dumps) + len(texts)} file(s) of the input: give a folder with text, or dumps with "
+            f"the {len(dumps) + len(texts)} input file(s) hold no text: give a folder with text, or dumps with "
             "articles",
         )
     return ended
@@ -349,7 +349,7 @@ def _found_shards(config: PrepareConfig) -> Finished:
     if len(found) > 1:
         names = ", ".join(path.parent.name for path in found)
         raise UsageError(
-            "data-ambiguous", f"{config.output} holds several numbers of shards ({names}): say which with --shards"
+            "data-ambiguous", f"{config.output} holds several shard counts ({names}): choose one with --shards"
         )
     return read_finished(found[0] if found else config.sharded_folder(0).parent / config.dataset_name, "shard")
 

@@ -102,7 +102,9 @@ def write_blocks(
     import h5py
 
     if not header.samples:
-        raise InputError("data-too-small", f"no instance for {path.name}: its documents hold no text; use fewer shards")
+        raise InputError(
+            "data-too-small", f"{path.name} would be empty: its documents hold no text; use fewer --shards"
+        )
     with atomic_path(path) as temporary, temporary.open("w+b", buffering=0) as plain:
         target = _Target(plain)
         # Alignment leaves gaps, which only plain arrays are worth.
@@ -288,7 +290,7 @@ def read_shard(path: Path, rows: slice = slice(None), columns: int | None = None
         try:
             instances = Instances(**{name: file[name][rows] for name in COLUMNS})
         except OSError as error:
-            raise InputError("file-damaged", f"{path} is damaged ({error}): make or copy it again") from error
+            raise InputError("file-damaged", f"{path} is damaged ({error}): create or copy it again") from error
     instances = cut(instances, columns)
     check_values(path, instances)
     return instances
@@ -316,7 +318,7 @@ def map_shard(path: Path) -> Instances:
         if not info.mappable:
             raise InputError(
                 "file-format",
-                f"{path} cannot be mapped into memory, it is compressed: read it, or make it again with --gzip-level 0",
+                f"{path} is compressed and cannot be memory-mapped: read it, or create it again with --gzip-level 0",
             )
         places = {name: (file[name].dtype, file[name].shape, file[name].id.get_offset()) for name in COLUMNS}
     try:
@@ -327,7 +329,7 @@ def map_shard(path: Path) -> Instances:
         }
     except (OSError, ValueError) as error:
         raise InputError(
-            "file-damaged", f"{path} cannot be mapped into memory ({error}): copy or make it again"
+            "file-damaged", f"{path} cannot be memory-mapped ({error}): copy or create it again"
         ) from error
     return Instances(**arrays)
 
@@ -350,10 +352,10 @@ def opened(path: Path) -> Iterator[Any]:
         raise InputError("path-missing", f"{path} does not exist: give a folder of HDF5 shards") from error
     except (OSError, RuntimeError) as error:
         is_truncated = "truncated" in str(error)
-        reason = "it is truncated" if is_truncated else f"it is no readable HDF5 file ({error})"
+        reason = "it is truncated" if is_truncated else f"it is not a readable HDF5 file ({error})"
         raise InputError(
             "file-truncated" if is_truncated else content_code(error),
-            f"{path} is damaged: {reason}; make it again with `bertbench data pretrain`, or copy it again",
+            f"{path} is damaged: {reason}; create it again with `bertbench data pretrain`, or copy it again",
         ) from error
 
 
@@ -365,14 +367,12 @@ def _refuse_claims(path: Path, file: Any) -> None:
     links = [name for name in file if not isinstance(file.get(name, getlink=True), h5py.HardLink)]
     links += [name for name, dataset in found.items() if dataset.is_virtual or dataset.external]
     if links:
-        raise InputError(
-            "file-unsafe", f"{path}: {links[0]} lies in another file: give shards that hold their own data"
-        )
+        raise InputError("file-unsafe", f"{path}: {links[0]} is stored in another file: give self-contained shards")
     announced, size = sum(int(dataset.nbytes) for dataset in found.values()), path.stat().st_size
     if announced > _MOST_GROWTH * size:
         raise InputError(
             "file-damaged",
-            f"{path} has {size:,} bytes and announces {announced:,} bytes of data, more than it can hold: get it again",
+            f"{path} has {size:,} bytes but declares {announced:,} bytes of data: copy or create it again",
         )
 
 
@@ -397,7 +397,7 @@ def _check(path: Path, file: Any) -> ShardInfo:
     if missing:
         raise InputError(
             "columns-missing",
-            f"{path} lacks the dataset(s) {', '.join(missing)}: it is no shard of pretraining instances",
+            f"{path} lacks the dataset(s) {', '.join(missing)}: it is not a shard of pretraining instances",
         )
     shapes = {name: file[name].shape for name in COLUMNS}
     for name, (dtype, row) in COLUMNS.items():
@@ -411,16 +411,16 @@ def _check(path: Path, file: Any) -> ShardInfo:
             )
     if len({shape[0] for shape in shapes.values()}) > 1:
         lengths = ", ".join(f"{name} {shape[0]}" for name, shape in shapes.items())
-        raise InputError("file-damaged", f"{path}: its datasets differ in length ({lengths}): make it again")
+        raise InputError("file-damaged", f"{path}: its datasets differ in length ({lengths}): create it again")
     for row in ("L", "P"):
         widths = {name: shapes[name][1] for name, (_, kind) in COLUMNS.items() if kind == row}
         if len(set(widths.values())) > 1 or not min(widths.values()):
             raise InputError(
-                "file-damaged", f"{path}: its datasets differ in width ({widths}), or have none: make it again"
+                "file-damaged", f"{path}: its datasets differ in width ({widths}) or are empty: create it again"
             )
     samples, seq_len = shapes["input_ids"]
     if not samples:
-        raise InputError("file-empty", f"{path} holds no instance: remove it or make it again")
+        raise InputError("file-empty", f"{path} holds no instances: remove it or create it again")
     settings = file.attrs.get(SETTINGS_ATTRIBUTE)
     bin_lengths, bin_counts = _bins(path, file.attrs, samples, seq_len)
     return ShardInfo(
@@ -444,15 +444,15 @@ def _bins(
     try:
         lengths, counts = (tuple(int(value) for value in np.atleast_1d(values)) for values in found)
     except (TypeError, ValueError, OverflowError) as error:
-        raise InputError("file-damaged", f"{path}: its bins are damaged ({error}): make it again") from error
+        raise InputError("file-damaged", f"{path}: its bins are damaged ({error}): create it again") from error
     ascending: Sequence[int] = sorted(set(lengths))
     if tuple(ascending) != lengths or lengths[-1:] != (seq_len,) or lengths[0] < 1:
         raise InputError(
-            "file-damaged", f"{path}: its bins end at {lengths}, which must ascend to {seq_len}: make it again"
+            "file-damaged", f"{path}: its bins end at {lengths}, which must ascend to {seq_len}: create it again"
         )
     if len(counts) != len(lengths) or min(counts) < 0 or sum(counts) != samples:
         raise InputError(
-            "file-damaged", f"{path}: its bins hold {counts} rows, which must add up to {samples}: make it again"
+            "file-damaged", f"{path}: its bins hold {counts} rows, which must add up to {samples}: create it again"
         )
     return lengths, counts
 
@@ -478,11 +478,11 @@ def check_values(path: Path, instances: Instances) -> None:
             allowed = f"{low} to {high}" if high is not None else f"{low} or more"
             raise InputError(
                 "rows-invalid",
-                f"{path}: {name} holds values from {least} to {most}; allowed is {allowed}: make it again",
+                f"{path}: {name} holds values from {least} to {most}, but {allowed} is allowed: create it again",
             )
     lengths = instances.input_mask.sum(axis=1, dtype=np.int64)
     if (lengths == 0).any() or (np.diff(instances.input_mask, axis=1) > 0).any():
         row = int(np.flatnonzero((lengths == 0) | (np.diff(instances.input_mask, axis=1) > 0).any(axis=1))[0])
         raise InputError(
-            "rows-invalid", f"{path}: input_mask of instance {row} is not a run of 1 followed by 0: make it again"
+            "rows-invalid", f"{path}: input_mask of instance {row} is not a run of 1 followed by 0: create it again"
         )

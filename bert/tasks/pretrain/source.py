@@ -66,7 +66,7 @@ class PretrainData:
         if wanted is not None:
             raise UsageError(
                 "option-not-applicable",
-                f"--eval-data {wanted}: pretraining is evaluated on the test shards in its data folder, leave it out",
+                f"--eval-data {wanted}: pretraining uses the test shards in its data folder; leave out --eval-data",
             )
         if is_synthetic(source):
             return

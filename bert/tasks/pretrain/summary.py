@@ -84,23 +84,22 @@ MOST_UNKNOWN = 0.01
 """Share of [UNK] above which a vocabulary does not fit the text."""
 # What was counted -> the sentence that says so; {count} and {names} are filled in.
 _SENTENCES = {
-    "truncated dumps": "{count} dump(s) end too early, their whole pages were used: {names}",
-    "pages that are no valid XML, left out": "{count} page(s) are no valid XML and were left out: {names}",
+    "truncated dumps": "{count} dump(s) are truncated; their complete pages were used: {names}",
+    "pages that are no valid XML, left out": "{count} page(s) are not valid XML and were skipped: {names}",
     "pages over 1 MiB, cut before they were parsed": "{count} very long page(s) were parsed in pieces: {names}",
-    "tables that are never closed": "{count} table(s) are never closed and were ended at the next heading or "
-    "paragraph: {names}",
-    "control characters taken out": "{count} character(s) that XML forbids were taken out",
+    "tables that are never closed": "{count} unclosed table(s) were closed at the next heading or paragraph: {names}",
+    "control characters taken out": "{count} character(s) forbidden in XML were removed",
     "latin-1 files": "{count} file(s) are not UTF-8 and were read as latin-1: {names}",
     "windows-1252 files": "{count} file(s) are not UTF-8 and were read as windows-1252: {names}",
     "UTF-16 files": "{count} file(s) are UTF-16: {names}",
     "UTF-32 files": "{count} file(s) are UTF-32: {names}",
-    "damaged UTF-8 files": "{count} file(s) are damaged UTF-8, some characters became U+FFFD: {names}",
-    "empty files": "{count} empty file(s) were left out: {names}",
-    "NUL bytes": "{count} NUL byte(s) were taken out",
-    "Gutenberg frames": "the Project Gutenberg header and footer of {count} file(s) were left out",
-    "cut paragraphs": "{count} paragraph(s) of over a million characters were cut",
-    "cut sentences": "{count} sentence(s) of over 4,096 characters were cut",
-    "shards with one document": "{count} shard(s) have one document only, so their random segments come from it too; "
+    "damaged UTF-8 files": "{count} file(s) are damaged UTF-8; some characters became U+FFFD: {names}",
+    "empty files": "{count} empty file(s) were skipped: {names}",
+    "NUL bytes": "{count} NUL byte(s) were removed",
+    "Gutenberg frames": "the Project Gutenberg header and footer of {count} file(s) were removed",
+    "cut paragraphs": "{count} paragraph(s) of over a million characters were split",
+    "cut sentences": "{count} sentence(s) of over 4,096 characters were split",
+    "shards with one document": "{count} shard(s) hold a single document, so their random segments come from it too; "
     "use fewer --shards",
 }
 
@@ -117,10 +116,10 @@ def notes_of(
         changed: files that were changed since they were finished.
     """
     if replaced:
-        yield f"{replaced} file(s) of other settings or other input were replaced"
+        yield f"{replaced} file(s) with different settings or input were replaced"
     if changed:
         more = f" and {len(changed) - 1:,} more" if len(changed) > 1 else ""
-        yield f"{changed[0]}{more} had another size than it was written with, and was made again"
+        yield f"{changed[0]}{more} had changed in size and was created again"
     casing = None if vocabulary is None else casing_note(vocabulary)
     if casing is not None:
         yield casing
@@ -133,4 +132,6 @@ def notes_of(
                 yield sentence.format(count=f"{count:,}", names=names)
         unknown = stage.counts.get("unknown tokens", 0) / max(1, stage.counts.get("tokens", 0))
         if unknown > MOST_UNKNOWN:
-            yield f"{unknown:.1%} of the tokens are [UNK]: is the vocabulary one of this language and casing?"
+            yield (
+                f"{100 * unknown:.1f} % of the tokens are [UNK]: check that the vocabulary fits the language and casing"
+            )

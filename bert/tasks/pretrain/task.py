@@ -50,7 +50,7 @@ class TestShards:
             raise InputError(
                 "data-mismatch",
                 f"the test shards in {self.info.path} have {self.info.seq_len} tokens per sample, not {spec.seq_len}: "
-                "prepare both splits alike, or train without evaluation (--eval-every 0)",
+                "prepare both splits with the same options, or train without evaluation (--eval-every 0)",
             )
         self._spec = spec
         chosen = spread(self.info.samples, samples)
@@ -82,7 +82,7 @@ class TestShards:
         """
         if not isinstance(model, BertForPretraining):
             raise UsageError(
-                "weights-mismatch", f"{type(model).__name__} has no masked-word and next-sentence heads to evaluate"
+                "weights-mismatch", f"{type(model).__name__} has no masked-LM and next-sentence heads to evaluate"
             )
         losses = torch.zeros(4, dtype=torch.float64, device=device)
         positions = samples = 0
@@ -169,8 +169,9 @@ class PretrainTask:
         if info.vocab_size is not None and info.vocab_size != spec.vocab_size:
             raise InputError(
                 "vocabulary-mismatch",
-                f"the shards in {info.path} were made with a vocabulary of {info.vocab_size} word pieces, the model "
-                f"has {spec.vocab_size}: set vocab_size to {info.vocab_size}, or give shards of the model's vocabulary",
+                f"the shards in {info.path} were created with a vocabulary of {info.vocab_size} word pieces, but the "
+                f"model has {spec.vocab_size}: set vocab_size to {info.vocab_size}, or give shards with the model's "
+                "vocabulary",
             )
         return DataIdentity(
             source=spec.data,

@@ -90,13 +90,13 @@ def _ends(path: Path, ends: npt.NDArray[Any], last: int) -> Int64:
         raise _damaged(path, f"ends of type {ends.dtype} and {ends.ndim} dimension(s)")
     found = ends.astype(np.int64, copy=False)
     if (int(found[-1]) if found.size else 0) != last or (np.diff(found, prepend=0) <= 0).any():
-        raise _damaged(path, "its lengths do not fit together")
+        raise _damaged(path, "its lengths are inconsistent")
     return found
 
 
 def _damaged(path: Path, how: str) -> InputError:
     return InputError(
-        "file-damaged", f"{path} is not a whole file of token ids ({how}): remove it and run the stage tokens again"
+        "file-damaged", f"{path} is not a complete file of token ids ({how}): remove it and run the stage tokens again"
     )
 
 

@@ -124,7 +124,7 @@ def _prepared(summary: "SquadSummary") -> list[tuple[str, object]]:
     rows += [(title, f"{counts.get(name):,}") for name, title in _SHOWN if counts.get(name) or name == "windows"]
     rows.append(("left out", f"{left_out:,} questions"))
     if settings.split == "training":
-        kind = "left out" if settings.drop_unanswerable_windows else "kept, their target is [CLS]"
+        kind = "left out" if settings.drop_unanswerable_windows else "kept, with [CLS] as target"
         rows.append(("no answer", f"{counts.get('windows without the answer'):,} windows, {kind}"))
     windows = max(1, counts.get("windows"))
     mean = counts.get("window tokens") / windows

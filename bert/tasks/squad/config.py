@@ -63,7 +63,7 @@ class SquadConfig:
         if self.max_seq_length < smallest:
             raise UsageError(
                 "option-value",
-                f"--max-seq-length {self.max_seq_length} has no place for a question of --max-query-length "
+                f"--max-seq-length {self.max_seq_length} has no room for a question of --max-query-length "
                 f"{self.max_query_length} word pieces, {SPECIAL_TOKENS} special tokens and a document: give {smallest} "
                 "or more, or a smaller --max-query-length",
             )

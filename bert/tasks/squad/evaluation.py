@@ -99,7 +99,7 @@ def window_logits(
     """
     if not isinstance(model, BertForQuestionAnswering):
         raise UsageError(
-            "weights-mismatch", f"{type(model).__name__} has no head that finds answers: give a model trained on squad"
+            "weights-mismatch", f"{type(model).__name__} has no question-answering head: give a model trained on squad"
         )
     flat = np.zeros((2, int(features.lengths.sum())), dtype=np.float32)
     batches = evaluation_rows(features.rows, micro_batch_size, rank, world_size, chosen)

@@ -223,7 +223,7 @@ def find_features(path: Path, split: str, seq_len: int) -> SquadFeatures:
     if longest != seq_len:
         raise InputError(
             "data-mismatch",
-            f"the windows in {path} have up to {longest} tokens, not {seq_len}: use {longest}, or make others with "
+            f"the windows in {path} have up to {longest} tokens, not {seq_len}: use {longest}, or create others with "
             f"`{FORM.command('training', max_seq_length=seq_len)}`",
         )
     return features

@@ -45,16 +45,16 @@ class WindowLogits:
         if not np.array_equal(self.offsets, features.input_ids.offsets - features.input_ids.offsets[0]):
             raise InputError(
                 "answers-invalid",
-                f"the logits of {len(self.offsets) - 1:,} windows with {int(self.offsets[-1]):,} tokens are not those "
-                f"of these features: {len(features):,} windows with {int(features.lengths.sum()):,} tokens; "
+                f"the logits of {len(self.offsets) - 1:,} windows with {int(self.offsets[-1]):,} tokens do not match "
+                f"the features, which have {len(features):,} windows with {int(features.lengths.sum()):,} tokens; "
                 "predict again",
             )
         for name, values in (("start", self.start), ("end", self.end)):
             if values.shape != (self.offsets[-1],):
                 raise InputError(
                     "answers-invalid",
-                    f"{values.shape} {name} logits were given, needed is one for each of the "
-                    f"{int(self.offsets[-1]):,} tokens: predict again",
+                    f"{values.shape} {name} logits were given, but each token needs one, "
+                    f"{int(self.offsets[-1]):,} in all: predict again",
                 )
             wrong = np.flatnonzero(~np.isfinite(values))
             if len(wrong):
@@ -62,9 +62,10 @@ class WindowLogits:
                 question = int(features.window_question[window])
                 raise InputError(
                     "logits-not-finite",
-                    f"the model gives {values[wrong[0]]} as a {name} logit of question "
-                    f"{features.question_ids.text(question)!r} (window {window}), and {len(wrong):,} such logits in "
-                    "all: its weights are damaged or the precision overflows; use other weights or --precision fp32",
+                    f"the model outputs the {name} logit {values[wrong[0]]} for question "
+                    f"{features.question_ids.text(question)!r} (window {window}), and {len(wrong):,} non-finite logits "
+                    "in all: its weights are damaged or the precision overflows; use other weights or --precision "
+                    "fp32",
                 )
 
 
@@ -360,7 +361,7 @@ def _check_vocabulary(features: SquadFeatures, vocabulary: Vocabulary) -> None:
             "vocabulary-mismatch",
             f"the vocabulary ({len(vocabulary.pieces):,} pieces, fingerprint {vocabulary.fingerprint}) is not that of "
             f"the features ({settings.vocab_size:,} pieces, fingerprint {settings.vocabulary}): give the vocab.txt "
-            "and the casing they were made with",
+            "and the casing of the features",
         )
 
 

@@ -115,10 +115,10 @@ def received(part: Part) -> Part:
             raise
         # Of a process that has ended and is not waited for yet others than root are refused, not told that it is gone.
         if isinstance(error, FileNotFoundError) or part.columns.is_lost():
-            raise LostWorkerError("a worker ended while it held a part") from error
+            raise LostWorkerError("a worker ended before it handed over a part") from error
         raise StorageError(
             "path-unreadable",
-            f"cannot take over what a worker made: {error}: use fewer --workers, or raise `ulimit -n`",
+            f"cannot receive the result of a worker: {error}; use fewer --workers, or raise `ulimit -n`",
         ) from error
 
 
@@ -331,7 +331,7 @@ class _Work:
                 raise
             raise UsageError(
                 "worker-lost",
-                "a worker process ended unexpectedly, most likely for lack of memory, and nothing was written: run the "
+                "a worker process ended unexpectedly, most likely out of memory, and nothing was written: run the "
                 f"same command again with fewer than --workers {self.workers.count}",
             ) from error
 
@@ -347,7 +347,7 @@ def _worker_count(config: SquadConfig, source: Path) -> tuple[int, list[str]]:
         is_small = size * (_GZIP_RATIO if source.suffix == ".gz" else 1) <= SMALL_BYTES
         return 1 if is_small else max(1, cpus - 1), []
     if config.workers > cpus:
-        return cpus, [f"--workers {config.workers} is more than the {cpus} CPUs there are: {cpus} are used"]
+        return cpus, [f"--workers {config.workers} exceeds the {cpus} CPUs: {cpus} are used"]
     return config.workers, []
 
 
@@ -355,7 +355,7 @@ def _nothing(path: Path, counts: Counts) -> InputError:
     reasons = "; ".join(f"{name}: {count:,}" for name, count in counts.numbers.items() if name.startswith("left out"))
     return InputError(
         "rows-invalid" if reasons else "file-empty",
-        f"no question of {path} can be used ({reasons or 'it holds none'}): give another --input or --split",
+        f"no question of {path} is usable ({reasons or 'it holds none'}): give another --input or --split",
     )
 
 
@@ -364,7 +364,7 @@ def _notes_of(config: SquadConfig, counts: Counts) -> list[str]:
     said = []
     for name, count in counts.numbers.items():
         if name.startswith("left out") and count:
-            said.append(f"{count:,} question(s) {name}; such as {', '.join(examples_of(counts, name))}")
+            said.append(f"{count:,} question(s) {name}, such as {', '.join(examples_of(counts, name))}")
     for name in (
         "empty contexts",
         "misaligned answers",

@@ -151,7 +151,7 @@ def _read(path: Path, content: bytes, version: str, fingerprint: Future[str]) ->
     except (msgspec.ValidationError, UnicodeDecodeError) as error:
         raise _explained(path, content, error) from error
     except msgspec.DecodeError as error:
-        raise InputError("file-damaged", f"{path} is no JSON, or damaged ({error}): {_REMEDY}") from error
+        raise InputError("file-damaged", f"{path} is damaged or not JSON ({error}): {_REMEDY}") from error
     has_mark = _NAME_IN_2_0 in content and _MARK_OF_2_0.search(content)  # most files of 1.1 are told by the fast search
     found = "2.0" if has_mark or declares_2_0(file.version) else "1.1"
     _check_version(path, found, version)
@@ -161,7 +161,7 @@ def _read(path: Path, content: bytes, version: str, fingerprint: Future[str]) ->
         for number, raw in enumerate(part.paragraphs, start=1)
     )
     if not paragraphs:
-        raise InputError("file-empty", f"{path} holds no paragraph: {_REMEDY}")
+        raise InputError("file-empty", f"{path} holds no paragraphs: {_REMEDY}")
     return Dataset(path, fingerprint.result(), found, paragraphs, len(file.data))
 
 
@@ -205,9 +205,9 @@ def _check_version(path: Path, found: str, asked: str) -> None:
     if asked in ("auto", found):
         return
     if found == "2.0":
-        reason = "is a file of SQuAD 2.0 (by its version, or as questions have `is_impossible`), and 1.1 was asked for"
+        reason = "is a file of SQuAD 2.0 (by its version or by questions with `is_impossible`), but 1.1 was requested"
     else:
-        reason = "is a file of SQuAD 1.1 (no question has `is_impossible`), and 2.0 was asked for"
+        reason = "is a file of SQuAD 1.1 (no question has `is_impossible`), but 2.0 was requested"
     raise InputError("data-mismatch", f"{path} {reason}: give --squad-version {found} (or auto), or another --input")
 
 
@@ -216,13 +216,13 @@ def _explained(path: Path, content: bytes, error: Exception) -> InputError:
     try:
         articles = msgspec.json.decode(content, type=_Articles).data
     except (msgspec.DecodeError, UnicodeDecodeError) as outer:
-        return InputError(_code(outer, "file-format"), f"{path} is no SQuAD file ({outer}): {_REMEDY}")
+        return InputError(_code(outer, "file-format"), f"{path} is not a SQuAD file ({outer}): {_REMEDY}")
     for number, raw in enumerate(articles, start=1):
         try:
             msgspec.json.decode(raw, type=_Article)
         except (msgspec.DecodeError, UnicodeDecodeError) as inner:
             return _misfit(path, f"article {number}", str(inner), inner)
-    return InputError(_code(error, "file-format"), f"{path} is no SQuAD file ({error}): {_REMEDY}")
+    return InputError(_code(error, "file-format"), f"{path} is not a SQuAD file ({error}): {_REMEDY}")
 
 
 def _question_errors(content: msgspec.Raw) -> Iterator[str]:
@@ -244,7 +244,7 @@ def _code(error: Exception, otherwise: Code) -> Code:
 
 
 def _misfit(path: Path, place: str, reason: str, error: Exception) -> InputError:
-    return InputError(_code(error, "rows-invalid"), f"{path}, {place}: {reason}; correct the file or get it again")
+    return InputError(_code(error, "rows-invalid"), f"{path}, {place}: {reason}; correct the file or download it again")
 
 
 def _article_name(number: int, title: str) -> str:

@@ -42,14 +42,14 @@ def read_json(path: Path, what: str, repeated: list[str] | None = None) -> Any:
     except json.JSONDecodeError as error:
         where = f"line {error.lineno}, column {error.colno}: {error.msg}"
         raise InputError(
-            "file-damaged", f"the {what} {path} is no JSON file, or cut short ({where}): get or write it again"
+            "file-damaged", f"the {what} {path} is truncated or not JSON ({where}): download or write it again"
         ) from error
     except UnicodeDecodeError as error:
         raise InputError("file-encoding", f"the {what} {path} is not UTF-8 text: give a JSON file") from error
     except (RecursionError, ValueError) as error:
         raise InputError(
             "file-limit" if isinstance(error, RecursionError) else "file-damaged",
-            f"the {what} {path} is no JSON that could be one ({error}): give another file",
+            f"the {what} {path} is not readable as JSON ({error}): give another file",
         ) from error
 
 
@@ -106,7 +106,7 @@ def read_golds(path: Path) -> Golds:
         found = f"an object with {_some(content)}" if isinstance(content, dict) else kind_of(content)
         raise InputError(
             "file-format",
-            f'{path} is no SQuAD dataset: it holds {found}, needed is {{"data": [...]}}; '
+            f'{path} is not a SQuAD dataset: it holds {found} instead of {{"data": [...]}}; '
             "give train-*.json or dev-*.json",
         )
     ids, answers, flags = [], [], []
@@ -116,7 +116,7 @@ def read_golds(path: Path) -> Golds:
         answers.append(tuple(_text(answer, "text", f"{where}, answer {n}") for n, answer in enumerate(found, start=1)))
         flags.append(question.get("is_impossible"))
     if not ids:
-        raise InputError("file-empty", f"{path} has no questions: nothing can be scored with it")
+        raise InputError("file-empty", f"{path} has no questions: give a dataset with questions and answers")
     declared = declares_2_0(content.get("version", ""))
     version = "2.0" if declared or any(flag is not None for flag in flags) else "1.1"
     if version == "1.1" and (without := [name for name, found in zip(ids, answers, strict=True) if not found]):
@@ -124,7 +124,7 @@ def read_golds(path: Path) -> Golds:
             "labels-invalid",
             f"{path}: {len(without):,} of {len(ids):,} questions have no gold answer, the first is "
             f"{without[0][:60]!r}: "
-            'the rules of 1.1 cannot score them; where this is a file of 2.0, give it "version": "v2.0"',
+            'the rules of 1.1 cannot score them; if this is a file of 2.0, add "version": "v2.0"',
         )
     return _with_notes(Golds(version, tuple(ids), tuple(answers)), flags, declared)
 
@@ -144,14 +144,16 @@ def golds_of(features: "SquadFeatures") -> Golds:
 def _with_notes(golds: Golds, flags: list[Any], declared: bool) -> Golds:
     notes = []
     if golds.version == "2.0" and not declared:
-        notes.append('the rules of 2.0 are used: some questions have an "is_impossible", the file has no "v2.0"')
+        notes.append('the rules of 2.0 apply, as some questions have "is_impossible", although the file lacks "v2.0"')
     against = sum(flag is not None and bool(flag) == bool(a) for flag, a in zip(flags, golds.answers, strict=False))
     if against:
-        notes.append(f'{against:,} question(s) whose "is_impossible" contradicts the answers: the answers count')
+        notes.append(
+            f'{against:,} question(s) have an "is_impossible" that contradicts their answers: the answers count'
+        )
     if golds.duplicates:
         rule = "each is scored" if golds.version == "1.1" else "the last one counts"
         notes.append(
-            f"{golds.duplicates:,} question(s) with the id of an earlier one: {rule}, as in the official script"
+            f"{golds.duplicates:,} question(s) repeat the id of an earlier one: {rule}, as in the official script"
         )
     return Golds(golds.version, golds.ids, golds.answers, tuple(notes))
 
@@ -169,7 +171,7 @@ def _questions(articles: list[Any], path: Path) -> Iterator[tuple[dict[str, Any]
                 if not isinstance(question, dict):
                     raise InputError(
                         "rows-invalid",
-                        f"{where} is {kind_of(question)}, needed is an object with id, question, answers",
+                        f"{where} is {kind_of(question)} instead of an object with id, question, answers",
                     )
                 if isinstance(question.get("id"), str):
                     where += f" ({question['id'][:60]!r})"
@@ -178,12 +180,12 @@ def _questions(articles: list[Any], path: Path) -> Iterator[tuple[dict[str, Any]
 
 def _field(holder: Any, name: str, kind: type, where: str) -> Any:
     if not isinstance(holder, dict):
-        raise InputError("rows-invalid", f"{where} is {kind_of(holder)}, needed is an object with {name!r}")
+        raise InputError("rows-invalid", f"{where} is {kind_of(holder)} instead of an object with {name!r}")
     if name not in holder:
-        raise InputError("rows-invalid", f"{where} has no {name!r}: scoring needs it")
+        raise InputError("rows-invalid", f"{where} lacks {name!r}, which scoring needs")
     if not isinstance(holder[name], kind):
         needed = "a list" if kind is list else "text"
-        raise InputError("rows-invalid", f"{where}: {name!r} is {kind_of(holder[name])}, needed is {needed}")
+        raise InputError("rows-invalid", f"{where}: {name!r} is {kind_of(holder[name])} instead of {needed}")
     return holder[name]
 
 
@@ -197,7 +199,7 @@ def _some(content: dict[str, Any]) -> str:
     return f"{len(content):,} fields ({names}{', ...' if len(content) > 3 else ''})" if content else "no field"
 
 
-_REMEDY = "one answer text per question id is needed: give predictions.json"
+_REMEDY = "scoring needs one answer text per question id; give predictions.json"
 
 
 def read_predictions(path: Path, notes: list[str] | None = None) -> dict[str, str]:
@@ -239,13 +241,13 @@ def read_null_odds(path: Path, notes: list[str] | None = None) -> dict[str, floa
         if type(value) not in (int, float):
             raise InputError(
                 "answers-invalid",
-                f"{path}: question {name[:60]!r} has {kind_of(value)}, needed is one number per question id: "
+                f"{path}: question {name[:60]!r} has {kind_of(value)} instead of one number per question id: "
                 "give null_odds.json",
             )
         if not math.isfinite(value):
             raise InputError(
                 "answers-invalid",
-                f"{path}: question {name[:60]!r} has {value}, needed are finite numbers: predict again",
+                f"{path}: question {name[:60]!r} has {value} instead of a finite number: predict again",
             )
     return found
 
@@ -257,11 +259,11 @@ def _by_question(path: Path, what: str, notes: list[str] | None) -> dict[str, An
         raise InputError("file-format", f"{path} is a SQuAD dataset, not a file of {what}: give it as --dataset")
     if not isinstance(content, dict):
         raise InputError(
-            "file-format", f'{path} holds {kind_of(content)}, needed is {{"question id": ...}}: give a file of {what}'
+            "file-format", f'{path} holds {kind_of(content)} instead of {{"question id": ...}}: give a file of {what}'
         )
     if repeated and notes is not None:
         notes.append(
-            f"{len(repeated):,} question id(s) stand several times among the {what} of {path}, {repeated[0][:60]!r} "
+            f"{len(repeated):,} question id(s) are repeated in the {what} of {path}, {repeated[0][:60]!r} "
             "first: the last one counts, as in the official script"
         )
     return content

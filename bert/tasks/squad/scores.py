@@ -124,11 +124,11 @@ def score(
         UsageError: `null_odds` with a dataset of version 1.1, or `threshold` without `null_odds`.
     """
     if null_odds is None and threshold is not None:
-        raise UsageError("option-missing", "a threshold needs no-answer scores: give --na-prob null_odds.json, too")
+        raise UsageError("option-missing", "a threshold needs no-answer scores: also give --na-prob null_odds.json")
     if null_odds is not None and golds.version == "1.1":
         raise UsageError(
             "option-not-applicable",
-            "--na-prob is for SQuAD 2.0, and every question of this dataset has an answer: leave it out",
+            "--na-prob is for SQuAD 2.0, but every question of this dataset has an answer: leave it out",
         )
     known = dict.fromkeys(golds.ids)
     missing = tuple(name for name in known if name not in predictions)
@@ -136,7 +136,7 @@ def score(
     if predictions and len(missing) == len(known):
         raise InputError(
             "answers-invalid",
-            f"none of the {len(predictions):,} predictions belongs to the dataset's {len(known):,} questions: "
+            f"none of the {len(predictions):,} predictions matches the dataset's {len(known):,} questions: "
             "give the dataset they were made for",
         )
     notes = list(golds.notes)
@@ -146,7 +146,7 @@ def score(
     values, analysis = _score_2(golds, predictions, null_odds, usual)
     if null_odds is not None:
         unknown = sum(name not in known for name in null_odds)
-        notes += [f"{unknown:,} no-answer score(s) of ids that no question has"] * (unknown > 0)
+        notes += [f"{unknown:,} no-answer score(s) have unknown ids"] * (unknown > 0)
     return Scores("2.0", values, len(known), missing, extra, tuple(notes), analysis)
 
 
@@ -178,7 +178,7 @@ def _score_2(
         if without:
             raise InputError(
                 "answers-invalid",
-                f"{len(without):,} of the {len(raw):,} predicted questions have no no-answer score, the first is "
+                f"{len(without):,} of the {len(raw):,} predicted questions lack a no-answer score, the first is "
                 f"{without[0][:60]!r}: give the file of the same prediction",
             )
         for name in raw:

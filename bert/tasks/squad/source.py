@@ -35,12 +35,12 @@ def open_evaluation(source: Path, seq_len: int) -> "tuple[SquadFeatures, Vocabul
     if settings.max_seq_length > seq_len:
         raise InputError(
             "data-mismatch",
-            f"the windows in {source} have up to {settings.max_seq_length} tokens, those that are trained on "
-            f"{seq_len}: make both with the same --max-seq-length",
+            f"the windows in {source} have up to {settings.max_seq_length} tokens, but the training data up to "
+            f"{seq_len}: create both with the same --max-seq-length",
         )
     if not len(features):
         raise InputError(
-            "data-missing", f"the features in {source} hold no window: make them from questions with contexts"
+            "data-missing", f"the features in {source} hold no windows: create them from questions with contexts"
         )
     return features, FORM.vocabulary_of(source, settings)
 
@@ -56,7 +56,7 @@ class SquadData:
                 "bert.tasks.squad.commands:Prepare",
                 "SQuAD's JSON -> features: windows of questions and their contexts",
             ),
-            "predict": ("bert.tasks.squad.commands:Predict", "answers to the questions of a features file"),
+            "predict": ("bert.tasks.squad.commands:Predict", "predict answers to the questions of a features file"),
             "eval": ("bert.tasks.squad.commands:Eval", "official scores of SQuAD 1.1 and 2.0 predictions"),
         }
     )
@@ -114,8 +114,8 @@ class SquadData:
         if features.settings.vocabulary != FORM.open(Path(source), "training").settings.vocabulary:
             raise InputError(
                 "vocabulary-mismatch",
-                f"the features in {wanted} were made with another vocabulary than those in {source}: their "
-                "ids mean other words, make both with the same vocab.txt and casing",
+                f"the features in {wanted} and {source} were created with different vocabularies: their "
+                "ids mean different words; create both with the same vocab.txt and casing",
             )
 
     def max_predictions(self, seq_len: int) -> int:

@@ -133,9 +133,7 @@ def warm_up(path: Path, lower_case: bool, fingerprint: str) -> None:
 def _encoder(path: Path, lower_case: bool, fingerprint: str) -> tuple[Vocabulary, WordEncoder]:
     vocabulary = load_vocabulary(path, lower_case)
     if vocabulary.fingerprint != fingerprint:
-        raise InputError(
-            "file-changed", f"the vocabulary {path} was changed during the run: run the same command again"
-        )
+        raise InputError("file-changed", f"the vocabulary {path} changed during the run: run the same command again")
     return vocabulary, WordEncoder(vocabulary)
 
 

@@ -266,7 +266,7 @@ def test_rounds_are_counted_from_one_on_the_page_as_on_the_terminal(tmp_path: Pa
     [
         ("{", "max_batch.json"),
         ('{"schema_version": 1}', "holds no list"),
-        ('{"schema_version": 99, "found": []}', "upgrade bertbench"),
+        ('{"schema_version": 99, "found": []}', "bertbench"),
         ('{"schema_version": 1, "found": [3]}', "entry 1 is damaged"),
         ('{"schema_version": 1, "found": [{"implementation": "hf"}]}', "entry 1 is damaged"),
     ],

@@ -59,7 +59,7 @@ def test_scaling_writes_a_table_and_a_picture_of_both_modes(given: list[str], tm
     assert run(["data", "squad-scaling", *given, "--workers", "5000", "--out", str(out)]) == 2
 
 
-@pytest.mark.parametrize("told", ["capitals, which lower-cased text never meets", "no piece of the vocabulary has a"])
+@pytest.mark.parametrize("told", ["capitals, which lowercased text", "no piece of the vocabulary has a"])
 def test_a_vocabulary_of_the_other_casing_is_noted(
     told: str, given: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -78,18 +78,18 @@ def test_a_file_that_was_saved_again_with_quoting_is_read_as_it_was(tmp_path: Pa
 @pytest.mark.parametrize(
     ("changes", "kind", "detail"),
     [
-        ({"Pronoun-offset": "3"}, "misaligned offsets", "it stands at"),
-        ({"A-offset": "-1"}, "offsets that are no numbers", "A-offset is '-1'"),
-        ({"A-offset": "1.0"}, "offsets that are no numbers", "A-offset is '1.0'"),
-        ({"B-offset": ""}, "offsets that are no numbers", "B-offset is ''"),
-        ({"B-offset": "99999999999"}, "offsets that are no numbers", "B-offset"),
-        ({"B-offset": "999"}, "misaligned offsets", "at 999 stands ''"),
+        ({"Pronoun-offset": "3"}, "misaligned offsets", "it is at"),
+        ({"A-offset": "-1"}, "offsets that are not numbers", "A-offset is '-1'"),
+        ({"A-offset": "1.0"}, "offsets that are not numbers", "A-offset is '1.0'"),
+        ({"B-offset": ""}, "offsets that are not numbers", "B-offset is ''"),
+        ({"B-offset": "99999999999"}, "offsets that are not numbers", "B-offset"),
+        ({"B-offset": "999"}, "misaligned offsets", "at 999 is ''"),
         ({"A": ""}, "an empty mention", "the column A is empty"),
         ({"ID": " "}, "no id", "the column ID is empty"),
-        ({"ID": "a\x07b"}, "ids that cannot be printed", "a\\\\x07b"),
-        ({"ID": "development-1"}, "repeated ids", "stands in line 2 already"),
+        ({"ID": "a\x07b"}, "unprintable ids", "a\\\\x07b"),
+        ({"ID": "development-1"}, "repeated ids", "already used in line 2"),
         ({"A-coref": "yes"}, "labels that are neither TRUE nor FALSE", "A-coref is 'yes'"),
-        ({"URL": "a\tb"}, "another number of columns", "12 in place of 11"),
+        ({"URL": "a\tb"}, "a wrong number of columns", "12 instead of 11"),
     ],
 )
 def test_a_row_that_cannot_be_used_is_left_out_with_its_line(
@@ -108,7 +108,7 @@ def test_a_broken_row_says_how_many_of_its_kind_there_are_and_where(tmp_path: Pa
     for cells in rows[:8]:
         cells["A-offset"] = "x"
     (told,) = told_flaws(read_gap(write(tmp_path / "gap.tsv", rows)).flaws)
-    assert told.startswith("8 row(s) with offsets that are no numbers, lines 2, 3, 4, 5, 6, ... (line 2: A-offset")
+    assert told.startswith("8 row(s) with offsets that are not numbers, lines 2, 3, 4, 5, 6, ... (line 2: A-offset")
 
 
 def test_lines_of_a_merge_conflict_are_left_out(tmp_path: Path) -> None:

@@ -234,7 +234,7 @@ def test_fewer_documents_than_shards_are_refused_with_what_fits(tmp_path: Path) 
     with refused("data-too-small", "4 document", "9 shards", "--shards 3"):
         prepare(config(tmp_path / "in", tmp_path / "out", shards=8))
     summary = prepare(config(tmp_path / "in", tmp_path / "out", shards=3, vocab_size=64))
-    assert only(summary).shards == 4 and any("one document only" in note for note in summary.notes)
+    assert only(summary).shards == 4 and any("single document" in note for note in summary.notes)
     with refused("data-too-small", "--shards 1 --test-fraction 0"):
         (tmp_path / "one").mkdir()
         (tmp_path / "one" / "a.txt").write_text("One sentence.")

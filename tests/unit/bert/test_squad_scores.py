@@ -211,7 +211,7 @@ def question(**fields: Any) -> dict[str, Any]:
         (2, {"answers": []}, "2.0", ""),
         ("1.2", {}, "1.1", ""),
         ("1.1", {"is_impossible": None}, "1.1", ""),
-        ("1.1", {"is_impossible": False}, "2.0", "the rules of 2.0 are used"),
+        ("1.1", {"is_impossible": False}, "2.0", "the rules of 2.0"),
         ("v2.0", {"is_impossible": True}, "2.0", "contradicts"),
         (1.0, {}, "1.1", ""),
     ],

@@ -180,13 +180,13 @@ BAD_ENTRIES = {
     "cannot have 12 bytes": [writer.entry(1, [2], 0, 0, 12, 0)],
     "has the shape": [writer.entry(1, [-1], 0, 0, 8, 0)],
     "data file 1 of 1": [writer.entry(1, [2], 1, 0, 8, 0)],
-    "ends within": [writer.entry(1, [2], 0, 0, 8, 0)[:-1]],
-    "a message stands where": [writer.message(1, b"x")],
-    "a number stands where": [writer.number(2, 1)],
+    "ends inside": [writer.entry(1, [2], 0, 0, 8, 0)[:-1]],
+    "a message is found": [writer.message(1, b"x")],
+    "a number is found": [writer.number(2, 1)],
     "the number 0": [b"\x00"],
-    "unknown kind": [b"\x0b"],
+    "unknown wire type": [b"\x0b"],
     "longer than 64 bits": [b"\x08" + b"\xff" * 10],
-    "no known shape": [writer.number(1, 1) + writer.message(2, writer.number(3, 1))],
+    "unknown shape": [writer.number(1, 1) + writer.message(2, writer.number(3, 1))],
 }
 
 
@@ -202,8 +202,8 @@ def test_an_index_that_contradicts_itself_is_refused(tmp_path: Path, message: st
     ("rows", "message"),
     [
         ([], "it is empty"),
-        ([(b"a", b"")], "begin with a header"),
-        ([(b"", writer.header(0))], "names 0 data files"),
+        ([(b"a", b"")], "start with a header"),
+        ([(b"", writer.header(0))], "0 data files"),
         ([(b"", writer.message(1, b"x"))], "format of 2016"),
         ([(b"", writer.header(1)), (b"b", b""), (b"a", b"")], "out of order"),
         ([(b"", writer.header(1)), (b"\xff", writer.entry(1, [2], 0, 0, 8, 0))], "decode"),

@@ -492,20 +492,21 @@ def _doubts(splits: Sequence[SplitFigures], leaked: int | None) -> list[str]:
             if share is not None and share.by_chance is False and share.interval and share.value is not None:
                 low, high = share.interval
                 notes.append(
-                    f"{figures.split}: {share.value:.2%} of the masked positions {what}; {share.expected:.0%} is "
-                    f"meant, and chance gives {low:.2%} to {high:.2%}"
+                    f"{figures.split}: {100 * share.value:.2f} % of the masked positions {what}; "
+                    f"{100 * share.expected:.0f} % is intended, and {100 * low:.2f} to {100 * high:.2f} % is within "
+                    "chance"
                 )
         random = figures.random_second
         if random.interval is not None and (random.interval[1] < 0.5 or random.interval[0] > 0.9):
             notes.append(
-                f"{figures.split}: {random.count / random.total:.1%} of the second segments are random; a half or "
-                "somewhat more is usual"
+                f"{figures.split}: {100 * random.count / random.total:.1f} % of the second segments are random; half "
+                "or slightly more is usual"
             )
         if figures.duplicates is not None and figures.duplicates > 0.01 * figures.instances:
             notes.append(
-                f"{figures.split}: {figures.duplicates / figures.instances:.1%} of the instances equal an earlier one, "
-                "masks included: the text repeats, or a shard is there twice"
+                f"{figures.split}: {100 * figures.duplicates / figures.instances:.1f} % of the instances equal an "
+                "earlier one, including masks: the text repeats, or a shard is duplicated"
             )
     if leaked:
-        notes.append(f"{leaked:,} test instances are training instances, too: a test with them measures memory")
+        notes.append(f"{leaked:,} test instances are also training instances: testing on them measures memorization")
     return notes

@@ -65,7 +65,7 @@ def verify(first: Path, second: Path, progress: Progress = lambda stage, done, t
         UsageError: both are the same folder.
     """
     if first.is_dir() and second.is_dir() and first.resolve() == second.resolve():
-        raise UsageError("option-conflict", f"{first} and {second} are the same folder: give two")
+        raise UsageError("option-conflict", f"{first} and {second} are the same folder: give two different folders")
     comparison = Comparison()
     pairs = _paired(_by_name(first), _by_name(second), comparison)
     for number, (name, one, other) in enumerate(pairs):
@@ -201,7 +201,7 @@ def _other_piece(first: Path, second: Path) -> str | None:
     if ours == theirs:
         return None
     row = next((i for i, pair in enumerate(zip(ours, theirs, strict=False)) if pair[0] != pair[1]), -1)
-    where = "one has more pieces" if row < 0 else f"the first other one is in line {row + 1}"
+    where = "one has more pieces" if row < 0 else f"the first difference is in line {row + 1}"
     return f"{len(ours):,} pieces in A, {len(theirs):,} in B; {where}"
 
 
