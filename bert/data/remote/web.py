@@ -109,7 +109,7 @@ def check_address(url: str) -> None:
     if not good or re.search(r"[\x00-\x20\x7f-\uffff]", url):
         raise UsageError(
             "option-value",
-            f"{url!r} must be an http:// or https:// addressin ASCII characters, without a user name or spaces",
+            f"{url!r} must be an http:// or https:// address in ASCII characters, without a user name or spaces",
         )
 
 

@@ -108,7 +108,7 @@ def _read_official(path: Path, text: str) -> GapPredictions:
         if len(cells) < 3:
             raise InputError(
                 "rows-invalid",
-                f"the predictions {path}, line {line}, have {len(cells)} columns instead of 3: each line is {_FORMS}",
+                f"the predictions {path}, line {line}, have {len(cells)} of 3 columns: each line is {_FORMS}",
             )
         name = cells[0].strip()
         if name in decisions:
@@ -138,7 +138,7 @@ def _read_kaggle(path: Path, text: str, names: Sequence[str], delimiter: str) ->
         where = f"the predictions {path}, line {line}"
         if len(cells) != len(names):
             raise InputError(
-                "rows-invalid", f"{where}, have {len(cells)} columns instead of {len(names)} ({delimiter.join(names)})"
+                "rows-invalid", f"{where}, have {len(cells)} of {len(names)} columns ({delimiter.join(names)})"
             )
         row = dict(zip(names, cells, strict=True))
         shares = tuple(_share(row[name], f"{where}, column {name}") for name in ("NEITHER", "A", "B"))

@@ -140,7 +140,7 @@ def test_a_position_of_other_features_or_another_seed_is_refused() -> None:
     state = stream().state_dict()
     with refused("data-mismatch"):
         stream(squad_windows(50, seed=9).rows).load_state_dict(state)
-    with refused("settings-changed", "seed 42", "seed 1"):
+    with refused("settings-changed", "seed 42", "run 1"):
         stream(seed=1).load_state_dict(state)
     with refused("file-damaged"):
         stream().load_state_dict({**state, "batches": "x"})
@@ -203,7 +203,7 @@ def test_rows_without_labels_can_be_predicted_but_not_trained_on():
 def test_rows_that_do_not_fit_are_refused_with_the_reason():
     with refused("data-missing"):
         RowBatches(spec(), made_rows(0))
-    with refused("data-mismatch", "24 tokens", "the 16"):
+    with refused("data-mismatch", "24 tokens", "16"):
         check_rows(made_rows(4), "rows", 16)
     with refused("vocabulary-mismatch", "300 word pieces", "only 100"):
         RowBatches(spec(vocab_size=100), made_rows(4))

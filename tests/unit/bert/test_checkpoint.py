@@ -141,7 +141,7 @@ def test_states_with_damaged_values_are_errors_not_tracebacks(copy: Path) -> Non
         ({"optimizer": "adamw"}, "settings-changed", ["--optimizer lamb", "--optimizer adamw"]),
         ({"seed": 7}, "settings-changed", ["--seed 42", "--seed 7"]),
         ({"steps": 3}, "option-value", ["--steps 3", "4 updates"]),
-        ({"data": "synthetic"}, "data-mismatch", ["data, ", "on synthetic"]),
+        ({"data": "synthetic"}, "data-mismatch", ["data, ", "uses synthetic"]),
     ],
 )
 def test_what_must_not_change_is_refused_with_both_sides(

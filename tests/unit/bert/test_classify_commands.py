@@ -78,7 +78,7 @@ def test_labels_that_the_model_does_not_know_are_told(
     told = text(result(*argv).blocks)
     assert "accuracy     20.0 % of 5 labels in the file" in told
     assert (
-        "unknown      3 of the 5 labels in the file are none that the model knows ('Spam', 'junk'), and count as wrong"
+        "unknown      3 of the 5 labels in the file are unknown to the model ('Spam', 'junk') and count as wrong"
         in told
     )
     assert call([*argv, "--json"]) == 0

@@ -240,7 +240,7 @@ def test_a_wrong_checksum_names_both_sums_and_moves_the_file_aside(site: Site, t
 
 
 def test_another_size_than_published_is_refused_before_it_is_fetched(site: Site, tmp_path: Path) -> None:
-    with refused("download-mismatch", site.base + NAME, "900,000 bytes", "17 are"):
+    with refused("download-mismatch", site.base + NAME, "900,000 bytes", "17:"):
         fetch(site.base + NAME, tmp_path / "a", size=17, transfer=quick())
     site.length = False
     with refused("download-failed", "900,000", "901,000"):

@@ -126,7 +126,7 @@ def test_namespaces_of_the_dumps_own_header_hide_their_links_and_open_tables_are
         counts=found.counts.numbers, examples=found.counts.names,
     )  # fmt: skip
     (note,) = notes_of([stage], 0, None)
-    assert note.startswith("1 table(s)") and note.endswith(": Page 1")
+    assert note.startswith("1 unclosed table(s)") and note.endswith(": Page 1")
 
 
 @pytest.mark.usefixtures("small_parts")

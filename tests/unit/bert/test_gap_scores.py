@@ -198,8 +198,8 @@ def test_probabilities_stand_between_commas_or_tabs_in_any_order(
         (b"ID,A,B,NEITHER\nx,0,0,0\n", "answers-invalid", ("line 2:", " 0")),
         (b"ID,A,B,NEITHER\nx,1e308,1e308,0\n", "answers-invalid", ("line 2:", "too large")),
         (b"\xff\xfe\x00", "file-encoding", ("line 1", "UTF-8")),
-        (b'a\tTRUE\tFALSE\n"b\tTRUE\tFALSE\nc\tTRUE\tFALSE\n', "file-damaged", ("line 2:", "quotation mark")),
-        (b'ID,A,B,NEITHER\nx,.1,.2,.7\n\ny,.1,.2,".7\nz,.1,.2,.7\n', "file-damaged", ("line 4:", "quotation mark")),
+        (b'a\tTRUE\tFALSE\n"b\tTRUE\tFALSE\nc\tTRUE\tFALSE\n', "file-damaged", ("line 2:", "quote")),
+        (b'ID,A,B,NEITHER\nx,.1,.2,.7\n\ny,.1,.2,".7\nz,.1,.2,.7\n', "file-damaged", ("line 4:", "quote")),
     ],
     ids=range(17),
 )
@@ -216,8 +216,8 @@ def test_probabilities_that_do_not_add_up_to_1_are_divided_and_told(tmp_path: Pa
     path = tmp_path / "submission.csv"
     path.write_text("ID,A,B,NEITHER\na,0.333,0.333,0.333\nb,20,30,50\nc,0.2,0.2,0.4\n")
     (note,) = read_predictions(path).notes
-    assert note.startswith("2 row(s) of probabilities do not add up to 1")
-    assert note.endswith("line 3 is furthest from it with 100")
+    assert note.startswith("2 row(s) of probabilities")
+    assert note.endswith("line 3 is furthest off with 100")
     path.write_text("ID,A,B,NEITHER\na,0.333,0.333,0.333\nb,0.2,0.2,0.6\n")
     assert read_predictions(path).notes == (), "three digits are as many as many files have"
 
@@ -239,8 +239,8 @@ def test_repeated_and_odd_lines_are_told(tmp_path: Path) -> None:
     found = read_predictions(path)
     assert found.decisions == {"a": (True, False), "b": (None, False)}
     assert [note.split(":")[0] for note in found.notes] == [
-        "1 line(s) with an id of before (line 2)",
-        "1 line(s) with something else than TRUE and FALSE (line 3)",
+        "1 line(s) repeat an id (line 2)",
+        "1 line(s) have values other than TRUE and FALSE (line 3)",
     ]
 
 

@@ -53,7 +53,7 @@ def test_rows_that_cannot_be_used_are_counted_with_their_lines(tmp_path: Path) -
     table = read_table(path, TASKS["rte"], "dev")
     assert len(table.rows) == 61
     assert table.counts.names == {
-        "left out: another number of fields than the header": ["line 62: 3 in place of 4"],
+        "left out: another number of fields than the header": ["line 62: 3 instead of 4"],
         "left out: no label": ["line 63"],
         "left out: unknown label": ["line 64: 'maybe'"],
         "left out: no number in the index": ["line 65"],
@@ -158,11 +158,11 @@ def test_tables_that_are_not_there_and_names_that_are_not_used_are_told(glue: Pa
     (glue / "notes").mkdir()
     notes = [note for summary in made(glue) for note in summary.notes]
     assert notes == [
-        f"cola: no table for dev: {glue}/CoLA/dev.tsv (or .tsv.gz) was looked for; not used: validation.tsv (rename it "
-        "dev.tsv, if it is that)",
+        f"cola: no table for dev: {glue}/CoLA/dev.tsv (or .tsv.gz) was not found; not used: validation.tsv (rename it "
+        "dev.tsv if that is what it is)",
         f"mnli: no table for dev_mismatched, test_mismatched: {glue}/MNLI/dev_mismatched.tsv, "
-        f"{glue}/MNLI/test_mismatched.tsv (or .tsv.gz) were looked for",
-        f"not used: {glue}/RTE_v1 (rename it RTE, if it is that)",
+        f"{glue}/MNLI/test_mismatched.tsv (or .tsv.gz) were not found",
+        f"not used: {glue}/RTE_v1 (rename it to RTE if that is what it is)",
     ]
 
 

@@ -489,12 +489,13 @@ def _doubts(splits: Sequence[SplitFigures], leaked: int | None) -> list[str]:
             (figures.shown_same, "show their own piece"),
             (figures.shown_random, "show another piece"),
         ):
-            if share is not None and share.by_chance is False and share.interval and share.value is not None:
+            if share is None or share.by_chance is not False:
+                continue
+            if share.interval and share.value is not None and share.expected is not None:
                 low, high = share.interval
                 notes.append(
-                    f"{figures.split}: {100 * share.value:.2f} % of the masked positions {what}; "
-                    f"{100 * share.expected:.0f} % is intended, and {100 * low:.2f} to {100 * high:.2f} % is within "
-                    "chance"
+                    f"{figures.split}: {100 * share.value:.2f} % of the masked positions {what}; chance explains "
+                    f"{100 * low:.2f} to {100 * high:.2f} % for the intended {100 * share.expected:.0f} %"
                 )
         random = figures.random_second
         if random.interval is not None and (random.interval[1] < 0.5 or random.interval[0] > 0.9):
