@@ -63,6 +63,7 @@ COMMANDS: dict[str, str | Group] = {
     "report": "bench.cli.report",
     "compare": "bench.cli.compare",
     "history": "bench.cli.history",
+    "completion": "bench.cli.completion",
 }
 """What a command line can begin with; a module is imported when its command is called."""
 

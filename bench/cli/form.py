@@ -44,6 +44,7 @@ _HEADINGS = {"sweep": "how it runs"}
 
 _GROUP_OF = {name: group for group, names in GROUPS.items() for name in names}
 _DEFAULT = "; default "
+_EXAMPLES = "\nExamples:\n"
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +85,17 @@ class Leaf:
         """Whether a command line has to give it."""
         missing = dataclasses.MISSING
         return self.field.default is missing and self.field.default_factory is missing
+
+    @property
+    def switch(self) -> bool:
+        """Whether it is given alone, without a value."""
+        return self.kind is bool
+
+    @property
+    def flag(self) -> str:
+        """The option that gives it, such as --batch-sizes or, of what is on by default, --no-lower-case."""
+        given = next((marker.name for marker in self.markers if getattr(marker, "name", None)), self.name)
+        return f"--{'no-' * (self.field.default is True)}{given.replace('_', '-')}"
 
     @property
     def group(self) -> str:
@@ -197,7 +209,7 @@ def form_of(options: type, task: str | None = None) -> tuple[type, Callable[[Any
             inner.__doc__ = ""
             own.append((group.replace(" ", "_") + "_group", Annotated[inner, tyro.conf.arg(name=heading)]))
     form = dataclasses.make_dataclass("Form", own, kw_only=True)
-    form.__doc__ = inspect.getdoc(options) or ""
+    form.__doc__ = summary_of(options)
 
     def build(filled: Any) -> Any:
         values: dict[str, Any] = {}
@@ -240,6 +252,18 @@ def _default_of(leaf: Leaf) -> tuple[Any, ...]:
     if leaf.field.default is not dataclasses.MISSING:
         return (dataclasses.field(default=leaf.field.default),)
     return (dataclasses.field(default_factory=leaf.field.default_factory),)
+
+
+def summary_of(options: type) -> str:
+    """Return what a dataclass of options says of its command, without the examples."""
+    return (inspect.getdoc(options) or "").partition(_EXAMPLES)[0].strip()
+
+
+def examples_of(options: type) -> list[tuple[str, str]]:
+    """Return command lines of the section Examples at the end of its docstring, and what each does, or ""."""
+    listed = (inspect.getdoc(options) or "").partition(_EXAMPLES)[2]
+    split = (line.strip().partition("  # ") for line in listed.splitlines())
+    return [(command, says) for command, _, says in split if command]
 
 
 def field_docstrings(options: type) -> dict[str, str]:

@@ -18,7 +18,7 @@ from common.redact import terminal_text
 
 _BEGIN_AGAIN = (
     "doctor", "data csv", "convert", "predict", "eval", "results", "analyze", "core-util", "allreduce", "perfetto",
-    "submit", "collect", "report", "compare", "history",
+    "submit", "collect", "report", "compare", "history", "completion",
 )  # fmt: skip
 """Commands that keep nothing of a call that did not end."""
 
@@ -28,27 +28,27 @@ _RESERVE = bytearray(4 * 2**20)
 
 USAGE = """usage: bertbench COMMAND [options]
 
-Measures and explains how fast BERT trains. Start with `bertbench doctor`, or
-with `make bench` for a whole measurement.
+Measures and explains BERT training speed. Start: `bertbench doctor`.
 
-  doctor                   what this machine is, which tools can run
-  data, convert            prepare data sets; take and give checkpoints
-  train, predict           train a task or resume it; what a model answers
-  eval, results            official scores; what a classification has come to
-  compare-strategies       one training by strategies, precisions, libraries
-  compare-heads            GAP with each head, epoch by epoch
-  tune, autotune           search what trains best; search what trains fastest
-  throughput               samples/s by batch, devices, precision, library
-  speed-of-light           the floor of a step, and what the step loses to what
-  comm                     measure all-reduce and its sisters alone, by size
-  profile                  iterations [start, stop) under a profiler
-  analyze, core-util       what a profile shows; FMA, FP16, Tensor and SFU cores
+  doctor                   check this machine and which tools can run on it
+  data, convert            prepare data sets; convert checkpoints
+  train, predict           train or resume a task; predict with a trained model
+  eval, results            official scores; classification results
+  compare-strategies       train the same with each strategy and precision
+  compare-heads            train GAP with each head and compare them
+  tune, autotune           search for the best score; for the best throughput
+  throughput               measure samples/s by batch size, devices, library
+  speed-of-light           measure the floor of a step, and where time is lost
+  comm                     benchmark collectives by message size
+  profile                  profile training steps
+  analyze, core-util       explain a profile; utilization of FMA, Tensor cores
   allreduce, perfetto      exposed communication; traces for ui.perfetto.dev
-  launch, submit, collect  start on nodes; hand to a cluster; gather the runs
-  report                   the HTML page of a run or of a profile
-  compare, history         two runs or traces; many runs: exit 1 slower, 4 open
+  launch, submit, collect  run on nodes; submit a cluster job; merge runs
+  report                   write an HTML report of a run or a profile
+  compare, history         find regressions: between two runs, over many runs
+  completion               shell completion for bash, zsh and fish
 
-bertbench COMMAND --help shows its options, bertbench -V the version.
+Options and examples: bertbench COMMAND --help. Version: bertbench -V.
 """
 
 

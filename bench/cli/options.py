@@ -14,7 +14,7 @@ from typing import Annotated, Any, TypeVar, get_args, get_origin, get_type_hints
 
 import tyro
 
-from bench.cli.form import form_of
+from bench.cli.form import examples_of, form_of
 from bert.tasks import TASKS, known_tasks
 from common.errors import Code, UsageError
 from common.flags import flag
@@ -58,7 +58,7 @@ def parse(options: type[T], argv: list[str], program: str) -> T:
         UsageError: options that do not exist or lack, or a value that the parser or the dataclass refuses.
     """
     form, build = form_of(options, _task_in(argv))
-    with _colors(), _optional_values(), _refusals(program):
+    with _colors(), _optional_values(), _refusals(program), _examples(options):
         filled: Any = tyro.cli(form, args=argv, prog=program, config=_CONFIG)
     found: T = build(filled)
     return found
@@ -67,7 +67,7 @@ def parse(options: type[T], argv: list[str], program: str) -> T:
 def parse_known(options: type[T], argv: list[str], program: str) -> tuple[T, list[str]]:
     """Like `parse`; return the words besides that are no options of it."""
     form, build = form_of(options, _task_in(argv))
-    with _colors(), _optional_values(), _refusals(program):
+    with _colors(), _optional_values(), _refusals(program), _examples(options):
         known: tuple[Any, list[str]] = tyro.cli(form, args=argv, prog=program, config=_CONFIG, return_unknown_args=True)
     return build(known[0]), list(known[1])
 
@@ -91,6 +91,18 @@ def _colors() -> Iterator[None]:
         yield
     finally:
         options["ansi_codes"] = before
+
+
+@contextlib.contextmanager
+def _examples(options: type) -> Iterator[None]:
+    """Print the examples of a command below its help."""
+    try:
+        yield
+    except SystemExit as end:
+        if end.code == 0 and (listed := examples_of(options)):
+            lines = [f"  {command}" + f"\n      {says}" * bool(says) for command, says in listed]
+            print("\n".join(["examples:", *lines]))
+        raise
 
 
 @contextlib.contextmanager

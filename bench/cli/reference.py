@@ -5,7 +5,7 @@ import re
 from pathlib import Path
 
 from bench.cli.dispatch import COMMANDS, options_of
-from bench.cli.form import GROUPS, Leaf, leaves
+from bench.cli.form import GROUPS, Leaf, examples_of, leaves, summary_of
 from bench.cli.main import USAGE
 from common.atomic import write_text
 from common.errors import CODES
@@ -77,7 +77,7 @@ def _commands() -> str:
     parts = [_INTRODUCTION, f"```\n{USAGE}```\n"]
     for name in COMMANDS:
         for words, dataclass in options_of(name).items():
-            parts.append(f"## bertbench {words}\n\n{_summary(dataclass)}\n\n{_table(dataclass)}")
+            parts.append(f"## bertbench {words}\n\n{_summary(dataclass)}\n\n{_examples(dataclass)}{_table(dataclass)}")
     parts.append(f"## Scripts\n\n{_scripts()}")
     parts.append(f"## make\n\n{_make_targets()}")
     return "\n".join(parts)
@@ -115,19 +115,18 @@ def _table(options: type) -> str:
 def _row(leaf: Leaf) -> str:
     values = " ".join(f"`{name}`" for name in leaf.choices)
     default = "required" if leaf.required else leaf.default_text
-    return f"| `{_spelled(leaf)}` | {values} | {default} | {leaf.help} |".replace("<", "&lt;")
-
-
-def _spelled(leaf: Leaf) -> str:
-    if leaf.positional:
-        return leaf.name.upper()
-    given = next((marker.name for marker in leaf.markers if getattr(marker, "name", None)), leaf.name)
-    return f"--{'no-' * (leaf.field.default is True)}{given.replace('_', '-')}"
+    spelled = leaf.name.upper() if leaf.positional else leaf.flag
+    return f"| `{spelled}` | {values} | {default} | {leaf.help} |".replace("<", "&lt;")
 
 
 def _summary(options: type) -> str:
     """The first paragraph of what the help of a command says, in one line."""
-    return " ".join((options.__doc__ or "").strip().partition("\n\n")[0].split())
+    return " ".join(summary_of(options).partition("\n\n")[0].split())
+
+
+def _examples(options: type) -> str:
+    lines = [f"{command}  # {says}" if says else command for command, says in examples_of(options)]
+    return "\n".join(["```sh", *lines, "```\n\n"]) if lines else ""
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ from bert.tasks import TASKS, given_options, known_tasks, task_data
 from bert.tasks.base import TaskData
 from bert.tasks.options import TaskOption, read_options
 from common.errors import UsageError
-from common.flags import flag
+from common.flags import choice_of, flag
 from common.registry import lookup
 
 AUTO = "auto"
@@ -63,15 +63,17 @@ def _fields() -> list[tuple[str, Any, Any]]:
             tasks = " and ".join(task for task, _ in pairs)
             raise UsageError("option-conflict", f"{flag(name)} is of several kinds in the tasks {tasks}: rename one")
         kind = kinds.pop()
-        marker = tyro.conf.arg(name=name.replace("_", "-"), help=" ".join(_help(*pair) for pair in pairs))
+        choices = {option.choices for _, option in pairs}
+        metavar = choice_of(next(iter(choices))) if len(choices) == 1 and any(choices) else None
+        says = " ".join(_help(*pair) for pair in pairs)
+        marker = tyro.conf.arg(name=name.replace("_", "-"), help=says, metavar=metavar)
         found.append((_FIELDS.get(name, name), Annotated[kind if kind is bool else kind | None, marker], _absent(kind)))
     return found
 
 
 def _help(task: str, option: TaskOption) -> str:
-    said = ", ".join(filter(None, [" ".join(option.choices), option.says]))
     default = f"; default {option.default}" if option.default not in (None, False) else ""
-    return f"Of {task}: {said}{default}."
+    return f"{task}: {option.says or ' '.join(option.choices)}{default}."
 
 
 def _absent(kind: type) -> bool | None:

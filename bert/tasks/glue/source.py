@@ -30,7 +30,7 @@ class GlueData(ClassificationData):
             "eval": ("bert.tasks.glue.commands:Eval", "official scores of predictions for a GLUE task"),
         }
     )
-    options = (TaskOption(name="task", kind=str, choices=tuple(TASKS)),)
+    options = (TaskOption(name="task", kind=str, choices=tuple(TASKS), says="task of the benchmark"),)
 
     def rows(self, source: Path, split: str, options: Mapping[str, Any], seq_len: int | None = None) -> TokenRows:
         """Read features; `split` is training, evaluation, or one of the task's own."""
