@@ -1,17 +1,19 @@
 #!/usr/bin/env bash
-# The whole measurement in one go: text -> HDF5 shards -> sweep -> profile of the fastest -> report. `make bench` calls it.
+# Measures this machine in one go: text, HDF5 shards, sweep, profile, speed of light, report. `make bench` calls it.
 #
 #   bash bench/bench.sh [folder of .txt files or MediaWiki dumps]
 #
-# Without a folder a small text corpus is generated. Environment:
+# Without a folder a small text corpus is generated. Run it again to resume, or to add rounds. Environment:
 #   OUT           run directory                      (runs/bench, with a folder runs/bench-<its name>)
 #   PRESET        model shape                        (mini; base on GPUs)
 #   BATCH_SIZES   micro batches                      ("4 8 16"; "32 64 128" on GPUs)
 #   DEVICES       device counts                      ("1 2"; on GPUs 1 2 4 ... up to all)
 #   PRECISION     fp32 bf16 fp16 tf32 auto           (auto: bf16 where the hardware has it)
 #   MAX_SECONDS   longest measuring per trial, s     (6; 20 on GPUs)
-#   ROUNDS        repetitions; 3 or more decide      (1)
-#   AGAIN         1: measure finished trials anew    (0)
+#   ROUNDS        rounds of every configuration      (1)
+#   BUDGET        time for everything, s; the fastest configuration is measured in further rounds until its comparison
+#                 with hf is conclusive or this time is spent  (300; 1800 on GPUs)
+#   AGAIN         1: measure finished trials again   (0)
 set -euo pipefail
 script=$(realpath "$0")
 
@@ -30,13 +32,22 @@ run() {
     child=
     return "$code"
 }
+# The same with the result in a file: the end shows what matters of it. Progress and messages stay visible.
+quietly() {
+    local file=$1
+    shift
+    run "$@" >"$file"
+}
 text=${1:+$(realpath -m "$1")}
 cd "$(dirname "$script")/.."
 PATH=$PWD/.venv/bin:$PATH
+# What profile, speed of light and report take of the budget, s.
 if bertbench doctor --has cuda; then
-    : "${PRESET:=base}" "${BATCH_SIZES:=32 64 128}" "${DEVICES:=}" "${MAX_SECONDS:=20}"
+    : "${PRESET:=base}" "${BATCH_SIZES:=32 64 128}" "${DEVICES:=}" "${MAX_SECONDS:=20}" "${BUDGET:=1800}"
+    reserve=180 light_seconds=60
 else
-    : "${PRESET:=mini}" "${BATCH_SIZES:=4 8 16}" "${MAX_SECONDS:=6}"
+    : "${PRESET:=mini}" "${BATCH_SIZES:=4 8 16}" "${MAX_SECONDS:=6}" "${BUDGET:=300}"
+    reserve=70 light_seconds=15
     if [[ -z ${DEVICES:-} ]]; then
         DEVICES=1
         bertbench doctor --has two-devices && DEVICES="1 2"
@@ -53,17 +64,23 @@ source_options=(--generate 1000000)
 [[ -n $text ]] && source_options=(--input "$text")
 [[ $(uname -m) == x86_64 ]] || source_options+=(--splitter rules) # blingfire has no binaries for others
 data=$OUT/data/$(basename "${text:-generated}")
-echo "== 1/4 data"
-run bertbench data pretrain "${source_options[@]}" --output "$data" --seq-len 128 --dupe-factor 1
-echo "== 2/4 throughput"
+mkdir -p "$OUT"
+echo "== 1/5 data (time budget for all steps: $BUDGET s)"
+quietly "$OUT/data.txt" bertbench data pretrain "${source_options[@]}" --output "$data" --seq-len 128 --dupe-factor 1
+echo "== 2/5 throughput"
+left=$((BUDGET - SECONDS - reserve))
 common=(--preset "$PRESET" --precisions "$PRECISION" --seq-lens 128 --data "$data" --out "$OUT")
 status=0
-run bertbench throughput pretrain "${common[@]}" --batch-sizes "${batch_sizes[@]}" ${devices:+--devices "${devices[@]}"} \
-    --implementations bertbench hf --max-seconds "$MAX_SECONDS" --min-steps 8 --rounds "$ROUNDS" "${again[@]}" || status=$?
+quietly "$OUT/throughput.txt" bertbench throughput pretrain "${common[@]}" --batch-sizes "${batch_sizes[@]}" \
+    ${devices:+--devices "${devices[@]}"} --implementations bertbench hf --max-seconds "$MAX_SECONDS" --min-steps 8 \
+    --rounds "$ROUNDS" --time-budget "$((left > 0 ? left : 1))" "${again[@]}" || status=$?
 [[ $status -eq 0 || $status -eq 3 ]] || exit "$status"
-echo "== 3/4 profile of three iterations of the fastest configuration"
-run bertbench profile pretrain --winner-of "$OUT" --out "$OUT" --profiler torch --start 3 --stop 6 \
+echo "== 3/5 profile of three iterations of the fastest configuration"
+quietly "$OUT/profile.txt" bertbench profile pretrain --winner-of "$OUT" --out "$OUT" --profiler torch --start 3 --stop 6 \
     "${again[@]}" || status=$?
-echo "== 4/4 report"
-run bertbench report "$OUT"
+echo "== 4/5 speed of light of the fastest configuration"
+quietly "$OUT/speed-of-light.txt" bertbench speed-of-light pretrain --winner-of "$OUT" --out "$OUT" \
+    --max-seconds "$light_seconds" "${again[@]}" || status=$?
+echo "== 5/5 report"
+run bertbench report "$OUT" --summary
 exit "$status"

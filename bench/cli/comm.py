@@ -9,7 +9,7 @@ import tyro
 from bench.cli.options import Printed, RunFolder, run_folder
 from bench.cli.progress import note
 from bench.cli.result import Result
-from bench.cli.sweep_progress import show_progress, tell_of_cpu
+from bench.cli.sweep_progress import announce, tell_of_cpu, trial_display
 from bench.cluster.world import World, joined_world
 from bench.machine.devices import Devices, find_devices
 from bench.plan.sweep import locked, run_trials
@@ -50,8 +50,9 @@ def run(options: CommOptions) -> Result:
     if world is not None:
         return replace(_inside(directory, trials, request, devices, world), at_once=True)
     tell_of_cpu(devices, options.device, options.json)
-    with locked(directory):
-        results = run_trials(directory, trials, request, devices, launch, show_progress, note, options.retry_failed)
+    with locked(directory), trial_display() as display:
+        announce(directory, trials, None, options.retry_failed)
+        results = run_trials(directory, trials, request, devices, launch, display.show, note, options.retry_failed)
     return _measured(directory, trials, results)
 
 

@@ -33,7 +33,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
     ),
     "measuring": (
         "start", "stop", "min_steps", "max_steps", "max_seconds", "precision_target", "memory_limit_gib",
-        "timeout_seconds", "retry_failed", "again",
+        "time_budget", "timeout_seconds", "retry_failed", "again",
     ),
     "output": ("json", "out", "output", "csv", "rows", "price_per_hour", "log_to", "log_every"),
 }  # fmt: skip

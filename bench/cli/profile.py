@@ -11,7 +11,7 @@ import tyro
 from bench.cli.options import Printed, RunFolder, given_names, parse_task, run_folder
 from bench.cli.progress import note
 from bench.cli.result import Result
-from bench.cli.sweep_progress import describe, measured_anew, show_progress
+from bench.cli.sweep_progress import announce, describe, measured_anew, trial_display
 from bench.implementations import OURS
 from bench.machine.devices import Devices, find_devices
 from bench.plan.sweep import locked
@@ -19,7 +19,7 @@ from bench.plan.trials import Sweep, expand
 from bench.profilers import PROFILERS, load_profiler
 from bench.run.launch import LaunchOptions
 from bench.run.profiling import Profiled, mark_unread, profile_trials, with_unprofiled
-from common.errors import InputError, UsageError
+from common.errors import UsageError
 from common.flags import flag, request_of
 from common.registry import lookup
 from records.run import RunDirectory
@@ -107,8 +107,11 @@ def run(options: ProfileOptions) -> Result:
     directory = RunDirectory(run_folder(options.out))
     request = {"command": "profile", **request_of(options)}
     launch = LaunchOptions(timeout_seconds=options.timeout_seconds)
-    with locked(directory), measured_anew(options.again, directory, with_unprofiled(trials)) as again:
-        profiled = profile_trials(directory, trials, request, devices, launch, show_progress, note, again)
+    pairs = with_unprofiled(trials)
+    with locked(directory), measured_anew(options.again, directory, pairs) as again, trial_display() as display:
+        launch = dataclasses.replace(launch, look=display.look)
+        announce(directory, pairs, again=again)
+        profiled = profile_trials(directory, trials, request, devices, launch, display.show, note, again)
         summaries = [summarize(directory.trial(item.trial.trial_id)) for item in profiled]
         profiled = [
             mark_unread(directory.trial(item.trial.trial_id), item, found.unread)
@@ -160,24 +163,10 @@ def _winner(options: ProfileOptions, devices: Devices) -> Trial:
         UsageError: it cannot run on these devices.
         InputError: the run holds no throughput of this task.
     """
-    from analysis.diagnose.answer import points, winners
-    from analysis.load import load_run
+    from bench.plan.winner import fastest_trial
 
     assert options.winner_of is not None
-    task = options.sweep.task
-    found = points([trial for trial in load_run(RunDirectory(options.winner_of)) if trial.trial.task == task])
-    if not found:
-        raise InputError(
-            "run-incomplete",
-            f"{options.winner_of} holds no throughput of {task}: measure it with `bertbench throughput`",
-        )
-    winner = winners(found)[0].best.trials[0].trial
-    if winner.device != devices.kind or winner.nodes > 1:
-        where = f"{winner.nodes} nodes" if winner.nodes > 1 else winner.device
-        raise UsageError(
-            "device-missing", f"the fastest configuration of {options.winner_of} ran on {where}: profile it there"
-        )
-    devices.environment(winner.world_size)
+    winner = fastest_trial(options.winner_of, options.sweep.task, devices)
     # What decides on an automatic window is no part of a trial with a given one: the same trial has the same id.
     rules = Sweep()
     trial = dataclasses.replace(

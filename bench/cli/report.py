@@ -1,7 +1,9 @@
 """`bertbench report PATH`: the HTML page, pictures and tables of a run directory or of a profile."""
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import tyro
 
@@ -10,6 +12,11 @@ from bench.cli.options import Printed
 from bench.cli.result import Result, document
 from common.errors import UsageError
 from records.run import RunDirectory
+
+if TYPE_CHECKING:
+    from analysis.diagnose.answer import Answer
+    from analysis.load import LoadedTrial
+    from analysis.render.tables import Block
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -26,6 +33,8 @@ class ReportOptions(Printed):
     """Price of the machine for one hour, for the cost columns of a run."""
     project: tuple[int, ...] = ()
     """Project a run with throughput and comm trials to so many devices."""
+    summary: bool = False
+    """Print the table and the answer of a run before the path of its report."""
     same_links: bool = False
     """Project as if links between nodes were like those measured inside one."""
 
@@ -59,7 +68,7 @@ def _of_run(options: ReportOptions) -> Result:
 
     run = RunDirectory(options.path)
     path = write_report(run, options.price_per_hour, options.out, options.project, options.same_links)
-    if not options.json and not options.project:
+    if not options.json and not options.project and not options.summary:
         return Result(blocks=[Plain(str(path))])
     from analysis.diagnose.answer import points
     from analysis.diagnose.run_answer import complete_answers
@@ -71,13 +80,25 @@ def _of_run(options: ReportOptions) -> Result:
     trials = load_run(run, options.price_per_hour)
     projected = project(trials, options.project, options.same_links) if options.project else []
     ratios = ratios_of(trials)
-    answers = [one.to_json() for one in complete_answers(trials, points(trials), ratios, str(run.path))]
+    said = complete_answers(trials, points(trials), ratios, str(run.path))
+    answers = [one.to_json() for one in said]
     rows = [dict(trial.row) for trial in trials]
     shown = {"report": str(path), "answers": answers, "rows": rows, "ratios": ratios}
+    summary = _summary(trials, ratios, said) if options.summary else []
     return Result(
         document=shown | ({"projection": projected} if projected else {}),
-        blocks=[*projection_blocks(projected), Plain(str(path))],
+        blocks=[*summary, *projection_blocks(projected), Plain(str(path))],
     )
+
+
+def _summary(
+    trials: "Sequence[LoadedTrial]", ratios: Sequence[Mapping[str, Any]], said: "Sequence[Answer]"
+) -> "list[Block]":
+    from analysis.render.result_tables import answer_lines, caution_lines, results_blocks
+
+    measured = [trial for trial in trials if trial.trial.kind == "throughput"]
+    rows = [trial.row for trial in measured if trial.row.get("status") is not None]
+    return [*results_blocks(rows, ratios), *caution_lines(measured), *answer_lines(said)]
 
 
 def _of_profile(options: ReportOptions) -> Result:

@@ -1,15 +1,17 @@
 """`bertbench speed-of-light [TASK]`: the floor of a step, and where the measured step is above it."""
 
+import dataclasses
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated
 
 import tyro
 
-from bench.cli.options import Printed, RunFolder, parse_task, run_folder
+from bench.cli.options import Printed, RunFolder, given_names, parse_task, run_folder
 from bench.cli.progress import note
 from bench.cli.result import Result
-from bench.cli.sweep_progress import show_progress, tell_of_cpu
+from bench.cli.sweep_progress import announce, describe, measured_anew, tell_of_cpu, trial_display
+from bench.implementations import OURS
 from bench.machine.devices import Devices, find_devices
 from bench.plan.options import AUTO, TaskFlags
 from bench.plan.sweep import locked, run_trials
@@ -68,17 +70,17 @@ class SpeedOfLightOptions(Printed):
     """A measurement that takes longer is ended as timeout."""
     retry_failed: bool = False
     """Measure again what failed."""
+    again: bool = False
+    """Measure again what is finished; earlier records move to earlier/N in --out."""
+    winner_of: Path | None = None
+    """Run directory whose fastest configuration of bertbench is measured; options of the model and data are not used
+    with it."""
     out: RunFolder = Path("runs/speed-of-light")
 
     def __post_init__(self) -> None:
         """Refuse what cannot be measured; what a sweep checks is checked there."""
         _check_heads(self.task)
-        if "fp8" in self.levers.split("+"):
-            raise UsageError(
-                "option-not-applicable",
-                f"--levers {self.levers}: speed-of-light times parts in bf16 and has no floor for FP8; leave out "
-                "fp8, or measure the whole step with `bertbench throughput`",
-            )
+        _check_levers(self.levers)
         if self.rounds < _FEWEST_ROUNDS:
             raise UsageError(
                 "option-value", f"--rounds {self.rounds} must be at least {_FEWEST_ROUNDS}: medians need them"
@@ -86,6 +88,15 @@ class SpeedOfLightOptions(Printed):
         for name in ("batch_size", "devices"):
             if getattr(self, name) < 1:
                 raise UsageError("option-value", f"{flag(name)} {getattr(self, name)} must be at least 1")
+
+
+def _check_levers(levers: str) -> None:
+    if "fp8" in levers.split("+"):
+        raise UsageError(
+            "option-not-applicable",
+            f"--levers {levers}: speed-of-light times parts in bf16 and has no floor for FP8; leave out fp8, or "
+            "measure the whole step with `bertbench throughput`",
+        )
 
 
 def _check_heads(task: str) -> None:
@@ -97,13 +108,22 @@ def _check_heads(task: str) -> None:
         )
 
 
+_BESIDE_WINNER = {
+    "winner_of", "rounds", "max_seconds", "device", "timeout_seconds", "retry_failed", "again", "out", "json"
+}  # fmt: skip
 OPTIONS = {"speed-of-light [TASK]": SpeedOfLightOptions}
 
 
 def read_words(words: list[str], program: str) -> SpeedOfLightOptions:
-    """Return the options; without a task it is pretraining."""
+    """Return the options; without a task it is pretraining. Raises UsageError where --winner-of answers others too."""
     named = bool(words) and (not words[0].startswith("-") or words[0] in ("-h", "--help"))
-    return parse_task(SpeedOfLightOptions, words if named else ["pretrain", *words], program, sweep=False)
+    options = parse_task(SpeedOfLightOptions, words if named else ["pretrain", *words], program, sweep=False)
+    if options.winner_of is not None and (other := sorted(given_names(words) - _BESIDE_WINNER)):
+        raise UsageError(
+            "option-conflict",
+            f"--winner-of takes the configuration from the run: leave out {' '.join(map(flag, other))}",
+        )
+    return options
 
 
 def run(options: SpeedOfLightOptions) -> Result:
@@ -114,13 +134,19 @@ def run(options: SpeedOfLightOptions) -> Result:
     tell_of_cpu(devices, options.device, options.json)
     launch = LaunchOptions(timeout_seconds=options.timeout_seconds)
     request = {"command": "speed-of-light", **request_of(options)}
-    with locked(directory):
-        (result,) = run_trials(directory, [trial], request, devices, launch, show_progress, note, options.retry_failed)
+    with locked(directory), measured_anew(options.again, directory, [trial]) as again, trial_display() as display:
+        launch = dataclasses.replace(launch, look=display.look)
+        announce(directory, [trial], None, options.retry_failed, again)
+        (result,) = run_trials(
+            directory, [trial], request, devices, launch, display.show, note, options.retry_failed, again
+        )
     return _measured(directory, trial) if result["status"] == "ok" else Result(code=3)
 
 
 def planned(options: SpeedOfLightOptions, devices: Devices) -> Trial:
-    """Return the trial. Raises UsageError for a value none can have, InputError where the data cannot be read."""
+    """Return the trial. Raises UsageError for a value none can have, InputError where data or run cannot be read."""
+    if options.winner_of is not None:
+        return _of_winner(options, devices)
     sweep = Sweep(
         task=options.task,
         task_flags=options.task_flags,
@@ -141,6 +167,27 @@ def planned(options: SpeedOfLightOptions, devices: Devices) -> Trial:
         threads=options.threads,
     )
     (trial,) = expand(sweep, devices, "components")
+    return trial
+
+
+def _of_winner(options: SpeedOfLightOptions, devices: Devices) -> Trial:
+    from bench.plan.winner import fastest_trial
+
+    assert options.winner_of is not None
+    winner = fastest_trial(options.winner_of, options.task, devices, OURS)
+    _check_levers(winner.levers)
+    trial = dataclasses.replace(
+        winner,
+        kind="components",
+        round=0,
+        start_iteration=None,
+        stop_iteration=None,
+        min_steps=_FEWEST_ROUNDS,
+        max_steps=options.rounds,
+        max_seconds=options.max_seconds,
+        relative_half_width=Sweep().precision_target,
+    )
+    note(f"the fastest configuration of {OURS} in {options.winner_of} is measured: {describe(trial)}")
     return trial
 
 

@@ -7,22 +7,66 @@ from typing import Any
 
 from analysis.wording import strategy_label
 from bench.cli.progress import note
+from bench.cli.trial_display import TrialDisplay
 from bench.machine.devices import Devices
 from bench.plan.options import AUTO, resolve_strategy
-from bench.plan.sweep import Again, write_results
+from bench.plan.sweep import Again, expected_seconds, finished_result, write_results
 from common.redact import terminal_text
 from records.run import RunDirectory
 from records.trial import Trial
 
 
 def show_progress(number: int, count: int, trial: Trial, result: Mapping[str, Any] | None, known: bool) -> None:
-    """Show how a trial ended, or on a terminal that it has begun; arguments as bench.plan.sweep.Progress has them."""
-    head = f"[{number}/{count}] {describe(trial)}"
+    """Show how a trial ended; arguments as bench.plan.sweep.Progress has them."""
     if result is not None:
         said = f"{terminal_text(_outcome(result))}{' (already done)' if known else ''}"
-        print(f"{head}: {said}", file=sys.stderr, flush=True)
-    elif sys.stderr.isatty():
-        print(f"{head} ...", end="\r", file=sys.stderr, flush=True)
+        print(f"[{number}/{count}] {describe(trial)}: {said}", file=sys.stderr, flush=True)
+
+
+@contextmanager
+def trial_display() -> Iterator[TrialDisplay]:
+    """Hand out what shows trials and how far each is, and take its line away at the end."""
+    display = TrialDisplay(show_progress, describe)
+    try:
+        yield display
+    finally:
+        display.clear()
+
+
+def announce(
+    run: RunDirectory,
+    trials: Sequence[Trial],
+    budget: float | None = None,
+    retry_failed: bool = False,
+    again: Again | None = None,
+) -> None:
+    """Say on stderr how many trials are to run and about how long that takes; nothing where none is."""
+    due = [
+        trial
+        for trial in trials
+        if finished_result(run.trial(trial.trial_id), retry_failed) is None
+        or (again is not None and again.wants(trial.trial_id))
+    ]
+    if not due:
+        return
+    seconds = expected_seconds(run, due)
+    words = [f"{len(due)} trial{'s'[: len(due) != 1]} to run"]
+    words += [f"{len(trials) - len(due)} already done"] if len(due) < len(trials) else []
+    words += [f"about {duration(seconds)}"] if seconds is not None else []
+    words += (
+        [f"then more rounds until the comparison with hf is conclusive (time budget {duration(budget)})"]
+        if budget is not None
+        else []
+    )
+    print(", ".join(words), file=sys.stderr, flush=True)
+
+
+def duration(seconds: float) -> str:
+    """Return a time in words, rounded to what an estimate is worth."""
+    if seconds < 60:
+        return f"{max(5, 5 * round(seconds / 5))} s"
+    minutes = round(seconds / 60)
+    return f"{minutes} min" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"
 
 
 def tell_of_cpu(devices: Devices, asked: str, as_json: bool) -> None:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import shlex
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,11 +13,12 @@ import tyro
 from bench.cli.options import Printed, RunFolder, parse_task, run_folder
 from bench.cli.progress import note
 from bench.cli.result import Result
-from bench.cli.sweep_progress import measured_anew, show_progress, tell_of_cpu
+from bench.cli.sweep_progress import announce, measured_anew, tell_of_cpu, trial_display
 from bench.cluster.inside import run_trial_inside
 from bench.cluster.world import World, joined_world
 from bench.machine.devices import Devices, find_devices, free_memory_share
-from bench.plan.sweep import locked, result_rows, run_trials
+from bench.plan.rounds import Verdict, add_rounds, check_reference
+from bench.plan.sweep import locked, record_request, result_rows, run_trials
 from bench.plan.trials import Sweep, expand
 from bench.run.launch import LaunchOptions
 from common.errors import UsageError
@@ -42,6 +44,9 @@ class ThroughputOptions(Printed):
     """Price of the machine per hour, for the cost columns; default no cost columns."""
     retry_failed: bool = False
     """Run failed trials again."""
+    time_budget: float | None = None
+    """Add rounds of the fastest configuration until its comparison with hf is conclusive or this time in s is spent;
+    the rounds of the sweep, 1 without --rounds, are always completed."""
     again: bool = False
     """Measure finished trials again; earlier records move to earlier/N in --out."""
     max_batch_search: bool = False
@@ -69,11 +74,21 @@ class ThroughputOptions(Printed):
                 "option-conflict",
                 f"--input-only trains nothing, {other} does: give them to separate calls, the same --out will do",
             )
+        if self.time_budget is not None:
+            self._check_budget(self.time_budget)
         if self.against_synthetic and self.max_batch_search:
             raise UsageError(
                 "option-conflict",
                 "--max-batch-search measures no throughput that --against-synthetic could compare: give one",
             )
+
+    def _check_budget(self, seconds: float) -> None:
+        if not seconds > 0:
+            raise UsageError("option-value", f"--time-budget {seconds:g} must be above 0")
+        if self.input_only or self.max_batch_search:
+            other = "--input-only" if self.input_only else "--max-batch-search"
+            raise UsageError("option-conflict", f"--time-budget adds rounds, {other} measures none: give one of them")
+        check_reference(self.sweep)
 
 
 OPTIONS = {"throughput TASK": ThroughputOptions}
@@ -99,15 +114,34 @@ def run(options: ThroughputOptions) -> Result:
     if options.max_batch_search:
         return _largest_batches(options, devices, directory, launch)
     kind = "input" if options.input_only else "throughput"
-    trials = expand(options.sweep, devices, kind, against_synthetic=options.against_synthetic)
+    sweep = options.sweep
+    if options.time_budget is not None:
+        sweep = dataclasses.replace(sweep, rounds=sweep.rounds or 1)
+    trials = expand(sweep, devices, kind, against_synthetic=options.against_synthetic)
     request = {"command": "throughput", **request_of(options)}
     tell_of_cpu(devices, options.device, options.json)
-    with locked(directory), measured_anew(options.again, directory, trials) as again:
-        results = run_trials(
-            directory, trials, request, devices, launch, show_progress, note, options.retry_failed, again
-        )
+    results: list[Mapping[str, Any]] = []
+    added: list[Trial] = []
+    verdicts: list[Verdict] = []
+    with locked(directory), measured_anew(options.again, directory, trials) as again, trial_display() as display:
+        launch = dataclasses.replace(launch, look=display.look)
+
+        def measure(some: Sequence[Trial]) -> Sequence[Mapping[str, Any]]:
+            results.extend(
+                run_trials(directory, some, request, devices, launch, display.show, note, options.retry_failed, again)
+            )
+            return results[-len(some) :]
+
+        began = time.monotonic()
+        announce(directory, trials, options.time_budget, options.retry_failed, again)
+        measure(trials)
+        if options.time_budget is not None:
+            left = options.time_budget - (time.monotonic() - began)
+            added, verdicts = add_rounds(directory, trials, measure, left, again)
+            record_request(directory, [*trials, *added], request)
     code = 0 if all(result["status"] == "ok" for result in results) else 3
-    return dataclasses.replace(_measured(directory, trials), code=code)
+    found = _measured(directory, [*trials, *added], verdicts)
+    return dataclasses.replace(found, code=code, notes=[verdict.sentence for verdict in verdicts])
 
 
 def _how_to_launch(argv: list[str], nodes: tuple[int, ...]) -> str:
@@ -136,6 +170,11 @@ def _how_to_launch(argv: list[str], nodes: tuple[int, ...]) -> str:
 
 def _inside(options: ThroughputOptions, run: RunDirectory, devices: Devices, world: World) -> Result:
     """Measure in the world of ranks that this process was started in: one trial, since its ranks are here once."""
+    if options.time_budget is not None:
+        raise UsageError(
+            "option-not-applicable",
+            "--time-budget: in a world that a launcher started each call measures one trial: leave it out",
+        )
     if options.again:
         raise UsageError(
             "option-not-applicable",
@@ -164,7 +203,7 @@ def _inside(options: ThroughputOptions, run: RunDirectory, devices: Devices, wor
     return dataclasses.replace(_measured(run, trials), notes=notes)
 
 
-def _measured(run: RunDirectory, asked: Sequence[Trial]) -> Result:
+def _measured(run: RunDirectory, asked: Sequence[Trial], verdicts: Sequence[Verdict] = ()) -> Result:
     """What the trials of this call came to."""
     from analysis.diagnose.answer import points
     from analysis.diagnose.run_answer import complete_answers
@@ -189,6 +228,7 @@ def _measured(run: RunDirectory, asked: Sequence[Trial]) -> Result:
         document={
             "run": str(run.path), "rows": rows, "ratios": ratios, "input": inputs, "real_against_synthetic": gaps,
             "answers": [answer.to_json() for answer in said],
+            **({"comparisons": [verdict.to_json() for verdict in verdicts]} if verdicts else {}),
         },
         blocks=[
             *answer_lines(said), *results_blocks(shown, ratios), *input_lines(inputs, gaps), *caution_lines(own),
@@ -217,8 +257,9 @@ def _largest_batches(options: ThroughputOptions, devices: Devices, run: RunDirec
         note(f"a rank may use {sweep.memory_limit_gib:.1f} GiB here (--memory-limit-gib sets it)")
     request = {"command": "throughput", **request_of(options)}
     found: list[dict[str, Any]] = []
-    with locked(run), measured_anew(options.again, run, starts) as again:
-        measure = measured_trials(run, request, devices, launch, show_progress, note, again=again)
+    with locked(run), measured_anew(options.again, run, starts) as again, trial_display() as display:
+        launch = dataclasses.replace(launch, look=display.look)
+        measure = measured_trials(run, request, devices, launch, display.show, note, again=again)
         for start in starts:
             outcome = explore(largest_batch(start, options.max_batch_limit, options.max_batch_step), measure)
             assert outcome is not None, "nothing stops it"

@@ -9,6 +9,7 @@ says what it was asked for and what is done.
 import dataclasses
 import math
 import shutil
+import statistics
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
@@ -27,6 +28,8 @@ from records.trial import Trial
 _STAGING, _EARLIER, _STATE = "again", "earlier", "again.json"
 # How a trial ends that says nothing of what it measures: what was measured before stays.
 _NOTHING_NEW = ("interrupted", "refused")
+# What a trial takes besides its steps: imports, the first step, the end.
+_START_SECONDS = 8.0
 # Called with (number from 1, count, trial, its result or None when it starts, whether it had been done before).
 Progress = Callable[[int, int, Trial, Mapping[str, Any] | None, bool], None]
 
@@ -81,6 +84,13 @@ class Again:
         """Note that a trial has been measured by this call. Raises StorageError."""
         self._done.append(trial_id)
         self._write()
+
+    def put_away(self, trial_id: str) -> None:
+        """Move the records of a trial that this call does not ask for to the earlier ones. Raises StorageError."""
+        before = self.earlier.trial(trial_id).path
+        with storage_errors(before):
+            before.parent.mkdir(parents=True, exist_ok=True)
+            self._run.trial(trial_id).path.rename(before)
 
     def drop(self, staged: TrialDirectory) -> None:
         """Remove the folder of a trial that did not end. Raises StorageError."""
@@ -171,6 +181,28 @@ def note_differences(
             f"finished trials in {run.path} were measured with other software or hardware ({'; '.join(sorted(seen))}): "
             "they are kept as they are; to measure all anew give another --out (`throughput`, `profile`: or --again)"
         )
+
+
+def expected_seconds(run: RunDirectory, trials: Sequence[Trial]) -> float | None:
+    """Return about how long trials take one after the other, s; None where nothing says how long a given window is.
+
+    A trial takes as long as those of its kind and model that are finished here; without any, what its start takes and
+    all of the time that it may measure.
+    """
+    rows = [row for row in result_rows(run) if row["status"] == "ok" and row.get("wall_seconds")]
+    total = 0.0
+    for trial in trials:
+        like = [row for row in rows if (row["preset"], row["device"]) == (trial.preset, trial.device)]
+        walls = [float(row["wall_seconds"]) for row in like if row["kind"] == trial.kind]
+        if walls:
+            total += statistics.median(walls)
+        elif trial.stop_iteration is None:
+            total += _START_SECONDS + trial.max_seconds
+        elif steps := [float(row["step_time_ms"]) for row in like if row.get("step_time_ms")]:
+            total += _START_SECONDS + trial.stop_iteration * statistics.median(steps) / 1000
+        else:
+            return None
+    return total
 
 
 def _provenance(environment: Mapping[str, Any]) -> dict[str, Any]:

@@ -114,6 +114,8 @@ class LaunchOptions:
     """Told of the trial's folder once its rank 0 has been started, for the other ranks of `world`."""
     variables: Mapping[str, str] = field(default_factory=dict)
     """Further environment variables of the ranks."""
+    look: Callable[[Trial, TrialDirectory], None] | None = None
+    """Called some twenty times a second while a trial runs, to show how far it is."""
 
     def __post_init__(self) -> None:
         """Refuse limits and prices that mean nothing."""
@@ -331,6 +333,8 @@ def _wait(
                 child.wait(timeout=max(0.001, min(_POLL_SECONDS, next_sample - time.monotonic())))
                 return None
             now = time.monotonic()
+            if options.look is not None:
+                options.look(trial, directory)
             if options.world is not None and launch_failure():
                 ended_at = ended_at or now + _LAUNCH_GRACE_SECONDS
                 deadline = min(deadline, ended_at)

@@ -33,38 +33,44 @@ def bench(out: Path, *source: str, **variables: str) -> "subprocess.CompletedPro
 
 
 @pytest.fixture(scope="module")
-def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str, float]:
-    """Run directory, output and seconds of one whole `make bench`."""
+def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str, float, str]:
+    """Run directory, output, seconds and messages of one whole `make bench`."""
     out = tmp_path_factory.mktemp("bench")
     began = time.monotonic()
     done = bench(out)
     assert done.returncode == 0, done.stdout + done.stderr
-    return out, done.stdout, time.monotonic() - began
+    return out, done.stdout, time.monotonic() - began, done.stderr
 
 
 @pytest.mark.alone
 def test_it_ends_with_the_table_and_the_path_of_the_report_in_under_five_minutes(
-    finished: tuple[Path, str, float],
+    finished: tuple[Path, str, float, str],
 ) -> None:
-    out, output, seconds = finished
+    out, output, seconds, _ = finished
     assert "bertbench" in output and "hf" in output and "samples/s" in output
     assert output.rstrip().splitlines()[-1] == str(out / "report" / "report.html")
     with (out / "results.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
     kinds = Counter(row["trial_id"].split("-")[0] for row in rows)
     assert (kinds.pop("profile"), kinds.pop("probe")) == (1, 1), "three iterations, with the profiler and without"
-    assert kinds.total() == 12
+    assert kinds.pop("components") == 1, "the speed of light of the fastest"
+    assert kinds.total() >= 12
     measured = [row for row in rows if row["kind"] == "throughput"]
     fastest = max(measured, key=lambda row: float(row["samples_per_second"]))
     (profile,) = [row for row in rows if row["kind"] == "profile"]
     assert [profile[name] for name in WON] == [fastest[name] for name in WON]
+    (light,) = [row for row in rows if row["kind"] == "components"]
+    assert [light[name] for name in WON] == [fastest[name] for name in WON]
+    sides = [row for row in measured if row["round"] != "0"]
+    assert len({row["micro_batch_size"] for row in sides}) <= 1, "rounds are added at the fastest configuration alone"
+    assert len(sides) >= 4 or "time budget" in finished[3], "decided by three rounds, or a sentence says why not"
     assert seconds < 300
 
 
 @pytest.mark.alone  # with the run of the test before
 @pytest.mark.skipif(shutil.which("chromium") is None, reason="Debian's chromium is not installed")
 def test_the_report_opens_in_a_browser_without_a_network_and_its_tables_sort(
-    finished: tuple[Path, str, float], tmp_path: Path
+    finished: tuple[Path, str, float, str], tmp_path: Path
 ) -> None:
     from playwright.sync_api import sync_playwright
 

@@ -97,10 +97,11 @@ def test_profiles_are_measured_anew_when_asked_and_the_earlier_ones_are_kept(
     assert json.loads((earlier.parents[1] / "result.json").read_text())["step_time_ms"] == 12.0
 
 
-def test_bench_sh_measures_the_profile_anew_too() -> None:
+def test_bench_sh_measures_profile_and_speed_of_light_anew_too() -> None:
     script = (Path(__file__).resolve().parents[3] / "bench/bench.sh").read_text().replace("\\\n", " ")
-    calls = [line for line in script.splitlines() if "bertbench throughput" in line or "bertbench profile" in line]
-    assert len(calls) == 2 and all('"${again[@]}"' in line for line in calls)
+    measuring = ("bertbench throughput", "bertbench profile", "bertbench speed-of-light")
+    calls = [line for line in script.splitlines() if any(command in line for command in measuring)]
+    assert len(calls) == 3 and all('"${again[@]}"' in line for line in calls)
 
 
 def plain_fields(item: Trial) -> dict[str, object]:

@@ -1,0 +1,180 @@
+"""Adds rounds to a sweep until the comparison with the reference at the fastest configuration is conclusive.
+
+What is conclusive is decided by analysis.metrics.comparison, as in every report. An added round repeats only the two
+sides of that comparison, in an order that alternates, as further trials of the same run directory.
+"""
+
+import dataclasses
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from analysis import wording
+from analysis.diagnose.answer import points, winners
+from analysis.load import CIRCUMSTANCES, CONFIGURATION, LoadedTrial, load_run
+from analysis.metrics.comparison.within_run import ratios_of
+from bench.plan.sweep import Again, finished_result
+from bench.plan.trials import Sweep
+from common.errors import UsageError
+from records.run import RunDirectory
+from records.trial import Trial
+
+REFERENCE = "hf"
+_OPEN = "cannot decide"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Verdict:
+    """What the comparison at the fastest configuration of one model came to."""
+
+    row: Mapping[str, Any]
+    """Of within_run.ratios_of."""
+    sentence: str
+    """The ratio with its interval and, where it is not decided, why not and what to do."""
+
+    @property
+    def decided(self) -> bool:
+        """Whether more rounds would say nothing new."""
+        return bool(self.row["decided"] != _OPEN)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the sentence and the row as plain JSON values."""
+        return {"sentence": self.sentence, **self.row}
+
+
+def check_reference(sweep: Sweep) -> None:
+    """Refuse a sweep that has nothing to compare with the reference. Raises UsageError."""
+    names = set(sweep.implementations)
+    if REFERENCE not in names or len(names) < 2:
+        raise UsageError(
+            "option-not-applicable",
+            f"--time-budget decides the comparison with {REFERENCE}, this sweep runs "
+            f"{' '.join(sweep.implementations)}: use --implementations bertbench {REFERENCE}",
+        )
+
+
+def add_rounds(
+    run: RunDirectory,
+    trials: Sequence[Trial],
+    measure: Callable[[Sequence[Trial]], Sequence[Mapping[str, Any]]],
+    seconds: float,
+    again: Again | None = None,
+    clock: Callable[[], float] = time.monotonic,
+) -> tuple[list[Trial], list[Verdict]]:
+    """Measure further rounds until every model's comparison is conclusive or no further round fits into the time.
+
+    Used inside `locked(run)` once `trials` are finished. With `again`, rounds that earlier calls added are put away
+    first, as `again` does with what it replaces.
+
+    Args:
+        run: the run directory.
+        trials: the sweep as it was asked for, every configuration in at least one round.
+        measure: runs trials and returns their results, in order.
+        seconds: time that is left, s; what a round takes is known from those before it.
+        again: the call that measures anew.
+        clock: seconds.
+
+    Returns:
+        The trials of rounds beyond those of the sweep, and a verdict per model.
+    """
+    ends = clock() + seconds
+    family = {_first_round(trial) for trial in trials}
+    asked = {trial.trial_id for trial in trials}
+    if again is not None:
+        for trial in _measured(run, family):
+            if trial.trial.trial_id not in asked and again.wants(trial.trial.trial_id):
+                again.put_away(trial.trial.trial_id)
+    stopped: dict[str, str] = {}
+    while True:
+        measured = _measured(run, family)
+        open_pairs = [
+            pair
+            for pair, row in _comparisons(measured)
+            if row["decided"] == _OPEN and row["throughput_ratio"] is not None and pair[0] not in stopped
+        ]
+        if not open_pairs:
+            break
+        pair = open_pairs[0]
+        due = _next_round(run, pair, asked)
+        cost = sum(_wall_seconds(measured, trial) for trial in pair[1:])
+        if cost > ends - clock():
+            stopped[pair[0]] = "the time budget is spent; run the same command again to add rounds"
+            continue
+        failed = [result for result in measure(due) if result["status"] != "ok"]
+        if failed:
+            stopped[pair[0]] = f"an added round ended as {failed[0]['status']}: {failed[0].get('reason', '')}"
+    added = [one.trial for one in measured if one.trial.trial_id not in asked]
+    return added, [
+        Verdict(row=row, sentence=_sentence(row, stopped.get(pair[0], ""))) for pair, row in _comparisons(measured)
+    ]
+
+
+Pair = tuple[str, Trial, Trial]
+"""The id of a comparison, and the first round of its two sides; the reference is the last."""
+
+
+def _measured(run: RunDirectory, family: set[Trial]) -> list[LoadedTrial]:
+    return [trial for trial in load_run(run) if _first_round(trial.trial) in family]
+
+
+def _first_round(trial: Trial) -> Trial:
+    return dataclasses.replace(trial, round=0)
+
+
+def _comparisons(measured: Sequence[LoadedTrial]) -> list[tuple[Pair, Mapping[str, Any]]]:
+    """The comparison with the reference at the fastest configuration of each model that has one."""
+    ratios = ratios_of(measured, REFERENCE)
+    found: list[tuple[Pair, Mapping[str, Any]]] = []
+    for winner in winners(points(measured)):
+        best = winner.best.row
+        rows = [row for row in ratios if _same_place(row, best)]
+        if best["implementation"] != REFERENCE:
+            rows = [row for row in rows if row["implementation"] == best["implementation"]]
+        if rows:  # where the reference itself is the fastest, its first competitor is compared with it
+            own, other = (_side(measured, best, name) for name in (rows[0]["implementation"], REFERENCE))
+            found.append(((own.trial_id, own, other), rows[0]))
+    return found
+
+
+def _same_place(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    return all(
+        one.get(name) == other.get(name) for name in (*CONFIGURATION, *CIRCUMSTANCES) if name != "implementation"
+    )
+
+
+def _side(measured: Sequence[LoadedTrial], best: Mapping[str, Any], implementation: str) -> Trial:
+    """The first round of an implementation, as rows name it, at the best configuration; it is there."""
+    sides = (one for one in measured if one.row["implementation"] == implementation and _same_place(one.row, best))
+    return _first_round(next(sides).trial)
+
+
+def _next_round(run: RunDirectory, pair: Pair, asked: set[str]) -> list[Trial]:
+    """The first round that one side at least has not finished, the order of the sides alternating."""
+    number = 0
+    while True:
+        sides = [dataclasses.replace(trial, round=number) for trial in pair[1:]]
+        due = [side for side in sides if finished_result(run.trial(side.trial_id)) is None]
+        if due and not any(side.trial_id in asked for side in due):
+            return due[:: -1 if number % 2 else 1]
+        number += 1
+
+
+def _wall_seconds(measured: Sequence[LoadedTrial], trial: Trial) -> float:
+    """What the latest round of a trial took, from start to end."""
+    rounds = [one for one in measured if _first_round(one.trial) == trial and one.row.get("wall_seconds")]
+    return float(max(rounds, key=lambda one: one.trial.round).row["wall_seconds"]) if rounds else math.inf
+
+
+def _sentence(row: Mapping[str, Any], stopped: str) -> str:
+    where = f"micro batch {row['micro_batch_size']} on {row['world_size']} device{'s'[: row['world_size'] != 1]}"
+    names = f"{row['implementation']} / {row['reference']} at {where}"
+    if row["throughput_ratio"] is None:
+        return f"{names}: not conclusive, {row['reason']}"
+    span = wording.interval(row["throughput_ratio_low"], row["throughput_ratio_high"], lambda x: f"{x:.2f}")
+    said = f"{names}: {row['throughput_ratio']:.2f} x ({span}; rounds: {row['rounds']} and {row['reference_rounds']})"
+    verdict = {"yes": "conclusive: they differ", "no": "conclusive: they are within 5 % of each other"}
+    if row["decided"] in verdict:
+        return f"{said}, {verdict[row['decided']]}"
+    return f"{said}, not conclusive yet: {row['reason']}" + (f". {stopped[0].upper()}{stopped[1:]}" if stopped else "")

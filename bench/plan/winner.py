@@ -1,0 +1,39 @@
+"""The fastest configuration of a run directory, as its report names it, for what looks at it more closely."""
+
+from pathlib import Path
+
+from analysis.diagnose.answer import points, winners
+from analysis.load import load_run
+from bench.machine.devices import Devices
+from common.errors import InputError, UsageError
+from records.run import RunDirectory
+from records.trial import Trial
+
+
+def fastest_trial(folder: Path, task: str, devices: Devices, implementation: str | None = None) -> Trial:
+    """Return a trial of the fastest configuration.
+
+    Args:
+        folder: a run directory.
+        task: what it must have trained.
+        devices: where the configuration is to run again.
+        implementation: consider its trials only; None for all.
+
+    Raises:
+        UsageError: it cannot run on these devices.
+        InputError: the run holds no such throughput.
+    """
+    trials = [trial for trial in load_run(RunDirectory(folder)) if trial.trial.task == task]
+    found = points([one for one in trials if implementation in (None, one.trial.implementation)])
+    if not found:
+        whose = "" if implementation is None else f" with {implementation}"
+        raise InputError(
+            "run-incomplete",
+            f"{folder} holds no throughput of {task}{whose}: measure it with `bertbench throughput`",
+        )
+    winner = winners(found)[0].best.trials[0].trial
+    if winner.device != devices.kind or winner.nodes > 1:
+        where = f"{winner.nodes} nodes" if winner.nodes > 1 else winner.device
+        raise UsageError("device-missing", f"the fastest configuration of {folder} ran on {where}: run this there")
+    devices.environment(winner.world_size)
+    return winner

@@ -1,0 +1,189 @@
+"""Rounds added to a sweep until the comparison with hf at the fastest configuration is conclusive."""
+
+import itertools
+import shutil
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.commands import result
+from support.refusals import refused
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "analysis"))
+from fake_run import noisy_times, step_rows, write_trial
+
+from bench.plan import sweep
+from records.files import write_record
+from records.run import RunDirectory, TrialDirectory
+from records.trial import Trial
+
+WORDS = ("pretrain", "--preset", "tiny", "--device", "cpu", "--devices", "1", "--precisions", "fp32", "--seq-lens",
+         "32", "--implementations", "bertbench", "hf", "--batch-sizes", "4", "8")  # fmt: skip
+# Step time in ms by implementation and micro batch: 8 is the fastest of bertbench.
+STEP_MS = {("bertbench", 4): 45.0, ("bertbench", 8): 80.0, ("hf", 4): 110.0, ("hf", 8): 200.0}
+Ran = list[tuple[str, int, int]]
+
+
+class Machine:
+    """In place of running a trial: writes records of steps as long as `time_ms` says."""
+
+    def __init__(self, folder: Path) -> None:
+        self.ran: Ran = []
+        self.time_ms: Callable[[Trial], float] = lambda trial: STEP_MS[trial.implementation, trial.micro_batch_size]
+        self.status: Callable[[Trial], str] = lambda trial: "ok"
+        self.wall_seconds = 1.0
+        self._scratch = (RunDirectory(folder / str(number)) for number in itertools.count())
+
+    def run(self, trial: Trial, directory: TrialDirectory, *rest: object) -> dict[str, Any]:
+        self.ran.append((trial.implementation, trial.micro_batch_size, trial.round))
+        status, scratch = self.status(trial), next(self._scratch)
+        rows = step_rows(noisy_times(self.time_ms(trial), 40, len(self.ran)), trial.micro_batch_size)
+        write_trial(
+            scratch, trial, {0: rows} if status == "ok" else None, status=status, reason="" if status == "ok" else "why"
+        )
+        made = scratch.trial(trial.trial_id)
+        found = {"trial_id": trial.trial_id, "status": status, "reason": "why", "wall_seconds": self.wall_seconds}
+        write_record(made.result_json, found)
+        shutil.copytree(made.path, directory.path, dirs_exist_ok=True)
+        return found
+
+    def forget(self) -> Ran:
+        """Return what ran since the last call."""
+        ran, self.ran = self.ran, []
+        return ran
+
+
+@pytest.fixture
+def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
+    made = Machine(tmp_path / "scratch")
+    monkeypatch.setattr(sweep, "run_trial", made.run)
+    return made
+
+
+def call(tmp_path: Path, *more: str, budget: str = "100") -> Any:
+    return result("throughput", *WORDS, "--time-budget", budget, "--out", str(tmp_path / "run"), *more)
+
+
+FIRST = [("bertbench", 4, 0), ("hf", 4, 0), ("bertbench", 8, 0), ("hf", 8, 0)]
+ADDED = [("hf", 8, 1), ("bertbench", 8, 1), ("bertbench", 8, 2), ("hf", 8, 2)]
+
+
+def test_the_fastest_and_hf_are_repeated_in_alternating_order_until_it_is_conclusive(
+    tmp_path: Path, machine: Machine
+) -> None:
+    called = call(tmp_path)
+    assert machine.forget() == FIRST + ADDED
+    (found,) = called.document["comparisons"]
+    assert (found["decided"], found["micro_batch_size"]) == ("yes", 8)
+    assert (found["rounds"], found["reference_rounds"]) == (3, 3)
+    assert found["throughput_ratio"] == pytest.approx(2.5, rel=0.02)
+    assert called.code == 0 and len(called.document["rows"]) == 8
+    assert call(tmp_path).document["comparisons"] == [found]
+    assert machine.forget() == [], "what is decided is not measured again"
+
+
+def test_equal_sides_are_conclusive_too(tmp_path: Path, machine: Machine) -> None:
+    machine.time_ms = lambda trial: 10.0 * trial.micro_batch_size + 5
+    (found,) = call(tmp_path).document["comparisons"]
+    assert found["decided"] == "no"
+
+
+def test_where_hf_is_the_fastest_it_is_compared_with_its_competitor(tmp_path: Path, machine: Machine) -> None:
+    machine.time_ms = lambda trial: STEP_MS[
+        {"hf": "bertbench", "bertbench": "hf"}[trial.implementation], trial.micro_batch_size
+    ]
+    (found,) = call(tmp_path).document["comparisons"]
+    assert found["decided"] == "yes" and found["implementation"] == "bertbench"
+    assert found["throughput_ratio"] == pytest.approx(0.4, rel=0.02)
+
+
+def test_without_time_no_round_is_added_and_a_later_call_adds_them(tmp_path: Path, machine: Machine) -> None:
+    machine.wall_seconds = 60.0
+    called = call(tmp_path)
+    assert machine.forget() == FIRST
+    (found,) = called.document["comparisons"]
+    assert found["decided"] == "cannot decide" and called.code == 0
+    assert found["reason"] in found["sentence"] and "time budget" in found["sentence"]
+    assert list(called.notes) == [found["sentence"]]
+    assert call(tmp_path, budget="1000").document["comparisons"][0]["decided"] == "yes"
+    assert machine.forget() == ADDED
+
+
+def test_a_round_that_a_kill_left_half_is_completed(tmp_path: Path, machine: Machine) -> None:
+    call(tmp_path)
+    machine.forget()
+    run = RunDirectory(tmp_path / "run")
+    for trial in run.trials():
+        known = trial.read_trial()
+        if known.round == 2 or (known.round == 1 and known.implementation == "hf"):
+            trial.result_json.unlink()
+    assert call(tmp_path).document["comparisons"][0]["decided"] == "yes"
+    assert machine.forget() == [("hf", 8, 1), *ADDED[2:]]
+
+
+def test_measured_again_no_earlier_round_counts_and_all_are_kept(tmp_path: Path, machine: Machine) -> None:
+    call(tmp_path)
+    machine.forget()
+    # Now hf is slower: rounds of before would spoil the ratio.
+    machine.time_ms = lambda trial: (
+        STEP_MS[trial.implementation, trial.micro_batch_size] * (1 + (trial.implementation == "hf"))
+    )
+    (found,) = call(tmp_path, "--again").document["comparisons"]
+    assert machine.forget() == FIRST + ADDED
+    assert found["throughput_ratio"] == pytest.approx(5.0, rel=0.02) and found["rounds"] == 3
+    assert len(RunDirectory(tmp_path / "run/earlier/1").trials()) == 8
+
+
+def test_an_interrupted_call_that_measures_again_keeps_the_rounds_it_has_added(
+    tmp_path: Path, machine: Machine
+) -> None:
+    call(tmp_path)
+    machine.forget()
+    whole = machine.status
+
+    def stop(trial: Trial) -> str:
+        if trial.round == 2:
+            raise KeyboardInterrupt
+        return "ok"
+
+    machine.status = stop
+    with pytest.raises(KeyboardInterrupt):
+        call(tmp_path, "--again")
+    assert machine.forget() == FIRST + ADDED[:3]
+    machine.status = whole
+    assert call(tmp_path, "--again").document["comparisons"][0]["rounds"] == 3
+    assert machine.forget() == ADDED[2:]
+    assert len(RunDirectory(tmp_path / "run/earlier/1").trials()) == 8
+
+
+def test_a_side_without_a_measurement_ends_it_with_the_reason(tmp_path: Path, machine: Machine) -> None:
+    machine.status = lambda trial: "oom" if trial.implementation == "hf" else "ok"
+    called = call(tmp_path)
+    assert machine.forget() == FIRST and called.code == 3
+    assert called.document["comparisons"][0]["throughput_ratio"] is None
+    assert "oom" in called.document["comparisons"][0]["sentence"]
+
+
+def test_an_added_round_that_fails_ends_it(tmp_path: Path, machine: Machine) -> None:
+    machine.status = lambda trial: "crashed" if trial.round == 1 and trial.implementation == "hf" else "ok"
+    called = call(tmp_path)
+    assert machine.forget() == FIRST + ADDED[:2] and called.code == 3
+    assert "crashed" in called.document["comparisons"][0]["sentence"]
+
+
+@pytest.mark.parametrize(
+    ("more", "code"),
+    [
+        (("--time-budget", "0"), "option-value"),
+        (("--time-budget", "nan"), "option-value"),
+        (("--time-budget", "9", "--input-only"), "option-conflict"),
+        (("--time-budget", "9", "--max-batch-search"), "option-conflict"),
+        (("--time-budget", "9", "--implementations", "bertbench"), "option-not-applicable"),
+        (("--time-budget", "9", "--implementations", "hf"), "option-not-applicable"),
+    ],
+)
+def test_refusals(more: tuple[str, ...], code: str, tmp_path: Path) -> None:
+    with refused(code, more[0]):
+        result("throughput", *WORDS, *more, "--out", str(tmp_path / "run"))
