@@ -3,7 +3,7 @@
 import dataclasses
 import shlex
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from analysis import wording
@@ -19,8 +19,8 @@ class Advice:
     """One cause of lost time, and how to test a remedy."""
 
     cause: str
-    """Stable name: machine, host, data, waiting, communication, padding, precision, speed, batch. Advice with the same
-    cause competes; one of them is shown."""
+    """Stable name: machine, host, data, waiting, communication, padding, precision, fusion, kernels, latency, memory,
+    compute, speed, batch. Advice with the same cause competes; one of them is shown."""
     seen: str
     """What was measured, with its number; a sentence without its full stop."""
     remedy: str
@@ -28,37 +28,108 @@ class Advice:
     command: str = ""
     """Command that tests the remedy; "" where none can."""
     saves: float | None = None
-    """Upper bound of the time saved, as a share of the step (0 to 1); None where it is not known."""
+    """Upper bound of the time saved, as a share (0 to 1) of `of`; None where it is not known."""
     unknown: str = ""
     """Why `saves` is None."""
+    of: str = "step time"
+    """What `saves` is a share of."""
     replayed: bool = False
     """Whether `saves` is from a replay of the trace: it knows the critical path, so it replaces shares of idle time."""
 
     @property
     def gain(self) -> str:
-        """The expected gain in words."""
+        """The expected gain in a sentence."""
         if self.saves is None:
-            return f"expected gain: unknown ({self.unknown})"
-        return f"expected gain: up to {wording.percent(self.saves)} of the step time"
+            return f"Expected gain: unknown, {self.unknown}."
+        return f"Expected gain: up to {wording.percent(self.saves)} of the {self.of}."
 
     @property
     def text(self) -> str:
         """All of it as a paragraph; the command stands in backticks."""
         test = f" Test it: `{self.command}`." if self.command else ""
         said = f"{self.seen[:1].upper()}{self.seen[1:]}"
-        return f"{said}: {self.remedy} ({self.gain}).{test}"
+        return f"{said}: {self.remedy}. {self.gain}{test}"
 
     def to_json(self) -> dict[str, Any]:
-        """Return plain JSON values: cause, seen, remedy, command, saves_share, unknown, text."""
+        """Return plain JSON values: cause, seen, remedy, command, saves_share, saves_of, unknown, text."""
         return {
             "cause": self.cause,
             "seen": self.seen,
             "remedy": self.remedy,
             "command": self.command or None,
             "saves_share": self.saves,
+            "saves_of": self.of,
             "unknown": self.unknown or None,
             "text": self.text,
         }
+
+
+_NARROW = ("bf16", "fp16", "fp8")
+_DISTURBED = ("loaded", "throttled", "drifted", "mfu_above_one")
+"""Codes of cautions that say that the machine was disturbed, the plainest first."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Context:
+    """What is known of a recording besides its content, so that nothing is advised that the trial already has."""
+
+    row: Mapping[str, Any] = field(default_factory=dict)
+    """Fields of the recorded trial (records.trial.Trial); empty for a recording of another program."""
+    run: str = ""
+    """Its run directory."""
+    disturbed: str = ""
+    """What disturbed the machine meanwhile; "" for nothing that was seen."""
+    native_bf16: bool | None = None
+    """Whether the device has bf16 instructions; None where that is not known."""
+
+    @property
+    def narrow(self) -> str:
+        """The trial's precision if it is a 16- or 8-bit one, else ""."""
+        precision = "fp8" if self.has("fp8") else str(self.row.get("precision") or "")
+        return precision if precision in _NARROW else ""
+
+    def has(self, *levers: str) -> bool:
+        """Whether the trial has one of these optimizations."""
+        return bool({*levers} & {*str(self.row.get("levers") or "").split("+")})
+
+    @property
+    def fewer_launches(self) -> str:
+        """What makes launches fewer, without what the trial has."""
+        ways = ["a larger batch"]
+        ways += [] if self.has("compile", "cuda-graphs") else ["torch.compile"]
+        ways += [] if self.has("cuda-graphs") else ["CUDA graphs"]
+        return f"{', '.join(ways[:-1])} or {ways[-1]}" if len(ways) > 1 else ways[0]
+
+    @property
+    def fewer_operators(self) -> str:
+        """The same for operators of a CPU."""
+        return f"a larger batch{'' if self.has('compile') else ' or torch.compile'}"
+
+    @property
+    def fusing(self) -> str:
+        """How kernels are fused, in parentheses."""
+        compiled = self.has("compile", "cuda-graphs")
+        return "(those outside of the compiled layers)" if compiled else "(torch.compile, fused optimizer and norms)"
+
+    def command(self, cause: str) -> str:
+        """Return the command that tests the remedy of a cause on the trial's configuration; "" where there is none."""
+        row = self.row
+        if not row or not self.run or row.get("kind") == "train":
+            return ""
+        changes: dict[str, dict[str, object]] = {
+            "host": {"batch_sizes": 2 * int(row["micro_batch_size"])},
+            "communication": {"grad_accum": 4 * int(row.get("grad_accum_steps") or 1)},
+            "precision": {"precisions": "bf16"},
+            "data": {"data": "synthetic"},
+            "machine": {"again": True},
+        }
+        return throughput_command(row, self.run, **changes[cause]) if cause in changes else ""
+
+
+def disturbance(cautions: Iterable[Mapping[str, Any]]) -> str:
+    """Return what disturbed the machine by the cautions of trials, in words; "" for nothing that was seen."""
+    seen = {caution["code"]: caution["message"] for caution in cautions if caution["code"] in _DISTURBED}
+    return next((str(seen[code]) for code in _DISTURBED if code in seen), "")
 
 
 def ranked(found: Iterable[Advice]) -> list[Advice]:

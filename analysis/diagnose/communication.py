@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from analysis.diagnose.advice import LEAST, Advice
+from analysis.diagnose.advice import LEAST, Advice, Context
 from analysis.diagnose.finding import Finding
 from analysis.diagnose.idle import diagnosis, launch_bound
 from analysis.metrics.communication.exposure import (
@@ -36,12 +36,15 @@ _SMALL_BYTES = 1 << 20
 _IN_BUCKETS = {"all_reduce", "reduce_scatter", "all_gather"}
 
 
-def findings(timelines: Sequence[Timeline], scenarios: Sequence[Scenario] = SCENARIOS) -> list[Finding]:
+def findings(
+    timelines: Sequence[Timeline], scenarios: Sequence[Scenario] = SCENARIOS, context: Context | None = None
+) -> list[Finding]:
     """Return what there is to say about communication; nothing where no rank communicates.
 
     Args:
         timelines: what readers returned, one per rank.
         scenarios: what the replay changes.
+        context: the recorded trial, where it is known.
 
     Returns:
         all_reduce_by_rank, collectives, buckets and what_if; of several ranks stragglers and clock_offsets too.
@@ -64,7 +67,7 @@ def findings(timelines: Sequence[Timeline], scenarios: Sequence[Scenario] = SCEN
     if len(timelines) > 1:
         found.append(Finding("stragglers", "Who the others wait for", late, _stragglers(late, on_gpu)))
     found.append(_buckets(timelines, matching, by_rank, saves))
-    found.append(_what_if(answers, timelines, on_gpu))
+    found.append(_what_if(answers, timelines, on_gpu, context or Context()))
     if len(timelines) > 1:
         found.append(Finding("clock_offsets", "Clocks of the ranks", clocks.table, _clocks(clocks)))
     return found
@@ -265,21 +268,21 @@ def _buckets(timelines: Sequence[Timeline], matching: Matching, by_rank: "pd.Dat
     return Finding("buckets", title, table, sentence)
 
 
-def _what_if(answers: WhatIf, timelines: Sequence[Timeline], on_gpu: bool) -> Finding:
+def _what_if(answers: WhatIf, timelines: Sequence[Timeline], on_gpu: bool, context: Context) -> Finding:
     title = "What if communication were different (slowest rank, to the end of all work launched in the window)"
     if not len(answers.table):
         return Finding("what_if", title, answers.table, f"{answers.problems[0].capitalize()}.")
     table = answers.slowest().drop(columns="window_ms")  # the slowest rank need not be the same one
     told = "; ".join(f"{row['scenario']}: {_change(float(row['saved_share']))}" for row in _rows(table)[1:])
-    advice = _holds_up(answers, timelines, on_gpu)
+    advice = _holds_up(answers, timelines, on_gpu, context)
     doubts = "".join(f"; {problem}" for problem in answers.problems)
     sentence = f"Time of the slowest rank, replayed ({told or 'as traced'}); {advice}{_trust(answers)}{doubts}."
     if "free:" in told and len(answers.table["rank"].unique()) > 1:
         sentence = sentence.removesuffix(".") + "; free communication still waits for ranks that are late."
-    return Finding("what_if", title, table, sentence, tuple(_advice(answers, timelines, on_gpu)))
+    return Finding("what_if", title, table, sentence, tuple(_advice(answers, timelines, on_gpu, context)))
 
 
-def _advice(answers: WhatIf, timelines: Sequence[Timeline], on_gpu: bool) -> Iterator[Advice]:
+def _advice(answers: WhatIf, timelines: Sequence[Timeline], on_gpu: bool, context: Context) -> Iterator[Advice]:
     """Yield one piece of advice per limit of the replay: what the slowest rank's window loses when that takes no time.
 
     Where some ranks are launch-bound and the others wait for them, that is one cause: the host.
@@ -292,7 +295,7 @@ def _advice(answers: WhatIf, timelines: Sequence[Timeline], on_gpu: bool) -> Ite
     unequal = bound and max(shares) - min(shares) >= LEAST
     one_cause = unequal and host >= LEAST and waiting >= LEAST
     if "host" in answers.limits:
-        remedy = _host_advice(timelines, on_gpu)
+        remedy = _host_advice(timelines, on_gpu, context)
         if found is not None and bound and found.host in ("", "launch_bound"):
             seen = launch_bound(rows, others_wait=one_cause)
         elif found is not None and found.host == "data_wait":
@@ -307,17 +310,18 @@ def _advice(answers: WhatIf, timelines: Sequence[Timeline], on_gpu: bool) -> Ite
     if answers.limits.get("communication", 0.0) >= LEAST:
         alone = "waiting" not in answers.limits
         seen = f"communication{' (waiting for other ranks included)' if alone else ''} is exposed"
-        remedy = "overlap more of it (smaller buckets), or send less (16-bit gradients, gradient accumulation)"
+        less = "gradient accumulation" if context.has("bf16-gradients") else "16-bit gradients, gradient accumulation"
+        remedy = f"overlap more of it (smaller buckets), or send less ({less})"
         saves = answers.limits["communication"]
         yield Advice(cause="communication", seen=seen, remedy=remedy, saves=saves, replayed=True)
 
 
-def _holds_up(answers: WhatIf, timelines: Sequence[Timeline], on_gpu: bool) -> str:
+def _holds_up(answers: WhatIf, timelines: Sequence[Timeline], on_gpu: bool, context: Context) -> str:
     """Say what the step waits for: what saves the most when it takes no time, not what the time is spent with."""
     most = max(answers.limits, key=answers.limits.__getitem__)
     if answers.limits[most] >= _LITTLE:
         advice = {
-            "host": f"the host holds it up most: {_host_advice(timelines, on_gpu)}",
+            "host": f"the host holds it up most: {_host_advice(timelines, on_gpu, context)}",
             "waiting": "waiting for late ranks holds it up most: find out why they are late",
             "communication": "the transfers hold it up most: overlap more of them, or send less"
             if "waiting" in answers.limits
@@ -339,10 +343,10 @@ def _holds_up(answers: WhatIf, timelines: Sequence[Timeline], on_gpu: bool) -> s
     return said
 
 
-def _host_advice(timelines: Sequence[Timeline], on_gpu: bool) -> str:
+def _host_advice(timelines: Sequence[Timeline], on_gpu: bool, context: Context) -> str:
     """What to try against a slow host: what the idle time of all ranks says, or of the rank that has the most."""
     if not on_gpu:
-        return "fewer, larger operators help (torch.compile, larger batch)"
+        return f"use fewer, larger operators ({context.fewer_operators})"
     rows = [row for row in map(idle_causes, timelines) if row is not None and row.span_ns]
     if not rows:
         return "see with `bertbench analyze` what the CPU does in the largest idle gaps"
@@ -350,9 +354,9 @@ def _host_advice(timelines: Sequence[Timeline], on_gpu: bool) -> str:
     for found in (diagnosis(rows), diagnosis([most])):
         if found.host:
             return {
-                "launch_bound": "launch fewer, larger kernels (torch.compile, CUDA graphs, larger batch)",
-                "host_pause": f"it pauses ({found.pausing}), find out what it does then",
-                "data_wait": "it loads data while the GPU is idle, use more loader workers or prefetching",
+                "launch_bound": f"launch fewer, larger kernels ({context.fewer_launches})",
+                "host_pause": f"find out what the CPU does in its pauses ({found.pausing})",
+                "data_wait": "use more loader workers or prefetching, as it loads data while the GPU is idle",
             }[found.host]
     if most.idle_ns < _LITTLE * most.span_ns:
         return "no GPU is idle for 5% of the time, so it only delays the first or the last work"

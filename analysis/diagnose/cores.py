@@ -1,10 +1,11 @@
 """What the counters of kernels say: how busy the kinds of cores are, and each kernel against its roofline."""
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from analysis.counters import KernelCounters
+from analysis.diagnose.advice import LEAST, Advice, Context
 from analysis.diagnose.finding import Finding
 from analysis.metrics.kernels.core_utilization import (
     BY_ORDER,
@@ -28,11 +29,15 @@ NOT_IN_FILE = "not in this file"
 _NO_TIMES = f"How long the kernels took is {NOT_IN_FILE}"
 
 _IDLE, _BUSY, _LARGE = 1.0, 60.0, 0.3
+_OF_KERNELS = "kernels' time"
 _MOVES_DATA = ("elementwise", "copy", "norm", "dropout", "activation", "optimizer", "softmax and loss")
 
 
 def findings(
-    counters: KernelCounters, window_ns: float | None = None, measured: Mapping[str, float] | None = None
+    counters: KernelCounters,
+    window_ns: float | None = None,
+    measured: Mapping[str, float] | None = None,
+    context: Context | None = None,
 ) -> list[Finding]:
     """Return core_utilization, ..._by_family, ..._by_phase (where there are ranges), kernels, roofline, ..._by_family.
 
@@ -41,18 +46,24 @@ def findings(
         window_ns: length of the same iterations without the profiler: core_utilization gets the shares of it too, the
             tables by family, phase and kernel have them in place of those while kernels run.
         measured: measured ceilings, as for `roofline`.
+        context: the profiled trial, where it is known.
     """
+    context = context or Context()
     whole = core_use(counters, window_ns)
     families = core_use_by_family(counters, window_ns)
     found = [
         Finding(
-            "core_utilization", "Core utilisation", _pipes_table(whole), _pipes_sentence(whole, families, counters)
+            "core_utilization",
+            "Core utilization",
+            _pipes_table(whole),
+            _pipes_sentence(whole, families, counters, context),
+            tuple(_precision_advice(whole, families, counters, context)),
         ),
         by_family(counters, window_ns),
     ]
     phases = by_phase(counters, window_ns)
     found += [phases] if len(phases.table) else []
-    found += [by_kernel(counters, window_ns), *roofline_findings(roofline(counters, measured))]
+    found += [by_kernel(counters, window_ns), *roofline_findings(roofline(counters, measured), context)]
     return found
 
 
@@ -178,7 +189,19 @@ def _share(percent: float | None) -> float:
     return math.nan if percent is None else percent / 100
 
 
-def _pipes_sentence(use: CoreUse, families: Mapping[str, CoreUse], counters: KernelCounters) -> str:
+def _precision_advice(
+    use: CoreUse, families: Mapping[str, CoreUse], counters: KernelCounters, context: Context
+) -> Iterator[Advice]:
+    """Yield what tensor cores could save where they are idle: at most the time of the GEMMs."""
+    tensor, gemm = use.pipes["tensor"].percent, _time_share(families.get("GEMM"), families)
+    if tensor is None or tensor >= _IDLE or not gemm >= LEAST or _narrow_share(counters) or context.narrow:
+        return
+    seen = f"the tensor cores are idle while GEMMs take {_percent(100 * gemm)} of the kernels' time"
+    remedy = "train in bf16, or let fp32 GEMMs use tf32 (torch.set_float32_matmul_precision('high'))"
+    yield Advice(cause="precision", seen=seen, remedy=remedy, saves=gemm, of=_OF_KERNELS)
+
+
+def _pipes_sentence(use: CoreUse, families: Mapping[str, CoreUse], counters: KernelCounters, context: Context) -> str:
     if not use.kernels:
         return "No kernel was counted: check that the window of the profile holds GPU work."
     known = {name: use.pipes[name].percent for name in FOUR if use.pipes[name].percent is not None}
@@ -198,6 +221,8 @@ def _pipes_sentence(use: CoreUse, families: Mapping[str, CoreUse], counters: Ker
         start += f" The tensor cores stand still while matrix products take {_percent(100 * product)} of the time"
         if narrow := _narrow_share(counters):
             return f"{start}, though {_percent(100 * narrow)} of that runs in bf16, fp16, tf32 or less, by their names."
+        if context.narrow:
+            return f"{start}, although the trial is in {context.narrow}: see which GEMMs autocast leaves in fp32."
         return f"{start}: train in bf16, or let fp32 products use tf32 (torch.set_float32_matmul_precision('high'))."
     if tensor >= _BUSY:
         return f"{start} The tensor cores are near what they can do: only fewer operations or a lower precision help."
@@ -282,9 +307,10 @@ _LIMIT_ADVICE = {
 }
 
 
-def roofline_findings(found: Roofline) -> list[Finding]:
+def roofline_findings(found: Roofline, context: Context | None = None) -> list[Finding]:
     """Return roofline (per kernel) and roofline_by_family."""
-    sentence = _bound_sentence(found)
+    context = context or Context()
+    sentence = _bound_sentence(found, context)
     ceilings = "; ".join(
         f"{'DRAM' if kind == 'dram' else kind} {ceiling.rate / 1e9:,.0f} {'GB/s' if kind == 'dram' else 'GFLOP/s'} "
         f"({ceiling.source})"
@@ -293,7 +319,13 @@ def roofline_findings(found: Roofline) -> list[Finding]:
     )
     sentence += f" Ceilings: {ceilings}." if ceilings else ""
     return [
-        Finding("roofline", "Roofline of each kernel", _table(found.kernels, "name"), sentence),
+        Finding(
+            "roofline",
+            "Roofline of each kernel",
+            _table(found.kernels, "name"),
+            sentence,
+            tuple(_roofline_advice(found, context)),
+        ),
         Finding(
             "roofline_by_family",
             "Roofline by kind of work",
@@ -303,8 +335,37 @@ def roofline_findings(found: Roofline) -> list[Finding]:
     ]
 
 
-def advice(row: Mapping[str, Any]) -> str:
+_FRACTIONS = ("compute_fraction", "memory_fraction")
+
+
+def _roofline_advice(found: Roofline, context: Context) -> Iterator[Advice]:
+    """Yield one piece of advice per kind of bound: what its kernels save if the busiest unit of each were always busy.
+
+    The sum over the kernels of (share of the time) x (1 - share of its peak that the busiest unit reaches), which is
+    how Nsight Compute's rule SOLBottleneck estimates a speedup. Kernels whose units were not counted do not count.
+    """
+
+    def lost(row: Mapping[str, Any]) -> float:
+        busiest = max((row[name] for name in _FRACTIONS if math.isfinite(row[name])), default=1.0)
+        share = float(row["time_share"]) * (1 - min(1.0, float(busiest)))
+        return share if math.isfinite(share) else 0.0
+
+    rows = [{str(key): value for key, value in row.items()} for row in found.kernels.to_dict("records")]
+    for bound in dict.fromkeys(str(row["bound"]) for row in rows):
+        bounded = [row for row in rows if row["bound"] == bound]
+        saves = sum(map(lost, bounded))
+        if bound == UNKNOWN or saves < LEAST:
+            continue
+        first = max(bounded, key=lost)
+        part = _part(sum(float(row["time_share"]) for row in bounded if math.isfinite(row["time_share"])))
+        seen = f"{part} of the kernels' time is bound by {bound}, most of all {_short(str(first['name']))}"
+        cause = bound.partition(" (")[0].lower()
+        yield Advice(cause=cause, seen=seen, remedy=advice(first, context), saves=saves, of=_OF_KERNELS)
+
+
+def advice(row: Mapping[str, Any], context: Context | None = None) -> str:
     """Return what holds a kernel back and what helps, from one row of Roofline.kernels."""
+    context = context or Context()
     bound = str(row["bound"])
     if bound == UNKNOWN:
         return f"not known: {row['reason']}" if row["reason"] else "not known"
@@ -313,6 +374,7 @@ def advice(row: Mapping[str, Any]) -> str:
     if bound.startswith(COMPUTE):
         pipe = bound.removeprefix(f"{COMPUTE} (").removesuffix(")")
         known = next((text for name, text in _COMPUTE_ADVICE.items() if pipe.startswith(name)), "fewer operations")
+        known = _FULL_WIDTH.get(pipe, known) if context.narrow else known
         return f"{'the SM' if pipe == 'SM' else pipe} is at {_part(row['compute_fraction'])} of its peak: {known}"
     if bound == MEMORY:
         text = (
@@ -328,14 +390,17 @@ def advice(row: Mapping[str, Any]) -> str:
             "that the threads of a warp use different banks"
         )
     else:
-        help_ = _LEVEL_ADVICE[bound]
+        help_ = _LEVEL_ADVICE[bound].replace(_NARROWER if context.narrow else "", "")
     return f"{bound} is at {_part(row[column])} of its peak: {help_}" + _limits(row)
 
 
+_NARROWER = " keep activations in bf16,"
+_FULL_WIDTH = dict.fromkeys(("FMA", "fp32"), "fewer operations, or autocast for what still runs in fp32")
+"""What replaces _COMPUTE_ADVICE in a trial that is in a 16-bit type already."""
 _LEVEL_ADVICE = {
     L1: "fewer and wider accesses (vectors, coalescing), values kept in registers",
     L2: "reuse more in shared memory and registers (larger tiles, fusion) and coalesce accesses",
-    DRAM_LEVEL: "move fewer bytes: fuse elementwise kernels, keep activations in bf16, use flash attention",
+    DRAM_LEVEL: f"move fewer bytes: fuse elementwise kernels,{_NARROWER} use flash attention",
 }
 
 
@@ -397,7 +462,7 @@ def _table(table: "pd.DataFrame", label: str) -> "pd.DataFrame":
     return found.dropna(axis="columns", how="all")
 
 
-def _bound_sentence(found: Roofline) -> str:
+def _bound_sentence(found: Roofline, context: Context) -> str:
     kernels = found.kernels
     shares = kernels.groupby("bound", sort=False)["time_share"].sum(min_count=1)
     known = {str(kind): float(share) for kind, share in shares.items() if math.isfinite(share) and share > 0}
@@ -408,7 +473,7 @@ def _bound_sentence(found: Roofline) -> str:
     text = [f"Of the kernels' time: {said}."]
     for kind in order[:2]:
         row = {str(key): value for key, value in kernels[kernels["bound"] == kind].iloc[0].items()}
-        text.append(f"{_short(str(row['name']))} ({_part(row['time_share'])} of the time): {advice(row)}.")
+        text.append(f"{_short(str(row['name']))} ({_part(row['time_share'])} of the time): {advice(row, context)}.")
     return " ".join(text)
 
 

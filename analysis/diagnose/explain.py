@@ -4,7 +4,7 @@ import dataclasses
 import shlex
 from collections.abc import Mapping, Sequence
 
-from analysis.diagnose.advice import Advice, ranked, with_command
+from analysis.diagnose.advice import Advice, Context, ranked, with_command
 from analysis.diagnose.finding import Finding, distinct, distinct_names, file_stem
 from analysis.metrics.comparison.traces import TraceComparison
 from analysis.sources import Source
@@ -27,7 +27,10 @@ _FIRST = (
 
 
 def explain(
-    source: Source, window_ns: float | None = None, measured: Mapping[str, float] | None = None
+    source: Source,
+    window_ns: float | None = None,
+    measured: Mapping[str, float] | None = None,
+    context: Context | None = None,
 ) -> list[Finding]:
     """Return the findings of a source: of its traces, their communication, its counters, its tables.
 
@@ -35,17 +38,19 @@ def explain(
         source: what `open_sources` returned. Several tables of counters are findings each, named by their file.
         window_ns: length of the counted steps without the profiler, for shares with idle time.
         measured: measured ceilings, as roofline takes them.
+        context: the trial that was recorded, where it is known.
     """
     found: list[Finding] = []
+    context = context or Context()
     if source.timelines:
         from analysis.diagnose import communication as communication_findings
         from analysis.diagnose import timelines as timeline_findings
 
         found += timeline_findings.window_findings(source.timelines)
-        found += timeline_findings.findings(source.timelines)
-        found += timeline_findings.operator_findings(source.timelines)
+        found += timeline_findings.findings(source.timelines, context)
+        found += timeline_findings.operator_findings(source.timelines, context)
         found += timeline_findings.range_findings(source.timelines)
-        found += communication_findings.findings(source.timelines)
+        found += communication_findings.findings(source.timelines, context=context)
     if source.counters:
         from analysis.diagnose import cores as core_findings
 
@@ -53,7 +58,7 @@ def explain(
             title = f" ({file.name})" if ending else ""
             found += [
                 dataclasses.replace(one, name=f"{one.name}{ending}", title=f"{one.title}{title}")
-                for one in core_findings.findings(counters, window_ns, measured)
+                for one in core_findings.findings(counters, window_ns, measured, context)
             ]
     if source.summaries:
         from analysis.diagnose import summaries as summary_findings
@@ -62,10 +67,23 @@ def explain(
     return distinct(found)
 
 
-def to_do(source: Source, findings: Sequence[Finding]) -> list[Advice]:
-    """Return what to do about a profile, the largest gain first; a second recording, compared with it, tests it."""
-    command = shlex.join(["bertbench", "compare", str(source.path), "NEW_PROFILE"])
-    return with_command(ranked(one for finding in findings for one in finding.advice), command)
+def to_do(source: Source, findings: Sequence[Finding], context: Context | None = None) -> list[Advice]:
+    """Return what to do about a profile, the largest gain first.
+
+    What a measurement of the recorded trial with another option tests has that command; else a second recording,
+    compared with this one, tests it.
+    """
+    context = context or Context()
+    found = [one for finding in findings for one in finding.advice]
+    if context.disturbed:
+        why = "how fast the undisturbed machine is was not measured"
+        remedy = "wait until the machine is idle, then measure again"
+        found.append(Advice(cause="machine", seen=context.disturbed, remedy=remedy, unknown=why))
+    chosen = [dataclasses.replace(one, command=one.command or context.command(one.cause)) for one in ranked(found)]
+    if not any(len(timeline.steps) for timeline in source.timelines):
+        chosen = [dataclasses.replace(one, of=one.of.replace("step time", "recorded time")) for one in chosen]
+    again = ["compare", str(source.path)] if source.timelines else ["analyze"]  # tables of totals do not compare
+    return with_command(chosen, shlex.join(["bertbench", *again, "NEW_PROFILE"]))
 
 
 def counter_endings(source: Source) -> list[str]:

@@ -5,7 +5,7 @@ import dataclasses
 import re
 from collections.abc import Iterator, Sequence
 
-from analysis.diagnose.advice import LEAST, Advice
+from analysis.diagnose.advice import LEAST, Advice, Context
 from analysis.diagnose.finding import Finding
 from analysis.diagnose.sentences import range_over_ranks
 from analysis.metrics.time import launches as queue
@@ -17,7 +17,6 @@ from analysis.timeline import Timeline
 _LITTLE = 0.05
 _MUCH = 0.25
 _HALF = 0.5
-_FEWER_LAUNCHES = "try a larger batch, torch.compile or CUDA graphs"
 _PAUSE = "host_pause"
 _MOST_RANKS = 3
 _WAITS = {
@@ -29,7 +28,6 @@ _WAITS = {
 _TRY = {
     "data_wait": "use more loader workers, prefetching, or inputs that are prepared beforehand",
     "communication_wait": "look for a straggler, overlap or shrink the communication",
-    "launch_bound": _FEWER_LAUNCHES,
 }
 
 
@@ -53,6 +51,8 @@ class Diagnosis:
     """How many these are, and what the CPU did in them, in words."""
     few: str
     """How much the longest gaps are, in words."""
+    fewer: str
+    """What makes launches fewer: Context.fewer_launches."""
 
     @property
     def host(self) -> str:
@@ -62,7 +62,7 @@ class Diagnosis:
         return most if costs[most] >= _LITTLE else ""
 
 
-def diagnosis(rows: Sequence[IdleCauses]) -> Diagnosis:
+def diagnosis(rows: Sequence[IdleCauses], context: Context | None = None) -> Diagnosis:
     """Return what the idle time of these ranks is; there must be one with a window."""
     span = sum(row.span_ns for row in rows)
     spreads = [row.spread for row in rows if row.spread is not None]
@@ -85,6 +85,7 @@ def diagnosis(rows: Sequence[IdleCauses]) -> Diagnosis:
         data=steady["data_wait"] / span,
         pausing=_pausing(spreads, pauses),
         few=_few(rows),
+        fewer=(context or Context()).fewer_launches,
     )
 
 
@@ -120,7 +121,7 @@ def _pausing(spreads: Sequence[Spread], pauses_ns: int) -> str:
     return f"{said}, {share if times[most] >= _HALF * pauses_ns else f'the most, {share},'} in {what[:80]}"
 
 
-def causes(rows: Sequence[IdleCauses]) -> Finding | None:
+def causes(rows: Sequence[IdleCauses], context: Context | None = None) -> Finding | None:
     """Return idle_causes: idle time by cause and rank."""
     if not rows:
         return None
@@ -129,14 +130,14 @@ def causes(rows: Sequence[IdleCauses]) -> Finding | None:
     if not on_gpu:  # a CPU launches nothing
         table = table[table["cause"] != "launch_bound"].drop(columns=["note", "short_gaps_ms"]).reset_index(drop=True)
     title = "Why the GPU is idle" if on_gpu else "Why the CPU computes nothing"
-    found = diagnosis(rows)
+    found = diagnosis(rows, context)
     return Finding("idle_causes", title, table, _why(rows, found), tuple(_advice(rows, found)) if on_gpu else ())
 
 
 def _advice(rows: Sequence[IdleCauses], found: Diagnosis) -> Iterator[Advice]:
     """Yield what the idle time could save if its cause took none: its share of all ranks' time, an upper bound."""
     if found.launches >= LEAST and found.launches >= found.pauses:
-        yield Advice(cause="host", seen=launch_bound(rows), remedy=_FEWER_LAUNCHES, saves=found.launches)
+        yield Advice(cause="host", seen=launch_bound(rows), remedy=f"try {found.fewer}", saves=found.launches)
     elif found.pauses >= LEAST:
         seen = f"the CPU pauses and launches nothing for {_percent(found.pauses)} of the time ({found.pausing})"
         yield Advice(cause="host", seen=seen, remedy="find out what the CPU does in these gaps", saves=found.pauses)
@@ -193,7 +194,7 @@ def _cause(rows: Sequence[IdleCauses], found: Diagnosis) -> str:
             return f"{said}; no cause takes 5 %"
         said += ": see what the CPU does in them"
         if found.launches >= _LITTLE:
-            return f"{said}; {_percent(found.launches)} comes back in every step, in shorter gaps: {_FEWER_LAUNCHES}"
+            return f"{said}; {_percent(found.launches)} comes back in every step, in shorter gaps: try {found.fewer}"
         return said
     said = f"for {_percent(found.steady)} it waits {_waits(rows, found.cause)}"
     if found.cause == "other":
@@ -205,20 +206,20 @@ def _cause(rows: Sequence[IdleCauses], found: Diagnosis) -> str:
         said += (
             f", {_percent(found.repeating)} of that in every step: little to gain"
             if small
-            else f": {_try(rows, found.cause)}"
+            else f": {_try(rows, found)}"
         )
     else:
         said += (
             f", most of that in gaps that do not come back in every step ({found.few}): see what the CPU does in them"
         )
         if found.repeating >= _LITTLE:
-            said += f"; {_percent(found.repeating)} comes back in every step: {_try(rows, found.cause)}"
+            said += f"; {_percent(found.repeating)} comes back in every step: {_try(rows, found)}"
     if found.pauses >= _LITTLE:
         said += f"; for {_percent(found.pauses)} the CPU pauses ({found.pausing}): see what it does in them"
     if found.cause != "data_wait" and found.data >= _LITTLE:
         said += f"; for {_percent(found.data)} it waits {_WAITS['data_wait']}: {_TRY['data_wait']}"
     if found.cause != "launch_bound" and found.launches >= _LITTLE:
-        said += f"; for {_percent(found.launches)}, in every step, it waits for launches: {_FEWER_LAUNCHES}"
+        said += f"; for {_percent(found.launches)}, in every step, it waits for launches: try {found.fewer}"
     return said
 
 
@@ -228,9 +229,11 @@ def _waits(rows: Sequence[IdleCauses], cause: str) -> str:
     return "in communication, for other ranks or the transfer" if alone else _WAITS[cause]
 
 
-def _try(rows: Sequence[IdleCauses], cause: str) -> str:
-    alone = cause == "communication_wait" and len(rows) == 1
-    return "overlap or shrink the communication" if alone else _TRY[cause]
+def _try(rows: Sequence[IdleCauses], found: Diagnosis) -> str:
+    if found.cause == "launch_bound":
+        return f"try {found.fewer}"
+    alone = found.cause == "communication_wait" and len(rows) == 1
+    return "overlap or shrink the communication" if alone else _TRY[found.cause]
 
 
 def gaps(rows: Sequence[IdleCauses]) -> Finding | None:
@@ -252,7 +255,9 @@ def gaps(rows: Sequence[IdleCauses]) -> Finding | None:
     return Finding("idle_gaps", title, gap_frame(named), said + (f" ({', '.join(where)})." if where else "."))
 
 
-def launches(timelines: Sequence[Timeline], idles: Sequence[IdleCauses]) -> Finding | None:
+def launches(
+    timelines: Sequence[Timeline], idles: Sequence[IdleCauses], context: Context | None = None
+) -> Finding | None:
     """Return launch_queue: how long work waits between its launch and its start."""
     import pandas as pd
 
@@ -267,17 +272,17 @@ def launches(timelines: Sequence[Timeline], idles: Sequence[IdleCauses]) -> Find
         f"{_percent(waited)} of the kernels found the GPU waiting (nothing ran when they were launched, or they start "
         f"within {queue.SHORT_DELAY_US:g} µs of the end of their launch)"
     )
-    found = diagnosis(idles) if idles else None
+    found = diagnosis(idles, context) if idles else None
     empty = sum(row.empty_share * row.matched for row in rows) / matched
     known = matched >= MOSTLY * sum(row.kernels for row in rows)
     spreads = [row.spread for row in idles if row.spread is not None]
     span = sum(row.span_ns for row in idles)
     bound = sum(spread.steady_ns["launch_bound"] for spread in spreads) / span if span else 0.0
     if found is not None and found.launches >= _LITTLE and found.launches >= found.pauses:
-        said += f": the GPU waits for the CPU, {_FEWER_LAUNCHES}"
+        said += f": the GPU waits for the CPU, try {found.fewer}"
     elif found is not None and found.pauses >= _LITTLE:
         said += f": the GPU waits for the CPU{' seldom but for long' if waited <= _MUCH else ''}, {found.pausing}"
-        said += f"; beside these for every launch, {_FEWER_LAUNCHES}" if found.launches >= _LITTLE else ""
+        said += f"; beside these for every launch, try {found.fewer}" if found.launches >= _LITTLE else ""
     elif not known:
         said += f"; the calls of {matched:,} of {sum(row.kernels for row in rows):,} kernels are known"
     elif waited <= _MUCH and empty <= _HALF and bound < _LITTLE:

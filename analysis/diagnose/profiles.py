@@ -8,11 +8,12 @@ import csv
 import dataclasses
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from analysis.diagnose.explain import explain
+from analysis.diagnose.advice import Advice, Context, disturbance
+from analysis.diagnose.explain import explain, to_do
 from analysis.diagnose.finding import Finding
 from analysis.metrics.kernels.core_utilization import rows as core_rows
 from analysis.metrics.kernels.tables import NameCoverage, name_coverage
@@ -70,14 +71,22 @@ class OpenedProfile:
     measured: Mapping[str, float]
     """Measured ceilings, as roofline takes them."""
 
+    context: Context = field(default_factory=Context)
+    """The trial, as advice needs it."""
+
     def explained(self) -> list[Finding]:
         """Return what the analyses say."""
-        return explain(self.source, self.window_ns, self.measured)
+        return explain(self.source, self.window_ns, self.measured, self.context)
+
+    def to_do(self, findings: Sequence[Finding]) -> list[Advice]:
+        """Return what to do about it, by what the analyses say."""
+        return to_do(self.source, findings, self.context)
 
 
 def open_profile(directory: TrialDirectory) -> OpenedProfile:
     """Read what a profiler left for a trial; what cannot be read is a problem, not the end."""
-    trial, profile = directory.read_trial(), (directory.read_result() or {}).get("profile") or {}
+    trial, result = directory.read_trial(), directory.read_result() or {}
+    profile = result.get("profile") or {}
     problems: list[str] = []
     notes = list(_notes(directory.profile, problems)) if trial.profiler == "ncu" else []
     for note in notes:
@@ -94,7 +103,13 @@ def open_profile(directory: TrialDirectory) -> OpenedProfile:
     except InputError as error:
         source = Source(path=directory.path, problems=(str(error),))
     source = dataclasses.replace(source, problems=tuple(dict.fromkeys([*problems, *source.problems])))
-    return OpenedProfile(source=source, window_ns=window, measured=_measured(directory))
+    context = Context(
+        row={**dataclasses.asdict(trial), "implementation": implementation_label(trial.implementation, trial.levers)},
+        run=str(directory.path.parent.parent),
+        disturbed=disturbance(result.get("cautions") or []),
+        native_bf16=(directory.read_environment() or {}).get("native_bf16"),
+    )
+    return OpenedProfile(source=source, window_ns=window, measured=_measured(directory), context=context)
 
 
 def summarize(directory: TrialDirectory) -> ProfileSummary:

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from analysis import wording
-from analysis.diagnose.advice import Advice, ranked, throughput_command
+from analysis.diagnose.advice import Advice, disturbance, ranked, throughput_command
 from analysis.diagnose.answer import Answer, Point, Winner, answers, winners
 from analysis.load import LoadedTrial
 from analysis.metrics.records import published
@@ -13,8 +13,6 @@ from analysis.metrics.speed_of_light import LOSS, NOT_EXPLAINED
 
 Row = Mapping[str, Any]
 
-_DISTURBED = ("loaded", "throttled", "drifted", "mfu_above_one")
-"""Cautions that say that the machine was disturbed."""
 _OWN_CAUSE = ("waiting for data", "communication", "products on padding", NOT_EXPLAINED)
 """Bars of a waterfall that are a cause of their own, or none."""
 _SAME_STEP = ("task", "preset", "precision", "seq_len", "micro_batch_size", "world_size", "device", "implementation")
@@ -55,9 +53,7 @@ def complete_answers(
 
 def disturbed(point: Point) -> str:
     """Return what disturbed the machine while a configuration was measured, in words; "" for nothing that was seen."""
-    found = [caution for trial in point.trials for caution in trial.row.get("cautions") or []]
-    seen = {caution["code"]: caution["message"] for caution in found if caution["code"] in _DISTURBED}
-    return next((str(seen[code]) for code in _DISTURBED if code in seen), "")
+    return disturbance(caution for trial in point.trials for caution in trial.row.get("cautions") or [])
 
 
 def _floor(trials: Sequence[LoadedTrial], row: Row) -> Row | None:
@@ -126,12 +122,23 @@ def _of_row(winner: Winner, trials: Sequence[LoadedTrial], out: str) -> list[Adv
         found.append(Advice(cause="communication", seen=seen, remedy=remedy, command=command, saves=exposed / step))
     own = str(row["implementation"]).startswith("bertbench")
     padding = row.get("padding_efficiency")
-    layout = {"unpad", "pack"} & set(str(row.get("levers")).split("+"))
-    if own and padding is not None and row.get("levers") and not layout:
+    if own and padding is not None and not any(_without_padding(one.row) for one in _same_shape(winner)):
         command = throughput_command(row, out, levers="auto")
         seen = f"{wording.percent(1 - padding)} of all positions are padding and are computed"
         found.append(Advice(cause="padding", seen=seen, remedy="leave padding out", command=command, saves=1 - padding))
     return [*found, *_untried(winner, trials, out)]
+
+
+def _same_shape(winner: Winner) -> list[Point]:
+    """The winner and what this run measured of our implementation in the same shape."""
+    shape = ("micro_batch_size", "world_size", "grad_accum_steps")
+    alike = [one for one in winner.group if all(one.row.get(name) == winner.best.row.get(name) for name in shape)]
+    return [one for one in alike if str(one.row["implementation"]).startswith("bertbench")]
+
+
+def _without_padding(row: Row) -> bool:
+    """Whether a configuration computes real tokens alone; without options of its own, the default does."""
+    return not row.get("levers") or bool({"unpad", "pack"} & set(str(row["levers"]).split("+")))
 
 
 def _untried(winner: Winner, trials: Sequence[LoadedTrial], out: str) -> list[Advice]:

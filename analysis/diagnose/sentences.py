@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from analysis.diagnose.advice import Context
 from analysis.metrics.kernels.gemm_precision import gemm_time_by_precision
 from analysis.metrics.time.temporal import Temporal
 from analysis.timeline import Timeline
@@ -76,11 +77,12 @@ def _range(values: Sequence[float]) -> str:
     return " to ".join(dict.fromkeys(number(value) for value in (min(values), max(values))))
 
 
-def precision_clause(timelines: Sequence[Timeline]) -> str:
+def precision_clause(timelines: Sequence[Timeline], context: Context) -> str:
     """Return "runs in bf16" and the like, with advice only where it follows from what ran; "" where names tell nothing.
 
     Args:
         timelines: one per rank; of a CPU, where they have no GPU work.
+        context: the recorded trial. What is a 16-bit trial already is not advised to become one.
     """
     times = gemm_time_by_precision(timelines)
     total = sum(times.values())
@@ -92,9 +94,20 @@ def precision_clause(timelines: Sequence[Timeline]) -> str:
     )
     if shares.get("fp32", 0.0) <= _MOST:
         return said
+    if context.narrow:
+        return f"{said}, although the trial is in {context.narrow}: see which GEMMs autocast leaves in fp32"
     if any(len(timeline.kernels) for timeline in timelines):
         return (
             f"{said}: the tensor cores, where this GPU has them, multiply several times as fast in bf16 or tf32 "
             "(fp16 before Ampere)"
         )
+    if context.native_bf16 is not None:
+        return f"{said}: try bf16, for which this CPU has instructions" if context.native_bf16 else said
     return f"{said}: bf16 helps where the CPU has instructions for it (avx512_bf16, amx)"
+
+
+def fp32_share(timelines: Sequence[Timeline]) -> float:
+    """Return the share of the GEMMs' time that runs in fp32, by what names and shapes tell; 0 where nothing does."""
+    times = gemm_time_by_precision(timelines)
+    total = sum(times.values())
+    return times.get("fp32", 0) / total if total else 0.0

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from analysis.counters import Summary
+from analysis.diagnose.advice import LEAST, Advice
 from analysis.diagnose.finding import Finding, distinct
 from analysis.metrics.communication.links import alpha_beta
 from analysis.metrics.telemetry import COUNTERS, POWER_CAP, SLOWED_DOWN, reason_names
@@ -22,7 +23,12 @@ def collective_findings(summary: Summary) -> Iterator[Finding]:
     table = summary.table
     rows = [_row(summary, str(key), part) for key, part in table.groupby("placement", sort=False)]
     frame = pd.DataFrame(rows)
-    yield Finding("collective_bandwidth", f"{summary.title}: bandwidth", frame, _sentence(frame, summary))
+    wrong = int(frame["wrong_rows"].sum())
+    advice: tuple[Advice, ...] = ()
+    if wrong:
+        seen, remedy = f"{wrong} rows have wrong results", "repair that first (driver, NCCL, a bad link)"
+        advice = (Advice(cause="machine", seen=seen, remedy=remedy, unknown="no time counts before that"),)
+    yield Finding("collective_bandwidth", f"{summary.title}: bandwidth", frame, _sentence(frame, summary), advice)
     unsaid = [name for name, value in (("root", -1), ("wrong", -1), ("redop", "")) if (table[name] == value).all()]
     sizes = table.drop(columns=unsaid).sort_values(
         ["size_bytes", "placement"], ascending=False, kind="stable", ignore_index=True
@@ -115,7 +121,17 @@ def _kernels(summary: Summary) -> Iterator[Finding]:
     top = families.iloc[0]
     advice = _ADVICE.get(str(top["family"]), "look at its largest kernels first")
     sentence = f"{str(top['family']).capitalize()} kernels take {top['share']:.1%} of the kernel time: {advice}."
-    yield Finding("kernel_families", f"{summary.title}: by family", families, sentence)
+    yield Finding("kernel_families", f"{summary.title}: by family", families, sentence, tuple(_fusing(families)))
+
+
+def _fusing(families: "pd.DataFrame") -> Iterator[Advice]:
+    """Yield what fusing could save: at most the time of the kernels that only move memory."""
+    small = families[families["family"].isin(["elementwise", "norm", "dropout", "activation"])]
+    saves = float(small["share"].sum())
+    if saves >= LEAST:
+        seen = f"kernels that only move memory take {saves:.1%} of the kernels' time"
+        remedy = "fuse them (torch.compile, fused optimizer and norms)"
+        yield Advice(cause="fusion", seen=seen, remedy=remedy, saves=saves, of="kernels' time")
 
 
 def _by_name(table: "pd.DataFrame", label: str = "") -> "pd.DataFrame":
@@ -276,7 +292,16 @@ def sensor_findings(summary: Summary) -> Iterator[Finding]:
         rows += [_sensor_row(str(quantity), device, part[part["device"] == device]) for device in devices]
     columns = ["quantity", "device", "samples", "mean", "p95", "min", "max"]
     frame = pd.DataFrame([row for row in rows if row["samples"]], columns=columns)
-    yield Finding("sensors", summary.title, frame, _sensor_sentence(table))
+    yield Finding("sensors", summary.title, frame, _sensor_sentence(table), tuple(_throttling(table)))
+
+
+def _throttling(table: "pd.DataFrame") -> Iterator[Advice]:
+    """Yield what to do about GPUs that slow themselves down; how much faster they could be is in no log."""
+    seen = "; ".join(_suspicions(table))
+    if seen:
+        remedy = "cool the GPUs or raise the power limit, then measure again"
+        why = "the log does not tell how fast the GPUs are at full clocks"
+        yield Advice(cause="machine", seen=seen, remedy=remedy, unknown=why)
 
 
 def _place(name: str) -> int:

@@ -1,14 +1,22 @@
 """What the traces of a run say about time: tables, each with one sentence on what it means and what to try."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from analysis.diagnose import idle as idle_findings
+from analysis.diagnose.advice import LEAST, Advice, Context
 from analysis.diagnose.finding import Finding
-from analysis.diagnose.sentences import balance_sentence, least_to_most, number, precision_clause, range_over_ranks
+from analysis.diagnose.sentences import (
+    balance_sentence,
+    fp32_share,
+    least_to_most,
+    number,
+    precision_clause,
+    range_over_ranks,
+)
 from analysis.metrics.kernels import tables as copies
 from analysis.metrics.kernels import tables as kernel_tables
 from analysis.metrics.kernels.gemm_precision import gemm_time_by_precision
@@ -44,29 +52,30 @@ _OF_SLOWEST = ", each that of its slowest rank"
 _NO_LENGTH = "No kernel of the window took any time, by this trace."
 
 
-def findings(timelines: Sequence[Timeline]) -> list[Finding]:
+def findings(timelines: Sequence[Timeline], context: Context | None = None) -> list[Finding]:
     """Return the findings of the traces of one run, one timeline per rank; what they cannot say is left out.
 
     Names: temporal_breakdown, compute_utilization, idle_causes, idle_gaps, kernel_families, top_kernels, phases,
     memory_copies, launch_queue, iterations, steps.
     """
+    context = context or Context()
     idles = [row for row in map(idle_causes, timelines) if row is not None]
     made = [
-        _temporal(timelines),
+        _temporal(timelines, context),
         _utilization(timelines),
-        idle_findings.causes(idles),
+        idle_findings.causes(idles, context),
         idle_findings.gaps(idles),
-        _families(timelines),
+        _families(timelines, context),
         _top_kernels(timelines),
         _phases(timelines),
         _copies(timelines),
-        idle_findings.launches(timelines, idles),
+        idle_findings.launches(timelines, idles, context),
         *_iterations(timelines),
     ]
     return [finding for finding in made if finding is not None]
 
 
-def _temporal(timelines: Sequence[Timeline]) -> Finding | None:
+def _temporal(timelines: Sequence[Timeline], context: Context) -> Finding | None:
     rows = [row for row in map(temporal.temporal_breakdown, timelines) if row is not None]
     if not rows:
         return None
@@ -97,6 +106,8 @@ def _temporal(timelines: Sequence[Timeline]) -> Finding | None:
         advice += "; overlapping the communication comes next" if exposed >= _LITTLE else ""
     elif idle_share + exposed + copying >= _NEARLY_ALL:
         advice = f": no computation is {_percent(1 - compute)}, though nothing of it takes 5 % alone"
+    elif context.disturbed:  # what others took is in the time of every operator
+        advice = f": measure again on an idle machine before you optimize ({context.disturbed})"
     else:
         advice = f": faster {'kernels' if rows[0].on_gpu else 'operators'} are what is left to gain"
     table = temporal.temporal_frame(rows)
@@ -165,7 +176,7 @@ def _utilization(timelines: Sequence[Timeline]) -> Finding | None:
     return Finding("compute_utilization", "Compute utilisation", table, said + ".")
 
 
-def _families(timelines: Sequence[Timeline]) -> Finding | None:
+def _families(timelines: Sequence[Timeline], context: Context) -> Finding | None:
     rows = [kernel_tables.family_rows(timeline) for timeline in timelines]
     table = kernel_tables.over_ranks(rows, "family")
     if not len(table):
@@ -175,7 +186,7 @@ def _families(timelines: Sequence[Timeline]) -> Finding | None:
     share = {str(name): float(part) for name, part in zip(table["family"], table["kernel_time_share"], strict=True)}
     largest = next(iter(share))
     said = [f"{largest} takes {_percent(share[largest])} of the kernels' time"]
-    ran = precision_clause(timelines) if share.get("GEMM", 0.0) > _MUCH else ""
+    ran = precision_clause(timelines, context) if share.get("GEMM", 0.0) > _MUCH else ""
     if ran and largest == "GEMM":
         said.append(f"it {ran}")
     small = sum(share.get(name, 0.0) for name in ("elementwise", "norm", "dropout", "activation"))
@@ -184,12 +195,30 @@ def _families(timelines: Sequence[Timeline]) -> Finding | None:
         said += [] if largest == "communication" else [f"communication takes {_percent(talks)}"]
         said[-1] += ": what of it computation does not hide is what to cut, see the table of where the time goes"
     if small > 0.4:
-        said.append(
-            f"kernels that only move memory take {_percent(small)}: fuse them (torch.compile, fused optimizer, norms)"
-        )
+        said.append(f"kernels that only move memory take {_percent(small)}: fuse them {context.fusing}")
     if ran and largest != "GEMM":
         said.append(f"GEMM takes {_percent(share['GEMM'])} and {ran}")
-    return Finding("kernel_families", "Kernels by family", table, "; ".join(said) + ".")
+    advice = tuple(_kernel_advice(timelines, table, share, small, context))
+    return Finding("kernel_families", "Kernels by family", table, "; ".join(said) + ".", advice)
+
+
+def _kernel_advice(
+    timelines: Sequence[Timeline], table: "pd.DataFrame", share: Mapping[str, float], small: float, context: Context
+) -> Iterator[Advice]:
+    """Yield what other kernels could save: at most the part of the window in which these run."""
+    rows = [row for row in map(temporal.temporal_breakdown, timelines) if row is not None]
+    span = sum(row.span_ns for row in rows)
+    # Kernels overlap: their lengths added up are more than the time in which one runs, so these are bounds.
+    lengths = float(table["mean_ms"].sum()) * 1e6 * len(timelines) / span if span else 0.0
+    gemm, narrow = min(1.0, share.get("GEMM", 0.0) * lengths), fp32_share(timelines)
+    moving = min(1.0, small * lengths)
+    if gemm * narrow >= LEAST and narrow > _HALF and not context.narrow:
+        seen = f"GEMMs run in fp32 for {_percent(gemm * narrow)} of the time"
+        remedy = "train in bf16 (fp16 before Ampere), or let fp32 GEMMs use tf32"
+        yield Advice(cause="precision", seen=seen, remedy=remedy, saves=gemm * narrow)
+    if moving >= LEAST:
+        seen = f"kernels that only move memory run for {_percent(moving)} of the time"
+        yield Advice(cause="fusion", seen=seen, remedy=f"fuse them {context.fusing}", saves=moving)
 
 
 def _top_kernels(timelines: Sequence[Timeline]) -> Finding | None:
@@ -347,8 +376,9 @@ def range_findings(timelines: Sequence[Timeline]) -> list[Finding]:
     return [Finding("ranges", f"Named ranges, time on the CPU (at most {_TOP})", table.head(_TOP), said)]
 
 
-def operator_findings(timelines: Sequence[Timeline]) -> list[Finding]:
+def operator_findings(timelines: Sequence[Timeline], context: Context | None = None) -> list[Finding]:
     """Return operator_families and top_operators; nothing where a GPU worked, or no operator was recorded."""
+    context = context or Context()
     if any(len(timeline.kernels) for timeline in timelines):
         return []
     families, names = (operators_over_ranks(timelines, by) for by in ("family", "name"))
@@ -362,9 +392,9 @@ def operator_findings(timelines: Sequence[Timeline]) -> list[Finding]:
     said = f"{largest} takes {_percent(share[largest])} of the operators' own time"
     moving = sum(share.get(name, 0.0) for name in _MOVES_DATA)
     if share.get("GEMM", 0.0) > 0.5:
-        said += f"; it {ran}" if (ran := precision_clause(timelines)) else ""
+        said += f"; it {ran}" if (ran := precision_clause(timelines, context)) else ""
     elif moving > 0.4 and not lost_kernels(timelines):  # what operators of a GPU take on the CPU is their launch
-        said += f", operators that only move memory {_percent(moving)}: fuse them (torch.compile), use a larger batch"
+        said += f", operators that only move memory {_percent(moving)}: fuse them {context.fusing}, use a larger batch"
         narrow = [label for label in gemm_time_by_precision(timelines) if label in ("bf16", "fp16")]
         if share.get("copy", 0.0) > 0.4 and narrow:
             said += f", and see whether casts cost more than {narrow[0]} saves on this CPU"
@@ -372,10 +402,27 @@ def operator_findings(timelines: Sequence[Timeline]) -> list[Finding]:
     first = names.iloc[0]
     longest = f"{few} of {len(names)} operators make up 80 % of the operators' own time, the longest, "
     longest += f"{first['name']}, {_percent(float(first['self_time_share']))}."
+    advice = tuple(_operator_advice(timelines, share, moving, context))
     return [
-        Finding("operator_families", "Operators by family", families, said + "."),
+        Finding("operator_families", "Operators by family", families, said + ".", advice),
         Finding("top_operators", f"Longest operators (at most {_TOP})", names.head(_TOP), longest),
     ]
+
+
+def _operator_advice(
+    timelines: Sequence[Timeline], share: Mapping[str, float], moving: float, context: Context
+) -> Iterator[Advice]:
+    """Yield what other operators of a CPU could save: at most their own time."""
+    gemm, narrow = share.get("GEMM", 0.0), fp32_share(timelines)
+    of = "operators' time"
+    if lost_kernels(timelines):
+        return
+    if gemm * narrow >= LEAST and narrow > _HALF and not context.narrow and context.native_bf16:
+        seen = f"GEMMs run in fp32 for {_percent(gemm * narrow)} of the operators' time, and this CPU has bf16"
+        yield Advice(cause="precision", seen=seen, remedy="train in bf16", saves=gemm * narrow, of=of)
+    if moving > _MUCH:
+        seen = f"operators that only move memory take {_percent(moving)} of the operators' time"
+        yield Advice(cause="fusion", seen=seen, remedy=f"fuse them {context.fusing}", saves=moving, of=of)
 
 
 def window_findings(timelines: Sequence[Timeline]) -> list[Finding]:

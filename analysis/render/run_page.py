@@ -8,7 +8,6 @@ from typing import Any
 from analysis import wording
 from analysis.diagnose import run as doubts
 from analysis.diagnose.answer import Answer, nothing_measured, points
-from analysis.diagnose.explain import to_do
 from analysis.diagnose.finding import Finding
 from analysis.diagnose.profiles import OpenedProfile, open_profile
 from analysis.diagnose.run_answer import complete_answers
@@ -20,6 +19,7 @@ from analysis.render.light_tables import ceilings_text, components_table, waterf
 from analysis.render.links import link_part
 from analysis.render.page import (
     Article,
+    Badge,
     Block,
     Cards,
     Caution,
@@ -186,7 +186,7 @@ def _write(run: RunDirectory, everything: LoadedRun, folder: Path, project_to: S
     found = points(trials)
     training = training_part(TrainRun(run.path), trials, folder)
     profiles = _profiles(trials)
-    advised = {one.trial.trial.trial_id: to_do(one.opened.source, one.findings) for one in profiles if one.opened}
+    advised = {one.trial.trial.trial_id: one.opened.to_do(one.findings) for one in profiles if one.opened}
     complete = complete_answers(everything, found, ratios, str(run.path), advised)
     said = [*([] if training is None else [training.answer]), *complete]
     extra = {"ratios": ratios, "scaling": scaling, "input": inputs, "real_against_synthetic": gaps, **links.rows}
@@ -227,7 +227,7 @@ def _answer_blocks(said: Sequence[Answer]) -> list[Block]:
     for number, answer in enumerate(said):
         blocks: list[Block] = [Heading(answer.headline, "headline")]
         if answer.badge:
-            blocks.append(Prose(f"Machine disturbed: {answer.badge}.", "decides"))
+            blocks.append(Badge(f"Machine disturbed: {answer.badge}"))
         if answer.cards:
             blocks.append(Cards([(card.label, card.value, card.note) for card in answer.cards]))
         blocks += [*answer.good, *advice_blocks(answer.advice), *answer.sentences]

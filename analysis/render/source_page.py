@@ -11,6 +11,7 @@ from analysis.render import tables
 from analysis.render.page import (
     Article,
     Block,
+    Callout,
     Details,
     Heading,
     Items,
@@ -109,10 +110,10 @@ def advice_blocks(advice: Sequence[Advice]) -> list[Block]:
     """Return what to do first, and at most three more."""
     if not advice:
         return []
-    blocks: list[Block] = [Heading("Do this first"), advice[0].text]
+    first: list[Block] = [advice[0].text]
     if advice[1:]:
-        blocks += [Heading("Then"), Items([("", "", one.text) for one in advice[1:]], start=2)]
-    return blocks
+        first.append(Items([("", "", one.text) for one in advice[1:]], start=2))
+    return [Callout("Do this first", first)]
 
 
 def facts(source: Source) -> list[tuple[str, str]]:

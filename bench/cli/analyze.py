@@ -45,13 +45,15 @@ def run(options: AnalyzeOptions) -> Result:
 
     source = open_sources(*options.paths)
     about: dict[str, Any] = {}
+    context = None
     if len(options.paths) == 1 and (options.paths[0] / "trial.json").is_file():
         opened = open_profile(TrialDirectory(options.paths[0]))
-        source, about = opened.source, {"window_ns": opened.window_ns, "measured": opened.measured}
+        source, context = opened.source, opened.context
+        about = {"window_ns": opened.window_ns, "measured": opened.measured, "context": context}
     if options.window == "kernels":
         source = over_all_work(source)
     found = explain(source, **about)
-    advice = to_do(source, found)
+    advice = to_do(source, found, context)
     about = {"path": str(source.path), "kinds": list(source.kinds), "advice": [one.to_json() for one in advice]}
     result = findings_result(found, source.problems, options, **about)
     return replace(result, blocks=[*advice_lines(advice), *result.blocks])
@@ -60,7 +62,6 @@ def run(options: AnalyzeOptions) -> Result:
 def _run(path: Path, options: AnalyzeOptions) -> Result:
     """The table of trials, then what each profiled one shows."""
     from analysis.diagnose.answer import points
-    from analysis.diagnose.explain import to_do
     from analysis.diagnose.profiles import open_profile
     from analysis.diagnose.run_answer import complete_answers
     from analysis.load import load_run
@@ -82,7 +83,7 @@ def _run(path: Path, options: AnalyzeOptions) -> Result:
         own = replace(options, csv=None if options.csv is None else options.csv / folder.name)
         found = findings_result(findings, opened.source.problems, own, kinds=list(opened.source.kinds))
         documents[folder.name] = found.document
-        advised[folder.name] = to_do(opened.source, findings)
+        advised[folder.name] = opened.to_do(findings)
         blocks += [Plain(f"== {folder.name}"), *found.blocks]
         problems += found.problems
         written += found.written
