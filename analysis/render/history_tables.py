@@ -17,8 +17,8 @@ Row = Mapping[str, Any]
 def history_blocks(found: History) -> list[tables.Block]:
     """Return a table per measurement that was repeated, a line per other one, and what the newest are."""
     named = list(zip(found.series, series_titles(found.series), strict=True))
-    blocks = [block for one, title in named if len(one.points) > 1 for block in _repeated(one, title)]
-    blocks += [_once(one, title) for one, title in named if len(one.points) == 1]
+    blocks = [block for one, title in named if len(one.points) > 1 for block in repeated_blocks(one, title)]
+    blocks += [once_line(one, title) for one, title in named if len(one.points) == 1]
     newest = [one.points[-1].verdict or "first" for one in found.series]
     tally = ", ".join(f"{newest.count(name)} {name}" for name in dict.fromkeys(newest))
     measured = f"{len(newest)} configuration{'' if len(newest) == 1 else 's'}"
@@ -59,7 +59,8 @@ def run_names(one: Series) -> list[str]:
     return [point.run for point in one.points]
 
 
-def _repeated(one: Series, title: str) -> list[tables.Block]:
+def repeated_blocks(one: Series, title: str) -> list[tables.Block]:
+    """Return the table of a measurement that several runs made, what changed between them, and the reasons."""
     names = run_names(one)
     rows = [_row(point, name) for point, name in zip(one.points, names, strict=True)]
     columns = [
@@ -83,7 +84,8 @@ def _repeated(one: Series, title: str) -> list[tables.Block]:
     return [*blocks, *(f"{', '.join(places)}: {reason}" for reason, places in reasons.items())]
 
 
-def _once(one: Series, title: str) -> str:
+def once_line(one: Series, title: str) -> str:
+    """Return a measurement that one run made, in one line."""
     (point,) = one.points
     speed = f"{wording.number(point.samples_per_second)} samples/s" if point.status == "ok" else point.status
     return f"in one run, {speed}: {title}: {point.run}"

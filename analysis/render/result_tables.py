@@ -135,7 +135,21 @@ def _places(rows: Sequence[Row], plain: bool) -> str:
 
 
 def comparison_blocks(comparison: Comparison) -> list[tables.Block]:
-    """Return the table of a comparison of two runs, with the differences between them and the verdict."""
+    """Return the table of a comparison of two runs, the verdicts with their reasons, and what else differs."""
+    table = comparison_table(comparison)
+    lines = [*comparison_verdicts(comparison), *(f"differs: {text}" for text in comparison.differences)]
+    lines += [f"differs at {text}" for text in setting_differences(comparison)]
+    verdicts = [row["verdict"] for row in sorted(comparison.rows, key=wording.order)]
+    tally = ", ".join(f"{verdicts.count(name)} {name}" for name in dict.fromkeys(verdicts)) or "nothing compared"
+    return [
+        table or "no configuration is in both runs",
+        *dict.fromkeys(lines),
+        f"{tally}; threshold {100 * comparison.threshold:g} %",
+    ]
+
+
+def comparison_table(comparison: Comparison) -> tables.Table | None:
+    """Return the table of the configurations that are in both runs; None where there is none."""
     several = len({wording.data(row) for row in comparison.rows}) > 1
     competing = wording.names_strategies(comparison.rows)
     columns = [
@@ -153,20 +167,22 @@ def comparison_blocks(comparison: Comparison) -> list[tables.Block]:
         tables.plain("verdict", "verdict"),
     ]
     rows = sorted(comparison.rows, key=wording.order)
-    lines = _verdicts(rows)
-    lines += [f"differs: {difference}" for difference in comparison.differences]
+    return tables.build("compare", columns, rows) if rows else None
+
+
+def comparison_verdicts(comparison: Comparison) -> list[str]:
+    """Return one line for each reason of each verdict."""
+    return _verdicts(sorted(comparison.rows, key=wording.order))
+
+
+def setting_differences(comparison: Comparison) -> list[str]:
+    """Return the settings that differ between the sides of a configuration, with the configurations."""
+    rows = sorted(comparison.rows, key=wording.order)
     differing: dict[str, list[Row]] = {}
     for row in rows:
         for text in row["differences"]:
             differing.setdefault(text, []).append(row)
-    lines += [f"differs at {_places(found, len(found) == len(rows))}: {text}" for text, found in differing.items()]
-    verdicts = [row["verdict"] for row in rows]
-    tally = ", ".join(f"{verdicts.count(name)} {name}" for name in dict.fromkeys(verdicts)) or "nothing compared"
-    return [
-        tables.build("compare", columns, rows) if rows else "no configuration is in both runs",
-        *dict.fromkeys(lines),
-        f"{tally}; threshold {100 * comparison.threshold:g} %",
-    ]
+    return [f"{_places(found, len(found) == len(rows))}: {text}" for text, found in differing.items()]
 
 
 def rank_tables(trials: Sequence[LoadedTrial]) -> list[tables.Table]:

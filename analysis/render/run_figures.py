@@ -1,14 +1,12 @@
-"""Figures of runs: speed by batch size, scaling, where a step's time goes, the waterfall of a step, the history."""
+"""Figures of runs: speed by batch size, scaling, where a step's time goes, the waterfall of a step."""
 
 import math
-import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, get_args
 
 from analysis import wording
 from analysis.diagnose.answer import Point
 from analysis.load import LoadedTrial
-from analysis.metrics.comparison import history
 from analysis.metrics.speed_of_light import FLOOR, LOSS, NOT_EXPLAINED
 from analysis.render.figure import (
     Axis,
@@ -24,8 +22,6 @@ from analysis.render.figure import (
     short_label,
     stacked,
 )
-from analysis.render.history_tables import run_names
-from analysis.render.terminal import printable
 
 Row = Mapping[str, Any]
 
@@ -437,70 +433,3 @@ def _waterfall_colour(bar: Row) -> str:
     if bar["name"] == NOT_EXPLAINED:
         return "pale"
     return "vermilion" if bar["ms"] >= 0 else "green"
-
-
-_MOST_SERIES = 12
-_MOST_NAMES = 8
-_TITLE_LETTERS = 62
-_VERDICTS = {"regression": "vermilion", "improvement": "green"}
-
-
-def history_figure(found: history.History) -> Figure | None:
-    """Return samples per second against time, one panel per series of two points or more; None where there is none."""
-    shown = [one for one in found.series if sum(point.samples_per_second is not None for point in one.points) > 1]
-    if not shown:
-        return None
-    panels = shown[:_MOST_SERIES]
-    columns = min(2, len(panels))
-    left_out = f" The first {_MOST_SERIES} of {len(shown)} are shown." if len(shown) > len(panels) else ""
-    return Figure(
-        name="history",
-        title="History",
-        caption="Samples per second of every run, in their order; bars: 95 % interval. Vermilion: a regression against "
-        f"the run before, green: an improvement, orange crosses: failed.{left_out}",
-        panels=[_history_panel(one) for one in panels],
-        columns=columns,
-        size=(10.6, 3.1 * -(-len(panels) // columns) + 0.3),
-        legend="",
-    )
-
-
-def _history_panel(one: history.Series) -> Panel:
-    row = one.row
-    lines = (f"{row['task']} {row['implementation']}", f"{wording.model(row)}, {wording.place(row)}")
-    good = [(place, point) for place, point in enumerate(one.points) if point.samples_per_second]
-    speeds = [point.samples_per_second or 0.0 for _, point in good]
-    top = 1.3 * max(speeds)
-    series = [Line(name="samples/s", x=[place for place, _ in good], y=speeds, colour="grey", width=1, legend=False)]
-    for name, colour in (("unchanged", "blue"), *_VERDICTS.items()):
-        own = [(place, point) for place, point in good if _VERDICTS.get(point.verdict or "", "blue") == colour]
-        if own:
-            series.append(
-                Line(
-                    name=name,
-                    x=[place for place, _ in own],
-                    y=[point.samples_per_second for _, point in own],
-                    low=[point.samples_per_second_low or 0.0 for _, point in own],
-                    high=[point.samples_per_second_high or 0.0 for _, point in own],
-                    colour=colour,
-                    dash="none",
-                    marker="circle",
-                )
-            )
-    failed = [place for place, point in enumerate(one.points) if point.status != "ok"]
-    if failed:
-        at_foot = [0.0] * len(failed)
-        series.append(
-            Line(name="failed", x=failed, y=at_foot, colour="orange", dash="none", marker="cross", beyond=True)
-        )
-    names = run_names(one)
-    ticks = [
-        (float(place), f"{one.points[place].began[:10]}\n{short_label(names[place])[:14]}")
-        for place in range(0, len(one.points), -(-len(one.points) // _MOST_NAMES))
-    ]
-    return Panel(
-        title="\n".join(printable(textwrap.shorten(line, _TITLE_LETTERS, placeholder="…")) for line in lines),
-        x=Axis(ticks=ticks, low=-0.5, high=len(one.points) - 0.5, grid=False, small=True),
-        y=Axis(label="samples/s", low=0, high=top),
-        series=series,
-    )

@@ -1,6 +1,7 @@
-"""`bertbench compare A B`: two runs or two traces against each other; exit code 1 on a regression, 4 if undecided."""
+"""`bertbench compare A B`: compare two runs or two traces; exit code 1 on a regression, 4 if not conclusive."""
 
 import os
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -8,35 +9,39 @@ from pathlib import Path
 import tyro
 
 from bench.cli.options import Tables
-from bench.cli.result import Result, findings_result
+from bench.cli.result import Result, findings_result, when_writable
 from common.errors import InputError, UsageError
 from records.run import RunDirectory
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CompareOptions(Tables):
-    """Hold B (new) against A (old): two run directories, or two traces (files, folders of ranks, tars, profiled
-    trials). Exit code 1 when B is slower beyond the threshold, 4 when no regression was found but of a configuration
-    of the runs it cannot be decided whether it is one. --csv and --rows are about the tables of traces.
+    """Compare B (new) with A (old): two run directories, or two traces.
+
+    A trace is a file, a folder of ranks, a tar or a profiled trial. The exit code is 1 if B is slower by more than the
+    threshold, and 4 if no regression was found but at least one configuration of the runs is not conclusive. --csv and
+    --rows apply to traces.
     """
 
     a: tyro.conf.Positional[Path]
-    """Run directory or trace to compare with (old)."""
+    """Old run directory or trace."""
     b: tyro.conf.Positional[Path]
-    """Run directory or trace to judge (new)."""
+    """New run directory or trace."""
     threshold: float | None = None
-    """Relative change of the step time that counts; 0.02 (2 %) of runs, 0.05 of traces."""
+    """Smallest relative change of the step time that counts; default 0.02 (2 %) for runs, 0.05 for traces."""
     undecided_ok: bool = False
-    """Of runs: exit code 0, not 4, where it cannot be decided."""
+    """For runs: exit with 0 instead of 4 if a configuration is not conclusive."""
+    out: Path | None = None
+    """Folder to write report.html with its figures and CSV tables into."""
 
 
 UNDECIDED = 4
-"""Exit code where the measurements cannot tell whether there is a regression."""
+"""Exit code if the measurements cannot tell whether there is a regression."""
 OPTIONS = {"compare A B": CompareOptions}
 
 
 def run(options: CompareOptions) -> Result:
-    """Compare; exit code 1 on a regression, UNDECIDED where that is open."""
+    """Compare; exit code 1 on a regression, UNDECIDED if that is not conclusive."""
     from analysis.sources import is_run
 
     runs = [is_run(path) for path in (options.a, options.b)]
@@ -50,16 +55,14 @@ def run(options: CompareOptions) -> Result:
     found = _runs(options) if all(runs) else _traces(options)
     with suppress(OSError):
         if options.a.samefile(options.b):
-            same = f"{options.a} and {options.b} are the same records: what differs between them is nothing"
+            same = f"{options.a} and {options.b} are the same records: nothing can differ"
             return replace(found, notes=[same, *found.notes])
     return found
 
 
 def _runs(options: CompareOptions) -> Result:
     if options.csv is not None:
-        raise UsageError(
-            "option-not-applicable", "--csv is for traces: of two run directories --json prints every value"
-        )
+        raise UsageError("option-not-applicable", "--csv is for traces; for two run directories use --out, or --json")
     from analysis.metrics.comparison.regression import THRESHOLD, as_mapping, compare_runs
     from analysis.render.result_tables import comparison_blocks
 
@@ -67,16 +70,29 @@ def _runs(options: CompareOptions) -> Result:
     comparison = compare_runs(RunDirectory(options.a), RunDirectory(options.b), threshold)
     nothing = InputError(
         "run-mismatch",
-        f"nothing of {options.a} and {options.b} could be compared: give runs that measured the same "
+        f"{options.a} and {options.b} have no configuration in common: give runs that measured the same "
         "configuration, or two profiled trials (RUN/trials/TRIAL)",
     )
     undecided = comparison.undecided and not options.undecided_ok
-    return Result(
+    found = Result(
         document=as_mapping(comparison),
         blocks=comparison_blocks(comparison),
         failure=None if comparison.rows else nothing,
         code=1 if comparison.regressed else UNDECIDED if undecided else 0,
     )
+    if options.out is None or not comparison.rows:
+        return found
+    from analysis.render.compare_page import write_runs_report
+
+    out = options.out
+    return _with_page(found, lambda: write_runs_report(comparison, options.a, options.b, out))
+
+
+def _with_page(found: Result, write: Callable[[], list[Path]]) -> Result:
+    """Write the page of a comparison; the files, or what went wrong, go into the result."""
+    written, failure = when_writable(write)
+    document = {**found.document, **({"report": str(written[0])} if written else {})}
+    return replace(found, document=document, written=[*found.written, *written], failure=failure)
 
 
 def _traces(options: CompareOptions) -> Result:
@@ -87,24 +103,25 @@ def _traces(options: CompareOptions) -> Result:
     if options.undecided_ok:
         raise UsageError(
             "option-not-applicable",
-            "--undecided-ok is for run directories: a comparison of two traces has no exit code 4",
+            "--undecided-ok is for run directories: comparing two traces has no exit code 4",
         )
-    # Beside a run directory, whose trials may hold a trace, what is none is looked at first: it is what does not fit.
+    # Trials of a run directory may hold a trace. Open the other path first: it is the one that does not fit.
     opened = {path: open_sources(path) for path in sorted((options.a, options.b), key=is_run)}
     sources = [opened[path] for path in (options.a, options.b)]
     for source in sources:
         if not source.timelines:
             raise InputError(
                 "trace-without-work",
-                f"{source.path} holds no trace with times ({', '.join(source.kinds)}): give two traces",
+                f"{source.path} contains no trace with times ({', '.join(source.kinds)}): give two traces",
             )
     before, after = sources
     threshold = THRESHOLD if options.threshold is None else options.threshold
     found = compare_traces(
         before.timelines, after.timelines, threshold, trials=(trial_of(options.a), trial_of(options.b))
     )
-    return findings_result(
-        comparison_findings(found),
+    findings = comparison_findings(found)
+    result = findings_result(
+        findings,
         [*(f"differs: {difference}" for difference in found.differences), *before.problems, *after.problems],
         options,
         code=1 if found.verdict == "slower" else 0,
@@ -118,3 +135,9 @@ def _traces(options: CompareOptions) -> Result:
         threshold=found.threshold,
         differences=list(found.differences),
     )
+    if options.out is None:
+        return result
+    from analysis.render.compare_page import write_traces_report
+
+    out = options.out
+    return _with_page(result, lambda: write_traces_report(found, findings, options.a, options.b, out))

@@ -1,44 +1,42 @@
-"""`bertbench history RUNS`: what many runs measured over time; exit code 1 where the newest is a regression."""
+"""`bertbench history RUNS`: one configuration over many runs; exit code 1 if the newest run is a regression."""
 
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import tyro
 
 from bench.cli.options import Printed
-from bench.cli.result import Result
+from bench.cli.result import Result, when_writable
 from common.errors import UsageError
-
-if TYPE_CHECKING:
-    from analysis.metrics.comparison.history import History
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class HistoryOptions(Printed):
-    """Put the measurements of many runs in a row by time, each held against the run before that has it.
+    """Compare each configuration across many runs, oldest first, with the previous run that measured it.
 
-    Runs of other machines make rows of their own; commits and versions that change are told. Exit code 1 where the
-    newest measurement of a configuration is a regression: use it after each nightly run.
+    Each kind of machine has its own table. Changed commits, drivers and libraries are listed. The exit code is 1 if
+    the newest run of any configuration is a regression: use it after a nightly run.
     """
 
     runs: Annotated[tyro.conf.Positional[tuple[Path, ...]], tyro.conf.arg(metavar="RUNS")]
-    """Run directories, or folders that hold some, at any depth."""
+    """Run directories, or folders that contain some at any depth."""
     threshold: float = 0.02
-    """Relative change of the step time that counts; 0.02 is 2 %."""
+    """Smallest relative change of the step time that counts; 0.02 is 2 %."""
     out: Path | None = None
-    """Folder to write history.png and history.csv into."""
+    """Folder to write report.html, history.png and history.csv into."""
 
 
 OPTIONS = {"history RUNS": HistoryOptions}
 
 
 def run(options: HistoryOptions) -> Result:
-    """Put the runs in a row; exit code 1 where the newest point of a series is a regression."""
+    """Compare the runs; exit code 1 if the newest point of a series is a regression."""
     if not options.runs:
         raise UsageError(
             "option-missing",
-            "bertbench history needs run directories, or a folder that holds some: bertbench history runs",
+            "bertbench history needs run directories, or a folder that contains some: bertbench history runs",
         )
     from analysis.metrics.comparison.history import history_of
     from analysis.render.history_tables import history_blocks
@@ -47,23 +45,19 @@ def run(options: HistoryOptions) -> Result:
 
     folders = dict.fromkeys(run.resolve() for path in options.runs for run in runs_below(path))
     found = history_of([RunDirectory(folder) for folder in folders], options.threshold)
+    document, failure = found.to_json(), None
+    written: Sequence[Path] = ()
+    if options.out is not None:
+        from analysis.render.history_page import write_history_report
+
+        out = options.out
+        written, failure = when_writable(lambda: write_history_report(found, out))
+        document |= {"report": str(written[0])} if written else {}
     return Result(
-        document=found.to_json(),
+        document=document,
         blocks=history_blocks(found),
-        written=() if options.out is None else _write(options.out, found),
+        written=written,
         problems=found.problems,
+        failure=failure,
         code=1 if found.regressed else 0,
     )
-
-
-def _write(folder: Path, found: "History") -> list[Path]:
-    """Write picture and table. Raises StorageError."""
-    from analysis.render.png import write_png
-    from analysis.render.run_figures import history_figure
-    from analysis.render.tables import write_csv
-
-    rows = [{**one.row, **asdict(point)} for one in found.series for point in one.points]
-    table = folder / "history.csv"
-    write_csv(table, [{**row, "changed": "; ".join(row["changed"])} for row in rows])
-    figure = history_figure(found)
-    return [table] if figure is None else [table, write_png(figure, folder)]

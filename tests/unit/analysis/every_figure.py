@@ -1,6 +1,7 @@
 """Every figure of the suite, of records and numbers that are written here."""
 
 import dataclasses
+import json
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,16 +22,27 @@ from analysis.metrics.classification import classify
 from analysis.metrics.communication.links import fitted_links
 from analysis.metrics.communication.projection import project
 from analysis.metrics.comparison.history import history_of
+from analysis.metrics.comparison.regression import compare_runs
+from analysis.metrics.comparison.traces import compare_traces
 from analysis.metrics.comparison.trainings import TrainingComparison, VariantCurve
 from analysis.metrics.kernels.core_utilization import core_use, core_use_by_family
 from analysis.metrics.kernels.roofline import roofline
 from analysis.metrics.scaling import measured_efficiency
 from analysis.metrics.speed_of_light import FLOOR, LOSS, NOT_EXPLAINED
 from analysis.readers.ncu.reader import read
-from analysis.render import classification_page, kernel_figures, links, task_figures, trace_figures, tune_page
+from analysis.render import (
+    classification_page,
+    compare_page,
+    kernel_figures,
+    links,
+    task_figures,
+    trace_figures,
+    tune_page,
+)
 from analysis.render import training_figures as trainings
 from analysis.render.figure import Figure
-from analysis.render.run_figures import history_figure, run_figures, waterfall_figure
+from analysis.render.history_page import history_figures
+from analysis.render.run_figures import run_figures, waterfall_figure
 from analysis.timeline import Timeline
 from records.run import RunDirectory
 
@@ -60,9 +72,11 @@ def of_runs(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Figure]:
         monkeypatch.setattr(fake_run, "START_NS", START_NS + day * 86_400 * fake_run.SECOND)
         one = {"implementations": ("bertbench",), "batches": (8, 16), "worlds": (1,), "rounds": 3}
         days.append(write_sweep(folder / "days" / f"day-{day}", scale=scale, **one))
-    history = history_figure(history_of(days))
-    assert history is not None
-    yield history
+        for one_trial in days[-1].trials():
+            commit = {"git_commit": f"{day}" * 40, "libraries": {"torch": f"2.{day}.0"}}
+            one_trial.env_json.write_text(json.dumps({**fake_run.ENVIRONMENT, "schema_version": 1, **commit}))
+    yield from history_figures(history_of(days))
+    yield from compare_page.runs_figures(compare_runs(*days[:2]))
 
 
 def end_of(step: int) -> int:
@@ -99,6 +113,8 @@ def rank_timeline(rank: int | None, steps: int = 3, size: int = 0) -> Timeline:
 def of_traces() -> Iterator[Figure]:
     found = trace_figures.trace_figures([rank_timeline(rank, size=1 << 20) for rank in range(2)])
     yield from (figure for figures in found.values() for figure in figures)
+    compared_traces = compare_traces([rank_timeline(0)], [rank_timeline(0, size=1 << 20)])
+    yield from (figure for figures in compare_page.traces_figures(compared_traces).values() for figure in figures)
 
 
 def counters(folder: Path, name: str = "k") -> KernelCounters:

@@ -1,5 +1,6 @@
 """Many runs over time: their order, what each is held against, and what is told of it."""
 
+import csv
 import dataclasses
 import json
 import shutil
@@ -13,8 +14,12 @@ from support.commands import result, text
 from support.refusals import refused
 
 from analysis.metrics.comparison.history import History, history_of
+from analysis.render.figure import Line, Rule, Text
+from analysis.render.history_page import change_label, history_figures, history_page, write_history_report
 from analysis.render.history_tables import history_blocks
+from analysis.render.page import Article, Badge, Items
 from analysis.sources import runs_below
+from bench.cli.dispatch import result_of
 from records.run import RunDirectory
 from records.trial import Trial
 
@@ -172,6 +177,74 @@ def test_a_run_whose_records_cannot_be_read_is_named(on_day: Any) -> None:
     assert str(runs[1].path) in said and "is left out" in said and "damaged, " in said and "result.json" in said
 
 
+def test_the_page_marks_the_run_whose_commit_changed_the_speed_and_says_so_first(on_day: Any) -> None:
+    runs = [on_day(str(day), day, scale=1.3 if day > 2 else 1.0, batches=(8, 16)) for day in range(1, 5)]
+    for number, run in enumerate(runs):
+        changed(run, git_commit=f"{'b' if number > 1 else 'a'}" * 40)
+    found = history_of(runs)
+    (figure,) = history_figures(found)
+    for panel, series in zip(figure.panels, found.series, strict=True):
+        (rule,) = [one for one in panel.series if isinstance(one, Rule)]
+        (label,) = [one for one in panel.series if isinstance(one, Text)]
+        assert rule.at == label.x == 2 and label.text == "bbbbbbb"
+        (slower,) = panel.named("regression")
+        assert isinstance(slower, Line) and slower.x == (2,)
+        assert slower.y == (series.points[2].samples_per_second,)
+    page = history_page(history_of(runs[:3]))
+    answer = page.sections[0]
+    (badge,) = [block for block in answer.blocks if isinstance(block, Badge)]
+    (newest,) = [block for block in answer.blocks if isinstance(block, Items)]
+    assert badge.style == "caution" and len(newest.rows) == 2
+    anchors = {block.anchor for section in page.sections for block in section.blocks if isinstance(block, Article)}
+    for anchor, _, said in newest.rows:
+        assert anchor in anchors and f"commit {'a' * 12} -> {'b' * 12}" in said and "+30." in said
+
+
+def test_the_tables_of_the_page_are_those_of_the_history(on_day: Any, tmp_path: Path) -> None:
+    runs = [on_day("a", 1), on_day("b", 2, batches=(16, 8)), on_day("c", 3, scale=0.8, batches=(16, 8))]
+    found = history_of(runs)
+    page, whole, *others = write_history_report(found, tmp_path / "out")
+    tables = [path for path in others if path.suffix == ".csv"]
+    assert [path.name for path in tables] == ["history.csv", "history-2.csv"]
+    for path, series in zip(tables, found.series, strict=True):
+        with path.open(newline="") as file:
+            rows = list(csv.DictReader(file))
+        assert [float(row["step_time_ms"]) for row in rows] == [point.step_time_ms for point in series.points]
+        assert str(path.relative_to(page.parent)) in page.read_text()
+    assert len(whole.read_text().splitlines()) == 1 + sum(len(one.points) for one in found.series)
+    assert history_page(found).sections[0].blocks[1] == Badge("no regression", "good")
+
+
+def test_a_folder_that_cannot_be_written_hides_no_finding(on_day: Any, tmp_path: Path) -> None:
+    on_day("a", 1)
+    (tmp_path / "file").write_text("")
+    found = result_of(["history", str(tmp_path / "runs"), "--out", str(tmp_path / "file/out")])
+    assert found.failure is not None and found.blocks and "report" not in found.document
+
+
+def test_many_series_take_several_figures_and_many_changes_few_labels(on_day: Any) -> None:
+    runs = [on_day(str(day), day, batches=tuple(range(1, 15)), count=12, rounds=1) for day in (1, 2)]
+    assert [len(figure.panels) for figure in history_figures(history_of(runs))] == [12, 2]
+    more = [on_day(f"more-{day}", 10 + day) for day in range(12)]
+    for number, run in enumerate(more):
+        changed(run, git_commit=str(number))
+    (figure,) = history_figures(history_of(more))
+    assert len([one for one in figure.panels[0].series if isinstance(one, Rule)]) == 11
+    assert len([one for one in figure.panels[0].series if isinstance(one, Text)]) <= 8
+
+
+@pytest.mark.parametrize(
+    "changes, label",
+    [
+        (["commit 0123456789 -> abcdef0123+"], "abcdef0+"),
+        (["torch 2.13.0 -> 2.14.0", "commit none -> abcdef0123"], "abcdef0 +1"),
+        (["torch 2.13.0 -> 2.14.0", "numpy 2.4 -> 2.5", "driver 1 -> 2"], "torch 2.14. +2"),
+    ],
+)
+def test_a_change_is_named_in_a_few_letters(changes: list[str], label: str) -> None:
+    assert change_label(changes) == label
+
+
 def test_the_command_writes_table_and_picture_and_its_exit_code_is_that_of_the_newest(
     on_day: Any, tmp_path: Path
 ) -> None:
@@ -182,7 +255,9 @@ def test_the_command_writes_table_and_picture_and_its_exit_code_is_that_of_the_n
     words = ["history", str(tmp_path / "runs"), str(tmp_path / "runs/a")]
     found = result(*words, "--out", tmp_path / "out")
     assert found.code == 1 and "regression" in text(found.blocks) and any("damaged" in one for one in found.problems)
-    assert set(found.written) == {tmp_path / "out/history.png", tmp_path / "out/history.csv"}
+    out = {tmp_path / "out" / name for name in ("report.html", "history.png", "history.csv", "tables/history.csv")}
+    assert set(found.written) == out and all(path.is_file() for path in out)
+    assert found.written[0].name == "report.html" and found.document["report"] == str(found.written[0])
     assert (tmp_path / "out/history.png").read_bytes().startswith(b"\x89PNG")
     assert (tmp_path / "out/history.csv").read_text().count("\n") == 3
     found = result(*words, "--threshold", "0.5")
