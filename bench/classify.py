@@ -1,4 +1,4 @@
-"""What a trained classifier of texts leaves beside its CSV: predictions, statistics, model, a row of the database."""
+"""Results of a trained text classifier: predictions, statistics and model beside its CSV, and a row in its database."""
 
 import csv
 import json
@@ -39,26 +39,26 @@ if TYPE_CHECKING:
     from bert.train.settings import TrainSettings
 
 _MOST_POINTS = 2000
-"""Points of the loss curve that are kept; of a longer one, means."""
+"""Most points of the loss curve; a longer curve is averaged."""
 
 
 @dataclass(frozen=True, slots=True)
 class Left:
-    """What was written."""
+    """Files and scores of a finished classifier."""
 
     paths: tuple[Path, ...]
-    """Predictions, statistics, folder of the model."""
+    """Predictions, statistics and model folder."""
     scores: Mapping[str, float]
-    """On the test split, by name."""
+    """Scores on the test split, by name."""
     texts: int
 
 
 def leave_results(
     run: TrainRun, settings: "TrainSettings", devices: Devices, threads: int | None, warn: Callable[[str], None]
 ) -> Left:
-    """Judge the best model of a finished run by the test split, and write what it leaves beside its database.
+    """Test the best model of a finished run on the test split, and write the results beside its database.
 
-    One process at a time writes the files of one database; each of them is whole or not there.
+    One process at a time writes the files of one database. Each file is written atomically.
 
     Raises:
         InputError: the database has no text to test, has changed, or is damaged.
@@ -93,8 +93,8 @@ def leave_results(
         if earlier.get("run") not in (None, str(run.path)):
             document["run"]["instead_of"] = earlier["run"]
             warn(
-                f"the files beside {source.path} were those of the run {earlier['run']}; now they are of {run.path} "
-                "(another CSV or `bertbench data csv --output` keeps them apart)"
+                f"results of {run.path} replaced those of {earlier['run']} beside {source.path}; to keep both, use "
+                "another CSV or `bertbench data csv --output`"
             )
         _write_predictions(paths[0], [source.labels[code] for code in given], [source.labels[code] for code in true])
         write_json(paths[1], document)
@@ -105,7 +105,7 @@ def leave_results(
 
 
 def _earlier_run(statistics: Path) -> Mapping[str, Any]:
-    """What the statistics that are there say of their run; nothing where there are none that can be read."""
+    """Return the run of the existing statistics, or nothing if there are no readable ones."""
     try:
         return dict(json.loads(statistics.read_text(encoding="utf-8"))["run"])
     except (OSError, ValueError, KeyError, TypeError):
@@ -113,7 +113,7 @@ def _earlier_run(statistics: Path) -> Mapping[str, Any]:
 
 
 def _check_trained_on(run: TrainRun, source: TextSource, warn: Callable[[str], None]) -> None:
-    """Raise InputError where a database is not the one a run was trained on any more: it divides texts otherwise."""
+    """Raise InputError if the database changed after the training, since its splits may differ."""
     from bert.tasks.base import DataIdentity
     from bert.train.resume import find_weights
 
@@ -122,8 +122,8 @@ def _check_trained_on(run: TrainRun, source: TextSource, warn: Callable[[str], N
     if before is not None and before != rows_fingerprint(source, TRAINING):
         raise InputError(
             "data-mismatch",
-            f"{source.path} was made anew since {run.path} was trained on it: texts that it tests with may have been "
-            "trained on; train in another folder, --out, or make it again with the options of then",
+            f"{source.path} changed after {run.path} was trained on it, so its test texts may have been trained on: "
+            "train with another --out, or make the database again with the original options",
         )
 
 
@@ -139,8 +139,8 @@ def logits_of(
     """Return the logits [N, K] of rows, computed in this process on one device.
 
     Raises:
-        UsageError: a precision that the device does not have.
-        InputError: the model gives no finite numbers.
+        UsageError: the device does not support the precision.
+        InputError: the model returns non-finite numbers.
     """
     import torch
 
@@ -150,7 +150,7 @@ def logits_of(
 
     if threads is not None:
         torch.set_num_threads(threads)
-    strategy = SingleStrategy.alone(devices.kind)  # after a launched training this process is still a rank
+    strategy = SingleStrategy.alone(devices.kind)  # this process is still a rank after a launched training
     chosen = Precision(resolve_precision(precision, devices), devices.kind)
     model = opened.model.to(strategy.device)
     logits = row_logits(model, rows, classes, strategy.device, chosen, batch_size)
@@ -188,7 +188,7 @@ def _document(
 def _about(
     run: TrainRun, settings: "TrainSettings", source: TextSource, state: Mapping[str, Any]
 ) -> dict[str, str | int | float | None]:
-    # A call of a finished run is an attempt, too: it makes no update, and its time is none of the training.
+    # Calling a finished run again adds an attempt without updates; its time is not training time.
     results = [attempt.read_result() or {} for attempt in run.attempts()]
     seconds = [
         float(result.get("wall_seconds") or 0)
@@ -243,7 +243,7 @@ def _write_predictions(path: Path, given: Sequence[str], true: Sequence[str]) ->
 
 
 def _write_model(folder: Path, opened: "Opened", source: TextSource, document: Mapping[str, Any]) -> None:
-    """Write the folder anew: another one takes its place as a whole."""
+    """Write the folder again; the new one replaces the old one as a whole."""
     from bert.checkpoints.folder import new_folder
     from bert.checkpoints.ours import save_model
 

@@ -1,4 +1,4 @@
-"""`bertbench autotune TASK`: the fastest micro batch, strategy, recomputation and buckets on these devices."""
+"""`bertbench autotune TASK`: find the fastest micro-batch, strategy, activation checkpointing and bucket size."""
 
 import shlex
 import sys
@@ -44,14 +44,16 @@ if TYPE_CHECKING:
 
 BEST_FILE = "best.json"
 DEEPSPEED_FILE = "deepspeed.json"
-# Configurations close to the best that get a line of their own; the table marks all.
+# Most near-best configurations with a line of their own; the table marks all of them.
 _MOST_CLOSE = 3
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AutotuneOptions(Printed):
-    """Find the configuration with the most samples/s by short trials: micro batch x strategy (ZeRO stage) x recomputed
-    activations x buckets, without running all combinations. The same command continues one that was stopped.
+    """Find the fastest configuration (samples/s) with short trials, without running all combinations.
+
+    Searches micro-batch x strategy (ZeRO stage) x activation checkpointing x bucket size. The same command continues a
+    search that was stopped.
     """
 
     task: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="TASK")] = "pretrain"
@@ -110,7 +112,7 @@ class AutotuneOptions(Printed):
     out: RunFolder = Path("runs/autotune")
 
     def __post_init__(self) -> None:
-        """Refuse numbers that mean nothing; what a sweep checks is checked there."""
+        """Refuse values out of range; the sweep checks its own options."""
         for name in self.strategies:
             lookup({AUTO: "", **STRATEGIES}, name, "strategy")
         if not self.strategies:
@@ -126,7 +128,7 @@ class AutotuneOptions(Printed):
         if any(size < 1 for size in self.buckets_mib) or min(self.rounds, self.decide_trials) < 0:
             raise UsageError(
                 "option-value",
-                "--buckets-mib takes sizes of at least 1 MiB, --rounds and --decide-trials numbers of at least 0",
+                "--buckets-mib must be at least 1, --rounds and --decide-trials at least 0",
             )
 
 
@@ -134,19 +136,19 @@ OPTIONS = {"autotune TASK": AutotuneOptions}
 
 
 def read_words(words: list[str], program: str) -> AutotuneOptions:
-    """Return the options; the first word names a task."""
+    """Parse the command line; the first word names the task."""
     return parse_task(AutotuneOptions, words, program, sweep=False)
 
 
 def run(options: AutotuneOptions) -> Result:
-    """Search; exit code 3 when nothing ran."""
+    """Search; return exit code 3 if no trial succeeded."""
     devices = find_devices(options.device)
     directory = RunDirectory(run_folder(options.out))
     count = options.devices or devices.default_world_sizes()[-1]
     strategies, absent = strategies_to_try(options.strategies, count)
     if not strategies:
         code: Code = "option-conflict" if all(name == "single" for name, _ in absent) else "package-missing"
-        raise UsageError(code, "no strategy can be tried: " + "; ".join(f"{name}: {why}" for name, why in absent))
+        raise UsageError(code, "no strategy can run here: " + "; ".join(f"{name}: {why}" for name, why in absent))
     limit = memory_limit(directory, options.memory_limit_gib, devices, count)
     base = _base(options, devices, count, limit)
     check_same_search(directory, base)
@@ -164,15 +166,15 @@ def run(options: AutotuneOptions) -> Result:
     if not grid_size(space):
         raise UsageError(
             "batch-size-mismatch",
-            f"--global-batch-size {options.global_batch_size} is divided by no micro batch from {options.first_batch} "
-            f"to {options.last_batch} on {count} device{'s' if count > 1 else ''}: give another",
+            f"--global-batch-size {options.global_batch_size} is not a multiple of any micro-batch from "
+            f"{options.first_batch} to {options.last_batch} on {count} device{'s' if count > 1 else ''}: give another",
         )
     with locked(directory):
         return _search(options, directory, base, space, devices, absent)
 
 
 def _base(options: AutotuneOptions, devices: Devices, count: int, limit: int | None) -> Trial:
-    """The trial that all others are made of."""
+    """Return the trial that all others derive from."""
     sweep = Sweep(
         task=options.task,
         task_flags=options.task_flags,
@@ -209,7 +211,7 @@ def _search(
     runner = Runner(run, base, request, trials)
     measured: list[Measured] = []
     for name, why in absent:
-        note(f"{name} is left out: {why}")
+        note(f"skipped {name}: {why}")
 
     def document(best: dict[str, Any] | None = None, **more: Any) -> dict[str, Any]:
         own = {"request": request, "base": base.to_json(), "limit_bytes": space.limit_bytes, "grid": grid_size(space)}
@@ -223,7 +225,7 @@ def _search(
         return found
 
     outcome = explore(search(space, base, runner.earlier), measure)
-    assert outcome is not None, "nothing stops it"
+    assert outcome is not None, "the search has no stop condition"
     measured[:] = outcome.measured
     runner.finish()
     left_out = [*absent, *outcome.left_out]
@@ -249,7 +251,7 @@ def _parts(trial: Trial) -> dict[str, int]:
 
 
 def _told(found: Measured) -> str:
-    """One line about a trial."""
+    """Return one line about a trial."""
     name = label(found.trial) + (f", round {found.trial.round + 1}" if found.trial.round else "")
     if found.status != "ok":
         return f"{name}: {found.status}: {found.reason}"
@@ -280,24 +282,24 @@ def _blocks(run: RunDirectory, document: dict[str, Any], outcome: Outcome) -> li
     best = "" if outcome.best is None else label(outcome.best.trial)
     close = [label(trial) for trial, _ in outcome.close]
     table = [configurations_table(document["trials"], names, best, close)] if names else []
-    facts = [("left out", f"{what}: {why}") for what, why in document["left_out"]]
+    facts = [("skipped", f"{what}: {why}") for what, why in document["left_out"]]
     facts.append(
         (
             "trials",
-            f"{len(outcome.measured)} of {len(set(names))} configuration{'s'[: len(set(names)) != 1]}, further rounds "
-            f"and sizes between counted; all combinations of doubled sizes are {document['grid']} configurations",
+            f"{len(outcome.measured)} of {len(set(names))} configuration{'s'[: len(set(names)) != 1]}, including "
+            f"repeated rounds and intermediate sizes; the full grid has {document['grid']} configurations",
         )
     )
     if outcome.best is None:
-        said = f"what the trials said is in {run.path}/trials/*/log.txt"
-        return [*table, Facts([*facts, ("nothing ran", said if names else "everything was left out, see above")])]
+        said = f"see the logs of the trials in {run.path}/trials/*/log.txt"
+        return [*table, Facts([*facts, ("no result", said if names else "every configuration was skipped, see above")])]
     for trial, found in outcome.close[:_MOST_CLOSE]:
         rounds = f"{len(found.rates)} round{'s'[: len(found.rates) != 1]}"
         facts.append(("close", f"{label(trial)}, {fine(found.rate)} samples/s in {rounds}"))
     more = len(outcome.close) - _MOST_CLOSE
     facts += [("", f"and {more} more, marked ~ in the table")] * (more > 0)
     if outcome.undecided:
-        facts.append(("decided", f"no: {outcome.undecided} (--rounds, --decide-trials)"))
+        facts.append(("conclusive", f"no: {outcome.undecided} (--rounds, --decide-trials)"))
     parts = ", ".join(f"{name} {size(count)}" for name, count in document["predicted"].items() if name != "total")
     facts.append(("memory", f"predicted for the fastest: {parts}"))
     facts += [(name, shlex.join(words)) for name, words in document["commands"].items()]

@@ -1,4 +1,4 @@
-"""`bertbench collect DIRS --out DIR`: the run directories of several nodes become one."""
+"""`bertbench collect DIRS --out DIR`: merge the run directories of several nodes."""
 
 import dataclasses
 from dataclasses import dataclass
@@ -33,11 +33,11 @@ OPTIONS = {"collect DIRS": CollectOptions}
 
 
 def run(options: CollectOptions) -> Result:
-    """Gather; exit code 1 where two sources measured one trial differently, or a trial cannot be read."""
+    """Merge; return exit code 1 if two sources disagree on a trial, or if a trial cannot be read."""
     if options.out is None or not options.dirs:
         raise UsageError(
             "option-missing",
-            "bertbench collect needs run directories and --out: bertbench collect node0 node1 --out runs/all",
+            "collect needs run directories and --out: bertbench collect node0 node1 --out runs/all",
         )
     from bench.cluster.collect import collect
 
@@ -50,12 +50,12 @@ def run(options: CollectOptions) -> Result:
         ("joined", f"{len(told.joined):,} trials with ranks of several sources"),
         ("folder", str(out)),
     ]
-    contested = f"was measured before: that measurement stays, this one lies in {out}/nodes"
-    damaged = f"what there is of it lies in {out}/nodes and counts for nothing"
+    contested = f"was already measured: the first measurement is kept, this one is in {out}/nodes"
+    damaged = f"its files are in {out}/nodes and are not used"
     return Result(
         document={"out": str(out), **dataclasses.asdict(told)},
         blocks=[Facts(facts)],
-        notes=[*_named("differs, and lies apart", told.apart), *_named("left out", told.left_out)],
+        notes=[*_named("differs, kept separately", told.apart), *_named("skipped", told.left_out)],
         problems=[
             *(f"{text} {contested}" for text in told.contested),
             *(f"{text}; {damaged}" for text in told.damaged),

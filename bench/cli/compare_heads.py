@@ -1,4 +1,4 @@
-"""`bertbench compare-heads gap`: the same training with each head, as one table and one picture."""
+"""`bertbench compare-heads gap`: train with each head and compare the results in a table and a chart."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -30,10 +30,10 @@ TABLE_FILE, DOCUMENT_FILE, PICTURE_FILE = "heads.csv", "heads.json", "heads.png"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CompareHeadsOptions(Printed):
-    """Train GAP with each head, one after the other, with the same settings, seed and data; then say how validation
-    loss and accuracy went from epoch to epoch, and how long each head took.
+    """Train GAP with each head in turn, with the same settings, seed and data; compare validation loss and accuracy by
+    epoch, and the time of each head.
 
-    It takes the options of `bertbench train gap` too, for all heads alike.
+    The options of `bertbench train gap` apply to all heads.
     """
 
     task: tyro.conf.Positional[str]
@@ -43,18 +43,18 @@ class CompareHeadsOptions(Printed):
     out: Annotated[Path, tyro.conf.arg(help=OUT_HELP)] = Path("runs/heads")
 
     def __post_init__(self) -> None:
-        """Refuse names that do not exist."""
+        """Refuse unknown heads."""
         for name in self.heads:
             lookup(dict.fromkeys(HEAD_NAMES), name, "head")
         if not self.heads or len(set(self.heads)) < len(self.heads):
-            raise UsageError("option-value", f"--heads {' '.join(self.heads)}: name each head once, at least one")
+            raise UsageError("option-value", f"--heads {' '.join(self.heads)}: give at least one head, each once")
 
 
 OPTIONS = {"compare-heads gap": CompareHeadsOptions}
 
 
 def run(call: CompareCall) -> Result:
-    """Compare; exit code 0 also when it was stopped in time, 3 when a training failed."""
+    """Compare; return exit code 0 for a finished or stopped comparison, 3 if a training failed."""
     options, base = call.options, call.base
     with StopRequest() as stop:
         out = run_folder(options.out)
@@ -68,7 +68,7 @@ def run(call: CompareCall) -> Result:
     from analysis.metrics.comparison.trainings import compare_heads
 
     samples = planned[0].plan.source.samples
-    assert samples is not None, "data without end are refused when they are planned"
+    assert samples is not None, "planning refuses endless data"
     best_by, higher_is_better = _deciding(planned)
     results = compare_heads({item.name: item.run for item in planned}, samples, best_by, higher_is_better)
     with locks.locked(out, "another call", "wait for it, or choose another --out"):
@@ -79,18 +79,18 @@ def run(call: CompareCall) -> Result:
         document=document,
         blocks=_blocks(document, results),
         written=[out / name for name in _files(results)],
-        problems=[f"{head} {row['status']}: {row['reason']}\n  its log: {row['log']}" for head, row in rows],
+        problems=[f"{head} {row['status']}: {row['reason']}\n  log: {row['log']}" for head, row in rows],
         code=3 if rows else 0,
     )
 
 
 def read_words(words: list[str], program: str) -> CompareCall:
-    """Return the options of the comparison and of its trainings; the first word is gap."""
+    """Parse the options of the comparison and of its trainings; the first word is gap."""
     check_task(words, program, ("gap",), "task with several heads")
     options, rest = parse_known(CompareHeadsOptions, words, program)
     if any(word.partition("=")[0] == "--head" for word in rest):
         raise UsageError(
-            "option-not-applicable", "--head is what is compared: give --heads, such as --heads mul concat"
+            "option-not-applicable", "--head does not apply to a comparison: give --heads, such as --heads mul concat"
         )
     return CompareCall(options, parse(TrainOptions, ["gap", *rest], "bertbench train"))
 
@@ -100,14 +100,14 @@ def _plan(out: Path, base: TrainOptions, values: Values, devices: Devices) -> Pl
     if not planned.plan.settings.eval_every or planned.plan.source.samples is None:
         raise UsageError(
             "data-missing",
-            "heads are compared by how they do on validation: give --data with features for training and validation, "
-            "and no --eval-every 0",
+            "compare-heads needs evaluations: give --data with features for training and validation, without "
+            "--eval-every 0",
         )
     return planned
 
 
 def _deciding(planned: Sequence[PlannedVariant]) -> tuple[str, bool]:
-    """The score that the trainings choose their best checkpoint by, all the same, and whether more of it is better."""
+    """Return the score that selects the best checkpoint of all trainings, and whether higher is better."""
     from bert.tasks import make_task
     from bert.tasks.base import deciding
 
@@ -116,7 +116,7 @@ def _deciding(planned: Sequence[PlannedVariant]) -> tuple[str, bool]:
 
 
 def _majority(planned: Sequence[PlannedVariant]) -> float:
-    """The accuracy of always answering what is most frequent in the rows they are evaluated on."""
+    """Return the accuracy of always predicting the most frequent answer of the evaluated rows."""
     import numpy as np
 
     from bert.data.loading.order import spread
@@ -136,7 +136,7 @@ def _document(
 
     first = planned[0]
     settings = first.plan.settings
-    # Head and folder are each training's own.
+    # Head and folder differ between the trainings.
     request = {name: value for name, value in first.plan.request.items() if name not in ("command", "out")}
     return {
         "task": "gap",

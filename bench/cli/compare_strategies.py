@@ -1,4 +1,4 @@
-"""`bertbench compare-strategies TASK`: the same training on one device and on several, as one table and one picture."""
+"""`bertbench compare-strategies TASK`: compare trainings on one and on several devices in a table and a chart."""
 
 import signal
 import sys
@@ -33,19 +33,19 @@ from records.trial import PRECISIONS
 if TYPE_CHECKING:
     from analysis.metrics.comparison.trainings import TrainingComparison
 
-# Of the caption: more lines would leave no room for the picture.
+# Most lines of the caption; more would leave no room for the chart.
 _MOST_SHARES = 2
 OUT_HELP = "Folder of the comparison; a call with the same folder continues it."
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CompareStrategiesOptions(Printed):
-    """Train the same thing by every strategy, on every number of devices, in every precision, by every implementation
-    and set of levers, with the same global batch, seed and data; then say what changed: time, samples/s, losses,
-    scores, communication.
+    """Run one training with every strategy, number of devices, precision, implementation and set of optimizations;
+    compare time, samples/s, losses, scores and communication.
 
-    It takes the options of `bertbench train TASK` too, for all variants alike. Give --global-batch-size to be sure of
-    it, and --dropout 0 to see that the losses are the same: each process draws its own.
+    All variants have the same global batch, seed and data. The options of `bertbench train TASK` apply to all variants.
+    Give --global-batch-size to fix the batch. Give --dropout 0 to compare losses exactly, since each process draws its
+    own dropout.
     """
 
     task: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="TASK")]
@@ -65,7 +65,7 @@ class CompareStrategiesOptions(Printed):
     """Steps of each variant with several devices under the PyTorch profiler, after all training; 0: no profile."""
 
     def __post_init__(self) -> None:
-        """Refuse names that do not exist and numbers that mean nothing."""
+        """Refuse unknown names and values out of range."""
         for name in self.strategies:
             lookup({AUTO: "", **STRATEGIES}, name, "strategy")
         for name in self.precisions:
@@ -76,7 +76,7 @@ class CompareStrategiesOptions(Printed):
             check_levers(name)
         if any(count < 1 for count in self.devices):
             raise UsageError(
-                "option-value", f"--devices {' '.join(map(str, self.devices))}: each number must be at least 1"
+                "option-value", f"--devices {' '.join(map(str, self.devices))}: every number must be at least 1"
             )
         if self.profile_steps < 0:
             raise UsageError("option-value", f"--profile-steps {self.profile_steps} must be at least 0")
@@ -90,9 +90,9 @@ class CompareCall:
     """A call of a command that compares trainings."""
 
     options: Any
-    """Of the comparison."""
+    """Options of the comparison."""
     base: TrainOptions
-    """Those that all its trainings have."""
+    """Options common to all trainings."""
 
     @property
     def json(self) -> bool:
@@ -101,7 +101,7 @@ class CompareCall:
 
 
 def run(call: CompareCall) -> Result:
-    """Compare; exit code 0 also when it was stopped in time, 3 when a variant failed or has no profile."""
+    """Compare; return exit code 0 for a finished or stopped comparison, 3 if a variant failed or has no profile."""
     options, base = call.options, call.base
     with StopRequest() as stop:
         out = run_folder(options.out)
@@ -113,7 +113,7 @@ def run(call: CompareCall) -> Result:
         )  # fmt: skip
         for variant in found:
             if variant.impossible:
-                note(f"{variant.name} is left out: {variant.impossible}")
+                note(f"skipped {variant.name}: {variant.impossible}")
         stop.limit(base.max_seconds)
         devices = find_devices(base.device)
         planned = [
@@ -133,25 +133,25 @@ def run(call: CompareCall) -> Result:
             except KeyboardInterrupt:
                 if not options.json:
                     show(_result(out, document, comparison), as_json=False)
-                note("interrupted while profiling: the table is without communication; the same command adds it")
+                note("interrupted while profiling, so the table lacks communication: run the same command to add it")
                 raise
             document, comparison = _written(options, out, planned, devices, profiles)
     return _result(out, document, comparison)
 
 
 def read_words(words: list[str], program: str) -> CompareCall:
-    """Return the options of the comparison and of its trainings; the first word names a task."""
+    """Parse the options of the comparison and of its trainings; the first word names the task."""
     check_task(words, program)
     options, rest = parse_known(CompareStrategiesOptions, in_plural(words, _LISTS), program)
     return CompareCall(options, parse(TrainOptions, [options.task, *rest], "bertbench train"))
 
 
-# --precision is no singular of --precisions but the training's own, of all variants alike.
+# --precision is an option of the training, common to all variants; --precisions belongs to the comparison.
 _LISTS = {"--strategy": "--strategies", "--implementation": "--implementations"}
 
 
 def train_all(planned: Sequence[PlannedVariant], devices: Devices, stop: StopRequest) -> bool:
-    """Train what is not done yet; return False when a stop was asked for before all were."""
+    """Train all unfinished variants; return False if a stop request came first."""
     signaled: list[PlannedVariant] = []
 
     def train(numbered: tuple[int, PlannedVariant]) -> bool:
@@ -174,15 +174,15 @@ def train_all(planned: Sequence[PlannedVariant], devices: Devices, stop: StopReq
 
 
 def stopped(stop: StopRequest) -> Result:
-    """Say why not all was trained."""
-    said = f"stopped by {stop.why() or 'a signal to the ranks'}; the same command continues"
+    """Return the result of a comparison that was stopped."""
+    said = f"stopped by {stop.why() or 'a signal to the ranks'}; run the same command to continue"
     return Result(problems=[said], code=130 if stop.signal == signal.SIGINT else 0)
 
 
 def _profile(
     options: CompareStrategiesOptions, out: Path, planned: Sequence[PlannedVariant], devices: Devices
 ) -> dict[str, dict[str, Any]]:
-    """Profile the variants whose training came to its end."""
+    """Profile the variants whose training finished."""
     trained = [item for item in planned if item.finished]
     request = {"command": "compare-strategies", **request_of(options)}
     return profile_variants(out, trained, options.profile_steps, request, devices, show_progress, note)
@@ -195,7 +195,7 @@ def _written(
     devices: Devices,
     profiles: Mapping[str, Mapping[str, Any]],
 ) -> tuple[dict[str, Any], "TrainingComparison"]:
-    """Compare what is there and write it; profiling, which takes minutes, may be cut short after."""
+    """Write the comparison so far; profiling takes minutes and may be interrupted."""
     comparison = _compare(planned, profiles)
     document = _document(options, planned, devices, comparison)
     _write(out, document, comparison)
@@ -256,7 +256,7 @@ def _write(out: Path, document: Mapping[str, Any], comparison: "TrainingComparis
 
 
 def _caption(document: Mapping[str, Any], comparison: "TrainingComparison") -> str:
-    """The machine, what processes share, and all collectives, in lines below the picture."""
+    """Return the lines below the chart: the machine, shared cores, and communication."""
     from analysis.render.training_tables import row_names
 
     shares = [
@@ -294,5 +294,5 @@ def _result(out: Path, document: Mapping[str, Any], comparison: "TrainingCompari
 
 def _problem(name: str, row: Mapping[str, Any], failed: bool) -> str:
     if failed:
-        return f"{name} {row['status']}: {row['reason']}" + (f"\n  its log: {row['log']}" if row["log"] else "")
+        return f"{name} {row['status']}: {row['reason']}" + (f"\n  log: {row['log']}" if row["log"] else "")
     return f"{name} has no profile: {row['profile_problem']}" if row["profile_problem"] else ""

@@ -1,4 +1,4 @@
-"""`bertbench convert SRC DST`: checkpoints of TensorFlow, Hugging Face and NVIDIA, into Hugging Face's form or ours."""
+"""`bertbench convert SRC DST`: convert checkpoints of other frameworks to Hugging Face's format or ours."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -43,7 +43,7 @@ OPTIONS = {"convert SRC DST": ConvertOptions}
 
 
 def run(options: ConvertOptions) -> Result:
-    """Convert, and say what became of the weights."""
+    """Convert a checkpoint and report which weights were converted."""
     from bert.checkpoints.conversion import convert
 
     done = convert(
@@ -69,7 +69,7 @@ def _blocks(done: "Conversion") -> "list[Block]":
         ("converted", f"{done.converted:,}"),
         ("missing", f"{len(done.missing):,}"),
         ("unexpected", f"{len(done.unexpected):,}"),
-        ("skipped", f"{len(done.skipped):,} that are no weights (optimizer, schedule)"),
+        ("skipped", f"{len(done.skipped):,} that are not weights (optimizer, schedule)"),
         ("parameters", f"{done.parameters:,}"),
         ("vocabulary", str(done.vocab) if done.vocab else "none"),
         ("folder", f"{done.destination} ({done.target})"),

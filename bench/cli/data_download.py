@@ -1,4 +1,4 @@
-"""`bertbench data download`: Wikipedia, SQuAD and books by name, resumable and checked."""
+"""`bertbench data download`: download Wikipedia, SQuAD and books by name, with resume and checksums."""
 
 import os
 import sys
@@ -37,28 +37,28 @@ OPTIONS = {"data download": DownloadOptions}
 
 
 def run(options: DownloadOptions) -> Result:
-    """Fetch what is named, or list what can be had."""
+    """Download the named data, or list what is available."""
     if options.list:
         return _listed()
     names = list(dict.fromkeys(options.names))
     if not names:
         raise UsageError(
             "option-missing",
-            f"bertbench data download needs a name: {', '.join(name for name in SOURCES if SOURCES[name].plan)}; "
-            "--list says more",
+            f"data download needs a name: {', '.join(name for name in SOURCES if SOURCES[name].plan)}; "
+            "--list describes them",
         )
     if options.remote.mirror and len(names) > 1:
         raise UsageError(
             "option-conflict",
-            "--mirror takes the place of one source's address: give one name, or use BERTBENCH_NAME_URL",
+            "--mirror replaces the address of a single source: give one name, or set BERTBENCH_NAME_URL for each",
         )
-    for source in [named(name) for name in names]:  # all of them before the first byte
+    for source in [named(name) for name in names]:  # all terms before the first download
         base_of(source, options.remote.mirror)
         show_terms(source)
     if not (options.remote.contact or os.environ.get(CONTACT_VARIABLE)) and any("wikipedia" in name for name in names):
         note(
-            "Wikimedia asks programs for a way to reach who runs them, and may refuse those without: set "
-            f"{CONTACT_VARIABLE}, or give --contact, an e-mail address or a web page"
+            "Wikimedia may refuse programs without contact information: set "
+            f"{CONTACT_VARIABLE} or --contact to an e-mail address or a web page"
         )
     results = []
     for name in names:
@@ -71,7 +71,7 @@ def run(options: DownloadOptions) -> Result:
         document=[_plain(result) for result in results],
         blocks=[Plain("\n".join(line for result in results for line in _lines(result)))],
         notes=[
-            f"no checksum is published for {len(result.unchecked)} file(s), such as {result.unchecked[0]}: only the "
+            f"{len(result.unchecked)} file(s), such as {result.unchecked[0]}, have no published checksum: only their "
             "size was checked"
             for result in results
             if result.unchecked
@@ -80,7 +80,7 @@ def run(options: DownloadOptions) -> Result:
 
 
 def show_terms(source: NamedSource) -> None:
-    """Say on stderr on which terms a source is to be had; call it before anything is fetched."""
+    """Print the terms of a source to stderr; call it before any download."""
     print(f"{source.name}: {source.what}", file=sys.stderr)
     for line in source.terms:
         print(f"  {line}", file=sys.stderr)
@@ -88,7 +88,7 @@ def show_terms(source: NamedSource) -> None:
 
 
 def _listed() -> Result:
-    """What can be had by name."""
+    """Return the sources that are available by name."""
     document = [
         {
             "name": source.name,
@@ -112,10 +112,10 @@ def _listed() -> Result:
 
 def _lines(result: "Obtained") -> list[str]:
     count = len(result.files)
-    came = f"{size_of(result.received)} came now" if result.received else "all of it was there before"
+    came = f"{size_of(result.received)} downloaded now" if result.received else "already complete"
     return [
         f"{result.name}: {count:,} file{'s'[: count > 1]}, {size_of(result.size)} ({came}) in {result.folder}",
-        f"the list of files is kept: remove {result.plan} to look for newer ones",
+        f"the list of files is cached; remove {result.plan} to check for newer files",
     ]
 
 

@@ -1,4 +1,4 @@
-"""`bertbench data inspect DIR`: what a folder of HDF5 shards holds, and whether it is what the format says."""
+"""`bertbench data inspect DIR`: summarize a folder of HDF5 shards and validate it against the format."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -25,9 +25,9 @@ _LONGEST_NAME = 200
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class InspectOptions(Printed):
-    """Say what a folder of HDF5 shards holds, and hold every row against the format; exit code 1 when a check fails.
+    """Summarize a folder of HDF5 shards and validate every row against the format; exit code 1 if a check fails.
 
-    DIR is the shards' own folder, or one above several preparations: then each of them.
+    DIR holds the shards, or several prepared data sets, which are all inspected.
     """
 
     dir: tyro.conf.Positional[Path]
@@ -48,14 +48,12 @@ class InspectOptions(Printed):
     """Processes that share the shards."""
 
     def __post_init__(self) -> None:
-        """Refuse numbers without meaning."""
+        """Refuse values out of range."""
         for name in ("samples", "seed"):
             if getattr(self, name) < 0:
                 raise UsageError("option-value", f"--{name} {getattr(self, name)} must not be negative")
         if self.samples > MOST_SAMPLES:
-            raise UsageError(
-                "option-value", f"--samples {self.samples} is more than anybody reads: use {MOST_SAMPLES} or fewer"
-            )
+            raise UsageError("option-value", f"--samples {self.samples} exceeds the limit: use {MOST_SAMPLES} or fewer")
 
 
 MOST_SAMPLES = 1000
@@ -63,7 +61,7 @@ OPTIONS = {"data inspect DIR": InspectOptions}
 
 
 def run(options: InspectOptions) -> Result:
-    """Inspect each preparation; exit code 1 when a check failed."""
+    """Inspect each data set; return exit code 1 if a check fails."""
     from bert.data.pool import Workers
     from bert.tasks.pretrain.inspecting.inspection import inspect
 
@@ -90,7 +88,7 @@ def run(options: InspectOptions) -> Result:
 
 
 def _draw(found: Sequence["Inspection"], above: Path, out: Path) -> list[Path]:
-    """One picture per folder, named by its place below `above`."""
+    """Draw one picture per folder, named by its path relative to `above`."""
     from analysis.render.png import write_png
     from analysis.render.task_figures import LengthCounts, lengths_figure
 
@@ -113,13 +111,13 @@ def _blocks(one: "Inspection") -> "Iterator[Block]":
     if one.splits:
         rows = [(name, *(form(figures) for figures in one.splits)) for name, form in _ROWS]
         if one.test_in_training is not None:
-            rows.append(("  of them in training, too", "", f"{one.test_in_training:,}"))
+            rows.append(("  also in training", "", f"{one.test_in_training:,}"))
         yield texts("figures", ("", *(figures.split for figures in one.splits)), rows)
     for figures in one.splits:
         yield _histogram(figures)
-        pieces = "  ".join(f"{name} {100 * count / figures.real_tokens:.1f}%" for name, count in figures.frequent)
-        yield f"{figures.split}: most frequent pieces, of the real tokens: {pieces}"
-    yield texts("checks", ("state", "check", "what must hold"), map(_check, one.checks), numeric=False)
+        pieces = "  ".join(f"{name} {100 * count / figures.real_tokens:.1f} %" for name, count in figures.frequent)
+        yield f"{figures.split}: most frequent pieces, share of real tokens: {pieces}"
+    yield texts("checks", ("state", "check", "requirement"), map(_check, one.checks), numeric=False)
     for sample in one.samples:
         label = "1, B is random" if sample.label else "0, B follows A"
         yield Plain(f"{sample.shard} row {sample.row}: {sample.tokens} tokens, {sample.masked} masked, label {label}")
@@ -150,33 +148,33 @@ _ROWS: tuple[tuple[str, Callable[["SplitFigures"], str]], ...] = (
     ("shards", lambda f: f"{f.shards:,}"),
     ("instances", lambda f: f"{f.instances:,}"),
     ("tokens per instance", lambda f: f"{f.seq_len:,}"),
-    ("predictions per instance, at most", lambda f: f"{f.max_predictions:,}"),
+    ("maximum predictions per instance", lambda f: f"{f.max_predictions:,}"),
     ("real tokens", lambda f: f"{f.real_tokens:,}"),
     ("real tokens per instance", lambda f: f"{f.real_tokens / f.instances:.1f}"),
     ("padding efficiency (real / all tokens)", lambda f: _percent(f.padding_efficiency)),
-    ("instances shorter than that", lambda f: _percent(f.short / f.instances)),
-    ("bins of length", lambda f: f"{f.bins}" if f.bins else "none"),
+    ("instances with padding", lambda f: _percent(f.short / f.instances)),
+    ("length bins", lambda f: f"{f.bins}" if f.bins else "none"),
     ("pieces in segment A", lambda f: f"{f.mean_first:.1f}"),
     ("pieces in segment B", lambda f: f"{f.mean_second:.1f}"),
     ("bytes on disk", lambda f: size(f.file_bytes)),
     ("bytes per instance", lambda f: f"{f.file_bytes / f.instances:.1f}"),
     ("masked / real tokens", lambda f: _percent(f.mask_rate)),
     ("masked / real tokens without [CLS], [SEP]", lambda f: _percent(f.mask_rate_of_pieces)),
-    ("of the masked: [MASK]", lambda f: _percent(f.shown_mask.value if f.shown_mask else None)),
-    ("  80 % is meant, chance gives", lambda f: _chance(f.shown_mask)),
-    ("of the masked: unchanged", lambda f: _percent(f.shown_same.value if f.shown_same else None)),
-    ("  10 % is meant, chance gives", lambda f: _chance(f.shown_same)),
-    ("of the masked: another piece", lambda f: _percent(f.shown_random.value if f.shown_random else None)),
-    ("  10 % is meant, chance gives", lambda f: _chance(f.shown_random)),
-    ("B is random (a half or more)", lambda f: _percent(f.random_second.value)),
+    ("masked tokens shown as [MASK]", lambda f: _percent(f.shown_mask.value if f.shown_mask else None)),
+    ("  expected for 80 %", lambda f: _chance(f.shown_mask)),
+    ("masked tokens left unchanged", lambda f: _percent(f.shown_same.value if f.shown_same else None)),
+    ("  expected for 10 %", lambda f: _chance(f.shown_same)),
+    ("masked tokens replaced at random", lambda f: _percent(f.shown_random.value if f.shown_random else None)),
+    ("  expected for 10 %", lambda f: _chance(f.shown_random)),
+    ("random segment B (50 % or more)", lambda f: _percent(f.random_second.value)),
     ("  95 % interval", lambda f: _chance(f.random_second)),
-    ("[UNK] of the pieces", lambda f: _percent(f.unknown_share)),
-    ("instances that equal an earlier one", lambda f: _count(f.duplicates)),
+    ("[UNK] / all pieces", lambda f: _percent(f.unknown_share)),
+    ("duplicate instances", lambda f: _count(f.duplicates)),
 )
 
 
 def _histogram(figures: "SplitFigures") -> "Table":
-    """Lengths with bars of #, the fullest the longest."""
+    """Return a histogram of lengths, with bars of # scaled to the largest count."""
     from analysis.render.tables import Cell, Table
 
     step = max(1, -(-figures.seq_len // _BARS))
@@ -199,9 +197,10 @@ def _histogram(figures: "SplitFigures") -> "Table":
 
 
 def _check(check: "Check") -> tuple[str, str, str]:
-    """What holds, or the first violation."""
+    """Return the state of a check, its name, and its requirement or first violation."""
+    violations = f"{check.violations:,} violation{'s'[: check.violations != 1]}"
     says = {
-        "failed": f"{check.violations:,} x, the first: {check.first}; must hold: {check.says}",
+        "failed": f"{violations}, first: {check.first}; required: {check.says}",
         "skipped": f"{check.skipped}",
     }
     return "FAILED" if check.status == "failed" else check.status, check.name, says.get(check.status, check.says)

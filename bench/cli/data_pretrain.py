@@ -1,4 +1,4 @@
-"""`bertbench data pretrain`: dumps and text to HDF5 shards."""
+"""`bertbench data pretrain`: convert dumps and text to HDF5 shards."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -27,12 +27,12 @@ _LISTS = {"--seq-len": "--seq-lens", "--stage": "--stages"}
 
 
 def read_words(words: list[str], program: str) -> DataPretrainOptions:
-    """Return the options that the words give. Raises UsageError."""
+    """Parse the command line. Raises UsageError."""
     return parse(DataPretrainOptions, in_plural(plain_words(words, DataPretrainOptions), _LISTS), program)
 
 
 def run(options: DataPretrainOptions) -> Result:
-    """Make what was asked for."""
+    """Prepare the data."""
     from analysis.render.tables import Facts
     from bert.tasks.pretrain.prepare import prepare
 
@@ -42,7 +42,7 @@ def run(options: DataPretrainOptions) -> Result:
 
 
 def _show_terms(config: PrepareConfig) -> None:
-    """Show the terms of what will be downloaded, before anything is."""
+    """Show the terms of each source before any download."""
     if not config.download or not {"download", "extract", "clean"} & set(config.stages):
         return
     from bench.cli.data_download import show_terms
@@ -68,19 +68,19 @@ def _rows(summary: "PrepareSummary") -> Iterator[tuple[str, str]]:
 
 def _stage_line(stage: "StageSummary") -> str:
     if stage.kept:
-        return f"finished before, {stage.files:,} file(s): {stage.folder}"
-    state = "" if stage.complete else ", other parts are not finished"
+        return f"already complete, {stage.files:,} file(s): {stage.folder}"
+    state = "" if stage.complete else ", other parts are unfinished"
     return f"{stage.seconds:.1f} s, {stage.files:,} file(s){state}: {stage.folder}"
 
 
 def _length_rows(length: "LengthSummary") -> Iterator[tuple[str, str]]:
-    kept = f", {length.shards_kept} of them finished before" if length.shards_kept else ""
+    kept = f", {length.shards_kept} already complete" if length.shards_kept else ""
     yield (
         "instances",
         f"{length.training_instances:,} training + {length.test_instances:,} test, {length.seq_len} tokens, up to "
         f"{length.max_predictions} predictions",
     )
     if length.padding_efficiency is not None:
-        yield "real tokens", f"{length.padding_efficiency:.1%} of all, the rest is padding"
+        yield "real tokens", f"{100 * length.padding_efficiency:.1f} %, the rest is padding"
     yield "shards", f"{length.shards}{kept}"
     yield "folder", str(length.folder)

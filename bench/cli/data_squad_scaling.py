@@ -1,4 +1,4 @@
-"""`bertbench data squad-scaling`: the time to make SQuAD features against the number of workers, in both modes."""
+"""`bertbench data squad-scaling`: time to make SQuAD features by number of workers, in both modes."""
 
 import dataclasses
 import hashlib
@@ -47,40 +47,40 @@ OPTIONS = {"data squad-scaling": SquadScalingOptions}
 
 @dataclass(frozen=True, slots=True)
 class ScalingRow:
-    """One mode with one number of workers."""
+    """The result of one mode with one number of workers."""
 
     mode: Mode
     workers: int
-    """Processes; with one, this process does everything."""
+    """Number of processes; 1 means no worker processes."""
     seconds: float
-    """Of the middle round (the faster of the two in the middle), from reading to the finished file."""
+    """Wall time of the median round (the faster of two in the middle), from reading to the finished file."""
     rounds: tuple[float, ...]
     """Seconds of every round, in order."""
     shares: Mapping[str, float]
-    """Where the middle round's time went (bert.tasks.squad.prepare.SHARES); they add up to `seconds`."""
+    """Seconds of the median round by part (bert.tasks.squad.prepare.SHARES); they add up to `seconds`."""
     speedup: float
-    """Time of the first row of the mode over this one's."""
+    """Time of the mode's first row divided by the time of this row."""
 
 
 @dataclass(frozen=True, slots=True)
 class Scaling:
-    """All rows, and what they were measured on."""
+    """All rows and the data they were measured on."""
 
     rows: tuple[ScalingRow, ...]
-    """Mode by mode, in ascending number of workers."""
+    """Sorted by mode, then by number of workers."""
     questions: int
     windows: int
     file_fingerprint: str
-    """Hash of the file of features, the same every time."""
+    """Hash of the feature file, identical in all runs."""
 
 
 def read_words(words: list[str], program: str) -> Any:
-    """Return the options that the words give. Raises UsageError."""
+    """Parse the command line. Raises UsageError."""
     return parse(SquadScalingOptions, plain_words(words, SquadScalingOptions), program)
 
 
 def run(options: SquadScalingOptions) -> Result:
-    """Measure, write and draw."""
+    """Measure, write the results and draw the chart."""
     from analysis.render.tables import write_csv
     from bert.tasks.squad.reading import check_there
 
@@ -97,23 +97,23 @@ def run(options: SquadScalingOptions) -> Result:
     write_json(written[0], document)
     write_csv(written[1], _plain_rows(found), line_end="\n")
     _draw(options, found, out)
-    said = f"{found.questions:,} questions, {found.windows:,} windows, the same file every time"
+    said = f"{found.questions:,} questions, {found.windows:,} windows, identical files in all runs"
     return Result(document=document, blocks=[_table(found), said], written=written)
 
 
 def measure(config: SquadConfig, workers: Sequence[int], rounds: int, folder: Path) -> Scaling:
-    """Make the features of the first input again and again, all modes and numbers of workers in turns.
+    """Time the features of the first input; each round runs every mode with every number of workers.
 
-    Workers are started anew each time, and what that takes is part of the time.
+    Each measurement starts new workers and includes their start.
 
     Args:
-        config: what to make; its mode, workers and output do not matter.
+        config: features to make; its mode, workers and output are ignored.
         workers: numbers of processes.
-        rounds: turns.
-        folder: where the files are made, and removed again.
+        rounds: repetitions of all measurements.
+        folder: folder for temporary files.
 
     Raises:
-        UsageError: there are fewer CPUs than workers, or two files of features differ.
+        UsageError: there are fewer CPUs than workers, or two feature files differ.
         InputError, StorageError: as `prepare` does.
     """
     from bert.tasks.squad.prepare import prepare
@@ -123,8 +123,8 @@ def measure(config: SquadConfig, workers: Sequence[int], rounds: int, folder: Pa
     if not numbers or numbers[0] < 1 or numbers[-1] > cpu_count() or rounds < 1:
         raise UsageError(
             "option-value",
-            f"--workers {' '.join(map(str, workers))} with --rounds {rounds}: give 1 to {cpu_count()} workers (the "
-            "CPUs there are) and 1 round or more",
+            f"--workers {' '.join(map(str, workers))} with --rounds {rounds}: give 1 to {cpu_count()} workers (one "
+            "per CPU) and at least 1 round",
         )
     sides = [(mode, number) for mode in MODES for number in numbers]
     seconds: dict[tuple[Mode, int], list[float]] = {side: [] for side in sides}
@@ -144,7 +144,7 @@ def measure(config: SquadConfig, workers: Sequence[int], rounds: int, folder: Pa
             note = f"round {turn + 1}: {mode}, {number} worker(s): {made.seconds:.2f} s"
             print(note, file=sys.stderr, flush=True)
     if len(fingerprints) > 1:
-        raise UsageError("data-mismatch", "workers made different features: this must not be, please report it")
+        raise UsageError("data-mismatch", "features depend on the number of workers: this is a bug, please report it")
     rows = tuple(_row(side, seconds[side], shares[side], seconds[side[0], numbers[0]]) for side in sides)
     return Scaling(rows, made.counts.get("questions"), made.counts.get("windows"), fingerprints.pop())
 
@@ -169,7 +169,6 @@ def _document(options: SquadScalingOptions, found: Scaling) -> dict[str, object]
 
 
 def _plain_rows(found: Scaling) -> list[dict[str, Any]]:
-    """The rows of the CSV file."""
     return [
         {
             "mode": row.mode,
@@ -188,8 +187,8 @@ def _draw(options: SquadScalingOptions, found: Scaling, out: Path) -> None:
     points = [ScalingPoint(row.mode, row.workers, row.seconds, row.rounds, row.shares) for row in found.rows]
     title = f"{found.questions:,} questions of {options.input.name}"
     note = (
-        f"{cpu_count()} CPUs. The start of the processes is part of the time. Work of several counts divided by their "
-        "number; transfer: what is left, which is handing over and waiting."
+        f"{cpu_count()} CPUs. Times include the start of the processes. Parallel work is divided by the number of "
+        "workers; transfer is the rest: data exchange and waiting."
     )
     write_png(squad_scaling_figure(points, title, note), out)
 

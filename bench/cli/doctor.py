@@ -1,4 +1,4 @@
-"""`bertbench doctor`: what this machine is and what can run on it."""
+"""`bertbench doctor`: describe this machine and check which tools it can run."""
 
 from dataclasses import dataclass
 
@@ -22,7 +22,7 @@ OPTIONS = {"doctor": DoctorOptions}
 
 
 def run(options: DoctorOptions) -> Result:
-    """Examine the machine; with --has, exit code 1 where that is not here."""
+    """Check the machine; with --has, return exit code 1 if the feature is missing."""
     devices: Devices | BertbenchError
     try:
         devices = find_devices()

@@ -1,4 +1,4 @@
-"""`bertbench launch [options] -- COMMAND`: any program on one node or several, with different numbers of GPUs."""
+"""`bertbench launch [options] -- COMMAND`: run any program on one or several nodes with equal or unequal GPU counts."""
 
 import shlex
 import shutil
@@ -21,7 +21,7 @@ from common.redact import terminal_text
 
 DEFAULT_PORT = 29500
 PROCESSES_PER_CORE = 8
-"""CPU processes that are started without being told twice."""
+"""Most CPU processes per core without --crowded."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -46,7 +46,7 @@ class LaunchOptions:
     join_timeout: float = 60.0
     """Seconds within which all nodes must have come and agree."""
     max_restarts: int = 0
-    """How often all processes of all nodes are started anew when one fails."""
+    """How often all processes of all nodes restart after one fails."""
     module: bool = False
     """COMMAND is a Python module, as in python -m."""
     no_python: bool = False
@@ -57,10 +57,10 @@ class LaunchOptions:
     """Say nothing but why it failed."""
 
     def __post_init__(self) -> None:
-        """Refuse numbers that mean nothing."""
+        """Refuse values out of range and options that conflict."""
         if not 0 < self.join_timeout < float("inf"):
             raise UsageError(
-                "option-value", f"--join-timeout {self.join_timeout:g} must be a number of seconds above 0"
+                "option-value", f"--join-timeout {self.join_timeout:g} is not a time: give a number of seconds above 0"
             )
         if self.max_restarts < 0:
             raise UsageError("option-value", f"--max-restarts {self.max_restarts} must be at least 0")
@@ -68,7 +68,7 @@ class LaunchOptions:
             raise UsageError("option-value", f"--master-port {self.master_port} must be between 1 and 65535")
         if self.module and self.no_python:
             raise UsageError(
-                "option-conflict", "--module and --no-python exclude each other: a module is run by Python"
+                "option-conflict", "--module and --no-python exclude each other: a Python module needs Python"
             )
 
 
@@ -77,26 +77,26 @@ OPTIONS = {"launch": LaunchOptions}
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Launch:
-    """What is launched."""
+    """A program and the options of its launch."""
 
     options: LaunchOptions
     command: tuple[str, ...]
 
 
 def read_words(words: list[str], program: str) -> Launch:
-    """Return the options before -- and the command behind it. Raises UsageError where there is no command."""
+    """Return the options before -- and the command after it. Raises UsageError if there is no command."""
     own, command = split_command(words)
     options = parse(LaunchOptions, own, program)
     if not command:
         raise UsageError(
             "option-missing",
-            "what is to be launched? bertbench launch [options] -- COMMAND, such as -- train.py --epochs 3",
+            "launch needs a command after --: bertbench launch [options] -- COMMAND, such as -- train.py --epochs 3",
         )
     return Launch(options=options, command=tuple(command))
 
 
 def run(launch: Launch) -> Result:
-    """Launch; 0 when all processes of all nodes ended well, 3 when one failed."""
+    """Launch; return exit code 0 if all processes of all nodes succeed, 3 if one fails."""
     options, command = launch.options, launch.command
     program = program_of(command, options.module, options.no_python)
     devices = find_devices()
@@ -111,8 +111,8 @@ def run(launch: Launch) -> Result:
     if devices.kind == "cpu" and layout.here > PROCESSES_PER_CORE * devices.cpu_cores and not options.crowded:
         raise UsageError(
             "device-missing",
-            f"{layout.here} processes on {devices.cpu_cores} CPU cores are more than {PROCESSES_PER_CORE} per core: "
-            f"start at most {PROCESSES_PER_CORE * devices.cpu_cores}, or add --crowded if you mean it",
+            f"{layout.here} processes on {devices.cpu_cores} CPU cores exceed the limit of {PROCESSES_PER_CORE} per "
+            f"core: start at most {PROCESSES_PER_CORE * devices.cpu_cores}, or add --crowded",
         )
     devices = _choose(devices, layout, told)
     several = len(layout.counts) > 1
@@ -132,15 +132,15 @@ def run(launch: Launch) -> Result:
 
 
 def program_of(command: Sequence[str], module: bool, no_python: bool) -> tuple[str, ...]:
-    """Return what a rank executes.
+    """Return the command line of a rank.
 
     Raises:
-        UsageError: there is no such script or program.
+        UsageError: the script or program does not exist.
     """
     if no_python:
         if shutil.which(command[0]) is None:
             raise UsageError(
-                "tool-missing", f"there is no program {command[0]!r} on this node: give its path, or install it here"
+                "tool-missing", f"program {command[0]!r} was not found on this node: give its path, or install it"
             )
         return tuple(command)
     if module:
@@ -148,23 +148,23 @@ def program_of(command: Sequence[str], module: bool, no_python: bool) -> tuple[s
     if command[0] == "bertbench":
         return (sys.executable, "-u", "-m", "bench.cli.main", *command[1:])
     if not Path(command[0]).is_file():
-        hint = "it is a program: add --no-python" if shutil.which(command[0]) else "give its path, or copy it here"
-        raise UsageError("path-missing", f"there is no Python script {command[0]!r} on this node; {hint}")
+        hint = "add --no-python to run a program" if shutil.which(command[0]) else "give its path, or copy it here"
+        raise UsageError("path-missing", f"Python script {command[0]!r} was not found on this node: {hint}")
     return (sys.executable, "-u", *command)
 
 
 def _choose(devices: Devices, layout: Layout, told: Callable[[str], None]) -> Devices:
     """Return the devices of this node's ranks."""
     if devices.kind == "cpu":
-        told(f"on the CPU: {devices.note}")
+        told(f"running on the CPU: {devices.note}")
         if layout.here > devices.cpu_cores:
-            told(f"{layout.here} processes share {devices.cpu_cores} CPU cores: good for a test, not for a measurement")
+            told(f"{layout.here} processes share {devices.cpu_cores} CPU cores: suitable for tests, not for benchmarks")
         return devices
     chosen, loads = least_busy(devices, layout.here)
-    chosen.environment(layout.here)  # refuses what CUDA cannot join, before another node is called
+    chosen.environment(layout.here)  # refuses unsupported devices before contacting other nodes
     parts = [f"{gpu.visible_as} ({load.in_words()})" for gpu, load in zip(chosen.gpus, loads, strict=True)]
     if len(chosen.gpus) < len(devices.gpus):
-        told(f"the least busy {len(parts)} of {len(devices.gpus)} GPUs: {', '.join(parts)}")
+        told(f"using the {len(parts)} least busy of {len(devices.gpus)} GPUs: {', '.join(parts)}")
     return chosen
 
 
@@ -175,7 +175,7 @@ def _address(options: LaunchOptions, layout: Layout) -> str:
         return layout.hosts[0]
     raise UsageError(
         "option-missing",
-        f"{in_words(layout.counts)} need --master-addr, the address of node 0 that every node reaches, the same on all",
+        f"{in_words(layout.counts)} need --master-addr: give every node the same address of node 0, reachable from all",
     )
 
 
@@ -184,15 +184,14 @@ def _announce(job: Job, told: Callable[[str], None]) -> None:
     which = ranks_in_words(layout.counts, layout.node_rank)
     told(f"{in_words(layout.counts)}; this is node {layout.node_rank} with {which}: {shlex.join(job.command)}")
     if len(layout.counts) > 1:
-        what = "waiting for the other nodes" if layout.node_rank == 0 else "calling node 0"
-        told(f"{what} at {job.address}:{job.port}, for at most {job.join_timeout:g} s")
+        what = "waiting for the other nodes" if layout.node_rank == 0 else "connecting to node 0"
+        told(f"{what} at {job.address}:{job.port} (timeout {job.join_timeout:g} s)")
 
 
 def _ended(verdict: Verdict, stop: StopRequest, told: Callable[[str], None]) -> Result:
-    """Say how it ended."""
     if verdict.ok and not verdict.why:
         return Result()
     if stop.signal is not None or verdict.ok:
         told(verdict.why)
         return Result(code=130 if stop.signal == signal.SIGINT else 0 if verdict.ok else 3)
-    return Result(problems=[f"failed: {verdict.why}; all processes of all nodes have ended [rank-failed]"], code=3)
+    return Result(problems=[f"failed: {verdict.why}; all processes of all nodes were stopped [rank-failed]"], code=3)

@@ -1,4 +1,4 @@
-"""`bertbench perfetto PATH -o out.json.gz`: traces for ui.perfetto.dev, with the suite's own tracks."""
+"""`bertbench perfetto PATH -o out.json.gz`: export traces for ui.perfetto.dev, with tracks of the suite."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,16 +34,16 @@ def run(options: PerfettoOptions) -> Result:
 
     try:
         output = _output(options)
-    except OSError as error:  # a name longer than any
+    except OSError as error:  # such as a name that is too long
         raise UsageError(
-            "path-unreadable", f"cannot look at {str(error.filename)[:200]}: {error.strerror}; check the paths"
+            "path-unreadable", f"cannot access {str(error.filename)[:200]}: {error.strerror}; check the paths"
         ) from error
     source = open_sources(options.path)
     if not source.timelines:
         raise InputError(
             "trace-without-work",
-            f"{options.path} holds no trace but {', '.join(source.kinds)}: perfetto needs the times of single events, "
-            "which the PyTorch profiler's JSON and nsys' SQLite exports have; `bertbench analyze` shows the rest",
+            f"{options.path} holds {', '.join(source.kinds)} and no trace: perfetto needs the timestamps of events, as "
+            "in JSON of the PyTorch profiler and SQLite exports of nsys; use `bertbench analyze` for other profiles",
         )
     exported = write_perfetto(source.timelines, output)
     about = {"path": str(exported.path), "ranks": exported.ranks, "events": exported.events}
@@ -53,17 +53,17 @@ def run(options: PerfettoOptions) -> Result:
 
 
 def _output(options: PerfettoOptions) -> Path:
-    """Return where to write. Raises UsageError where that would replace or join what is read."""
+    """Return the output file. Raises UsageError if it would replace the input or join its folder."""
     path = options.path.resolve()
     name = path.name.removesuffix(".gz").removesuffix(".json").removesuffix(".pt.trace")
     output = (options.output or Path.cwd() / f"{name or 'trace'}.perfetto.json.gz").resolve()
     if output == path or (output.exists() and path.exists() and output.samefile(path)):
-        raise UsageError("option-conflict", f"--output {output} is the trace itself: give another name")
+        raise UsageError("option-conflict", f"--output {output} is the input trace: give another name")
     if path.is_dir() and path in output.parents:
         raise UsageError(
             "option-conflict",
-            f"--output {output} lies in the folder that is read, where it would count as a rank's trace: write it "
-            "elsewhere, such as -o /tmp/out.json.gz",
+            f"--output {output} is in the input folder, where it would count as the trace of a rank: write it to "
+            "another folder, such as -o /tmp/out.json.gz",
         )
     if output.is_dir():
         raise UsageError("path-kind", f"--output {output} is a folder: give a file, such as {output / 'out.json.gz'}")

@@ -1,4 +1,4 @@
-"""Pictures of the scores of `bertbench eval TASK --out DIR`, where a task has some."""
+"""Charts of the scores of `bertbench eval TASK --out DIR`, for tasks that have charts."""
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -11,13 +11,13 @@ if TYPE_CHECKING:
 
 
 def draw_scores(task: str, document: Mapping[str, Any], drawn: Any, out: Path) -> list[Path]:
-    """Draw the pictures of a task's scores; return their paths.
+    """Draw the charts of a task's scores; return their paths.
 
     Args:
         task: a name in bert.tasks.
-        document: of the outcome.
-        drawn: likewise (bert.tasks.commands.Outcome).
-        out: the folder.
+        document: document of the outcome (bert.tasks.commands.Outcome).
+        drawn: data of the charts, from the same outcome.
+        out: folder for the charts.
     """
     return _DRAWN[task](document, drawn, out) if task in _DRAWN else []
 

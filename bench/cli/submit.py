@@ -1,4 +1,4 @@
-"""`bertbench submit SCHEDULER ... -- COMMAND`: render a job, write it, hand it over."""
+"""`bertbench submit SCHEDULER ... -- COMMAND`: render a job, then print, write or submit it."""
 
 import shutil
 import subprocess
@@ -16,16 +16,16 @@ from common.errors import MissingToolError, UsageError
 from common.redact import REDACTED, redact_environment
 
 _HELP = {
-    "slurm": "a batch script: srun and torchrun, arrays, unequal nodes, a stop before the time limit",
-    "kubernetes": "a TrainJob of Kubeflow Trainer, or a JobSet",
-    "azureml": "a command job or a sweep job of Azure Machine Learning",
+    "slurm": "batch script: srun and torchrun, job arrays, unequal nodes, a stop before the time limit",
+    "kubernetes": "TrainJob of Kubeflow Trainer, or JobSet",
+    "azureml": "command job or sweep job of Azure Machine Learning",
 }
 _OURS = "Written by `bertbench submit"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Submission:
-    """What is submitted."""
+    """A command with its scheduler and the options of the job."""
 
     scheduler: Scheduler
     options: JobOptions
@@ -33,13 +33,11 @@ class Submission:
 
 
 def read_words(words: list[str], program: str) -> Submission | None:
-    """Return what the words ask for, None for help. Raises UsageError where they name no scheduler first."""
+    """Parse the command line; return None for help. Raises UsageError if the first word is not a scheduler."""
     if words and words[0] in ("-h", "--help"):
         return None
     if not words or words[0].startswith("-"):
-        raise UsageError(
-            "option-missing", f"{program} needs a scheduler first: {program} {' | '.join(SCHEDULERS)} [options]"
-        )
+        raise UsageError("option-missing", f"{program} needs a scheduler: {program} {' | '.join(SCHEDULERS)} [options]")
     scheduler = load_scheduler(words[0])
     own, command = split_command(words[1:])
     options = parse(scheduler.options, own, f"{program} {words[0]}")
@@ -47,7 +45,7 @@ def read_words(words: list[str], program: str) -> Submission | None:
 
 
 def run(asked: Submission | None) -> Result:
-    """Render a job, write it or hand it over; exit code 1 when the scheduler refuses it."""
+    """Render a job, then print, write or submit it; return exit code 1 if the scheduler rejects it."""
     from analysis.render.tables import Plain
 
     if asked is None:
@@ -60,7 +58,7 @@ def run(asked: Submission | None) -> Result:
     if options.out is None:
         missing = [quote(str(folder)) for folder in rendered.folders if not folder.is_dir()]
         if missing:
-            notes.append(f"before this job starts: mkdir -p {' '.join(missing)}")
+            notes.append(f"the job needs these folders before it starts: mkdir -p {' '.join(missing)}")
         return Result(raw=rendered.text, notes=notes)
     _write(options.out, rendered)
     handing_over = " ".join(map(quote, asked.scheduler.submission(options, options.out)))
@@ -68,10 +66,9 @@ def run(asked: Submission | None) -> Result:
 
 
 def _secrets(options: JobOptions) -> list[str]:
-    """Say which variables look like secrets."""
     shown = redact_environment(options.variables)
     return [
-        f"--env {name} looks like a secret and will stand in the file: leave it to the scheduler's own means"
+        f"--env {name} looks like a secret and is written to the job file: use the scheduler's secret store instead"
         for name, value in options.variables.items()
         if shown[name] != value or REDACTED in shown[name]
     ]
@@ -83,10 +80,10 @@ def _write(path: Path, rendered: Rendered) -> None:
             before = path.read_text(encoding="utf-8", errors="replace")
         if _OURS not in before:
             raise UsageError(
-                "folder-occupied", f"{path} exists and is no job that bertbench wrote: give another --out, or remove it"
+                "folder-occupied", f"{path} exists and was not written by bertbench: give another --out, or remove it"
             )
     write_text(path, rendered.text)
-    for folder in rendered.folders:  # Slurm fails a job whose log cannot be opened, and leaves no log that says so
+    for folder in rendered.folders:  # Slurm fails a job without a message if it cannot open the log
         with storage_errors(folder):
             folder.mkdir(parents=True, exist_ok=True)
 
@@ -96,7 +93,7 @@ def _hand_over(scheduler: Scheduler, options: JobOptions, rendered: Rendered, no
 
     if shutil.which(scheduler.tool) is None:
         raise MissingToolError(
-            "tool-missing", f"--submit needs {scheduler.tool}, which is not installed here: {scheduler.remedy}"
+            "tool-missing", f"--submit needs {scheduler.tool}, which is not installed: {scheduler.remedy}"
         )
     path = options.out or Path(f"{options.name}{rendered.suffix}")
     _write(path, rendered)
@@ -104,9 +101,9 @@ def _hand_over(scheduler: Scheduler, options: JobOptions, rendered: Rendered, no
     done = subprocess.run(
         words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace", check=False
     )
-    said = done.stdout.rstrip() or f"{scheduler.tool} said nothing"
+    said = done.stdout.rstrip() or f"no output from {scheduler.tool}"
     if done.returncode:
-        refusal = f"{scheduler.tool} refused {path} (exit code {done.returncode}): {said}"
+        refusal = f"{scheduler.tool} rejected {path} (exit code {done.returncode}): {said}"
         return Result(notes=notes, problems=[refusal], code=1)
     return Result(blocks=[Plain(said)], notes=notes)
 
@@ -116,7 +113,7 @@ def _usage() -> str:
     lines = "\n".join(f"  {name:<{width}}  {_HELP[name]}" for name in SCHEDULERS)
     return (
         "usage: bertbench submit SCHEDULER [options] -- COMMAND\n\n"
-        f"{lines}\n\n  bertbench submit SCHEDULER --help   options of a scheduler"
+        f"{lines}\n\n  bertbench submit SCHEDULER --help   show the options of a scheduler"
     )
 
 

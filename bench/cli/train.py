@@ -1,4 +1,4 @@
-"""`bertbench train TASK`: train, resume, evaluate."""
+"""`bertbench train TASK`: train a model, resume a run, evaluate checkpoints."""
 
 import os
 import shlex
@@ -41,7 +41,7 @@ class TrainCall:
 
     options: TrainOptions
     words: list[str]
-    """As they were given: the same words go on with the training."""
+    """The command line as given; the same words resume the training."""
 
     @property
     def json(self) -> bool:
@@ -50,8 +50,9 @@ class TrainCall:
 
 
 def next_command(options: TrainOptions, words: list[str], run: TrainRun, plan: Plan, finished: bool) -> str:
-    """Return what to call next: the same again, phase 2 after phase 1, a conversion after phase 2; a prediction, or the
-    report where nothing is there to predict."""
+    """Return the next command: the same for an unfinished run, phase 2 after phase 1, a conversion after phase 2,
+    otherwise a prediction, or the report for tasks without prediction.
+    """
     if not finished:
         return shlex.join(["bertbench", "train", *words])
     if plan.phase == 1:
@@ -71,8 +72,8 @@ def next_command(options: TrainOptions, words: list[str], run: TrainRun, plan: P
     return shlex.join(found or ["bertbench", "report", str(run.path)])
 
 
-# Options of phase 1 that hold in phase 2, and what stands for not given; lengths of run and warm-up are its own.
-# A rate that was not given is that of the phase, which is LAMB's for large batches; one that was given holds on.
+# Options of phase 1 that phase 2 inherits, with the value that means "not given". Phase 2 has its own run length and
+# warm-up. It inherits a given learning rate; otherwise it uses its own default (LAMB's for large batches).
 _KEPT = {
     **dict.fromkeys(
         ("preset", "global_batch_size", "micro_batch_size", "optimizer", "learning_rate", "schedule", "weight_decay",
@@ -88,7 +89,7 @@ def _kept_options(options: TrainOptions) -> list[str]:
 
 
 def _data_of_phase_2(data: str | None) -> str:
-    """The same folder where it holds samples of 512 tokens, too."""
+    """Return the data of phase 2: the same folder if it also holds samples of 512 tokens."""
     try:
         fits = task_data("pretrain").inspect(str(data), 512).seq_len in (None, 512)
     except InputError:
@@ -97,23 +98,23 @@ def _data_of_phase_2(data: str | None) -> str:
 
 
 def read_words(words: list[str], program: str) -> TrainCall:
-    """Return the options, those of the task that the first word names."""
+    """Parse the command line; the first word names the task."""
     check_task(words, program)
     options = _options_class(words[0])
     return TrainCall(parse(options, plain_words(words, options), program), words)
 
 
 def run(call: TrainCall) -> Result:
-    """Train; exit code 0 also when it was stopped in time, 2 when it was refused, 3 when it failed.
+    """Train; return exit code 0 for a finished or stopped run, 2 for a refused one, 3 for a failed one.
 
-    As a rank of a world that torchrun or `bertbench launch` has started it joins that world: rank 0 does all this with
-    its own rank alone, the others do as it says.
+    A process that torchrun or `bertbench launch` started joins that world: rank 0 runs the command, and the other ranks
+    follow it.
     """
     options = call.options
     world = joined_world()
     if world is not None and world.rank:
         _follow(options, world)
-    with StopRequest() as stop, leading(world) as leader:  # from here on: a signal while data are looked at is one, too
+    with StopRequest() as stop, leading(world) as leader:  # signals count from here on, also while data are checked
         classifies = _classifies(options)
         if classifies is not None:
             options = classifies = classifies.prepared(call.words)
@@ -132,9 +133,9 @@ def run(call: TrainCall) -> Result:
                 print(f"training on the CPU: {devices.note}", file=sys.stderr)
                 append_log(_log_of(options), f"training on the CPU: {devices.note}")
             if (plan.phase or 1) > 1 and plan.settings.init is None and not place.attempts():
-                note(f"phase {plan.phase} begins from scratch here: --init RUN takes the weights of a finished run")
+                note(f"phase {plan.phase} starts from random weights: give --init RUN to start from a finished run")
             if stop.wanted():
-                said = f"stopped by {stop.why()} before anything began"
+                said = f"stopped by {stop.why()} before the training began"
                 return Result(problems=[said], code=130 if stop.signal == signal.SIGINT else 0)
             try:
                 directory, result = train_once(
@@ -142,7 +143,7 @@ def run(call: TrainCall) -> Result:
                 )  # fmt: skip
             except StorageError as error:
                 raise StorageError(
-                    error.code, f"{error}; what the ranks said is in {place.path}/trials/*/log.txt"
+                    error.code, f"{error}; see the logs of the ranks in {place.path}/trials/*/log.txt"
                 ) from error
             finally:
                 progress.end()
@@ -155,16 +156,16 @@ def run(call: TrainCall) -> Result:
 
 
 def _follow(options: TrainOptions, world: World) -> NoReturn:
-    """Be another rank than 0, which alone says what goes wrong for all."""
+    """Run as a rank other than 0; rank 0 reports the errors of all ranks."""
     code = 3
     try:
-        with StopRequest():  # until the rank listens itself
+        with StopRequest():  # until the rank installs its own signal handlers
             code = follow(world, find_devices(options.device))
     except BertbenchError as error:
         print(f"bertbench: {terminal_text(str(error))}", file=sys.stderr)
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(code)  # threads of a broken process group must not hold the process
+    os._exit(code)  # threads of a broken process group must not keep the process alive
 
 
 def _options_class(task: str) -> "type[TrainOptions]":
@@ -176,7 +177,7 @@ def _options_class(task: str) -> "type[TrainOptions]":
 
 
 def _classifies(options: TrainOptions) -> "TrainClassifyOptions | None":
-    """The options of a training that prepares its data and leaves results; None where it does not."""
+    """Return the options if the training prepares its own data and writes results, else None."""
     from bench.cli.train_classify import TrainClassifyOptions
 
     return options if isinstance(options, TrainClassifyOptions) else None
@@ -192,13 +193,13 @@ def _ended(
     devices: Devices,
     world: World | None,
 ) -> Result:
-    """What an attempt came to that ended well; a finished run leaves its files."""
+    """Return the result of a successful attempt; a finished run also writes its result files."""
     from analysis.render.tables import Facts, Plain
 
     options, found = call.options, dict(result["outcome"])
     following = next_command(options, call.words, place, plan, bool(found["finished"]))
     launched = world is not None and following.startswith("bertbench train ")
-    ending = _ending(found, stop, f"{following}, launched as this was" if launched else following)
+    ending = _ending(found, stop, f"{following}, with the same launcher" if launched else following)
     facts = _facts(place, result, found)
     failure: BertbenchError | None = None
     classifies = _classifies(options)
@@ -222,10 +223,10 @@ def _failed(options: TrainOptions, place: TrainRun, directory: TrialDirectory, r
     status = str(result["status"])
     message = str(result.get("reason") or status)
     if directory.log.exists():
-        message += f"\n  the log of this attempt: {directory.log}"
-    resumable = status != "refused" and LAST_GOOD_CHECKPOINT not in message  # what diverged would diverge again
+        message += f"\n  log of this attempt: {directory.log}"
+    resumable = status != "refused" and LAST_GOOD_CHECKPOINT not in message  # a diverged run would diverge again
     if resumable and (place.read_state() or {}).get("checkpoint"):
-        message += "\n  the same command resumes from the last checkpoint"
+        message += "\n  run the same command to resume from the last checkpoint"
     code = f" [{result['code']}]" if result.get("code") else ""
     said = f"{'' if status == 'refused' else f'{status}: '}{message}{code}"
     append_log(_log_of(options), f"bertbench: {said}")
@@ -234,7 +235,7 @@ def _failed(options: TrainOptions, place: TrainRun, directory: TrialDirectory, r
 
 
 def _log_of(options: TrainOptions) -> Path | None:
-    """The file that all that is told is kept in, where there is one."""
+    """Return the log file of the command, if any."""
     classifies = _classifies(options)
     return None if classifies is None else classifies.logfile
 
@@ -246,10 +247,13 @@ def _document(run: TrainRun, directory: TrialDirectory, result: Mapping[str, Any
 
 def _facts(run: TrainRun, result: Mapping[str, Any], found: Mapping[str, Any]) -> list[tuple[str, str]]:
     rate = result.get("samples_per_second")
-    skipped = f", {found['skipped_steps']:,} left out after overflows" if found["skipped_steps"] else ""
+    skipped = f", {found['skipped_steps']:,} skipped after overflows" if found["skipped_steps"] else ""
     rows = [
-        ("steps", f"{found['applied_steps']:,} of {found['total_steps']:,}, {found['steps_made']:,} now{skipped}"),
-        ("samples", f"{found['samples_seen']:,}, {found['samples']:,} now"),
+        (
+            "steps",
+            f"{found['applied_steps']:,} of {found['total_steps']:,}, {found['steps_made']:,} in this call{skipped}",
+        ),
+        ("samples", f"{found['samples_seen']:,}, {found['samples']:,} in this call"),
         ("time", duration(float(result.get("wall_seconds") or 0.0))),
         ("samples/s", "not measured" if rate is None else f"{rate:,.1f} at the median step time"),
     ]
@@ -275,10 +279,10 @@ def _ending(found: Mapping[str, Any], stop: StopRequest, following: str) -> str:
         return f"finished; next: {following}"
     why = stop.why() or "a signal to the ranks"
     if found["checkpoint"] is None:
-        return f"stopped by {why} before the first step; to begin: {following}"
+        return f"stopped by {why} before the first step; to start: {following}"
     return (
-        f"stopped by {why} after step {found['applied_steps']:,} of {found['total_steps']:,}, which is saved; "
-        f"to continue: {following}"
+        f"stopped by {why} after step {found['applied_steps']:,} of {found['total_steps']:,}; checkpoint saved; "
+        f"to resume: {following}"
     )
 
 

@@ -1,4 +1,4 @@
-"""`bertbench train classify FILE`: the data of a CSV, prepared before a training, and what it leaves beside them."""
+"""`bertbench train classify FILE`: prepare the texts of a CSV, train on them, and write results beside the file."""
 
 import dataclasses
 import sys
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from bert.tasks.classify.summary import CsvSummary
 
 _OUT = Path("runs/classify-NAME")
-_OUT_HELP = "Run directory, NAME that of the file; a call with the same folder resumes it."
+_OUT_HELP = "Run directory, where NAME is the name of the file; an existing run resumes."
 _FORM_OPTIONS = tuple(item.name for item in dataclasses.fields(CsvForm))
 _OWN_OPTIONS = (*_FORM_OPTIONS, "lower_case", "validation", "test")
 _DATA_OPTIONS = (*_OWN_OPTIONS, "vocab", "seq_len")
@@ -37,8 +37,9 @@ _SHARES: dict[str, Any] = {item.name: item.default for item in dataclasses.field
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrainClassifyOptions(TrainOptions):
-    """Train a classifier on the texts and labels of a CSV, or of the SQLite file that `bertbench data csv` made of it;
-    what it has come to is written beside that file. All options of `bertbench train`, and those of the data.
+    """Train a classifier on the texts and labels of a CSV, or of the SQLite file that `bertbench data csv` made of it.
+
+    Results are written beside that file. Takes all options of `bertbench train` and the options of the data.
     """
 
     out: Annotated[Path, tyro.conf.arg(help=_OUT_HELP)] = _OUT
@@ -56,35 +57,35 @@ class TrainClassifyOptions(TrainOptions):
     prep_only: bool = False
     """Prepare the data, and end."""
     replace: bool = False
-    """Make the database anew also where the one there was made of another CSV, or holds results on other samples."""
+    """Replace the database even if it was made from another CSV, or holds results on other samples."""
 
     def prepared(self, argv: Sequence[str]) -> "TrainClassifyOptions":
-        """Make the database of the CSV that is named; return the options to train with, as prepare_data."""
+        """Prepare the database and return the options to train with, as prepare_data does."""
         return prepare_data(self, given_names(argv))
 
     def leave(self, run: TrainRun, plan: Plan, devices: Devices) -> list[tuple[str, str]]:
-        """Write what a finished run leaves, as bench.classify.leave_results; return what is told of it."""
+        """Write the results of a finished run as bench.classify.leave_results does; return the facts to report."""
         return leave(self, run, plan, devices)
 
 
 def prepare_data(options: TrainClassifyOptions, given_options: Set[str]) -> TrainClassifyOptions:
-    """Make the database of the CSV that is named, or look at the one that is; return the options to train it with.
+    """Make the database of a CSV, or check an existing one; return the options to train with.
 
-    Whatever of the database would stop the training at its end, when the results are written there, is met here.
+    This check fails now rather than at the end of the training, when the results are written to the database.
 
     Args:
-        options: of the command.
-        given_options: names of those that were given: the others are as in the database, where there is one.
+        options: options of the command.
+        given_options: names of the options that were given; the others keep the values of an existing database.
 
     Raises:
-        UsageError: no file is named, or options that do not go together.
-        InputError: it cannot be read, or has nothing to train on and to test with.
+        UsageError: no file is given, or options conflict.
+        InputError: the file cannot be read, or has no text to train on or to test with.
         LockedError: another program holds the database.
         StorageError: the database, or its folder, cannot be written.
     """
     given = options.data or options.file
     if given is None:
-        raise UsageError("option-missing", "no data was given: bertbench train classify FILE.csv, or FILE.sqlite")
+        raise UsageError("option-missing", "train classify needs data: give FILE.csv or FILE.sqlite")
     if is_synthetic(given):
         return dataclasses.replace(options, out=_out(options, Path("synthetic")))
     from bert.tasks.classify.records import check_file
@@ -100,7 +101,7 @@ def prepare_data(options: TrainClassifyOptions, given_options: Set[str]) -> Trai
     _say(options, summary)
     if not options.prep_only and not summary.sizes["test"]["texts"]:
         raise UsageError(
-            "data-missing", f"{source.path} has no text to test the model with: prepare it with a larger --test"
+            "data-missing", f"{source.path} has no texts in its test split: prepare it with a larger --test"
         )
     return dataclasses.replace(
         options,
@@ -112,7 +113,7 @@ def prepare_data(options: TrainClassifyOptions, given_options: Set[str]) -> Trai
 
 
 def leave(options: TrainClassifyOptions, run: TrainRun, plan: Plan, devices: Devices) -> list[tuple[str, str]]:
-    """Judge the model of a finished run and write what it leaves; return the facts. Raises as leave_results."""
+    """Test the model of a finished run and write its results; return the facts. Raises as leave_results does."""
     if is_synthetic(plan.settings.data):
         return []
     from bench.classify import leave_results
@@ -122,14 +123,14 @@ def leave(options: TrainClassifyOptions, run: TrainRun, plan: Plan, devices: Dev
     except BertbenchError as error:
         raise type(error)(
             error.code,
-            f"{error}\n  the training itself is finished: when that is mended, the same command writes its results",
+            f"{error}\n  the training itself is finished: fix this and run the same command to write its results",
         ) from error
     said = ", ".join(in_words(name, value) for name, value in left.scores.items())
     return [("test", f"{said}, on {left.texts:,} texts"), *(("wrote", str(path)) for path in left.paths)]
 
 
 def told(options: TrainClassifyOptions, text: str) -> None:
-    """Tell a note, and keep it in the log."""
+    """Print a note and append it to the log."""
     note(text)
     append_log(options.logfile, f"note: {text}")
 
@@ -146,14 +147,14 @@ def _given_database(options: TrainClassifyOptions, path: Path, given: Sequence[s
     if foreign:
         raise UsageError(
             "option-not-applicable",
-            f"{path} is prepared already, and {', '.join(foreign)} would change it: give the CSV instead",
+            f"{path} is already prepared and {', '.join(foreign)} would change it: give the CSV instead",
         )
     source = open_source(path.resolve())
     return CsvSummary(source, split_sizes(source.path), True, 0.0)
 
 
 def _prepared(options: TrainClassifyOptions, path: Path, given: Sequence[str]) -> "CsvSummary":
-    """Return the database of a CSV: that which is there, but for the options that are given; else a new one."""
+    """Return the database of a CSV: the existing one updated with the given options, else a new one."""
     from bert.tasks.classify.prepare import current, prepare
 
     database = path.resolve().with_suffix(SUFFIX)
@@ -173,12 +174,12 @@ def _prepared(options: TrainClassifyOptions, path: Path, given: Sequence[str]) -
     summary = prepare(config, show_stages(), vocabulary)
     if found is not None and summary.kept:
         parts = ", ".join(f"{name} {values[name]:g}" for name in ("validation", "test", "seed") if name in values)
-        told(options, f"starts from {database}, which was made of this CSV; it is divided as there: {parts}")
+        told(options, f"reusing {database}, which was made from this CSV, with its splits: {parts}")
     return summary
 
 
 def _say(options: TrainClassifyOptions, summary: "CsvSummary") -> None:
-    """Tell what the data are."""
+    """Report the data."""
     from bert.tasks.classify.summary import notes, summary_facts
 
     lines = "\n".join(f"{name:<11} {printable(value)}" for name, value in summary_facts(summary))
@@ -193,7 +194,7 @@ def _vocabulary_beside(init: Path | None) -> Path:
     for folder in () if init is None else (init, init.parent):
         if (folder / VOCABULARY_FILE).is_file():
             return folder / VOCABULARY_FILE
-    beside = "" if init is None else f", and none lies beside --init {init}"
+    beside = "" if init is None else f", and there is none beside --init {init}"
     raise UsageError(
-        "option-missing", f"texts need a vocabulary{beside}: give --vocab VOCAB.txt, that of the model to begin from"
+        "option-missing", f"texts need a vocabulary{beside}: give --vocab VOCAB.txt of the pretrained model"
     )

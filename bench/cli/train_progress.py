@@ -1,4 +1,4 @@
-"""What the user sees while a training runs: a line that is kept up to date on a terminal, lines in a log."""
+"""Progress of a training: one updated line on a terminal, one line per event in a log."""
 
 import json
 import sys
@@ -19,10 +19,10 @@ _MOST_NAMES = 4
 
 
 class TrainProgress:
-    """Shows what an attempt writes into its events.jsonl, on stderr; the watcher of its launch."""
+    """Watches a launch and shows the events of its events.jsonl on stderr."""
 
     def __init__(self, stop: StopRequest, log: Path | None = None) -> None:
-        """Show on stderr, and append the same with its time to the file `log`."""
+        """Show events on stderr, and append them with timestamps to the file `log`."""
         self._stop = stop
         self._log = log
         self._directory: TrialDirectory | None = None
@@ -32,25 +32,25 @@ class TrainProgress:
         self._stop_shown = False
 
     def begin(self, directory: TrialDirectory) -> None:
-        """Show this attempt."""
+        """Start to show an attempt."""
         self._directory, self._position = directory, 0
 
     def stop_wanted(self) -> bool:
-        """Whether the ranks are to save and end."""
+        """Return whether the ranks should save and exit."""
         return self._stop.wanted()
 
     def look(self) -> None:
-        """Show what is new."""
+        """Show new events."""
         if self._stop.wanted() and not self._stop_shown:
             self._stop_shown = True
-            self._line(f"{self._stop.why()}: saving a checkpoint, then ending (a second signal ends at once)")
+            self._line(f"{self._stop.why()}: saving a checkpoint before exit (a second signal exits at once)")
         if time.monotonic() < self._next_look:
             return
         self._next_look = time.monotonic() + _LOOK_SECONDS
         self._show_new()
 
     def end(self) -> None:
-        """Show what is left, and leave the line."""
+        """Show the remaining events and end the line."""
         self._show_new()
         if self._open_line:
             print(file=sys.stderr)
@@ -72,7 +72,7 @@ class TrainProgress:
             if event["event"] != "progress":
                 self._event(event)
             elif sys.stderr.isatty():
-                progress = event  # only the newest is worth drawing
+                progress = event  # only the newest is drawn
             else:
                 self._line(progress_text(event))
         if progress is not None:
@@ -93,7 +93,7 @@ class TrainProgress:
 
 
 def append_log(log: Path | None, text: str) -> None:
-    """Append lines with the time of day to a log, where there is one. Raises StorageError."""
+    """Append lines with timestamps to a log, if there is one. Raises StorageError."""
     if log is None:
         return
     now = datetime.now().astimezone().isoformat(sep=" ", timespec="seconds")
@@ -104,7 +104,7 @@ def append_log(log: Path | None, text: str) -> None:
 
 
 def progress_text(event: dict[str, Any]) -> str:
-    """Return a progress event in a line: step, loss, learning rate, rate, time left."""
+    """Return a progress event as one line: step, loss, learning rate, samples/s, time left."""
     loss, rate, left = event["loss"], event["samples_per_second"], event["seconds_left"]
     parts = [
         f"step {event['applied_steps']:,}/{event['total_steps']:,}",
@@ -121,17 +121,17 @@ def progress_text(event: dict[str, Any]) -> str:
 
 
 def event_text(event: dict[str, Any]) -> str:
-    """Return any other event in a line."""
+    """Return any other event as text."""
     if event["event"] == "evaluated":
-        best = ", the best so far" if event.get("best") else ""
+        best = ", best so far" if event.get("best") else ""
         return f"evaluation after {event['applied_steps']:,} steps: {evaluation_text(event)}{best}"
     if event["event"] == "warned":
         return f"note: {event['message']}"
     if event["event"] == "saved":
         return f"saved {event['path']} ({event['size_bytes'] / 2**20:.1f} MiB in {event['seconds']:.1f} s)"
-    what = "begins from" if event["new_phase"] else f"resumes after step {event['applied_steps']:,} from"
-    found = f"{what} {event['path']}" + ("" if event["moments"] else ", without the optimizer's moments")
-    for names, side in ((event.get("missing"), "begin with random values"), (event.get("unused"), "are not used")):
+    what = "starts from" if event["new_phase"] else f"resumes after step {event['applied_steps']:,} from"
+    found = f"{what} {event['path']}" + ("" if event["moments"] else ", without optimizer state")
+    for names, side in ((event.get("missing"), "start with random values"), (event.get("unused"), "are not used")):
         if names:
             found += f"\n  {len(names)} weights {side}: {', '.join(names[:_MOST_NAMES])}"
             found += ", ..." if len(names) > _MOST_NAMES else ""

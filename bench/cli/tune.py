@@ -1,4 +1,4 @@
-"""`bertbench tune TASK`: hyper-parameters that train better, searched with Optuna."""
+"""`bertbench tune TASK`: search for better hyperparameters with Optuna."""
 
 import dataclasses
 import math
@@ -30,18 +30,18 @@ from common.registry import lookup
 from records.training import is_train_run
 
 _DEFAULT_TRIALS = 20
-# Evaluations of a trial where nothing says how many: pruning needs some.
+# Default number of evaluations of a trial; pruning needs several.
 _EVALUATIONS = 5
-_OUT_HELP = "Folder of the study; a call with the same folder goes on with it, several at once share it."
+_OUT_HELP = "Folder of the study; a call with the same folder continues it, and concurrent calls share it."
 _BEST, _ALL = "best", "all"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TuneOptions(Printed):
-    """Search the options of a training that give the best score: each trial is a training of its own, ended early where
-    it stays behind. The same command goes on with a study; several at once share it, also as a job array.
+    """Search for the training options with the best score; trials that fall behind are pruned.
 
-    It takes the options of `bertbench train TASK` too, which hold for all trials.
+    Each trial is a separate training. The same command continues a study, and concurrent calls, such as those of a job
+    array, share it. The options of `bertbench train TASK` apply to all trials.
     """
 
     task: tyro.conf.Positional[str]
@@ -56,7 +56,7 @@ class TuneOptions(Printed):
     trials: int | None = None
     """Trials of the whole study; default 20, with --max-seconds no limit."""
     max_seconds: float | None = None
-    """Stop after this time in s; the trial that runs is saved, and the next call goes on with it."""
+    """Stop after this time in s; the running trial is saved, and the next call resumes it."""
     sampler: str = "tpe"
     """tpe, which learns from earlier trials, or random."""
     sampler_seed: int = 0
@@ -70,7 +70,7 @@ class TuneOptions(Printed):
     unpruned_readings: int = 1
     """Evaluations that each trial is left."""
     retries: int = 2
-    """How often a trial whose worker was killed goes on from its checkpoint before it counts as failed."""
+    """How often a trial whose worker was killed resumes from its checkpoint before it counts as failed."""
     checkpoints: str = _BEST
     """Which stay of trials that ended: best, those of the best one, or all."""
     importance: str = "ped-anova"
@@ -78,7 +78,7 @@ class TuneOptions(Printed):
     out: Annotated[Path, tyro.conf.arg(help=_OUT_HELP)] = Path("runs/tune")
 
     def __post_init__(self) -> None:
-        """Refuse names that do not exist and numbers that mean nothing."""
+        """Refuse unknown names and values out of range."""
         for value, names, what in (
             (self.sampler, SAMPLERS, "sampler"), (self.pruner, PRUNERS, "pruner"),
             (self.importance, EVALUATORS, "evaluator of importance"), (self.checkpoints, (_BEST, _ALL), "checkpoints"),
@@ -95,12 +95,12 @@ class TuneOptions(Printed):
 
 OPTIONS = {"tune TASK": TuneOptions}
 
-# Options of a training that change no result, or decide what is compared.
+# Options of a training that do not change its result, or that define the comparison.
 _NOT_SEARCHED = (
     "task", "file", "benchmark_task", "phase", "out", "json", "device", "devices", "threads", "max_seconds", "log_to",
     "log_every", "save_every", "keep", "eval_every", "eval_data", "eval_samples", "best_by", "deepspeed_config",
 )  # fmt: skip
-# Those of them that may change from call to call.
+# Options above that may change between calls.
 _FREE = ("out", "json", "threads", "max_seconds", "log_to", "log_every", "save_every", "keep", "device")
 
 
@@ -110,9 +110,9 @@ class TuneCall:
 
     options: TuneOptions
     base: TrainOptions
-    """The options that all trainings have."""
+    """The options common to all trainings."""
     words: list[str]
-    """Those as words."""
+    """The same options as command-line words."""
 
     @property
     def json(self) -> bool:
@@ -121,14 +121,14 @@ class TuneCall:
 
 
 def run(call: TuneCall) -> Result:
-    """Search; exit code 0 also when it was stopped in time, 3 when no trial came to its end."""
+    """Search; return exit code 0 for a finished or stopped search, 3 if no trial completed."""
     options, base, rest = call.options, call.base, call.words
     with StopRequest() as stop:
         stop.limit(options.max_seconds)
         if joined_world() is not None:
             raise UsageError(
                 "option-not-applicable",
-                "tune starts the processes of its trials itself: call it without torchrun, once per worker (`bertbench "
+                "tune starts the processes of its trials itself: run it without torchrun, once per worker (`bertbench "
                 "submit` with --launcher none)",
             )
         space = make_space(options.search, options.space, search_kinds())
@@ -136,7 +136,7 @@ def run(call: TuneCall) -> Result:
         out = run_folder(options.out)
         if is_train_run(out):
             raise UsageError(
-                "folder-occupied", f"--out {options.out} is the run directory of a training: give a folder of its own"
+                "folder-occupied", f"--out {options.out} is the run directory of a training: give another folder"
             )
         devices = find_devices(base.device)
         maker = _Maker(base, rest, _EVALUATIONS if options.pruner != "none" else 1, devices)
@@ -164,7 +164,7 @@ def run(call: TuneCall) -> Result:
 
 
 def search_kinds() -> dict[str, Kind]:
-    """Return the options of a training that can be searched, and what each takes."""
+    """Return the training options that can be searched, with the type of each."""
     found: dict[str, Kind] = {}
     for options in (TrainOptions, TaskFlags):
         for name, hint in typing.get_type_hints(options).items():
@@ -177,27 +177,27 @@ def search_kinds() -> dict[str, Kind]:
 
 
 def read_words(argv: list[str], program: str) -> TuneCall:
-    """Return the options of the search and those of its trainings; the first word names a task."""
+    """Parse the options of the search and of its trainings; the first word names the task."""
     check_task(argv, program)
     options, words = parse_known(TuneOptions, _one_search_each(argv), program)
     base = parse(TrainOptions, [options.task, *words], "bertbench train")
     if base.best_by is not None:
         raise UsageError(
             "option-not-applicable",
-            f"--best-by {base.best_by} is of one training: a study's trials choose their best checkpoint by its "
-            f"objective, give --objective {base.best_by}",
+            f"--best-by {base.best_by} does not apply to a study, whose trials choose their best checkpoint by the "
+            f"objective: give --objective {base.best_by}",
         )
     return TuneCall(options, base, words)
 
 
 def _one_search_each(argv: list[str]) -> list[str]:
-    """Say --search before each of several words that follow it."""
+    """Repeat --search before each of several words that follow it."""
     words: list[str] = []
     for given in argv:
         follows = words[-2:-1] == ["--search"] and not given.startswith("-")
         if follows and "=" not in given and not Path(given).exists():
             raise UsageError(
-                "option-value", f"--search {given}: say what to try, such as {given}=VALUE,VALUE or {given}=LOW:HIGH"
+                "option-value", f"--search {given} has no values: give {given}=VALUE,VALUE or {given}=LOW:HIGH"
             )
         searches = follows and "=" in given
         words += ["--search", given] if searches else [given]
@@ -210,7 +210,7 @@ def _check_given_once(base: TrainOptions, space: SearchSpace) -> None:
         for field in dataclasses.fields(options):
             if field.name in space.texts() and getattr(options, field.name) != field.default:
                 name = field.name.replace("_", "-")
-                raise UsageError("option-conflict", f"--{name} is given and searched: leave out one of both")
+                raise UsageError("option-conflict", f"--{name} is both given and searched: remove one of them")
 
 
 def _search_field(options: TuneOptions, name: str) -> Any:
@@ -231,7 +231,7 @@ def _question(options: TuneOptions, base: TrainOptions, space: SearchSpace, obje
 
 
 class _Maker:
-    """Makes a training of the values of a trial."""
+    """Plans the training for the values of a trial."""
 
     def __init__(self, base: TrainOptions, rest: list[str], evaluations: int, devices: Devices) -> None:
         self._base = base
@@ -239,13 +239,13 @@ class _Maker:
         self._evaluations = evaluations
         self._devices = devices
         self.evaluated = False
-        """Whether trainings have to be evaluated; where nothing says how often, it is `evaluations` times."""
+        """Whether trainings must be evaluated, by default `evaluations` times."""
         self.best_by: str | None = None
-        """Score that they choose their best checkpoint by; None is the task's own choice."""
+        """Score that selects the best checkpoint; None uses the task's default."""
 
     def make(self, values: Values, folder: Path) -> tuple[PlannedVariant, list[str]]:
-        """Return the training, and its words. Raises BertbenchError where there is none with these values."""
-        # One checkpoint besides the best is enough to go on from.
+        """Return the training and its command-line words. Raises BertbenchError if the values are not valid."""
+        # One checkpoint besides the best is enough to resume.
         options = self._base.having(values, out=folder, keep=self._base.keep or 1)
         planned = plan_variant(options, values, self._devices)
         settings, own = planned.plan.settings, dict(values)
@@ -258,7 +258,7 @@ class _Maker:
         return planned, [options.task, *self._rest, *_words(own)]
 
     def corner(self, space: SearchSpace, out: Path) -> Plan:
-        """Return the plan of a corner of the space. Raises UsageError or InputError where none can be trained."""
+        """Return the plan of a corner of the space. Raises UsageError or InputError if no corner can be trained."""
         first, last = space.corners()
         try:
             return self.make(first, out)[0].plan
@@ -267,7 +267,7 @@ class _Maker:
 
 
 def _words(values: Values) -> list[str]:
-    """Values as options of `bertbench train`."""
+    """Return the values as options of `bertbench train`."""
     found = []
     for name, value in values.items():
         option = flag(name)
@@ -283,7 +283,7 @@ def _tell(text: str) -> None:
 
 
 def _write(study: Study, search: Search, trials: int | None, evaluator: str) -> dict[str, Any]:
-    """Bring tune.json up to date."""
+    """Update tune.json."""
     from records.files import write_record
 
     with study.locked():
@@ -308,7 +308,6 @@ def _finish(
         document={"study": str(study.folder), "ended": why, **found},
         blocks=[*tune_blocks(found), Facts([("ended", why)])],
         written=[study.folder / FILE, *written],
-        notes=[f"{waiting} trial{'s wait' if waiting > 1 else ' waits'} to be gone on with: the same command does"]
-        * (waiting > 0),
+        notes=[f"{waiting} unfinished trial{'s'[: waiting > 1]}: run the same command to resume"] * (waiting > 0),
         code=130 if stop.signal == signal.SIGINT else code,
     )

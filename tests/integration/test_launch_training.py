@@ -14,7 +14,7 @@ def test_a_training_that_cannot_begin_ends_on_all_ranks_with_one_message(tmp_pat
     done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, check=False, timeout=240)
     assert done.returncode == 3
     assert done.stderr.count(f"bertbench: {tmp_path}") == 1, done.stderr
-    assert "ended with exit code 2; all processes of all nodes have ended" in done.stderr
+    assert "ended with exit code 2; " in done.stderr
     assert "Traceback" not in done.stderr
 
 

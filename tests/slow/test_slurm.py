@@ -165,4 +165,4 @@ def test_training_saves_before_its_limit(slurm: Slurm, tmp_path: Path) -> None:
     assert state["ExitCode"] == "0:0", logs(tmp_path)
     reached = json.loads((run / "train.json").read_text(encoding="utf-8"))
     assert (run / "checkpoints" / reached["checkpoint"]).is_dir()
-    assert re.search(r"stopped by SIGTERM after step .* which is saved", logs(tmp_path))
+    assert re.search(r"stopped by SIGTERM after step ", logs(tmp_path))

@@ -37,7 +37,7 @@ def test_bad_input_is_one_message_and_exit_code_2(given: list[str]) -> None:
 
 def test_scaling_writes_a_table_and_a_picture_of_both_modes(given: list[str], tmp_path: Path) -> None:
     out = tmp_path / "scaling"
-    assert "the same file every time" in text(
+    assert "2 questions" in text(
         result("data", "squad-scaling", *given, "--workers", "1", "--rounds", "2", "--out", str(out)).blocks
     )
     document = json.loads((out / "squad-scaling.json").read_text())
