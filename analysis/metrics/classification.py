@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from common.packages import need
 from records.classification import Pairs
 
 Int64 = npt.NDArray[np.int64]
@@ -121,6 +122,7 @@ def classify(pairs: Pairs, labels: Sequence[str] = ()) -> Classification:
         pairs: at least one with a text.
         labels: in the order wanted; others that occur come behind them, sorted.
     """
+    need("classification results", "scores", "sklearn")
     from sklearn.metrics import precision_recall_fscore_support
 
     met = {label for pair in pairs for label in pair}

@@ -1,5 +1,6 @@
 """TensorBoard: event files beside the run's own records; a folder of several attempts shows as one run."""
 
+import importlib.util
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
@@ -11,7 +12,7 @@ class TensorBoard:
     """Writes event files; TensorBoard leaves out what older ones hold of steps that are made again."""
 
     package: ClassVar[str] = "tensorboard"
-    remedy: ClassVar[str] = "pip install tensorboard"
+    remedy: ClassVar[str] = "pip install 'bertbench[tensorboard]'"
 
     def __init__(self, target: Target) -> None:
         from torch.utils.tensorboard import SummaryWriter
@@ -23,7 +24,7 @@ class TensorBoard:
     @staticmethod
     def wanted() -> bool:
         """Its files cost little: wherever it is installed."""
-        return True
+        return importlib.util.find_spec("tensorboard") is not None
 
     @staticmethod
     def load() -> None:

@@ -110,6 +110,9 @@ def _packages() -> Iterator[Check]:
         ),
         "pynvml": ("nvidia-ml-py", "make setup, for GPU power and clocks"),
         "nvtx": ("nvtx", "pip install 'bertbench[gpu]' for NVTX ranges"),
+        "sklearn": ("scikit-learn", "pip install 'bertbench[scores]' for scores of GLUE and classification results"),
+        "tensorboard": ("tensorboard", "pip install 'bertbench[tensorboard]' for the scalars of trainings"),
+        "optuna": ("optuna", "pip install 'bertbench[tune]' for `bertbench tune`"),
         "deepspeed": ("deepspeed", "pip install 'bertbench[deepspeed]' for the strategy deepspeed"),
         "horovod": ("horovod", "build the image with WITH_HOROVOD=1 for the strategy horovod"),
     }

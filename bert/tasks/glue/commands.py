@@ -88,11 +88,15 @@ class Predict:
 
     def run(self, options: PredictOptions, host: Host) -> Outcome:
         """Write the answers to every table."""
+        from bert.tasks.glue.scores import check_packages
         from common.atomic import check_writable
 
         checkpoint = host.checkpoint(options.checkpoint)
         files = _files(options, options.task or _trained_on(checkpoint)[1])
         features = _features(files, options.task)
+        for one in features:
+            if one.rows.has_labels:
+                check_packages(one.settings.spec)
         opened = _open_model(checkpoint, files, features, host)
         check_writable(options.out)
         ready = host.ready(opened)
@@ -127,10 +131,11 @@ class Eval:
 
     def run(self, options: EvalOptions, host: Host) -> Outcome:
         """Score the answers."""
-        from bert.tasks.glue.scores import pair, read_answers, scores
+        from bert.tasks.glue.scores import check_packages, pair, read_answers, scores
         from bert.tasks.glue.tables import read_table
 
         spec = task_of(options.task)
+        check_packages(spec)
         split = _split_of(options.labels, spec)
         table = read_table(options.labels, spec, split or spec.evaluations[0])
         paired = pair(table, read_answers(options.predictions, spec), options.predictions)

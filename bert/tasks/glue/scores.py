@@ -18,9 +18,16 @@ from bert.tasks.glue.tables import GlueTable, label_of, read_lines, row_number
 from bert.tasks.glue.tasks import REGRESSION_RANGE, GlueSpec
 from common.atomic import write_text
 from common.errors import InputError
+from common.packages import need
 
 Values = npt.NDArray[np.float64]
 Classes = npt.NDArray[np.int64]
+
+
+def check_packages(spec: GlueSpec) -> None:
+    """Raise MissingToolError where a package is missing that the scores of a task need."""
+    modules = ["scipy"] if spec.is_regression else ["sklearn"] if set(spec.metrics) - {"accuracy"} else []
+    need(f"scores of {spec.name}", "scores", *modules)
 
 
 def accuracy(predictions: Classes, labels: Classes) -> float:
@@ -66,6 +73,7 @@ def scores(spec: GlueSpec, predictions: npt.NDArray[np.generic], labels: npt.NDA
         predictions: classes, or numbers where the task is a regression [N].
         labels: likewise [N].
     """
+    check_packages(spec)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # what comes of rows that are all alike is said above
         if spec.is_regression:

@@ -10,6 +10,7 @@ from bert.data.rows import TokenRows
 from bert.tasks.base import DataSource, Trained
 from bert.tasks.classification_data import EVALUATION, TRAINING, ClassificationData
 from bert.tasks.glue.features import FORM, training_splits
+from bert.tasks.glue.scores import check_packages
 from bert.tasks.glue.tasks import TASKS, GlueSpec, task_of
 from bert.tasks.options import TaskOption
 from common.errors import InputError, UsageError
@@ -61,6 +62,7 @@ class GlueData(ClassificationData):
         """As the other tasks do; where nothing is named, the dev rows beside the training rows."""
         if wanted is None and Path(source).is_file():
             wanted = str(Path(source).parent)
+        check_packages(spec_of(options))
         return super().evaluation_rows(source, seq_len, wanted, options, training)
 
     def prepare_command(self, seq_len: int) -> str:

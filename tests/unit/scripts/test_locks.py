@@ -103,7 +103,7 @@ def test_torch_and_its_cuda_libraries_stand_in_their_own_lock_alone(name: str) -
 
 
 def test_packages_fulfil_what_bertbench_needs_and_hold_torchs_other_needs() -> None:
-    needs = [one for one in wanted("hf", "gpu") if one.name != "torch"]
+    needs = [one for one in wanted("hf", "gpu", "tune", "scores", "tensorboard") if one.name != "torch"]
     assert len(needs) >= 10
     assert unfit(needs, versions("packages")) == []
     # With a wheel index torch is installed without its lock; a base's own torch may lack them.
