@@ -35,9 +35,9 @@ def open_model(checkpoint: Path, task: Task, data: DataIdentity, warn: Callable[
     Args:
         checkpoint: a checkpoint, a folder (or a run's folder) of them, of which the latest is taken, or weights of any
             form that `bertbench convert` reads.
-        task: what it has to be able to do.
+        task: what it must be able to do.
         data: what it is to be used on.
-        warn: told of damaged checkpoints that were passed over.
+        warn: called for each damaged checkpoint that is skipped.
 
     Raises:
         InputError: there is none, it is damaged, lacks a head of the task, or is of another vocabulary than the data.
@@ -83,14 +83,14 @@ class FeatureSettings(Protocol):
 
 
 def identity_of(path: Path, fingerprint: str, settings: FeatureSettings) -> DataIdentity:
-    """Return what a model has to fit: the features in `path`."""
+    """Return what a model must fit: the features in `path`."""
     return DataIdentity(
         source=str(path), fingerprint=fingerprint, vocab_size=settings.vocab_size, vocabulary=settings.vocabulary
     )
 
 
 def settings_of(checkpoint: Path) -> TrainSettings | None:
-    """Return how a checkpoint of ours, or the latest of a folder of them, was trained; None where it does not say."""
+    """Return how a bertbench checkpoint, or the latest of a folder of them, was trained; None if it does not say."""
     steps = [] if (checkpoint / STATE_FILE).is_file() or not checkpoint.is_dir() else saved_steps(checkpoint)
     checkpoint = checkpoint_path(checkpoint, steps[-1]) if steps else checkpoint
     if not (checkpoint / STATE_FILE).is_file():

@@ -1,4 +1,4 @@
-"""Writes that either happen whole or not at all: temporary file, fsync, rename."""
+"""Atomic writes: temporary file, fsync, rename."""
 
 import contextlib
 import errno
@@ -86,7 +86,7 @@ def check_writable(folder: Path) -> None:
                 file.write(bytes(_TRIED_BYTES))
         finally:
             for place in made:
-                with contextlib.suppress(OSError):  # not made, or something else lies in it by now
+                with contextlib.suppress(OSError):  # not made, or something else is in it by now
                     place.rmdir()
 
 
@@ -97,13 +97,13 @@ def _umask() -> int:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write `text` as UTF-8 to `path`, whole or not at all. Raises StorageError."""
+    """Write `text` as UTF-8 to `path`, atomically. Raises StorageError."""
     with atomic_path(path) as temporary:
         temporary.write_text(text, encoding="utf-8")
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Write `value` as indented JSON to `path`, whole or not at all. NaN is refused. Raises StorageError."""
+    """Write `value` as indented JSON to `path`, atomically. NaN is refused. Raises StorageError."""
     text = json.dumps(value, indent=2, allow_nan=False, ensure_ascii=False)
     try:
         text.encode()

@@ -74,7 +74,7 @@ Code = Literal[
     "logits-not-finite",
     "unsupported-combination",
 ]
-"""What went wrong, for scripts and tests: it stays the same where the message is worded anew."""
+"""Stable code of an error, for scripts and tests; messages may be reworded."""
 
 CODES: dict[Code, str] = {
     "option-unknown": "A command, an option or a key of an option that does not exist.",
@@ -157,7 +157,7 @@ class BertbenchError(Exception):
         return str(self.args[1])
 
     def shown(self) -> str:
-        """Return the message as a person reads it, the code behind it."""
+        """Return the message as a person reads it, the code after it."""
         return f"{self} [{self.code}]"
 
 
@@ -166,7 +166,7 @@ class UsageError(BertbenchError):
 
 
 class InputError(BertbenchError):
-    """A file or folder is not what it has to be; the message names it."""
+    """A file or folder is missing, damaged or of the wrong type; the message names it."""
 
 
 class MissingToolError(BertbenchError):
@@ -182,7 +182,7 @@ class LockedError(BertbenchError):
 
 
 class SchemaError(InputError):
-    """A record was written by a newer version of the suite, or is no record at all."""
+    """A record was written by a newer version of bertbench, or is no record at all."""
 
 
 def read_code(error: OSError) -> Code:

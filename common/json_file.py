@@ -1,4 +1,4 @@
-"""JSON objects in files that people made: one way to read them and to refuse what is none."""
+"""Read JSON objects from user files and refuse anything else."""
 
 import json
 from collections.abc import Callable

@@ -41,7 +41,7 @@ def locked(
     while True:
         with storage_errors(path):
             folder.mkdir(parents=True, exist_ok=True)
-            # Without a buffer a full disk is met in the write, not once more in the close. A link is not followed: what
+            # Without a buffer a full disk is met in the write, not again in the close. A link is not followed: what
             # it leads to would be written over.
             file = os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666), "r+b", buffering=0)
         with file:
@@ -54,7 +54,7 @@ def locked(
                     "folder-locked", f"{folder} is in use by {holder} (process {process}): {remedy}"
                 ) from None
             if remove and not _is_there(path, file.fileno()):
-                continue  # who held it before has removed it: somebody else may hold the next one
+                continue  # the previous holder has removed it: another process may hold the next one
             try:
                 with storage_errors(path):
                     file.truncate(file.write(str(os.getpid()).encode()))
@@ -66,7 +66,7 @@ def locked(
 
 
 def _is_there(path: Path, descriptor: int) -> bool:
-    """Whether a path still names the file that is open."""
+    """Whether a path still names the opened file."""
     try:
         return os.path.samestat(path.stat(), os.fstat(descriptor))
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""Reading what may be anything: no more of a file than makes sense, and notes that may be missing or damaged."""
+"""Read untrusted files: bounded sizes, and notes that may be missing or damaged."""
 
 import gzip
 import json
@@ -39,13 +39,13 @@ def read_content(path: Path, what: str, remedy: str, most_bytes: int, packed: bo
 
     Args:
         path: the file.
-        what: what it has to be, for the messages: "SQuAD dataset".
+        what: what it must be, for the messages: "SQuAD dataset".
         remedy: what the user can do where it is none.
         most_bytes: size beyond which it is taken for something else.
-        packed: whether it may be gzip, which is told by its first bytes; its content is returned then.
+        packed: whether it may be gzip, recognized by its first bytes; it is then decompressed.
 
     Raises:
-        InputError: it cannot be read, is cut off or damaged, or larger.
+        InputError: it cannot be read, is truncated or damaged, or larger.
     """
     try:
         with path.open("rb") as file:
@@ -89,7 +89,7 @@ def decoded(path: Path, content: bytes, what: str, remedy: str) -> str:
 
 
 def read_notes(path: Path) -> dict[str, Any]:
-    """Return the JSON object that this program keeps in a file; empty where there is none, or it is damaged."""
+    """Return the JSON object that this program keeps in a file; empty if there is none, or it is damaged."""
     try:
         found = json.loads(path.read_bytes())
     except (OSError, ValueError, RecursionError):

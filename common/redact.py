@@ -5,7 +5,7 @@ from collections.abc import Mapping
 
 REDACTED = "[redacted]"
 
-# TOKENIZERS_PARALLELISM, KMP_ALL_THREADPRIVATE and GIT_AUTHOR_NAME are no secrets.
+# TOKENIZERS_PARALLELISM, KMP_ALL_THREADPRIVATE and GIT_AUTHOR_NAME are not secrets.
 _SECRET_NAME = re.compile(
     r"token(?!iz)|secret|passw|passphrase|credential|api_?key|access_?key|(?<!thread)private|auth(?!or(?!i[sz]))|cookie|"
     r"session|signature|\bsas\b|_sas\b|conn(ection)?_?str|webhook|_pat\b|_key\b|_pwd\b|_pass\b",
@@ -69,12 +69,12 @@ _SECRET_TEXT = re.compile(
 
 
 def redact_text(text: str) -> str:
-    """Replace in `text`: credentials in URLs, well-known forms of tokens, values of names that speak of a secret."""
+    """Replace in `text`: credentials in URLs, well-known forms of tokens, values of names that suggest a secret."""
     return _SECRET_TEXT.sub(lambda match: (match["kept"] or "") + REDACTED, text)
 
 
 def terminal_text(text: str) -> str:
-    """Return a message for a terminal: without secrets, a blank for each character that the terminal would act on."""
+    """Return a message for a terminal: without secrets, a space for each character that the terminal would act on."""
     return "".join(one if one.isprintable() or one == "\n" else " " for one in redact_text(text))
 
 
@@ -84,7 +84,7 @@ def without_secrets(variables: Mapping[str, str]) -> dict[str, str]:
 
 
 def redact_environment(variables: Mapping[str, str]) -> dict[str, str]:
-    """Copy `variables`; values whose name speaks of a secret, or that hold one, are replaced."""
+    """Copy `variables`; values whose name suggests a secret, or that hold one, are replaced."""
     return {
         name: REDACTED if _SECRET_NAME.search(name) else redact_text(value) for name, value in sorted(variables.items())
     }

@@ -1,4 +1,4 @@
-"""What a training tells about its model: losses, their parts, scores of evaluations, and how each is shown."""
+"""Losses, their parts and evaluation scores of a training, and how each is shown."""
 
 import math
 from collections.abc import Mapping
@@ -16,7 +16,7 @@ class Score:
     unit: Unit = ""
     """nats; fraction, up to 1 (correlations from -1) and shown in percent; percent, from 0 to 100; or none."""
     headline: bool = True
-    """Whether it is told where there is room for few."""
+    """Whether it is shown where space is limited."""
 
     def text(self, value: float | None) -> str:
         """Return a value as people read it."""
@@ -64,7 +64,7 @@ _OTHERS = ("seconds", "time_ns", "applied_steps")
 
 
 def score(name: str) -> Score:
-    """Return how a number is shown that is known by this name, or by none."""
+    """Return how a number of this name is shown, known or not."""
     endings: dict[str, Unit] = {"_loss": "nats", "_accuracy": "fraction"}
     unit: Unit = next((unit for ending, unit in endings.items() if name.endswith(ending)), "")
     return KNOWN.get(name, Score(name.replace("_", " "), unit))
@@ -76,7 +76,7 @@ def loss_unit(made_of: str) -> Unit:
 
 
 def scores_in(found: Mapping[str, Any]) -> dict[str, float | None]:
-    """Return the scores among the fields of an evaluation: floats, None where one was not finite."""
+    """Return the scores among the fields of an evaluation: floats, None if one was not finite."""
     return {
         name: value
         for name, value in found.items()
@@ -96,7 +96,7 @@ def evaluation_text(found: Mapping[str, Any]) -> str:
 
 
 def parts_text(parts: Mapping[str, float | None]) -> str:
-    """Return the parts of a loss in words, such as "1.5000 MLM, 0.5000 NSP"; nothing where there are none."""
+    """Return the parts of a loss in words, such as "1.5000 MLM, 0.5000 NSP"; nothing if there are none."""
     return ", ".join(
         f"{score(name).text(value)} {score(name).label.removesuffix(' loss')}" for name, value in parts.items()
     )

@@ -1,4 +1,4 @@
-"""What a training is, wherever it is planned, recorded, measured or run."""
+"""The settings of a training that planning, recording, measuring and running share."""
 
 import dataclasses
 from dataclasses import dataclass
@@ -16,25 +16,25 @@ class TrainSpec:
     task: str = "pretrain"
     """Name in bert.tasks."""
     task_options: str = ""
-    """Options of the task as one JSON object (bert.tasks.options); empty where it has none."""
+    """Options of the task as one JSON object (bert.tasks.options); empty if it has none."""
     preset: str = "base"
     """Model shape: a name in bert.model.config.PRESETS; any name where `shape` is given."""
     shape: str = ""
-    """Model shape where it is no preset's, as bert.model.config.shape_from_words takes it; empty where it is one."""
+    """Model shape where it is not a preset's, as bert.model.config.shape_from_words takes it; empty if it is one."""
     dropout: float = 0.1
     """Dropout probability everywhere, attention included."""
     activation_checkpointing: bool = False
-    """Whether layers keep their input alone and make the rest again in the backward pass."""
+    """Whether layers keep only their input and recompute the rest in the backward pass."""
     levers: str = ""
-    """How the suite's own model computes a step: names joined by "+", "none" or "auto" (bert.speed.registry); empty
+    """How bertbench's own model computes a step: names joined by "+", "none" or "auto" (bert.speed.registry); empty
     where it is as the device has it."""
     data: str = "synthetic"
-    """'synthetic', 'synthetic:<distribution>', a path that the task reads, or 'synthetic:<that path>': made-up batches
+    """'synthetic', 'synthetic:<distribution>', a path that the task reads, or 'synthetic:<path>': synthetic batches
     with the lengths of its samples."""
     vocab_size: int = 30522
     """Word pieces of the vocabulary the data was made with, before padding."""
     seq_len: int = 128
-    """Tokens per sequence at most; with padding 'longest' batches may be shorter."""
+    """Maximum tokens per sequence; with padding 'longest' batches may be shorter."""
     max_predictions: int = 20
     """Predicted positions per sequence at most (pretraining)."""
     padding: str = ""
@@ -50,7 +50,7 @@ class TrainSpec:
     strategy: str = "ddp"
     """Parallelism: a name in bert.parallel."""
     strategy_options: str = ""
-    """Options of the strategy as one JSON object (bert.parallel.options); empty where it has none."""
+    """Options of the strategy as one JSON object (bert.parallel.options); empty if it has none."""
     seed: int = 42
     """Seed of weights, data order and dropout."""
 

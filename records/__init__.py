@@ -1,1 +1,1 @@
-"""The contract between measuring and explaining: what lies in a run directory, column by column and file by file."""
+"""The contract between measuring and explaining: what is in a run directory, column by column and file by file."""

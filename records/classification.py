@@ -45,7 +45,7 @@ class ClassificationResult:
     pairs: Pairs
     """(true label, prediction) -> texts of the test split."""
     labels: tuple[str, ...] = ()
-    """Labels in the order of their codes; empty where the file does not say."""
+    """Labels in the order of their codes; empty if the file does not say."""
     distribution: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     curve: Sequence[tuple[int, float]] = ()
     """(updates applied, training loss)."""
@@ -212,7 +212,7 @@ def _of_predictions(path: Path) -> ClassificationResult:
 
 
 def read_predictions(path: Path) -> Pairs:
-    """Read a file of predictions. Raises InputError where it is none; the message has the line."""
+    """Read a file of predictions. Raises InputError if it is none; the message has the line."""
     found: Counter[tuple[str, str]] = Counter()
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:

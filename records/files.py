@@ -13,7 +13,7 @@ SCHEMA_VERSION = 1
 
 
 class NewerSchemaError(SchemaError):
-    """A record was written by a newer version of the suite: what it means is not known here."""
+    """A record was written by a newer version of bertbench: what it means is not known here."""
 
 
 def write_record(path: Path, value: Mapping[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""What trials of the kinds comm and components record besides.
+"""Additional records of trials of the kinds comm and components.
 
 comm, one collective over a range of sizes:
     trials/<trial id>/collectives.csv        a row per size, placement and repetition
@@ -60,7 +60,7 @@ class CollectiveTest:
     """Operations of each size before any that counts."""
 
     def __post_init__(self) -> None:
-        """Refuse what cannot be measured."""
+        """Refuse invalid tests."""
         lookup(COLLECTIVES, self.name, "collective")
         if not 1 <= self.min_bytes <= self.max_bytes:
             raise UsageError(
@@ -104,7 +104,7 @@ class CollectiveTest:
 
     @classmethod
     def of(cls, trial: Trial) -> "CollectiveTest":
-        """Return what a trial measures. Raises UsageError where it holds no such test."""
+        """Return what a trial measures. Raises UsageError if it holds no such test."""
         try:
             return cls(**dict(trial.collective))
         except TypeError as error:
@@ -132,7 +132,7 @@ def collectives_csv(directory: TrialDirectory) -> Path:
 
 
 def read_measurements(directory: TrialDirectory) -> list[dict[str, Any]]:
-    """Return the rows of collectives.csv, none where there is no such file. Raises SchemaError where it is damaged."""
+    """Return the rows of collectives.csv, none without the file. Raises SchemaError if it is damaged."""
     path = collectives_csv(directory)
     rows = list(typed_rows(path, COLLECTIVE_COLUMNS)) if path.exists() else []
     for row in rows:
@@ -146,12 +146,12 @@ class Component:
     """One part of a step that is timed alone."""
 
     name: str
-    """What it is; no two are called the same."""
+    """Unique name."""
     group: str
     shape: str
     """What it works on, in words."""
     calls_per_step: int
-    """How often a step does it; 0 where it is timed for comparison only."""
+    """How often a step does it; 0 if it is timed for comparison only."""
     model_flops: float = 0.0
     """What the mathematics needs, of one call, as bert.model.step counts: padding is nothing. 0: the part is bound by
     memory."""
@@ -162,7 +162,7 @@ class Component:
     once."""
 
     def __post_init__(self) -> None:
-        """Refuse what no part can be."""
+        """Refuse invalid parts."""
         numbers = (self.calls_per_step, self.model_flops, self.computed_flops, self.bytes)
         if self.group not in GROUPS or not all(math.isfinite(value) and value >= 0 for value in numbers):
             raise SchemaError(
@@ -195,7 +195,7 @@ def write_components(directory: TrialDirectory, components: Sequence[Component],
 
 
 def read_components(directory: TrialDirectory) -> list[Component]:
-    """Return the parts of a trial. Raises SchemaError where components.json is damaged or missing."""
+    """Return the parts of a trial. Raises SchemaError if components.json is damaged or missing."""
     path = components_json(directory)
     names = {field.name for field in dataclasses.fields(Component)}
     try:

@@ -89,7 +89,7 @@ class TrialDirectory:
         return read_record(self.result_json) if self.result_json.exists() else None
 
     def read_environment(self) -> dict[str, Any]:
-        """Return env.json, empty where the trial died before writing it."""
+        """Return env.json, empty if the trial died before writing it."""
         return read_record(self.env_json) if self.env_json.exists() else {}
 
     def ranks(self) -> list[int]:
@@ -123,7 +123,7 @@ class RunDirectory:
 
     @property
     def sweep_json(self) -> Path:
-        """What was asked for."""
+        """The request of the command."""
         return self.path / "sweep.json"
 
     @property
@@ -159,7 +159,7 @@ class RunDirectory:
         return self
 
     def write_results(self, rows: Iterable[Mapping[str, Any]]) -> None:
-        """Write results.csv, whole or not at all. Raises StorageError."""
+        """Write results.csv, atomically. Raises StorageError."""
         with atomic_path(self.results_csv) as temporary, temporary.open("w", newline="", encoding="utf-8") as file:
             writer = csv.DictWriter(file, RESULT_COLUMNS, extrasaction="ignore", restval="")
             writer.writeheader()

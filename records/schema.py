@@ -19,21 +19,21 @@ class Column:
     says: str
     """What it is, for the page of columns."""
     label: str = ""
-    """Heading in tables for people, with the unit; empty where no table shows it."""
+    """Heading in tables for people, with the unit; empty if no table shows it."""
     form: str = "number"
     """How tables write a value: a name in analysis.render.tables.FORMS."""
 
 
 # The parts of a step, in its order: a step's row has them, and a result has their medians.
 _PHASES = (
-    Column("data_wait_ms", float, "ms", "waiting for the batch", "data wait ms"),
+    Column("data_wait_ms", float, "ms", "time waiting for the batch", "data wait ms"),
     Column("forward_ms", float, "ms", "forward pass", "forward ms"),
-    Column("backward_ms", float, "ms", "backward pass, less communication_ms", "backward ms"),
+    Column("backward_ms", float, "ms", "backward pass without communication_ms", "backward ms"),
     Column(
         "communication_ms",
         float,
         "ms",
-        "exposed communication: from the last bucket of gradients being ready to the end of the backward pass",
+        "exposed communication: from the last gradient bucket being ready to the end of the backward pass",
         "exposed comm. ms",
     ),
     Column("optimizer_ms", float, "ms", "optimizer step", "optimizer ms"),
@@ -46,10 +46,10 @@ STEPS = (
     Column("step_time_ms", float, "ms", "duration", "step ms"),
     *_PHASES,
     Column("samples", int, "", "sequences", "samples", "count"),
-    Column("real_tokens", int, "", "tokens that are no padding", "tokens", "count"),
-    Column("padded_tokens", int, "", "all tokens, padding included", "tokens with padding", "count"),
-    Column("predicted_positions", int, "", "masked positions that logits are computed at", "predicted", "count"),
-    Column("model_flops", float, "FLOP", "operations that the mathematics of the model needs", "FLOP", "flops"),
+    Column("real_tokens", int, "", "tokens without padding", "tokens", "count"),
+    Column("padded_tokens", int, "", "all tokens, including padding", "tokens with padding", "count"),
+    Column("predicted_positions", int, "", "masked positions with computed logits", "predicted", "count"),
+    Column("model_flops", float, "FLOP", "FLOPs that the model's mathematics needs", "FLOP", "flops"),
     Column("loss", float, "", "training loss (in nats where it is a cross entropy)", "loss"),
     Column("learning_rate", float, "", "learning rate", "learning rate"),
 )
@@ -57,7 +57,7 @@ STEPS = (
 # telemetry-<node>.csv: long form, one row per reading, so that any machine's sensors fit.
 TELEMETRY = (
     Column("time_ns", int, "ns", "Unix time of the reading"),
-    Column("device", str, "", "what was read: cpu, cpuN (a package) or gpuN"),
+    Column("device", str, "", "source: cpu, cpuN (a package) or gpuN"),
     Column(
         "quantity",
         str,
@@ -69,17 +69,17 @@ TELEMETRY = (
         "all links of a GPU), pcie_rx_bytes_per_second and pcie_tx_bytes_per_second (means over 20 ms, read once a "
         "second)",
     ),
-    Column("value", float, "", "the reading, in the unit that the quantity names"),
+    Column("value", float, "", "the reading, in the unit given by the quantity"),
 )
 
 # The fields of a trial that name a measurement, in the order in which every table shows them; the device stands apart.
 _SHAPE = (
-    Column("task", str, "", "what is trained"),
-    Column("implementation", str, "", "whose code trains", "implementation"),
+    Column("task", str, "", "task that is trained"),
+    Column("implementation", str, "", "implementation of the model", "implementation"),
     Column("strategy", str, "", "parallelism", "strategy"),
     Column("preset", str, "", "model shape", "model"),
     Column("precision", str, "", "fp32, tf32, bf16 or fp16"),
-    Column("seq_len", int, "", "tokens per sequence at most", "length", "count"),
+    Column("seq_len", int, "", "maximum tokens per sequence", "length", "count"),
     Column("micro_batch_size", int, "", "sequences per rank and micro-step", "batch per device", "count"),
     Column("grad_accum_steps", int, "", "micro-steps per optimizer step", "accumulation", "count"),
     Column("world_size", int, "", "devices over all nodes", "devices", "count"),
@@ -88,15 +88,21 @@ _SHAPE = (
 # What is measured of a trial, in the order of results.csv: the head stands before its round, device and kind.
 _MEASURED_HEAD = (
     Column("samples_per_second", float, "1/s", "mean samples of a step / median step time, all ranks", "samples/s"),
-    Column("tokens_per_second", float, "1/s", "real tokens likewise", "tokens/s"),
+    Column("tokens_per_second", float, "1/s", "mean real tokens of a step / median step time, all ranks", "tokens/s"),
     Column("step_time_ms", float, "ms", "median over the window of the slowest rank's step time", "step ms"),
     Column("step_time_ms_low", float, "ms", "lower end of the median's 95 % interval", "step ms, low", "fine"),
     Column("step_time_ms_high", float, "ms", "upper end of the median's 95 % interval", "step ms, high", "fine"),
     Column("mfu", float, "", "model FLOP/s / measured peak FLOP/s of all devices", "MFU", "percent"),
-    Column("peak_memory_bytes", int, "B", "most memory of any rank", "peak memory", "size"),
+    Column("peak_memory_bytes", int, "B", "highest peak memory of any rank", "peak memory", "size"),
 )
 _MEASURED_REST = (
-    Column("padded_tokens_per_second", float, "1/s", "tokens with padding, likewise", "padded tokens/s"),
+    Column(
+        "padded_tokens_per_second",
+        float,
+        "1/s",
+        "mean tokens of a step with padding / median step time, all ranks",
+        "padded tokens/s",
+    ),
     Column("padding_efficiency", float, "", "real tokens / tokens with padding", "real tokens", "percent"),
     Column("step_time_ms_p5", float, "ms", "5th percentile of step times", "step ms, 5 %"),
     Column("step_time_ms_p95", float, "ms", "95th percentile of step times", "step ms, 95 %"),
@@ -105,19 +111,19 @@ _MEASURED_REST = (
     Column("steps_measured", int, "", "steps inside the window", "steps", "count"),
     Column("steps_warmup", int, "", "steps before the window", "warm-up", "count"),
     *(replace(phase, says=f"{phase.says}; median over the window") for phase in _PHASES),
-    Column("model_flops_per_second", float, "FLOP/s", "of all devices together", "FLOP/s", "flops"),
-    Column("measured_peak_flops", float, "FLOP/s", "a large matrix product's, of all devices", "peak", "flops"),
-    Column("rank_skew", float, "", "own work of the slowest rank / that of the quickest - 1", "skew", "percent"),
-    Column("energy_joules", float, "J", "of the devices that train, over the window", "energy J"),
+    Column("model_flops_per_second", float, "FLOP/s", "peak of all devices together", "FLOP/s", "flops"),
+    Column("measured_peak_flops", float, "FLOP/s", "peak measured with a large GEMM, of all devices", "peak", "flops"),
+    Column("rank_skew", float, "", "own work of the slowest rank / that of the fastest rank - 1", "skew", "percent"),
+    Column("energy_joules", float, "J", "of the training devices, over the window", "energy J"),
     Column("joules_per_sample", float, "J", "energy / samples of the window", "J/sample"),
     Column(
-        "cost_per_million_samples", float, "", "price of --price-per-hour for a million samples", "cost / 10⁶ samples"
+        "cost_per_million_samples", float, "", "cost of a million samples at --price-per-hour", "cost / 10⁶ samples"
     ),
     Column(
         "shards_read_samples_per_second",
         float,
         "1/s",
-        "samples/s of reading compressed shards alone (--input-only)",
+        "samples/s of reading compressed shards only (--input-only)",
         "shards read, samples/s",
     ),
 )
@@ -132,53 +138,55 @@ RESULTS = (
     Column("device", str, "", "cpu or cuda"),
     Column("kind", str, "", "throughput, input, probe, profile, comm or components"),
     *_MEASURED_REST,
-    Column("strategy_options", str, "", "options of the strategy as JSON; empty where it has none"),
-    Column("task_options", str, "", "options of the task as JSON; empty where it has none"),
-    Column("nodes", int, "", "nodes that the ranks are spread over", "nodes", "count"),
+    Column("strategy_options", str, "", "options of the strategy as JSON; empty without options"),
+    Column("task_options", str, "", "options of the task as JSON; empty without options"),
+    Column("nodes", int, "", "number of nodes", "nodes", "count"),
     Column("data", str, "", "synthetic, or the folder or file of the data", "data"),
-    Column("reason", str, "", "why the status is not ok; empty where it is"),
+    Column("reason", str, "", "why the status is not ok; empty if it is ok"),
 )
 
 # curve.csv of a training, one row per step; steps made again after a resume replace the earlier ones.
 CURVE = (
-    Column("step", int, "", "step of the loop, from 0; steps-RANK.csv counts alike"),
-    Column("applied_steps", int, "", "updates made up to and with this step, without those that an overflow left out"),
-    Column("samples", int, "", "sequences seen up to and with this step"),
+    Column("step", int, "", "step of the loop, from 0, as in steps-RANK.csv"),
+    Column(
+        "applied_steps", int, "", "updates applied so far, including this step, without those skipped after an overflow"
+    ),
+    Column("samples", int, "", "sequences seen so far, including this step"),
     Column("loss", float, "", "training loss, mean over all ranks and micro-steps"),
     Column("learning_rate", float, "", "learning rate"),
 )
 
 # collectives.csv of a trial of kind comm, a row per size, placement and repetition.
 COLLECTIVES = (
-    Column("size_bytes", int, "B", "the whole tensor, also where a rank sends or keeps a part (as nccl-tests has it)"),
+    Column("size_bytes", int, "B", "size of the whole tensor, even if a rank sends or keeps a part (as in nccl-tests)"),
     Column("count", int, "", "elements that a rank sends (all-gather) or keeps (reduce-scatter), else of the tensor"),
     Column("placement", str, "", "in_place or out_of_place"),
     Column("repetition", int, "", "from 0"),
-    Column("iterations", int, "", "operations of this repetition, one after another"),
-    Column("time_us", float, "µs", "of one operation: the slowest rank's time / iterations"),
-    Column("wrong", int, "", "elements of all ranks together that came out wrong"),
+    Column("iterations", int, "", "consecutive operations of this repetition"),
+    Column("time_us", float, "µs", "time of one operation: the slowest rank's time / iterations"),
+    Column("wrong", int, "", "wrong elements over all ranks"),
 )
 
 # components-<rank>.csv of a trial of kind components, one row per part of a step and round.
 COMPONENTS = (
     Column("round", int, "", "from 0"),
     Column("component", str, "", "which part"),
-    Column("calls", int, "", "calls one after another, timed together"),
-    Column("time_ms", float, "ms", "of one call"),
+    Column("calls", int, "", "consecutive calls, timed together"),
+    Column("time_ms", float, "ms", "time of one call"),
 )
 
 # comparison.csv of compare-strategies, one row per variant; the scores of the last evaluation follow as score_NAME.
 COMPARISON = (
-    Column("implementation", str, "", "whose code trains"),
+    Column("implementation", str, "", "implementation of the model"),
     Column("strategy", str, "", "parallelism"),
-    Column("backend", str, "", "what the processes talk through: gloo, nccl"),
+    Column("backend", str, "", "communication backend: gloo or nccl"),
     Column("precision", str, "", "fp32, tf32, bf16 or fp16"),
     Column("devices", int, "", "devices, one process each"),
     Column("status", str, "", "finished, or how the last attempt ended"),
     Column("device", str, "", "cpu or cuda"),
-    Column("optimisation", str, "", "what it is trained with, in words"),
-    Column("parameters", int, "", "of the model"),
-    Column("threads_per_rank", int, "", "CPU threads of a process"),
+    Column("optimisation", str, "", "description of the device"),
+    Column("parameters", int, "", "parameters of the model"),
+    Column("threads_per_rank", int, "", "CPU threads per process"),
     Column("global_batch_size", int, "", "sequences per update"),
     Column("micro_batch_size", int, "", "sequences per device and micro-step"),
     Column("grad_accum_steps", int, "", "micro-steps per update"),
@@ -186,33 +194,38 @@ COMPARISON = (
     Column("total_steps", int, "", "updates in the whole run"),
     Column("samples", int, "", "sequences seen"),
     Column("epochs", float, "", "samples / samples of an epoch"),
-    Column("step_seconds", float, "s", "time of the steps alone"),
-    Column("loop_seconds", float, "s", "time with evaluations and checkpoints"),
+    Column("step_seconds", float, "s", "time of the steps only"),
+    Column("loop_seconds", float, "s", "time including evaluations and checkpoints"),
     Column("step_time_ms", float, "ms", "median step"),
     Column("samples_per_second", float, "1/s", "samples / step_seconds"),
-    Column("epoch_seconds", float, "s", "an epoch of the steps alone, at that rate"),
+    Column("epoch_seconds", float, "s", "time of an epoch, steps only, at that rate"),
     Column("speedup", float, "", "samples_per_second over that of the first variant"),
-    Column("seconds_saved", float, "s", "of the steps, against the first variant, where both saw as many samples"),
+    Column(
+        "seconds_saved",
+        float,
+        "s",
+        "time saved in the steps compared with the first variant, if both saw the same number of samples",
+    ),
     Column("time_saved", float, "", "the same as a fraction of the first variant's time"),
-    Column("last_loss", float, "", "of the last step, mean over the ranks"),
-    Column("loss_per_rank", list, "", "of the last step; empty where one rank trains"),
-    Column("greatest_loss_difference", float, "", "from the first variant, over the steps that both made"),
+    Column("last_loss", float, "", "loss of the last step, mean over the ranks"),
+    Column("loss_per_rank", list, "", "of the last step; empty for one rank"),
+    Column("greatest_loss_difference", float, "", "from the first variant, over the steps both made"),
     Column("greatest_loss_difference_step", int, "", "step of that difference"),
-    Column("compared_steps", int, "", "steps that both made"),
+    Column("compared_steps", int, "", "steps both made"),
     Column("evaluation_samples", int, "", "samples of the last evaluation"),
-    Column("peak_memory_bytes", int, "B", "of the rank that needs most"),
+    Column("peak_memory_bytes", int, "B", "of the rank that needs the most"),
     Column("peak_memory_kind", str, "", "device allocator, or resident set of the process"),
-    Column("communication_share", float, "", "of all collectives in a profiled step"),
-    Column("communication_exposed_share", float, "", "of exposed communication in a profiled step"),
+    Column("communication_share", float, "", "time of all collectives in a profiled step"),
+    Column("communication_exposed_share", float, "", "time of exposed communication in a profiled step"),
     Column("communication_exposed_ms", float, "ms", "exposed communication per profiled step"),
-    Column("all_reduce_share", float, "", "of all-reduce in a profiled step"),
-    Column("all_reduce_exposed_share", float, "", "of exposed all-reduce"),
-    Column("all_reduce_hidden_share", float, "", "of all-reduce that computation hides"),
+    Column("all_reduce_share", float, "", "time of all-reduce in a profiled step"),
+    Column("all_reduce_exposed_share", float, "", "time of exposed all-reduce"),
+    Column("all_reduce_hidden_share", float, "", "time of all-reduce hidden by computation"),
     Column("all_reduce_ms", float, "ms", "per profiled step"),
-    Column("profiled_step_ms", float, "ms", "mean with the profiler: what the shares of communication are shares of"),
+    Column("profiled_step_ms", float, "ms", "mean step time with the profiler: the base of the communication shares"),
     Column("profiled_steps", int, "", "steps under the profiler"),
     Column("profile_problem", str, "", "why there is no profile"),
-    Column("attempts", int, "", "calls that trained it"),
+    Column("attempts", int, "", "number of calls that trained it"),
     Column("reason", str, "", "why the status is not finished"),
     Column("log", str, "", "log of the last attempt"),
 )
@@ -222,7 +235,7 @@ HEADS = (
     Column("head", str, "", "head of the model"),
     Column("epoch", float, "", "epochs seen when it was evaluated"),
     Column("applied_steps", int, "", "updates made by then"),
-    Column("training_loss", float, "", "mean since the evaluation before"),
+    Column("training_loss", float, "", "mean since the previous evaluation"),
     Column("log_loss", float, "", "on the validation data"),
     Column("accuracy", float, "", "on the validation data"),
     Column("best", bool, "", "whether this is the head's best evaluation"),
@@ -233,21 +246,21 @@ _PROFILED = (
     *_SHAPE,
     Column("device", str, "", "cpu or cuda"),
     Column("round", int, "", "repetition, from 0"),
-    Column("profiler", str, "", "tool that recorded"),
-    Column("profiler_options", str, "", "what it was told"),
+    Column("profiler", str, "", "tool that recorded the profile"),
+    Column("profiler_options", str, "", "options of the profiler"),
     Column("start_iteration", int, "", "first recorded step"),
     Column("stop_iteration", int, "", "one past the last recorded step"),
 )
 _COMPUTES = (
-    Column("rank", int, "", "rank; empty where the trace does not say"),
+    Column("rank", int, "", "rank; empty if the trace does not say"),
     Column("steps", int, "", "steps in the window"),
-    Column("window_ms", float, "ms", "time that is looked at"),
-    Column("busy_ms", float, "ms", "of it with computation"),
+    Column("window_ms", float, "ms", "length of the analyzed window"),
+    Column("busy_ms", float, "ms", "time with computation in the window"),
     Column("compute_utilization", float, "", "busy_ms / window_ms"),
-    Column("compute_utilization_without_communication", float, "", "the same, of the window without communication"),
-    Column("sm_weighted_utilization", float, "", "by the share of SMs that each kernel fills"),
+    Column("compute_utilization_without_communication", float, "", "busy share of the window without communication"),
+    Column("sm_weighted_utilization", float, "", "busy share weighted by the share of SMs that each kernel fills"),
     Column("devices", int, "", "devices in the trace"),
-    Column("counted", str, "", "what is counted: GPU kernels or CPU operators"),
+    Column("counted", str, "", "counted events: GPU kernels or CPU operators"),
     Column("reason", str, "", "why it is unknown"),
 )
 # compute_utilization.csv of a run with profiles, one row per profiled trial and rank.
@@ -256,11 +269,11 @@ COMPUTE_UTILIZATION = (*_PROFILED, *_COMPUTES)
 # Ranges of a profile by name, over all ranks (`analyze --csv`: ranges.csv).
 RANGES = (
     Column("name", str, "", "name of the range"),
-    Column("ranks", int, "", "ranks that have it"),
-    Column("count", int, "", "how often it was entered"),
-    Column("total_ms", float, "ms", "from entering to leaving, what lies within counted too"),
-    Column("self_ms", float, "ms", "without what lies within on the same thread"),
-    Column("mean_ms", float, "ms", "mean of one"),
+    Column("ranks", int, "", "ranks with this range"),
+    Column("count", int, "", "times it was entered"),
+    Column("total_ms", float, "ms", "from entering to leaving, nested ranges included"),
+    Column("self_ms", float, "ms", "without nested ranges on the same thread"),
+    Column("mean_ms", float, "ms", "mean time of one"),
     Column("min_ms", float, "ms", "shortest"),
     Column("max_ms", float, "ms", "longest"),
 )

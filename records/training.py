@@ -26,7 +26,7 @@ from records.run import RunDirectory, TrialDirectory
 from records.schema import CURVE_COLUMNS
 
 _Types = type | UnionType
-_MEASURED = float | int | None  # None where it was not finite
+_MEASURED = float | int | None  # None if it was not finite
 
 # Kinds of events, the value of "event", and the fields that readers rely on; "time_ns" is in every one.
 EVENTS: dict[str, dict[str, _Types]] = {
@@ -51,7 +51,7 @@ class TrainRun:
 
     @property
     def state_json(self) -> Path:
-        """Where the run stands: finished, step, total_steps, phase, checkpoint, attempts, stopped_because."""
+        """State of the run: finished, step, total_steps, phase, checkpoint, attempts, stopped_because."""
         return self.path / "train.json"
 
     @property
@@ -80,7 +80,7 @@ class TrainRun:
         return [directory for _, directory in sorted(found, key=lambda item: (item[0], item[1].path.name))]
 
     def read_state(self) -> dict[str, Any] | None:
-        """Return train.json, or None where no attempt has ended. Raises SchemaError when it is damaged."""
+        """Return train.json, or None if no attempt has ended. Raises SchemaError when it is damaged."""
         return read_record(self.state_json) if self.state_json.exists() else None
 
     def loss_label(self, task: str) -> str:
@@ -93,13 +93,13 @@ class TrainRun:
         return {"pretrain": "MLM + NSP", "squad": "mean of start and end"}.get(task, "")
 
     def best_checkpoint(self) -> Path | None:
-        """Return the folder of the best checkpoint; None where there is none. Raises SchemaError as read_state does."""
+        """Return the folder of the best checkpoint; None if there is none. Raises SchemaError as read_state does."""
         name = ((self.read_state() or {}).get("best") or {}).get("checkpoint")
         path = self.checkpoints / str(name)
         return path if name and path.is_dir() else None
 
     def read_curve(self) -> list[dict[str, Any]]:
-        """Return the rows of curve.csv with typed values; none where there is no such file.
+        """Return the rows of curve.csv with typed values; none without the file.
 
         Raises:
             SchemaError: it cannot be read, or a row lacks its place in the run (step, applied_steps or samples).
@@ -135,10 +135,10 @@ _BEST = {
 
 
 def read_events(directory: TrialDirectory) -> list[dict[str, Any]]:
-    """Return the events of an attempt, in order; none where there is no such file.
+    """Return the events of an attempt, in order; none without the file.
 
     Raises:
-        SchemaError: the file cannot be read, or a line that ends is no event.
+        SchemaError: the file cannot be read, or a line that ends is not an event.
     """
     path = events_jsonl(directory)
     if not path.exists():
@@ -174,7 +174,7 @@ def read_events(directory: TrialDirectory) -> list[dict[str, Any]]:
 
 
 def write_curve(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
-    """Write curve.csv whole or not at all. Raises StorageError."""
+    """Write curve.csv atomically. Raises StorageError."""
     with atomic_path(path) as temporary, temporary.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file, lineterminator="\n")  # as rows that are appended one by one
         writer.writerow(CURVE_COLUMNS)

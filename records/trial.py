@@ -53,7 +53,7 @@ class Trial(TrainSpec):
     profiler: str | None = None
     """Name in bench.profilers, for kind profile."""
     profiler_options: tuple[str, ...] = ()
-    """What the profiler was told by --with and --nvtx: "name" or "name=value" words, sorted."""
+    """Options of the profiler from --with and --nvtx: "name" or "name=value" words, sorted."""
     allocator: str = ""
     """How processes keep main memory, a name of bench.run.resources.ALLOCATORS; empty is as the C library does."""
     training: tuple[tuple[str, Any], ...] = ()
@@ -62,7 +62,7 @@ class Trial(TrainSpec):
     """Of kind comm: the fields of records.kinds.CollectiveTest, (name, plain value), sorted."""
 
     def __post_init__(self) -> None:
-        """Refuse what cannot be run, with the mend."""
+        """Refuse invalid trials, with the remedy."""
         _require(self.kind in KINDS, f"kind={self.kind!r}: choose one of {', '.join(KINDS)}", "option-choice")
         _require(
             self.precision in PRECISIONS,

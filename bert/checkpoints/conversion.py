@@ -1,4 +1,4 @@
-"""From any checkpoint to a Hugging Face folder or one of ours."""
+"""Convert any checkpoint to a Hugging Face folder or a bertbench folder."""
 
 import contextlib
 import re
@@ -48,7 +48,7 @@ _NOT_IN_DISTILBERT = re.compile(r"(?:^|[./])(?:pooler|next_sentence|seq_relation
 
 @dataclass(frozen=True, slots=True)
 class Conversion:
-    """What was read, and what became of it."""
+    """What was read, and how it was converted."""
 
     source: Path
     """The file, folder or prefix that was read."""
@@ -57,17 +57,17 @@ class Conversion:
     destination: Path
     target: Target
     architecture: str
-    """Which model of Hugging Face's has these weights."""
+    """Hugging Face model class that has these weights."""
     config: ModelConfig
     tensors_read: int
     converted: int
     """How many of them are in the destination."""
     skipped: tuple[str, ...]
-    """Names in the source that are no weights (an optimizer's, a schedule's, text); they were not read."""
+    """Names in the source that are not weights (an optimizer's, a schedule's, text); they were not read."""
     missing: tuple[str, ...]
     """Hugging Face names (without "bert.") of the architecture's weights that the source lacks; not written."""
     unexpected: tuple[str, ...]
-    """Names in the source that have no place in the architecture; not written."""
+    """Names in the source that the architecture lacks; not written."""
     parameters: int
     """Numbers written, without padding in Hugging Face's form."""
     vocab: Path | None
@@ -86,7 +86,7 @@ class Conversion:
 
 @dataclass(frozen=True, slots=True)
 class _Model:
-    """Weights by the names of one of our models, all or some of them."""
+    """All or some of the weights of a bertbench model, by name."""
 
     config: ModelConfig
     values: Mapping[str, Tensor]
@@ -113,7 +113,7 @@ def convert(
     vocab_file: Path | None = None,
     allow_missing: bool = False,
 ) -> Conversion:
-    """Write the weights of a checkpoint into a new folder, which appears whole or not at all.
+    """Write the weights of a checkpoint into a new folder, which is created atomically.
 
     Args:
         source: a folder, a file of weights, the prefix of a TensorFlow checkpoint, or the folder of a training run,
@@ -165,7 +165,7 @@ def _newest_checkpoint(source: Path, warnings: list[str]) -> Path:
 
 
 def _load(found: Found, config_file: Path | None, vocab: Path | None, allow_missing: bool) -> _Model:
-    """Read the weights, and say what is odd about them."""
+    """Read the weights and collect notes about them."""
     pieces = None if vocab is None else len(load_vocabulary(vocab, lower_case=True).pieces)
     notes: list[str] = []
     if found.format == OURS:
@@ -193,7 +193,7 @@ def _load(found: Found, config_file: Path | None, vocab: Path | None, allow_miss
 
 
 def _for_distilbert(model: _Model) -> _Model:
-    """Leave out pooler and what follows it, for which Hugging Face's DistilBERT has no place."""
+    """Drop the pooler and what follows it, which Hugging Face's DistilBERT lacks."""
     values = {name: value for name, value in model.values.items() if not _NOT_IN_DISTILBERT.search(name)}
     if len(values) == len(model.values):
         return model
@@ -209,7 +209,7 @@ def _for_distilbert(model: _Model) -> _Model:
 
 
 def _write(destination: Path, model: _Model, target: Target, vocab: Path | None) -> dict[str, Tensor]:
-    """Make the folder, and return the tensors that are in it."""
+    """Write the folder and return its tensors."""
     with new_folder(destination) as folder:
         if target == "bertbench":
             # Copies, because safetensors refuses one tensor under two names, which a PyTorch file may hold.
@@ -322,7 +322,7 @@ def _hugging_face(model: _Model) -> dict[str, Tensor]:
 
 
 def _fit_vocabulary(config: ModelConfig, pieces: int | None, vocab: Path | None, notes: list[str]) -> ModelConfig:
-    """Take the padding out of a configuration that counts it as words (NVIDIA's 30528).
+    """Remove vocabulary padding from a configuration that counts it as word pieces (NVIDIA's 30528).
 
     Args:
         config: the shape as it is written beside the weights.
@@ -348,7 +348,7 @@ def _fit_vocabulary(config: ModelConfig, pieces: int | None, vocab: Path | None,
 
 
 def _check_vocabulary(found: Found, vocab: Path, pieces: int, config: ModelConfig, notes: list[str]) -> None:
-    """Hold a vocabulary against what a checkpoint of ours says of its own. Raises InputError."""
+    """Compare a vocabulary with the one recorded in a bertbench checkpoint. Raises InputError."""
     if pieces > config.vocab_size:
         raise _wrong_vocabulary(vocab, pieces, config)
     trained = read(found.path, whole=False).state.data.vocabulary if (found.path / STATE_FILE).is_file() else None
@@ -363,7 +363,7 @@ def _check_vocabulary(found: Found, vocab: Path, pieces: int, config: ModelConfi
 
 
 def _lower_case(vocab: Path) -> bool:
-    """Say whether text is lower-cased before it is cut into these pieces; without word of it transformers always does.
+    """Return whether text is lowercased before tokenization; transformers does so by default.
 
     What a tokenizer_config.json beside them says, else whether they have no capital letters. Raises InputError.
     """
@@ -376,7 +376,7 @@ def _lower_case(vocab: Path) -> bool:
 
 
 def _copy_vocabulary(source: Path, destination: Path) -> None:
-    """Copy the file, whole or not at all. Raises InputError where it cannot be read, StorageError."""
+    """Copy the file atomically. Raises InputError if it cannot be read, StorageError."""
     try:
         content = source.read_bytes()
     except OSError as error:

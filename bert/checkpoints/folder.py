@@ -1,4 +1,4 @@
-"""A folder that appears whole or not at all."""
+"""Create a folder atomically."""
 
 import contextlib
 import errno
@@ -16,7 +16,7 @@ from common.errors import StorageError, UsageError, read_code
 
 
 def check_new_folder(path: Path) -> None:
-    """Raise UsageError where `path` is a file, a folder with something in it, or the current folder."""
+    """Raise UsageError if `path` is a file, a folder with something in it, or the current folder."""
     try:
         taken = path.is_symlink() and not path.exists()
         if path.is_dir():
@@ -109,7 +109,7 @@ def _open(folder: Path) -> int:
 
 
 def _lock(handle: int) -> bool | None:
-    """Say whether the folder is held now; None where the file system (NFS) has no locks on folders."""
+    """Return whether the folder is held now; None if the file system (NFS) has no locks on folders."""
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

@@ -80,16 +80,16 @@ _DISTILBERT = (
 
 @dataclass(frozen=True, slots=True)
 class LoadReport:
-    """What became of the names on both sides."""
+    """Names that were used, missing or left over."""
 
     loaded: tuple[str, ...]
     missing: tuple[str, ...]
     """Hugging Face names (without "bert.") of the model's parameters that the weights lack, and our names of those that
     it has none for; those keep their values."""
     unexpected: tuple[str, ...]
-    """Names of the weights, as given, that the model has no place for."""
+    """Names of the weights, as given, that the model lacks."""
     used: tuple[str, ...] = ()
-    """Names of the weights, as given, that went into what was set."""
+    """Names of the weights, as given, that were used."""
     incomplete: tuple[str, ...] = ()
     """Names of the weights, as given, that were left out because another part of the same parameter of ours is missing:
     query, key and value are one."""
@@ -129,7 +129,7 @@ def match_hugging_face_state(
         allow_missing: whether encoder weights may be missing.
 
     Returns:
-        The values by the names of our parameters, in the model's types, and what became of each name.
+        The values by the names of our parameters, in the model's types, and a report by name.
 
     Raises:
         InputError: no weight fits, encoder weights are missing (unless `allow_missing`), a shape or type differs, a
@@ -403,7 +403,7 @@ def architecture_of(config: ModelConfig, parts: Set[str]) -> Architecture:
 
 
 def labels_of(shapes: Mapping[str, Sequence[int]], part: Callable[[str], str]) -> int | None:
-    """Return the number of labels of the classifier among weights; None where there is none.
+    """Return the number of labels of the classifier among weights; None if there is none.
 
     Args:
         shapes: of the weights by name.

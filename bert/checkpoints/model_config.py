@@ -127,7 +127,7 @@ def to_hugging_face_json(config: ModelConfig, architecture: str, labels: int | N
 
 
 def is_ours(content: Mapping[str, Any]) -> bool:
-    """Say whether a configuration is one that `to_our_json` made."""
+    """Return whether a configuration is one that `to_our_json` made."""
     return content.get("format") == OUR_FORMAT
 
 

@@ -21,7 +21,7 @@ WEIGHTS_FILE = "model.safetensors"
 def save_model(folder: Path, model: nn.Module) -> None:
     """Write the two files of a model with a ModelConfig as its own or its encoder's `config` into `folder`.
 
-    Each file is written whole or not at all; bert.checkpoints.folder.new_folder does the same for a folder.
+    Each file is written atomically; bert.checkpoints.folder.new_folder does the same for a folder.
 
     Raises:
         UsageError: the model has no ModelConfig.
@@ -89,7 +89,7 @@ def load_into(model: nn.Module, folder: Path) -> None:
 
 
 def is_model_folder(folder: Path) -> bool:
-    """Say whether `folder` has a `config.json` of ours; whatever else it is, is not ours."""
+    """Return whether `folder` has a `config.json` written by bertbench."""
     try:
         return is_ours(read_json(folder / CONFIG_FILE))
     except InputError:
@@ -97,7 +97,7 @@ def is_model_folder(folder: Path) -> bool:
 
 
 def config_of(model: nn.Module) -> ModelConfig:
-    """Return a model's own ModelConfig or its encoder's. Raises UsageError where it has none."""
+    """Return a model's own ModelConfig or its encoder's. Raises UsageError if it has none."""
     for owner in (model, getattr(model, "encoder", None)):
         config: Any = getattr(owner, "config", None)
         if isinstance(config, ModelConfig):

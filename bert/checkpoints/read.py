@@ -1,4 +1,4 @@
-"""Find out what checkpoint a path is, and read its weights under Hugging Face's names."""
+"""Detect the checkpoint format of a path and read its weights under Hugging Face's names."""
 
 import os
 from collections.abc import Mapping
@@ -50,11 +50,11 @@ class Weights:
     originals: Mapping[str, str]
     """Those names -> the names in the file, where they differ."""
     skipped: tuple[str, ...]
-    """Names in the file that are no weights: those of optimizers and schedules, and text."""
+    """Names in the file that are not weights: those of optimizers and schedules, and text."""
 
 
 def find_checkpoint(source: Path) -> Found:
-    """Say what `source` is: a folder, a file, or the prefix of a TensorFlow checkpoint.
+    """Detect what `source` is: a folder, a file, or the prefix of a TensorFlow checkpoint.
 
     Raises:
         InputError: there is nothing there, nothing that is a checkpoint, or more than one.

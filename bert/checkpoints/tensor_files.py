@@ -23,13 +23,13 @@ _REMEDY = "copy it again from its source"
 
 
 def write_safetensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
-    """Write contiguous tensors on the CPU to `path`, whole or not at all. Raises StorageError."""
+    """Write contiguous tensors on the CPU to `path`, atomically. Raises StorageError."""
     from safetensors import SafetensorError
     from safetensors.torch import save_file
 
     with atomic_path(path) as temporary:
         try:
-            # Hugging Face's readers want to be told who wrote it.
+            # Hugging Face's readers require the framework's name.
             save_file(dict(tensors), temporary, metadata={"format": "pt"})
         except SafetensorError as error:
             number = re.search(r"\(os error (\d+)\)", str(error))
@@ -181,7 +181,7 @@ def _checked(tensors: Mapping[str, Tensor], path: Path) -> dict[str, Tensor]:
     found: dict[str, Tensor] = {}
     for name, tensor in tensors.items():
         plain = tensor.layout == torch.strided and tensor.device.type == "cpu" and not tensor.is_quantized
-        # A tensor that repeats a few numbers endlessly fits any file and no memory.
+        # An expanded tensor (stride 0) fits into any file and into no memory.
         if not plain or tensor.numel() * tensor.element_size() > tensor.untyped_storage().nbytes():
             raise InputError(
                 "model-unsupported",

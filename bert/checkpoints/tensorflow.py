@@ -23,7 +23,7 @@ _MOST_FILES = 100_000  # their number has five digits
 _MOST_DIMENSIONS = 254
 _READ_BYTES = 1 << 20
 
-# Numbers of tensorflow/core/framework/types.proto. What is not here (text, resources) is no weight.
+# Numbers of tensorflow/core/framework/types.proto. What is not here (text, resources) is not a weight.
 _TYPES: dict[int, torch.dtype] = {
     1: torch.float32,
     2: torch.float64,
@@ -83,14 +83,14 @@ class TensorFlowCheckpoint:
     """Every tensor by its name, in the order of the names."""
 
     def holds_numbers(self, name: str) -> bool:
-        """Say whether a tensor is one of numbers; others (text, the graph of objects) cannot be read."""
+        """Return whether a tensor is numeric; others (text, the object graph) cannot be read."""
         return self.entries[name].type_number in _TYPES
 
     def read(self, name: str) -> Tensor:
         """Return one tensor, its checksum verified.
 
         Raises:
-            InputError: it is not there, of a type that is no number, or stored in slices; its file is missing, too
+            InputError: it is not there, of a type that is not a number, or stored in slices; its file is missing, too
                 short or damaged.
         """
         entry = self.entries.get(name)
@@ -274,12 +274,12 @@ def _message(value: int | bytes) -> bytes:
 
 
 def is_weight(name: str) -> bool:
-    """Say whether a variable is a weight; optimizers and schedules keep theirs under names of their own."""
+    """Return whether a variable is a weight; optimizers and schedules keep theirs under names of their own."""
     return _NO_WEIGHT.search(name) is None
 
 
 def hugging_face_name(name: str) -> tuple[str, bool]:
-    """Return the parameter's name of a variable that is a weight, and whether the matrix has to be transposed.
+    """Return the parameter's name of a variable that is a weight, and whether the matrix must be transposed.
 
     bert/encoder/layer_0/attention/self/query/kernel -> bert.encoder.layer.0.attention.self.query.weight, transposed.
     """

@@ -1,4 +1,4 @@
-"""Books and other plain text made paragraph text: one paragraph per line, an empty line after each document.
+"""Convert books and other plain text to paragraph text: one paragraph per line, an empty line after each document.
 
 Consecutive files are grouped to parts of about `PART_BYTES`; a larger file becomes several parts. A document is a file;
 a file of more than `DOCUMENT_CHARACTERS` characters (a book) is cut at blank lines into documents of about that size,
@@ -17,7 +17,7 @@ from common.atomic import atomic_path
 from common.errors import InputError, read_code
 
 HEAD_CHARACTERS = 131_072
-"""A header ends within this many characters; the old licence alone takes about 15,000."""
+"""A header ends within this many characters; the old license alone takes about 15,000."""
 CREDIT_PARAGRAPHS = 4
 """Paragraphs after the header among which the people who made the file are named."""
 
@@ -41,7 +41,7 @@ _CREDIT = re.compile(
 
 
 def without_frame(paragraphs: Iterable[str], counts: Counts, name: str) -> Iterator[str]:
-    """Yield the paragraphs of one file (lines with their line ends) that belong to the book, or to any of its books.
+    """Yield the paragraphs of one file (lines with their line endings) that belong to the book, or to any of its books.
 
     Counts "Gutenberg frames" (files that have one) and "credits" (paragraphs that name who made the file).
     """
@@ -92,11 +92,11 @@ PART_BYTES = 16 * 2**20
 DOCUMENT_CHARACTERS = 32_768
 """A document is closed by the paragraph that brings it to this many characters."""
 MOST_PARAGRAPH_CHARACTERS = 2**20
-"""A longer run without a blank line is cut at white space: memory stays bounded."""
+"""A longer run without a blank line is cut at whitespace: memory stays bounded."""
 VERSION = 1
 """Raised when the same input gives other bytes."""
 
-# All white space but blank and line feed; looked for in whole blocks, which is faster than splitting each paragraph.
+# All whitespace but blank and line feed; looked for in whole blocks, which is faster than splitting each paragraph.
 _OTHER_SPACES = (
     "\t\x0b\x0c\x1c\x1d\x1e\x1f\x85\xa0\u1680\u2000\u2001\u2002\u2003\u2004\u2005\u2006\u2007\u2008\u2009\u200a\u2028\u2029"
     "\u202f\u205f\u3000"
@@ -129,7 +129,7 @@ def clean(
         folder: where the parts go; those that are finished are kept.
         workers: processes; a file is the work of one of them.
         part: the share to make.
-        progress: told the groups of files that are done.
+        progress: called with the groups of files done so far.
 
     Returns:
         The stage; None while other shares of it are not finished.
@@ -231,7 +231,7 @@ def _document(paragraphs: list[str], size: int, counts: Counts) -> str:
 
 
 def _raw_paragraphs(blocks: Iterable[str], counts: Counts) -> Iterator[str]:
-    """Yield what stands between blank lines, line ends kept, other white space made blanks."""
+    """Yield the text between blank lines with its line endings; other whitespace becomes spaces."""
     rest = ""
     for block in blocks:
         for space in _OTHER_SPACES:
@@ -249,7 +249,7 @@ def _raw_paragraphs(blocks: Iterable[str], counts: Counts) -> Iterator[str]:
 
 
 def _joined(paragraphs: Iterable[str], counts: Counts) -> Iterator[str]:
-    """Yield paragraphs on one line each, with single blanks; those without a letter are left out."""
+    """Yield paragraphs on one line each, with single spaces; those without a letter are left out."""
     for paragraph in paragraphs:
         line = paragraph.replace("\n", " ").strip(" ")
         if "  " in line:

@@ -1,8 +1,9 @@
 """MediaWiki dumps (`pages-articles.xml`, `.bz2`, `.gz`) read as a stream of units of whole pages.
 
 Memory is bounded by the longest page. A bz2 file of many streams that begin at a page each (Wikipedia's multistream
-dumps) is not decompressed here: its units are byte ranges, and whoever takes one decompresses it (`Unit.pages`). Where
-the streams cut pages (pbzip2), and for all other files, the units carry their pages, read in order.
+dumps) is not decompressed here: its units are byte ranges, and the worker that takes one decompresses it
+(`Unit.pages`). Where the streams cut pages (pbzip2), and for all other files, the units carry their pages, read in
+order.
 
 Where a unit ends depends on the dump alone.
 """
@@ -26,7 +27,7 @@ RANGE_BYTES = 2**18
 COMPRESSION = 4
 """Wikitext per byte of bz2, for the sizes of parts: an estimate that never changes."""
 MOST_PAGE_BYTES = 2**28
-"""A longer page is no page: MediaWiki itself refuses 2 MiB."""
+"""Longest page: MediaWiki itself refuses 2 MiB."""
 _MOST_HEADER_BYTES = 2**20
 _END_OF_PAGE = b"</page>"
 _START_OF_PAGE = re.compile(rb"<page[\s>]")
@@ -41,11 +42,11 @@ class Unit:
 
     path: Path
     data: bytes | None
-    """The pages as XML in UTF-8; None where they are compressed in the file."""
+    """The pages as XML in UTF-8; None if they are compressed in the file."""
     start: int
     """First byte of the compressed range."""
     end: int
-    """Behind its last byte; for pages, how far the file was read (progress)."""
+    """One past its last byte; for pages, how far the file was read (progress)."""
     size: int
     """Bytes of XML, for a compressed range an estimate."""
 
@@ -70,7 +71,7 @@ class Header:
     """What a dump says about itself."""
 
     namespaces: dict[int, str]
-    """Number -> name in the dump's language; empty where it says nothing."""
+    """Number -> name in the dump's language; empty if it says nothing."""
 
     @property
     def hidden(self) -> tuple[str, ...]:
@@ -94,7 +95,7 @@ class Dump:
             keep_truncated: a file that ends too early gives the whole pages before the end.
 
         Raises:
-            InputError: it is no dump or cannot be read; the message says what it is.
+            InputError: it is not a dump or cannot be read; the message says what it is.
         """
         self.path = path
         self.is_truncated = False
@@ -263,9 +264,9 @@ _SAMPLES = 8
 
 
 def page_streams(path: Path) -> list[int] | None:
-    """Return where the streams of a multistream bz2 dump begin; None where they cut pages, or there are under three.
+    """Return where the streams of a multistream bz2 dump begin; None if they cut pages, or there are under three.
 
-    A stream that begins inside the data of another one is told by what stands before it: the end mark and checksum of
+    A stream that begins inside the data of another one is recognized by what precedes it: the end mark and checksum of
     the stream before (at any bit).
     """
     with path.open("rb") as file:
@@ -296,7 +297,7 @@ def decompress(path: Path, start: int, end: int) -> bytes:
 
 
 def _unpacked(data: bytes) -> bytes:
-    """Unpack streams. Raises OSError, ValueError where they end too early or hold more than pages can."""
+    """Unpack streams. Raises OSError, ValueError if they end too early or hold more than pages can."""
     parts: list[bytes] = []
     left = MOST_BYTES
     while data:
@@ -317,7 +318,7 @@ def _unpacked(data: bytes) -> bytes:
 
 
 def not_a_dump(path: Path, data: bytes) -> str:
-    """Say what a file is that does not begin as a dump."""
+    """Return an error that names the type of a file that is not a dump."""
     start = data[:4096].lstrip().lower()
     if start.startswith((b"<!doctype html", b"<html")):
         what = "an HTML page, most likely the server's error message: download the file again"

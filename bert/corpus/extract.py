@@ -117,7 +117,7 @@ def _paragraphs(page: bytes, header: Header, counts: Counts) -> list[str]:
 
 
 def _parse(page: bytes) -> tuple[str, str] | None:
-    """Return the wikitext of the last revision and its model; None where the page is no valid XML."""
+    """Return the wikitext of the last revision and its model; None if the page is no valid XML."""
     # The standard parser: expat refuses entities that grow without bound, and a page declares none.
     from xml.etree import ElementTree  # nosec B405 # see above
 
@@ -165,7 +165,7 @@ def extract(
         folder: of the stage, begun.
         workers: they parse; the bytes do not depend on their number.
         part: the share of the part files that this process makes.
-        progress: told the MiB of the dump files that are done.
+        progress: called with the MiB of the dump files done so far.
         keep_truncated: use the whole pages of a dump that ends too early; not a setting of the bytes otherwise.
 
     Raises:

@@ -1,4 +1,4 @@
-"""The files a corpus is made of: found, identified by their content, unpacked, and decoded as blocks of text."""
+"""Find the files of a corpus, identify them by content, and decompress and decode them block by block."""
 
 import bz2
 import codecs
@@ -37,7 +37,7 @@ class Source:
 
 @dataclass(frozen=True, slots=True)
 class Inputs:
-    """What a folder holds."""
+    """Dumps and text files of a folder."""
 
     dumps: tuple[Path, ...]
     """MediaWiki dumps, sorted by relative name."""
@@ -78,7 +78,7 @@ def find_inputs(folder: Path) -> Inputs:
 
 
 def _files_below(folder: Path) -> Iterator[Path]:
-    """Yield all that is no folder, at any depth, links to folders followed once each."""
+    """Yield all that is not a folder, at any depth, links to folders followed once each."""
     seen: set[tuple[int, int]] = set()
     for place, folders, files in os.walk(folder, followlinks=True):
         status = Path(place).stat()
@@ -154,7 +154,7 @@ _BYTE_ORDER_MARKS = (
 _ASCII = bytes(range(0x80))
 _WINDOWS_ONLY = frozenset(range(0x80, 0xA0))
 _NOT_WINDOWS = frozenset((0x81, 0x8D, 0x8F, 0x90, 0x9D))
-# What is no text and no white space: taken out of the bytes where one byte is one of them, which is ten times faster.
+# Control characters other than whitespace. In single-byte encodings they are removed from the bytes: ten times faster.
 _REMOVED = bytes((*range(9), *range(14, 28), 0x7F))
 _REMOVED_LATIN1 = _REMOVED + bytes((*range(0x80, 0x85), *range(0x86, 0xA0)))
 _REMOVED_UTF8 = re.compile(b"\xc2[\x80-\x84\x86-\x9f]")
@@ -180,7 +180,7 @@ class Encoding:
 
 @dataclass(slots=True)
 class TextBlocks:
-    r"""The text of one file in blocks, with `\n` for each line end; iterate once.
+    r"""The text of one file in blocks, with `\n` for each line ending; iterate once.
 
     Raises (while iterating):
         InputError: the file cannot be read.
@@ -299,7 +299,7 @@ def blocks(path: Path, offset: int) -> Iterator[tuple[bytes, int]]:
     """Yield the decompressed bytes of a file in UTF-8, and how far the file was read, block by block.
 
     Args:
-        path: plain, gzip or bz2 (told by its first bytes), UTF-8 or UTF-16.
+        path: plain, gzip or bz2 (recognized by its first bytes), UTF-8 or UTF-16.
         offset: where to begin: 0, or the start of a bz2 stream.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Made-up text: pronounceable words under Zipf's law, sentences, paragraphs, documents. Integer draws only."""
+"""Synthetic text: pronounceable words under Zipf's law, sentences, paragraphs, documents. Integer draws only."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,7 +9,7 @@ from common.atomic import atomic_path
 from common.errors import UsageError
 
 SMALLEST_CORPUS = 10_000
-"""Bytes below which there would be too few documents to draw other documents from."""
+"""Bytes below which there are too few documents to draw random second segments from."""
 WORDS = 24_000
 """Different words; a text of 200,000 words meets about two thirds of them."""
 
@@ -22,7 +22,7 @@ _CODAS = ["", "", "", "n", "r", "s", "l", "t", "nd", "st", "m", "ng"]
 
 
 def generate_corpus(folder: Path, seed: int, size_bytes: int) -> list[Path]:
-    """Write a made-up text corpus of at least `size_bytes` bytes (at most a paragraph more) as `generated-<i>.txt`.
+    """Write a synthetic text corpus of at least `size_bytes` bytes (at most a paragraph more) as `generated-<i>.txt`.
 
     Words are pronounceable and follow Zipf's law (frequency ~ 1 / (rank + 2)); sentences have 4 to 40 words. All draws
     are integers, so the same seed gives the same bytes on every machine. Older generated files in `folder` are removed.

@@ -1,8 +1,8 @@
-"""Linear scanners over wikitext: what is no running text goes before the parser sees it.
+"""Linear scanners over wikitext that remove non-prose before the parser sees it.
 
 Comments, extension tags, templates, and links to files and categories are found by one pass each over the whole text,
 with stacks where they nest, so that no input takes more than linear time. The parser itself is quadratic on some of
-them (100,000 unclosed `<ref>`), and several times slower on what is thrown away anyway.
+them (100,000 unclosed `<ref>`), and several times slower on what is discarded anyway.
 """
 
 import re
@@ -14,12 +14,12 @@ REMOVED_TAGS = [
     "templatedata", "templatestyles", "categorytree", "inputbox", "source", "syntaxhighlight", "pre", "includeonly",
     "table", "mapframe", "maplink", "indicator",
 ]  # fmt: skip
-"""Tags that go with all that is between them."""
+"""Tags that are removed with their content."""
 _BLOCKS = frozenset((
     "p", "div", "li", "ul", "ol", "dl", "dt", "dd", "blockquote", "center", "poem", "hr", "tr", "td", "th", "h1",
     "h2", "h3", "h4", "h5", "h6",
 ))  # fmt: skip
-"""Tags that end a paragraph; every other one is taken out without a trace (`br` leaves a blank)."""
+"""Tags that end a paragraph; every other one is taken out without a trace (`br` leaves a space)."""
 _MARK = re.compile(
     rf"<!--|<(?P<special>nowiki|{'|'.join(REMOVED_TAGS)})(?P<inner>\s[^<>]*|/)?>|</?(?P<tag>[a-z][a-z0-9]*)(?:\s[^<>]*|/)?>",
     re.IGNORECASE,
@@ -39,7 +39,7 @@ DEFAULT_PREFIXES = """
     分类 分類 カテゴリ 분류 categori catagóir flokkur
 """
 """Namespaces whose links are no text. A dump names those of its own language; further categories of MediaWiki's
-languages stand here, because sister languages have them as aliases. Files are known by their names' ends."""
+languages are listed here, because related languages use them as aliases. Files are known by their names' ends."""
 _ENDS_OF_FILES = "jpe?g|png|svg|gif|tiff?|webp|og[gav]|webm|djvu|pdf|midi?|flac|wav|mp3|xcf|stl"
 _FILE = rf"[^\[\]{{}}|\n:]{{1,40}}+:[^\[\]{{}}|\n]{{0,300}}\.(?i:{_ENDS_OF_FILES})\s*[|\]]"
 """A page of some namespace whose name is that of a file: such a link shows it, in a dump of any language."""
@@ -71,7 +71,7 @@ def remove_tags(text: str) -> str:
             continue
         closing = _CLOSING[name].search(text, position)
         if closing is None:
-            # Remembered, because looking for the end once more for each one would be quadratic.
+            # Remembered, because looking for the end again for each one would be quadratic.
             unclosed.add(name)
             parts.append(" ")
             continue
@@ -88,7 +88,7 @@ def replace_templates(text: str, expand: Callable[[str], str]) -> str:
 
 
 def remove_links(text: str, prefix: "re.Pattern[str]") -> str:
-    """Take out each outermost closed link that `prefix` matches behind its `[[`, with all that is in it."""
+    """Take out each outermost closed link that `prefix` matches after its `[[`, with all that is in it."""
     spans: list[tuple[int, int]] = []
     stack: list[tuple[int, bool]] = []
     for match in _BRACKETS.finditer(text):
@@ -104,7 +104,7 @@ def remove_links(text: str, prefix: "re.Pattern[str]") -> str:
 def link_prefix(namespaces: Iterable[str]) -> "re.Pattern[str]":
     """Return what the links start with that are no text.
 
-    That is these namespaces in any letter case, blanks and underscores alike; files of every namespace; and language
+    That is these namespaces in any letter case, spaces and underscores alike; files of every namespace; and language
     codes.
     """
     given = {name.strip(" _").lower().replace("_", " ") for name in (*DEFAULT_PREFIXES.split(), *namespaces)} - {""}
@@ -131,7 +131,7 @@ def unclosed_tables(text: str) -> frozenset[int]:
 
 
 def pieces_of(text: str, most: int) -> Iterator[str]:
-    """Cut a text into pieces of at most `most` characters, at the end of a line, else at a blank, else anywhere."""
+    """Cut a text into pieces of at most `most` characters, at the end of a line, else at a space, else anywhere."""
     start = 0
     while len(text) - start > most:
         end = start + most
@@ -165,7 +165,7 @@ def _template_spans(text: str) -> list[tuple[int, int]]:
 
 
 def _add_span(spans: list[tuple[int, int]], start: int, end: int) -> None:
-    """Add a span that ends behind all others; those inside it go."""
+    """Add a span that ends after all others; those inside it go."""
     while spans and spans[-1][0] >= start:
         spans.pop()
     spans.append((start, end))

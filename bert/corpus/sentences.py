@@ -1,4 +1,4 @@
-"""Paragraph text made sentence text: one sentence per line, an empty line after each document, part by part."""
+"""Split paragraph text into sentence text: one sentence per line, an empty line after each document, part by part."""
 
 import platform
 import re
@@ -40,7 +40,7 @@ _OPEN = """
     g gg gs u.c c utt lpp tml st r w itd itp atd apod aj osv mfl m.fl m.m jne ym yms jt kt vb god av apr éd coll cie
     m.ē p.m.ē kr n.l př
 """
-# What follows an ordinal with a capital letter; where it has a small one (3. oktober) no word has to be known.
+# What follows an ordinal with a capital letter; where it has a small one (3. oktober) no word must be known.
 _BEHIND_ORDINALS = """
     Januar Jänner Februar Feber März April Mai Juni Juli August September Oktober November Dezember
     Jahrhundert Jahrhunderts Jahrtausend Jahrtausends Jh Weltkrieg Weltkriegs Weltkrieges
@@ -78,7 +78,7 @@ def goes_on(word: str, after: str) -> bool:
 
     Args:
         word: the last word before the stop, without it.
-        after: what follows the blank behind the stop, at least its first word.
+        after: what follows the blank after the stop, at least its first word.
     """
     word, after = word.lstrip(_OPENING_SIGNS), after.lstrip(_OPENING_SIGNS)
     first = after[:1]
@@ -99,7 +99,7 @@ RULES_VERSION = 3
 
 _CLOSERS = "\"'\u2019\u201d)\\]\u00bb"
 _OPENERS = "\"'\u2018\u201c(\\[\u00ab\u2014_"
-# A stop with its closing quotes, white space, then what can begin a sentence; or a CJK stop, which needs no space.
+# A stop with its closing quotes, whitespace, then what can begin a sentence; or a CJK stop, which needs no space.
 # Possessive, and begun only at the head of a run of stops: a line of dots must not take quadratic time.
 _BOUNDARY = re.compile(
     rf"(?<![.!?…])[.!?…]++[{_CLOSERS}_]*+(\s+)(?=[{_OPENERS}]*([^\W_]))|[\u3002\uff01\uff1f][\u201d\u300d\u300f\uff09]*+()(?=\S)"
@@ -114,7 +114,7 @@ _ABBREVIATIONS = frozenset(_ABBREVIATION_LIST.split())
 # Words that are also abbreviations end a sentence unless a number follows.
 _BEFORE_NUMBERS = frozenset(("ch", "ed", "fig", "figs", "jun", "mar", "no", "nos", "p", "pp", "vol", "vols"))
 
-# Blingfire ends a sentence at a paragraph separator wherever it stands; with a blank after it, what follows is cut as
+# Blingfire ends a sentence at a paragraph separator wherever it stands; with a space after it, what follows is cut as
 # at the beginning of a text, and a paragraph is always followed by one, so that its last words are seen alike.
 _PARAGRAPH_SEPARATOR = "\u2029".encode()
 _SEPARATORS = re.compile(b"\xe2\x80[\xa8\xa9]")
@@ -143,9 +143,9 @@ def splitter_version(name: str) -> str:
 
 
 def split_sentences(paragraph: str) -> list[str]:
-    """Return the sentences of one paragraph by rules, white space made single blanks.
+    """Return the sentences of one paragraph by rules, whitespace made single spaces.
 
-    A sentence ends at `.`, `!`, `?` or an ellipsis with its closing quotes, when white space and something that can
+    A sentence ends at `.`, `!`, `?` or an ellipsis with its closing quotes, when whitespace and something that can
     begin a sentence follow (not a small letter of any script); not after a known abbreviation (`abbreviations.py`) or
     initial ("Mr.", "J.").
     """
@@ -207,7 +207,7 @@ def _blingfire() -> Splitter:
     import numpy as np
 
     # The library's text output drops invisible characters between sentences (U+200B), so only its offsets are used:
-    # cut behind each sentence, such characters go with the next one.
+    # cut after each sentence, such characters go with the next one.
     text, begins, ends = np.empty(0, np.uint8), np.empty(0, np.int32), np.empty(0, np.int32)
 
     def split(paragraphs: Sequence[bytes]) -> list[bytes]:
@@ -230,7 +230,7 @@ def _blingfire() -> Splitter:
 
 
 def _without_false_ends(lines: bytes, pieces: list[bytes]) -> bytes:
-    """Join again what was cut behind an abbreviation or ordinal; `lines` are the pieces with line feeds between."""
+    """Join again what was cut after an abbreviation or ordinal; `lines` are the pieces with line feeds between."""
     doubtful = [number for number, piece in enumerate(pieces) if piece[piece.rfind(b" ") + 1 :] in DOUBTFUL_ENDS]
     if not doubtful:
         return lines
@@ -251,7 +251,7 @@ SPLITTERS: dict[str, Callable[[], Splitter]] = {"blingfire": _blingfire, "rules"
 
 
 MOST_SENTENCE_CHARACTERS = 4_096
-"""A longer sentence (text without stops) is cut at white space; the longest instance has room for about 2,500."""
+"""A longer sentence (text without stops) is cut at whitespace; the longest instance has room for about 2,500."""
 VERSION = 2
 """Raised when the same input gives other bytes."""
 BLOCK_BYTES = 2**16
@@ -283,7 +283,7 @@ def segment(
         folder: where the sentences go; files that are finished are kept.
         workers: processes; a part is the work of one of them.
         part: the share to make.
-        progress: told the parts that are done.
+        progress: called with the parts done so far.
         splitter: blingfire or rules.
 
     Returns:
@@ -367,7 +367,7 @@ def _sentences(first: bytes, file: BinaryIO, split: Splitter, counts: Counts) ->
 def _of_long_paragraph(paragraph: bytes, split: Splitter) -> Iterator[list[bytes]]:
     """Yield the sentences of a paragraph window by window: time and memory stay linear without any stop in it.
 
-    The last sentence of a window may go on behind it, so the next window begins with it, unless it is the only one.
+    The last sentence of a window may go on after it, so the next window begins with it, unless it is the only one.
     """
     begin = 0
     while len(paragraph) - begin > WINDOW_BYTES:

@@ -1,4 +1,4 @@
-"""Sentence text cut into shards: documents split at random into training and test, then balanced by sentences.
+"""Cut sentence text into shards: documents are split at random into training and test, then balanced by sentences.
 
 Of each document only three numbers are kept, in NumPy arrays, so that millions of them fit into memory; the text goes
 through in one sequential pass that appends each document to its shard.
@@ -88,7 +88,7 @@ def shard(
         folder: where the shards go; those that are finished are kept.
         dataset: first part of the names.
         plan: numbers of shards, test fraction, seed.
-        progress: told the parts that are gone through; each is read twice.
+        progress: called with the parts read so far; each is read twice.
 
     Returns:
         The stage.
@@ -178,7 +178,7 @@ def _scan_part(path: Path) -> Iterator[tuple[Numbers, npt.NDArray[np.int32]]]:
 
 
 def check_documents(count: int, plan: ShardPlan) -> None:
-    """Raise UsageError where there are fewer documents than shards; the message says what fits."""
+    """Raise UsageError if there are fewer documents than shards; the message says what fits."""
     wanted = plan.training + plan.test
     if count < wanted:
         remedy = f"--shards {count - plan.test}" if count > plan.test else "--shards 1 --test-fraction 0"

@@ -1,14 +1,14 @@
-"""Wikitext of one page -> its plain paragraphs.
+"""Convert the wikitext of one page to plain paragraphs.
 
 Whole-text scanners (`markup.py`) take out what is no running text; headings, sections of references and tables are
 taken out line by line; the parser (mwparserfromhell) then resolves links and kept templates (`templates.py`) of each
 paragraph that has any. As in MediaWiki, lines in a row are one paragraph, and a list item is one line.
 
 What is kept: a paragraph when it ends like a sentence or has at least 8 words; a list item (`*`, `#`, `:`), the
-definition behind a term (`; term : definition`) or a line that begins with a blank when it ends like a sentence and has
-at least 5 words (a script without blanks: 20 characters). Terms, headings, titles, captions, galleries, formulas and
-tables are no sentences and go. A table that is never closed ends at the next heading, or where a paragraph that is kept
-follows an empty line.
+definition after a term (`; term : definition`) or a line that begins with a space when it ends like a sentence and has
+at least 5 words (a script without spaces: 20 characters). Terms, headings, titles, captions, galleries, formulas and
+tables are not sentences and go. A table that is never closed ends at the next heading, or where a paragraph that is
+kept follows an empty line.
 
 What is lost besides: the result of every template outside the tables of `templates.py`, formulas (their sentence
 stays, with a gap), bare web addresses, `|` signs that nothing protects, and all after a comment without an end.
@@ -100,10 +100,10 @@ def is_disambiguation(text: str) -> bool:
 
 @dataclass(slots=True)
 class Page:
-    """What is read from a page."""
+    """The prose of a page."""
 
     paragraphs: list[str] = field(default_factory=list)
-    """Its plain paragraphs, white space normalised; none when it has no running text."""
+    """Its plain paragraphs, whitespace normalized; none when it has no running text."""
     unclosed_tables: int = 0
 
 
@@ -131,7 +131,7 @@ def paragraphs(text: str, namespaces: tuple[str, ...] = ()) -> list[str]:
 
 
 def _blocks(lines: Iterator[str]) -> Iterator[str]:
-    """Join plain lines in a row; list items and lines that begin with a blank stay alone."""
+    """Join plain lines in a row; list items and lines that begin with a space stay alone."""
     block: list[str] = []
     length = 0
     for line in lines:
@@ -215,7 +215,7 @@ def _without_blocks(piece: str, prefix: "re.Pattern[str]", parser: "_Parser") ->
 
 
 def _paragraph(line: str, parser: "_Parser", prefix: "re.Pattern[str]") -> str:
-    """Return the text of a line, or nothing where it is no sentence."""
+    """Return the text of a line, or nothing if it is not a sentence."""
     first = line[0]
     if first == "|" or (first == "-" and line.startswith("----")):
         return ""
@@ -284,8 +284,8 @@ def _without_quotes(line: str) -> str:
     """Take out the quotes of bold and italics as MediaWiki reads them; apostrophes beside them stay.
 
     2 are italics, 3 bold, 4 an apostrophe and bold, 5 both, more are apostrophes and both. Where italics and bold are
-    both left open, one bold mark is an apostrophe and italics (`''Emma'''s`): the first behind a word of one letter,
-    else the first behind a longer word, else the first.
+    both left open, one bold mark is an apostrophe and italics (`''Emma'''s`): the first after a word of one letter,
+    else the first after a longer word, else the first.
     """
     runs = list(_QUOTES.finditer(line))
     italics = sum(len(run[0]) != 3 and len(run[0]) != 4 for run in runs)

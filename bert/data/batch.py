@@ -25,7 +25,7 @@ class BatchCounts:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Tensors by name, all on one device, with their counts (known on the CPU, so reading them never synchronises).
+    """Tensors by name, all on one device, with their counts (known on the CPU, so reading them never synchronizes).
 
     Pretraining (B sequences of S tokens, M predicted positions in the whole batch):
         input_ids [B, S] int64; attention_mask [B, S] int64, 1 = real; token_type_ids [B, S] int64;
@@ -44,7 +44,7 @@ class Batch:
 
     @property
     def mask(self) -> torch.Tensor | None:
-        """The attention mask [B, S], None where all tokens are real: known on the CPU, a GPU need not be asked."""
+        """The attention mask [B, S], None if all tokens are real; known on the CPU without asking the GPU."""
         all_real = self.counts.real_tokens == self.counts.padded_tokens
         return None if all_real else self.tensors["attention_mask"]
 

@@ -1,4 +1,4 @@
-"""A safetensors file of columns: declared, written part after part, read by mapping it into memory. Imports no torch.
+"""Safetensors files of columns: declared, written part by part, read by memory mapping. Imports no torch.
 
 The format: 8 bytes with the header's size, the header (JSON: name -> dtype, shape, place), then the columns without
 gaps (https://huggingface.co/docs/safetensors). The library itself wants each column in one piece in memory to write it,
@@ -33,7 +33,7 @@ Columns = Mapping[str, Array]
 
 
 class NotWholeError(Exception):
-    """The file is cut off, damaged, or something else; code and text say which."""
+    """The file is truncated, damaged, or something else; code and text say which."""
 
     def __init__(self, code: Code, message: str) -> None:
         super().__init__(code, message)
@@ -107,7 +107,7 @@ def read_header(path: Path) -> tuple[dict[str, str], dict[str, Any], int]:
     """Return a file's metadata, the description of its columns, and where these begin.
 
     Raises:
-        NotWholeError: it is cut off or something else.
+        NotWholeError: it is truncated or something else.
         OSError: it cannot be read.
     """
     size = path.stat().st_size
@@ -140,10 +140,10 @@ def read_header(path: Path) -> tuple[dict[str, str], dict[str, Any], int]:
 
 
 def check_content(path: Path) -> None:
-    """Read a whole file and hold it against its checksum; one without a checksum passes.
+    """Read a whole file and check it against its checksum; one without a checksum passes.
 
     Raises:
-        NotWholeError: it holds other bytes than were written, is cut off or something else.
+        NotWholeError: its checksum is wrong, or it is truncated or something else.
         OSError: it cannot be read.
     """
     begin = read_header(path)[2]
@@ -171,7 +171,7 @@ def map_columns(path: Path) -> tuple[dict[str, str], dict[str, Array]]:
     """Return a file's metadata and its columns, read-only, in memory that the system reads from the file as needed.
 
     Raises:
-        NotWholeError: it is cut off or something else.
+        NotWholeError: it is truncated or something else.
         OSError: it cannot be read.
     """
     metadata, described, begin = read_header(path)
@@ -185,7 +185,7 @@ def map_columns(path: Path) -> tuple[dict[str, str], dict[str, Array]]:
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A column: what it has for each of the things of one axis (questions, windows, rows)."""
+    """A column: its values for each item of one axis (questions, windows, rows)."""
 
     axis: str
     types: tuple[str, ...]
@@ -201,13 +201,13 @@ class Column:
     """Whether it may be empty."""
 
     def stored(self, name: str) -> dict[str, tuple[str, ...]]:
-        """Return the columns of a file that it lies in, with their types."""
+        """Return the stored columns that hold it, with their types."""
         if self.kind == "ragged":
             return {f"{name}.values": self.types, f"{name}.offsets": ("<i8",)}
         return {name: self.types}
 
     def count(self, name: str, part: Columns) -> int:
-        """Return how many things of its axis a part has."""
+        """Return the number of items of its axis in a part."""
         return len(part[f"{name}.rows" if self.kind == "ragged" else name]) // self.width
 
 
@@ -218,7 +218,7 @@ TEXT = ("|u1",)
 
 
 def check_columns(columns: Columns, declared: Mapping[str, Column]) -> None:
-    """Raise ValueError where columns are missing, of another type, or do not fit together."""
+    """Raise ValueError if columns are missing, of another type, or do not fit together."""
     for name, column in declared.items():
         for stored, types in column.stored(name).items():
             if stored not in columns or columns[stored].dtype not in [np.dtype(kind) for kind in types]:

@@ -1,7 +1,7 @@
-"""Sentence text to the ids of its word pieces, about as fast as a dictionary is.
+"""Encode sentence text to word-piece ids at about the speed of a dictionary lookup.
 
-The ids of a sentence are those of its chunks, the texts between blanks, one after the other: no rule of BERT's
-normalizer or pre-tokenizer looks across a blank. A chunk is therefore encoded once and looked up from then on, and the
+The ids of a sentence are those of its chunks, the texts between spaces, one after the other: no rule of BERT's
+normalizer or pre-tokenizer looks across a space. A chunk is therefore encoded once and looked up from then on, and the
 tokenizer sees only what is not in the vocabulary, cut into words beforehand where that is certain: in plain ASCII.
 """
 
@@ -23,18 +23,18 @@ Int64 = npt.NDArray[np.int64]
 MOST_SHORT_IDS = 0xFF00
 """Pieces of the largest vocabulary whose ids take 16 bits."""
 MOST_CHUNKS = 2**19
-"""Chunks that are remembered; with more, all are forgotten and learned again, so that memory does not grow."""
+"""Cached chunks; beyond this number the cache is cleared, so that memory stays bounded."""
 MOST_BYTES = 32 * 2**20
-"""Bytes that the remembered chunks and their ids have at most."""
+"""Maximum bytes of the cached chunks and their ids."""
 _SPAN = 2**16
 """Bytes that are looked up at once: small enough for the processor's cache."""
 _BLANK = re.compile(rb"[ \n]")
 _SEPARATE = re.compile(
     rb"[!-/:-@\[-`{-~]|\xc2\xa0|\xe2\x80[\x90-\xa7]|\xe3\x80[\x80-\x82]|\xe4[\xb8-\xbf]|[\xe5-\xe9][\x80-\xbf]"
 )
-"""Characters before which every rule ends a word: ASCII signs, and some white space, signs and ideographs in UTF-8."""
+"""Characters before which every rule ends a word: ASCII signs, and some whitespace, signs and ideographs in UTF-8."""
 _WORD_OR_SIGN = re.compile(rb"[0-9A-Za-z]+|[^0-9A-Za-z]")
-"""Cuts ASCII text without control characters and blanks as BERT's pre-tokenizer does."""
+"""Cuts ASCII text without control characters and spaces as BERT's pre-tokenizer does."""
 _CONTROL_CHARACTERS = bytes({*range(32), 127} - {ord("\n")})
 
 
@@ -93,7 +93,7 @@ class ChunkEncoder:
         return b"".join(found)
 
     def _cut(self, ids: Ids, text: bytes) -> Encoded:
-        """Take the marks out of `ids`; they and the line ends of the text stand in the same order."""
+        """Remove the marks from `ids`; they are in the order of the line endings of the text."""
         is_mark = ids == np.frombuffer(self._mark, self.dtype)
         marks = np.flatnonzero(is_mark)
         ends = marks - np.arange(len(marks))
@@ -103,7 +103,7 @@ class ChunkEncoder:
         return Encoded(ids[~is_mark], ends[has_pieces], np.cumsum(has_pieces)[is_empty])
 
     def _plain_pieces(self) -> dict[bytes, bytes]:
-        """Return the pieces that are words or signs in ASCII, as they stand in the text, with their id."""
+        """Return the pieces that are ASCII words or signs as written in the text, with their ids."""
         found = {}
         for piece, number in self._vocabulary.ids.items():
             is_word = piece.isalnum() and len(piece) <= LONGEST_WORD
@@ -135,7 +135,7 @@ class ChunkEncoder:
         parts = _WORD_OR_SIGN.findall(text.lower() if self._vocabulary.lower_case else text)
         words = list(dict.fromkeys(filterfalse(self._cache.__contains__, parts)))
         self._remember(words, self._rows(self._vocabulary.encode_words([word.decode() for word in words])))
-        # The chunks are cut out of the text once more: copies that lie close together are found faster than the old.
+        # The chunks are cut out of the text again: copies that lie close together are found faster than the old.
         self._remember(text.split(b"\n"), b"".join(map(self._cache.__getitem__, parts)).split(self._mark))
         known = set(plain)
         others = [chunk for chunk in chunks if chunk not in known]

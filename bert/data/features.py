@@ -1,4 +1,4 @@
-"""The feature file: one for each table or dataset, written, found, opened, refused and resumed here. Imports no torch.
+"""Feature files, one for each table or dataset: write, find, open, check and resume them. Imports no torch.
 
 Each is a safetensors file of columns whose metadata say what it was made of and with, in a folder with its vocabulary
 and a JSON beside it. A task declares its columns (`Column`), how they become its features, and how its `data` command
@@ -55,7 +55,7 @@ class FeatureSettings(Protocol):
 
     @property
     def lower_case(self) -> bool:
-        """Text is lower-cased and accents are stripped before it is cut into pieces."""
+        """Text is lowercased and accents are stripped before it is cut into pieces."""
 
     @property
     def vocabulary(self) -> str:
@@ -67,7 +67,7 @@ class FeatureSettings(Protocol):
 
     @property
     def max_seq_length(self) -> int:
-        """Tokens of a row at most."""
+        """Maximum tokens of a row."""
 
 
 class Features(Protocol):
@@ -107,11 +107,11 @@ class FeatureForm(ABC, Generic[S, F]):
     keeps_vocabulary = True
     """Whether the vocabulary is copied beside them."""
     tells_counts = True
-    """Whether the JSON beside them has their settings and what was met."""
+    """Whether the JSON beside them has their settings and counts."""
 
     @property
     def name(self) -> str:
-        """What stands in each file."""
+        """Format name stored in each file."""
         return f"bertbench {self.task} features"
 
     @abstractmethod
@@ -200,7 +200,7 @@ class FeatureForm(ABC, Generic[S, F]):
         vocabulary: Vocabulary,
         counts: Counts,
     ) -> None:
-        """Write a file of parts, which `joined` puts together, whole or not at all. Raises StorageError."""
+        """Write a file of parts, joined by `joined`, atomically. Raises StorageError."""
         metadata = {
             "format": self.name,
             "schema_version": str(self.version),
@@ -214,7 +214,7 @@ class FeatureForm(ABC, Generic[S, F]):
 
     def keep_beside(self, path: Path, origin: Mapping[str, Any], vocabulary: Path, settings: S, counts: Counts) -> None:
         """Write what belongs beside a file, unless it is there and says the same: the vocabulary, and a JSON of what it
-        was made of (`origin`), with what, and what was met.
+        was made of (`origin`), with what, and its counts.
 
         Raises:
             InputError: the vocabulary cannot be read any more.
@@ -235,12 +235,12 @@ class FeatureForm(ABC, Generic[S, F]):
             write_json(place, notes)
 
     def finished(self, path: Path, fingerprint: str, notes: list[str]) -> Counts | None:
-        """Return the counts of a file that was made before, its checksum looked at; None where it has to be made.
+        """Return the counts of a finished file after checking its checksum; None if it must be made.
 
         Args:
             path: the file.
             fingerprint: that of the file it would be.
-            notes: is told why a file that is there is made again.
+            notes: receives the reason why an existing file is created again.
 
         Raises:
             InputError: it was not made here.
@@ -300,7 +300,7 @@ class FeatureForm(ABC, Generic[S, F]):
         Args:
             path: the file or the folder.
             splits: what they may be for; in a folder the first of them that there is. Without any all will do.
-            group: whose they have to be; None = any.
+            group: whose they must be; None = any.
 
         Raises:
             InputError: there are none, several, or those of another split or group; they are damaged, or their dataset
@@ -336,7 +336,7 @@ class FeatureForm(ABC, Generic[S, F]):
             )
 
     def read(self, path: Path) -> F:
-        """Read a file: hold it against its checksum and map its columns into memory.
+        """Read a file: check it against its checksum and map its columns into memory.
 
         Files of earlier versions have no checksum: of them the size alone is looked at.
 
@@ -364,7 +364,7 @@ class FeatureForm(ABC, Generic[S, F]):
         return features
 
     def described(self, path: Path, metadata: Mapping[str, str]) -> tuple[S, str, Counts]:
-        """Return the settings, the fingerprint and the counts that stand in a file's metadata.
+        """Return the settings, the fingerprint and the counts in a file's metadata.
 
         Raises:
             NotWholeError: they are damaged, or those of something else.
@@ -393,7 +393,7 @@ class FeatureForm(ABC, Generic[S, F]):
         return found
 
     def _check_source(self, path: Path, settings: S) -> None:
-        """Raise InputError where what features were made of lies where it lay, with another content."""
+        """Raise InputError if the source of features is still in place but has changed."""
         notes = read_notes(path.with_suffix(".json"))
         source, content = notes.get(self.source), notes.get("input_fingerprint")
         if not isinstance(source, str) or content is None:
@@ -416,7 +416,7 @@ class FeatureForm(ABC, Generic[S, F]):
 
     def made_of(self, path: Path, split: str = "*") -> Path | None:
         """Return what features were made of, a file or a folder with those of a split, as the JSON beside them says;
-        None where that is not there any more."""
+        None if that is not there any more."""
         files = self.files_in(path, split) if path.is_dir() else [path]
         named = read_notes(files[0].with_suffix(".json")).get(self.source) if files else None
         return Path(named) if isinstance(named, str) and Path(named).is_file() else None
@@ -427,7 +427,7 @@ class FeatureForm(ABC, Generic[S, F]):
         Args:
             path: what `open` was given.
             settings: of the features there.
-            given: a vocab.txt to take in place of those.
+            given: a vocab.txt to take instead of those.
 
         Raises:
             InputError: it is at none of these places, or the one that was given is another one.

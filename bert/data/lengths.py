@@ -19,7 +19,7 @@ SHORTEST = 5
 PADDINGS = ("longest", "fixed")
 """How windows of different lengths become a batch: padded to the longest of them, or to the most there can be."""
 PADDED_MULTIPLE = 8
-"""The longest window of a batch is rounded up to a multiple of this, which matrix units like."""
+"""The longest window of a batch is rounded up to a multiple of this, which suits tensor cores."""
 
 # Word pieces of the contexts and questions of SQuAD's dev-v1.1.json in BERT's uncased vocabulary, one context for each
 # of the 10,570 questions: (percent of them, so many word pieces or fewer).
@@ -124,12 +124,12 @@ DISTRIBUTIONS: dict[str, Callable[[np.random.Generator, int, int], Lengths]] = {
 
 
 def is_synthetic(source: str) -> bool:
-    """Whether a data source is made up: 'synthetic', or 'synthetic:' and a distribution or a folder."""
+    """Whether a data source is synthetic: 'synthetic', or 'synthetic:' and a distribution or a folder."""
     return source == SYNTHETIC or source.startswith(f"{SYNTHETIC}:")
 
 
 def lengths_folder(source: str) -> Path | None:
-    """Return the folder or file whose samples' lengths 'synthetic:<path>' asks for; None where none is named.
+    """Return the folder or file whose samples' lengths 'synthetic:<path>' asks for; None if none is given.
 
     What names a distribution is one; else a name is a path if it has a separator in it, or if there is such a path.
     """

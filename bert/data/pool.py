@@ -33,7 +33,7 @@ _SECONDS_TO_TIDY_UP = 5
 
 
 class LostWorkerError(Exception):
-    """A worker process has ended with work in its hands."""
+    """A worker process ended before finishing its work."""
 
 
 class Workers:
@@ -44,7 +44,7 @@ class Workers:
     """
 
     def __init__(self, count: int) -> None:
-        """Raises UsageError where `count` is below 1."""
+        """Raises UsageError if `count` is below 1."""
         if count < 1:
             raise UsageError("option-value", f"--workers {count} must be at least 1")
         self.count = count
@@ -78,7 +78,7 @@ class Workers:
         from lazily, on the caller's thread. What was handed out is worked on even where no more results are taken.
 
         Raises:
-            UsageError: a worker died, most likely for lack of memory.
+            UsageError: a worker died, most likely out of memory.
             Whatever `function` raises.
         """
         if self.count == 1:
@@ -133,7 +133,7 @@ class _Worker:
             its.close()  # the pipe ends when the process does
 
     def call(self, function: Callable[[Work], Result], unit: Work) -> Result:
-        """Return function(unit), or raise what it raised; LostWorkerError where the process ended instead."""
+        """Return function(unit), or raise what it raised; LostWorkerError if the process ended instead."""
         work = ForkingPickler.dumps((function, unit))
         try:
             self.connection.send_bytes(work)
@@ -148,7 +148,7 @@ class _Worker:
 
 
 def _work(connection: "Connection[Any, Any]") -> None:
-    """Answer until there is nobody to answer."""
+    """Answer requests until the parent is gone."""
     _begin_worker()
     with suppress(EOFError, OSError):
         while True:
@@ -156,7 +156,7 @@ def _work(connection: "Connection[Any, Any]") -> None:
 
 
 def _answer(work: bytes) -> memoryview:
-    """Return (True, what the function returns) or (False, what it raises), pickled; end where there is no memory."""
+    """Return (True, what the function returns) or (False, what it raises), pickled; exit if out of memory."""
     try:
         try:
             function, unit = ForkingPickler.loads(work)
@@ -173,7 +173,7 @@ def _answer(work: bytes) -> memoryview:
 
 
 def _call(function: Callable[[Work], Result], unit: Work) -> Result:
-    """Call a function in a worker; where it is told to stop, end the worker once the function has cleaned up."""
+    """Call a function in a worker; on a stop request, end the worker once the function has cleaned up."""
     _working.append(True)
     try:
         return function(unit)
@@ -184,7 +184,7 @@ def _call(function: Callable[[Work], Result], unit: Work) -> Result:
 
 
 class _Stopped(BaseException):
-    """The worker was told to end: passes by what handles errors, and by nothing that cleans up."""
+    """The worker was asked to end: bypasses error handlers, but not clean-up."""
 
 
 def _stop(number: int, frame: object) -> None:

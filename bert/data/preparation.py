@@ -1,4 +1,4 @@
-"""Data to feature files, for every task: one at a time in a folder, whole or not at all, kept where finished before.
+"""Prepare feature files for every task: one preparation per folder, atomic files, finished files kept.
 
 A task reads its sources, and says of each what its features depend on (`Source`) and how they are made of it; what a
 folder, a lock, a killed preparation and a finished file mean is the same for all. Imports no torch.
@@ -41,21 +41,21 @@ class Source(Generic[S]):
     make: Callable[[], tuple[Sequence[Columns], Counts]]
     """Makes the parts of the file (bert.data.columns.joined), and counts what is met."""
     beside: str = ""
-    """Ending of a further file that is made of the finished features; empty where there is none."""
+    """Ending of a further file that is made of the finished features; empty if there is none."""
     make_beside: Callable[[Path], None] = lambda path: None
     """Makes that of them."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Summary:
-    """What became of one source."""
+    """Result for one source."""
 
     TOLD: ClassVar[tuple[str, ...]]
-    """What its JSON has, in order: fields, and what _FIELDS names."""
+    """Entries of its JSON in order: fields, and those of _FIELDS."""
 
     input: Path
     features: Path | None
-    """The feature file; None where none was asked for."""
+    """The feature file; None if none was asked for."""
     kept: bool
     """Whether it was finished before."""
     counts: Counts
@@ -74,7 +74,7 @@ _FIELDS: Mapping[str, Callable[[Any], Any]] = {
     "examples": attrgetter("counts.names"),
     "left_out": attrgetter("flaws"),
 }
-"""What stands under other names in the JSON of a summary."""
+"""Fields with other names in the JSON of a summary."""
 
 
 def _plain(value: Any) -> Any:
@@ -98,9 +98,9 @@ def keep_or_make(
         source: what to make it of.
         vocabulary: the word pieces.
         vocab: the file they were read from.
-        notes: is told why a file that is there is made again.
+        notes: receives the reason why an existing file is created again.
 
-    Returns: the file, what was met, and whether it was finished before.
+    Returns: the file, its counts, and whether it was finished before.
 
     Raises:
         InputError: nothing can be made of the source, or a file of that name was not made here.
@@ -200,7 +200,7 @@ def _locked_to_prepare(task: str, folder: Path, is_finished: Callable[[], bool])
 
 
 def other_files(form: FeatureForm[S, Any], path: Path, settings: S) -> list[str]:
-    """Return what is to be said of other features of the same split in the folder."""
+    """Return notes on other features of the same split in the folder."""
     group = form.kind(settings)[0] if form.has_groups else None
     others = [other.name for other in form.files_in(path.parent, settings.split, group) if other != path]
     if not others:
@@ -209,16 +209,16 @@ def other_files(form: FeatureForm[S, Any], path: Path, settings: S) -> list[str]
 
 
 def casing(vocabulary: Vocabulary) -> list[str]:
-    """Return what is to be said of a vocabulary that does not fit the casing that was asked for."""
+    """Return notes on a vocabulary that does not fit the casing that was asked for."""
     found = casing_note(vocabulary)
     return [] if found is None else [found]
 
 
 def unknown_tokens(counts: Counts, unknown: str, tokens: str, vocab: Path, what: str) -> list[str]:
-    """Return what is to be said of text that a vocabulary does not know.
+    """Return notes on text that a vocabulary does not know.
 
     Args:
-        counts: what was met.
+        counts: counts by name.
         unknown: the name of its count of [UNK].
         tokens: that of all tokens.
         vocab: the vocabulary's file.
@@ -231,5 +231,5 @@ def unknown_tokens(counts: Counts, unknown: str, tokens: str, vocab: Path, what:
 
 
 def examples_of(counts: Counts, name: str) -> Sequence[str]:
-    """Return the first few things that something happened to."""
+    """Return the first few examples of a count."""
     return counts.names.get(name, [])[:_MOST_EXAMPLES]

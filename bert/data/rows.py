@@ -43,7 +43,7 @@ class Ragged:
 
     @classmethod
     def of(cls, rows: Iterable[npt.ArrayLike], dtype: npt.DTypeLike = np.int32) -> "Ragged":
-        """Put rows, each one-dimensional, behind one another."""
+        """Concatenate one-dimensional rows."""
         arrays = [np.asarray(row, dtype=dtype) for row in rows]
         offsets = np.zeros(len(arrays) + 1, dtype=np.int64)
         np.cumsum([len(array) for array in arrays], out=offsets[1:])
@@ -64,7 +64,7 @@ class TokenRows:
     second: Int64
     """Column at which segment 1 begins [N]; the length of the row where it has none."""
     labels: Labels
-    """Class of each row, int64 from 0 on, or its value, float32 (regression) [N]; empty where they have no labels."""
+    """Class of each row, int64 from 0 on, or its value, float32 (regression) [N]; empty if they have no labels."""
     columns: Mapping[str, npt.NDArray[Any]] = field(default_factory=dict)
     """Further tensors of a row by the names a batch has them under, each [N, ...]."""
     fingerprint: str
@@ -75,10 +75,10 @@ class TokenRows:
     pad_id: int
     """Id of [PAD]."""
     max_seq_length: int
-    """Tokens of a row at most."""
+    """Maximum tokens of a row."""
 
     def __post_init__(self) -> None:
-        """Refuse what no batch can be made of."""
+        """Refuse invalid rows."""
         count = len(self.ids)
         sizes = {"second": len(self.second), **{name: len(column) for name, column in self.columns.items()}}
         sizes |= {"labels": len(self.labels)} if self.has_labels else {}

@@ -1,4 +1,4 @@
-"""The folder of one stage: what it was made from, which of its files are finished, what was met on the way.
+"""The folder of one stage: what it was made from, which of its files are finished, and its counts.
 
 A stage writes files whose names it knows or finds out; a file that exists under its own name is whole (it was renamed
 into place). The folder's manifest says which settings and which input the files belong to, as one fingerprint; begun
@@ -34,7 +34,7 @@ class Part:
     """Processes that share the stage, each called with its own index (a Slurm array)."""
 
     def __post_init__(self) -> None:
-        """Refuse a share that is none."""
+        """Refuse an invalid share."""
         if self.count < 1 or not 0 <= self.index < self.count:
             raise UsageError(
                 "option-value", f"--part {self.index}/{self.count} must be I/N with 0 <= I < N, such as 0/4"
@@ -53,7 +53,7 @@ def fingerprint_of(*values: Any) -> str:
 
 @dataclass(slots=True)
 class Counts:
-    """What a stage met, added up over its files."""
+    """Counts of a stage, added up over its files."""
 
     numbers: dict[str, int] = field(default_factory=dict)
     names: dict[str, list[str]] = field(default_factory=dict)
@@ -81,7 +81,7 @@ class Counts:
         return {"numbers": self.numbers, "names": self.names}
 
     def get(self, name: str) -> int:
-        """Return a count, 0 where nothing was counted."""
+        """Return a count, 0 if nothing was counted."""
         return self.numbers.get(name, 0)
 
 
@@ -183,7 +183,7 @@ class StageFolder:
             is_done: whether there is nothing to make for a unit.
             workers: processes; a unit is the work of one of them.
             part: the share.
-            progress: told the units of the share that are done.
+            progress: called with the units of the share done so far.
 
         Raises whatever `function` raises.
         """
@@ -199,11 +199,11 @@ class StageFolder:
         return (self.path / name).is_file()
 
     def record(self, name: str, counts: Counts) -> None:
-        """Keep what was met while making a file; call it before the file is renamed into place. Raises StorageError."""
+        """Record the counts of a file; call it before the file is renamed into place. Raises StorageError."""
         write_json(self.path / _STATISTICS.format(name=name), counts.to_json())
 
     def recorded(self, name: str) -> Counts:
-        """Return what was met while making a finished file. Raises InputError where there is no record of it."""
+        """Return the recorded counts of a finished file. Raises InputError if there are none."""
         return recorded_counts(self.path, name)
 
     def finish(self, names: Sequence[str], extra: Counts | None = None) -> Finished | None:
@@ -257,7 +257,7 @@ def _changed_files(folder: Path, manifest: Mapping[str, Any]) -> dict[Path, int]
 
 
 def _foreign_files(folder: Path, manifest: Mapping[str, Any], companions: Sequence[str]) -> list[Path]:
-    """Return the visible files that neither have a record nor stand in the manifest."""
+    """Return the visible files that have no record and are not in the manifest."""
     listed = manifest.get("files")
     ours = {MANIFEST_FILE, *(listed if isinstance(listed, list) else ()), *(companions if manifest else ())}
     return sorted(
@@ -294,7 +294,7 @@ def clear_stage(folder: Path, companions: Sequence[str] = ()) -> int:
 
 
 def recorded_counts(folder: Path, name: str) -> Counts:
-    """Return what was met while making a finished file of a stage.
+    """Return the recorded counts of a finished file of a stage.
 
     Raises:
         InputError: there is no record of it; the message says what to do.

@@ -1,4 +1,4 @@
-"""Made-up batches whose sequence lengths follow a named distribution; for speed only, nothing is learned from them."""
+"""Synthetic batches whose sequence lengths follow a named distribution, for speed measurements only."""
 
 import math
 import sys
@@ -119,7 +119,7 @@ Slots = list[tuple[Lengths, int]]
 
 @dataclass(frozen=True, slots=True)
 class Content:
-    """What a task's made-up batches are made of."""
+    """Content of a task's synthetic batches."""
 
     task: str
     """Name in bert.tasks."""
@@ -163,7 +163,7 @@ class SyntheticBatches:
         self._step = 0
 
     def _like_real(self) -> Slots:
-        """Lengths of each batch as those of real samples; empty where they have a distribution."""
+        """Lengths of each batch as those of real samples; empty if they have a distribution."""
         spec = self.spec
         path = lengths_folder(spec.data)
         if path is None:
@@ -172,7 +172,7 @@ class SyntheticBatches:
         return self._content.like_real(path, spec, min(self._content.largest_pool, self._most_kept()))
 
     def __iter__(self) -> Iterator[Batch]:
-        """Yield micro-batches on the CPU for ever."""
+        """Yield micro-batches on the CPU forever."""
         for slot in range(min(self.pool_size, self._most_kept(), 256)):
             self._batch(slot)
         while True:

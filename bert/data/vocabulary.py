@@ -19,7 +19,7 @@ LONGEST_WORD = 100
 MOST_CHARACTERS = 1000
 """Different characters a trained vocabulary keeps, the most frequent first (the limit of BERT's own trainer)."""
 MOST_BYTES = 64 * 2**20
-"""Size of a file beyond which it is taken for something else (BERT's vocabularies have 0.2 MB)."""
+"""Largest accepted file (BERT's vocabularies have 0.2 MB)."""
 _REMEDY = "give a BERT vocab.txt, one piece per line"
 MOST_CASED = 0.05
 """Share of pieces with capitals from which on a vocabulary is taken for a cased one; BERT's have 0 and 40 %."""
@@ -33,7 +33,7 @@ class Vocabulary:
 
     pieces: tuple[str, ...]
     lower_case: bool
-    """Text is lower-cased and accents are stripped before it is cut into pieces."""
+    """Text is lowercased and accents are stripped before it is cut into pieces."""
 
     def __reduce__(self) -> tuple[type["Vocabulary"], tuple[tuple[str, ...], bool]]:
         """Go to other processes without the tokenizer, which is slow to send and fast to make."""
@@ -82,7 +82,7 @@ class Vocabulary:
         return [encoding.ids for encoding in encodings]
 
     def encode_words(self, words: Sequence[str]) -> list[list[int]]:
-        """Return the ids of each word: normalised text without white space and punctuation, or one such sign."""
+        """Return the ids of each word: normalized text without whitespace and punctuation, or one such sign."""
         tokenize = self._tokenizer.model.tokenize
         return [[token.id for token in tokenize(word)] for word in words]
 
@@ -146,7 +146,7 @@ def either_fingerprint(path: Path) -> set[str]:
 
 
 def casing_note(vocabulary: Vocabulary) -> str | None:
-    """Say where the pieces and the casing of the text do not seem to belong together; None where they do."""
+    """Return a note if the vocabulary does not seem to fit the casing of the text, else None."""
     cased = sum(map(_is_cased, vocabulary.pieces))
     if vocabulary.lower_case and cased > MOST_CASED * len(vocabulary.pieces):
         return (
@@ -249,7 +249,7 @@ def _alphabet(tokenizer: Any, sentences: Iterable[str]) -> tuple[list[str], list
     counts: Counter[str] = Counter()
     for sentence in sentences:
         counts.update(sentence)
-    # Normalising each character alone gives the same alphabet as normalising the text, in far less time.
+    # Normalizing each character alone gives the same alphabet as normalizing the text, in far less time.
     normal: Counter[str] = Counter()
     for character, count in counts.items():
         for part in tokenizer.normalizer.normalize_str(character):

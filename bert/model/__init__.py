@@ -1,1 +1,1 @@
-"""The model: shapes, encoder, heads, how sequences lie in it, its FLOPs and memory."""
+"""The model: shapes, encoder, heads, batch layouts, FLOPs and memory."""

@@ -1,9 +1,9 @@
-"""Self-attention with a fused QKV projection, on padded rows or on sequences that lie behind one another.
+"""Self-attention with a fused QKV projection, on padded rows or concatenated sequences.
 
 Shapes: B sequences, S tokens, T real tokens of all sequences, H hidden width, N heads, D width of a head (H = N x D).
 
-PyTorch's CPU attention falls back to unfused operations where there is dropout; there it is done here, in one function
-with the dropout of bert.speed.dropout, a few sequences at a time so that their weights stay in the cache. Everywhere
+PyTorch's CPU attention falls back to unfused operations with dropout; this module replaces it with one function
+with the dropout of bert.speed.dropout, a few sequences at a time so that their weights stay in cache. Everywhere
 else PyTorch's own kernels run.
 """
 
@@ -21,7 +21,7 @@ from bert.speed.dropout import own_kernels
 from bert.speed.elementwise import Weights, softmax_dropout, softmax_dropout_backward
 
 Where = Tensor | Unpadded | Bounds | None
-"""bool mask of rows, True for tokens that may be attended to, or None where all may: [B, 1, 1, S] of padded rows,
+"""bool mask of rows, True for tokens that may be attended to, or None if all may: [B, 1, 1, S] of padded rows,
 [B, 1, S, S] of packed ones (bert.model.packing). Or where tokens without padding lie; by bounds for 16-bit types on a
 GPU."""
 
@@ -43,7 +43,7 @@ def attend(
         dropout_probability: of the weights.
         in_chunks: whether a CPU works on a few sequences at a time.
         in_bf16: whether a CPU multiplies bf16 matrices as such, if it has instructions for it; else in float32.
-        fused: whether a CPU does what stands between the products in one pass (bert.speed.elementwise).
+        fused: whether a CPU fuses the operations between the GEMMs (bert.speed.elementwise).
 
     Returns:
         [B, S, N, D] or [T, N, D].
@@ -78,7 +78,7 @@ class SelfAttention(nn.Module):
         self.output = Linear(config.hidden_size, config.hidden_size)
 
     def forward(self, hidden: Tensor, where: Where) -> Tensor:
-        """Return [B, S, H] of [B, S, H], or [T, H] of [T, H], of tokens that lie so."""
+        """Return [B, S, H] for [B, S, H], or [T, H] for [T, H], for tokens in the layout `where`."""
         output: Tensor = self.output(self.context(self.qkv(hidden), where))
         return output
 
@@ -103,7 +103,7 @@ def _attend_by_flash(qkv: Tensor, where: Bounds, probability: float) -> Tensor:
 
 
 def _attend_apart(qkv: Tensor, where: Unpadded, probability: float, in_chunks: bool) -> Tensor:
-    """Attention of sequences without padding, by PyTorch's kernels."""
+    """Attention over sequences without padding, with PyTorch's kernels."""
     parts = []
     for chunk in where.chunks(qkv.shape[2], in_chunks):
         query, key, value = chunk.take(qkv).permute(2, 0, 3, 1, 4).unbind(0)
@@ -127,7 +127,7 @@ def _attend_here(qkv: Tensor, where: Where, probability: float, in_chunks: bool,
 
 
 def _product_type(dtype: torch.dtype, in_bf16: bool) -> torch.dtype:
-    """The type that matrices of a type are multiplied in."""
+    """The type in which GEMMs of a type run."""
     if in_bf16 and dtype == torch.bfloat16 and torch.cpu._is_avx512_bf16_supported():
         return dtype
     return torch.promote_types(dtype, torch.float32)

@@ -26,7 +26,7 @@ class ModelConfig:
     vocab_size: int = BERT_UNCASED_VOCAB_SIZE
     """Number of real word pieces, before padding."""
     vocab_multiple: int = 8
-    """The embedding is padded to a multiple of this, which matrix units like; 1 pads nothing."""
+    """The embedding is padded to a multiple of this, which suits tensor cores; 1 disables padding."""
     max_positions: int = 512
     """Longest sequence in tokens."""
     type_vocab_size: int = 2
@@ -41,7 +41,7 @@ class ModelConfig:
     """Standard deviation of the normal initial weights."""
 
     def __post_init__(self) -> None:
-        """Refuse shapes no BERT can have."""
+        """Refuse invalid shapes."""
         for name in ("num_layers", "hidden_size", "num_heads", "intermediate_size", "vocab_size", "vocab_multiple"):
             if getattr(self, name) < 1:
                 raise UsageError("option-value", f"{name}={getattr(self, name)} must be at least 1")
@@ -109,7 +109,7 @@ def shape_from_words(text: str) -> ModelConfig:
     """Return the shape that "num_layers=6 hidden_size=384 num_heads=12 intermediate_size=1536 ..." describes.
 
     Raises:
-        UsageError: it is no such text, or no BERT can have that shape.
+        UsageError: the text or the shape is invalid.
     """
     try:
         pairs = [word.partition("=") for word in text.split()]
@@ -134,6 +134,6 @@ def model_config(spec: TrainSpec) -> ModelConfig:
 
 
 def preset_of(config: ModelConfig) -> str | None:
-    """Return the name of the preset that has this shape, vocabulary and dropout aside; None where there is none."""
+    """Return the name of the preset that has this shape, vocabulary and dropout aside; None if there is none."""
     words = shape_in_words(config)
     return next((name for name, shape in PRESETS.items() if shape_in_words(shape) == words), None)

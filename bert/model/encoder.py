@@ -31,10 +31,10 @@ RunLayer = Callable[[nn.Module, Tensor | Stream, Where], Tensor | Stream]
 # Without slots: DeepSpeed's ZeRO stage 3 looks at vars() of what modules return.
 @dataclass(frozen=True)
 class EncoderOutput:
-    """What the encoder makes of a batch."""
+    """Output of the encoder for a batch."""
 
     hidden: Tensor
-    """Hidden states of the last layer [B, S, H]; what padding has there means nothing."""
+    """Hidden states of the last layer [B, S, H]; those of padding are meaningless."""
     pooled: Tensor | None
     """tanh projection of each first token [B, H]; None without a pooler."""
 
@@ -64,7 +64,7 @@ class Embeddings(nn.Module):
         further: Tensor | None = None,
         columns: Tensor | None = None,
     ) -> Tensor:
-        """Return [B, S, H] of ids [B, S], or [..., H] of ids [...] that stand in `columns` [...]: [T] or [R, S].
+        """Return [B, S, H] of ids [B, S], or [..., H] of ids [...] at `columns` [...]: [T] or [R, S].
 
         Segment 0 is everywhere where `token_type_ids` is None. With `further` [K, H] there is segment 0 and, in place
         of the others, these: 1 to K.
@@ -98,7 +98,7 @@ class Layer(nn.Module):
         self.output_norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
 
     def forward(self, hidden: Tensor | Stream, where: Where) -> Tensor | Stream:
-        """Return [B, S, H] of [B, S, H], or [T, H] of [T, H], of tokens that lie so (bert.model.attention.Where)."""
+        """Return [B, S, H] for [B, S, H], or [T, H] for [T, H], for tokens in a layout (bert.model.attention.Where)."""
         wide, narrow = stream(hidden)
         with phase(self.observer, "layer", self.index, ".attention"):
             attended = self.attention(narrow, where)
@@ -112,7 +112,7 @@ class Layer(nn.Module):
 class BertEncoder(nn.Module):
     """BERT without heads. `observer` sees phases "embeddings", "layer.3", "layer.3.attention"...
 
-    Batches come padded, and so does what is made of them; where `unpads` is true, the layers see the real tokens alone.
+    Batches come padded, and so does what is made of them; where `unpads` is true, the layers see only the real tokens.
     None, as it is made, is true on CPUs. Where `packs` is true, they see packed rows instead (bert.model.packing).
 
     Where `replays` is true, the layers are replayed as CUDA graphs, one each: every forward pass, in training and in
@@ -153,9 +153,9 @@ class BertEncoder(nn.Module):
 
         Args:
             input_ids: word pieces [B, S].
-            attention_mask: [B, S], nonzero for real tokens; pass None where all are real, which is faster.
+            attention_mask: [B, S], nonzero for real tokens; pass None if all are real, which is faster.
             token_type_ids: segments [B, S]; None is segment 0 everywhere.
-            further_types: embeddings [K, H] of the segments from 1 on, in place of the encoder's own.
+            further_types: embeddings [K, H] of the segments from 1 on, instead of the encoder's own.
 
         Raises:
             UsageError: the sequences are longer than the model has positions for.
@@ -193,7 +193,7 @@ class BertEncoder(nn.Module):
         return EncoderOutput(hidden, pooled)
 
     def placed(self, attention_mask: Tensor | None) -> Unpadded | Packed | None:
-        """Return where the layers are to see the tokens of a mask [B, S]; None where they see the padded batch."""
+        """Return where the layers are to see the tokens of a mask [B, S]; None if they see the padded batch."""
         if attention_mask is None:
             return None
         compiling = torch.compiler.is_compiling()
@@ -218,7 +218,7 @@ def _of_any_number(hidden: Tensor, where: Where) -> Where:
 
 
 def recompute_activations(model: nn.Module) -> None:
-    """Have the layers of every encoder in `model` keep their input alone, and make the rest again in backward.
+    """Enable activation checkpointing: layers keep only their input and recompute the rest in the backward pass.
 
     Losses and gradients stay the same, dropout included; a step computes one more forward pass of the layers
     (Chen et al. 2016, arXiv 1604.06174).

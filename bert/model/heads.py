@@ -42,26 +42,26 @@ class PretrainingOutput:
 
 @dataclass(frozen=True)
 class SpanOutput:
-    """What a model makes of questions and the windows their answers are looked for in."""
+    """Output of a model for windows of questions and contexts."""
 
     loss: Tensor
     """Mean of start_loss and end_loss, a float32 scalar: what is trained on."""
     start_loss: Tensor
     """Mean cross-entropy of the answers' first tokens in nats; 0 when no window of the batch has a target."""
     end_loss: Tensor
-    """Mean cross-entropy of the answers' last tokens in nats, likewise."""
+    """Mean cross-entropy of the answers' last tokens in nats; 0 when no window of the batch has a target."""
     start_logits: Tensor
-    """Of each token, that the answer begins there [B, S], float32; -inf at padding."""
+    """Logit of each token as the start of the answer [B, S], float32; -inf at padding."""
     end_logits: Tensor
-    """Of each token, that the answer ends there [B, S], float32; -inf at padding."""
+    """Logit of each token as the end of the answer [B, S], float32; -inf at padding."""
 
 
 @dataclass(frozen=True)
 class ClassificationOutput:
-    """What a model makes of whole sequences."""
+    """Output of a model for whole sequences."""
 
     loss: Tensor | None
-    """Mean loss of the batch, a float32 scalar: what is trained on; None where the batch has no labels."""
+    """Mean loss of the batch, a float32 scalar: what is trained on; None if the batch has no labels."""
     logits: Tensor
     """Of each class [B, K], float32; with K = 1 in a regression the value itself."""
 
@@ -79,7 +79,7 @@ class MaskedWordHead(nn.Module):
 
     @torch.no_grad()
     def reset_padding(self) -> None:
-        """Take the padding rows out of every prediction; needed after anything that rewrites `bias`."""
+        """Exclude the padding rows from every prediction; needed after anything that rewrites `bias`."""
         self.bias[self.vocab_size :] = PADDING_BIAS
 
     def forward(self, hidden: Tensor, word_embedding: Tensor) -> Tensor:
@@ -122,8 +122,8 @@ class SpanHead(nn.Module):
 
         Args:
             hidden: last hidden states [B, S, H].
-            mask: [B, S], nonzero for real tokens, the others get -inf: no answer lies in padding, and so neither loss
-                nor answer depends on how far a batch is padded. None where all are real.
+            mask: [B, S], nonzero for real tokens, the others get -inf: no answer is in padding, and so neither loss
+                nor answer depends on how far a batch is padded. None if all are real.
         """
         logits: Tensor = self.output(hidden).float().transpose(1, 2)
         return logits if mask is None else logits.masked_fill(mask[:, None, :] == 0, -math.inf)
@@ -132,13 +132,13 @@ class SpanHead(nn.Module):
 def span_losses(logits: Tensor, targets: Tensor, lengths: Tensor | None = None) -> Tensor:
     """Mean cross-entropy [2] in nats of starts and of ends, each over the windows that have such a target.
 
-    A target behind the last token has no logit to be held against: it is left out, as in the published code. Negative
+    A target after the last token has no logit and is ignored, as in the published code. Negative
     targets stand for position 0. Where none is left the loss is 0, with gradients.
 
     Args:
         logits: float32 [B, 2, S].
         targets: positions of first and last token [B, 2].
-        lengths: real tokens of each sequence [B], from position 0 on; None where all S are real.
+        lengths: real tokens of each sequence [B], from position 0 on; None if all S are real.
     """
     ends = logits.shape[2] if lengths is None else lengths[:, None]
     targets = targets.clamp(min=0)
@@ -213,7 +213,7 @@ class BertForLabels(nn.Module, ABC):
         pooler: whether the encoder has one.
 
     Raises:
-        UsageError: a number of labels that cannot be.
+        UsageError: an invalid number of labels.
     """
 
     def __init__(
@@ -242,7 +242,7 @@ class BertForLabels(nn.Module, ABC):
         """Return logits [B, K] of a batch of rows."""
 
     def encode(self, batch: Batch, types: tuple[Tensor, Tensor] | None = None) -> EncoderOutput:
-        """Return what the encoder makes of a batch; `types` [B, S], embedded from 1 on by [T, H], replace segments."""
+        """Return the encoder's output for a batch; `types` [B, S], embedded from 1 on by [T, H], replace segments."""
         tensors = batch.tensors
         segments, further = (tensors["token_type_ids"], None) if types is None else types
         output: EncoderOutput = self.encoder(tensors["input_ids"], batch.mask, segments, further)

@@ -10,8 +10,8 @@ values, GELU its input, and each LayerNorm its input and the dropout mask before
 and fp16, else 4) and dropout masks of m bytes that is 6 e H + 2 e F + 2 (m + 4) H bytes per token and layer.
 
 A fused attention keeps no weights; on CPUs attention keeps, per head, S x S weights of 4 bytes and, with dropout, 2
-random bytes for each. Levers (bert.speed.registry) take less, and what is predicted is the most: where the layers
-compute real tokens alone, padding costs nothing; copies of weights stand in place of casts, with gradients in bf16;
+random bytes for each. Optimizations (bert.speed.registry) take less, and what is predicted is the most: where the
+layers compute only real tokens, padding costs nothing; copies of weights replace casts, with gradients in bf16;
 loops keep no random bytes of attention.
 Recomputed layers (Chen et al. 2016, arXiv 1604.06174) keep their input, 4 H bytes per token, and the tensors above
 exist for one layer at a time. Logits of M predicted positions over V words take (e + 8) M V bytes: themselves, their
@@ -29,7 +29,7 @@ from common.train_spec import TrainSpec
 _MOMENTS = 2
 _ELEMENT_BYTES = {"fp32": 4, "tf32": 4, "bf16": 2, "fp16": 2}
 # What a process that trains needs besides: on a CPU interpreter and libraries (measured: torch 2.13, Linux x86-64), on
-# a GPU the workspaces of the matrix products, which the allocator counts; the CUDA context it does not count.
+# a GPU the workspaces of the GEMMs, which the allocator counts; the CUDA context it does not count.
 _WORKSPACE_BYTES = {"cpu": 390 << 20, "cuda": 64 << 20}
 # The first stage of ZeRO that divides each part of the model states.
 _DIVIDED_FROM = {"optimizer": 1, "gradients": 2, "parameters": 3}
@@ -37,7 +37,7 @@ _DIVIDED_FROM = {"optimizer": 1, "gradients": 2, "parameters": 3}
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Memory:
-    """Bytes of one rank by what they are for."""
+    """Memory of one rank in bytes, by purpose."""
 
     parameters: int
     """Weights in float32."""
@@ -62,7 +62,7 @@ def parameter_count(config: ModelConfig, task: str, task_options: str = "") -> i
 
 
 def predict_memory(spec: TrainSpec, device: str) -> Memory:
-    """Return what a rank of a training needs at its peak on `device` (cpu or cuda); the formulas stand above."""
+    """Return what a rank of a training needs at its peak on `device` (cpu or cuda); see the module for the formulas."""
     config, stage = model_config(spec), zero_stage(spec)
     step = task_step(spec.task, spec.task_options, config)
     states = {"parameters": step.parameters, "gradients": step.parameters, "optimizer": _MOMENTS * step.parameters}

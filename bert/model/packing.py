@@ -1,5 +1,5 @@
-"""Where the tokens of a batch lie: in rows padded to one length, one sequence behind the other without padding, or in
-rows that several sequences share.
+"""Layouts of a batch: rows padded to one length, sequences concatenated without padding, or
+packed rows that several sequences share.
 
 CUDA graphs need shapes that do not change, and the number of real tokens does. In packed rows, whose number can be one
 of at most 8 for each size of a batch, attention keeps the sequences apart: packing without cross-contamination (Krell
@@ -32,7 +32,7 @@ _SIZES = 8
 
 @dataclass(frozen=True)
 class Chunk:
-    """Neighbouring sequences whose attention is computed at once."""
+    """Neighboring sequences whose attention is computed at once."""
 
     first: int
     """Token at which it begins."""
@@ -78,7 +78,7 @@ class Chunk:
             own.unflatten(0, (len(self.lengths), self.longest)).copy_(rows)
 
     def mask(self, device: torch.device) -> Tensor | None:
-        """Return bool [b, 1, 1, longest], True for real tokens; None where all are."""
+        """Return bool [b, 1, 1, longest], True for real tokens; None if all are."""
         if not self.padded:
             return None
         columns = torch.arange(self.longest, device=device)
@@ -104,7 +104,7 @@ def _fit(lengths: list[int], heads: int) -> bool:
 
 
 class Bounds(NamedTuple):
-    """Where sequences that lie behind one another end; no shape or number in it depends on their lengths."""
+    """Ends of concatenated sequences; no shape or Python number in it depends on their lengths."""
 
     ends: Tensor
     """Token before which each sequence ends, and 0 before them [B + 1], int32."""
@@ -114,7 +114,7 @@ class Bounds(NamedTuple):
 
 @dataclass(frozen=True)
 class Unpadded:
-    """The real tokens of a batch, one sequence behind the other."""
+    """The real tokens of a batch, with the sequences concatenated."""
 
     places: Tensor
     """Flat position row x S + column of each token [T]."""
@@ -157,7 +157,7 @@ class Unpadded:
 def unpad(mask: Tensor) -> Unpadded | None:
     """Return where the real tokens are of a mask [B, S], nonzero for them.
 
-    None where a row's first token is not real: heads look at it, and a row without any token attends to all alike.
+    None if a row's first token is not real: heads look at it, and a row without any token attends to all alike.
     The lengths come from the device, which on a GPU waits for it.
     """
     real = mask != 0
@@ -169,7 +169,7 @@ def unpad(mask: Tensor) -> Unpadded | None:
 
 @dataclass(frozen=True, eq=False)
 class Packed:
-    """Where the tokens of a batch lie in packed rows. Every shape follows from B, S and R."""
+    """Positions of the tokens of a batch in packed rows. Every shape follows from B, S and R."""
 
     mask: Tensor
     """bool [R, 1, S, S], True where the token of a row's slot may attend to that of another: never none at all."""
@@ -196,7 +196,7 @@ class Packed:
         return _gathered(packed, self.target, self.kept, self.source, self.filled, self.columns)
 
     def position_ids(self) -> Tensor:
-        """Return the column in the padded batch of the token of each slot [R, S]; 0 where there is none."""
+        """Return the column in the padded batch of the token of each slot [R, S]; 0 if there is none."""
         return (self.source % self.columns).view(-1, self.columns)
 
 
@@ -221,7 +221,7 @@ def pack(mask: Tensor, *, few_shapes: bool = True) -> Packed:
     rows = static_rows(needed, size) if few_shapes else needed
     first = torch.tensor([row * columns + column for row, column in places]).to(mask.device, non_blocking=True)
     slots = first[:, None] + real.cumsum(1) - 1
-    # Padding is written to one slot more, which is cut off: no size depends on how many tokens are real.
+    # Padding is written to an extra slot, which is dropped: no size depends on the number of real tokens.
     source = slots.new_full((rows * columns + 1,), -1)
     source = source.scatter_(0, slots.masked_fill(~real, rows * columns).flatten(), numbers)[:-1]
     filled, kept = source >= 0, real.flatten()

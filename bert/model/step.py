@@ -7,8 +7,8 @@ FLOPs are what the mathematics needs, whatever the implementation does. A produc
 them. Training makes three for each one of the forward pass (y = x W^T, dx = dy W, dW = dy^T x): a weight matrix costs 6
 FLOPs per parameter and row it is applied to (Kaplan et al. 2020, arXiv 2001.08361, section 2.1; Chowdhery et al. 2022,
 arXiv 2204.02311, appendix B). Attention's scores Q K^T and weights x V take 2 n^2 H each for a sequence of n tokens,
-times 3 for forward and backward. Padding tokens, the vocabulary's padding rows and recomputation count nothing; nor do
-biases, LayerNorm, GELU, softmax, dropout, look-ups and the optimizer.
+times 3 for forward and backward. Padding tokens, the vocabulary's padding rows and activation checkpointing do not
+count; nor do biases, LayerNorm, GELU, softmax, dropout, look-ups and the optimizer.
 """
 
 from dataclasses import dataclass
@@ -87,13 +87,13 @@ class Gemm:
         return self.rows_each * extent.rows(self.over)
 
     def model_flops(self, counts: "BatchCounts") -> int:
-        """Return what one of the three products of one such matrix needs."""
+        """Return the FLOPs of one of the three GEMMs of one such matrix."""
         columns = self.columns if self.model_columns is None else self.model_columns
         return 2 * self.rows(Extent.unpadded(counts)) * self.inner * columns
 
     @property
     def parameters(self) -> int:
-        """Of one such matrix and its bias."""
+        """Parameters of one such matrix and its bias."""
         return self.own_weight * self.inner * self.columns + self.own_bias * self.columns
 
 
@@ -109,11 +109,11 @@ class Pass:
     narrow: int = 0
     """Elements in the type of the GEMMs that are read or written for each element of a row."""
     wide: int = 0
-    """Elements in float32, likewise."""
+    """The same for elements in float32."""
     kept_narrow: int = 0
     """Elements in the type of the GEMMs that are kept for the backward pass for each element of a row."""
     kept_wide: int = 0
-    """Elements in float32, likewise."""
+    """The same for elements in float32."""
     drops: bool = False
     """Whether a mask of the dropout of hidden states is kept."""
 
@@ -133,7 +133,7 @@ class Step:
 
     config: ModelConfig
     head: tuple[Gemm, ...]
-    """GEMMs behind the layers, the pooler's among them. They see the padded batch."""
+    """GEMMs after the layers, the pooler's among them. They see the padded batch."""
     head_passes: tuple[Pass, ...] = ()
     """Of the heads, what is worth timing."""
     head_vectors: int = 0
@@ -173,7 +173,7 @@ class Step:
 
     def attention_traffic(self, tokens: int, element_bytes: int) -> int:
         """Return the least bytes of one layer's attention: queries, keys, values, result, and their gradients, each
-        read and written where it has to be.
+        read and written where it must be.
         """
         return 12 * tokens * self.config.hidden_size * element_bytes
 
@@ -189,7 +189,7 @@ class Step:
 
     @property
     def parameters(self) -> int:
-        """All parameters, the vocabulary's padding included."""
+        """All parameters, including the vocabulary's padding."""
         config = self.config
         norm = _LAYER_NORM * config.hidden_size
         rows = config.padded_vocab_size + config.max_positions + config.type_vocab_size

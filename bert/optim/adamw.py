@@ -1,4 +1,4 @@
-"""AdamW (Loshchilov and Hutter 2019) that also sees to bf16 gradients and bf16 copies of weights, part by part."""
+"""AdamW (Loshchilov and Hutter 2019) that also handles bf16 gradients and bf16 copies of weights, part by part."""
 
 from collections.abc import Callable
 from typing import Any
@@ -66,7 +66,7 @@ class AdamW(torch.optim.AdamW):
         return loss
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Let go of all gradients; memory of bf16 ones is kept for the next step's."""
+        """Release all gradients; the memory of bf16 ones is reused in the next step."""
         for group in self.param_groups:
             for parameter in group["params"]:
                 copy = copy_of(parameter)

@@ -38,7 +38,7 @@ class Lamb(torch.optim.Optimizer):
     norms are those of the whole tensors, one all-reduce for the gradients and one for each scratch of updates.
 
     Raises:
-        UsageError: a hyper-parameter out of its range, or parameters that are not contiguous float32 or float64
+        UsageError: a hyperparameter out of its range, or parameters that are not contiguous float32 or float64
             tensors of one device and one type (half precision: keep float32 parameters and use autocast).
     """
 
@@ -74,7 +74,7 @@ class Lamb(torch.optim.Optimizer):
         _check_parameters([parameter for each in self.param_groups for parameter in each["params"]])
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Continue from a saved state, bit by bit; its hyper-parameters replace those given.
+        """Continue from a saved state, bit by bit; its hyperparameters replace those given.
 
         Raises:
             InputError: the state of another optimizer, or of other parameter groups.
@@ -187,12 +187,12 @@ class Lamb(torch.optim.Optimizer):
 
 
 def _part(tensor: torch.Tensor) -> torch.Tensor:
-    """What this rank holds of a tensor: all of a plain one."""
+    """This rank's part of a tensor: all of a plain one."""
     return tensor.to_local() if hasattr(tensor, "to_local") else tensor
 
 
 def _ranks(parameters: list[torch.Tensor]) -> Any:
-    """The process group whose ranks hold the parameters in parts; None where they are whole."""
+    """The process group whose ranks hold the parameters in parts; None if they are whole."""
     mesh = getattr(parameters[0], "device_mesh", None)
     return None if mesh is None else mesh.get_group()
 

@@ -47,7 +47,7 @@ class Precision:
 
     @property
     def matmul_dtype(self) -> torch.dtype:
-        """Element type the matrix products run in."""
+        """Element type of the GEMMs."""
         return self.autocast_dtype or torch.float32
 
     def autocast(self) -> AbstractContextManager[object]:
@@ -95,7 +95,7 @@ class Precision:
         return not bool(found_overflow.item())
 
     def state_dict(self) -> dict[str, Any]:
-        """Scale and its history as plain numbers; empty where nothing is scaled. Reading it waits for a GPU."""
+        """Scale and its history as plain numbers; empty if nothing is scaled. Reading it waits for a GPU."""
         return {} if self.scaler is None else self.scaler.state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

@@ -59,9 +59,9 @@ def lamb(
     eps: float = DEFAULT_EPS,
     max_grad_norm: float | None = 1.0,
 ) -> "torch.optim.Optimizer":
-    """NVIDIA's LAMB, which clips the gradients itself; the loop's `max_grad_norm` has to stay None.
+    """NVIDIA's LAMB, which clips the gradients itself; the loop's `max_grad_norm` must stay None.
 
-    Make it after the model has been moved to its device. Raises UsageError for bad hyper-parameters.
+    Make it after the model has been moved to its device. Raises UsageError for bad hyperparameters.
     """
     from bert.optim.lamb import Lamb
 

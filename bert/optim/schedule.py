@@ -4,7 +4,7 @@ Every schedule is a factor of the base learning rate, a pure function of progres
 fractions of the T steps in all. As in NVIDIA's run_pretraining.py, whose scheduler steps before the optimizer and
 starts counting at one, the first update has t = 1: it is made with a rate above zero, and the last of T updates, at
 t = T, has the rate the decay ends at (zero for poly and linear). t counts applied updates: one that an fp16 overflow
-left out is made up for.
+skipped is repeated.
 """
 
 import math
@@ -51,7 +51,7 @@ def cyclic(progress: float, warmup: float) -> float:
 
 
 CYCLIC_FLOOR = 0.25
-"""Where the schedule cyclic is lowest."""
+"""Lowest factor of the schedule cyclic."""
 SCHEDULES: dict[str, Factor] = {"poly": poly, "linear": linear, "constant": constant, "cyclic": cyclic}
 
 
@@ -68,7 +68,7 @@ class Schedule:
     """w, fraction of the run spent on the warm-up, from 0 to below 1; of the schedule cyclic half a cycle."""
 
     def __post_init__(self) -> None:
-        """Refuse what has no meaning."""
+        """Refuse invalid values."""
         lookup(SCHEDULES, self.name, "schedule")
         if not 0 <= self.learning_rate < math.inf:
             raise UsageError("option-value", f"--learning-rate {self.learning_rate} must be a number of at least 0")
@@ -93,12 +93,12 @@ class Schedule:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Phase:
-    """What NVIDIA pretrains BERT-large with, in one of its two phases."""
+    """NVIDIA's settings for one of the two phases of pretraining BERT-large."""
 
     seq_len: int
     """Tokens per sequence."""
     max_predictions: int
-    """Masked positions per sequence at most."""
+    """Maximum masked positions per sequence."""
     total_steps: int
     warmup: float
     """Fraction of the updates spent on the warm-up."""

@@ -25,7 +25,7 @@ _ONE_STEP = TrainSpec(precision="fp32", micro_batch_size=1)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StepPlan:
-    """What a strategy has to know of the steps before it wraps the model."""
+    """What a strategy must know about the steps before it wraps the model."""
 
     train: TrainSpec = _ONE_STEP
     """Precision, micro-batch and micro-steps per update."""
@@ -36,9 +36,9 @@ class StepPlan:
     optimizer_norm: float | None = None
     """Norm to which the optimizer itself clips, which then nothing else does."""
     learning_rate: float | None = None
-    """Highest learning rate of the run; None where only the code that makes the optimizer knows."""
+    """Highest learning rate of the run; None if only the code that makes the optimizer knows."""
     weight_decay: float | None = None
-    """Decay of what decays; None likewise."""
+    """Weight decay; None if only the code that makes the optimizer knows."""
     levers: frozenset[str] = frozenset()
     """Names in bert.speed.registry.LEVERS that are on."""
 
@@ -104,12 +104,12 @@ class Strategy(Protocol):
         """
 
     def weights(self, model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
-        """Whole tensors of the model's state dict by name, one after the other; every rank has to take all of them."""
+        """Whole tensors of the model's state dict by name, one after the other; every rank must take all of them."""
 
     def moments(
         self, model: torch.nn.Module, optimizer: torch.optim.Optimizer
     ) -> Iterator[tuple[str, str, torch.Tensor]]:
-        """Whole tensors of the optimizer's state as (parameter name, key, tensor); every rank has to take all."""
+        """Whole tensors of the optimizer's state as (parameter name, key, tensor); every rank must take all."""
 
     def load_moments(
         self, model: torch.nn.Module, optimizer: torch.optim.Optimizer, moments: Moments, steps: int | None
@@ -124,7 +124,7 @@ class Strategy(Protocol):
         """
 
     def whole(self, model: torch.nn.Module) -> AbstractContextManager[torch.nn.Module]:
-        """A model with all weights on this rank's device, which needs no other rank to run; every rank has to enter."""
+        """A model with all weights on this rank's device, which needs no other rank to run; every rank must enter."""
 
     def barrier(self) -> None:
         """Wait for every rank."""

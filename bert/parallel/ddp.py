@@ -21,13 +21,13 @@ class DdpStrategy(ProcessGroupStrategy):
     def __init__(self, options: Options = NO_OPTIONS) -> None:
         super().__init__(options)
         self._wrapped: DistributedDataParallel | None = None
-        # None is PyTorch's own size, 25 MiB behind a small first bucket.
+        # None is PyTorch's own size, 25 MiB after a small first bucket.
         self._bucket_mib: int | None = options.get("bucket_mib")
 
     def wrap(self, model: torch.nn.Module, observer: Observer, plan: StepPlan = NO_PLAN) -> torch.nn.Module:
         """Wrap the model; `observer.mark("gradients_ready")` tells when the last bucket's gradients are complete.
 
-        Gradients lie in the same buckets in every step, the first one of this process included.
+        Gradients are in the same buckets in every step, the first one of this process included.
         """
         static = "static-graph" in plan.levers and plan.train.grad_accum_steps == 1
         if static:

@@ -99,7 +99,7 @@ class DeepSpeedStrategy(ProcessGroupStrategy):
         return getattr(wrapped, "loss_scaler", None) or getattr(wrapped, "loss_scale_config", None)
 
     def accumulate(self, last: bool) -> AbstractContextManager[None]:
-        """Say whether the micro-step is the last. Stages 0 and 1 reduce gradients then, 2 and 3 in every micro-step."""
+        """Mark the last micro-step. Stages 0 and 1 reduce gradients then, 2 and 3 in every micro-step."""
         self._engine.set_gradient_accumulation_boundary(is_boundary=last)
         return nullcontext()
 
@@ -112,7 +112,7 @@ class DeepSpeedStrategy(ProcessGroupStrategy):
     def clip(
         self, model: torch.nn.Module, optimizer: torch.optim.Optimizer, max_norm: float, precision: Precision
     ) -> None:
-        """DeepSpeed clips in `step`, to the norm of the plan. Raises UsageError where another is asked for."""
+        """DeepSpeed clips in `step`, to the norm of the plan. Raises UsageError if another is asked for."""
         if max_norm != self._plan.max_grad_norm:
             raise UsageError(
                 "option-conflict",
@@ -129,7 +129,7 @@ class DeepSpeedStrategy(ProcessGroupStrategy):
         return applied
 
     def _take_scale(self, precision: Precision) -> None:
-        """Go on with the scale of `precision`, which may have come from a checkpoint."""
+        """Continue with the scale of `precision`, which may have come from a checkpoint."""
         assert precision.scaler is not None
         state, scaling = precision.scaler.state_dict(), self._scaling
         scaling.cur_scale = float(state["scale"])
@@ -248,7 +248,7 @@ def _check_precision(name: str) -> None:
 
 
 class PartitionedState(Protocol):
-    """What a rank keeps of weights and optimizer state. All ranks have to call `weight` and `moments` in step."""
+    """What a rank keeps of weights and optimizer state. All ranks must call `weight` and `moments` in step."""
 
     def weight(self, parameter: torch.nn.Parameter) -> torch.Tensor:
         """The whole float32 weight of a parameter of the model."""
@@ -298,7 +298,7 @@ class _Copies:
         yield from self._optimizer.state.get(self._kept(parameter), {}).items()
 
     def allocate(self, example: Mapping[str, torch.Tensor]) -> None:
-        """State is set whole, nothing has to be there before."""
+        """State is set whole, nothing must be there before."""
 
     def set_moments(self, parameter: torch.nn.Parameter, whole: Mapping[str, torch.Tensor]) -> None:
         kept = self._kept(parameter)
@@ -358,7 +358,7 @@ class _Flat:
         """Have DeepSpeed find the state of each parameter in the vectors'."""
         link = getattr(self._wrapped, "_lazy_init_hp_params_optimizer_state", None)
         if link is not None:
-            # DeepSpeed does it once, behind the first group's first step: the other groups have no state yet.
+            # DeepSpeed does it once, after the first group's first step: the other groups have no state yet.
             self._wrapped._hp_optimizer_states_linked = False
             link()
 

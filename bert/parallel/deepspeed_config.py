@@ -1,4 +1,4 @@
-"""DeepSpeed's configuration: read, held against the run, and its "auto" values filled in. Imports no torch.
+"""DeepSpeed's configuration: read, checked against the run, and its "auto" values filled in. Imports no torch.
 
 The fields are those of https://www.deepspeed.ai/docs/config-json/. What the run says too (batch sizes, accumulation,
 clipping, precision, ZeRO stage, optimizer) is taken from the run where the file says "auto" or nothing; where the file
@@ -27,7 +27,7 @@ AUTO = "auto"
 
 _ABSENT = object()
 
-# Sections that would do again, or otherwise, what the suite does itself.
+# Sections that would do again, or otherwise, what bertbench does itself.
 _REFUSED = {
     "scheduler": "the run sets the schedule: --schedule, --warmup, --learning-rate",
     "torch_autocast": "use the section bf16 or fp16, or neither for fp32",
@@ -49,7 +49,7 @@ _LOSS_SCALING = {
     "hysteresis": 1,
     "min_loss_scale": 0,
 }
-# Names DeepSpeed and the suite have for the same optimizer.
+# Names DeepSpeed and bertbench have for the same optimizer.
 _OPTIMIZERS = {"adamw": ("adamw", "adam"), "lamb": ("lamb",)}
 
 # Those of https://www.deepspeed.ai/docs/config-json/ and of the classes of DeepSpeed 0.19; former names too.
@@ -104,7 +104,7 @@ class Resolved:
     """A configuration that holds for the run."""
 
     config: Mapping[str, Any]
-    """What DeepSpeed is given; without an optimizer, which the suite makes."""
+    """The configuration for DeepSpeed, without an optimizer, which bertbench creates."""
     zero_stage: int
     """0 to 3."""
     optimizer: Mapping[str, Any]
@@ -112,7 +112,7 @@ class Resolved:
 
 
 def read_deepspeed_config(path: Path) -> dict[str, Any]:
-    """Read a configuration. Raises InputError where it is no file, too large, or not one JSON object."""
+    """Read a configuration. Raises InputError if it is not a file, too large, or not one JSON object."""
     return read_json(path, "DeepSpeed configuration", "give one such as those in bench/deepspeed", strict=True)
 
 
@@ -133,12 +133,12 @@ def said_of_training(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def resolve(config: Mapping[str, Any], plan: "StepPlan", zero_stage: int | None = None) -> Resolved:
-    """Hold a configuration against the run, and fill in what it leaves to it.
+    """Check a configuration against the run, and fill in what it leaves to it.
 
     Args:
         config: of DeepSpeed.
         plan: the steps of the run.
-        zero_stage: 0 to 3; None where the run does not say: the file's, else 0.
+        zero_stage: 0 to 3; None if the run does not say: the file's, else 0.
 
     Raises:
         UsageError: the two say different things (each is named, with both values), or it asks for what is not done.
@@ -224,7 +224,7 @@ def _stage(filled: dict[str, Any], wanted: int | None) -> int:
 
 
 def _fill(filled: dict[str, Any], path: tuple[str, ...], value: Any, meaning: str) -> str:
-    """Put a value where the file leaves it open; return how the two differ, nothing where they agree."""
+    """Put a value where the file leaves it open; return how the two differ, nothing if they agree."""
     *outer, name = path
     place = filled
     for part in outer:
@@ -316,7 +316,7 @@ def _without_auto(section: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _given(section: Any) -> bool:
-    """Whether a section says anything besides "auto"."""
+    """Whether a section sets anything besides "auto"."""
     if isinstance(section, Mapping):
         return any(_given(value) for value in section.values())
     return section not in (None, AUTO, False)

@@ -1,4 +1,4 @@
-"""PyTorch's DataParallel: one process, a thread per GPU. The classic loser, to measure by how much.
+"""PyTorch's DataParallel: one process, a thread per GPU. Slower than ddp; kept as a baseline.
 
 Every step copies the model to all GPUs, the batch from the first one, and the gradients back to it, while the threads
 share one interpreter.

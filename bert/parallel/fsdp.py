@@ -1,7 +1,7 @@
 """Fully sharded data parallelism: PyTorch's FSDP2 (fully_shard) over NCCL (GPUs) or gloo (CPUs).
 
 Each rank holds one part of every parameter, of its gradient and of the optimizer's state; a layer's parameters are put
-together before it is computed and let go of behind it (Rajbhandari et al. 2020, ZeRO stage 3; Zhao et al. 2023).
+together before it is computed and released after it (Rajbhandari et al. 2020, ZeRO stage 3; Zhao et al. 2023).
 """
 
 from collections.abc import Iterator

@@ -24,7 +24,7 @@ OPTIONS: dict[str, tuple[str, ...]] = {"ddp": ("bucket_mib",), "deepspeed": ("ze
 
 
 def options_text(strategy: str, options: Mapping[str, Any]) -> str:
-    """Return the options of a strategy as one canonical text, "" where none are given; None is not given.
+    """Return the options of a strategy as one canonical text, "" without options; None counts as not given.
 
     Raises:
         UsageError: the strategy has no such option, or not with this value.
@@ -48,7 +48,7 @@ def options_text(strategy: str, options: Mapping[str, Any]) -> str:
 
 
 def read_options(text: str) -> dict[str, Any]:
-    """Return the options that `options_text` made a text of. Raises InputError where it is none."""
+    """Return the options that `options_text` wrote. Raises InputError if the text is invalid."""
     try:
         found = json.loads(text) if text else {}
     except ValueError as error:

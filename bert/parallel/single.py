@@ -140,7 +140,7 @@ class SingleStrategy:
         return nullcontext(model)
 
     def barrier(self) -> None:
-        """One rank waits for nobody."""
+        """Nothing to wait for: there is one rank."""
 
     def maximum(self, values: torch.Tensor) -> torch.Tensor:
         """The values themselves."""

@@ -1,1 +1,1 @@
-"""Ways to compute a training step faster: the registry of them, one module each."""
+"""Optimizations of a training step: a registry and one module each."""

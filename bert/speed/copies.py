@@ -1,7 +1,7 @@
 """bf16 copies of float32 weights, each made once per update, and gradients in bf16 (Micikevicius et al. 2018, 3.1).
 
 Autocast casts every weight at its first use in a step, and every gradient of a weight back to float32. With a copy
-the products read it directly. Where nothing else than the optimizer looks at gradients (one process, one micro-step per
+GEMMs read it directly. If only the optimizer reads gradients (one process, one micro-step per
 update), they stay in bf16, in memory that the next step uses again, and `bert.optim.adamw` turns both around while a
 part of them is in the cache.
 
@@ -30,10 +30,10 @@ class Copy:
         self.version = -1
         """That of the parameter when the copy was made."""
         self.spare: Tensor | None = None
-        """A gradient that is used up, for the next to be written into."""
+        """Memory of a used gradient, reused for the next one."""
 
     def of(self, parameter: Tensor) -> Tensor:
-        """Return the copy of `parameter`, made anew if that has changed."""
+        """Return the copy of `parameter`, renewed if the parameter has changed."""
         if self.version != parameter._version:
             with torch.no_grad():
                 self.values.copy_(parameter)
@@ -60,7 +60,7 @@ def give_copies(parameters: Iterable[nn.Parameter], *, gradients: bool, kind: ty
     """Give weights copies of a kind, which linear layers and embeddings under autocast in bf16 then compute with.
 
     Args:
-        parameters: matrices on their device, whole, in float32; they have to stay the same tensors.
+        parameters: matrices on their device, whole, in float32; they must stay the same tensors.
         gradients: also leave their gradients in bf16: for one micro-step per update, and `bert.optim.adamw.AdamW`.
         kind: of the copies.
     """
@@ -97,7 +97,7 @@ def add_embedding(others: Tensor, ids: Tensor, weight: Tensor, padding: int) -> 
     """
     own = torch.is_grad_enabled() and others.requires_grad and _usable_copy(weight) is not None
     if own and has_low_gradients(weight):
-        # In a tuple it is no input: its gradient does not wait for this function's backward pass.
+        # In a tuple it is not an input: its gradient does not wait for this function's backward pass.
         result: Tensor = _AddEmbedding.apply(others, ids, weight.detach(), (weight,), padding)  # type: ignore[no-untyped-call]
         return result
     return F.embedding(ids, weight, padding) + others
@@ -112,7 +112,7 @@ def _usable_copy(weight: Tensor) -> Copy | None:
 
 
 class _Linear(Function):
-    """A linear layer in bf16, whose weight's gradient is bf16 as the products give it."""
+    """A linear layer in bf16, whose weight's gradient is bf16 as the GEMMs return it."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, copy: Copy) -> Tensor:

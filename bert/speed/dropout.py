@@ -1,7 +1,7 @@
 """Dropout, from 16 random bits per element on a CPU.
 
-PyTorch's CPU dropout draws one Bernoulli number after another, which in a small model takes more time than the matrix
-products. Everywhere else PyTorch's own kernels run.
+PyTorch's CPU dropout draws one Bernoulli number after another, which in a small model takes more time than the
+GEMMs. Everywhere else PyTorch's own kernels run.
 """
 
 from typing import Any
@@ -71,7 +71,7 @@ def keep_scale(probability: float) -> float:
 
 
 def keep_mask(levels: Tensor, probability: float, dtype: torch.dtype) -> Tensor:
-    """Return 1 where an element is kept and 0 where it is dropped, as `dtype`."""
+    """Return 1 where an element is kept and 0 if it is dropped, as `dtype`."""
     # Comparing straight into the floating type is several times as fast as multiplying by a bool tensor.
     return torch.ge(levels, threshold(probability), out=torch.empty(levels.shape, dtype=dtype))
 

@@ -147,8 +147,8 @@ static inline void NAME(forward_row)(
     }
     float middle = sum / n;
     for (long i = 0; i < n; i++) {
-        float centred = wide[i] - middle;
-        squares += centred * centred;
+        float centered = wide[i] - middle;
+        squares += centered * centered;
     }
     float steep = 1.0f / sqrtf(squares / n + eps);
     for (long i = 0; i < n; i++) {

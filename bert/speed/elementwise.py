@@ -1,11 +1,11 @@
-"""What stands between the matrix products of a layer: by PyTorch's functions, or by loops of our own in C.
+"""The operations between the GEMMs of a layer: PyTorch's functions, or our own loops in C.
 
 A loop reads every value once. For dropout, residual connection and LayerNorm PyTorch passes over them for the mask, the
 sum, the norm and the cast, and in the backward pass for the cast, the sum of two gradients, the norm, the mask and a
 cast again. The loop gives its result twice: in float32 for the next residual connection, and in the type of the
-products for the next linear layer. PyTorch's GELU is as fast as one pass over memory; of it the backward pass alone is
+GEMMs for the next linear layer. PyTorch's GELU is as fast as one pass over memory; only its backward pass is
 done here. For the softmax of attention with dropout on its weights PyTorch passes over all scores for the factor, the
-mask, the softmax, the dropout and the cast; a loop works on a row while it lies in the nearest cache.
+mask, the softmax, the dropout and the cast; a loop works on a row while it is in the nearest cache.
 
 Shapes: T rows, H hidden width; b sequences of m tokens, N heads, R = b x N.
 """
@@ -29,7 +29,7 @@ class Stream(NamedTuple):
 
     wide: Tensor
     narrow: Tensor
-    """For the next linear layer: in the type of its products, if they are at hand in it."""
+    """For the next linear layer: in the type of its GEMMs, if available in it."""
 
 
 def stream(hidden: Tensor | Stream) -> Stream:
@@ -65,7 +65,7 @@ def gelu(x: Tensor, fused: bool = False) -> Tensor:
 
 
 def _fits(x: Tensor, residual: Tensor, norm: nn.LayerNorm) -> bool:
-    """Whether the types are those of weights in float32, with or without autocast, or wider."""
+    """Whether the types are those of float32 weights, with or without autocast, or wider."""
     wide = residual.dtype
     return (
         wide == norm.weight.dtype == norm.bias.dtype == torch.promote_types(x.dtype, wide)

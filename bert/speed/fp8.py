@@ -1,11 +1,11 @@
-"""Linear layers whose products are made in FP8, with one scale per tensor (Micikevicius et al. 2022, arXiv 2209.05433).
+"""Linear layers whose GEMMs run in FP8, with one scale per tensor (Micikevicius et al. 2022, arXiv 2209.05433).
 
 Inputs and weights are cast to E4M3, gradients of outputs to E5M2, each divided so that its largest number is the
 format's. The scale is of the numbers at hand ("dynamic" in torchao); results are bf16. Weights are cast once per
 update.
 
-On an H100 it is slower than bf16 (docs/results/2026-11-24-h100.md): casts and scales cost more than the products gain.
-The tests hold it against float32 on a CPU too, where PyTorch has the same operator.
+On an H100 it is slower than bf16 (docs/results/2026-11-24-h100.md): casts and scales cost more than the GEMMs gain.
+The tests check it against float32 on a CPU too, where PyTorch has the same operator.
 
 Shapes: T rows, I input and O output features. The operator wants each a multiple of 16: rows are padded with zeros.
 """
@@ -47,17 +47,17 @@ class Fp8Copy(Copy):
 
 
 def fits(weight: Tensor) -> bool:
-    """Whether the operator takes such a matrix."""
+    """Whether the operator supports such a matrix."""
     return all(size % _MULTIPLE == 0 for size in weight.shape)
 
 
 def products_dtype(model: nn.Module, otherwise: torch.dtype) -> torch.dtype:
-    """Return the type of the factors of a model's fastest products: FP8 where a weight has an FP8 copy."""
+    """Return the input type of a model's fastest GEMMs: FP8 if a weight has an FP8 copy."""
     return _INPUT if any(isinstance(copy_of(one), Fp8Copy) for one in model.parameters()) else otherwise
 
 
 def quantize(values: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Return values in FP8, and the float32 scalar that they have to be multiplied by. Zeros stay zeros."""
+    """Return values in FP8, and the float32 scalar that they must be multiplied by. Zeros stay zeros."""
     largest = values.abs().amax().float()
     scale = (largest / torch.finfo(dtype).max).clamp(min=torch.finfo(torch.float32).tiny)
     return (values.float() / scale).to(dtype), scale
@@ -71,7 +71,7 @@ def _rows(x: Tensor) -> Tensor:
 
 
 def _multiply(first: Tensor, second: Tensor, first_scale: Tensor, second_scale: Tensor) -> Tensor:
-    """Return first [M, K] times second [N, K] transposed, in bf16; both lie in rows."""
+    """Return first [M, K] times second [N, K] transposed, in bf16; both are in rows."""
     product: Tensor = torch._scaled_mm(first, second.t(), scale_a=first_scale, scale_b=second_scale, out_dtype=LOW)
     return product
 

@@ -1,7 +1,7 @@
-"""Ways to compute a training step faster, each a switch. Imports no torch until one is set.
+"""Optimizations of a training step, each a switch. Imports no torch until one is applied.
 
-None changes what is computed but for rounding, and for the random numbers of dropout. Which are on where nothing is
-said is what measured best on that class of device (docs/explanation/speed.md); one that has not been measured is off.
+None changes the result except for rounding and the random numbers of dropout. The defaults are
+those that measured best on that class of device (docs/explanation/speed.md); unmeasured ones are off.
 """
 
 from collections.abc import Iterable
@@ -24,9 +24,9 @@ class Lever:
     does: str
     """What it does, in words."""
     on: tuple[str, ...]
-    """Device types on which it is on where nothing is said."""
+    """Device types on which it is on by default."""
     compiled: bool = False
-    """Whether on a CPU a C compiler is needed."""
+    """Whether it needs a C compiler on a CPU."""
 
 
 LEVERS = {
@@ -57,7 +57,7 @@ LEVERS = {
     "bf16-gradients": Lever("ddp: all-reduce gradients in bf16", ()),
 }
 
-# Names that cannot stand together, and why.
+# Names that exclude each other, and why.
 _EXCLUSIVE = (
     (
         "unpad",
@@ -75,13 +75,13 @@ _EXCLUSIVE = (
 
 
 def resolve_levers(text: str, device_type: str) -> frozenset[str]:
-    """Return the levers that a text names: names joined by "+", "none", or "auto" for those of the device type.
+    """Return the optimizations that a text names: names joined by "+", "none", or "auto" for those of the device type.
 
-    What has to be compiled is compiled here, if it has not been before; what cannot be is left out of "auto".
+    What must be compiled is compiled here, if it has not been before; what cannot be is left out of "auto".
 
     Raises:
         UsageError: a name that does not exist, or two that exclude each other.
-        MissingToolError: one that has to be compiled, and cannot be.
+        MissingToolError: one that must be compiled, and cannot be.
     """
     if text == AUTO:
         return frozenset(name for name in default_levers(device_type) if _missing(name, device_type) is None)
@@ -103,7 +103,7 @@ def resolve_levers(text: str, device_type: str) -> frozenset[str]:
 
 
 def check_levers(text: str) -> None:
-    """Refuse a text of levers that no device takes.
+    """Refuse optimizations that no device supports.
 
     Raises:
         UsageError: a name that does not exist, or two that exclude each other everywhere.
@@ -121,12 +121,12 @@ def check_levers(text: str) -> None:
 
 
 def default_levers(device_type: str) -> frozenset[str]:
-    """Return the levers of a device type where nothing is said and nothing is missing."""
+    """Return the default optimizations of a device type if nothing is missing."""
     return frozenset(name for name, lever in LEVERS.items() if device_type in lever.on)
 
 
 def _missing(name: str, device_type: str) -> MissingToolError | None:
-    """Return what a lever needs that is not installed, and how to get it; None if it can be used."""
+    """Return what an optimization needs that is not installed, and how to get it; None if it can be used."""
     if LEVERS[name].compiled and device_type == "cpu" and is_wanted():
         try:
             compiled()
@@ -136,23 +136,23 @@ def _missing(name: str, device_type: str) -> MissingToolError | None:
 
 
 def levers_text(names: Iterable[str]) -> str:
-    """Return the one text that records keep of levers: "chunks+unpad", or "none"."""
+    """Return the canonical text of optimizations in records: "chunks+unpad", or "none"."""
     return "+".join(sorted(names)) or NONE
 
 
 def recorded_levers(text: str, device_type: str) -> str:
-    """Return what records keep of the levers that a text names: "" for those of the device type, with none missing.
+    """Return the canonical text of optimizations in records; "" for all defaults of the device type.
 
     Raises:
         UsageError: a name that does not exist.
-        MissingToolError: one that has to be compiled, and cannot be.
+        MissingToolError: one that must be compiled, and cannot be.
     """
     names = resolve_levers(text, device_type)
     return "" if names == default_levers(device_type) else levers_text(names)
 
 
 def check_precision(text: str, precision: str) -> None:
-    """Refuse levers that were named and do nothing in a precision; those that "auto" stands for may do nothing.
+    """Refuse given optimizations that have no effect in a precision; those of "auto" may have none.
 
     Raises:
         UsageError: one that is for bf16 alone, in another precision.
@@ -179,11 +179,11 @@ _OF_BF16 = frozenset({"bf16-weights", "fp8"})
 def use_levers(
     model: "nn.Module", names: frozenset[str], grad_accum_steps: int = 1, *, activation_checkpointing: bool = False
 ) -> None:
-    """Have every encoder in `model` compute with these levers; before it is wrapped, compiled or run.
+    """Have every encoder in `model` compute with these optimizations; before it is wrapped, compiled or run.
 
     Args:
         model: what is trained.
-        names: levers that are on.
+        names: optimizations that are on.
         grad_accum_steps: micro-steps per update.
         activation_checkpointing: whether the layers make their activations again in the backward pass.
 
@@ -237,8 +237,8 @@ def use_weight_copies(
 
     Args:
         model: on its device, wrapped by the strategy.
-        names: levers that are on.
-        precision: of the products; only bf16 has copies.
+        names: optimizations that are on.
+        precision: of the GEMMs; only bf16 has copies.
         strategy: its name; none that cuts parameters up or wraps the optimizer has copies.
         grad_accum_steps: micro-steps per update; several add their gradients up in float32.
         optimizer: its name; AdamW alone takes gradients in bf16.

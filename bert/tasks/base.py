@@ -44,7 +44,7 @@ FINE_TUNING: Mapping[str, Any] = MappingProxyType(
         "seed": 42,
     }
 )
-"""What a task is fine-tuned with where nothing is given (Devlin et al. 2018, section 4.1: batch 32, 3 epochs, rates
+"""What a task is fine-tuned with by default (Devlin et al. 2018, section 4.1: batch 32, 3 epochs, rates
 from 5e-5 to 2e-5); a task may have other values."""
 
 
@@ -57,26 +57,26 @@ class DataSource:
     fingerprint: str
     """Hash of the data, or of the lengths drawn from; empty for synthetic data of a named distribution."""
     seq_len: int | None
-    """Tokens per sequence of real data; None where any length is possible."""
+    """Tokens per sequence of real data; None if any length is possible."""
     max_predictions: int | None
     """Predicted positions per sequence of a folder; None for a named distribution."""
     vocab_size: int
     samples: int | None = None
-    """Samples of an epoch; None for made-up data, which have no end."""
+    """Samples of an epoch; None for synthetic data, which have no end."""
     vocabulary: str | None = None
-    """Hash of the vocabulary they were made with; None where only the ranks look at it."""
+    """Hash of the vocabulary they were made with; None if only the ranks look at it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Trained:
-    """A training that has come to its end."""
+    """A finished training."""
 
     checkpoint: Path
     """The best one, else the latest."""
     run: Path
     """The run directory, beside which something new may lie."""
     data: str
-    """What it was trained on, a path or made-up data."""
+    """What it was trained on, a path or synthetic data."""
     eval_data: str | None
     """What it was evaluated on, where that was named."""
     options: Mapping[str, Any]
@@ -93,7 +93,7 @@ class Trained:
         return ["bertbench", "convert", str(self.checkpoint), str(folder)]
 
     def folder(self) -> Path:
-        """Return the folder that the data lie in."""
+        """Return the folder that the data are in."""
         path = Path(self.data)
         return path if path.is_dir() else path.parent
 
@@ -109,7 +109,7 @@ class TaskData(Protocol):
     commands: Mapping[str, tuple[str, str]]
     """Its commands `data`, `predict` and `eval`, those that it has: "module:class" of the
     bert.tasks.commands.TaskCommand, and one line of help. They are called by the
-    task's name, unless another one stands behind the word, as in `data csv`."""
+    task's name, unless another one follows the word, as in `data csv`."""
     seq_len: int
     """Tokens per sequence where no other length is asked for."""
     paddings: tuple[str, ...]
@@ -117,12 +117,12 @@ class TaskData(Protocol):
     options: tuple[TaskOption, ...]
     """Which options the task has; the command line has a flag for each."""
     defaults: Mapping[str, Any]
-    """What training uses where nothing is given, by field of TrainSettings. Besides: `epochs`, which the number of
-    updates follows from, and `evaluates`, whether it is evaluated after each epoch without being asked. Empty where the
+    """What training uses by default, by field of TrainSettings. Besides: `epochs`, which the number of
+    updates follows from, and `evaluates`, whether it is evaluated after each epoch without being asked. Empty if the
     phases of pretraining say it."""
 
     def inspect(self, data: str, seq_len: int | None = None, options: Mapping[str, Any] = NO_OPTIONS) -> DataSource:
-        """Look at data, real or made up.
+        """Look at data, real or synthetic.
 
         Args:
             data: as given.
@@ -150,11 +150,11 @@ class TaskData(Protocol):
         Args:
             source: the data it trains on, as `inspect` returned them.
             seq_len: tokens per sequence of the run.
-            wanted: other data to evaluate on; None is what lies beside the training data.
+            wanted: other data to evaluate on; None is what is beside the training data.
             options: of the task, resolved.
 
         Raises:
-            UsageError: no such data can be wanted, or they have to be named.
+            UsageError: the task does not accept such data, or they must be given.
             InputError: there are none, they are damaged or do not fit those that are trained on.
         """
 
@@ -165,7 +165,7 @@ class TaskData(Protocol):
         """The command that prepares data of this length."""
 
     def next_command(self, trained: Trained) -> list[str] | None:
-        """Return the words of the command that comes after a training, to run as it is; None where there is none."""
+        """Return the words of the command that comes after a training, to run as it is; None if there is none."""
 
     def loss_label(self, options: Mapping[str, Any] = NO_OPTIONS) -> str:
         """What the training loss is made of, such as "MLM + NSP"; a sum is one of losses of an evaluation, too."""
@@ -191,15 +191,15 @@ class DataIdentity:
     """What tells one set of training data from another, wherever it lies."""
 
     source: str
-    """As given: a folder or file, or the name of made-up data."""
+    """As given: a folder or file, or the name of synthetic data."""
     fingerprint: str | None = None
-    """Hash of what they are (of shards: names, sizes and sample counts); None for made-up data."""
+    """Hash of what they are (of shards: names, sizes and sample counts); None for synthetic data."""
     shards: list[str] = field(default_factory=list)
     """Names of the shards, where there are some."""
     vocab_size: int | None = None
-    """Word pieces of the vocabulary they were made with; None where nothing beside them says it."""
+    """Word pieces of the vocabulary they were made with; None if nothing beside them says it."""
     vocabulary: str | None = None
-    """Hash of that vocabulary; None where nothing beside the data says it."""
+    """Hash of that vocabulary; None if nothing beside the data says it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -207,14 +207,14 @@ class EvaluationSpec:
     """What a model is to be evaluated on."""
 
     source: str | None = None
-    """A file the task reads; None is what lies beside the training data."""
+    """A file the task reads; None is what is beside the training data."""
     samples: int = 0
     """How many samples of it, spread evenly; 0 takes all."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Evaluation:
-    """How a model does on data that it is not trained on."""
+    """Scores of a model on data that it is not trained on."""
 
     values: Mapping[str, float]
     """Scores and losses, by the names in Task.scores."""
@@ -241,7 +241,7 @@ class Evaluator(Protocol):
         """
 
     def score(self, total: "torch.Tensor") -> Evaluation:
-        """Make scores of the sum of all ranks' parts."""
+        """Return the scores from the sum of all ranks' parts."""
 
 
 class BatchStream(Protocol):
@@ -262,7 +262,7 @@ class Task(Protocol):
 
     name: str
     parts: tuple[str, ...]
-    """Names of the parts of the loss that are told beside their sum."""
+    """Names of the parts of the loss that are reported beside their sum."""
     scores: tuple[str, ...]
     """Names of what an evaluation finds; common.scores knows how each is shown."""
     deciding_score: str
@@ -271,10 +271,10 @@ class Task(Protocol):
     """Whether more of it is better."""
     begins_from_encoder: bool
     """Whether a run usually begins from the encoder of another task's model: heads that are absent there are then
-    nothing to warn of, and the state of its optimizer is not taken. Else checkpoints of ours have to have all heads."""
+    nothing to warn of, and the state of its optimizer is not taken. Else bertbench checkpoints must have all heads."""
 
     def build_model(self, config: ModelConfig, observer: "Observer | None" = None) -> "torch.nn.Module":
-        """Model with freshly initialised weights, on the CPU, in float32; its phases go to `observer`."""
+        """Model with freshly initialized weights, on the CPU, in float32; its phases go to `observer`."""
 
     def batches(self, spec: DataSpec, split: str = "training") -> BatchStream:
         """Batches of `spec.data`. Raises InputError that names the file at fault."""
@@ -286,7 +286,7 @@ class Task(Protocol):
         """Mean training loss of one micro-batch, a scalar, and its parts by the names in `parts`, detached scalars."""
 
     def identify(self, spec: DataSpec, split: str = "training") -> DataIdentity:
-        """Look at the data of a run. Raises InputError where they are missing, damaged or of another vocabulary."""
+        """Look at the data of a run. Raises InputError if they are missing, damaged or of another vocabulary."""
 
     def evaluator(self, spec: DataSpec, wanted: EvaluationSpec) -> Evaluator:
         """Open what a model is evaluated on while it is trained on `spec`.
@@ -298,7 +298,7 @@ class Task(Protocol):
 
 
 def check_objective(task: Task, name: str, *besides: str) -> None:
-    """Refuse what does not say which of two models is better: a name that is no score, or a threshold.
+    """Refuse an objective that cannot rank models: an unknown score, or a threshold.
 
     Args:
         task: what is trained.

@@ -68,7 +68,7 @@ class ClassificationTask(ABC):
         return self.data.regression(self.options)
 
     def build_model(self, config: ModelConfig, observer: Observer | None = None) -> torch.nn.Module:
-        """Model with freshly initialised weights, on the CPU, in float32; its phases go to `observer`."""
+        """Model with freshly initialized weights, on the CPU, in float32; its phases go to `observer`."""
         return BertForSequenceClassification(config, self.labels, observer, regression=self.regression)
 
     def batches(self, spec: DataSpec, split: str = TRAINING) -> BatchStream:
@@ -81,7 +81,7 @@ class ClassificationTask(ABC):
         return SyntheticBatches(spec, Content(self.name, _LARGEST_POOL, self._lengths_like, make))
 
     def synthetic_columns(self, rng: np.random.Generator, lengths: Lengths) -> dict[str, npt.NDArray[Any]]:
-        """Draw what made-up batches have besides, [B, ...] for rows of these lengths [B]: here nothing."""
+        """Draw further columns of synthetic batches, [B, ...] for rows of these lengths [B]: none here."""
         return {}
 
     def loss(self, model: torch.nn.Module, batch: Batch) -> torch.Tensor:
@@ -94,7 +94,7 @@ class ClassificationTask(ABC):
         return self.loss(model, batch), {}
 
     def identify(self, spec: DataSpec, split: str = TRAINING) -> DataIdentity:
-        """Look at the rows of a run. Raises InputError where they are missing, damaged or do not fit the task."""
+        """Look at the rows of a run. Raises InputError if they are missing, damaged or do not fit the task."""
         if is_synthetic(spec.data):
             return DataIdentity(source=spec.data)
         rows = self.rows(spec, split)

@@ -1,4 +1,4 @@
-"""What a plan asks of the data of tasks on whole rows: labelled texts and pairs of texts. Imports no torch."""
+"""Data of tasks on whole rows for plans: labeled texts and pairs of texts. Imports no torch."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
@@ -24,7 +24,7 @@ def check_judging(rows: TokenRows, place: str, seq_len: int, training: TokenRows
     Args:
         rows: those to evaluate on.
         place: where they lie.
-        seq_len: tokens of a row of the run at most.
+        seq_len: maximum tokens of a row of the run.
         training: those that are trained on.
         source: where those lie.
 
@@ -41,7 +41,7 @@ def check_judging(rows: TokenRows, place: str, seq_len: int, training: TokenRows
 
 
 class ClassificationData(ABC):
-    """Labelled rows, real or made up. Implementations are stateless.
+    """Labeled rows, real or synthetic. Implementations are stateless.
 
     A task gives `name`, `rows`, `labels` and `prepare_command`; what differs from the rest it overrides.
     """
@@ -70,7 +70,7 @@ class ClassificationData(ABC):
             source: a file or folder.
             split: TRAINING or EVALUATION; or another that the task knows, such as one to predict.
             options: of the task, with its defaults.
-            seq_len: tokens of a row at most, for data that are cut when they are read; None is their own.
+            seq_len: maximum tokens of a row, for data that are cut when they are read; None is their own.
 
         Raises:
             InputError: there are none, or damaged ones; the message names the file and the command that makes it.

@@ -1,4 +1,4 @@
-"""What a task does for the commands `data`, `predict` and `eval`: options that become flags, and what a call came to.
+"""A task's part of the commands `data`, `predict` and `eval`: options that become flags, and results.
 Imports no torch.
 
 Tasks on whole rows with no form of their own have RowPredict and RowEval.
@@ -50,7 +50,7 @@ Shown = str | Grid | Sequence[tuple[str, object]]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Outcome:
-    """What a call came to, for programs and for people."""
+    """Result of a call, for programs and for people."""
 
     document: Any
     """Plain JSON values: what --json prints."""
@@ -58,7 +58,7 @@ class Outcome:
     notes: Sequence[str] = ()
     """What the user should know besides; each is said once."""
     following: Sequence[str] | None = None
-    """The words of the command that comes next, without `bertbench`; None where there is none."""
+    """The words of the command that comes next, without `bertbench`; None if there is none."""
     drawn: Any = None
     """What the pictures of an evaluation are made of (bench.cli.score_pictures)."""
 
@@ -87,7 +87,7 @@ class Host(Protocol):
         """Return the best checkpoint of a run that knows one, else its latest; a path that is no run as it is."""
 
     def trained_on(self, checkpoint: Path) -> tuple[str, str] | None:
-        """Return the task and the data that a checkpoint was trained on, as it or the run it lies in says; else None.
+        """Return the task and the data that a checkpoint was trained on, as it or the run it is in says; else None.
 
         Raises InputError: what it says is damaged.
         """
@@ -133,11 +133,11 @@ class PrepareCommand(ABC):
         """Make what was asked for of every source."""
 
     def facts(self, summary: Any) -> list[tuple[str, object]]:
-        """Say what became of one of them."""
+        """Return the facts about one of them."""
         raise NotImplementedError
 
     def shown(self, summaries: "Sequence[Any]") -> list[Shown]:
-        """Say what became of all of them."""
+        """Return the facts about all of them."""
         return [self.facts(summary) for summary in summaries]
 
     def following(self, options: Any, summaries: "Sequence[Any]") -> list[str] | None:
@@ -162,7 +162,7 @@ def timed(host: Host, what: str, count: int, compute: Callable[[Callable[[int], 
         host: what shows it.
         what: what is counted.
         count: how many in all.
-        compute: takes what is to be told the number done.
+        compute: takes a function to call with the number done.
     """
     began = time.monotonic()
     found = compute(lambda done: host.progress(what, done, count))
@@ -216,7 +216,7 @@ class RowPredictOptions:
 
 
 class RowPredict:
-    """Say what a trained model makes of each row: its class, or its value. One process on one device."""
+    """Describe what a trained model makes of each row: its class, or its value. One process on one device."""
 
     options = RowPredictOptions
     computes = True

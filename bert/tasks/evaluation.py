@@ -1,4 +1,4 @@
-"""How a model does on data: its outputs by numbered samples, and on labelled rows the scores of the task."""
+"""Evaluate a model: its outputs by numbered samples and, for labeled rows, the scores of the task."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
@@ -30,7 +30,7 @@ def outputs(
     precision: Precision,
     told: Callable[[int], None] | None = None,
 ) -> Iterator[tuple[Int64, Any]]:
-    """Yield what a model makes of each batch, with the numbers [B] of the samples in it.
+    """Yield a model's output for each batch, with the numbers [B] of its samples.
 
     Args:
         model: on `device`, in evaluation mode.
@@ -89,7 +89,7 @@ class LabelledRows:
         return torch.from_numpy(logits[self._chosen].astype(np.float64).reshape(-1))
 
     def score(self, total: torch.Tensor) -> Evaluation:
-        """Score the logits of all rows. Raises InputError where one is not a finite number."""
+        """Score the logits of all rows. Raises InputError if one is not a finite number."""
         logits = total.numpy().astype(np.float32).reshape(-1, self._classes)
         check_logits(logits)
         values = self._score(logits, self.rows.labels[self._chosen])
@@ -138,7 +138,7 @@ def row_logits(
 
 
 def check_logits(logits: Float32) -> None:
-    """Refuse logits [N, K] that are no numbers. Raises InputError."""
+    """Refuse logits [N, K] that are not numbers. Raises InputError."""
     wrong = int((~np.isfinite(logits)).any(axis=1).sum())
     if wrong:
         raise InputError(

@@ -18,9 +18,9 @@ class TaskOption:
     """Such as head."""
     kind: type[str] | type[int] | type[bool]
     default: Value | None = None
-    """What holds where nothing is given; None where that follows from the data, or nothing does."""
+    """What holds by default; None if that follows from the data, or nothing does."""
     choices: tuple[str, ...] = ()
-    """Of a word: which there are; empty where any will do."""
+    """Of a word: which there are; empty if any will do."""
     least: int = 1
     """Of a number: the smallest."""
     from_data: bool = False
@@ -75,7 +75,7 @@ def options_text(options: Mapping[str, Value]) -> str:
 
 
 def read_options(text: str) -> dict[str, Any]:
-    """Return the options that `options_text` made a text of. Raises InputError where it is none."""
+    """Return the options that `options_text` made a text of. Raises InputError if it is none."""
     try:
         found = json.loads(text) if text else {}
     except (ValueError, TypeError) as error:

@@ -19,7 +19,7 @@ _CODES: tuple[Code, ...] = get_args(Code)
 
 
 def together(strategy: Strategy, action: Callable[[], T]) -> T:
-    """Do something on every rank and return what it gave here; every rank has to call it, at the same place.
+    """Do something on every rank and return what it gave here; every rank must call it, at the same place.
 
     Raises:
         BertbenchError: it failed on a rank: the failure of the lowest such rank, of the same class and code on every
@@ -29,7 +29,7 @@ def together(strategy: Strategy, action: Callable[[], T]) -> T:
     failure: Exception | None = None
     try:
         result = action()
-    except Exception as error:  # whatever it is, the other ranks would wait for this one for ever
+    except Exception as error:  # whatever it is, the other ranks would wait for this one forever
         failure = error
     failed = -float(strategy.maximum(_vector(-math.inf if failure is None else -strategy.rank)))
     if failed == math.inf:
@@ -59,7 +59,7 @@ def any_rank(strategy: Strategy, value: bool) -> bool:
 
 
 def _broadcast(strategy: Strategy, text: str) -> str:
-    """Return the text of the one rank that has one; empty where none has."""
+    """Return the text of the one rank that has one; empty if none has."""
     own = text.encode()
     length = int(strategy.maximum(_vector(len(own))))
     if not length:

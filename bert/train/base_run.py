@@ -1,4 +1,4 @@
-"""What every training run has, whoever's model and loop it trains: its parts, and what it does between steps."""
+"""Common parts of every training run, for any model and loop: components, and the work between steps."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
@@ -34,7 +34,7 @@ class BaseRun(ABC):
         strategy: the ranks, set up.
         observer: of the loop and the model.
         should_stop: asked between steps; a yes on any rank ends the run.
-        report: told what happens, on the first rank only.
+        report: called with each event, on the first rank only.
     """
 
     saves_best = True
@@ -146,17 +146,17 @@ class BaseRun(ABC):
         )
 
     def read_losses(self) -> None:
-        """Tell of the steps that were made since this was called last."""
+        """Report the steps made since the last call."""
         for event in self.log.read(self.strategy, self.precision):
             self.report(event)
 
     def report(self, event: Event) -> None:
-        """Tell of an event, on the first rank."""
+        """Report an event, on the first rank."""
         if self.strategy.rank == 0:
             self._report(event)
 
     def warn(self, message: str) -> None:
-        """Tell of what needs no answer, on the first rank."""
+        """Report a warning, on the first rank."""
         self.report(Warned(message=message))
 
 
@@ -235,7 +235,7 @@ class LossLog(Observer):
         )
 
     def read(self, strategy: Strategy, precision: Precision) -> list[Progress]:
-        """Return the steps since the last time, losses averaged over ranks; every rank has to call it."""
+        """Return the steps since the last time, losses averaged over ranks; every rank must call it."""
         if not self._steps:
             return []
         own = torch.stack([step.losses for step in self._steps]).double().cpu()

@@ -1,14 +1,14 @@
-"""Checkpoints: folders that are whole or not there, the latest few of them kept.
+"""Checkpoints: folders that are created atomically; only the latest few are kept.
 
     step-0000123/
         config.json model.safetensors   the model (bert.checkpoints.ours)
-        vocab.txt                       the vocabulary of the data, where it lies beside them
+        vocab.txt                       the vocabulary of the data, where it is beside them
         optimizer.safetensors           moments by parameter name
         rng-<rank>.safetensors          random number generators, written by each rank
         state.json                      TrainState, and size and CRC-32 of every other file
 
 A checkpoint is written into a temporary folder, confirmed by the disk and renamed, and taken away by a rename too:
-under its own name it is whole at every instant. In a run over several nodes all of them have to see the folder.
+under its own name it is whole at every instant. In a run over several nodes all of them must see the folder.
 """
 
 import math
@@ -52,19 +52,19 @@ SCHEMA_VERSION = 2
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrainState:
-    """Where a run stands between two steps."""
+    """State of a run between two steps."""
 
     settings: TrainSettings
     """What the run was asked to do."""
     data: DataIdentity
     position: dict[str, Any]
-    """State of the data stream behind the last batch that was trained on."""
+    """State of the data stream after the last batch that was trained on."""
     progress: dict[str, int]
     """Updates applied and left out (bert.train.loop.Progress)."""
     samples_seen: int
     """Samples trained on, those of steps that were left out too."""
     scaler: dict[str, Any]
-    """State of the loss scaling; empty where nothing is scaled."""
+    """State of the loss scaling; empty if nothing is scaled."""
     optimizer_steps: int | None
     """Steps that the optimizer counts for all its parameters together; None where each has its own count."""
     evaluation: Evaluation | None
@@ -122,7 +122,7 @@ class TrainState:
 
 
 def _plain(evaluation: Evaluation) -> dict[str, Any]:
-    """What was found, None where it is not finite, which JSON has no word for."""
+    """What was found, None if it is not finite, which JSON has no word for."""
     values = {name: value if math.isfinite(value) else None for name, value in evaluation.values.items()}
     return {**asdict(evaluation), "values": values}
 
@@ -144,7 +144,7 @@ def versions() -> dict[str, str]:
 
 
 def vocabulary_text(data: DataIdentity) -> str | None:
-    """Return the vocab.txt beside the data; None where there is none, or another one than they were made with.
+    """Return the vocab.txt beside the data; None if there is none, or another one than they were made with.
 
     Raises:
         InputError: it cannot be read.
@@ -167,7 +167,7 @@ class Checkpoint:
 
     path: Path
     state: TrainState
-    """Where the run stood."""
+    """State of the run."""
 
 
 def checkpoint_path(folder: Path, applied_steps: int) -> Path:
@@ -194,7 +194,7 @@ def save(
     strategy: Strategy,
     vocabulary: str | None = None,
 ) -> tuple[Path, int]:
-    """Write a checkpoint and remove those beyond the latest `state.settings.keep`; every rank has to call it.
+    """Write a checkpoint and remove those beyond the latest `state.settings.keep`; every rank must call it.
 
     That of the best evaluation stays too.
 
@@ -303,7 +303,7 @@ def _replace(temporary: Path, final: Path) -> None:
 
 
 def _prune(folder: Path, applied_steps: int, keep: int, best: int | None) -> None:
-    # Newer ones are damaged, or the run would have begun from them: they do not count, and are written anew in time.
+    # Newer ones are damaged, or the run would have begun from them: they do not count, and are written again in time.
     for step in [step for step in saved_steps(folder) if step <= applied_steps][:-keep]:
         if step == best:
             continue
@@ -314,7 +314,7 @@ def _prune(folder: Path, applied_steps: int, keep: int, best: int | None) -> Non
 
 
 def remove_left_overs(folder: Path) -> None:
-    """Remove what an interrupted process left half written or half removed; the folder's lock has to be held."""
+    """Remove what an interrupted process left half written or half removed; the folder's lock must be held."""
     for path in folder.iterdir() if folder.is_dir() else ():
         if _LEFT_OVER.fullmatch(path.name):
             shutil.rmtree(path, ignore_errors=True)
@@ -325,7 +325,7 @@ def latest(folder: Path, warn: Callable[[str], None], whole: bool = True) -> Che
 
     Args:
         folder: where the checkpoints of a run lie.
-        warn: told of damaged ones.
+        warn: called for each damaged checkpoint that is skipped.
         whole: check all bytes, not only the sizes of files.
 
     Raises:
@@ -362,7 +362,7 @@ def read(path: Path, whole: bool = True) -> Checkpoint:
     """Read a checkpoint's state and check its files, all of their content where `whole`.
 
     Raises:
-        InputError: it is no checkpoint, or damaged; the message names what is wrong.
+        InputError: it is not a checkpoint, or damaged; the message names what is wrong.
         SchemaError: a newer version wrote it.
     """
     content = read_json(path / STATE_FILE)
@@ -381,7 +381,7 @@ def read(path: Path, whole: bool = True) -> Checkpoint:
 
 
 def _problem(file: Path, noted: object, whole: bool) -> str:
-    """Say what is wrong with a file; nothing when it is as it was written."""
+    """Return what is wrong with a file, empty if it is intact."""
     if not isinstance(noted, dict):
         return "has no size in the list"
     try:
@@ -432,7 +432,7 @@ def save_rng(path: Path, device: torch.device) -> None:
 
 
 def load_rng(path: Path, device: torch.device) -> bool:
-    """Go on with saved generators. Return False, with nothing changed, where there are none of this device.
+    """Continue with saved generators. Return False, with nothing changed, where there are none of this device.
 
     Raises:
         InputError: the file is damaged.

@@ -1,4 +1,4 @@
-"""The evaluations of a run: made when they are due, each held against the best so far."""
+"""The evaluations of a run: made when they are due, each compared with the best so far."""
 
 import math
 import time
@@ -17,7 +17,7 @@ from bert.train.settings import TrainSettings
 
 
 def evaluate(model: torch.nn.Module, evaluator: Evaluator, strategy: Strategy, precision: Precision) -> Evaluation:
-    """Measure a model; every rank has to call it.
+    """Measure a model; every rank must call it.
 
     Nothing is drawn from random number generators; the model is left in the mode it was in.
 
@@ -47,7 +47,7 @@ class Evaluations:
     """What a run is evaluated on, the latest evaluation and the best one. The same on every rank.
 
     Raises:
-        UsageError: the best is to be told by a score that the task has not.
+        UsageError: the deciding score is not one of the task's.
     """
 
     def __init__(self, settings: TrainSettings, task: Task, strategy: Strategy, warn: Callable[[str], None]) -> None:
@@ -63,7 +63,7 @@ class Evaluations:
         self._evaluated = -1  # updates of the run when the latest one was made
 
     def open(self, spec: DataSpec, data: DataIdentity) -> None:
-        """Open what to evaluate on, if the run is to be evaluated; every rank has to call it.
+        """Open what to evaluate on, if the run is to be evaluated; every rank must call it.
 
         Raises:
             InputError: it cannot be read.
@@ -76,12 +76,12 @@ class Evaluations:
         self._evaluator = together(self._strategy, lambda: self._task.evaluator(spec, self._wanted))
 
     def take_over(self, state: TrainState, folder: Path) -> None:
-        """Go on from a checkpoint in `folder`, with its best evaluation where new ones can be held against it."""
+        """Resume from a checkpoint in `folder`, with its best evaluation if new ones can be compared with it."""
         self.latest = state.evaluation
         self.best = self._still_best(state.best, folder)
 
     def begin(self, applied_steps: int) -> None:
-        """Say where the run begins or goes on: an evaluation that is due there is made if it never was."""
+        """Set where the run begins or resumes: an evaluation due there is made if it never was."""
         if applied_steps == 0 or self.latest is not None:
             self._evaluated = applied_steps
 
@@ -91,7 +91,7 @@ class Evaluations:
         return due and applied_steps != self._evaluated
 
     def make(self, model: torch.nn.Module, precision: Precision, applied_steps: int) -> Evaluated:
-        """Evaluate the model, without what the strategy wraps around it; every rank has to call it."""
+        """Evaluate the model, without what the strategy wraps around it; every rank must call it."""
         assert self._evaluator is not None
         began = time.perf_counter()
         self.latest = evaluate(model, self._evaluator, self._strategy, precision)

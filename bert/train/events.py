@@ -1,4 +1,4 @@
-"""What a training run reports while it goes on, and when it ends."""
+"""Events that a training run reports while it runs and when it ends."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from bert.tasks.base import Evaluation
 
 LAST_GOOD_CHECKPOINT = "The last good checkpoint"
-"""What a message about losses that are not finite says of where to go on."""
+"""How a message about non-finite losses names the checkpoint to resume from."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -27,14 +27,14 @@ class Best:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Resumed:
-    """The run goes on from a checkpoint, or begins from one of another run."""
+    """The run resumes from a checkpoint, or begins from one of another run."""
 
     path: Path
     """Folder of the checkpoint or of the weights."""
     applied_steps: int
-    """Updates this run has made so far: 0 where it begins anew."""
+    """Updates this run has made so far: 0 for a new run or phase."""
     new_phase: bool
-    """Whether step count, schedule and data begin anew."""
+    """Whether step count, schedule and data start over."""
     moments: bool
     """Whether the optimizer's moments were taken too."""
     changed: dict[str, tuple[Any, Any]] = field(default_factory=dict)
@@ -87,7 +87,7 @@ class Saved:
     """Time it took, with the disk's confirmation."""
     size_bytes: int
     best: Best | None = None
-    """The best evaluation up to there; None where there was none."""
+    """The best evaluation up to there; None if there was none."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -109,12 +109,12 @@ class RunOutcome:
     """Steps left out after an fp16 overflow, in all."""
     samples_seen: int
     resumed_from: Path | None
-    """Checkpoint of this run that it went on from."""
+    """Checkpoint of this run that it resumed from."""
     checkpoint: Path | None
-    """Latest checkpoint; None where no update was made."""
+    """Latest checkpoint; None if no update was made."""
     evaluation: "Evaluation | None"
     best: Best | None = None
-    """Best evaluation, whose checkpoint stays; None where there was none."""
+    """Best evaluation, whose checkpoint stays; None if there was none."""
 
 
 Event = Resumed | Progress | Evaluated | Saved | Warned

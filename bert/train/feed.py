@@ -1,4 +1,4 @@
-"""Micro-batches on their way to a model, with the position of the data behind the last one that was taken."""
+"""Micro-batches on their way to a model, with the position of the data after the last one that was taken."""
 
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor

@@ -1,4 +1,4 @@
-"""The training loop: batches in, optimizer steps out, observers told of everything in between."""
+"""The training loop: batches in, optimizer steps out, with observers notified of everything in between."""
 
 import math
 from collections.abc import Callable, Iterator
@@ -20,7 +20,7 @@ MAX_SKIPPED_IN_A_ROW = 32
 
 
 class DivergenceError(BertbenchError):
-    """Training has run into numbers that are not finite; `step` and `learning_rate` say where."""
+    """Training diverged to non-finite numbers at `step` with `learning_rate`."""
 
     def __init__(self, message: str, step: int, learning_rate: float) -> None:
         super().__init__("training-diverged", message)
@@ -57,7 +57,7 @@ class Progress:
         return asdict(self)
 
     def load_state_dict(self, state: dict[str, int]) -> None:
-        """Continue from saved counts. Raises InputError where one is missing or no count."""
+        """Continue from saved counts. Raises InputError if one is missing or no count."""
         for name in asdict(self):
             value = state.get(name)
             if not isinstance(value, int) or value < 0:
@@ -84,7 +84,7 @@ class DivergenceWatch:
         self._rates: dict[int, float] = {}
 
     def note(self, step: int, result: StepResult, progress: Progress) -> None:
-        """Judge a step. Raises DivergenceError where fp16 never stops overflowing."""
+        """Judge a step. Raises DivergenceError if fp16 never stops overflowing."""
         if progress.skipped_in_a_row >= MAX_SKIPPED_IN_A_ROW:
             raise DivergenceError(
                 f"the gradients of the last {progress.skipped_in_a_row} steps up to step {step + 1} are not finite in "
@@ -104,7 +104,7 @@ class DivergenceWatch:
         return device.type == "cpu" or (step + 1) % self.every == 0
 
     def check(self, strategy: Strategy) -> None:
-        """Read the verdict on all steps since the last time; every rank has to call it.
+        """Read the verdict on all steps since the last time; every rank must call it.
 
         Raises:
             DivergenceError: on every rank, with the first step whose loss was not finite on one of them.
@@ -169,7 +169,7 @@ def train(training: Training, observer: Observer, keep_going: Callable[[int], bo
     """Step until `keep_going(step)` says no; return the number of the step that was not made.
 
     `keep_going` is asked between steps, outside of what is timed, with the number of the step to come; in a
-    distributed run its answer has to be the same on every rank. It is the place to save a checkpoint: a verdict of
+    distributed run its answer must be the same on every rank. It is the place to save a checkpoint: a verdict of
     `training.divergence` that was due has been read by then.
 
     Raises:

@@ -27,11 +27,11 @@ class StepResult:
     counts: "BatchCounts"
     """Sequences, tokens and FLOP terms of all micro-steps together."""
     loss: "torch.Tensor"
-    """Mean loss over the micro-steps, a detached scalar on the device (reading it synchronises)."""
+    """Mean loss over the micro-steps, a detached scalar on the device (reading it synchronizes)."""
     learning_rate: float
     """Learning rate the step was made with."""
     applied: bool | None = True
-    """Whether the parameters were updated: False after an fp16 overflow, None where only the GPU knows."""
+    """Whether the parameters were updated: False after an fp16 overflow, None if only the GPU knows."""
 
 
 class Observer:

@@ -1,4 +1,4 @@
-"""What a run may begin from, and what may have changed since.
+"""What a run may start or resume from, and which settings may change.
 
 Going on in the same folder, `check_resumable`:
 
@@ -6,23 +6,23 @@ Going on in the same folder, `check_resumable`:
   sequence length, optimizer and seed. Where one of them is to change, that is a new run or phase: another folder,
   `init`.
 - free, and said in a warning because the run is no longer the one that was begun: learning rate, schedule, warm-up,
-  number of updates (not below those made), weight decay, clipping, dropout, precision, what made-up data predicts.
+  number of updates (not below those made), weight decay, clipping, dropout, precision, what synthetic data predicts.
 - free, and said in a warning: global batch size. The data position counts samples: the first sample that was not
   trained on comes next, none is left out or repeated. Schedule, number of updates and the intervals of saving and
   evaluating count updates, of whatever size, as the settings say; the learning rate is not rescaled.
-- free, and said in a warning: micro-batch, accumulation, devices, strategy and its options, padding, levers. The
-  samples and their order stay the same (in shards binned by length the order in which bins take turns does not; made-up
-  batches are counted, in whole ones); losses then agree up to rounding, and dropout draws other numbers. A rank that
-  was not there before seeds its generators from (seed, rank, updates made).
+- free, and said in a warning: micro-batch, accumulation, devices, strategy and its options, padding, optimizations. The
+  samples and their order stay the same (in shards binned by length the order in which bins take turns does not;
+  synthetic batches are counted, in whole ones); losses then agree up to rounding, and dropout draws other numbers. A
+  rank that was not there before seeds its generators from (seed, rank, updates made).
 - free, and said in a warning: versions of Python, PyTorch and NumPy; losses then agree up to rounding.
 - free and silent: whether activations are recomputed, how often is logged, evaluated and saved and on what, how many
-  checkpoints stay, `init`. On other evaluation data, or by another score, the best checkpoint is looked for anew, which
-  is said.
+  checkpoints stay, `init`. On other evaluation data, or by another score, the best checkpoint is looked for again,
+  which is said.
 
 Beginning a new run or phase from `init`, `find_initial`: weights are taken, and the optimizer's moments with the
 number of steps their bias correction has seen where the optimizer is the same; updates, schedule, data position, loss
-scaling and random numbers begin anew. The shape and the vocabulary must be the same; the rest may differ. Weights alone
-may be in any form that `bertbench convert` reads.
+scaling and random numbers begin again. The shape and the vocabulary must be the same; the rest may differ. Weights
+alone may be in any form that `bertbench convert` reads.
 """
 
 import dataclasses
@@ -72,13 +72,13 @@ class Initial:
     weights: Path
     """Folder or file of the model's weights."""
     checkpoint: Checkpoint | None
-    """The checkpoint they are part of; None where they are weights alone."""
+    """The checkpoint they are part of; None if they are weights alone."""
     found: Found | None = None
     """What they are, where they are weights alone."""
 
 
 def check_resumable(settings: TrainSettings, data: DataIdentity, checkpoint: Checkpoint) -> list[str]:
-    """Say what has changed since a checkpoint that does not stop the run from going on, as warnings.
+    """Return warnings about changes since a checkpoint that still allow resuming.
 
     Raises:
         UsageError: a setting has changed that must not.
@@ -135,7 +135,7 @@ def changed_settings(settings: TrainSettings, checkpoint: Checkpoint) -> dict[st
 
 
 def _other_batch(settings: TrainSettings, checkpoint: Checkpoint, split: str) -> str:
-    """Say what another global batch size means for the rest of the run."""
+    """Describe what another global batch size means for the rest of the run."""
     state, size = checkpoint.state, settings.global_batch_size
     left = settings.steps - state.applied_steps
     return (
@@ -207,7 +207,7 @@ def find_initial(settings: TrainSettings, data: DataIdentity, warn: Callable[[st
     Args:
         settings: of the run that begins.
         data: what it trains on.
-        warn: told of damaged checkpoints that were passed over.
+        warn: called for each damaged checkpoint that is skipped.
         whole: check all bytes of a checkpoint, not only the sizes of its files.
 
     Raises:
@@ -223,7 +223,7 @@ def initial_on_all(
 ) -> Initial:
     """Return what `find_initial` gives on the first rank, on every rank; raises as it does, on every rank.
 
-    The first rank alone reads all bytes of a checkpoint. The others are told which one it has taken: they would not
+    The first rank alone reads all bytes of a checkpoint. The others receive its choice: they would not
     notice that a newer one is damaged.
     """
     found = together(strategy, lambda: find_initial(settings, data, warn, True) if strategy.rank == 0 else None)
@@ -240,7 +240,7 @@ def find_weights(
     Args:
         path: a checkpoint, a folder (or a run's folder) of them, or weights of any form.
         data: what they are to be used on.
-        warn: told of damaged checkpoints that were passed over.
+        warn: called for each damaged checkpoint that is skipped.
         needed: what the message says where there is nothing of that kind.
         whole: check all bytes of a checkpoint, not only the sizes of its files.
     """
@@ -270,7 +270,7 @@ def find_weights(
 
 
 def _weights_alone(path: Path) -> Path | None:
-    """Return the newest folder of a run whose weights are all that it saves; None where there is no such."""
+    """Return the newest folder of a run whose weights are all that it saves; None if there is no such."""
     for folder in (path, path / CHECKPOINTS_FOLDER):
         if steps := saved_steps(folder):
             newest = checkpoint_path(folder, steps[-1])

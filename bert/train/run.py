@@ -1,7 +1,7 @@
 """A training run from its first update, or its latest checkpoint, to its last.
 
 Every rank of the run calls `run_training` with the same settings, on the same folder. On CPUs an interrupted run gives
-the losses of an uninterrupted one, bit by bit and with any number of ranks, if it goes on with the same settings,
+the losses of an uninterrupted one, bit by bit and with any number of ranks, if it continues with the same settings,
 threads and library versions; on GPUs some kernels add up in an order that changes from run to run. What may change:
 bert.train.resume.
 """
@@ -52,7 +52,7 @@ def run_training(
     should_stop: Callable[[], bool],
     report: Report,
 ) -> RunOutcome:
-    """Train until `settings.steps` updates are made, going on where an earlier run in `folder` stopped.
+    """Train until `settings.steps` updates are made, resuming where an earlier run in `folder` stopped.
 
     Args:
         settings: what to train.
@@ -60,7 +60,7 @@ def run_training(
         strategy: the ranks, already set up; the caller tears it down.
         observer: of the loop and the model.
         should_stop: asked between steps on every rank; a yes of any of them saves a checkpoint and ends the run.
-        report: told what happens, on the first rank only.
+        report: called with each event, on the first rank only.
 
     Raises:
         UsageError: settings that cannot be run here, or differ from the interrupted run's in what must not.
@@ -100,7 +100,7 @@ class _Run(BaseRun):
     """A run with our model and loop."""
 
     def build(self, observer: Observer) -> Training:
-        """Our model with its levers, in the state that the run goes on from or begins with."""
+        """Our model with its optimizations, in the state that the run resumes from or begins with."""
         settings, strategy = self.settings, self.strategy
         self.resumed_from, initial = self._origin()
         torch.manual_seed(settings.seed)
@@ -132,7 +132,7 @@ class _Run(BaseRun):
         return self.make_training(wrapped, self.optimizer, self.log.compute_loss, self.feed)
 
     def _origin(self) -> tuple[Checkpoint | None, Initial | None]:
-        """Find what to go on from, or else to begin from; take over the counts of what to go on from."""
+        """Find the checkpoint to resume from, with its counts, or else the weights to begin from."""
         found = latest_on_all(self.folder, self.strategy, self.warn)
         if found is not None:
             saved = together(self.strategy, lambda: read_config(found.path / CONFIG_FILE))
@@ -193,13 +193,13 @@ class _Run(BaseRun):
             position = state.position
             per_micro_step = self.spec.micro_batch_size * self.spec.world_size
             if self.data.fingerprint is None and per_micro_step != saved.micro_batch_size * saved.world_size:
-                # Made-up batches are counted, not samples.
+                # Synthetic batches are counted, not samples.
                 position = {**position, "step": state.samples_seen // per_micro_step}
             stream.load_state_dict(position)
         return Feed(stream, pinned=self.strategy.device.type == "cuda")
 
     def _begin_random_numbers(self) -> None:
-        """Go on with saved generators, or seed them: the last thing before the first step."""
+        """Continue with saved generators, or seed them: the last thing before the first step."""
         rank, found = self.strategy.rank, self.resumed_from
         if found is not None:
             path = found.path / rng_file(rank)

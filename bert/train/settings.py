@@ -1,4 +1,4 @@
-"""What a training run was asked to do. Imports no torch: the command line checks settings with it."""
+"""Settings of a training run. Imports no torch: the command line checks settings with it."""
 
 import dataclasses
 import math
@@ -22,7 +22,7 @@ from common.train_spec import TrainSpec
 
 DEFAULT_SEED = 42
 DEFAULT_MICRO_BATCH_SIZE = {1: 32, 2: 8}
-"""Sequences per device and micro-step in each phase, where none are given."""
+"""Sequences per device and micro-step in each phase, by default."""
 
 
 # What holds where neither a user nor the defaults of the task say it, and in runs from before there was the setting.
@@ -58,7 +58,7 @@ class TrainSettings(TrainSpec):
     eval_every: int = 0
     """Updates between evaluations, with one at the end; 0 evaluates never."""
     eval_data: str | None = None
-    """What the model is evaluated on; None is what lies beside the training data (pretraining: the test shards)."""
+    """What the model is evaluated on; None is what is beside the training data (pretraining: the test shards)."""
     eval_samples: int = 0
     """Samples of an evaluation, spread evenly over them; 0 takes all."""
     best_by: str | None = None
@@ -71,7 +71,7 @@ class TrainSettings(TrainSpec):
     """Checkpoint, folder of checkpoints or weights of any form that a new run begins from; None begins from scratch."""
 
     def __post_init__(self) -> None:
-        """Refuse what cannot be trained."""
+        """Refuse invalid settings."""
         check_task_options(self.task, self.task_options)
         lookup(dict.fromkeys(PADDINGS), self.padding, "padding")
         lookup(OPTIMIZERS, self.optimizer, "optimizer")
@@ -167,7 +167,7 @@ def _option(name: str) -> str:
 
 
 def _fitting(wanted: int, micro_batch_size: int, world_size: int) -> str:
-    """Say which global batch, or which accumulation, would do."""
+    """Return which global batch, or which accumulation, would do."""
     per_micro_step = micro_batch_size * world_size
     if wanted > 0 and wanted % per_micro_step == 0:
         return f"use --grad-accum-steps {wanted // per_micro_step}"
@@ -200,7 +200,7 @@ def phase_defaults(phase: int) -> dict[str, Any]:
 
 
 def task_defaults(task: str, phase: int | None = None) -> dict[str, Any]:
-    """Return what a task is trained with where nothing is given, by field of TrainSettings, `epochs` and `evaluates`
+    """Return what a task is trained with by default, by field of TrainSettings, `epochs` and `evaluates`
     besides.
 
     Raises:
@@ -215,7 +215,7 @@ def task_defaults(task: str, phase: int | None = None) -> dict[str, Any]:
 
 
 def resolve_settings(phase: int | None, given: Mapping[str, Any], samples: int | None = None) -> TrainSettings:
-    """Return the settings of a task with what was `given`, by field, in place of its defaults; None is not given.
+    """Return the settings of a task with what was `given`, by field, instead of its defaults; None is not given.
 
     Where two of micro batch, accumulation and global batch are known, the third follows. A length other than the
     phase's brings its own number of predictions. The number of updates may be given as `epochs`.
@@ -223,7 +223,7 @@ def resolve_settings(phase: int | None, given: Mapping[str, Any], samples: int |
     Args:
         phase: of pretraining, None is phase 1.
         given: settings by name; `steps` goes before `epochs`.
-        samples: of an epoch; None where they are without end.
+        samples: of an epoch; None if they are without end.
 
     Raises:
         UsageError: as TrainSettings, a field that does not exist, or no whole number of micro-steps fits.

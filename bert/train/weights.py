@@ -1,6 +1,6 @@
 """Weights and moments into the model of a run: of its checkpoint, or what a new run begins from, in any form.
 
-The encoder has to be complete and of the run's shape. Heads that are absent keep their fresh values, and so does a
+The encoder must be complete and of the run's shape. Heads that are absent keep their fresh values, and so does a
 classifier where that of the checkpoint has another number of labels or follows no pooler; what was not taken on either
 side is said.
 """
@@ -48,7 +48,7 @@ def load_initial(initial: Initial, model: nn.Module, config: ModelConfig, whole:
         initial: where they are.
         model: a model with an `encoder`, without what a strategy wraps around it.
         config: its shape.
-        whole: whether a checkpoint of ours has to hold all weights of the model and no others.
+        whole: whether a bertbench checkpoint has to hold all weights of the model and no others.
 
     Raises:
         InputError: a file is missing, damaged or holds no BERT, the encoder is not complete, or it has another shape or
@@ -133,7 +133,7 @@ def unpadded(saved: ModelConfig, wanted: ModelConfig) -> ModelConfig:
 
 
 def check_same_shape(saved: ModelConfig, wanted: ModelConfig, where: Path) -> None:
-    """Raise InputError where a saved model is not of the shape of this run's."""
+    """Raise InputError if a saved model is not of the shape of this run's."""
     if saved.vocab_size != wanted.vocab_size:
         raise InputError(
             "vocabulary-mismatch",

@@ -40,12 +40,10 @@ NOT_YET = (
     "bench/run/",
     "bench/steplight/",
     "bench/tune/",
-    "bert/",
-    "common/",
+    "bert/tasks/classify/reading.py",  # names of counts in databases
     "docs/decisions/",
     "docs/explanation/",
     "docs/results/",
-    "records/",
 )
 
 GENERATED = ("docs/reference/columns.md", "docs/reference/commands.md", "docs/reference/errors.md", "docker/locks/")

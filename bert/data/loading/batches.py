@@ -75,9 +75,9 @@ class Batches(ABC):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue at a saved position; the number of ranks and the batch size may differ.
 
-        With the same global batch the batches are those that would have come. With another one every bin goes on with
+        With the same global batch the batches are those that would have come. With another one every bin continues with
         its next sample, none comes twice and none is left out; without bins the samples keep their order too, and
-        with bins the order in which the bins take turns is drawn anew for what is left of the epoch.
+        with bins the order in which the bins take turns is drawn again for what is left of the epoch.
 
         Raises:
             InputError: the state belongs to other data, or is damaged.
@@ -123,7 +123,7 @@ class RowBatches(Batches):
         rows: from `spec.data`.
 
     Raises:
-        InputError: there are no rows, or they are of a larger vocabulary than `spec`.
+        InputError: there are no rows, or their vocabulary is larger than that of `spec`.
         UsageError: no such padding.
     """
 
@@ -158,7 +158,7 @@ def _check_any(rows: TokenRows, source: str) -> None:
 
 
 def check_rows(rows: TokenRows, source: str, seq_len: int) -> None:
-    """Refuse rows with labels to learn from, or to be judged by, that are none. Raises InputError."""
+    """Refuse rows whose labels are missing or unusable for training and evaluation. Raises InputError."""
     _check_any(rows, source)
     if not rows.has_labels:
         raise InputError(
@@ -190,7 +190,7 @@ def row_batch(rows: TokenRows, numbers: Int64, padding: str = "longest") -> "Bat
     columns = padded_length(int(lengths.max()), rows.max_seq_length, padding)
     column = np.arange(columns)
     real = column < lengths[:, None]
-    # Behind a row's end any place will do, as long as it is one.
+    # After a row's end any place will do, as long as it is one.
     places = np.minimum(begins[:, None] + column, len(ids.values) - 1)
     arrays = {
         "input_ids": np.where(real, ids.values[places], rows.pad_id).astype(np.int64),
@@ -246,10 +246,10 @@ def evaluation_rows(
 
 
 def lengths_fingerprint(longest: int, lengths: Int64) -> str:
-    """Return a hash of everything that made-up batches like some sequences depend on.
+    """Return a hash of everything that synthetic batches with the lengths of real sequences depend on.
 
     Args:
-        longest: tokens of a sequence at most.
+        longest: maximum tokens of a sequence.
         lengths: tokens of each [N].
     """
     digest = hashlib.blake2b(str(longest).encode(), digest_size=16)

@@ -23,7 +23,7 @@ class SampleOrder:
     Batch k of bin b covers samples o_b + k G to o_b + (k + 1) G - 1 of its stream, where o_b is its origin: 0, or
     where an earlier run with another G stopped. An incomplete last batch is so filled from the bin's next epoch.
 
-    The batches of bin b whose first sample lies in [e c_b, (e + 1) c_b) belong to epoch e: every bin has its share of
+    The batches of bin b whose first sample is in [e c_b, (e + 1) c_b) belong to epoch e: every bin has its share of
     each epoch. They come in an order shuffled by (seed, epoch). Not thread-safe.
     """
 

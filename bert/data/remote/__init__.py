@@ -1,1 +1,1 @@
-"""Data over the network: what can be had by name, listed, fetched, checked."""
+"""Data over the network: named sources, their files, downloads and checksums."""

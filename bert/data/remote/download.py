@@ -1,8 +1,8 @@
 """One file over HTTP or HTTPS: continued where it stopped, retried, checked, and renamed into place when it is whole.
 
-What has come so far lies beside the target as NAME.part; NAME.part.json says which version of the file it belongs to
+What has come so far is beside the target as NAME.part; NAME.part.json says which version of the file it belongs to
 (RFC 9110, section 13: the entity tag or the date goes back in If-Range, so that a file that changed meanwhile comes
-anew and never as two halves of different files).
+again and never as halves of two versions).
 """
 
 import hashlib
@@ -37,7 +37,7 @@ Tell = Callable[[int, int | None], None]
 
 @dataclass(frozen=True, slots=True)
 class Checksum:
-    """What the bytes of a file have to hash to."""
+    """Expected checksum of a file."""
 
     kind: str
     """md5, sha1 or sha256."""
@@ -45,7 +45,7 @@ class Checksum:
     """Hexadecimal, lower case."""
 
     def __post_init__(self) -> None:
-        """Refuse what is no checksum."""
+        """Refuse an invalid checksum."""
         if len(self.digits) != CHECKSUMS.get(self.kind) or not re.fullmatch("[0-9a-f]+", self.digits):
             raise InputError(
                 "option-value",
@@ -62,7 +62,7 @@ class Fetched:
     size: int
     """Bytes."""
     received: int
-    """Bytes that came over the network in this call; 0 where it was there before."""
+    """Bytes that came over the network in this call; 0 if it was there before."""
 
 
 def fetch(
@@ -102,7 +102,7 @@ def fetch(
 
 
 def is_whole(path: Path, checksum: Checksum | None, size: int | None) -> bool:
-    """Return whether `path` is there with this size and checksum. Raises StorageError where it cannot be read."""
+    """Return whether `path` is there with this size and checksum. Raises StorageError if it cannot be read."""
     with _writing(path):
         if not path.is_file() or (size is not None and path.stat().st_size != size):
             return False
@@ -134,7 +134,7 @@ class _Fetch:
             self.path.parent.mkdir(parents=True, exist_ok=True)
         patiently(self.url, self._attempt, self.transfer, lambda: self.received)
         if not self._is_right():
-            # The front was damaged or of another version: once more from the start before blaming the server.
+            # The part was damaged or of another version: start over before blaming the server.
             patiently(self.url, self._attempt, self.transfer, lambda: self.received)
             self._is_right()
         with _writing(self.path):

@@ -1,4 +1,4 @@
-"""Fetch everything a name stands for into a folder, side by side, and continue there after an interruption.
+"""Download all files of a named source into a folder, in parallel, and resume after an interruption.
 
 The list of files is kept beside them (plan-KEY.json), so that a second call asks for the same files although a newer
 dump has come out, and so that a finished download needs no network.
@@ -125,7 +125,7 @@ def named(name: str) -> NamedSource:
 
 
 def base_of(source: NamedSource, mirror: str = "") -> str:
-    """Return the address below which the files of a source are. Raises UsageError for a mirror that is none."""
+    """Return the address below which the files of a source are. Raises UsageError for an invalid mirror."""
     variable = f"BERTBENCH_{source.name.upper().replace('-', '_')}_URL"
     base = (mirror or os.environ.get(variable) or source.base).rstrip("/")
     check_address(base)
@@ -242,7 +242,7 @@ class _Run:
             self.verified[file.name] = [status.st_size, status.st_mtime_ns, _sum_of(file)]
 
     def _check_room(self, missing: Sequence[int]) -> None:
-        """Raise StorageError where the disk cannot take what is missing."""
+        """Raise StorageError if the disk cannot take what is missing."""
         need = 0
         for number in missing:
             with suppress(OSError):
@@ -281,7 +281,7 @@ def _write_plan(path: Path, source: NamedSource, base: str, files: Sequence[Remo
 
 
 def _read_plan(path: Path) -> list[RemoteFile] | None:
-    """Return the files of an earlier call; None where there was none, or by another version of this program."""
+    """Return the files of an earlier call; None if there was none, or by another version of this program."""
     plan = read_notes(path)
     if plan.get("version") != _VERSION:
         return None

@@ -1,4 +1,4 @@
-"""What can be had by name, on which terms, and which files it is made of, by the lists that its server publishes.
+"""Named data sources: their terms, and their files from the lists that the servers publish.
 
 Nothing here goes stale with the next dump; only SQuAD, which does not change, is written down.
 """
@@ -32,7 +32,7 @@ class Choice:
     """pg19: books to fetch, the first of the list; all without it."""
 
     def __post_init__(self) -> None:
-        """Refuse what names no dump and no number of books."""
+        """Refuse an invalid dump or number of books."""
         if not re.fullmatch(r"[a-z][a-z0-9]*([-_][a-z0-9]+)*", self.language):
             raise UsageError(
                 "option-value",
@@ -253,16 +253,16 @@ class NamedSource:
     what: str
     """What it is, in a line."""
     base: str = ""
-    """Address that --mirror replaces; empty where nothing is fetched."""
+    """Address that --mirror replaces; empty if nothing is fetched."""
     terms: tuple[str, ...]
-    """The licence and what it asks, a line each."""
+    """The license and its conditions, a line each."""
     needs: str = ""
     """Size, where a source states it."""
     connections: int = 1
     key: Callable[[Choice], str] = lambda choice: "all"
     """Tells choices apart that lead to different files."""
     plan: Callable[[Ask, Choice], list[RemoteFile]] | None = None
-    """Finds the files; None where this program does not fetch it."""
+    """Finds the files; None if this program does not fetch it."""
     instead: tuple[str, ...] = ()
     """How to get it where this program does not, a line each."""
 

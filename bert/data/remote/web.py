@@ -1,4 +1,4 @@
-"""Requests over HTTP and HTTPS: who asks, how patiently, what is worth another attempt, where redirects may lead."""
+"""HTTP and HTTPS requests: user agent, timeouts, retries and allowed redirects."""
 
 import http.client
 import logging
@@ -21,7 +21,7 @@ BLOCK_BYTES = 2**18
 """Bytes that are read at a time."""
 _LOG = logging.getLogger(__name__)
 PASSING = frozenset({408, 425, 429, 500, 502, 503, 504})
-"""Answers that another attempt may turn into a better one."""
+"""Transient status codes, which are retried."""
 _REMEDIES = {
     401: "it requires a password, which is not supported: download the file by hand",
     403: "it refuses this program, as Wikimedia does without contact details: set BERTBENCH_CONTACT to your e-mail "
@@ -33,7 +33,7 @@ Result = TypeVar("Result")
 
 
 class DownloadError(InputError):
-    """A file cannot be had; `status` is the server's answer, None where there was none."""
+    """A file cannot be downloaded; `status` is the HTTP status, None without an answer."""
 
     def __init__(self, code: Code, message: str, status: int | None = None) -> None:
         super().__init__(code, message)
@@ -55,7 +55,7 @@ class Again(Exception):  # noqa: N818 - a turn of the loop, not an error of the 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Transfer:
-    """How patiently to ask, and who asks."""
+    """Timeouts, retries and user agent."""
 
     attempts: int = 8
     """Attempts in a row that bring not a byte before giving up."""
@@ -99,7 +99,7 @@ def _refuse(url: str, target: str, code: int) -> None:
 
 
 def check_address(url: str) -> None:
-    """Raise UsageError where `url` is no http or https address."""
+    """Raise UsageError if `url` is no http or https address."""
     try:
         parts = urlsplit(url)
         good = parts.scheme in ("http", "https") and bool(parts.hostname) and "@" not in parts.netloc

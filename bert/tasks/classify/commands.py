@@ -75,7 +75,7 @@ class PredictOptions:
 
 class Predict:
     """Give each text of a CSV of any size the label that a trained model finds: line, prediction, probability and,
-    where the CSV has a column of labels, true_label, empty where the row has none. One process on one device.
+    where the CSV has a column of labels, true_label, empty if the row has none. One process on one device.
     """
 
     options = PredictOptions
@@ -228,7 +228,7 @@ class TextClassifier:
     vocabulary: Vocabulary
     """How its texts are cut into word pieces."""
     max_seq_length: int
-    """Tokens of a row at most; longer texts have several."""
+    """Maximum tokens of a row; longer texts have several."""
 
     def predict(self, texts: Sequence[str], ready: Ready) -> list[tuple[str, float] | None]:
         """Return label and probability of each text; None for a text without word pieces.

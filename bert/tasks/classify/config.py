@@ -28,7 +28,7 @@ class CsvForm:
     header: bool = True
     """The first row names the columns; with --no-header they have numbers only."""
     quoting: bool = True
-    """Fields may stand in quotes and then hold delimiters and line ends; with --no-quoting quotes are plain text."""
+    """Quoted fields may hold delimiters and line breaks; with --no-quoting quotes are plain text."""
     quote_char: str | None = None
     """The quote of such fields: one character; default the double quote, or the single one where most lines have fields
     in those."""
@@ -77,7 +77,7 @@ class CsvForm:
 
     @property
     def separator(self) -> str | None:
-        """The delimiter itself; None where it is to be found out."""
+        """The delimiter itself; None if it is to be found out."""
         return "\t" if self.delimiter in ("tab", "\\t") else self.delimiter
 
 
@@ -102,7 +102,7 @@ class CsvConfig(CsvForm):
     seed: int = 42
     """Seed of the division."""
     replace: bool = False
-    """Make it anew also where the file there was made of another CSV, or holds results of trainings on other data."""
+    """Overwrite an existing database even if it belongs to another CSV or holds results of training on other data."""
 
     def __post_init__(self) -> None:
         """Refuse options no rows can be made with."""

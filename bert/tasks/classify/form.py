@@ -1,4 +1,4 @@
-"""How a CSV is written, found out: encoding, delimiter, quotes, header, and which columns hold text and label."""
+"""Detect how a CSV is written: encoding, delimiter, quotes, header, and the columns of text and label."""
 
 import io
 import shlex
@@ -23,7 +23,7 @@ from common.errors import Code, InputError, UsageError, read_code
 
 DELIMITER_NAMES = {",": "comma", ";": "semicolon", "\t": "tab", "|": "bar", " ": "space"}
 LEAST_FITTING = 0.5
-"""Share of the sampled rows that have to have the same columns for a delimiter that nobody named."""
+"""Share of the sampled rows that must have the same columns for a delimiter that nobody named."""
 REMEDIES = (
     '--delimiter; --quote-char for quotes other than "; --no-quoting if quotes are plain text; --skip-initial-space '
     "if a space separates delimiter and quote"
@@ -43,15 +43,15 @@ _MOST_SHOWN = 40
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """The beginning of a file as one way of telling fields apart cuts it."""
+    """The beginning of a file as split by one dialect."""
 
     dialect: Dialect
     first: tuple[str, ...]
-    """The first row that is neither blank nor a marker of git, without white space around the fields."""
+    """The first row that is neither blank nor a marker of git, without whitespace around the fields."""
     header: bool
     """Whether that names the columns."""
     rows: tuple[tuple[str, ...], ...]
-    """Rows of data, neither blank nor markers of git; the first one too where it is no header."""
+    """Rows of data, neither blank nor markers of git; the first one too where it is not a header."""
     unclosed: int | None = None
     """Line of a quote that is not closed before the end of the file."""
 
@@ -128,7 +128,7 @@ def find_columns(path: Path, given: CsvForm, table: Table, needs_label: bool) ->
 
 
 def _place(path: Path, wanted: str, option: str, table: Table, required: bool) -> int | None:
-    """Return the number of a column, from 0; None where there is none."""
+    """Return the number of a column, from 0; None if there is none."""
     names = list(table.first) if table.header else []
     for same in (names, [name.casefold() for name in names]):
         word = wanted if same is names else wanted.casefold()
@@ -209,19 +209,19 @@ class FoundForm:
     encoding_from: str
     """Who says so, in words."""
     dialect: Dialect
-    """How fields are told apart."""
+    """How fields are separated."""
     delimiter_from: str
     """Who says so, in words."""
     header: tuple[str, ...] | None
-    """Names of the columns; None where the first row is data."""
+    """Names of the columns; None if the first row is data."""
     width: int
     """Columns: those of the header, else the most frequent number of fields in the first rows."""
     text: int
     """Number of the column with the texts, from 0."""
     label: int | None
-    """Number of the column with the labels, from 0; None where there need be none and there is none."""
+    """Number of the column with the labels, from 0; None if there need be none and there is none."""
     tried: tuple[str, ...] = field(default=(), compare=False)
-    """What each delimiter makes of the first rows, in words; empty where the delimiter was given."""
+    """What each delimiter makes of the first rows, in words; empty if the delimiter was given."""
 
     def column(self, number: int) -> str:
         """Return a column in words."""
@@ -253,7 +253,7 @@ class _Sample:
 
 @dataclass(frozen=True, slots=True)
 class _Candidate:
-    """A way of telling fields apart with which the file has the columns asked for."""
+    """A dialect with which the file has the requested columns."""
 
     form: FoundForm
     by_name: bool
@@ -283,7 +283,7 @@ class _Candidate:
 
 
 def find_form(path: Path, given: CsvForm, needs_label: bool = True) -> FoundForm:
-    """Find out how a file is written; what is `given` holds.
+    """Detect how a file is written; what is `given` takes precedence.
 
     The encoding: as bert.tasks.classify.records finds it. Delimiter and quotes: those with which the file has the
     columns asked for and, of several, most of the first rows have them and the labels repeat most.
@@ -291,10 +291,10 @@ def find_form(path: Path, given: CsvForm, needs_label: bool = True) -> FoundForm
     Args:
         path: the file.
         given: what is known of it.
-        needs_label: whether there has to be a column of labels.
+        needs_label: whether there must be a column of labels.
 
     Raises:
-        InputError: it cannot be read, is empty, is no text, has not the columns, or no delimiter makes sense of it.
+        InputError: it cannot be read, is empty, is not text, has not the columns, or no delimiter makes sense of it.
     """
     encoding, encoding_from = encoding_of(path, given)
     sample = _read_sample(path, encoding)
@@ -344,7 +344,7 @@ def _told(best: _Candidate, tried: tuple[str, ...]) -> FoundForm:
 
 
 def _no_sense(code: Code, what: str, tried: tuple[str, ...], tables: list[Table], path: Path) -> InputError:
-    """Return the refusal of a file that no delimiter makes sense of."""
+    """Return the error for a file that no delimiter fits."""
     open_quotes = [table.unclosed for table in tables if table.unclosed is not None and table.dialect.quoting]
     if open_quotes:
         return unclosed(path, min(open_quotes), f"{what}, and {UNCLOSED}")
@@ -352,7 +352,7 @@ def _no_sense(code: Code, what: str, tried: tuple[str, ...], tables: list[Table]
 
 
 def _dialects(given: CsvForm, named: str | None, text: str) -> list[Dialect]:
-    """Return the ways of telling fields apart that come into question."""
+    """Return the candidate dialects."""
     lines = [line for line in text.splitlines() if line.strip()]
     found = []
     for delimiter in [named] if named else [one for one in DELIMITERS if one != given.quote_char]:
@@ -366,14 +366,14 @@ def _dialects(given: CsvForm, named: str | None, text: str) -> list[Dialect]:
 
 
 def _has_quoted_field(line: str, delimiter: str) -> bool:
-    """Whether a single quote opens a field of a line and another one ends a field behind that."""
+    """Whether a single quote opens a field of a line and another one ends a field after that."""
     opens = 0 if line.startswith("'") else line.find(delimiter + "'")
     closes = len(line) - 1 if line.endswith("'") else line.rfind("'" + delimiter)
     return 0 <= opens < closes - 1
 
 
 def _table(path: Path, given: CsvForm, dialect: Dialect, sample: _Sample) -> Table:
-    """Cut the sample into rows. Raises InputError where there is none."""
+    """Cut the sample into rows. Raises InputError if there is none."""
     by_number = given.text.isdecimal() and given.label.isdecimal()
     first: tuple[str, ...] | None = None
     rows: list[tuple[str, ...]] = []

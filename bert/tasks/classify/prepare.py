@@ -1,4 +1,4 @@
-"""From a CSV to its database: rows read, cut into word pieces, folded, divided; whole or not at all, and only once."""
+"""Create the database of a CSV: rows are read, tokenized, folded and split, atomically and only once."""
 
 import dataclasses
 import glob
@@ -49,7 +49,7 @@ def fold(pieces: Sequence[int], max_seq_length: int, cls_id: int, sep_id: int) -
 
     Args:
         pieces: word pieces of the text, without special ones; none make no row.
-        max_seq_length: tokens of a row at most, special ones included; at least 3.
+        max_seq_length: maximum tokens of a row, special ones included; at least 3.
         cls_id: id of [CLS].
         sep_id: id of [SEP].
     """
@@ -96,7 +96,7 @@ class Writer:
             self._write()
 
     def end(self) -> None:
-        """Write what is left. Raises InputError where there is nothing to train on."""
+        """Write what is left. Raises InputError if there is nothing to train on."""
         self._write()
         texts, path = self.counts.get("texts"), self._config.input
         if not texts:
@@ -113,7 +113,7 @@ class Writer:
         self._connection.executemany("INSERT INTO labels VALUES (?, ?, ?)", rows)
 
     def _too_many_labels(self, texts: int) -> str:
-        """Return the refusal of labels that are no labels; another delimiter or column is the remedy."""
+        """Return the error for a column that does not hold labels; the remedy is another delimiter or column."""
         config, form = self._config, self._form
         tried = f"tried {'; '.join(form.tried)}: " if form.tried else ""
         shown = ", ".join(repr(label[:40]) for label in list(self.labels)[:3])
@@ -192,8 +192,8 @@ def prepare(config: CsvConfig, progress: Progress, vocabulary: Vocabulary | None
 
     Args:
         config: what is asked for.
-        progress: told of rows that have been read.
-        vocabulary: in place of the file that is named.
+        progress: called with the rows read so far.
+        vocabulary: instead of the file that is named.
 
     Raises:
         InputError: the CSV or the vocabulary cannot be read, or has nothing to train on; or the output is a file that
@@ -379,7 +379,7 @@ def _settings(config: CsvConfig, form: FoundForm, vocabulary: Vocabulary) -> dic
 
 
 def _runs_before(path: Path) -> list[tuple[str, str, str]]:
-    """Results of trainings on the database that is made anew."""
+    """Results of trainings on a database that is replaced."""
     if not path.exists():
         return []
     with opened(path, remake(path)) as connection:

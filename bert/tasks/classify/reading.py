@@ -41,7 +41,7 @@ class TextRow:
     text: str
     """As it is in the file."""
     label: str | None
-    """Without white space around it; None where labels are not read, empty where that is wanted and there is none."""
+    """Without whitespace around it; None where labels are not read, empty if that is wanted and there is none."""
     odd: tuple[str, ...] = ()
     lines: int = 1
     """Lines of the file that it takes."""
@@ -158,7 +158,7 @@ def _is_same(fields: list[str], header: tuple[str, ...]) -> bool:
 
 
 def _why_not(record: Record, fields: list[str], form: FoundForm, needs_label: bool, least: int) -> str | None:
-    """Why a row cannot be used; None where it can be."""
+    """Why a row cannot be used; None if it can be."""
     if record.is_blank:
         return BLANK
     if record.is_marker(least):

@@ -19,7 +19,7 @@ DELIMITERS = (",", ";", "\t", "|")
 MOST_CHARACTERS = 2**20
 """Characters of a line or of a field at most; a quote that is never closed is met here."""
 MOST_LINES = 40
-"""Lines of a row that nobody wonders about; of more the cause may be quotes that stand alone."""
+"""Usual lines of a row; more may be caused by unpaired quotes."""
 CONFLICT = re.compile(r"(<{7}|>{7}|\|{7})(\s|$)|={7}\s*$")
 """What git leaves at the beginning of lines where two versions could not be merged: seven characters, exactly."""
 _SHORT_CONFLICT = re.compile(r"(<{6}|>{6}|\|{6})(\s|$)|={6}\s*$")
@@ -30,14 +30,14 @@ _SEPARATOR = re.compile(r"\ufeff?\"?sep=([,;\t| ])\"?\r?(?:\n|$)", re.IGNORECASE
 
 @dataclass(frozen=True, slots=True)
 class Dialect:
-    """How fields are told apart, as the csv module takes it."""
+    """How fields are separated, as the csv module takes it."""
 
     delimiter: str
     quoting: bool = True
-    """Whether fields may stand in quotes."""
+    """Whether fields may be quoted."""
     quote_char: str = '"'
     skip_initial_space: bool = False
-    """Whether spaces behind a delimiter are no part of the field: a quote behind them opens it."""
+    """Whether spaces after a delimiter are no part of the field: a quote after them opens it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,13 +53,13 @@ class Record:
     closed: bool
     """Whether each quote that opens a field is closed before the end of the file."""
     broken: bool = False
-    """Whether there is text behind a quote that closes a field, which no writer of CSV makes."""
+    """Whether there is text after a quote that closes a field, which no writer of CSV makes."""
     literal: bool = False
     """Whether a quote that opens a field was taken for text: it held other rows."""
 
     @property
     def is_blank(self) -> bool:
-        """Whether nothing but white space is in it."""
+        """Whether nothing but whitespace is in it."""
         return not any(cell and not cell.isspace() for cell in self.fields)
 
     def is_marker(self, least: int) -> bool:
@@ -135,10 +135,10 @@ class _Reader:
         self._strict = _cut(lines, dialect, dialect.quoting, strict=True)
         self._loose = _cut(lines, dialect, dialect.quoting, strict=False)
         self._doubtful = 0
-        """Line whose quote closed a field that a line before opened, with text behind it."""
+        """Line whose quote closed a field that a line before opened, with text after it."""
 
     def next(self) -> Record | None:
-        """Return the next record; None at the end. Raises InputError where a field is too long."""
+        """Return the next record; None at the end. Raises InputError if a field is too long."""
         began = self._lines.begin()
         try:
             return self._record(began, next(self._strict))
@@ -173,7 +173,7 @@ class _Reader:
 
     def _record(self, began: int, fields: list[str], broken: bool = False, literal: bool = False) -> Record:
         lines = self._lines
-        # A whole record needs no line behind its own.
+        # A whole record needs no line after its own.
         closed = literal or not lines.ended
         return Record(began, len(lines.taken), lines.taken[0], fields, closed, broken, literal)
 
@@ -191,7 +191,7 @@ class _Reader:
         return len(fields) == self._width or self._fields_alone(line) is not None
 
     def _take_rest(self) -> None:
-        """Take the lines behind a broken record that may be its end: with half of a pair of quotes, or too short."""
+        """Take the lines after a broken record that may be its end: with half of a pair of quotes, or too short."""
         lines, quote = self._lines, self._dialect.quote_char
         while len(lines.taken) < MOST_LINES:
             line = next(lines, None)
@@ -206,15 +206,15 @@ class _Reader:
 def read_records(path: Path, file: TextIO, dialect: Dialect, width: int | None = None) -> Iterator[Record]:
     """Yield the records of a file, one after the other, the header and blank ones too; not a first line sep=;.
 
-    Text behind a quote that closes a field is sure to be wrong: a quote before it stands alone, or was not doubled.
+    Text after a quote that closes a field is always wrong: an earlier quote is unpaired or was not doubled.
     Where such a record takes several lines, and each of them alone has `width` fields, they are rows, and the quote
     that opened is text. Else they are one broken record, with what may be its end.
 
     Args:
         path: the file, for messages.
         file: it, opened with newline="".
-        dialect: how fields are told apart.
-        width: columns; None where they are unknown: then no broken record is divided.
+        dialect: how fields are separated.
+        width: columns; None if they are unknown: then no broken record is divided.
 
     Raises:
         InputError: a line or a field is too long; the message has the line.
@@ -233,7 +233,7 @@ def names_delimiter(text: str) -> str | None:
 
 
 def unclosed(path: Path, line: int, why: str = UNCLOSED) -> InputError:
-    """Return the refusal of a record that does not end."""
+    """Return the error for a record that does not end."""
     return InputError(
         "file-damaged",
         f"{path} line {line}: {why}: correct the quotes there, or give --no-quoting if quotes are plain text",
@@ -264,12 +264,12 @@ _PACKED = {
 }  # fmt: skip
 """First bytes of compressed files."""
 _SHEET_PARTS = (b"[Content_Types].xml", b"mimetypeapplication/vnd.oasis", b"_rels/.rels")
-"""Names that stand in front in a zip of a spreadsheet."""
+"""Names of the first files in the ZIP archive of a spreadsheet."""
 _OLD_SHEET = b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1"
 
 
 def check_file(path: Path, wanted: str = "a CSV file") -> None:
-    """Refuse what is no file of text by its kind.
+    """Refuse a path that is not a text file.
 
     Raises:
         InputError: there is none, or it is a folder, a pipe, compressed, or a spreadsheet.
@@ -288,7 +288,7 @@ def check_file(path: Path, wanted: str = "a CSV file") -> None:
     if head.startswith(_OLD_SHEET) or (head.startswith(b"PK") and any(part in head for part in _SHEET_PARTS)):
         raise InputError("file-format", f"{path} is a spreadsheet, not a CSV: save it as CSV, then give that")
     for begin, name in _PACKED.items():
-        # A CSV may begin with a "BZh" of its own, not with the digit and the sign behind it.
+        # A CSV may begin with a "BZh" of its own, not with the digit and the sign after it.
         if head.startswith(begin) and (name != "bzip2" or head[4:10] == b"1AY&SY"):
             raise InputError("file-format", f"{path} is compressed with {name}: unpack it first, then give the CSV")
 
@@ -300,13 +300,13 @@ def encoding_of(path: Path, given: CsvForm) -> tuple[str, str]:
     reads as Western text, else what charset-normalizer takes it for.
 
     Raises:
-        InputError: it cannot be read, is empty, or is no text.
+        InputError: it cannot be read, is empty, or is not text.
     """
     return (_given_encoding(path, given.encoding), "as given") if given.encoding else _find_encoding(path)
 
 
 def damage_handler() -> str:
-    """Return the name of the handler, for `errors` of an open file, that puts DAMAGE in place of invalid bytes."""
+    """Return the name of the handler, for `errors` of an open file, that puts DAMAGE instead of invalid bytes."""
     codecs.register_error("bertbench-damage", _damage)
     return "bertbench-damage"
 

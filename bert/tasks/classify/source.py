@@ -1,4 +1,4 @@
-"""What a plan asks of the data of text classification: databases that were made of CSVs. Imports no torch."""
+"""Data of text classification for plans: databases created from CSV files. Imports no torch."""
 
 import dataclasses
 import shlex
@@ -82,7 +82,7 @@ class ClassifyData(ClassificationData):
 
         Args:
             source: the database that is trained on.
-            seq_len: tokens of a row of the run at most.
+            seq_len: maximum tokens of a row of the run.
             wanted: the database with the texts to evaluate on; None is `source`.
             training: the rows that are trained on.
 

@@ -1,4 +1,4 @@
-"""What a database of texts holds, read: the rows of a split, labels, settings, results of runs. Imports no torch."""
+"""Read a database of texts: the rows of a split, labels, settings, results of runs. Imports no torch."""
 
 import hashlib
 import json
@@ -23,9 +23,9 @@ from common.errors import InputError, LockedError, SchemaError, StorageError
 
 SCHEMA_VERSION = 4
 """Raised when tables change or hold other values for the same CSV and settings. Of version 1 texts are divided by how
-they are written: some that are equal to the model may be in different splits. Up to version 2 spaces behind a delimiter
-were left out, with quotes behind them, and rows with too few or, without a header, too many fields were used. Up to
-version 3 two quotes that stand alone held all rows between them.
+they are written: some that are equal to the model may be in different splits. Up to version 2 spaces after a delimiter
+were left out, with quotes after them, and rows with too few or, without a header, too many fields were used. Up to
+version 3 two unpaired quotes held all rows between them.
 """
 DIVIDED_BY_PIECES, COUNTED_FIELDS, MENDED_QUOTES = 2, 3, 4
 """The first versions without these."""
@@ -110,7 +110,7 @@ def opened(path: Path, remedy: str, write: bool = False) -> Iterator[sqlite3.Con
 
 
 def is_database(path: Path) -> bool:
-    """Say whether a file begins as SQLite's do."""
+    """Return whether a file begins as SQLite's do."""
     try:
         with path.open("rb") as file:
             return file.read(16) == b"SQLite format 3\0"
@@ -165,7 +165,7 @@ _END = "DROP TABLE keys; DROP TABLE places; DROP TABLE chosen_test; DROP TABLE c
 def text_key(pieces: Sequence[int], seed: int) -> int:
     """Return the hash of a text that the division goes by, a signed number of 64 bits.
 
-    It is that of its word pieces: what is one text to the model, whatever its capitals, accents and white space in the
+    It is that of its word pieces: what is one text to the model, whatever its capitals, accents and whitespace in the
     file, has one key. Another vocabulary divides otherwise.
     """
     content = np.asarray(pieces, dtype="<i4").tobytes()
@@ -210,7 +210,7 @@ class TextSet:
     """The rows of one split; a text has one or more of them, next to each other."""
 
     ids: npt.NDArray[Any]
-    """Token ids of all rows behind one another, special ones included."""
+    """Token ids of all rows one after another, special ones included."""
     lengths: Int64
     """Tokens of each row [N]."""
     labels: Int64
@@ -246,7 +246,7 @@ class TextSource:
 
     @property
     def max_seq_length(self) -> int:
-        """Tokens of a row at most."""
+        """Maximum tokens of a row."""
         return int(self.settings["max_seq_length"])
 
 
@@ -338,7 +338,7 @@ def check_whole(source: TextSource) -> None:
 
 
 def read_split(source: TextSource, split: str) -> TextSet:
-    """Read the rows of a split, one of SPLITS, in the order of the CSV. Raises InputError where they are damaged."""
+    """Read the rows of a split, one of SPLITS, in the order of the CSV. Raises InputError if they are damaged."""
     with opened(source.path, remake(source.path, source.origin)) as connection:
         found = select_split(connection, source.path, split, int(source.settings["token_bytes"]))
     if found.checksum != source.checksums.get(split):
@@ -351,7 +351,7 @@ def read_split(source: TextSource, split: str) -> TextSet:
 
 
 def select_split(connection: sqlite3.Connection, path: Path, split: str, token_bytes: int) -> TextSet:
-    """Read the rows of a split from an open database. Raises InputError where a row is none."""
+    """Read the rows of a split from an open database. Raises InputError if a row is damaged."""
     ids = bytearray()
     columns: list[Int64] = []
     for found, numbers in _blocks(connection, path, split):
@@ -376,7 +376,7 @@ def checksum_of(connection: sqlite3.Connection, path: Path, split: str) -> str:
 
 
 def _blocks(connection: sqlite3.Connection, path: Path, split: str) -> Iterator[tuple[bytes, Int64]]:
-    """Yield token ids of some rows behind one another, and their lengths, labels and texts [3, rows]."""
+    """Yield token ids of some rows one after another, and their lengths, labels and texts [3, rows]."""
     rows = connection.execute(_SAMPLES, (split,))
     try:
         while block := rows.fetchmany(_BLOCK_ROWS):
@@ -432,7 +432,7 @@ def add_run(path: Path, fingerprint: str, result: Mapping[str, Any]) -> int:
 
 
 def read_runs(path: Path) -> list[dict[str, Any]]:
-    """Return the results of all trainings, the oldest first. Raises as open_source; InputError where one is damaged."""
+    """Return the results of all trainings, the oldest first. Raises as open_source; InputError if one is damaged."""
     with opened(path, remake(path)) as connection:
         rows = connection.execute("SELECT result FROM runs ORDER BY number").fetchall()
     try:

@@ -1,4 +1,4 @@
-"""What a preparation of a CSV made, and what should make a user look at the data again, in words."""
+"""Summary of the preparation of a CSV, with notes on suspicious data."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -33,7 +33,7 @@ class CsvSummary:
     """Whether an earlier call had finished it."""
     seconds: float
     replaced: str | None = None
-    """How the database differed that was there before, in words; None where there was none."""
+    """How the database differed that was there before, in words; None if there was none."""
 
     def to_json(self) -> dict[str, Any]:
         """Return plain JSON values."""
@@ -64,7 +64,7 @@ _MOST_OFF = 0.02
 
 
 def notes(summary: CsvSummary) -> list[str]:
-    """Return what should make a user look at the data again."""
+    """Return notes on suspicious data."""
 
     counts, labels = summary.source.counts, summary.source.labels
     texts = counts.get("texts")

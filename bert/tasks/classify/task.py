@@ -1,4 +1,4 @@
-"""Classification of texts, each of which may be several rows: what a model says of a text is the mean over its rows."""
+"""Classification of texts of one or more rows; the prediction for a text is the mean over its rows."""
 
 from collections.abc import Mapping
 
@@ -37,7 +37,7 @@ class LabelledTexts(LabelledRows):
         self.fingerprint = f"{rows.fingerprint}/{len(some)} texts"
 
     def score(self, total: torch.Tensor) -> Evaluation:
-        """Score the logits of all rows. Raises InputError where one is not a finite number."""
+        """Score the logits of all rows. Raises InputError if one is not a finite number."""
         logits = total.numpy().astype(np.float32).reshape(-1, self._classes)
         check_logits(logits)
         first, found = text_probabilities(logits, self._texts)
@@ -53,7 +53,7 @@ def probabilities(logits: Float32) -> Float64:
 
 
 def text_probabilities(logits: Float32, texts: Int64) -> tuple[Int64, Float64]:
-    """Return what a model says of each text: the mean of the probabilities of its rows.
+    """Return the probabilities of each text: the mean over its rows.
 
     Args:
         logits: of all rows [N, K].

@@ -34,12 +34,12 @@ class Settings:
     split: Split
     """What they are for: training (every row has a label), validation or test."""
     lower_case: bool
-    """Text is lower-cased and accents are stripped before it is cut into pieces."""
+    """Text is lowercased and accents are stripped before it is cut into pieces."""
     vocabulary: str
     """Vocabulary.fingerprint."""
     vocab_size: int
     max_seq_length: int = DEFAULT_LENGTH
-    """Tokens of a row at most."""
+    """Maximum tokens of a row."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,7 +33,7 @@ class GapPredictions:
 
     decisions: dict[str, Decision]
     probabilities: dict[str, tuple[float, float, float]] | None = None
-    """Of neither, A and B, by id; None where the file has decisions alone."""
+    """Of neither, A and B, by id; None if the file has decisions alone."""
     notes: tuple[str, ...] = ()
 
 

@@ -63,7 +63,7 @@ def _cuts(example: GapExample) -> list[int]:
 
 
 def fit(text: TokenText, max_seq_length: int) -> TokenText | None:
-    """Return a text of at most max_seq_length - 2 tokens; None where the mentions alone are longer.
+    """Return a text of at most max_seq_length - 2 tokens; None if the mentions alone are longer.
 
     Of a longer text stays one window, with the mentions in its middle. Where they lie too far apart for that, as many
     tokens stay on both sides of each as there is place for, and what is between is left out.
@@ -99,18 +99,18 @@ def _around(text: TokenText, more: int) -> np.ndarray[tuple[int], np.dtype[np.bo
 
 
 _BATCH = 500
-"""Rows that are tokenised at once."""
+"""Rows that are tokenized at once."""
 _MOST_TOLD = 5
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GapSummary(Summary):
-    """What became of one TSV."""
+    """Result for one TSV."""
 
     TOLD = ("input", "features", "settings", "kept", "counts", "left_out", "notes", "seconds")
 
     features: Path
-    """The feature file; the readable TSV lies beside it."""
+    """The feature file; the readable TSV is beside it."""
     settings: Settings
     flaws: tuple[Flaw, ...]
 
@@ -120,11 +120,11 @@ def prepare(config: GapConfig, progress: Progress) -> list[GapSummary]:
 
     Args:
         config: what to make.
-        progress: told about rows.
+        progress: called with the number of finished rows.
 
     Raises:
-        InputError: an input or the vocabulary is not as it has to be, or no row can be used.
-        UsageError: what an input is for cannot be told.
+        InputError: an input or the vocabulary is not as it must be, or no row can be used.
+        UsageError: the split of an input is ambiguous.
         StorageError: the output cannot be written.
     """
     files = [read_gap(path) for path in config.input]
@@ -141,7 +141,7 @@ def prepare(config: GapConfig, progress: Progress) -> list[GapSummary]:
 
 @dataclass(frozen=True, slots=True)
 class _Made:
-    """Features of one file, and what was met."""
+    """Features of one file, and its counts."""
 
     columns: Columns
     counts: Counts

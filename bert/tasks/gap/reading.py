@@ -27,10 +27,10 @@ GENDERS = {**dict.fromkeys(("he", "his", "him"), MASCULINE), **dict.fromkeys(("s
 
 @dataclass(frozen=True, slots=True)
 class Mention:
-    """Characters of a text that name somebody."""
+    """Characters of a text that mention a person."""
 
     text: str
-    """As it stands there."""
+    """As written in the text."""
     offset: int
 
     @property
@@ -51,9 +51,9 @@ class GapExample:
     a: Mention
     b: Mention
     a_coref: bool | None = None
-    """Whether the pronoun means A; None where the row does not say."""
+    """Whether the pronoun means A; None if the row does not say."""
     b_coref: bool | None = None
-    """Whether the pronoun means B, likewise."""
+    """Whether the pronoun means B; None if the row does not say."""
 
     @property
     def mentions(self) -> tuple[Mention, Mention, Mention]:
@@ -67,7 +67,7 @@ class GapExample:
 
     @property
     def label(self) -> int | None:
-        """Return the class, an index of LABELS; None where the row does not say, or says both names."""
+        """Return the class, an index of LABELS; None if the row does not say, or says both names."""
         if self.a_coref is None or self.b_coref is None or (self.a_coref and self.b_coref):
             return None
         return 1 if self.a_coref else 2 if self.b_coref else 0
@@ -123,7 +123,7 @@ def read_gap(path: Path) -> GapFile:
     """Read a TSV of GAP, with or without answers; rows that cannot be used are named.
 
     Raises:
-        InputError: it cannot be read, is no UTF-8 text, has no header or another one, or no row of it can be used; the
+        InputError: it cannot be read, is not UTF-8 text, has no header or another one, or no row of it can be used; the
             message has the lines.
     """
     content = read_content(path, "TSV of GAP", _REMEDY, MOST_BYTES)

@@ -1,4 +1,4 @@
-"""The official scores of GAP, and what else a prediction is judged by. Imports no torch.
+"""The official scores of GAP, and further scores of predictions. Imports no torch.
 
 Rules: Webster et al. 2018 (arXiv 1810.05201), section 4, as the published scorer has them: each of the two names of a
 row is a decision of its own, about which the answer is TRUE or FALSE. A name without a decision counts as a false
@@ -22,7 +22,7 @@ OVERALL = "overall"
 _LEAST_PROBABILITY = 1e-15
 
 Decision = tuple[bool | None, bool | None]
-"""Whether the pronoun means A, and B; None where nothing was decided."""
+"""Whether the pronoun means A, and B; None if nothing was decided."""
 NO_DECISION: Decision = (None, None)
 DECISIONS: tuple[Decision, ...] = ((False, False), (True, False), (False, True))
 """By class, in the order of LABELS."""
@@ -55,13 +55,13 @@ class Tally:
 
     @property
     def recall(self) -> float:
-        """Return true positives of all that are meant, in percent; 0 where there are none."""
+        """Return true positives of all that are meant, in percent; 0 if there are none."""
         found = self.true_positives + self.false_negatives
         return 100.0 * self.true_positives / found if found else 0.0
 
     @property
     def precision(self) -> float:
-        """Return true positives of all that were said to be meant, in percent; 0 where there are none."""
+        """Return true positives of all that were said to be meant, in percent; 0 if there are none."""
         said = self.true_positives + self.false_positives
         return 100.0 * self.true_positives / said if said else 0.0
 
@@ -87,7 +87,7 @@ class Scores:
     accuracy: float
     """Fraction of the rows of which both decisions are right."""
     log_loss: float | None
-    """In nats, over the rows with probabilities; None where there are none."""
+    """In nats, over the rows with probabilities; None if there are none."""
     probable: int
     confusion: npt.NDArray[np.int64]
     """Rows by what is right (LABELS, and both) and what was answered (ANSWERS) [4, 5]."""
@@ -99,7 +99,7 @@ class Scores:
 
     @property
     def bias(self) -> float | None:
-        """Return F1 of the feminine rows over that of the masculine ones; None where one of them is 0."""
+        """Return F1 of the feminine rows over that of the masculine ones; None if one of them is 0."""
         feminine, masculine = self.tallies[FEMININE].f1, self.tallies[MASCULINE].f1
         return feminine / masculine if feminine and masculine else None
 
@@ -133,7 +133,7 @@ def score(
     Args:
         golds: what is right, by id; at least one.
         decisions: what a system says, by id; rows without are missing.
-        probabilities: of neither, A and B, not negative and of a sum above 0, by id; None where there are none.
+        probabilities: of neither, A and B, not negative and of a sum above 0, by id; None if there are none.
         notes: to be kept with the scores.
     """
     counts = {name: [0, 0, 0, 0] for name in (OVERALL, MASCULINE, FEMININE)}
@@ -193,7 +193,7 @@ def _answer(decision: Decision) -> int:
     return DECISIONS.index(decision) if decision in DECISIONS else ANSWERS.index("both")
 
 
-# Upper ends of what is told apart; close to the quartiles of GAP itself.
+# Upper ends of the groups; close to the quartiles of GAP itself.
 _DISTANCES = (2, 5, 10)
 _LENGTHS = (60, 70, 85)
 
@@ -231,7 +231,7 @@ def read_golds(path: Path) -> GoldFile:
     """Read the answers of a TSV of GAP.
 
     Raises:
-        InputError: it is no such file, has no answers, or one of its rows cannot be used; the message has the lines.
+        InputError: it is not a GAP file, has no answers, or has an unusable row; the message has the lines.
     """
     file = read_gap(path)
     if not file.labelled:

@@ -1,4 +1,4 @@
-"""What a plan asks of GAP's data: files of features. Imports no torch."""
+"""GAP's data for plans: feature files. Imports no torch."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -30,7 +30,7 @@ def training_rows(source: Path, train_on_all: bool = False, sample_limit: int | 
 
     Args:
         source: a file of features, or a folder with one for training.
-        train_on_all: those for validation that lie beside them, too.
+        train_on_all: those for validation that are beside them, too.
         sample_limit: at most so many of them all, spread evenly; None is no limit.
 
     Raises:
@@ -82,7 +82,7 @@ def chosen(rows: TokenRows, numbers: Int64) -> TokenRows:
 
 
 def joined(parts: Sequence[TokenRows]) -> TokenRows:
-    """Return rows of several files behind one another; the longest max_seq_length holds for all.
+    """Return rows of several files one after another; the longest max_seq_length holds for all.
 
     Raises:
         InputError: they were made with different vocabularies, or only some have labels.
@@ -122,7 +122,7 @@ HEAD_NAMES = ("concat", "mul", "segment", "span")
 
 
 class GapData(ClassificationData):
-    """Texts with a pronoun and two names, real or made up."""
+    """Texts with a pronoun and two names, real or synthetic."""
 
     name = "gap"
     trained_by = "bert.tasks.gap.task:GapTask"

@@ -1,4 +1,4 @@
-"""Pronoun resolution on GAP: which of two names a pronoun means, if any (Webster et al. 2018, arXiv 1810.05201)."""
+"""Pronoun resolution on GAP: which of two names a pronoun refers to, if any (Webster et al. 2018, arXiv 1810.05201)."""
 
 import math
 from abc import ABC, abstractmethod
@@ -57,7 +57,7 @@ class BertForMentions(BertForLabels):
 
 
 class MentionHead(nn.Module, ABC):
-    """What the heads have in common."""
+    """Base of the heads."""
 
     uses_pooler = False
     """Whether it looks at the pooled first token."""
@@ -71,14 +71,14 @@ class MentionHead(nn.Module, ABC):
         """Return logits [B, 3] of what the encoder made of a batch with these tensors (bert.tasks.gap.features)."""
 
     def types(self, tensors: Mapping[str, Tensor]) -> tuple[Tensor, Tensor] | None:
-        """Return what the encoder is told of the mentions: the type of each token [B, S], and the embeddings [T, H] of
-        the types from 1 on; None where it is told nothing.
+        """Return the encoder's input for the mentions: the type of each token [B, S], and the embeddings [T, H] of
+        the types from 1 on; None if it has none.
         """
         return None
 
 
 class ConcatHead(MentionHead):
-    """One linear layer on the first tokens of pronoun, A and B, put behind one another."""
+    """One linear layer on the concatenated first tokens of pronoun, A and B."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__(config)
@@ -104,7 +104,7 @@ class MulHead(MentionHead):
 
     def forward(self, encoded: EncoderOutput, tensors: Mapping[str, Tensor]) -> Tensor:
         """Return logits [B, 3]."""
-        # In float32: no layer makes the sums of H products small, and half precision has steps of 1/8 at 20.
+        # In float32: no layer keeps the sums of H terms small, and half precision has steps of 1/8 at 20.
         mentions = first_tokens(encoded.hidden, tensors[MENTION_STARTS]).float()
         pronoun, names = mentions[:, 0], mentions[:, 1:]
         candidates = torch.cat([self.neither.float().expand_as(names[:, :1]), names], dim=1)
@@ -114,7 +114,7 @@ class MulHead(MentionHead):
 class SegmentHead(MentionHead):
     """The pooled first token, after the mentions were marked in the encoder's input by a token type of their own.
 
-    Types 1, 2, 3 stand at the first token of pronoun, A and B, type 0 everywhere else. Row 0 of their four embeddings
+    Types 1, 2, 3 mark the first token of pronoun, A and B, type 0 all others. Row 0 of their four embeddings
     is the encoder's own; the three others are trained from scratch.
     """
 
@@ -200,7 +200,7 @@ class GapTask(ClassificationTask):
         return str(self.options["head"])
 
     def build_model(self, config: ModelConfig, observer: Observer | None = None) -> torch.nn.Module:
-        """Model with freshly initialised weights, on the CPU, in float32; its phases go to `observer`."""
+        """Model with freshly initialized weights, on the CPU, in float32; its phases go to `observer`."""
         return BertForMentions(config, self.head, observer)
 
     def score(self, logits: Float32, labels: Labels) -> Mapping[str, float]:

@@ -173,7 +173,7 @@ def _prepared(summaries: Sequence["GlueSummary"]) -> Grid:
 
 
 def _next(config: GlueConfig, summaries: Sequence["GlueSummary"]) -> list[str] | None:
-    """Return the words of a command that runs on what is there; None where there is none."""
+    """Return the words of a command that runs on what is there; None if there is none."""
     if config.vocab is None:
         is_text = any(summary.text is not None for summary in summaries)
         return ["data", "pretrain", "--input", str(config.text)] if is_text else None
@@ -190,7 +190,7 @@ def _next(config: GlueConfig, summaries: Sequence["GlueSummary"]) -> list[str] |
 
 
 def _named(config: GlueConfig, summary: "GlueSummary") -> str:
-    """The folder, or the file where others of the same table lie beside it."""
+    """The folder, or the file where others of the same table are beside it."""
     from bert.tasks.glue.features import FORM
 
     several = len(FORM.files_in(config.output, summary.split, summary.task)) > 1
@@ -247,7 +247,7 @@ def _open_model(checkpoint: Path, files: Sequence[Path], features: "Sequence[Glu
 
 
 def _trained_on(checkpoint: Path) -> tuple[str | None, str | None]:
-    """What a checkpoint of ours was trained on, and which task of GLUE that is; None where it does not say."""
+    """What a bertbench checkpoint was trained on, and which task of GLUE that is; None if it does not say."""
     from bert.predict import settings_of
     from bert.tasks.options import read_options
 
@@ -259,7 +259,7 @@ def _trained_on(checkpoint: Path) -> tuple[str | None, str | None]:
 
 
 def _check_task(checkpoint: Path, task: str) -> None:
-    """Refuse a checkpoint of ours that was trained on something else: its classes may be as many and mean others."""
+    """Refuse a bertbench checkpoint that was trained on something else: its classes may be as many and mean others."""
     trained, known = _trained_on(checkpoint)
     if trained is not None and known != task:
         raise InputError(
@@ -269,7 +269,7 @@ def _check_task(checkpoint: Path, task: str) -> None:
 
 
 def _answer(ready: Ready, features: "GlueFeatures", out: Path, host: Host) -> dict[str, Any]:
-    """Write the answers to one table; return what is told of them."""
+    """Write the answers to one table; return the facts about them."""
     from bert.tasks.glue.scores import answer_file, decided, scores, write_answers
 
     settings, rows = features.settings, features.rows
@@ -308,7 +308,7 @@ def _evaluation(found: dict[str, Any]) -> list[str] | None:
 
 
 def _split_of(labels: Path, spec: "GlueSpec") -> str | None:
-    """Which of the task's tables with labels a file is by its name; None where that does not say."""
+    """Which of the task's tables with labels a file is by its name; None if that does not say."""
     name = labels.name.lower().removesuffix(".gz").removesuffix(".tsv").replace("-", "_")
     return name if name in spec.evaluations else None
 
@@ -321,7 +321,7 @@ def _answers_to(predictions: Path, spec: "GlueSpec") -> str | None:
 
 
 def _confusion(spec: "GlueSpec", labels: list[float], predictions: list[float]) -> list[list[int]] | None:
-    """Rows by label and prediction: [label][prediction]; None where the task is a regression."""
+    """Rows by label and prediction: [label][prediction]; None if the task is a regression."""
     if spec.is_regression:
         return None
     found = [[0] * spec.labels for _ in spec.classes]

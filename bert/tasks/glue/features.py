@@ -34,12 +34,12 @@ class Settings:
     """A name in bert.tasks.glue.tasks.TASKS."""
     split: str
     lower_case: bool
-    """Text is lower-cased and accents are stripped before it is cut into pieces."""
+    """Text is lowercased and accents are stripped before it is cut into pieces."""
     vocabulary: str
     """Vocabulary.fingerprint."""
     vocab_size: int
     max_seq_length: int = DEFAULT_MAX_SEQ_LENGTH
-    """Tokens of a row at most."""
+    """Maximum tokens of a row."""
 
     @property
     def spec(self) -> GlueSpec:
@@ -183,7 +183,7 @@ class GlueForm(FeatureForm[Settings, GlueFeatures]):
 
         Args:
             folder: where to look.
-            task: whose; None where there is only one.
+            task: whose; None if there is only one.
 
         Raises:
             InputError: there are none, of several tasks, or several of one split.

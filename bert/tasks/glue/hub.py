@@ -15,7 +15,7 @@ _BATCH = 10_000
 
 
 def hub_split(split: str) -> str:
-    """Return what `datasets` calls a split: validation in place of dev."""
+    """Return what `datasets` calls a split: validation instead of dev."""
     return split.replace("dev", "validation", 1)
 
 

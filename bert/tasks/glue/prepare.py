@@ -30,14 +30,14 @@ from common.errors import InputError
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GlueSummary(Summary):
-    """What became of one table."""
+    """Result for one table."""
 
     TOLD = ("task", "split", "source", "features", "text", "kept", "counts", "examples", "seconds", "notes")
 
     task: str
     split: str
     text: Path | None
-    """The file of text; None where none was asked for, and of tables that are not trained on."""
+    """The file of text; None if none was asked for, and of tables that are not trained on."""
 
 
 def prepare(config: GlueConfig, progress: Progress) -> list[GlueSummary]:
@@ -45,10 +45,10 @@ def prepare(config: GlueConfig, progress: Progress) -> list[GlueSummary]:
 
     Args:
         config: what to make.
-        progress: told about tables.
+        progress: called with the number of finished tables.
 
     Raises:
-        InputError: a table or the vocabulary is not as it has to be, or there is none.
+        InputError: a table or the vocabulary is not as it must be, or there is none.
         MissingToolError: `datasets` is not installed.
         StorageError: the output cannot be written.
     """

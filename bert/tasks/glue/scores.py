@@ -43,7 +43,7 @@ def f1_score(predictions: Classes, labels: Classes) -> float:
 
 
 def matthews(predictions: Classes, labels: Classes) -> float:
-    """Matthews' correlation of two classes (Matthews 1975); 0 where all predictions or all labels are the same."""
+    """Matthews' correlation of two classes (Matthews 1975); 0 if all predictions or all labels are the same."""
     from sklearn.metrics import matthews_corrcoef
 
     return float(matthews_corrcoef(labels, predictions))
@@ -71,11 +71,11 @@ def scores(spec: GlueSpec, predictions: npt.NDArray[np.generic], labels: npt.NDA
     Args:
         spec: the task.
         predictions: classes, or numbers where the task is a regression [N].
-        labels: likewise [N].
+        labels: classes or numbers [N].
     """
     check_packages(spec)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # what comes of rows that are all alike is said above
+        warnings.simplefilter("ignore")  # constant inputs are handled above
         if spec.is_regression:
             given, right = predictions.astype(np.float64), labels.astype(np.float64)
             found = {"pearson": pearson(given, right), "spearman": spearman(given, right)}
@@ -140,7 +140,7 @@ def answers_text(spec: GlueSpec, split: str, index: npt.NDArray[np.int64], predi
 def write_answers(
     path: Path, spec: GlueSpec, split: str, index: npt.NDArray[np.int64], predictions: npt.NDArray[np.generic]
 ) -> None:
-    """Write answers, whole or not at all. Raises StorageError."""
+    """Write answers, atomically. Raises StorageError."""
     write_text(path, answers_text(spec, split, index, predictions))
 
 

@@ -1,4 +1,4 @@
-"""What a plan asks of GLUE's data: features files. Imports no torch."""
+"""GLUE's data for plans: feature files. Imports no torch."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -48,7 +48,7 @@ class GlueData(ClassificationData):
         return "task" in options and TASKS[options["task"]].is_regression
 
     def resolve(self, options: Mapping[str, Any], source: DataSource) -> Mapping[str, Any]:
-        """The task that the features are of, where none was named; cola for made-up data."""
+        """The task that the features are of, where none was named; cola for synthetic data."""
         if "task" in options:
             return options
         if is_synthetic(source.source):
@@ -59,7 +59,7 @@ class GlueData(ClassificationData):
     def evaluation_rows(
         self, source: str, seq_len: int, wanted: str | None, options: Mapping[str, Any], training: TokenRows
     ) -> TokenRows:
-        """As the other tasks do; where nothing is named, the dev rows beside the training rows."""
+        """As the other tasks do; by default, the dev rows beside the training rows."""
         if wanted is None and Path(source).is_file():
             wanted = str(Path(source).parent)
         check_packages(spec_of(options))
@@ -84,7 +84,7 @@ class GlueData(ClassificationData):
 
 
 def spec_of(options: Mapping[str, Any]) -> GlueSpec:
-    """Return the task that resolved options name. Raises UsageError where they name none."""
+    """Return the task that resolved options name. Raises UsageError if they name none."""
     if "task" not in options:
         raise UsageError("option-missing", f"no GLUE task was given: give --task {' | '.join(TASKS)}")
     return task_of(options["task"])

@@ -41,7 +41,7 @@ class GlueRow:
     first: str
     """Its sentence, or the first of two."""
     second: str | None
-    """The second one; None where the task has none."""
+    """The second one; None if the task has none."""
     label: float | None
     """Number of the class, or the number that is to be found; None in a test table."""
 
@@ -98,13 +98,13 @@ def read_table(path: Path, spec: GlueSpec, split: str) -> GlueTable:
 
 
 def _columns(lines: Sequence[str], spec: GlueSpec, split: str) -> tuple[tuple[str, ...], int]:
-    """Return the names of the columns, and the number of the first row behind them."""
+    """Return the names of the columns, and the number of the first row after them."""
     headless = spec.headless.get(split)
     return (tuple(lines[0].split("\t")), 1) if headless is None else (headless, 0)
 
 
 def _what_else(lines: Sequence[str], spec: GlueSpec, split: str) -> str:
-    """Return, in words, what lines are that cannot be read as a task's table; empty where that is not known."""
+    """Return, in words, what lines are that cannot be read as a task's table; empty if that is not known."""
     others = [other.name for other in TASKS.values() if other != spec and _fits(lines, other, split)]
     if others:
         return f"it fits the task {' or '.join(others)}"
@@ -186,7 +186,7 @@ def read_lines(path: Path, wanted: str = "a table of GLUE") -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class _Layout:
-    """Where the columns that are needed stand."""
+    """Positions of the required columns."""
 
     width: int
     texts: tuple[int, ...]
@@ -242,16 +242,16 @@ def make_row(
     place: str,
     has_labels: bool,
 ) -> GlueRow | None:
-    """Return an example, or None where it cannot be used, which is counted.
+    """Return an example, or None if it cannot be used, which is counted.
 
     Args:
         spec: its task.
-        index: its number; None where it has none.
+        index: its number; None if it has none.
         texts: its sentences.
         label: as it was written.
         seen: indexes of the rows before, to which this one's is added.
-        counts: takes what was met.
-        place: where it stands.
+        counts: receives the counts.
+        place: its place, in words.
         has_labels: whether it needs a label.
     """
     if index is None:
@@ -302,13 +302,13 @@ def row_number(text: str) -> int | None:
 
 ENDINGS = (".tsv", ".tsv.gz")
 _OTHER_WORDS = {"validation": "dev", "valid": "dev", "val": "dev", "development": "dev", "training": "train"}
-"""What others call a split."""
+"""Other names of a split."""
 _CLOSE = 0.6
 _MOST_NAMED = 5
 
 
 def find_table(folder: Path, spec: GlueSpec, split: str) -> Path | None:
-    """Return the table of a split in a task's folder or in the folder above it; None where there is none."""
+    """Return the table of a split in a task's folder or in the folder above it; None if there is none."""
     named = spec.elsewhere.get(split, (split,))
     for place in _places(folder, spec, split):
         tables = _tables(place)
@@ -322,7 +322,7 @@ def find_table(folder: Path, spec: GlueSpec, split: str) -> Path | None:
 
 
 def missing_tables(folder: Path, spec: GlueSpec) -> list[str]:
-    """Return what is to be said of a task's tables that are not there, and of others in their place."""
+    """Return notes on a task's tables that are not there, and of others in their place."""
     found = {split: find_table(folder, spec, split) for split in spec.splits}
     missing = [split for split in spec.splits if found[split] is None and split not in spec.elsewhere]
     if not missing:
@@ -352,7 +352,7 @@ def unused_folders(folder: Path, specs: Sequence[GlueSpec]) -> list[str]:
 
 
 def what_is_there(folder: Path) -> str:
-    """Return, in words, what lies in a folder without tables of the tasks that are wanted; empty for nothing."""
+    """Return, in words, what is in a folder without tables of the tasks that are wanted; empty for nothing."""
     tables = [path.name for path in _tables(folder)]
     if tables and _task_of(folder.resolve()) is None:
         guess = _guess(folder.resolve().name)
@@ -403,7 +403,7 @@ def _guess(name: str) -> str | None:
 
 
 def _meant(path: Path, missing: Sequence[str]) -> str:
-    """A table that was not used, with the name that it may have to have."""
+    """A table that was not used, with the name that it may need."""
     words = _stem(path).replace("-", "_").split("_")
     name = "_".join(_OTHER_WORDS.get(word, word) for word in words)
     return f"{path.name} (rename it to {name}.tsv if that is what it is)" if name in missing else path.name

@@ -17,7 +17,7 @@ class GlueTask(ClassificationTask):
         options: `task`, its name.
 
     Raises:
-        UsageError: no such task, or none is named.
+        UsageError: no such task, or none is given.
     """
 
     name = "glue"

@@ -93,7 +93,7 @@ class PrepareConfig:
     vocab_size: int = BERT_UNCASED_VOCAB_SIZE
     """Pieces of a trained vocabulary at most."""
     seq_lens: tuple[int, ...] = (128,)
-    """Tokens per instance; 128 512 makes both phases and tokenises once."""
+    """Tokens per instance; 128 512 makes both phases and tokenizes once."""
     max_predictions: tuple[int, ...] = ()
     """Masked positions per instance, one for each length; default 20 for 128, 80 for 512, else 15 %."""
     masked_lm_prob: float = 0.15
@@ -181,7 +181,7 @@ class PrepareConfig:
 
     @property
     def share(self) -> Part:
-        """What `part` says. Raises UsageError for a text that is no share."""
+        """What `part` says. Raises UsageError for a text that is not a share."""
         match = re.fullmatch(r"(\d+)/(\d+)", self.part)
         if match is None:
             raise UsageError("option-value", f"--part {self.part} must be I/N with 0 <= I < N, such as 0/4")

@@ -25,9 +25,9 @@ class ShardFolder:
     seq_len: int
     """Tokens per sample."""
     max_predictions: int
-    """Masked positions per sample at most."""
+    """Maximum masked positions per sample."""
     vocab_size: int | None
-    """Word pieces, from the metadata beside the shards; None where there is none (shards from elsewhere)."""
+    """Word pieces, from the metadata beside the shards; None if there is none (shards from elsewhere)."""
     samples: int
     """Samples of all shards."""
     fingerprint: str
@@ -305,7 +305,7 @@ def read_blocks(file: Any, names: Sequence[str]) -> Iterator[tuple[int, Block]]:
 
 
 def read_metadata(folder: Path) -> dict[str, Any] | None:
-    """Return what metadata.json beside shards says; None where there is none. Raises InputError: it is damaged."""
+    """Return what metadata.json beside shards says; None if there is none. Raises InputError: it is damaged."""
     path = folder / METADATA_FILE
     return read_json(path) if path.exists() else None
 
@@ -329,7 +329,7 @@ class SampleLengths:
 
     @property
     def fingerprint(self) -> str:
-        """Hash of everything that made-up batches depend on."""
+        """Hash of everything that synthetic batches depend on."""
         digest = hashlib.blake2b(repr((self.bin_lengths, self.weights)).encode(), digest_size=16)
         digest.update(self.histogram.astype("<i8").tobytes())
         return f"lengths-{digest.hexdigest()}"

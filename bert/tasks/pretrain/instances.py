@@ -267,7 +267,7 @@ def _rows(plan: Plan, pairs: Pairs, rng: np.random.Generator) -> Instances:
     lengths, middle = pairs.lengths, pairs.first_length + np.int32(1)
     is_real = columns < lengths[:, None]
     is_second = (columns > middle[:, None]) & is_real
-    # Where each column's token lies: the first segment begins in column 1, the second one behind the [SEP].
+    # Where each column's token lies: the first segment begins in column 1, the second one after the [SEP].
     shift = np.where(is_second, (pairs.second_begin - middle - 1)[:, None], (pairs.first_begin - 1)[:, None])
     ids = plan.shard.ids.take(shift + columns, mode="clip").astype(np.int32)
     ids *= is_real

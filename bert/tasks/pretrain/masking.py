@@ -1,6 +1,6 @@
-"""Step 5 of instance creation, for a block of rows at once: which tokens are predicted, and what stands in their place.
+"""Step 5 of instance creation, for a block of rows at once: which tokens are predicted, and what replaces them.
 
-A row's candidates are its tokens without the special ones; candidate i of a row with a first segment of n tokens stands
+A row's candidates are its tokens without the special ones; candidate i of a row with a first segment of n tokens is
 in column i + 1 for i < n, else in column i + 2.
 """
 

@@ -67,7 +67,7 @@ class StageRunner:
             The stage; None where other parts of it (`--part`) are not finished.
 
         Raises:
-            UsageError: other parts are not finished, and this call was to go on with the next stage.
+            UsageError: other parts are not finished, and this call was to continue with the next stage.
         """
         began = time.perf_counter()
         folder = StageFolder(path, stage, version, settings, source, companions)
@@ -223,7 +223,7 @@ def _paragraphs(runner: StageRunner, downloaded: Sequence[Path]) -> list[Finishe
     for stage, sources in (("extract", dumps), ("clean", texts)):
         path = config.stage_folder(stage)
         if not sources:
-            if stage in config.stages:  # what an earlier call made of other input is no part of this one
+            if stage in config.stages:  # what an earlier call made of other input is not a part of this one
                 clear_stage(path, (MANIFEST_FILE,))
         elif stage in config.stages:
             content = fingerprint_of([[source.name, source.digest] for source in sources])
@@ -362,7 +362,7 @@ def _vocabulary(runner: StageRunner, sharded: Finished) -> tuple[Vocabulary, Pat
     """Return the given vocabulary, the one trained before on the same text, or a new one, and where it is.
 
     Raises:
-        InputError: the given file is no vocabulary.
+        InputError: the given file is not a vocabulary.
         UsageError: a vocabulary of the wanted size cannot be trained on this text.
     """
     config = runner.config

@@ -1,7 +1,7 @@
 """HDF5 shards of pretraining instances: their headers are checked, their data is read or mapped. Imports no torch.
 
 A shard is either gzip-compressed, as everybody's code reads it, or stored plainly (gzip level 0), and then its data
-lies in the file as arrays do in memory: `map_shard` gives access to it without reading it.
+is in the file as arrays do in memory: `map_shard` gives access to it without reading it.
 """
 
 import io
@@ -54,7 +54,7 @@ class ShardHeader:
     seq_len: int
     """Tokens per instance, L."""
     max_predictions: int
-    """Masked positions per instance at most, P."""
+    """Maximum masked positions per instance, P."""
     settings: str | None = None
     """Fingerprint of the settings it is made with."""
     gzip_level: int = DEFAULT_GZIP_LEVEL
@@ -252,7 +252,7 @@ class ShardInfo:
     seq_len: int
     """Tokens per instance, L."""
     max_predictions: int
-    """Masked positions per instance at most, P."""
+    """Maximum masked positions per instance, P."""
     settings: str | None
     """Fingerprint of the settings that `data pretrain` made it with; None for a file from elsewhere."""
     bin_lengths: tuple[int, ...] = ()
@@ -360,7 +360,7 @@ def opened(path: Path) -> Iterator[Any]:
 
 
 def _refuse_claims(path: Path, file: Any) -> None:
-    """Refuse data that lie in other files of this machine, and a header that announces more than the file can hold."""
+    """Refuse data that are in other files of this machine, and a header that announces more than the file can hold."""
     import h5py
 
     found = datasets_of(file)
@@ -462,7 +462,7 @@ def _is_plain(dataset: Any, dtype: str) -> bool:
 
 
 def check_values(path: Path, instances: Instances) -> None:
-    """Raise InputError where rows hold values that no instance of so many tokens can have."""
+    """Raise InputError if rows hold values that no instance of so many tokens can have."""
     seq_len = instances.input_ids.shape[1]
     for name, low, high in (
         ("input_ids", 0, None),

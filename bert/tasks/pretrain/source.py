@@ -1,4 +1,4 @@
-"""What a plan asks of pretraining's data: folders of HDF5 shards. Imports no torch."""
+"""Pretraining data for plans: folders of HDF5 shards. Imports no torch."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -27,7 +27,7 @@ def open_test_shards(folder: Path, seq_len: int) -> "ShardFolder":
 
 
 class PretrainData:
-    """Shards, or made-up instances."""
+    """Shards, or synthetic instances."""
 
     trained_by = "bert.tasks.pretrain.task:PretrainTask"
     heads: Heads = "masked words"
@@ -62,7 +62,7 @@ class PretrainData:
     def check_evaluation(
         self, source: str, seq_len: int, wanted: str | None, options: Mapping[str, Any] = NO_OPTIONS
     ) -> None:
-        """Look at the test shards. Raises InputError: there are none; UsageError where others are wanted."""
+        """Look at the test shards. Raises InputError: there are none; UsageError if others are wanted."""
         if wanted is not None:
             raise UsageError(
                 "option-not-applicable",

@@ -34,12 +34,12 @@ class LengthSummary:
     seq_len: int
     """Tokens per instance."""
     max_predictions: int
-    """Masked positions per instance at most."""
+    """Maximum masked positions per instance."""
     folder: Path
     training_instances: int
     test_instances: int
     padding_efficiency: float | None
-    """Real tokens / all tokens, over all shards; None where no shard is finished."""
+    """Real tokens / all tokens, over all shards; None if no shard is finished."""
     shards: int
     """Shards, training and test; for a part, those that are finished."""
     shards_kept: int
@@ -54,13 +54,13 @@ class PrepareSummary:
     stages: tuple[StageSummary, ...]
     """The stages of this call, in order."""
     lengths: tuple[LengthSummary, ...]
-    """The shards of each sequence length; empty where the call ended before them."""
+    """The shards of each sequence length; empty if the call ended before them."""
     documents: int | None
-    """Documents of the corpus; None where the call did not read them."""
+    """Documents of the corpus; None if the call did not read them."""
     sentences: int | None
-    """Sentences of the corpus; None where the call did not read them."""
+    """Sentences of the corpus; None if the call did not read them."""
     vocab_size: int | None
-    """Word pieces; None where the call ended before they were needed."""
+    """Word pieces; None if the call ended before they were needed."""
     vocab_path: Path | None
     vocab_trained: bool
     notes: tuple[str, ...]
@@ -112,7 +112,7 @@ def notes_of(
     Args:
         stages: what its stages met.
         replaced: files of other settings or input that were removed.
-        vocabulary: what the text was tokenised with, if it was.
+        vocabulary: what the text was tokenized with, if it was.
         changed: files that were changed since they were finished.
     """
     if replaced:

@@ -138,7 +138,7 @@ class PretrainTask:
     begins_from_encoder = False
 
     def build_model(self, config: ModelConfig, observer: Observer | None = None) -> torch.nn.Module:
-        """Model with freshly initialised weights, on the CPU, in float32; its phases go to `observer`."""
+        """Model with freshly initialized weights, on the CPU, in float32; its phases go to `observer`."""
         return BertForPretraining(config, observer or Observer())
 
     def batches(self, spec: DataSpec, split: str = "training") -> BatchStream:
@@ -182,7 +182,7 @@ class PretrainTask:
         )
 
     def evaluator(self, spec: DataSpec, wanted: EvaluationSpec) -> TestShards:
-        """Open the test shards beside the training shards. Raises InputError, UsageError where others are wanted."""
+        """Open the test shards beside the training shards. Raises InputError, UsageError if others are wanted."""
         PretrainData().check_evaluation(spec.data, spec.seq_len, wanted.source)
         return TestShards(spec, wanted.samples)
 

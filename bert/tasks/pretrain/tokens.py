@@ -29,7 +29,7 @@ SUFFIX = ".npz"
 """Ending of the files of this stage."""
 _BLOCK = 4 * 2**20
 _FOREIGN = (ValueError, TypeError, KeyError, EOFError, MemoryError, NotImplementedError, RuntimeError, SyntaxError)
-"""What NumPy and zipfile raise for a file that is cut off or not theirs."""
+"""What NumPy and zipfile raise for a file that is truncated or not theirs."""
 _ARRAYS = ("ids", "sentence_ends", "document_ends")
 
 

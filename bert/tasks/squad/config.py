@@ -31,7 +31,7 @@ class SquadConfig:
     split: Literal["training", "evaluation"] | None = None
     """What they are for; default by the input's name: *train* or *dev*, *test*, *valid*, *eval*."""
     squad_version: Literal["auto", "1.1", "2.0"] = "auto"
-    """What the input has to be; auto = either, told by its questions."""
+    """What the input has to be; auto = either, detected from its questions."""
     lower_case: bool = True
     """Text is lower-cased, as for bert-*-uncased; --no-lower-case keeps capitals, for a cased vocabulary."""
     max_seq_length: int = _DEFAULTS["max_seq_length"]

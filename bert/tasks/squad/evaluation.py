@@ -1,4 +1,4 @@
-"""How a model answers questions: the logits of all windows from all ranks, decoded and scored as officially."""
+"""Evaluate question answering: the logits of all windows from all ranks, decoded and scored by the official rules."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -56,7 +56,7 @@ class Questions:
         return torch.from_numpy(logits.astype(np.float64).reshape(-1))
 
     def score(self, total: torch.Tensor) -> Evaluation:
-        """Decode and score the logits of all windows. Raises InputError where one is not a finite number."""
+        """Decode and score the logits of all windows. Raises InputError if one is not a finite number."""
         start, end = total.numpy().astype(np.float32).reshape(2, -1)
         offsets = self.features.input_ids.offsets
         answers = decode(self.features, WindowLogits(start, end, offsets - offsets[0]), self._vocabulary, n_best=False)
@@ -110,13 +110,13 @@ def window_logits(
 
 
 def put_values(features: SquadFeatures, numbers: Int64, values: npt.NDArray[Any], flat: npt.NDArray[Any]) -> None:
-    """Write values [B, S] of the tokens of windows `numbers` [B] to where these lie in the features.
+    """Write values [B, S] of the tokens of windows `numbers` [B] to where these are in the features.
 
     Args:
         features: the windows.
         numbers: those in `values`, as evaluation_rows yields them.
         values: one value for each token of each window; those of padding are left out.
-        flat: receives them, real tokens of all windows behind one another [sum of lengths].
+        flat: receives them, real tokens of all windows one after another [sum of lengths].
     """
     offsets = features.input_ids.offsets
     begins = offsets[numbers]

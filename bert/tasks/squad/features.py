@@ -1,4 +1,4 @@
-"""The feature file of SQuAD: what its windows are made of, as columns. Imports no torch.
+"""The feature file of SQuAD: its windows as columns. Imports no torch.
 
 P contexts, Q questions, W windows (one question has one or more, in order, and they lie next to each other). Columns of
 rows of different lengths are Ragged: padding is stored nowhere.
@@ -36,12 +36,12 @@ class Settings:
     version: str
     """'1.1' or '2.0'."""
     lower_case: bool
-    """Text is lower-cased and accents are stripped before it is cut into pieces."""
+    """Text is lowercased and accents are stripped before it is cut into pieces."""
     vocabulary: str
     """Vocabulary.fingerprint."""
     vocab_size: int
     max_seq_length: int = 384
-    """Tokens of a window at most: [CLS] question [SEP] document [SEP]."""
+    """Maximum tokens of a window: [CLS] question [SEP] document [SEP]."""
     doc_stride: int = 128
     """Document tokens from the beginning of one window to that of the next."""
     max_query_length: int = 64
@@ -68,7 +68,7 @@ class SquadFeatures:
     tokens: Ragged
     """Word pieces of each context [P]."""
     token_words: Int32
-    """Of each token in `tokens.values`: the number of its word in the context, words being split on white space."""
+    """Of each token in `tokens.values`: the number of its word in the context, words being split on whitespace."""
     question_ids: Ragged
     """Ids of the questions, UTF-8 bytes [Q], in the order of the file."""
     questions: Ragged
@@ -96,9 +96,9 @@ class SquadFeatures:
     max_context: Ragged
     """Whether each document token has its greatest context in this window, uint8 0 or 1 [W], rows of window_tokens."""
     start_positions: Int32
-    """Target: position in the window of the answer's first token, 0 where the window holds no (whole) answer [W]."""
+    """Target: position in the window of the answer's first token, 0 if the window holds no (whole) answer [W]."""
     end_positions: Int32
-    """Target: position of its last token, likewise [W]; all 0 for the split 'evaluation'."""
+    """Target: position of its last token, else 0 [W]; all 0 for the split 'evaluation'."""
 
     def __len__(self) -> int:
         """Return the number of windows."""
@@ -162,7 +162,7 @@ _INPUTS = {"training": "TRAIN.json", "evaluation": "DEV.json", "": "DATASET.json
 
 
 class SquadForm(FeatureForm[Settings, SquadFeatures]):
-    """Feature files of SQuAD; the vocabulary's special pieces stand in each."""
+    """Feature files of SQuAD; each stores the ids of the vocabulary's special pieces."""
 
     task = "squad"
     title = "SQuAD"

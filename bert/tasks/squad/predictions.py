@@ -37,7 +37,7 @@ class WindowLogits:
     """Window i has start[offsets[i] : offsets[i + 1]]: [W + 1]."""
 
     def check(self, features: SquadFeatures) -> None:
-        """Hold the logits against the windows.
+        """Check the logits against the windows.
 
         Raises:
             InputError: they belong to other windows, or one is NaN or infinite; the message names the question.
@@ -102,12 +102,12 @@ class Candidates:
 
 @dataclass(frozen=True, slots=True)
 class NullScores:
-    """What speaks for no answer, the smallest over the windows of each question (the first of equal ones)."""
+    """No-answer scores: the smallest over the windows of each question (the first of equal ones)."""
 
     start_logit: Float32
-    """Start logit of [CLS] [Q]; 0 where a question has no window."""
+    """Start logit of [CLS] [Q]; 0 if a question has no window."""
     end_logit: Float32
-    """End logit of [CLS] [Q], likewise."""
+    """End logit of [CLS] [Q]; 0 if a question has no window."""
     has_windows: npt.NDArray[np.bool_]
     """Whether the question has a window [Q]."""
 
@@ -255,7 +255,7 @@ class NBestEntry(msgspec.Struct, frozen=True, gc=False):
     """One answer of an n-best list."""
 
     text: str
-    """The answer, as it stands in the context; "" = no answer, "empty" = there was nothing to choose from."""
+    """The answer as written in the context; "" = no answer, "empty" = there was no candidate."""
     probability: float
     """Softmax over the summed logits of the list."""
     start_logit: float
@@ -271,7 +271,7 @@ class Answers:
     predictions: dict[str, str]
     """The answer; "" = none."""
     n_best: dict[str, list[NBestEntry]]
-    """The best different answers, best first; empty where they were not asked for."""
+    """The best different answers, best first; empty if they were not asked for."""
     null_odds: dict[str, float]
     """SQuAD 2.0: score of no answer less that of the best answer; empty for 1.1."""
     without_windows: tuple[str, ...]

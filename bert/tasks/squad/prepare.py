@@ -85,7 +85,7 @@ def make_and_keep(unit: Unit, place: Place) -> Part:
 
 
 def _in_memory(columns: Mapping[str, list[Array]]) -> SharedFile | None:
-    """None where there is no descriptor or no memory left: then the columns go back with the part."""
+    """None if there is no descriptor or no memory left: then the columns go back with the part."""
     shared = None
     try:
         shared, file = new_shared_file()
@@ -113,7 +113,7 @@ def received(part: Part) -> Part:
     except OSError as error:
         if isinstance(part.columns, Path):
             raise
-        # Of a process that has ended and is not waited for yet others than root are refused, not told that it is gone.
+        # For a zombie process, users other than root get a permission error instead of "no such process".
         if isinstance(error, FileNotFoundError) or part.columns.is_lost():
             raise LostWorkerError("a worker ended before it handed over a part") from error
         raise StorageError(
@@ -165,7 +165,7 @@ SMALL_BYTES = 16 * 2**20
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SquadSummary(Summary):
-    """What became of one dataset."""
+    """Result for one dataset."""
 
     TOLD = (
         *("input", "features", "settings", "kept", "counts", "examples"),
@@ -185,12 +185,12 @@ def prepare(config: SquadConfig, progress: Progress, pool: Workers | None = None
 
     Args:
         config: what to make.
-        progress: told about units of work.
-        pool: processes to use in place of own ones.
+        progress: called with the number of finished units of work.
+        pool: processes to use instead of own ones.
 
     Raises:
-        InputError: an input or the vocabulary is not as it has to be, or no question can be used.
-        UsageError: what an input is for cannot be told, or a worker died; nothing half-written is left.
+        InputError: an input or the vocabulary is not as it must be, or no question can be used.
+        UsageError: the split of an input is ambiguous, or a worker died; nothing half-written is left.
         StorageError: the output cannot be written.
     """
     for path in config.input:
@@ -235,7 +235,7 @@ def _prepare(config: SquadConfig, path: Path, split: str, progress: Progress, po
 
 
 def _origin(dataset: Dataset) -> dict[str, Any]:
-    """What the JSON beside the features says of their dataset, which a later change of it is told by."""
+    """Description of the dataset in the JSON beside the features, used to detect a later change of it."""
     state = dataset.path.stat()
     return {
         "input": str(dataset.path.resolve()),
@@ -275,7 +275,7 @@ def _started(workers: Workers, path: Path, vocabulary: Vocabulary) -> Iterator[N
 
 
 def _start_all(workers: Workers, begin: Callable[[str], None], fingerprint: str) -> None:
-    # What goes wrong here goes wrong again, and is told, when there is work.
+    # An error here occurs again, and is reported, when there is work.
     with suppress(Exception):
         list(workers.map(begin, [fingerprint] * workers.count))
 
@@ -295,7 +295,7 @@ class _Work:
     made: float = 0.0
 
     def make(self) -> tuple[list[Columns], Counts]:
-        """Make the parts of the file, by all workers; return them and what was met."""
+        """Make the parts of the file, by all workers; return them and their counts."""
         self.began = time.monotonic()
         path = self.config.output / FORM.file_name(self.settings, self.dataset.fingerprint)
         with parts_place(self.config.mode, path, self.workers.count) as place:

@@ -1,8 +1,8 @@
 """From word pieces back to the text they were cut from: the published projection, prepared once per context.
 
-google-research/bert run_squad.py (get_final_text). Pieces are joined to text, looked for in the normalised words of
+google-research/bert run_squad.py (get_final_text). Pieces are joined to text, looked for in the normalized words of
 the span, and the first and the last character found are followed back into the original words by counting characters
-other than blanks. Where that is impossible the answer is the original words, one blank between them.
+other than spaces. Where that is impossible the answer is the original words, one space between them.
 """
 
 import re
@@ -13,7 +13,7 @@ from typing import Any
 
 from bert.tasks.squad.features import SquadFeatures
 
-# What separates words in SQuAD as google-research/bert reads it; other blanks are parts of words.
+# What separates words in SQuAD as google-research/bert reads it; other spaces are parts of words.
 _WORD = re.compile("[^ \t\r\n\u202f]+")
 _ASCII_PART = re.compile("[A-Za-z0-9]+|[^A-Za-z0-9]")
 
@@ -55,7 +55,7 @@ class _NormalWords:
         self._known: dict[str, str] = {}
 
     def __getitem__(self, word: str) -> str:
-        """Return the parts of a word, a blank between them; empty where nothing is left of it."""
+        """Return the parts of a word, a space between them; empty if nothing is left of it."""
         found = self._known.get(word)
         if found is None:
             found = self._known[word] = " ".join(self._parts(word))
@@ -87,12 +87,12 @@ class _Context:
         self._pieces = pieces
         self._token_words = token_words
         self._joined = " ".join(words)
-        """All words, one blank between them: word i begins at _before[i] + i."""
+        """All words, one space between them: word i begins at _before[i] + i."""
         self._before = [0, *accumulate(map(len, words))]
         """Characters of the words before each word."""
         normal = [normal_words[word] for word in words]
         self._lengths_before = [0, *accumulate(len(part) - part.count(" ") for part in normal)]
-        """Characters other than blanks of the normal forms before each word."""
+        """Characters other than spaces of the normal forms before each word."""
         self._normal = " ".join(filter(None, normal))
         """The normal forms of the words; some words have none."""
         self._normal_begins, self._normal_ends = [], []

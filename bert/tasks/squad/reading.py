@@ -27,7 +27,7 @@ class Answer(msgspec.Struct, gc=False):
     """A gold answer."""
 
     text: str
-    """As it stands in the context."""
+    """As written in the context."""
     answer_start: int | None = None
     """Its first character in the context, in code points."""
 
@@ -70,7 +70,7 @@ class _Questions(msgspec.Struct):
 
 
 class Place(NamedTuple):
-    """Where a paragraph stands in its file."""
+    """Position of a paragraph in its file."""
 
     article: int
     """Number of its article, from 1."""
@@ -79,7 +79,7 @@ class Place(NamedTuple):
     """Of the paragraph in its article, from 1."""
 
     def __str__(self) -> str:
-        """Say where."""
+        """Return the position in words."""
         return f"{_article_name(self.article, self.title)}, paragraph {self.number}"
 
 
@@ -88,7 +88,7 @@ class RawParagraph:
     """A paragraph that has not been looked at."""
 
     place: Place
-    """Where it stands."""
+    """Its position."""
     json: msgspec.Raw
     """Its JSON, not copied."""
 
@@ -107,7 +107,7 @@ class Dataset:
 
 
 def check_there(path: Path) -> None:
-    """Raise InputError where there is no such file."""
+    """Raise InputError if the file does not exist."""
     try:
         path.stat()
     except OSError as error:
@@ -135,7 +135,7 @@ def read_dataset(path: Path, version: str = "auto") -> Dataset:
 
     Args:
         path: JSON, or JSON in gzip.
-        version: what the file has to be: '1.1', '2.0', or 'auto' for either.
+        version: what the file must be: '1.1', '2.0', or 'auto' for either.
 
     Raises:
         InputError: it cannot be read, is no SQuAD file, lacks a field, or is one of the other version.
@@ -152,7 +152,7 @@ def _read(path: Path, content: bytes, version: str, fingerprint: Future[str]) ->
         raise _explained(path, content, error) from error
     except msgspec.DecodeError as error:
         raise InputError("file-damaged", f"{path} is damaged or not JSON ({error}): {_REMEDY}") from error
-    has_mark = _NAME_IN_2_0 in content and _MARK_OF_2_0.search(content)  # most files of 1.1 are told by the fast search
+    has_mark = _NAME_IN_2_0 in content and _MARK_OF_2_0.search(content)  # the fast search recognizes most files of 1.1
     found = "2.0" if has_mark or declares_2_0(file.version) else "1.1"
     _check_version(path, found, version)
     paragraphs = tuple(
@@ -180,7 +180,7 @@ def parse(path: Path, places: Sequence[Place], content: bytes) -> list[Paragraph
 
     Args:
         path: the file.
-        places: where they stand in it.
+        places: their positions in it.
         content: a JSON array of them.
 
     Raises:
@@ -212,7 +212,7 @@ def _check_version(path: Path, found: str, asked: str) -> None:
 
 
 def _explained(path: Path, content: bytes, error: Exception) -> InputError:
-    """Say which article, or what else, is not as it has to be."""
+    """Return an error that names the invalid article or field."""
     try:
         articles = msgspec.json.decode(content, type=_Articles).data
     except (msgspec.DecodeError, UnicodeDecodeError) as outer:

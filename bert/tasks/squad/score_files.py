@@ -1,4 +1,4 @@
-"""What is scored and against what: files of gold answers, of predictions and of no-answer scores, by question id.
+"""Files of gold answers, predictions and no-answer scores, by question id.
 
 They are read as the official scripts do: by the standard library's parser, plain or compressed with gzip.
 """
@@ -24,11 +24,11 @@ MOST_BYTES = 2**30
 
 
 def read_json(path: Path, what: str, repeated: list[str] | None = None) -> Any:
-    """Return the content of a JSON file; whatever Python's own parser reads is read, gzip is recognised by its bytes.
+    """Return the content of a JSON file; whatever Python's own parser reads is read, gzip is recognized by its bytes.
 
     Args:
         path: the file.
-        what: what it has to be, for the messages ("SQuAD dataset").
+        what: what it must be, for the messages ("SQuAD dataset").
         repeated: takes the keys that an object has more than once; the last value counts.
 
     Raises:

@@ -32,7 +32,7 @@ class Ranked:
     exact: float
     """Its exact match, whatever the no-answer score: 0 or 1."""
     f1: float
-    """Its F1, likewise."""
+    """Its F1, whatever the no-answer score."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,27 +42,27 @@ class Curve:
     precisions: tuple[float, ...]
     """0 to 1; one point before any answer, then one per different no-answer score."""
     recalls: tuple[float, ...]
-    """0 to 1, likewise."""
+    """0 to 1, for the same points."""
     average_precision: float
     """Area below the steps, in percent."""
 
 
 @dataclass(frozen=True, slots=True)
 class NullAnalysis:
-    """What the no-answer scores are worth."""
+    """Analysis of the no-answer scores."""
 
     null_odds: tuple[float, ...]
     """All different ones, ascending."""
     exact: tuple[float, ...]
     """Exact match in percent with each of them as the threshold."""
     f1: tuple[float, ...]
-    """F1 in percent, likewise."""
+    """F1 in percent with each of them as the threshold."""
     best_exact: tuple[float, float]
     """Highest exact match in percent, and its threshold."""
     best_f1: tuple[float, float]
     """Highest F1 in percent, and its threshold."""
     curves: dict[str, Curve]
-    """'exact', 'f1', 'oracle' (every answer right); empty where no question has an answer."""
+    """'exact', 'f1', 'oracle' (every answer right); empty if no question has an answer."""
     with_answer: tuple[float, ...]
     """No-answer scores of questions with an answer."""
     without_answer: tuple[float, ...]
@@ -101,7 +101,7 @@ class Scores:
 
 
 def normalize(text: str) -> str:
-    """Lower the case, drop ASCII punctuation, then the words a, an and the; one blank between words."""
+    """Lower the case, drop ASCII punctuation, then the words a, an and the; one space between words."""
     return " ".join(_ARTICLES.sub(" ", text.lower().translate(_PUNCTUATION)).split())
 
 

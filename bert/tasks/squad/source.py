@@ -1,4 +1,4 @@
-"""What a plan asks of SQuAD's data: features files. Imports no torch."""
+"""SQuAD's data for plans: feature files. Imports no torch."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -46,7 +46,7 @@ def open_evaluation(source: Path, seq_len: int) -> "tuple[SquadFeatures, Vocabul
 
 
 class SquadData:
-    """Windows of questions and contexts, real or made up."""
+    """Windows of questions and contexts, real or synthetic."""
 
     trained_by = "bert.tasks.squad.task:SquadTask"
     heads: Heads = "answer spans"

@@ -31,7 +31,7 @@ class SquadTask:
     begins_from_encoder = True
 
     def build_model(self, config: ModelConfig, observer: Observer | None = None) -> torch.nn.Module:
-        """Model with freshly initialised weights, on the CPU, in float32; its phases go to `observer`."""
+        """Model with freshly initialized weights, on the CPU, in float32; its phases go to `observer`."""
         return BertForQuestionAnswering(config, observer or Observer())
 
     def batches(self, spec: DataSpec, split: str = "training") -> BatchStream:
@@ -51,7 +51,7 @@ class SquadTask:
         return output.loss, {"start_loss": output.start_loss.detach(), "end_loss": output.end_loss.detach()}
 
     def identify(self, spec: DataSpec, split: str = "training") -> DataIdentity:
-        """Look at the features of a run. Raises InputError where they are missing, damaged or do not fit `spec`."""
+        """Look at the features of a run. Raises InputError if they are missing, damaged or do not fit `spec`."""
         if is_synthetic(spec.data):
             return DataIdentity(source=spec.data)
         features = find_features(Path(spec.data), split, spec.seq_len)

@@ -93,7 +93,7 @@ class Unit:
     """Place of the unit in the file."""
     path: Path
     places: tuple[Place, ...]
-    """Where its paragraphs stand in the file, in order."""
+    """Positions of its paragraphs in the file, in order."""
     paragraphs: bytes
     """The paragraphs, a JSON array."""
     settings: Settings
@@ -113,7 +113,7 @@ class Part:
     ids: tuple[str, ...]
     counts: Counts
     seconds: dict[str, float] = field(default_factory=dict)
-    """Where the time went: reading, tokenising, windowing, writing."""
+    """Where the time went: reading, tokenizing, windowing, writing."""
     process: int = 0
     began: float = 0.0
     """When it began, time.monotonic()."""
@@ -156,7 +156,7 @@ def make_part(unit: Unit) -> Part:
     """Return the columns of a unit.
 
     Raises:
-        InputError: a paragraph is not as it has to be; the message says where.
+        InputError: a paragraph is not as it must be; the message says where.
     """
     began = time.monotonic()
     chosen = _Chosen()

@@ -102,7 +102,7 @@ def input_rows(
 
     Args:
         queries: ids of all questions as bytes, and where each one's begin, in bytes.
-        contexts: likewise for the contexts.
+        contexts: the same for the contexts.
         windows: of the questions.
         question_context: number of each question's context.
         marks: the ids of [CLS] and [SEP], as bytes.
@@ -134,10 +134,10 @@ NO_PIECES = "left out: the answer has no word pieces"
 
 
 def unusable(context: str, answers: list[Answer] | None) -> str | None:
-    """Return why a question cannot be trained on with its first answer, None where it can.
+    """Return why a question cannot be trained on with its first answer, None if it can.
 
-    The words of the context from the answer's first to its last character, with one blank between them, have to contain
-    the answer's own words, with one blank between them. The published code stops at an answer beyond the end of its
+    The words of the context from the answer's first to its last character, with one space between them, have to contain
+    the answer's own words, with one space between them. The published code stops at an answer beyond the end of its
     context and takes an empty one; here the question is left out.
     """
     if not answers or not answers[0].text:
@@ -169,7 +169,7 @@ def token_spans(pieces: Pieces, context: Int64, starts: Int64, lengths: Int64) -
     """
     begin = pieces.character_offsets[context] + starts
     first, last = pieces.begun[begin] - 1, pieces.begun[begin + lengths - 1] - 1
-    # In white space ahead of the first word the published code counts from the end: Python's index -1.
+    # In whitespace ahead of the first word the published code counts from the end: Python's index -1.
     ahead = first < pieces.word_offsets[context]
     first = np.where(ahead, pieces.word_offsets[context + 1] - 1, first)
     shift = pieces.offsets[context]
@@ -207,7 +207,7 @@ def improve(contexts: Pieces, answers: Pieces, context: Int64, firsts: Int64, la
 
 
 def window_targets(windows: Windows, document_starts: Int64, firsts: Int64, lasts: Int64) -> tuple[Int64, Int64]:
-    """Return the positions in each window of its question's answer; 0 and 0 where it does not hold all of it.
+    """Return the positions in each window of its question's answer; 0 and 0 if it does not hold all of it.
 
     Args:
         windows: the windows.

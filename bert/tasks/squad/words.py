@@ -1,8 +1,8 @@
-"""Text to words, split on white space as in SQuAD's published code, and words to word pieces. Imports no torch.
+"""Text to words, split on whitespace as in SQuAD's published code, and words to word pieces. Imports no torch.
 
 The published code cuts a context into words first and each word into pieces by itself. So does this: each different
 word is cut once and looked up from then on, and a token's word is known without the tokenizer's offsets. What comes out
-is what the tokenizer gives for the whole text, as none of BERT's rules looks across white space.
+is what the tokenizer gives for the whole text, as none of BERT's rules looks across whitespace.
 """
 
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ from bert.data.vocabulary import Vocabulary
 from bert.tasks.squad.features import Ids
 
 WHITE_SPACE = " \t\r\n\u202f"
-"""What separates words; the other white space of Unicode does not (google-research/bert, run_squad.py)."""
+"""What separates words; the other whitespace of Unicode does not (google-research/bert, run_squad.py)."""
 MOST_WORDS = 2**19
 """Words that are remembered; with more, all are forgotten and learned again, so that memory does not grow."""
 _END = " .\n"

@@ -45,7 +45,7 @@ class Tally:
         self.first: Counts = np.zeros(seq_len + 1, np.int64)
         """[L + 1] instances whose segment A has so many pieces."""
         self.second: Counts = np.zeros(seq_len + 1, np.int64)
-        """[L + 1] likewise segment B."""
+        """[L + 1] instances by pieces in segment B."""
         self.pieces: Counts = np.zeros(pieces, np.int64)
         """Real tokens of each id, as before masking."""
         self.masked = 0
@@ -53,7 +53,7 @@ class Tally:
         """Masked positions that show [MASK], and their own piece."""
         self.random_second = 0
         self._hashes: list[Hashes] | None = []
-        """Of each instance; None where there are more than MOST_HASHES."""
+        """Of each instance; None if there are more than MOST_HASHES."""
 
     def add(self, block: "Block", layout: "Layout", specials: "Specials | None") -> None:
         """Count a block of rows."""
@@ -96,12 +96,12 @@ class Tally:
         return None if self._hashes is None else np.concatenate([np.empty(0, np.uint64), *self._hashes])
 
     def duplicates(self) -> int | None:
-        """Return the rows that equal an earlier one; None where there are too many rows to tell."""
+        """Return the rows that equal an earlier one; None if there are too many rows to tell."""
         hashes = self._all_hashes()
         return None if hashes is None else len(hashes) - len(np.unique(hashes))
 
     def shared_with(self, other: "Tally") -> int | None:
-        """Return how many rows of this one are also in `other`; None where there are too many rows to tell."""
+        """Return how many rows of this one are also in `other`; None if there are too many rows to tell."""
         mine, theirs = self._all_hashes(), other._all_hashes()
         return None if mine is None or theirs is None else int(np.isin(mine, theirs).sum())
 
@@ -184,7 +184,7 @@ class Share:
 
     @property
     def by_chance(self) -> bool | None:
-        """Whether the share lies where chance allows; None where that is not known."""
+        """Whether the share lies where chance allows; None if that is not known."""
         if self.expected is None or self.interval is None or self.value is None:
             return None
         return self.interval[0] <= self.value <= self.interval[1]
@@ -201,7 +201,7 @@ class SplitFigures:
     seq_len: int
     """Tokens per instance, padding included."""
     max_predictions: int
-    """Masked positions per instance at most."""
+    """Maximum masked positions per instance."""
     real_tokens: int
     """Tokens without padding."""
     padding_efficiency: float
@@ -215,7 +215,7 @@ class SplitFigures:
     mask_rate_of_pieces: float
     """Masked positions / real tokens without [CLS] and [SEP]."""
     shown_mask: Share | None
-    """Masked positions that show [MASK]; None where its id is not known."""
+    """Masked positions that show [MASK]; None if its id is not known."""
     shown_same: Share | None
     """Masked positions that show their own piece."""
     shown_random: Share | None
@@ -225,15 +225,15 @@ class SplitFigures:
     mean_first: float
     mean_second: float
     unknown_share: float | None
-    """[UNK] / pieces; None where its id is not known."""
+    """[UNK] / pieces; None if its id is not known."""
     duplicates: int | None
-    """Instances that equal an earlier one, masks included; None where there are too many instances to tell."""
+    """Instances that equal an earlier one, masks included; None if there are too many instances to tell."""
     lengths: tuple[int, ...]
     """[L + 1] instances of each real length."""
     first_lengths: tuple[int, ...]
     """[L + 1] instances with so many pieces in segment A."""
     second_lengths: tuple[int, ...]
-    """[L + 1] likewise segment B."""
+    """[L + 1] instances by pieces in segment B."""
     frequent: tuple[tuple[str, int], ...]
     """The most frequent pieces, without the special ones, and how often they occur (as before masking)."""
 

@@ -74,10 +74,10 @@ class FolderContext:
 
 
 def context_of(group: ShardGroup, vocab: Path | None) -> FolderContext:
-    """Read what lies beside the shards, and decide what their rows are held against.
+    """Read what is beside the shards, and decide what their rows are checked against.
 
     Raises:
-        InputError: `vocab` is given and is no vocabulary.
+        InputError: `vocab` is given and is not a vocabulary.
     """
     context = FolderContext()
     for path in group.others:
@@ -150,12 +150,12 @@ def _rules_of(group: ShardGroup, known: dict[str, Any], context: FolderContext) 
 
 
 def check_folder(group: ShardGroup, found: Sequence[ShardFindings], context: FolderContext) -> None:
-    """Hold the shards against each other and against the metadata; adds to the violations of `context`.
+    """Check the shards against each other and against the metadata; adds to the violations of `context`.
 
     Args:
         group: all shards of the folder.
         found: what was found in those that were inspected.
-        context: what lies beside them.
+        context: what is beside them.
     """
     whole = [one for one in found if one.seq_len is not None]
     for one in whole:
@@ -295,7 +295,7 @@ class Check:
     first: str | None
     """Where the first violation is, and what it is; None without one."""
     skipped: str | None
-    """Why it could not be checked; None where it was."""
+    """Why it could not be checked; None if it was."""
 
     @property
     def status(self) -> str:
@@ -315,7 +315,7 @@ class Inspection:
     samples: tuple[Sample, ...]
     """Instances chosen at random, decoded."""
     test_in_training: int | None
-    """Test instances that are also training instances, masks included; None where a split is not read or too large."""
+    """Test instances that are also training instances, masks included; None if a split is not read or too large."""
     vocab_size: int | None
     """Word pieces; None = not known."""
     notes: tuple[str, ...]
@@ -354,10 +354,10 @@ def inspect(
         vocab: vocabulary of shards that have none beside them.
         samples: instances to decode from each folder.
         seed: of their choice.
-        progress: told how many shards are done.
+        progress: called with the number of shards done.
 
     Raises:
-        InputError: no such folder, no shard in it (of that split, of that length), or `vocab` is no vocabulary.
+        InputError: no such folder, no shard in it (of that split, of that length), or `vocab` is not a vocabulary.
         UsageError: an option without meaning.
     """
     if split not in (*SPLITS, "both"):

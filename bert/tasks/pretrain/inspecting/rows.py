@@ -1,7 +1,7 @@
-"""One shard held against the format: its header, then what must hold for every row, in blocks of rows, vectorised.
+"""One shard checked against the format: its header, then what must hold for every row, in blocks of rows, vectorized.
 
 Legend: N rows of the block, L tokens, P predictions. A row is [CLS] A [SEP] B [SEP] and padding. Checks of pieces look
-at the row as it was before masking: a random id in place of a piece may well be that of [SEP].
+at the row as it was before masking: a random id instead of a piece may well be that of [SEP].
 """
 
 from collections.abc import Callable
@@ -71,7 +71,7 @@ class Specials:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Rules:
-    """What the rows are held against."""
+    """What the rows are checked against."""
 
     specials: Specials | None
     """None = not known."""
@@ -102,7 +102,7 @@ class Layout:
     listed: Rows
     """[N, P] entries before the first 0."""
     rows: npt.NDArray[np.int64]
-    """[M] row of each masked position that lies in the row."""
+    """[M] row of each masked position that is in the row."""
     columns: npt.NDArray[np.int64]
     """[M] its column."""
 
@@ -137,7 +137,7 @@ def broken_rows(block: Block, layout: Layout, rules: Rules, bounds: Integers | N
     Args:
         block: all datasets of the format, integers, at least one row.
         layout: of the same block.
-        rules: what the rows are held against; checks that need what is not known are left out.
+        rules: what the rows are checked against; checks that need what is not known are left out.
         bounds: [N, 2] smallest and largest length that the bin of each row holds; None = not binned.
     """
     found: dict[str, Rows] = {}
@@ -293,7 +293,7 @@ class ShardFindings:
     file_bytes: int
     violations: Violations = field(default_factory=Violations)
     instances: int | None = None
-    """N; None where the header does not tell."""
+    """N; None if the header does not tell."""
     seq_len: int | None = None
     max_predictions: int | None = None
     settings: str | None = None
@@ -301,9 +301,9 @@ class ShardFindings:
     bounds: npt.NDArray[np.int64] | None = None
     """[N, 2] smallest and largest length that the bin of each row holds; None = not binned."""
     bins: int = 0
-    """Bins its rows lie in; 0 = not binned."""
+    """Bins its rows are in; 0 = not binned."""
     tally: Tally | None = None
-    """What was counted; None where the rows could not all be read."""
+    """What was counted; None if the rows could not all be read."""
 
 
 def inspect_shard(work: ShardWork) -> ShardFindings:
@@ -405,7 +405,7 @@ def _as_integers(raw: Block) -> Block:
 
 
 def specials_of_data(path: Path) -> Specials | None:
-    """Return the special ids as the first rows of a shard show them; None where they do not, or cannot be read."""
+    """Return the special ids as the first rows of a shard show them; None if they do not, or cannot be read."""
     try:
         with opened(path) as file:
             if _read_header(file, ShardFindings(path, 0)):

@@ -1,8 +1,8 @@
-"""Two folders of HDF5 shards held against each other, value by value, in blocks of rows.
+"""Two folders of HDF5 shards checked against each other, value by value, in blocks of rows.
 
 Shards are paired by their relative names, so the order in which a folder lists them does not matter; the order of the
-rows in a shard does. Of two shards the first difference is told. What does not concern the content is none:
-compression, chunks, the fingerprints of the settings, what metadata say besides what they say about the shards.
+rows in a shard does. The first difference of two shards is reported. These do not count as differences:
+compression, chunks, the fingerprints of the settings, and metadata that do not describe the shards.
 """
 
 import filecmp
@@ -32,13 +32,13 @@ class Difference:
     what: str
     """What differs, and how; with the dataset, where it is one."""
     dataset: str | None = None
-    """The dataset; None where the file as a whole is meant."""
+    """The dataset; None if the file as a whole is meant."""
     first_row: int | None = None
 
 
 @dataclass(slots=True)
 class Comparison:
-    """What comparing two folders gave."""
+    """Result of comparing two folders."""
 
     differences: list[Difference] = field(default_factory=list)
     """One for each file that differs; empty = equal."""
@@ -85,7 +85,7 @@ def _by_name(folder: Path) -> dict[str, Path]:
 
 
 def _paired(first: dict[str, Path], second: dict[str, Path], comparison: Comparison) -> list[tuple[str, Path, Path]]:
-    """Pair the files by relative name; where the folders lie at other depths, so that no name is in both, by the last
+    """Pair the files by relative name; where the folders are at other depths, so that no name is in both, by the last
     part of it, if that is unique.
     """
     if not first.keys() & second.keys():
