@@ -11,6 +11,8 @@ import tyro
 from bench.cli.options import Printed, RunFolder, parse_task, run_folder
 from bench.cli.progress import note
 from bench.cli.result import Result
+from bench.cli.sweep_progress import duration, trial_display
+from bench.cli.trial_display import TrialDisplay
 from bench.machine.devices import Devices, find_devices
 from bench.plan.autotune import Asked, Measured, Outcome, Space, divisions, grid_size, label, search
 from bench.plan.autotune_trials import (
@@ -25,7 +27,7 @@ from bench.plan.autotune_trials import (
     write_state,
 )
 from bench.plan.options import AUTO, TaskFlags
-from bench.plan.sweep import locked
+from bench.plan.sweep import expected_seconds, locked
 from bench.plan.trials import Sweep, expand
 from bench.plan.variants import explore, measured_trials
 from bench.run.launch import LaunchOptions
@@ -169,8 +171,8 @@ def run(options: AutotuneOptions) -> Result:
             f"--global-batch-size {options.global_batch_size} is not a multiple of any micro-batch from "
             f"{options.first_batch} to {options.last_batch} on {count} device{'s' if count > 1 else ''}: give another",
         )
-    with locked(directory):
-        return _search(options, directory, base, space, devices, absent)
+    with locked(directory), trial_display(lambda *_: None) as display:
+        return _search(options, directory, base, space, devices, absent, display)
 
 
 def _base(options: AutotuneOptions, devices: Devices, count: int, limit: int | None) -> Trial:
@@ -204,10 +206,14 @@ def _search(
     space: Space,
     devices: Devices,
     absent: list[tuple[str, str]],
+    display: TrialDisplay,
 ) -> Result:
     request = {"command": "autotune", **request_of(options)}
-    launch = LaunchOptions(timeout_seconds=options.timeout_seconds)
-    trials = measured_trials(run, request, devices, launch, lambda *_: None, note, options.retry_failed)
+    launch = LaunchOptions(timeout_seconds=options.timeout_seconds, look=display.look)
+    trials = measured_trials(run, request, devices, launch, display.show, note, options.retry_failed)
+    each = expected_seconds(run, [base])
+    said = "" if each is None else f", about {duration(each)} per trial"
+    print(f"searching among {grid_size(space):,} configurations{said}", file=sys.stderr, flush=True)
     runner = Runner(run, base, request, trials)
     measured: list[Measured] = []
     for name, why in absent:

@@ -10,7 +10,7 @@ from bench.cli.progress import note
 from bench.cli.trial_display import TrialDisplay
 from bench.machine.devices import Devices
 from bench.plan.options import AUTO, resolve_strategy
-from bench.plan.sweep import Again, expected_seconds, finished_result, write_results
+from bench.plan.sweep import Again, Progress, expected_seconds, finished_result, write_results
 from common.redact import terminal_text
 from records.run import RunDirectory
 from records.trial import Trial
@@ -24,9 +24,9 @@ def show_progress(number: int, count: int, trial: Trial, result: Mapping[str, An
 
 
 @contextmanager
-def trial_display() -> Iterator[TrialDisplay]:
-    """Hand out what shows trials and how far each is, and take its line away at the end."""
-    display = TrialDisplay(show_progress, describe)
+def trial_display(show: Progress = show_progress) -> Iterator[TrialDisplay]:
+    """Hand out what shows trials, by `show`, and how far each is, and take its line away at the end."""
+    display = TrialDisplay(show, describe)
     try:
         yield display
     finally:
