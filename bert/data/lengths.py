@@ -152,7 +152,7 @@ def check_distribution(source: str, seq_len: int | None = None, task: str = "pre
     if name == "mean254" and seq_len not in (None, 512):
         raise UsageError(
             "option-conflict",
-            f"synthetic:mean254 needs --seq-len 512, not {seq_len}: use 512, or phase1 or uniform",
+            f"synthetic:mean254 needs --seq-len 512, not --seq-len {seq_len}: use 512, or phase1 or uniform",
         )
     return name
 

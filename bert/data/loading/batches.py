@@ -100,7 +100,7 @@ class Batches(ABC):
         if seed != self.spec.seed:
             raise UsageError(
                 "settings-changed",
-                f"the saved data position has seed {seed}, this run {self.spec.seed}: use --seed {seed}",
+                f"the saved data position has seed {seed}, but this run has seed {self.spec.seed}: use --seed {seed}",
             )
         if saved.global_batch == size:
             self._order, self._yielded = saved, batches

@@ -131,7 +131,7 @@ class Pieces:
         if largest >= self._vocab_size:
             raise InputError(
                 "vocabulary-mismatch",
-                f"{path} holds the piece id {largest}, but the model has only {self._vocab_size}: "
+                f"{path} holds the word piece {largest}, but the model has only {self._vocab_size}: "
                 "use the vocabulary of the shards",
             )
 

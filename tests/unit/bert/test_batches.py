@@ -140,7 +140,7 @@ def test_a_position_of_other_features_or_another_seed_is_refused() -> None:
     state = stream().state_dict()
     with refused("data-mismatch"):
         stream(squad_windows(50, seed=9).rows).load_state_dict(state)
-    with refused("settings-changed", "seed 42", "run 1"):
+    with refused("settings-changed", "seed 42", "seed 1"):
         stream(seed=1).load_state_dict(state)
     with refused("file-damaged"):
         stream().load_state_dict({**state, "batches": "x"})

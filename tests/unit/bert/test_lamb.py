@@ -309,7 +309,7 @@ def test_bad_values_of_one_group_are_named_too() -> None:
     with refused("option-value", "weight_decay=-1"):
         Lamb([{"params": [nn.Parameter(torch.ones(2))], "weight_decay": -1}], lr=0.1)
     groups = [{"params": [nn.Parameter(torch.ones(2))], "max_grad_norm": norm} for norm in (1.0, 2.0)]
-    with refused("option-conflict", "max_grad_norm=2.0", "1.0"):
+    with refused("option-conflict", "max_grad_norm", "2.0", "1.0"):
         Lamb(groups, lr=0.1)
 
 

@@ -268,7 +268,7 @@ def test_unusable_input_and_options_are_refused(text: Path, tmp_path: Path) -> N
             config(text, tmp_path, **changes)
     (tmp_path / "blank").mkdir()
     (tmp_path / "blank" / "a.txt").write_text("\n\n")
-    with refused("data-missing", "1 file"):
+    with refused("data-missing", "1 input file"):
         prepare(config(tmp_path / "blank", tmp_path / "out"))
     assert PrepareConfig(output=tmp_path, input=text).predictions(512) == 80
 
@@ -303,7 +303,7 @@ def test_a_vocabulary_with_capitals_for_lower_cased_text_is_a_note(
     pieces = [*load_vocabulary(done.vocab_path, True).pieces, *(f"Name{number}" for number in range(200))]
     (tmp_path / "cased.txt").write_text("".join(f"{piece}\n" for piece in pieces))
     summary = prepare(config(text, tmp_path / "out", vocab=tmp_path / "cased.txt"))
-    assert any("200 pieces of the vocabulary have capitals" in note for note in summary.notes)
+    assert any("200 pieces of the vocabulary contain capitals" in note for note in summary.notes)
     assert not any("capitals" in note for note in done.notes)
 
 

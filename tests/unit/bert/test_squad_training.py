@@ -167,7 +167,7 @@ def test_evaluation_data_that_do_not_fit_are_refused(files: dict[str, dict[str, 
     with refused("data-mismatch", "training"):
         task.evaluator(known, EvaluationSpec(source=str(files["1.1"]["training"])))
     longer = squad_runs.features(tmp_path / "longer", max_seq_length=64)
-    with refused("data-mismatch", "64 tokens", "on 48"):
+    with refused("data-mismatch", "64 tokens", "48"):
         task.evaluator(known, EvaluationSpec(source=str(longer["evaluation"])))
     cased = squad_runs.features(tmp_path / "cased", lower_case=False)
     with refused("vocabulary-mismatch", cased["evaluation"]):

@@ -108,11 +108,11 @@ def test_what_file_and_run_say_otherwise_is_refused_with_both_values() -> None:
         "optimizer": {"type": "Lamb", "params": {"lr": 1e-3, "weight_decay": 0.5}},
     }
     both = (
-        "train_micro_batch_size_per_gpu is 16, the run's micro batch size makes it 8",
-        "gradient_accumulation_steps is 1, the run's accumulation makes it 2",
-        "train_batch_size is 999", "makes it 64", "gradient_clipping is 0.5", "fp16.enabled is True",
-        "zero_optimization.stage is 3, the run's ZeRO stage makes it 1", "optimizer.type is 'Lamb'",
-        "optimizer.params.lr is 0.001, the run's is 3e-05", "optimizer.params.weight_decay is 0.5",
+        "train_micro_batch_size_per_gpu is 16, but the run's micro batch size requires 8",
+        "gradient_accumulation_steps is 1, but the run's accumulation requires 2",
+        "train_batch_size is 999", "requires 64", "gradient_clipping is 0.5", "fp16.enabled is True",
+        "zero_optimization.stage is 3, but the run's ZeRO stage requires 1", "optimizer.type is 'Lamb'",
+        "optimizer.params.lr is 0.001, but the run's is 3e-05", "optimizer.params.weight_decay is 0.5",
     )  # fmt: skip
     with refused("option-conflict", *both, '"auto"'):
         resolve(config, *run(zero_stage=1))

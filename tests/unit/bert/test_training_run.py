@@ -118,7 +118,7 @@ def test_another_batch_size_goes_on_behind_the_samples_seen_and_resumes_exactly(
     assert [event.samples_seen for event in whole.progress][:2] == [32, 44]
     rates = larger.learning_rates()
     assert [event.learning_rate for event in whole.progress] == [rates(made) for made in range(5, 14)]
-    assert "global_batch_size 12 instead of 4" in whole.warnings and "behind the 20 samples" in whole.warnings
+    assert "global_batch_size 12 instead of 4" in whole.warnings and "after the 20 samples" in whole.warnings
     assert "9 more are 108 samples" in whole.warnings
     assert whole.of("Resumed")[0].changed == {
         "steps": (32, 14), "global_batch_size": (4, 12), "micro_batch_size": (4, 6), "grad_accum_steps": (1, 2),
@@ -167,7 +167,7 @@ def test_another_optimizer_begins_without_moments_and_says_so(data: Path, tmp_pa
     run(settings(data, steps=1), tmp_path / "one")
     recorder = Recorder()
     run(settings(data, steps=1, optimizer="adamw", init=str(tmp_path / "one")), tmp_path / "two", recorder)
-    assert not recorder.of("Resumed")[0].moments and "trained with lamb, this run uses adamw" in recorder.warnings
+    assert not recorder.of("Resumed")[0].moments and "trained with lamb, but this run uses adamw" in recorder.warnings
 
 
 def test_an_overflow_is_left_out_recovered_from_and_resumed_exactly(
