@@ -174,7 +174,7 @@ def _counted(profile: Mapping[str, Any]) -> str:
     """Counters of kernels: how busy the cores were, and where kernels lie under the roofline."""
     rows = profile["core_utilization"]
     if not rows:
-        return "no row of core utilisation"
+        return "no row of core utilization"
     for row in rows:
         if not row.get("kernels"):
             return f"no kernel was counted: {row}"
@@ -193,7 +193,7 @@ def _recorded(profile: Mapping[str, Any]) -> str:
     """Times of kernels: how busy the GPU was, its multiprocessors too, and with what."""
     rows = profile["compute_utilization"]
     if not rows:
-        return "no row of compute utilisation"
+        return "no row of compute utilization"
     for row in rows:
         if row["counted"] != "GPU kernels" or not row["compute_utilization"]:
             return f"no GPU kernels: {row}"
@@ -210,5 +210,5 @@ def _names(names: Mapping[str, Any]) -> str:
         return f"which kernels have a family is not known: {names['reason']}"
     if share < MOST_OTHER:
         return ""
-    named = ", ".join(f"{one['name'][:120]} ({one['share']:.1%})" for one in names["other"][:10])
-    return f"{share:.1%} of the kernels' time is of no family, {MOST_OTHER:.0%} at most may be: {named}"
+    named = ", ".join(f"{one['name'][:120]} ({100 * one['share']:.1f} %)" for one in names["other"][:10])
+    return f"{100 * share:.1f} % of the kernels' time has no family, more than {100 * MOST_OTHER:.0f} %: {named}"

@@ -118,7 +118,7 @@ def _cores(record: Row) -> Iterator[str]:
         for name, profile in _all_profiles(record)
         for row in profile["core_utilization"] or ()
     ]
-    yield from _table("Core utilisation while kernels run", heads, rows)
+    yield from _table("Core utilization while kernels run", heads, rows)
 
 
 def _roofline(record: Row) -> Iterator[str]:
@@ -208,7 +208,7 @@ def _number(value: Any, digits: int) -> str:
 
 
 def _share(value: Any) -> str:
-    return "" if value in (None, "") else f"{float(value):.1%}"
+    return "" if value in (None, "") else f"{100 * float(value):.1f} %"
 
 
 def _percent(value: Any) -> str:

@@ -100,12 +100,12 @@ class Book:
 
     def _markdown(self, about: Mapping[str, Any], counts: Mapping[str, int]) -> str:
         lines = [
-            f"# The truth of the measuring, {about['date']}",
+            f"# Verification of the measurements, {about['date']}",
             "",
             f"`make truth-test` on {about['device']}, {about['cores']} cores, in {about['seconds']:.0f} s. "
             f"Load average {about['load_average_before']} before, {about['load_average_after']} after. "
-            f"{counts[HOLDS]} rows hold, {counts[FAILS]} fail, {counts[STATED]} are stated and not judged. "
-            "What they mean is in [the truth of the measuring](../explanation/truth.md).",
+            f"{counts[HOLDS]} rows hold, {counts[FAILS]} fail, {counts[STATED]} are reported without a limit. "
+            "[Verification of the measurements](../explanation/truth.md) explains them.",
         ]
         for part, title in TITLES.items():
             rows = [row for row in self.rows if row["part"] == part]

@@ -139,14 +139,14 @@ def test_known_flops(book: Book, tmp_path: Path) -> None:
     found = measure(tmp_path, plan, 1, "--start", "3", "--stop", "33", "--grad-accum", "2")
     row, truth = found.row, found.truth
     rate = 2 * plan.flops() / (float(np.median(truth.step_ms())) / 1000)
-    book.check("steps", "known products: model FLOP/s", rate, row["model_flops_per_second"], "FLOP/s")
+    book.check("steps", "known GEMMs: model FLOP/s", rate, row["model_flops_per_second"], "FLOP/s")
     (path,) = found.run.glob("trials/*/rank-0.json")
     peak = json.loads(path.read_text())["measured_peak"]
     best = max(peak["before"], peak["after"])
-    book.check("steps", "known products: MFU", rate / best, row["mfu"])
+    book.check("steps", "known GEMMs: MFU", rate / best, row["mfu"])
     products = 2 * plan.flops() / (float(np.median(truth.part_ms("forward"))) / 1000)
     book.state(
-        "steps", "known products: FLOP/s of the products alone, against the measured peak", products / best, "share"
+        "steps", "known GEMMs: FLOP/s of the GEMMs alone, relative to the measured peak", products / best, "share"
     )
     assert not book.failures()
 
@@ -161,7 +161,7 @@ def test_a_known_warm_up_is_left_out(book: Book, tmp_path: Path) -> None:
     book.check(
         "steps", "six slow steps: median of the others", float(np.median(truth.step_ms())), row["step_time_ms"], "ms"
     )
-    book.check("steps", "six slow steps: left out", 6, row["steps_warmup"], "steps", within=0.0)
+    book.check("steps", "six slow steps: dropped", 6, row["steps_warmup"], "steps", within=0.0)
     assert not book.failures()
 
 
@@ -182,7 +182,7 @@ def test_a_recording_shows_how_much_of_a_step_computes(book: Book, tmp_path: Pat
     busy = sum(truth.part_ms("forward"))
     book.check(
         "traces",
-        "torch profiler: compute utilisation of products and sleeps",
+        "torch profiler: compute utilization of GEMMs and sleeps",
         busy * 1e6 / (end - begin),
         rank["compute_utilization"],
         "share",

@@ -40,9 +40,9 @@ def test_a_recording_is_read_as_it_was_made(form: str, book: Book, tmp_path: Pat
     ):
         book.check("traces", f"{form}: {quantity}", nanoseconds / 1e6, row[column], "ms")
     for quantity, share, row, column in (
-        ("compute utilisation", 1 - true["idle"] / trace.window, busy, "compute_utilization"),
+        ("compute utilization", 1 - true["idle"] / trace.window, busy, "compute_utilization"),
         ("the same without communication", computing / trace.window, busy, "compute_utilization_without_communication"),
-        ("SM-weighted utilisation", trace.filled / trace.window, busy, "sm_weighted_utilization"),
+        ("SM-weighted utilization", trace.filled / trace.window, busy, "sm_weighted_utilization"),
         ("overlap, of communication", true["both"] / talking, talk, "overlap_share"),
         ("exposed, of the window", true["talk"] / trace.window, talk, "exposed_share"),
     ):

@@ -127,7 +127,7 @@ def test_counters_need_core_use_and_a_roofline(tmp_path: Path) -> None:
     less["profiles"][0]["core_utilization"][0] |= {"tensor_percent": None, "fma_percent": None}
     assert "neither tensor cores nor FMA" in complaint("profile ncu", less)
     less["profiles"][0]["core_utilization"] = []
-    assert complaint("profile ncu", less) == "no row of core utilisation"
+    assert complaint("profile ncu", less) == "no row of core utilization"
     assert complaint("profile ncu", {"run": "r", "profiles": []}) == "there is no profile"
 
 
@@ -143,7 +143,7 @@ def test_names_without_a_family_fail_a_profile_and_are_named(tmp_path: Path, too
     assert complaint(f"profile {tool}", whole) == ""
     profile["kernel_names"] |= {"other_share": 0.02, "other": [{"name": "mystery<int>", "share": 0.02}]}
     assert complaint(f"profile {tool}", whole) == (
-        "2.0% of the kernels' time is of no family, 2% at most may be: mystery<int> (2.0%)"
+        "2.0 % of the kernels' time has no family, more than 2 %: mystery<int> (2.0 %)"
     )
     profile["kernel_names"] |= {"other_share": None, "reason": "the kernels have no times"}
     assert "the kernels have no times" in complaint(f"profile {tool}", whole)
@@ -167,7 +167,7 @@ def test_real_recordings_of_gpus_have_all_that_is_asked(tool: str, file: str) ->
 @pytest.mark.skipif(not TRACES.is_dir(), reason="../shared/traces is not here")
 def test_a_real_recording_of_unknown_kernels_or_of_a_cpu_is_refused() -> None:
     found = profile_of(TRACES / "nsys/pipit__tests__data__saxpy-mpi-cuda_nsys_perlmutter0.sqlite.gz", ())
-    assert "saxpy" in complaint("profile nsys", found) and "100.0%" in complaint("profile nsys", found)
+    assert "saxpy" in complaint("profile nsys", found) and "100.0 %" in complaint("profile nsys", found)
     found = profile_of(TRACES / "kineto/hta/cpu_only__rank-34.old_b8cce2cd.json.gz", ())
     assert complaint("profile torch", found).startswith("no GPU kernels")
     # Real counters, of sections that hold no pipes.
@@ -211,7 +211,7 @@ def test_the_page_has_every_figure_that_is_asked_for(tmp_path: Path) -> None:
     page = markdown(record)
     for words in (
         "NVIDIA H200", "4 steps are ok; not reached: tests.", "| bertbench unpad | large 512 | bf16 | 32 | 400.0 |",
-        "40.0%", "16.00 GiB | 1.500 |", "2.50 x hf", "| large fp32 512 | 128 | yes | 160 | oom: OutOfMemoryError",
+        "40.0 %", "16.00 GiB | 1.500 |", "2.50 x hf", "| large fp32 512 | 128 | yes | 160 | oom: OutOfMemoryError",
         "a floor of 50.00 ms under a step of 80.00 ms", "matrix \\| products", "| ncu | 4 | 10.5 % | 1.7 % | 31.5 % |",
         "## ncu: Roofline by kind of work", "## Kernels without a family",
     ):  # fmt: skip
