@@ -1,4 +1,4 @@
-"""A trained model, opened to predict with: all of its task's weights, from any form of checkpoint."""
+"""Open a trained model for prediction, with all weights of its task, from any form of checkpoint."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -1,1 +1,1 @@
-"""What every package may use: errors, atomic writes, redaction, registries. Standard library only."""
+"""Shared helpers: errors, atomic writes, redaction, registries. Standard library only."""

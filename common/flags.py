@@ -1,4 +1,4 @@
-"""What the command line calls a setting, and what records keep of what a user typed."""
+"""Names of settings on the command line, and the recorded form of a user's options."""
 
 import dataclasses
 import json

@@ -29,7 +29,7 @@ RESULTS_FILE = "results.json"
 PREDICTION_COLUMNS = ("prediction", "true_label")
 _SQLITE = b"SQLite format 3\0"
 DATABASE_ID, DATABASE_VERSION = 0x62627463, 4
-"""What tells databases of texts, and the latest version of their tables; bert.tasks.classify.store writes them."""
+"""Application id of databases of texts, and the latest version of their tables (bert.tasks.classify.store)."""
 _OTHERS = "train again, or give another file of the training"
 _NEEDED = "give a file written by `bertbench train classify`: *_train_test_stats.json, *_testset_predictions.csv, "
 _NEEDED += "*_trained_model or *.sqlite"
@@ -39,7 +39,7 @@ _WAIT_SECONDS = 10.0
 
 @dataclass(frozen=True, slots=True)
 class ClassificationResult:
-    """What a training left."""
+    """Results of a training."""
 
     path: Path
     pairs: Pairs

@@ -1,4 +1,4 @@
-"""How the records of a run directory are written and read: JSON with a schema version, CSV with typed columns."""
+"""Read and write the records of a run directory: JSON with a schema version, CSV with typed columns."""
 
 import csv
 import json

@@ -1,4 +1,4 @@
-"""What a run of kind train holds beyond its trials: the one definition of what `bench` writes and `analysis` reads.
+"""Additional files of a run of kind train: the only definition of what `bench` writes and `analysis` reads.
 
     runs/<name>/train.json                   where the run stands, rewritten after every attempt
     runs/<name>/curve.csv                    the loss curve over all attempts, one row per step

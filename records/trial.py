@@ -1,4 +1,4 @@
-"""A trial: everything that decides what one measured run does, and the id that follows from it."""
+"""A trial: all settings of one measured run, and the id derived from them."""
 
 import dataclasses
 import hashlib
@@ -17,7 +17,7 @@ PRECISIONS = ("fp32", "tf32", "bf16", "fp16")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Trial(TrainSpec):
-    """One measured training run: everything that decides what it does. Hashable; equal trials have equal ids."""
+    """All settings of one measured training run. Hashable; equal trials have equal ids."""
 
     kind: str = "throughput"
     """throughput, input (batches alone, no training), probe (a short one of the max-batch search), profile, train,

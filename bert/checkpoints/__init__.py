@@ -1,1 +1,1 @@
-"""Weights in files: TensorFlow checkpoints, Hugging Face folders and our own, read, converted and written."""
+"""Read, convert and write weights: TensorFlow checkpoints, Hugging Face folders and bertbench folders."""

@@ -31,7 +31,7 @@ _MOST_EXAMPLES = 3
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Source(Generic[S]):
-    """What one feature file is made of."""
+    """Source of one feature file."""
 
     content: str
     """Hash of it."""
@@ -61,7 +61,7 @@ class Summary:
     counts: Counts
     seconds: float
     notes: tuple[str, ...]
-    """What is odd about the data."""
+    """Notes about the data."""
 
     def to_json(self) -> dict[str, Any]:
         """Return plain JSON values."""

@@ -1,4 +1,4 @@
-"""LAMB (You et al. 2020, arXiv:1904.00962) as NVIDIA's BERT trains with it, several tensors to a kernel."""
+"""LAMB (You et al. 2020, arXiv:1904.00962) as in NVIDIA's BERT, with several tensors per kernel."""
 
 from collections.abc import Callable, Iterator
 from typing import Any

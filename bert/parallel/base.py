@@ -1,4 +1,4 @@
-"""What a parallel strategy is: how ranks start, hold the model together, step, and save what they hold in parts."""
+"""The interface of parallel strategies: start ranks, wrap the model, step, and save sharded state."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager

@@ -94,7 +94,7 @@ def _assign_buckets(wrapped: DistributedDataParallel) -> None:
 
 @functools.cache
 def _show_outputs() -> None:
-    """Tell PyTorch what our models return: with a static graph, DDP has to find the tensors in it at the first step."""
+    """Register our model outputs with PyTorch: with a static graph, DDP must find their tensors at the first step."""
     from torch.export import register_dataclass
 
     for kind in (PretrainingOutput, SpanOutput, ClassificationOutput):

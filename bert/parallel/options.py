@@ -1,4 +1,4 @@
-"""Options of the strategies: which there are, the one text that records keep of them, and the strategy made of it.
+"""Options of the strategies: their names, their canonical text in records, and the strategy created from it.
 
 Imports torch only to make a strategy.
 """
@@ -64,7 +64,7 @@ def zero_stage(spec: TrainSpec) -> int:
 
 
 def make_strategy(name: str, options: str = "") -> "Strategy":
-    """Return a strategy that is not set up yet; `options` is what `options_text` gave.
+    """Return a strategy that is not set up yet; `options` is the result of `options_text`.
 
     Raises:
         UsageError: no such strategy, or an option it does not have.

@@ -1,4 +1,4 @@
-"""What strategies with one process per device share: the process group, and a whole model beside one held in parts."""
+"""Common parts of strategies with one process per device: the process group, and a whole copy of a sharded model."""
 
 import copy
 import os

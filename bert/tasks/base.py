@@ -50,10 +50,10 @@ from 5e-5 to 2e-5); a task may have other values."""
 
 @dataclass(frozen=True, slots=True)
 class DataSource:
-    """The data of a sweep, looked at once before anything runs."""
+    """The data of a sweep, inspected once before anything runs."""
 
     source: str
-    """What Trial.data becomes."""
+    """Value for Trial.data."""
     fingerprint: str
     """Hash of the data, or of the lengths drawn from; empty for synthetic data of a named distribution."""
     seq_len: int | None
@@ -99,7 +99,7 @@ class Trained:
 
 
 class TaskData(Protocol):
-    """What is known of a task without torch. Implementations are stateless, bert.tasks.TASKS lists them."""
+    """The part of a task that needs no torch. Implementations are stateless; bert.tasks.TASKS lists them."""
 
     trained_by: str
     """"module:class" of the Task, which imports torch and takes `options` by name."""
@@ -122,7 +122,7 @@ class TaskData(Protocol):
     phases of pretraining say it."""
 
     def inspect(self, data: str, seq_len: int | None = None, options: Mapping[str, Any] = NO_OPTIONS) -> DataSource:
-        """Look at data, real or synthetic.
+        """Inspect data, real or synthetic.
 
         Args:
             data: as given.
@@ -145,7 +145,7 @@ class TaskData(Protocol):
     def check_evaluation(
         self, source: str, seq_len: int, wanted: str | None, options: Mapping[str, Any] = NO_OPTIONS
     ) -> None:
-        """Look at what a run is to be evaluated on, before it begins.
+        """Inspect the evaluation data of a run before it begins.
 
         Args:
             source: the data it trains on, as `inspect` returned them.
@@ -188,7 +188,7 @@ class DataSpec(TrainSpec):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DataIdentity:
-    """What tells one set of training data from another, wherever it lies."""
+    """Identity of a set of training data, independent of its location."""
 
     source: str
     """As given: a folder or file, or the name of synthetic data."""
@@ -204,7 +204,7 @@ class DataIdentity:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EvaluationSpec:
-    """What a model is to be evaluated on."""
+    """The evaluation data of a model."""
 
     source: str | None = None
     """A file the task reads; None is what is beside the training data."""
@@ -224,11 +224,11 @@ class Evaluation:
 
 
 class Evaluator(Protocol):
-    """Data to evaluate on, divided over the ranks; what is found is the same on every rank."""
+    """Evaluation data, divided over the ranks; the scores are the same on every rank."""
 
     @property
     def fingerprint(self) -> str:
-        """Tells these samples from others: scores on others are not compared."""
+        """Hash of the samples: only scores on the same samples are compared."""
 
     def measure(self, model: "torch.nn.Module", device: "torch.device", precision: "Precision") -> "torch.Tensor":
         """This rank's part of a sum over ranks, a float64 vector on the CPU.
@@ -258,7 +258,7 @@ class BatchStream(Protocol):
 
 
 class Task(Protocol):
-    """What trains. Implementations are stateless."""
+    """The part of a task that trains. Implementations are stateless."""
 
     name: str
     parts: tuple[str, ...]
@@ -286,7 +286,7 @@ class Task(Protocol):
         """Mean training loss of one micro-batch, a scalar, and its parts by the names in `parts`, detached scalars."""
 
     def identify(self, spec: DataSpec, split: str = "training") -> DataIdentity:
-        """Look at the data of a run. Raises InputError if they are missing, damaged or of another vocabulary."""
+        """Inspect the data of a run. Raises InputError if they are missing, damaged or of another vocabulary."""
 
     def evaluator(self, spec: DataSpec, wanted: EvaluationSpec) -> Evaluator:
         """Open what a model is evaluated on while it is trained on `spec`.

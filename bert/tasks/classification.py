@@ -1,4 +1,4 @@
-"""Classification and regression of whole rows: what such tasks have in common (Devlin et al. 2018, section 4.1)."""
+"""Common parts of tasks that classify whole rows or predict a value for them (Devlin et al. 2018, section 4.1)."""
 
 import sys
 from abc import ABC, abstractmethod
@@ -94,7 +94,7 @@ class ClassificationTask(ABC):
         return self.loss(model, batch), {}
 
     def identify(self, spec: DataSpec, split: str = TRAINING) -> DataIdentity:
-        """Look at the rows of a run. Raises InputError if they are missing, damaged or do not fit the task."""
+        """Inspect the rows of a run. Raises InputError if they are missing, damaged or do not fit the task."""
         if is_synthetic(spec.data):
             return DataIdentity(source=spec.data)
         rows = self.rows(spec, split)
@@ -131,7 +131,7 @@ class ClassificationTask(ABC):
         return self._opened[1]
 
     def check_labels(self, rows: TokenRows, source: str) -> None:
-        """Refuse labels that the task has not. Raises InputError."""
+        """Refuse labels that the task does not have. Raises InputError."""
         labels = rows.labels
         if not len(labels):
             return

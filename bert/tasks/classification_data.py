@@ -19,7 +19,7 @@ TRAINING, EVALUATION = "training", "evaluation"
 
 
 def check_judging(rows: TokenRows, place: str, seq_len: int, training: TokenRows, source: str) -> None:
-    """Refuse rows by which no model can be judged that was trained on others.
+    """Refuse rows on which the trained model cannot be evaluated.
 
     Args:
         rows: those to evaluate on.
@@ -89,7 +89,7 @@ class ClassificationData(ABC):
         """The command that prepares data of this length."""
 
     def inspect(self, data: str, seq_len: int | None = None, options: Mapping[str, Any] = NO_OPTIONS) -> DataSource:
-        """Look at rows to train on.
+        """Inspect rows to train on.
 
         Raises:
             InputError: there are none with labels, or they are damaged.
@@ -111,13 +111,13 @@ class ClassificationData(ABC):
         )
 
     def resolve(self, options: Mapping[str, Any], source: DataSource) -> Mapping[str, Any]:
-        """As they are: nothing follows from the data."""
+        """Return the options unchanged: none depends on the data."""
         return options
 
     def check_evaluation(
         self, source: str, seq_len: int, wanted: str | None, options: Mapping[str, Any] = NO_OPTIONS
     ) -> None:
-        """Look at the rows to evaluate on.
+        """Inspect the rows to evaluate on.
 
         Raises:
             InputError: there are none with labels, they are longer than those that are trained on, or of another
@@ -144,11 +144,11 @@ class ClassificationData(ABC):
         return 0
 
     def next_command(self, trained: Trained) -> list[str] | None:
-        """A prediction, where there is such a command; here a conversion."""
+        """Return the command that converts the checkpoint; tasks with a prediction command return that."""
         return trained.conversion()
 
     def loss_label(self, options: Mapping[str, Any] = NO_OPTIONS) -> str:
-        """That of classes, or of values."""
+        """Label of the loss for classes or for values."""
         return "mean squared error" if self.regression(options) else "cross-entropy"
 
     def step(self, config: ModelConfig, options: Mapping[str, Any] = NO_OPTIONS) -> Step:

@@ -1,4 +1,4 @@
-"""Options of the tasks: what a task says of each, and the one text that records keep of them. Imports no torch."""
+"""Options of the tasks: their declarations, and the canonical text in records. Imports no torch."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -29,7 +29,7 @@ class TaskOption:
     """What it is, for the help of the commands."""
 
     def check(self, task: str, value: object) -> None:
-        """Refuse a value that it cannot have. Raises UsageError."""
+        """Refuse an invalid value. Raises UsageError."""
         if type(value) is not self.kind:
             wanted = {str: "a word", int: "a whole number", bool: "true or false"}[self.kind]
             raise UsageError("option-value", f"{self.name}={value!r} of task {task} must be {wanted}")
@@ -75,7 +75,7 @@ def options_text(options: Mapping[str, Value]) -> str:
 
 
 def read_options(text: str) -> dict[str, Any]:
-    """Return the options that `options_text` made a text of. Raises InputError if it is none."""
+    """Return the options that `options_text` wrote. Raises InputError if the text is invalid."""
     try:
         found = json.loads(text) if text else {}
     except (ValueError, TypeError) as error:

@@ -1,4 +1,4 @@
-"""What ranks agree on: whether something worked on all of them, and a number or text that one of them knows."""
+"""Agreement between ranks: whether an action worked on all of them, and a number or text of one of them."""
 
 import math
 from collections.abc import Callable
@@ -19,7 +19,7 @@ _CODES: tuple[Code, ...] = get_args(Code)
 
 
 def together(strategy: Strategy, action: Callable[[], T]) -> T:
-    """Do something on every rank and return what it gave here; every rank must call it, at the same place.
+    """Run an action on every rank and return its local result; every rank must call it, at the same place.
 
     Raises:
         BertbenchError: it failed on a rank: the failure of the lowest such rank, of the same class and code on every
@@ -54,7 +54,7 @@ def text_of_first(strategy: Strategy, text: str) -> str:
 
 
 def any_rank(strategy: Strategy, value: bool) -> bool:
-    """Whether it is so on any rank."""
+    """Whether the value is true on any rank."""
     return bool(strategy.maximum(_vector(value)) > 0)
 
 

@@ -95,7 +95,7 @@ class Warned:
     """Something the user should know."""
 
     message: str
-    """What, and what to do."""
+    """The problem and the remedy."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -17,7 +17,7 @@ Adapt = Callable[[Batch], Batch]
 
 
 def data_spec(spec: TrainSpec, strategy: Strategy) -> DataSpec:
-    """Return which batches this rank trains on."""
+    """Return the batches of this rank."""
     return DataSpec.of(
         spec,
         micro_batch_size=spec.micro_batch_size * strategy.devices_per_rank,
@@ -53,7 +53,7 @@ class Feed:
         return dict(self._position)
 
     def __iter__(self) -> Iterator[Batch]:
-        """Itself."""
+        """Return the feed itself."""
         return self
 
     def __next__(self) -> Batch:

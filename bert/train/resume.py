@@ -67,7 +67,7 @@ _CHANGES_THE_SPLIT = (
 
 @dataclass(frozen=True, slots=True)
 class Initial:
-    """What a new run begins from."""
+    """Weights that a new run begins from."""
 
     weights: Path
     """Folder or file of the model's weights."""
@@ -124,7 +124,7 @@ def check_resumable(settings: TrainSettings, data: DataIdentity, checkpoint: Che
 
 
 def _said(name: str) -> str:
-    """What a user gives for a field; tasks have options of their own."""
+    """Option of a field; tasks have options of their own."""
     return {"task": "the task", "task_options": "the options of the task"}.get(name) or flag(name)
 
 

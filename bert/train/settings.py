@@ -134,7 +134,7 @@ class TrainSettings(TrainSpec):
 
 _NAMES = {field.name for field in dataclasses.fields(TrainSettings)} | {"global_batch_size"}
 GIVEN = frozenset(_NAMES | {"epochs"})
-"""What `resolve_settings` can be given, by name."""
+"""Settings that `resolve_settings` accepts, by name."""
 
 
 def make_settings(values: Mapping[str, Any]) -> TrainSettings:
@@ -162,7 +162,7 @@ _OPTIONS = {"world_size": "--devices", "max_predictions": "max_predictions", "vo
 
 
 def _option(name: str) -> str:
-    """What a user gives for a field."""
+    """Option of a field."""
     return _OPTIONS.get(name) or flag(name)
 
 

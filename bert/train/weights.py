@@ -1,4 +1,4 @@
-"""Weights and moments into the model of a run: of its checkpoint, or what a new run begins from, in any form.
+"""Load weights and moments into the model of a run, from its checkpoint or from weights of any form.
 
 The encoder must be complete and of the run's shape. Heads that are absent keep their fresh values, and so does a
 classifier where that of the checkpoint has another number of labels or follows no pooler; what was not taken on either
@@ -33,7 +33,7 @@ _NOT_SHAPE = ("hidden_dropout", "attention_dropout", "initializer_range", "vocab
 
 @dataclass(frozen=True, slots=True)
 class NotTaken:
-    """What was not taken from a checkpoint."""
+    """Weights that do not match between a checkpoint and the model."""
 
     missing: tuple[str, ...] = ()
     """Names of this run's weights that the checkpoint lacks; they keep their fresh values."""

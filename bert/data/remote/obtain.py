@@ -36,7 +36,7 @@ _VERSION = 1
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RemoteOptions(Choice):
-    """What to fetch, and from where."""
+    """What to download, and from where."""
 
     mirror: str = ""
     """Address that takes the place of the source's own; also BERTBENCH_WIKIPEDIA_URL and the like, by name."""

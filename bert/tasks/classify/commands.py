@@ -1,4 +1,4 @@
-"""`bertbench data csv` and `predict classify`: a CSV prepared; the labels that a model gives to the texts of one."""
+"""`bertbench data csv` and `bertbench predict classify`: prepare a CSV; predict the labels of its texts."""
 
 import csv
 import json
@@ -68,7 +68,7 @@ class PredictOptions:
     """Threads on the CPU; default one per core. Fewer are faster where other programs use the cores, too."""
 
     def __post_init__(self) -> None:
-        """Refuse numbers that mean nothing."""
+        """Refuse invalid numbers."""
         if self.threads is not None and self.threads < 1:
             raise UsageError("option-value", f"--threads {self.threads} must be at least 1")
 
@@ -122,7 +122,7 @@ class Predict:
 
 @dataclass(slots=True)
 class _Tally:
-    """What was met."""
+    """Counts of texts and labels."""
 
     texts: int = 0
     right: int = 0

@@ -1,4 +1,4 @@
-"""What a preparation of a CSV is asked for: the options of `bertbench data csv`, checked. Imports no torch."""
+"""Options of `bertbench data csv`, checked. Imports no torch."""
 
 import codecs
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ SUFFIX = ".sqlite"
 SPECIAL_TOKENS = 2
 """[CLS] and [SEP] of a row."""
 _NO_ENCODINGS = ("idna", "punycode", "unicode-escape", "raw-unicode-escape", "undefined")
-"""What Python has among its encodings and no file is written in."""
+"""Python codecs that are not encodings of files."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -37,7 +37,7 @@ class CsvForm:
     plain text."""
 
     def __post_init__(self) -> None:
-        """Refuse what no file can be read with."""
+        """Refuse invalid options."""
         if self.encoding is not None:
             try:
                 known = codecs.lookup(self.encoding).name
@@ -105,7 +105,7 @@ class CsvConfig(CsvForm):
     """Overwrite an existing database even if it belongs to another CSV or holds results of training on other data."""
 
     def __post_init__(self) -> None:
-        """Refuse options no rows can be made with."""
+        """Refuse invalid options."""
         CsvForm.__post_init__(self)
         if self.max_seq_length < SPECIAL_TOKENS + 1:
             raise UsageError(

@@ -1,4 +1,4 @@
-"""The rows of a CSV, one after the other: those with a text and a label, and those that cannot be used, and why."""
+"""Iterate over the rows of a CSV: usable rows with text and label, and unusable rows with the reason."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -8,14 +8,14 @@ from bert.tasks.classify.form import FoundForm
 from bert.tasks.classify.records import DAMAGE, MOST_LINES, Record, damage_handler, read_records, unclosed
 from common.errors import InputError, read_code
 
-# Why a row cannot be used.
+# Reasons why a row is unusable.
 EMPTY_TEXT, EMPTY_LABEL = "empty text", "empty label"
 FEWER, MORE = "too few fields", "more fields than columns"
 BLANK, MARKER, HEADER_AGAIN = "blank line", "merge-conflict line", "header again"
 NO_PIECES = "text without a word piece"
 BROKEN = "text behind a closing quote, over several lines"
 
-# What is odd about a row that is used.
+# Oddities of rows that are used.
 INVALID, FORMULA = "bytes that are none of the encoding, read as U+FFFD", "cells like formulas, read as text"
 SHORTER, EMPTY_SURPLUS = "fields missing at the end", "empty fields behind the last column"
 NAMELESS = "text in columns without a name, not read"
@@ -34,7 +34,7 @@ def _place(line: int, lines: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class TextRow:
-    """A row that can be used."""
+    """A usable row."""
 
     line: int
     """Where it begins, from 1."""
@@ -54,7 +54,7 @@ class TextRow:
 
 @dataclass(frozen=True, slots=True)
 class LeftOut:
-    """A row that cannot be used."""
+    """An unusable row."""
 
     line: int
     """Where it begins, from 1."""
@@ -134,7 +134,7 @@ def _read(record: Record, form: FoundForm, needs_label: bool, least: int, named:
 
 
 def _odd_fields(fields: list[str], text: str, label: str, form: FoundForm, named: int) -> list[str]:
-    """Return what is odd about the fields of a row that is used."""
+    """Return the oddities of the fields of a usable row."""
     odd = []
     if text.startswith(_FORMULA) or label.startswith(_FORMULA):
         odd.append(FORMULA)

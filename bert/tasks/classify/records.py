@@ -1,4 +1,4 @@
-"""The text of a CSV: its encoding, found out, and its records, each with the lines that it takes. Imports no torch."""
+"""Detect the encoding of a CSV and read its records with their lines. Imports no torch."""
 
 import codecs
 import csv

@@ -87,7 +87,7 @@ class Prepare(PrepareCommand):
         return prepare(options, progress)
 
     def facts(self, summary: "GapSummary") -> list[tuple[str, object]]:
-        """Of one input."""
+        """Return the facts about one input."""
         return _prepared(summary)
 
 

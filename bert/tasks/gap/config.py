@@ -1,4 +1,4 @@
-"""What a preparation of GAP is asked for: the options of `bertbench data gap`, checked."""
+"""Options of `bertbench data gap`, checked."""
 
 from dataclasses import dataclass
 from pathlib import Path

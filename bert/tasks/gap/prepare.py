@@ -276,7 +276,7 @@ def _texts(name: str, texts: Sequence[str]) -> dict[str, npt.NDArray[Any]]:
 
 
 def _notes(file: GapFile, made: _Made, vocab: Path) -> list[str]:
-    """Return what is odd about a file."""
+    """Return notes about a file."""
     counts = made.counts
     notes = [f"left out: {told}" for told in told_flaws(made.flaws)]
     if file.unquoted:

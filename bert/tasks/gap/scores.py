@@ -32,7 +32,7 @@ ANSWERS = (*LABELS, "both", "none")
 
 @dataclass(frozen=True, slots=True)
 class Gold:
-    """What is right for one row, and what the row is like."""
+    """The answer to one row, and properties of the row."""
 
     a_coref: bool
     """Whether the pronoun means A."""
@@ -95,7 +95,7 @@ class Scores:
     """Ids of rows without a decision."""
     extra: tuple[str, ...] = ()
     notes: tuple[str, ...] = field(default=())
-    """What is odd about the inputs, for people."""
+    """Notes about the inputs, for people."""
 
     @property
     def bias(self) -> float | None:

@@ -1,4 +1,4 @@
-"""What a preparation of GLUE features is asked for: the options of `bertbench data glue`, checked."""
+"""Options of `bertbench data glue`, checked."""
 
 from dataclasses import dataclass
 from pathlib import Path

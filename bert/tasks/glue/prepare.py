@@ -162,7 +162,7 @@ def _text(rows: Iterable[GlueRow]) -> str:
 
 
 def _notes(counts: Counts, source: Path) -> list[str]:
-    """Return what is odd about a table."""
+    """Return notes about a table."""
     said = []
     for name, count in counts.numbers.items():
         if (name.startswith("left out") or name == "empty sentences") and count:

@@ -26,7 +26,7 @@ RAGGED = "left out: another number of fields than the header"
 NO_INDEX = "left out: no number in the index"
 REPEATED = "left out: index used before"
 EMPTY = "empty sentences"
-"""They are kept."""
+"""Name of the count of rows with an empty text, which are kept."""
 _SHOWN = 60
 _LOOKED_AT = 20
 """Rows by which a table is known for that of another task."""

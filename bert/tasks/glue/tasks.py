@@ -10,9 +10,9 @@ from common.registry import lookup
 
 TRAIN = "train"
 REGRESSION_RANGE = (0.0, 5.0)
-"""Of the labels of STS-B."""
+"""Range of the labels of STS-B."""
 DIAGNOSTIC = "test_diagnostic"
-"""The benchmark's diagnostic set, which a model of MNLI answers; nobody but the server has its labels."""
+"""The benchmark's diagnostic set, answered by a model of MNLI; only the server has its labels."""
 _SPLITS = (TRAIN, "dev", "test")
 _BINARY = ("0", "1")
 _ENTAILMENT = ("entailment", "not_entailment")
@@ -65,7 +65,7 @@ class GlueSpec:
 
     @property
     def tests(self) -> tuple[str, ...]:
-        """Splits whose labels only the benchmark knows."""
+        """Splits whose labels only the benchmark has."""
         return tuple(split for split in self.splits if split.startswith("test"))
 
 
@@ -131,7 +131,7 @@ TASKS: dict[str, GlueSpec] = {
         _spec("wnli", "WNLI", "label", classes=_BINARY),
     )
 }
-"""By name."""
+"""The tasks by name."""
 
 
 def task_of(name: str) -> GlueSpec:

@@ -1,4 +1,4 @@
-"""What pretraining data are made with: the options of `bertbench data pretrain`, checked."""
+"""Options of `bertbench data pretrain`, checked."""
 
 import re
 from dataclasses import dataclass
@@ -36,7 +36,7 @@ class InstanceConfig:
     """Seed of every draw."""
 
     def __post_init__(self) -> None:
-        """Refuse values no instance can be made with."""
+        """Refuse invalid values."""
         if self.seq_len < SMALLEST_SEQ_LEN:
             raise UsageError(
                 "option-value",
@@ -120,7 +120,7 @@ class PrepareConfig:
     """Text is lower-cased, as for bert-*-uncased; --no-lower-case keeps capitals, for a cased vocabulary."""
 
     def __post_init__(self) -> None:
-        """Refuse options no shards can be made with."""
+        """Refuse invalid options."""
         sources = (self.input is not None) + (self.generate is not None) + bool(self.download)
         if sources > 1 and not (sources == 2 and self.generate is None):
             raise UsageError(

@@ -38,7 +38,7 @@ class PretrainData:
     defaults: Mapping[str, Any] = NO_OPTIONS
 
     def inspect(self, data: str, seq_len: int | None = None, options: Mapping[str, Any] = NO_OPTIONS) -> DataSource:
-        """Look at a folder's shards. Raises InputError: it holds none, or one of them is damaged."""
+        """Inspect a folder's shards. Raises InputError: it holds none, or one of them is damaged."""
         modelled = lengths_folder(data)
         if modelled is None and is_synthetic(data):
             check_distribution(data, seq_len)
@@ -56,13 +56,13 @@ class PretrainData:
         return DataSource(source, fingerprint, info.seq_len, info.max_predictions, vocab_size, samples)
 
     def resolve(self, options: Mapping[str, Any], source: DataSource) -> Mapping[str, Any]:
-        """There are none."""
+        """Return no options: the task has none."""
         return options
 
     def check_evaluation(
         self, source: str, seq_len: int, wanted: str | None, options: Mapping[str, Any] = NO_OPTIONS
     ) -> None:
-        """Look at the test shards. Raises InputError: there are none; UsageError if others are wanted."""
+        """Inspect the test shards. Raises InputError: there are none; UsageError if others are wanted."""
         if wanted is not None:
             raise UsageError(
                 "option-not-applicable",

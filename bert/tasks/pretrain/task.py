@@ -158,7 +158,7 @@ class PretrainTask:
         return output.loss, {"mlm_loss": output.mlm_loss.detach(), "nsp_loss": output.nsp_loss.detach()}
 
     def identify(self, spec: DataSpec, split: str = "training") -> DataIdentity:
-        """Look at the shards of a run.
+        """Inspect the shards of a run.
 
         Raises:
             InputError: no shards, a damaged or missing one, or shards made with a vocabulary of another size.

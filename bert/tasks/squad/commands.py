@@ -35,7 +35,7 @@ class Prepare(PrepareCommand):
         return prepare(options, progress)
 
     def facts(self, summary: "SquadSummary") -> list[tuple[str, object]]:
-        """Of one input."""
+        """Return the facts about one input."""
         return _prepared(summary)
 
 
@@ -253,7 +253,7 @@ def _remarks(found: "Scores") -> list[str]:
 
 
 def _answer_nothing(found: "Scores") -> str:
-    """The measures, in words, whose best threshold is the one that the search for it begins with."""
+    """The scores, in words, whose best threshold is to answer no question."""
     values = found.values
     unanswered = 100.0 * values.get("NoAns_total", 0) / values["total"]
     measures = {"exact": "exact match", "f1": "F1"}

@@ -1,4 +1,4 @@
-"""What a preparation of SQuAD features is asked for: the options of `bertbench data squad`, checked."""
+"""Options of `bertbench data squad`, checked."""
 
 import os
 from dataclasses import dataclass, fields
@@ -48,7 +48,7 @@ class SquadConfig:
     """Processes, never more than CPUs; default CPUs - 1, or 1 for a small input; the result does not depend on it."""
 
     def __post_init__(self) -> None:
-        """Refuse options no windows can be made with."""
+        """Refuse invalid options."""
         check_inputs(
             self.input,
             self.split,

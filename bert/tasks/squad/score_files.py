@@ -83,7 +83,7 @@ class Golds:
     answers: tuple[tuple[str, ...], ...]
     """Texts of each question's gold answers; none where it has no answer (2.0)."""
     notes: tuple[str, ...] = ()
-    """What is odd about the file, for people."""
+    """Notes about the file, for people."""
 
     @property
     def duplicates(self) -> int:

@@ -84,7 +84,7 @@ class Scores:
     extra: tuple[str, ...]
     """Ids predicted that no question has; they count nothing."""
     notes: tuple[str, ...]
-    """What is odd about the inputs, for people."""
+    """Notes about the inputs, for people."""
     analysis: NullAnalysis | None = None
     """Curves over the no-answer scores (2.0, where they were given)."""
 

@@ -66,7 +66,7 @@ class SquadData:
     defaults: Mapping[str, Any] = MappingProxyType({**FINE_TUNING, "seq_len": 384, "epochs": 2.0, "evaluates": False})
 
     def inspect(self, data: str, seq_len: int | None = None, options: Mapping[str, Any] = NO_OPTIONS) -> DataSource:
-        """Look at a features file. Raises InputError: there is none, or it is damaged."""
+        """Inspect a features file. Raises InputError: there is none, or it is damaged."""
         modelled = lengths_folder(data)
         if modelled is None and is_synthetic(data):
             check_distribution(data, seq_len, "squad")
@@ -89,13 +89,13 @@ class SquadData:
         )
 
     def resolve(self, options: Mapping[str, Any], source: DataSource) -> Mapping[str, Any]:
-        """There are none."""
+        """Return no options: the task has none."""
         return options
 
     def check_evaluation(
         self, source: str, seq_len: int, wanted: str | None, options: Mapping[str, Any] = NO_OPTIONS
     ) -> None:
-        """Look at the features to evaluate on.
+        """Inspect the features to evaluate on.
 
         Raises:
             UsageError: none are named.

@@ -51,7 +51,7 @@ class SquadTask:
         return output.loss, {"start_loss": output.start_loss.detach(), "end_loss": output.end_loss.detach()}
 
     def identify(self, spec: DataSpec, split: str = "training") -> DataIdentity:
-        """Look at the features of a run. Raises InputError if they are missing, damaged or do not fit `spec`."""
+        """Inspect the features of a run. Raises InputError if they are missing, damaged or do not fit `spec`."""
         if is_synthetic(spec.data):
             return DataIdentity(source=spec.data)
         features = find_features(Path(spec.data), split, spec.seq_len)

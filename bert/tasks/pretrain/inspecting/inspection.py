@@ -66,11 +66,11 @@ class FolderContext:
         )
     )
     violations: Violations = field(default_factory=Violations)
-    """What breaks the checks of the folder so far."""
+    """Violations of the folder's checks so far."""
     skipped: dict[str, str] = field(default_factory=dict)
     """Check -> why it cannot be made."""
     notes: list[str] = field(default_factory=list)
-    """What was taken from where."""
+    """Notes on the sources of assumptions."""
 
 
 def context_of(group: ShardGroup, vocab: Path | None) -> FolderContext:
@@ -481,7 +481,7 @@ def _samples(counted: Sequence[ShardFindings], number: int, seed: int, context: 
 
 
 def _doubts(splits: Sequence[SplitFigures], leaked: int | None) -> list[str]:
-    """What no invariant forbids, and good data does not show."""
+    """Notes on valid but suspicious data."""
     notes = []
     for figures in splits:
         for share, what in (

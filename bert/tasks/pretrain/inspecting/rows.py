@@ -60,13 +60,13 @@ class Specials:
     """Ids of the special pieces."""
 
     cls_id: int
-    """Of [CLS]."""
+    """Id of [CLS]."""
     sep_id: int
-    """Of [SEP]."""
+    """Id of [SEP]."""
     mask_id: int
-    """Of [MASK]."""
+    """Id of [MASK]."""
     unk_id: int | None
-    """Of [UNK]; None = not known."""
+    """Id of [UNK]; None = unknown."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -260,7 +260,7 @@ FILE_CHECKS = {
 
 @dataclass(slots=True)
 class Violations:
-    """What breaks the checks."""
+    """Violations of the checks."""
 
     counts: dict[str, int] = field(default_factory=dict)
     firsts: dict[str, str] = field(default_factory=dict)
