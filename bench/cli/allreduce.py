@@ -13,16 +13,21 @@ from common.errors import InputError
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AllreduceOptions(Tables):
-    """Say what communication costs: per rank and collective, overlapped and exposed, transfer and waiting, stragglers,
-    and what a step would take with other communication. PATH is a trace, a folder of ranks, a tar, an nsys export, a
-    profiled trial or a run directory.
+    """Break down the cost of communication: per rank and collective, overlapped and exposed time, transfer and waiting,
+    stragglers, and the step time with faster or no communication. PATH is a trace, a folder of ranks, a tar, an nsys
+    export, a profiled trial or a run directory.
+
+    Examples:
+        bertbench allreduce runs/profile
+        bertbench allreduce rank0.json rank1.json --what-if free 100GB/s  # predict the step time
     """
 
     paths: tyro.conf.Positional[tuple[Path, ...]]
-    """What to read; several are read as one, such as the traces of a run's ranks."""
+    """Files or folders to read. Several are read as one, such as the traces of all ranks of a run."""
     what_if: tuple[str, ...] = ()
-    """What to replay instead of the usual: free, half, twice (as fast), nowait (for other ranks), none (free, and no
-    waiting), nohost (the host takes no time), a speed-up such as 3x, a bus bandwidth such as 100GB/s."""
+    """Scenarios to replay: free (no communication time), half or twice (the speed), nowait (no waiting for other
+    ranks), none (free and nowait), nohost (no host time), a speedup such as 3x, a bus bandwidth such as 100GB/s;
+    default the first six."""
 
 
 OPTIONS = {"allreduce PATH...": AllreduceOptions}

@@ -14,14 +14,18 @@ from records.run import RunDirectory
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AnalyzeOptions(Tables):
-    """Say what a profiler's files show. PATH is a trace, a table or a log (its kind is found out from its content), a
-    folder of ranks, a tar, a profiled trial, or a run directory.
+    """Explain what a profiler recorded. PATH is a trace, a table of counters, a log, a folder of ranks, a tar, a
+    profiled trial, or a run directory. The kind is detected from the content.
+
+    Examples:
+        bertbench analyze runs/profile
+        bertbench analyze trace.json.gz --csv tables  # also write every table as CSV
     """
 
     paths: tyro.conf.Positional[tuple[Path, ...]]
-    """What to read; several are read as one, such as the traces of a run's ranks."""
+    """Files or folders to read. Several are read as one, such as the traces of all ranks of a run."""
     window: Literal["steps", "kernels"] = "steps"
-    """Of traces: the marked steps, or all work from its first start to its last end, which a GPU may end after them."""
+    """Part of a trace to analyze: steps is the marked steps; kernels extends to the end of the last GPU kernel."""
 
 
 OPTIONS = {"analyze PATH...": AnalyzeOptions}

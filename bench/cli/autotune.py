@@ -52,65 +52,67 @@ _MOST_CLOSE = 3
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AutotuneOptions(Printed):
-    """Find the fastest configuration (samples/s) with short trials, without running all combinations.
+    """Find the configuration with the highest throughput by short trials, without running all combinations of
+    micro-batch size, strategy and ZeRO stage, activation checkpointing, and bucket size. The same command resumes.
 
-    Searches micro-batch x strategy (ZeRO stage) x activation checkpointing x bucket size. The same command continues a
-    search that was stopped.
+    Examples:
+        bertbench autotune pretrain
+        bertbench autotune squad --preset large --deepspeed-json ds_config.json  # write a DeepSpeed configuration
     """
 
     task: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="TASK")] = "pretrain"
-    """What is trained: pretrain squad gap classify glue."""
+    """Task to train: pretrain squad gap classify glue."""
     task_flags: Annotated[TaskFlags, tyro.conf.arg(name="")] = field(default_factory=TaskFlags)
     preset: str = "base"
     """Model size."""
     devices: int | None = None
     """Devices; default every GPU, or one process on all CPU cores."""
     strategies: tuple[str, ...] = (AUTO,)
-    """Names of strategies; auto: single on one device, else those that divide the work and are installed."""
+    """Parallel strategies to try; default auto: single on one device, otherwise all installed sharding strategies."""
     global_batch_size: int | None = None
-    """Samples per update; micro batches that do not divide it are left out; default no accumulation."""
+    """Sequences per update; micro-batches that do not divide it are skipped; default no accumulation."""
     first_batch: int = 1
-    """Smallest micro batch."""
+    """Smallest micro-batch."""
     last_batch: int = 4096
-    """Largest micro batch."""
+    """Largest micro-batch."""
     no_recompute: bool = False
-    """Never recompute activations."""
+    """Never use activation checkpointing."""
     buckets_mib: tuple[int, ...] = (5, 10, 50, 100)
-    """Sizes of gradient buckets tried besides the strategy's own."""
+    """Gradient bucket sizes in MiB to try besides the strategy's own."""
     seq_len: int | None = None
-    """Tokens per sequence at most; default 128, squad 384, gap 512."""
+    """Maximum tokens per sequence; default 128, squad 384, gap 512."""
     padding: str = AUTO
-    """Of fine-tuning's batches: longest fixed; auto: longest."""
+    """Padding of fine-tuning batches: to the longest sequence, or to --seq-len; default auto: longest."""
     precision: str = AUTO
     """Arithmetic; default auto: bf16 where the hardware supports it, otherwise fp32."""
     data: str = "synthetic"
-    """synthetic, synthetic:<lengths or path>, or a path."""
+    """Data of the batches: synthetic, synthetic:<lengths or path>, or a path."""
     dropout: float = 0.1
-    """Dropout probability everywhere."""
+    """Dropout probability everywhere, attention included."""
     seed: int = 42
     """Seed of weights, data order and dropout."""
     max_seconds: float = 10.0
-    """Longest measuring of a trial in s."""
+    """Maximum measuring time per trial in s."""
     min_steps: int = 5
-    """Fewest measured steps of a trial, time permitting."""
+    """Minimum measured steps per trial, time permitting."""
     max_steps: int = 200
-    """Most steps of a trial."""
+    """Maximum steps per trial."""
     rounds: int = 2
-    """How often the fastest two are measured again; 0: nothing is."""
+    """Repetitions of the two fastest configurations at the end; 0 disables them."""
     decide_trials: int = 12
-    """Trials at most to decide after that between the fastest and what may be faster."""
+    """Maximum trials after that to decide between the fastest configuration and close competitors."""
     memory_limit_gib: float | None = None
-    """Memory of a rank in GiB; default that of the GPU, or a share of what is free."""
+    """Memory limit per rank in GiB; default that of the GPU, or a share of the free memory."""
     threads: int | None = None
     """CPU threads per rank; default an equal share."""
     device: str = "auto"
     """Device type; default auto: CUDA where a GPU is present, otherwise the CPU."""
     timeout_seconds: float = 600.0
-    """A trial that takes longer is ended as timeout."""
+    """Time limit of a trial in s; a trial that exceeds it has the status timeout."""
     retry_failed: bool = False
     """Run failed trials again."""
     deepspeed_json: Path | None = None
-    """Write a configuration for DeepSpeed here, whichever strategy won."""
+    """File for a DeepSpeed configuration of the winner, whatever its strategy; default no file."""
     out: RunFolder = Path("runs/autotune")
 
     def __post_init__(self) -> None:

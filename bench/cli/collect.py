@@ -17,16 +17,19 @@ _MOST_NAMES = 10
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CollectOptions(Printed):
-    """Gather run directories of several nodes, or of the tasks of an array, into one.
+    """Merge the run directories of several nodes, or of the tasks of a job array, into one.
 
-    A later call with the same folders, or with further ones, brings the collected one up to date. Exit code 1 where two
-    differ or one cannot be read.
+    A later call with the same or more folders updates the merged run. Exit code 1 if two of them conflict or one cannot
+    be read.
+
+    Examples:
+        bertbench collect node0/run node1/run --out runs/all
     """
 
     dirs: Annotated[tyro.conf.Positional[tuple[Path, ...]], tyro.conf.arg(metavar="DIRS")]
     """Run directories."""
     out: Path | None = None
-    """Folder to gather them in."""
+    """Folder for the merged run; required."""
 
 
 OPTIONS = {"collect DIRS": CollectOptions}

@@ -22,8 +22,12 @@ from records.trial import Trial
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CommOptions(Printed):
-    """Measure collectives between ranks (gloo on CPUs, NCCL on GPUs): time, algbw and busbw by size, results checked.
-    Started by torchrun or `launch` it measures that world.
+    """Benchmark collectives by message size (gloo on CPUs, NCCL on GPUs): time, algbw and busbw, with checked results.
+    Started by torchrun or `launch`, it uses the ranks that were launched.
+
+    Examples:
+        bertbench comm --devices 2
+        bertbench comm --collectives all_reduce reduce_scatter --dtypes bf16 --max-bytes 1G
     """
 
     sweep: Annotated[CommSweep, tyro.conf.arg(name="")] = field(default_factory=CommSweep)
@@ -31,7 +35,7 @@ class CommOptions(Printed):
     device: str = "auto"
     """Device type; default auto: CUDA where a GPU is present, otherwise the CPU."""
     timeout_seconds: float = 900.0
-    """A trial that takes longer is ended as timeout."""
+    """Time limit of a trial in s; a trial that exceeds it has the status timeout."""
     retry_failed: bool = False
     """Run failed trials again."""
 

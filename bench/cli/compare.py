@@ -16,23 +16,25 @@ from records.run import RunDirectory
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CompareOptions(Tables):
-    """Compare B (new) with A (old): two run directories, or two traces.
+    """Compare B (new) with A (old): two run directories, or two traces (files, folders of ranks, tars, profiled
+    trials). Exit code 0: no regression. 1: B is slower by more than the threshold. 4: the measurements cannot decide
+    for some configuration of a run.
 
-    A trace is a file, a folder of ranks, a tar or a profiled trial. The exit code is 1 if B is slower by more than the
-    threshold, and 4 if no regression was found but at least one configuration of the runs is not conclusive. --csv and
-    --rows apply to traces.
+    Examples:
+        bertbench compare runs/main runs/change
+        bertbench compare old.json.gz new.json.gz --threshold 0.1  # tolerate 10 %
     """
 
     a: tyro.conf.Positional[Path]
-    """Old run directory or trace."""
+    """Run directory or trace to compare with (old)."""
     b: tyro.conf.Positional[Path]
-    """New run directory or trace."""
+    """Run directory or trace to judge (new)."""
     threshold: float | None = None
-    """Smallest relative change of the step time that counts; default 0.02 (2 %) for runs, 0.05 for traces."""
+    """Relative change of the step time that counts as a regression; default 0.02 (2 %) for runs, 0.05 for traces."""
     undecided_ok: bool = False
-    """For runs: exit with 0 instead of 4 if a configuration is not conclusive."""
+    """Runs only: exit with 0 instead of 4 where the measurements cannot decide."""
     out: Path | None = None
-    """Folder to write report.html with its figures and CSV tables into."""
+    """Folder to write report.html with its figures and CSV tables; default no page."""
 
 
 UNDECIDED = 4

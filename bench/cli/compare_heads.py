@@ -18,7 +18,7 @@ from bert.tasks import check_task_options
 from bert.tasks.gap.source import HEAD_NAMES
 from common import locks
 from common.errors import UsageError
-from common.flags import request_of
+from common.flags import choice_of, request_of
 from common.registry import lookup
 
 if TYPE_CHECKING:
@@ -30,16 +30,20 @@ TABLE_FILE, DOCUMENT_FILE, PICTURE_FILE = "heads.csv", "heads.json", "heads.png"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CompareHeadsOptions(Printed):
-    """Train GAP with each head in turn, with the same settings, seed and data; compare validation loss and accuracy by
-    epoch, and the time of each head.
+    """Train GAP with each head, one after another, with the same settings, seed and data. Then compare the validation
+    loss and accuracy of each epoch, and the training time.
 
-    The options of `bertbench train gap` apply to all heads.
+    It also takes the options of `bertbench train gap`, which apply to all heads.
+
+    Examples:
+        bertbench compare-heads gap --data runs/gap --epochs 3
+        bertbench compare-heads gap --heads concat mul --preset base
     """
 
     task: tyro.conf.Positional[str]
-    """What is trained: gap."""
-    heads: tuple[str, ...] = HEAD_NAMES
-    """concat mul segment span."""
+    """Task to train: gap."""
+    heads: Annotated[tuple[str, ...], tyro.conf.arg(metavar=choice_of(HEAD_NAMES) + " ...")] = HEAD_NAMES
+    """Heads to compare."""
     out: Annotated[Path, tyro.conf.arg(help=OUT_HELP)] = Path("runs/heads")
 
     def __post_init__(self) -> None:

@@ -35,34 +35,37 @@ if TYPE_CHECKING:
 
 # Most lines of the caption; more would leave no room for the chart.
 _MOST_SHARES = 2
-OUT_HELP = "Folder of the comparison; a call with the same folder continues it."
+OUT_HELP = "Folder of the comparison. The same command resumes it."
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CompareStrategiesOptions(Printed):
-    """Run one training with every strategy, number of devices, precision, implementation and set of optimizations;
-    compare time, samples/s, losses, scores and communication.
+    """Train the same model with each strategy, number of devices, precision, implementation and set of optimizations,
+    with the same global batch size, seed and data. Then compare time, samples/s, losses, scores and communication.
 
-    All variants have the same global batch, seed and data. The options of `bertbench train TASK` apply to all variants.
-    Give --global-batch-size to fix the batch. Give --dropout 0 to compare losses exactly, since each process draws its
-    own dropout.
+    It also takes the options of `bertbench train TASK`, which apply to all variants. Set --global-batch-size
+    explicitly, and set --dropout 0 to get equal losses: with dropout each process draws its own masks.
+
+    Examples:
+        bertbench compare-strategies pretrain --steps 20 --global-batch-size 64 --dropout 0
+        bertbench compare-strategies squad --devices 2 --strategies ddp fsdp --precisions bf16
     """
 
     task: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="TASK")]
-    """What is trained, as in `bertbench train`; its other options are taken too."""
+    """Task to train, as in `bertbench train`."""
     devices: tuple[int, ...] = (1, 2)
     """Numbers of devices, one process each; on a CPU the processes share the cores."""
     strategies: tuple[str, ...] = (AUTO,)
     """Parallel strategy; default auto: single on one device, ddp on several."""
     precisions: tuple[str, ...] = (AUTO,)
-    """fp32 tf32 bf16 fp16; auto: what --precision says, else bf16 where in hardware, else fp32."""
+    """Arithmetic; default auto: --precision if given, otherwise bf16 where the hardware supports it, else fp32."""
     implementations: Annotated[tuple[str, ...], tyro.conf.arg(metavar=choice_of(TRAININGS) + " ...")] = (OURS,)
     """Implementations that train."""
     levers: tuple[str, ...] = (AUTO,)
-    """How our own model computes, one variant each, as `bertbench train` takes it: auto, none, names joined by +."""
+    """Optimizations of bertbench's own model, a variant each: auto, none, or names joined by +."""
     out: Annotated[Path, tyro.conf.arg(help=OUT_HELP)] = Path("runs/strategies")
     profile_steps: int = 3
-    """Steps of each variant with several devices under the PyTorch profiler, after all training; 0: no profile."""
+    """Steps to profile with the PyTorch profiler after training, for variants on several devices; 0 disables it."""
 
     def __post_init__(self) -> None:
         """Refuse unknown names and values out of range."""

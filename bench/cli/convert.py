@@ -19,24 +19,28 @@ _MOST_NAMES = 20
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ConvertOptions(Printed):
-    """Write the weights of a checkpoint into a new folder.
+    """Convert the weights of a checkpoint and write them to a new folder.
 
     SRC is a folder, a training run (its newest checkpoint), a file of weights (safetensors or PyTorch), or the prefix
     of a TensorFlow checkpoint: bert_model.ckpt for bert_model.ckpt.index and .data-* files.
+
+    Examples:
+        bertbench convert uncased_L-12_H-768_A-12/bert_model.ckpt bert-base  # from TensorFlow
+        bertbench convert runs/train exported --to hugging-face
     """
 
     src: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="SRC")]
     """Checkpoint to read."""
     dst: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="DST")]
-    """Folder to make."""
+    """Folder to create."""
     to: Literal["hugging-face", "bertbench"] = "hugging-face"
-    """Form of the new folder."""
+    """Format of the new folder."""
     config: Path | None = None
-    """Shape of the model, where no config.json or bert_config.json is beside SRC."""
+    """Model configuration file; default config.json or bert_config.json beside SRC."""
     vocab: Path | None = None
-    """Vocabulary to copy, where no vocab.txt is beside SRC."""
+    """Vocabulary to copy; default vocab.txt beside SRC."""
     allow_missing: bool = False
-    """Convert an encoder that lacks weights, too; they are listed and not written."""
+    """Also convert an encoder that lacks weights. They are listed and not written."""
 
 
 OPTIONS = {"convert SRC DST": ConvertOptions}

@@ -21,20 +21,25 @@ from common.errors import InputError, UsageError
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CoreUtilOptions(Tables):
-    """Print four lines, fma, fp16, tensor and sfu: the share of the highest rate at which these cores worked while
-    kernels ran, weighted by cycles. FILE is what `ncu --csv` wrote (details or raw page) or a .gz of it. Several files
-    are a block each, then one of all together where they can be of one run (one device, not of different batch sizes).
+    """Print the utilization of the FMA, FP16, Tensor and SFU pipelines: the fraction of their peak rate while kernels
+    ran, weighted by cycles. FILE is the output of `ncu --csv` (details or raw page), also as .gz. Several files get a
+    block each, and one block for all of them where they can belong to one run: the same device and batch size.
+
+    Examples:
+        bertbench core-util batch_16.csv
+        bertbench core-util batch_16.csv batch_32.csv --by batch  # a row per batch size
     """
 
     files: tyro.conf.Positional[tuple[Path, ...]]
     """CSV files of Nsight Compute."""
     by: Literal["kernel", "family", "phase", "batch"] | None = None
-    """Print a table instead: per kernel, kind of work, phase of the step (from NVTX ranges), or batch size."""
+    """Print a table by kernel, kernel family, phase of the step (from NVTX ranges), or batch size; default a line per
+    pipeline."""
     batch_sizes: tuple[int, ...] = ()
-    """Batch sizes of the files, in their order; without it they are taken from names such as batch_16.csv."""
+    """Batch sizes of the files, in the order of the files; default from names such as batch_16.csv."""
     window_ms: float | None = None
-    """Length of the same steps without the profiler: adds the share of that time, idle time included; tables by kernel,
-    family and phase then hold these shares."""
+    """Duration of the same steps without the profiler, in ms: adds the utilization over that time, idle time included;
+    default utilization while kernels ran only."""
 
     def __post_init__(self) -> None:
         """Check what belongs together."""

@@ -22,15 +22,21 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DownloadOptions(Printed):
-    """Fetch data by name. A call with the same options continues, and does nothing when everything is there."""
+    """Download data sets by name. The same command resumes, and does nothing when everything is complete.
+
+    Examples:
+        bertbench data download --list
+        bertbench data download squad
+        bertbench data download wikipedia --language simple
+    """
 
     names: tyro.conf.Positional[tuple[str, ...]] = ()
-    """What to fetch: wikipedia, wikipedia-exports, squad or pg19; --list says more."""
+    """Data sets to download; --list describes them."""
     out: Path = Path("downloads")
-    """Folder of all downloads; each name gets a folder of its own in it."""
+    """Folder for all downloads; each data set gets its own folder in it."""
     remote: Annotated[RemoteOptions, tyro.conf.arg(name="")]
     list: bool = False
-    """Show what can be had, on which terms, and how to get what is not fetched here."""
+    """List the data sets with their terms of use, and how to get those that cannot be downloaded here."""
 
 
 OPTIONS = {"data download": DownloadOptions}

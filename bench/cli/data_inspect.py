@@ -25,27 +25,30 @@ _LONGEST_NAME = 200
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class InspectOptions(Printed):
-    """Summarize a folder of HDF5 shards and validate every row against the format; exit code 1 if a check fails.
+    """Show what a folder of HDF5 shards contains and check every row against the format. Exit code 1 if a check fails.
 
-    DIR holds the shards, or several prepared data sets, which are all inspected.
+    DIR contains the shards, or the output of several preparations; each is then inspected.
+
+    Examples:
+        bertbench data inspect runs/pretrain-data
     """
 
     dir: tyro.conf.Positional[Path]
     """Folder of shards."""
     out: Path | None = None
-    """Folder to write a picture of the lengths into; without it no file is written."""
+    """Folder for a picture of the length distribution; default no picture."""
     samples: int = 3
-    """Instances to show as text, chosen at random; a predicted position is [shown:hidden]."""
+    """Random instances to show as text. A masked position reads [shown:hidden]."""
     seed: int = 0
-    """Seed of their choice."""
+    """Seed of the choice of samples."""
     split: Literal["training", "test", "both"] = "both"
     """Shards to read."""
     seq_len: int | None = None
-    """Only preparations of this length."""
+    """Sequence length of the preparations to read; default all."""
     vocab: Path | None = None
-    """vocab.txt of shards that have none beside them."""
+    """vocab.txt; default the one beside the shards."""
     workers: int = 1
-    """Processes that share the shards."""
+    """Worker processes."""
 
     def __post_init__(self) -> None:
         """Refuse values out of range."""

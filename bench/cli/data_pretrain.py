@@ -17,7 +17,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DataPretrainOptions(Printed):
-    """Turn dumps and text into HDF5 shards of pretraining instances; a call with the same options continues."""
+    """Convert Wikipedia dumps and text to HDF5 shards of pretraining instances. The same command resumes.
+
+    Examples:
+        bertbench data pretrain --generate 1000000 --output runs/pretrain-data  # from 1 MB of synthetic text
+        bertbench data pretrain --input downloads/wikipedia --output data --seq-lens 128 512 --workers 8
+    """
 
     prepare: Annotated[PrepareConfig, tyro.conf.arg(name="")]
 

@@ -24,22 +24,27 @@ SCHEMA_VERSION = 1
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SquadScalingOptions(Printed):
-    """Make SQuAD features with 1..N worker processes, in both modes, and draw time against workers."""
+    """Measure how the preparation of SQuAD features scales with worker processes, in both modes, and plot time over
+    workers.
+
+    Examples:
+        bertbench data squad-scaling --input train-v1.1.json --vocab vocab.txt --out runs/scaling
+    """
 
     input: Path
-    """JSON of SQuAD 1.1 or 2.0, plain or .gz."""
+    """SQuAD 1.1 or 2.0 file, JSON or .gz."""
     vocab: Path
     """BERT vocab.txt."""
     out: Path
     """Folder for squad-scaling.json, .csv and .png."""
     workers: tuple[int, ...] = ()
-    """Numbers of processes; default 1 2 ... CPUs."""
+    """Numbers of worker processes; default 1 2 ... up to the number of CPUs."""
     rounds: int = 3
-    """Turns; the middle one counts."""
+    """Interleaved repetitions; the median is reported."""
     split: Literal["training", "evaluation"] | None = None
-    """What the features are for; default by the input's name."""
+    """Split to prepare; default from the name of the input."""
     lower_case: bool = True
-    """Text is lower-cased; --no-lower-case for a cased vocabulary."""
+    """Text is lower-cased, as for bert-*-uncased; --no-lower-case keeps case, for a cased vocabulary."""
 
 
 OPTIONS = {"data squad-scaling": SquadScalingOptions}

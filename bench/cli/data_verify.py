@@ -14,10 +14,13 @@ _MOST_LINES = 50
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class VerifyOptions(Printed):
-    """Compare two folders of HDF5 shards, value by value; exit code 1 if they differ.
+    """Compare two folders of HDF5 shards value by value. Exit code 1 if they differ.
 
-    Shards are paired by name, and their rows must be in the same order. The first difference of each file is
-    reported. Compression and fingerprints of settings are not compared.
+    Shards are paired by name, and rows must be in the same order. The first difference of each file is reported.
+    Compression and fingerprints of settings are not compared.
+
+    Examples:
+        bertbench data verify shards-a shards-b
     """
 
     first: tyro.conf.Positional[Path]

@@ -1,21 +1,30 @@
 """`bertbench doctor`: describe this machine and check which tools it can run."""
 
 from dataclasses import dataclass
+from typing import Annotated
+
+import tyro
 
 from analysis.render.tables import Facts
 from bench.cli.options import Printed
 from bench.cli.result import Result
 from bench.machine.devices import Devices, find_devices
-from bench.machine.doctor import MISSING, OK, WARNING, Check, examine, has, to_json
+from bench.machine.doctor import FEATURES, MISSING, OK, WARNING, Check, examine, has, to_json
 from common.errors import BertbenchError
+from common.flags import choice_of
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DoctorOptions(Printed):
-    """Say what this machine is, which tools can run here, and the remedy for each lack."""
+    """Check this machine: hardware, software, and which tools can run. Each problem comes with a remedy.
 
-    has: str | None = None
-    """Only answer by exit code (0 yes, 1 no) whether this is here: cuda, two-devices, bf16 or hf."""
+    Examples:
+        bertbench doctor
+        bertbench doctor --has bf16  # exit code 0 if the hardware supports bf16, otherwise 1
+    """
+
+    has: Annotated[str | None, tyro.conf.arg(metavar=choice_of(FEATURES))] = None
+    """Print nothing and answer by exit code, 0 yes or 1 no, whether this is available: cuda, two-devices, bf16, hf."""
 
 
 OPTIONS = {"doctor": DoctorOptions}

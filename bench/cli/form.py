@@ -39,7 +39,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
 }  # fmt: skip
 """Heading of a group of options in every help -> names of its fields; the others are options of the command."""
 
-_HEADINGS = {"sweep": "how it runs"}
+_HEADINGS = {"sweep": "execution"}
 """Where a command takes one value in place of lists, its group has this heading."""
 
 _GROUP_OF = {name: group for group, names in GROUPS.items() for name in names}
@@ -136,7 +136,7 @@ def leaves(options: type, path: tuple[str, ...] = ()) -> Iterator[Leaf]:
             hint,
             item,
             meaning if not default or meaning.endswith(".") else f"{meaning}.",
-            default.rstrip(".") or _default_text(item),
+            default.rstrip(".") or ("" if item.name == "task" else _default_text(item)),
             choices_of(item, inner, markers),
             options,
         )
@@ -160,7 +160,8 @@ def choices_of(item: "dataclasses.Field[Any]", kind: Any, markers: tuple[Any, ..
             return tuple(listed.partition("}")[0].removeprefix("{").split(","))
     words = str in (kind, *typing.get_args(kind))
     singular = "strategy" if item.name == "strategies" else item.name.removesuffix("s")
-    known = _named_choices().get(singular, ()) if words else ()
+    named = _named_choices()
+    known = (named.get(item.name) or named.get(singular, ())) if words else ()
     return tuple(one for one in known if one != "auto" or item.default is not None)
 
 
@@ -168,9 +169,14 @@ def choices_of(item: "dataclasses.Field[Any]", kind: Any, markers: tuple[Any, ..
 def _named_choices() -> dict[str, tuple[str, ...]]:
     """The words that an option of this name takes in every command, of the registries that hold them."""
     from bench.implementations import IMPLEMENTATIONS
+    from bench.loggers import LOGGERS
+    from bench.profilers import PROFILERS
     from bench.run.resources import ALLOCATORS
     from bert.model.config import PRESETS
     from bert.parallel import STRATEGIES
+    from bert.tasks.glue.tasks import TASKS as GLUE
+    from bert.tasks.pretrain.config import STAGES
+    from records.kinds import COLLECTIVES, DTYPES
     from records.trial import PRECISIONS
 
     return {
@@ -184,6 +190,14 @@ def _named_choices() -> dict[str, tuple[str, ...]]:
         "schedule": ("poly", "linear", "constant", "cyclic"),
         "scaling": ("weak", "strong"),
         "padding": ("auto", "longest", "fixed"),
+        "profiler": tuple(PROFILERS),
+        "log_to": (*LOGGERS, "none"),
+        "collective": tuple(COLLECTIVES),
+        "dtype": tuple(DTYPES),
+        "tasks": tuple(GLUE),
+        "stage": STAGES,
+        "download": ("wikipedia", "pg19"),
+        "splitter": ("blingfire", "rules"),
     }
 
 
@@ -237,6 +251,10 @@ def _shown(leaf: Leaf, hidden: bool) -> Any:
     if leaf.choices and metavar is None and not leaf.positional:
         many = typing.get_origin(leaf.kind) is tuple
         metavar = choice_of(leaf.choices) + " ..." * many
+    elif metavar is None and leaf.positional and not leaf.choices:
+        many = typing.get_origin(leaf.kind) is tuple
+        name = f"{leaf.name.removesuffix('s').upper()} ..." if many else leaf.name.upper()
+        metavar = name if leaf.required or leaf.name == "task" else f"[{name}]"
     hint = f"(default: {leaf.default_text})" if leaf.default_text else ""
     merged = dataclasses.replace(given, help=leaf.help, metavar=metavar, help_behavior_hint=hint)  # type: ignore[type-var]
     rest = [one for one in leaf.markers if one is not given]

@@ -14,18 +14,23 @@ from common.errors import UsageError
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class HistoryOptions(Printed):
-    """Compare each configuration across many runs, oldest first, with the previous run that measured it.
+    """Track measurements over many runs, ordered by time. Each is compared with the previous run of the same
+    configuration.
 
-    Each kind of machine has its own table. Changed commits, drivers and libraries are listed. The exit code is 1 if
-    the newest run of any configuration is a regression: use it after a nightly run.
+    Different machines are listed separately. Changes of commits and versions are reported. Exit code 1 if the newest
+    measurement of a configuration is a regression, for use after a nightly run.
+
+    Examples:
+        bertbench history runs/nightly
+        bertbench history runs/nightly --threshold 0.05 --out trend  # write history.png and history.csv
     """
 
     runs: Annotated[tyro.conf.Positional[tuple[Path, ...]], tyro.conf.arg(metavar="RUNS")]
     """Run directories, or folders that contain some at any depth."""
     threshold: float = 0.02
-    """Smallest relative change of the step time that counts; 0.02 is 2 %."""
+    """Relative change of the step time that counts as a regression; 0.02 is 2 %."""
     out: Path | None = None
-    """Folder to write report.html, history.png and history.csv into."""
+    """Folder to write report.html, history.png and history.csv; default no files."""
 
 
 OPTIONS = {"history RUNS": HistoryOptions}

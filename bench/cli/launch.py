@@ -26,35 +26,41 @@ PROCESSES_PER_CORE = 8
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LaunchOptions:
-    """Run a program with torchrun on one node or several, unequal numbers of GPUs too: `launch [options] -- COMMAND`.
+    """Run a program with torchrun on one or several nodes, also with different numbers of GPUs: `launch [options] --
+    COMMAND`.
 
     COMMAND is a Python script with its arguments, `bertbench train ...`, or what --module or --no-python make of it.
-    Run the same on every node, each with its own numbers and --node-rank. All nodes end together, and say why.
+    Run the same command on every node with the node's own numbers and --node-rank. All nodes stop together and report
+    why.
+
+    Examples:
+        bertbench launch -- bertbench throughput pretrain  # one rank per GPU of this node
+        bertbench launch --other-gpus 4 --node-rank 0 --master-addr node0 -- train.py  # node 0 of two
     """
 
     here_gpus: int | None = None
-    """Processes of this node, one per GPU; default every GPU. Without GPUs they are CPU processes; default 1."""
+    """Processes on this node, one per GPU; default every GPU, without GPUs 1 CPU process."""
     other_gpus: tuple[str, ...] = ()
-    """Those of each other node, in the order of their ranks; or one JSON file of host -> number, this one included or
-    not, 'localhost' allowed."""
+    """Processes on each other node, in rank order, or one JSON file of host -> number, with or without this host;
+    'localhost' is allowed; default no other node."""
     node_rank: int | None = None
-    """Rank of this node; default its place in the file, else 0."""
+    """Rank of this node; default its position in the JSON file, otherwise 0."""
     master_addr: str | None = None
-    """Address of node 0; default the first host of the file. Needed with several nodes."""
+    """Address of node 0, required with several nodes; default the first host of the JSON file."""
     master_port: int | None = None
-    """Port of node 0, another one for each job; default 29500, on one node any free one."""
+    """Port of node 0, a different one for each job; default 29500, on one node any free port."""
     join_timeout: float = 60.0
-    """Seconds within which all nodes must have come and agree."""
+    """Time in s within which all nodes must join."""
     max_restarts: int = 0
-    """How often all processes of all nodes restart after one fails."""
+    """Restarts of all processes on all nodes after a failure."""
     module: bool = False
-    """COMMAND is a Python module, as in python -m."""
+    """COMMAND is a Python module, as with python -m."""
     no_python: bool = False
-    """COMMAND is a program of its own."""
+    """COMMAND is an executable program."""
     crowded: bool = False
     """Allow more than 8 CPU processes per core."""
     quiet: bool = False
-    """Say nothing but why it failed."""
+    """Print only why it failed."""
 
     def __post_init__(self) -> None:
         """Refuse values out of range and options that conflict."""

@@ -22,7 +22,7 @@ from common.registry import lookup
 
 T = TypeVar("T")
 
-RunFolder = Annotated[Path, tyro.conf.arg(help="Run directory; a call with the same folder continues it.")]
+RunFolder = Annotated[Path, tyro.conf.arg(help="Run directory. The same command resumes it.")]
 """What --out takes where trials are run."""
 
 
@@ -31,7 +31,7 @@ class Printed:
     """What every command takes that has a result for programs."""
 
     json: bool = False
-    """Print the result as JSON; progress goes to stderr."""
+    """Print the result as JSON on stdout; progress goes to stderr."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -39,9 +39,9 @@ class Tables(Printed):
     """What every command takes that shows tables of any length."""
 
     csv: Path | None = None
-    """Folder to write every table into, as CSV in full precision."""
+    """Also write every table to this folder as CSV in full precision; default no CSV files."""
     rows: int = 20
-    """Rows of a table to print; 0 for all."""
+    """Rows of a table to print; 0 prints all."""
 
     def __post_init__(self) -> None:
         """Refuse a number of rows below 0."""
@@ -57,9 +57,11 @@ def parse(options: type[T], argv: list[str], program: str) -> T:
     Raises:
         UsageError: options that do not exist or lack, or a value that the parser or the dataclass refuses.
     """
-    form, build = form_of(options, _task_in(argv))
+    task = _task_in(argv)
+    form, build = form_of(options, task)
+    shown = f"{program} {task}" if task else program
     with _colors(), _optional_values(), _refusals(program), _examples(options):
-        filled: Any = tyro.cli(form, args=argv, prog=program, config=_CONFIG)
+        filled: Any = tyro.cli(form, args=argv, prog=shown, config=_CONFIG)
     found: T = build(filled)
     return found
 

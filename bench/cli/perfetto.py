@@ -14,14 +14,17 @@ from common.errors import InputError, UsageError
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PerfettoOptions(Printed):
-    """Write traces as one file for https://ui.perfetto.dev: all ranks beside each other, with tracks for steps, phases,
-    computation, communication, exposed communication and idle time.
+    """Convert traces to one file for https://ui.perfetto.dev. It shows all ranks side by side, with tracks for steps,
+    phases, computation, communication, exposed communication and idle time.
+
+    Examples:
+        bertbench perfetto runs/profile -o timeline.json.gz
     """
 
     path: tyro.conf.Positional[Path]
     """A trace, a folder of ranks, a tar, a profiled trial or a run directory."""
     output: Annotated[Path | None, tyro.conf.arg(aliases=["-o"])] = None
-    """File to write, .json.gz or .json; without it <name>.perfetto.json.gz in the current folder."""
+    """File to write, .json.gz or .json; default <name>.perfetto.json.gz in the current folder."""
 
 
 OPTIONS = {"perfetto PATH": PerfettoOptions}

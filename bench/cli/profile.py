@@ -17,10 +17,11 @@ from bench.machine.devices import Devices, find_devices
 from bench.plan.sweep import locked
 from bench.plan.trials import Sweep, expand
 from bench.profilers import PROFILERS, load_profiler
+from bench.profilers.ranges import KINDS
 from bench.run.launch import LaunchOptions
 from bench.run.profiling import Profiled, mark_unread, profile_trials, with_unprofiled
 from common.errors import UsageError
-from common.flags import flag, request_of
+from common.flags import choice_of, flag, request_of
 from common.registry import lookup
 from records.run import RunDirectory
 from records.trial import Trial
@@ -50,24 +51,31 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ProfileOptions(Printed):
-    """Run each trial without and with a profiler that records iterations [start, stop), then show what it recorded."""
+    """Run each trial without and with a profiler that records the steps from --start to --stop, then show what it
+    recorded.
+
+    Examples:
+        bertbench profile pretrain --batch-sizes 16
+        bertbench profile squad --profiler nsys --start 20 --stop 25
+        bertbench profile pretrain --winner-of runs/throughput  # profile the fastest configuration
+    """
 
     sweep: Annotated[Sweep, tyro.conf.arg(name="")] = field(default_factory=Sweep)
     profiler: str = "torch"
-    """torch nsys ncu nvprof nvtx; `bertbench doctor` says which can run here."""
-    nvtx: str = "bertbench"
-    """NVTX ranges for nsys, ncu, nvprof, nvtx: bertbench emit dlprof off."""
+    """Profiler; `bertbench doctor` shows which can run here."""
+    nvtx: Annotated[str, tyro.conf.arg(metavar=choice_of(KINDS))] = "bertbench"
+    """NVTX ranges for nsys, ncu, nvprof and nvtx."""
     with_: Annotated[tuple[str, ...], tyro.conf.arg(name="with")] = ()
-    """Options of the profiler, NAME or NAME=VALUE; an unknown one lists those that exist."""
+    """Options of the profiler, NAME or NAME=VALUE; an unknown name lists all; default the profiler's own."""
     winner_of: Path | None = None
-    """Run directory whose fastest configuration, by its report, is profiled; no option of the sweep goes with it."""
+    """Run directory whose fastest configuration to profile, without other sweep options; default the options given."""
     out: RunFolder = Path("runs/profile")
     device: str = "auto"
     """Device type; default auto: CUDA where a GPU is present, otherwise the CPU."""
     timeout_seconds: float = 900.0
-    """A trial that takes longer is ended as timeout."""
+    """Time limit of a trial in s; a trial that exceeds it has the status timeout."""
     again: bool = False
-    """Measure finished trials anew; what they measured before is kept in RUN/earlier/N, which `compare` reads."""
+    """Measure finished trials again; earlier records move to earlier/N in --out."""
 
 
 # A profiler makes no step quicker: below this share of the time without it, one of the two runs was disturbed.

@@ -21,22 +21,27 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ReportOptions(Printed):
-    """Write a self-contained report.html with its pictures and CSV tables beside it. PATH is a run directory, or what
-    `analyze` takes: a trace, a folder of ranks, a tar, a table of counters, a log.
+    """Write a self-contained report.html with its pictures and CSV tables. PATH is a run directory, or anything that
+    `analyze` reads: a trace, a folder of ranks, a tar, a table of counters, a log.
+
+    Examples:
+        bertbench report runs/throughput
+        bertbench report runs/throughput --price-per-hour 2.5  # add the cost per million sequences
+        bertbench report trace.json.gz --out report-trace
     """
 
     path: tyro.conf.Positional[Path]
-    """Run directory that throughput or profile wrote, or a profile."""
+    """A run directory of throughput or profile, or a profile."""
     out: Path | None = None
-    """Folder to write into. Of a run directory: its own report folder; of a profile: report-NAME in the current one."""
+    """Folder to write; default report in the run directory, for a profile report-NAME in the current folder."""
     price_per_hour: float | None = None
-    """Price of the machine for one hour, for the cost columns of a run."""
+    """Price of the machine per hour, for the cost columns of a run; default no cost columns."""
     project: tuple[int, ...] = ()
-    """Project a run with throughput and comm trials to so many devices."""
+    """Numbers of devices to project a run to; the run needs throughput and comm trials; default no projection."""
     summary: bool = False
     """Print the table and the answer of a run before the path of its report."""
     same_links: bool = False
-    """Project as if links between nodes were like those measured inside one."""
+    """Project as if links between nodes were as fast as the links measured within a node."""
 
     def __post_init__(self) -> None:
         """Refuse an assumption that nothing is based on."""

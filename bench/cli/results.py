@@ -22,14 +22,17 @@ _ENDING = "_results"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ResultsOptions(Printed):
-    """Say how well labels of texts are found: distribution of the labels, confusion matrix, precision and recall of
-    each label, losses and accuracies of the training; printed, as pictures, and as one HTML page.
+    """Report the results of a text classifier: label distribution, confusion matrix, precision and recall of each
+    label, and the losses and accuracies of the training. Written to the terminal, as pictures, and as one HTML page.
+
+    Examples:
+        bertbench results reviews_train_test_stats.json
     """
 
     file: tyro.conf.Positional[Path]
-    """*_train_test_stats.json, *_testset_predictions.csv, *_trained_model or the *.sqlite of `train classify`."""
+    """Output of `train classify`: *_train_test_stats.json, *_testset_predictions.csv, *_trained_model or *.sqlite."""
     out: Path | None = None
-    """Folder for page, pictures and tables; default beside FILE: <root>_results."""
+    """Folder for the page, pictures and tables; default beside FILE: <root>_results."""
 
 
 OPTIONS = {"results": ResultsOptions}

@@ -29,47 +29,51 @@ _FEWEST_ROUNDS = 3
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SpeedOfLightOptions(Printed):
-    """Measure peak, memory bandwidth, and every part of a step alone: the floor of the step, and what is lost to what.
-    Of bertbench's own model; a finished measurement is shown again.
+    """Measure peak compute, memory bandwidth, and each part of a step alone. The result is the lowest possible step
+    time, and where the rest of the time goes. Measures bertbench's own model. A finished measurement is shown again.
+
+    Examples:
+        bertbench speed-of-light
+        bertbench speed-of-light squad --preset large --batch-size 16 --precision bf16
     """
 
     task: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="TASK")] = "pretrain"
-    """What is trained: pretrain squad classify glue."""
+    """Task to train: pretrain squad classify glue; default pretrain."""
     task_flags: Annotated[TaskFlags, tyro.conf.arg(name="")] = field(default_factory=TaskFlags)
     preset: str = "base"
     """Model size."""
     batch_size: int = 8
     """Sequences per device."""
     seq_len: int | None = None
-    """Tokens per sequence at most; default 128, squad 384."""
+    """Maximum tokens per sequence; default 128, squad 384."""
     padding: str = AUTO
-    """Of squad's batches: longest fixed; auto: longest."""
+    """Padding of fine-tuning batches: to the longest sequence, or to --seq-len; default auto: longest."""
     precision: str = AUTO
     """Arithmetic; default auto: bf16 where the hardware supports it, otherwise fp32."""
     levers: str = AUTO
-    """auto, none, or names joined by + (docs/explanation/speed.md)."""
+    """Optimizations: auto, none, or names joined by + (docs/explanation/speed.md)."""
     allocator: str = DEFAULT
-    """How the processes keep memory: default, keep, huge-pages."""
+    """Memory allocator setting of the processes."""
     devices: int = 1
-    """Ranks, each with all parts; communication is what their steps expose."""
+    """Ranks. Each measures all parts; communication is the exposed time of their steps."""
     data: str = "synthetic"
-    """synthetic, synthetic:<lengths or path>, or a path."""
+    """Data of the batches: synthetic, synthetic:<lengths or path>, or a path."""
     dropout: float = 0.1
     """Dropout probability everywhere, attention included."""
     seed: int = 42
     """Seed of weights, data order and dropout."""
     rounds: int = 12
-    """Times every part is timed, in turns; medians count."""
+    """Interleaved repetitions of each part; the median is reported."""
     max_seconds: float = 90.0
-    """Longest measuring in s; three rounds are made in any case."""
+    """Maximum measuring time in s; three rounds run in any case."""
     threads: int | None = None
     """CPU threads per rank; default an equal share."""
     device: str = "auto"
     """Device type; default auto: CUDA where a GPU is present, otherwise the CPU."""
     timeout_seconds: float = 900.0
-    """A measurement that takes longer is ended as timeout."""
+    """Time limit in s; a measurement that exceeds it has the status timeout."""
     retry_failed: bool = False
-    """Measure again what failed."""
+    """Run failed measurements again."""
     again: bool = False
     """Measure again what is finished; earlier records move to earlier/N in --out."""
     winner_of: Path | None = None

@@ -40,7 +40,7 @@ class Computing:
     precision: str = AUTO
     """Arithmetic; default auto: bf16 where the hardware supports it, otherwise fp32."""
     batch_size: int = 32
-    """Rows at a time; of squad, windows."""
+    """Rows per batch; for squad, windows."""
 
     def __post_init__(self) -> None:
         """Refuse numbers that mean nothing."""
@@ -62,7 +62,7 @@ def commands(verb: str, tasks: Mapping[str, str] | None = None) -> dict[str, tup
 def options_of_tasks(verb: str) -> dict[str, type]:
     """Return the options of the command of every task of ours, for the reference page."""
     found = {name: load({name: entry}, name, "task")(name) for name, (entry, _) in commands(verb, TASKS).items()}
-    return {f"{verb} {name}": _options_class(command) for name, command in found.items()}
+    return {f"{verb} {name}": _options_class(command, name) for name, command in found.items()}
 
 
 class TaskRun:
@@ -86,7 +86,7 @@ class TaskRun:
         plurals = {f"--{name[:-1].replace('_', '-')}": f"--{name.replace('_', '-')}" for name in lists - {"features"}}
         if self._verb == "data" and words and not words[0].startswith("-"):
             words = ["--input", *words]
-        options = _options_class(self._command)
+        options = _options_class(self._command, self._task)
         return parse(options, in_plural(plain_words(words, options), plurals), program)
 
     @property
@@ -176,14 +176,14 @@ def _task_of(document: Any) -> str | None:
     return next((task for task, fields in _FIELDS_BEFORE.items() if fields <= document.keys()), None)
 
 
-def _options_class(command: TaskCommand) -> type:
-    """Return a dataclass of the command's own options, those of its device, and --json."""
+def _options_class(command: TaskCommand, task: str) -> type:
+    """Return a dataclass of the command's own options, those of its device, and --json; TASK in its help is `task`."""
     fields: list[Any] = [("own", Annotated[command.options, tyro.conf.arg(name="")])]
     if command.computes:
         default = dataclasses.field(default_factory=Computing)
         fields.append(("computing", Annotated[Computing, tyro.conf.arg(name="")], default))
     made = dataclasses.make_dataclass("TaskOptions", fields, bases=(Printed,), frozen=True, kw_only=True)
-    made.__doc__ = inspect.getdoc(type(command))
+    made.__doc__ = (inspect.getdoc(type(command)) or "").replace("TASK", task)
     return made
 
 

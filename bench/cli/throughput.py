@@ -30,7 +30,14 @@ from records.trial import Trial
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ThroughputOptions(Printed):
-    """Measure samples/s of every combination of the listed values; without --again no finished trial is run again."""
+    """Measure samples/s. Every combination of the listed values is one trial. The same command with the same --out
+    resumes; finished trials run again only with --again.
+
+    Examples:
+        bertbench throughput pretrain --batch-sizes 4 8 16
+        bertbench throughput pretrain --implementations bertbench hf  # compare with Hugging Face
+        bertbench throughput squad --preset large --max-batch-search  # find the largest batch that fits
+    """
 
     sweep: Annotated[Sweep, tyro.conf.arg(name="")] = field(default_factory=Sweep)
     out: RunFolder = Path("runs/throughput")

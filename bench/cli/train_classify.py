@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from bert.tasks.classify.summary import CsvSummary
 
 _OUT = Path("runs/classify-NAME")
-_OUT_HELP = "Run directory, where NAME is the name of the file; an existing run resumes."
+_OUT_HELP = "Run directory; NAME is that of the file. The same command resumes it."
 _FORM_OPTIONS = tuple(item.name for item in dataclasses.fields(CsvForm))
 _OWN_OPTIONS = (*_FORM_OPTIONS, "lower_case", "validation", "test")
 _DATA_OPTIONS = (*_OWN_OPTIONS, "vocab", "seq_len")
@@ -37,9 +37,12 @@ _SHARES: dict[str, Any] = {item.name: item.default for item in dataclasses.field
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrainClassifyOptions(TrainOptions):
-    """Train a classifier on the texts and labels of a CSV, or of the SQLite file that `bertbench data csv` made of it.
+    """Train a text classifier on a CSV with texts and labels, or on the SQLite file that `bertbench data csv` made from
+    it. The results are written beside that file. It also takes the options of `bertbench train`.
 
-    Results are written beside that file. Takes all options of `bertbench train` and the options of the data.
+    Examples:
+        bertbench train classify reviews.csv --vocab vocab.txt --preset tiny
+        bertbench train classify reviews.csv --init bert-base --label category --epochs 3
     """
 
     out: Annotated[Path, tyro.conf.arg(help=_OUT_HELP)] = _OUT
@@ -47,17 +50,17 @@ class TrainClassifyOptions(TrainOptions):
     vocab: Path | None = None
     """BERT vocab.txt; default the one beside --init."""
     lower_case: bool = True
-    """Text is lower-cased, as for bert-*-uncased; --no-lower-case keeps capitals."""
+    """Text is lower-cased, as for bert-*-uncased; --no-lower-case keeps case, for a cased vocabulary."""
     validation: float = _SHARES["validation"]
-    """Share of the texts that it is evaluated on while it runs."""
+    """Fraction of the texts for evaluation during training."""
     test: float = _SHARES["test"]
-    """Share of the texts that the trained model is judged by."""
+    """Fraction of the texts for the final test."""
     logfile: Path | None = None
-    """File that progress, evaluations and results are appended to, with their time."""
+    """File to append progress, evaluations and results to, with timestamps; default no file."""
     prep_only: bool = False
-    """Prepare the data, and end."""
+    """Prepare the data and stop."""
     replace: bool = False
-    """Replace the database even if it was made from another CSV, or holds results on other samples."""
+    """Rebuild the database even if it was made from another CSV or contains results for other samples."""
 
     def prepared(self, argv: Sequence[str]) -> "TrainClassifyOptions":
         """Prepare the database and return the options to train with, as prepare_data does."""

@@ -25,56 +25,61 @@ from bench.tune.space import Kind, SearchSpace, make_space, word
 from bench.tune.study import EVALUATORS, PRUNERS, SAMPLERS, Question, Search, Study
 from bench.tune.worker import Job, Objective, make_objective, work
 from common.errors import UsageError
-from common.flags import flag, request_of
+from common.flags import choice_of, flag, request_of
 from common.registry import lookup
 from records.training import is_train_run
 
 _DEFAULT_TRIALS = 20
 # Default number of evaluations of a trial; pruning needs several.
 _EVALUATIONS = 5
-_OUT_HELP = "Folder of the study; a call with the same folder continues it, and concurrent calls share it."
+_OUT_HELP = "Folder of the study. The same command resumes it; several processes can share it."
 _BEST, _ALL = "best", "all"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TuneOptions(Printed):
-    """Search for the training options with the best score; trials that fall behind are pruned.
+    """Search for the training options with the best score. Each trial is a training run; a trial that falls behind is
+    stopped early. The same command resumes the study. Several processes or a job array can share it.
 
-    Each trial is a separate training. The same command continues a study, and concurrent calls, such as those of a job
-    array, share it. The options of `bertbench train TASK` apply to all trials.
+    It also takes the options of `bertbench train TASK`, which apply to all trials.
+
+    Examples:
+        bertbench tune glue --task mrpc --data runs/glue-data --search learning_rate=log:1e-5:1e-4 --trials 10
+        bertbench tune squad --search learning_rate=2e-5,3e-5,5e-5 epochs=2:4:1
     """
 
     task: tyro.conf.Positional[str]
-    """What is trained, as in `bertbench train`; its other options are taken too."""
+    """Task to train, as in `bertbench train`."""
     search: tyro.conf.UseAppendAction[tuple[str, ...]] = ()
-    """NAME=VALUE,VALUE or NAME=LOW:HIGH[:STEP] or NAME=log:LOW:HIGH, options of the training, one or several."""
+    """Training options to search: NAME=VALUE,VALUE or NAME=LOW:HIGH[:STEP] or NAME=log:LOW:HIGH; default those in
+    --space."""
     space: Path | None = None
-    """The same in a TOML file."""
+    """TOML file with the options to search; default those of --search."""
     objective: str | None = None
-    """A score of the task's evaluations, by which trials choose their best checkpoint too, or loss, that of the
-    training; default the score that the task chooses it by."""
+    """Score to optimize, which also selects the best checkpoint of a trial, or loss for the training loss; default the
+    task's own score."""
     trials: int | None = None
-    """Trials of the whole study; default 20, with --max-seconds no limit."""
+    """Trials in the whole study; default 20, with --max-seconds no limit."""
     max_seconds: float | None = None
-    """Stop after this time in s; the running trial is saved, and the next call resumes it."""
-    sampler: str = "tpe"
-    """tpe, which learns from earlier trials, or random."""
+    """Stop after this time in s; the running trial is saved and the next call resumes it; default no limit."""
+    sampler: Annotated[str, tyro.conf.arg(metavar=choice_of(SAMPLERS))] = "tpe"
+    """tpe learns from earlier trials; random does not."""
     sampler_seed: int = 0
-    """Seed of what is drawn; --seed is that of the trainings, the same for all."""
+    """Seed of the sampler. --seed is the seed of every training run."""
     startup_trials: int = 10
-    """Trials that are drawn at random before tpe takes over."""
-    pruner: str = "median"
-    """median ends a trial that is worse than half of the others were at the same reading; none."""
+    """Random trials before tpe takes over."""
+    pruner: Annotated[str, tyro.conf.arg(metavar=choice_of(PRUNERS))] = "median"
+    """median stops a trial that is worse than half of the others at the same evaluation; none stops no trial."""
     prune_after: int = 5
-    """Complete trials before one is pruned."""
+    """Complete trials before the first is pruned."""
     unpruned_readings: int = 1
-    """Evaluations that each trial is left."""
+    """Evaluations before a trial can be pruned."""
     retries: int = 2
-    """How often a trial whose worker was killed resumes from its checkpoint before it counts as failed."""
-    checkpoints: str = _BEST
-    """Which stay of trials that ended: best, those of the best one, or all."""
-    importance: str = "ped-anova"
-    """Optuna's evaluator of importance: ped-anova, or with scikit-learn fanova mdi."""
+    """Retries, from the last checkpoint, of a trial whose worker was killed."""
+    checkpoints: Annotated[str, tyro.conf.arg(metavar=choice_of((_BEST, _ALL)))] = _BEST
+    """Checkpoints to keep of finished trials: best keeps those of the best trial, all keeps all."""
+    importance: Annotated[str, tyro.conf.arg(metavar=choice_of(EVALUATORS))] = "ped-anova"
+    """Optuna evaluator for the importance of options; fanova and mdi need scikit-learn."""
     out: Annotated[Path, tyro.conf.arg(help=_OUT_HELP)] = Path("runs/tune")
 
     def __post_init__(self) -> None:

@@ -48,6 +48,10 @@ def examine(devices: Devices | BertbenchError) -> list[Check]:
     return checks
 
 
+FEATURES = ("cuda", "two-devices", "bf16", "hf")
+"""What `has` answers."""
+
+
 def has(feature: str, devices: Devices) -> bool:
     """Answer a script's question: cuda, two-devices, bf16 (in hardware) or hf (transformers installed)."""
     answers: dict[str, Callable[[], bool]] = {

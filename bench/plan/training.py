@@ -32,26 +32,32 @@ from common.registry import lookup
 from records.training import TrainRun, is_train_run
 from records.trial import Trial
 
-_OUT_HELP = "Run directory; a call with the same folder resumes it."
+_OUT_HELP = "Run directory. The same command resumes it."
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrainOptions:
-    """Train until the run is complete; the same command resumes it. What is not given is as it was published: NVIDIA's
-    BERT-large for pretraining, Devlin et al. 2018 for fine-tuning.
+    """Train a model until the run is complete. The same command resumes. Defaults are as published: NVIDIA's BERT-large
+    for pretraining, Devlin et al. 2018 for fine-tuning.
 
-    SIGTERM and Ctrl-C save a checkpoint before they end it; a second signal ends it at once.
+    SIGTERM and Ctrl-C save a checkpoint before the run stops. A second signal stops it at once.
+
+    Examples:
+        bertbench train pretrain --preset tiny --data synthetic --steps 20 --global-batch-size 32
+        bertbench train squad --data runs/squad --init bert-base --out runs/squad-train
+        bertbench train glue --task mrpc --data runs/glue-data --init bert-base --epochs 3
     """
 
     task: tyro.conf.Positional[str]
-    """What is trained: pretrain squad gap classify glue."""
+    """Task to train: pretrain squad gap classify glue."""
     file: tyro.conf.Positional[str | None] = None
-    """The same as --data."""
+    """Same as --data."""
     task_flags: Annotated[TaskFlags, tyro.conf.arg(name="")] = field(default_factory=TaskFlags)
     phase: int | None = None
-    """Of pretraining, 1 unless given: 1 is sequences of 128 tokens, 2 of 512, after phase 1."""
+    """Phase of pretraining: 1 uses sequences of 128 tokens, 2 of 512, after phase 1; default 1."""
     data: str | None = None
-    """Folder of HDF5 shards (pretrain), features (squad gap glue), CSV or its SQLite file (classify), or synthetic."""
+    """Folder of HDF5 shards (pretrain) or features (squad gap glue), CSV or its SQLite file (classify), or
+    synthetic."""
     out: Annotated[Path, tyro.conf.arg(help=_OUT_HELP)] = Path("runs/train")
     preset: str | None = None
     """Model size; default large, fine-tuning base, with --init that of the weights."""
@@ -66,73 +72,76 @@ class TrainOptions:
     zero_stage: int | None = None
     """ZeRO stage of deepspeed, 0 to 3; default the stage in --deepspeed-config, otherwise no sharding (0)."""
     deepspeed_config: Path | None = None
-    """JSON file of deepspeed; what it says of batch sizes, rate, decay and clipping holds where no option is given."""
+    """DeepSpeed configuration, JSON; its batch sizes, learning rate, weight decay and clipping apply unless given as
+    options."""
     global_batch_size: int | None = None
     """Sequences per update; default 65536, in phase 2 32768, squad classify glue 32, gap 16."""
     micro_batch_size: int | None = None
     """Sequences per device and micro-step; default 32, in phase 2 and fine-tuning 8."""
     grad_accum_steps: int | None = None
-    """Micro-steps per update; default what the batch sizes need."""
+    """Micro-steps per update; default from the batch sizes."""
     seq_len: int | None = None
-    """Tokens per sequence; default 128, in phase 2 512; fine-tuning those of its data, made up squad 384, gap 512."""
+    """Tokens per sequence; default pretraining 128, in phase 2 512, fine-tuning that of the data, synthetic squad 384,
+    gap 512."""
     steps: int | None = None
-    """Updates in the whole run; default 7038, in phase 2 1563, else those of the epochs."""
+    """Updates in the whole run; default 7038, in phase 2 1563, fine-tuning from --epochs."""
     epochs: float | None = None
-    """How often every sample is seen, in place of --steps; default of squad 2, of gap classify glue 3."""
+    """Passes over the data, instead of --steps; default squad 2, gap classify glue 3."""
     learning_rate: float | None = None
-    """Rate that the warm-up climbs to; default 6e-3, in phase 2 4e-3, fine-tuning 3e-5."""
+    """Peak learning rate; default 6e-3, in phase 2 4e-3, fine-tuning 3e-5."""
     warmup: float | None = None
-    """Fraction of the updates spent on the warm-up (cyclic: half a cycle); default .2843, in phase 2 .128, fine-tuning
-    .1."""
+    """Fraction of the updates for the learning-rate warm-up (cyclic: half a cycle); default 0.2843, in phase 2 0.128,
+    fine-tuning 0.1."""
     optimizer: str | None = None
     """Optimizer; default lamb, fine-tuning adamw."""
     schedule: str | None = None
     """Learning-rate schedule; default poly, fine-tuning linear."""
     weight_decay: float | None = None
-    """Decay of all but biases and LayerNorm; default .01."""
+    """Weight decay of all parameters except biases and LayerNorm; default 0.01."""
     max_grad_norm: float | None = None
-    """Gradients are clipped to this norm; default 1."""
+    """Maximum gradient norm; larger gradients are clipped; default 1."""
     dropout: float | None = None
-    """Dropout probability everywhere; default .1."""
+    """Dropout probability everywhere, attention included; default 0.1."""
     activation_checkpointing: bool = False
     """Keep only the input of each layer and recompute the rest in the backward pass: less memory, the same losses."""
     levers: str | None = None
     """Optimizations: auto, none, or names joined by + (docs/explanation/speed.md); default auto."""
     bucket_mib: int | None = None
-    """Buckets that gradients are reduced in, MiB; default the strategy's own."""
+    """Gradient bucket size in MiB; default the strategy's own."""
     precision: str = AUTO
     """Arithmetic; default auto: bf16 where the hardware supports it, otherwise fp32."""
     seed: int | None = None
     """Seed of weights, data order and dropout; default 42."""
     init: Path | None = None
-    """Where a new run begins: a finished run (of which fine-tuning takes the best checkpoint, pretraining the latest),
-    a checkpoint, or anything that `bertbench convert` reads."""
+    """Initial weights of a new run: a finished run (fine-tuning takes its best checkpoint, pretraining the latest), a
+    checkpoint, or anything that `bertbench convert` reads; default random weights."""
     log_every: int | None = None
-    """Steps between lines of progress; default 10."""
+    """Steps between progress lines; default 10."""
     eval_every: int | None = None
-    """Updates between evaluations, and one at the end; default after each epoch, or with --steps at the end alone, but
-    pretrain and, without --eval-data, squad never."""
+    """Updates between evaluations, with one more at the end; default after each epoch, with --steps at the end only,
+    for pretrain and for squad without --eval-data never."""
     eval_data: str | None = None
-    """Features to evaluate on (squad gap glue); default of gap and glue those beside the training data. Pretraining
-    takes its test shards, classify its validation split."""
+    """Features for evaluation (squad gap glue); default gap and glue those beside the training data, pretrain the test
+    shards, classify the validation split."""
     eval_samples: int | None = None
-    """Samples of an evaluation, spread evenly over them; default 0, which takes all."""
+    """Samples per evaluation, spread evenly; default 0: all."""
     best_by: str | None = None
-    """Score of the evaluations that says which checkpoint is the best, such as log_loss; default that of the task."""
+    """Score that selects the best checkpoint, such as log_loss; default the task's own score."""
     save_every: int | None = None
     """Updates between checkpoints; default 200."""
     keep: int | None = None
-    """Checkpoints that stay, the latest; default 3; the best one stays besides."""
+    """Latest checkpoints to keep, in addition to the best; default 3."""
     padding: str | None = None
-    """Of fine-tuning: longest, to the longest of a micro-batch, or fixed, to --seq-len; default longest."""
+    """Padding of fine-tuning batches: longest pads to the longest sequence of a micro-batch, fixed to --seq-len;
+    default longest."""
     max_seconds: float | None = None
-    """Save and end after this time in s, as a signal would; for the limits of queues."""
+    """Save and stop after this time in s, for queues with a time limit; default no limit."""
     threads: int | None = None
     """CPU threads per process; default an equal share."""
     log_to: tuple[str, ...] = ()
-    """tensorboard mlflow none; default tensorboard, and mlflow where MLFLOW_RUN_ID names a run."""
+    """Loggers; default tensorboard, and mlflow if MLFLOW_RUN_ID names a run."""
     json: bool = False
-    """Print the result as JSON, progress on stderr."""
+    """Print the result as JSON on stdout; progress goes to stderr."""
 
     def __post_init__(self) -> None:
         """Refuse numbers that mean nothing; the others are checked with the settings of the run."""

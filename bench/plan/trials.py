@@ -38,7 +38,7 @@ class Sweep:
     """What to measure: every combination of the listed values is one trial."""
 
     task: Annotated[str, tyro.conf.Positional] = "pretrain"
-    """What is trained: pretrain squad gap classify glue."""
+    """Task to train: pretrain squad gap classify glue."""
     task_flags: Annotated[TaskFlags, tyro.conf.arg(name="")] = field(default_factory=TaskFlags)
     presets: tuple[str, ...] = ("base",)
     """Model size."""
@@ -59,7 +59,7 @@ class Sweep:
     batch_sizes: tuple[int, ...] = (8,)
     """Sequences per device and micro-step."""
     scaling: str = WEAK
-    """weak keeps the batch of a device; strong divides the batch of the fewest devices among all."""
+    """weak keeps the batch size of a device; strong divides the batch size of the fewest devices among all."""
     grad_accum: tuple[int, ...] = (1,)
     """Micro-steps per optimizer step."""
     seq_lens: tuple[int, ...] = ()
@@ -73,7 +73,7 @@ class Sweep:
     precisions: tuple[str, ...] = (AUTO,)
     """Arithmetic; default auto: bf16 where the hardware supports it, otherwise fp32."""
     data: str = "synthetic"
-    """synthetic, synthetic:<lengths or path>, or a path."""
+    """Data of the batches: synthetic, synthetic:<lengths or path>, or a path."""
     dropout: float = 0.1
     """Dropout probability everywhere, attention included."""
     seed: int = 42

@@ -23,23 +23,25 @@ class CommSweep:
     """Which collectives to measure: every combination of the listed values is one trial, over all sizes."""
 
     collectives: tuple[str, ...] = ("all_reduce",)
-    """all_reduce reduce_scatter all_gather broadcast."""
+    """Collectives to measure: all_reduce reduce_scatter all_gather broadcast."""
     devices: tuple[int, ...] = ()
-    """Counts; default 2 4 8 ... to every GPU, or 2 CPU ranks."""
+    """Numbers of ranks; default 2 4 8 ... up to every GPU, or 2 ranks on the CPU."""
     dtypes: tuple[str, ...] = ("fp32",)
-    """fp32 fp16 bf16."""
+    """Data types: fp32 fp16 bf16."""
     min_bytes: str = "1K"
-    """Smallest size; K, M, G are powers of 1024."""
+    """Smallest message size; K, M and G are powers of 1024."""
     max_bytes: str = "256M"
+    """Largest message size; K, M and G are powers of 1024."""
     factor: float = 2.0
+    """Ratio of one message size to the previous one."""
     repetitions: int = 5
-    """Times each size is measured; the median counts."""
+    """Repetitions of each size; the median is reported."""
     iterations: int | None = None
     """Operations per repetition; default as many as take 20 ms, at most 100."""
     warmup: int = 3
-    """Operations of each size that are not measured."""
+    """Unmeasured operations of each size."""
     rounds: int = 1
-    """Interleaved repetitions of it all, each in new processes."""
+    """Interleaved rounds of all sizes, each in new processes."""
 
     def __post_init__(self) -> None:
         """Refuse names that do not exist, empty lists and sizes that are none."""

@@ -206,17 +206,21 @@ class RowPredictOptions:
     """Of `bertbench predict TASK`."""
 
     checkpoint: Path
-    """A run (its best checkpoint, else the latest), or a checkpoint of one."""
+    """Training run (its best checkpoint, otherwise the latest), or one of its checkpoints."""
     data: Path
-    """Rows, as the task's own `data` command makes them."""
+    """Rows prepared by `bertbench data` for the task."""
     split: str = EVALUATION
-    """Which of the rows."""
+    """Split to predict."""
     out: Path = Path("runs/predictions")
     """Folder for predictions.tsv: index, prediction, and the logits."""
 
 
 class RowPredict:
-    """Describe what a trained model makes of each row: its class, or its value. One process on one device."""
+    """Predict the class, or the value, of each row with a trained model. Runs as one process on one device.
+
+    Examples:
+        bertbench predict TASK --checkpoint runs/train --data data
+    """
 
     options = RowPredictOptions
     computes = True
@@ -260,17 +264,21 @@ class RowEvalOptions:
     """Of `bertbench eval TASK`."""
 
     checkpoint: Path
-    """The run or checkpoint that predicted: it says with which options the task was trained."""
+    """Training run or checkpoint that made the predictions; it records the options of the task."""
     data: Path
-    """Rows with labels, as the task's own `data` command makes them."""
+    """Rows with labels, prepared by `bertbench data` for the task."""
     predictions: Path
-    """predictions.tsv of `bertbench predict TASK`."""
+    """predictions.tsv of `bertbench predict`."""
     split: str = EVALUATION
-    """Which of the rows."""
+    """Split that was predicted."""
 
 
 class RowEval:
-    """Score predictions by what the task is scored by."""
+    """Score predictions with the scores of the task.
+
+    Examples:
+        bertbench eval TASK --checkpoint runs/train --data data --predictions runs/predictions/predictions.tsv
+    """
 
     options = RowEvalOptions
     computes = False

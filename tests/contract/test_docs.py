@@ -72,7 +72,7 @@ def test_every_command_is_documented() -> None:
 
 
 def test_what_a_command_does_is_told_in_whole_sentences() -> None:
-    told = re.findall(r"^## bertbench .*\n\n(.*)\n\n\| option", reference(), re.MULTILINE)
+    told = re.findall(r"^## bertbench .*\n\n(.*)\n\n(?:\| option|```sh\n)", reference(), re.MULTILINE)
     assert len(told) > 30 and [text for text in told if not text.endswith(".")] == []
 
 

@@ -19,42 +19,48 @@ _RANGE = re.compile(rf"(uniform|loguniform)\(({_NUMBER}),({_NUMBER})\)")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AzureMLOptions(JobOptions):
-    """Render an AzureML command job, or with --sweep a sweep job."""
+    """Write an AzureML command job, or a sweep job with --sweep.
+
+    Examples:
+        bertbench submit azureml --compute gpu-cluster --image IMAGE -- bertbench train squad --data synthetic
+    """
 
     compute: str | None = None
-    """Compute cluster."""
+    """Compute cluster; required."""
     environment: str | None = None
-    """Environment in place of --image, NAME@latest or NAME:VERSION."""
+    """Environment instead of --image, NAME@latest or NAME:VERSION."""
     code: Path | None = None
-    """Folder that is uploaded, in which COMMAND runs."""
+    """Folder to upload, in which COMMAND runs; default none."""
     experiment: str | None = None
-    """Experiment that the job belongs to."""
+    """Experiment of the job; default that of the workspace."""
     input: tuple[str, ...] = ()
-    """NAME=PATH of data, a folder, a datastore path or azureml:NAME:VERSION; {NAME} in COMMAND becomes its place."""
+    """NAME=PATH of input data: a folder, a datastore path or azureml:NAME:VERSION. {NAME} in COMMAND becomes its path;
+    default none."""
     output: tuple[str, ...] = ()
-    """Names of folders that are kept; {NAME} in COMMAND becomes the place."""
+    """Names of output folders to keep. {NAME} in COMMAND becomes the path; default none."""
     shared_memory: str = "16G"
     """Size of /dev/shm."""
     services: tuple[Literal["tensorboard", "jupyter", "vscode"], ...] = ()
-    """What can be opened in the browser while the job runs: tensorboard jupyter vscode."""
+    """Services to open in the browser while the job runs; default none."""
     tensorboard_dir: str = "outputs"
-    """Folder that TensorBoard looks at."""
+    """Log folder of TensorBoard."""
     sweep: tuple[str, ...] = ()
-    """NAME=A,B,C or uniform(A,B) or loguniform(A,B), the ends as they are; {NAME} in COMMAND becomes the value."""
+    """NAME=A,B,C or uniform(A,B) or loguniform(A,B), with plain bounds. {NAME} in COMMAND becomes the value; default no
+    sweep."""
     sampling: Literal["random", "grid", "bayesian"] = "random"
-    """How a sweep chooses values."""
+    """Sampling of a sweep."""
     objective: str | None = None
-    """Of a sweep, maximize:METRIC or minimize:METRIC, as COMMAND logs it to MLflow."""
+    """Objective of a sweep, maximize:METRIC or minimize:METRIC, as COMMAND logs it to MLflow."""
     max_trials: int = 16
-    """Jobs of a sweep."""
+    """Maximum jobs of a sweep."""
     at_once: int = 4
-    """Jobs of a sweep that run at the same time."""
+    """Maximum jobs of a sweep at the same time."""
     early_stop: bool = False
-    """End trials of a sweep that are worse than the median of the others."""
+    """Stop jobs of a sweep that are worse than the median of the others."""
     workspace: str | None = None
-    """Workspace, for --submit; default that of `az configure`."""
+    """Workspace for --submit; default that of `az configure`."""
     resource_group: str | None = None
-    """Its resource group."""
+    """Resource group of the workspace; default that of `az configure`."""
 
     def __post_init__(self) -> None:
         """Refuse what the service would not take."""

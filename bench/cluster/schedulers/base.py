@@ -20,35 +20,36 @@ class JobOptions:
     name: str = "bertbench"
     """Name of the job."""
     nodes: int | None = None
-    """Nodes; default as many as there are counts, else 1."""
+    """Number of nodes; default the number of counts in --gpus-per-node or --processes-per-node, otherwise 1."""
     gpus_per_node: tuple[int, ...] = ()
-    """GPUs of a node: one number for all, or one for each node."""
+    """GPUs per node: one number for all nodes, or one for each; default no GPUs requested."""
     processes_per_node: tuple[int, ...] = ()
-    """Processes that are started on a node, one number or one for each; default its GPUs."""
+    """Processes per node: one number for all nodes, or one for each; default the GPUs of the node."""
     cpus: int | None = None
-    """CPU cores of a node."""
+    """CPU cores per node; default the scheduler's."""
     memory: str | None = None
-    """Memory of a node, in GiB with G, else in M or T: 64G."""
+    """Memory per node with the unit M, G (GiB) or T, such as 64G; default the scheduler's."""
     time_limit: str | None = None
-    """Longest run: minutes, hours:minutes:seconds, or days-hours:minutes:seconds; 0-12:00:00 is half a day."""
+    """Time limit: minutes, hours:minutes:seconds, or days-hours:minutes:seconds, such as 0-12:00:00; default the
+    scheduler's."""
     stop_seconds: int = 120
-    """How long before the end the processes get SIGTERM, so that `bertbench train` saves."""
+    """Time in s before the limit when processes get SIGTERM, so that `bertbench train` can save."""
     env: tuple[str, ...] = ()
-    """Variables NAME=VALUE of the processes; they stand in the file as they are, so no secrets."""
+    """Environment variables NAME=VALUE. The job file shows them in plain text, so do not pass secrets."""
     image: str | None = None
-    """Container image; Slurm runs without one where none is given."""
+    """Container image; default no container on Slurm."""
     python: str | None = None
-    """Python on the nodes; default this one on Slurm without an image, else python3."""
+    """Python executable on the nodes; default this one on Slurm without an image, otherwise python3."""
     launcher: Literal["torchrun", "none"] = "torchrun"
-    """torchrun starts the processes of a node; none runs COMMAND once per node, for commands that start their own."""
+    """torchrun starts the processes of a node; none runs COMMAND once per node."""
     module: bool = False
-    """COMMAND names a Python module."""
+    """COMMAND is a Python module."""
     no_python: bool = False
-    """COMMAND is a program even where its name ends in .py."""
+    """COMMAND is an executable program even if its name ends in .py."""
     out: Path | None = None
     """File to write; default the terminal, with --submit NAME.sbatch or NAME.yaml."""
     submit: bool = False
-    """Hand the job to the scheduler."""
+    """Submit the job to the scheduler."""
 
     def __post_init__(self) -> None:
         """Refuse what no scheduler takes."""

@@ -19,26 +19,30 @@ _PORT = 29500
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class KubernetesOptions(JobOptions):
-    """Render a manifest for Kubeflow Trainer or JobSet."""
+    """Write a manifest for Kubeflow Trainer or JobSet.
+
+    Examples:
+        bertbench submit kubernetes --nodes 2 --gpus-per-node 8 --image IMAGE -- bertbench train pretrain --data /data
+    """
 
     kind: Literal["trainjob", "jobset"] = "trainjob"
-    """trainjob is Kubeflow Trainer's, 2.2 or newer; jobset needs only the JobSet controller."""
+    """trainjob requires Kubeflow Trainer 2.2 or newer; jobset requires only the JobSet controller."""
     namespace: str | None = None
-    """Namespace; default that of kubectl's context."""
+    """Namespace; default that of the kubectl context."""
     runtime: str = "torch-distributed"
     """ClusterTrainingRuntime of a TrainJob."""
     shared_memory: str = "16G"
-    """Size of /dev/shm at most; it counts as memory of the container."""
+    """Maximum size of /dev/shm; it counts toward the memory of the container."""
     gpu_resource: str = "nvidia.com/gpu"
-    """What the cluster calls a GPU."""
+    """Resource name of a GPU in the cluster."""
     claim: tuple[str, ...] = ()
-    """PersistentVolumeClaims and where they are mounted, NAME:/PATH."""
+    """PersistentVolumeClaims and their mount paths, NAME:/PATH; default none."""
     interface: str = "eth0"
-    """Network interface of pods, for NCCL and gloo."""
+    """Network interface of the pods for NCCL and gloo."""
     max_restarts: int = 0
-    """How often a JobSet begins again after a failure, from the last checkpoint where COMMAND resumes."""
+    """Maximum restarts of a JobSet after a failure; a command that can resume continues from the last checkpoint."""
     queue: str | None = None
-    """Kueue's queue."""
+    """Queue of Kueue; default none."""
 
     def __post_init__(self) -> None:
         """Refuse what the cluster would not take."""

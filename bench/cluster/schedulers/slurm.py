@@ -37,40 +37,46 @@ _MOUNT = re.compile(r"[^:,]+:/[^:,]*(:[^:,]+)?")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SlurmOptions(JobOptions):
-    """Render a Slurm batch script; unequal numbers of GPUs make a heterogeneous job."""
+    """Write a Slurm batch script. Different numbers of GPUs per node make a heterogeneous job.
+
+    Examples:
+        bertbench submit slurm --nodes 2 --gpus-per-node 8 --time-limit 60 -- bertbench train pretrain --data shards
+        bertbench submit slurm --sweep lr=1e-5,3e-5 --submit -- bertbench train squad --learning-rate {lr}
+    """
 
     partition: str | None = None
-    """Partition."""
+    """Partition; default the cluster's."""
     account: str | None = None
-    """Account that is charged."""
+    """Account to charge; default the user's."""
     qos: str | None = None
-    """Quality of service."""
+    """Quality of service; default the cluster's."""
     constraint: str | None = None
-    """Features that nodes must have."""
+    """Required node features; default any node."""
     gpu_type: str | None = None
-    """Type of GPU, as the cluster names it: a100."""
+    """GPU type as named by the cluster, such as a100; default any."""
     exclusive: bool = False
-    """Share nodes with no other job."""
+    """Use nodes exclusively."""
     array: str | None = None
-    """Indices of a job array, 0-99%10: {array_index} in COMMAND becomes the index, {array_count} their number."""
+    """Indices of a job array, such as 0-99%10. {array_index} in COMMAND becomes the index, {array_count} the count;
+    default no array."""
     sweep: tuple[str, ...] = ()
-    """NAME=VALUE,VALUE: a job array over every combination; {NAME} in COMMAND becomes the value."""
+    """NAME=VALUE,VALUE: a job array over every combination; {NAME} in COMMAND becomes the value; default no array."""
     at_once: int | None = None
-    """Combinations of --sweep that run at the same time; default all."""
+    """Maximum jobs of --sweep at the same time; default all."""
     requeues: int = 0
-    """How often a job that was stopped before its time limit, and had saved, goes back into the queue."""
+    """Maximum times to requeue a job that saved and was stopped before its time limit."""
     log_dir: Path = Path()
-    """Folder of the logs, on a file system that the nodes see."""
+    """Folder for logs, on a file system that the nodes can reach."""
     chdir: Path | None = None
-    """Folder to run in; default the current one."""
+    """Working folder; default the current one."""
     setup: tuple[str, ...] = ()
-    """Lines of shell to run first on the first node, as they are: 'module load cuda'."""
+    """Shell lines to run first on the first node, such as 'module load cuda'; default none."""
     container: Literal["pyxis", "apptainer"] = "pyxis"
-    """What runs --image: srun's pyxis plugin, or apptainer."""
+    """Runtime of --image: the pyxis plugin of srun, or apptainer."""
     mounts: tuple[str, ...] = ()
-    """Folders that the container sees, HOST:CONTAINER."""
+    """Folders to mount into the container, HOST:CONTAINER; default none."""
     option: tuple[str, ...] = ()
-    """Further options of sbatch, NAME=VALUE or NAME: reservation=maintenance."""
+    """Further options of sbatch, NAME=VALUE or NAME, such as reservation=maintenance; default none."""
 
     def __post_init__(self) -> None:
         """Refuse what sbatch would not take, or would take for something else."""

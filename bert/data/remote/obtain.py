@@ -39,9 +39,11 @@ class RemoteOptions(Choice):
     """What to download, and from where."""
 
     mirror: str = ""
-    """Address that takes the place of the source's own; also BERTBENCH_WIKIPEDIA_URL and the like, by name."""
+    """Base URL of a mirror; default the original, or the environment variable BERTBENCH_WIKIPEDIA_URL and so on by
+    name."""
     contact: str = ""
-    """E-mail address or web page for the User-Agent, as Wikimedia asks for; also BERTBENCH_CONTACT."""
+    """E-mail address or web page for the User-Agent, which Wikimedia requests; default the environment variable
+    BERTBENCH_CONTACT."""
 
 
 @dataclass(frozen=True, slots=True)

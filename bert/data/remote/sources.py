@@ -25,11 +25,11 @@ class Choice:
     """Which part of a source is wanted."""
 
     language: str = "en"
-    """Wikipedia: code of the language as in its address, such as en, de or simple."""
+    """Wikipedia: language code as in its address, such as en, de or simple."""
     date: str = "latest"
-    """Wikipedia: date of the dump, YYYYMMDD, or `latest`, which stays the same dump for a folder once begun."""
+    """Wikipedia: date of the dump, YYYYMMDD, or latest; a folder keeps the dump it started with."""
     books_limit: int | None = None
-    """pg19: books to fetch, the first of the list; all without it."""
+    """pg19: number of books to download, from the start of the list; default all."""
 
     def __post_init__(self) -> None:
         """Refuse an invalid dump or number of books."""

@@ -30,9 +30,13 @@ _MOST_SHOWN = 5
 
 
 class Prepare:
-    """Turn a CSV of texts with labels into a SQLite file to train on; a call with the same options keeps it.
+    """Convert a CSV of texts and labels to a SQLite file for training. The same command keeps a finished file.
 
-    Encoding and delimiter are found out and said. Rows that cannot be used are left out, counted and listed.
+    Encoding and delimiter are detected and reported. Invalid rows are skipped, counted and listed.
+
+    Examples:
+        bertbench data csv reviews.csv --vocab vocab.txt
+        bertbench data csv reviews.csv --vocab vocab.txt --text review --label stars --delimiter tab
     """
 
     options = CsvConfig
@@ -58,14 +62,14 @@ class PredictOptions:
     """Of `bertbench predict classify`."""
 
     checkpoint: Path
-    """*_trained_model that `bertbench train classify` left, its run directory, or a checkpoint in it."""
+    """*_trained_model of `bertbench train classify`, its run directory, or one of its checkpoints."""
     data: Path
-    """CSV of texts; labels in it are compared."""
+    """CSV file of texts; if it has labels, they are compared with the predictions."""
     form: CsvForm = field(default_factory=CsvForm)
     out: Path | None = None
     """File to write; default beside the CSV: <root>_predictions.csv."""
     threads: int | None = None
-    """Threads on the CPU; default one per core. Fewer are faster where other programs use the cores, too."""
+    """CPU threads; default one per core. Fewer are faster if other programs use the cores."""
 
     def __post_init__(self) -> None:
         """Refuse invalid numbers."""
@@ -74,8 +78,11 @@ class PredictOptions:
 
 
 class Predict:
-    """Give each text of a CSV of any size the label that a trained model finds: line, prediction, probability and,
-    where the CSV has a column of labels, true_label, empty if the row has none. One process on one device.
+    """Predict the label of each text in a CSV of any size. Writes line, prediction and probability and, if the CSV has
+    labels, true_label (empty for a row without one). Runs as one process on one device.
+
+    Examples:
+        bertbench predict classify --checkpoint reviews_trained_model --data new.csv
     """
 
     options = PredictOptions

@@ -18,23 +18,21 @@ class CsvForm:
     """How a CSV is to be read, as far as it is given; what is None is found out."""
 
     text: str = "text"
-    """Column of the texts: its name, or its number from 1."""
+    """Column of the texts: its name, or its number starting from 1."""
     label: str = "label"
-    """Column of the labels: its name, or its number from 1."""
+    """Column of the labels: its name, or its number starting from 1."""
     encoding: str | None = None
-    """Encoding of the file, such as utf-8, cp1252, utf-16; default found out, and said."""
+    """Encoding of the file, such as utf-8, cp1252, utf-16; default detected and reported."""
     delimiter: str | None = None
-    """What is between two fields: one character, or tab; default found out, and said."""
+    """Field delimiter: one character, or tab; default detected and reported."""
     header: bool = True
-    """The first row names the columns; with --no-header they have numbers only."""
+    """The first row contains column names; --no-header if it does not."""
     quoting: bool = True
-    """Quoted fields may hold delimiters and line breaks; with --no-quoting quotes are plain text."""
+    """Quoted fields may contain delimiters and line breaks; --no-quoting treats quotes as plain text."""
     quote_char: str | None = None
-    """The quote of such fields: one character; default the double quote, or the single one where most lines have fields
-    in those."""
+    """Quote character; default the double quote, or the single quote if most lines use it for fields."""
     skip_initial_space: bool = False
-    """Spaces behind a delimiter are no part of the field, as in rows like ham, "a, b"; else a quote behind a space is
-    plain text."""
+    """Ignore spaces after a delimiter, as in ham, "a, b"."""
 
     def __post_init__(self) -> None:
         """Refuse invalid options."""
@@ -86,23 +84,23 @@ class CsvConfig(CsvForm):
     """A CSV in, a SQLite file out; a call with the same options keeps what is finished."""
 
     input: Path
-    """CSV with a text and a label in each row."""
+    """CSV file with a text and a label in each row."""
     vocab: Path
     """BERT vocab.txt."""
     output: Path | None = None
-    """SQLite file; default beside the CSV: its name, ending in .sqlite."""
+    """SQLite file; default beside the CSV, with the suffix .sqlite."""
     lower_case: bool = True
-    """Text is lower-cased, as for bert-*-uncased; --no-lower-case keeps capitals, for a cased vocabulary."""
+    """Text is lower-cased, as for bert-*-uncased; --no-lower-case keeps case, for a cased vocabulary."""
     max_seq_length: int = 128
-    """Tokens of a row at most, [CLS] and [SEP] included; a longer text becomes several rows."""
+    """Maximum tokens of a row, [CLS] and [SEP] included; a longer text becomes several rows."""
     validation: float = 0.1
-    """Share of the texts that a training is evaluated on while it runs."""
+    """Fraction of the texts for evaluation during training."""
     test: float = 0.1
-    """Share of the texts that the trained model is judged by."""
+    """Fraction of the texts for the final test."""
     seed: int = 42
-    """Seed of the division."""
+    """Seed of the split."""
     replace: bool = False
-    """Overwrite an existing database even if it belongs to another CSV or holds results of training on other data."""
+    """Rebuild the file even if it was made from another CSV or contains results for other data."""
 
     def __post_init__(self) -> None:
         """Refuse invalid options."""

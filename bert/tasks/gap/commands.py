@@ -74,8 +74,11 @@ KAGGLE_FILE = "submission.csv"
 
 
 class Prepare(PrepareCommand):
-    """Turn TSVs of GAP into features to train on, to validate with and to predict; a call with the same options keeps
-    them. Rows that cannot be used are named by their lines.
+    """Convert TSV files of GAP to features for training, validation and prediction. The same command keeps finished
+    files. Invalid rows are skipped and listed by line.
+
+    Examples:
+        bertbench data gap --input gap-development.tsv gap-validation.tsv gap-test.tsv --vocab vocab.txt
     """
 
     options = GapConfig
@@ -96,19 +99,23 @@ class PredictOptions:
     """Of `bertbench predict gap`."""
 
     checkpoint: Path
-    """A run of `bertbench train gap` (its best checkpoint, else the latest), or a checkpoint of one."""
+    """Run of `bertbench train gap` (its best checkpoint, otherwise the latest), or one of its checkpoints."""
     features: Path
-    """Features of `bertbench data gap`; of a folder those for the split test."""
+    """Features from `bertbench data gap`; in a folder, those of the test split."""
     out: Path = Path("runs/gap-predictions")
-    """Folder for predictions.tsv, in the official scorer's form."""
+    """Folder for predictions.tsv, in the format of the official scorer."""
     kaggle_csv: bool = False
-    """Write the probabilities too, as submission.csv: ID,A,B,NEITHER."""
+    """Also write the probabilities as submission.csv: ID,A,B,NEITHER."""
 
 
 class Predict:
-    """Say of each row of a features file whether its pronoun means A, B or neither; answers are not needed.
+    """Predict, for each row of a features file, whether the pronoun refers to A, B or neither. The rows need no
+    answers.
 
-    One process on one device. The head is the one that the checkpoint has.
+    Runs as one process on one device, with the head of the checkpoint.
+
+    Examples:
+        bertbench predict gap --checkpoint runs/gap-train --features runs/gap
     """
 
     options = PredictOptions
@@ -212,18 +219,21 @@ class EvalOptions:
     """Of `bertbench eval gap`."""
 
     dataset: Path
-    """TSV of GAP with the answers, such as gap-validation.tsv."""
+    """TSV file of GAP with the answers, such as gap-validation.tsv."""
     predictions: Path
-    """predictions.tsv of `bertbench predict gap` (ID, TRUE or FALSE for A, for B), or probabilities as Kaggle takes
-    them, between commas or tabs, below a header (ID,A,B,NEITHER)."""
+    """predictions.tsv of `bertbench predict gap` (ID, then TRUE or FALSE for A and B), or probabilities in Kaggle's
+    format, separated by commas or tabs, with the header ID,A,B,NEITHER."""
     out: Path | None = None
-    """Folder for scores.json and scores.png; it may not hold those of another task. Without it no file is written."""
+    """Folder for scores.json and scores.png; it must not contain scores of another task; default no files."""
 
 
 class Eval:
-    """Score predictions as the official scorer of GAP does, and by accuracy, log loss, and parts of the rows.
+    """Score predictions as the official scorer of GAP does, with accuracy, log loss and scores of subsets of the rows.
 
-    Each name is a decision of its own. A row without a prediction counts as two false negatives and is named.
+    A and B are separate decisions. A row without a prediction counts as two false negatives and is listed.
+
+    Examples:
+        bertbench eval gap --dataset gap-test.tsv --predictions runs/gap-predictions/predictions.tsv
     """
 
     options = EvalOptions

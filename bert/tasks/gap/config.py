@@ -26,17 +26,17 @@ class GapConfig:
     """GAP's TSVs in, a file of features for each out; a call with the same options keeps what is finished."""
 
     input: tuple[Path, ...]
-    """TSVs of GAP; those to predict need no A-coref and B-coref."""
+    """TSV files of GAP; rows to predict need no A-coref and B-coref."""
     vocab: Path
     """BERT vocab.txt."""
     output: Path = Path("runs/gap")
-    """Folder for the features, and a TSV of the tokens beside each."""
+    """Folder for the features, and for a TSV of the tokens of each."""
     split: Split | None = None
-    """What they are for: training validation test; default by the input's name, *development* being for training."""
+    """Split of the inputs; default from their names, with *development* for training."""
     lower_case: bool = True
-    """Text is lower-cased, as for bert-*-uncased; --no-lower-case keeps capitals, for a cased vocabulary."""
+    """Text is lower-cased, as for bert-*-uncased; --no-lower-case keeps case, for a cased vocabulary."""
     max_seq_length: int = DEFAULT_LENGTH
-    """Tokens at most, [CLS] and [SEP] included; of longer texts stays what is around the three mentions."""
+    """Maximum tokens, [CLS] and [SEP] included; longer texts are cut around the three mentions."""
 
     def __post_init__(self) -> None:
         """Refuse options no features can be made with."""

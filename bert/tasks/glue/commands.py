@@ -33,8 +33,12 @@ _MOST_NAMED = 5
 
 
 class Prepare(PrepareCommand):
-    """Turn GLUE's tables into features for training, evaluation and prediction, their text into text for pretraining;
-    a call with the same options keeps what is finished.
+    """Convert the tables of GLUE to features for training, evaluation and prediction, and their text to pretraining
+    text. The same command keeps finished files.
+
+    Examples:
+        bertbench data glue --input glue_data --vocab vocab.txt
+        bertbench data glue --dataset nyu-mll/glue --tasks mrpc rte --vocab vocab.txt
     """
 
     options = GlueConfig
@@ -59,14 +63,15 @@ class PredictOptions:
     """Of `bertbench predict glue`."""
 
     checkpoint: Path
-    """A run (its best checkpoint, else the latest), a checkpoint, or anything that `bertbench convert` reads."""
+    """Training run (its best checkpoint, otherwise the latest), a checkpoint, or anything that `bertbench convert`
+    reads."""
     features: tuple[Path, ...]
-    """Features of `bertbench data glue`; of a folder all of the task but those that are trained on."""
+    """Features from `bertbench data glue`; in a folder, all of the task except the training split."""
     task: str | None = None
-    """Whose features, where a folder holds those of several tasks: cola sst2 mrpc qqp stsb mnli qnli rte wnli; default
-    the task that the checkpoint was trained on."""
+    """Task of the features if the folder has several: cola sst2 mrpc qqp stsb mnli qnli rte wnli; default the task of
+    the checkpoint."""
     out: Path = Path("runs/glue-predictions")
-    """Folder for the files."""
+    """Folder for the predictions."""
 
     def __post_init__(self) -> None:
         """Refuse what names nothing."""
@@ -75,9 +80,11 @@ class PredictOptions:
 
 
 class Predict:
-    """Answer the rows of a task of GLUE: index and prediction, a file for each table, under the name that the
-    benchmark's server takes it by (CoLA.tsv, MNLI-m.tsv, ...; CoLA-dev.tsv for rows with labels). One process on one
-    device.
+    """Predict the rows of a GLUE task. Writes index and prediction, one file per table, named as the GLUE server
+    expects (CoLA.tsv, MNLI-m.tsv, ...; CoLA-dev.tsv for rows with labels). Runs as one process on one device.
+
+    Examples:
+        bertbench predict glue --checkpoint runs/mrpc --features runs/glue-data
     """
 
     options = PredictOptions
@@ -113,15 +120,19 @@ class EvalOptions:
     """Of `bertbench eval glue`."""
 
     task: str
-    """cola sst2 mrpc qqp stsb mnli qnli rte wnli."""
+    """Task of GLUE: cola sst2 mrpc qqp stsb mnli qnli rte wnli."""
     labels: Path
-    """The table with the labels: dev.tsv, for mnli dev_matched.tsv or dev_mismatched.tsv."""
+    """Table with the labels: dev.tsv, for mnli dev_matched.tsv or dev_mismatched.tsv."""
     predictions: Path
-    """The answers, as `bertbench predict glue` writes them and GLUE's server takes them: index, prediction."""
+    """Predictions from `bertbench predict glue`, in the format of the GLUE server: index, prediction."""
 
 
 class Eval:
-    """Score answers to a task of GLUE against a table with labels, as the benchmark does."""
+    """Score predictions for a GLUE task as the benchmark does.
+
+    Examples:
+        bertbench eval glue --task mrpc --labels MRPC/dev.tsv --predictions runs/glue-predictions/MRPC-dev.tsv
+    """
 
     options = EvalOptions
     computes = False

@@ -15,21 +15,22 @@ class GlueConfig:
     """GLUE's tables in, features out, a file for each split; a call with the same options keeps what is finished."""
 
     tasks: tuple[str, ...] = ()
-    """cola sst2 mrpc qqp stsb mnli qnli rte wnli; default those whose tables are there (--dataset: all)."""
+    """Tasks of GLUE: cola sst2 mrpc qqp stsb mnli qnli rte wnli; default all whose tables exist, with --dataset all."""
     input: Path | None = None
-    """Folder of GLUE's archive (CoLA, SST-2, ... in it), or of one task: train.tsv, dev.tsv, test.tsv."""
+    """Folder of the GLUE archive (CoLA, SST-2, ...), or of one task (train.tsv, dev.tsv, test.tsv)."""
     dataset: str | None = None
-    """In place of --input, what datasets.load_dataset takes: nyu-mll/glue, or a local folder of that form."""
+    """Instead of --input: data set for datasets.load_dataset, nyu-mll/glue or a local folder in that format."""
     vocab: Path | None = None
-    """BERT vocab.txt; may be left out with --text."""
+    """BERT vocab.txt; optional with --text."""
     output: Path = DEFAULT_OUTPUT
     """Folder for the features."""
     lower_case: bool = True
-    """Text is lower-cased, as for bert-*-uncased; --no-lower-case keeps capitals, for a cased vocabulary."""
+    """Text is lower-cased, as for bert-*-uncased; --no-lower-case keeps case, for a cased vocabulary."""
     max_seq_length: int = DEFAULT_MAX_SEQ_LENGTH
-    """Tokens of a row at most: [CLS] first [SEP] second [SEP]; longer ones are cut."""
+    """Maximum tokens of a row: [CLS] first [SEP] second [SEP]; longer rows are truncated."""
     text: Path | None = None
-    """Folder for the sentences of the training tables as plain text, for `bertbench data pretrain --input`."""
+    """Folder for the sentences of the training tables as text for `bertbench data pretrain --input`; default no
+    text."""
 
     def __post_init__(self) -> None:
         """Refuse options no features can be made with."""

@@ -63,61 +63,61 @@ class PrepareConfig:
     """Dumps and text in, HDF5 shards of pretraining instances out; a call with the same options continues."""
 
     output: Path
-    """Folder for everything that is written; the shards go to OUTPUT/hdf5_lower_case_.../<dataset>."""
+    """Output folder; the shards are in OUTPUT/hdf5_lower_case_.../<dataset>."""
     input: Path | None = None
     """Folder of .txt files (one book or article each) and MediaWiki dumps (.xml.bz2, .xml.gz, .xml)."""
     generate: int | None = None
-    """Instead of --input: make up this many bytes of text in OUTPUT/text."""
+    """Instead of --input: write this many bytes of synthetic text to OUTPUT/text and use it."""
     download: tuple[str, ...] = ()
-    """Fetch these first, as input: wikipedia, pg19 (`bertbench data download --list`)."""
+    """Instead of --input: download these data sets and use them."""
     language: str = "en"
-    """Of the Wikipedia to download."""
+    """Language code of the Wikipedia to download."""
     date: str = "latest"
-    """Of the Wikipedia dump to download, YYYYMMDD or latest."""
+    """Date of the Wikipedia dump to download, YYYYMMDD or latest."""
     books_limit: int | None = None
-    """Download at most this many books."""
+    """Maximum number of books to download; default all."""
     mirror: str | None = None
-    """Download from this base URL in place of the original one."""
+    """Base URL of a mirror to download from; default the original."""
     stages: tuple[str, ...] = STAGES
-    """Run these only, the ones before must be complete: download extract clean sentences shard hdf5."""
+    """Stages to run; earlier stages must be complete."""
     part: str = "0/1"
-    """I/N: make only every N-th file of a stage, beginning with the I-th (a Slurm array; one stage per call)."""
+    """I/N: process only every N-th file of a stage, starting with file I, for a job array with one stage per call."""
     dataset: str | None = None
-    """Name of the data in file names; default the input folder's."""
+    """Name of the data set in file names; default the name of the input folder."""
     keep_truncated: bool = False
-    """Use the whole pages of a dump that ends too early."""
+    """Use the complete pages of a truncated dump."""
     splitter: str = "blingfire"
-    """What finds sentences: blingfire, or rules (where blingfire does not run)."""
+    """Sentence splitter: blingfire, or rules where blingfire is not available."""
     vocab: Path | None = None
-    """BERT vocab.txt; default one trained on the text."""
+    """BERT vocab.txt; default a vocabulary trained on the text."""
     vocab_size: int = BERT_UNCASED_VOCAB_SIZE
-    """Pieces of a trained vocabulary at most."""
+    """Maximum size of a trained vocabulary."""
     seq_lens: tuple[int, ...] = (128,)
-    """Tokens per instance; 128 512 makes both phases and tokenizes once."""
+    """Tokens per instance. 128 512 makes the data of both phases and tokenizes once."""
     max_predictions: tuple[int, ...] = ()
-    """Masked positions per instance, one for each length; default 20 for 128, 80 for 512, else 15 %."""
+    """Maximum masked positions per instance, one value for each length; default 20 for 128, 80 for 512, else 15 %."""
     masked_lm_prob: float = 0.15
-    """Share of the tokens that is masked."""
+    """Fraction of tokens to mask."""
     short_seq_prob: float = 0.1
-    """Share of instances with a random shorter target."""
+    """Fraction of instances with a shorter, random target length."""
     dupe_factor: int = 5
-    """Times the text is gone through, with other cuts and masks."""
+    """Passes over the text, each with different cuts and masks."""
     whole_word_mask: bool = False
-    """Mask all pieces of a word or none."""
+    """Mask all pieces of a word together."""
     length_bins: int | None = None
-    """Order each shard by length in bins of this many tokens, so that batches need less padding."""
+    """Sort each shard by length in bins of this many tokens, which reduces padding; default random order."""
     gzip_level: int = 1
-    """Compression of the shards, 0 to 9; 0 writes them so that training maps them into memory."""
+    """Compression level of the shards, 0 to 9. Training maps uncompressed shards (0) into memory."""
     shards: int | None = None
     """Training shards; default one per 32 MiB of text, at least 4."""
     test_fraction: float = 0.1
-    """Share of the sentences kept for test shards."""
+    """Fraction of the sentences to put into test shards."""
     workers: int = 1
-    """Processes; the result does not depend on it."""
+    """Worker processes; the result does not depend on it."""
     seed: int = 12345
     """Seed of the split, the cuts and the masks."""
     lower_case: bool = True
-    """Text is lower-cased, as for bert-*-uncased; --no-lower-case keeps capitals, for a cased vocabulary."""
+    """Text is lower-cased, as for bert-*-uncased; --no-lower-case keeps case, for a cased vocabulary."""
 
     def __post_init__(self) -> None:
         """Refuse invalid options."""

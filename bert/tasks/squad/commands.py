@@ -24,7 +24,11 @@ _SHOWN = (
 
 
 class Prepare(PrepareCommand):
-    """Turn SQuAD 1.1 or 2.0 into features for training and evaluation; a call with the same options keeps them."""
+    """Convert SQuAD 1.1 or 2.0 to features for training and evaluation. The same command keeps finished files.
+
+    Examples:
+        bertbench data squad --input train-v1.1.json dev-v1.1.json --vocab vocab.txt
+    """
 
     options = SquadConfig
 
@@ -44,24 +48,28 @@ class PredictOptions:
     """Of `bertbench predict squad`."""
 
     checkpoint: Path
-    """A run (its best checkpoint, else the latest), a checkpoint, or anything that `bertbench convert` reads."""
+    """Training run (its best checkpoint, otherwise the latest), a checkpoint, or anything that `bertbench convert`
+    reads."""
     features: Path
-    """Features for evaluation, of `bertbench data squad`."""
+    """Features for evaluation from `bertbench data squad`."""
     out: Path = Path("runs/predictions")
-    """Folder for the files."""
+    """Folder for the predictions."""
     vocab: Path | None = None
-    """The vocab.txt that the features were made with, where it no longer lies where it lay."""
+    """vocab.txt that the features were made with; default the path recorded in the features."""
     n_best_size: int = 20
-    """Best starts and best ends of a window, and answers of a question that are kept."""
+    """Best starts and ends per window, and answers per question, to keep."""
     max_answer_length: int = 30
-    """Word pieces of an answer at most."""
+    """Maximum word pieces of an answer."""
     null_threshold: float = 0.0
-    """SQuAD 2.0: the answer is "" where no answer scores higher than the best one by more than this."""
+    """SQuAD 2.0: answer "" unless the best answer scores higher than no answer by more than this."""
 
 
 class Predict:
-    """Answer the questions of a features file: predictions.json, nbest_predictions.json and, for SQuAD 2.0,
-    null_odds.json. One process on one device.
+    """Answer the questions of a features file. Writes predictions.json, nbest_predictions.json and, for SQuAD 2.0,
+    null_odds.json. Runs as one process on one device.
+
+    Examples:
+        bertbench predict squad --checkpoint runs/squad-train --features runs/squad
     """
 
     options = PredictOptions
@@ -166,16 +174,17 @@ class EvalOptions:
     """Of `bertbench eval squad`."""
 
     dataset: Path
-    """SQuAD file with the gold answers (JSON, also .gz)."""
+    """SQuAD file with the reference answers, JSON or .gz."""
     predictions: Path
-    """JSON: question id -> answer; "" means no answer (also .gz)."""
+    """JSON file, also .gz: question id -> answer; "" means no answer."""
     na_prob: Path | None = None
-    """SQuAD 2.0: JSON, question id -> no-answer score, such as null_odds.json; gives thresholds and curves."""
+    """SQuAD 2.0: JSON file, question id -> no-answer score, such as null_odds.json; adds thresholds and curves; default
+    none."""
     threshold: float | None = None
-    """A no-answer score above it counts as the answer ""; without it 1.0, as in the official script."""
+    """No-answer score above which the answer counts as ""; default 1.0, as in the official script."""
     out: Path | None = None
-    """Folder for scores.json and, with --na-prob, the pictures; it may not hold those of another task. Without it
-    no file is written."""
+    """Folder for scores.json and, with --na-prob, pictures; it must not contain scores of another task; default no
+    files."""
 
     def __post_init__(self) -> None:
         """Refuse a threshold without meaning."""
@@ -184,9 +193,12 @@ class EvalOptions:
 
 
 class Eval:
-    """Score predictions as the official scripts of SQuAD 1.1 and 2.0 do, digit by digit.
+    """Score predictions exactly as the official scripts of SQuAD 1.1 and 2.0 do.
 
-    The dataset says which rules hold. A question without a prediction counts as 0 and is named.
+    The dataset determines the version. A question without a prediction counts as 0 and is listed.
+
+    Examples:
+        bertbench eval squad --dataset dev-v1.1.json --predictions runs/predictions/predictions.json
     """
 
     options = EvalOptions

@@ -23,29 +23,29 @@ class SquadConfig:
     """SQuAD's JSON in, files of windows out; a call with the same options keeps what is finished."""
 
     input: tuple[Path, ...]
-    """JSON of SQuAD 1.1 or 2.0, plain or .gz; several make one file of features each."""
+    """SQuAD 1.1 or 2.0 files, JSON or .gz; each becomes one file of features."""
     vocab: Path
     """BERT vocab.txt."""
     output: Path = DEFAULT_OUTPUT
     """Folder for the features."""
     split: Literal["training", "evaluation"] | None = None
-    """What they are for; default by the input's name: *train* or *dev*, *test*, *valid*, *eval*."""
+    """Split of the inputs; default from their names: *train* or *dev*, *test*, *valid*, *eval*."""
     squad_version: Literal["auto", "1.1", "2.0"] = "auto"
-    """What the input has to be; auto = either, detected from its questions."""
+    """Required version of the input; auto accepts both."""
     lower_case: bool = True
-    """Text is lower-cased, as for bert-*-uncased; --no-lower-case keeps capitals, for a cased vocabulary."""
+    """Text is lower-cased, as for bert-*-uncased; --no-lower-case keeps case, for a cased vocabulary."""
     max_seq_length: int = _DEFAULTS["max_seq_length"]
-    """Tokens of a window at most: [CLS] question [SEP] document [SEP]."""
+    """Maximum tokens of a window: [CLS] question [SEP] document [SEP]."""
     doc_stride: int = _DEFAULTS["doc_stride"]
-    """Document tokens from the beginning of one window to that of the next."""
+    """Document tokens between the starts of two windows."""
     max_query_length: int = _DEFAULTS["max_query_length"]
-    """Word pieces of the question; the rest is cut."""
+    """Maximum word pieces of the question; longer questions are truncated."""
     drop_unanswerable_windows: bool = False
-    """Leave out windows of a training question that do not hold its whole answer."""
+    """Skip windows of a training question that do not contain its whole answer."""
     mode: Mode = "merge"
-    """How workers hand over: merge = through memory, spill = through files; the result is the same."""
+    """How workers pass on results: merge through memory, spill through files. The result is the same."""
     workers: int | None = None
-    """Processes, never more than CPUs; default CPUs - 1, or 1 for a small input; the result does not depend on it."""
+    """Worker processes, at most the number of CPUs; default CPUs - 1, or 1 for a small input."""
 
     def __post_init__(self) -> None:
         """Refuse invalid options."""

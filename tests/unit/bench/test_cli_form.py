@@ -5,14 +5,16 @@ import io
 import os
 import pty
 import re
+import shlex
 import subprocess
 import sys
 
 import pytest
 
-from bench.cli.dispatch import COMMANDS, options_of
-from bench.cli.form import GROUPS, leaves
+from bench.cli.dispatch import COMMANDS, find, options_of
+from bench.cli.form import GROUPS, examples_of, leaves
 from bench.cli.options import parse, parse_task
+from bench.cli.result import Result
 from bench.cli.throughput import ThroughputOptions
 from bench.plan.trials import Sweep
 from tests.support.refusals import refused
@@ -40,6 +42,28 @@ def test_the_help_of_a_sweep_is_in_groups_with_the_options_of_its_task_alone() -
         assert f"{group} options" in pretrain
     assert "--head" in gap and "--head" not in pretrain
     assert "--presets {tiny,mini,small,medium,base,large,distilbert}" in pretrain
+
+
+EXAMPLES = [(words, example) for words, options in OPTIONS.items() for example, _ in examples_of(options)]
+
+
+@pytest.mark.parametrize("words", OPTIONS)
+def test_every_help_ends_with_one_to_three_examples(words: str) -> None:
+    shown = examples_of(OPTIONS[words])
+    assert 1 <= len(shown) <= 3
+    for example, _ in shown:
+        assert " ".join(example.split()) in help_of(OPTIONS[words]).partition("examples:")[2]
+
+
+@pytest.mark.parametrize(("words", "example"), EXAMPLES)
+def test_examples_can_be_run_as_they_are(words: str, example: str) -> None:
+    program, *argv = shlex.split(example.partition(" > ")[0])
+    assert program == "bertbench"
+    called = [word for word in words.split() if word.islower() and word.isascii() and word != "--"]
+    assert argv[: len(called)] == called
+    found = find(argv)
+    assert not isinstance(found, Result)
+    found.read_words(found.words, found.program)
 
 
 def test_every_grouped_name_is_an_option_of_some_command() -> None:
