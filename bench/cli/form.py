@@ -175,7 +175,6 @@ def _named_choices() -> dict[str, tuple[str, ...]]:
     from bert.model.config import PRESETS
     from bert.parallel import STRATEGIES
     from bert.tasks.glue.tasks import TASKS as GLUE
-    from bert.tasks.pretrain.config import STAGES
     from records.kinds import COLLECTIVES, DTYPES
     from records.trial import PRECISIONS
 
@@ -195,7 +194,6 @@ def _named_choices() -> dict[str, tuple[str, ...]]:
         "collective": tuple(COLLECTIVES),
         "dtype": tuple(DTYPES),
         "tasks": tuple(GLUE),
-        "stage": STAGES,
         "download": ("wikipedia", "pg19"),
         "splitter": ("blingfire", "rules"),
     }

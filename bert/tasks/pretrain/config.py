@@ -79,7 +79,7 @@ class PrepareConfig:
     mirror: str | None = None
     """Base URL of a mirror to download from; default the original."""
     stages: tuple[str, ...] = STAGES
-    """Stages to run; earlier stages must be complete."""
+    """Stages to run, one or more of the default; earlier stages must be complete."""
     part: str = "0/1"
     """I/N: process only every N-th file of a stage, starting with file I, for a job array with one stage per call."""
     dataset: str | None = None
