@@ -1,12 +1,12 @@
-"""One program on several nodes: unequal numbers of processes per node, started by torchrun, watched to their end."""
+"""Run one program on several nodes with torchrun: unequal numbers of processes per node, supervised until they end."""
 
 BACKEND = "bertbench"
 """Name of bench.cluster.rendezvous among the rendezvous backends of torchrun."""
 LISTENER_VARIABLE = "BERTBENCH_LAUNCH_LISTENER"
-"""Environment variable, on node 0: the socket at which the agents' store listens, opened by the launch."""
+"""Environment variable on node 0: the listening socket of the agents' store, opened by the launch."""
 STOPPING_VARIABLE = "BERTBENCH_LAUNCH_STOPPING"
-"""Environment variable: a file that is there once processes are to end."""
+"""Environment variable: a file that exists once processes should exit."""
 RESTARTS_FILE = "restarts"
-"""Beside that file: a line of JSON for each restart of the world, with what each node found to have failed first."""
+"""File beside it: a JSON line for each restart of the world, with the first failure on each node."""
 GRACE_SECONDS = 8.0
-"""What processes may take to end when another one has failed, before they are killed."""
+"""Seconds that processes have to exit after another one fails, before they are killed."""

@@ -1,7 +1,7 @@
-"""torchrun as a child of a launch: its agent of this node, which meets the others as the launches agreed.
+"""Run torchrun as a child of a launch; its agent on this node joins the others as the launches agreed.
 
-It watches its ranks itself: torchrun gives those that are left half a minute to end, and then cannot tell what it
-killed from what had failed before. A rank that waits for a dead one inside NCCL ends by no signal but SIGKILL.
+This module watches the ranks itself. torchrun gives the remaining ranks 30 s to exit, and afterwards cannot distinguish
+ranks that it killed from ranks that failed. A rank that waits inside NCCL for a dead one reacts only to SIGKILL.
 """
 
 import logging
@@ -23,10 +23,10 @@ _POLL_SECONDS = 0.05
 
 
 class FirstFailure:
-    """Watches the children of this process, which are ranks that torchrun starts and reaps in its main thread."""
+    """Watches the children of this process: the ranks that torchrun starts and reaps in its main thread."""
 
     def __init__(self, grace_seconds: float, stopping: Path) -> None:
-        """Kill ranks `grace_seconds` after one has failed, unless there is a file `stopping`: they may then save."""
+        """Kill ranks `grace_seconds` after the first failure, unless the file `stopping` exists: then they may save."""
         self._grace = grace_seconds
         self._stopping = stopping
         self._children = Path(f"/proc/{os.getpid()}/task/{os.getpid()}/children")
@@ -35,11 +35,11 @@ class FirstFailure:
         self._failed: dict[int, tuple[int, float]] = {}
 
     def start(self) -> None:
-        """Begin, in threads of their own."""
+        """Start to watch, in separate threads."""
         threading.Thread(target=self._discover, daemon=True).start()
 
     def of(self, ranks: Iterable[int]) -> dict[str, Any] | None:
-        """Return which of some ranks failed first: `rank`, `exit_code` as in subprocess, `time` in Unix s; or None."""
+        """Return the first failure among `ranks`: `rank`, `exit_code` as in subprocess, `time` in Unix s; or None."""
         with self._lock:
             found = [(when, rank, code) for rank, (code, when) in self._failed.items() if rank in ranks]
         if not found:
@@ -48,12 +48,12 @@ class FirstFailure:
         return {"rank": rank, "exit_code": code, "time": when}
 
     def missed(self, ranks: Iterable[int]) -> set[int]:
-        """Return which of some ranks were gone before they could be seen, and so failed before all that were."""
+        """Return the ranks that ended before they were seen, and so failed before all others."""
         with self._lock:
             return set(ranks) - set(self._ranks.values())
 
     def first(self) -> dict[str, Any] | None:
-        """Return what failed first of all ranks here, as `of` does; a rank that a signal killed before the others."""
+        """Return the first failure of all ranks here, as `of` does; ranks killed by a signal come first."""
         with self._lock:
             failed = dict(self._failed)
         killed = {rank for rank, (code, _) in failed.items() if code < 0 and -code not in STOP_SIGNALS}
@@ -66,7 +66,7 @@ class FirstFailure:
                 if rank is None:
                     continue
                 with self._lock:
-                    if rank in self._ranks.values():  # torchrun has started all of them anew
+                    if rank in self._ranks.values():  # torchrun has restarted all ranks
                         self._ranks, self._failed = {}, {}
                     self._ranks[pid] = rank
                 threading.Thread(target=self._wait_for, args=(pid, rank), daemon=True).start()
@@ -74,7 +74,7 @@ class FirstFailure:
 
     def _wait_for(self, pid: int, rank: int) -> None:
         try:
-            ended = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)  # it stays for torchrun to reap
+            ended = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)  # torchrun reaps it
         except ChildProcessError:
             return
         if ended is None or ended.si_status == 0:
@@ -100,13 +100,13 @@ def _read(path: Path) -> str:
 
 
 def _rank_of(pid: int) -> int | None:
-    """The rank that a process is, None for other processes."""
+    """Return the rank of a process, None for other processes."""
     words = _read(Path(f"/proc/{pid}/environ")).split("\0")
     return next((int(word.removeprefix("RANK=")) for word in words if word.startswith("RANK=")), None)
 
 
 def main(argv: list[str]) -> int:
-    """Run torchrun with argv[1:]; write the rank that failed first, or what else went wrong, to argv[0]."""
+    """Run torchrun with argv[1:]; write the first failed rank, or another error, to argv[0]."""
     from torch.distributed.elastic.rendezvous import RendezvousStateError
 
     from bench.cluster import rendezvous
@@ -115,7 +115,7 @@ def main(argv: list[str]) -> int:
     first = FirstFailure(GRACE_SECONDS, stopping)
     rendezvous.register(first.first)
     first.start()
-    # What its loggers say of failed ranks the launches say in one line, with the host.
+    # The launches report failed ranks in one line with the host; the loggers would repeat it.
     logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
     try:
         code = agent.main(argv)
@@ -142,4 +142,4 @@ if __name__ == "__main__":
     exit_code = main(sys.argv[1:])
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(exit_code)  # threads of the store must not hold the process
+    os._exit(exit_code)  # threads of the store must not keep the process alive

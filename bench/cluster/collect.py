@@ -1,4 +1,4 @@
-"""Run directories of several nodes become one: every rank's steps, every node's sensors, and nothing is lost."""
+"""Merge the run directories of several nodes without loss: the steps of every rank and the sensors of every node."""
 
 import contextlib
 import filecmp
@@ -21,7 +21,7 @@ from records.run import RunDirectory, TrialDirectory
 
 RECORD = "collected.json"
 NODES = "nodes"
-# Made anew from what is collected, or of one process alone.
+# Files that are not merged: computed from the merged data, or specific to one process.
 _LEFT_OUT = {"results.csv", "report", locks.LOCK_FILE, NODES, RECORD}
 _RANK_FILE = re.compile(r"(steps|rank|failure)-(\d+)\.(csv|json)")
 _TELEMETRY = re.compile(r"telemetry-(\d+)\.csv")
@@ -29,47 +29,47 @@ _TELEMETRY = re.compile(r"telemetry-(\d+)\.csv")
 
 @dataclass(slots=True)
 class Collected:
-    """What a call did."""
+    """The result of a call."""
 
     trials: int = 0
     copied: int = 0
     sources: dict[str, str] = field(default_factory=dict)
-    """Path of every source so far, by its name in the folder."""
+    """Path of every source so far, by its name in the merged folder."""
     joined: list[str] = field(default_factory=list)
     """Trials whose ranks come from several sources."""
     contested: list[str] = field(default_factory=list)
-    """Trials that two sources measured differently, each with the source whose files lie apart."""
+    """Trials on which two sources disagree, each with the source whose files are kept separately."""
     damaged: list[str] = field(default_factory=list)
-    """Trials of a source whose records cannot be read, and why; what there is of them lies apart."""
+    """Trials of a source with unreadable records, with the reason; their files are kept separately."""
     apart: list[str] = field(default_factory=list)
-    """Files that differ between the sources, as they lie below nodes/."""
+    """Files that differ between the sources, by their paths below nodes/."""
     left_out: list[str] = field(default_factory=list)
-    """What is no plain file, and is not copied."""
+    """Skipped entries that are not regular files."""
 
 
 def collect(sources: Sequence[Path], out: Path) -> Collected:
-    """Gather run directories into `out`; a later call with the same or further ones brings it up to date.
+    """Merge run directories into `out`; a later call with the same or more directories updates it.
 
-    A file that nobody brought yet is copied. Of one that differs, the first source's stays, and the other lies below
-    nodes/<source>/. A source's own files are replaced by its newer ones. Sensor readings get a number for each node. A
-    trial whose step records of one rank differ was measured twice: the second one lies apart whole, and nodes/<source>
-    is a run directory of such trials. A trial that cannot be read lies apart too, whichever source comes first,
-    until its source has it whole.
+    New files are copied. If a file differs between sources, the first one is kept and the other is stored below
+    nodes/<source>/. Newer files of a source replace its older ones. Sensor readings are numbered by node. If step
+    records of the same rank differ, the trial was measured twice: the second trial is stored as a whole in the run
+    directory nodes/<source>. An unreadable trial is also stored there, whichever source comes first, until its source
+    is complete.
 
     Raises:
-        InputError: a source is no run directory, or cannot be read.
-        UsageError: a source lies in `out` or the other way round; sources are different training runs.
+        InputError: a source is not a run directory, or cannot be read.
+        UsageError: a source is inside `out` or contains it, or sources are different training runs.
         StorageError: `out` cannot be written.
-        LockedError: something else uses it.
+        LockedError: another program uses `out`.
     """
     folders = list(dict.fromkeys(path.resolve() for path in sources))
     out = out.resolve()
     for folder in folders:
         if folder == out or out in folder.parents or folder in out.parents:
-            raise UsageError("option-conflict", f"{folder} and --out {out} lie in each other: give a folder of its own")
+            raise UsageError("option-conflict", f"{folder} and --out {out} contain each other: give another --out")
         RunDirectory(folder).require()
         if (folder / RECORD).exists():
-            raise UsageError("run-mismatch", f"{folder} was collected itself: give the folders that its {RECORD} names")
+            raise UsageError("run-mismatch", f"{folder} is itself collected: give the folders that its {RECORD} names")
     with locks.locked(out, "another call", "wait for it, or choose another --out"):
         gathering = _Gathering(out)
         _check_one_training([out, *folders])
@@ -81,7 +81,7 @@ def collect(sources: Sequence[Path], out: Path) -> Collected:
 
 
 class _Gathering:
-    """One call: what lies in the folder, and which source each file came from."""
+    """One call: the contents of the folder and the source of each file."""
 
     def __init__(self, out: Path) -> None:
         self._out = out
@@ -92,12 +92,12 @@ class _Gathering:
         if not record and out.is_dir() and any(path.name != locks.LOCK_FILE for path in out.iterdir()):
             raise UsageError(
                 "folder-occupied",
-                f"--out {out} is not empty and was not made by `bertbench collect`: give another folder",
+                f"--out {out} is not empty and was not written by `bertbench collect`: give another folder",
             )
-        self._record()  # before the first file, so that a call that is cut short can be made again
+        self._record()  # before the first file, so that an interrupted call can be repeated
 
     def take(self, folder: Path) -> None:
-        """Bring the files of one source."""
+        """Merge the files of one source."""
         label = self._label(folder)
         found: dict[str, list[str]] = {}
         for name in _files(folder, self.told.left_out.append):
@@ -121,7 +121,7 @@ class _Gathering:
         self._record()
 
     def finish(self) -> None:
-        """Join what belongs together and write down where everything came from."""
+        """Combine the records of all ranks and write the origin of every file."""
         run = RunDirectory(self._out)
         for trial in run.trials():
             prefix = f"trials/{trial.path.name}/"
@@ -142,7 +142,7 @@ class _Gathering:
         write_record(self._out / RECORD, {"sources": self.told.sources, "files": origins})
 
     def _label(self, folder: Path) -> str:
-        """The name of a source: its folder's, with those above it until it is another than the rest."""
+        """Return the name of a source: that of its folder, with as many parents as make it unique."""
         for label, path in self.told.sources.items():
             if path == str(folder):
                 return label
@@ -155,7 +155,7 @@ class _Gathering:
         return label
 
     def _contested(self, folder: Path, label: str, names: Sequence[str]) -> bool:
-        """Whether another source brought other records of one of these ranks."""
+        """Return whether another source has different records of one of these ranks."""
         for name in names:
             if not _RANK_FILE.fullmatch(PurePosixPath(name).name) or len(PurePosixPath(name).parts) != 3:
                 continue
@@ -165,12 +165,12 @@ class _Gathering:
         return False
 
     def _forget_damaged(self, aside: str) -> None:
-        """Remove what lies apart of a trial from when it could not be read."""
+        """Remove the separate files of a trial that was unreadable before."""
         if not any(target.startswith(f"{aside}/") for target in self._origin):
             shutil.rmtree(self._out / aside, ignore_errors=True)
 
     def _place(self, folder: Path, label: str, name: str, contested: bool, known: bool = True) -> None:
-        """Copy one file to where it belongs; what is not to be `known` has no part in later calls."""
+        """Copy one file to its place; if not `known`, later calls ignore it."""
         aside = f"{NODES}/{label}/{name}"
         target = aside if contested else self._target(folder, label, name)
         if target == aside and aside not in self.told.apart:
@@ -194,7 +194,7 @@ class _Gathering:
         return name if _same(folder / name, self._out / name) else aside
 
     def _telemetry(self, folder: Path, label: str, name: str) -> str:
-        """The number that this source's sensors have, or the next free one of the trial."""
+        """Return the sensor file of this source, or the next free one of the trial."""
         path = PurePosixPath(name)
         for target, origin in self._origin.items():
             if origin == (label, name) and not target.startswith(f"{NODES}/"):
@@ -210,7 +210,7 @@ class _Gathering:
         return str(path.with_name(f"telemetry-{max(taken) + 1}.csv"))
 
     def _join(self, trial: TrialDirectory, prefix: str) -> None:
-        """Compute the result of all ranks; what each source said of its own ranks lies apart."""
+        """Compute the result of all ranks; the results of each source are kept separately."""
         said = self._versions(f"{prefix}result.json")
         if not said:
             return
@@ -223,7 +223,7 @@ class _Gathering:
         write_record(trial.result_json, {**worst, **metrics})
 
     def _join_requests(self) -> None:
-        """Make sweep.json name every trial that is here and every request that was made."""
+        """Make sweep.json list all trials and all requests."""
         if not any(name.startswith(f"{NODES}/") and name.count("/") == 2 for name in self._sweeps()):
             return
         first, *others = self._versions("sweep.json")
@@ -239,7 +239,7 @@ class _Gathering:
         return [name for name in self._origin if PurePosixPath(name).name == "sweep.json"]
 
     def _versions(self, name: str) -> list[dict[str, Any]]:
-        """Read what each source has of a record that is to be replaced by one for all; the first one's moves apart."""
+        """Read each source's version of a record that a combined one replaces; move the first version aside."""
         origin = self._origin.get(name)
         if origin is None:
             return []
@@ -252,7 +252,7 @@ class _Gathering:
 
 
 def _damage(trial: TrialDirectory) -> str:
-    """Why the records of a trial cannot be read; empty where they can. What is not there is no damage."""
+    """Return why the records of a trial cannot be read, or an empty text. Missing records are no damage."""
     try:
         if trial.trial_json.exists():
             trial.read_trial()
@@ -267,19 +267,19 @@ def _damage(trial: TrialDirectory) -> str:
 
 
 def _check_one_training(folders: Sequence[Path]) -> None:
-    """Refuse training runs that share no attempt: their checkpoints and curves have the same names."""
+    """Refuse training runs without a common attempt, since their checkpoints and curves have the same names."""
     found = {folder: attempts for folder in folders if (attempts := _attempts(folder))}
     for (one, first), (other, second) in itertools.pairwise(found.items()):
         if not first & second:
             raise UsageError(
                 "run-mismatch",
-                f"{one} and {other} are different training runs, and a run directory holds one, with its checkpoints "
-                "and its curve: give each an --out of its own (parts of one run on several nodes do belong together)",
+                f"{one} and {other} are different training runs, but a run directory holds one: give each its own "
+                "--out, and collect only the parts of one run",
             )
 
 
 def _attempts(folder: Path) -> set[str]:
-    """Names of the trials that trained."""
+    """Return the names of the trials that trained."""
     found = set()
     for directory in RunDirectory(folder).trials():
         with contextlib.suppress(InputError):
@@ -289,7 +289,7 @@ def _attempts(folder: Path) -> set[str]:
 
 
 def _files(folder: Path, left_out: Callable[[str], None]) -> Iterator[str]:
-    """Yield the plain files of a run as paths in it; name what is neither file nor folder."""
+    """Yield the regular files of a run as relative paths; report entries that are neither file nor folder."""
     for parent, folders, files in os.walk(folder, onerror=_raise):
         here = Path(parent)
         top = here == folder
@@ -304,34 +304,32 @@ def _files(folder: Path, left_out: Callable[[str], None]) -> Iterator[str]:
             if (top and name in _LEFT_OUT) or name == locks.LOCK_FILE or name.endswith(".tmp"):
                 continue
             if path.is_symlink() or not path.is_file():
-                left_out(f"{path} is {'a link' if path.is_symlink() else 'no plain file'}")
+                left_out(f"{path} is {'a link' if path.is_symlink() else 'not a regular file'}")
             else:
                 yield path.relative_to(folder).as_posix()
 
 
 def _raise(error: OSError) -> None:
     raise InputError(
-        "path-unreadable", f"cannot read {error.filename}: {error.strerror}; give it back its permissions"
+        "path-unreadable", f"cannot read {error.filename}: {error.strerror}; restore its permissions"
     ) from error
 
 
 def _same(one: Path, other: Path) -> bool:
-    """Whether two files hold the same bytes. Raises InputError where the first cannot be read."""
+    """Return whether two files are identical. Raises InputError if the first cannot be read."""
     try:
         return other.is_file() and filecmp.cmp(one, other, shallow=False)
     except OSError as error:
-        raise InputError(
-            "path-unreadable", f"cannot read {one}: {error.strerror}; give it back its permissions"
-        ) from error
+        raise InputError("path-unreadable", f"cannot read {one}: {error.strerror}; restore its permissions") from error
 
 
 def _copy(source: Path, target: Path) -> None:
-    """Copy a file whole, with its time. Raises InputError and StorageError."""
+    """Copy a file atomically, with its modification time. Raises InputError and StorageError."""
     try:
         opened = source.open("rb")
     except OSError as error:
         raise InputError(
-            "path-unreadable", f"cannot read {source}: {error.strerror}; give it back its permissions"
+            "path-unreadable", f"cannot read {source}: {error.strerror}; restore its permissions"
         ) from error
     with opened, atomic_path(target) as temporary, temporary.open("wb") as file:
         shutil.copyfileobj(opened, file, 1 << 20)

@@ -1,7 +1,7 @@
-"""Measuring and training inside a world of ranks that torchrun, a scheduler or `bertbench launch` has already started.
+"""Measure and train inside a world of ranks that torchrun, a scheduler or `bertbench launch` has started.
 
 This is how several nodes are measured: every process of the world runs the same command. There is no harness around the
-ranks then: what a crash or a hang ends in is up to what launched them.
+ranks; their launcher handles crashes and hangs.
 """
 
 import os
@@ -26,7 +26,7 @@ from records.files import write_record
 from records.run import RunDirectory, TrialDirectory
 from records.trial import Trial
 
-# How long a folder that rank 0 has made may take to show on other nodes.
+# Seconds until a folder made by rank 0 must be visible on other nodes.
 _SHARED_FOLDER_SECONDS = 30.0
 
 
@@ -38,18 +38,18 @@ def run_trial_inside(
     world: World,
     options: LaunchOptions,
 ) -> dict[str, Any] | None:
-    """Run one throughput trial in this very process, one of the world's ranks.
+    """Run one throughput trial in this process, which is a rank of the world.
 
-    Every rank writes its own records. Where nodes share no folder, each has a part of the run directory, and
-    `bertbench collect` puts the parts together.
+    Every rank writes its own records. If nodes share no folder, each has a part of the run directory; `bertbench
+    collect` merges the parts.
 
     Returns:
         The result on rank 0, None on the others.
 
     Raises:
-        LockedError: another sweep uses the run directory; said by rank 0, for which the others wait.
+        LockedError: another sweep uses the run directory; rank 0 reports it while the others wait.
         StorageError: the run directory cannot be written.
-        BertbenchError: what the trial refuses.
+        BertbenchError: the trial is refused.
     """
     directory = run.trial(trial.trial_id)
     with nullcontext() if world.rank else locked(run):
@@ -57,10 +57,10 @@ def run_trial_inside(
             directory.path.mkdir(parents=True, exist_ok=True)
         if world.local_rank == 0:
             _prepare(directory, trial, devices)
-        # torchrun says 1 where nobody said anything: ranks have an equal share of their node, as in trials of one node.
+        # torchrun sets 1 by default; ranks get an equal share of their node, as in trials of one node.
         threads = trial.threads_per_rank or max(1, devices.cpu_cores // world.local_world_size)
         os.environ["OMP_NUM_THREADS"] = str(threads)
-        worker.run_rank(directory, trial)  # its last barrier comes after every rank has written its records
+        worker.run_rank(directory, trial)  # its last barrier follows the records of all ranks
         if world.rank:
             return None
         result = finish(trial, directory, "ok", "", options)
@@ -70,24 +70,24 @@ def run_trial_inside(
 
 
 def _prepare(directory: TrialDirectory, trial: Trial, devices: Devices) -> None:
-    unavailable = {"telemetry": "ranks that another launcher started have no harness that reads sensors"}
+    unavailable = {"telemetry": "ranks started by another launcher have no harness to read sensors"}
     write_record(directory.env_json, {**capture(devices), "telemetry_unavailable": unavailable})
     write_record(directory.trial_json, trial.to_json())
 
 
 def end_process(code: int) -> NoReturn:
-    """End a rank at once: threads of a process group that is gone must neither hold it nor abort it."""
+    """End a rank at once, so that threads of a broken process group neither block nor abort it."""
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)
 
 
 def follow(world: World, devices: Devices) -> int:
-    """Be another rank than 0 of a training: do what rank 0 says, and return the exit code of this rank.
+    """Run as a rank other than 0 of a training, as rank 0 directs; return the exit code of this rank.
 
     Raises:
-        StorageError: the run directory is not there on this node.
-        BertbenchError: rank 0 says nothing.
+        StorageError: the run directory does not exist on this node.
+        BertbenchError: rank 0 does not answer.
     """
     told = Notice(world).hear()
     if "directory" not in told:
@@ -98,10 +98,10 @@ def follow(world: World, devices: Devices) -> int:
         if time.monotonic() >= deadline:
             raise StorageError(
                 "folder-not-shared",
-                f"rank {world.rank} on {socket.gethostname()} does not see {directory.path}, where rank 0 writes: give "
-                "--out in a folder that all nodes share, under the same path",
+                f"rank {world.rank} on {socket.gethostname()} cannot see {directory.path} of rank 0: give an --out in "
+                "a folder that all nodes share under the same path",
             )
-        list(directory.path.parent.glob("*"))  # a network file system then looks anew
+        list(directory.path.parent.glob("*"))  # makes a network file system refresh its cache
         time.sleep(0.1)
     threads = told["threads"] or world.threads(devices.cpu_cores)
     os.environ |= {**rank_variables(threads, None), STOP_VARIABLE: "1"}
@@ -110,7 +110,7 @@ def follow(world: World, devices: Devices) -> int:
 
 
 def _write_to(path: Path) -> None:
-    """Let what this rank and its libraries print go to a file: many ranks would drown what rank 0 says."""
+    """Redirect the output of this rank and its libraries to a file, so that rank 0 stays readable."""
     with storage_errors(path), path.open("ab") as log:
         sys.stdout.flush()
         sys.stderr.flush()

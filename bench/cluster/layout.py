@@ -1,4 +1,4 @@
-"""How many processes each node runs, as one node was told it."""
+"""The number of processes on each node, as given to one node."""
 
 import json
 import socket
@@ -20,27 +20,27 @@ class Layout:
     counts: tuple[int, ...]
     node_rank: int
     hosts: tuple[str, ...] = ()
-    """Names of the nodes, where a file gave them; "" for this one where it is not in the file."""
+    """Names of the nodes if a file gave them; "" for this node if it is not in the file."""
 
     @property
     def here(self) -> int:
-        """Processes of this node."""
+        """Number of processes on this node."""
         return self.counts[self.node_rank]
 
     @property
     def world_size(self) -> int:
-        """Processes of all nodes."""
+        """Number of processes on all nodes."""
         return sum(self.counts)
 
 
 def ranks_of_node(counts: tuple[int, ...], node_rank: int) -> range:
-    """Return the ranks that a node runs."""
+    """Return the ranks of a node."""
     first = sum(counts[:node_rank])
     return range(first, first + counts[node_rank])
 
 
 def ranks_in_words(counts: tuple[int, ...], node_rank: int) -> str:
-    """Return 'rank 0' or 'ranks 1 to 2', those that a node runs."""
+    """Return the ranks of a node as 'rank 0' or 'ranks 1 to 2'."""
     ranks = ranks_of_node(counts, node_rank)
     return f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {ranks[0]} to {ranks[-1]}"
 
@@ -53,21 +53,21 @@ def in_words(counts: tuple[int, ...]) -> str:
 
 
 def read_layout(here: int | None, others: tuple[str, ...], node_rank: int | None, default_here: int) -> Layout:
-    """Return the layout that options describe.
+    """Return the layout that the options describe.
 
     Args:
-        here: processes of this node; None takes what the file says, else `default_here`.
-        others: processes of each other node in the order of their ranks, or one name of a JSON file host -> processes.
-        node_rank: of this node; None is its place in the file, else 0.
-        default_here: every GPU of this node, or one process.
+        here: processes on this node; None uses the number in the file, else `default_here`.
+        others: processes on each other node in the order of their ranks, or one JSON file of host -> processes.
+        node_rank: rank of this node; None uses its position in the file, else 0.
+        default_here: number of GPUs on this node, or 1.
 
     Raises:
-        UsageError: the numbers mean nothing, or contradict each other.
-        InputError: the file cannot be read or is no such table.
+        UsageError: numbers are out of range or contradict each other.
+        InputError: the file cannot be read or has another format.
     """
     if here is not None and here < 1:
         raise UsageError(
-            "option-value", f"--here-gpus {here} must be at least 1: a node that runs nothing is left out on every node"
+            "option-value", f"--here-gpus {here} must be at least 1: to skip a node, leave it out on all nodes"
         )
     if len(others) == 1 and not _is_number(others[0]):
         return _from_file(Path(others[0]), here, node_rank, default_here)
@@ -79,8 +79,8 @@ def _placed(here: int, others: list[int], node_rank: int, names: tuple[str, ...]
     if not 0 <= node_rank <= len(others):
         raise UsageError(
             "option-value",
-            f"--node-rank {node_rank}: {len(others) + 1} node{'s have' if others else ' has'} the ranks 0 to "
-            f"{len(others)}; --other-gpus gives one number for each of the others",
+            f"--node-rank {node_rank} is out of range for {len(others) + 1} node{'s'[: len(others)]}: give 0 to "
+            f"{len(others)}, and one number in --other-gpus for each other node",
         )
     counts = (*others[:node_rank], here, *others[node_rank:])
     return Layout(counts, node_rank, (*names[:node_rank], "", *names[node_rank:]) if names else ())
@@ -106,7 +106,7 @@ def _from_file(path: Path, here: int | None, node_rank: int | None, default_here
     own = [host for host in table if _is_own(host, known)]
     if len(own) > 1:
         raise InputError(
-            "option-value", f"{path} names this node {len(own)} times ({', '.join(own)}): leave one of them"
+            "option-value", f"{path} names this node {len(own)} times ({', '.join(own)}): keep one of them"
         )
     names, counts = tuple(table), list(table.values())
     if not own:
@@ -115,8 +115,8 @@ def _from_file(path: Path, here: int | None, node_rank: int | None, default_here
     if here not in (None, table[name]):
         raise UsageError(
             "option-conflict",
-            f"--here-gpus {here}, but {path} says {table[name]} for this node ({name}): leave --here-gpus out, or "
-            "change the file on every node",
+            f"--here-gpus {here}, but {path} has {table[name]} for this node ({name}): omit --here-gpus, or change "
+            "the file on every node",
         )
     place = names.index(name)
     if node_rank in (None, place):
@@ -124,7 +124,7 @@ def _from_file(path: Path, here: int | None, node_rank: int | None, default_here
     if name.lower() != _LOCALHOST:
         raise UsageError(
             "option-conflict",
-            f"--node-rank {node_rank}, but {path} names this node ({name}) at place {place}: leave --node-rank out, or "
+            f"--node-rank {node_rank}, but {path} has this node ({name}) at position {place}: omit --node-rank, or "
             "change the file on every node",
         )
     assert node_rank is not None
@@ -137,7 +137,7 @@ def _read_table(path: Path) -> dict[str, int]:
         names = [name for name, _ in pairs]
         twice = sorted({name for name in names if names.count(name) > 1})
         if twice:
-            raise InputError("option-value", f"{path} names {', '.join(twice)} twice")
+            raise InputError("option-value", f"{path} names {', '.join(twice)} twice: keep one entry each")
         return dict(pairs)
 
     remedy = 'give the numbers of the other nodes, or a file of hosts such as {"node-a": 4, "node-b": 2}'
@@ -147,7 +147,7 @@ def _read_table(path: Path) -> dict[str, int]:
     for host, count in content.items():
         if not host.strip():
             raise InputError(
-                "option-value", f"{path} has a host without a name: give the name or the address of every node"
+                "option-value", f"{path} has a host without a name: give a name or an address for every node"
             )
         if not isinstance(count, int) or isinstance(count, bool) or count < 1:
             raise InputError(
@@ -166,7 +166,7 @@ def own_names() -> set[str]:
 
 
 def _is_own(host: str, known: Iterable[str]) -> bool:
-    """Whether a name is one of those `known`; a short name is that of its long form too."""
+    """Return whether a name is in `known`; a short host name also matches its fully qualified form."""
     wanted = host.lower()
     if wanted in known:
         return True

@@ -1,8 +1,8 @@
-"""The launches of all nodes find each other, agree, and hear from each other until the end.
+"""The launches of all nodes connect, agree on the job, and stay in contact until the end.
 
-Node 0 listens, the others call. Each states what it was told; only when all are there and agree does node 0 say go.
-Afterwards each says once a second that it lives, and at the end how its processes ended; node 0 tells everybody what is
-to be stopped and how it all ended. torchrun knows nothing of this: its agents meet at a store of their own.
+Node 0 listens, and the other nodes connect. Each node sends its settings; node 0 starts the job once all nodes have
+joined and agree. Afterwards each node sends a heartbeat every second, and at the end the result of its processes. Node
+0 tells all nodes when to stop and how the job ended. torchrun is not involved: its agents use a separate store.
 """
 
 import contextlib
@@ -18,20 +18,20 @@ from bench.cluster.statements import PROTOCOL, Report, Statement, Stop, Verdict,
 from common.errors import CODES, Code, UsageError
 
 BEAT_SECONDS = 1.0
-# A node that has said nothing for so long is gone: its machine, its launch, or the network between.
+# Seconds without a message after which a node counts as lost: its machine, its launch, or the network failed.
 SILENCE_SECONDS = 20.0
-# What the others may take to end and report after a failure; torchrun and the launches kill before.
+# Seconds for the other nodes to stop and report after a failure; torchrun and the launches kill processes earlier.
 REPORT_SECONDS = 25.0
 _PARTING_SECONDS = 3.0
-_OTHER_RELEASE = "it has another release of bertbench, which speaks otherwise: install the same one on all nodes"
-_WORDLESS = "its launch ended without a word"
+_OTHER_RELEASE = "it has an incompatible release of bertbench: install the same release on all nodes"
+_WORDLESS = "its launch ended without a report"
 _POLL_SECONDS = 0.05
-# No message is longer; a line that is comes from something else than a launch.
+# Longest message; a longer line does not come from a launch.
 _MOST_BYTES = 2**20
 
 
 class Line:
-    """A connection to the launch of another node: JSON objects, one per line. Nothing here ever waits."""
+    """A connection to the launch of another node: JSON objects, one per line. No method blocks."""
 
     def __init__(self, connection: socket.socket) -> None:
         connection.setblocking(False)
@@ -41,22 +41,22 @@ class Line:
         self._outgoing = b""
         self._parting = False
         self.closed = False
-        """Whether the other side is gone, or said something that no launch says."""
+        """Whether the connection is lost, or the other side is not a launch."""
         self.heard_at = time.monotonic()
-        """When the last bytes came."""
+        """Time of the last received bytes."""
 
     @property
     def own_address(self) -> str:
-        """Address of this end."""
+        """Address of this end of the connection."""
         return str(self._socket.getsockname()[0])
 
     def send(self, **message: Any) -> None:
-        """Send a message; what the network does not take now goes with the next call."""
+        """Send a message; the next call sends what the network does not accept now."""
         self._outgoing += json.dumps(message).encode() + b"\n"
         self.flush()
 
     def flush(self) -> bool:
-        """Send what is left to send; return whether nothing is."""
+        """Send pending bytes; return whether all are sent."""
         while self._outgoing and not self.closed:
             try:
                 self._outgoing = self._outgoing[self._socket.send(self._outgoing) :]
@@ -71,12 +71,12 @@ class Line:
         return not self._outgoing
 
     def part(self) -> None:
-        """Say nothing more; `receive` sets `closed` once the other side has heard all and hung up."""
+        """Send nothing more; `receive` sets `closed` after the other side has read everything and closed."""
         self._parting = True
         self.flush()
 
     def receive(self) -> list[dict[str, Any]]:
-        """Return the messages that have come."""
+        """Return the received messages."""
         while not self.closed:
             try:
                 part = self._socket.recv(65536)
@@ -105,7 +105,7 @@ class Line:
         return messages
 
     def close(self) -> None:
-        """Hang up."""
+        """Close the connection."""
         self.closed = True
         with contextlib.suppress(OSError):
             self._socket.close()
@@ -113,13 +113,13 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class Agreement:
-    """What all nodes start with."""
+    """The settings with which all nodes start."""
 
     run_id: str
     store_port: int
-    """Port of node 0 at which the agents of torchrun and the ranks meet."""
+    """Port of node 0 for the store of torchrun's agents and the ranks."""
     nodes: dict[int, Statement]
-    """Every node, by its rank."""
+    """Statements of all nodes, by node rank."""
 
 
 class Hub:
@@ -141,24 +141,24 @@ class Hub:
         self._next_beat = 0.0
         self._stopped_at: float | None = None
         self.stop: Stop | None = None
-        """What is to be stopped, None for nothing."""
+        """The stop request, or None."""
         self.verdict: Verdict | None = None
-        """How it all ended, None while it goes on."""
+        """The result of the job, None while it runs."""
 
     @property
     def own_address(self) -> str | None:
-        """Address of this node under which another one has called; None without others."""
+        """Address of this node to which another node connected; None without other nodes."""
         return next((line.own_address for line in self._lines.values()), None)
 
     def agree(self, seconds: float, told: Callable[[str], None]) -> Agreement:
-        """Wait for all nodes and say go.
+        """Wait for all nodes and start the job.
 
         Args:
             seconds: how long to wait.
-            told: told in words of each node that comes.
+            told: called with a text for each node that joins or leaves.
 
         Raises:
-            UsageError: the nodes disagree, or some do not come; all that came are told the same.
+            UsageError: the nodes disagree, or some do not join; all joined nodes get the same message.
         """
         deadline = time.monotonic() + seconds
         while len(self._nodes) < len(self._own.counts):
@@ -167,7 +167,7 @@ class Hub:
                 for message in line.receive():
                     spoken = message.get("protocol")
                     if "statement" in message and isinstance(spoken, int) and spoken != PROTOCOL:
-                        # Kept until it hangs up: it would be reset before it hears that.
+                        # Kept until the other side closes; otherwise a reset could precede the message.
                         line.send(refused=_OTHER_RELEASE, code="tool-version")
                         break
                     late = Statement.from_json(message.get("statement"))
@@ -175,12 +175,12 @@ class Hub:
                         line.closed = True
                         break
                     self._admit(line, late)
-                    told(f"{late.name()} has come")
+                    told(f"{late.name()} has joined")
                 if line.closed and line in self._unknown:
                     self._unknown.remove(line)
             for node, line in list(self._lines.items()):
                 line.receive()
-                if line.closed:  # its user ended it, or its time ran out: another may take its place
+                if line.closed:  # it was stopped or timed out; another node may take its place
                     told(f"{self._nodes[node].name()} has left")
                     del self._lines[node], self._nodes[node]
             if time.monotonic() >= deadline:
@@ -202,7 +202,7 @@ class Hub:
             if self._agreed:
                 names = ", ".join(one.name() for one in self._nodes.values())
                 line.send(
-                    refused=f"the job at this address and port has all its nodes already: {names}; "
+                    refused=f"the job at this address and port already has all its nodes ({names}): "
                     "give each job its own --master-port on all of its nodes",
                     code="port-in-use",
                 )
@@ -228,10 +228,10 @@ class Hub:
             line.send(**message)
 
     def look(self) -> None:
-        """Hear the others, find out who is gone, decide what is to be stopped and how it all ended."""
+        """Read messages, detect lost nodes, and decide whether to stop and how the job ended."""
         now = time.monotonic()
         self._accept()
-        for late in list(self._unknown):  # told that there is no place; read, or it would be reset before it heard that
+        for late in list(self._unknown):  # refused; still read, since a reset could precede the message
             late.receive()
             if late.flush() and late.closed:
                 self._unknown.remove(late)
@@ -258,7 +258,7 @@ class Hub:
         self._take_asked(why)
 
     def report(self, report: Report) -> None:
-        """Say how the processes of this node ended."""
+        """Report how the processes of this node ended."""
         self._take(0, report)
 
     def _take_asked(self, why: str) -> None:
@@ -274,7 +274,7 @@ class Hub:
     def _lose(self, node: int, how: str) -> None:
         self._lost[node] = how
         if self.stop is None or self.stop.asked:
-            self._stop(Stop(False, f"{self._nodes[node].name_with_ranks()} is gone: {how}"))
+            self._stop(Stop(False, f"{self._nodes[node].name_with_ranks()} was lost: {how}"))
 
     def _stop(self, stop: Stop) -> None:
         self.stop = stop
@@ -291,7 +291,7 @@ class Hub:
             self._tell(verdict={"ok": self.verdict.ok, "why": self.verdict.why})
 
     def close(self) -> None:
-        """Hang up, when all that was said has been heard or `_PARTING_SECONDS` have passed."""
+        """Close the connections after all messages are read, or after `_PARTING_SECONDS`."""
         deadline = time.monotonic() + _PARTING_SECONDS
         lines = [*self._lines.values(), *self._unknown]
         for line in lines:
@@ -320,9 +320,9 @@ class Spoke:
         self._reported: Report | None = None
         self._asked: str | None = None
         self.stop: Stop | None = None
-        """What is to be stopped, None for nothing."""
+        """The stop request, or None."""
         self.verdict: Verdict | None = None
-        """How it all ended, None while it goes on."""
+        """The result of the job, None while it runs."""
 
     @property
     def own_address(self) -> str | None:
@@ -330,13 +330,13 @@ class Spoke:
         return None if self._line is None else self._line.own_address
 
     def agree(self, seconds: float, told: Callable[[str], None]) -> Agreement:
-        """Call node 0 until it answers, state what this node was told, and wait for the go.
+        """Connect to node 0, send the settings of this node, and wait for the start.
 
         Raises:
-            UsageError: node 0 does not answer or refuses, or other nodes do not come.
+            UsageError: node 0 does not answer or refuses, or other nodes do not join.
         """
         deadline = time.monotonic() + seconds
-        problem = "it was not called"
+        problem = "no connection was tried"
         while time.monotonic() < deadline:
             if self._line is None:
                 problem = self._call(min(2.0, max(0.1, deadline - time.monotonic()))) or problem
@@ -345,7 +345,7 @@ class Spoke:
             for message in self._line.receive():
                 if "refused" in message:
                     self.close()
-                    raise UsageError(_code_of(message), f"{self._hub} refuses: {message['refused']}")
+                    raise UsageError(_code_of(message), f"{self._hub} refused this node: {message['refused']}")
                 if "came" in message:
                     self._came = _statements(message["came"])
                 go = _go(message.get("go"))
@@ -353,7 +353,7 @@ class Spoke:
                     self._hub = go.nodes[0].name()
                     return go
             if self._line.closed:
-                problem, self._line = "it hung up before all nodes were there", None
+                problem, self._line = "it closed the connection before all nodes joined", None
             time.sleep(_POLL_SECONDS)
         came = self._came
         self.close()
@@ -361,9 +361,9 @@ class Spoke:
             raise UsageError("node-unreachable", absence(self._own.counts, came, seconds))
         raise UsageError(
             "node-unreachable",
-            f"{self._hub} did not answer this node ({self._own.name()}) within {seconds:g} s: {problem}. Is "
-            "`bertbench launch --node-rank 0` running there with the same --master-port, is --master-addr its address, "
-            f"does a firewall let the port through? {_alone(self._own)}",
+            f"{self._hub} did not answer this node ({self._own.name()}) within {seconds:g} s: {problem}. Check that "
+            "`bertbench launch --node-rank 0` runs there with the same --master-port, that --master-addr is its "
+            f"address, and that no firewall blocks the port. {_alone(self._own)}",
         )
 
     def _call(self, seconds: float) -> str:
@@ -373,10 +373,10 @@ class Spoke:
             return error.strerror or str(error) or type(error).__name__
         self._line = Line(connection)
         self._line.send(statement=self._own.to_json(), protocol=PROTOCOL)
-        return "something answers there that is no launch"
+        return "another program answers there"
 
     def look(self) -> None:
-        """Say that this node lives, hear what node 0 says."""
+        """Send a heartbeat and read the messages of node 0."""
         assert self._line is not None
         now = time.monotonic()
         if now >= self._next_beat:
@@ -390,7 +390,7 @@ class Spoke:
         self._line.flush()
         if self.verdict is None and (self._line.closed or now - self._line.heard_at > SILENCE_SECONDS):
             how = _WORDLESS if self._line.closed else _silent()
-            self.stop = Stop(False, f"{self._hub} is gone: {how}")
+            self.stop = Stop(False, f"{self._hub} was lost: {how}")
             if self._reported is not None:
                 self.verdict = Verdict(False, self.stop.why)
 
@@ -401,25 +401,25 @@ class Spoke:
         self.stop = self.stop or Stop(True, why)
 
     def report(self, report: Report) -> None:
-        """Say how the processes of this node ended."""
+        """Report how the processes of this node ended."""
         assert self._line is not None
         self._reported = report
         self._line.send(report=report.to_json())
 
     def close(self) -> None:
-        """Hang up."""
+        """Close the connection."""
         if self._line is not None:
             self._line.flush()
             self._line.close()
 
 
 def _silent() -> str:
-    return f"not heard of for {SILENCE_SECONDS:g} s, the machine or the network between has failed"
+    return f"no message for {SILENCE_SECONDS:g} s, so its machine or the network has failed"
 
 
 def _alone(own: Statement) -> str:
-    """Say how many processes are wanted, and that only this node's are there."""
-    return f"{sum(own.counts)} processes are wanted, the {own.counts[own.node_rank]} of this node alone have come."
+    """Say how many processes the job needs, and that only those of this node have joined."""
+    return f"The job needs {sum(own.counts)} processes; only the {own.counts[own.node_rank]} of this node have joined."
 
 
 def _statements(content: Any) -> list[Statement]:
@@ -428,12 +428,12 @@ def _statements(content: Any) -> list[Statement]:
 
 
 def _code_of(message: Mapping[str, Any]) -> Code:
-    """Return why node 0 refuses; what a release before the codes says is a disagreement."""
+    """Return the code of node 0's refusal; releases without codes refuse only disagreements."""
     return next((code for code in CODES if code == message.get("code")), "nodes-disagree")
 
 
 def _go(content: Any) -> Agreement | None:
-    """Return what node 0 starts with, None where that is not what a node 0 says."""
+    """Return the settings of node 0, or None if the message is not valid."""
     if not isinstance(content, dict) or not isinstance(content.get("store_port"), int):
         return None
     nodes = {one.node_rank: one for one in _statements(content.get("nodes"))}

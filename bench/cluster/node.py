@@ -1,4 +1,4 @@
-"""A launch on one node: agree with the others, start torchrun, watch it and them, say how it ended."""
+"""A launch on one node: agree with the other nodes, start torchrun, watch both, and report the result."""
 
 import contextlib
 import errno
@@ -36,38 +36,38 @@ _REPOSITORY = Path(__file__).resolve().parents[2]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Job:
-    """What is launched on this node."""
+    """The job of this node."""
 
     layout: Layout
     """Processes per node."""
     address: str
-    """Of node 0."""
+    """Address of node 0."""
     port: int
-    """Of node 0, where the launches meet; on one node where the ranks do, 0 for any free one."""
+    """Port of node 0 for the launches; on one node, port of the ranks, where 0 means any free port."""
     command: tuple[str, ...]
-    """The program of a rank, as it is executed."""
+    """The command line of a rank."""
     given: tuple[str, ...]
-    """The program as the user gave it, which is the same on all nodes."""
+    """The command as given, identical on all nodes."""
     own_program: bool
-    """Whether that is the suite's own."""
+    """Whether the command belongs to the suite."""
     join_timeout: float
-    """Seconds within which all nodes must have come."""
+    """Seconds for all nodes to join."""
     max_restarts: int
-    """How often all processes are started anew after a failure."""
+    """Number of restarts of all processes after failures."""
 
 
 def launch_node(job: Job, devices: Devices, stop: StopRequest, told: Callable[[str], None]) -> Verdict:
-    """Run the processes of this node to the end of the whole launch.
+    """Run the processes of this node until the whole launch ends.
 
     Args:
-        job: what to run.
-        devices: GPUs of this node that its ranks take, in their order; none on a CPU.
-        stop: a request to stop; listened to from the moment all nodes agree.
-        told: told what happens, in words.
+        job: the job to run.
+        devices: GPUs of this node in the order of its ranks; none on a CPU.
+        stop: stop request, obeyed once all nodes agree.
+        told: called with a text for each event.
 
     Raises:
-        UsageError: a port is in use, an address is wrong, nodes disagree or are absent: nothing was started.
-        KeyboardInterrupt: the processes were ended at once.
+        UsageError: a port is in use, an address is wrong, or nodes disagree or are missing; nothing was started.
+        KeyboardInterrupt: the processes were killed at once.
     """
     layout = job.layout
     own = Statement(
@@ -104,7 +104,7 @@ def _shortened(text: str) -> str:
 
 
 def _bindable(address: str, several: bool) -> str:
-    """Return what node 0 listens at: its address, but every one where its name leads to loopback on itself alone."""
+    """Return the address on which node 0 listens: its own, or all if its name resolves to loopback."""
     try:
         literal = ip_address(address).is_loopback
     except ValueError:
@@ -113,22 +113,22 @@ def _bindable(address: str, several: bool) -> str:
         return address
     with contextlib.suppress(OSError, ValueError):
         if ip_address(socket.gethostbyname(address)).is_loopback:
-            return "0.0.0.0"  # noqa: S104 # nosec B104 # the other nodes have to reach it, by an address unknown here
+            return "0.0.0.0"  # noqa: S104 # nosec B104 # other nodes connect to an address unknown here
     return address
 
 
 def listen(address: str, port: int) -> socket.socket:
-    """Return a socket that listens at an address of this node; port 0 takes a free one.
+    """Return a socket that listens on an address of this node; port 0 takes any free port.
 
     Raises:
-        UsageError: the port is in use, a free one is named; or the address is none of this node's.
+        UsageError: the port is in use (the message names a free one), or the address does not belong to this node.
     """
     try:
         family, _, _, _, place = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)[0]
         listener = socket.socket(family, socket.SOCK_STREAM)
     except OSError as error:
         raise UsageError(
-            "option-value", f"--master-addr {address} cannot be resolved here ({error}): give an address of node 0"
+            "option-value", f"--master-addr {address} cannot be resolved ({error}): give an address of node 0"
         ) from error
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -140,18 +140,18 @@ def listen(address: str, port: int) -> socket.socket:
         if error.errno == errno.EADDRINUSE:
             raise UsageError(
                 "port-in-use",
-                f"--master-port {port} is in use on this machine, by another job perhaps: give every node of this job "
-                f"--master-port {_free_port(address, port)}, which is free here",
+                f"--master-port {port} is in use, perhaps by another job: give all nodes of this job --master-port "
+                f"{_free_port(address, port)}, which is free here",
             ) from error
         raise UsageError(
             "option-value",
-            f"cannot listen at {address}:{port} ({error.strerror}): --master-addr is an address of node 0, and this is "
-            "node 0; the other nodes have --node-rank 1 and above",
+            f"cannot listen on {address}:{port} ({error.strerror}): --master-addr must be an address of node 0, which "
+            "is this node; other nodes need --node-rank 1 or more",
         ) from error
 
 
 def _free_port(address: str, taken: int) -> int:
-    """Return the next free port above one that is taken, or any."""
+    """Return the next free port above `taken`, or any free port."""
     for port in [*range(taken + 1, min(taken + 100, 65536)), 0]:
         with contextlib.suppress(OSError), socket.socket() as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -161,7 +161,7 @@ def _free_port(address: str, taken: int) -> int:
 
 
 def interface_of(address: str) -> str | None:
-    """Return the network interface that has an address, None where none has."""
+    """Return the network interface with an address, or None."""
     import psutil
 
     for name, addresses in psutil.net_if_addrs().items():
@@ -173,7 +173,7 @@ def interface_of(address: str) -> str | None:
 def cpus_of_ranks(devices: Devices, count: int) -> list[list[int]]:
     """Return the logical CPUs of each local rank: those near its GPU, or its share of the cores; empty for no binding.
 
-    Ranks whose GPUs lie near the same CPUs share these.
+    Ranks whose GPUs are near the same CPUs share them.
     """
     if devices.kind == "cpu":
         return shares_of_cores(count)
@@ -211,7 +211,7 @@ def _start(
         stdin=subprocess.DEVNULL,
         env=variables,
         pass_fds=() if store is None else (store.fileno(),),
-        start_new_session=True,  # Ctrl-C in the terminal reaches the launch alone, which passes it on
+        start_new_session=True,  # only the launch receives Ctrl-C; it forwards the signal
     )
 
 
@@ -227,14 +227,14 @@ def _variables(job: Job, devices: Devices, own_address: str | None, folder: Path
         CPUS_VARIABLE: json.dumps(cpus_of_ranks(devices, here)),
         STOPPING_VARIABLE: str(folder / "stopping"),
         "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(max(1, devices.cpu_cores // here))),
-        # How long torchrun waits for its ranks when one of them has failed; its own default would be half a minute.
+        # Seconds that torchrun waits for its ranks after a failure; its default is 30.
         "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": os.environ.get("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", f"{GRACE_SECONDS:.0f}"),
         STOP_VARIABLE: "1",
         PARENT_VARIABLE: str(os.getpid()),
     }
     if devices.kind == "cuda":
         variables |= devices.environment(here)
-    # gloo takes the address that the host's own name leads to, which is loopback on many.
+    # By default gloo uses the address of the host name, which is often loopback.
     interface = interface_of(own_address) if several and own_address else None
     if interface and "GLOO_SOCKET_IFNAME" not in os.environ:
         variables["GLOO_SOCKET_IFNAME"] = interface
@@ -243,7 +243,7 @@ def _variables(job: Job, devices: Devices, own_address: str | None, folder: Path
 
 @dataclass(slots=True)
 class _Watch:
-    """Looks after torchrun on this node and the other nodes until both have ended."""
+    """Watches torchrun on this node and the other nodes until all have ended."""
 
     child: "subprocess.Popen[bytes]"
     link: Hub | Spoke
@@ -257,12 +257,12 @@ class _Watch:
     shown: str = ""
     signalled: set[int] = field(default_factory=set)
     kill_at: float | None = None
-    """When what is left is killed, by time.monotonic; None while nothing failed."""
+    """Time by time.monotonic at which remaining processes are killed; None before a failure."""
     restarts: int = 0
-    """Restarts of the world that were told."""
+    """Number of reported restarts."""
 
     def to_end(self) -> Verdict:
-        """Return how it all ended."""
+        """Return the result of the launch."""
         try:
             while self.child.poll() is None:
                 self._look()
@@ -270,7 +270,7 @@ class _Watch:
         except BaseException:  # a second signal
             end_tree(self.child.pid)
             self.child.wait()
-            self.link.report(Report(False, error="it was ended at once"))
+            self.link.report(Report(False, error="it was killed by a second signal"))
             self.link.look()
             raise
         self.link.report(_report(self.child.returncode, self.folder))
@@ -291,10 +291,10 @@ class _Watch:
             end_tree(self.child.pid)
 
     def _end_ranks(self, stop: Stop) -> None:
-        """Send SIGTERM to ranks that have not got it; after a failure what is left is killed in GRACE_SECONDS."""
+        """Send SIGTERM once to each rank; after a failure kill the remaining ranks in GRACE_SECONDS."""
         if stop.why != self.shown:
             self.shown = stop.why
-            self.told(f"{stop.why}: ending the processes here")
+            self.told(f"{stop.why}: stopping the processes of this node")
             write_text(self.folder / "stopping", "" if stop.asked else stop.why)
         fresh = set(_ranks(self.child.pid)) - self.signalled
         send(sorted(fresh), signal.SIGTERM)
@@ -303,7 +303,7 @@ class _Watch:
             self.kill_at = time.monotonic() + GRACE_SECONDS
 
     def _tell_restarts(self) -> None:
-        """Tell of the restarts of the world that torchrun's agent of this node has written down."""
+        """Report the restarts that torchrun's agent on this node has recorded."""
         file = self.folder / RESTARTS_FILE
         if not file.exists():
             return
@@ -314,7 +314,7 @@ class _Watch:
 
 
 def _ranks(agent: int) -> list[int]:
-    """Process ids of the agent's ranks."""
+    """Return the process ids of the agent's ranks."""
     import psutil
 
     try:
@@ -324,11 +324,11 @@ def _ranks(agent: int) -> list[int]:
 
 
 def _report(exit_code: int, folder: Path) -> Report:
-    """Return what torchrun's agent wrote down."""
+    """Return the report of torchrun's agent."""
     try:
         found = read_record(folder / "agent.json")
     except SchemaError:
         how = f"signal {-exit_code}" if exit_code < 0 else f"exit code {exit_code}"
-        return Report(False, error=f"torchrun ended by {how}, before it said how its ranks ended")
+        return Report(False, error=f"torchrun ended with {how} before it reported its ranks")
     failures = tuple(Failure(one["rank"], one["exit_code"], float(one["time"])) for one in found["failures"])
     return Report(exit_code == 0, failures, found.get("error", ""))

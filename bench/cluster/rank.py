@@ -1,7 +1,7 @@
-"""What torchrun starts for every rank: binds the process to its CPUs and becomes the program. Standard library only.
+"""Entry point of every rank: bind the process to its CPUs and execute the program. Standard library only.
 
-torchrun binds ranks to the CPUs near their GPU where numactl is installed, and not at all on a CPU. Runs as a file, not
-as a module of the suite: the program may have another Python, folder and PYTHONPATH.
+torchrun binds ranks to the CPUs near their GPU only if numactl is installed, and never on a CPU. This file is run by
+its path, not as a module, since the program may have another Python, folder and PYTHONPATH.
 """
 
 import ctypes
@@ -10,27 +10,27 @@ import os
 import signal
 import sys
 
-# Environment variable: JSON list with the logical CPUs of each local rank, empty where a rank is not bound.
+# Environment variable: JSON list with the logical CPUs of each local rank, empty for no binding.
 CPUS_VARIABLE = "BERTBENCH_LAUNCH_CPUS"
-# Environment variable: how often the world was started anew, the same on every node.
+# Environment variable: number of restarts of the world, the same on every node.
 ROUND_VARIABLE = "BERTBENCH_LAUNCH_ROUND"
-# Environment variable: PYTHONPATH as the program is to have it, empty for none.
+# Environment variable: PYTHONPATH of the program, empty for none.
 PYTHONPATH_VARIABLE = "BERTBENCH_LAUNCH_PYTHONPATH"
-# Environment variable: set where the launch, not the user, has made PyTorch's C++ parts of the agent quiet.
+# Environment variable: set if the launch, not the user, silenced the C++ logs of the agent.
 QUIET_VARIABLE = "BERTBENCH_LAUNCH_QUIET"
-# Environment variable: set in a rank that has been bound, which then takes no share of its cores again.
+# Environment variable: set in a bound rank, so that it does not divide its cores again.
 BOUND_VARIABLE = "BERTBENCH_BOUND"
 
 _PR_SET_PDEATHSIG = 1
-_PARENT_VARIABLE = "BERTBENCH_PARENT_PID"  # bench.run.processes, which the program's Python need not find
+_PARENT_VARIABLE = "BERTBENCH_PARENT_PID"  # also in bench.run.processes, which this Python may not find
 
 
 def main(argv: list[str]) -> int:
-    """Become the program `argv`; return only where it cannot be run."""
-    if sys.platform.startswith("linux"):  # a program must not outlive its launch, however that ends
+    """Execute the program `argv`; return only if it cannot be run."""
+    if sys.platform.startswith("linux"):  # a program must not outlive its launch
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
         if os.getppid() != int(os.environ.get(_PARENT_VARIABLE, os.getppid())):
-            return 1  # it had ended before
+            return 1  # the launch has already ended
     signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGTERM, signal.SIGINT))
     python_path = os.environ.pop(PYTHONPATH_VARIABLE, "")
     os.environ.pop("PYTHONPATH", None)
@@ -44,7 +44,7 @@ def main(argv: list[str]) -> int:
     if own:
         os.sched_setaffinity(0, own)
         os.environ[BOUND_VARIABLE] = "1"
-    # torchrun counts on each node the restarts that this node began; ranks of one world must name the same number.
+    # torchrun counts restarts per node; all ranks of a world need the same number.
     os.environ["TORCHELASTIC_RESTART_COUNT"] = os.environ.pop(ROUND_VARIABLE, "0")
     try:
         os.execvp(argv[0], argv)  # noqa: S606 # nosec B606 # an argument list, as the user gave it

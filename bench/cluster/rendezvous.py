@@ -1,9 +1,9 @@
-"""How torchrun's agents meet under a launch: node ranks are those given, and one restart is a restart of the world.
+"""Rendezvous of torchrun's agents under a launch: it keeps the given node ranks, and a restart restarts the world.
 
-torchrun's own static rendezvous keeps node ranks but lets an agent restart its processes alone; its c10d rendezvous
-restarts the world but orders nodes by their addresses, and its workers do not find each other when a restart was
-counted on some nodes only. This one is registered with torchrun (torch.distributed.elastic.rendezvous) as a further
-backend: round 0 is the start, and an agent that begins round n + 1 makes the others restart into it as well.
+torchrun's static rendezvous keeps node ranks but lets an agent restart its processes alone. Its c10d rendezvous
+restarts the world but orders nodes by address, and workers fail to connect if only some nodes counted a restart. This
+backend is registered with torchrun (torch.distributed.elastic.rendezvous): round 0 is the start, and an agent that
+begins round n + 1 makes the others restart into it.
 """
 
 import json
@@ -29,13 +29,13 @@ from torch.distributed.elastic.rendezvous import (
 from bench.cluster import BACKEND, LISTENER_VARIABLE, RESTARTS_FILE, STOPPING_VARIABLE
 from bench.cluster.rank import ROUND_VARIABLE
 
-# Agents that agreed still import torch, over a slow file system perhaps; what is gone is noticed by the launches.
+# Agents may import torch from a slow file system; the launches detect lost nodes.
 _MEET_SECONDS = 600.0
 _POLL_SECONDS = 0.05
 
 
 def _unknown() -> dict[str, Any] | None:
-    """Name no failed rank, before `register` has said who knows."""
+    """Return no failed rank; the default before `register`."""
     return None
 
 
@@ -43,7 +43,7 @@ _first_failure: Callable[[], dict[str, Any] | None] = _unknown
 
 
 class AgreedRendezvous(RendezvousHandler):
-    """One agent's side of it."""
+    """The rendezvous of one agent."""
 
     def __init__(self, parameters: RendezvousParameters) -> None:
         address, _, port = parameters.endpoint.rpartition(":")
@@ -66,28 +66,28 @@ class AgreedRendezvous(RendezvousHandler):
         )
 
     def get_backend(self) -> str:
-        """Return the name under which torchrun knows it."""
+        """Return the name of the backend in torchrun."""
         return BACKEND
 
     @property
     def use_agent_store(self) -> bool:
-        """The agent of node 0 hosts the store at which the ranks meet: its port is held before they are told of it."""
+        """Return True: the agent of node 0 hosts the store of the ranks and reserves its port in advance."""
         return True
 
     def next_rendezvous(self) -> RendezvousInfo:
-        """Join the next round and wait until all agents have.
+        """Join the next round and wait for all agents.
 
         Raises:
-            RendezvousStateError: the world has been restarted as often as it may be.
-            RendezvousGracefulExitError: somebody asked for a stop.
-            RendezvousTimeoutError: an agent does not come.
+            RendezvousStateError: no restarts are left.
+            RendezvousGracefulExitError: a stop was requested.
+            RendezvousTimeoutError: an agent did not join.
         """
         if Path(os.environ[STOPPING_VARIABLE]).exists():
-            raise RendezvousGracefulExitError("a stop was asked for")
+            raise RendezvousGracefulExitError("a stop was requested")
         if self._round >= self._max_restarts:
             raise RendezvousStateError(
                 f"processes failed again after {self._max_restarts} restart{'' if self._max_restarts == 1 else 's'} of "
-                "the world: as many as --max-restarts allows"
+                "the world, the limit of --max-restarts"
             )
         self._round += 1
         os.environ[ROUND_VARIABLE] = str(self._round)
@@ -99,7 +99,7 @@ class AgreedRendezvous(RendezvousHandler):
         while (present := self._store.add(joined, 0)) < self._nodes:
             if time.monotonic() >= deadline:
                 raise RendezvousTimeoutError(
-                    f"{present} of {self._nodes} nodes came to round {self._round} within {_MEET_SECONDS:g} s"
+                    f"{present} of {self._nodes} nodes joined round {self._round} within {_MEET_SECONDS:g} s"
                 )
             time.sleep(_POLL_SECONDS)
         if self._round:
@@ -108,7 +108,7 @@ class AgreedRendezvous(RendezvousHandler):
         return RendezvousInfo(store, self._node_rank, self._nodes, self._meeting_place())
 
     def _meeting_place(self) -> RendezvousStoreInfo:
-        """Return the store of this round's ranks: after a restart a fresh one, without what the former ranks left."""
+        """Return the store of this round's ranks; each restart gets a new one without entries of former ranks."""
         if self._round == 0:
             return self._place
         key = f"{self._run_id}/place/{self._round}"
@@ -122,7 +122,7 @@ class AgreedRendezvous(RendezvousHandler):
         return f"{self._run_id}/failed/{self._round}/{node}"
 
     def _write_restart(self) -> None:
-        """Leave for the launch of this node what every node found to have failed first."""
+        """Record the first failure on each node for the launch of this node."""
         found = {node: json.loads(self._store.get(self._failed(node))) for node in range(self._nodes)}
         line = json.dumps({"round": self._round, "failures": found})
         with Path(os.environ[STOPPING_VARIABLE]).with_name(RESTARTS_FILE).open("a", encoding="ascii") as file:
@@ -132,17 +132,17 @@ class AgreedRendezvous(RendezvousHandler):
         return f"{self._run_id}/joined/{number}"
 
     def is_closed(self) -> bool:
-        """A launch ends by its launches, never by closing a rendezvous."""
+        """Return False: the launches end the job, never the rendezvous."""
         return False
 
     def set_closed(self) -> None:
-        """Nothing to close."""
+        """Do nothing."""
 
     def num_nodes_waiting(self) -> int:
-        """Return 1 when another agent waits in the next round, which makes torchrun restart the ranks here."""
+        """Return 1 if another agent waits in the next round, which makes torchrun restart the ranks here."""
         try:
             return int(self._store.check([self._joined(self._round + 1)]))
-        except RuntimeError:  # node 0's agent has ended: what that means the launches know
+        except RuntimeError:  # the agent of node 0 has ended; the launches handle it
             return 0
 
     def get_run_id(self) -> str:
@@ -150,12 +150,12 @@ class AgreedRendezvous(RendezvousHandler):
         return self._run_id
 
     def shutdown(self) -> bool:
-        """Nothing to take down."""
+        """Do nothing and return True."""
         return True
 
 
 def register(first_failure: Callable[[], dict[str, Any] | None]) -> None:
-    """Make torchrun know it; told how to find which rank of this node failed first."""
+    """Register the backend with torchrun; `first_failure` returns the first failed rank of this node."""
     global _first_failure
     _first_failure = first_failure
     rendezvous_handler_registry.register(BACKEND, AgreedRendezvous)

@@ -1,4 +1,4 @@
-"""What each node states before anything starts and reports at the end, and what all of that comes to, in words."""
+"""The statement of each node before the start, its report at the end, and the verdict on the whole launch."""
 
 import dataclasses
 import json
@@ -14,19 +14,19 @@ PROTOCOL = 2
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Statement:
-    """What one node was told, by its launch."""
+    """The settings of one node, sent by its launch."""
 
     node_rank: int
     counts: tuple[int, ...]
-    """Processes of every node, as it was told."""
+    """Processes of every node, as given to this node."""
     max_restarts: int
-    """How often the world may be started anew, as it was told."""
+    """Allowed restarts of the world, as given to this node."""
     host: str
     process: int
     device: str
     """cpu or cuda."""
     command: str = ""
-    """What it runs, for people: shortened, without secrets."""
+    """Its command for messages, shortened and without secrets."""
     command_hash: str = ""
 
     def to_json(self) -> dict[str, Any]:
@@ -35,7 +35,7 @@ class Statement:
 
     @classmethod
     def from_json(cls, content: Any) -> "Statement | None":
-        """Return the statement that `to_json` wrote, None where it is none."""
+        """Return the statement that `to_json` wrote, or None if it is not valid."""
         if not isinstance(content, Mapping):
             return None
         counts = content.get("counts")
@@ -60,18 +60,18 @@ class Statement:
 
 
 def objection(first: Statement, others: Iterable[Statement], late: Statement) -> str:
-    """Say why a node cannot join node 0 and those that came before it; nothing where it can."""
+    """Return why a node cannot join node 0 and the earlier nodes; empty if it can."""
     came = [first, *others]
     twin = next((one for one in came if one.node_rank == late.node_rank), None)
     if twin is not None:
         return (
-            f"two nodes say that they are node {late.node_rank}: host {twin.host} (process {twin.process}) and host "
+            f"two nodes have --node-rank {late.node_rank}: host {twin.host} (process {twin.process}) and host "
             f"{late.host} (process {late.process}); give each node its own --node-rank, and each job its own "
             f"--master-port. {came_in_words(came)}"
         )
     if late.counts != first.counts:
         return (
-            f"the nodes disagree on the processes: {first.name()} was started for {in_words(first.counts)}, "
+            f"the nodes disagree on the number of processes: {first.name()} expects {in_words(first.counts)}, "
             f"{late.name()} for {in_words(late.counts)}; give every node the same numbers. "
             f"{came_in_words([*came, late])}"
         )
@@ -87,31 +87,32 @@ def objection(first: Statement, others: Iterable[Statement], late: Statement) ->
         )
     if late.device != first.device:
         return (
-            f"{first.name()} runs on {first.device}, {late.name()} on {late.device}: GPUs and CPUs make no world; hide "
-            f"the GPUs (CUDA_VISIBLE_DEVICES=) of all nodes, or mend those of the other. {came_in_words([*came, late])}"
+            f"{first.name()} runs on {first.device} and {late.name()} on {late.device}, but all nodes need the same "
+            "kind of device: hide the GPUs of all nodes (CUDA_VISIBLE_DEVICES=), or fix those of the other. "
+            f"{came_in_words([*came, late])}"
         )
     return ""
 
 
 def absence(counts: tuple[int, ...], came: list[Statement], seconds: float) -> str:
-    """Say which nodes did not come in time, and which did."""
+    """Return a message about the nodes that did not join in time, and those that did."""
     absent = [rank for rank in range(len(counts)) if rank not in {one.node_rank for one in came}]
     missing = sum(counts[rank] for rank in absent)
     names = ", ".join(map(str, absent))
     return (
-        f"node{'' if len(absent) == 1 else 's'} {names} did not come within {seconds:g} s: {sum(counts)} processes are "
-        f"wanted, {sum(counts) - missing} have come. {came_in_words(came)} Start the absent ones with the same "
-        "numbers, --master-addr and --master-port, or give more time with --join-timeout"
+        f"node{'' if len(absent) == 1 else 's'} {names} did not join within {seconds:g} s: "
+        f"{sum(counts) - missing} of {sum(counts)} processes have joined. {came_in_words(came)} Start the missing "
+        "nodes with the same numbers, --master-addr and --master-port, or raise --join-timeout"
     )
 
 
 def came_in_words(came: Iterable[Statement]) -> str:
-    """Return 'Came: node 0 (host a, 1 process), node 1 (host b, 2 processes).'."""
+    """Return 'Joined: node 0 (host a, 1 process), node 1 (host b, 2 processes).'."""
     parts = []
     for one in sorted(came, key=lambda one: one.node_rank):
         count = one.counts[one.node_rank]
         parts.append(f"node {one.node_rank} (host {one.host}, {count} process{'' if count == 1 else 'es'})")
-    return f"Came: {', '.join(parts)}."
+    return f"Joined: {', '.join(parts)}."
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,9 +121,9 @@ class Failure:
 
     rank: int
     exit_code: int
-    """What it ended with; negative for a signal, as in subprocess."""
+    """Exit code; negative for a signal, as in subprocess."""
     time: float
-    """When, by the clock of its node: Unix time in s."""
+    """Time of the failure by the clock of its node: Unix time in s."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +131,7 @@ class Report:
     """How the processes of one node ended."""
 
     ok: bool
-    """Whether all of them ended well."""
+    """Whether all of them succeeded."""
     failures: tuple[Failure, ...] = ()
     error: str = ""
 
@@ -140,7 +141,7 @@ class Report:
 
     @classmethod
     def from_json(cls, content: Any) -> "Report":
-        """Return the report that `to_json` wrote; damage is a failure of that node."""
+        """Return the report that `to_json` wrote; a damaged report counts as a failure of that node."""
         try:
             failures = tuple(
                 Failure(int(f["rank"]), int(f["exit_code"]), float(f["time"])) for f in content["failures"]
@@ -152,41 +153,41 @@ class Report:
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """Why processes are to be ended before their end."""
+    """The reason to stop processes early."""
 
     asked: bool
-    """Whether somebody asked for it: processes may take their time. Otherwise something failed."""
+    """Whether it is a request, which gives processes time to save; otherwise a failure."""
     why: str
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """How the whole launch ended."""
+    """The result of the whole launch."""
 
     ok: bool
-    """Whether every process of every node ended well."""
+    """Whether every process of every node succeeded."""
     why: str = ""
-    """What ended it before, in words."""
+    """Why it ended early, in words."""
 
 
 def judge(
     nodes: Mapping[int, Statement], reports: Mapping[int, Report], lost: Mapping[int, str], asked: str | None
 ) -> Verdict:
-    """Say how a launch ended.
+    """Return the result of a launch.
 
-    The cause is what the other failures cannot have caused: a node that is gone, then a rank that a signal ended (not
-    the SIGTERM with which torchrun ends the rest), then whichever failed first by the clocks of the nodes.
+    The cause is the failure that the others cannot have caused: first a lost node, then a rank killed by a signal
+    (except the SIGTERM with which torchrun stops the rest), then the first failure by the clocks of the nodes.
 
     Args:
-        nodes: by rank of the node.
-        reports: of those that reported.
-        lost: how those that are gone went.
-        asked: who asked for a stop.
+        nodes: statements by node rank.
+        reports: reports by node rank.
+        lost: why nodes were lost, by node rank.
+        asked: origin of a stop request.
     """
-    # A node whose launch was killed takes its ranks along: that is the cause, whatever the others met then.
+    # If the launch of a node is killed, its ranks end too; failures on other nodes are consequences.
     for node in sorted(lost):
         if node not in reports:
-            return Verdict(False, f"{nodes[node].name_with_ranks()} is gone: {lost[node]}")
+            return Verdict(False, f"{nodes[node].name_with_ranks()} was lost: {lost[node]}")
     failures = [(node, failure) for node, report in reports.items() for failure in report.failures]
     for kind in (_KILLED, _FAILED, _ENDED_BY_OTHERS) if asked is None else (_KILLED,):
         if fitting := [pair for pair in failures if _kind(pair[1].exit_code) == kind]:
@@ -204,15 +205,15 @@ def judge(
         if not report.ok:
             return Verdict(False, f"{nodes[node].name_with_ranks()}: {report.error or 'its launch failed'}")
     silent = [nodes[node].name_with_ranks() for node in sorted(nodes) if node not in reports]
-    return Verdict(False, f"{', '.join(silent)} did not say how it ended") if silent else Verdict(True)
+    return Verdict(False, f"{', '.join(silent)} did not report a result") if silent else Verdict(True)
 
 
-# What may have caused the other failures, the likeliest first.
+# Kinds of failures, the most likely cause first.
 _KILLED, _FAILED, _ENDED_BY_OTHERS = range(3)
 
 
 def restart_in_words(line: str, nodes: Mapping[int, Statement]) -> str:
-    """Return 'restart 1 of 2: rank 2 on node 1 (host b) died by SIGKILL' from a line that the rendezvous wrote."""
+    """Return 'restart 1 of 2: rank 2 on node 1 (host b) died by SIGKILL' for a line written by the rendezvous."""
     content = json.loads(line)
     found = {int(node): [one] for node, one in content["failures"].items() if one is not None}
     reports = {node: Report.from_json({"ok": False, "failures": ones, "error": ""}) for node, ones in found.items()}

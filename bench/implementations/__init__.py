@@ -1,4 +1,4 @@
-"""Whose code trains, by name. An entry is "module:class"; `common.registry.load` imports it when it is asked for."""
+"""The implementations of BERT, by name. An entry is "module:class"; `common.registry.load` imports it on demand."""
 
 OURS = "bertbench"
 
@@ -11,9 +11,9 @@ IMPLEMENTATIONS = {
 }
 
 TRAINER_STRATEGIES = ("single", "ddp")
-"""The strategies that the wrapping of Hugging Face's Trainer comes to, here."""
+"""The strategies that Hugging Face's Trainer supports here."""
 
-# Those that make training runs, to their last update, with evaluations; each as bert.train.run.run_training.
+# Implementations for complete training runs with evaluations; each has the signature of bert.train.run.run_training.
 TRAININGS = {
     OURS: "bert.train.run:run_training",
     "hf-trainer": "bench.implementations.hf_trainer_run:run_training",

@@ -1,4 +1,4 @@
-"""What an implementation is: the tensors it reads, a model, its optimizer and how a batch becomes a loss."""
+"""The interface of an implementation: its input tensors, model, optimizer and loss."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -13,34 +13,34 @@ from bert.train.loop import ComputeLoss, Training
 from bert.train.observer import Observer
 from records.trial import Trial
 
-# (training, observer, keep_going) -> number of the step that was not made, as bert.train.loop.train.
+# (training, observer, keep_going) -> number of the first step not run, as in bert.train.loop.train.
 Loop = Callable[[Training, Observer, Callable[[int], bool]], int]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Built:
-    """One implementation made ready for one trial."""
+    """One implementation, built for one trial."""
 
     model: torch.nn.Module
-    """On the CPU, in float32, not yet wrapped by a strategy."""
+    """Model on the CPU, in float32, not wrapped by a strategy."""
     make_optimizer: Callable[[torch.nn.Module], torch.optim.Optimizer]
-    """Called with the wrapped model on its device."""
+    """Takes the wrapped model on its device."""
     compute_loss: ComputeLoss
     """(wrapped model, batch) -> scalar."""
     levers: frozenset[str] = frozenset()
-    """Names in bert.speed.registry.LEVERS that are on; only our own implementation has any."""
+    """Enabled optimizations, names in bert.speed.registry.LEVERS; only our own implementation has any."""
     loop: Loop | None = None
-    """Wraps the model and trains by itself, arguments as bert.train.loop.train has; None: the strategy, our loop."""
+    """Wraps the model and trains, with the arguments of bert.train.loop.train; None for our strategies and loop."""
 
 
 class Implementation(Protocol):
-    """Code that trains BERT. bench.implementations.IMPLEMENTATIONS lists them."""
+    """An implementation of BERT training; bench.implementations.IMPLEMENTATIONS lists them."""
 
     def check(self, trial: Trial) -> None:
-        """Raise MissingToolError or UsageError, with the remedy, where `trial` cannot run with this code."""
+        """Raise MissingToolError or UsageError, with the remedy, if it cannot run `trial`."""
 
     def adapt(self, batch: Batch) -> Batch:
-        """Give a batch the tensors this implementation reads; runs where the data are prepared, without a model."""
+        """Convert a batch to the tensors that it reads; called during data preparation, without a model."""
 
     def build(self, trial: Trial, task: Task, config: ModelConfig, observer: Observer) -> Built:
-        """Make the model and its surroundings."""
+        """Build the model, its optimizer and its loss."""

@@ -1,5 +1,6 @@
-"""Hugging Face's models, trained by Hugging Face's Trainer in place of bert.train.loop.train: the same Training,
-observers and verdicts."""
+"""Hugging Face models, trained by Hugging Face's Trainer instead of bert.train.loop.train, with the same Training,
+observers and checks.
+"""
 
 import importlib.util
 import os
@@ -25,15 +26,15 @@ from bert.train.observer import Observer, StepResult
 from common.errors import MissingToolError, UsageError
 from records.trial import Trial
 
-# More steps than any run makes: who trains says when it ends.
+# More steps than any run has; the caller decides when to stop.
 _ENDLESS = 2**40
-# torchrun's variables, which tell Accelerate that there are other ranks.
+# torchrun's variables; Accelerate reads them to detect other ranks.
 _RANK_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK")
 _NEEDED = ("transformers", "accelerate")
 
 
 def check_packages(implementation: str) -> None:
-    """Raise MissingToolError where a package that the Trainer needs is not installed."""
+    """Raise MissingToolError if a package that the Trainer needs is not installed."""
     missing = [name for name in _NEEDED if importlib.util.find_spec(name) is None]
     if missing:
         raise MissingToolError(
@@ -43,21 +44,21 @@ def check_packages(implementation: str) -> None:
 
 
 class TrainerImplementation(HuggingFaceImplementation):
-    """`transformers.Trainer` around `transformers`' models, our batches and optimizer."""
+    """`transformers.Trainer` with `transformers` models and our batches and optimizer."""
 
     def check(self, trial: Trial) -> None:
-        """Raises MissingToolError without transformers or accelerate, UsageError for what it cannot run."""
+        """Raise MissingToolError without transformers or accelerate, UsageError for unsupported trials."""
         check_packages(trial.implementation)
         if trial.strategy not in TRAINER_STRATEGIES:
             raise UsageError(
                 "unsupported-combination",
-                f"implementation {trial.implementation!r} runs strategies {' and '.join(TRAINER_STRATEGIES)}, not "
-                f"{trial.strategy!r}",
+                f"implementation {trial.implementation!r} does not support strategy {trial.strategy!r}: use "
+                f"{' or '.join(TRAINER_STRATEGIES)}",
             )
         super().check(trial)
 
     def build(self, trial: Trial, task: Task, config: ModelConfig, observer: Observer) -> Built:
-        """As Hugging Face's model, with Trainer's loop."""
+        """Build the Hugging Face model with the loop of Trainer."""
         built = super().build(trial, task, config, observer)
         return Built(
             model=built.model,
@@ -73,18 +74,18 @@ def train_with_trainer(
     keep_going: Callable[[int], bool],
     options: Options,
 ) -> int:
-    """Step with transformers.Trainer until `keep_going(step)` says no; return the number of the step not made.
+    """Train with transformers.Trainer until `keep_going(step)` is False; return the number of the first step not run.
 
     Trainer wraps the model (DistributedDataParallel through Accelerate), moves batches, scales losses and gradients,
-    clips, and steps optimizer and scheduler. Model, batches, optimizer and learning rates are those of `training`,
-    whose strategy has joined the ranks; its other arguments are Trainer's defaults. Times of the phases are taken
-    where Trainer enters them; when the last gradients are ready it does not say.
+    clips, and steps optimizer and scheduler. `training` provides model, batches, optimizer and learning rates, and its
+    strategy has already joined the ranks; all other arguments are defaults of Trainer. Phases are timed where Trainer
+    enters them; Trainer does not report when the last gradients are ready.
 
     Args:
-        training: its model not wrapped.
-        observer: of the loop.
-        keep_going: as bert.train.loop.train has it.
-        options: of the strategy (bert.parallel.options).
+        training: training with an unwrapped model.
+        observer: observer of the loop.
+        keep_going: as in bert.train.loop.train.
+        options: options of the strategy (bert.parallel.options).
 
     Raises:
         DivergenceError: `training.divergence` found a loss that is not finite.
@@ -107,7 +108,7 @@ def train_with_trainer(
 
 
 class _Meter:
-    """Tells the observers what Trainer does, step by step, and Trainer when to stop."""
+    """Reports the steps of Trainer to the observers, and tells Trainer when to stop."""
 
     def __init__(self, training: Training, observer: Observer, keep_going: Callable[[int], bool]) -> None:
         self.training = training
@@ -122,7 +123,7 @@ class _Meter:
         self._phase: AbstractContextManager[None] | None = None
 
     def batches(self) -> Iterator[dict[str, torch.Tensor]]:
-        """Yield the tensors of micro-batches; a step begins when its first one is asked for."""
+        """Yield the tensors of micro-batches; a step begins with the request for its first one."""
         while True:
             if self._made % self.training.grad_accum_steps == 0:
                 self.observer.step_begin(self.step)
@@ -133,24 +134,24 @@ class _Meter:
             yield dict(batch.tensors)
 
     def loss(self, model: torch.nn.Module, inputs: dict[str, torch.Tensor]) -> torch.Tensor:
-        """The loss of the micro-batch whose tensors Trainer has moved to the device."""
+        """Return the loss of the micro-batch that Trainer has moved to the device."""
         counts = self.waiting.popleft()
         self._counts = counts if self._counts is None else self._counts + counts
         with self.observer.phase("forward"):
             return self.training.compute_loss(model, Batch(inputs, counts))
 
     def add(self, loss: torch.Tensor) -> None:
-        """Take the loss of a micro-step, divided by their number."""
+        """Add the loss of a micro-step, divided by the number of micro-steps."""
         self._loss = loss if self._loss is None else self._loss + loss
 
     def begin_update(self) -> None:
-        """The last gradients of a step are there: what follows is the update."""
+        """Mark the begin of the update, after the last gradients of a step."""
         if not self.waiting:
             self._phase = self.observer.phase("optimizer")
             self._phase.__enter__()
 
     def end_step(self, applied: bool) -> bool:
-        """Count a step; return whether another is to be made."""
+        """Count a step; return whether to run another one."""
         if self._phase is not None:
             self._phase.__exit__(None, None, None)
         assert self._loss is not None and self._counts is not None
@@ -172,14 +173,14 @@ def _make_trainer(training: Training, meter: _Meter, arguments: Any, random_numb
     from transformers.trainer_callback import PrinterCallback
 
     class Told(TrainerCallback):  # type: ignore[misc]
-        """Passes on what Trainer tells."""
+        """Forwards the events of Trainer."""
 
         def on_train_begin(self, args: Any, state: Any, control: Any, **parts: Any) -> None:
-            """Random numbers go on as if Trainer had not seeded them, alike on every rank."""
+            """Restore the random states, since Trainer seeds every rank with the same number."""
             random_numbers()
 
         def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **parts: Any) -> None:
-            """Note the rate before the scheduler moves on."""
+            """Record the learning rate before the scheduler changes it."""
             meter.learning_rate = float(training.optimizer.param_groups[0]["lr"])
 
         def on_step_end(self, args: Any, state: Any, control: Any, **parts: Any) -> None:
@@ -188,18 +189,18 @@ def _make_trainer(training: Training, meter: _Meter, arguments: Any, random_numb
             control.should_training_stop = not meter.end_step(not skipped)
 
     class Metered(Trainer):  # type: ignore[misc]
-        """Reads our batches and asks for our loss."""
+        """Uses our batches and our loss."""
 
         def get_train_dataloader(self) -> Any:
-            """Micro-batches as they come: each rank has its own already."""
+            """Return the micro-batches, which are already those of this rank."""
             return _Loader(meter)
 
         def compute_loss(self, model: Any, inputs: Any, *args: Any, **options: Any) -> torch.Tensor:
-            """The mean loss of a micro-batch."""
+            """Return the mean loss of a micro-batch."""
             return meter.loss(model, inputs)
 
         def training_step(self, *args: Any, **options: Any) -> torch.Tensor:
-            """Forward and backward of a micro-batch."""
+            """Run forward and backward of a micro-batch."""
             loss: torch.Tensor = super().training_step(*args, **options)
             meter.add(loss)
             meter.begin_update()
@@ -212,7 +213,7 @@ def _make_trainer(training: Training, meter: _Meter, arguments: Any, random_numb
         optimizers=(training.optimizer, _scheduler(training)),
     )
     trainer.remove_callback(PrinterCallback)
-    # Each micro-step's loss is a mean: it has to be divided by their number.
+    # The loss of a micro-step is a mean and must be divided by the number of micro-steps.
     trainer.model_accepts_loss_kwargs = False
     backward = trainer.accelerator.backward
 
@@ -225,7 +226,7 @@ def _make_trainer(training: Training, meter: _Meter, arguments: Any, random_numb
 
 
 class _Loader:
-    """What Trainer iterates over; it has no length."""
+    """The data loader of Trainer, without a length."""
 
     def __init__(self, meter: _Meter) -> None:
         self._meter = meter
@@ -254,7 +255,7 @@ def _arguments(training: Training, folder: str, options: Options) -> Any:
         logging_strategy="no",
         disable_tqdm=True,
     )
-    # A process that sees several GPUs and no ranks would be given DataParallel over all of them.
+    # Otherwise Trainer would use DataParallel in a process with several GPUs and no ranks.
     arguments._n_gpu = min(1, arguments.n_gpu) if arguments.device.type == "cuda" else 0
     return arguments
 
@@ -264,10 +265,10 @@ def _scheduler(training: Training) -> torch.optim.lr_scheduler.LRScheduler:
     base = float(training.optimizer.param_groups[0]["lr"])
 
     class Rates(torch.optim.lr_scheduler.LRScheduler):
-        """Our learning rates, as functions of the updates made."""
+        """Our learning rates as functions of the number of updates."""
 
         def get_lr(self) -> list[float | torch.Tensor]:
-            """The rate of the next update, for each group."""
+            """Return the learning rate of the next update for each group."""
             rate = base if given is None else given(self.last_epoch + training_began)
             return [rate for _ in training.optimizer.param_groups]
 
@@ -276,7 +277,7 @@ def _scheduler(training: Training) -> torch.optim.lr_scheduler.LRScheduler:
 
 
 def _random_state(device: torch.device) -> Callable[[], None]:
-    """Return a function that brings PyTorch's generators back to where they are now."""
+    """Return a function that restores the current state of PyTorch's random generators."""
     state = torch.get_rng_state()
     on_gpu = torch.cuda.get_rng_state(device) if device.type == "cuda" else None
 
@@ -290,7 +291,7 @@ def _random_state(device: torch.device) -> Callable[[], None]:
 
 @contextmanager
 def _without_ranks() -> Iterator[None]:
-    """A process that trains alone is told of no process group, as if torchrun had not started it."""
+    """Hide torchrun's variables, so that a process that trains alone joins no process group."""
     known = {name: os.environ.pop(name) for name in _RANK_VARIABLES if name in os.environ}
     try:
         yield

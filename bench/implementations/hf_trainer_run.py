@@ -1,7 +1,7 @@
-"""A training run whose model and loop are Hugging Face's: the same weights, batches, optimizer and schedule as ours.
+"""A training run with Hugging Face's model and loop, and our weights, batches, optimizer and schedule.
 
-The run has no checkpoints to go on from: one that was interrupted begins again, one that ended stays as it is. At its
-end the weights are saved as ours, so that `bertbench predict` and `bertbench eval` read them.
+The run cannot resume: an interrupted run starts again, and a finished run is kept. At the end the weights are saved in
+our format, so that `bertbench predict` and `bertbench eval` can read them.
 """
 
 import time
@@ -45,21 +45,21 @@ def run_training(
     should_stop: Callable[[], bool],
     report: Report,
 ) -> RunOutcome:
-    """Train from the first update to `settings.steps`; arguments as bert.train.run.run_training has them.
+    """Train from the first update to `settings.steps`; takes the arguments of bert.train.run.run_training.
 
     Raises:
         MissingToolError: transformers or accelerate is not installed.
-        UsageError: settings that Trainer cannot run here.
+        UsageError: Trainer does not support the settings.
         InputError: the data or the initial weights cannot be used.
         StorageError: the weights cannot be written.
-        DivergenceError: the loss is not a number.
+        DivergenceError: the loss is not finite.
     """
     check_packages(_NAME)
     if settings.strategy not in TRAINER_STRATEGIES:
         raise UsageError(
             "unsupported-combination",
-            f"implementation {_NAME!r} trains by strategies {' and '.join(TRAINER_STRATEGIES)}, not "
-            f"{settings.strategy!r}",
+            f"implementation {_NAME!r} does not support strategy {settings.strategy!r}: use "
+            f"{' or '.join(TRAINER_STRATEGIES)}",
         )
     check_heads(_NAME, settings.task)
     final = checkpoint_path(folder, settings.steps)
@@ -69,11 +69,11 @@ def run_training(
 
 
 def _finished_before(settings: TrainSettings, final: Path, report: Report) -> RunOutcome:
-    """Leave a run as it ended: its weights are those of the settings it had."""
+    """Keep a finished run, whose weights belong to its own settings."""
     report(
         Warned(
-            message=f"this run has made its {settings.steps} updates, and {_NAME} goes on from no checkpoint: nothing "
-            "was trained; give another --out to train anew, with these settings or others"
+            message=f"this run has finished its {settings.steps} updates and {_NAME} cannot resume, so nothing was "
+            "trained: give another --out to train again"
         )
     )
     return RunOutcome(
@@ -88,12 +88,12 @@ def _finished_before(settings: TrainSettings, final: Path, report: Report) -> Ru
 
 
 class _Run(BaseRun):
-    """A run with Hugging Face's model and loop, which tell one loss and save at the end alone."""
+    """A run with Hugging Face's model and loop, which report one loss and save only at the end."""
 
     tells_parts = saves_best = False
 
     def build(self, observer: Observer) -> Training:
-        """Hugging Face's model with the weights that ours would begin with."""
+        """Build Hugging Face's model with the initial weights of our model."""
         settings = self.settings
         torch.manual_seed(settings.seed)
         ours = self.task.build_model(self.config)
@@ -113,29 +113,29 @@ class _Run(BaseRun):
         )
 
     def go(self) -> RunOutcome:
-        """Train to the end, or until asked to stop."""
+        """Train to the end or to a stop request."""
         seed_generators(self.settings.seed, self.strategy.rank, 0)
         options = read_options(self.settings.strategy_options)
         train_with_trainer(self.training, self.observer, self.between_steps, options)
         if not self.done:
-            self.warn(f"{_NAME} saves no checkpoints on its way: called again, this run begins from its first step")
+            self.warn(f"{_NAME} saves no intermediate checkpoints: if interrupted, this run starts again from step 1")
         return replace(self.outcome(), best=self._best_saved())
 
     def _best_saved(self) -> Best | None:
-        """The best evaluation where its weights were saved: it was the last one."""
+        """Return the best evaluation if its weights were saved, that is, if it was the last one."""
         best = self.evaluations.best
         return best if best is not None and self.done and best.applied_steps == self.counts.applied_steps else None
 
     def model_to_evaluate(self) -> torch.nn.Module:
-        """Our model with their weights."""
+        """Return our model with Hugging Face's weights."""
         return self._ours().to(self.strategy.device)
 
     def due(self, done: bool, stop: bool) -> bool:
-        """At the end."""
+        """Return whether to save: only at the end."""
         return done
 
     def save(self, step: int) -> None:
-        """Write the weights as ours, from the first rank."""
+        """Write the weights in our format, on rank 0."""
         began = time.perf_counter()
         final = checkpoint_path(self.folder, self.counts.applied_steps)
 
@@ -154,7 +154,7 @@ class _Run(BaseRun):
         self.report(Saved(applied_steps=applied, path=final, seconds=seconds, size_bytes=size, best=best))
 
     def _ours(self) -> torch.nn.Module:
-        """Our model with the weights as they are now, on the CPU; random numbers are left as they were."""
+        """Return our model with the current weights, on the CPU, without changing the random state."""
         with torch.random.fork_rng(devices=[]):
             model = self.task.build_model(self.config)
         load_hugging_face_state(model, {name: value.cpu() for name, value in self.model.state_dict().items()})
@@ -162,12 +162,12 @@ class _Run(BaseRun):
 
 
 def copy_weights(ours: torch.nn.Module, theirs: torch.nn.Module) -> None:
-    """Give Hugging Face's model the weights of ours. Raises UsageError where one of theirs has no counterpart."""
+    """Copy the weights of our model to Hugging Face's. Raises UsageError if one of theirs has no counterpart."""
     state = to_hugging_face_state(ours)
     missing = theirs.load_state_dict(state, strict=False).missing_keys
     tied = [name for name in missing if name.startswith("cls.predictions.decoder.")]
     if len(tied) < len(missing):
         absent = next(name for name in missing if name not in tied)
         raise UsageError(
-            "weights-mismatch", f"Hugging Face's {type(theirs).__name__} has a weight that ours lacks: {absent}"
+            "weights-mismatch", f"Hugging Face's {type(theirs).__name__} has a weight that our model lacks: {absent}"
         )

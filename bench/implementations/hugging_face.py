@@ -1,4 +1,4 @@
-"""Hugging Face's models, as their users run them: SDPA, autocast, fused AdamW, labels of -100 elsewhere."""
+"""Hugging Face models in their usual configuration: SDPA, autocast, fused AdamW, label -100 for ignored positions."""
 
 import importlib.util
 from collections.abc import Callable, Mapping
@@ -21,26 +21,27 @@ from common.errors import MissingToolError, UsageError
 from records.trial import Trial
 
 IGNORED_LABEL = -100
-# What is taken from every batch.
+# Tensors that every task reads from a batch.
 _INPUTS = ("input_ids", "attention_mask", "token_type_ids")
 
 
 @dataclass(frozen=True, slots=True)
 class TaskModel:
-    """What Hugging Face has for a task."""
+    """Hugging Face's model of a task."""
 
     make: Callable[[ModelConfig, Task], Any]
-    """Its model with a shape, for a task with its options."""
+    """Builds the model from a configuration and a task."""
     targets: Mapping[str, str]
-    """What the loss is held against: argument of the model -> tensor of a batch."""
+    """Targets of the loss: argument of the model -> tensor of a batch."""
 
 
 def check_heads(implementation: str, task: str) -> None:
-    """Refuse a task whose heads other implementations do not have. Raises UsageError."""
+    """Refuse a task whose head only our implementation has. Raises UsageError."""
     if not task_data(task).heads:
         known = [name for name in known_tasks() if task_data(name).heads]
         raise UsageError(
-            "unsupported-combination", f"implementation {implementation!r} runs tasks {', '.join(known)}, not {task!r}"
+            "unsupported-combination",
+            f"implementation {implementation!r} does not support task {task!r}: use one of {', '.join(known)}",
         )
 
 
@@ -48,7 +49,7 @@ class HuggingFaceImplementation:
     """`transformers` in eager mode."""
 
     def check(self, trial: Trial) -> None:
-        """Raises MissingToolError without transformers, UsageError for what it has no model of."""
+        """Raise MissingToolError without transformers, UsageError for tasks without a model."""
         if importlib.util.find_spec("transformers") is None:
             raise MissingToolError(
                 "package-missing",
@@ -58,15 +59,15 @@ class HuggingFaceImplementation:
         if trial.preset == "distilbert" and task_data(trial.task).heads == "masked words":
             raise UsageError(
                 "unsupported-combination",
-                "Hugging Face has no DistilBERT with a next-sentence head to pretrain: compare another preset",
+                "Hugging Face has no DistilBERT with a next-sentence head for pretraining: use another preset",
             )
 
     def adapt(self, batch: Batch) -> Batch:
-        """Labels at every position where words are predicted, as Hugging Face's loss wants them."""
+        """Convert the masked labels to labels at every position, as Hugging Face's loss needs them."""
         return with_labels(batch) if "masked_positions" in batch.tensors else batch
 
     def build(self, trial: Trial, task: Task, config: ModelConfig, observer: Observer) -> Built:
-        """Make the task's model with the shape and dropout of `config` and its own, unpadded vocabulary."""
+        """Build the task's model with the shape and dropout of `config` and an unpadded vocabulary."""
         model = task_model(task, config, trial.activation_checkpointing)
         return Built(
             model=self._finish(model),
@@ -87,9 +88,9 @@ class CompiledHuggingFaceImplementation(HuggingFaceImplementation):
 
 
 def task_model(task: Task, config: ModelConfig, recompute: bool = False) -> Any:
-    """Return Hugging Face's model of a task, with shape and dropout of `config`; its vocabulary is not padded.
+    """Return Hugging Face's model of a task, with shape and dropout of `config` and an unpadded vocabulary.
 
-    With `recompute` its layers make their activations again in the backward pass.
+    `recompute` enables activation checkpointing.
     """
     model = MODELS[task_data(task.name).heads].make(config, task)
     if recompute:
@@ -100,7 +101,7 @@ def task_model(task: Task, config: ModelConfig, recompute: bool = False) -> Any:
 
 
 def with_labels(batch: Batch) -> Batch:
-    """Replace masked_positions and masked_labels [M] by labels [B, S], -100 where nothing is predicted."""
+    """Replace masked_positions and masked_labels [M] by labels [B, S], which are -100 at unmasked positions."""
     tensors = dict(batch.tensors)
     labels = torch.full_like(tensors["input_ids"], IGNORED_LABEL)
     labels.view(-1)[tensors.pop("masked_positions")] = tensors.pop("masked_labels")
@@ -108,7 +109,7 @@ def with_labels(batch: Batch) -> Batch:
 
 
 def model_loss(task: str, config: ModelConfig) -> ComputeLoss:
-    """Return how Hugging Face's model of a task, of this shape, makes a batch's loss, a scalar."""
+    """Return the function that computes the scalar loss of a batch with Hugging Face's model of a task."""
     inputs = {name: name for name in _INPUTS if config.type_vocab_size or name != "token_type_ids"}
     names = inputs | dict(MODELS[task_data(task).heads].targets)
 
@@ -140,7 +141,7 @@ def _question_model(config: ModelConfig, task: Task) -> Any:
 
 
 def _classification_model(config: ModelConfig, task: Task) -> Any:
-    """BertForSequenceClassification; DistilBERT's has a layer with ReLU where ours has a pooler with tanh."""
+    """Return BertForSequenceClassification; DistilBERT's variant has a ReLU layer in place of our tanh pooler."""
     assert isinstance(task, ClassificationTask)
     classes = {
         "num_labels": task.labels,

@@ -16,18 +16,18 @@ LEARNING_RATE = 1e-4
 
 
 class BertbenchImplementation:
-    """Trains the task's own model."""
+    """Trains our model of the task."""
 
     def check(self, trial: Trial) -> None:
-        """Raise UsageError for levers that were named and do nothing in the trial's precision."""
+        """Raise UsageError for requested optimizations that have no effect in the trial's precision."""
         check_precision(trial.levers, trial.precision)
 
     def adapt(self, batch: Batch) -> Batch:
-        """The batch as it is."""
+        """Return the batch unchanged."""
         return batch
 
     def build(self, trial: Trial, task: Task, config: ModelConfig, observer: Observer) -> Built:
-        """Make the task's model with fused AdamW."""
+        """Build the task's model with fused AdamW."""
 
         levers = resolve_levers(trial.levers or AUTO, trial.device)
 

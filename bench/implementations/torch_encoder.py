@@ -1,8 +1,8 @@
-"""BERT around PyTorch's own `nn.TransformerEncoder`, as somebody without a library of models would write it.
+"""BERT built on PyTorch's `nn.TransformerEncoder`, as written without a model library.
 
-Nothing of bert.model.encoder is in it but the initial weights: padded sequences, PyTorch's layers and attention, one
-call of `F.cross_entropy` per loss. Dropout is where the configuration has it: `nn.TransformerEncoderLayer` would also
-drop activations behind the GELU, which BERT does not.
+It shares only the initial weights with bert.model.encoder. It has padded sequences, PyTorch's layers and attention, and
+one call of `F.cross_entropy` per loss. Dropout follows BERT: the dropout of `nn.TransformerEncoderLayer` after the GELU
+is removed.
 
 Shapes: B sequences, S tokens, H hidden width, M predicted positions of the whole batch, V word pieces.
 """
@@ -33,15 +33,15 @@ class TorchEncoderImplementation:
     """`torch.nn.TransformerEncoder` in eager mode, with fused AdamW."""
 
     def check(self, trial: Trial) -> None:
-        """Raises UsageError for a task with heads of its own."""
+        """Raise UsageError for a task whose head only our implementation has."""
         check_heads(trial.implementation, trial.task)
 
     def adapt(self, batch: Batch) -> Batch:
-        """The batch as it is."""
+        """Return the batch unchanged."""
         return batch
 
     def build(self, trial: Trial, task: Task, config: ModelConfig, observer: Observer) -> Built:
-        """Make the task's model with the shape and dropout of `config` and its own, unpadded vocabulary."""
+        """Build the task's model with the shape and dropout of `config` and an unpadded vocabulary."""
         model = MODELS[task_data(task.name).heads](config, task)
         model.encoder.recompute = trial.activation_checkpointing
         return Built(
@@ -52,9 +52,7 @@ class TorchEncoderImplementation:
 
 
 class PlainEncoder(nn.Module):
-    """Embeddings, `nn.TransformerEncoder` with LayerNorm behind each residual connection, and the pooler if there is
-    one.
-    """
+    """Embeddings, `nn.TransformerEncoder` with post-LayerNorm, and an optional pooler."""
 
     def __init__(self, config: ModelConfig, *, pooler: bool = True) -> None:
         super().__init__()
@@ -103,7 +101,7 @@ class PlainEncoder(nn.Module):
 
 
 class PlainModel(nn.Module, ABC):
-    """An encoder and the heads of a task; calling it with a batch gives the loss, a float32 scalar."""
+    """An encoder and the heads of a task; calling it with a batch returns the loss, a float32 scalar."""
 
     def __init__(self, config: ModelConfig, *, pooler: bool = True) -> None:
         super().__init__()
@@ -115,7 +113,7 @@ class PlainModel(nn.Module, ABC):
 
 
 class PlainPretraining(PlainModel):
-    """Masked words, predicted with the word embedding, and next sentence."""
+    """Masked-language-model head with tied word embeddings, and next-sentence head."""
 
     def __init__(self, config: ModelConfig, task: Task) -> None:
         super().__init__(config)
@@ -139,7 +137,7 @@ class PlainPretraining(PlainModel):
 
 
 class PlainQuestions(PlainModel):
-    """First and last token of the answer; padding competes, as in the published code and in Hugging Face's."""
+    """Head for answer spans; padding takes part in the softmax, as in the published code and in Hugging Face's."""
 
     def __init__(self, config: ModelConfig, task: Task) -> None:
         super().__init__(config, pooler=False)
@@ -147,7 +145,7 @@ class PlainQuestions(PlainModel):
         initialize(self.span, config)
 
     def forward(self, batch: Batch) -> Tensor:
-        """Return half the sum of the mean losses of starts and ends [B]; targets behind the window count nothing."""
+        """Return the average of the mean losses of starts and ends [B]; targets beyond the window are ignored."""
         hidden, _ = self.encoder(batch)
         logits = self.span(hidden).float()
         ends = logits.shape[1]
@@ -159,7 +157,7 @@ class PlainQuestions(PlainModel):
 
 
 class PlainClassification(PlainModel):
-    """Dropout and one linear layer on the pooled first token."""
+    """Classification head: dropout and one linear layer on the pooled first token."""
 
     def __init__(self, config: ModelConfig, task: Task) -> None:
         super().__init__(config)

@@ -1,4 +1,4 @@
-"""Where the scalars of a training go besides its own records, by name: one module, one line here, one test each."""
+"""Loggers for the scalars of a training, by name: each has one module, one line here and one test."""
 
 LOGGERS = {
     "tensorboard": "bench.loggers.tensorboard:TensorBoard",

@@ -1,4 +1,4 @@
-"""The one observer that hands scalars to loggers: which ones are asked for, opened, fed and closed."""
+"""Select, open, feed and close the loggers that receive the scalars of a training."""
 
 import importlib.util
 import math
@@ -13,59 +13,59 @@ from common.registry import load, lookup
 from records.training import TrainRun
 
 AUTO, NONE = "auto", "none"
-"""Words of --log-to: those that want to log here, and none."""
+"""Values of --log-to: auto selects the loggers that are set up here."""
 VARIABLE = "BERTBENCH_LOG_TO"
-"""Environment variable: what --log-to was given, for the ranks; absent it is auto."""
+"""Environment variable that passes --log-to to the ranks; unset means auto."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Target:
-    """What is logged."""
+    """The training that is logged."""
 
     run: TrainRun
     purge_from: int
-    """First step that this attempt logs: an earlier attempt's later ones are replaced."""
+    """First step of this attempt; it replaces later steps of earlier attempts."""
     settings: Mapping[str, Any]
-    """The settings of the training, plain values."""
+    """The settings of the training as plain values."""
 
 
 class Logger(Protocol):
-    """Takes scalars on rank 0. `Logger(target)` opens it."""
+    """Receives scalars on rank 0. `Logger(target)` opens it."""
 
     package: ClassVar[str]
-    """What has to be installed."""
+    """The package it needs."""
     remedy: ClassVar[str]
-    """How to install it."""
+    """How to install the package."""
 
     @staticmethod
     def wanted() -> bool:
-        """Whether it logs where nobody asked for a logger."""
+        """Return whether it logs by default."""
 
     @staticmethod
     def load() -> None:
-        """Import what it needs. Raises ImportError."""
+        """Import its packages. Raises ImportError."""
 
     def add(self, step: int, values: Mapping[str, float]) -> None:
-        """Take finite values by name.
+        """Log finite values by name.
 
         Raises:
-            StorageError: the disk is full: the training ends.
-            LostError: the values go nowhere: the training goes on without this logger.
+            StorageError: the disk is full; the training ends.
+            LostError: the connection is lost; the training continues without this logger.
         """
 
     def flush(self) -> None:
-        """Bring everything taken so far to where it belongs. Raises as add."""
+        """Write or send all pending values. Raises as add does."""
 
     def close(self, finished: bool) -> None:
-        """Write out and close; `finished` says whether the training came to its end. Raises as add."""
+        """Flush and close; `finished` says whether the training is complete. Raises as add does."""
 
 
 class LostError(Exception):
-    """A logger lost its connection; the message says why."""
+    """A logger lost its connection; the message gives the reason."""
 
 
 class Loggers:
-    """The loggers of an attempt. One that gets lost costs its scalars and no training."""
+    """The loggers of an attempt. A lost logger does not stop the training."""
 
     def __init__(self, loggers: Mapping[str, Logger], warn: Callable[[str], None]) -> None:
         self._loggers = dict(loggers)
@@ -73,20 +73,20 @@ class Loggers:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Those that log."""
+        """Return the names of the active loggers."""
         return tuple(self._loggers)
 
     def add(self, step: int, values: Mapping[str, float | None]) -> None:
-        """Add the values that are known and finite, by name. Raises StorageError."""
+        """Log the known, finite values by name. Raises StorageError."""
         known = {name: value for name, value in values.items() if value is not None and math.isfinite(value)}
         self._each(lambda logger: logger.add(step, known))
 
     def flush(self) -> None:
-        """Bring everything added so far to where it belongs. Raises StorageError."""
+        """Write or send all pending values. Raises StorageError."""
         self._each(lambda logger: logger.flush())
 
     def close(self, finished: bool) -> None:
-        """Close all. Raises StorageError."""
+        """Close all loggers. Raises StorageError."""
         self._each(lambda logger: logger.close(finished))
 
     def _each(self, act: Callable[[Logger], None]) -> None:
@@ -95,22 +95,22 @@ class Loggers:
                 act(logger)
             except LostError as error:
                 del self._loggers[name]
-                self._warn(f"nothing more is sent to {name}: {error}")
+                self._warn(f"logging to {name} stopped: {error}")
 
 
 def check_loggers(names: Sequence[str] | None) -> tuple[str, ...]:
-    """Return what --log-to asks for; None is auto. Imports no logger.
+    """Return the loggers that --log-to selects; None means auto. Imports no logger.
 
     Raises:
-        UsageError: no such logger, or auto or none beside others.
-        MissingToolError: one that is asked for is not installed.
+        UsageError: a logger is unknown, or auto or none is combined with others.
+        MissingToolError: a selected logger is not installed.
     """
     if not names:
         return (AUTO,)
     for name in names:
         lookup({**LOGGERS, AUTO: "", NONE: ""}, name, "logger")
     if len(names) > 1 and {AUTO, NONE} & set(names):
-        raise UsageError("option-conflict", f"--log-to {' '.join(names)}: auto and none go with no others")
+        raise UsageError("option-conflict", f"--log-to {' '.join(names)}: give auto or none alone")
     for name in names:
         if name in LOGGERS:
             kind = load(LOGGERS, name, "logger")
@@ -129,10 +129,10 @@ def _installed(package: str) -> bool:
 
 
 def loaded_loggers(warn: Callable[[str], None]) -> dict[str, Any]:
-    """Import the loggers that VARIABLE asks for and return their classes by name; imports take seconds.
+    """Import the loggers that VARIABLE selects and return their classes by name; imports take seconds.
 
     Args:
-        warn: told of each that would log and is not installed.
+        warn: called for each selected logger that is not installed.
     """
     asked = os.environ.get(VARIABLE, AUTO).split()
     found = {}
@@ -144,7 +144,7 @@ def loaded_loggers(warn: Callable[[str], None]) -> dict[str, Any]:
             kind.load()
             found[name] = kind
         except ImportError as error:
-            warn(f"nothing is logged to {name} ({error}): {kind.remedy}")
+            warn(f"not logging to {name} ({error}): {kind.remedy}")
     return found
 
 
@@ -152,9 +152,9 @@ def open_loggers(kinds: Mapping[str, Any], target: Target, warn: Callable[[str],
     """Open loggers.
 
     Args:
-        kinds: as `loaded_loggers` returns them.
-        target: what is logged.
-        warn: told of each that cannot be opened, and later of each that gets lost.
+        kinds: classes by name, from `loaded_loggers`.
+        target: the training that is logged.
+        warn: called for each logger that cannot be opened or is lost later.
 
     Raises:
         StorageError: a logger cannot write its files.
@@ -164,5 +164,5 @@ def open_loggers(kinds: Mapping[str, Any], target: Target, warn: Callable[[str],
         try:
             opened[name] = kind(target)
         except LostError as error:
-            warn(f"nothing is sent to {name}: {error}")
+            warn(f"not logging to {name}: {error}")
     return Loggers(opened, warn)

@@ -1,7 +1,7 @@
-"""MLflow: a run that somebody else began, as AzureML does for each of its jobs and trials, or one of our own.
+"""MLflow: log to an existing run, such as AzureML's for each job and trial, or to a new one.
 
-A run of our own lies where MLFLOW_TRACKING_URI says, else in mlflow.db in the run directory; an attempt that resumes
-the training goes on with it.
+A new run is stored at MLFLOW_TRACKING_URI, by default in mlflow.db in the run directory. An attempt that resumes the
+training continues the same run.
 """
 
 import os
@@ -16,18 +16,18 @@ from records.files import read_record, write_record
 from records.training import TrainRun
 
 _URI, _RUN, _EXPERIMENT = "MLFLOW_TRACKING_URI", "MLFLOW_RUN_ID", "MLFLOW_EXPERIMENT_NAME"
-# Values wait for each other: a request per step would hold up the training.
+# Values are sent in batches; a request per step would delay the training.
 _MOST_WAITING = 500
 _WAIT_SECONDS = 5.0
-# MLflow's own limits.
+# Limits of MLflow.
 _MOST_PARAMETERS, _LONGEST_PARAMETER = 100, 500
 
 
 class Mlflow:
-    """Sends scalars to one run, in bundles."""
+    """Sends scalars to one run, in batches."""
 
     package: ClassVar[str] = "mlflow"
-    remedy: ClassVar[str] = "pip install mlflow, or mlflow-skinny for a server (on Azure azureml-mlflow too)"
+    remedy: ClassVar[str] = "pip install mlflow, or mlflow-skinny for a server (on Azure also azureml-mlflow)"
 
     def __init__(self, target: Target) -> None:
         self._waiting: list[Any] = []
@@ -43,7 +43,7 @@ class Mlflow:
         self._run = self._own_run(target, uri) if self._own else os.environ[_RUN]
 
     def _own_run(self, target: Target, uri: str) -> str:
-        """Return the run that an earlier attempt began, or a new one that names the settings."""
+        """Return the run of an earlier attempt, or a new run that records the settings."""
         before = _remembered(target.run)
         shown = redact_text(uri)
         if before.get("tracking_uri") == shown and before.get("run_id"):
@@ -64,16 +64,16 @@ class Mlflow:
 
     @staticmethod
     def wanted() -> bool:
-        """Where a run is waiting."""
+        """Return whether the environment names an existing run."""
         return bool(os.environ.get(_RUN) and os.environ.get(_URI))
 
     @staticmethod
     def load() -> None:
-        """Import MLflow's client. Raises ImportError."""
+        """Import the MLflow client. Raises ImportError."""
         from mlflow import MlflowClient  # noqa: F401
 
     def add(self, step: int, values: Mapping[str, float]) -> None:
-        """Take the values of a step by name. Raises LostError."""
+        """Log the values of a step by name. Raises LostError."""
         from mlflow.entities import Metric
 
         now = time.time_ns() // 1_000_000
@@ -82,14 +82,14 @@ class Mlflow:
             self.flush()
 
     def flush(self) -> None:
-        """Send what waits. Raises LostError."""
+        """Send all pending values. Raises LostError."""
         while self._waiting:
             part, self._waiting = self._waiting[:_MOST_WAITING], self._waiting[_MOST_WAITING:]
             self._call("send", lambda part=part: self._client.log_batch(self._run, metrics=part))
         self._sent_at = time.monotonic()
 
     def close(self, finished: bool) -> None:
-        """Send what waits, and end a run of our own. Raises LostError."""
+        """Send all pending values, and end a run that this logger created. Raises LostError."""
         self.flush()
         if self._own:
             status = "FINISHED" if finished else "KILLED"
@@ -98,9 +98,9 @@ class Mlflow:
     def _call(self, what: str, act: Any) -> None:
         try:
             act()
-        except Exception as error:  # any server's, through any plug-in: the training goes on
+        except Exception as error:  # plug-ins raise any class; the training continues
             first = (str(error).strip().splitlines() or [""])[0]
-            raise LostError(f"it cannot {what} ({type(error).__name__}: {redact_text(first)})") from error
+            raise LostError(f"cannot {what} ({type(error).__name__}: {redact_text(first)})") from error
 
 
 def _memory(run: TrainRun) -> Any:

@@ -1,4 +1,4 @@
-"""TensorBoard: event files beside the run's own records; a folder of several attempts shows as one run."""
+"""TensorBoard: event files in the run directory; TensorBoard shows the files of several attempts as one run."""
 
 import importlib.util
 from collections.abc import Mapping
@@ -9,7 +9,7 @@ from common.atomic import storage_errors
 
 
 class TensorBoard:
-    """Writes event files; TensorBoard leaves out what older ones hold of steps that are made again."""
+    """Writes event files; for repeated steps, TensorBoard ignores older files."""
 
     package: ClassVar[str] = "tensorboard"
     remedy: ClassVar[str] = "pip install 'bertbench[tensorboard]'"
@@ -23,12 +23,12 @@ class TensorBoard:
 
     @staticmethod
     def wanted() -> bool:
-        """Its files cost little: wherever it is installed."""
+        """Return whether it is installed; event files are cheap."""
         return importlib.util.find_spec("tensorboard") is not None
 
     @staticmethod
     def load() -> None:
-        """Import TensorBoard's writer. Raises ImportError."""
+        """Import the TensorBoard writer. Raises ImportError."""
         from torch.utils.tensorboard import SummaryWriter  # noqa: F401
 
     def add(self, step: int, values: Mapping[str, float]) -> None:
@@ -38,7 +38,7 @@ class TensorBoard:
                 self._writer.add_scalar(tag, value, step)
 
     def flush(self) -> None:
-        """Bring everything written so far into the file. Raises StorageError."""
+        """Flush the file. Raises StorageError."""
         with storage_errors(self._folder):
             self._writer.flush()
 

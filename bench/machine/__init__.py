@@ -1,1 +1,1 @@
-"""What this machine is: devices, environment, tools."""
+"""Describe this machine: devices, environment, tools."""

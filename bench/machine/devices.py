@@ -1,4 +1,4 @@
-"""Which devices a run may use: GPUs named in CUDA_VISIBLE_DEVICES (numbers, UUIDs, MIG names), else CPU cores."""
+"""Find the devices of a run: GPUs in CUDA_VISIBLE_DEVICES (numbers, UUIDs, MIG names), else CPU cores."""
 
 import os
 from dataclasses import dataclass
@@ -15,16 +15,16 @@ class Gpu:
     """One GPU or MIG slice."""
 
     name: str
-    """What the driver calls it; empty where NVML could not be asked."""
+    """Product name; empty if NVML is unavailable."""
     visible_as: str
-    """How CUDA_VISIBLE_DEVICES names it: a number, GPU-<uuid> or MIG-<uuid>."""
+    """Its name in CUDA_VISIBLE_DEVICES: a number, GPU-<uuid> or MIG-<uuid>."""
     uuid: str
-    """Its UUID, empty where NVML could not be asked."""
+    """UUID; empty if NVML is unavailable."""
     memory_bytes: int | None
 
     @property
     def is_mig(self) -> bool:
-        """Whether this is a slice of a GPU."""
+        """Return whether this is a MIG slice."""
         return self.visible_as.upper().startswith("MIG-") or self.uuid.upper().startswith("MIG-")
 
 
@@ -35,19 +35,19 @@ class Devices:
     kind: str
     """cpu or cuda."""
     gpus: tuple[Gpu, ...]
-    """In the order ranks take them; empty on a CPU."""
+    """In the order of the local ranks; empty on a CPU."""
     cpu_cores: int
     """Physical cores this process may run on."""
     note: str = ""
-    """Why there is no GPU, when there is none."""
+    """Why there is no GPU; empty if there is one."""
 
     @property
     def count(self) -> int:
-        """Most ranks this node can run: GPUs, or cores on a CPU."""
+        """Maximum number of ranks on this node: its GPUs, or its cores on a CPU."""
         return len(self.gpus) if self.kind == "cuda" else self.cpu_cores
 
     def default_world_sizes(self) -> tuple[int, ...]:
-        """1, 2, 4 ... up to every GPU; on a CPU one rank with all cores."""
+        """Return 1, 2, 4 ... up to all GPUs; on a CPU one rank with all cores."""
         if self.kind == "cpu" or any(gpu.is_mig for gpu in self.gpus):
             return (1,)
         sizes = [1]
@@ -56,7 +56,7 @@ class Devices:
         return tuple(sizes if sizes[-1] == self.count else [*sizes, self.count])
 
     def environment(self, world_size: int) -> dict[str, str]:
-        """Variables that show a child exactly its first `world_size` devices.
+        """Return the environment variables that show a child process only the first `world_size` devices.
 
         Raises:
             UsageError: there are fewer devices.
@@ -64,7 +64,7 @@ class Devices:
         if world_size > self.count:
             raise UsageError(
                 "device-missing",
-                f"{world_size} devices were asked for, this node offers {self.count} "
+                f"{world_size} devices were requested, but this node has {self.count} "
                 f"({'GPUs' if self.kind == 'cuda' else 'CPU cores'}): use --devices {self.count} or fewer"
                 + (f" ({self.note})" if self.note else ""),
             )
@@ -73,26 +73,26 @@ class Devices:
         if world_size > 1 and any(gpu.is_mig for gpu in self.gpus[:world_size]):
             raise UsageError(
                 "device-unsupported",
-                f"{world_size} MIG slices were asked for, but CUDA shows a process only one and NCCL cannot join them: "
+                f"{world_size} MIG slices were requested, but a process sees only one and NCCL cannot connect them: "
                 "use --devices 1, or whole GPUs",
             )
         names = ",".join(gpu.visible_as for gpu in self.gpus[:world_size])
-        # Without this CUDA numbers GPUs by speed, NVML by bus: the two must agree.
+        # By default CUDA numbers GPUs by speed and NVML by bus; this makes them agree.
         return {"CUDA_VISIBLE_DEVICES": names, "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
 
 
 def find_devices(kind: str = "auto") -> Devices:
-    """Return what this process may use. `kind` is auto, cpu or cuda.
+    """Return the devices that this process may use. `kind` is auto, cpu or cuda.
 
     Raises:
-        UsageError: cuda was asked for and there is none, or CUDA_VISIBLE_DEVICES names a GPU that does not exist.
+        UsageError: `kind` is cuda and there is no GPU, or CUDA_VISIBLE_DEVICES names a GPU that does not exist.
     """
     cores = physical_cores()
     if kind == "cpu":
-        return Devices("cpu", (), cores, "the CPU was asked for")
+        return Devices("cpu", (), cores, "the CPU was requested")
     wanted = os.environ.get("CUDA_VISIBLE_DEVICES")
     if wanted is not None and wanted.strip() in ("", "-1", "NoDevFiles", "void"):
-        launched = STOPPING_VARIABLE in os.environ  # the launch hides them, and has said why
+        launched = STOPPING_VARIABLE in os.environ  # the launch hides the GPUs and has reported the reason
         note = "" if launched else f"CUDA_VISIBLE_DEVICES={wanted!r} hides every GPU"
     else:
         found = _nvml_gpus()
@@ -111,13 +111,13 @@ def find_devices(kind: str = "auto") -> Devices:
     if kind == "cuda":
         why = note or "the launch runs on the CPU"
         raise UsageError(
-            "device-missing", f"--device cuda: no GPU can be used here, {why}; run `bertbench doctor` for the remedy"
+            "device-missing", f"--device cuda needs a GPU, but {why}: run `bertbench doctor` for the remedy"
         )
     return Devices("cpu", (), cores, note)
 
 
 def free_memory_share(ranks: int) -> int:
-    """Bytes per rank: four fifths of this machine's memory that is free, shared by `ranks`."""
+    """Return the bytes per rank if `ranks` share 80 % of the free memory of this machine."""
     import psutil
 
     return int(0.8 * psutil.virtual_memory().available / ranks)
@@ -126,7 +126,7 @@ def free_memory_share(ranks: int) -> int:
 def select_gpus(wanted: str, present: list[Gpu]) -> list[Gpu]:
     """Return the GPUs that a CUDA_VISIBLE_DEVICES value names, in its order.
 
-    CUDA itself stops silently at the first name it does not know; here that is an error.
+    CUDA silently stops at the first unknown name; here it is an error.
 
     Raises:
         UsageError: a name matches no GPU or several, or a GPU is named twice.
@@ -138,27 +138,27 @@ def select_gpus(wanted: str, present: list[Gpu]) -> list[Gpu]:
         else:
             matches = [gpu for gpu in present if gpu.uuid.lower().startswith(name.lower())]
             if not matches and name.upper().startswith("MIG-"):
-                # A MIG slice NVML did not list (no permission to enumerate): CUDA resolves the name itself.
+                # NVML may not list MIG slices (no permission); CUDA resolves the name itself.
                 matches = [Gpu("MIG slice", name, name, None)]
         if len(matches) != 1:
             known = ", ".join(f"{index}={gpu.uuid or gpu.name}" for index, gpu in enumerate(present)) or "none"
-            what = "matches several GPUs" if matches else "is not a GPU of this node"
+            what = "matches several GPUs" if matches else "matches no GPU of this node"
             raise UsageError(
                 "option-value" if matches else "device-missing",
-                f"CUDA_VISIBLE_DEVICES={wanted!r}: {name!r} {what}; present: {known}",
+                f"CUDA_VISIBLE_DEVICES={wanted!r}: {name!r} {what}; available: {known}",
             )
         gpu = matches[0]
         if any(gpu.uuid and gpu.uuid == other.uuid for other in chosen):
-            raise UsageError("option-value", f"CUDA_VISIBLE_DEVICES={wanted!r} names {name!r} twice")
-        # A number counts GPUs, never slices: a slice has to be named, so that sensors and training mean the same one.
+            raise UsageError("option-value", f"CUDA_VISIBLE_DEVICES={wanted!r} names {name!r} twice: remove one")
+        # Numbers identify GPUs only. MIG slices are given by name, so that sensors and training use the same slice.
         chosen.append(Gpu(gpu.name, gpu.uuid if gpu.is_mig else name, gpu.uuid, gpu.memory_bytes))
     return chosen
 
 
 def core_groups() -> list[list[int]]:
-    """Logical CPUs this process may run on, grouped by physical core, in the order of packages and cores.
+    """Return the logical CPUs of this process, grouped by physical core, in the order of packages and cores.
 
-    Siblings of one core (hyper-threads) stand in one group, so that shares made of whole groups never meet on a core.
+    A group holds all hyper-threads of one core, so that shares made of whole groups never share a core.
     """
     usable = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else list(range(os.cpu_count() or 1))
     groups: dict[tuple[int, int], list[int]] = {}
@@ -167,15 +167,15 @@ def core_groups() -> list[list[int]]:
         try:
             place = tuple(int((topology / name).read_text()) for name in ("physical_package_id", "core_id"))
         except (OSError, ValueError):
-            place = (0, cpu)  # not told: take every logical CPU for a core
+            place = (0, cpu)  # unknown topology: treat every logical CPU as a core
         groups.setdefault((place[0], place[1]), []).append(cpu)
     return [groups[place] for place in sorted(groups)]
 
 
 def shares_of_cores(count: int) -> list[list[int]]:
-    """Return the logical CPUs of each of `count` equal shares of the physical cores; empty ones where they are too few.
+    """Return the logical CPUs of `count` equal shares of the physical cores; empty lists if there are too few cores.
 
-    What is left over belongs to no share: shares of different sizes would make one rank slower than the others.
+    The remainder is not used: with unequal shares one rank would be slower than the others.
     """
     groups = core_groups()
     size = len(groups) // count
@@ -184,7 +184,7 @@ def shares_of_cores(count: int) -> list[list[int]]:
 
 
 def physical_cores() -> int:
-    """Physical cores this process may run on (its affinity and cgroup quota respected), at least 1."""
+    """Return the number of physical cores that affinity and cgroup quota allow this process, at least 1."""
     cores = len(core_groups())
     return max(1, min(cores, _cgroup_cores() or cores))
 
@@ -205,7 +205,7 @@ def _torch_version() -> str:
 
 
 def _nvml_gpus() -> list[Gpu] | str:
-    """Return the GPUs (MIG slices too) in bus order, or why NVML could not be asked."""
+    """Return the GPUs, including MIG slices, in bus order, or the reason why NVML is unavailable."""
     try:
         import pynvml
 
@@ -213,7 +213,7 @@ def _nvml_gpus() -> list[Gpu] | str:
     except ImportError:
         return "the package nvidia-ml-py is not installed"
     except Exception as error:
-        return f"NVML cannot be used ({error}): no NVIDIA driver, or the container was started without GPUs"
+        return f"NVML is unavailable ({error}): no NVIDIA driver, or the container was started without GPUs"
     try:
         gpus: list[Gpu] = []
         for index in range(pynvml.nvmlDeviceGetCount()):

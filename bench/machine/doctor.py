@@ -1,4 +1,4 @@
-"""What this machine is, which tools can run here, and the remedy for each lack."""
+"""Check this machine: its devices, the tools that can run here, and the remedy for everything that is missing."""
 
 import importlib.util
 import os
@@ -21,8 +21,8 @@ from records.trial import Trial
 
 OK, WARNING, MISSING = "ok", "warning", "missing"
 ENGINE_TIMEOUT_SECONDS = 10.0
-"""Time in s that a container engine has to answer: a daemon that hangs holds its socket open and says nothing."""
-# In the order in which docker/engine.sh asks them.
+"""Seconds to wait for a container engine; a daemon that hangs keeps its socket open without an answer."""
+# In the same order as docker/engine.sh.
 _ENGINES = ("docker", "podman")
 
 
@@ -32,13 +32,13 @@ class Check:
 
     name: str
     state: str
-    """ok, warning (works, but numbers suffer) or missing (needed only for what the remedy names)."""
+    """ok, warning (works, but affects measurements) or missing (needed only for what the remedy names)."""
     detail: str
     remedy: str = ""
 
 
 def examine(devices: Devices | BertbenchError) -> list[Check]:
-    """Look at everything the suite can use. `devices` is what find_devices returned or raised."""
+    """Check everything the suite can use. `devices` is the result or error of find_devices."""
     checks = [_python(), *_cpu()]
     if isinstance(devices, BertbenchError):
         checks.append(Check("GPU", WARNING, str(devices), "correct CUDA_VISIBLE_DEVICES"))
@@ -53,7 +53,7 @@ FEATURES = ("cuda", "two-devices", "bf16", "hf")
 
 
 def has(feature: str, devices: Devices) -> bool:
-    """Answer a script's question: cuda, two-devices, bf16 (in hardware) or hf (transformers installed)."""
+    """Return whether a feature is available: cuda, two-devices, bf16 (in hardware) or hf (transformers installed)."""
     answers: dict[str, Callable[[], bool]] = {
         "cuda": lambda: devices.kind == "cuda",
         "bf16": lambda: bool(native_bf16(devices)),
@@ -79,8 +79,8 @@ def _gpus(devices: Devices) -> Iterator[Check]:
             "GPU",
             MISSING,
             devices.note or "none",
-            "everything runs on the CPU; for GPUs install NVIDIA's driver, and in a container start it with "
-            "start_container.sh (it passes the GPUs through)",
+            "everything runs on the CPU; to use GPUs, install the NVIDIA driver, and start containers with "
+            "start_container.sh, which passes the GPUs through",
         )
         return
     for index, gpu in enumerate(devices.gpus):
@@ -99,8 +99,8 @@ def _bf16(devices: Devices) -> Check:
     native = native_bf16(devices)
     if native:
         return Check("bf16", OK, "in hardware")
-    detail = "not in hardware: matrix products are emulated and slower than fp32" if native is False else "unknown"
-    return Check("bf16", WARNING, detail, "use --precisions fp32 here; auto does")
+    detail = "not in hardware: GEMMs are emulated and slower than fp32" if native is False else "unknown"
+    return Check("bf16", WARNING, detail, "use --precisions fp32 (the default auto selects it)")
 
 
 def _packages() -> Iterator[Check]:
@@ -130,21 +130,21 @@ def _packages() -> Iterator[Check]:
 def _tools() -> Iterator[Check]:
     path = shutil.which("nvidia-smi")
     if path is None:
-        yield Check("tool nvidia-smi", MISSING, "not on PATH", "comes with NVIDIA's driver")
+        yield Check("tool nvidia-smi", MISSING, "not on PATH", "install the NVIDIA driver, which includes it")
     else:
         yield Check("tool nvidia-smi", OK, _tool_version(path))
-    if "BERTBENCH_REVISION" not in os.environ:  # set in the container image, where no container is to be started
+    if "BERTBENCH_REVISION" not in os.environ:  # set in the container image, which starts no containers
         yield _container_engine()
     for scheduler in map(load_scheduler, SCHEDULERS):
-        path = shutil.which(scheduler.tool)  # not asked for its version: az would ask the network
+        path = shutil.which(scheduler.tool)  # no version check: az would access the network
         detail, remedy = (path, "") if path else ("not on PATH", f"for `bertbench submit`: {scheduler.remedy}")
         yield Check(f"tool {scheduler.tool}", OK if path else MISSING, detail, remedy)
 
 
 def _container_engine() -> Check:
-    """Look for an engine as docker/engine.sh does: the first client whose engine answers.
+    """Find a container engine as docker/engine.sh does: the first client whose engine answers.
 
-    A client alone starts no container: docker's asks a daemon for everything but its own version.
+    A client alone is not enough: the docker client needs its daemon for everything except its own version.
     """
     silent: list[tuple[str, str]] = []
     for name in _ENGINES:
@@ -158,21 +158,21 @@ def _container_engine() -> Check:
             silent.append((name, f"{_tool_version(path)}; its engine does not answer: {said}"))
         else:
             also = "".join(f"; {detail}" for _, detail in silent)
-            return Check(f"tool {_ENGINES[0]}", OK, f"{_tool_version(path)}, and its engine answers{also}")
+            return Check(f"tool {_ENGINES[0]}", OK, f"{_tool_version(path)}, engine running{also}")
     if not silent:
         return Check(f"tool {_ENGINES[0]}", MISSING, "not on PATH", "install docker or podman for start_container.sh")
     name, detail = silent[0]
     start = "start it (sudo systemctl start docker)" if name == "docker" else "see `podman info`"
     if "permission denied" in detail.lower():
         start = f'join its group (sudo usermod -aG {name} "$USER", then log in again)'
-    other = "" if len(silent) == len(_ENGINES) else ", or install podman, which needs none"
+    other = "" if len(silent) == len(_ENGINES) else ", or install podman, which needs no daemon"
     return Check(f"tool {_ENGINES[0]}", MISSING, detail, f"for start_container.sh: {start}{other}")
 
 
 def profiler_checks(devices: Devices | BertbenchError) -> Iterator[Check]:
-    """Look at every profiler: whether it can run here, else why not and how to allow it.
+    """Check whether every profiler can run here; if not, say why and give the remedy.
 
-    Each is asked itself (`Profiler.check`), so that this report and `bertbench profile` never disagree.
+    Uses `Profiler.check`, so that this report always agrees with `bertbench profile`.
     """
     for name in PROFILERS:
         if isinstance(devices, Devices) and devices.kind == "cpu" and name in ("ncu", "nvprof"):
@@ -183,8 +183,8 @@ def profiler_checks(devices: Devices | BertbenchError) -> Iterator[Check]:
 
 def _without_gpu(name: str) -> Check:
     path = shutil.which(name)
-    found = f"installed ({_tool_version(path)}), but there is no GPU here" if path else "needs a GPU, and there is none"
-    remedy = "on a CPU --profiler torch works, and nsys for NVTX ranges"
+    found = f"installed ({_tool_version(path)}), but this machine has no GPU" if path else "needs a GPU"
+    remedy = "on a CPU use --profiler torch, or nsys for NVTX ranges"
     return Check(f"profiler {name}", MISSING, found, remedy)
 
 
@@ -193,7 +193,7 @@ def _profiler(name: str, device: str) -> Check:
     try:
         load_profiler(name).check(trial)
     except BertbenchError as error:
-        problem, _, remedy = str(error).partition(": ")  # as every message here is made: what is wrong: what to do
+        problem, _, remedy = str(error).partition(": ")  # messages have the form "problem: remedy"
         return Check(f"profiler {name}", MISSING, problem, remedy)
     except ImportError as error:
         return Check(f"profiler {name}", MISSING, f"cannot be imported ({error})", "make setup")
@@ -210,19 +210,17 @@ def _profiler(name: str, device: str) -> Check:
 
 
 def _limits(name: str, trial: Trial) -> str:
-    """Return what a profiler that runs cannot do here, to be put behind its version."""
+    """Return the limits of a profiler on this machine, as text to append to its version."""
     limits = ""
     if trial.device == "cpu":
-        limits += {"torch": "; no GPU here: records CPU operators", "nsys": "; no GPU here: records NVTX ranges"}.get(
-            name, ""
-        )
+        limits += {"torch": "; without a GPU: CPU operators", "nsys": "; without a GPU: NVTX ranges"}.get(name, "")
     if name == "nsys":
         try:
             load_profiler("nsys", ("sampling",)).check(trial)
         except BertbenchError as error:
-            limits += f"; not here: {error}"
+            limits += f"; unavailable: {error}"
     if name == "ncu" and not permission.DRIVER_PARAMETERS.exists():
-        limits += f"; whether it may read the counters is not known ({permission.DRIVER_PARAMETERS} is absent)"
+        limits += f"; permission to read counters unknown ({permission.DRIVER_PARAMETERS} does not exist)"
     return limits
 
 
@@ -247,14 +245,14 @@ def _memory_pages() -> Check:
 def _load() -> Check:
     load, cores = os.getloadavg()[0], os.cpu_count() or 1
     if load > 0.2 * cores:
-        return Check("load", WARNING, f"load average {load:.1f} on {cores} cores", "end other work before measuring")
+        return Check("load", WARNING, f"load average {load:.1f} on {cores} cores", "stop other work before measuring")
     return Check("load", OK, f"load average {load:.1f} on {cores} cores")
 
 
 def _disk() -> Check:
     free = shutil.disk_usage(Path.cwd()).free
     state = OK if free > 5 * 2**30 else WARNING
-    return Check("disk", state, f"{free / 2**30:.0f} GiB free here", "" if state == OK else "free some space")
+    return Check("disk", state, f"{free / 2**30:.0f} GiB free", "" if state == OK else "free disk space")
 
 
 def to_json(checks: list[Check]) -> list[dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""What machine this is: hardware, topology, versions, variables. Secrets are redacted."""
+"""Record the environment: hardware, topology, versions, variables. Secrets are redacted."""
 
 import os
 import platform
@@ -12,13 +12,13 @@ from common.redact import redact_environment, redact_text
 
 _LIBRARIES = ("torch", "transformers", "numpy", "h5py", "tokenizers", "deepspeed", "horovod", "nvtx", "triton")
 _VARIABLE_PREFIXES = ("NCCL_", "CUDA_", "TORCH_", "OMP_", "MKL_", "KMP_", "GLOO_", "SLURM_", "PYTORCH_", "LD_PRELOAD")
-# Instructions that make bf16 matrix products fast.
+# Instruction sets with fast bf16 GEMMs.
 _NATIVE_BF16_FLAGS = ("avx512_bf16", "amx_bf16", "bf16", "svebf16")
 _NATIVE_BF16_CAPABILITY = (8, 0)
 
 
 def capture(devices: Devices) -> dict[str, Any]:
-    """Describe this machine as env.json holds it; every value that cannot be found out is left out or None."""
+    """Describe this machine for env.json; unknown values are omitted or None."""
     cpu = cpu_description()
     gpus = [_gpu(index, gpu.uuid, gpu.name, gpu.memory_bytes) for index, gpu in enumerate(devices.gpus)]
     return {
@@ -42,7 +42,7 @@ def capture(devices: Devices) -> dict[str, Any]:
 
 
 def native_bf16(devices: Devices) -> bool | None:
-    """Whether the devices multiply bf16 matrices in hardware; None where it cannot be found out."""
+    """Return whether the devices have bf16 GEMMs in hardware; None if unknown."""
     if devices.kind == "cpu":
         flags = cpu_description()["flags"]
         return any(flag in flags for flag in _NATIVE_BF16_FLAGS) if flags else None
@@ -52,7 +52,7 @@ def native_bf16(devices: Devices) -> bool | None:
 
 
 def cpu_description() -> dict[str, Any]:
-    """Model, cores, NUMA nodes, and the vector and matrix instruction sets."""
+    """Return the CPU's model, cores, NUMA nodes, and vector and matrix instruction sets."""
     import psutil
 
     fields: dict[str, str] = {}
@@ -75,7 +75,7 @@ def cpu_description() -> dict[str, Any]:
 
 
 def gpu_topology() -> str | None:
-    """Return nvidia-smi's matrix of links between GPUs, or None without nvidia-smi."""
+    """Return the GPU topology matrix of nvidia-smi, or None without nvidia-smi."""
     return _command(["nvidia-smi", "topo", "-m"])
 
 
@@ -91,7 +91,7 @@ def _gpu(index: int, uuid: str, name: str, memory_bytes: int | None) -> dict[str
 
 
 def compute_capability(uuid: str) -> tuple[int, int]:
-    """Return that of a GPU or MIG slice. Raises ImportError without NVML, and NVML's own errors."""
+    """Return the compute capability of a GPU or MIG slice. Raises ImportError without NVML, and NVML errors."""
     import pynvml
 
     pynvml.nvmlInit()
@@ -105,7 +105,7 @@ def compute_capability(uuid: str) -> tuple[int, int]:
 def _capability(uuid: str) -> tuple[int, int] | None:
     try:
         return compute_capability(uuid)
-    except Exception:  # NVML absent, or a MIG slice it says nothing about
+    except Exception:  # no NVML, or a MIG slice without this value
         return None
 
 
@@ -127,7 +127,7 @@ def _memory_bytes() -> int:
 
 
 def installed_version(name: str) -> str | None:
-    """Return the version of a distribution, None where it is not installed."""
+    """Return the version of a distribution, or None if it is not installed."""
     try:
         return metadata.version(name)
     except metadata.PackageNotFoundError:
@@ -135,7 +135,7 @@ def installed_version(name: str) -> str | None:
 
 
 def _git_commit() -> str | None:
-    """The checkout's commit; in the container image, which holds no git, what the image was built from."""
+    """Return the commit of the checkout; the container image, which has no git, knows the commit of its build."""
     root = Path(__file__).resolve().parents[2]
     built_from = os.environ.get("BERTBENCH_REVISION")
     return _command(["git", "-C", str(root), "describe", "--always", "--dirty", "--abbrev=12"]) or built_from or None

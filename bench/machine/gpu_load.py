@@ -1,4 +1,4 @@
-"""How busy the GPUs of this node are, and which CPUs lie near them (NVML): the choice of a launch."""
+"""Load of the GPUs of this node and the CPUs near them (NVML); a launch chooses its GPUs by it."""
 
 import dataclasses
 from collections.abc import Callable
@@ -8,19 +8,19 @@ from typing import Any
 from bench.machine.devices import Devices, Gpu
 from common.errors import UsageError
 
-# Idle GPUs differ by a few MiB that the driver keeps: less than this is no difference.
+# The driver keeps a few MiB on idle GPUs; smaller differences are ignored.
 _SAME_FREE_BYTES = 2**30
 _CPUS_PER_WORD = 64
 
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What one GPU is doing."""
+    """The load of one GPU."""
 
     free_bytes: int | None
-    """Memory that nobody uses; None where NVML does not say."""
+    """Free memory; None if unknown."""
     utilization: int | None
-    """Percent of the last second or so in which a kernel ran; None where NVML does not say."""
+    """Percent of about the last second in which a kernel ran; None if unknown."""
 
     def in_words(self) -> str:
         """Return '79.2 GiB free, 0 % busy'."""
@@ -29,10 +29,10 @@ class Load:
 
 
 def least_busy(devices: Devices, count: int) -> tuple[Devices, list[Load]]:
-    """Return the devices with only the `count` least busy GPUs, in the order they had, and what these are doing.
+    """Return the devices with only the `count` least busy GPUs, in their original order, and the load of each.
 
-    Those with the most free memory come first, in whole GiB; among equals those of the lower utilisation, then of the
-    lower number. GPUs that NVML says nothing about come last.
+    GPUs are ranked by free memory in whole GiB, then by lower utilization, then by lower number. GPUs with unknown load
+    come last.
 
     Raises:
         UsageError: there are fewer GPUs.
@@ -40,8 +40,8 @@ def least_busy(devices: Devices, count: int) -> tuple[Devices, list[Load]]:
     if count > len(devices.gpus):
         raise UsageError(
             "device-missing",
-            f"{count} GPUs were asked for, this node offers {len(devices.gpus)}: give --here-gpus {len(devices.gpus)} "
-            "or fewer, and the same number on the other nodes",
+            f"{count} GPUs were requested, but this node has {len(devices.gpus)}: give --here-gpus {len(devices.gpus)} "
+            "or fewer, and update this number on the other nodes",
         )
     loads = [_load(gpu) for gpu in devices.gpus]
 
@@ -55,7 +55,7 @@ def least_busy(devices: Devices, count: int) -> tuple[Devices, list[Load]]:
 
 
 def near_cpus(gpu: Gpu) -> list[int]:
-    """Return the logical CPUs on the NUMA node of a GPU; none where NVML does not say."""
+    """Return the logical CPUs on the NUMA node of a GPU; none if unknown."""
 
     def ask(nvml: Any, handle: Any) -> list[int]:
         from os import cpu_count
@@ -75,7 +75,7 @@ def _load(gpu: Gpu) -> Load:
 
 
 def _ask(gpu: Gpu, question: Callable[[Any, Any], Any]) -> Any:
-    """Return NVML's answer about a GPU, None where there is none: a GPU may be lost, a MIG slice knows less."""
+    """Return the result of an NVML query, or None if it fails (lost GPU, query not supported for a MIG slice)."""
     if not gpu.uuid:
         return None
     try:
@@ -83,5 +83,5 @@ def _ask(gpu: Gpu, question: Callable[[Any, Any], Any]) -> Any:
 
         pynvml.nvmlInit()
         return question(pynvml, pynvml.nvmlDeviceGetHandleByUUID(gpu.uuid))
-    except Exception:  # NVML raises a class per code, and ImportError where it is absent
+    except Exception:  # NVML raises a class per error code; ImportError without NVML
         return None

@@ -1,4 +1,4 @@
-"""The profilers, by name. An entry is "module:class"; `load_profiler` imports it when it is asked for."""
+"""The profilers, by name. An entry is "module:class"; `load_profiler` imports it on demand."""
 
 from typing import TYPE_CHECKING
 
@@ -17,7 +17,7 @@ PROFILERS = {
 
 
 def load_profiler(name: str, options: tuple[str, ...] = ()) -> "Profiler":
-    """Return the profiler `name` with its options ("name" or "name=value"). Raises UsageError for unknown ones."""
+    """Return the profiler `name` with its options ("name" or "name=value"). Raises UsageError if one is unknown."""
     from bench.profilers.base import parse_options
 
     profiler: Profiler = load(PROFILERS, name, "profiler")(parse_options(options))

@@ -1,4 +1,4 @@
-"""What a profiler is to the harness."""
+"""The interface of a profiler."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -12,12 +12,12 @@ from records.trial import Trial
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Scope:
-    """What is profiled, and where its files go."""
+    """The profiled trial and the folder for the profile."""
 
     trial: Trial
     """The trial, with its window [start_iteration, stop_iteration)."""
     directory: Path
-    """trials/<id>/profile, which exists."""
+    """Existing folder trials/<id>/profile."""
 
     @property
     def start(self) -> int:
@@ -34,53 +34,53 @@ class Scope:
 
 @dataclass(frozen=True, slots=True)
 class Cycle:
-    """Steps that become one trace of the PyTorch profiler."""
+    """The steps of one trace of the PyTorch profiler."""
 
     warm_up: int
-    """First step with the profiler on, whose records are dropped up to `start`."""
+    """First step with the profiler on; records before `start` are dropped."""
     start: int
     stop: int
 
 
 class Profiler:
-    """One profiling tool; `bench.profilers.PROFILERS` lists them. Subclasses override what they need."""
+    """A profiling tool; `bench.profilers.PROFILERS` lists them. Subclasses override methods as needed."""
 
     NAME: ClassVar[str]
-    """What `--profiler` calls it."""
+    """Its name for `--profiler`."""
 
     OPTIONS: ClassVar[Mapping[str, str]] = {}
-    """Options of `--with`, by name: what each does. "name=value" gives one a value."""
+    """Descriptions of the options of `--with`, by name. "name=value" sets a value."""
 
     LEAVES_FILES: ClassVar[bool] = True
-    """Whether a profile is made of files, which another call need not make again."""
+    """Whether a profile consists of files, which a later call can reuse."""
 
     def __init__(self, options: Mapping[str, str] | None = None) -> None:
-        """Take the options of `--with`. Raises UsageError for one that this tool does not know."""
+        """Store the options of `--with`. Raises UsageError if one is unknown."""
         self.options = dict(options or {})
         for name in self.options:
             if name not in self.OPTIONS:
-                known = ", ".join(sorted(self.OPTIONS)) or "it has none"
+                known = ", ".join(sorted(self.OPTIONS)) or "none"
                 raise UsageError(
-                    "option-unknown", f"--with {name}: no option of --profiler {self.NAME}; known: {known}"
+                    "option-unknown", f"--with {name} is not an option of --profiler {self.NAME}: use one of {known}"
                 )
 
     def check(self, trial: Trial) -> None:
-        """Raise MissingToolError or UsageError, with the remedy, where this tool cannot profile `trial` here."""
+        """Raise MissingToolError or UsageError, with the remedy, if this tool cannot profile `trial` here."""
 
     def environment(self, scope: Scope) -> dict[str, str]:
-        """Return the environment variables that the profiled program needs."""
+        """Return the environment variables of the profiled program."""
         return {}
 
     def wrap(self, argv: list[str], scope: Scope) -> list[str]:
-        """Return the command that runs `argv` (a node's launcher) under a tool that launches the program."""
+        """Return the command that runs `argv`, the launcher of a node, under the tool."""
         return argv
 
     def observer(self, scope: Scope, rank: int) -> Observer:
-        """Return what works inside the program, on one rank."""
+        """Return the observer that runs inside the program, on one rank."""
         return Observer()
 
     def collect(self, scope: Scope) -> list[Path]:
-        """Finish what the tool left (export it) and list its files. Raises InputError where it left nothing usable."""
+        """Export the output of the tool and list its files. Raises InputError if there is no usable output."""
         return []
 
 
@@ -90,7 +90,7 @@ def parse_options(words: tuple[str, ...]) -> dict[str, str]:
 
 
 def whole_number(options: Mapping[str, str], name: str, default: int) -> int:
-    """Return an option that has to be a positive whole number. Raises UsageError."""
+    """Return an option that must be a positive whole number. Raises UsageError."""
     text = options.get(name, str(default))
     if not text.isdigit() or int(text) < 1:
         raise UsageError("option-value", f"--with {name}={text}: give a whole number above 0")
@@ -98,11 +98,11 @@ def whole_number(options: Mapping[str, str], name: str, default: int) -> int:
 
 
 def written(files: list[Path], what: str, directory: Path) -> list[Path]:
-    """Return `files`. Raises InputError when there is none, or one is empty."""
+    """Return `files`. Raises InputError if there are none, or one is empty."""
     if not files:
         raise InputError(
             "run-incomplete",
-            f"{directory} holds no {what}: the run ended before the window was over; see log.txt beside it",
+            f"{directory} has no {what}, since the run ended before the end of the window: see log.txt beside it",
         )
     for file in files:
         if file.stat().st_size == 0:

@@ -1,4 +1,4 @@
-"""The PyTorch profiler (Kineto): one Chrome trace per rank, with the steps [start, stop) and nothing else."""
+"""The PyTorch profiler (Kineto): one Chrome trace per rank with only the steps [start, stop)."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -9,50 +9,50 @@ from bert.train.observer import Observer
 from common.errors import InputError, UsageError
 from records.trial import Trial
 
-# Options of a schedule and their defaults; all cycles that fit where `repeat` is not given.
+# Options of a schedule and their defaults; without `repeat` all cycles that fit.
 _SCHEDULE = {"wait": 1, "warmup": 1, "active": 3, "repeat": 0}
 
 
 class TorchProfiler(Profiler):
-    """Runs inside every rank; needs nothing but torch."""
+    """Runs inside every rank; needs only torch."""
 
     NAME: ClassVar[str] = "torch"
     OPTIONS: ClassVar[Mapping[str, str]] = {
         "shapes": "record the shapes of every operator's inputs",
-        "stacks": "record Python's call stacks (slow)",
+        "stacks": "record Python call stacks (slow)",
         "memory": "record allocations",
-        "tensorboard": "also put the traces into profile/tensorboard, for TensorBoard's PyTorch plugin",
-        "wait": "steps of each cycle in [start, stop) without the profiler (1 where another of these four is given)",
-        "warmup": "steps after those with the profiler on and its records dropped (1)",
-        "active": "steps after those that are recorded (3); each cycle's trace goes into profile/tensorboard/cycles",
-        "repeat": "cycles (as many as fit); the first one's trace is the one that is analysed",
+        "tensorboard": "also write the traces to profile/tensorboard, for TensorBoard's PyTorch plugin",
+        "wait": "steps of each cycle in [start, stop) without the profiler (1 if another of these four is given)",
+        "warmup": "following steps with the profiler on and its records dropped (1)",
+        "active": "following steps that are recorded (3); the trace of each cycle goes to profile/tensorboard/cycles",
+        "repeat": "number of cycles (as many as fit); the trace of the first cycle is analyzed",
     }
 
     def check(self, trial: Trial) -> None:
-        """Raises UsageError for a schedule that is none, or that the window does not hold."""
+        """Raise UsageError if the schedule is not valid or does not fit into the window."""
         _cycles(self.options, trial.start_iteration or 0, trial.stop_iteration)
 
     def observer(self, scope: Scope, rank: int) -> Observer:
-        """Return what starts and stops the recording on one rank."""
+        """Return the observer that starts and stops the recording on one rank."""
         from bench.profilers.kineto_trace import TraceObserver
 
         cycles = _cycles(self.options, scope.start, scope.stop)
         return TraceObserver(_trace(scope.directory, rank), rank, cycles, frozenset(self.options))
 
     def collect(self, scope: Scope) -> list[Path]:
-        """List the traces, one per rank. Raises InputError where one is missing or empty."""
+        """List the traces, one per rank. Raises InputError if one is missing or empty."""
         traces = [_trace(scope.directory, rank) for rank in range(scope.trial.ranks)]
         missing = [str(rank) for rank, trace in enumerate(traces) if not trace.exists()]
         if missing and len(missing) < len(traces):
             raise InputError(
                 "run-incomplete",
-                f"{scope.directory} lacks the trace of rank {', '.join(missing)}; see log.txt beside it",
+                f"{scope.directory} lacks the trace of rank {', '.join(missing)}: see log.txt beside it",
             )
         return written([trace for trace in traces if trace.exists()], "trace", scope.directory)
 
 
 def _cycles(options: Mapping[str, str], start: int, stop: int | None) -> list[Cycle]:
-    """The parts of the window [start, stop) that are recorded: one, or those of a schedule. Raises UsageError."""
+    """Return the recorded parts of the window [start, stop): one, or those of a schedule. Raises UsageError."""
     given = {name: options[name] for name in _SCHEDULE if name in options}
     if not given or stop is None:
         return [Cycle(start, start, start if stop is None else stop)]

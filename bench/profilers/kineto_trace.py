@@ -1,4 +1,4 @@
-"""What records Kineto traces on one rank: the steps of one cycle or several and nothing else."""
+"""Record Kineto traces of one or several cycles of steps on one rank."""
 
 import gzip
 import os
@@ -27,7 +27,7 @@ class TraceObserver(Observer):
     model_phases = True
 
     def __init__(self, path: Path, rank: int, cycles: Sequence[Cycle], options: Collection[str] = ()) -> None:
-        """Write the first cycle to `path`, the others for TensorBoard only; `options` are those of TorchProfiler."""
+        """Write the first cycle to `path`, the others only for TensorBoard; `options` are those of TorchProfiler."""
         self._path = path
         self._rank = rank
         self._cycles = list(cycles)
@@ -39,7 +39,7 @@ class TraceObserver(Observer):
         self._step: AbstractContextManager[object] | None = None
 
     def step_begin(self, step: int) -> None:
-        """Start the profiler where a cycle begins, and mark every recorded step."""
+        """Start the profiler at the begin of a cycle, and mark every recorded step."""
         cycle = self._cycles[0] if self._cycles else None
         if cycle is not None and cycle.warm_up <= step < cycle.stop and self._warming is None and self._profile is None:
             self._warming = self._prepared()
@@ -71,7 +71,7 @@ class TraceObserver(Observer):
         return record_function(PHASE_PREFIX + name)
 
     def step_end(self, step: int, result: StepResult) -> None:
-        """End the step's mark; write the trace after the last step of a cycle."""
+        """End the mark of the step; write the trace after the last step of a cycle."""
         if self._step is not None:
             if torch.cuda.is_available():
                 torch.cuda.synchronize()  # the step's range ends when its kernels do
@@ -82,12 +82,12 @@ class TraceObserver(Observer):
             self._finish()
 
     def run_end(self) -> None:
-        """Write what there is where the run ended early."""
+        """Write the records so far if the run ended early."""
         if self._warming is not None:
             self._profile, self._warming = self._warming, None
             self._profile.start_trace()
             self._profile.stop_trace()
-            self._profile = None  # nothing was recorded: there is nothing to write
+            self._profile = None  # nothing was recorded
         self._finish()
 
     def _finish(self) -> None:
@@ -99,20 +99,20 @@ class TraceObserver(Observer):
         recorded.stop_trace()
         try:
             self._write(recorded)
-        except StorageError as error:  # the run goes on and keeps what it measured; the missing trace is told later
+        except StorageError as error:  # the run continues; `collect` reports the missing trace
             sys.stderr.write(f"{error}\n")
 
     def _write(self, recorded: profile) -> None:
-        """Write a trace: the first one where it is analysed, all of them for TensorBoard where it was asked for."""
+        """Write a trace: the first one for the analysis, and on request all of them for TensorBoard."""
         first, self._written = self._written == 0, self._written + 1
         folder = self._path.parent / "tensorboard"
         if first:
             _export(recorded, self._path)
         if "tensorboard" in self._options or self._several:
-            # One level deeper than traces are looked for: a second cycle is no second rank.
+            # One level below the search for traces, so that a second cycle is not taken for a second rank.
             folder = folder / "cycles" if self._several else folder
             folder.mkdir(parents=True, exist_ok=True)
-            # The plugin's own pattern: <worker>.<time>.pt.trace.json.gz.
+            # Name pattern of the plugin: <worker>.<time>.pt.trace.json.gz.
             place = folder / f"rank{self._rank}.{time.time_ns()}.pt.trace.json.gz"
             if first:
                 os.link(self._path, place)
@@ -132,6 +132,6 @@ def _export(recorded: profile, path: Path) -> None:
 
 
 def _needs_sizes() -> bool:
-    """Whether messages' sizes are in the trace only with shapes: NCCL's kernels carry them, gloo's spans do not."""
+    """Return whether message sizes need shapes: NCCL kernels record the sizes, gloo spans do not."""
     distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
     return distributed and torch.distributed.get_world_size() > 1 and not torch.cuda.is_available()

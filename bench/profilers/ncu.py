@@ -1,9 +1,9 @@
 """Nsight Compute: counters of every kernel of the window, one report per node, exported to CSV.
 
-`ncu` wraps the node's launcher, records between cudaProfilerStart and cudaProfilerStop, and runs each kernel alone and
-several times over (replay). Kernels of collectives are left out: replayed alone they would wait for ever for the other
-ranks. Of several ranks the first is counted, so that no two wait for each other at ncu's lock. Its switches are taken
-from its own --help, its metrics from profiling/ncu and its own --query-metrics.
+`ncu` wraps the launcher of the node, records between cudaProfilerStart and cudaProfilerStop, and replays each kernel
+alone several times. Kernels of collectives are excluded, since a replayed kernel would wait forever for the other
+ranks. Only the first of several ranks is counted, so that ranks do not wait for each other at ncu's lock. Switches
+follow its --help, metrics follow profiling/ncu and its --query-metrics.
 """
 
 import re
@@ -23,12 +23,12 @@ from common.errors import Code, InputError, MissingToolError, UsageError, conten
 from records.trial import Trial
 
 FOLDER = Path(__file__).resolve().parents[2] / "profiling" / "ncu"
-"""The section files; profiling/ holds no Python, this module reads it."""
+"""Folder of the section files."""
 
 Capability = tuple[int, int]
 
-# Lowest and highest compute capability of a section, its number, and the first ncu that knows such GPUs (NVIDIA's
-# release notes up to 2022.3; 2025.1 came with CUDA 12.8, the first toolkit for Blackwell).
+# Lowest and highest compute capability of a section, its number, and the first ncu that supports these GPUs (NVIDIA's
+# release notes up to 2022.3; 2025.1 was released with CUDA 12.8, the first toolkit for Blackwell).
 _SECTIONS: tuple[tuple[Capability, Capability, int, Version], ...] = (
     ((7, 0), (7, 4), 70, (2020, 1)),
     ((7, 5), (7, 9), 75, (2020, 1)),
@@ -44,7 +44,7 @@ _NAME = re.compile(r'^\s*Name:\s*"([^"]+)"(\s*#\s*unchecked)?', re.MULTILINE)
 
 
 def section_for(capability: Capability) -> tuple[str, Version]:
-    """Return the section's identifier for a GPU, and the first version of ncu that knows the GPU. Raises UsageError."""
+    """Return the identifier of a GPU's section, and the first ncu that supports the GPU. Raises UsageError."""
     for lowest, highest, number, version in _SECTIONS:
         if lowest <= capability <= highest:
             return f"BertbenchCores{number}", version
@@ -52,7 +52,7 @@ def section_for(capability: Capability) -> tuple[str, Version]:
     if capability < (7, 0):
         raise UsageError(
             "device-unsupported",
-            f"ncu knows GPUs of compute capability 7.0 or newer, this one has {shown}: use --profiler nvprof",
+            f"this GPU has compute capability {shown}, but ncu needs 7.0 or newer: use --profiler nvprof",
         )
     raise UsageError(
         "device-unsupported",
@@ -68,7 +68,7 @@ def metric_names(identifier: str) -> dict[str, bool]:
         text = path.read_text(encoding="utf-8")
     except OSError as error:
         raise MissingToolError(
-            content_code(error), f"{path} cannot be read ({error.strerror}): run bertbench from its checkout"
+            content_code(error), f"cannot read {path} ({error.strerror}): run bertbench from its checkout"
         ) from error
     return {name: not mark for name, mark in _NAME.findall(text)}
 
@@ -79,13 +79,13 @@ def known_metrics(query: str) -> frozenset[str]:
 
 
 def available(names: dict[str, bool], known: frozenset[str]) -> list[str]:
-    """Return the metrics whose base name, what stands before the first dot, is known, with those `of_launch`."""
+    """Return the metrics whose base name (up to the first dot) is known, and those `of_launch`."""
     found = [name for name in names if of_launch(name) or name.partition(".")[0] in known]
     return found if not all(map(of_launch, found)) else []
 
 
 def of_launch(name: str) -> bool:
-    """Return whether ncu takes a metric from a kernel's launch: on every GPU, without a run, in no list of a chip."""
+    """Return whether ncu takes a metric from the launch of a kernel: available on every GPU, but not in chip lists."""
     return name.startswith(_OF_LAUNCH)
 
 
@@ -104,8 +104,8 @@ def replay_modes(help_text: str) -> frozenset[str]:
 
 OLDEST: Version = (2020, 1)
 MOST_KERNELS = 2000
-"""Kernels counted if --with kernels does not say: a step of BERT large launches fewer."""
-# Names of kernels that talk to other GPUs, for a search in the function's name.
+"""Default of --with kernels; a step of BERT large launches fewer."""
+# Name pattern of kernels that communicate with other GPUs.
 COLLECTIVES = (
     "[Nn][Cc][Cc][Ll]|nvshmem|multimem|AllReduce|AllGather|ReduceScatter|(^|_)all_?(reduce|gather)|reduce_scatter"
 )
@@ -124,13 +124,13 @@ class NsightCompute(RangeProfiler):
     NAME: ClassVar[str] = "ncu"
     OPTIONS: ClassVar[Mapping[str, str]] = {
         **RangeProfiler.OPTIONS,
-        "kernels": f"most kernels to count ({MOST_KERNELS})",
-        "skip": "kernels to pass over first (0)",
-        "metrics": "what to count, comma-separated, as ncu names it (what profiling/ncu lists for this GPU)",
-        "replay": "kernel: each kernel alone; range: the whole window at once, one rank, from ncu 2022.1 on (kernel)",
-        "ranks": "first: count the first rank; all: every rank, which can come to a standstill (first)",
-        "cache-control": "all: empty the caches before each run of a kernel, which is repeatable; none: do not (all)",
-        "clock-control": "base: lock the clocks to base; none: those of training, as the times of the window (none)",
+        "kernels": f"maximum number of kernels to count ({MOST_KERNELS})",
+        "skip": "number of kernels to skip first (0)",
+        "metrics": "comma-separated ncu metrics (those of profiling/ncu for this GPU)",
+        "replay": "kernel: each kernel alone; range: the whole window at once, one rank, ncu 2022.1 or newer (kernel)",
+        "ranks": "first: count the first rank; all: count every rank, which may deadlock (first)",
+        "cache-control": "all: flush the caches before each replay, for repeatable counters; none: do not (all)",
+        "clock-control": "base: lock the clocks to base; none: clocks as in training (none)",
     }
 
     @cached_property
@@ -150,11 +150,11 @@ class NsightCompute(RangeProfiler):
         return switches(self._help)
 
     def check(self, trial: Trial) -> None:
-        """Raise UsageError or MissingToolError where ncu cannot profile `trial` here; the message says what to do."""
+        """Raise UsageError or MissingToolError, with the remedy, if ncu cannot profile `trial` here."""
         if trial.device != "cuda":
             raise UsageError(
                 "option-not-applicable",
-                "--profiler ncu counts in GPUs and this trial runs on the CPU: use --profiler torch, "
+                "--profiler ncu needs a GPU, but this trial runs on the CPU: use --profiler torch, "
                 "or --profiler nsys for NVTX ranges",
             )
         self._check_options(trial)
@@ -175,8 +175,8 @@ class NsightCompute(RangeProfiler):
         if self._replay not in (replay_modes(self._help) or {"kernel"}):
             raise UsageError(
                 "tool-version",
-                f"--with replay={self._replay}: ncu {dotted(self._version)} cannot, 2022.1 is the first that can; "
-                "leave it out or install a newer one",
+                f"--with replay={self._replay} needs ncu 2022.1 or newer, not {dotted(self._version)}: "
+                "omit the option, or install a newer version",
             )
         check_ranges(self.ranges, trial.device)
         _check_permission()
@@ -196,22 +196,22 @@ class NsightCompute(RangeProfiler):
         if self._replay == "range" and trial.ranks > 1:
             raise UsageError(
                 "unsupported-combination",
-                f"--with replay=range replays the all-reduce of {trial.ranks} ranks on one alone, which waits for "
-                "ever: use --devices 1, or leave the option out",
+                f"--with replay=range would replay the all-reduce of {trial.ranks} ranks on one rank and deadlock: "
+                "use --devices 1, or omit the option",
             )
 
     def wrap(self, argv: list[str], scope: Scope) -> list[str]:
-        """Return `ncu ... argv`, with the switches that this version knows. Makes the folder for the report.
+        """Return `ncu ... argv` with the switches of this version. Makes the folder for the report.
 
         Raises:
-            UsageError, MissingToolError: the GPU or its metrics are not known.
+            UsageError, MissingToolError: the GPU or its metrics are unknown.
         """
         report = _report(scope)
         report.parent.mkdir(exist_ok=True)
         several = scope.trial.ranks > 1
         wanted: list[tuple[str, str | None]] = [
             ("--target-processes", "all"),
-            # Range replay refuses it: there the NVTX range alone says when.
+            # Range replay does not support it and uses only the NVTX range.
             ("--profile-from-start", "off" if self._replay == "kernel" else None),
             ("--nvtx", ""),
             ("--replay-mode", self._replay),
@@ -222,7 +222,7 @@ class NsightCompute(RangeProfiler):
             ("--clock-control", self.options.get("clock-control", "none")),
             ("--apply-rules", "no"),
             ("--force-overwrite", ""),
-            ("--export", str(report.with_suffix("")).replace("%", "%%")),  # %h, %p and the like mean something to ncu
+            ("--export", str(report.with_suffix("")).replace("%", "%%")),  # ncu expands %h, %p and others
         ]
         if self._replay == "range":
             wanted.append(("--nvtx-include", f"{DOMAIN}@{CAPTURE}"))
@@ -243,13 +243,13 @@ class NsightCompute(RangeProfiler):
         if several:
             raise MissingToolError(
                 "tool-version",
-                f"ncu {dotted(self._version)} cannot leave NCCL's kernels out, and would wait for ever at the first "
-                f"one: use --devices 1, or {_REMEDY}",
+                f"ncu {dotted(self._version)} cannot exclude NCCL kernels and would deadlock at the first one: "
+                f"use --devices 1, or {_REMEDY}",
             )
         return []
 
     def _what(self) -> list[tuple[str, str | None]]:
-        """Return what selects the metrics: the GPU's section, or those of its metrics that ncu knows on this GPU."""
+        """Return the switches that select the metrics: the GPU's section, or its metrics that this ncu supports."""
         if "metrics" in self.options:
             return [("--metrics", self.options["metrics"])]
         identifier, _ = section_for(_capability())
@@ -263,17 +263,17 @@ class NsightCompute(RangeProfiler):
         if not found:
             raise MissingToolError(
                 "tool-version",
-                f"ncu {dotted(self._version)} at {self._path} knows none of the metrics of {identifier}: {_REMEDY}",
+                f"ncu {dotted(self._version)} at {self._path} supports no metric of {identifier}: {_REMEDY}",
             )
         if self._replay == "range":  # a range has no launch
             found = [name for name in found if not of_launch(name)]
         return section if len(found) == len(names) else [("--metrics", ",".join(found))]
 
     def collect(self, scope: Scope) -> list[Path]:
-        """Export the report and return it, the CSV (a row per kernel) and collected.json (what was counted, what not).
+        """Export the report; return it, the CSV (a row per kernel) and collected.json (counted and missing metrics).
 
         Raises:
-            InputError: no permission, no report, no kernel in it, or it is cut short.
+            InputError: there is no permission, no report or no kernel in it, or the report is truncated.
         """
         from analysis.readers.ncu.reader import read
 
@@ -286,15 +286,15 @@ class NsightCompute(RangeProfiler):
         try:
             counters = read(table)
         except InputError as error:
-            raise _nothing(scope, f"the report cannot be used ({error})", error.code) from error
+            raise _nothing(scope, f"the report is not usable ({error})", error.code) from error
         if counters.kernels.empty:
-            raise _nothing(scope, f"{report} holds no kernel", "trace-without-work")
+            raise _nothing(scope, f"{report} has no kernels", "trace-without-work")
         note = table.with_name("collected.json")
         write_json(note, self._collected(counters, page))
         return [report, table, note]
 
     def _export(self, report: Path, table: Path) -> str:
-        """Write the CSV and return its page: raw, or details where this ncu cannot export the raw one."""
+        """Write the CSV and return its page: raw, or details if this ncu cannot export the raw page."""
         ncu = str(self._path)
         units = next((name for name in ("--print-units", "--units") if name in self._switches), None)
         problem = InputError("tool-failed", f"no page of {report} could be exported")
@@ -307,7 +307,7 @@ class NsightCompute(RangeProfiler):
                 if "load report" in str(error) or "open report" in str(error):
                     raise InputError(
                         "file-damaged",
-                        f"{report} is damaged or cut short (ncu was ended while it wrote, or the disk was full): "
+                        f"{report} is damaged or truncated (ncu was killed while writing, or the disk was full): "
                         f"record again; {error}",
                     ) from error
                 if "did not end" in str(error):
@@ -320,8 +320,7 @@ class NsightCompute(RangeProfiler):
         problems = list(counters.problems)
         if reached:
             problems.append(
-                f"counting ended at {self._limit} kernels, the rest of the window is missing: --with kernels=N "
-                "sets more"
+                f"counted only {self._limit} kernels, so the rest of the window is missing: raise --with kernels=N"
             )
         return {
             "ncu_version": dotted(self._version),
@@ -362,7 +361,7 @@ def _capability() -> tuple[int, int]:
     if isinstance(found, str):
         raise UsageError(
             "device-missing",
-            f"what ncu should count depends on the GPU's compute capability, which is not known ({found})",
+            f"the metrics of ncu depend on the GPU's compute capability, which is unknown ({found})",
         )
     return found
 
@@ -370,31 +369,31 @@ def _capability() -> tuple[int, int]:
 def _check_permission() -> None:
     denied = counters_denied()
     if denied is not None:
-        reason = denied.replace(": ", " is ")  # a message has one ": ", before what to do
+        reason = denied.replace(": ", " is ")  # a message has one ": ", before the remedy
         raise UsageError("permission-missing", f"ncu would end with {DENIED}, since {reason}: {ALLOW}")
 
 
 def _nothing(scope: Scope, what: str, code: Code = "run-incomplete") -> InputError:
-    """Say why there is no kernel, by what ncu said in the log; with `code` where it said nothing that is known."""
+    """Return the reason for a missing kernel from ncu's messages in the log; `code` applies if they are unknown."""
     log = scope.directory.parent / "log.txt"
     text = log.read_text(encoding="utf-8", errors="replace") if log.exists() else ""
     if DENIED in text:
         code = "permission-missing"
-        why = f"it was not allowed to read the GPU's counters ({DENIED}): {ALLOW}"
+        why = f"no permission to read the GPU's counters ({DENIED}): {ALLOW}"
     elif "lock file" in text:
         code = "write-failed"
-        why = "it may not write its lock file, left by another user in the temporary folder: set TMPDIR to your own"
+        why = "its lock file in the temporary folder belongs to another user: set TMPDIR to your own folder"
     elif "driver resource was unavailable" in text:
         code = "tool-failed"
-        why = "another program holds the GPU's counters (DCGM, another profiler): end it, or dcgmi profile --pause"
+        why = "another program uses the GPU's counters (DCGM, a profiler): stop it, or run dcgmi profile --pause"
     elif "No space left" in text:
         code, why = "disk-full", "the disk is full"
     elif "No kernels were profiled" in text or "No ranges were profiled" in text:
         code = "trace-without-work"
         why = (
-            "no kernel was profiled: the window was never reached, the ranks ran on the CPU, --with skip passed over "
-            "all, or another ncu must be used for this GPU"
+            "no kernel was profiled: the run ended before the window, the ranks ran on the CPU, --with skip skipped "
+            "all kernels, or this GPU needs another version of ncu"
         )
     else:
-        why = "the run ended first, or ncu was ended before it had written"
-    return InputError(code, f"{what} into {scope.directory / 'ncu'}: {why}; {log} has what it said")
+        why = "the run ended first, or ncu was killed before it wrote the report"
+    return InputError(code, f"{what} into {scope.directory / 'ncu'}: {why}; see {log}")

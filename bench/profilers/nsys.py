@@ -1,8 +1,7 @@
 """Nsight Systems: one report per node with all its ranks, exported to SQLite and summary CSVs.
 
-`nsys profile` wraps the node's launcher and records between the opening and the closing of the capture range: by
-cudaProfilerStart/Stop on GPUs, by the NVTX range on a CPU. Its switches are taken from what its own --help names, so
-that versions 2022.4 to 2026 are all told what they understand.
+`nsys profile` wraps the launcher of the node and records the capture range, marked by cudaProfilerStart/Stop on GPUs
+and by an NVTX range on a CPU. Its switches follow its --help, so that versions 2022.4 to 2026 work.
 """
 
 import contextlib
@@ -20,7 +19,7 @@ from common.errors import Code, InputError, MissingToolError, UsageError
 from records.trial import Trial
 
 OLDEST: Version = (2022, 4)
-# The reports of `nsys stats` that are kept, by their name up to 2022 and since 2023.
+# The exported reports of `nsys stats`, by their name up to 2022 and since 2023.
 REPORTS = {
     "gpukernsum": "cuda_gpu_kern_sum",
     "gpumemtimesum": "cuda_gpu_mem_time_sum",
@@ -42,8 +41,8 @@ class NsightSystems(RangeProfiler):
     NAME: ClassVar[str] = "nsys"
     OPTIONS: ClassVar[Mapping[str, str]] = {
         **RangeProfiler.OPTIONS,
-        "sampling": "sample CPU stacks too (off otherwise: it costs time, and hangs on some virtual machines)",
-        "trace": "what to trace, comma-separated, as nsys names it (cuda,nvtx,osrt,cublas,cudnn; nvtx,osrt on a CPU)",
+        "sampling": "also sample CPU stacks (off by default: it adds overhead, and hangs on some virtual machines)",
+        "trace": "comma-separated APIs that nsys traces (cuda,nvtx,osrt,cublas,cudnn; on a CPU nvtx,osrt)",
     }
 
     @cached_property
@@ -63,7 +62,7 @@ class NsightSystems(RangeProfiler):
         return switches(self._help)
 
     def check(self, trial: Trial) -> None:
-        """Raise MissingToolError or UsageError where nsys cannot profile here; the message says what to do."""
+        """Raise MissingToolError or UsageError, with the remedy, if nsys cannot profile here."""
         check_ranges(self.ranges, trial.device)
         if self._version[:2] < OLDEST:
             raise MissingToolError(
@@ -77,7 +76,7 @@ class NsightSystems(RangeProfiler):
             _check_trace(self.options["trace"], traceable(self._help))
 
     def environment(self, scope: Scope) -> dict[str, str]:
-        """Let the capture range be an unregistered string, which is what Python's nvtx sends."""
+        """Allow unregistered strings as the capture range, since Python's nvtx sends them."""
         return {"NSYS_NVTX_PROFILER_REGISTER_ONLY": "0"}
 
     def wrap(self, argv: list[str], scope: Scope) -> list[str]:
@@ -93,18 +92,18 @@ class NsightSystems(RangeProfiler):
             "--capture-range-end": "stop",
             "--cuda-graph-trace": "node" if on_gpu else None,
             "--cuda-memory-usage": "false" if on_gpu else None,
-            "--kill": "none",  # the run goes on to its end, and records its steps
+            "--kill": "none",  # the run continues and records all steps
             "--force-overwrite": "true",
-            "--output": str(_report(scope.directory)).replace("%", "%%"),  # %h, %p and the like mean something to nsys
+            "--output": str(_report(scope.directory)).replace("%", "%%"),  # nsys expands %h, %p and others
         }
         options = [f"{name}={value}" for name, value in wanted.items() if value is not None and name in self._switches]
         return [str(self._path), "profile", *options, *argv]
 
     def collect(self, scope: Scope) -> list[Path]:
-        """Export the node's report and return it, the SQLite file and the CSVs that are not empty.
+        """Export the report of the node; return it, the SQLite file and the non-empty CSVs.
 
         Raises:
-            InputError: no report was written, or it cannot be exported.
+            InputError: there is no report, or it cannot be exported.
         """
         report = _report(scope.directory)
         if not report.exists():
@@ -129,10 +128,10 @@ class NsightSystems(RangeProfiler):
         return [report, database, *self._summaries(database)]
 
     def _summaries(self, database: Path) -> list[Path]:
-        """Write the summary CSVs; a table without rows makes no file, and what nsys cannot summarise is left out."""
+        """Write the summary CSVs; empty tables make no file, and failed summaries are skipped."""
         nsys, base = str(self._path), database.with_suffix("")
         names: list[str] = []
-        with contextlib.suppress(InputError):  # the export has it all; these are for people's convenience
+        with contextlib.suppress(InputError):  # the CSVs are only a convenience; the export is complete
             names = report_names(run_tool([nsys, "stats", "--help-reports"], timeout_seconds=60, any_exit_code=True))
             options = ["--quiet", "--force-overwrite=true", "--format=csv", f"--report={','.join(names)}"]
             if names:
@@ -145,14 +144,14 @@ class NsightSystems(RangeProfiler):
 
 
 def _forget_environment(database: Path) -> None:
-    """Remove the table of the program's environment variables from an export. Raises InputError for a damaged one."""
+    """Remove the environment variables of the program from an export. Raises InputError if it is damaged."""
     try:
         with contextlib.closing(sqlite3.connect(database)) as connection:
             connection.execute("DROP TABLE IF EXISTS TARGET_INFO_SYSTEM_ENV")
             connection.commit()
             connection.execute("VACUUM")
     except sqlite3.Error as error:
-        raise InputError("file-damaged", f"{database} is no usable SQLite export ({error}): record again") from error
+        raise InputError("file-damaged", f"{database} is not a valid SQLite export ({error}): record again") from error
 
 
 def switches(help_text: str) -> frozenset[str]:
@@ -161,13 +160,13 @@ def switches(help_text: str) -> frozenset[str]:
 
 
 def traceable(help_text: str) -> tuple[str, ...]:
-    """Return what `nsys profile --help` names under --trace, such as "cuda", "nvtx"; () where it names nothing."""
+    """Return the APIs that `nsys profile --help` lists under --trace, such as "cuda", "nvtx"; () if it lists none."""
     part = re.search(r"^\s+-t, --trace=$(.*?)(?=^\s+(?:-\w, )?--[a-z]|\Z)", help_text, re.MULTILINE | re.DOTALL)
     return tuple(dict.fromkeys(re.findall("'([a-z0-9-]+)'", part[1]))) if part else ()
 
 
 def report_names(help_text: str) -> list[str]:
-    """Return the names that this version gives to REPORTS, from what `nsys stats --help-reports` lists."""
+    """Return the names of REPORTS in this version, from the output of `nsys stats --help-reports`."""
     listed = set(re.findall(r"^\s+([a-z_0-9]+)(?:\[|\s--)", help_text, re.MULTILINE))
     return [name for pair in REPORTS.items() for name in reversed(pair) if name in listed]
 
@@ -177,18 +176,18 @@ def _report(directory: Path) -> Path:
 
 
 def _check_importer(path: Path) -> None:
-    """Debian's package lacks a link without which every recording ends without a report."""
+    """Raise MissingToolError if the link that Debian's package lacks is missing; nsys then writes no report."""
     home = Path("/usr/lib/x86_64-linux-gnu/nsight-systems")
     debian = Path("/usr/lib/nsight-systems/host-linux-x64")
     if path == Path("/usr/bin/nsys") and debian.is_dir() and home.is_dir() and not (home / debian.name).exists():
         raise MissingToolError(
             "tool-missing",
-            f"Debian's nsys cannot write reports without a link: sudo ln -s {debian} {home / debian.name}",
+            f"Debian's nsys needs a link to write reports: sudo ln -s {debian} {home / debian.name}",
         )
 
 
 def _check_nvtx(version: Version) -> None:
-    """nsys before 2023 does not see the ranges of nvtx 0.2.12 and later, so that no capture would begin."""
+    """Raise MissingToolError for nsys before 2023 with nvtx 0.2.12 or newer, whose ranges it does not see."""
     from importlib import metadata
 
     own = metadata.version("nvtx")
@@ -196,7 +195,7 @@ def _check_nvtx(version: Version) -> None:
         raise MissingToolError(
             "tool-version",
             f"nsys {dotted(version)} does not see the ranges of nvtx {own}: "
-            "pip install nvtx==0.2.11, or take nsys 2023 or newer",
+            "pip install nvtx==0.2.11, or install nsys 2023 or newer",
         )
 
 
@@ -208,8 +207,8 @@ def _check_sampling() -> None:
     if level > 2:
         raise UsageError(
             "permission-missing",
-            f"--with sampling: {_PARANOID} is {level}, sampling needs 2 or less: "
-            "sudo sysctl kernel.perf_event_paranoid=2, or leave the option out",
+            f"--with sampling needs {_PARANOID} of 2 or less, not {level}: "
+            "sudo sysctl kernel.perf_event_paranoid=2, or omit the option",
         )
 
 
@@ -218,11 +217,11 @@ def _check_trace(given: str, known: Sequence[str]) -> None:
     unknown = [name for name in names if known and name not in known]
     if unknown:
         raise UsageError(
-            "option-choice", f"--with trace={given}: nsys cannot trace '{unknown[0]}', choose of {', '.join(known)}"
+            "option-choice", f"--with trace={given}: nsys cannot trace '{unknown[0]}'; use one of {', '.join(known)}"
         )
     if "none" in names:
         raise UsageError(
-            "option-value", f"--with trace={given}: a profile of nothing; leave the option out, or name what to trace"
+            "option-value", f"--with trace={given} traces nothing: name at least one API, or omit the option"
         )
 
 
@@ -232,9 +231,9 @@ def _no_report(scope: Scope) -> InputError:
     text = log.read_text(encoding="utf-8", errors="replace") if log.exists() else ""
     if "Capture range started" not in text:
         code = "trace-without-work"
-        why = "the capture never began: the run ended first, or nsys did not see its NVTX ranges"
+        why = "the capture did not begin: the run ended first, or nsys did not see its NVTX ranges"
     elif "No space left" in text:
         code, why = "disk-full", "the disk is full"
     else:
-        why = "the capture began, but nsys was ended before it had written"
-    return InputError(code, f"nsys wrote no report into {scope.directory}: {why}; {log} has what it said")
+        why = "the capture began, but nsys was killed before it wrote the report"
+    return InputError(code, f"nsys wrote no report into {scope.directory}: {why}; see {log}")

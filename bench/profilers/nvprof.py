@@ -1,7 +1,7 @@
 """nvprof, for GPUs older than compute capability 8.0: one .nvvp file (SQLite) and one log per process.
 
 `nvprof` wraps the launcher of a node, follows it into the ranks, and records between cudaProfilerStart and
-cudaProfilerStop. It was part of CUDA toolkits up to 12 and knows no GPU from Ampere on (CUDA Profiler User's Guide).
+cudaProfilerStop. CUDA toolkits up to 12 include it; it supports no GPU from Ampere on (CUDA Profiler User's Guide).
 """
 
 import sqlite3
@@ -20,10 +20,10 @@ from common.errors import BertbenchError, Code, InputError, UsageError
 from records.trial import Trial
 
 NEWER: tuple[int, int] = (8, 0)
-"""The first compute capability that nvprof does not know."""
+"""The first compute capability that nvprof does not support."""
 
 _INSTEAD = "use --profiler nsys (timeline) or --profiler ncu (counters)"
-_REMEDY = f"it is part of CUDA toolkits before 13 (put the toolkit's bin folder on PATH), or {_INSTEAD}"
+_REMEDY = f"install a CUDA toolkit before 13 and add its bin folder to PATH, or {_INSTEAD}"
 
 
 class Nvprof(RangeProfiler):
@@ -32,29 +32,29 @@ class Nvprof(RangeProfiler):
     NAME: ClassVar[str] = "nvprof"
     OPTIONS: ClassVar[Mapping[str, str]] = {
         **RangeProfiler.OPTIONS,
-        "metrics": "what to count per kernel, comma-separated, as nvprof names it (sm_efficiency,achieved_occupancy)",
+        "metrics": "comma-separated nvprof metrics to count per kernel, such as sm_efficiency,achieved_occupancy",
     }
 
     def check(self, trial: Trial) -> None:
-        """Raise UsageError or MissingToolError where nvprof cannot profile `trial` here; the message says what can."""
+        """Raise UsageError or MissingToolError, with the remedy, if nvprof cannot profile `trial` here."""
         if trial.device != "cuda":
             raise UsageError(
                 "option-not-applicable",
-                f"--profiler nvprof records GPUs alone and this trial runs on the CPU: {_INSTEAD} on a GPU; "
-                "--profiler torch records CPU operators",
+                f"--profiler nvprof needs a GPU, but this trial runs on the CPU: {_INSTEAD} on a GPU, or "
+                "--profiler torch for CPU operators",
             )
         capability = first_gpu_capability()
         if isinstance(capability, str):
             raise UsageError(
                 "device-missing",
-                f"nvprof knows GPUs older than compute capability {dotted(NEWER)} and this one's is not known "
+                f"nvprof needs a GPU older than compute capability {dotted(NEWER)}, but that of this GPU is unknown "
                 f"({capability}): {_INSTEAD}",
             )
         if capability >= NEWER:
             raise UsageError(
                 "device-unsupported",
-                f"nvprof does not know GPUs of compute capability {dotted(NEWER)} or newer, this one has "
-                f"{dotted(capability)}: {_INSTEAD}",
+                f"this GPU has compute capability {dotted(capability)}, but nvprof needs less than {dotted(NEWER)}: "
+                f"{_INSTEAD}",
             )
         find_tool("nvprof", _REMEDY)
         check_ranges(self.ranges, trial.device)
@@ -64,14 +64,14 @@ class Nvprof(RangeProfiler):
     def wrap(self, argv: list[str], scope: Scope) -> list[str]:
         """Return `nvprof ... argv`."""
         nvprof = str(find_tool("nvprof", _REMEDY))
-        folder = str(scope.directory).replace("%", "%%")  # nvprof replaces %p by the process's number
+        folder = str(scope.directory).replace("%", "%%")  # nvprof replaces %p by the process id
         metrics = self.options.get("metrics")
         counting = ["--metrics", metrics, "--csv", "--print-summary"] if metrics else []
         return [
             nvprof,
             "--profile-child-processes",
             *("--profile-from-start", "off"),
-            *("--unified-memory-profiling", "off"),  # fails on GPUs without peer access, and BERT uses none of it
+            *("--unified-memory-profiling", "off"),  # fails on GPUs without peer access; BERT does not use it
             "--force-overwrite",
             *("--export-profile", f"{folder}/nvprof-%p.nvvp"),
             *("--log-file", f"{folder}/nvprof-%p.{'csv' if metrics else 'log'}"),
@@ -80,10 +80,10 @@ class Nvprof(RangeProfiler):
         ]
 
     def collect(self, scope: Scope) -> list[Path]:
-        """Return the .nvvp file of every rank, and the CSVs of `metrics`; processes without GPU work are left out.
+        """Return the .nvvp file of every rank, and the CSVs of `metrics`; processes without GPU work are skipped.
 
         Raises:
-            InputError: the driver gave no permission, or a rank has no whole file.
+            InputError: the driver denied permission, or a rank has no complete file.
         """
         logs = sorted([*scope.directory.glob("nvprof-*.log"), *scope.directory.glob("nvprof-*.csv")])
         texts = {log: log.read_text(encoding="utf-8", errors="replace") for log in logs}
@@ -91,7 +91,7 @@ class Nvprof(RangeProfiler):
             if DENIED in text:
                 raise InputError(
                     "permission-missing",
-                    f"nvprof was not allowed to read the GPU's counters ({DENIED} in {log}): {ALLOW}",
+                    f"nvprof has no permission to read the GPU's counters ({DENIED} in {log}): {ALLOW}",
                 )
         found = {file: _activities(file) for file in sorted(scope.directory.glob("nvprof-*.nvvp"))}
         good = [file for file, activities in found.items() if isinstance(activities, int) and activities > 0]
@@ -101,14 +101,14 @@ class Nvprof(RangeProfiler):
 
 
 def first_gpu_capability() -> tuple[int, int] | str:
-    """Return the compute capability of the first GPU that CUDA_VISIBLE_DEVICES shows, or why it is not known."""
+    """Return the compute capability of the first GPU in CUDA_VISIBLE_DEVICES, or why it is unknown."""
     try:
         uuid = find_devices("cuda").gpus[0].uuid
-        return compute_capability(uuid) if uuid else "NVML names no UUID for the first visible GPU"
+        return compute_capability(uuid) if uuid else "NVML returns no UUID for the first visible GPU"
     except BertbenchError as error:
         return str(error)
-    except Exception as error:  # NVML raises a class per code, and ImportError where it is absent
-        return f"NVML does not say the compute capability ({error})"
+    except Exception as error:  # NVML raises a class per error code; ImportError without NVML
+        return f"NVML does not return the compute capability ({error})"
 
 
 def _check_metrics(metrics: str, trial: Trial) -> None:
@@ -119,8 +119,8 @@ def _check_metrics(metrics: str, trial: Trial) -> None:
     if trial.ranks > 1:
         raise UsageError(
             "unsupported-combination",
-            f"--with metrics replays every kernel alone, and an all-reduce of {trial.ranks} ranks replayed alone "
-            "waits for ever: use --devices 1, or leave metrics out",
+            f"--with metrics replays every kernel alone and would deadlock in the all-reduce of {trial.ranks} ranks: "
+            "use --devices 1, or omit metrics",
         )
 
 
@@ -128,7 +128,7 @@ _EMPTY = "is empty"
 
 
 def _activities(file: Path) -> int | str:
-    """Return how many kernels and copies a file holds, or what is wrong with it."""
+    """Return the number of kernels and copies in a file, or its defect."""
     if file.stat().st_size == 0:
         return _EMPTY
     wanted = ("KERNEL", "CONCURRENT_KERNEL", "MEMCPY", "MEMSET")
@@ -154,14 +154,14 @@ def _too_few(scope: Scope, good: int, found: Mapping[Path, int | str], texts: Ma
             if all(problem == _EMPTY for problem in found.values() if isinstance(problem, str))
             else "file-damaged"
         )
-        why = f"{', '.join(damaged)}: the disk was full, or nvprof was killed before it had written; record again"
+        why = f"{', '.join(damaged)}: the disk was full, or nvprof was killed while writing; record again"
     elif found:
         code = "trace-without-work"
-        why = "the others hold no GPU work: the window was never reached, or the ranks ran on the CPU"
+        why = "the others have no GPU work: the run ended before the window, or the ranks ran on the CPU"
     else:
         code = "run-incomplete"
-        why = "nvprof wrote no file: the run ended before the window was over"
-    said = f"; nvprof said: {' | '.join(complaints[:3])}" if complaints else ""
+        why = "nvprof wrote no file: the run ended before the end of the window"
+    said = f"; nvprof reported: {' | '.join(complaints[:3])}" if complaints else ""
     ranks = f"{scope.trial.ranks} rank{'' if scope.trial.ranks == 1 else 's'}"
     log = scope.directory.parent / "log.txt"
-    return InputError(code, f"{scope.directory} holds {good} usable .nvvp for {ranks}; {why}{said}; see {log}")
+    return InputError(code, f"{scope.directory} has {good} usable .nvvp for {ranks}; {why}{said}; see {log}")

@@ -1,4 +1,4 @@
-"""NVTX ranges of a run, and the capture range [start, stop) that every tool is told to record.
+"""NVTX ranges of a run, and the capture range [start, stop) that every tool records.
 
 Domain `bertbench`: `run`, `step <n>` (payload n), the phases of the loop (`data`, `forward`, `backward`, `all-reduce`,
 `optimizer`) and of the model (`layer.3`, `layer.3.attention`, ...). `bertbench:capture` (payload: the rank) spans the
@@ -19,15 +19,15 @@ from records.trial import Trial
 DOMAIN = "bertbench"
 CAPTURE = "bertbench:capture"
 KINDS = {
-    "bertbench": "the ranges of loop and model",
-    "emit": "those, and one range per PyTorch operator (torch.autograd.profiler.emit_nvtx; CUDA only, slow)",
-    "dlprof": "those, and DLProf's annotations (needs nvidia_dlprof_pytorch_nvtx; CUDA only, slow)",
-    "off": "the capture range alone",
+    "bertbench": "ranges of loop and model",
+    "emit": "also one range per PyTorch operator (torch.autograd.profiler.emit_nvtx; CUDA only, slow)",
+    "dlprof": "also annotations of DLProf (needs nvidia_dlprof_pytorch_nvtx; CUDA only, slow)",
+    "off": "only the capture range",
 }
 
 
 def check_ranges(kind: str, device: str) -> None:
-    """Raise UsageError or MissingToolError where ranges of this kind cannot be made here."""
+    """Raise UsageError or MissingToolError if ranges of this kind are not available here."""
     if kind not in KINDS:
         raise UsageError("option-choice", f"--nvtx {kind}: choose one of {', '.join(KINDS)}")
     try:
@@ -39,55 +39,55 @@ def check_ranges(kind: str, device: str) -> None:
     if kind in ("emit", "dlprof") and device != "cuda":
         raise UsageError(
             "option-not-applicable",
-            f"--nvtx {kind} annotates CUDA work and this trial runs on the CPU: use --nvtx bertbench",
+            f"--nvtx {kind} needs CUDA, but this trial runs on the CPU: use --nvtx bertbench",
         )
     if kind == "dlprof" and importlib.util.find_spec("nvidia_dlprof_pytorch_nvtx") is None:
         raise MissingToolError(
             "package-missing",
             "--nvtx dlprof needs nvidia_dlprof_pytorch_nvtx: pip install --index-url https://pypi.ngc.nvidia.com "
-            "nvidia-dlprof-pytorch-nvtx, or build the image with WITH_DLPROF=1; --nvtx emit is close to it",
+            "nvidia-dlprof-pytorch-nvtx, or build the image with WITH_DLPROF=1; --nvtx emit is similar",
         )
 
 
 class RangeProfiler(Profiler):
-    """A tool that records between the calls and inside the capture range that its ranks make."""
+    """A tool that records the capture range, marked by NVTX and by cudaProfilerStart and cudaProfilerStop."""
 
-    OPTIONS: ClassVar[Mapping[str, str]] = {"nvtx": f"which NVTX ranges: {', '.join(KINDS)}"}
+    OPTIONS: ClassVar[Mapping[str, str]] = {"nvtx": f"NVTX ranges: {', '.join(KINDS)}"}
 
     @property
     def ranges(self) -> str:
-        """Which of KINDS are made."""
+        """The kind of ranges, one of KINDS."""
         return self.options.get("nvtx", "bertbench")
 
     def observer(self, scope: Scope, rank: int) -> Observer:
-        """Return what makes the ranges and calls cudaProfilerStart and cudaProfilerStop."""
+        """Return the observer that makes the ranges and calls cudaProfilerStart and cudaProfilerStop."""
         return RangeObserver(rank, scope.start, scope.stop, self.ranges)
 
 
 class NvtxOnly(RangeProfiler):
-    """Makes the ranges and marks the window, for a tool that the user starts around `bertbench` himself."""
+    """Makes the ranges and marks the window for a tool under which the user runs `bertbench`."""
 
     NAME: ClassVar[str] = "nvtx"
     LEAVES_FILES: ClassVar[bool] = False
 
     def check(self, trial: Trial) -> None:
-        """Raise UsageError or MissingToolError where such ranges cannot be made here."""
+        """Raise UsageError or MissingToolError if the ranges are not available here."""
         check_ranges(self.ranges, trial.device)
 
     def environment(self, scope: Scope) -> dict[str, str]:
-        """Let the --capture-range=nvtx of an nsys that the user starts match strings that are not registered, too."""
+        """Allow unregistered strings for --capture-range=nvtx of the user's nsys."""
         return {"NSYS_NVTX_PROFILER_REGISTER_ONLY": "0"}
 
 
 class RangeObserver(Observer):
     """Makes the ranges on one rank and opens and closes the capture.
 
-    The capture opens before step `start` and closes after step stop - 1, when every rank has ended that step: a tool
+    The capture opens before step `start` and closes after step stop - 1, once every rank has finished it, since a tool
     stops recording all ranks when the first one closes.
     """
 
     def __init__(self, rank: int, start: int, stop: int, kind: str = "bertbench") -> None:
-        """Say which iterations [start, stop) to capture, and which KINDS of ranges to make."""
+        """Set the iterations [start, stop) to capture, and the ranges to make, one of KINDS."""
         self.model_phases = kind != "off"
         self._ranges = kind != "off"
         self._rank, self._start, self._stop, self._kind = rank, start, stop, kind
@@ -125,9 +125,9 @@ class RangeObserver(Observer):
             _pop()
 
     def mark(self, name: str) -> None:
-        """Begin the all-reduce that backward could not hide when the last gradients are ready; backward's end ends it.
+        """Begin the range of the exposed all-reduce when the last gradients are ready; the end of backward ends it.
 
-        It is a start/end range: the mark may come from autograd's thread, which does not end the phase.
+        It is a start/end range, since autograd's thread may begin it but does not end the phase.
         """
         if name == "gradients_ready" and self._ranges:
             import nvtx
@@ -143,16 +143,16 @@ class RangeObserver(Observer):
             self._all_reduce = None
 
     def step_end(self, step: int, result: StepResult) -> None:
-        """End the step's range; close the capture after its last step."""
+        """End the range of the step; close the capture after its last step."""
         if self._ranges:
-            _synchronize()  # the step's range ends when its kernels do
+            _synchronize()  # the range of the step includes its kernels
             _pop()
         if step == self._stop - 1:
             _wait_for_all_ranks()
             self._close()
 
     def run_end(self) -> None:
-        """Close what is open, also when the run failed."""
+        """Close all open ranges, also after a failure."""
         self._close()
         if self._ranges:
             _pop()
@@ -181,7 +181,7 @@ class RangeObserver(Observer):
         if self._emit is not None:
             self._emit.__exit__(None, None, None)
             self._emit = None
-        if self._capture is not None:  # None where NVTX is switched off (NVTX_DISABLE)
+        if self._capture is not None:  # None if NVTX is disabled (NVTX_DISABLE)
             nvtx.end_range(self._capture)
         self._capture = None
         if torch.cuda.is_available():

@@ -1,4 +1,4 @@
-"""External tools: found on PATH, asked for their version, run with a time limit."""
+"""External tools: find them on PATH, get their version, run them with a time limit."""
 
 import os
 import re
@@ -17,7 +17,7 @@ _REPOSITORY = Path(__file__).resolve().parents[2]
 
 
 def find_tool(name: str, remedy: str) -> Path:
-    """Return the tool's path. Raises MissingToolError, with the remedy, when it is not on PATH."""
+    """Return the path of a tool. Raises MissingToolError, with the remedy, if it is not on PATH."""
     found = shutil.which(name)
     if found is None:
         raise MissingToolError("tool-missing", f"{name} is not on PATH: {remedy}")
@@ -25,13 +25,11 @@ def find_tool(name: str, remedy: str) -> Path:
 
 
 def tool_version(path: Path) -> Version:
-    """Return the tool's version, (2022, 4, 2). Raises MissingToolError when it does not say."""
+    """Return the version of a tool, such as (2022, 4, 2). Raises MissingToolError if it is unknown."""
     text = run_tool([str(path), "--version"], timeout_seconds=60)
     match = re.search(r"[Vv]ersion:?\s+(?:\D*\s)?(\d+(?:\.\d+)+)", text) or re.search(r"\b(\d{2,4}(?:\.\d+)+)", text)
     if match is None:
-        raise MissingToolError(
-            "tool-version", f"{path} --version does not name a version (it said {text[:200]!r}): reinstall it"
-        )
+        raise MissingToolError("tool-version", f"{path} --version prints no version ({text[:200]!r}): reinstall it")
     return tuple(int(part) for part in match[1].split("."))
 
 
@@ -45,15 +43,15 @@ def run_tool(argv: list[str], timeout_seconds: float, any_exit_code: bool = Fals
 
     Args:
         argv: the command, the tool's path first.
-        timeout_seconds: time after which it is ended.
-        any_exit_code: do not take an exit code for a failure (`nsys stats --help-reports` ends with 1).
+        timeout_seconds: time limit in s, after which it is killed.
+        any_exit_code: accept every exit code (`nsys stats --help-reports` exits with 1).
 
     Raises:
         MissingToolError: it cannot be started.
-        InputError: it failed or did not end in time; the message ends with what it said.
+        InputError: it failed or exceeded the time limit; the message includes its output.
     """
     name, mark = Path(argv[0]).name, uuid.uuid4().hex
-    # Through a process that ends all of it when the harness dies: tools are scripts around programs with daemons.
+    # Runs under a process that kills all its children with the harness, since tools start further programs.
     watched = [sys.executable, "-m", "bench.run.processes", *argv]
     variables = {
         **without_secrets(os.environ),
@@ -62,7 +60,7 @@ def run_tool(argv: list[str], timeout_seconds: float, any_exit_code: bool = Fals
         "PYTHONPATH": os.pathsep.join(filter(None, [str(_REPOSITORY), os.environ.get("PYTHONPATH")])),
     }
     if shutil.which(argv[0]) is None:
-        raise MissingToolError("tool-missing", f"{argv[0]} cannot be started (it is no program): reinstall it")
+        raise MissingToolError("tool-missing", f"{argv[0]} cannot be started (it is not a program): reinstall it")
     try:
         done = subprocess.run(
             watched,
@@ -76,11 +74,11 @@ def run_tool(argv: list[str], timeout_seconds: float, any_exit_code: bool = Fals
         )
     except subprocess.TimeoutExpired as error:
         raise InputError(
-            "tool-failed", f"{name} {argv[1]} did not end within {timeout_seconds:g} s and was ended"
+            "tool-failed", f"{name} {argv[1]} did not end within {timeout_seconds:g} s and was killed"
         ) from error
     finally:
         end_marked(mark)
     if done.returncode != 0 and not any_exit_code:
         said = redact_text((done.stderr.strip() or done.stdout.strip() or "nothing")[-800:])
-        raise InputError("tool-failed", f"{name} {argv[1]} failed (exit code {done.returncode}); it said: {said}")
+        raise InputError("tool-failed", f"{name} {argv[1]} failed (exit code {done.returncode}): {said}")
     return done.stdout

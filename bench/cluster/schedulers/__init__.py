@@ -1,4 +1,4 @@
-"""The schedulers of clusters, by name. An entry is "module:class"; `load_scheduler` imports it when it is asked for."""
+"""The cluster schedulers, by name. An entry is "module:class"; `load_scheduler` imports it on demand."""
 
 from typing import TYPE_CHECKING
 
@@ -15,6 +15,6 @@ SCHEDULERS = {
 
 
 def load_scheduler(name: str) -> "Scheduler":
-    """Return the scheduler `name`. Raises UsageError for an unknown one."""
+    """Return the scheduler `name`. Raises UsageError if it is unknown."""
     scheduler: Scheduler = load(SCHEDULERS, name, "scheduler")()
     return scheduler

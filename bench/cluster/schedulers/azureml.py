@@ -1,4 +1,4 @@
-"""Azure Machine Learning: a command job (CLI v2), or a sweep job over its hyper-parameters."""
+"""Azure Machine Learning: a command job (CLI v2), or a sweep job over its hyperparameters."""
 
 import re
 import shlex
@@ -63,13 +63,13 @@ class AzureMLOptions(JobOptions):
     """Resource group of the workspace; default that of `az configure`."""
 
     def __post_init__(self) -> None:
-        """Refuse what the service would not take."""
+        """Refuse values that the service rejects."""
         JobOptions.__post_init__(self)
         if not _NAME.fullmatch(self.name):
-            raise UsageError("option-value", f"--name {self.name!r}: AzureML takes letters, digits, - and _")
+            raise UsageError("option-value", f"--name {self.name!r}: use letters, digits, - and _")
         if self.image is not None and self.environment is not None:
             raise UsageError(
-                "option-conflict", "--image and --environment exclude each other: an environment has an image"
+                "option-conflict", "--image and --environment exclude each other: an environment includes an image"
             )
         if not re.fullmatch(r"\d+[MG]", self.shared_memory):
             raise UsageError(
@@ -79,7 +79,7 @@ class AzureMLOptions(JobOptions):
             raise UsageError("option-missing", "--sweep needs --objective maximize:METRIC or minimize:METRIC")
         if self.objective and not self.sweep:
             raise UsageError(
-                "option-missing", "--objective belongs to --sweep: give what is to be varied, or leave it out"
+                "option-missing", "--objective needs --sweep: give the options to vary, or omit --objective"
             )
         if self.max_trials < 1 or self.at_once < 1:
             raise UsageError("option-value", "--max-trials and --at-once must be at least 1")
@@ -98,21 +98,21 @@ class AzureML:
         if len(groups) > 1:
             raise UsageError(
                 "unsupported-combination",
-                "the nodes of an AzureML cluster are equal: give one number of GPUs for all of them",
+                "all nodes of an AzureML cluster are equal: give one number of GPUs for all nodes",
             )
         if options.compute is None:
             raise UsageError(
-                "option-missing", "AzureML needs --compute, the name of a compute cluster: az ml compute list"
+                "option-missing", "AzureML needs --compute, the name of a compute cluster (see az ml compute list)"
             )
         if options.image is None and options.environment is None:
-            raise UsageError("option-missing", "AzureML runs containers: give --image, or --environment NAME@latest")
+            raise UsageError("option-missing", "AzureML needs a container: give --image, or --environment NAME@latest")
         inputs = assignments("--input", options.input)
         space = {name: _distribution(name, text) for name, text in assignments("--sweep", options.sweep).items()}
         values = _values(options, inputs, space, command)
         job = _job(options, groups[0], inputs, _shell(options, groups[0], command, values))
         if space:
             job = _sweep_job(options, job, space)
-        header = "Written by `bertbench submit azureml`; hand it over with az ml job create --file."
+        header = "Written by `bertbench submit azureml`; submit it with az ml job create --file."
         notes = _notes(options)
         return Rendered(text=to_yaml([job], header), suffix=".yaml", notes=notes)
 
@@ -126,25 +126,25 @@ class AzureML:
 def _values(
     options: AzureMLOptions, inputs: dict[str, str], space: dict[str, Any], command: Sequence[str]
 ) -> dict[str, str]:
-    """Return AzureML's expression for each place in the command. Raises UsageError for names that clash or lack."""
+    """Return AzureML's expression for each placeholder in the command. Raises UsageError for bad or missing names."""
     found: dict[str, str] = {}
     for kind, names in (("inputs", inputs), ("outputs", options.output), ("search_space", space)):
         for name in names:
             if name in found or not re.fullmatch(r"[a-z_][a-z0-9_]*", name):
                 raise UsageError(
                     "option-value",
-                    f"{name!r} is taken, or not of small letters, digits and _: every input, output and swept value "
-                    "needs a name of its own",
+                    f"{name!r} is in use or is not of lowercase letters, digits and _: give every input, output and "
+                    "swept value a unique name",
                 )
             found[name] = f"${{{{{kind}.{name}}}}}"
     idle = sorted(set(found) - places(command))
     if idle:
-        raise UsageError("option-value", f"COMMAND holds no {{{idle[0]}}}: it would never see it")
+        raise UsageError("option-value", f"COMMAND does not use {{{idle[0]}}}: add it to COMMAND, or omit the option")
     return found
 
 
 def _shell(options: AzureMLOptions, group: Group, command: Sequence[str], values: dict[str, str]) -> str:
-    """Return the line that AzureML gives to bash on every node."""
+    """Return the command line that AzureML runs with bash on every node."""
     words = list(command)
     start = ["exec"]
     if options.launcher == "torchrun":
@@ -160,7 +160,7 @@ def _shell(options: AzureMLOptions, group: Group, command: Sequence[str], values
 
 
 def _quote(text: str) -> str:
-    """Quote for bash; an expression of AzureML's that the user's own words hold stays text."""
+    """Quote for bash; AzureML expressions in the words of the user remain text."""
     return shlex.quote(text).replace("${{", "$''{{")
 
 
@@ -172,7 +172,7 @@ def _job(options: AzureMLOptions, group: Group, inputs: dict[str, str], line: st
     job["environment"] = {"image": options.image} if options.image else f"azureml:{options.environment}"
     job["compute"] = f"azureml:{options.compute}"
     if options.launcher == "torchrun" or group.nodes > 1:
-        # One launcher per node: torchrun starts the processes, as on every other scheduler.
+        # One launcher per node; torchrun starts the processes, as on the other schedulers.
         job["distribution"] = {"type": "pytorch", "process_count_per_instance": 1}
     job["resources"] = {"instance_count": group.nodes, "shm_size": options.shared_memory.lower()}
     if options.variables:
@@ -196,7 +196,7 @@ def _job(options: AzureMLOptions, group: Group, inputs: dict[str, str], line: st
 
 
 def _sweep_job(options: AzureMLOptions, job: dict[str, Any], space: dict[str, Any]) -> dict[str, Any]:
-    """Return the sweep over a command job, whose fields of the whole go up and whose fields of a trial go down."""
+    """Return the sweep over a command job: common fields move to the sweep, the others stay in the trial."""
     goal, _, metric = (options.objective or "").partition(":")
     trial = ("command", "code", "environment", "distribution", "resources", "environment_variables")
     whole = ("display_name", "experiment_name", "compute", "inputs", "outputs")
@@ -219,7 +219,7 @@ def _sweep_job(options: AzureMLOptions, job: dict[str, Any], space: dict[str, An
 
 
 def _distribution(name: str, text: str) -> dict[str, Any]:
-    """Return a part of the search space. AzureML takes a loguniform's ends as natural logarithms."""
+    """Return a part of the search space. AzureML expects natural logarithms as limits of loguniform."""
     match = _RANGE.fullmatch(text.replace(" ", ""))
     if match is None:
         values = text.split(",")
@@ -227,15 +227,15 @@ def _distribution(name: str, text: str) -> dict[str, Any]:
             raise UsageError(
                 "option-value", f"--sweep {name}={text}: give values A,B,C, uniform(A,B) or loguniform(A,B)"
             )
-        if set(text) & set('"$`\\\n'):  # AzureML puts values into the command as they are, where these end the quotes
+        if set(text) & set('"$`\\\n'):  # AzureML inserts values unquoted; these characters would end the quotes
             raise UsageError(
-                "option-value", f'--sweep {name}={text!r}: a value must hold none of " $ ` \\ and no line break'
+                "option-value", f'--sweep {name}={text!r}: values must not contain " $ ` \\ or a line break'
             )
         return {"type": "choice", "values": [_number(value) for value in values]}
     low, high = float(match[2]), float(match[3])
     if low >= high or (match[1] == "loguniform" and low <= 0):
         raise UsageError(
-            "option-value", f"--sweep {name}={text}: the first number has to be the smaller one, of loguniform above 0"
+            "option-value", f"--sweep {name}={text}: give the smaller number first, above 0 for loguniform"
         )
     if match[1] == "loguniform":
         import math
@@ -245,7 +245,7 @@ def _distribution(name: str, text: str) -> dict[str, Any]:
 
 
 def _number(text: str) -> int | float | str:
-    """A value as a number where COMMAND sees the same then: 0.10 and 007 would become 0.1 and 7."""
+    """Return a number if its text is unchanged by the conversion, else the text: 0.10 would become 0.1."""
     if re.fullmatch(r"-?(0|[1-9]\d*)", text):
         return int(text)
     if not re.fullmatch(_NUMBER, text):
@@ -257,12 +257,10 @@ def _notes(options: AzureMLOptions) -> tuple[str, ...]:
     notes = []
     if options.sweep:
         notes.append(
-            f"AzureML reads {options.objective} from MLflow, where COMMAND has to log it (`bertbench train`: eval/f1)"
+            f"AzureML reads {options.objective} from MLflow, so COMMAND must log it (`bertbench train`: eval/f1)"
         )
         if options.services:
-            notes.append("a sweep's trials have no services: --services is left out")
+            notes.append("trials of a sweep have no services, so --services is ignored")
     if options.cpus or options.memory or any(options.gpus_per_node):
-        notes.append(
-            "the size of a node is that of the compute cluster: GPUs, --cpus and --memory ask for nothing here"
-        )
+        notes.append("the compute cluster defines the size of its nodes: --cpus and --memory have no effect")
     return tuple(notes)

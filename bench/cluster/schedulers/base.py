@@ -1,4 +1,4 @@
-"""What every scheduler is asked: render a job from options and a command, and say how it is handed over."""
+"""The interface of a scheduler: render a job from options and a command, and return the command that submits it."""
 
 import dataclasses
 import re
@@ -15,7 +15,7 @@ _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class JobOptions:
-    """What a job needs, on any scheduler."""
+    """The options of a job on any scheduler."""
 
     name: str = "bertbench"
     """Name of the job."""
@@ -52,7 +52,7 @@ class JobOptions:
     """Submit the job to the scheduler."""
 
     def __post_init__(self) -> None:
-        """Refuse what no scheduler takes."""
+        """Refuse values that no scheduler accepts."""
         _check_counts(self)
         if self.memory is not None:
             memory_gib(self.memory)
@@ -71,24 +71,24 @@ class JobOptions:
         if self.time_limit is not None and self.stop_seconds >= time_limit_seconds(self.time_limit):
             raise UsageError(
                 "option-conflict",
-                f"--stop-seconds {self.stop_seconds} is not below --time-limit {self.time_limit}: "
-                "nothing would be left to run; raise the limit or lower the seconds",
+                f"--stop-seconds {self.stop_seconds} leaves no time to run within --time-limit {self.time_limit}: "
+                "raise the limit or lower the seconds",
             )
 
     @property
     def seconds(self) -> int | None:
-        """The time limit in s."""
+        """Time limit in s."""
         return None if self.time_limit is None else time_limit_seconds(self.time_limit)
 
     @property
     def variables(self) -> dict[str, str]:
-        """The variables by name."""
+        """Environment variables by name."""
         return dict(variable.split("=", 1) for variable in self.env)
 
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Neighbouring nodes with equal counts."""
+    """Adjacent nodes with equal counts."""
 
     nodes: int
     gpus: int
@@ -98,51 +98,51 @@ class Group:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Rendered:
-    """A job as it is handed over."""
+    """A rendered job."""
 
     text: str
     suffix: str
     folders: tuple[Path, ...] = ()
-    """Folders that must be there before it starts."""
+    """Folders that must exist before it starts."""
     notes: tuple[str, ...] = ()
 
 
 class Scheduler(Protocol):
-    """Renders jobs of one kind of cluster."""
+    """Renders jobs for one kind of cluster."""
 
     options: type[JobOptions]
-    """What it can be asked for."""
+    """Class of its options."""
     tool: str
-    """The program that takes a job."""
+    """The program that submits a job."""
     remedy: str
-    """What to do where that program is not installed."""
+    """Remedy if that program is not installed."""
 
     def render(self, options: Any, command: Sequence[str]) -> Rendered:
-        """Return the job. Raises UsageError for what it cannot do."""
+        """Return the job. Raises UsageError for unsupported options."""
 
     def submission(self, options: Any, path: Path) -> list[str]:
-        """Return the command that hands over the file."""
+        """Return the command that submits the file."""
 
 
 def groups_of(options: JobOptions) -> tuple[Group, ...]:
-    """Return the nodes in order, equal neighbours together.
+    """Return the nodes in order, with equal adjacent nodes grouped.
 
     Raises:
-        UsageError: neither GPUs nor processes were asked for, though processes are to be started.
+        UsageError: the launcher starts processes, but neither GPUs nor processes are given.
     """
     torchrun = options.launcher == "torchrun"
     if torchrun and not any(options.gpus_per_node) and not options.processes_per_node:
         raise UsageError(
             "option-missing",
-            "no GPUs were asked for: give --gpus-per-node N, or --processes-per-node N for a job on CPUs, "
-            "or --launcher none where COMMAND starts its own processes",
+            "the job has no GPUs: give --gpus-per-node N, or --processes-per-node N for a job on CPUs, "
+            "or --launcher none if COMMAND starts its own processes",
         )
     nodes = _node_count(options)
     gpus = _spread(options.gpus_per_node or (0,), nodes)
     processes = _spread(options.processes_per_node, nodes) if options.processes_per_node else gpus
     if torchrun and 0 in processes:
         raise UsageError(
-            "option-value", "a node would run no process: every number of --gpus-per-node has to be at least 1"
+            "option-value", "a node would run no process: every number of --gpus-per-node must be at least 1"
         )
     found: list[Group] = []
     for rank, (count, started) in enumerate(zip(gpus, processes, strict=True)):
@@ -154,7 +154,7 @@ def groups_of(options: JobOptions) -> tuple[Group, ...]:
 
 
 def checked_groups(options: JobOptions, command: Sequence[str]) -> tuple[Group, ...]:
-    """Return `groups_of`, where there is a command and a file in UTF-8 can hold it. Raises UsageError where not."""
+    """Check that there is a command in valid UTF-8 and return `groups_of`. Raises UsageError."""
     check_command(command)
     text_words([*command, *options.env])
     return groups_of(options)
@@ -185,5 +185,5 @@ def _check_counts(options: JobOptions) -> None:
         if len(counts) > 1 and len(counts) != nodes:
             raise UsageError(
                 "option-value",
-                f"{name} has {len(counts)} numbers for {nodes} nodes: give one for all of them, or one for each",
+                f"{name} has {len(counts)} numbers for {nodes} nodes: give one for all nodes, or one for each",
             )

@@ -1,4 +1,4 @@
-"""Kubernetes: a TrainJob of Kubeflow Trainer (v2), or a plain JobSet, which also takes unequal nodes."""
+"""Kubernetes: a TrainJob of Kubeflow Trainer (v2), or a JobSet, which also supports unequal nodes."""
 
 import re
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ from common.errors import UsageError
 
 _NAME = re.compile(r"[a-z]([-a-z0-9]{0,38}[a-z0-9])?")
 _CLAIM = re.compile(r"([a-z0-9]([-a-z0-9.]*[a-z0-9])?):(/[^:]*)")
-# Where Kubeflow Trainer's runtimes run the training, and what JobSet calls the same here.
+# Name of the training node in Kubeflow Trainer's runtimes; the JobSet here uses the same name.
 _JOB = "node"
 _PORT = 29500
 
@@ -45,22 +45,20 @@ class KubernetesOptions(JobOptions):
     """Queue of Kueue; default none."""
 
     def __post_init__(self) -> None:
-        """Refuse what the cluster would not take."""
+        """Refuse values that the cluster rejects."""
         JobOptions.__post_init__(self)
         if not _NAME.fullmatch(self.name):
             raise UsageError(
                 "option-value",
-                f"--name {self.name!r}: Kubernetes takes small letters, digits and -, at most 40, a letter first",
+                f"--name {self.name!r}: use at most 40 lowercase letters, digits and -, starting with a letter",
             )
         for name in ("namespace", "runtime", "queue"):
             value = getattr(self, name)
             if value is not None and not re.fullmatch(r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?", value):
-                raise UsageError(
-                    "option-value", f"--{name} {value!r}: Kubernetes takes small letters, digits, dots and -"
-                )
+                raise UsageError("option-value", f"--{name} {value!r}: use lowercase letters, digits, dots and -")
         if not re.fullmatch(r"[A-Za-z0-9./_-]+", self.gpu_resource):
             raise UsageError(
-                "option-value", f"--gpu-resource {self.gpu_resource!r} is no name of a resource, such as nvidia.com/gpu"
+                "option-value", f"--gpu-resource {self.gpu_resource!r}: give a resource name, such as nvidia.com/gpu"
             )
         for claim in self.claim:
             if not _CLAIM.fullmatch(claim):
@@ -83,11 +81,11 @@ class Kubernetes:
         if options.image is None:
             raise UsageError(
                 "option-missing",
-                "Kubernetes runs containers: give --image, such as that of build_image.sh in a registry",
+                "Kubernetes needs a container: give --image, such as that of build_image.sh in a registry",
             )
         job = _train_job(options, groups, command) if options.kind == "trainjob" else _job_set(options, groups, command)
-        notes = [] if options.claim else ["without --claim what COMMAND writes ends with its pods"]
-        header = "Written by `bertbench submit kubernetes`; hand it over with kubectl create -f."
+        notes = [] if options.claim else ["without --claim the output of COMMAND is deleted with its pods"]
+        header = "Written by `bertbench submit kubernetes`; submit it with kubectl create -f."
         return Rendered(text=to_yaml([job], header), suffix=".yaml", notes=tuple(notes))
 
     def submission(self, options: KubernetesOptions, path: Path) -> list[str]:
@@ -96,16 +94,16 @@ class Kubernetes:
 
 
 def _train_job(options: KubernetesOptions, groups: Sequence[Group], command: Sequence[str]) -> dict[str, Any]:
-    """Return a TrainJob; the runtime's torch policy tells torchrun nodes, processes, rank and address (PET_*)."""
+    """Return a TrainJob; the runtime's torch policy sets nodes, processes, rank and address of torchrun (PET_*)."""
     if len(groups) > 1:
         raise UsageError(
             "unsupported-combination",
-            "a TrainJob gives every node the same number of GPUs: use --kind jobset for unequal nodes",
+            "a TrainJob has the same number of GPUs on every node: use --kind jobset for unequal nodes",
         )
     if options.max_restarts:
         raise UsageError(
             "option-not-applicable",
-            "--max-restarts belongs to the runtime of a TrainJob: set it there, or use --kind jobset",
+            "--max-restarts is defined by the runtime of a TrainJob: set it there, or use --kind jobset",
         )
     (group,) = groups
     trainer: dict[str, Any] = {"image": options.image, "numNodes": group.nodes}
@@ -136,7 +134,7 @@ def _train_job(options: KubernetesOptions, groups: Sequence[Group], command: Seq
 
 
 def _job_set(options: KubernetesOptions, groups: Sequence[Group], command: Sequence[str]) -> dict[str, Any]:
-    """Return a JobSet with one replicated job for each kind of node; its headless service has the job's name."""
+    """Return a JobSet with one replicated job per kind of node; its headless service has the name of the job."""
     names = [_JOB] if len(groups) == 1 else [f"{_JOB}{number}" for number in range(len(groups))]
     jobs = []
     for name, group in zip(names, groups, strict=True):
@@ -169,7 +167,7 @@ def _job_set(options: KubernetesOptions, groups: Sequence[Group], command: Seque
 def _entry(
     options: KubernetesOptions, groups: Sequence[Group], group: Group, address: str, command: Sequence[str]
 ) -> dict[str, Any]:
-    """Return what a pod of a JobSet runs; its rank is that of the first node of its kind plus its index."""
+    """Return the command of a pod of a JobSet; its rank is that of the first node of its kind plus its index."""
     if options.launcher == "none":
         return {"command": _literal(command)}
     launcher = (
@@ -182,7 +180,7 @@ def _entry(
 
 
 def _literal(words: Sequence[str]) -> list[str]:
-    """Kubernetes replaces $(NAME) in commands, and $$ stands for $."""
+    """Escape words, since Kubernetes replaces $(NAME) in commands; $$ means $."""
     return [word.replace("$", "$$") for word in words]
 
 
@@ -201,11 +199,11 @@ def _environment(options: KubernetesOptions, group: Group) -> list[dict[str, str
         "NCCL_SOCKET_IFNAME": options.interface,
         "GLOO_SOCKET_IFNAME": options.interface,
         "PYTHONUNBUFFERED": "1",
-        # A pod's SIGTERM reaches torchrun alone, which passes it on and by itself waits no longer than 30 s.
+        # Only torchrun receives the SIGTERM of a pod; it forwards the signal and by default waits 30 s.
         "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": str(max(1, options.stop_seconds - 5)),
     }
     if options.cpus and group.processes:
-        # torchrun gives each process a single thread where nothing is said.
+        # By default torchrun gives each process one thread.
         variables["OMP_NUM_THREADS"] = str(max(1, options.cpus // group.processes))
     variables |= options.variables
     return [{"name": name, "value": value.replace("$", "$$")} for name, value in variables.items()]

@@ -1,4 +1,4 @@
-"""Slurm: a batch script that starts one launcher per node with srun, arrays, heterogeneous jobs, a stop in time."""
+"""Slurm: a batch script with one launcher per node (srun), job arrays, heterogeneous jobs, and a stop in time."""
 
 import math
 import re
@@ -21,8 +21,8 @@ from bench.cluster.schedulers.words import (
 from common.errors import UsageError
 from common.flags import flag
 
-# torchrun that outlives a SIGTERM sent to every process of a job: the ranks save and end, and it ends with them. A
-# handler, and not SIG_IGN, since ranks would inherit that.
+# Runs torchrun so that it survives a SIGTERM to all processes of a job: the ranks save and exit, and it exits with
+# them. It uses a handler, since ranks would inherit SIG_IGN.
 _PATIENT_TORCHRUN = (
     "import runpy, signal; signal.signal(signal.SIGTERM, lambda *_: None); "
     'runpy.run_module("torch.distributed.run", run_name="__main__", alter_sys=True)'
@@ -79,7 +79,7 @@ class SlurmOptions(JobOptions):
     """Further options of sbatch, NAME=VALUE or NAME, such as reservation=maintenance; default none."""
 
     def __post_init__(self) -> None:
-        """Refuse what sbatch would not take, or would take for something else."""
+        """Refuse values that sbatch rejects or misinterprets."""
         JobOptions.__post_init__(self)
         if not _NAME.fullmatch(self.name):
             raise UsageError("option-value", f"--name {self.name!r}: use letters, digits, dots, - and _")
@@ -88,7 +88,7 @@ class SlurmOptions(JobOptions):
             for word in value if isinstance(value, tuple) else [value]:
                 if word is not None and not _PLAIN.fullmatch(str(word)):
                     raise UsageError(
-                        "option-value", f"{flag(name)} {str(word)!r} has characters that #SBATCH cannot hold"
+                        "option-value", f"{flag(name)} {str(word)!r} has characters that #SBATCH does not support"
                     )
         if self.array is not None and not _ARRAY.fullmatch(self.array):
             raise UsageError(
@@ -97,7 +97,7 @@ class SlurmOptions(JobOptions):
         backwards = [text for text, *ends in _ranges(self.array or "") if ends[0] > ends[1]]
         if backwards:
             raise UsageError(
-                "option-value", f"--array {self.array}: {backwards[0]} counts backwards: give the smaller index first"
+                "option-value", f"--array {self.array}: {backwards[0]} is descending: give the smaller index first"
             )
         if self.array is not None and self.sweep:
             raise UsageError(
@@ -107,13 +107,13 @@ class SlurmOptions(JobOptions):
             raise UsageError("option-value", "--requeues must be at least 0 and --at-once at least 1")
         if self.at_once is not None and not self.sweep:
             raise UsageError(
-                "option-not-applicable", "--at-once belongs to --sweep: for --array say it there, as in --array 0-99%10"
+                "option-not-applicable", "--at-once needs --sweep: for --array give the limit as in --array 0-99%10"
             )
         self._check_container()
         if self.requeues and (self.time_limit is None or not self.stop_seconds):
             raise UsageError(
                 "option-missing",
-                "--requeues needs --time-limit and --stop-seconds: only a job stopped in time goes on later",
+                "--requeues needs --time-limit and --stop-seconds: only a job that stops in time can continue later",
             )
 
     def _check_container(self) -> None:
@@ -121,11 +121,11 @@ class SlurmOptions(JobOptions):
             if not _MOUNT.fullmatch(mount):
                 raise UsageError(
                     "option-value",
-                    f"--mounts {mount!r} is not HOST:CONTAINER with a path from / on, such as /data:/data",
+                    f"--mounts {mount!r} is not HOST:CONTAINER with absolute paths, such as /data:/data",
                 )
         if self.image is None and (self.mounts or self.container != "pyxis"):
             given = "--mounts" if self.mounts else f"--container {self.container}"
-            raise UsageError("option-missing", f"{given} is about a container: give --image too, or leave it out")
+            raise UsageError("option-missing", f"{given} needs a container: give --image too, or omit it")
 
 
 def _ranges(array: str) -> list[tuple[str, int, int]]:
@@ -172,13 +172,13 @@ class Slurm:
         )
         notes = []
         if options.time_limit is None:
-            notes.append("without --time-limit nothing tells the processes that their time ends")
+            notes.append("without --time-limit the processes get no signal before the job ends")
         if array and options.array and not places(command) & set(_OWN):
-            notes.append("COMMAND holds no {array_index}: every task does the same, but for SLURM_ARRAY_TASK_ID")
+            notes.append("COMMAND does not use {array_index}: tasks differ only in SLURM_ARRAY_TASK_ID")
         return Rendered(text=text, suffix=".sbatch", folders=(options.log_dir,), notes=tuple(notes))
 
     def submission(self, options: SlurmOptions, path: Path) -> list[str]:
-        """Return sbatch's command."""
+        """Return the sbatch command."""
         return ["sbatch", str(path)]
 
 
@@ -186,10 +186,10 @@ _OWN = ("array_index", "array_count")
 
 
 def _script(**content: Any) -> str:
-    """Fill in slurm.sbatch.jinja; words of the user pass through its filter `sh`, or were quoted before."""
+    """Render slurm.sbatch.jinja; words of the user are quoted before, or by its filter `sh`."""
     import jinja2
 
-    environment = jinja2.Environment(  # noqa: S701 # nosec B701 # a shell script; HTML's escapes would damage it
+    environment = jinja2.Environment(  # noqa: S701 # nosec B701 # HTML escapes would damage a shell script
         loader=jinja2.FileSystemLoader(Path(__file__).parent),
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
@@ -205,7 +205,7 @@ def _combinations(grid: dict[str, tuple[str, ...]]) -> int:
 
 
 def _axes(grid: dict[str, tuple[str, ...]]) -> list[tuple[str, tuple[str, ...], int]]:
-    """Name and values of each swept option, the fastest first, and after how many indices its value changes."""
+    """Return name and values of each swept option, the fastest first, and the number of indices per value."""
     found, divisor = [], 1
     for name, values in reversed(grid.items()):
         found.append((name, values, divisor))
@@ -214,7 +214,7 @@ def _axes(grid: dict[str, tuple[str, ...]]) -> list[tuple[str, tuple[str, ...], 
 
 
 def _indices(options: SlurmOptions, grid: dict[str, tuple[str, ...]]) -> str | None:
-    """The indices of the job array as sbatch takes them, None where it is none."""
+    """Return the indices of the job array for sbatch, or None without an array."""
     if not grid:
         return options.array
     return f"0-{_combinations(grid) - 1}{f'%{options.at_once}' if options.at_once else ''}"
@@ -226,28 +226,26 @@ def _check_places(
     found = places(command)
     for name, values in grid.items():
         if name in _OWN:
-            raise UsageError("option-value", f"--sweep {name}: that name is the array's own; choose another")
+            raise UsageError("option-value", f"--sweep {name}: this name is reserved for the array; use another")
         if name not in found:
-            raise UsageError(
-                "option-value", f"COMMAND holds no {{{name}}}: every value of --sweep {name} would do the same"
-            )
+            raise UsageError("option-value", f"COMMAND does not use {{{name}}}: add it, or omit --sweep {name}")
         if "" in values or len(set(values)) < len(values):
-            raise UsageError("option-value", f"--sweep {name}: a value is empty or comes twice: {','.join(values)}")
+            raise UsageError("option-value", f"--sweep {name}: a value is empty or repeated: {','.join(values)}")
     if found & set(_OWN) and not (options.array or grid):
         raise UsageError(
             "option-missing",
-            f"COMMAND holds {{{min(found & set(_OWN))}}}, but this is no array: give --array or --sweep",
+            f"COMMAND uses {{{min(found & set(_OWN))}}} without an array: give --array or --sweep",
         )
     if len(groups) > 1 and (options.array or grid):
         raise UsageError(
             "unsupported-combination",
-            "Slurm has no arrays of heterogeneous jobs: give every node the same number of GPUs, or submit one job "
-            "each",
+            "Slurm has no arrays of heterogeneous jobs: give every node the same number of GPUs, or submit separate "
+            "jobs",
         )
 
 
 def _directives(options: SlurmOptions, groups: Sequence[Group], array: str | None) -> list[str]:
-    """Return the #SBATCH lines: those of the job, then those of each component."""
+    """Return the #SBATCH lines of the job, then those of each component."""
     stem = "%x-%A_%a" if array else "%x-%j"
     once = [f"--job-name={options.name}", f"--output={options.log_dir / f'{stem}.out'}", "--open-mode=append"]
     once += [f"--array={array}"] if array else []
@@ -282,7 +280,7 @@ def _gpus(options: SlurmOptions, group: Group) -> str:
 
 
 def _component(options: SlurmOptions, group: Group, number: int, count: int) -> str:
-    """The options and the program of one component of srun's command."""
+    """Return the options and the program of one component of the srun command."""
     words = [f"--het-group={number}"] if count > 1 else []
     words += [f"--nodes={group.nodes}", f"--ntasks={group.nodes}", "--ntasks-per-node=1", "--kill-on-bad-exit=1"]
     words += [quote(_gpus(options, group))] if group.gpus else []

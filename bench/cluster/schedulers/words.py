@@ -1,4 +1,4 @@
-"""Words of commands and limits: quoting for shells and YAML, places for values, torchrun's arguments, times, sizes."""
+"""Parse and quote words of commands: shells, YAML, placeholders, torchrun's arguments, times and sizes."""
 
 import os
 import re
@@ -11,14 +11,14 @@ from common.errors import UsageError
 _TIME = re.compile(r"(?:(\d+)-(\d+)(?::(\d+)(?::(\d+))?)?)|(?:(?:(\d+):)?(\d+):(\d+))|(\d+)")
 _MEMORY = re.compile(r"(\d+)([MGT])")
 _GIB = {"M": 1 / 1024, "G": 1, "T": 1024}
-# Plain where no version of YAML takes it for anything but text; 1e-5, 012, 1:30, yes and ~ are quoted.
+# Text that every version of YAML reads as text without quotes; 1e-5, 012, 1:30, yes and ~ need quotes.
 _PLAIN = re.compile(r"[A-Za-z][A-Za-z0-9./_-]*")
 _NOT_TEXT = {"true", "false", "yes", "no", "on", "off", "y", "n", "null", "nan", "inf"}
 _PLACE = re.compile(r"\{([a-z_][a-z0-9_]*)\}")
 
 
 def time_limit_seconds(text: str) -> int:
-    """Return a limit in s, written as Slurm's sbatch(1) takes it. Raises UsageError for anything else, and for 0."""
+    """Return a limit in s from the format of Slurm's sbatch(1). Raises UsageError for other formats and for 0."""
     match = _TIME.fullmatch(text)
     seconds = 0
     whole = True
@@ -27,10 +27,10 @@ def time_limit_seconds(text: str) -> int:
             int(part or 0) for part in match.groups()
         )
         seconds = 86400 * days + 3600 * (day_hours + hours) + 60 * (day_minutes + minutes + plain) + day_seconds + rest
-        # The first number may be any; those after it fill up the next larger unit.
+        # Only the first number may exceed its unit.
         whole = max(day_minutes, day_seconds, rest, minutes if match[5] else 0) < 60 and day_hours < 24
     if not seconds or not whole:
-        what = "is no time above 0" if whole else "has more than 59 minutes, 59 seconds or 23 hours after a larger unit"
+        what = "is not above 0" if whole else "has more than 59 minutes, 59 seconds or 23 hours after a larger unit"
         raise UsageError(
             "option-value",
             f"--time-limit {text!r} {what}: give minutes (90), hours:minutes:seconds (12:00:00) or "
@@ -40,23 +40,23 @@ def time_limit_seconds(text: str) -> int:
 
 
 def memory_gib(text: str) -> float:
-    """Return an amount such as 64G in GiB. Raises UsageError for anything else, and for 0."""
+    """Return an amount such as 64G in GiB. Raises UsageError for other formats and for 0."""
     match = _MEMORY.fullmatch(text)
     if not match or not int(match[1]):
         raise UsageError(
-            "option-value", f"{text!r} is no amount of memory: give a whole number with M, G or T, such as 64G"
+            "option-value", f"{text!r} is not an amount of memory: give a whole number with M, G or T, such as 64G"
         )
     return int(match[1]) * _GIB[match[2]]
 
 
 def kubernetes_memory(text: str) -> str:
-    """Return 64G as Kubernetes writes it: 64Gi. Raises UsageError as `memory_gib` does."""
+    """Return 64G in the format of Kubernetes, 64Gi. Raises UsageError as `memory_gib` does."""
     memory_gib(text)
     return f"{text}i"
 
 
 def program(command: Sequence[str], module: bool, no_python: bool) -> list[str]:
-    """Return what torchrun is told of COMMAND: a script where its name ends in .py, else a program.
+    """Return torchrun's arguments for COMMAND: a script if its name ends in .py, else a program.
 
     Raises:
         UsageError: there is no command.
@@ -70,24 +70,24 @@ def program(command: Sequence[str], module: bool, no_python: bool) -> list[str]:
 
 
 def check_command(command: Sequence[str]) -> None:
-    """Raise UsageError where there is no command."""
+    """Raise UsageError if there is no command."""
     if not command or not command[0].strip():
         raise UsageError(
-            "option-missing", "no command was given: put it last, after --: -- bertbench train pretrain --data FOLDER"
+            "option-missing", "no command was given: add it after --, as in -- bertbench train pretrain --data FOLDER"
         )
 
 
 def text_words(command: Sequence[str]) -> None:
-    """Raise UsageError where a word is no text, for files that have to be UTF-8."""
+    """Raise UsageError if a word is not valid UTF-8, which the file requires."""
     for word in command:
         try:
             word.encode()
         except UnicodeEncodeError:
-            raise UsageError("option-value", f"{word!a} is not UTF-8: such a file takes only text") from None
+            raise UsageError("option-value", f"{word!a} is not UTF-8: give valid text for this file") from None
 
 
 def quote(word: str) -> str:
-    """Return a word for bash, on one line and in printable characters whatever it holds."""
+    """Return a quoted word for bash, on one line and in printable characters."""
     if word.isprintable():
         return shlex.quote(word)
     escaped = "".join(_escape(character) for character in word)
@@ -103,13 +103,13 @@ def _escape(character: str) -> str:
 
 
 def fill(word: str, known: Sequence[str], quoted: Callable[[str], str], value: Callable[[str], str]) -> str:
-    """Return a word for a shell with the places {name} of `known` names filled in.
+    """Return a word for a shell with the placeholders {name} of `known` names filled in.
 
     Args:
-        word: as the user gave it; braces around anything else stay as they are.
-        known: names of places.
-        quoted: turns text into shell text.
-        value: turns a name into shell text that gives its value as one word.
+        word: word of the user; other braces remain unchanged.
+        known: names of placeholders.
+        quoted: quotes text for the shell.
+        value: returns shell text that expands to the value of a name as one word.
     """
     parts: list[str] = []
     position = 0
@@ -123,7 +123,7 @@ def fill(word: str, known: Sequence[str], quoted: Callable[[str], str], value: C
 
 
 def places(command: Sequence[str]) -> set[str]:
-    """Return the names that stand in braces somewhere in a command."""
+    """Return the names in braces in a command."""
     return {name for word in command for name in _PLACE.findall(word)}
 
 
@@ -131,14 +131,14 @@ def assignments(option: str, given: Sequence[str]) -> dict[str, str]:
     """Return NAME=VALUE words as a dictionary.
 
     Raises:
-        UsageError: a word has another form, or a name comes twice.
+        UsageError: a word has another form, or a name is repeated.
     """
     found: dict[str, str] = {}
     for word in given:
         name, equals, value = word.partition("=")
         if not equals or not value or not re.fullmatch(r"[a-z_][a-z0-9_]*", name):
             raise UsageError(
-                "option-value", f"{option} {word!r} is not NAME=VALUE with a name of small letters, digits and _"
+                "option-value", f"{option} {word!r} is not NAME=VALUE with a name of lowercase letters, digits and _"
             )
         if name in found:
             raise UsageError("option-value", f"{option} names {name} twice: give all its values at once")

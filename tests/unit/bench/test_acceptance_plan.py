@@ -64,7 +64,7 @@ def test_every_sweep_is_refused_for_want_of_a_gpu_alone(tmp_path: Path) -> None:
     assert len(sweeps) == 8
     for command in sweeps:
         done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=120)
-        assert done.returncode == 2 and "no GPU can be used" in done.stderr and len(done.stderr.splitlines()) == 1, (
+        assert done.returncode == 2 and "[device-missing]" in done.stderr and len(done.stderr.splitlines()) == 1, (
             done.stderr
         )
 

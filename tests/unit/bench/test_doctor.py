@@ -78,9 +78,9 @@ def test_without_a_gpu_torch_and_nsys_work_and_the_counters_do_not(
 ) -> None:
     tool(machine, "nsys", "NVIDIA Nsight Systems version 2024.5.1.113")
     tool(machine, "ncu", "Version 2022.3.0.0")
-    assert row(CPU, "torch").state == OK and "records CPU operators" in row(CPU, "torch").detail
+    assert row(CPU, "torch").state == OK and "CPU operators" in row(CPU, "torch").detail
     nsys = row(CPU, "nsys")
-    assert nsys.state == OK and "2024.5.1" in nsys.detail and "records NVTX ranges" in nsys.detail
+    assert nsys.state == OK and "2024.5.1" in nsys.detail and "NVTX ranges" in nsys.detail
     ncu, nvprof = row(CPU, "ncu"), row(CPU, "nvprof")
     assert ncu.state == nvprof.state == MISSING
     assert "installed" in ncu.detail and "2022.3" in ncu.detail and "no GPU" in ncu.detail
@@ -174,7 +174,7 @@ def test_a_driver_that_does_not_say_who_may_read_the_counters_is_not_taken_for_a
 ) -> None:
     monkeypatch.setitem(PROFILERS, "ncu", f"{__name__}:Willing")
     found = row(CUDA, "ncu")
-    assert found.state == OK and "is not known" in found.detail
+    assert found.state == OK and "unknown" in found.detail
 
 
 def test_nvprof_on_a_new_gpu_names_what_to_use_instead(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -230,9 +230,9 @@ HANGS = "exec /bin/sleep 300"
         (DENIED, None, MISSING, "permission denied", "usermod -aG docker"),
         (HANGS, None, MISSING, "did not end within 0.5 s", "systemctl start docker"),
         (REFUSED, DENIED, MISSING, "does not answer", "systemctl start docker"),
-        (REFUSED, "exit 0", OK, "podman version 28.2.2, and its engine answers", ""),
-        ("exit 0", None, OK, "docker version 28.2.2, and its engine answers", ""),
-        (None, "exit 0", OK, "podman version 28.2.2, and its engine answers", ""),
+        (REFUSED, "exit 0", OK, "podman version 28.2.2", ""),
+        ("exit 0", None, OK, "docker version 28.2.2", ""),
+        (None, "exit 0", OK, "podman version 28.2.2", ""),
         (None, None, MISSING, "not on PATH", "install docker or podman"),
     ],
 )

@@ -92,9 +92,9 @@ def test_a_program_that_cannot_be_run_is_named_with_its_rank(tmp_path: Path) -> 
     ("reports", "lost", "asked", "verdict"),
     [
         ({0: GOOD, 1: GOOD}, {}, None, Verdict(True)),
-        ({0: GOOD}, {1: "silent"}, None, Verdict(False, "node 1 (host host1, ranks 1 to 2) is gone: silent")),
+        ({0: GOOD}, {1: "silent"}, None, Verdict(False, "node 1 (host host1, ranks 1 to 2) was lost: silent")),
         ({0: GOOD, 1: GOOD}, {1: "hung up after its report"}, None, Verdict(True)),
-        ({0: GOOD}, {}, None, Verdict(False, "node 1 (host host1, ranks 1 to 2) did not say how it ended")),
+        ({0: GOOD}, {}, None, Verdict(False, "node 1 (host host1, ranks 1 to 2) did not report a result")),
         (
             {0: Report(False, (Failure(0, 1, 1.0),)), 1: Report(False, (Failure(2, -6, 9.0), Failure(1, -15, 0.0)))},
             {},

@@ -131,7 +131,7 @@ def test_where_it_is_not_installed_the_message_says_where_it_was(
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     capability(monkeypatch, (7, 0))
-    with refused("tool-missing", "nvprof", "CUDA toolkits before 13"):
+    with refused("tool-missing", "nvprof", "before 13"):
         Nvprof().check(scope.trial)
 
 
@@ -169,7 +169,7 @@ class NvmlError(Exception):
         (["GPU-new", "GPU-old"], (9, 0)),
         (["GPU-old"], (7, 0)),
         (["MIG-1"], (8, 0)),
-        ([""], "NVML names no UUID for the first visible GPU"),
+        ([""], "NVML returns no UUID for the first visible GPU"),
     ],
 )
 def test_the_first_visible_gpu_decides(uuids: list[str], found: Any, monkeypatch: pytest.MonkeyPatch) -> None:
