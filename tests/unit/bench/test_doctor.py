@@ -145,7 +145,7 @@ def test_sampling_that_the_kernel_forbids_is_a_note_not_a_lack(machine: Path, mo
         (0, NONE, "580.65.06", OK, ""),
         (1, SYS_ADMIN, "535.129.03", OK, ""),
         (1, PERFMON, "565.57.01", OK, ""),
-        (1, PERFMON, "535.129.03", MISSING, "driver 535 lets CAP_SYS_ADMIN alone"),
+        (1, PERFMON, "535.129.03", MISSING, "driver 535 needs CAP_SYS_ADMIN"),
     ],
 )
 def test_the_counters_need_the_driver_s_permission(

@@ -284,7 +284,7 @@ def test_range_replay_is_refused_where_it_would_hang_or_is_not_known(machine: Pa
     with refused("unsupported-combination", "replay=range", "2 ranks", "--devices 1"):
         profiler("replay=range").check(GPUS)
     fake_ncu.install(machine / "bin", "2020.1.0")
-    with refused("tool-version", "--with replay=range", "ncu 2020.1.0", "2022.1 "):
+    with refused("tool-version", "--with replay=range", "2020.1.0", "2022.1 "):
         profiler("replay=range", "metrics=dram__bytes.sum").check(GPU)
 
 
