@@ -53,7 +53,7 @@ def test_eval_glue_prints_the_scores_of_the_benchmark(glue: Path, tmp_path: Path
     told = text(result(*words, "--task", "mnli", "--labels", str(glue / "MNLI" / "dev_mismatched.tsv")).blocks)
     assert "100.000" in told and "contradiction" in told
     write_dev(tmp_path / "answers.tsv", "stsb", ["1.0"] * 12)
-    assert "not defined" in text(result(*words, "--task", "stsb", "--labels", str(glue / "STS-B" / "dev.tsv")).blocks)
+    assert "undefined" in text(result(*words, "--task", "stsb", "--labels", str(glue / "STS-B" / "dev.tsv")).blocks)
 
 
 @pytest.mark.parametrize(
@@ -89,7 +89,7 @@ def test_eval_glue_says_which_table_it_scores_and_notes_answers_to_another_one(g
     words = ["eval", "glue", "--task", "mnli", "--predictions", str(answers), "--labels"]
     told = text(result(*words, str(glue / "MNLI" / "dev_matched.tsv")).blocks)
     assert told.startswith("MNLI dev_matched, 12 rows\n")
-    assert "MNLI-dev_mismatched.tsv answers dev_mismatched, and the labels are dev_matched" in told
+    assert "MNLI-dev_mismatched.tsv says dev_mismatched, but the labels are dev_matched" in told
     assert "note" not in text(result(*words, str(glue / "MNLI" / "dev_mismatched.tsv")).blocks)
 
 
