@@ -37,7 +37,8 @@ NOT_YET = (
 )
 
 GENERATED = ("docs/reference/columns.md", "docs/reference/commands.md", "docs/reference/errors.md", "docker/locks/")
-MARKUP = (".c", ".css", ".html", ".jinja", ".js", ".sh", ".toml", ".txt")
+MARKUP = (".html", ".jinja", ".sh", ".toml", ".txt")
+CODE = (".c", ".css", ".js")
 WITHOUT_SUFFIX = ("Makefile", ".ci/run", "docker/Dockerfile")
 
 # Regular expressions, where a blank is any white space, and what to write instead.
@@ -93,6 +94,10 @@ FENCE = re.compile(r"^ *(```|~~~).*?^ *\1", re.MULTILINE | re.DOTALL)
 NOT_PROSE = re.compile(
     r"`[^`]*`|\]\([^)]*\)|https?://\S+|--[\w-]+|\b\w+=\S*|[\w.-]*(?<=\w)[/_](?=\w)[\w./-]*|\b[A-Z]{3,}\b"
 )
+
+
+# Comments and strings in CODE.
+CODE_TEXT = re.compile(r"//[^\n]*|/\*.*?\*/|(\"|'|`)(?:\\.|(?!\1)[^\\\n])*\1", re.DOTALL)
 
 
 def pattern(expression: str) -> re.Pattern[str]:
@@ -159,6 +164,10 @@ def texts(name: str, text: str) -> Iterator[tuple[int, str]]:
     elif name.endswith(".md"):
         history = text.find("\n## [0") if name == "CHANGELOG.md" else -1
         yield 1, blanked(FENCE, text if history < 0 else text[:history])
+    elif name.endswith(CODE):
+        for match in CODE_TEXT.finditer(text):
+            if re.search(r"\w\s+\w", match[0]) or match[0].startswith("/"):
+                yield 1 + text.count("\n", 0, match.start()), match[0]
     else:
         yield 1, re.sub(r"^(\s*)#+", r"\1", text, flags=re.MULTILINE)
 
@@ -189,7 +198,7 @@ def files(*below: str) -> list[str]:
     return [
         name
         for name in listed.stdout.splitlines()
-        if (name.endswith((".md", ".py", *MARKUP)) or name in WITHOUT_SUFFIX)
+        if (name.endswith((".md", ".py", *MARKUP, *CODE)) or name in WITHOUT_SUFFIX)
         and not name.startswith(("tests/", *GENERATED))
         and (ROOT / name).is_file()
     ]
@@ -212,6 +221,10 @@ def test_checkers_catch() -> None:
     )
     found = ["1 Levers", "2 made up", "7 5%", "7 5e+0", "7 colour", "8 Utilisation"]
     assert [phrase(line) for line in violations("a.md", page)] == found
+    assert [phrase(line) for line in violations("a.js", "let colour = 1; // grey\nlet a = 'told';\nb = 'is told'")] == [
+        "1 grey",
+        "3 told",
+    ]
     module = (
         'def told():\n    """Whose."""\n    return f"{told:.1%} anew", "told", "is\\tonce more"  # of\n    # sisters\n'
     )
