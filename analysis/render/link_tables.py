@@ -205,7 +205,10 @@ def projection_table(rows: Sequence[Row]) -> tables.Table:
         tables.Column("model", wording.model, wording.model, False),
         tables.Column("batch per device", lambda row: row["micro_batch_size"], wording.batch),
         tables.Column(
-            "devices", lambda row: row["world_size"], lambda row: f"{row['base_world_size']} → {row['world_size']}"
+            "devices",
+            lambda row: row["world_size"],
+            lambda row: f"{row['base_world_size']} → {row['world_size']}",
+            fields=("base_world_size", "world_size"),
         ),
         tables.measured("projected samples/s", "samples_per_second"),
         tables.spread("samples_per_second", wording.number),
@@ -216,7 +219,7 @@ def projection_table(rows: Sequence[Row]) -> tables.Table:
         tables.measured("exposed ms", "exposed_ms"),
         tables.measured("efficiency", "efficiency", wording.percent),
         tables.spread("efficiency", wording.percent),
-        tables.Column("check", lambda row: row["check_error"], _check),
+        tables.Column("check", lambda row: row["check_error"], _check, fields=("check_error",)),
     ]
     if any(row["measured_samples_per_second"] is not None for row in rows):
         columns.insert(7, tables.measured("measured samples/s", "measured_samples_per_second"))
