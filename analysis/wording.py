@@ -132,11 +132,11 @@ def implementation(row: Row) -> str:
 
 
 def data(row: Row) -> str:
-    """Return what a trial was fed: a name, a folder's or file's name, or made-up batches like those of that one."""
+    """Return a trial's data: a name, the name of a folder or file, or synthetic batches with the lengths of those."""
     kind, _, path = str(row.get("data") or "").rpartition(":")
     name = path.rstrip("/").rsplit("/", 1)[-1].removesuffix(".safetensors")
     if kind == "synthetic" and row.get("data_fingerprint"):
-        text = f"made up like {name}"
+        text = f"synthetic like {name}"
     elif kind or path == "synthetic":
         text = str(row.get("data"))
     else:
@@ -161,7 +161,7 @@ def status(row: Row) -> str:
 
 
 def order(row: Row) -> tuple[Any, ...]:
-    """Sort key of result rows: model, then batch and devices, so that implementations stand beside each other."""
+    """Sort key of result rows: model, then batch and devices, so that implementations are adjacent."""
     return (
         str(row["preset"]),
         str(row["precision"]),
@@ -178,10 +178,10 @@ def order(row: Row) -> tuple[Any, ...]:
 
 
 def floor_sentence(row: Row) -> str:
-    """Return what a trial of kind components came to, in one sentence."""
+    """Return the result of a trial of kind components in one sentence."""
     name = f"{row['implementation']} {model(row)} {place(row)}"
     step, floor, share = number(row["step_time_ms"]), number(row["floor_ms"]), row["of_floor"]
-    return f"{name} takes {step} ms a step; its floor is {floor} ms, {percent(share)} of it."
+    return f"{name} takes {step} ms per step; the floor is {floor} ms, {percent(share)} of that."
 
 
 def strategy_label(strategy: str, options: str, recomputing: bool = False, allocator: str = "") -> str:
@@ -200,7 +200,7 @@ def strategy_label(strategy: str, options: str, recomputing: bool = False, alloc
 
 
 def implementation_label(implementation: str, levers: str) -> str:
-    """Return an implementation with the levers it computes with, where they are not those of its device.
+    """Return an implementation with its optimizations, if they are not the defaults of its device.
 
     Args:
         implementation: Trial.implementation.

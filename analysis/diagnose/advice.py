@@ -40,12 +40,12 @@ class Advice:
     def gain(self) -> str:
         """The expected gain in a sentence."""
         if self.saves is None:
-            return f"Expected gain: unknown, {self.unknown}."
+            return f"Expected gain: unknown ({self.unknown})."
         return f"Expected gain: up to {wording.percent(self.saves)} of the {self.of}."
 
     @property
     def text(self) -> str:
-        """All of it as a paragraph; the command stands in backticks."""
+        """All of it as a paragraph; the command is in backticks."""
         test = f" Test it: `{self.command}`." if self.command else ""
         said = f"{self.seen[:1].upper()}{self.seen[1:]}"
         return f"{said}: {self.remedy}. {self.gain}{test}"

@@ -1,4 +1,4 @@
-"""The answer a report begins with: per model, the best configuration in sentences, and what it is held against."""
+"""The answer a report begins with: per model, the best configuration in sentences, and what it is compared with."""
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -54,7 +54,7 @@ class Winner:
     """Others that may be as fast, the fastest first."""
     group: tuple[Point, ...]
     undecided: str
-    """Why it is not decided that it is the fastest; "" where it is."""
+    """Why the choice is not conclusive; "" where it is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +99,7 @@ class Answer:
 def points(trials: Sequence[LoadedTrial]) -> list[Point]:
     """Return every measured throughput configuration, its rounds combined, in the order of wording.order.
 
-    Made-up twins of trials on real data are left out: the gap is told apart.
+    Synthetic twins of trials on real data are left out; they have a table of their own.
     """
     found = []
     measured = [trial for trial in trials if trial.row.get("samples_per_second")]
@@ -137,27 +137,23 @@ def nothing_measured(trials: Sequence[LoadedTrial]) -> Answer:
     statuses = [str(trial.row["status"]) for trial in trials]
     tally = ", ".join(f"{statuses.count(name)} {name}" for name in dict.fromkeys(statuses))
     reasons = [str(trial.row["reason"]) for trial in trials if trial.row.get("reason")]
-    sentences = (f"The first reason given: {reasons[0]}",) if reasons else ()
+    sentences = (f"First reason: {reasons[0]}",) if reasons else ()
     if trials and all(trial.trial.kind == "probe" for trial in trials):
-        return Answer("This run searched for the largest batch only: throughput was not measured.", (), ())
+        return Answer("This run only searched for the largest batch. Throughput was not measured.", (), ())
     fed = [trial for trial in trials if trial.trial.kind == "input" and trial.row.get("samples_per_second")]
     if fed:
         most = max(float(trial.row["samples_per_second"]) for trial in fed)
-        return Answer(
-            f"The input alone was measured, up to {wording.number(most)} samples/s: nothing was trained.", (), ()
-        )
+        return Answer(f"This run measured the input pipeline alone: up to {wording.number(most)} samples/s.", (), ())
     if trials and all(trial.trial.kind == "comm" for trial in trials):
         measured = [trial for trial in trials if trial.row["status"] == "ok"]
-        return Answer(
-            f"Collectives alone were measured ({len(measured)} of {len(trials)}): nothing was trained.", (), ()
-        )
+        return Answer(f"This run measured collectives alone ({len(measured)} of {len(trials)} trials).", (), ())
     parts = [trial for trial in trials if trial.trial.kind == "components" and trial.row["status"] == "ok"]
     if parts:
-        return Answer(f"A step was taken apart: {wording.floor_sentence(parts[0].row)}", (), ())
+        return Answer(f"This run breaks down a step: {wording.floor_sentence(parts[0].row)}", (), ())
     profiled = [trial for trial in trials if trial.trial.kind == "profile" and trial.row["status"] == "ok"]
     if profiled:
-        return Answer("This run holds profiles only: throughput was not measured.", (), ())
-    return Answer(f"Nothing was measured: of {len(trials)} trials, {tally}.", (), sentences)
+        return Answer("This run contains only profiles. Throughput was not measured.", (), ())
+    return Answer(f"No trial succeeded. Of {len(trials)} trials: {tally}.", (), sentences)
 
 
 def _answer(winner: Winner, ratios: Sequence[Row]) -> Answer:
@@ -170,7 +166,8 @@ def _answer(winner: Winner, ratios: Sequence[Row]) -> Answer:
         f"{_where(row)}{wording.by(row)} "
         f"({row['precision']}, sequences of {wording.lengths(row)})."
     )
-    sentences = [*_step_sentence(best), *_versus(best, ratios), *_smaller(best, group), *_close(winner)]
+    versus = _versus(best, ratios)
+    sentences = [*_step_sentence(best), *versus, *_smaller(best, group), *_close(winner, " ".join(versus))]
     return Answer(headline, tuple(_cards(best, ratios)), tuple(sentences))
 
 
@@ -200,8 +197,8 @@ def _cards(best: Point, ratios: Sequence[Row]) -> list[Card]:
     found = _ratio(best, ratios)
     if found is not None and found["throughput_ratio"] is not None:
         span = wording.interval(found["throughput_ratio_low"], found["throughput_ratio_high"], lambda x: f"{x:.2f}")
-        label = f"throughput against {found['reference']}"
-        decided = "" if found["decided"] != "cannot decide" else ", not decided"
+        label = f"throughput relative to {found['reference']}"
+        decided = "" if found["decided"] != "cannot decide" else ", not conclusive"
         cards.append(Card(label, wording.ratio(found["throughput_ratio"]), f"{span}{decided}"))
     return cards
 
@@ -214,7 +211,7 @@ def _rate_note(best: Point) -> str:
 def _padding(row: Row) -> str:
     padded, efficiency = row.get("padded_tokens_per_second"), row.get("padding_efficiency")
     if padded is None or efficiency is None:
-        return "padding left out"
+        return "no padding is computed"
     return f"{wording.percent(efficiency)} of all positions"
 
 
@@ -242,15 +239,15 @@ def _versus(best: Point, ratios: Sequence[Row]) -> list[str]:
     if found is None:
         return []
     if found["throughput_ratio"] is None:
-        return [f"It could not be held against {found['reference']}: {found['reason']}."]
+        return [f"There is no comparison with {found['reference']}: {found['reason']}."]
     value = found["throughput_ratio"]
     saved = found["time_saved"]
     change = f"{wording.percent(saved)} of the time saved" if saved >= 0 else f"{wording.percent(-saved)} more time"
     text = f"At the same configuration its throughput is {value:.2f} times that of {found['reference']} ({change})"
     verdict = {
-        "yes": "; the rounds decide that they differ.",
-        "no": "; the rounds decide that they are within 5 % of each other.",
-        "cannot decide": f". This was measured, but it is not decided: {found['reason']}.",
+        "yes": " (conclusive).",
+        "no": " (conclusive: they are within 5 % of each other).",
+        "cannot decide": f". This is not conclusive yet: {found['reason']}.",
     }[found["decided"]]
     return [text + verdict]
 
@@ -269,27 +266,27 @@ def _smaller(best: Point, group: Sequence[Point]) -> list[str]:
         small = min(near, key=lambda p: int(p.row["micro_batch_size"]))
         share = small.samples_per_second / best.samples_per_second
         return [
-            f"Micro batch {wording.batch(small.row)} already gives {wording.percent(share)} of that, in steps of "
+            f"Micro batch {wording.batch(small.row)} reaches {wording.percent(share)} of that throughput, in steps of "
             f"{wording.number(small.step_ms.value)} ms."
         ]
     largest = max(int(p.row["micro_batch_size"]) for p in same)
     if len(same) > 1 and largest == best.row["micro_batch_size"]:
-        return [
-            "It is the largest batch measured: a larger one may be faster still (--max-batch-search finds the limit)."
-        ]
+        return ["This is the largest batch measured; a larger one may be faster (--max-batch-search finds the limit)."]
     return []
 
 
-def _close(winner: Winner) -> list[str]:
-    """Say which other configurations the measurements do not tell from the best one."""
+def _close(winner: Winner, said: str) -> list[str]:
+    """Name the configurations that the measurements do not distinguish from the best one.
+
+    The reason is left out if `said`, the sentences before, contain it.
+    """
     if not winner.close:
         why = winner.undecided
-        return [f"Which is the fastest is not decided: {why} (--rounds)."] if why else []
+        return [f"Which configuration is fastest is not conclusive yet: {why} (--rounds)."] if why else []
     names = [f"{p.row['implementation']} {wording.place(p.row)}{_faster(p, winner.best)}" for p in winner.close[:3]]
     more = f" and {len(winner.close) - 3} more" if len(winner.close) > 3 else ""
-    return [
-        f"Too close to call: {', '.join(names)}{more}. {winner.undecided[:1].upper()}{winner.undecided[1:]} (--rounds)."
-    ]
+    why = "" if winner.undecided in said else f" {winner.undecided[:1].upper()}{winner.undecided[1:]} (--rounds)."
+    return [f"Too close to call: {', '.join(names)}{more}.{why}"]
 
 
 def _faster(point: Point, best: Point) -> str:

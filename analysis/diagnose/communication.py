@@ -26,6 +26,7 @@ from analysis.metrics.communication.what_if import (
 from analysis.metrics.time.idle import idle_causes
 from analysis.metrics.time.temporal import work_sets
 from analysis.timeline import Timeline, lost_kernels
+from analysis.wording import percent
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -94,7 +95,7 @@ def _rank(value: object) -> str:
     return f"rank {text}" if text not in ("<NA>", "None", "nan") else "a rank of unknown number"
 
 
-_CAUSES = {True: "data loading, host, clock of the GPU", False: "data loading, cores that others use too"}
+_CAUSES = {True: "data loading, host, GPU clock", False: "data loading, shared cores"}
 
 
 def _rows(table: "pd.DataFrame") -> list[dict[Any, Any]]:
@@ -108,32 +109,33 @@ def _by_rank(table: "pd.DataFrame", late: "pd.DataFrame", matching: Matching, on
     worst = max(_rows(table), key=lambda row: float(row["exposed_share"]))
     share, hidden = float(worst["exposed_share"]), float(worst["overlap_share"])
     begin = (
-        f"{_rank(worst['rank']).capitalize()} communicates for {worst['communication_share']:.0%} of the window, "
-        f"computation hides {0.0 if hidden != hidden else hidden:.0%} of that, and {share:.1%} of the window is exposed"
+        f"{_rank(worst['rank']).capitalize()} communicates for {percent(worst['communication_share'])} of the window, "
+        f"{percent(0.0 if hidden != hidden else hidden)} of that overlaps with computation, and {percent(share)} of "
+        "the window is exposed"
     )
     missing = f" ({matching.problems[0]})" if matching.problems else ""
     if share < _LITTLE:
-        return f"{begin}: faster communication has little to give here{missing}."
+        return f"{begin}: faster communication gains little here{missing}."
     wait, transfer = float(worst["exposed_wait_ms"]), float(worst["exposed_transfer_ms"])
     if wait != wait and not matching.problems and len(late) > 1:
         return (
-            f"{begin}; whether that is transfer or waiting for other ranks cannot be told, as ranks may leave some of "
-            "these collectives before others come (broadcast, reduce, send_recv, dispatch, combine)."
+            f"{begin}; how much of that is transfer and how much is waiting is unknown, as ranks may leave some of "
+            "these collectives before others arrive (broadcast, reduce, send_recv, dispatch, combine)."
         )
     if wait != wait:
-        return f"{begin}; whether that is transfer or waiting for other ranks needs the traces of all ranks{missing}."
+        return f"{begin}; to separate transfer from waiting, read the traces of all ranks{missing}."
     if wait > transfer:
         return (
-            f"{begin}, {wait / (wait + transfer):.0%} of it waiting for other ranks, most of all for "
-            f"{_rank(late['rank'].iloc[0])}: find out what that one does before it arrives ({_CAUSES[on_gpu]}) "
-            f"before touching the network{missing}."
+            f"{begin}, {percent(wait / (wait + transfer))} of it waiting for other ranks, mostly for "
+            f"{_rank(late['rank'].iloc[0])}: find out why that rank is late ({_CAUSES[on_gpu]}) before you tune the "
+            f"network{missing}."
         )
-    begin += f", {transfer / (wait + transfer):.0%} of it transfer"
+    begin += f", {percent(transfer / (wait + transfer))} of it transfer"
     if saves < _LITTLE:  # what else is on the critical path takes its place
-        return f"{begin}; yet the replay without transfers saves {max(0.0, saves):.1%} of the time{missing}."
+        return f"{begin}; but the replay without transfers saves only {percent(max(0.0, saves))}{missing}."
     return (
-        f"{begin}: overlap more of it (smaller buckets that start "
-        f"earlier, no synchronisation in the backward pass), or send less (16-bit gradients, gradient accumulation)"
+        f"{begin}: overlap more of it (smaller buckets that start earlier, no synchronization in the backward pass), "
+        "or send less (16-bit gradients, gradient accumulation)"
         f"{missing}."
     )
 
@@ -144,10 +146,10 @@ def _collectives(timelines: Sequence[Timeline], matching: Matching) -> Finding:
     sentence = ""
     known = table[table["bytes"].notna()]
     if len(table) and not len(known):
-        sentence = "The trace does not say how large the messages are: bandwidths are not known"
-        sentence += " (the PyTorch profiler says it of gloo where it records shapes, as `bertbench profile` does)."
+        sentence = "The trace does not contain message sizes, so bandwidths are unknown"
+        sentence += " (the PyTorch profiler records them for gloo along with shapes, as `bertbench profile` does)."
         if on_gpu:
-            sentence = "The trace does not say how large the messages are: bandwidths are not known."
+            sentence = "The trace does not contain message sizes, so bandwidths are unknown."
     elif len(known):
         top = _rows(known)[0]
         count, size = int(top["sized"]), int(top["bytes"])
@@ -155,22 +157,22 @@ def _collectives(timelines: Sequence[Timeline], matching: Matching) -> Finding:
         rate = moving if moving == moving else float(top["busbw_gb_s"])
         speed = (
             f"at a bus bandwidth of {rate:.3g} GB/s"
-            f"{' once all ranks are there' if moving == moving else ', waiting for other ranks included'}"
+            f"{' once all ranks have arrived' if moving == moving else ', waiting for other ranks included'}"
             if rate == rate
             else ""
         )
-        begin = f"{_rank(top['rank']).capitalize()}'s {top['collective']} moves {_size(size / count)} a time"
+        begin = f"{_rank(top['rank']).capitalize()}'s {top['collective']} moves {_size(size / count)} per call"
         begin += f" {speed}" if speed else ""
         if not speed:
-            sentence = f"{begin}; how many ranks take part is not in the trace, so its bus bandwidth is not known."
+            sentence = f"{begin}; the trace does not contain the number of ranks, so the bus bandwidth is unknown."
         elif not on_gpu:
-            sentence = f"{begin}; on a CPU, copies of the buffers take part of that time too."
+            sentence = f"{begin}; on a CPU that time includes copies of the buffers."
         elif size / count < _SMALL_BYTES and count >= 20:
-            sentence = f"{begin}: messages are so small that latency rules, merge them (larger bucket_cap_mb)."
+            sentence = f"{begin}: latency dominates messages this small; merge them (larger bucket_cap_mb)."
         else:
             sentence = (
-                f"{begin}: compare that with what nccl-tests reaches at this size; if it is far below, look at the "
-                "topology and NCCL's algorithm and protocol (NCCL_DEBUG=INFO), or try larger buckets."
+                f"{begin}: compare that with nccl-tests at this size; if it is far below, check the topology and "
+                "NCCL's algorithm and protocol (NCCL_DEBUG=INFO), or try larger buckets."
             )
     said = [name for name in table.columns if name in ("rank", "count") or _says(table[name])]
     kept = [name for name in said if name not in ("exposed_share", "overlap_share")]
@@ -192,16 +194,18 @@ def _size(count: float) -> str:
 def _stragglers(table: "pd.DataFrame", on_gpu: bool) -> str:
     caused = float(table["wait_caused_ms"].sum())
     if not caused:
-        return "No rank waited for another one." if int(table["matched"].sum()) else "No collective could be matched."
+        return (
+            "No rank waited for another one." if int(table["matched"].sum()) else "No collective matches between ranks."
+        )
     first = _rows(table)[0]
     share, times, matched = float(first["wait_caused_ms"]) / caused, int(first["times_last"]), int(first["matched"])
     begin = (
         f"{_rank(first['rank']).capitalize()} arrived last in {times} of {matched} collectives of the whole recording "
-        f"and caused {share:.0%} of the waiting ({first['wait_caused_ms']:.3g} ms per other rank)"
+        f"and caused {percent(share)} of the waiting ({first['wait_caused_ms']:.3g} ms per other rank)"
     )
     if share < 0.6:
-        return f"{begin}: it changes who is late, which points to pauses of the hosts (CPU shared or oversubscribed)."
-    return f"{begin}: find out why it is late ({_CAUSES[on_gpu]}, more work than the others)."
+        return f"{begin}. The late rank varies, which suggests host-side stalls (shared or oversubscribed CPUs)."
+    return f"{begin}: find out why it is late ({_CAUSES[on_gpu]}, more work than other ranks)."
 
 
 def _buckets(timelines: Sequence[Timeline], matching: Matching, by_rank: "pd.DataFrame", saves: float) -> Finding:
@@ -227,58 +231,58 @@ def _buckets(timelines: Sequence[Timeline], matching: Matching, by_rank: "pd.Dat
     last = max(rows, key=lambda row: float(row["end_ms"]))
     exposed = exposed_union_ms(timelines[member], table)
     if not exposed:
-        return Finding("buckets", title, table, f"All {len(table)} collectives {of} are hidden behind computation.")
+        return Finding("buckets", title, table, f"All {len(table)} collectives {of} overlap with computation.")
     moving = (table["duration_ms"] - table["wait_ms"].fillna(0)).clip(lower=0)
     transfer = exposed_union_ms(timelines[member], table.assign(start_ms=table["end_ms"] - moving))
     count = f"{len(table)} collective{'s' if len(table) > 1 else ''}"
     if transfer < 0.5 * exposed:  # the wait comes first: what is cut or begins earlier waits as long
         sentence = (
-            f"Of {exposed:.3g} ms of exposed communication in {count} {of}, {exposed - transfer:.3g} ms wait for other "
-            "ranks: find out why these are late."
+            f"Of {exposed:.3g} ms of exposed communication in {count} {of}, {exposed - transfer:.3g} ms are waiting "
+            "for late ranks: find out why they are late."
         )
         return Finding("buckets", title, table, sentence)
     if not len(work_sets(timelines[member]).compute):
         sentence = (
-            f"{count[0].upper()}{count[1:]} {of}, {exposed:.3g} ms: the trace has no computation to hide any of it."
+            f"{count[0].upper()}{count[1:]} {of}, {exposed:.3g} ms: the trace has no computation to overlap with."
         )
         return Finding("buckets", title, table, sentence)
     share = float(last["exposed_ms"]) / exposed
     cut = set(table["collective"]) <= _IN_BUCKETS
     if len(rows) == 1 and cut:
         sentence = (
-            f"{what} has one collective, {exposed:.3g} ms of it exposed: several smaller ones (smaller "
-            "bucket_cap_mb) can begin while the rest is still computed."
+            f"{what} has one collective, {exposed:.3g} ms of it exposed: split it (smaller bucket_cap_mb) so "
+            "that parts start while the rest is still computed."
         )
     elif share > 0.5 and cut:
         sentence = (
             f"The last of {len(rows)} collectives {of} is exposed for {last['exposed_ms']:.3g} of {exposed:.3g} ms of "
             f"exposed communication and begins with {last['compute_after_start_ms']:.3g} ms of computation left to "
-            "hide it: make what comes last smaller (smaller bucket_cap_mb, or a smaller bucket for the first layers)."
+            "overlap with: make the last bucket smaller (smaller bucket_cap_mb, or a smaller one for the first layers)."
         )
     else:
         longest = max(rows, key=lambda row: float(row["exposed_ms"]))
         sentence = (
             f"{int((table['exposed_ms'] > 0).sum())} of {len(table)} collectives {of} are exposed, {exposed:.3g} ms in "
-            f"all, number {longest['bucket']} most ({longest['exposed_ms']:.3g} ms, "
-            f"{longest['compute_after_start_ms']:.3g} ms of computation come after its start): "
-            "start them earlier or let independent computation run beside them."
+            f"total, number {longest['bucket']} most ({longest['exposed_ms']:.3g} ms, "
+            f"{longest['compute_after_start_ms']:.3g} ms of computation follow its start): "
+            "start them earlier or overlap independent computation with them."
         )
     if saves < _LITTLE:
-        sentence = f"{sentence.removesuffix('.')}; the replay without transfers saves {max(0.0, saves):.1%}."
+        sentence = f"{sentence.removesuffix('.')}; the replay without transfers saves {percent(max(0.0, saves))}."
     return Finding("buckets", title, table, sentence)
 
 
 def _what_if(answers: WhatIf, timelines: Sequence[Timeline], on_gpu: bool, context: Context) -> Finding:
-    title = "What if communication were different (slowest rank, to the end of all work launched in the window)"
+    title = "What if communication were faster or slower (slowest rank, to the end of all work launched in the window)"
     if not len(answers.table):
         return Finding("what_if", title, answers.table, f"{answers.problems[0].capitalize()}.")
     table = answers.slowest().drop(columns="window_ms")  # the slowest rank need not be the same one
     told = "; ".join(f"{row['scenario']}: {_change(float(row['saved_share']))}" for row in _rows(table)[1:])
     advice = _holds_up(answers, timelines, on_gpu, context)
     doubts = "".join(f"; {problem}" for problem in answers.problems)
-    sentence = f"Time of the slowest rank, replayed ({told or 'as traced'}); {advice}{_trust(answers)}{doubts}."
+    sentence = f"Replayed time of the slowest rank ({told or 'as traced'}); {advice}{_trust(answers)}{doubts}."
     if "free:" in told and len(answers.table["rank"].unique()) > 1:
-        sentence = sentence.removesuffix(".") + "; free communication still waits for ranks that are late."
+        sentence = sentence.removesuffix(".") + "; free communication still waits for late ranks."
     return Finding("what_if", title, table, sentence, tuple(_advice(answers, timelines, on_gpu, context)))
 
 
@@ -301,11 +305,11 @@ def _advice(answers: WhatIf, timelines: Sequence[Timeline], on_gpu: bool, contex
         elif found is not None and found.host == "data_wait":
             seen = "the GPU waits while the CPU loads data"
         else:
-            seen = "the host holds up the step"
+            seen = "the host limits the step"
         cause = "data" if found is not None and found.host == "data_wait" else "host"
         yield Advice(cause=cause, seen=seen, remedy=remedy, saves=max(0.0, host), replayed=True)
     if waiting >= LEAST and not one_cause:
-        seen, remedy = "ranks wait for late ranks", "find out why these are late, and give ranks equal work"
+        seen, remedy = "ranks wait for late ranks", "find out why they are late, and balance the work"
         yield Advice(cause="waiting", seen=seen, remedy=remedy, saves=waiting, replayed=True)
     if answers.limits.get("communication", 0.0) >= LEAST:
         alone = "waiting" not in answers.limits
@@ -321,25 +325,25 @@ def _holds_up(answers: WhatIf, timelines: Sequence[Timeline], on_gpu: bool, cont
     most = max(answers.limits, key=answers.limits.__getitem__)
     if answers.limits[most] >= _LITTLE:
         advice = {
-            "host": f"the host holds it up most: {_host_advice(timelines, on_gpu, context)}",
-            "waiting": "waiting for late ranks holds it up most: find out why they are late",
-            "communication": "the transfers hold it up most: overlap more of them, or send less"
+            "host": f"the host limits it most: {_host_advice(timelines, on_gpu, context)}",
+            "waiting": "waiting for late ranks limits it most: find out why they are late",
+            "communication": "transfers limit it most: overlap more of them, or send less"
             if "waiting" in answers.limits
-            else "communication holds it up most, with waiting for other ranks in it: read the traces of all ranks",
+            else "communication, waiting included, limits it most: read the traces of all ranks to separate the two",
         }[most]
         return f"{advice}, {_change(answers.limits[most])} at most"
     names = {"communication": "communication", "waiting": "waiting for other ranks", "host": "the host"}
     none = [names[name] for name in answers.limits]
     path = answers.paths_ms["as traced"]
     longest = max(path, key=path.__getitem__)
-    said = f"neither {', '.join(none[:-1])} nor {none[-1]} alone saves 5% when it takes no time"
+    said = f"neither {', '.join(none[:-1])} nor {none[-1]} alone saves 5 % when it takes no time"
     if not path[longest]:
         return said
-    said += f", most of the critical path is {longest} ({path[longest] / sum(path.values()):.0%})"
+    said += f", most of the critical path is {longest} ({percent(path[longest] / sum(path.values()))})"
     next_path = answers.paths_ms.get(NO_HOST.name, {})
     after = max(next_path, key=next_path.__getitem__, default="host")
     if longest == "host" and after != longest:
-        said += f", and without the host's time {after} takes as long"
+        said += f", and without host time {after} takes as long"
     return said
 
 
@@ -349,7 +353,7 @@ def _host_advice(timelines: Sequence[Timeline], on_gpu: bool, context: Context) 
         return f"use fewer, larger operators ({context.fewer_operators})"
     rows = [row for row in map(idle_causes, timelines) if row is not None and row.span_ns]
     if not rows:
-        return "see with `bertbench analyze` what the CPU does in the largest idle gaps"
+        return "check what the CPU does in the largest idle gaps (`bertbench analyze`)"
     most = max(rows, key=lambda row: row.idle_ns / row.span_ns)
     for found in (diagnosis(rows), diagnosis([most])):
         if found.host:
@@ -359,28 +363,28 @@ def _host_advice(timelines: Sequence[Timeline], on_gpu: bool, context: Context) 
                 "data_wait": "use more loader workers or prefetching, as it loads data while the GPU is idle",
             }[found.host]
     if most.idle_ns < _LITTLE * most.span_ns:
-        return "no GPU is idle for 5% of the time, so it only delays the first or the last work"
-    return "see with `bertbench analyze` what the CPU does in the largest idle gaps"
+        return "no GPU is idle for 5 % of the time, so it only delays the first or the last work"
+    return "check what the CPU does in the largest idle gaps (`bertbench analyze`)"
 
 
 def _trust(answers: WhatIf) -> str:
     """Say how far the scenarios may be off; the unchanged replay shows that the trace is understood, no more."""
     if answers.outside:
-        said = f"; the error of these answers is not known for this trace{answers.outside}"
+        said = f"; the error of these results is unknown for this trace{answers.outside}"
     else:
         said = (
-            f"; on generated traces with known answers, 95% of such results are within {SCENARIO_ERROR:.0%} and all "
-            f"within {WORST_ERROR:.0%}"
+            f"; on generated traces with known results, 95 % of replays are within {percent(SCENARIO_ERROR)} and all "
+            f"within {percent(WORST_ERROR)}"
         )
     if answers.error is None or answers.error > LARGEST_ERROR:
         return said
-    return f"{said}; the unchanged replay gives this trace again to within {max(0.001, answers.error):.1%}"
+    return f"{said}; the unchanged replay reproduces this trace to within {percent(max(0.001, answers.error))}"
 
 
 def _change(saved: float) -> str:
     if abs(saved) < 0.0005:
         return "no change"
-    return f"{saved:.1%} less" if saved > 0 else f"{-saved:.1%} more"
+    return f"{percent(saved)} less" if saved > 0 else f"{percent(-saved)} more"
 
 
 def _time(us: float) -> str:
@@ -390,16 +394,16 @@ def _time(us: float) -> str:
 def _clocks(clocks: ClockOffsets) -> str:
     known = clocks.table[clocks.table["offset_us"].notna()]
     if len(known) < 2:
-        return (
-            "The clocks could not be compared: no collective is common to the ranks, times of ranks are taken as equal."
-        )
+        return "The ranks have no collective in common, so their clocks cannot be compared and are assumed equal."
     far = max(_rows(known), key=lambda row: abs(float(row["offset_us"])))
     spread = float(known["spread_us"].max())
     offset = float(far["offset_us"])
     if abs(offset) <= max(2 * spread, 20.0):
-        return f"The clocks agree within {_time(max(abs(offset), spread))}, what the ends of collectives differ anyway."
+        return (
+            f"Rank clocks agree to {_time(max(abs(offset), spread))}, within the normal spread of collective end times."
+        )
     return (
         f"{_rank(far['rank']).capitalize()}'s clock is {_time(abs(offset))} {'ahead of' if offset > 0 else 'behind'} "
-        f"the first rank's (spread {_time(spread)}): take that off before comparing times between ranks, as the "
+        f"the first rank's (spread {_time(spread)}); subtract that before you compare times between ranks, as the "
         "tables here do."
     )

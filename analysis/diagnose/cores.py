@@ -1,4 +1,4 @@
-"""What the counters of kernels say: how busy the kinds of cores are, and each kernel against its roofline."""
+"""Findings from counters of kernels: how busy the kinds of cores are, and each kernel compared with its roofline."""
 
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     import pandas as pd
 
 NOT_IN_FILE = "not in this file"
-"""What stands for a pipe that was not counted; never 0."""
-_NO_TIMES = f"How long the kernels took is {NOT_IN_FILE}"
+"""Shown for a pipe that was not counted; never 0."""
+_NO_TIMES = f"Kernel times are {NOT_IN_FILE}"
 
 _IDLE, _BUSY, _LARGE = 1.0, 60.0, 0.3
 _OF_KERNELS = "kernels' time"
@@ -72,19 +72,19 @@ def by_family(counters: KernelCounters, window_ns: float | None = None) -> Findi
     groups = core_use_by_family(counters, window_ns)
     table, lacking = _groups_table([{"family": name} for name in groups], groups.values(), counters, window_ns)
     sentence = _longest_sentence(groups) + lacking
-    return Finding("core_utilization_by_family", "Core utilisation by kind of work", table, sentence)
+    return Finding("core_utilization_by_family", "Core utilization by kind of work", table, sentence)
 
 
 def by_phase(counters: KernelCounters, window_ns: float | None = None) -> Finding:
     """Return core_utilization_by_phase: a row per phase, then per part of the model in it; no row without ranges."""
     import pandas as pd
 
-    title = "Core utilisation by phase of the step"
+    title = "Core utilization by phase of the step"
     phases = kernel_phases(counters)
     if phases is None:
         sentence = (
-            f"Phases are {NOT_IN_FILE}: they come from the NVTX ranges of `bertbench profile --profiler ncu`, or of a "
-            "program that has forward, backward and optimizer ranges in the domain bertbench, under `ncu --nvtx`."
+            f"Phases are {NOT_IN_FILE}. They need the NVTX ranges of `bertbench profile --profiler ncu`, or `ncu "
+            "--nvtx` of a program with forward, backward and optimizer ranges in the domain bertbench."
         )
         return Finding("core_utilization_by_phase", title, pd.DataFrame(), sentence)
     groups = core_use_by(counters, phases["phase"], window_ns)
@@ -101,8 +101,8 @@ def by_phase(counters: KernelCounters, window_ns: float | None = None) -> Findin
     ordered = int((phases["told_by"] == BY_ORDER).sum())
     if ordered:
         sentence += (
-            f" Counted as backward by their place after forward: {ordered:,} of {len(phases):,} kernels (PyTorch "
-            "launches them from a thread that has no ranges)."
+            f" {ordered:,} of {len(phases):,} kernels count as backward because they follow forward (PyTorch launches "
+            "them from a thread without ranges)."
         )
     return Finding("core_utilization_by_phase", title, table, sentence)
 
@@ -117,10 +117,10 @@ def by_kernel(counters: KernelCounters, window_ns: float | None = None) -> Findi
     )
     if len(table) and not share:
         title = "Kernels, in the order in which they first ran"
-        sentence = f"{_NO_TIMES}: which of these {len(table)} kernels take most of the time is not known."
+        sentence = f"{_NO_TIMES}, so which of these {len(table)} kernels take longest is unknown."
     elif len(table):
         most = min(5, len(table))
-        sentence = f"{most} of {len(table)} kernels take {_percent(100 * share)} of the time: work on these first."
+        sentence = f"{most} of {len(table)} kernels take {_percent(100 * share)} of the time: start with these."
         sentence = "There is one kernel." if len(table) == 1 else sentence
     return Finding("kernels", title, table, sentence + lacking)
 
@@ -203,11 +203,11 @@ def _precision_advice(
 
 def _pipes_sentence(use: CoreUse, families: Mapping[str, CoreUse], counters: KernelCounters, context: Context) -> str:
     if not use.kernels:
-        return "No kernel was counted: check that the window of the profile holds GPU work."
+        return "No kernel was counted: check that the window of the profile contains GPU work."
     known = {name: use.pipes[name].percent for name in FOUR if use.pipes[name].percent is not None}
     lacking = [FOUR[name] for name in FOUR if name not in known]
     said = ", ".join(f"{FOUR[name]} {percent_text(percent)}" for name, percent in known.items())
-    start = f"While kernels run, of their highest rate: {said}." if known else ""
+    start = f"While kernels run, utilization is: {said}." if known else ""
     if lacking:
         start += (
             f" {', '.join(lacking)}: {NOT_IN_FILE}; collect the metrics of profiling/ncu, as `bertbench profile` does."
@@ -218,21 +218,21 @@ def _pipes_sentence(use: CoreUse, families: Mapping[str, CoreUse], counters: Ker
     if tensor is None:
         return start
     if tensor < _IDLE and product > _LARGE:
-        start += f" The tensor cores stand still while matrix products take {_percent(100 * product)} of the time"
+        start += f" The tensor cores are idle while GEMMs take {_percent(100 * product)} of the time"
         if narrow := _narrow_share(counters):
-            return f"{start}, though {_percent(100 * narrow)} of that runs in bf16, fp16, tf32 or less, by their names."
+            return f"{start}, although {_percent(100 * narrow)} of that runs in narrower types, by their names."
         if context.narrow:
-            return f"{start}, although the trial is in {context.narrow}: see which GEMMs autocast leaves in fp32."
-        return f"{start}: train in bf16, or let fp32 products use tf32 (torch.set_float32_matmul_precision('high'))."
+            return f"{start}, although the trial is in {context.narrow}: check which GEMMs autocast leaves in fp32."
+        return f"{start}: train in bf16, or let fp32 GEMMs use tf32 (torch.set_float32_matmul_precision('high'))."
     if tensor >= _BUSY:
-        return f"{start} The tensor cores are near what they can do: only fewer operations or a lower precision help."
+        return f"{start} The tensor cores are near their limit: only fewer operations or a lower precision help."
     if max(value or 0.0 for value in known.values()) < 20:
-        return f"{start} No kind of core is busy: see the roofline below for what holds the kernels back."
-    return f"{start} What keeps the tensor cores from more shows by kind of work below."
+        return f"{start} No kind of core is busy: see the roofline below for the limits of the kernels."
+    return f"{start} See the table by kind of work below for what limits the tensor cores."
 
 
 def _narrow_share(counters: KernelCounters) -> float:
-    """Return the share of the matrix products' time in types that tensor cores multiply, by the kernels' names."""
+    """Return the share of the GEMMs' time in types that tensor cores multiply, by the kernels' names."""
     frame = counters.kernels
     products = frame[[family(name) == "GEMM" for name in frame["name"]]]
     lengths = products["duration_ns" if frame["duration_ns"].notna().all() else "cycles"]
@@ -248,13 +248,13 @@ def _longest_sentence(groups: Mapping[str, CoreUse]) -> str:
     name = "Work outside every phase" if name == NO_PHASE else name
     share = _time_share(use, groups)
     if not math.isfinite(share):
-        return f"{_NO_TIMES}: which kind takes longest is not known."
+        return f"{_NO_TIMES}, so which kind takes longest is unknown."
     start = f"{name} takes {_percent(100 * share)} of the time"
     known = {pipe: use.pipes[pipe].percent for pipe in ("tensor", "fma")}
     said = [f"{FOUR[pipe]} at {value:.1f} %" for pipe, value in known.items() if value is not None]
     start += f", with {' and '.join(said)}" if said else ""
     if name in _MOVES_DATA:
-        return f"{start}: such kernels move data more than they compute; fuse them (torch.compile, fused optimizer)."
+        return f"{start}: these kernels move data more than they compute; fuse them (torch.compile, fused optimizer)."
     tensor = known["tensor"]
     if tensor is not None and tensor < _IDLE and name in ("GEMM", "attention"):
         return f"{start}: it runs without tensor cores."
@@ -290,9 +290,9 @@ _COMPUTE_ADVICE = {
     "tensor": "only fewer operations (no padding) or a lower precision help",
     "FMA": "bf16 or tf32 on the tensor cores, or fewer operations",
     "fp32": "bf16 or tf32 on the tensor cores, or fewer operations",
-    "FP64": "fp32 does these operations much faster",
-    "fp64": "fp32 does these operations much faster",
-    "SFU": "fewer exponentials, roots and conversions, or faster approximations of them",
+    "FP64": "use fp32, which is much faster",
+    "fp64": "use fp32, which is much faster",
+    "SFU": "fewer exponentials, roots and conversions, or faster approximations",
     "ALU": "fewer integer and comparison instructions: simpler indices, several elements per thread",
     "LSU": "fewer and wider loads and stores (vectors, values kept in registers)",
     "issue slots": "fewer instructions: wider ones (vectors, tensor cores), less index arithmetic",
@@ -368,7 +368,7 @@ def advice(row: Mapping[str, Any], context: Context | None = None) -> str:
     context = context or Context()
     bound = str(row["bound"])
     if bound == UNKNOWN:
-        return f"not known: {row['reason']}" if row["reason"] else "not known"
+        return f"unknown: {row['reason']}" if row["reason"] else "unknown"
     if bound == LATENCY:
         return _latency_advice(row)
     if bound.startswith(COMPUTE):
@@ -378,15 +378,15 @@ def advice(row: Mapping[str, Any], context: Context | None = None) -> str:
         return f"{'the SM' if pipe == 'SM' else pipe} is at {_part(row['compute_fraction'])} of its peak: {known}"
     if bound == MEMORY:
         text = (
-            f"its memory is at {_part(row['memory_fraction'])} of the peak, which none of {', '.join(LEVELS)} shows "
-            "alone: `ncu --section MemoryWorkloadAnalysis` says where"
+            f"its memory is at {_part(row['memory_fraction'])} of the peak, but none of {', '.join(LEVELS)} "
+            "accounts for it alone: see `ncu --section MemoryWorkloadAnalysis`"
         )
         return text + _limits(row)
     column = {L1: "l1_fraction", L2: "l2_fraction", DRAM_LEVEL: "dram_fraction"}[bound]
     conflicts = _number(row, "bank_conflicts")
     if bound == L1 and conflicts >= _CONFLICTS:
         help_ = (
-            f"{_part(conflicts)} of the wavefronts of shared memory are bank conflicts: pad or swizzle its layout, so "
+            f"{_part(conflicts)} of the shared-memory wavefronts are bank conflicts: pad or swizzle the layout, so "
             "that the threads of a warp use different banks"
         )
     else:
@@ -412,8 +412,8 @@ def _latency_advice(row: Mapping[str, Any]) -> str:
     if each_ms < _SHORT_MS:
         grid = f" and its grid fills {filled:.2g} of a wave" if small else ""
         return (
-            f"a launch takes {1e3 * each_ms:.1f} µs{grid}: give the GPU more at once, by a larger batch, fewer and "
-            "larger kernels (fusion), CUDA graphs"
+            f"a launch takes {1e3 * each_ms:.1f} µs{grid}: give the GPU more work at once (a larger batch, "
+            "fused kernels, CUDA graphs)"
         )
     if small:
         batch = ", a larger batch" if each_ms < _LONG_MS else ""
@@ -422,11 +422,9 @@ def _latency_advice(row: Mapping[str, Any]) -> str:
         )
     text = "no unit is busy: its warps wait"
     if conflicts >= _CONFLICTS:
-        text += (
-            f"; {_part(conflicts)} of the wavefronts of shared memory are bank conflicts (pad or swizzle its layout)"
-        )
+        text += f"; {_part(conflicts)} of the shared-memory wavefronts are bank conflicts (pad or swizzle the layout)"
     limits = _limits(row)
-    return text + (limits or "; `ncu --section WarpStateStats` names the reason")
+    return text + (limits or "; see `ncu --section WarpStateStats`")
 
 
 def _limits(row: Mapping[str, Any]) -> str:
@@ -441,7 +439,7 @@ def _limits(row: Mapping[str, Any]) -> str:
         help_ = " or ".join(_LIMIT_ADVICE[name] for name in limit.split(" and "))
         return f"{text}, limited by {limit}: {help_}"
     if achieved < theoretical:
-        return f"{text} where {_part(theoretical)} are possible: blocks or warps differ in work, or end early"
+        return f"{text} of a possible {_part(theoretical)}: blocks or warps have unequal work, or end early"
     return text
 
 
@@ -467,7 +465,7 @@ def _bound_sentence(found: Roofline, context: Context) -> str:
     shares = kernels.groupby("bound", sort=False)["time_share"].sum(min_count=1)
     known = {str(kind): float(share) for kind, share in shares.items() if math.isfinite(share) and share > 0}
     if not known:
-        return "Without times no kernel can be placed under a roofline: collect gpu__time_duration.sum."
+        return "The roofline needs kernel times: collect gpu__time_duration.sum."
     order = sorted(known, key=lambda kind: -known[kind])
     said = ", ".join(f"{_part(known[kind])} {_bound_by(kind)}" for kind in order)
     text = [f"Of the kernels' time: {said}."]
@@ -479,8 +477,8 @@ def _bound_sentence(found: Roofline, context: Context) -> str:
 
 def _bound_by(kind: str) -> str:
     if kind == UNKNOWN:
-        return "is not known"
-    return f"is bound by {kind}" + (" (no level of the memory and no pipe is busy)" if kind == LATENCY else "")
+        return "is of unknown bound"
+    return f"is bound by {kind}" + (" (no memory level and no pipe is busy)" if kind == LATENCY else "")
 
 
 def _family_sentence(found: Roofline) -> str:
@@ -489,18 +487,18 @@ def _family_sentence(found: Roofline) -> str:
     first = {str(key): value for key, value in found.families.iloc[0].to_dict().items()}
     reached, bound = float(first["attainable_fraction"]), str(first["bound"])
     if math.isfinite(reached):
-        text = f"{first['family']} reaches {_part(reached)} of what its intensity allows"
+        text = f"{first['family']} reaches {_part(reached)} of the rate that its intensity allows"
         if bound in (L1, L2, MEMORY):
-            return f"{text} by DRAM and {first['flop_type']}; {bound}, which that leaves out, holds it back."
+            return f"{text} by DRAM and {first['flop_type']}; {bound}, which that excludes, is the limit."
         near = {DRAM_LEVEL: float(first["dram_fraction"])}.get(bound, float(first["compute_fraction"]))
         little = reached >= _NEAR or (bound != LATENCY and near >= _NEAR)
-        return f"{text}; {'little' if little else 'the rest'} is to be gained there."
-    why = "no ceiling of its kind of operations is known"
+        return f"{text}; {'little is left to gain' if little else 'the rest can be gained'} there."
+    why = "the ceiling of its kind of operations is unknown"
     if not (math.isfinite(first["flop"]) and math.isfinite(first["dram_bytes"])):
         why = str(first["reason"]) or why
     elif float(first["flop"]) == 0:
         why = "it does no floating-point work"
-    return f"What {first['family']} could reach is not known: {why}."
+    return f"The limit of {first['family']} is unknown: {why}."
 
 
 def _short(name: str) -> str:

@@ -9,6 +9,7 @@ from analysis.diagnose.finding import Finding, distinct, distinct_names, file_st
 from analysis.metrics.comparison.traces import TraceComparison
 from analysis.sources import Source
 from analysis.timeline import STEP_COLUMNS, empty
+from analysis.wording import percent
 
 # Findings by how much they decide.
 _FIRST = (
@@ -76,7 +77,7 @@ def to_do(source: Source, findings: Sequence[Finding], context: Context | None =
     context = context or Context()
     found = [one for finding in findings for one in finding.advice]
     if context.disturbed:
-        why = "how fast the undisturbed machine is was not measured"
+        why = "the undisturbed speed was not measured"
         remedy = "wait until the machine is idle, then measure again"
         found.append(Advice(cause="machine", seen=context.disturbed, remedy=remedy, unknown=why))
     chosen = [dataclasses.replace(one, command=one.command or context.command(one.cause)) for one in ranked(found)]
@@ -120,15 +121,15 @@ def comparison_findings(found: TraceComparison) -> list[Finding]:
 def _verdict(found: TraceComparison) -> str:
     change = f"{found.before_ms:,.3f} ms before, {found.after_ms:,.3f} ms after ({found.ratio:.3f} times)"
     verdict = {
-        "slower": f"the second is slower by more than {found.threshold:.0%}",
-        "faster": f"the second is faster by more than {found.threshold:.0%}",
-        "same": f"the difference is within {found.threshold:.0%}",
+        "slower": f"the second is slower by more than {100 * found.threshold:g} %",
+        "faster": f"the second is faster by more than {100 * found.threshold:g} %",
+        "same": f"the difference is within {100 * found.threshold:g} %",
     }[found.verdict]
     took = "The median step, of the slowest rank, took" if found.per == "step" else "The trace took"
     means = " The table holds means over steps and ranks." if found.per == "step" else ""
     return (
-        f"{took} {change}: {verdict}.{means} These are two recordings: a process can be slow as a whole, so "
-        "repeat the runs (`bertbench throughput --rounds 3`, then compare the run directories) before you decide."
+        f"{took} {change}: {verdict}.{means} A process can be slow as a whole, so two recordings are not "
+        "conclusive: run `bertbench throughput --rounds 3` for both and compare the run directories."
     )
 
 
@@ -141,5 +142,5 @@ def _largest(found: TraceComparison) -> str:
     short = name if len(name) <= 80 else f"{name[:77]}..."
     return (
         f"The largest change is {short}: {first['delta_ms']:+.3f} ms per {found.per} ({first['change']}), "
-        f"{first['change_share']:.0%} of all change; look there first."
+        f"{percent(first['change_share'])} of all change: start there."
     )

@@ -13,6 +13,7 @@ from analysis.metrics.time.idle import CAUSES, IdleCauses, idle_frame
 from analysis.metrics.time.idle_gaps import LARGEST, Spread, gap_frame
 from analysis.metrics.time.launches import MOSTLY
 from analysis.timeline import Timeline
+from analysis.wording import percent
 
 _LITTLE = 0.05
 _MUCH = 0.25
@@ -23,11 +24,11 @@ _WAITS = {
     "data_wait": "for data",
     "communication_wait": "for other ranks",
     "launch_bound": "for the CPU to launch work",
-    "other": "for a reason that the trace does not show",
+    "other": "for an unknown reason",
 }
 _TRY = {
-    "data_wait": "use more loader workers, prefetching, or inputs that are prepared beforehand",
-    "communication_wait": "look for a straggler, overlap or shrink the communication",
+    "data_wait": "use more loader workers, prefetching, or inputs that are prepared in advance",
+    "communication_wait": "look for a straggler, or overlap or reduce the communication",
 }
 
 
@@ -93,11 +94,11 @@ def _few(rows: Sequence[IdleCauses]) -> str:
     spreads = [row.spread for row in rows if row.spread is not None]
     largest = [gap.length_ns for spread in spreads for gap in spread.largest]
     idle_ns = sum(row.idle_ns for row in rows)
-    share = _percent(sum(largest) / idle_ns) if idle_ns else "0 %"
+    share = percent(sum(largest) / idle_ns) if idle_ns else "0.0 %"
     count = f"{sum(spread.gaps for spread in spreads):,}"
     if not rows[0].on_gpu:  # a CPU that communicates is busy, though nothing computes
-        return f"the largest {len(largest)} of {count} times without computation are {share} of all of them"
-    return f"the largest {len(largest)} of {count} gaps are {share} of all idle time"
+        return f"the largest {len(largest)} of {count} times without computation make up {share}"
+    return f"the largest {len(largest)} of {count} gaps make up {share} of all idle time"
 
 
 def _pausing(spreads: Sequence[Spread], pauses_ns: int) -> str:
@@ -115,7 +116,7 @@ def _pausing(spreads: Sequence[Spread], pauses_ns: int) -> str:
             times[alike] = times.get(alike, 0) + length
     most = max(times, key=times.__getitem__)
     if not most:
-        return f"{said}, in most of which the trace names no call of the CPU"
+        return f"{said}, most of them without any CPU call in the trace"
     what = most if len(names[most]) > 1 else next(iter(names[most]))
     share = f"{times[most] / 1e6:,.4g} of {pauses_ns / 1e6:,.4g} ms"
     return f"{said}, {share if times[most] >= _HALF * pauses_ns else f'the most, {share},'} in {what[:80]}"
@@ -129,7 +130,7 @@ def causes(rows: Sequence[IdleCauses], context: Context | None = None) -> Findin
     table = idle_frame(rows)
     if not on_gpu:  # a CPU launches nothing
         table = table[table["cause"] != "launch_bound"].drop(columns=["note", "short_gaps_ms"]).reset_index(drop=True)
-    title = "Why the GPU is idle" if on_gpu else "Why the CPU computes nothing"
+    title = "Why the GPU is idle" if on_gpu else "Why the CPU does not compute"
     found = diagnosis(rows, context)
     return Finding("idle_causes", title, table, _why(rows, found), tuple(_advice(rows, found)) if on_gpu else ())
 
@@ -139,10 +140,10 @@ def _advice(rows: Sequence[IdleCauses], found: Diagnosis) -> Iterator[Advice]:
     if found.launches >= LEAST and found.launches >= found.pauses:
         yield Advice(cause="host", seen=launch_bound(rows), remedy=f"try {found.fewer}", saves=found.launches)
     elif found.pauses >= LEAST:
-        seen = f"the CPU pauses and launches nothing for {_percent(found.pauses)} of the time ({found.pausing})"
+        seen = f"the CPU pauses without launching for {percent(found.pauses)} of the time ({found.pausing})"
         yield Advice(cause="host", seen=seen, remedy="find out what the CPU does in these gaps", saves=found.pauses)
     if found.data >= LEAST:
-        seen = f"the GPU waits for data {_percent(found.data)} of the time"
+        seen = f"the GPU waits for data {percent(found.data)} of the time"
         yield Advice(cause="data", seen=seen, remedy=_TRY["data_wait"], saves=found.data)
 
 
@@ -157,46 +158,46 @@ def launch_bound(rows: Sequence[IdleCauses], others_wait: bool = False) -> str:
     bound = sorted((one for one in shares if one[0] >= LEAST), key=lambda one: -one[0])
     if len(rows) == 1 or not bound or any(rank is None for _, rank in bound):
         share = diagnosis(rows).launches
-        return f"the GPU is launch-bound: it waits for the CPU to launch work {_percent(share)} of the time"
+        return f"the GPU is launch-bound: it waits for the CPU to launch work {percent(share)} of the time"
     if len(bound) == len(rows) > _MOST_RANKS:
-        spread = f"{_percent(bound[-1][0])} to {_percent(bound[0][0])}"
+        spread = f"{percent(bound[-1][0])} to {percent(bound[0][0])}"
         late = " and wait for the slowest" if others_wait else ""
         return f"all {len(rows)} ranks are launch-bound ({spread}){late}"
     named, left = bound[:_MOST_RANKS], len(bound) - _MOST_RANKS
     words = [f"{rank}" for _, rank in named] + ([f"{left} more"] if left > 0 else [])
     ranks = words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"
     said = f"rank{'s'[: len(words) > 1]} {ranks} {'are' if len(words) > 1 else 'is'} launch-bound"
-    said += f" ({', '.join(_percent(share) for share, _ in named)})"
+    said += f" ({', '.join(percent(share) for share, _ in named)})"
     return f"{said} and the others wait for {'them' if len(words) > 1 else 'it'}" if others_wait else said
 
 
 def _why(rows: Sequence[IdleCauses], found: Diagnosis) -> str:
     on_gpu = rows[0].on_gpu
-    said = f"The GPU is idle {_percent(found.idle)} of the time"
+    said = f"The GPU is idle {percent(found.idle)} of the time"
     if not on_gpu:  # what communicates does not compute; the table of where the time goes counts it as busy
-        said = f"The CPU computes nothing {_percent(found.idle)} of the time"
+        said = f"The CPU does not compute {percent(found.idle)} of the time"
     said += range_over_ranks([row.idle_ns / row.span_ns for row in rows])
     if found.idle < _LITTLE:
-        return f"{said}: there is little to gain here."
+        return f"{said}: there is little to gain."
     work, outer = "kernel" if on_gpu else "operator", found.start_up + found.tear_down
-    said += f", {_percent(found.start_up)} before the first {work} (start-up)" if found.start_up >= _LITTLE else ""
-    said += f", {_percent(found.tear_down)} after the last (tear-down)" if found.tear_down >= _LITTLE else ""
+    said += f", {percent(found.start_up)} before the first {work} (start-up)" if found.start_up >= _LITTLE else ""
+    said += f", {percent(found.tear_down)} after the last (tear-down)" if found.tear_down >= _LITTLE else ""
     if found.idle - outer < _LITTLE:
-        return f"{said}: in between there is little to gain, profile later steps or more of them."
+        return f"{said}: in between there is little to gain; profile later or more steps."
     return f"{said}; {_cause(rows, found)}."
 
 
 def _cause(rows: Sequence[IdleCauses], found: Diagnosis) -> str:
     """What the device waits for between its first and last work, and what to try."""
     if found.cause == _PAUSE:
-        said = f"for {_percent(found.steady)} the CPU pauses and launches nothing ({found.pausing}; {found.few})"
+        said = f"for {percent(found.steady)} the CPU pauses without launching ({found.pausing}; {found.few})"
         if found.steady < _LITTLE:
             return f"{said}; no cause takes 5 %"
-        said += ": see what the CPU does in them"
+        said += ": find out what the CPU does in these gaps"
         if found.launches >= _LITTLE:
-            return f"{said}; {_percent(found.launches)} comes back in every step, in shorter gaps: try {found.fewer}"
+            return f"{said}; {percent(found.launches)} recurs in every step in shorter gaps: try {found.fewer}"
         return said
-    said = f"for {_percent(found.steady)} it waits {_waits(rows, found.cause)}"
+    said = f"for {percent(found.steady)} it waits {_waits(rows, found.cause)}"
     if found.cause == "other":
         said += f" ({rows[0].reason})" if rows[0].reason and rows[0].on_gpu else ""
     elif found.steady < _LITTLE:
@@ -204,36 +205,34 @@ def _cause(rows: Sequence[IdleCauses], found: Diagnosis) -> str:
     elif found.repeating >= _HALF * found.steady:
         small = found.repeating < _LITTLE
         said += (
-            f", {_percent(found.repeating)} of that in every step: little to gain"
-            if small
-            else f": {_try(rows, found)}"
+            f", {percent(found.repeating)} of that in every step: little to gain" if small else f": {_try(rows, found)}"
         )
     else:
         said += (
-            f", most of that in gaps that do not come back in every step ({found.few}): see what the CPU does in them"
+            f", most of it in gaps that do not recur in every step ({found.few}): find out what the CPU does in them"
         )
         if found.repeating >= _LITTLE:
-            said += f"; {_percent(found.repeating)} comes back in every step: {_try(rows, found)}"
+            said += f"; {percent(found.repeating)} recurs in every step: {_try(rows, found)}"
     if found.pauses >= _LITTLE:
-        said += f"; for {_percent(found.pauses)} the CPU pauses ({found.pausing}): see what it does in them"
+        said += f"; for {percent(found.pauses)} the CPU pauses ({found.pausing}): find out what it does then"
     if found.cause != "data_wait" and found.data >= _LITTLE:
-        said += f"; for {_percent(found.data)} it waits {_WAITS['data_wait']}: {_TRY['data_wait']}"
+        said += f"; for {percent(found.data)} it waits {_WAITS['data_wait']}: {_TRY['data_wait']}"
     if found.cause != "launch_bound" and found.launches >= _LITTLE:
-        said += f"; for {_percent(found.launches)}, in every step, it waits for launches: try {found.fewer}"
+        said += f"; for {percent(found.launches)}, in every step, it waits for launches: try {found.fewer}"
     return said
 
 
 def _waits(rows: Sequence[IdleCauses], cause: str) -> str:
     """What is waited for. Whether a CPU in communication waits for other ranks does not show on one rank's trace."""
     alone = cause == "communication_wait" and len(rows) == 1
-    return "in communication, for other ranks or the transfer" if alone else _WAITS[cause]
+    return "in communication, for other ranks or for transfers" if alone else _WAITS[cause]
 
 
 def _try(rows: Sequence[IdleCauses], found: Diagnosis) -> str:
     if found.cause == "launch_bound":
         return f"try {found.fewer}"
     alone = found.cause == "communication_wait" and len(rows) == 1
-    return "overlap or shrink the communication" if alone else _TRY[found.cause]
+    return "overlap or reduce the communication" if alone else _TRY[found.cause]
 
 
 def gaps(rows: Sequence[IdleCauses]) -> Finding | None:
@@ -269,8 +268,8 @@ def launches(
     matched = sum(row.matched for row in rows)
     waited = sum(row.found_idle_share * row.matched for row in rows) / matched
     said = (
-        f"{_percent(waited)} of the kernels found the GPU waiting (nothing ran when they were launched, or they start "
-        f"within {queue.SHORT_DELAY_US:g} µs of the end of their launch)"
+        f"{percent(waited)} of the kernels were launched onto an idle GPU, or started within {queue.SHORT_DELAY_US:g} "
+        "µs of their launch"
     )
     found = diagnosis(idles, context) if idles else None
     empty = sum(row.empty_share * row.matched for row in rows) / matched
@@ -281,20 +280,16 @@ def launches(
     if found is not None and found.launches >= _LITTLE and found.launches >= found.pauses:
         said += f": the GPU waits for the CPU, try {found.fewer}"
     elif found is not None and found.pauses >= _LITTLE:
-        said += f": the GPU waits for the CPU{' seldom but for long' if waited <= _MUCH else ''}, {found.pausing}"
-        said += f"; beside these for every launch, try {found.fewer}" if found.launches >= _LITTLE else ""
+        said += f": the GPU waits for the CPU{' rarely but for long' if waited <= _MUCH else ''}, {found.pausing}"
+        said += f"; it also waits for every launch, try {found.fewer}" if found.launches >= _LITTLE else ""
     elif not known:
-        said += f"; the calls of {matched:,} of {sum(row.kernels for row in rows):,} kernels are known"
+        said += f"; the launch calls of {matched:,} of {sum(row.kernels for row in rows):,} kernels are known"
     elif waited <= _MUCH and empty <= _HALF and bound < _LITTLE:
         said += ": the CPU runs ahead of the GPU most of the time, as it should"
     elif waited <= _MUCH:
-        said += f", and nothing waits in the queue {_percent(empty)} of the time"
+        said += f", and the queue is empty {percent(empty)} of the time"
     elif found is None or found.idle < _LITTLE:
         said += ": the CPU just keeps up, and the GPU is hardly idle"
     else:
-        said += ": the queue is short, why the GPU is idle is in the table of idle causes"
+        said += ": the queue is short; see the table of idle causes"
     return Finding("launch_queue", "Launch queue", table, said + ".")
-
-
-def _percent(share: float) -> str:
-    return f"{100 * share:.3g} %"

@@ -14,7 +14,7 @@ Row = Mapping[str, Any]
 
 _MOST_NAMED = 3
 _NEARLY_ALL = 0.8
-"""Share of the trials from which on a doubt belongs to the run: it is told once, with an example."""
+"""Share of the trials from which on a doubt belongs to the run: it is shown once, with an example."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,22 +38,18 @@ def reference(trials: Sequence[LoadedTrial]) -> str:
 
 
 def what_it_decides(trials: Sequence[LoadedTrial], ratios: Sequence[Row]) -> str:
-    """Return what this run can and cannot decide, in two sentences at most; empty where nothing was compared."""
+    """Return which comparisons are conclusive, in one sentence; empty where nothing was compared, or in one round."""
     measured = [row for row in ratios if row["throughput_ratio"] is not None]
     if not measured:
         return ""
     undecided = [row for row in measured if row["decided"] == "cannot decide"]
     if not undecided:
-        return f"Repeated rounds decide every comparison with {ratios[0]['reference']} ({len(measured)})."
-    if all(trial.trial.round == 0 for trial in trials):
-        return (
-            "One round was run. It decides how fast each trial was in its own process, and how precisely that median "
-            "is known. It cannot decide whether two implementations differ by as much as is shown: a process can be "
-            "fast or slow as a whole. Three interleaved rounds (--rounds 3) decide that."
-        )
+        return f"Every comparison with {ratios[0]['reference']} is conclusive ({len(measured)})."
+    if all(trial.trial.round == 0 for trial in trials):  # the caution about one round says it
+        return ""
     return (
-        f"{len(measured) - len(undecided)} of {len(measured)} comparisons with {ratios[0]['reference']} are decided; "
-        "the others need three rounds per side, more rounds, or a quieter machine."
+        f"{len(measured) - len(undecided)} of {len(measured)} comparisons with {ratios[0]['reference']} are "
+        "conclusive; the others need at least three rounds per side or a quieter machine."
     )
 
 
@@ -71,10 +67,10 @@ def grouped_cautions(trials: Sequence[LoadedTrial], of_run: Sequence[Caution]) -
     failed = [trial for trial in trials if trial.row["status"] != "ok"]
     if failed:
         messages = tuple(dict.fromkeys(f"{trial_name(trial)}: {wording.status(trial.row)}" for trial in failed))
-        again = "--retry-failed runs such trials again"
+        again = "--retry-failed runs failed trials again"
         if all(trial.trial.kind == "train" for trial in failed):
             again = "the same `bertbench train` resumes from the last checkpoint"
-        remedy = f"more stands in log.txt of the trial's folder; {again}"
+        remedy = f"see log.txt in the trial's folder; {again}"
         found.append(CautionGroup("failed", messages[:_MOST_NAMED], "", remedy))
     return found
 
@@ -122,5 +118,5 @@ def trial_name(trial: LoadedTrial) -> str:
 
 
 def without_probes(trials: Sequence[LoadedTrial]) -> list[LoadedTrial]:
-    """Return the trials that are no probes, which are meant to fail at last: their search tells how."""
+    """Return the trials without probes, whose last one is meant to fail; their search reports how."""
     return [trial for trial in trials if trial.trial.kind != "probe"]

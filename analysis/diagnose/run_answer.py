@@ -13,7 +13,7 @@ from analysis.metrics.speed_of_light import LOSS, NOT_EXPLAINED
 
 Row = Mapping[str, Any]
 
-_OWN_CAUSE = ("waiting for data", "communication", "products on padding", NOT_EXPLAINED)
+_OWN_CAUSE = ("waiting for data", "communication", "GEMMs on padding", NOT_EXPLAINED)
 """Bars of a waterfall that are a cause of their own, or none."""
 _SAME_STEP = ("task", "preset", "precision", "seq_len", "micro_batch_size", "world_size", "device", "implementation")
 
@@ -99,8 +99,8 @@ def _machine(best: Point, badge: str, out: str) -> list[Advice]:
     if not badge:
         return []
     command = throughput_command(best.row, out, again=True)
-    why = "what the machine can do undisturbed was not measured"
-    remedy = "let the machine become quiet, then measure again"
+    why = "the undisturbed speed was not measured"
+    remedy = "wait until the machine is idle, then measure again"
     return [Advice(cause="machine", seen=badge, remedy=remedy, command=command, unknown=why)]
 
 
@@ -111,7 +111,7 @@ def _of_row(winner: Winner, trials: Sequence[LoadedTrial], out: str) -> list[Adv
     wait, exposed = row.get("data_wait_ms") or 0.0, row.get("communication_ms") or 0.0
     if wait and str(row.get("data")) != "synthetic":
         seen = f"each step waits {wording.number(wait)} ms for data"
-        remedy = "prepare the data beforehand or use a faster disk; synthetic data show the limit"
+        remedy = "prepare the data in advance or use a faster disk (synthetic data show the limit)"
         command = throughput_command(row, out, data="synthetic")
         found.append(Advice(cause="data", seen=seen, remedy=remedy, command=command, saves=wait / step))
     if exposed and int(row["world_size"]) > 1:
@@ -124,8 +124,10 @@ def _of_row(winner: Winner, trials: Sequence[LoadedTrial], out: str) -> list[Adv
     padding = row.get("padding_efficiency")
     if own and padding is not None and not any(_without_padding(one.row) for one in _same_shape(winner)):
         command = throughput_command(row, out, levers="auto")
-        seen = f"{wording.percent(1 - padding)} of all positions are padding and are computed"
-        found.append(Advice(cause="padding", seen=seen, remedy="leave padding out", command=command, saves=1 - padding))
+        seen = f"{wording.percent(1 - padding)} of all computed positions are padding"
+        found.append(
+            Advice(cause="padding", seen=seen, remedy="compute real tokens alone", command=command, saves=1 - padding)
+        )
     return [*found, *_untried(winner, trials, out)]
 
 
@@ -148,7 +150,7 @@ def _untried(winner: Winner, trials: Sequence[LoadedTrial], out: str) -> list[Ad
     native = winner.best.trials[0].environment.get("native_bf16")
     if row["precision"] in ("fp32", "tf32") and "bf16" not in precisions and native:
         command = throughput_command(row, out, precisions="bf16")
-        seen = f"products run in {row['precision']}, and this device has bf16 instructions"
+        seen = f"GEMMs run in {row['precision']}, and this device has bf16 instructions"
         why = "bf16 was not measured in this run"
         found.append(Advice(cause="precision", seen=seen, remedy="try bf16", command=command, unknown=why))
     sizes = {int(point.row["micro_batch_size"]) for point in winner.group}

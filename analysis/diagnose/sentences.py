@@ -1,4 +1,4 @@
-"""What the work itself says: whether ranks were given alike, and which types its matrix products ran in."""
+"""Sentences about the work itself: whether ranks have equal work, and which types its GEMMs ran in."""
 
 from collections.abc import Sequence
 
@@ -29,8 +29,8 @@ def range_over_ranks(shares: Sequence[float]) -> str:
 
 
 def least_to_most(shares: Sequence[float]) -> str:
-    """Return " (1 to 38.2 %)", "" where that would be one number."""
-    least, most = f"{100 * min(shares):.3g}", f"{100 * max(shares):.3g}"
+    """Return " (1.0 to 38.2 %)", "" where that would be one number."""
+    least, most = f"{100 * min(shares):.1f}", f"{100 * max(shares):.1f}"
     return "" if least == most else f" ({least} to {most} %)"
 
 
@@ -49,23 +49,23 @@ def balance_sentence(rows: Sequence[Temporal], launched_ms: Sequence[float | Non
         if len(rows) < 2 or not _differs(executed):
             return ""
         return (
-            f" {_range(executed)} ms of computation per rank ran in the steps; whether the ranks were given unlike "
-            "work is not known, as the traces do not tie it to the steps that launched it."
+            f" {_range(executed)} ms of computation per rank ran in the steps; the traces do not show which step "
+            "launched it, so whether ranks have equal work is unknown."
         )
     if len(rows) == 1:
         if abs(given[0] - executed[0]) <= _NARROW * max(given[0], executed[0]):
             return ""
         return (
-            f" The steps launched {number(given[0])} ms of computation, and {number(executed[0])} ms ran between their "
-            "ends: the GPU runs behind the CPU."
+            f" The steps launched {number(given[0])} ms of computation, and {number(executed[0])} ms ran before they "
+            "ended: the GPU lags behind the CPU."
         )
     both = f"The steps launched {_range(given)} ms of computation per rank, {_range(executed)} ms ran in their time"
     if _differs(given):
         most = max(range(len(given)), key=given.__getitem__)
         who = "One rank" if rows[most].rank is None else f"Rank {rows[most].rank}"
-        return f" {both}. {who} was given the most: balance the work between the ranks."
+        return f" {both}. {who} has the most work: balance it between the ranks."
     if _differs(executed):
-        return f" {both}: the ranks were given alike, their GPUs run behind their CPUs by different amounts."
+        return f" {both}: the ranks have equal work, and their GPUs lag behind their CPUs by different amounts."
     return ""
 
 
@@ -95,15 +95,12 @@ def precision_clause(timelines: Sequence[Timeline], context: Context) -> str:
     if shares.get("fp32", 0.0) <= _MOST:
         return said
     if context.narrow:
-        return f"{said}, although the trial is in {context.narrow}: see which GEMMs autocast leaves in fp32"
+        return f"{said}, although the trial is in {context.narrow}: check which GEMMs autocast leaves in fp32"
     if any(len(timeline.kernels) for timeline in timelines):
-        return (
-            f"{said}: the tensor cores, where this GPU has them, multiply several times as fast in bf16 or tf32 "
-            "(fp16 before Ampere)"
-        )
+        return f"{said}: on tensor cores, bf16 or tf32 (fp16 before Ampere) is several times as fast"
     if context.native_bf16 is not None:
         return f"{said}: try bf16, for which this CPU has instructions" if context.native_bf16 else said
-    return f"{said}: bf16 helps where the CPU has instructions for it (avx512_bf16, amx)"
+    return f"{said}: bf16 helps on a CPU with instructions for it (avx512_bf16, amx)"
 
 
 def fp32_share(timelines: Sequence[Timeline]) -> float:

@@ -1,4 +1,4 @@
-"""What tables of totals, readings and logs say: each with one sentence that says what it means and what to try."""
+"""Findings from tables of totals, sensor readings and logs, each with its meaning and what to try."""
 
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
@@ -11,6 +11,7 @@ from analysis.diagnose.finding import Finding, distinct
 from analysis.metrics.communication.links import alpha_beta
 from analysis.metrics.telemetry import COUNTERS, POWER_CAP, SLOWED_DOWN, reason_names
 from analysis.names import COMMUNICATION, family
+from analysis.wording import percent
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -26,16 +27,15 @@ def collective_findings(summary: Summary) -> Iterator[Finding]:
     wrong = int(frame["wrong_rows"].sum())
     advice: tuple[Advice, ...] = ()
     if wrong:
-        seen, remedy = f"{wrong} rows have wrong results", "repair that first (driver, NCCL, a bad link)"
-        advice = (Advice(cause="machine", seen=seen, remedy=remedy, unknown="no time counts before that"),)
+        seen, remedy = f"{wrong} rows have wrong results", "fix that first (driver, NCCL, a bad link)"
+        advice = (Advice(cause="machine", seen=seen, remedy=remedy, unknown="until then no time counts"),)
     yield Finding("collective_bandwidth", f"{summary.title}: bandwidth", frame, _sentence(frame, summary), advice)
     unsaid = [name for name, value in (("root", -1), ("wrong", -1), ("redop", "")) if (table[name] == value).all()]
     sizes = table.drop(columns=unsaid).sort_values(
         ["size_bytes", "placement"], ascending=False, kind="stable", ignore_index=True
     )
     sentence = (
-        "algbw is size / time; busbw is what each link carries, so that it compares with the link's rate whatever the "
-        "number of ranks."
+        "algbw is size / time; busbw is the rate per link, which compares with the link's rate for any number of ranks."
     )
     yield Finding("collective_sizes", f"{summary.title}: by size", sizes, sentence)
 
@@ -63,19 +63,17 @@ def _row(summary: Summary, placement: str, part: "pd.DataFrame") -> dict[str, ob
 def _sentence(frame: "pd.DataFrame", summary: Summary) -> str:
     wrong = int(frame["wrong_rows"].sum())
     if wrong:
-        return f"{wrong} rows have wrong results: no time counts before that is repaired (driver, NCCL, a bad link)."
+        return f"{wrong} rows have wrong results: fix that first (driver, NCCL, a bad link); until then no time counts."
     best = frame.iloc[int(frame["peak_busbw_gb_s"].to_numpy().argmax())]
     if not best["peak_busbw_gb_s"]:
-        return (
-            "Every bandwidth is 0: only messages were measured that are too small to tell; measure up to 1 GB (-e 1G)."
-        )
+        return "Every bandwidth is 0: all messages are too small; measure up to 1 GB (-e 1G)."
     half = int(best["half_peak_from_bytes"])
     ranks = summary.facts.get("ranks")
     between = f" between {ranks} ranks" if ranks else ""
     return (
         f"The links carry up to {best['peak_busbw_gb_s']:.4g} GB/s{between} and half of it from {_size(half)} on, "
-        f"while the smallest messages cost {best['shortest_us']:.3g} us: gradient buckets well above {_size(half)} "
-        "use them, smaller ones pay latency."
+        f"and the smallest messages take {best['shortest_us']:.3g} µs: use gradient buckets well above {_size(half)}; "
+        "latency dominates smaller ones."
     )
 
 
@@ -87,13 +85,13 @@ def _size(number: int) -> str:
 
 
 _ADVICE = {
-    COMMUNICATION: "see with a trace (`bertbench allreduce`) how much of it computation hides",
-    "GEMM": "see with `bertbench core-util` whether it uses the tensor cores",
+    COMMUNICATION: "check with a trace how much of it is exposed (`bertbench allreduce`)",
+    "GEMM": "check whether it uses the tensor cores (`bertbench core-util`)",
     "attention": "compare fused attention (SDPA, FlashAttention) on the same shapes",
     "optimizer": "use a fused optimizer, which reads every parameter once",
-    "elementwise": "fuse it with its neighbours (torch.compile, fused GELU and dropout)",
-    "norm": "use a fused layer normalisation",
-    "copy": "look for casts and for copies from the host that pinned memory would hide",
+    "elementwise": "fuse it with adjacent kernels (torch.compile, fused GELU and dropout)",
+    "norm": "use a fused layer normalization",
+    "copy": "look for casts, and for copies from the host that pinned memory would overlap",
 }
 
 
@@ -110,8 +108,8 @@ def _kernels(summary: Summary) -> Iterator[Finding]:
         return
     first = table.iloc[0]
     sentence = (
-        f"{_short(first['name'])} takes {first['share']:.1%} of the kernels' {total:.4g} ms; "
-        f"{int((table['cumulative_share'] < 0.9).sum()) + 1} of {len(table)} kernels make 90 %: begin with these."
+        f"{_short(first['name'])} takes {percent(first['share'])} of the kernels' {total:.4g} ms; "
+        f"{int((table['cumulative_share'] < 0.9).sum()) + 1} of {len(table)} kernels make up 90 %: start with these."
     )
     yield Finding("kernel_totals", summary.title, table, sentence)
     families = table.groupby("family", sort=False).agg(
@@ -120,7 +118,7 @@ def _kernels(summary: Summary) -> Iterator[Finding]:
     families = families.sort_values("total_ms", ascending=False, kind="stable").reset_index()
     top = families.iloc[0]
     advice = _ADVICE.get(str(top["family"]), "look at its largest kernels first")
-    sentence = f"{str(top['family']).capitalize()} kernels take {top['share']:.1%} of the kernel time: {advice}."
+    sentence = f"{str(top['family']).capitalize()} kernels take {percent(top['share'])} of the kernel time: {advice}."
     yield Finding("kernel_families", f"{summary.title}: by family", families, sentence, tuple(_fusing(families)))
 
 
@@ -129,7 +127,7 @@ def _fusing(families: "pd.DataFrame") -> Iterator[Advice]:
     small = families[families["family"].isin(["elementwise", "norm", "dropout", "activation"])]
     saves = float(small["share"].sum())
     if saves >= LEAST:
-        seen = f"kernels that only move memory take {saves:.1%} of the kernels' time"
+        seen = f"kernels that only move memory take {percent(saves)} of the kernels' time"
         remedy = "fuse them (torch.compile, fused optimizer and norms)"
         yield Advice(cause="fusion", seen=seen, remedy=remedy, saves=saves, of="kernels' time")
 
@@ -170,8 +168,8 @@ def _copies(summary: Summary) -> Iterator[Finding]:
         yield _anything_empty(summary, "copy_totals")
         return
     sentence = (
-        f"{_short(frame['name'].iloc[0])} is the largest of {len(frame)} kinds of copies: copies between host and GPU "
-        "belong into pinned memory and beside computation."
+        f"{_short(frame['name'].iloc[0])} is the largest of {len(frame)} kinds of copies: copy between host and GPU "
+        "from pinned memory, overlapped with computation."
     )
     yield Finding("copy_totals", summary.title, frame, sentence)
 
@@ -183,10 +181,13 @@ def _api(summary: Summary) -> Iterator[Finding]:
         return
     name, share = str(frame["name"].iloc[0]), frame["share"].iloc[0]
     waits = "synchronize" in name.lower() or "memcpy" in name.lower()
-    means = "the host waits there for the GPU, or for copies" if waits else "the host spends its time there"
-    advice = "look for .item(), .cpu() and prints in the loop" if waits else "see whether the GPU idles meanwhile"
+    means = "the host waits for the GPU or for copies" if waits else "the host spends its time there"
+    advice = "look for .item(), .cpu() and prints in the loop" if waits else "check whether the GPU is idle meanwhile"
     yield Finding(
-        "api_totals", summary.title, frame, f"{_short(name)} takes {share:.1%} of the calls' time: {means}; {advice}."
+        "api_totals",
+        summary.title,
+        frame,
+        f"{_short(name)} takes {percent(share)} of the calls' time: {means}; {advice}.",
     )
 
 
@@ -196,8 +197,8 @@ def _ranges(summary: Summary) -> Iterator[Finding]:
         yield _anything_empty(summary, "range_totals")
         return
     sentence = (
-        f"{_short(frame['name'].iloc[0])} is the longest of {len(frame)} ranges; totals hold the ranges within, which "
-        "this summary does not tell apart, so they do not add up, and a launch may return before its kernels end."
+        f"{_short(frame['name'].iloc[0])} is the longest of {len(frame)} ranges; totals include nested ranges, so "
+        "they do not add up, and a launch may return before its kernels end."
     )
     yield Finding("range_totals", summary.title, frame.drop(columns=["share", "cumulative_share"]), sentence)
 
@@ -207,8 +208,8 @@ def _metrics(summary: Summary) -> Iterator[Finding]:
     kernels = table["kernel"].nunique() if "kernel" in table else 0
     metrics = table["metric"].nunique() if "metric" in table else 0
     sentence = (
-        f"{metrics} metrics of {kernels} kernels, averages over the invocations of each: weigh them with the kernels' "
-        "times before comparing kernels, and take newer GPUs' from Nsight Compute (`bertbench core-util`)."
+        f"{metrics} metrics of {kernels} kernels, averaged over the invocations of each: weight them with the kernels' "
+        "times before you compare kernels; for newer GPUs use Nsight Compute (`bertbench core-util`)."
     )
     yield Finding("profiler_metrics", summary.title, table, sentence if len(table) else "The table has no metric.")
 
@@ -229,7 +230,7 @@ def _mlperf_run(summary: Summary) -> Iterator[Finding]:
         verdict = "reached" if reached >= target else "missed"
         parts.append(f"the quality target {target} was {verdict} with {reached:.4f}")
     elif reached is not None:
-        parts.append(f"the last accuracy is {reached:.4f}, and no quality target is known for this benchmark")
+        parts.append(f"the last accuracy is {reached:.4f}, and the quality target of this benchmark is unknown")
     yield Finding("mlperf_run", summary.title, summary.table, ", ".join(parts) + ".")
 
 
@@ -262,7 +263,7 @@ def _anything(summary: Summary) -> Iterator[Finding]:
 
 
 def _anything_empty(summary: Summary, name: str) -> Finding:
-    sentence = "The table holds no row with a time: nothing of this kind was recorded."
+    sentence = "The table has no row with a time: nothing of this kind was recorded."
     return Finding(name, summary.title, summary.table, sentence)
 
 
@@ -300,7 +301,7 @@ def _throttling(table: "pd.DataFrame") -> Iterator[Advice]:
     seen = "; ".join(_suspicions(table))
     if seen:
         remedy = "cool the GPUs or raise the power limit, then measure again"
-        why = "the log does not tell how fast the GPUs are at full clocks"
+        why = "the log does not contain the speed at full clocks"
         yield Advice(cause="machine", seen=seen, remedy=remedy, unknown=why)
 
 
@@ -318,20 +319,20 @@ def _sensor_row(quantity: str, device: str, part: "pd.DataFrame") -> dict[str, A
 
 def _sensor_sentence(table: "pd.DataFrame") -> str:
     if not len(table):
-        return "The log holds no reading."
+        return "The log has no readings."
     suspicions = list(_suspicions(table))
     parts = [f"Mean power is {power:.4g} W per GPU" for power in _means(table, "power_watts")]
-    parts += [f"utilisation {use:.3g} %" for use in _means(table, "gpu_utilization_percent")]
-    said = ", ".join(parts) if parts else "The log has neither power nor utilisation"
+    parts += [f"utilization {use:.3g} %" for use in _means(table, "gpu_utilization_percent")]
+    said = ", ".join(parts) if parts else "The log has neither power nor utilization"
     energy = _joules(table)
     if energy is not None:
         said += f" ({energy / 1000:.4g} kJ over the log)"
     if suspicions:
         why = "; ".join(suspicions)
-        return f"{said}; throttling is likely: {why}: cool the GPUs or raise the limit, then measure again."
+        return f"{said}; throttling is likely ({why}): cool the GPUs or raise the limit, then measure again."
     if not {"throttle_reasons", "sm_clock_mhz"} & set(table["quantity"].unique()):
-        return f"{said}; without clocks and clocks_event_reasons.active throttling cannot be seen: query these too."
-    return f"{said}; nothing in the log hints at throttling."
+        return f"{said}; throttling cannot be detected without clocks and clocks_event_reasons.active: query these too."
+    return f"{said}; the log shows no sign of throttling."
 
 
 def _means(table: "pd.DataFrame", quantity: str) -> list[float]:
@@ -345,13 +346,13 @@ def _suspicions(table: "pd.DataFrame") -> Iterator[str]:
         share = float(np.mean((masks & bits) != 0)) if len(masks) else 0.0
         if share > 0 and (bits == SLOWED_DOWN or share >= _LONG):
             named = int(np.bitwise_or.reduce(masks)) & bits
-            yield f"GPUs were {text} in {share:.0%} of the samples ({', '.join(reason_names(named))})"
+            yield f"GPUs were {text} in {percent(share)} of the samples ({', '.join(reason_names(named))})"
     for device, part in table.groupby("device", observed=True):
         yield from _of_device(str(device), part)
 
 
 def _of_device(device: str, part: "pd.DataFrame") -> Iterator[str]:
-    """Clocks fall while the GPU works, or power stands at its limit; samples of one time belong together."""
+    """Clocks fall while the GPU works, or power is at its limit; samples of one time belong together."""
     series = {str(name): rows["value"].to_numpy() for name, rows in part.groupby("quantity", observed=True)}
     clocks, use = series.get("sm_clock_mhz"), series.get("gpu_utilization_percent")
     if clocks is not None and use is not None and len(clocks) == len(use):
@@ -365,7 +366,7 @@ def _of_device(device: str, part: "pd.DataFrame") -> Iterator[str]:
     if power is not None and limit is not None and len(power) == len(limit) and len(power):
         share = float(np.mean(power >= 0.97 * limit))
         if share >= _LONG:
-            yield f"GPU {device} draws its power limit of {limit.max():.0f} W in {share:.0%} of the samples"
+            yield f"GPU {device} is at its power limit of {limit.max():.0f} W in {percent(share)} of the samples"
 
 
 def _joules(table: "pd.DataFrame") -> float | None:

@@ -28,6 +28,7 @@ from analysis.metrics.time.launches import before_recording, launched_compute
 from analysis.metrics.time.ranges import range_rows
 from analysis.metrics.time.temporal import analysis_window
 from analysis.timeline import Timeline, lost_kernels
+from analysis.wording import percent
 from records.schema import COMPUTE_COLUMNS
 
 if TYPE_CHECKING:
@@ -49,7 +50,7 @@ _NEARLY_ALL = 0.1
 """Share of the time up to which what is not computation leaves faster kernels alone to gain from."""
 _LONGER = 1.1
 _OF_SLOWEST = ", each that of its slowest rank"
-_NO_LENGTH = "No kernel of the window took any time, by this trace."
+_NO_LENGTH = "By this trace, no kernel of the window took any time."
 
 
 def findings(timelines: Sequence[Timeline], context: Context | None = None) -> list[Finding]:
@@ -84,32 +85,32 @@ def _temporal(timelines: Sequence[Timeline], context: Context) -> Finding | None
     compute, idle_share, exposed, copying = (sum(getattr(row, name) for row in rows) / span for name in names)
     most = max(len(np.unique(timeline.work.device)) for timeline in timelines)
     somewhere = f" on any of a rank's {most} GPUs" if most > 1 else ""
-    hidden = f"{_percent(exposed)} communication that nothing hides"
+    hidden = f"{percent(exposed)} exposed communication"
     if (
         rows[0].on_gpu
         and not any(row.communication_ns for row in rows)
         and any(len(timeline.collectives) for timeline in timelines)
     ):
-        hidden = "no communication on the GPU (that of the CPU, such as calls of MPI, is in Communication by rank)"
+        hidden = "no communication on the GPU (see Communication by rank for calls on the CPU, such as MPI)"
     of_ranks = range_over_ranks([row.compute_ns / row.span_ns for row in rows])
-    what = f"{_percent(compute)} of the time is computation{somewhere}{of_ranks}, {hidden}, "
-    what += f"{_percent(idle_share)} idle{least_to_most([row.idle_ns / row.span_ns for row in rows])}"
+    what = f"{percent(compute)} of the time is computation{somewhere}{of_ranks}, {hidden}, "
+    what += f"{percent(idle_share)} idle{least_to_most([row.idle_ns / row.span_ns for row in rows])}"
     if exposed >= max(idle_share, _LITTLE):
-        advice = ": overlap the communication or send less of it, unless most of it waits for one rank or the replay "
-        advice += "without it saves little (see below)"
+        advice = ": overlap the communication or send less, unless it mostly waits for one rank or the replay without "
+        advice += "it saves little (see below)"
     elif copying > max(idle_share, _LITTLE):
-        what += f", {_percent(copying)} copies that nothing hides"
+        what += f", {percent(copying)} exposed copies"
         pinned = "from pinned memory " if _copied_from(timelines)[0] != "pinned" else ""
-        advice = f": keep data on the GPU, or copy it {pinned}while something computes"
+        advice = f": keep data on the GPU, or overlap copies {pinned}with computation"
     elif idle_share >= _LITTLE:
-        advice = ": the table of idle causes says what the device waits for"
-        advice += "; overlapping the communication comes next" if exposed >= _LITTLE else ""
+        advice = ": see the table of idle causes"
+        advice += "; then overlap the communication" if exposed >= _LITTLE else ""
     elif idle_share + exposed + copying >= _NEARLY_ALL:
-        advice = f": no computation is {_percent(1 - compute)}, though nothing of it takes 5 % alone"
+        advice = f": {percent(1 - compute)} is not computation, but no part of that takes 5 % alone"
     elif context.disturbed:  # what others took is in the time of every operator
         advice = f": measure again on an idle machine before you optimize ({context.disturbed})"
     else:
-        advice = f": faster {'kernels' if rows[0].on_gpu else 'operators'} are what is left to gain"
+        advice = f": only faster {'kernels' if rows[0].on_gpu else 'operators'} save time"
     table = temporal.temporal_frame(rows)
     given = [None if (own := launched_compute(found)) is None else own.total_ns / 1e6 for found in timelines]
     given = [ms for ms, found in zip(given, map(temporal.temporal_breakdown, timelines), strict=True) if found]
@@ -118,11 +119,11 @@ def _temporal(timelines: Sequence[Timeline], context: Context) -> Finding | None
         table.insert(0, "launched_compute_ms", [float("nan") if ms is None else ms for ms in given])
         first += ["compute_ms", "launched_compute_ms"]
     table = table[[*first, *(name for name in table.columns if name not in first)]]
-    if not any(row.on_gpu for row in rows):  # a CPU has no copies that are told from computation
+    if not any(row.on_gpu for row in rows):  # a CPU has no copies apart from computation
         table = table.drop(columns=[name for name in table.columns if "memory" in name])
     said = what + advice + "." + _outside(timelines, rows) + balance_sentence(rows, given)
     if not rows[0].on_gpu and (lost := lost_kernels(timelines)):
-        said = f"{lost}. On the CPU, {what}."  # no advice: how long the GPU took is not known
+        said = f"{lost}. On the CPU, {what}."  # no advice: how long the GPU took is unknown
     return Finding("temporal_breakdown", "Where the time goes", table, said)
 
 
@@ -135,8 +136,8 @@ def _outside(timelines: Sequence[Timeline], rows: Sequence[temporal.Temporal]) -
     if outside < 0.01 * sum(row.busy_ns for row in whole):
         return ""
     return (
-        f" {number(outside / len(rows) / 1e6)} ms of GPU work per rank ran outside the marked steps and is not in this "
-        "table; with --window kernels it is."
+        f" {number(outside / len(rows) / 1e6)} ms of GPU work per rank ran outside the marked steps; include it with "
+        "--window kernels."
     )
 
 
@@ -151,16 +152,16 @@ def _utilization(timelines: Sequence[Timeline]) -> Finding | None:
         return (
             Finding(
                 "compute_utilization",
-                "Compute utilisation",
+                "Compute utilization",
                 table,
-                f"Not known: {rows[0].reason.rstrip('.')}" + ("" if rows[0].reason.endswith("?") else "."),
+                f"Unknown: {rows[0].reason.rstrip('.')}" + ("" if rows[0].reason.endswith("?") else "."),
             )
             if rows
             else None
         )
     mean = sum(known) / len(known)
     on_gpu = any(row.devices is not None for row in rows)
-    said = f"The {'GPU has a kernel running' if on_gpu else 'CPU runs an operator'} {_percent(mean)} of the time"
+    said = f"The {'GPU has a kernel running' if on_gpu else 'CPU runs an operator'} {percent(mean)} of the time"
     most = max((row.devices or 0) for row in rows)
     said += range_over_ranks(known)
     said += f", the mean of a rank's {most} GPUs" if most > 1 else ""
@@ -169,11 +170,11 @@ def _utilization(timelines: Sequence[Timeline]) -> Finding | None:
     weighted = [row for row in rows if row.sm_weighted_utilization is not None]
     if weighted:
         filled = sum(row.sm_weighted_utilization or 0.0 for row in weighted) / len(weighted)
-        said += f"; its grids could fill the multiprocessors {_percent(filled)} of the time"
+        said += f"; its grids can fill the multiprocessors {percent(filled)} of the time"
         own = [row.compute_utilization_without_communication or 0.0 for row in weighted]
         if filled < sum(own) / len(own) - 0.2:  # collectives use few blocks on purpose
-            said += ": many kernels are too small for this GPU, try a larger batch or fused kernels"
-    return Finding("compute_utilization", "Compute utilisation", table, said + ".")
+            said += ": many kernels are too small for this GPU; try a larger batch or fused kernels"
+    return Finding("compute_utilization", "Compute utilization", table, said + ".")
 
 
 def _families(timelines: Sequence[Timeline], context: Context) -> Finding | None:
@@ -185,19 +186,19 @@ def _families(timelines: Sequence[Timeline], context: Context) -> Finding | None
         return Finding("kernel_families", "Kernels by family", table, _NO_LENGTH)
     share = {str(name): float(part) for name, part in zip(table["family"], table["kernel_time_share"], strict=True)}
     largest = next(iter(share))
-    said = [f"{largest} takes {_percent(share[largest])} of the kernels' time"]
+    said = [f"{largest} takes {percent(share[largest])} of the kernels' time"]
     ran = precision_clause(timelines, context) if share.get("GEMM", 0.0) > _MUCH else ""
     if ran and largest == "GEMM":
         said.append(f"it {ran}")
     small = sum(share.get(name, 0.0) for name in ("elementwise", "norm", "dropout", "activation"))
     talks = share.get("communication", 0.0)
     if talks > _MUCH:
-        said += [] if largest == "communication" else [f"communication takes {_percent(talks)}"]
-        said[-1] += ": what of it computation does not hide is what to cut, see the table of where the time goes"
+        said += [] if largest == "communication" else [f"communication takes {percent(talks)}"]
+        said[-1] += ": reduce its exposed part, see Where the time goes"
     if small > 0.4:
-        said.append(f"kernels that only move memory take {_percent(small)}: fuse them {context.fusing}")
+        said.append(f"kernels that only move memory take {percent(small)}: fuse them {context.fusing}")
     if ran and largest != "GEMM":
-        said.append(f"GEMM takes {_percent(share['GEMM'])} and {ran}")
+        said.append(f"GEMM takes {percent(share['GEMM'])} and {ran}")
     advice = tuple(_kernel_advice(timelines, table, share, small, context))
     return Finding("kernel_families", "Kernels by family", table, "; ".join(said) + ".", advice)
 
@@ -213,11 +214,11 @@ def _kernel_advice(
     gemm, narrow = min(1.0, share.get("GEMM", 0.0) * lengths), fp32_share(timelines)
     moving = min(1.0, small * lengths)
     if gemm * narrow >= LEAST and narrow > _HALF and not context.narrow:
-        seen = f"GEMMs run in fp32 for {_percent(gemm * narrow)} of the time"
+        seen = f"GEMMs run in fp32 for {percent(gemm * narrow)} of the time"
         remedy = "train in bf16 (fp16 before Ampere), or let fp32 GEMMs use tf32"
         yield Advice(cause="precision", seen=seen, remedy=remedy, saves=gemm * narrow)
     if moving >= LEAST:
-        seen = f"kernels that only move memory run for {_percent(moving)} of the time"
+        seen = f"kernels that only move memory run for {percent(moving)} of the time"
         yield Advice(cause="fusion", seen=seen, remedy=f"fuse them {context.fusing}", saves=moving)
 
 
@@ -231,8 +232,8 @@ def _top_kernels(timelines: Sequence[Timeline]) -> Finding | None:
     few = int((table["kernel_time_share"].cumsum() < 0.8).sum()) + 1
     first = table.iloc[0]
     share = float(first["kernel_time_share"])
-    said = f"{few} of {len(table)} kernels make up 80 % of the kernels' time, the longest {_percent(share)} "
-    said += f"({first['family']}): start with these."
+    said = f"{few} of {len(table)} kernels make up 80 % of the kernels' time: start with these. The longest takes "
+    said += f"{percent(share)} ({first['family']})."
     return Finding("top_kernels", f"Longest kernels (at most {_TOP})", table.head(_TOP), said)
 
 
@@ -249,9 +250,9 @@ def _phases(timelines: Sequence[Timeline]) -> Finding | None:
     what = "GPU's time" if on_gpu else "steps' time on the CPU" if marked else "recording's time on the CPU"
     said = ""
     if total and len(known) and known.iloc[0] > 0:
-        said = f"{known.index[0]} takes {_percent(float(known.iloc[0]) / total)} of the {what}"
+        said = f"{known.index[0]} takes {percent(float(known.iloc[0]) / total)} of the {what}"
         rest = float(sums.get("other", 0.0)) / total
-        said += f"; {_percent(rest)} belongs to no phase" if rest > _LITTLE else ""
+        said += f"; {percent(rest)} belongs to no phase" if rest > _LITTLE else ""
         if float(sums.get("data", 0.0)) / total > 0.1:
             said += "; data takes more than a tenth"
             said += _input_advice(timelines) if on_gpu else ", so load it in the background (workers, prefetching)"
@@ -276,15 +277,17 @@ def _copied_from(timelines: Sequence[Timeline]) -> tuple[str, float]:
 def _input_advice(timelines: Sequence[Timeline]) -> str:
     memory, hidden = _copied_from(timelines)
     if memory == "none":
-        return " of it, without copies to the GPU"
+        return ", but there are no copies to the GPU"
     if memory == "pageable":
         return ", so copy inputs from pinned memory"
     if not memory:
-        return ", so copy inputs from pinned memory where they are not (the trace does not say)"
+        return ", so copy inputs from pinned memory (the trace does not show whether they are)"
     if hidden >= _HALF:
-        return f"; the copies to the GPU are from pinned memory, and computation hides {_percent(hidden)} of them"
+        return (
+            f"; the copies to the GPU are from pinned memory, and {percent(hidden)} of them overlaps with computation"
+        )
     return (
-        f", so copy inputs ahead (they are from pinned memory, but computation hides {_percent(hidden)} of the copies)"
+        f", so copy inputs earlier (they are from pinned memory, but only {percent(hidden)} overlaps with computation)"
     )
 
 
@@ -296,12 +299,12 @@ def _copies(timelines: Sequence[Timeline]) -> Finding | None:
     hidden = float((table["overlapped_share"].fillna(0) * table["total_ms"]).sum()) / total if total else 0.0
     pageable = float(table.loc[table["host_memory"] == "pageable", "total_ms"].sum())
     per_rank = total / len(timelines)
-    said = f"Copies and memsets take {number(per_rank)} ms per rank, {_percent(hidden)} of it hidden by computation"
+    said = (
+        f"Copies and memsets take {number(per_rank)} ms per rank, {percent(hidden)} of it overlapped with computation"
+    )
     spans = [row.span_ns / 1e6 for row in map(temporal.temporal_breakdown, timelines) if row is not None]
     if spans and pageable > 0.01 * sum(spans):
-        said += (
-            f"; {_percent(pageable / total)} is copies of pageable memory: use pin_memory=True and non_blocking=True"
-        )
+        said += f"; {percent(pageable / total)} are from pageable memory: use pin_memory=True and non_blocking=True"
     return Finding("memory_copies", "Memory copies by direction", table, said + ".")
 
 
@@ -323,17 +326,17 @@ def _iterations(timelines: Sequence[Timeline]) -> list[Finding]:
         f"The median step takes {number(times['median'])} ms, from {number(times['min'])} to {number(times['max'])} ms"
     )
     if times["median"] > 0 and times["p95"] > 1.2 * times["median"]:
-        said += ": the slow ones are worth a look, compare their idle and communication with the others'"
+        said += ": compare the idle time and communication of slow steps with the others"
     given = spread[spread["quantity"] == "launched_compute_ms"]
     if len(given) and given["median"].iloc[0] > _LONGER * times["median"]:
         said += (
-            f"; the GPU computes {number(given['median'].iloc[0])} ms for what it launches: the marks are those of a "
-            "CPU that runs ahead, not the time of a step; --window kernels has all work"
+            f"; the GPU computes {number(given['median'].iloc[0])} ms for the work of one step: the step marks are "
+            "those of a CPU that runs ahead; --window kernels includes all work"
         )
     place = int(table["step_time_ms"].to_numpy().argmax())
     rank, step, taken_ms, idle_ms = (table[name].iloc[place] for name in ("rank", "step", "step_time_ms", "idle_ms"))
     of = "" if pd.isna(rank) else f" of rank {int(rank)}"
-    idle = f", {_percent(float(idle_ms) / float(taken_ms))} of it idle" if taken_ms and not pd.isna(idle_ms) else ""
+    idle = f", {percent(float(idle_ms) / float(taken_ms))} of it idle" if taken_ms and not pd.isna(idle_ms) else ""
     slowest = f"The slowest is step {int(step)}{of}: {number(float(taken_ms))} ms{idle}."
     unknown = table.columns if table["idle_ms"].isna().all() else ["launched_compute_ms"]
     table = table.drop(columns=[name for name in unknown if name in table and table[name].isna().all()])
@@ -350,10 +353,6 @@ def _joined(tables: "Sequence[pd.DataFrame]") -> "pd.DataFrame | None":
     return pd.concat(filled, ignore_index=True) if filled else None
 
 
-def _percent(share: float) -> str:
-    return f"{100 * share:.3g} %"
-
-
 _MOVES_DATA = ("elementwise", "norm", "dropout", "activation", "copy")
 
 
@@ -366,13 +365,14 @@ def range_findings(timelines: Sequence[Timeline]) -> list[Finding]:
     if not len(table):
         return []
     first = table.iloc[0]
-    said = f"{int(table['count'].sum()):,} ranges of {len(table)} names; {first['name'][:80]} takes the longest, "
-    said += f"{number(float(first['total_ms']))} ms in {int(first['count']):,} with all ranges within it. "
+    said = f"{int(table['count'].sum()):,} ranges of {len(table)} names; {first['name'][:80]} takes longest, "
+    calls = int(first["count"])
+    said += f"{number(float(first['total_ms']))} ms in {calls:,} call{'s'[: calls != 1]}, nested ranges included. "
     if not any(len(timeline.steps) for timeline in timelines):
-        said += "These are of the whole recording. "
-    said += f"With each moment of a thread counted once (self time), they cover {number(table['self_ms'].sum())} ms"
+        said += "They cover the whole recording. "
+    said += f"Their self time, which counts each moment of a thread once, is {number(table['self_ms'].sum())} ms"
     own = table.iloc[int(table["self_ms"].to_numpy().argmax())]
-    said += f", the largest is {own['name'][:80]} ({number(float(own['self_ms']))} ms)."
+    said += f"; the largest is {own['name'][:80]} ({number(float(own['self_ms']))} ms)."
     return [Finding("ranges", f"Named ranges, time on the CPU (at most {_TOP})", table.head(_TOP), said)]
 
 
@@ -385,23 +385,23 @@ def operator_findings(timelines: Sequence[Timeline], context: Context | None = N
     if not len(families):
         return []
     if not int(names["calls"].sum()) or not float(names["self_ms"].sum()):
-        said = "No operator of the window took any time, by this trace."
+        said = "By this trace, no operator of the window took any time."
         return [Finding("operator_families", "Operators by family", families, said)]
     share = {str(name): float(part) for name, part in zip(families["family"], families["self_time_share"], strict=True)}
     largest = next(iter(share))
-    said = f"{largest} takes {_percent(share[largest])} of the operators' own time"
+    said = f"{largest} takes {percent(share[largest])} of the operators' self time"
     moving = sum(share.get(name, 0.0) for name in _MOVES_DATA)
     if share.get("GEMM", 0.0) > 0.5:
         said += f"; it {ran}" if (ran := precision_clause(timelines, context)) else ""
     elif moving > 0.4 and not lost_kernels(timelines):  # what operators of a GPU take on the CPU is their launch
-        said += f", operators that only move memory {_percent(moving)}: fuse them {context.fusing}, use a larger batch"
+        said += f", operators that only move memory {percent(moving)}: fuse them {context.fusing}, use a larger batch"
         narrow = [label for label in gemm_time_by_precision(timelines) if label in ("bf16", "fp16")]
         if share.get("copy", 0.0) > 0.4 and narrow:
-            said += f", and see whether casts cost more than {narrow[0]} saves on this CPU"
+            said += f", and check whether casts cost more than {narrow[0]} saves on this CPU"
     few = int((names["self_time_share"].cumsum() < 0.8).sum()) + 1
     first = names.iloc[0]
-    longest = f"{few} of {len(names)} operators make up 80 % of the operators' own time, the longest, "
-    longest += f"{first['name']}, {_percent(float(first['self_time_share']))}."
+    longest = f"{few} of {len(names)} operators make up 80 % of the operators' self time. The longest "
+    longest += f"is {first['name']} ({percent(float(first['self_time_share']))})."
     advice = tuple(_operator_advice(timelines, share, moving, context))
     return [
         Finding("operator_families", "Operators by family", families, said + ".", advice),
@@ -418,10 +418,10 @@ def _operator_advice(
     if lost_kernels(timelines):
         return
     if gemm * narrow >= LEAST and narrow > _HALF and not context.narrow and context.native_bf16:
-        seen = f"GEMMs run in fp32 for {_percent(gemm * narrow)} of the operators' time, and this CPU has bf16"
+        seen = f"GEMMs run in fp32 for {percent(gemm * narrow)} of the operators' time, and this CPU has bf16"
         yield Advice(cause="precision", seen=seen, remedy="train in bf16", saves=gemm * narrow, of=of)
     if moving > _MUCH:
-        seen = f"operators that only move memory take {_percent(moving)} of the operators' time"
+        seen = f"operators that only move memory take {percent(moving)} of the operators' time"
         yield Advice(cause="fusion", seen=seen, remedy=f"fuse them {context.fusing}", saves=moving, of=of)
 
 
@@ -465,7 +465,7 @@ def _window_sentence(table: "pd.DataFrame", timelines: Sequence[Timeline]) -> st
     span = _lengths(table["span_ms"].tolist())
     on_gpu = any(len(timeline.work) for timeline in timelines)
     if len(table[["window", "first_step", "last_step", "steps"]].drop_duplicates()) > 1:
-        what = f"the windows of the table, which differ between the ranks, {span}"
+        what = f"the windows in the table, which differ between ranks, {span}"
     elif table["window"].iloc[0] == "work":
         worked = on_gpu or any(len(timeline.operators) for timeline in timelines)
         what = "all work, from its first start to its last end" if worked else "all that was recorded"
@@ -473,10 +473,10 @@ def _window_sentence(table: "pd.DataFrame", timelines: Sequence[Timeline]) -> st
     else:
         first, last, steps = (int(table[name].iloc[0]) for name in ("first_step", "last_step", "steps"))
         what = f"step {first}, {span}" if steps == 1 else f"the {steps} steps {first} to {last}, {span}"
-    tables = "All tables of the trace are" if len(timelines) == 1 else "All tables of the traces are"
-    said = f"{tables} of {what}, unless a sentence names another stretch"
+    tables = "All tables of the trace cover" if len(timelines) == 1 else "All tables of the traces cover"
+    said = f"{tables} {what}, unless a sentence names another window"
     if not on_gpu or "steps" not in set(table["window"]):
         return f"{said}."
     early = sum(map(before_recording, timelines))
-    left = f", less {early:,} that were launched before the recording began" if early else ""
-    return f"{said}: times are of what ran in it, sums over kernels and copies of what was launched in it{left}."
+    left = f", without {early:,} that were launched before the recording began" if early else ""
+    return f"{said}: times are of work that ran in it, sums over kernels and copies of work launched in it{left}."

@@ -1,4 +1,4 @@
-"""What is doubtful about a measurement, each with what to do about it. Needs numpy only.
+"""Cautions about a measurement, each with a remedy. Needs numpy only.
 
 Named cautions, not warnings: `warnings` is a module of Python's own.
 """
@@ -11,6 +11,7 @@ import numpy as np
 
 from analysis.metrics import statistics
 from analysis.metrics.telemetry import inside, throttle_reasons
+from analysis.wording import percent
 from records.trial import Trial
 
 Row = Mapping[str, Any]
@@ -75,7 +76,7 @@ def of_records(steps: Mapping[int, Sequence[Row]], ranks: Mapping[int, Row]) -> 
             found.append(
                 Caution(
                     "records_lost",
-                    f"rank {rank} made {made} steps, its record holds {kept}: it was cut, and the numbers with it",
+                    f"rank {rank} made {made} steps, but its record has only {kept}: the record is truncated",
                     "restore steps-*.csv, or remove the trial's folder and run the sweep again",
                 )
             )
@@ -86,9 +87,9 @@ def one_round(rounds: int) -> Caution:
     """Return the caution of a run whose competing implementations were measured in fewer than three rounds."""
     return Caution(
         "one_round" if rounds == 1 else "few_rounds",
-        f"implementations were measured in {rounds} round{'' if rounds == 1 else 's'}: a process can be slow or fast "
-        "as a whole, so differences between implementations are shown but not decided",
-        "repeat with --rounds 3 or more; rounds are interleaved and added to the same run directory",
+        f"implementations were measured in {rounds} round{'' if rounds == 1 else 's'}; a process can be slow or fast "
+        "as a whole, so differences between implementations are not conclusive",
+        "run again with --rounds 3 or more: rounds are interleaved and added to the same run directory",
     )
 
 
@@ -101,7 +102,7 @@ def of_run(environments: Sequence[Mapping[str, Any]]) -> list[Caution]:
     """Return the caution of a run whose trials were not all measured on one machine with one software.
 
     Args:
-        environments: env.json of every trial; what one did not record is not held against it.
+        environments: env.json of every trial; fields that a trial did not record are ignored.
     """
     seen: dict[str, list[str]] = {name: [] for name in ("device", "torch", "transformers", "commit of this suite")}
     for environment in environments:
@@ -113,8 +114,8 @@ def of_run(environments: Sequence[Mapping[str, Any]]) -> list[Caution]:
     differing = [f"{name} ({', '.join(values)})" for name, values in seen.items() if len(values) > 1]
     if not differing:
         return []
-    remedy = "measure everything anew (--again, or a new --out), so that all trials share one machine and one software"
-    return [Caution("mixed", f"trials differ in {'; '.join(differing)}: they are held against each other here", remedy)]
+    remedy = "measure all trials again on one machine with one software (--again, or a new --out)"
+    return [Caution("mixed", f"trials that are compared here differ in {'; '.join(differing)}", remedy)]
 
 
 def of_scaling(rows: Sequence[Row]) -> list[Caution]:
@@ -131,9 +132,9 @@ def of_scaling(rows: Sequence[Row]) -> list[Caution]:
         Caution(
             "scaling_above_one",
             f"{row['scaling']} scaling of {row['implementation']} to {row['world_size']} ranks at micro batch "
-            f"{row['micro_batch_size']} is {row['efficiency']:.0%}: the run on {row['base_world_size']} was likely "
-            "disturbed, or its threads are poorly used",
-            "measure both again on a quiet machine (--again --rounds 3); quote no scaling from these",
+            f"{row['micro_batch_size']} is {percent(row['efficiency'])}: the run on {row['base_world_size']} was "
+            "likely disturbed, or used its threads poorly",
+            "do not quote this scaling; measure both again on a quiet machine (--again --rounds 3)",
         )
     ]
 
@@ -157,22 +158,22 @@ def _of_window(trial: Trial, result: Mapping[str, Any]) -> Iterator[Caution]:
     if result["warmup_source"] == "detected" and warmup and warmup >= _LONG_WARMUP * (warmup + measured):
         yield Caution(
             "warmup_long",
-            f"warm-up took at least {warmup} of {warmup + measured} steps: it may not have ended before the window",
-            "measure longer (--max-seconds, --max-steps) or give the window (--start, --stop of `throughput`)",
+            f"warm-up took at least {warmup} of {warmup + measured} steps and may reach into the window",
+            "measure longer (--max-seconds, --max-steps) or set the window (--start, --stop of `throughput`)",
         )
     if measured < FEWEST_STEPS:
         yield Caution(
             "too_few_steps",
-            f"only {measured} steps were measured; at least {FEWEST_STEPS} are needed for an interval to be trusted",
+            f"only {measured} steps were measured; a reliable interval needs at least {FEWEST_STEPS}",
             longer,
         )
     width = result.get("median_half_width")
     if measured >= FEWEST_STEPS and width is not None and width > trial.relative_half_width:
         yield Caution(
             "interval_wide",
-            f"the median step time is known to ±{100 * width:.1f} %, "
-            f"not to the ±{100 * trial.relative_half_width:.1f} % asked for",
-            f"{longer}, or quieten the machine",
+            f"the interval of the median step time is ±{100 * width:.1f} %, "
+            f"wider than the requested ±{100 * trial.relative_half_width:.1f} %",
+            f"{longer}, or use a quieter machine",
         )
 
 
@@ -187,7 +188,8 @@ def _of_noise(rows: Sequence[Row], environment: Mapping[str, Any], telemetry: Se
                 "noisy",
                 f"step times vary: robust deviation {100 * deviation:.0f} % of the median, "
                 f"95th percentile {tail:.2f} x the median",
-                "close other programs, fix clocks and power mode, measure longer; sequences of unequal length vary too",
+                "close other programs, fix clocks and power mode, or measure longer; sequences of unequal length vary "
+                "too",
             )
     foreign = _foreign_cpu(rows, telemetry)
     if foreign is not None and foreign > _FOREIGN_CPU_PERCENT:
@@ -201,7 +203,7 @@ def _of_noise(rows: Sequence[Row], environment: Mapping[str, Any], telemetry: Se
         yield Caution(
             "loaded",
             f"the load average was {load[0]:.1f} on {cores} logical cores before this trial began",
-            "let other work end first (the trial before may still be counted in it), then measure again (--again)",
+            "wait until other work ends, then measure again (--again); the previous trial may still count in this load",
         )
 
 
@@ -219,15 +221,15 @@ def _of_throttling(rows: Sequence[Row], telemetry: Sequence[Row]) -> Iterator[Ca
     if names:
         yield Caution(
             "throttled",
-            f"a GPU slowed itself down inside the window: {', '.join(names)}",
-            "improve cooling or power supply, let it cool down, or lower the clocks to ones it can hold; measure again "
-            "(--again)",
+            f"a GPU throttled inside the window: {', '.join(names)}",
+            "improve cooling or power supply, let it cool down, or lower the clocks to ones it sustains; then measure "
+            "again (--again)",
         )
     if capped:
         yield Caution(
             "power_capped",
-            "a GPU was held back by its software power cap inside the window",
-            "usual for large matrix products at the default limit; compare only runs with the same power limit",
+            "a GPU reached its software power cap inside the window",
+            "usual for large GEMMs at the default limit; compare only runs with the same power limit",
         )
 
 
@@ -237,10 +239,12 @@ def _of_precision(trial: Trial, environment: Mapping[str, Any]) -> Iterator[Caut
             "bf16_emulated",
             f"this {'CPU' if trial.device == 'cpu' else 'GPU'} has no bf16 matrix instructions: "
             "bf16 is emulated and slow",
-            "measure with --precisions fp32 here; bf16 figures of this machine say nothing about others",
+            "measure with --precisions fp32 here; bf16 results of this machine do not carry over to others",
         )
     if trial.precision == "tf32" and trial.device == "cpu":
-        yield Caution("tf32_on_cpu", "tf32 is a GPU format: on a CPU it is fp32", "measure with --precisions fp32 here")
+        yield Caution(
+            "tf32_on_cpu", "tf32 is a GPU format; on a CPU it runs as fp32", "measure with --precisions fp32 here"
+        )
 
 
 def _of_reading(result: Mapping[str, Any]) -> Iterator[Caution]:
@@ -248,9 +252,9 @@ def _of_reading(result: Mapping[str, Any]) -> Iterator[Caution]:
     if read and rate and read < rate:
         yield Caution(
             "reading",
-            f"compressed shards are read at {read:,.0f} samples/s, slower than batches are made of them: what a whole "
-            "epoch can sustain is that",
-            "enough where training takes fewer; else store the shards plainly (data pretrain --gzip-level 0)",
+            f"compressed shards are read at {read:,.0f} samples/s, slower than batches are made of them; this limits a "
+            "whole epoch",
+            "if training needs more, store the shards uncompressed (data pretrain --gzip-level 0)",
         )
 
 
@@ -259,16 +263,16 @@ def _of_waiting(result: Mapping[str, Any]) -> Iterator[Caution]:
     if wait and step and wait > _DATA_WAIT_SHARE * step:
         yield Caution(
             "data_wait",
-            f"{100 * wait / step:.0f} % of a step is spent waiting for data",
-            "put the shards on a faster disk or leave a core for the loader; --data synthetic shows the difference",
+            f"each step waits for data for {percent(wait / step)} of its time",
+            "use a faster disk or leave a core for the loader; --data synthetic shows the difference",
         )
     for row in result.get("per_rank", []):
         if row["straggler"]:
             yield Caution(
                 "straggler",
-                f"rank {row['rank']} needs {100 * row['skew']:.0f} % more time for its own work than the quickest, "
+                f"rank {row['rank']} needs {percent(row['skew'])} more time for its own work than the fastest rank, "
                 "and all others wait for it",
-                "look for other load, throttling or a slower device on that rank; give ranks equal devices and cores",
+                "check that rank for other load, throttling or a slower device; give ranks equal devices and cores",
             )
 
 
@@ -277,13 +281,13 @@ def _of_peak(result: Mapping[str, Any]) -> Iterator[Caution]:
     if mfu is not None and mfu > 1:
         yield Caution(
             "mfu_above_one",
-            f"MFU is {100 * mfu:.0f} % of the measured peak: the peak was measured too low, or the machine got faster",
+            f"MFU is {percent(mfu)} of the measured peak: the peak was measured too low, or the machine got faster",
             "measure again on a quiet machine (--again); do not quote this MFU",
         )
     if (peak.get("drift") or 0) > _PEAK_DRIFT:
         yield Caution(
             "peak_changed",
-            f"the measured peak before and after the trial differs by {100 * peak['drift']:.0f} %: "
-            "the machine changed speed meanwhile",
-            "look for other load or throttling; the better of the two is used, so MFU may be too low",
+            f"the measured peaks before and after the trial differ by {percent(peak['drift'])}: "
+            "the machine changed speed",
+            "check for other load or throttling; MFU uses the higher peak, so it may be too low",
         )

@@ -6,11 +6,11 @@ Communications of the ACM 52(4)). The floor of the step is
 
     floor = model FLOPs / measured peak + sum over parts bound by memory of their bytes / measured bandwidth.
 
-Model FLOPs are those of bert.model.step. Parts bound by memory are those without products: GELU, dropout with residual
+Model FLOPs are those of bert.model.step. Parts bound by memory are those without GEMMs: GELU, dropout with residual
 and norm, embeddings, the losses, the optimizer; each is charged the traffic that cannot be avoided when it is done
 alone. What is only there because better kernels are not (copies between precisions, sums of gradients) has a floor of
 0.
-The waterfall goes from the floor to the measured step: products on padding, then what every group of parts takes beyond
+The waterfall goes from the floor to the measured step: GEMMs on padding, then what every group of parts takes beyond
 its own floor when it is timed alone, waiting for data, exposed communication, and a rest that is called not explained.
 """
 
@@ -26,6 +26,7 @@ from analysis.metrics import statistics
 from analysis.metrics.cautions import Caution
 from analysis.metrics.ranks import combine, median_of
 from analysis.metrics.throughput import summarize
+from analysis.wording import percent
 from common.errors import SchemaError
 from records.kinds import GROUPS, SERIES, Component, read_components, read_rounds
 from records.run import TrialDirectory
@@ -36,7 +37,7 @@ FLOOR, LOSS, TOTAL = "floor", "loss", "total"
 
 NOT_EXPLAINED = "not explained"
 _LOSSES = {
-    "layers": "products below the peak",
+    "layers": "GEMMs below the peak",
     "attention": "attention",
     "head": "head and its loss",
     "elementwise": "elementwise parts",
@@ -84,7 +85,7 @@ def floor_ms(component: Component, ceilings: Ceilings) -> float:
 
 
 def padding_ms(component: Component, ceilings: Ceilings) -> float:
-    """Return the time of one call in ms that products on padding take at the peak."""
+    """Return the time of one call in ms that GEMMs on padding take at the peak."""
     return 1e3 * max(0.0, component.computed_flops - component.model_flops) / ceilings.flops_per_second
 
 
@@ -94,8 +95,8 @@ def component_rows(
     """Return one row per part, in the order given: what of it a step takes, and how near it is to its ceiling.
 
     Columns: the fields of Component, rounds, time_ms (median of one call), time_ms_low, time_ms_high (95 % interval,
-    None below two rounds), step_ms (calls_per_step x time_ms), floor_ms (of a step), flops_per_second (of products:
-    computed FLOPs / time), bytes_per_second (of parts without products), of_ceiling (share of the peak or of the
+    None below two rounds), step_ms (calls_per_step x time_ms), floor_ms (of a step), flops_per_second (of GEMMs:
+    computed FLOPs / time), bytes_per_second (of parts without GEMMs), of_ceiling (share of the peak or of the
     bandwidth that is reached on what is really computed; None for a part whose floor is 0).
     """
     rows = []
@@ -129,7 +130,7 @@ def waterfall(
 ) -> list[dict[str, Any]]:
     """Return the bars from the floor to the measured step; those before the last add up to it.
 
-    A loss may be below 0: parts that stay in a cache are faster than memory, small products may be faster than the
+    A loss may be below 0: parts that stay in a cache are faster than memory, small GEMMs may be faster than the
     peak, and in a step some parts run beside each other.
 
     Args:
@@ -146,9 +147,9 @@ def waterfall(
     memory = sum(c.calls_per_step * floor_ms(c, ceilings) for c in components if c.computed_flops == 0)
     padding = sum(c.calls_per_step * padding_ms(c, ceilings) for c in components)
     bars = [
-        _bar("products at the peak", FLOOR, arithmetic),
+        _bar("GEMMs at the peak", FLOOR, arithmetic),
         _bar("memory-bound parts at the bandwidth", FLOOR, memory),
-        _bar("products on padding", LOSS, padding),
+        _bar("GEMMs on padding", LOSS, padding),
     ]
     for group in GROUPS:
         own = [component for component in components if component.group == group and component.calls_per_step]
@@ -275,9 +276,9 @@ def _cautions(bars: Sequence[Mapping[str, Any]], drift: Mapping[str, float | Non
         found.append(
             Caution(
                 "drifted",
-                f"steps after the rounds took {abs(moved):.0%} {'longer' if moved > 0 else 'less'} than before them: "
-                "the machine changed speed, and parts and steps were not measured at one speed",
-                "end other work, wait for a machine that is warm and quiet, and measure again",
+                f"steps after the rounds took {percent(abs(moved))} {'longer' if moved > 0 else 'less'} than before "
+                "them: the machine changed speed between parts and steps",
+                "stop other work, wait until the machine is warm and quiet, then measure again",
             )
         )
     rest = next(bar for bar in bars if bar["name"] == NOT_EXPLAINED)
@@ -285,8 +286,8 @@ def _cautions(bars: Sequence[Mapping[str, Any]], drift: Mapping[str, float | Non
         found.append(
             Caution(
                 "not_explained",
-                f"the parts timed alone leave {rest['share']:.0%} of the step not explained",
-                "measure again on a quiet machine; where it stays, `bertbench profile` shows what runs between parts",
+                f"the parts timed alone do not explain {percent(rest['share'])} of the step",
+                "measure again on a quiet machine; if it remains, `bertbench profile` shows what runs between parts",
             )
         )
     return found

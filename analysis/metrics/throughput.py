@@ -1,4 +1,4 @@
-"""What one trial's records say: throughput, step time, utilisation, memory, energy and cost. Needs numpy only.
+"""What one trial's records say: throughput, step time, utilization, memory, energy and cost. Needs numpy only.
 
 Throughput is counts per step / median step time: the mean number of samples (or tokens, FLOPs) of a step inside the
 window, over all ranks, divided by the median over the window of the slowest rank's step time. A pause of the machine
@@ -80,7 +80,7 @@ def summarize(
         result |= _times(window, unknown)
         result |= _rates(window, unknown)
         result["per_rank"] = per_rank(steps, ranks, window.start, window.stop)
-        result |= _utilisation(trial, ranks, result, unknown)
+        result |= _utilization(trial, ranks, result, unknown)
         result |= _energy(trial, window, environment, telemetry, unknown)
         result["rank_skew"] = max((r["skew"] for r in result["per_rank"] if r["skew"] is not None), default=None)
     else:
@@ -209,12 +209,12 @@ def _memory(ranks: Mapping[int, Mapping[str, Any]], unknown: dict[str, str]) -> 
     }
 
 
-def _utilisation(
+def _utilization(
     trial: Trial, ranks: Mapping[int, Mapping[str, Any]], result: Mapping[str, Any], unknown: dict[str, str]
 ) -> dict[str, Any]:
     """MFU against the measured peak: per rank the better of before and after the trial, summed over all devices.
 
-    A peak of other products than the trial made is none: older records have one in bf16 beside FP8.
+    A peak of another type than the trial's GEMMs does not count: older records have one in bf16 beside FP8.
     """
     peaks = {rank: _peak_of(record.get("measured_peak") or {}) for rank, record in ranks.items()}
     missing = [rank for rank in range(trial.ranks) if not peaks.get(rank)]
@@ -231,7 +231,7 @@ def _utilisation(
     if products is not None and products != dtype:
         again = "" if first.get("products") else ": measure the trial again"
         unknown["mfu"] = unknown["measured_peak_flops"] = (
-            f"the products ran in {products}, and the peak was measured in {dtype}{again}"
+            f"the GEMMs ran in {products}, but the peak was measured in {dtype}{again}"
         )
         return {"measured_peak": None}
     rate = result["model_flops_per_second"]
@@ -245,7 +245,7 @@ def _utilisation(
 
 
 def _products(trial: Trial, peak: Mapping[str, Any]) -> str | None:
-    """Return the type that products ran in; None where nothing says that it is another than the peak's."""
+    """Return the type that GEMMs ran in; None if no record says that it differs from the peak's."""
     if peak.get("products"):
         return str(peak["products"])
     return "float8_e4m3fn" if "fp8" in trial.levers.split("+") else None

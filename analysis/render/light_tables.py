@@ -1,4 +1,4 @@
-"""A step taken apart: the ceilings, the waterfall, and every part beside its ceiling."""
+"""A step broken down: the ceilings, the waterfall, and every part beside its ceiling."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -15,12 +15,12 @@ def ceilings_text(row: Row) -> str:
     """Return the measured peak and bandwidth, and how steps and both moved while parts were timed."""
     drift = row["drift"]
     moved = ", ".join(
-        f"{name} {drift[name]:+.1%}" for name in ("steps", "peak", "bandwidth") if drift[name] is not None
+        f"{name} {100 * drift[name]:+.1f} %" for name in ("steps", "peak", "bandwidth") if drift[name] is not None
     )
     return (
         f"measured peak {wording.flops(row['peak_flops_per_second'])}, memory bandwidth "
         f"{wording.number(row['bandwidth_bytes_per_second'] / 1e9)} GB/s; MFU {wording.percent(row['mfu'])}; "
-        f"{row['rounds']} rounds; after against before them: {moved or 'not known'}"
+        f"{row['rounds']} rounds; change from before to after them: {moved or 'unknown'}"
     )
 
 

@@ -1,4 +1,4 @@
-"""What trials came to: their table, what of it is doubtful, what repeated rounds decide, two runs beside each other."""
+"""Results of trials: their table, cautions, what repeated rounds decide, and the comparison of two runs."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -26,7 +26,7 @@ def answer_lines(said: Sequence[Answer]) -> list[str]:
     """Return the answer of each model for the terminal: how fast, how good, what to do first, what then."""
     lines = []
     for answer in said:
-        badge = f" [disturbed: {answer.badge}]" if answer.badge else ""
+        badge = " [machine disturbed]" if answer.badge else ""
         lines += [f"{answer.headline.removesuffix('.')}{badge}.", *answer.good]
         lines += advice_lines(answer.advice)
     return lines
@@ -70,7 +70,7 @@ def _result_columns(rows: Sequence[Row], ratios: Sequence[Row]) -> list[tables.C
 
 
 def caution_lines(trials: Sequence[LoadedTrial]) -> list[str]:
-    """Return what is doubtful about the trials, equal doubts together; failures are not told again.
+    """Return what is doubtful about the trials, equal doubts together; failures are not repeated.
 
     Of the measured peak too: with it MFU may move against the speed.
     """
@@ -106,14 +106,14 @@ def _decisions(ratios: Sequence[Row]) -> list[str]:
     for row in measured:
         if min(row["rounds"], row["reference_rounds"]) < 2 and row["decided"] == "cannot decide":
             continue
-        verdict = {"yes": "decided", "no": "decided: no difference"}.get(row["decided"], "not decided")
+        verdict = {"yes": "conclusive", "no": "no difference"}.get(row["decided"], "not conclusive")
         lines.append(
             f"{row['implementation']} {wording.place(row)}: "
             f"{row['throughput_ratio']:.2f} x {row['reference']} "
             f"({row['throughput_ratio_low']:.2f} to {row['throughput_ratio_high']:.2f}), {verdict}"
         )
     reasons = dict.fromkeys(str(row["reason"]) for row in measured if row["decided"] == "cannot decide")
-    return lines + [f"ratios to {ratios[0]['reference']} are measured, not decided: {reason}" for reason in reasons]
+    return lines + [f"ratios to {ratios[0]['reference']} are not conclusive yet: {reason}" for reason in reasons]
 
 
 def _verdicts(rows: Sequence[Row]) -> list[str]:
@@ -142,7 +142,7 @@ def comparison_blocks(comparison: Comparison) -> list[tables.Block]:
     verdicts = [row["verdict"] for row in sorted(comparison.rows, key=wording.order)]
     tally = ", ".join(f"{verdicts.count(name)} {name}" for name in dict.fromkeys(verdicts)) or "nothing compared"
     return [
-        table or "no configuration is in both runs",
+        table or "the runs have no configuration in common",
         *dict.fromkeys(lines),
         f"{tally}; threshold {100 * comparison.threshold:g} %",
     ]
@@ -274,7 +274,7 @@ def input_tables(inputs: Sequence[Row], gaps: Sequence[Row]) -> list[tables.Tabl
         columns = [
             *_who(),
             tables.measured("real samples/s", "samples_per_second"),
-            tables.measured("made-up samples/s", "synthetic_samples_per_second"),
+            tables.measured("synthetic samples/s", "synthetic_samples_per_second"),
             tables.measured("gap", "gap", signed),
             tables.spread("gap", signed),
             tables.measured("rounds", "rounds", wording.count),
@@ -293,21 +293,19 @@ def input_lines(inputs: Sequence[Row], gaps: Sequence[Row]) -> list[str]:
     """Return the same in sentences, for the terminal."""
     lines = []
     for row in sorted(inputs, key=wording.order):
-        place = f"input of {_input_place(row)}: {wording.number(row['samples_per_second'])} samples/s"
+        place = f"input pipeline of {_input_place(row)}: {wording.number(row['samples_per_second'])} samples/s"
         if row["throughput_ratio"] is not None:
             span = f"{wording.number(row['throughput_ratio_low'])} to {wording.number(row['throughput_ratio_high'])}"
-            place += f", {wording.number(row['throughput_ratio'])} times what training takes ({span})"
+            place += f", {wording.number(row['throughput_ratio'])} times the rate of training ({span})"
         if row["shards_read_samples_per_second"] is not None:
             place += (
                 f"; compressed shards are read at {wording.number(row['shards_read_samples_per_second'])} samples/s"
             )
         lines.append(place)
     for row in sorted(gaps, key=wording.order):
-        verdict = {"yes": "decided", "no": "decided: no difference"}.get(
-            row["decided"], f"not decided: {row['reason']}"
-        )
+        verdict = {"yes": "conclusive", "no": "no difference"}.get(row["decided"], f"not conclusive: {row['reason']}")
         lines.append(
-            f"real against made-up data, {_input_place(row)}: {signed(row['gap'])} samples/s "
+            f"real compared with synthetic data, {_input_place(row)}: {signed(row['gap'])} samples/s "
             f"({signed(row['gap_low'])} to {signed(row['gap_high'])}), {verdict}"
         )
     return lines

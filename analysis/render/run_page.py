@@ -45,31 +45,31 @@ GLOSSARY: tuple[tuple[str, str], ...] = (
     ("step", "One optimizer step: grad_accum_steps micro-steps of micro_batch_size sequences on every device."),
     (
         "step time (ms)",
-        "Median over the window of the time of one step, of the slowest rank in each step. Waiting for data is part of "
-        "it. On a GPU it is measured with CUDA events, elsewhere with a monotonic clock.",
+        "Median time of one step over the window, of the slowest rank in each step. It includes waiting for data. It "
+        "is measured with CUDA events on a GPU and with a monotonic clock elsewhere.",
     ),
     (
         "window",
-        "The steps that count: [start, stop) as given, or all steps after the detected end of warm-up (MSER, White "
-        "1997, made robust against outliers). Warm-up is in no number.",
+        "The measured steps: [start, stop) as given, or all steps after the detected end of warm-up (MSER, White "
+        "1997, made robust against outliers). No number includes warm-up.",
     ),
     (
         "95 % interval",
         "Moving-block bootstrap interval of the median step time (Künsch 1989). With several rounds processes are "
-        "resampled first, then blocks of steps. Of one round it holds the noise within that process only.",
+        "resampled first, then blocks of steps. With one round it covers only the noise within that process.",
     ),
     ("samples/s", "Sequences per second over all devices: mean sequences of a step, divided by the median step time."),
     ("tokens/s", "Real tokens per second (attention mask 1), over all devices. Padding is not counted."),
     ("padding efficiency", "Real tokens / all positions, padding included."),
     (
         "MFU",
-        "Model FLOP/s / peak. Model FLOPs are what the formula of the model needs (recomputation not counted); the "
-        "peak is the fastest matrix product measured on the same devices just before and after, summed over the ranks. "
-        "It is no data-sheet value.",
+        "Model FLOP/s / peak. Model FLOPs follow from the formula of the model (activation checkpointing adds none). "
+        "The peak is the rate of the fastest GEMM measured on the same devices just before and after the trial, summed "
+        "over the ranks; it is not a data-sheet value.",
     ),
     (
         "peak memory",
-        "Of the rank that needs most: the device allocator's peak on a GPU, the resident set of the process on a CPU.",
+        "Peak of the rank that needs most: of the device allocator on a GPU, the resident set of the process on a CPU.",
     ),
     (
         "throughput ratio",
@@ -77,45 +77,46 @@ GLOSSARY: tuple[tuple[str, str], ...] = (
     ),
     (
         "time saved",
-        "1 - new time / old time, per sample. A throughput ratio of 2 saves 50 % of the time: two different numbers.",
+        "1 - new time / old time, per sample. A throughput ratio of 2 saves 50 % of the time.",
     ),
     (
-        "decided",
-        "A difference is decided when at least three interleaved processes per side give a 95 % interval of the ratio "
-        "that excludes 1 or lies within 5 % of it, or when it exceeds the known run-to-run spread of the machine.",
+        "conclusive",
+        "A comparison is conclusive when at least three interleaved processes per side give a 95 % interval of the "
+        "ratio that excludes 1 or lies within 5 % of it, or when it exceeds the known run-to-run spread of the "
+        "machine.",
     ),
     (
         "scaling efficiency",
         "Throughput on n devices / (throughput on the fewest devices x the increase in devices). Weak keeps the batch "
-        "of a device, strong keeps the global batch. Ranks on a CPU share the same cores: there it is the ratio of the "
-        "two throughputs, against the same total cores.",
+        "of a device, strong keeps the global batch. Ranks on a CPU share the same cores, so there it is the ratio of "
+        "the two throughputs on the same total cores.",
     ),
     (
         "exposed communication",
-        "From the last gradient being ready to the end of the backward pass: all-reduce (and waiting for slower ranks) "
-        "that computation did not hide.",
+        "Time from the last gradient being ready to the end of the backward pass: all-reduce, and waiting for slower "
+        "ranks, that does not overlap with computation.",
     ),
-    ("own work", "Step time less exposed communication and data wait: what a rank itself needs. Shows the straggler."),
-    ("skew", "Own work of a rank / own work of the quickest rank - 1."),
-    ("data wait", "Time at the start of a step until its batch is there."),
+    ("own work", "Step time minus exposed communication and data wait. The rank with the most is the straggler."),
+    ("skew", "Own work of a rank / own work of the fastest rank - 1."),
+    ("data wait", "Time from the start of a step until its batch is available."),
     (
         "input / training",
-        "samples/s of the input alone (batches drawn, adapted and pinned, nothing done with them) / samples/s of "
-        "training with the same data and configuration. Above 1 training need not wait.",
+        "samples/s of the input pipeline alone (batches drawn, adapted and pinned) / samples/s of training with the "
+        "same data and configuration. Above 1 training does not wait.",
     ),
     (
         "shards read",
-        "Samples of compressed shards that the slowest rank reads per second, beside making batches. Over an epoch the "
-        "input sustains no more, for all ranks together. Shards stored plainly are mapped, not read.",
+        "Samples per second that the slowest rank reads from compressed shards while it makes batches. This limits the "
+        "input over an epoch, for all ranks together. Uncompressed shards are memory-mapped.",
     ),
     (
         "gap",
-        "samples/s on real data / samples/s on batches made up beforehand with the same lengths - 1. Below 0 real data "
+        "samples/s on real data / samples/s on synthetic batches with the same lengths - 1. Below 0 real data "
         "cost speed.",
     ),
     (
         "energy",
-        "Energy counters or integrated power of the devices over the window, in joules; idle power is part of it.",
+        "Energy counters or integrated power of the devices over the window, in joules, idle power included.",
     ),
     ("cost", "Price per hour / 3600 / samples/s x 1,000,000: the cost of a million samples at the measured rate."),
     ("status", "ok, oom (out of memory), crashed, timeout, interrupted, refused (cannot run here)."),
@@ -124,23 +125,25 @@ GLOSSARY: tuple[tuple[str, str], ...] = (
 Row = Mapping[str, Any]
 
 _MOST_ANSWERS = 3
-_SORT = "Click a heading to sort. Hover over a number or a dash for more."
+_SORT = "Click a heading to sort. Hover over or focus a number or a dash for details."
 _LARGEST = (
-    "Micro batch per device, found by doubling, then bisection, each size in a process of its own. Proved: it ran on "
-    "for more steps, and the next size was seen to run out of memory or was beyond the limit of the search."
+    "Micro batch per device, found by doubling and bisection, each size in its own process. Confirmed: it ran for more "
+    "steps, and the next size ran out of memory or was beyond the limit of the search."
 )
 _INPUT = (
-    "Batches drawn, adapted and pinned as in training, and nothing done with them. Where the input is many times as "
-    "fast as training, training does not wait for it."
+    "Batches drawn, adapted and pinned as in training, without training. Training does not wait for an input pipeline "
+    "that is many times as fast."
 )
 _GAP = (
-    "The same trials on batches made up beforehand, with the lengths of the real samples: what is left of a difference "
-    "is the input pipeline and the content. Below 0, real data cost speed."
+    "The same trials on synthetic batches with the lengths of the real samples. The difference comes from the input "
+    "pipeline and the content. Below 0, real data cost speed."
 )
-_RANKS = "Medians per rank. Ranks wait for each other in the all-reduce, so own work, not step time, shows who is late."
+_RANKS = (
+    "Medians per rank. Ranks wait for each other in the all-reduce, so own work, not step time, shows the late rank."
+)
 _RECORDED = (
-    "Recorded steps are slower than measured ones: recording costs time. Read shares, not absolute times. On a CPU an "
-    "operator's time is its own, less what it called, added up over threads; on a GPU it is its kernels'."
+    "Recording slows steps down, so read shares, not absolute times. On a CPU an operator's time is its self time, "
+    "summed over threads; on a GPU it is the time of its kernels."
 )
 
 
@@ -175,7 +178,7 @@ def write_report(
 
 
 def _write(run: RunDirectory, everything: LoadedRun, folder: Path, project_to: Sequence[int], same_links: bool) -> Path:
-    # Collectives train nothing, and steps taken apart are compared with nothing: they have parts of their own.
+    # Collectives and broken-down steps are no trainings to compare; they have sections of their own.
     whole = tuple(trial for trial in everything if trial.trial.kind not in TAKEN_APART)
     trials = LoadedRun(whole, everything.problems)
     rows = sorted((trial.row for trial in trials), key=wording.order)
@@ -201,12 +204,12 @@ def _write(run: RunDirectory, everything: LoadedRun, folder: Path, project_to: S
             _what_ran(trials, everything, ratios),
             *([] if training is None else [training.section()]),
             *_waterfalls(everything, folder),
-            Section("Read with care", _caution_blocks(trials, everything, ratios, scaling)),
+            Section("Cautions", _caution_blocks(trials, everything, ratios, scaling)),
             _results(rows, ratios, everything),
             Section("Largest batch", _largest_blocks(run)),
             Section("Figures", [Gallery(figures)] if figures else []),
             Section("Input", _explained(_INPUT, [made["input"]] if "input" in made else [])),
-            Section("Real against made-up data", _explained(_GAP, [made["gap"]] if "gap" in made else [])),
+            Section("Real compared with synthetic data", _explained(_GAP, [made["gap"]] if "gap" in made else [])),
             Section("Scaling", scaling_tables(scaling)),
             *links.sections,
             Section("Ranks", _explained(_RANKS, rank_tables(trials))),
@@ -241,12 +244,12 @@ def _what_ran(trials: LoadedRun, everything: LoadedRun, ratios: Sequence[Row]) -
     decides = doubts.what_it_decides(trials, ratios)
     blocks: list[Block] = [Facts(sections.facts(trials or everything))]
     if decides:
-        blocks.append(Prose(f"What this run can decide: {decides}", "decides"))
+        blocks.append(Prose(decides, "decides"))
     return Section("What ran", blocks)
 
 
 def _waterfalls(everything: LoadedRun, folder: Path) -> list[Section]:
-    """One part for every step that was taken apart; both tables of each are written as CSV files too."""
+    """One section for every broken-down step; both tables of each are written as CSV files too."""
     found = []
     for number, trial in enumerate(taken_apart(everything)):
         row = trial.row

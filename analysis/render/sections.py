@@ -76,7 +76,7 @@ def _probes(trials: Sequence[LoadedTrial]) -> str:
 
 
 def _count(trials: int, tally: str, rounds: int) -> str:
-    return f"{trials} ({tally}), {rounds} round{'s' if rounds > 1 else ''}" if trials else "none but probes"
+    return f"{trials} ({tally}), {rounds} round{'s' if rounds > 1 else ''}" if trials else "only probes"
 
 
 def _machine(environment: Mapping[str, Any]) -> str:
@@ -144,13 +144,13 @@ def read_largest(run: RunDirectory) -> tuple[list[dict[str, Any]], list[str]]:
     except SchemaError as error:
         return [], [str(error)]
     if not isinstance(found, list):
-        return [], [f"{path} holds no list of what was found: search again, or remove it"]
+        return [], [f"{path} has no list of results; search again, or remove it"]
     rows, notes = [], []
     for number, item in enumerate(found, start=1):
         if isinstance(item, dict) and _is_whole(item):
             rows.append(item)
         else:
-            notes.append(f"{path}: entry {number} is damaged and left out: search again, or remove it")
+            notes.append(f"{path}: skipped entry {number}, which is damaged; search again, or remove the file")
     return rows, notes
 
 
@@ -174,7 +174,7 @@ def largest_tables(found: list[dict[str, Any]]) -> list[tables.Table]:
         tables.Column("largest batch that fits", lambda row: row["micro_batch_size"], _fits),
         tables.Column("fails at", lambda row: row.get("fails_at"), _fails_at),
         tables.Column("why the search ended", _why, _why, False),
-        tables.Column("proved", _proved, _proved, False),
+        tables.Column("confirmed", _proved, _proved, False),
         tables.Column("sizes tried", _tried, _tried, False),
     ]
     return [tables.build("largest", columns, found)]

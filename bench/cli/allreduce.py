@@ -34,7 +34,7 @@ OPTIONS = {"allreduce PATH...": AllreduceOptions}
 
 
 def run(options: AllreduceOptions) -> Result:
-    """Read the traces and take communication apart; a trace without any is no error."""
+    """Read the traces and break down communication; a trace without any is no error."""
     from analysis.diagnose.communication import findings, no_communication
     from analysis.diagnose.timelines import window_findings
     from analysis.metrics.communication.what_if import SCENARIOS, parse_scenario

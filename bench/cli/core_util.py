@@ -193,7 +193,7 @@ def _by_batch(
             f"The tensor cores are busiest, at {best['tensor_percent']:.2f} %, with batch size "
             f"{int(best['micro_batch_size'])}: a larger one fills the GPU only as long as this number rises."
         )
-    return Finding("core_utilization_by_batch", "Core utilisation by batch size", table, sentence)
+    return Finding("core_utilization_by_batch", "Core utilization by batch size", table, sentence)
 
 
 def _as_json(file: Path | None, counters: KernelCounters, window_ns: float | None) -> dict[str, Any]:

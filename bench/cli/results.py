@@ -1,4 +1,4 @@
-"""`bertbench results FILE`: what a text classification has come to, from any one of the files it left."""
+"""`bertbench results FILE`: results of a text classification, from any one of its files."""
 
 from dataclasses import dataclass, replace
 from pathlib import Path

@@ -99,7 +99,7 @@ def test_a_fresh_run_of_two_ranks_over_gloo(cli: Cli, open_page: Any) -> None:
     text = page.inner_text("body")
     for said in (
         "Where the time goes",
-        "Why the CPU computes nothing",
+        "Why the CPU does not compute",
         "Longest operators",
         "Communication by rank",
         "all_reduce",

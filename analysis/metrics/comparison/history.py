@@ -47,7 +47,7 @@ class Point:
     """Against the last point before that has a step time (regression.judged); None of the first point."""
     reason: str
     changed: tuple[str, ...]
-    """Versions and commit that are others than at the point that it is held against."""
+    """Versions and commit that are others than at the point that it is compared with."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,10 +101,10 @@ class _Group:
 
 
 def history_of(runs: Sequence[RunDirectory], threshold: float = THRESHOLD) -> History:
-    """Put the measurements of several runs in a row, each held against the one before it.
+    """Put the measurements of several runs in a row, each compared with the one before it.
 
     A series are the rounds whose configuration and circumstances agree (load.measurement) on machines that agree
-    (device, CPU, cores, GPUs); libraries, driver and commit may differ, and are told where they do. Trials under a
+    (device, CPU, cores, GPUs); libraries, driver and commit may differ, and are reported where they do. Trials under a
     profiler, of the input alone and those that were interrupted are left out.
 
     Raises:

@@ -52,7 +52,7 @@ def ratio_interval(
 
     Args:
         a: step times of each process of the reference side, any unit.
-        b: likewise of the other side, in the same unit.
+        b: step times of each process of the other side, in the same unit.
 
     Raises:
         UsageError: a side has no process with a step.
@@ -155,7 +155,7 @@ def undecidable(a: int, b: int, change: float, spread: float | None) -> str | No
         return None
     rounds = "one round per side" if a == b == 1 else f"{min(a, b)} round(s) on one side"
     if spread is None:
-        return f"{rounds}, and this machine's run-to-run spread is not known; three rounds or more decide"
+        return f"{rounds}, and this machine's run-to-run spread is unknown; run at least three rounds"
     if change <= spread:
         return f"{rounds}, and the difference is within this machine's run-to-run spread of {100 * spread:.1f} %"
     return None
@@ -175,7 +175,7 @@ def decision(a: int, b: int, ratio: Ratio, spread: float | None) -> tuple[str, s
         return "no", f"the whole 95 % interval is within {100 * EQUIVALENT:g} % of 1"
     span = f"{ratio.low:.2f} to {ratio.high:.2f}"
     return "cannot decide", (
-        f"the 95 % interval of the ratio, {span}, contains 1: more rounds or a quieter machine decide"
+        f"the 95 % interval of the ratio, {span}, contains 1; run more rounds or use a quieter machine"
     )
 
 

@@ -38,7 +38,7 @@ _FAILED = ("oom", "crashed", "timeout")
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Two runs held against each other."""
+    """Two runs compared with each other."""
 
     rows: list[dict[str, Any]]
     """One row per configuration found in both runs: see `compare_runs`."""
@@ -64,7 +64,7 @@ def compare_runs(a: RunDirectory, b: RunDirectory, threshold: float = THRESHOLD)
     """Hold run b (new) against run a (old), configuration by configuration.
 
     Trials are rounds of one measurement where their circumstances agree too (data, window, seed, threads ...). A
-    measurement that has no equal in the other run is held against the only one of its configuration that is left over
+    measurement that has no equal in the other run is compared with the only one of its configuration that is left over
     there, and what differs is listed; where several are left over, none is chosen.
 
     Rows hold CONFIGURATION, kind, data and data_fingerprint (those of b), step_time_ms_a, step_time_ms_b, time_ratio (b
@@ -120,7 +120,7 @@ def _groups(trials: Sequence[LoadedTrial]) -> dict[Key, list[LoadedTrial]]:
 
 
 def _pairs(old: Mapping[Key, Sequence[LoadedTrial]], new: Mapping[Key, Sequence[LoadedTrial]]) -> list[tuple[Key, Key]]:
-    """Return which measurements are held against each other: equal ones, then single ones of equal configuration."""
+    """Return which measurements are compared with each other: equal ones, then single ones of equal configuration."""
 
     def left_over(here: Mapping[Key, Sequence[LoadedTrial]], there: Mapping[Key, object]) -> dict[Key, list[Key]]:
         found: dict[Key, list[Key]] = defaultdict(list)
@@ -184,8 +184,11 @@ def judged(ratio: Ratio, before: int, after: int, threshold: float, spread: floa
         return {"verdict": "no change", "reason": f"within {band}"}
     if ratio.low > 1 or ratio.high < 1:
         found = "slower" if ratio.low > 1 else "quicker"
-        return {"verdict": found, "reason": f"whether by more than {band} is open: more rounds narrow the interval"}
-    return {"verdict": "cannot decide", "reason": f"the interval reaches across {band}: more rounds narrow it"}
+        return {
+            "verdict": found,
+            "reason": f"whether by more than {band} is unknown; run more rounds to narrow the interval",
+        }
+    return {"verdict": "cannot decide", "reason": f"the interval includes {band}; run more rounds to narrow it"}
 
 
 def status_verdict(old: Sequence[LoadedTrial], new: Sequence[LoadedTrial]) -> dict[str, str]:

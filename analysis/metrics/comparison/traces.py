@@ -1,4 +1,4 @@
-"""Two recordings held against each other: is a step slower, and which kinds of time and which kernels changed."""
+"""Two recordings compared with each other: is a step slower, and which kinds of time and which kernels changed."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields

@@ -1,4 +1,4 @@
-"""Trainings of the same thing by several strategies or on several devices, held against each other step by step.
+"""Trainings of the same thing by several strategies or on several devices, compared with each other step by step.
 
 A run's time is that of its loop: from the start of the first step to the end of the last one, attempt after attempt,
 with evaluations and checkpoints, those behind the last step too, without what lies between attempts and without steps
@@ -63,7 +63,7 @@ class VariantCurve:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrainingComparison:
-    """Trainings held against the first one."""
+    """Trainings compared with the first one."""
 
     rows: tuple[dict[str, Any], ...]
     """COMPARISON_COLUMNS, `scores` by name, and `cautions` of its newest attempt ([{code, message, remedy}])."""

@@ -35,7 +35,7 @@ class Choice:
     close: tuple[int, ...]
     """Others that may be as fast, the fastest first."""
     undecided: str
-    """Why it is not decided that `best` is the fastest; "" where it is."""
+    """Why the choice of `best` is not conclusive; "" where it is."""
 
 
 def typical_rate(rates: Sequence[float]) -> float:

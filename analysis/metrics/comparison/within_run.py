@@ -73,7 +73,7 @@ def _ratio_row(
 
 
 _SYNTHETIC = "synthetic:"
-# What differs between a trial and its twin on made-up batches.
+# What differs between a trial and its twin on synthetic batches.
 _DATA = ("data", "data_fingerprint")
 
 
@@ -101,9 +101,9 @@ def input_ratios(trials: Sequence[LoadedTrial]) -> list[dict[str, Any]]:
 
 
 def synthetic_gaps(trials: Sequence[LoadedTrial]) -> list[dict[str, Any]]:
-    """Return one row per measurement on real data that has its twin on made-up batches beside it.
+    """Return one row per measurement on real data that has a twin on synthetic batches.
 
-    The gap is real / made-up samples per second - 1: below 0 real data cost speed. Columns: CONFIGURATION,
+    The gap is real / synthetic samples per second - 1: below 0 real data cost speed. Columns: CONFIGURATION,
     CIRCUMSTANCES, rounds, synthetic_rounds, samples_per_second, synthetic_samples_per_second, gap, gap_low, gap_high,
     decided and reason (see ratio.decision).
     """

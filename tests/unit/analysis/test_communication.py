@@ -166,7 +166,7 @@ def test_findings_have_the_promised_names_and_one_sentence() -> None:
     assert [finding.name for finding in found] == NAMES
     for finding in found:
         assert finding.sentence.endswith(".") and ". " not in finding.sentence
-    assert "rank 1" in found[2].sentence.lower() and "100% of the waiting" in found[2].sentence
+    assert "rank 1" in found[2].sentence.lower() and "100 % of the waiting" in found[2].sentence
 
 
 def test_without_communication_there_is_a_reason_and_no_finding() -> None:
@@ -208,4 +208,4 @@ def test_a_collective_of_unknown_size_does_not_make_the_others_smaller() -> None
     (row,) = communication_by_kind([one]).to_dict("records")
     assert (row["count"], row["sized"], row["bytes"]) == (2, 1, 8_000_000)
     said = {finding.name: finding.sentence for finding in findings([one])}["collectives"]
-    assert "moves 8 MB a time" in said, said
+    assert "moves 8 MB per call" in said, said

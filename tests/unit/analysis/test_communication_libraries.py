@@ -145,7 +145,7 @@ def test_deep_ep_is_communication_of_which_little_is_exposed(tmp_path: Path) -> 
     by_rank = found["all_reduce_by_rank"].table.iloc[0]
     assert by_rank["communication_ms"] == pytest.approx(113.4) and by_rank["exposed_ms"] == pytest.approx(4.2)
     # 109.2 of 113.4 are hidden; 4.2 of 180 ms are exposed.
-    assert "96%" in found["all_reduce_by_rank"].sentence and "2.3%" in found["all_reduce_by_rank"].sentence
+    assert "96.3 %" in found["all_reduce_by_rank"].sentence and "2.3 %" in found["all_reduce_by_rank"].sentence
     families = found["kernel_families"].table.set_index("family")
     assert families.loc["communication", "calls"] == 24 and families.loc["communication", "mean_ms"] == pytest.approx(
         113.4

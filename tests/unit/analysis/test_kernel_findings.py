@@ -64,7 +64,7 @@ def test_a_run_that_waits_for_data_is_told_to_load_in_the_background() -> None:
 def test_exposed_communication_is_told_to_be_overlapped() -> None:
     kernels = [("sgemm", 7, 0, 30 * US), ("ncclDevKernel_AllReduce", 9, 20 * US, 100 * US)]
     sentences = said(timeline(steps=[(0, 0, 100 * US)], kernels=kernels))
-    assert "70 % communication that nothing hides" in sentences["temporal_breakdown"]
+    assert "70.0 % exposed communication" in sentences["temporal_breakdown"]
     assert "overlap the communication" in sentences["temporal_breakdown"]
 
 
@@ -85,7 +85,7 @@ def test_what_a_trace_cannot_say_is_left_out() -> None:
         "steps",
     ]
     nothing = said(timeline())
-    assert list(nothing) == ["compute_utilization"] and nothing["compute_utilization"].startswith("Not known:")
+    assert list(nothing) == ["compute_utilization"] and nothing["compute_utilization"].startswith("Unknown:")
     assert findings([]) == []
 
 

@@ -201,7 +201,7 @@ def test_own_time_adds_up_inside_the_steps_alone(tmp_path: Path) -> None:
 def test_the_longest_is_named_and_a_gpu_trace_has_its_kernels_instead() -> None:
     cpu = timeline(operators=[("aten::mm", 0, 900), ("aten::gelu", 1000, 1100)])
     families, names = operator_findings([cpu, cpu])
-    assert "GEMM takes 90 %" in families.sentence and "aten::mm" in names.sentence
+    assert "GEMM takes 90.0 %" in families.sentence and "aten::mm" in names.sentence
     assert names.table["calls"].tolist() == [2, 2]
     gpu = timeline(operators=[("aten::mm", 0, 900)], kernels=[("sgemm", 7, 0, 10)])
     assert operator_findings([gpu]) == [] == operator_findings([timeline()])
@@ -217,7 +217,7 @@ def test_ranges_are_counted_by_name_inside_the_steps() -> None:
     # In one's steps b (10..20,010) lies within a (0..300,000): a's own are 280,000 and other's 100,000.
     assert table["self_ms"].tolist() == pytest.approx([0.38, 0.02])
     (finding,) = range_findings([one, other])
-    assert "a takes the longest, 0.4 ms in 2" in finding.sentence
+    assert "a takes longest, 0.4 ms in 2" in finding.sentence
     assert range_findings([timeline()]) == []
 
 
@@ -246,8 +246,8 @@ def test_nested_ranges_are_counted_once_in_all(tmp_path: Path, recorded: Callabl
     table = found.table.set_index("name")
     assert table["total_ms"].to_dict() == {"run": 100, "train": 80, "fwd.0": 30, "bwd.0": 30, "load": 40}
     assert table["self_ms"].to_dict() == {"run": 20, "train": 20, "fwd.0": 30, "bwd.0": 30, "load": 40}
-    assert "run takes the longest, 100 ms in 1 with all ranges within it" in found.sentence
-    assert "cover 140 ms" in found.sentence and "load (40 ms)" in found.sentence and "280" not in found.sentence
+    assert "run takes longest, 100 ms in 1 call, nested ranges included" in found.sentence
+    assert "once, is 140 ms" in found.sentence and "load (40 ms)" in found.sentence and "280" not in found.sentence
 
 
 def test_ranges_that_reach_out_of_each_other_are_counted_once_too() -> None:

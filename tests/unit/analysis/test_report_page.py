@@ -125,9 +125,9 @@ def test_the_answer_names_the_best_configuration_and_holds_it_against_hf(tmp_pat
     assert answer.headline.startswith("bertbench trains BERT-mini fastest: 18")
     assert "micro batch 16" in answer.headline
     values = {card.label: card.value for card in answer.cards}
-    assert values["throughput against hf"].startswith(("2.5", "2.6"))
+    assert values["throughput relative to hf"].startswith(("2.5", "2.6"))
     text = " ".join(answer.sentences)
-    assert "it is not decided: one round per side" in text
+    assert "not conclusive yet: one round per side" in text
 
 
 def test_other_data_and_padding_are_curves_of_their_own_and_padded_lengths_are_at_most(tmp_path: Path) -> None:

@@ -50,10 +50,10 @@ TIMES = {
     "clipping": [5.0, 5.0, 5.0],
 }
 EXPECTED = {
-    "products at the peak": 4 * 5 + 2 * 1 + 2,
+    "GEMMs at the peak": 4 * 5 + 2 * 1 + 2,
     "memory-bound parts at the bandwidth": 1 + 2 * 3 + 10,
-    "products on padding": 4 * 3,
-    "products below the peak": 4 * (11 - 8),
+    "GEMMs on padding": 4 * 3,
+    "GEMMs below the peak": 4 * (11 - 8),
     "attention": 2 * (6 - 1),
     "head and its loss": (3 - 2) + (2 - 1),
     "elementwise parts": 2 * (2.5 - 3),
@@ -77,7 +77,7 @@ def test_parts_of_known_times_give_the_known_waterfall() -> None:
     assert [bar["name"] for bar in found] == list(EXPECTED)
     assert sum(bar["ms"] for bar in found[:-1]) == pytest.approx(found[-1]["ms"])
     assert {bar["name"]: bar["share"] for bar in found} == pytest.approx({k: v / 100 for k, v in EXPECTED.items()})
-    layers = next(bar for bar in found if bar["name"] == "products below the peak")
+    layers = next(bar for bar in found if bar["name"] == "GEMMs below the peak")
     assert (layers["ms_low"], layers["ms_high"]) == (pytest.approx(4 * 2), pytest.approx(4 * 4))
     assert (found[-1]["ms_low"], found[-1]["ms_high"]) == (98.0, 103.0)
 
@@ -163,7 +163,7 @@ def test_a_machine_that_changes_speed_is_named(tmp_path: Path) -> None:
     found = summary(write_trial(tmp_path, after_ms=130.0))
     assert found["drift"]["steps"] == pytest.approx(0.3)
     (caution,) = [caution for caution in found["cautions"] if caution["code"] == "drifted"]
-    assert "30% longer" in caution["message"]
+    assert "30.0 % longer" in caution["message"]
 
 
 def test_a_large_rest_is_named(tmp_path: Path) -> None:
@@ -177,13 +177,13 @@ def test_a_large_rest_is_named(tmp_path: Path) -> None:
 def test_the_report_shows_table_and_picture(tmp_path: Path) -> None:
     write_trial(tmp_path)
     page = write_report(RunDirectory(tmp_path)).read_text(encoding="utf-8")
-    assert "Speed of light" in page and "= floor" in page and "A step was taken apart" in page
+    assert "Speed of light" in page and "= floor" in page and "This run breaks down a step" in page
     assert {path.name for path in (tmp_path / "report").iterdir()} >= {
         "waterfall-0.png", "waterfall-0.csv", "components-0.csv"
     }  # fmt: skip
     (trial,) = load_run(RunDirectory(tmp_path))
     text = shown_text(light_blocks(trial))
-    assert "takes 100 ms a step; its floor is 41.0 ms, 41.0 % of it" in text
+    assert "takes 100 ms per step; the floor is 41.0 ms, 41.0 % of that" in text
     assert "measured peak 1 TFLOP/s, memory bandwidth 1.00 GB/s" in text
     assert "-1.00" in text, "a part that is faster than memory stands below 0"
 

@@ -33,7 +33,7 @@ def test_kernels_of_one_name_are_added_up_and_shares_are_of_all() -> None:
     ]  # fmt: skip
     families = only(summary, "kernel_families")
     assert list(families.table["family"]) == ["GEMM", "activation"] and list(families.table["count"]) == [4, 4]
-    assert "87.5%" in families.sentence and "core-util" in families.sentence
+    assert "87.5 %" in families.sentence and "core-util" in families.sentence
 
 
 def test_copies_have_their_bandwidth() -> None:
@@ -51,7 +51,7 @@ def test_totals_of_ranges_have_no_shares_as_ranges_nest() -> None:
 def test_a_call_that_waits_is_told_from_one_that_works() -> None:
     waiting = only(totals("api", ("cudaStreamSynchronize", 1, 9), ("cudaLaunchKernel", 1, 1)), "api_totals")
     working = only(totals("api", ("cudaLaunchKernel", 1, 9)), "api_totals")
-    assert "90.0%" in waiting.sentence and ".item()" in waiting.sentence and ".item()" not in working.sentence
+    assert "90.0 %" in waiting.sentence and ".item()" in waiting.sentence and ".item()" not in working.sentence
 
 
 @pytest.mark.parametrize("what", ["kernels", "copies", "api", "ranges"])
@@ -111,7 +111,7 @@ def test_readings_are_summed_up_by_quantity_and_power_is_integrated() -> None:
     assert first == {
         "quantity": "power_watts", "device": "0", "samples": 3, "mean": 200.0, "p95": 290.0, "min": 100.0, "max": 300.0
     }  # fmt: skip
-    assert "0.4 kJ" in found.sentence and "cannot be seen" in found.sentence  # 150 J + 250 J
+    assert "0.4 kJ" in found.sentence and "cannot be detected" in found.sentence  # 150 J + 250 J
 
 
 @pytest.mark.parametrize(
@@ -120,7 +120,7 @@ def test_readings_are_summed_up_by_quantity_and_power_is_integrated() -> None:
         ({"throttle_reasons": [0.0] * 9 + [0x40]}, "hardware thermal slowdown"),
         ({"throttle_reasons": [0x4] * 5 + [0] * 5}, "software power cap"),
         ({"sm_clock_mhz": [1980] * 10 + [1200] * 10, "gpu_utilization_percent": [99] * 20}, "falls from 1980 to 1200"),
-        ({"power_watts": [699, 690, 300], "power_limit_watts": [700] * 3}, "power limit of 700 W in 67%"),
+        ({"power_watts": [699, 690, 300], "power_limit_watts": [700] * 3}, "power limit of 700 W in 66.7 %"),
     ],
 )
 def test_signs_of_throttling_are_named(series: dict[str, Any], said: str) -> None:
@@ -136,7 +136,7 @@ def test_signs_of_throttling_are_named(series: dict[str, Any], said: str) -> Non
     ],
 )
 def test_clocks_that_fall_without_work_are_no_throttling(series: dict[str, Any]) -> None:
-    assert "nothing in the log hints at throttling" in only(sensors(**series), "sensors").sentence
+    assert "the log shows no sign of throttling" in only(sensors(**series), "sensors").sentence
 
 
 def test_a_run_that_misses_its_target_is_told_from_one_that_reaches_it() -> None:

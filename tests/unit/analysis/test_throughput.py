@@ -351,7 +351,7 @@ def test_trials_of_several_machines_or_versions_are_named_with_their_values() ->
 def test_a_step_record_that_was_cut_is_a_caution() -> None:
     rows = [{"step": number} for number in range(3)]
     (found,) = of_records({0: rows, 1: rows}, {0: {"steps": 3}, 1: {"steps": 7}})
-    assert found["code"] == "records_lost" and "rank 1 made 7 steps, its record holds 3" in found["message"]
+    assert found["code"] == "records_lost" and "rank 1 made 7 steps, but its record has only 3" in found["message"]
     assert of_records({0: rows}, {0: {}}) == [], "older records do not say how many steps were made"
 
 
@@ -378,4 +378,4 @@ def test_scaling_beyond_what_devices_can_add_is_doubted(
     found = of_scaling([{**row, "efficiency": 0.9, "efficiency_low": 0.8}, row])
     assert [caution.code for caution in found] == ["scaling_above_one"] * doubtful
     if doubtful:
-        assert f"hf to 2 ranks at micro batch 4 is {efficiency:.0%}" in found[0].message
+        assert f"hf to 2 ranks at micro batch 4 is {100 * efficiency:.0f} %" in found[0].message

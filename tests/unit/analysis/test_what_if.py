@@ -338,11 +338,11 @@ def what_if_sentence(timelines: Sequence[Timeline]) -> str:
 def test_the_host_is_blamed_only_where_a_host_without_time_is_faster(name: str, tmp_path: Path) -> None:
     sentence = what_if_sentence(read(programs(name), tmp_path))
     gains = {scenario: 1 - truth(name, CHANGES[scenario]) / truth(name, Change()) for scenario in SHOWN}
-    blamed = "the host holds it up" in sentence
+    blamed = "the host limits it" in sentence
     assert blamed == (gains["no host time"] > 0.05 and gains["no host time"] == max(gains.values())), sentence
     # Fewer launches help against a host that launches slowly in every step, not against a pause or loading of data.
     assert ("CUDA graphs" in sentence) == name.startswith("host-bound"), sentence
-    assert "95% of such results are within 1%" in sentence and "all within 10%" in sentence
+    assert "95 % of replays are within 1.0 %" in sentence and "all within 10.0 %" in sentence
 
 
 def test_a_trace_unlike_the_generated_ones_says_so(tmp_path: Path) -> None:

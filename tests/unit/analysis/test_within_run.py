@@ -109,7 +109,7 @@ def test_what_needs_a_model_is_unknown_with_the_reason(tmp_path: Path) -> None:
         assert trial.row[name] is None and trial.row["unknown"][name] == REASON, name
     assert trial.row["samples_per_second"] > 0 and trial.row["step_time_ms_low"] is not None
     assert {caution["code"] for caution in trial.row["cautions"]}.isdisjoint({"data_wait", "straggler"})
-    assert "The input alone was measured" in nothing_measured([trial]).headline
+    assert "measured the input pipeline alone" in nothing_measured([trial]).headline
 
 
 def test_shards_that_are_read_slower_than_batches_are_made_are_named(tmp_path: Path) -> None:
@@ -152,7 +152,7 @@ def test_a_comparison_holds_each_side_and_kind_against_its_equal(tmp_path: Path)
         ("throughput", "synthetic:/data/books", "no change"),
     ]
     shown = text(comparison_blocks(found))
-    assert "bertbench, input only" in shown and "made up like books" in shown and "folder books" in shown
+    assert "bertbench, input only" in shown and "synthetic like books" in shown and "folder books" in shown
 
 
 def test_the_input_of_one_run_is_not_held_against_the_training_of_another(tmp_path: Path) -> None:
@@ -171,12 +171,12 @@ def test_terminal_and_report_show_both(tmp_path: Path) -> None:
     write_input(run, rounds=3)
     trials = load_run(run)
     shown = text(results_blocks([trial.row for trial in trials]))
-    assert "bertbench, input only" in shown and "made up like books" in shown and "folder books" in shown
+    assert "bertbench, input only" in shown and "synthetic like books" in shown and "folder books" in shown
     said = " ".join(input_lines(input_ratios(trials), synthetic_gaps(trials)))
-    assert "times what training takes" in said and "real against made-up data, bertbench mini" in said
+    assert "times the rate of training" in said and "real compared with synthetic data, bertbench mini" in said
     assert [point.row["data"] for point in points(trials)] == ["/data/books"], "the answer is about real data"
     page = write_report(run).read_text(encoding="utf-8")
-    assert "<h2>Input</h2>" in page and "Real against made-up data" in page and "made up like books" in page
+    assert "<h2>Input</h2>" in page and "Real compared with synthetic data" in page and "synthetic like books" in page
     assert (run.report / "input.csv").exists() and (run.report / "real_against_synthetic.csv").exists()
 
 
