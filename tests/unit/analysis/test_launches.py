@@ -240,7 +240,7 @@ def test_means_over_ranks_name_the_ranks_and_their_range() -> None:
     ranks = [timeline(r, steps=[(0, 0, 100 * MS)], kernels=[("sgemm", 7, 0, e * MS)]) for r, e in ((0, 90), (1, 50))]
     found = {one.name: one.sentence for one in timeline_findings.findings(ranks)}
     assert "idle 30.0 % of the time on average over 2 ranks (10.0 to 50.0 %)" in found["idle_causes"]
-    assert "(50.0 to 90.0 %)" in found["temporal_breakdown"] and "(10 to 50 %)" in found["temporal_breakdown"]
+    assert "(50.0 to 90.0 %)" in found["temporal_breakdown"] and "(10.0 to 50.0 %)" in found["temporal_breakdown"]
 
 
 @pytest.mark.skipif(not shared_files.TRACES.exists(), reason="shared/traces is absent")

@@ -348,7 +348,7 @@ def test_the_host_is_blamed_only_where_a_host_without_time_is_faster(name: str, 
 def test_a_trace_unlike_the_generated_ones_says_so(tmp_path: Path) -> None:
     alone = read(programs("deep queue"), tmp_path)[:1]
     sentence = what_if_sentence(alone)
-    assert "not known for this trace" in sentence and "no partner" in sentence and "95%" not in sentence
+    assert "unknown for this trace" in sentence and "no partner" in sentence and "95 %" not in sentence
 
 
 @pytest.mark.parametrize("folder", ["dlrm-8-ranks", "megatron-8-ranks"])
