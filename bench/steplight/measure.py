@@ -28,7 +28,7 @@ WARMUP_STEPS = 3
 STEPS_AROUND = 5
 # Batches among which the typical one is chosen.
 _LOOKED_AT = 16
-# A call that is shorter is repeated until so much has passed: clocks and launches then do not count.
+# Shorter calls are repeated for this time, so that clock resolution and launches do not matter.
 _SHORTEST_MS = {"cpu": 2.0, "cuda": 5.0}
 _MOST_CALLS = 200
 
@@ -98,7 +98,7 @@ def typical_batch(batches: Iterable[Batch], work: Callable[[Batch], float]) -> B
 
 
 def _ceilings(device: torch.device, dtype: torch.dtype) -> dict[str, dict[str, Any]]:
-    """The measured peak of products, and the bandwidth of memory."""
+    """Return the measured peak of GEMMs and the memory bandwidth."""
     peak, bandwidth = matmul_peak(device, dtype), memory_bandwidth(device)
     return {
         "measured_peak": {**peak, "rate": peak["flops_per_second"]},

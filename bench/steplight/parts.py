@@ -56,22 +56,22 @@ class Subject:
 
     @property
     def precision(self) -> Precision:
-        """Of the products."""
+        """Precision of the GEMMs."""
         return self.training.precision
 
     @property
     def device(self) -> torch.device:
-        """Where."""
+        """Device of the model."""
         return self.training.strategy.device
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of the factors of a product."""
+        """Type of the factors of a GEMM."""
         return self.precision.matmul_dtype
 
     @property
     def extent(self) -> Extent:
-        """What of the batch the layers compute."""
+        """The part of the batch that the layers compute."""
         placed, counts = self.placed, self.batch.counts
         if isinstance(placed, Packed):
             return Extent.packed(counts, len(placed.mask), placed.columns)
@@ -79,17 +79,17 @@ class Subject:
 
     @property
     def placed(self) -> Unpadded | Packed | None:
-        """Where the tokens lie that the layers compute; None where they compute the padded batch."""
+        """Positions of the tokens that the layers compute; None if they compute the padded batch."""
         found: Unpadded | Packed | None = self.model.encoder.placed(self.batch.mask)
         return found
 
     @property
     def fused(self) -> bool:
-        """Whether the layers give their hidden states in the type of the products too (bert.speed.elementwise)."""
+        """Whether the layers also return hidden states in the type of the GEMMs (bert.speed.elementwise)."""
         return bool(self.model.encoder.layers[0].fused)
 
     def tensor(self, *shape: int, dtype: torch.dtype | None = None, grad: bool = False) -> Tensor:
-        """Return normal numbers of the type of a product, or another."""
+        """Return normally distributed numbers, by default in the type of a GEMM."""
         values = torch.randn(*shape, device=self.device).to(dtype or self.dtype)
         return values.requires_grad_(grad)
 
@@ -105,7 +105,7 @@ def make_parts(subject: Subject) -> list[Part]:
 
 
 def _gemm_parts(subject: Subject, gemm: Gemm, extent: Extent, group: str) -> Iterator[Part]:
-    """Make the three products of a GEMM."""
+    """Make the three parts of a GEMM: forward, input gradient, weight gradient."""
     m, k, n = gemm.rows(extent), gemm.inner, gemm.columns
     x, weight = subject.tensor(m, k), subject.tensor(n, k)
     bias, grad = subject.tensor(n), subject.tensor(m, n)

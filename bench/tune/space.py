@@ -47,7 +47,7 @@ class Parameter:
             if split is not None:
                 raise UsageError(
                     "option-value",
-                    f"{self.name}: {split!r} has a comma, which stands between values: rename what it names",
+                    f"{self.name}: {split!r} contains a comma, which separates values: rename it",
                 )
             if len(set(self.choices)) < max(2, len(self.choices)):
                 raise UsageError("option-value", f"{self.name}={self.text()}: give at least two values, each once")

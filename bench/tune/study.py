@@ -4,9 +4,9 @@
     STUDY/trial-0000/      the run directory of a trial, locked by the worker that trains it
 
 Several processes may work on one study. What must not be done twice, drawing a trial and taking up one whose worker is
-gone, is done inside a lock on the folder; the kernel lets go of a killed worker's lock on its trial, so that no time
-limit has to tell a slow worker from a dead one. A trial that was stopped or killed waits again under its number, and
-whoever takes it goes on from its last checkpoint.
+gone, is done inside a lock on the folder. The kernel releases the lock of a killed worker, so that no time limit is
+needed to distinguish slow workers from dead ones. A stopped or killed trial keeps its number and waits; the next worker
+resumes it from its last checkpoint.
 """
 
 import contextlib
@@ -172,7 +172,7 @@ class Study:
             )
         direction = "maximize" if self.question.maximize else "minimize"
         if names and not self._asks(optuna.load_study(storage=storage, study_name=_NAME)):
-            # Whoever made it was killed before it could say what for.
+            # The process that made it was killed before it wrote the question.
             optuna.delete_study(storage=storage, study_name=_NAME)
         study = optuna.create_study(storage=storage, study_name=_NAME, direction=direction, load_if_exists=True)
         before = study.user_attrs.get(_KEY)
@@ -183,8 +183,8 @@ class Study:
             if found:
                 raise UsageError(
                     "settings-changed",
-                    f"{self.folder} holds a study with {'; '.join(found)}: one study has one question; give another "
-                    "--out, or the options of before",
+                    f"{self.folder} holds a study with {'; '.join(found)}: give another --out, or the options of that "
+                    "study",
                 )
         return study
 
@@ -193,7 +193,7 @@ class Study:
         if _KEY not in study.user_attrs and study.get_trials(deepcopy=False):
             raise InputError(
                 "file-damaged",
-                f"{storage_path(self.folder)} is damaged, its study does not say what it asks: restore or remove it, "
+                f"{storage_path(self.folder)} is damaged, since its study lacks its question: restore or remove it, "
                 "or give another --out",
             )
         return _KEY in study.user_attrs
@@ -274,7 +274,7 @@ class Study:
         self._end(begun, state, value=row.value if state == "COMPLETE" else None, reason=row.reason)
 
     def put_back(self, begun: Begun) -> None:
-        """Let a trial wait that was stopped: the next worker goes on with it. One that has ended stays as it is."""
+        """Return a stopped trial to the queue; the next worker resumes it. An ended trial does not change."""
         from optuna.trial import TrialState
 
         with self.locked(), storage_errors(self.folder):
@@ -408,9 +408,9 @@ def storage_errors(folder: Path) -> Iterator[None]:
         if any(word in said for word in _DAMAGED):
             raise InputError("file-damaged", _damaged(path, said)) from error
         code: Code = "disk-full" if "disk is full" in said else "write-failed"
-        remedy = "see to disk and permissions"
+        remedy = "check disk space and permissions"
         if "is locked" in said:
-            code, remedy = "folder-locked", "another program has held it for minutes: end that one"
+            code, remedy = "folder-locked", "stop the program that has locked it for minutes"
         raise StorageError(
             code, f"{path} cannot be used ({said}): {remedy}, then run the same command again"
         ) from error
@@ -419,7 +419,7 @@ def storage_errors(folder: Path) -> Iterator[None]:
 
 
 def _damaged(path: Path, said: str) -> str:
-    return f"{path} is no storage of a study, or damaged ({said}): restore or remove it, or give another --out"
+    return f"{path} is damaged or not the storage of a study ({said}): restore or remove it, or give another --out"
 
 
 def _first_cause(error: BaseException) -> BaseException:

@@ -1,4 +1,4 @@
-"""One worker of a study: takes a trial, trains it and tells the study its objective, until nothing is left to do."""
+"""One worker of a study: takes trials, trains them and reports their objective until nothing is left to do."""
 
 import contextlib
 import shutil
@@ -33,14 +33,14 @@ MOST_FAILURES = 20
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Objective:
-    """A number that a training tells more than once."""
+    """A number that a training reports repeatedly."""
 
     name: str
     """A score of the task's evaluations, or TRAINING_LOSS."""
     maximize: bool
     """Whether more of it is better."""
     best_by: str | None = None
-    """What trainings are told to choose their best checkpoint by; None is the task's own choice."""
+    """Score that selects the best checkpoint; None uses the task's default."""
 
     @property
     def evaluated(self) -> bool:
@@ -48,9 +48,9 @@ class Objective:
         return self.name != TRAINING_LOSS
 
     def readings(self, run: TrainRun, total_steps: int) -> list[float | None]:
-        """Return what a run has told so far, in its order: one number per evaluation, or per tenth of the run.
+        """Return the readings of a run so far, in order: one number per evaluation, or per tenth of the run.
 
-        Of a run that went on from a checkpoint the steps that were made again count once. None is not finite.
+        Steps repeated after a resume count once. None means not finite.
 
         Raises:
             SchemaError: its records are damaged.
@@ -84,10 +84,10 @@ def make_objective(settings: TrainSettings, name: str | None) -> Objective:
     Args:
         settings: of one of its trainings.
         name: a score of the task, "loss" for the training loss; None is the score that decides which checkpoint is the
-            best, and the training loss for made-up data, on which nothing is evaluated.
+            best, and the training loss for synthetic data, on which nothing is evaluated.
 
     Raises:
-        UsageError: the task has no such score, or made-up data cannot be evaluated.
+        UsageError: the task has no such score, or the data are synthetic and cannot be evaluated.
     """
     made_up = is_synthetic(settings.data)
     if name == TRAINING_LOSS or (name is None and made_up):
@@ -100,7 +100,8 @@ def make_objective(settings: TrainSettings, name: str | None) -> Objective:
     if made_up:
         raise UsageError(
             "option-not-applicable",
-            f"--objective {chosen}: made-up data are not evaluated: give real --data, or --objective loss",
+            f"--objective {chosen} needs evaluations, which synthetic data do not have: give real --data, or "
+            "--objective loss",
         )
     _, maximize = deciding(known, chosen)
     return Objective(name=chosen, maximize=maximize, best_by=None if chosen == known.deciding_score else chosen)
@@ -135,7 +136,7 @@ Raises BertbenchError where there is none with these values."""
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Job:
-    """What a worker is told."""
+    """The work of a worker."""
 
     study: Study
     space: SearchSpace
@@ -153,7 +154,7 @@ def work(job: Job, stop: StopRequest, tell: Callable[[str], None], ended: Callab
 
     Args:
         job: what to do.
-        stop: asked between and in trials; a trial that is stopped has saved, and waits to be gone on with.
+        stop: checked between and during trials; a stopped trial is saved and waits to be resumed.
         tell: takes lines about trials.
         ended: called after each trial.
 
@@ -166,7 +167,7 @@ def work(job: Job, stop: StopRequest, tell: Callable[[str], None], ended: Callab
         try:
             state = _one(job, begun, stop, tell)
         except BaseException:
-            with contextlib.suppress(BertbenchError):  # the error that is on its way says it
+            with contextlib.suppress(BertbenchError):  # the original error is raised
                 job.study.put_back(begun)
             raise
         ended()
@@ -182,8 +183,8 @@ def _drawn(job: Job) -> Generator[Begun, str, str]:
         state = yield begun
         failures = failures + 1 if state == "failed" else 0
         if failures >= MOST_FAILURES:
-            return f"{failures} trials failed one after the other"
-    return "every combination was tried" if job.study.tried_all(job.space) else "all trials were begun"
+            return f"{failures} trials failed in a row"
+    return "every combination was tried" if job.study.tried_all(job.space) else "all trials were started"
 
 
 def tidy(study: Study) -> None:
@@ -218,7 +219,7 @@ def _one(job: Job, begun: Begun, stop: StopRequest, tell: Callable[[str], None])
     begun.note_words(tuple(words))
     follower = _Follower(begun, job, training, stop, tell)
     result: Mapping[str, Any] = {"status": "ok", "outcome": {"finished": True}}
-    if not training.finished:  # a worker may have died before it could tell
+    if not training.finished:  # a worker may have died before it reported the end
         _, result = train_once(training.run, training.plan, job.devices, follower)
     follower.read()
     state = _ended(job, begun, follower, result, stop, tell)
@@ -246,9 +247,9 @@ def _ended(
             return "pruned"
         if stop.wanted():
             job.study.put_back(begun)
-            tell("    stopped and saved; the next call goes on with it")
+            tell("    stopped and saved; run the same command to resume")
             return "waiting"
-        return _failed(job, begun, "its processes were told to stop by a signal", tell)
+        return _failed(job, begun, "its processes were stopped by a signal", tell)
     value = job.objective.result(follower.readings)
     if value is None:
         why = (
@@ -264,18 +265,18 @@ def _ended(
 
 def _failed(job: Job, begun: Begun, reason: str, tell: Callable[[str], None]) -> str:
     job.study.fail(begun, reason)
-    tell(f"    failed, {reason}")
+    tell(f"    failed: {reason}")
     return "failed"
 
 
 def values_text(values: Values) -> str:
-    """Return values in a few words: "learning_rate 3.16e-05, micro_batch_size 8"."""
+    """Return values as text: `learning_rate 3.16e-05, micro_batch_size 8`."""
     shown = {name: f"{value:.4g}" if isinstance(value, float) else word(value) for name, value in values.items()}
     return ", ".join(f"{name} {text}" for name, text in shown.items())
 
 
 class _Follower:
-    """Reads what a trial's training tells while it runs, and hands it to the study; the watcher of its launch."""
+    """Watches the launch of a trial's training and reports its readings to the study."""
 
     def __init__(
         self, begun: Begun, job: Job, training: PlannedVariant, stop: StopRequest, tell: Callable[[str], None]

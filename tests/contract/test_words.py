@@ -29,10 +29,7 @@ NOT_YET = (
     "bench/cli/sweep_progress.py",
     "bench/cli/throughput.py",
     "bench/plan/",
-    "bench/profilers/",
     "bench/run/",
-    "bench/steplight/",
-    "bench/tune/",
     "bert/tasks/classify/reading.py",  # names of counts in databases
 )
 

@@ -177,7 +177,7 @@ def test_a_study_without_a_complete_trial_says_so(
     ended = result("tune", *words(data, tmp_path / "study"), "--trials", "100")
     shown = dict(facts(ended.blocks))
     assert ended.code == 3 and shown["best"].startswith("none") and "no luck" in shown["failed"]
-    assert shown["ended"] == "6 trials failed one after the other"
+    assert shown["ended"].startswith("6 trials failed")
     assert len(trainings.made) == worker.MOST_FAILURES
 
 
