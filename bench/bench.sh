@@ -12,7 +12,7 @@
 #   MAX_SECONDS   longest measuring per trial, s     (6; 20 on GPUs)
 #   ROUNDS        rounds of every configuration      (1)
 #   BUDGET        time for everything, s; the fastest configuration is measured in further rounds until its comparison
-#                 with hf is conclusive or this time is spent  (300; 1800 on GPUs)
+#                 with hf is conclusive or this time is spent; what does not fit is left to the next call (300; 1800 on GPUs)
 #   AGAIN         1: measure finished trials again   (0)
 set -euo pipefail
 script=$(realpath "$0")

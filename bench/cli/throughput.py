@@ -3,7 +3,7 @@
 import dataclasses
 import shlex
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
@@ -17,7 +17,7 @@ from bench.cli.sweep_progress import announce, measured_anew, tell_of_cpu, trial
 from bench.cluster.inside import run_trial_inside
 from bench.cluster.world import World, joined_world
 from bench.machine.devices import Devices, find_devices, free_memory_share
-from bench.plan.rounds import Verdict, add_rounds, check_reference
+from bench.plan.rounds import Verdict, add_rounds, check_reference, spends
 from bench.plan.sweep import locked, record_request, result_rows, run_trials
 from bench.plan.trials import Sweep, expand
 from bench.run.launch import LaunchOptions
@@ -53,7 +53,7 @@ class ThroughputOptions(Printed):
     """Run failed trials again."""
     time_budget: float | None = None
     """Add rounds of the fastest configuration until its comparison with hf is conclusive or this time in s is spent;
-    the rounds of the sweep, 1 without --rounds, are always completed."""
+    --rounds is 1 by default then. Configurations that do not fit into the time are left to the next call."""
     again: bool = False
     """Measure finished trials again; earlier records move to earlier/N in --out."""
     max_batch_search: bool = False
@@ -130,25 +130,34 @@ def run(options: ThroughputOptions) -> Result:
     results: list[Mapping[str, Any]] = []
     added: list[Trial] = []
     verdicts: list[Verdict] = []
+    notes: list[str] = []
     with locked(directory), measured_anew(options.again, directory, trials) as again, trial_display() as display:
         launch = dataclasses.replace(launch, look=display.look)
 
-        def measure(some: Sequence[Trial]) -> Sequence[Mapping[str, Any]]:
-            results.extend(
-                run_trials(directory, some, request, devices, launch, display.show, note, options.retry_failed, again)
-            )
-            return results[-len(some) :]
+        def measure(
+            some: Sequence[Trial], enough: Callable[[int], bool] = lambda place: False
+        ) -> Sequence[Mapping[str, Any]]:
+            retry = options.retry_failed
+            found = run_trials(directory, some, request, devices, launch, display.show, note, retry, again, enough)
+            results.extend(found)
+            return found
 
-        began = time.monotonic()
         announce(directory, trials, options.time_budget, options.retry_failed, again)
-        measure(trials)
-        if options.time_budget is not None:
-            left = options.time_budget - (time.monotonic() - began)
-            added, verdicts = add_rounds(directory, trials, measure, left, again)
+        if options.time_budget is None:
+            measure(trials)
+        else:
+            ends = time.monotonic() + options.time_budget
+            left_out = len(trials) - len(measure(trials, spends(trials, options.time_budget)))
+            if left_out:
+                notes.append(
+                    f"{left_out} of {len(trials)} trials were left out: the time budget of {options.time_budget:g} s "
+                    "is spent; run the same command again to measure them"
+                )
+            added, verdicts = add_rounds(directory, trials, measure, ends - time.monotonic(), again)
             record_request(directory, [*trials, *added], request)
     code = 0 if all(result["status"] == "ok" for result in results) else 3
     found = _measured(directory, [*trials, *added], verdicts)
-    return dataclasses.replace(found, code=code, notes=[verdict.sentence for verdict in verdicts])
+    return dataclasses.replace(found, code=code, notes=[*notes, *(verdict.sentence for verdict in verdicts)])
 
 
 def _how_to_launch(argv: list[str], nodes: tuple[int, ...]) -> str:

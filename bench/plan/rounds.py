@@ -55,13 +55,39 @@ def check_reference(sweep: Sweep) -> None:
         )
 
 
+def spends(
+    trials: Sequence[Trial], seconds: float, clock: Callable[[], float] = lambda: time.monotonic()
+) -> Callable[[int], bool]:
+    """Return what says whether the trial at a place, and with it the rest of its configuration, is to be left out.
+
+    It is once the time that trials took so far says that its configuration does not end within `seconds` from now. The
+    first configuration is always measured: without it there is nothing to compare.
+    """
+    groups = [dataclasses.replace(trial, implementation="", levers="") for trial in trials]
+    began = clock()
+    ran: list[int] = []
+    left_out: set[Trial] = set()
+
+    def enough(place: int) -> bool:
+        group = groups[place]
+        if place and group != groups[place - 1] and ran:
+            spent = clock() - began
+            if spent + groups.count(group) * spent / len(ran) > seconds:
+                left_out.add(group)
+        if group not in left_out:
+            ran.append(place)
+        return group in left_out
+
+    return enough
+
+
 def add_rounds(
     run: RunDirectory,
     trials: Sequence[Trial],
     measure: Callable[[Sequence[Trial]], Sequence[Mapping[str, Any]]],
     seconds: float,
     again: Again | None = None,
-    clock: Callable[[], float] = time.monotonic,
+    clock: Callable[[], float] = lambda: time.monotonic(),
 ) -> tuple[list[Trial], list[Verdict]]:
     """Measure further rounds until every model's comparison is conclusive or no further round fits into the time.
 

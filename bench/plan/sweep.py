@@ -123,10 +123,15 @@ def run_trials(
     note: Callable[[str], None],
     retry_failed: bool = False,
     again: Again | None = None,
+    enough: Callable[[int], bool] = lambda place: False,
 ) -> list[dict[str, Any]]:
     """Run what is not finished yet, keep results.csv true after every trial, and return the results in order.
 
     With `again` the finished ones that it wants are measured anew. Must be called inside `locked(run)`.
+
+    Args:
+        enough: asked with a trial's place before it is run for the first time; it is left out, without a result, where
+            this says so.
     """
     tidy(run)
     environment = capture(devices)
@@ -139,6 +144,8 @@ def run_trials(
         done = finished_result(directory, retry_failed, options.timeout_seconds or math.inf)
         anew = again if done is not None and again is not None and again.wants(trial.trial_id) else None
         done = None if anew is not None else done
+        if done is None and anew is None and enough(number - 1):
+            continue
         progress(number, len(trials), trial, done, done is not None)
         if done is None:
             try:

@@ -3,6 +3,7 @@
 import itertools
 import shutil
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -171,6 +172,27 @@ def test_an_added_round_that_fails_ends_it(tmp_path: Path, machine: Machine) -> 
     called = call(tmp_path)
     assert machine.forget() == FIRST + ADDED[:2] and called.code == 3
     assert "crashed" in called.document["comparisons"][0]["sentence"]
+
+
+def test_configurations_that_do_not_fit_into_the_time_are_left_to_the_next_call(
+    tmp_path: Path, machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [0.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    machine.wall_seconds = 10.0
+    inside = machine.time_ms
+
+    def passes(trial: Trial) -> float:
+        now[0] += 10.0
+        return inside(trial)
+
+    machine.time_ms = passes
+    called = call(tmp_path, budget="30")
+    assert machine.forget() == FIRST[:2], "both sides of the first configuration, whatever they take"
+    assert called.code == 0 and "2 of 4" in called.notes[0]
+    assert called.document["comparisons"][0]["decided"] == "cannot decide"
+    call(tmp_path, budget="45")
+    assert machine.forget() == [*FIRST[2:], *ADDED[:2]], "the rest, and the round that still fits"
 
 
 @pytest.mark.parametrize(
