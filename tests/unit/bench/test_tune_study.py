@@ -232,7 +232,7 @@ def test_a_study_whose_maker_was_killed_before_it_said_what_it_asks_asks_anew(fo
     assert study._study.direction.name == "MINIMIZE"
     study.complete(take(study), 1.0)
     forget()
-    with refused("file-damaged", storage_path(folder), "does not say"):
+    with refused("file-damaged", storage_path(folder)):
         make_study(folder)
 
 
