@@ -72,7 +72,7 @@ def objection(first: Statement, others: Iterable[Statement], late: Statement) ->
     if late.counts != first.counts:
         return (
             f"the nodes disagree on the number of processes: {first.name()} expects {in_words(first.counts)}, "
-            f"{late.name()} for {in_words(late.counts)}; give every node the same numbers. "
+            f"{late.name()} expects {in_words(late.counts)}; give every node the same numbers. "
             f"{came_in_words([*came, late])}"
         )
     if late.max_restarts != first.max_restarts:
