@@ -113,7 +113,8 @@ def _decisions(ratios: Sequence[Row]) -> list[str]:
             f"({row['throughput_ratio_low']:.2f} to {row['throughput_ratio_high']:.2f}), {verdict}"
         )
     reasons = dict.fromkeys(str(row["reason"]) for row in measured if row["decided"] == "cannot decide")
-    return lines + [f"ratios to {ratios[0]['reference']} are not conclusive yet: {reason}" for reason in reasons]
+    which = "other ratios" if lines else "ratios"
+    return lines + [f"{which} to {ratios[0]['reference']} are not conclusive yet: {reason}" for reason in reasons]
 
 
 def _verdicts(rows: Sequence[Row]) -> list[str]:

@@ -92,7 +92,7 @@ def _of_run(options: ReportOptions) -> Result:
     summary = _summary(trials, ratios, said) if options.summary else []
     return Result(
         document=shown | ({"projection": projected} if projected else {}),
-        blocks=[*summary, *projection_blocks(projected), Plain(str(path))],
+        blocks=[*summary, *(projection_blocks(projected) if options.project else []), Plain(str(path))],
     )
 
 

@@ -9,12 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.commands import result
+from support.commands import result, text
 from support.refusals import refused
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "analysis"))
 from fake_run import noisy_times, step_rows, write_trial
 
+from analysis.render.tables import Plain
 from bench.plan import sweep
 from records.files import write_record
 from records.run import RunDirectory, TrialDirectory
@@ -209,3 +210,12 @@ def test_configurations_that_do_not_fit_into_the_time_are_left_to_the_next_call(
 def test_refusals(more: tuple[str, ...], code: str, tmp_path: Path) -> None:
     with refused(code, more[0]):
         result("throughput", *WORDS, *more, "--out", str(tmp_path / "run"))
+
+
+def test_a_summary_ends_with_table_answer_and_path(tmp_path: Path, machine: Machine) -> None:
+    call(tmp_path)
+    said = text(result("report", tmp_path / "run", "--summary").blocks)
+    table, _, answer = said.partition("bertbench trains BERT-tiny")
+    assert "samples/s" in table and "2.50 x hf" in table
+    assert answer.rstrip().endswith(str(tmp_path / "run/report/report.html"))
+    assert result("report", tmp_path / "run").blocks[0] == Plain(str(tmp_path / "run/report/report.html"))
