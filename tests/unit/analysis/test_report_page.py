@@ -97,7 +97,7 @@ def test_a_run_with_only_failures_says_so_first(tmp_path: Path) -> None:
     write_trial(run, Trial(preset="mini"), status="oom", reason="rank 0: out of memory")
     write_trial(run, Trial(preset="mini", seed=2), status=None)
     text = write_report(run).read_text(encoding="utf-8")
-    assert "Nothing was measured: of 2 trials, " in text and "rank 0: out of memory" in text
+    assert "No trial succeeded. Of 2 trials: " in text and "rank 0: out of memory" in text
     assert "interrupted" in text and "<img" not in text
 
 
@@ -158,7 +158,7 @@ def test_a_smaller_batch_that_is_nearly_as_fast_is_named(tmp_path: Path) -> None
         write_trial(run, trial, {0: step_rows([median] * 20, batch)})
     trials = load_run(run)
     (answer,) = answers(points(trials), [])
-    assert any(sentence.startswith("Micro batch 8 already gives 97.6 %") for sentence in answer.sentences)
+    assert any(sentence.startswith("Micro batch 8 reaches 97.6 %") for sentence in answer.sentences)
 
 
 def test_rounds_are_combined_into_one_point(tmp_path: Path) -> None:
@@ -213,7 +213,7 @@ def test_a_run_of_several_versions_is_read_with_care(tmp_path: Path) -> None:
     other = {**ENVIRONMENT, "libraries": {"torch": "2.14.0"}}
     write_trial(run, Trial(preset="mini", micro_batch_size=4), {0: step_rows([9.0] * 20, 4)}, environment=other)
     text = write_report(run).read_text(encoding="utf-8")
-    assert "trials differ in torch (2.14.0, 2.13.0)" in text or "trials differ in torch (2.13.0, 2.14.0)" in text
+    assert "compared here differ in torch (2.14.0, 2.13.0)" in text or "compared here differ in torch (2.13.0, 2.14.0)" in text
 
 
 FOUND = {
@@ -236,11 +236,11 @@ def test_the_largest_batch_has_its_section_and_its_probes_are_in_no_other(tmp_pa
     ended = {**FOUND, "fails_at": None, "failure": "the limit of 4096 was reached", "micro_batch_size": 4096}
     write_record(run.path / "max_batch.json", {"found": [FOUND, ended]})
     text = write_report(run).read_text(encoding="utf-8")
-    assert "This run searched for the largest batch only" in text and "Largest batch</h2>" in text
+    assert "This run only searched for the largest batch" in text and "Largest batch</h2>" in text
     assert "mini fp32 seq 32" in text and ">48<" in text and ">49<" in text and "oom: rank 1: out of memory" in text
     assert "32 ok, 64 oom, 48 ok" in text and "the limit of 4096 was reached" in text and ">4,096<" in text
     assert "<script>alert" not in text and "Trials without a result" not in text
-    assert "none but probes, and 1 probe of" in text
+    assert "only probes, and 1 probe of" in text
     write_trial(run, Trial(preset="mini"), {0: step_rows([9.0] * 20, 8)})
     text = write_report(run).read_text(encoding="utf-8")
     assert "1 (1 ok), 1 round, and 1 probe of the largest batch" in text and "no memory left" not in text
@@ -265,10 +265,10 @@ def test_rounds_are_counted_from_one_on_the_page_as_on_the_terminal(tmp_path: Pa
     ("content", "named"),
     [
         ("{", "max_batch.json"),
-        ('{"schema_version": 1}', "holds no list"),
+        ('{"schema_version": 1}', "has no list"),
         ('{"schema_version": 99, "found": []}', "bertbench"),
-        ('{"schema_version": 1, "found": [3]}', "entry 1 is damaged"),
-        ('{"schema_version": 1, "found": [{"implementation": "hf"}]}', "entry 1 is damaged"),
+        ('{"schema_version": 1, "found": [3]}', "skipped entry 1,"),
+        ('{"schema_version": 1, "found": [{"implementation": "hf"}]}', "skipped entry 1,"),
     ],
 )
 def test_a_damaged_record_of_the_largest_batch_is_named(tmp_path: Path, content: str, named: str) -> None:
