@@ -301,7 +301,7 @@ def _ends(panel: Panel, which: str, axis: Axis) -> tuple[float, float]:
 
 
 def _reach(one: Series, which: str) -> tuple[list[float], bool]:
-    """Values of a series along an axis, and whether bars stand there."""
+    """Values of a series along an axis, and whether bars are there."""
     if isinstance(one, Line):
         return ([*one.x], False) if which == "x" else ([*one.y, *one.low, *one.high], False)
     if isinstance(one, Area):
@@ -451,7 +451,7 @@ def _bars(one: Bars, axes: Mapping[str, Json]) -> list[Json]:
         {"calculate": f"datum.at + {thick} / 2", "as": "b"},
     ]
     fill = "datum.fill" if one.colours else ""
-    # An edge of the bar's own colour: the shortest of a trace stay visible.
+    # An edge in the bar's color keeps the shortest bars of a trace visible.
     mark = {"type": "rect", "opacity": one.opacity, "clip": True, "strokeWidth": 0.6,
             "fill": {"expr": fill} if fill else css_colour(one.colour),
             "stroke": {"expr": fill} if fill else css_colour(one.colour)}  # fmt: skip

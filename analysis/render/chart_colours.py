@@ -1,4 +1,4 @@
-"""Colours of charts in a page: each role of `figure.COLOURS` on the page's light and dark paper, as CSS variables."""
+"""Colors of charts in a page: each role of `figure.COLOURS` on the page's light and dark paper, as CSS variables."""
 
 from collections.abc import Mapping
 
@@ -22,7 +22,7 @@ COLOURS: Mapping[str, tuple[str, str]] = {
     "faint": ("#8b95a1", "#768391"),
     "line": ("#7b8794", "#8996a3"),
 }
-"""Role of a series -> colour on light and on dark paper, at least 3:1 on it (WCAG 2.2, 1.4.11)."""
+"""Role of a series -> color on light and on dark paper, at least 3:1 on it (WCAG 2.2, 1.4.11)."""
 BACKGROUNDS: Mapping[str, tuple[str, str]] = {
     "warmup": ("#f7e6cb", "#3a3020"),
     "matrix": ("#56b4e9", "#005a8c"),
@@ -54,12 +54,12 @@ def variables() -> str:
 
 
 def ink_on(colour: str) -> str:
-    """Return black or white, whichever has more contrast to a colour; one of them has at least 4.58:1."""
+    """Return black or white, whichever has more contrast to a color; one of them has at least 4.58:1."""
     return max(("#ffffff", "#000000"), key=lambda ink: contrast(ink, colour))
 
 
 def contrast(one: str, other: str) -> float:
-    """Return the contrast ratio of two colours, 1 to 21 (WCAG 2.2: "relative luminance", "contrast ratio")."""
+    """Return the contrast ratio of two colors, 1 to 21 (WCAG 2.2: "relative luminance", "contrast ratio")."""
     low, high = sorted((_luminance(one), _luminance(other)))
     return (high + 0.05) / (low + 0.05)
 

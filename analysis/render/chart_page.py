@@ -39,7 +39,7 @@ class ChartsOfPage:
         return variables() + "\n" + (_HERE / "chart.css").read_text(encoding="utf-8")
 
     def add(self, figure: Figure, below: str = "") -> "markupsafe.Markup":
-        """Write a figure as PNG and return the HTML that stands in its place.
+        """Write a figure as PNG and return the HTML that replaces it.
 
         Args:
             figure: what is drawn.
@@ -104,5 +104,5 @@ def _within_json(text: str) -> str:
 
 
 def _within_script(code: str) -> str:
-    """A script without what would end its element; in code it can only stand in a string."""
+    """Return a script without sequences that would end its element; in code they occur only in strings."""
     return code.replace("</script", "<\\/script").replace("<!--", "<\\!--")

@@ -42,7 +42,7 @@ _SMOOTH = 40
 _LEAST_MEAN = 8
 """Updates that each of them is the mean of at least."""
 _FEW = 6
-"""Labels up to which two matrices stand beside each other."""
+"""Largest number of labels for two matrices side by side."""
 MOST_CONFUSED = 15
 _RUN_NAMES = {"instead_of": "files were before of run"}
 

@@ -1,7 +1,7 @@
 """A figure as data: panels, axes, series and words, which a renderer draws (`png.py`; `plain` for a browser).
 
 A figure knows no drawing library. Its series are of seven kinds (`Line`, `Bars`, `Area`, `Band`, `Rule`, `Matrix`,
-`Text`), colours are named by their role, and each series has a name that stays from run to run.
+`Text`), colors are named by their role, and each series has a name that stays from run to run.
 """
 
 import dataclasses
@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from analysis import wording
 
-# Okabe and Ito's palette: told apart also by the colour-blind. A thing has the same colour in every figure.
+# Okabe and Ito's palette, distinguishable with color blindness. A thing has the same color in every figure.
 COLOURS: Mapping[str, str] = {
     "blue": "#0072B2",
     "vermilion": "#D55E00",
@@ -36,7 +36,7 @@ COLOURS: Mapping[str, str] = {
     "hidden": "#F5B68A",
     "idle": "#C3C9D2",
 }
-"""Role -> colour: those of series; text, notes, reference lines, grid, stripes; what has a colour of its own."""
+"""Role -> color: of series; of text, notes, reference lines, grid and stripes; of things with their own color."""
 CYCLE = ("blue", "vermilion", "green", "orange", "purple", "sky", "pink", "grey")
 """Of series that only their order tells apart."""
 
@@ -69,7 +69,7 @@ class Axis:
     """Where it begins; None for as far as the series reach."""
     high: float | None = None
     ticks: Sequence[tuple[float, str]] | None = None
-    """(place, what stands there): of categories and chosen numbers; None where the renderer chooses."""
+    """(position, label): of categories and chosen numbers; None if the renderer chooses."""
     form: Form = ""
     """How numbers at ticks that the renderer chooses are written: with %, as bytes, with k, M, G, in three digits."""
     whole: bool = False
@@ -130,13 +130,13 @@ class Bars(_Series):
     begin: Numbers = ()
     """Empty for 0."""
     thickness: float | Sequence[float] = 0.68
-    """Along the axis of `at`, centred; in its units."""
+    """Along the axis of `at`, centered; in its units."""
     across: bool = False
     """Bars lie: `at` is on the y axis."""
     colours: Sequence[str] = ()
     """One role for each bar, in place of one for all."""
     labels: Sequence[str] = ()
-    """What stands at each bar; "" for nothing."""
+    """Text at each bar; "" for none."""
     place: Literal["inside", "end", "edge"] = "inside"
     """In the middle of the bar, behind its end, or at the end of the axis."""
 
@@ -184,14 +184,14 @@ class Rule(_Series):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Matrix(_Series):
-    """Cells [row][column], from the top, coloured from pale at 0 to dark at `most`."""
+    """Cells [row][column], from the top, colored from pale at 0 to dark at `most`."""
 
     values: Numbers
     labels: Sequence[Sequence[str]] = ()
-    """What stands in each cell."""
+    """Text of each cell."""
     most: float
     key: bool = False
-    """A scale of the colours stands beside it."""
+    """Whether a color scale is next to it."""
     form: Form = ""
     """Of the numbers at that scale."""
 

@@ -32,7 +32,7 @@ _MOST_NAMES = 8
 _MOST_CHANGES = 8
 """Changes of one panel that have a label."""
 _CHANGE_ROWS = 3
-"""Labels of changes that follow each other stand in so many rows, so that they do not overlap."""
+"""Rows for the labels of consecutive changes, so that they do not overlap."""
 _ROW_POINTS = 12
 _CHANGE_LETTERS = 14
 _COMMIT_LETTERS = 7

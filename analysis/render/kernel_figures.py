@@ -15,7 +15,7 @@ from analysis.render.trace_figures import Figures
 Row = Mapping[str, Any]
 
 _PIPES = {"fma": "blue", "fp16": "sky", "tensor": "vermilion", "sfu": "orange"}
-# A kind of work has the same colour in every figure.
+# A kind of work has the same color in every figure.
 _FAMILIES = {
     "GEMM": "vermilion", "attention": "blue", "norm": "green", "elementwise": "orange", "optimizer": "pink",
     "dropout": "sky", "softmax and loss": "purple", "embedding": "brown", "copy": "grey",
@@ -140,7 +140,7 @@ def _wrapped(name: str) -> str:
 def roofline_figure(found: Roofline, name: str = "roofline") -> Figure:
     """Return every kernel by its intensity and rate, under its ceilings.
 
-    Colours are kinds of work, areas the time a kernel takes, both axes logarithmic. Kernels whose operations or bytes
+    Colors are kinds of work, areas the time a kernel takes, both axes logarithmic. Kernels whose operations or bytes
     are not known, or that do no floating-point work, cannot be placed; the note says how many, with their time. Bytes
     and ceiling are those of DRAM alone: the note says how many kernels L1/TEX or L2 holds back, which it cannot show.
     """

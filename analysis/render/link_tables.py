@@ -227,4 +227,4 @@ def projection_table(rows: Sequence[Row]) -> tables.Table:
 
 
 def _check(row: Row) -> str:
-    return wording.UNKNOWN if row["check_error"] is None else f"{row['check_error']:+.1%}"
+    return wording.UNKNOWN if row["check_error"] is None else f"{100 * row['check_error']:+.1f} %"

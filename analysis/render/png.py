@@ -86,7 +86,7 @@ _FEW_DECADES = 2
 _LETTER_SHARE = 0.62
 """Width of a digit as a share of the size of its font."""
 _DARK = 0.5
-"""Lightness, of 1, below which words on a colour are white."""
+"""Lightness, of 1, below which text on a color is white."""
 
 
 def write_png(figure: Figure, folder: Path) -> Path:
@@ -419,7 +419,7 @@ def _label_cells(axes: "Axes", one: Matrix) -> None:
 
 
 def _ink_on(colour: Iterable[float]) -> str:
-    """The colour of words on a colour."""
+    """Return the color of text on a color."""
     red, green, blue, *_ = colour
     return "white" if 0.299 * red + 0.587 * green + 0.114 * blue < _DARK else COLOURS["ink"]
 

@@ -25,7 +25,7 @@ from analysis.render.figure import (
 
 Row = Mapping[str, Any]
 
-# An implementation has the same colour in every figure.
+# An implementation has the same color in every figure.
 _NAMED = {
     "bertbench": "blue",
     "hf": "vermilion",
@@ -75,7 +75,7 @@ def run_figures(trials: Sequence[LoadedTrial], points: Sequence[Point], scaling:
 
 
 def colours_of(implementations: Sequence[str]) -> dict[str, str]:
-    """Return a colour per implementation: fixed for known ones, by order of the alphabet for others."""
+    """Return a color per implementation: fixed for known ones, in alphabetical order for others."""
     others = sorted(set(implementations) - set(_NAMED))
     return {**_NAMED, **{name: _OTHERS[index % len(_OTHERS)] for index, name in enumerate(others)}}
 
@@ -390,9 +390,9 @@ def waterfall_figure(row: Row, name: str = "waterfall") -> Figure:
     return Figure(
         name=name,
         title="From the floor of a step to the measured step",
-        caption="Blue is the floor: what the mathematics takes at the measured peak, and what memory has to move at "
-        "the measured bandwidth. Each bar below begins where the one above ends: time that parts take beyond their "
-        "floor when they are timed alone (orange), or less than it (green). Grey is what the parts leave unexplained.",
+        caption="Blue is the floor: the model's FLOPs at the measured peak, and the memory traffic at the measured "
+        "bandwidth. Each bar below begins where the one above ends. Orange: time of separately timed parts above "
+        "their floor; green: below it. Gray: not explained by the parts.",
         panels=[
             Panel(
                 title=f"{row['implementation']} {wording.model(row)} {wording.place(row)}",

@@ -34,7 +34,7 @@ def tune_blocks(found: Row) -> list[tables.Block]:
         facts += [("best", best_text(found)), ("again", found["best"]["command"])]
         facts += [("", text) for text in replaced_text(found)]
     blocks: list[tables.Block] = [trials_table(found, rows[:_MOST_ROWS]) if rows else "no trial has begun"]
-    blocks += [f"{len(rows) - _MOST_ROWS:,} more stand in trials.csv"] * (len(rows) > _MOST_ROWS)
+    blocks += [f"{len(rows) - _MOST_ROWS:,} more are in trials.csv"] * (len(rows) > _MOST_ROWS)
     return [*blocks, tables.Facts(facts)]
 
 
@@ -153,7 +153,7 @@ def configurations_table(rows: Sequence[Row], names: Sequence[str], best: str, c
     Args:
         rows: one per trial: samples_per_second, peak_memory_bytes, predicted_bytes, status, round and what it ran.
         names: of the rows, without their rounds.
-        best: name of the best configuration; its rate is what others are held against. Empty where there is none.
+        best: name of the best configuration; the others are compared with its rate. Empty if there is none.
         close: names of those that may be as fast.
     """
     grouped: dict[str, list[Row]] = {}

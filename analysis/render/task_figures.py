@@ -163,7 +163,7 @@ _MODES: tuple[tuple[str, Marker, Dash], ...] = (
     ("blue", "circle", "solid"), ("vermilion", "square", "dashed"), ("green", "triangle", "dotted"),
 )  # fmt: skip
 _LEAST_LABELLED = 0.06
-"""Part of the tallest bar from which a part is labelled."""
+"""Smallest share of the tallest bar that gets a label."""
 
 
 def squad_scaling_figure(points: Sequence[ScalingPoint], title: str = "", note: str = "") -> Figure:
@@ -275,7 +275,7 @@ class Best:
     score: float
     """In percent."""
     threshold: float
-    """Where."""
+    """The threshold with that score."""
 
 
 _BINS = 40

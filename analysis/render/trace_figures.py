@@ -28,7 +28,7 @@ from analysis.timeline import Timeline
 
 Figures = dict[str, list[Figure]]
 
-_LANES = {  # name -> colour, where it stands in a rank's band, from the top, and how high
+_LANES = {  # name -> color, position in a rank's band from the top, and height
     "computation": ("blue", 0.0, 0.27),
     "hidden communication": ("hidden", 0.27, 0.27),
     "exposed communication": ("vermilion", 0.27, 0.27),

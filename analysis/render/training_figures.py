@@ -144,7 +144,7 @@ def throughput_figure(attempts: Sequence[LoadedTrial], pauses: Sequence[Sequence
             own = np.array([(row["end_ns"] - rows[0]["start_ns"]) / 1e9 for row in rows], dtype=np.float64)
             rates = np.array([1000 * row["samples"] / row["step_time_ms"] for row in rows], dtype=np.float64)
             curves.append((before + own, rates))
-            # What came before a step was told of before it began.
+            # Reports before a step were written before it began.
             breaks.append(np.unique(np.searchsorted([row["start_ns"] for row in rows], done)))
             before += own[-1]
     if not curves:
@@ -186,7 +186,7 @@ def column(rows: Sequence[Row], name: str) -> Array:
 
 
 def shown_scores(rows: Sequence[Row]) -> dict[str, Score]:
-    """Return what evaluations found, in the order in which they told it."""
+    """Return the scores of evaluations, in the order of their first appearance."""
     return {name: score(name) for row in rows for name in scores_in(row)}
 
 
@@ -240,14 +240,14 @@ _MOST_IN_WORDS = 4
 
 
 class Look(TypedDict):
-    """How a line is told apart from others."""
+    """The distinguishing look of a line."""
 
     colour: str
     dash: Dash
 
 
 def line_look(number: int) -> Look:
-    """Return how a line looks; no two of the first 32 are alike: each round of colours moves the dashes on by one."""
+    """Return how a line looks; the first 32 all differ: each round of colors uses the next dash pattern."""
     again, place = divmod(number, len(CYCLE))
     return {"colour": CYCLE[place], "dash": _DASHES[(place + again) % len(_DASHES)]}
 
@@ -400,7 +400,7 @@ class HeadCurve:
     losses: Sequence[float | None]
     """Log loss in nats; None where it was not finite."""
     accuracies: Sequence[float | None]
-    """A fraction, likewise."""
+    """A fraction per evaluation."""
     seconds: float | None
     """Of the whole training; None where it is not known."""
 

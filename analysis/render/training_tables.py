@@ -195,7 +195,7 @@ def _head_row(result: HeadResult) -> Row:
 
 
 def head_summary(result: HeadResult) -> dict[str, Any]:
-    """Return what is told of a head as a whole, plain JSON values."""
+    """Return the summary of a head as plain JSON values."""
     training = result.training
     names = ("status", "step_seconds", "loop_seconds", "epoch_seconds", "samples_per_second", "parameters", "reason")
     return {

@@ -258,7 +258,7 @@ def _courses(found: Row) -> Figure:
     return Figure(
         name="courses",
         title="The course of trials",
-        caption="What each trial told while it trained; grey ones were pruned.",
+        caption="Readings of each trial during training; pruned trials are gray.",
         panels=[
             Panel(
                 x=Axis(label="tenth of the run" if found["objective"]["name"] == "loss" else "evaluation", whole=True),
