@@ -339,7 +339,9 @@ def _fit_vocabulary(config: ModelConfig, pieces: int | None, vocab: Path | None,
         raise _wrong_vocabulary(vocab, pieces, config)
     real = config.replace(vocab_size=pieces)
     if real.padded_vocab_size == config.vocab_size:
-        notes.append(f"{config.vocab_size - pieces} embedding rows beyond the {pieces} pieces of {vocab} were treated as padding")
+        notes.append(
+            f"{config.vocab_size - pieces} embedding rows beyond the {pieces} pieces of {vocab} were treated as padding"
+        )
         return real
     notes.append(f"{vocab} has {pieces} pieces, the model {config.vocab_size}: the last ids are unused")
     return config

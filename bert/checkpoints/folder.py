@@ -24,9 +24,7 @@ def check_new_folder(path: Path) -> None:
         elif path.exists():
             taken = True
     except OSError as error:
-        raise StorageError(
-            read_code(error), f"cannot list {path}: {error.strerror}; choose another folder"
-        ) from error
+        raise StorageError(read_code(error), f"cannot list {path}: {error.strerror}; choose another folder") from error
     if taken:
         raise UsageError(
             "folder-occupied", f"{path} already exists: choose a new folder, or remove the existing one first"

@@ -220,9 +220,7 @@ def _encoder_of(model: nn.Module) -> tuple[BertEncoder, str]:
     encoder = getattr(model, "encoder", None)
     if isinstance(encoder, BertEncoder):
         return encoder, "encoder."
-    raise UsageError(
-        "model-unsupported", f"{type(model).__name__} is not a BertEncoder and has none as its `encoder`"
-    )
+    raise UsageError("model-unsupported", f"{type(model).__name__} is not a BertEncoder and has none as its `encoder`")
 
 
 def _names(ours: Collection[str], prefix: str) -> dict[str, tuple[str, ...]]:
@@ -262,7 +260,8 @@ def _given_names(state_dict: Mapping[str, Tensor]) -> dict[str, str]:
             continue
         if name in given:
             raise InputError(
-                "weights-mismatch", f"{given[name]} and {original} map to the same weight: give the weights of one model"
+                "weights-mismatch",
+                f"{given[name]} and {original} map to the same weight: give the weights of one model",
             )
         given[name] = original
     return given

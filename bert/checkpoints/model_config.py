@@ -75,7 +75,10 @@ def from_our_json(content: Mapping[str, Any], path: Path) -> ModelConfig:
     """Return the configuration of a `config.json` that `to_our_json` made. Raises InputError, SchemaError."""
     version = content.get("schema_version")
     if not isinstance(version, int) or isinstance(version, bool) or version < 1:
-        raise InputError("file-damaged", f"{path} has the invalid schema_version {version!r}: the file is damaged; convert or save the model again")
+        raise InputError(
+            "file-damaged",
+            f"{path} has the invalid schema_version {version!r}: the file is damaged; convert or save the model again",
+        )
     if version > SCHEMA_VERSION:
         raise SchemaError(
             "record-newer",
@@ -85,7 +88,9 @@ def from_our_json(content: Mapping[str, Any], path: Path) -> ModelConfig:
     fields = {field.name: field.name for field in dataclasses.fields(ModelConfig)}
     for field in fields:
         if field not in content:
-            raise InputError("file-damaged", f"{path} lacks {field!r}: the file is damaged; convert or save the model again")
+            raise InputError(
+                "file-damaged", f"{path} lacks {field!r}: the file is damaged; convert or save the model again"
+            )
     return _checked({field: content[field] for field in fields}, path, fields)
 
 
@@ -163,7 +168,9 @@ def _checked(values: Mapping[str, Any], path: Path, names: Mapping[str, str]) ->
                     f"{path} has {theirs}={value!r}: it must be a whole number from {smallest} to {largest}",
                 )
         elif isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1:
-            raise InputError("file-damaged", f"{path} has {theirs}={value!r}: it must be a number of at least 0 and below 1")
+            raise InputError(
+                "file-damaged", f"{path} has {theirs}={value!r}: it must be a number of at least 0 and below 1"
+            )
     try:
         return ModelConfig(**values)
     except UsageError as error:

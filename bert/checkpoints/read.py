@@ -82,7 +82,8 @@ def _find(source: Path) -> Found:
         return _found(HUGGING_FACE, source)
     raise InputError(
         "path-missing",
-        f"{source} does not exist: give a folder with model.safetensors or pytorch_model.bin, a file of weights, or the "
+        f"{source} does not exist: give a folder with model.safetensors or pytorch_model.bin, a file of weights, "
+        "or the "
         "prefix of a TensorFlow checkpoint (bert_model.ckpt for bert_model.ckpt.index and bert_model.ckpt.data-*)",
     )
 
@@ -104,7 +105,8 @@ def read_weights(found: Found) -> Weights:
         if translated in tensors:
             raise InputError(
                 "weights-mismatch",
-                f"{name} and {originals[translated]} of {found.path} map to the same weight: give the weights of one model",
+                f"{name} and {originals[translated]} of {found.path} map to the same weight: give the weights of "
+                "one model",
             )
         tensor = checkpoint.read(name)
         tensors[translated] = tensor.T if transposed and tensor.dim() == 2 else tensor

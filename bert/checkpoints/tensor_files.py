@@ -98,7 +98,9 @@ def _read_shards(index: Path) -> dict[str, Tensor]:
     for name in sorted({str(file) for file in weight_map.values()}):
         # A name with a path in it could read any file of this machine.
         if name in ("", ".", "..") or "/" in name or "\\" in name or name.endswith(".index.json"):
-            raise InputError("file-unsafe", f"{index} lists the file {name[:200]!r}: all files must be in the folder of the index")
+            raise InputError(
+                "file-unsafe", f"{index} lists the file {name[:200]!r}: all files must be in the folder of the index"
+            )
         for key, tensor in read_tensors(index.with_name(name)).items():
             if weight_map.get(key) == name:
                 tensors[key] = tensor

@@ -168,7 +168,9 @@ def open_checkpoint(prefix: Path) -> TensorFlowCheckpoint:
     try:
         if path.stat().st_size > _LARGEST_INDEX_BYTES:
             raise InputError(
-                "file-limit", f"{path} has more than {_LARGEST_INDEX_BYTES >> 20} MiB, too large for the index of a BERT checkpoint: give its .index file"
+                "file-limit",
+                f"{path} has more than {_LARGEST_INDEX_BYTES >> 20} MiB, too large for the index of a BERT "
+                "checkpoint: give its .index file",
             )
         table = path.read_bytes()
     except OSError as error:

@@ -150,7 +150,10 @@ def _units(files: Sequence[Source], folder: StageFolder) -> list[_Unit]:
         try:
             size = source.path.stat().st_size
         except OSError as error:
-            raise InputError(read_code(error), f"cannot read {source.path}: {error.strerror}; restore the file, then run the same command again") from error
+            raise InputError(
+                read_code(error),
+                f"cannot read {source.path}: {error.strerror}; restore the file, then run the same command again",
+            ) from error
         if groups and sizes[-1] + size <= PART_BYTES:
             groups[-1].append(source)
             sizes[-1] += size

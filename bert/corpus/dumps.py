@@ -140,7 +140,9 @@ class Dump:
             if not self._keep:
                 raise InputError("file-truncated", f"{self.path} is truncated: {problem}. {self._remedy()}")
         elif not cutter.has_pages and offset == 0:
-            raise InputError("file-empty", f"{self.path} holds no page: download the file again (pages-articles.xml.bz2)")
+            raise InputError(
+                "file-empty", f"{self.path} holds no page: download the file again (pages-articles.xml.bz2)"
+            )
 
     def _remember(self, units: Iterator[Unit]) -> Iterator[Unit]:
         for unit in units:
@@ -151,7 +153,11 @@ class Dump:
             yield unit
 
     def _remedy(self) -> str:
-        last = f'The last complete page is "{self._title.decode(errors="replace")}"' if self._title else "No page is complete"
+        last = (
+            f'The last complete page is "{self._title.decode(errors="replace")}"'
+            if self._title
+            else "No page is complete"
+        )
         return (
             f"{last}. Finished parts are kept; download the file again (`bertbench data download` resumes), or pass "
             "--keep-truncated to use the complete pages"
@@ -204,7 +210,8 @@ class _Cutter:
         if len(self._buffer) > MOST_PAGE_BYTES:
             raise InputError(
                 "file-damaged",
-                f"{self._path}: no page ends within {MOST_PAGE_BYTES // 2**20} MiB: the file is damaged; download it again",
+                f"{self._path}: no page ends within {MOST_PAGE_BYTES // 2**20} MiB: the file is damaged; download "
+                "it again",
             )
 
     def rest(self) -> Iterator[Unit]:

@@ -199,7 +199,8 @@ def _blingfire() -> Splitter:
     except (ImportError, OSError, AttributeError) as error:
         raise MissingToolError(
             "package-missing",
-            f"the sentence splitter blingfire does not run on this machine ({platform.system()} {platform.machine()}: {error}): "
+            f"the sentence splitter blingfire does not run on this machine ({platform.system()} "
+            f"{platform.machine()}: {error}): "
             "use --splitter rules, or `pip install blingfire` (Linux x86-64, macOS, Windows)",
         ) from error
     import ctypes
