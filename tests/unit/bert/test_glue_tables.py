@@ -74,7 +74,7 @@ def test_rows_that_cannot_be_used_are_counted_with_their_lines(tmp_path: Path) -
         (b"sentence\tlabel\n" + b"a\t7\n" * 9, "rows-invalid", ("label: 9 (line 2: '7'",)),
         (b"sentence\tlabel\na\0b\t1\n", "file-encoding", ("NUL",)),
         (gzip.compress(b"sentence\tlabel\na\t1\n" * 99, mtime=0)[:-9], "file-truncated", ()),
-        (b"PK\x03\x04zip", "file-format", ("zip archive",)),
+        (b"PK\x03\x04zip", "file-format", ("unzip",)),
         (b"version https://git-lfs.github.com", "file-format", ("Git LFS",)),
     ],
 )

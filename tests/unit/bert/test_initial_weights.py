@@ -98,7 +98,7 @@ def test_an_encoder_that_is_not_complete_or_larger_is_refused(tmp_path: Path) ->
     more = {**state, "bert.encoder.layer.2.output.dense.weight": torch.zeros(16, 32)}
     smaller = {**state, "bert.embeddings.position_embeddings.weight": torch.zeros(7, 16)}
     for name, tensors, facts in (
-        ("a", lacking, (" 2 parameters", "layer.1.output.dense")),
+        ("a", lacking, ("2 encoder parameters", "layer.1.output.dense")),
         ("b", more, (" 1 weights", "layer.2")),
         ("c", smaller, ("[7, 16]", "[8, 16]")),
     ):
