@@ -1,7 +1,7 @@
 """The Task protocol: what a workload is, in two halves.
 
 `TaskData` is what a plan asks before anything runs; it imports no torch. `Task`, which it names, is what trains: model,
-batches, loss, evaluation. bert.train reaches the tasks by their names alone (bert.tasks); no task imports bert.train.
+batches, loss, evaluation. bert.train reaches the tasks by their names alone (bert.tasks); tasks import its observer.
 """
 
 from collections.abc import Iterator, Mapping

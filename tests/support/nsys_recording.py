@@ -14,6 +14,8 @@ import pytest
 # All that nsys says when its connection to its own agent breaks at start, before the program runs: about once in some
 # hundred calls on a busy machine.
 _AGENT_LOST = "End of file"
+# In what nsys 2022.4 throws where its agent was not there in time, likewise on a busy machine.
+_NO_ENDPOINT = "Local Endpoint is not available"
 
 
 def skip_unless_nsys_can_record_nvtx() -> None:
@@ -57,7 +59,7 @@ def record(folder: Path, program: Sequence[str], options: Sequence[str], environ
             check=False,
         )
         said = (done.stdout + done.stderr).strip()
-        if said != _AGENT_LOST:
+        if said != _AGENT_LOST and _NO_ENDPOINT not in said:
             break
     assert report.is_file(), said
     return report

@@ -190,16 +190,17 @@ BAD_ENTRIES = {
 }
 
 
-@pytest.mark.parametrize("message", BAD_ENTRIES)
-def test_an_index_that_contradicts_itself_is_refused(tmp_path: Path, message: str) -> None:
-    rows = [(b"", writer.header(1)), *((b"t%d" % i, row) for i, row in enumerate(BAD_ENTRIES[message]))]
+@pytest.mark.parametrize("wrong", BAD_ENTRIES)
+def test_an_index_that_contradicts_itself_is_refused(tmp_path: Path, wrong: str) -> None:
+    entries, fact = BAD_ENTRIES[wrong]
+    rows = [(b"", writer.header(1)), *((b"t%d" % i, row) for i, row in enumerate(entries))]
     writer.write_rows(tmp_path / "x", rows, [bytes(64)])
-    with refused("file-damaged", "x.index", message):
+    with refused("file-damaged", "x.index", fact):
         read_all(open_checkpoint(tmp_path / "x"))
 
 
 @pytest.mark.parametrize(
-    ("rows", "message"),
+    ("rows", "fact"),
     [
         ([], "it is empty"),
         ([(b"a", b"")], "start with a header"),
@@ -209,11 +210,9 @@ def test_an_index_that_contradicts_itself_is_refused(tmp_path: Path, message: st
         ([(b"", writer.header(1)), (b"\xff", writer.entry(1, [2], 0, 0, 8, 0))], "decode"),
     ],
 )
-def test_a_table_that_is_no_checkpoint_is_refused(
-    tmp_path: Path, rows: list[tuple[bytes, bytes]], message: str
-) -> None:
+def test_a_table_that_is_no_checkpoint_is_refused(tmp_path: Path, rows: list[tuple[bytes, bytes]], fact: str) -> None:
     (tmp_path / "x.index").write_bytes(writer.table([(b"z", writer.block(rows))] if rows else []))
-    with refused("file-damaged", "x.index", message):
+    with refused("file-damaged", "x.index", fact):
         open_checkpoint(tmp_path / "x")
 
 
