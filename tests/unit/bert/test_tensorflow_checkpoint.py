@@ -175,18 +175,19 @@ def test_every_wrong_bit_in_the_index_is_found_or_harmless(tmp_path: Path) -> No
     assert survived < 4 * len(whole)
 
 
-BAD_ENTRIES = {
-    "shares bytes": [writer.entry(1, [2], 0, 0, 8, 0), writer.entry(1, [2], 0, 4, 8, 0)],
-    "cannot have 12 bytes": [writer.entry(1, [2], 0, 0, 12, 0)],
-    "has the shape": [writer.entry(1, [-1], 0, 0, 8, 0)],
-    "data file 1 of 1": [writer.entry(1, [2], 1, 0, 8, 0)],
-    "ends inside": [writer.entry(1, [2], 0, 0, 8, 0)[:-1]],
-    "a message is found": [writer.message(1, b"x")],
-    "a number is found": [writer.number(2, 1)],
-    "the number 0": [b"\x00"],
-    "unknown wire type": [b"\x0b"],
-    "longer than 64 bits": [b"\x08" + b"\xff" * 10],
-    "unknown shape": [writer.number(1, 1) + writer.message(2, writer.number(3, 1))],
+# What is wrong -> the rows of the index, and what the refusal has to name.
+BAD_ENTRIES: dict[str, tuple[list[bytes], str]] = {
+    "two tensors share bytes": ([writer.entry(1, [2], 0, 0, 8, 0), writer.entry(1, [2], 0, 4, 8, 0)], "t1"),
+    "more bytes than values": ([writer.entry(1, [2], 0, 0, 12, 0)], "12 bytes"),
+    "a negative dimension": ([writer.entry(1, [-1], 0, 0, 8, 0)], "-1"),
+    "a data file too many": ([writer.entry(1, [2], 1, 0, 8, 0)], "data file 1 of 1"),
+    "cut off inside a field": ([writer.entry(1, [2], 0, 0, 8, 0)[:-1]], ""),
+    "a message for a number": ([writer.message(1, b"x")], ""),
+    "a number for a message": ([writer.number(2, 1)], ""),
+    "field 0": ([b"\x00"], " 0"),
+    "wire type 3": ([b"\x0b"], " 3"),
+    "more than 64 bits": ([b"\x08" + b"\xff" * 10], "64 bits"),
+    "unknown shape": ([writer.number(1, 1) + writer.message(2, writer.number(3, 1))], "shape"),
 }
 
 
@@ -202,11 +203,11 @@ def test_an_index_that_contradicts_itself_is_refused(tmp_path: Path, wrong: str)
 @pytest.mark.parametrize(
     ("rows", "fact"),
     [
-        ([], "it is empty"),
-        ([(b"a", b"")], "start with a header"),
+        ([], "empty"),
+        ([(b"a", b"")], "header"),
         ([(b"", writer.header(0))], "0 data files"),
-        ([(b"", writer.message(1, b"x"))], "format of 2016"),
-        ([(b"", writer.header(1)), (b"b", b""), (b"a", b"")], "out of order"),
+        ([(b"", writer.message(1, b"x"))], "2016"),
+        ([(b"", writer.header(1)), (b"b", b""), (b"a", b"")], "order"),
         ([(b"", writer.header(1)), (b"\xff", writer.entry(1, [2], 0, 0, 8, 0))], "decode"),
     ],
 )
