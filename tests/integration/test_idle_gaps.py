@@ -96,9 +96,9 @@ def test_what_comes_back_beside_a_few_long_gaps_is_told_apart(tmp_path: Path) ->
     # each launch-bound: 5 x 3,007 us, 12 %, of which the operator covers 2,998 each, 14.99 ms.
     found = analyzed(steps({2: [10, 40, 70], 7: [20, 50]}, length=100), tmp_path / "trace.json")
     sentence = found["idle_causes"]["sentence"]
-    assert "60.2 %" in sentence and "for 12 %" in sentence and "5 gaps" in sentence
+    assert "60.2 %" in sentence and "for 12.0 %" in sentence and "5 gaps" in sentence
     assert "14.99 of 15.0" in sentence and "ms in aten::masked_select" in sentence
-    assert "5.57 % comes back in every step" in sentence
+    assert "5.6 % recurs in every step" in sentence
     bound = next(row for row in found["idle_causes"]["rows"] if row["cause"] == "launch_bound")
     assert bound["short_gaps_ms"] == pytest.approx(6.965, abs=0.01)
     assert "CUDA graphs" in sentence and "CUDA graphs" in found["launch_queue"]["sentence"]
@@ -126,5 +126,5 @@ def test_the_last_gap_of_a_trace_is_tear_down(tmp_path: Path) -> None:
     rows = [(row["part"], row["start_ms"], row["length_ms"], row["cpu"]) for row in found["idle_gaps"]["rows"]]
     assert rows == [("tear-down", 2.0, 8.0, "aten::to"), ("start-up", 0.0, 1.0, "")]
     # 1 and 8 of 10 ms.
-    assert "10 % before" in found["idle_causes"]["sentence"] and "80 % after" in found["idle_causes"]["sentence"]
+    assert "10.0 % before" in found["idle_causes"]["sentence"] and "80.0 % after" in found["idle_causes"]["sentence"]
     assert "CUDA graphs" not in found["idle_causes"]["sentence"]

@@ -213,7 +213,10 @@ def test_a_run_of_several_versions_is_read_with_care(tmp_path: Path) -> None:
     other = {**ENVIRONMENT, "libraries": {"torch": "2.14.0"}}
     write_trial(run, Trial(preset="mini", micro_batch_size=4), {0: step_rows([9.0] * 20, 4)}, environment=other)
     text = write_report(run).read_text(encoding="utf-8")
-    assert "compared here differ in torch (2.14.0, 2.13.0)" in text or "compared here differ in torch (2.13.0, 2.14.0)" in text
+    assert (
+        "compared here differ in torch (2.14.0, 2.13.0)" in text
+        or "compared here differ in torch (2.13.0, 2.14.0)" in text
+    )
 
 
 FOUND = {
