@@ -45,7 +45,7 @@ class KernelCounters:
 def joined(parts: Sequence[KernelCounters]) -> KernelCounters:
     """Return the kernels of several files of one run as one table; at least one part is needed.
 
-    Processes are numbered anew, 0, 1, ...: two containers can give two processes the same number. What the files
+    Processes are renumbered 0, 1, ...: two containers can give two processes the same number. What the files
     disagree on is None (device, capability) or a problem (the unit of a metric: the later file's values are left out).
     """
     import pandas as pd

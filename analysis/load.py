@@ -105,7 +105,7 @@ class LoadedTrial:
 
     @property
     def made_up_like_folder(self) -> bool:
-        """Whether its batches were made up with the lengths of a folder's samples, to hold that folder against."""
+        """Whether its synthetic batches have the lengths of a folder's samples, for comparison with that folder."""
         return self.trial.data.startswith("synthetic:") and bool(self.trial.data_fingerprint)
 
     def window_times(self) -> np.ndarray:
@@ -175,7 +175,8 @@ def load_run(run: RunDirectory, price_per_hour: float | None = None) -> LoadedRu
 
 def _load_trial(trial: Trial, directory: TrialDirectory, price_per_hour: float | None) -> LoadedTrial:
     base = {**dataclasses.asdict(trial), "training": dict(trial.training), "trial_id": trial.trial_id}
-    # Two ZeRO stages are two strategies in every table, two heads two tasks, two sets of levers two implementations.
+    # Two ZeRO stages are two strategies in every table, two heads two tasks, two values of --levers two
+    # implementations.
     recomputing, allocator = trial.activation_checkpointing, trial.allocator
     base["strategy"] = strategy_label(trial.strategy, trial.strategy_options, recomputing, allocator)
     base["task"] = task_label(trial.task, trial.task_options)

@@ -1,5 +1,5 @@
 """What the names of kernels and operators say: the kind of work, which collective a communication kernel is, and the
-types that a matrix product ran in.
+data types of a GEMM.
 """
 
 import re
@@ -355,7 +355,7 @@ _NAMED = tuple(
 
 @lru_cache(maxsize=65536)
 def precision(name: str) -> str:
-    """Return which of PRECISIONS a matrix product ran in; "" where that is not told.
+    """Return the precision of a GEMM, one of PRECISIONS; "" if the name does not have it.
 
     Args:
         name: a kernel's name, or the types of a product's inputs as PyTorch names them ("c10::BFloat16").

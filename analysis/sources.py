@@ -315,7 +315,7 @@ def _recognised(files: Iterable[Path], problems: list[str], single: bool) -> dic
             found.setdefault(reader.name, (reader, []))[1].append(file)
     if unknown:
         named = ", ".join(unknown[:5]) + (f" and {len(unknown) - 5} more" if len(unknown) > 5 else "")
-        problems.append(f"of no known kind and left out: {named}")
+        problems.append(f"skipped {named}: unrecognized format")
     return found
 
 

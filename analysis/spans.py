@@ -1,4 +1,4 @@
-"""Spans of time, vectorised: sets of them (union, intersection, difference), and which of them lies in which.
+"""Spans of time, vectorized: sets of spans (union, intersection, difference), and which span contains which.
 
 A set is an array of shape (n, 2), int64 nanoseconds: half-open intervals [start, end), sorted, none empty, none
 touching another. `merged` makes one out of any intervals; the other functions on sets take and return such sets, and

@@ -174,7 +174,7 @@ class Timeline:
     """name, thread, start, end, correlation_id: calls of the CUDA runtime and driver."""
     collectives: "pd.DataFrame" = field(default_factory=_no_collectives)
     """COLLECTIVE_COLUMNS: communication, the kernels of a GPU or, where there are none, the spans of CPU threads. Its
-    kernels stand in `kernels` too."""
+    kernels are in `kernels` too."""
     source: str = ""
     """What wrote the trace, with its version where the trace says it."""
     process: int | None = None
@@ -190,7 +190,7 @@ class Timeline:
 
     @property
     def work(self) -> GpuWork:
-        """`kernels` as arrays, made anew each time."""
+        """`kernels` as arrays, created at each access."""
         return GpuWork.of_frame(self.kernels)
 
 

@@ -204,9 +204,9 @@ def implementation_label(implementation: str, levers: str) -> str:
 
     Args:
         implementation: Trial.implementation.
-        levers: Trial.levers.
+        levers: `Trial.levers`.
     """
-    words = {"": "", "none": " without levers"}
+    words = {"": "", "none": " without optimizations"}
     return f"{implementation}{words.get(levers, f' {levers}')}"
 
 

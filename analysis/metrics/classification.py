@@ -33,7 +33,7 @@ class LabelScores:
 
 @dataclass(frozen=True, slots=True)
 class Classification:
-    """Predictions held against true labels."""
+    """Predictions compared with true labels."""
 
     labels: tuple[str, ...]
     """All labels, in order."""

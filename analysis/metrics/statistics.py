@@ -18,7 +18,7 @@ _UNSETTLED_DEVIATIONS = 2.0
 _CLIP = 2.0
 # A clock's own jitter: a series steadier than this, relative to its level, is treated as this steady.
 _SMALLEST_RELATIVE_DEVIATION = 1e-3
-# One long pause must not decide how alike neighbours are.
+# One long pause must not determine the correlation.
 _CORRELATION_CLIP = 3.0
 # Nearer to 1 a series is a walk, of which no length says where its median is.
 _LARGEST_CORRELATION = 0.98
@@ -28,9 +28,9 @@ def warmup_steps(times_ms: Times) -> int:
     """Return how many leading steps are warm-up and have to be left out.
 
     The rule is MSER (White 1997, "An effective truncation heuristic for bias reduction in simulation output",
-    Simulation 69(6)): leave out the d steps that minimise var(rest) / len(rest), the squared standard error of what
-    is left. MSER alone follows outliers, so step times are clipped around the level of the second half (median and
-    robust deviation), and d counts only if most of those d steps lie apart from that level, all on one side. A
+    Simulation 69(6)): drop the first d steps, with the d that minimizes var(rest) / len(rest), the squared standard
+    error of the rest. MSER by itself follows outliers, so step times are clipped around the level of the second half
+    (median and robust deviation), and d counts only if most of those d steps lie apart from that level, all on one side. A
     series that is flat but noisy thus gives 0 or 1 (1 when its first step is the odd one). Never more than half of
     the steps are left out: where warm-up is longer, the caller has too few steps and should say so.
 
@@ -79,7 +79,7 @@ def robust_deviation(values: Times) -> float:
 def block_medians(times: Times, resamples: int, random: np.random.Generator) -> FloatArray:
     """Return `resamples` medians of moving-block bootstrap samples of `times`.
 
-    Steps that follow each other are alike (clocks, neighbours on the machine), so blocks of steps are drawn, not
+    Steps that follow each other are alike (clocks, other work on the machine), so blocks of steps are drawn, not
     steps: Kuensch 1989, "The jackknife and the bootstrap for general stationary observations", Annals of Statistics
     17(3). The block length is n^(1/3), the rate of that paper.
 
@@ -142,7 +142,7 @@ def order_interval(times: Times) -> tuple[float, float]:
     """Return the 95 % interval of the median between two of the sorted values, in the unit of `times`.
 
     How many of n independent values lie below their median is binomial, whatever they are distributed like, so two
-    ranks enclose it with a known probability; between neighbouring ranks Hettmansperger and Sheather interpolate
+    ranks enclose it with a known probability; between adjacent ranks Hettmansperger and Sheather interpolate
     (1986, "Confidence intervals based on interpolated order statistics", Statistics & Probability Letters 4(2)). The
     ranks' distance from the middle grows by the root of `steps_per_independent_one`. Below 6 values even their
     smallest and largest do not reach 95 %.
@@ -177,7 +177,7 @@ def _outer_rank(size: int) -> float:
 def steps_per_independent_one(times: Times) -> float:
     """Return how many successive values say as much about the median as one independent one, at least 1.
 
-    With correlation r between neighbours that decays as r^k (an AR(1) process) whether two normal values lie on the
+    With lag-1 correlation r that decays as r^k (an AR(1) process) whether two normal values lie on the
     same side of the median is correlated by 2 / pi asin(r^k), and the variance of the number below it grows by
 
         1 + 2 sum over k of 2 / pi asin(r^k).
@@ -221,7 +221,7 @@ def relative_half_width(times: Times) -> float:
 
 
 def percentile(values: Times, percent: float) -> float:
-    """Return the percentile (0 to 100, linear between neighbours); nan for no values."""
+    """Return the percentile (0 to 100, linear interpolation); nan for no values."""
     return float(np.percentile(np.asarray(values, dtype=np.float64), percent)) if len(values) else float("nan")
 
 

@@ -135,7 +135,7 @@ def _event(text: str) -> dict[str, Any] | None:
 
 
 def _without_secrets(key: str, value: Any) -> Any:
-    """Submitters log what they like: a value whose key speaks of a secret is not shown."""
+    """Submitters log what they like: a value whose key suggests a secret is not shown."""
     if isinstance(value, str):
         return redact_environment({key: value[: 2 * _LONGEST_VALUE]})[key]
     if isinstance(value, dict):

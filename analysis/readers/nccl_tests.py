@@ -1,7 +1,7 @@
-"""Output of nccl-tests and rccl-tests (all_reduce_perf and its sisters), anywhere in a log, several tests in one.
+"""Output of nccl-tests and rccl-tests (all_reduce_perf and the others), anywhere in a log, several tests in one.
 
-A row is told by its form, so that NCCL's own INFO lines and the prefixes of mpirun and srun between the rows do no
-harm. The columns are described in nccl-tests' doc/PERFORMANCE.md.
+A row is recognized by its form, so NCCL's INFO lines and the prefixes of mpirun and srun between rows do no harm.
+The columns are described in nccl-tests' doc/PERFORMANCE.md.
 """
 
 import re
@@ -69,7 +69,7 @@ def read(path: Path) -> list[Summary]:
         avg_busbw_gb_s (None where the test did not end), out_of_bounds.
 
     Raises:
-        InputError: the log holds no result; the message says why, as far as it can be told.
+        InputError: the log holds no result; the message says why, as far as it is known.
     """
     tests: list[_Test] = []
     program = version = ""

@@ -1,6 +1,6 @@
 """Readings of nvidia-smi: the CSV of --query-gpu (with or without units, `-l` loops too) and the text of `dmon`.
 
-A table may stand between other lines of a log; headers that come again, as after a restart, are followed.
+A table may be between other lines of a log; repeated headers, as after a restart, are accepted.
 """
 
 import csv

@@ -22,7 +22,7 @@ _PAGES_AT_ONCE = 512
 _ROOM = 16  # zeros behind the pages: a number is always taken as 8 bytes
 _IMPOSSIBLE = 1 << 20  # a size that no page has
 
-# Bytes of a value by the serial type in the record's header; 10 and 11 never stand in a file.
+# Bytes of a value by the serial type in the record's header; 10 and 11 never occur in a file.
 _SIZES = np.array(
     [0, 1, 2, 3, 4, 6, 8, 8, 0, 0, _IMPOSSIBLE, _IMPOSSIBLE, *((kind - 12) // 2 for kind in range(12, 128))],
     dtype=np.int64,
@@ -92,7 +92,7 @@ class _Pages:
         data = np.empty(len(numbers) * self.size + _ROOM, dtype=np.uint8)
         data[-_ROOM:] = 0
         view = memoryview(data)  # type: ignore[arg-type]
-        # Neighbours in one go.
+        # Adjacent pages in one read.
         starts = np.flatnonzero(np.diff(numbers, prepend=-1) != 1).tolist()
         for first, end in zip(starts, [*starts[1:], len(numbers)], strict=True):
             self._file.seek((int(numbers[first]) - 1) * self.size)

@@ -125,7 +125,7 @@ class Link:
     def drawn_us(self, size_bytes: FloatArray, ranks: int, random: np.random.Generator) -> FloatArray:
         """Return [RESAMPLES, len(size_bytes)] times in us: lines as uncertain as the fit is, as wrong as it was.
 
-        In each draw all sizes are off by the same one of the residuals: neighbouring sizes miss the line alike.
+        In each draw all sizes are off by the same residual, because adjacent sizes deviate alike.
         """
         assert self.draws is not None
         steps, volume = ring(self.collective, ranks)

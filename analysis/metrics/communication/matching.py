@@ -164,9 +164,7 @@ def _refused(key: Key, present: dict[int, list[int]], ranks: int) -> str:
     if len(present) < 2:
         return ""  # counted as without a partner
     if members > 0 and len(present) > members:
-        return (
-            f"{named}: {len(present)} ranks have it, its group has {members}: groups cannot be told apart, not matched"
-        )
+        return f"{named}: {len(present)} ranks have it, its group has {members}: not matched, the groups are ambiguous"
     if not group and 0 < members < ranks:
         return f"{named} over {members} ranks: the trace does not say which of {ranks}, not matched"
     return ""

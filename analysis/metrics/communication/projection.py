@@ -6,8 +6,8 @@ A step on N devices is the slowest of N devices' own work, then what the backwar
 
 work(N) is the median of the largest of N of the measured devices' own works (step time less exposed communication),
 each drawn on its own: their 0.5^(1/N) quantile. exposed(N) is what buckets.exposed_ms makes of the measured moments at
-which gradients are ready, and of all-reduces that take what links.Link gives for N ranks. The interval draws all that
-this is fitted to anew; docs/explanation/scaling.md says what is left out.
+which gradients are ready, and of all-reduces that take what links.Link gives for N ranks. The interval resamples all
+inputs of the fit; docs/explanation/scaling.md says what it does not model.
 """
 
 from collections import defaultdict
@@ -221,9 +221,9 @@ def _row(
         if abs(row["check_error"]) > LARGEST_CHECK_ERROR:
             reason = (
                 f"the same simulation of the {base.ranks} devices that were measured is off by "
-                f"{row['check_error']:+.0%}: computation and communication disturb each other in a way it does not "
-                "know, or the measurements of steps and links are of different conditions; measure both on a quiet "
-                "machine, or more devices"
+                f"{100 * row['check_error']:+.0f} %: computation and communication interfere in an "
+                "unknown way, or steps and links were measured under different conditions; measure both on a quiet "
+                "machine, or measure more devices"
             )
             return {**row, "reason": reason}
     spread = _interval(base, backward, shares, line, size, between, seed)
@@ -285,7 +285,7 @@ def _point(base: Base, backward: Backward, line: Link, size: int) -> dict[str, A
 def _interval(
     base: Base, backward: Backward, shares: FloatArray, line: Link, size: int, between: Spread | None, seed: int
 ) -> dict[str, Any]:
-    """Ends of the intervals: the simulation with the measurements it is made of drawn anew, all of them at once."""
+    """Return the ends of the intervals, from simulations with all measurements resampled together."""
     random = np.random.default_rng(seed)
     reduce_ms = line.drawn_us(backward.bucket_bytes, size, random) / 1e3
     count = len(reduce_ms)
@@ -392,8 +392,8 @@ def _refused_line(line: Link, backward: Backward, size: int) -> str:
     error = float(np.median(np.abs(line.errors)))
     if error > LARGEST_MEDIAN_ERROR:
         return (
-            f"the line misses the measured all-reduces by {error:.0%} (median): measure them on a quieter machine, "
-            "with more --repetitions or --rounds"
+            f"the line misses the measured all-reduces by {100 * error:.0f} % (median): measure them on a quieter "
+            "machine, with more --repetitions or --rounds"
         )
     furthest = FURTHEST.get(len(line.ranks), FURTHEST_AT_MOST) * max(line.ranks)
     if size > furthest:

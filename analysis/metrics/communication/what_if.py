@@ -3,7 +3,7 @@
 Scaling durations answers another question: a wait for a straggler does not vanish with the transfer, communication that
 computation hides costs nothing, and without it the host may be what is slow. So the dependencies are read out of the
 traces (what_if_events), every collective begins when its last rank arrives and ends on all ranks its
-transfer time later, and all moments are computed anew with that time changed.
+transfer time later, and all times are recomputed with that time changed.
 
 The replay without a change is compared with the trace. That shows whether the collectives are understood, and nothing
 about a scenario: how far those are off is measured on generated traces, whose program runs again with the change
@@ -195,13 +195,13 @@ def what_if(
     error = max((abs(now - then) / then for now, then in zip(base, traced, strict=True) if then > 0), default=math.nan)
     if error > LARGEST_ERROR:
         problems.append(
-            f"the unchanged replay misses the traced time by {error:.0%}: the dependencies that the trace shows do not "
-            "explain it, do not rely on these answers"
+            f"the unchanged replay differs from the traced time by {100 * error:.0f} %: the visible dependencies do "
+            "not explain it, so do not rely on these answers"
         )
     gap, whole = paths[AS_TRACED.name]["unexplained gap"], sum(paths[AS_TRACED.name].values())
     if whole and gap / whole > LARGEST_ERROR:
         problems.append(
-            f"{gap / whole:.0%} of the critical path are gaps before kernels that no dependency explains; they are kept"
+            f"{100 * gap / whole:.0f} % of the critical path are unexplained gaps before kernels; they are kept"
         )
     return WhatIf(
         table=typed(rows, WHAT_IF_COLUMNS),

@@ -7,7 +7,7 @@
   work takes that is launched onto an idle GPU, never what it takes in a queue: where computation or communication
   becomes faster, work that is queued begins sooner
 - a launch that had to wait for a place in the queue ends after the begin of the work so far ahead of it
-- a synchronising call (cuda{Stream,Event}Synchronize) ends after the work that its thread launched last, or after that
+- a synchronizing call (cuda{Stream,Event}Synchronize) ends after the work that its thread launched last, or after that
   which ended last while it waited; cudaDeviceSynchronize and cudaFree after the last work of every stream
 - a collective after the computation launched last before it (PyTorch lets its stream wait for that)
 - the first work launched after a cudaStreamWaitEvent (not one that is a collective's own) after the last collective

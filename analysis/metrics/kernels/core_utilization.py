@@ -139,7 +139,7 @@ def rows(by_batch: Mapping[int, KernelCounters], windows_ns: Mapping[int, float]
 
 @dataclass(frozen=True, slots=True)
 class _Window:
-    """The window that all kernels of a file are held against."""
+    """The window with which all kernels of a file are compared."""
 
     length_ns: float
     problem: str
@@ -281,7 +281,7 @@ PHASES = ("data", "forward", "backward", "all-reduce", "optimizer")
 NO_PHASE = "no phase"
 """Of a kernel that lies in none."""
 BY_RANGE, BY_ORDER = "range", "order"
-"""What told a kernel's phase: a range that was open, or its place between kernels whose ranges tell theirs."""
+"""Source of a kernel's phase: an active range, or its position between kernels with a range."""
 
 _DOMAIN = "bertbench@"
 _AROUND = ("run", "step ", "bertbench:capture")

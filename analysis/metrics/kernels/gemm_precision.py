@@ -1,4 +1,4 @@
-"""The types that a trace's matrix products ran in, by time: what advice on precision has to follow."""
+"""The data types of a trace's GEMMs by time, for advice on precision."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -19,7 +19,7 @@ _UNKNOWN = PRECISIONS.index("")
 
 
 def gemm_time_by_precision(timelines: Sequence[Timeline]) -> dict[str, int]:
-    """Return the ns of the window's matrix products by type (of precisions.PRECISIONS), most time first.
+    """Return the ns of the window's GEMMs by type (of precisions.PRECISIONS), most time first.
 
     A kernel's name decides; where it does not tell, the input types of the operator that launched it, if the trace has
     those. On a trace without GPU work, the operators' own time by their inputs' types.

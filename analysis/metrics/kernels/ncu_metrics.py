@@ -229,7 +229,7 @@ _PARTS_OF_MEMORY = (
     _Names((f"gpu__compute_memory_access_throughput{_ELAPSED}", "Memory Workload Analysis: Mem Busy")),
     _Names((f"gpu__compute_memory_request_throughput{_ELAPSED}", "Memory Workload Analysis: Max Bandwidth")),
 )
-# All pipes and the issue slots, the part of SM's throughput that stands in for it.
+# All pipes and the issue slots, the part of SM's throughput that replaces it.
 _SM_BUSY = _Names(
     (f"sm__instruction_throughput{_ELAPSED}",),
     (f"sm__instruction_throughput{_ACTIVE}", "Compute Workload Analysis: SM Busy"),
@@ -333,7 +333,7 @@ def bank_conflicts(counters: KernelCounters) -> "tuple[pd.Series[float], pd.Seri
     for counts, totals, parts in (
         (_CONFLICTS, _WAVEFRONTS, ("",)),
         (_CONFLICTS, _WAVEFRONTS, ("_op_ld", "_op_st")),
-        (RULE_CONFLICTS, RULE_WAVEFRONTS, ("loads", "stores")),  # the rule speaks of those with conflicts alone
+        (RULE_CONFLICTS, RULE_WAVEFRONTS, ("loads", "stores")),  # the rule names only accesses with conflicts
     ):
         there = [part for part in parts if counts.format(part) in frame and totals.format(part) in frame]
         if there:

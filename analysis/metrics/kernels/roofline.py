@@ -169,10 +169,10 @@ def roofline(counters: KernelCounters, measured: Mapping[str, float] | None = No
 
 
 def measured_ceiling(dtype: str, flops_per_second: float) -> dict[str, float]:
-    """Return a measured peak of matrix products (rank record `measured_peak`) as `roofline` takes it.
+    """Return a measured GEMM peak (rank record `measured_peak`) as `roofline` takes it.
 
     Args:
-        dtype: of the products, as PyTorch names it; float32 counts as fp32, whatever units ran it.
+        dtype: of the GEMMs, as PyTorch names it; float32 counts as fp32, whatever units ran it.
         flops_per_second: of one device.
     """
     kinds = {

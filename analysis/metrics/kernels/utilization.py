@@ -1,12 +1,12 @@
-"""Compute utilisation, in nvprof's sense: the share of the time in which something is being computed.
+"""Compute utilization, in nvprof's sense: the share of the time in which something is being computed.
 
 On a GPU: the union of the kernels' intervals over the window, copies not counted. Communication kernels are kernels and
-count, as they do in nvprof; the same share without them stands beside it. On a CPU: the union over threads of the
+count, as they do in nvprof; the same share without them is also given. On a CPU: the union over threads of the
 outermost operators, less the communication inside them. The window is that of all tables: the first step's start to the
 last step's end, or from first to last work where no step is marked.
 
 A kernel of one block keeps 1 of an H100's 132 multiprocessors (SMs) busy, and counts above like one that fills all.
-Where a trace has grid sizes and the number of SMs, the SM-weighted utilisation stands beside it:
+Where a trace has grid sizes and the number of SMs, the SM-weighted utilization is also given:
 
     integral over the window of min(1, sum over running kernels of min(1, blocks / SMs)) / window
 
@@ -38,7 +38,7 @@ _COMPUTING = ("kernel", "graph")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Utilization:
-    """Compute utilisation of one rank; None is not known."""
+    """Compute utilization of one rank; None is unknown."""
 
     rank: int | None = None
     steps: int = 0
@@ -62,7 +62,7 @@ class Utilization:
 
 
 def compute_utilization(timeline: Timeline) -> Utilization:
-    """Return the compute utilisation of one rank's trace, unknown values as None with a reason."""
+    """Return the compute utilization of one rank's trace, unknown values as None with a reason."""
     steps = len(timeline.steps)
     window = analysis_window(timeline)
     if window is None or window[1] <= window[0]:

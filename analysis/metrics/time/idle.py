@@ -61,7 +61,7 @@ class IdleCauses:
     on_gpu: bool
     """Whether it is a GPU that was idle; a CPU otherwise."""
     reason: str
-    """Why launch_bound_ns could not be told from the rest; "" where it could."""
+    """Why launch_bound_ns could not be separated from the rest; "" if it could."""
     spread: Spread | None = None
     """Where in the window it is; None where that was not asked for."""
 

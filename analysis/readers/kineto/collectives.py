@@ -70,7 +70,7 @@ def collectives(
     if len({facts.communicator for _, facts in rows if facts.communicator}) > 1:
         for _, facts in rows:
             if facts.communicator:
-                facts.seq = -1  # numbers of several groups that cannot be told apart
+                facts.seq = -1  # numbers of several groups that cannot be distinguished
     return _frame(rows)
 
 

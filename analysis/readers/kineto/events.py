@@ -97,7 +97,7 @@ class Chunk:
     start: Integers
     """Their starts, ns, as the trace counts; MISSING where it is no number."""
     duration: Integers
-    """Their durations, ns; MISSING likewise."""
+    """Their durations, ns; MISSING if absent."""
 
 
 def decode_chunk(data: bytes) -> Chunk:

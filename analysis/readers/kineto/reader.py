@@ -210,7 +210,7 @@ def read(path: Path) -> Timeline:
     """Read one rank's trace.
 
     Names and threads are categories. Where the trace says them, `operators` also has precision (of
-    precisions.PRECISIONS: the input types of a matrix product, "" unknown), and `kernels` blocks_per_sm (blocks of the
+    precisions.PRECISIONS: the input types of a GEMM, "" unknown), and `kernels` blocks_per_sm (blocks of the
     kernel per multiprocessor, NaN unknown). What is malformed or cut off is left out and stated in `problems`.
 
     Raises:

@@ -58,7 +58,7 @@ class Repaired:
     cut: bool = False
     """Whether the last event is not whole."""
     tries: int = 0
-    """Attempts to mend an event that failed; their number is limited."""
+    """Failed attempts to repair an event; their number is limited."""
 
 
 def sanitized(data: bytes) -> bytes:
@@ -151,7 +151,7 @@ def _one(data: bytes, starts: list[int], ends: list[int], number: int, last: boo
         except DAMAGES as error:
             found.tries += 1
             if found.tries > _MOST_TRIES or getattr(error, "pos", len(text)) < len(text.rstrip()) - _NEAR_END:
-                break  # broken before its end: what follows does not mend it
+                break  # broken before its end: the rest does not fix it
             continue
         if event is not None:
             found.events.append(event)

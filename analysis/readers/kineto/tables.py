@@ -227,7 +227,7 @@ class Tables:
         )
 
     def _precisions(self, events: Sequence[AnyEvent], names: npt.NDArray[np.int32]) -> npt.NDArray[np.int8]:
-        """The place in PRECISIONS of the types that each matrix product was given, 0 for all else."""
+        """Return the index in PRECISIONS of each GEMM's input types, 0 for all else."""
         known = islice(self.names[OPERATOR], len(self._multiplies), None)
         self._multiplies += [isinstance(name, str) and family(name) == "GEMM" for name in known]
         found = np.zeros(len(events), dtype=np.int8)

@@ -166,7 +166,7 @@ class _Seen:
         if self.nvprof:
             return InputError(
                 "file-format",
-                f"{path} was written by nvprof, not by ncu: `bertbench analyze` shows it; core utilisation needs what "
+                f"{path} was written by nvprof, not by ncu: `bertbench analyze` shows it; core utilization needs what "
                 "`ncu --csv` wrote",
             )
         if self.summary:
@@ -187,7 +187,7 @@ class _Seen:
 def _records(lines: Iterator[str]) -> Iterator[tuple[int, list[str] | None]]:
     """Yield (line number, fields) of every row that can belong to a table; None for what csv cannot split.
 
-    Rows are told from what a program printed by how they begin, so that a lone quote in its output spoils nothing.
+    Rows are distinguished from a program's output by their beginning, so a lone quote in the output does no harm.
     """
     delimiter = ","
     wait_for_units = False

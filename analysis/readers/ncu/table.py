@@ -117,7 +117,7 @@ _CONFLICTS = re.compile(
     r"shared (loads|stores)"
 )
 _MOST_NUMBER = 2.0**53
-_MOST_VALUE = 1e60  # sums and products of such values stay finite
+_MOST_VALUE = 1e60  # sums and multiples of such values stay finite
 _MOST_PROBLEMS = 60
 _MOST_VALUES = 100_000_000
 # Every kernel of a real file has about the same metrics; a table with this many holes is no output of ncu.

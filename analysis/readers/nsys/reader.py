@@ -254,7 +254,7 @@ def said_by_nsys(messages: Sequence[tuple[int, str]], *, of_gpu_alone: bool) -> 
 
     Args:
         messages: severity and text of each.
-        of_gpu_alone: leave out those that do not speak of the GPU; otherwise they are said where none does.
+        of_gpu_alone: skip messages that do not mention the GPU; otherwise they are returned if none does.
     """
     found: dict[tuple[int, str], int] = {}
     for severity, text in messages:

@@ -1,5 +1,5 @@
 """Traces that `nsys stats --format csv` wrote: GPU work (cuda_gpu_trace), CUDA calls (cuda_api_trace) and NVTX ranges
-(nvtx_pushpop_trace, nvtx_startend_trace), of all versions; several tables may stand in one file."""
+(nvtx_pushpop_trace, nvtx_startend_trace), of all versions; several tables may be in one file."""
 
 from collections.abc import Sequence
 from pathlib import Path

@@ -1,7 +1,7 @@
 """Totals that `nvprof --csv` wrote: the summary of kernels, copies and calls, and results of --metrics and --events.
 
 Lines `==1234== ...` stand around the tables. In the summary a row of units follows the header. In metric tables every
-value carries its own: 100.000000%, 6.270065GB/s, "Low (1)"; rates are taken to count in 1,024s, as its sizes do.
+value has its own: `100.000000%`, `6.270065GB/s`, `Low (1)`; rates are taken to count in 1,024s, as its sizes do.
 """
 
 import math
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 FORM = "summaries"
 
 LEVEL = "level (0 to 10)"
-"""Unit of nvprof's utilisation levels."""
+"""Unit of nvprof's utilization levels."""
 
 _NOTE = re.compile(r"^=+(\d+)=+\s*(.*?):?\s*$")
 _LEVEL = re.compile(r"^[A-Z][a-z]+ \((\d{1,2})\)$")

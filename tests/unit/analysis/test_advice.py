@@ -74,7 +74,7 @@ def test_a_replay_replaces_the_share_of_idle_time_also_where_it_shows_no_gain() 
     "changes", [{}, {"again": True}, {"precisions": "bf16"}, {"batch_sizes": 64}, {"grad_accum": 4}, {"levers": "auto"}]
 )
 def test_commands_parse(changes: dict[str, Any], tmp_path: Path) -> None:
-    row = {"task": "pretrain", "preset": "large", "implementation": "bertbench without levers", "levers": "none"}
+    row = {"task": "pretrain", "preset": "large", "implementation": "bertbench without optimizations", "levers": "none"}
     row |= {"micro_batch_size": 8, "seq_len": 128, "precision": "fp32", "world_size": 1, "device": "cpu"}
     row |= {"data": "synthetic", "threads_per_rank": 2, "start_iteration": 2, "stop_iteration": 9}
     parses(throughput_command(row, str(tmp_path / "a run"), **changes))
@@ -214,7 +214,7 @@ def test_padding_is_not_advised_against_where_leaving_it_out_was_slower(tmp_path
     for names, advised in ((("none",), True), (("none", ""), False)):
         made = []
         for place, levers in enumerate(names):
-            row = {**ours[0].row, "levers": levers, "implementation": f"bertbench{' without levers' if levers else ''}",
+            row = {**ours[0].row, "levers": levers, "implementation": f"bertbench{' without optimizations' if levers else ''}",
                    "padding_efficiency": 0.5, "step_time_ms": ours[0].row["step_time_ms"] * (1 + place),
                    "samples_per_second": ours[0].row["samples_per_second"] / (1 + place)}  # fmt: skip
             made.append(dataclasses.replace(ours[0], row=row))

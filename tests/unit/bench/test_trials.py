@@ -59,7 +59,7 @@ def test_each_set_of_levers_is_a_competitor_of_our_own_model_alone() -> None:
     ]  # fmt: skip
     assert expand(Sweep(), CPU)[0].trial_id == trials[0].trial_id
     labels = [implementation_label(trial.implementation, trial.levers) for trial in trials]
-    assert labels == ["bertbench", "bertbench without levers", "bertbench chunks+unpad", "hf"]
+    assert labels == ["bertbench", "bertbench without optimizations", "bertbench chunks+unpad", "hf"]
     with refused("option-choice", "'warp'"):
         Sweep(levers=("warp",))
     with refused("option-not-applicable", "--levers none", "hf", "--implementations bertbench"):
