@@ -177,8 +177,8 @@ def _load_trial(trial: Trial, directory: TrialDirectory, price_per_hour: float |
     base = {**dataclasses.asdict(trial), "training": dict(trial.training), "trial_id": trial.trial_id}
     # Two ZeRO stages are two strategies in every table, two heads two tasks, two values of --levers two
     # implementations.
-    recomputing, allocator = trial.activation_checkpointing, trial.allocator
-    base["strategy"] = strategy_label(trial.strategy, trial.strategy_options, recomputing, allocator)
+    checkpointing, allocator = trial.activation_checkpointing, trial.allocator
+    base["strategy"] = strategy_label(trial.strategy, trial.strategy_options, checkpointing, allocator)
     base["task"] = task_label(trial.task, trial.task_options)
     base["implementation"] = implementation_label(trial.implementation, trial.levers)
     base["collective"] = dict(trial.collective)

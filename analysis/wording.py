@@ -106,8 +106,8 @@ def model(row: Row) -> str:
 def strategies_compete(rows: Sequence[Row]) -> bool:
     """Whether rows differ in more than that one device needs no strategy."""
     names = {str(row.get("strategy") or "") for row in rows}
-    recomputing = {name.endswith(" recomputing") for name in names}
-    return len(recomputing) > 1 or len([name for name in names if not is_single(name)]) > 1
+    checkpointing = {name.endswith(" checkpointing") for name in names}
+    return len(checkpointing) > 1 or len([name for name in names if not is_single(name)]) > 1
 
 
 def names_strategies(rows: Sequence[Row]) -> bool:
@@ -184,18 +184,18 @@ def floor_sentence(row: Row) -> str:
     return f"{name} takes {step} ms per step; the floor is {floor} ms, {percent(share)} of that."
 
 
-def strategy_label(strategy: str, options: str, recomputing: bool = False, allocator: str = "") -> str:
+def strategy_label(strategy: str, options: str, checkpointing: bool = False, allocator: str = "") -> str:
     """Return a strategy with its options in a few words; longer ones, such as a configuration, as a hash.
 
     Args:
         strategy: Trial.strategy.
         options: Trial.strategy_options.
-        recomputing: Trial.activation_checkpointing.
+        checkpointing: Trial.activation_checkpointing.
         allocator: Trial.allocator.
     """
     named = _read(options)
     words = [f"{name}={_short(value)}" for name, value in sorted(named.items(), reverse=True)]
-    words += ["recomputing"] * recomputing + [f"memory={allocator}"] * bool(allocator)
+    words += ["checkpointing"] * checkpointing + [f"memory={allocator}"] * bool(allocator)
     return " ".join([strategy, *words])
 
 

@@ -30,9 +30,9 @@ def warmup_steps(times_ms: Times) -> int:
     The rule is MSER (White 1997, "An effective truncation heuristic for bias reduction in simulation output",
     Simulation 69(6)): drop the first d steps, with the d that minimizes var(rest) / len(rest), the squared standard
     error of the rest. MSER by itself follows outliers, so step times are clipped around the level of the second half
-    (median and robust deviation), and d counts only if most of those d steps lie apart from that level, all on one side. A
-    series that is flat but noisy thus gives 0 or 1 (1 when its first step is the odd one). Never more than half of
-    the steps are left out: where warm-up is longer, the caller has too few steps and should say so.
+    (median and robust deviation), and d counts only if most of those d steps lie apart from that level, all on one
+    side. A flat but noisy series thus gives 0 or 1 (1 if its first step is an outlier). At most half of the steps are
+    dropped: if warm-up is longer, the caller has too few steps and should say so.
 
     Args:
         times_ms: step times in order, any unit.

@@ -1,7 +1,7 @@
 """Entry point: picks the command, runs it, turns expected errors into one message and an exit code.
 
 Exit codes: 0 done or stopped in time, 1 a check failed (compare), 2 bad usage or input, 3 part of a sweep or the
-training failed, 4 undecided (compare), 130 interrupted.
+training failed, 4 not conclusive (compare), 130 interrupted.
 """
 
 import errno

@@ -1,4 +1,4 @@
-"""`bertbench profile TASK --profiler P --start N --stop M`: trials under a profiler, analysed at once."""
+"""`bertbench profile TASK --profiler P --start N --stop M`: trials under a profiler, with their analysis."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -217,9 +217,9 @@ def _blocks(item: Profiled, summary: "ProfileSummary") -> list["Block"]:
     shown = [finding for finding in summary.findings if finding.name in _SHOWN]
     tree = [] if summary.tree is None else [range_tree_table(summary.tree)]
     facts = []
-    for row in () if item.problem else summary.compute:  # a problem is told on stderr
+    for row in () if item.problem else summary.compute:  # a problem is printed on stderr
         share = row["compute_utilization"]
-        said = row["reason"] if share is None else f"computes {share:.1%} of the time"
+        said = row["reason"] if share is None else f"computes {100 * share:.1f} % of the time"
         facts.append((f"rank {row['rank']}", said))
     cost = item.result["profile"]
     if cost["step_time_ratio"] is not None:

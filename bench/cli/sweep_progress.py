@@ -98,7 +98,7 @@ def describe(trial: Trial) -> str:
     if name != resolve_strategy(AUTO, trial.world_size):
         words.append(f"by {name}")
     if trial.data.startswith("synthetic:") and trial.data_fingerprint:
-        words.append("with made-up data")
+        words.append("with synthetic data")
     if trial.round:
         words.append(f"round {trial.round + 1}")
     return " ".join(words)
@@ -122,11 +122,11 @@ def measured_anew(wanted: bool, run: RunDirectory, trials: Sequence[Trial]) -> I
         return
     again = Again(run, [trial.trial_id for trial in trials])
     if again.continued:
-        note("an interrupted call with --again is continued: what it has measured anew is not measured once more")
+        note("resuming an interrupted call with --again: trials that it has already repeated are not repeated")
     try:
         yield again
         again.finish()  # a call that is interrupted goes on
     finally:
         if again.earlier.trials():
             write_results(again.earlier)
-            note(f"earlier records: {again.earlier.path}; `bertbench compare` holds them against {run.path}")
+            note(f"earlier records: {again.earlier.path}; `bertbench compare` compares them with {run.path}")

@@ -194,7 +194,7 @@ def _inside(options: ThroughputOptions, run: RunDirectory, devices: Devices, wor
     if options.again:
         raise UsageError(
             "option-not-applicable",
-            "--again: in a world that a launcher started every call measures its trial anew: leave it out",
+            "--again: in a world started by a launcher, every call repeats its trial: omit the option",
         )
     if options.max_batch_search or options.input_only or options.against_synthetic:
         raise UsageError(

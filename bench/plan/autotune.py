@@ -1,8 +1,8 @@
-"""The fastest way to train a model on given devices: micro batch, strategy, recomputation and buckets, by measuring.
+"""Search by measuring for the fastest micro batch, strategy, activation checkpointing and buckets on given devices.
 
 The grid of all combinations is not run. Of each strategy the micro batch doubles until samples/s fall, until a trial
-runs out of memory, or until the next one is expected to; then the best is refined between its neighbours. Recomputing
-activations adds work and saves memory: it is tried only where memory ended the growth, from the size that did not fit.
+runs out of memory, or until the next one is expected to; then the best is refined between its neighbors. Activation
+checkpointing adds work and saves memory: it is tried only if memory ended the growth, from the size that did not fit.
 Buckets change the communication of the best configuration alone and are tried there, in the direction that helps. The
 fastest two are measured again, so that a lucky trial does not win; whatever was faster than they then are is measured
 again too, in turns with the best, until analysis.metrics.comparison.winner tells them apart or the trials for
@@ -97,7 +97,7 @@ class Outcome:
     close: tuple[tuple[Trial, Candidate], ...]
     """Others that may be as fast, their first round, the fastest first."""
     undecided: str
-    """Why it is not decided that the best is the fastest; "" where it is."""
+    """Why the fastest is not conclusive; "" if it is."""
     rounds: tuple[Measured, ...]
     measured: tuple[Measured, ...]
     """Every trial in the order of running, then those that earlier calls have left besides."""
@@ -162,7 +162,7 @@ class _Search:
         for recompute in self._space.recompute:
             if start is None:
                 why = "memory did not end the growth without it, and it adds work"
-                self._left_out.append((f"{name} recomputing", why))
+                self._left_out.append((f"{name} checkpointing", why))
                 return
             lane = dataclasses.replace(
                 self._base,
@@ -239,7 +239,7 @@ class _Search:
         return int(high_bytes + slope * (trial.micro_batch_size - high))
 
     def _of_lane(self, trial: Trial) -> list[Measured]:
-        """What ran with the same strategy and recomputation."""
+        """Return the results with the same strategy and activation checkpointing."""
         return [found for found in self._found.values() if _lane(found.trial) == _lane(trial) and found.status == "ok"]
 
     def _run(self, trial: Trial) -> Steps[Measured]:
@@ -254,7 +254,7 @@ class _Search:
         return found
 
     def _refine(self, best: Measured) -> Steps[None]:
-        """Look between the best micro batch and its neighbours, nearer each time."""
+        """Search between the best micro batch and its neighbors, closer each time."""
         step = best.trial.micro_batch_size // 2
         nearest = max(1, best.trial.micro_batch_size // 8)
         first, last = self._space.first_batch, self._space.last_batch
@@ -333,7 +333,7 @@ class _Search:
         return {trial: sorted(found, key=lambda one: one.trial.round) for trial, found in rounds.items()}
 
     def _choice(self) -> tuple[list[tuple[Trial, Candidate]], str]:
-        """The fastest configuration, then those that may be as fast, and why that is not decided; one ran at least."""
+        """The fastest configuration, then those that may be as fast, and why that is not conclusive."""
         rounds = self._by_trial()
         trials = list(rounds)
         candidates = [_candidate(rounds[trial]) for trial in trials]
@@ -353,7 +353,7 @@ def predicted_bytes(trial: Trial) -> int:
 
 
 def label(trial: Trial) -> str:
-    """Return a configuration in a few words: "ddp bucket_mib=5 recomputing, micro batch 8 x 4"."""
+    """Return a configuration in a few words: "ddp bucket_mib=5 checkpointing, micro batch 8 x 4"."""
     steps = f" x {trial.grad_accum_steps}" if trial.grad_accum_steps > 1 else ""
     name = strategy_label(trial.strategy, trial.strategy_options, trial.activation_checkpointing)
     return f"{name}, micro batch {trial.micro_batch_size}{steps}"
@@ -386,7 +386,7 @@ def divisions(global_batch_size: int | None, devices: int) -> Callable[[int], in
 
 
 def _lane(trial: Trial) -> tuple[str, str, bool]:
-    """What decides on the memory besides the micro batch: strategy, options but the size of buckets, recomputing."""
+    """What determines memory besides the micro batch: strategy, options except bucket size, checkpointing."""
     options = {name: value for name, value in read_options(trial.strategy_options).items() if name != _BUCKETS}
     return trial.strategy, options_text(trial.strategy, options), trial.activation_checkpointing
 

@@ -26,7 +26,7 @@ PROFILE_FOLDER = "profile"
 _PROFILER = "torch"
 # Steps before those that are profiled: the first ones allocate.
 _WARM_UP_STEPS = 2
-# More variants are not told of one by one.
+# More variants are not listed individually.
 _MOST_NAMED = 4
 # How Hugging Face's loss of a task differs from ours.
 _OTHER_LOSSES = {"squad": "Hugging Face lets padding compete for the answer, ours does not"}
@@ -73,7 +73,7 @@ class Variant:
         if self.implementation != OURS and self.strategy not in TRAINER_STRATEGIES:
             return f"implementation {self.implementation} trains by strategies {' and '.join(TRAINER_STRATEGIES)}"
         if self.implementation != OURS and self.levers != AUTO:
-            return f"implementation {self.implementation} has no levers"
+            return f"implementation {self.implementation} has no --levers"
         return ""
 
 
@@ -118,7 +118,7 @@ def remarks(planned: Sequence[PlannedVariant], devices: Devices) -> list[str]:
             f"{', '.join(shares)}"
         )
     if len(counts) > 1 and is_synthetic(settings.data):
-        found.append("every process draws made-up data of its own: losses of different numbers of processes differ")
+        found.append("every process draws its own synthetic data: losses of different numbers of processes differ")
     if len(counts) > 1 and settings.dropout > 0:
         found.append(
             f"every process draws its own dropout ({settings.dropout:g}): losses differ by chance; --dropout 0 shows "
@@ -169,8 +169,8 @@ def profile_variants(
         steps: how many steps to profile, at least 1.
         request: what was asked for.
         devices: what there is.
-        progress: told of every trial.
-        note: told what needs no answer.
+        progress: called for every trial.
+        note: called with notes.
 
     Returns:
         By the name of the variant what analysis.metrics.communication.exposure.all_reduce found, or

@@ -84,7 +84,7 @@ class _Given:
     """Options that some tasks have and others have not."""
 
     def options(self, task: str) -> dict[str, Any]:
-        """Return the options of a task, with its defaults where nothing was given.
+        """Return the options of a task, with its defaults for missing ones.
 
         Raises:
             UsageError: an option was given that the task does not have, or not with this value.

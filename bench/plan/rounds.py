@@ -32,7 +32,7 @@ class Verdict:
     row: Mapping[str, Any]
     """Of within_run.ratios_of."""
     sentence: str
-    """The ratio with its interval and, where it is not decided, why not and what to do."""
+    """The ratio with its interval and, if it is not conclusive, the reason and the remedy."""
 
     @property
     def decided(self) -> bool:
@@ -99,7 +99,7 @@ def add_rounds(
         trials: the sweep as it was asked for, every configuration in at least one round.
         measure: runs trials and returns their results, in order.
         seconds: time that is left, s; what a round takes is known from those before it.
-        again: the call that measures anew.
+        again: the call that repeats finished trials.
         clock: seconds.
 
     Returns:

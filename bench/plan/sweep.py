@@ -1,6 +1,6 @@
-"""Runs the trials of a sweep into a run directory that a later call can continue, and finished ones anew.
+"""Runs the trials of a sweep into a run directory that a later call can resume, and repeats finished ones.
 
-To measure a finished trial anew loses nothing of what was measured. A trial is measured in RUN/again/TRIAL. Once it has
+Repeating a finished trial loses no earlier measurement. A trial is measured in RUN/again/TRIAL. Once it has
 ended, the earlier records move to RUN/earlier/N/trials/TRIAL and the new ones take their place; so RUN/earlier/N is a
 run directory of what was replaced by one call. A call that is interrupted is continued by the same one: RUN/again.json
 says what it was asked for and what is done.
@@ -35,7 +35,7 @@ Progress = Callable[[int, int, Trial, Mapping[str, Any] | None, bool], None]
 
 
 class Again:
-    """One call that measures trials anew, or its continuation. Used while the run directory is locked.
+    """One call that repeats finished trials, or its continuation. Used while the run directory is locked.
 
     Args:
         run: holds the trials.
@@ -58,7 +58,7 @@ class Again:
         return _earlier(self._run, self._number)
 
     def wants(self, trial_id: str) -> bool:
-        """Whether a trial is still to be measured anew by this call."""
+        """Whether this call still has to repeat a trial."""
         return trial_id not in self._done and not self.earlier.trial(trial_id).path.exists()
 
     def begin(self, trial_id: str) -> TrialDirectory:
@@ -99,7 +99,7 @@ class Again:
                 shutil.rmtree(staged.path)
 
     def finish(self) -> None:
-        """Forget the call, which has come to its end: the next one measures everything anew. Raises StorageError."""
+        """Forget the call, which has ended: the next one repeats everything. Raises StorageError."""
         with storage_errors(self._run.path):
             (self._run.path / _STATE).unlink(missing_ok=True)
         recover(self._run)
@@ -127,7 +127,7 @@ def run_trials(
 ) -> list[dict[str, Any]]:
     """Run what is not finished yet, keep results.csv true after every trial, and return the results in order.
 
-    With `again` the finished ones that it wants are measured anew. Must be called inside `locked(run)`.
+    With `again` the finished ones that it wants are repeated. Must be called inside `locked(run)`.
 
     Args:
         enough: asked with a trial's place before it is run for the first time; it is left out, without a result, where
@@ -186,7 +186,7 @@ def note_differences(
     if seen:
         note(
             f"finished trials in {run.path} were measured with other software or hardware ({'; '.join(sorted(seen))}): "
-            "they are kept as they are; to measure all anew give another --out (`throughput`, `profile`: or --again)"
+            "they are kept; to repeat all, use another --out (`throughput`, `profile`: or --again)"
         )
 
 
@@ -260,7 +260,7 @@ def _run_one(
 def _measure_anew(
     again: Again, trial: Trial, devices: Devices, environment: Mapping[str, Any], options: LaunchOptions
 ) -> dict[str, Any]:
-    """Run a finished trial once more; what it measured before stays in its place until it has ended."""
+    """Run a finished trial again; its earlier records stay in place until it has ended."""
     staged = again.begin(trial.trial_id)
     try:
         result = run_trial(trial, staged, devices, environment, options)

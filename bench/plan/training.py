@@ -1,4 +1,4 @@
-"""From what `bertbench train` was asked to the settings of a run, and whether a run may go on with them."""
+"""Settings of a run from the options of `bertbench train`, and whether a run may resume with them."""
 
 import dataclasses
 import json
@@ -191,7 +191,7 @@ class Plan:
     options: TrainOptions
     """What was asked for."""
     settings: TrainSettings
-    """What bert.train is told."""
+    """Settings of bert.train."""
     phase: int | None
     """1 or 2; None for tasks without phases."""
     source: DataSource
@@ -215,14 +215,14 @@ class Plan:
         """Return a trial of this training.
 
         Args:
-            own: what else a Trial says: kind, device, levers as records have them, and how it is measured.
+            own: further fields of a Trial: kind, device, recorded `levers`, and how it is measured.
         """
         return Trial.of(
             self.settings,
             implementation=self.implementation,
             devices_per_rank=devices_per_rank(self.settings.strategy, self.settings.world_size),
             data_fingerprint=self.source.fingerprint,
-            **{"shape": "", "padding": "", **own},  # of a trial of kind train they stand in `training` alone
+            **{"shape": "", "padding": "", **own},  # a trial of kind train has them only in `training`
         )
 
 
@@ -296,7 +296,7 @@ def _check_best_by(settings: TrainSettings, name: str) -> None:
     if is_synthetic(settings.data):
         raise UsageError(
             "option-not-applicable",
-            f"--best-by {name}: made-up data are not evaluated: give real --data, or leave it out",
+            f"--best-by {name}: synthetic data are not evaluated: use real --data, or omit the option",
         )
     if not settings.eval_every:
         raise UsageError(
@@ -434,7 +434,7 @@ def check_continues(run: TrainRun, plan: Plan) -> None:
         raise UsageError(
             "settings-changed",
             f"the run in {run.path} has updates of {before} samples, and {what} has "
-            f"{settings.global_batch_size} where nothing is given: give --global-batch-size {before} to go on as it "
+            f"{settings.global_batch_size} by default: use --global-batch-size {before} to resume it as it "
             "was, or another size to change it",
         )
 

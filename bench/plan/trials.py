@@ -79,7 +79,7 @@ class Sweep:
     seed: int = 42
     """Seed of weights, data order and dropout."""
     rounds: int | None = None
-    """Interleaved repetitions; default 3 in throughput where implementations or levers compete, else 1."""
+    """Interleaved repetitions; default 3 in throughput if implementations or `--levers` compete, otherwise 1."""
     start: int | None = None
     """First measured step; default the end of the detected warm-up."""
     stop: int | None = None
@@ -122,7 +122,7 @@ class Sweep:
         if self.levers != (AUTO,) and OURS not in self.implementations:
             raise UsageError(
                 "option-not-applicable",
-                f"--levers {' '.join(self.levers)}: only {OURS} has levers, this sweep runs "
+                f"--levers {' '.join(self.levers)}: only {OURS} has them, this sweep runs "
                 f"{' '.join(self.implementations)}: add --implementations {OURS}",
             )
         for name in self.precisions:
@@ -220,8 +220,8 @@ def expand(
         devices: what there is to measure on.
         kind: Trial.kind of all trials.
         profiler: name in bench.profilers, for kind profile.
-        profiler_options: what the profiler is told.
-        against_synthetic: add to each trial a twin on made-up batches with the lengths of the folder's samples.
+        profiler_options: its options.
+        against_synthetic: add to each trial a twin on synthetic batches with the lengths of the folder's samples.
         world: the ranks that are there already; they are the devices.
 
     Raises:
@@ -280,7 +280,7 @@ def expand(
 
 
 def _implementations(sweep: Sweep, devices: Devices) -> list[tuple[str, str]]:
-    """Each implementation with the levers of its trials, "" for those of the device; only our own has any."""
+    """Each implementation with the `levers` of its trials, "" for those of the device; only our own has any."""
     texts = [recorded_levers(text, devices.kind) for text in sweep.levers]
     return [(name, text) for name in sweep.implementations for text in (texts if name == OURS else [""])]
 
@@ -335,7 +335,7 @@ def _base(sweep: Sweep, devices: Devices) -> Trial:
 def _sources(
     data: TaskData, given: str, seq_len: int, against_synthetic: bool, options: dict[str, Any]
 ) -> list[DataSource]:
-    """The data of a sequence length, and the made-up data it is held against."""
+    """Return the data of a sequence length, and the synthetic data for comparison."""
     source = data.inspect(given, seq_len, options)
     if source.seq_len not in (None, seq_len):
         raise UsageError(
@@ -348,8 +348,8 @@ def _sources(
     if is_synthetic(given):
         raise UsageError(
             "option-conflict",
-            f"--against-synthetic holds real data against made-up ones, --data {given} is made up: give a folder or a "
-            "file of real ones",
+            f"--against-synthetic compares real with synthetic data, but --data {given} is synthetic: give a folder or "
+            "a file of real data",
         )
     return [source, data.inspect(f"{SYNTHETIC}:{source.source}", seq_len, options)]
 

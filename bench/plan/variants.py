@@ -203,13 +203,13 @@ class PlannedVariant:
 
     @property
     def finished(self) -> bool:
-        """Whether its training has come to its end."""
+        """Whether its training has ended."""
         return bool((self.run.read_state() or {}).get("finished"))
 
     def train(self, devices: Devices, watcher: Watcher) -> bool:
         """Train to the end, or on from where it stopped; return False where nothing was left to do.
 
-        How it ended stands in its run directory.
+        Its run directory records how it ended.
 
         Raises:
             LockedError: another call uses it.

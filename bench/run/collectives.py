@@ -26,7 +26,7 @@ _REPETITION_MS = 20.0
 _MOST_ITERATIONS = 100
 # Results are checked in parts, so that checking needs little memory beside the tensors.
 _CHECKED_AT_ONCE = 1 << 20
-_PRIME = 2_654_435_761  # Knuth's multiplicative hash: neighbours get unlike values
+_PRIME = 2_654_435_761  # Knuth's multiplicative hash: adjacent numbers get different values
 
 
 def measure(directory: TrialDirectory, trial: Trial, strategy: Strategy, record: Mapping[str, Any]) -> None:
@@ -36,7 +36,7 @@ def measure(directory: TrialDirectory, trial: Trial, strategy: Strategy, record:
         directory: the trial's folder, which rank 0 alone has to reach.
         trial: of kind comm.
         strategy: has joined the process group.
-        record: what else stands in the record of a rank.
+        record: further fields of a rank's record.
 
     Raises:
         StorageError: rank 0 cannot write.

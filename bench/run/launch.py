@@ -111,7 +111,7 @@ class LaunchOptions:
     world: World | None = None
     """The world whose rank 0 this process is: the trial then joins it as that rank. None starts one for the trial."""
     begun: Callable[[TrialDirectory], None] | None = None
-    """Told of the trial's folder once its rank 0 has been started, for the other ranks of `world`."""
+    """Called with the trial's folder once its rank 0 has been started, for the other ranks of `world`."""
     variables: Mapping[str, str] = field(default_factory=dict)
     """Further environment variables of the ranks."""
     look: Callable[[Trial, TrialDirectory], None] | None = None
@@ -287,7 +287,7 @@ def _start(
 
 
 def rank_variables(threads: int, timeout_seconds: float | None) -> dict[str, str]:
-    """Return the environment variables of every rank, whoever starts it."""
+    """Return the environment variables of every rank, however it is started."""
     return {
         "OMP_NUM_THREADS": str(threads),
         "MKL_NUM_THREADS": str(threads),
@@ -358,7 +358,7 @@ def _wait(
                 next_census = now + 1.0
             if now >= next_sample:
                 telemetry.sample(writer, members)
-                # Kept to its beat; what was missed is not made up for.
+                # Keeps the interval; missed samples are skipped.
                 next_sample = max(next_sample, now - interval) + interval
 
 
@@ -369,7 +369,7 @@ def _timeout_reason(directory: TrialDirectory, options: LaunchOptions, stopped: 
     reached += [f"rank {rank} is stopped, by SIGSTOP or a debugger, and the others wait for it" for rank in stopped]
     return (
         f"no end after {options.timeout_seconds:g} s ({', '.join(reached) or 'no rank had started'}); "
-        f"where the ranks were stands in log.txt; a longer limit: --timeout-seconds"
+        f"see log.txt for the stacks of the ranks; --timeout-seconds sets a longer limit"
     )
 
 

@@ -240,7 +240,7 @@ def rank_record(stream: object) -> dict[str, Any]:
 def backward_of(training: Training, trial: Trial) -> dict[str, Any] | None:
     """Return what `backward_timeline` does of a trial it can say something of, else None.
 
-    A compiled model hands all gradients over at its end, and hooks would have it compiled anew.
+    A compiled model returns all gradients at its end, and hooks would recompile it.
     """
     compiled = any(getattr(part, "_compiled_call_impl", None) is not None for part in training.model.modules())
     if trial.kind != "throughput" or trial.strategy not in _WHOLE_GRADIENTS or compiled:

@@ -1,4 +1,4 @@
-"""The achievable peaks: the fastest of a short sweep of square matrix products, and the memory bandwidth, the faster of
+"""The achievable peaks: the fastest of a short sweep of square GEMMs, and the memory bandwidth, the faster of
 a copy and a triad over arrays that no cache holds."""
 
 import time
@@ -15,7 +15,7 @@ _SIZES = (1024, 2048, 4096, 8192)
 # How many sizes could have the whole time at most: a GPU has reached the smaller ones' best at once, and needs the
 # largest for its own, where a CPU may not come beyond the second.
 _SHARES = {"cpu": 3, "cuda": 2 * len(_SIZES)}
-# Factors as they lie and transposed: the products of a linear layer's input gradient, forward and weight gradient.
+# Factors plain and transposed: the GEMMs of a linear layer's input gradient, forward and weight gradient.
 _LAYOUTS = ((False, False), (False, True), (True, False))
 _LAYOUT_SIZE = 256
 # Layouts nearer to each other than this are one speed.
@@ -25,11 +25,11 @@ _ARRAY_BYTES = {"cpu": 128 * 2**20, "cuda": 512 * 2**20}
 
 
 def matmul_peak(device: torch.device, dtype: torch.dtype, seconds: float = 0.4) -> dict[str, Any]:
-    """Return the best FLOP/s of [n, n] x [n, n] products (2 n^3 FLOPs each) that `seconds` allow.
+    """Return the best FLOP/s of [n, n] x [n, n] GEMMs (2 n^3 FLOPs each) that `seconds` allow.
 
-    The factors lie as they are quickest in the products of a linear layer: where a CPU emulates bf16, one layout is
-    twenty times as fast as another. The result is {"flops_per_second", "dtype", "shape"}: what a dense product reaches
-    here and now, on this device with this many threads; a figure to hold training against, no data-sheet value.
+    The factors have the fastest layout of a linear layer's GEMMs: where a CPU emulates bf16, one layout is
+    twenty times as fast as another. The result is {"flops_per_second", "dtype", "shape"}: the rate of a dense GEMM
+    now, on this device with these threads; a reference for training, not a data-sheet value.
 
     Args:
         device: where.

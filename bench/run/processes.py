@@ -24,7 +24,7 @@ _DEATH_SECONDS = 5.0
 MARK_VARIABLE = "BERTBENCH_MARK"
 # Environment variable: the harness's process id, for `main`.
 HARNESS_VARIABLE = "BERTBENCH_HARNESS_PID"
-# Environment variable: the process whose death a child must not outlive, told by itself before it starts the child.
+# Environment variable: the process that the child must not outlive; that process sets it before it starts the child.
 PARENT_VARIABLE = "BERTBENCH_PARENT_PID"
 # Environment variable: set where a stop signal asks the ranks to save and end, instead of ending the processes.
 STOP_VARIABLE = "BERTBENCH_STOPS_GRACEFULLY"

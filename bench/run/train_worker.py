@@ -209,7 +209,7 @@ class TrainRecorder:
         self.summary["first_step"] = first.step
 
     def _show_progress(self) -> None:
-        """Tell where the run is, unless that has been told; the curve is on disk up to there."""
+        """Report the progress of the run once; the curve is on disk up to there."""
         event = self._last
         if event is None or event is self._shown:
             return

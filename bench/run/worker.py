@@ -165,5 +165,5 @@ if __name__ == "__main__":
     exit_code = main(sys.argv[1:])
     sys.stdout.flush()
     sys.stderr.flush()
-    # Threads of a broken process group must not hold the process, and taking torch apart costs half a second.
+    # Threads of a broken process group must not hold the process, and an orderly exit of torch takes half a second.
     os._exit(exit_code)

@@ -47,7 +47,7 @@ def test_a_stopped_search_goes_on_and_writes_the_best(tmp_path: Path) -> None:
     for row in state["trials"]:
         assert row["status"] == "ok" and 0.5 < row["predicted_bytes"] / row["peak_memory_bytes"] < 1.6
     assert json.loads((tmp_path / "ds.json").read_text())["train_batch_size"] == 2 * best["micro_batch_size"]
-    for words in ("* ", "samples/s", "predicted", "ddp recomputing", "bertbench train pretrain"):
+    for words in ("* ", "samples/s", "predicted", "ddp checkpointing", "bertbench train pretrain"):
         assert words in done.stdout
 
     check = [sys.executable, "-m", "bench.cli.main", *best["commands"]["throughput"][1:], "--start", "1", "--stop", "2"]

@@ -214,7 +214,8 @@ def test_padding_is_not_advised_against_where_leaving_it_out_was_slower(tmp_path
     for names, advised in ((("none",), True), (("none", ""), False)):
         made = []
         for place, levers in enumerate(names):
-            row = {**ours[0].row, "levers": levers, "implementation": f"bertbench{' without optimizations' if levers else ''}",
+            row = {**ours[0].row, "levers": levers,
+                   "implementation": f"bertbench{' without optimizations' if levers else ''}",
                    "padding_efficiency": 0.5, "step_time_ms": ours[0].row["step_time_ms"] * (1 + place),
                    "samples_per_second": ours[0].row["samples_per_second"] / (1 + place)}  # fmt: skip
             made.append(dataclasses.replace(ours[0], row=row))

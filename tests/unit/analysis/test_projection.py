@@ -221,10 +221,10 @@ def test_other_buckets_and_recomputation_are_configurations_of_their_own(tmp_pat
     dataclasses.replace(usual, backward_ms=90.0).write_steps(tmp_path, 2, recomputing=True)
     rows = {row["strategy"]: row for row in projected(tmp_path, 4)}
     assert {name: row["rounds"] for name, row in rows.items()} == {
-        "ddp": 1, "ddp bucket_mib=5": 1, "ddp recomputing": 1
+        "ddp": 1, "ddp bucket_mib=5": 1, "ddp checkpointing": 1
     }  # fmt: skip
     assert [rows[name]["buckets"] for name in ("ddp", "ddp bucket_mib=5")] == [5, 15], "caps of 1 + 25 MiB, of 5 MiB"
-    assert rows["ddp recomputing"]["work_ms"] > 1.2 * rows["ddp"]["work_ms"]
+    assert rows["ddp checkpointing"]["work_ms"] > 1.2 * rows["ddp"]["work_ms"]
 
 
 def refused(run: Path, *sizes: int, same_links: bool = False) -> str:

@@ -350,9 +350,9 @@ def test_two_stages_of_zero_are_told_apart_wherever_a_strategy_is_shown(tmp_path
 
 def test_recomputation_is_told_where_the_strategy_goes_without_saying(tmp_path: Path) -> None:
     trial = Trial(strategy="single", activation_checkpointing=True)
-    assert describe(trial).endswith("by single recomputing") and " by " not in describe(Trial(strategy="single"))
+    assert describe(trial).endswith("by single checkpointing") and " by " not in describe(Trial(strategy="single"))
     assert " under " not in describe(trial)
     assert "on 1 CPU rank under nsys" in describe(Trial(profiler="nsys", start_iteration=1, stop_iteration=2))
     run = write_sweep(tmp_path, implementations=("hf",), **ONE_SHAPE)
     write_sweep(tmp_path, implementations=("hf",), **ONE_SHAPE, strategy="single", activation_checkpointing=True)
-    assert "single recomputing" in text(results_blocks([trial.row for trial in load_run(run)]))
+    assert "single checkpointing" in text(results_blocks([trial.row for trial in load_run(run)]))

@@ -88,7 +88,7 @@ def test_growth_stops_where_samples_per_second_fall_and_recomputing_is_not_tried
     found = machine.search(Space(strategies=DDP, last_batch=4096, buckets_mib=(), rounds=0))
     assert max(point.micro_batch_size for point in machine.ran) == 64
     assert not any(point.activation_checkpointing for point in machine.ran)
-    assert dict(found.left_out)["ddp recomputing"].startswith("memory did not end the growth")
+    assert dict(found.left_out)["ddp checkpointing"].startswith("memory did not end the growth")
 
 
 def test_where_memory_ends_the_growth_recomputing_goes_on_from_there() -> None:
@@ -242,7 +242,7 @@ def test_a_search_over_finished_trials_repeats_itself() -> None:
 
 def test_points_are_named_by_what_differs() -> None:
     trial = Trial(strategy_options='{"bucket_mib":5}', grad_accum_steps=4, activation_checkpointing=True)
-    assert label(trial) == "ddp bucket_mib=5 recomputing, micro batch 8 x 4"
+    assert label(trial) == "ddp bucket_mib=5 checkpointing, micro batch 8 x 4"
 
 
 def test_trials_that_were_refused_are_not_run_again_at_the_end(tmp_path: Path) -> None:
