@@ -137,7 +137,7 @@ def test_a_training_takes_the_division_that_is_there_unless_an_option_says_other
         assert "validate 18, test 6" in done.stderr and "time        finished before" in done.stderr
     assert "splits      " in call("train", "classify", tmp_path / "d.sqlite", "--prep-only").stderr
     done = call("train", "classify", path, "--validation", "0.1", "--prep-only")  # the default, but said
-    assert "note: made anew: the one that was there had validation 0.3, not 0.1" in done.stderr
+    assert "had validation 0.3, not 0.1" in done.stderr
 
 
 def test_what_cannot_be_is_refused_without_a_traceback(trained: Path, tmp_path: Path) -> None:

@@ -185,4 +185,4 @@ def test_a_run_without_them_shows_neither(tmp_path: Path) -> None:
     trials = load_run(run)
     assert input_lines(input_ratios(trials), synthetic_gaps(trials)) == []
     page = write_report(run).read_text(encoding="utf-8")
-    assert "<h2>Input</h2>" not in page and "made-up" not in page and "folder books" in page
+    assert "<h2>Input</h2>" not in page and "Real compared with synthetic data" not in page and "folder books" in page

@@ -118,7 +118,7 @@ def test_without_tensorboard_a_note_says_so_and_training_goes_on(
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
     recorded(attempt, data, made(0), made(1))
     (warned,) = [event for event in read_events(attempt) if event["event"] == "warned"]
-    assert "pip install tensorboard" in warned["message"]
+    assert "bertbench[tensorboard]" in warned["message"]
     assert len(TrainRun(attempt.path.parents[1]).read_curve()) == 2
 
 

@@ -173,7 +173,7 @@ def test_a_single_training_is_no_folder_for_a_comparison(tmp_path: Path) -> None
 def test_what_is_shared_and_what_makes_losses_differ_is_said(tmp_path: Path) -> None:
     shared, made_up, dropout = remarks(planned(tmp_path), CPU)
     assert "4 CPU cores" in shared and "4 in single-1, 2 in ddp-2" in shared
-    assert "made-up data" in made_up and "--dropout 0" in dropout
+    assert "synthetic data" in made_up and "--dropout 0" in dropout
     assert len(remarks(planned(tmp_path, dropout=0.0), CPU)) == 2
 
 
