@@ -8,10 +8,10 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from analysis.render.chart_colours import css_colour, css_ink
-from analysis.render.figure import Area, Axis, Band, Bars, Figure, Line, Matrix, Panel, Rule, Series, Text
+from analysis.render.chart_colours import css_colour
+from analysis.render.chart_layers import DASHES, MARKERS, PIXELS_PER_POINT, Json, frame, series_layers, text_layers
+from analysis.render.figure import Area, Axis, Band, Bars, Figure, Line, Matrix, Panel, Rule, Series, Text, dodges
 
-Json = dict[str, Any]
 Columns = dict[str, list[Any]]
 
 MOST_POINTS = 4000
@@ -19,23 +19,11 @@ MOST_POINTS = 4000
 _LEAST_POINTS = 40
 """Values that each series keeps however many the others have."""
 _PIXELS_PER_INCH = 100
-_PIXELS_PER_POINT = 4 / 3
 _AROUND_INCHES = 0.95
 """Of a row of panels on paper, what title, numbers and label of the axis take."""
 _LEAST_HEIGHT = 56
 _MARGIN = 0.05
 """Of the range of the values, left free at either end of an axis that says no ends."""
-_DASHES: Mapping[str, list[float]] = {"dashed": [6, 4], "dotted": [2, 3], "dashdot": [8, 3, 2, 3]}
-_MARKERS: Mapping[str, str] = {
-    "circle": "circle", "square": "square", "triangle": "triangle-up", "diamond": "diamond", "down": "triangle-down",
-    "plus": "cross", "cross": "M-1,-.6L-.6,-1L0,-.4L.6,-1L1,-.6L.4,0L1,.6L.6,1L0,.4L-.6,1L-1,.6L-.4,0Z",
-    "dot": "circle", "": "circle",
-}  # fmt: skip
-_STEPS = {"before": "step-before", "after": "step-after", "": "linear"}
-_RIM = {"stroke": "var(--paper)", "strokeWidth": 4, "strokeJoin": "round"}
-"""Of words, so that lines which cross them stop around them."""
-_LETTER = 6.4
-"""Pixels of a letter of small text."""
 
 
 def chart(figure: Figure, most: int = MOST_POINTS) -> Json:
@@ -83,13 +71,13 @@ def _key(name: str, every: Iterable[Series]) -> Json:
     one = next(one for one in every if one.name == name and one.legend)
     shape = "line" if isinstance(one, Line | Rule) else "bar"
     dash = getattr(one, "dash", "solid")
-    marker = _MARKERS[one.marker] if isinstance(one, Line) and one.marker else ""
+    marker = MARKERS[one.marker] if isinstance(one, Line) and one.marker else ""
     return {
         "name": name,
         "colour": css_colour(one.colour),
         "opacity": one.opacity,
         "shape": "point" if dash == "none" else shape,
-        "dash": _DASHES.get(dash, []),
+        "dash": DASHES.get(dash, []),
         "marker": marker,
         "hollow": getattr(one, "hollow", False),
     }
@@ -195,18 +183,20 @@ def _extremes(values: Sequence[float], most: int) -> list[int]:
 
 def _panel(figure: Figure, panel: Panel, series: Sequence[Json], names: Sequence[str]) -> Json:
     axes = {which: _axis(panel, which, axis) for which, axis in (("x", panel.x), ("y", panel.y))}
-    layers = [_frame(axes)]
+    layers, shifts = [frame(axes)], dodges(panel)
     order = sorted(range(len(series)), key=lambda place: _depth(panel.series[place]))
     for place in order:
         one = panel.series[place]
         group = _group(one, names)
         series[place]["group"] = group
+        if shifts[place]:
+            series[place]["shift"] = shifts[place] * PIXELS_PER_POINT
         shown = [{"filter": f"!off[{group}]"}] if group is not None else []
-        for layer in _layers(one, axes):
+        for layer in series_layers(one, axes, shifts[place]):
             layer["data"] = layer.get("data", {"name": f"s{place}"})
             layer["transform"] = [*shown, *layer.get("transform", [])]
             layers.append({key: value for key, value in layer.items() if value != []})
-    layers += _texts([one for one in panel.series if isinstance(one, Text)], axes)
+    layers += text_layers([one for one in panel.series if isinstance(one, Text)], axes)
     rows = -(-len(figure.panels) // min(figure.columns, len(figure.panels)))
     words = 0.3 * (bool(figure.legend) + bool(figure.note)) / rows
     inches = figure.size[1] / rows - _AROUND_INCHES - words
@@ -314,222 +304,3 @@ def _reach(one: Series, which: str) -> tuple[list[float], bool]:
     if isinstance(one, Band | Rule) and one.axis == which and one.colour != "stripe":
         return ([one.low, one.high] if isinstance(one, Band) else [one.at]), False
     return [], False
-
-
-def _frame(axes: Mapping[str, Json]) -> Json:
-    """A layer that draws nothing and declares both axes."""
-    encoding = {}
-    for which, axis in axes.items():
-        log = axis["scale"] != "linear"
-        # A scale reads the zoomed ends from a parameter that is null as long as nothing is zoomed.
-        scale: Json = {
-            "type": "log" if log else "linear",
-            "domain": [axis["low"], axis["high"]],
-            "domainRaw": {"expr": f"{which}d"},
-            "nice": False,
-            "zero": False,
-            "reverse": axis["down"],
-        }
-        if log:
-            del scale["zero"]
-            scale["base"] = 2 if axis["scale"] == "log2" else 10
-        encoding[which] = {"datum": axis["low"], "type": "quantitative", "title": None, "scale": scale,
-                           "axis": _guide(which, axis)}  # fmt: skip
-    return {"data": {"values": [{}]}, "mark": {"type": "point", "opacity": 0}, "encoding": encoding}
-
-
-def _guide(which: str, axis: Json) -> Json:
-    guide: Json = {"grid": axis["grid"], "labelOverlap": "greedy", "title": None}
-    if axis["scale"] != "linear":  # lines of the grid that have no number are faint
-        guide["gridOpacity"] = {"condition": {"test": "datum.label === ''", "value": 0.4}, "value": 1}
-    if axis["places"] is None:
-        guide["tickCount"] = {"expr": "max(3, ceil(width / 80))" if which == "x" else "max(3, ceil(height / 45))"}
-        guide["labelExpr"] = f"chartTick(datum, '{axis['form']}')"
-        if axis["whole"]:
-            guide["tickMinStep"] = 1
-    else:
-        guide |= {"values": axis["places"], "tickCount": len(axis["places"]) + 1}
-        guide["labelExpr"] = f"chartWrap({which}t[datum.value], {which}w)"
-        if axis["category"]:
-            guide["labelOverlap"] = False if which == "y" else "greedy"
-    if which == "x" and axis["category"]:
-        guide |= {
-            "labelAngle": {"expr": "xa"},
-            "labelAlign": {"expr": "xa ? 'right' : 'center'"},
-            "labelBaseline": {"expr": "xa ? 'middle' : 'top'"},
-        }
-    return guide
-
-
-def _layers(one: Series, axes: Mapping[str, Json]) -> list[Json]:
-    if isinstance(one, Line):
-        return _line(one, axes)
-    if isinstance(one, Bars):
-        return _bars(one, axes)
-    if isinstance(one, Area):
-        return [{"mark": {"type": "area", "color": css_colour(one.colour), "opacity": one.opacity, "clip": True},
-                 "encoding": {"x": _at("x"), "y": _at("low"), "y2": {"field": "high"}}}]  # fmt: skip
-    if isinstance(one, Band):
-        ends = (one.axis, _at("low")), (f"{one.axis}2", {"field": "high"})
-        return [{"mark": {"type": "rect", "color": css_colour(one.colour), "opacity": one.opacity, "clip": True},
-                 "encoding": dict(ends)}]  # fmt: skip
-    if isinstance(one, Rule):
-        mark = {"type": "rule", "color": css_colour(one.colour), "strokeWidth": max(1.0, one.width), "clip": True,
-                "strokeDash": _DASHES.get(one.dash, [])}  # fmt: skip
-        return [{"mark": mark, "encoding": {one.axis: _at("at")}}]
-    return _matrix(one) if isinstance(one, Matrix) else []
-
-
-def _at(field: str) -> Json:
-    return {"field": field, "type": "quantitative", "title": None}
-
-
-def _in_view(axes: Mapping[str, Json], axis: str = "xy", beyond: bool = False) -> list[Json]:
-    """Marks of points are drawn whole, so those outside of the axes are left out."""
-    ends = {which: "true" if beyond else f"inrange(datum.{which}, [{axes[which]['low']}, {axes[which]['high']}])"
-            for which in axis}  # fmt: skip
-    return [{"filter": f"{which}d ? inrange(datum.{which}, {which}d) : {ends[which]}"} for which in axis]
-
-
-def _line(one: Line, axes: Mapping[str, Json]) -> list[Json]:
-    colour, encoding = css_colour(one.colour), {"x": _at("x"), "y": _at("y")}
-    found: list[Json] = []
-    if one.low:
-        found += _interval(one, axes)
-    if one.dash != "none":
-        mark = {"type": "line", "color": colour, "opacity": one.opacity, "strokeWidth": one.width, "clip": True,
-                "strokeDash": _DASHES.get(one.dash, []), "interpolate": _STEPS[one.step]}  # fmt: skip
-        low = axes["y"]["low"]
-        floor = {"calculate": f"isValid(datum.y) ? max(datum.y, {low}) : null", "as": "y"}
-        sunk = [floor] if axes["y"]["scale"] != "linear" and any(value <= 0 for value in one.y) else []
-        found.append({"mark": mark, "encoding": {**encoding, "order": {"value": None}}, "transform": sunk})
-    if one.marker or one.areas:
-        across = one.size * _PIXELS_PER_POINT * (0.6 if one.marker == "dot" else 1)
-        mark = {"type": "point", "shape": _MARKERS[one.marker], "stroke": colour, "strokeWidth": 1.4,
-                "fill": "var(--paper)" if one.hollow else colour, "opacity": one.opacity,
-                "size": round(max(3.0, across) ** 2, 1)}  # fmt: skip
-        if one.areas:
-            mark |= {"stroke": "var(--paper)", "strokeWidth": 1, "size": {"expr": "datum.area * 2.2"}}
-        found.append(
-            {
-                "mark": mark,
-                "encoding": encoding,
-                "transform": [{"filter": "isValid(datum.y)"}, *_in_view(axes, beyond=one.beyond)],
-            }
-        )
-    return found
-
-
-def _interval(one: Line, axes: Mapping[str, Json]) -> list[Json]:
-    """The interval of each point with its ends; an arrow where it reaches over the end of the axis."""
-    colour, known = css_colour(one.colour), {"filter": "isValid(datum.low) && isValid(datum.high)"}
-    rule = {"mark": {"type": "rule", "color": colour, "strokeWidth": 1.5, "clip": True, "opacity": one.opacity},
-            "encoding": {"x": _at("x"), "y": _at("low"), "y2": {"field": "high"}}, "transform": [known]}  # fmt: skip
-    ends = [
-        {"mark": {"type": "tick", "orient": "horizontal", "color": colour, "size": 7, "thickness": 1.5, "clip": True,
-                  "opacity": one.opacity},
-         "encoding": {"x": _at("x"), "y": _at(side)}, "transform": [known]}
-        for side in ("low", "high")
-    ]  # fmt: skip
-    top = axes["y"]["high"]
-    beyond = [{
-        "mark": {"type": "point", "shape": "triangle-up", "filled": True, "color": colour, "size": 70},
-        "encoding": {"x": _at("x"), "y": {"datum": top, "type": "quantitative", "title": None}},
-        "transform": [{"filter": f"datum.high > {top} && !yd"}, *_in_view(axes, "x")],
-    }] if any(high > top for high in one.high) else []  # fmt: skip
-    return [rule, *ends, *beyond]
-
-
-def _bars(one: Bars, axes: Mapping[str, Json]) -> list[Json]:
-    values, along, across = (axes["x"], "x", "y") if one.across else (axes["y"], "y", "x")
-    thick = "datum.thick" if isinstance(one.thickness, Sequence) else f"{float(one.thickness):.9g}"
-    floor = values["low"] if values["scale"] != "linear" else 0
-    begin = f"max(datum.begin, {floor})" if values["scale"] != "linear" else "datum.begin"
-    places: list[Json] = [
-        {"calculate": begin if any(one.begin) else str(floor), "as": "start"},
-        {"calculate": f"datum.at - {thick} / 2", "as": "a"},
-        {"calculate": f"datum.at + {thick} / 2", "as": "b"},
-    ]
-    fill = "datum.fill" if one.colours else ""
-    # An edge in the bar's color keeps the shortest bars of a trace visible.
-    mark = {"type": "rect", "opacity": one.opacity, "clip": True, "strokeWidth": 0.6,
-            "fill": {"expr": fill} if fill else css_colour(one.colour),
-            "stroke": {"expr": fill} if fill else css_colour(one.colour)}  # fmt: skip
-    encoding = {along: _at("start"), f"{along}2": {"field": "end"}, across: _at("a"), f"{across}2": {"field": "b"}}
-    found: list[Json] = [{"mark": mark, "encoding": encoding, "transform": places}]
-    if any(one.labels):
-        words = _bar_labels(one, values, along, across, places)
-        found += [words] if one.place == "inside" else [{**words, "mark": {**words["mark"], **_RIM}}, words]
-    return found
-
-
-def _bar_labels(one: Bars, values: Json, along: str, across: str, places: Sequence[Json]) -> Json:
-    mark: Json = {"type": "text", "fontSize": 11, "baseline": "middle", "align": "center"}
-    where: Json = {"calculate": "(datum.start + datum.end) / 2", "as": "middle"}
-    if one.place == "inside":
-        mark["fill"] = css_ink(one.colours[0] if one.colours else one.colour)
-        needed = f"{_LETTER} * length(datum.label)" if one.across else "13"
-        mark["opacity"] = {
-            "expr": f"abs(scale('{along}', datum.end) - scale('{along}', datum.start)) < {needed} ? 0 : 1"
-        }
-    elif one.place == "end":
-        # Behind the bar, or before its end where the panel is too narrow.
-        full = f"scale('x', datum.middle) + {_LETTER} * length(datum.label) > width"
-        sides = {"align": {"expr": f"{full} ? 'right' : 'left'"}, "dx": {"expr": f"{full} ? -6 : 6"}}
-        mark |= sides if one.across else {"baseline": "bottom", "dy": -3}
-        where["calculate"] = "max(datum.start, datum.end)"
-    else:
-        mark |= {"align": "right"} if one.across else {"baseline": "top"}
-        where["calculate"] = str(values["high"])
-    encoding = {along: _at("middle"), across: _at("at"), "text": {"field": "label", "type": "nominal"}}
-    return {"mark": {"fill": "var(--ink)", **mark}, "encoding": encoding, "transform": [*places, where]}
-
-
-def _matrix(one: Matrix) -> list[Json]:
-    corners = [
-        {"calculate": f"datum.{field} {sign} 0.5", "as": name}
-        for field, sign, name in (("column", "-", "x1"), ("column", "+", "x2"), ("row", "-", "y1"), ("row", "+", "y2"))
-    ]
-    cells = {
-        "mark": {"type": "rect", "fill": css_colour("matrix"), "clip": True, "stroke": "var(--line)",
-                 "strokeWidth": 0.5, "opacity": 1,
-                 "fillOpacity": {"expr": f"clamp(datum.value / {one.most or 1}, 0, 1)"}},
-        "encoding": {"x": _at("x1"), "x2": {"field": "x2"}, "y": _at("y1"), "y2": {"field": "y2"}},
-        "transform": corners,
-    }  # fmt: skip
-    if not one.labels:
-        return [cells]
-    longest = max(len(line) for row in one.labels for text in row for line in text.split("\n")) or 1
-    words = {
-        "mark": {"type": "text", "fill": "var(--ink)", "fontSize": 11, "lineBreak": "\n", "baseline": "middle",
-                 "opacity": {"expr": f"width / {len(one.values[0])} < {_LETTER * longest} ? 0 : 1"}},
-        "encoding": {"x": _at("column"), "y": _at("row"), "text": {"field": "label", "type": "nominal"}},
-    }  # fmt: skip
-    return [cells, words]
-
-
-def _texts(texts: Sequence[Text], axes: Mapping[str, Json]) -> list[Json]:
-    """Words at places, with a rim of paper so that lines which cross them stop around them; a layer for each look."""
-    looks: dict[tuple[Any, ...], list[Text]] = {}
-    for one in texts:
-        looks.setdefault((one.align, one.upright, one.colour == "note", one.shift, one.along is None), []).append(one)
-    found = []
-    for (align, upright, soft, (right, up), level), members in looks.items():
-        mark: Json = {
-            "type": "text", "fontSize": 11, "align": align, "lineBreak": "\n", "dx": right * _PIXELS_PER_POINT,
-            "baseline": {"center": "middle"}.get(upright, upright), "dy": -up * _PIXELS_PER_POINT,
-            "fill": "var(--soft)" if soft else "var(--ink)",
-        }  # fmt: skip
-        rows: list[Json] = [{"x": one.x, "y": one.y, "text": one.text} for one in members]
-        if not level:
-            rows = [{**row, "x2": one.along[0], "y2": one.along[1]}
-                    for row, one in zip(rows, members, strict=True) if one.along]  # fmt: skip
-            rise, run = (f"scale('{axis}', datum.{axis}2) - scale('{axis}', datum.{axis})" for axis in ("y", "x"))
-            mark |= {"angle": {"expr": f"atan2({rise}, {run}) * 180 / PI"}, "dy": -6, "baseline": "bottom"}
-        encoding = {"x": _at("x"), "y": _at("y"), "text": {"field": "text", "type": "nominal"}}
-        shared = {"data": {"values": rows}, "encoding": encoding, "transform": _in_view(axes, beyond=True)}
-        if align == "center":  # numbers beside each other are left out where they would lie on each other
-            needed = _LETTER * sum(max(map(len, one.text.split("\n"))) + 0.5 for one in members)
-            mark["opacity"] = {"expr": f"width < {needed:.0f} ? 0 : 1"}
-        found += [{**shared, "mark": {**mark, **_RIM}}, {**shared, "mark": mark}]
-    return found

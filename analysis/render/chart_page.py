@@ -73,7 +73,7 @@ class ChartsOfPage:
         while len(data := json.dumps([chart(figure, most) for figure in self._figures], separators=(",", ":"),
                                      allow_nan=False)) > MOST_BYTES and most > 100:  # fmt: skip
             most //= 2
-        code = (_HERE / "chart.js").read_text(encoding="utf-8")
+        code = "".join((_HERE / name).read_text(encoding="utf-8") for name in ("chart_parts.js", "chart.js"))
         # Names of the library stay its own: it hands over what it offers as properties of the window.
         return f"(() => {{{_within_script(self._library.result())}\n}})();\n{code}\ndrawCharts({_within_json(data)});"
 

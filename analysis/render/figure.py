@@ -1,13 +1,13 @@
-"""A figure as data: panels, axes, series and words, which a renderer draws (`png.py`; `plain` for a browser).
+"""A figure as data: panels, axes, series and words, which a renderer draws (`png.py`; `chart.py` for a browser).
 
 A figure knows no drawing library. Its series are of seven kinds (`Line`, `Bars`, `Area`, `Band`, `Rule`, `Matrix`,
 `Text`), colors are named by their role, and each series has a name that stays from run to run.
 """
 
-import dataclasses
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any, Literal
 
 from analysis import wording
@@ -41,6 +41,10 @@ CYCLE = ("blue", "vermilion", "green", "orange", "purple", "sky", "pink", "grey"
 """Of series that only their order tells apart."""
 
 _SIZE_TICKS = 6
+_DODGE = 6.0
+"""Points between two lines whose intervals would cover each other."""
+_MOST_DODGED = 18.0
+"""Points between the first and the last of them."""
 
 Dash = Literal["solid", "dashed", "dotted", "dashdot", "none"]
 Marker = Literal["", "circle", "square", "triangle", "diamond", "down", "plus", "cross", "dot"]
@@ -262,27 +266,34 @@ class Figure:
     half: bool = False
     """Fits beside another one."""
 
-    def plain(self) -> dict[str, Any]:
-        """Return the figure as JSON values; what is no finite number is None."""
-        found = _plain(self)
-        assert isinstance(found, dict)
-        return found
+
+def dodges(panel: Panel) -> list[float]:
+    """Return how far each series is drawn to the right of its place, in points, so that no interval covers another.
+
+    Lines whose intervals overlap at the same x are spread evenly around it. Their values do not change.
+    """
+    found = [0.0] * len(panel.series)
+    groups: list[list[int]] = []
+    for place, one in enumerate(panel.series):
+        if not isinstance(one, Line) or not one.low:
+            continue
+        touched = [group for group in groups if any(_overlap(panel.series[other], one) for other in group)]
+        groups = [group for group in groups if group not in touched] + [[*chain(*touched), place]]
+    for group in groups:
+        step = min(_DODGE, _MOST_DODGED / max(1, len(group) - 1))
+        for number, place in enumerate(sorted(group)):
+            found[place] = step * (number - (len(group) - 1) / 2)
+    return found
 
 
-def _plain(value: Any) -> Any:
-    if isinstance(value, Line | Bars | Area | Band | Rule | Matrix | Text):
-        return {"kind": type(value).__name__.lower(), **_fields(value)}
-    if dataclasses.is_dataclass(value):
-        return _fields(value)
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if value is None or isinstance(value, bool | int | str):
-        return value
-    return [_plain(item) for item in value]
-
-
-def _fields(value: Any) -> dict[str, Any]:
-    return {field.name: _plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
+def _overlap(first: Series, second: Series) -> bool:
+    """Whether two lines have intervals that overlap at the same x."""
+    if not isinstance(first, Line) or not isinstance(second, Line):
+        return False
+    known = {x: (low, high) for x, low, high in zip(first.x, first.low, first.high, strict=True)}
+    shared = ((known[x], low, high) for x, low, high in zip(second.x, second.low, second.high, strict=True)
+              if x in known)  # fmt: skip
+    return any(low <= upper and lower <= high for (lower, upper), low, high in shared)
 
 
 def stacked(name: str, colour: str, begin: Numbers, end: Numbers, labels: Sequence[str] = ()) -> Bars:

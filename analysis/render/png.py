@@ -23,6 +23,7 @@ from analysis.render.figure import (
     Rule,
     Series,
     Text,
+    dodges,
     short_label,
 )
 from common.atomic import atomic_path
@@ -156,11 +157,21 @@ def drawable_names(labels: Sequence[str]) -> dict[str, str]:
 
 
 def _draw_panel(panel: Panel, axes: "Axes", width: float, *, crowded: bool) -> None:
+    from matplotlib.transforms import ScaledTranslation
+
     for which, axis in _axes(panel):
         if axis.scale != "linear":
             getattr(axes, f"set_{which}scale")("log", base=2 if axis.scale == "log2" else 10)
+    shifts = dodges(panel)
     for place, one in enumerate(panel.series):
+        before = set(axes.get_children()) if shifts[place] else set()
         _DRAW[type(one)](axes, panel, one, 2 + 0.01 * place)
+        if shifts[place]:
+            canvas = axes.figure
+            assert canvas is not None
+            moved = ScaledTranslation(shifts[place] / 72, 0, canvas.dpi_scale_trans)
+            for artist in set(axes.get_children()) - before:
+                artist.set_transform(axes.transData + moved)
     for which, axis in _axes(panel):
         _dress(axes, which, axis, _lowest(panel, which, axis))
     if panel.title:

@@ -13,13 +13,14 @@ from matplotlib.text import Text
 from matplotlib.transforms import Bbox
 
 from analysis.render import png
+from analysis.render.chart import chart
 from analysis.render.figure import COLOURS, Figure
 
 
 @pytest.mark.filterwarnings("error")
 def test_every_figure_is_json_and_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for figure in every_figure(tmp_path, monkeypatch):
-        assert json.loads(json.dumps(figure.plain(), allow_nan=False))["panels"], figure.name
+        assert json.loads(json.dumps(chart(figure), allow_nan=False))["panels"], figure.name
         roles = {one.colour for panel in figure.panels for one in panel.series}
         assert roles <= set(COLOURS), figure.name
         assert png.write_png(figure, tmp_path / "png").read_bytes().startswith(b"\x89PNG")

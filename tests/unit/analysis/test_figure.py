@@ -1,8 +1,8 @@
-"""A figure is data: it becomes JSON as it is, and the one renderer draws each kind of series at its values."""
+"""matplotlib draws each kind of series of a figure at its values."""
 
-import json
 import math
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from subprocess import run
 from typing import Any
@@ -10,7 +10,21 @@ from typing import Any
 import numpy as np
 import pytest
 
-from analysis.render.figure import Area, Axis, Band, Bars, Figure, Line, Matrix, Panel, Rule, Series, Text, short_label
+from analysis.render.figure import (
+    Area,
+    Axis,
+    Band,
+    Bars,
+    Figure,
+    Line,
+    Matrix,
+    Panel,
+    Rule,
+    Series,
+    Text,
+    dodges,
+    short_label,
+)
 from analysis.render.png import draw, drawable_names, write_png
 
 EVERY: dict[str, Series] = {
@@ -37,14 +51,6 @@ def axes_of(drawn: Figure) -> list[Any]:
     canvas = Canvas(figsize=drawn.size, layout="constrained")
     FigureCanvasAgg(canvas)
     return [*draw(drawn, canvas)]
-
-
-def test_a_figure_is_json_values_and_unknown_numbers_are_null() -> None:
-    plain = figure(*EVERY.values()).plain()
-    assert json.loads(json.dumps(plain, allow_nan=False)) == plain
-    (panel,) = plain["panels"]
-    assert [one["kind"] for one in panel["series"]] == [*EVERY]
-    assert panel["series"][0]["y"] == [10.0, None, 30.0] and panel["series"][-1]["values"][1] == [0.5, None]
 
 
 def test_a_figure_needs_neither_matplotlib_nor_torch() -> None:
@@ -84,6 +90,29 @@ def test_intervals_within_the_axis_are_drawn_whole_and_have_no_arrow() -> None:
     (axes,) = axes_of(figure(Line(name="l", x=[1], y=[100.0], low=[90.0], high=[120.0]), y=Axis(high=160)))
     (bars,) = axes.containers[0].lines[2]
     assert bars.get_segments()[0][:, 1].tolist() == pytest.approx([90.0, 120.0])
+
+
+def test_intervals_that_overlap_at_the_same_place_are_drawn_beside_each_other() -> None:
+    def line(name: str, middle: float, x: Sequence[float] = (1, 2)) -> Line:
+        low, high = [middle - 5] * len(x), [middle + 5] * len(x)
+        return Line(name=name, x=x, y=[middle] * len(x), low=low, high=high)
+
+    rule = Rule(name="rule", axis="y", at=1)
+    apart = [line("a", 10), line("b", 30), line("c", 11, (3, 4)), line("d", 50), Line(name="e", x=[1], y=[10])]
+    assert dodges(Panel(series=apart)) == [0.0] * 5
+    assert dodges(Panel(series=[line("a", 10), rule, line("b", 12)])) == [-3.0, 0.0, 3.0]
+    # b overlaps both a and c, which do not overlap each other.
+    assert dodges(Panel(series=[line("a", 10), line("c", 26), line("b", 18)])) == [-6.0, 0.0, 6.0]
+    many = dodges(Panel(series=[line(str(number), 10) for number in range(10)]))
+    assert many == sorted(many) and many[-1] - many[0] == pytest.approx(18)
+    drawn = figure(line("a", 10), line("b", 12))
+    (axes,) = axes_of(drawn)
+    first, second = (one.lines[2][0] for one in axes.containers)
+    (left, _), (right, _) = (
+        bars.get_transform().transform(bars.get_segments()[0][0]) for bars in (first, second)
+    )  # fmt: skip
+    assert right - left == pytest.approx(6 / 72 * axes.figure.dpi)
+    assert [bars.get_segments()[0][:, 0].tolist() for bars in (first, second)] == [[1, 1], [1, 1]]
 
 
 def test_axes_say_label_unit_and_ticks_and_categories_are_read_downwards() -> None:
