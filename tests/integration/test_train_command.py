@@ -90,7 +90,7 @@ def test_phase_2_begins_from_phase_1_and_refuses_an_unfinished_one(whole: TrainC
     words = ("--phase", "2", "--seq-len", "64", "--init", str(whole.out))
     done = cli.run(*words)
     assert done.returncode == 0, done.stderr
-    assert "begins from" in done.stderr and "step-0000024" in done.stderr
+    assert "step-0000024" in done.stderr
     assert "bertbench convert" in done.stdout
     assert float(next(csv.DictReader(cli.curve().splitlines()))["learning_rate"]) < 2e-3, "the schedule begins anew"
     (whole.out / "unfinished").mkdir()

@@ -31,6 +31,7 @@ ELSEWHERE = {
     "mlflow": "loggers of trainings", "yaml": "jobs for Kubernetes", "rich": "tables in a terminal, not --json",
     "accelerate": "hf-trainer", "deepspeed": "the strategy deepspeed", "horovod": "the strategy horovod",
     "optuna": "tune", "sqlalchemy": "tune", "markupsafe": "comes with jinja2",
+    "shtab": "shell completion",
     "vl_convert": "charts of reports, which show pictures without it",
     "google_crc32c": "checkpoints of TensorFlow", "cramjam": "checkpoints of TensorFlow",
 }  # fmt: skip
