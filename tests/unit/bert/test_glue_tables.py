@@ -157,13 +157,14 @@ def test_tables_that_are_not_there_and_names_that_are_not_used_are_told(glue: Pa
     (glue / "RTE").rename(glue / "RTE_v1")
     (glue / "notes").mkdir()
     notes = [note for summary in made(glue) for note in summary.notes]
-    assert notes == [
-        f"cola: no table for dev: {glue}/CoLA/dev.tsv (or .tsv.gz) was not found; not used: validation.tsv (rename it "
-        "dev.tsv if that is what it is)",
-        f"mnli: no table for dev_mismatched, test_mismatched: {glue}/MNLI/dev_mismatched.tsv, "
-        f"{glue}/MNLI/test_mismatched.tsv (or .tsv.gz) were not found",
-        f"not used: {glue}/RTE_v1 (rename it to RTE if that is what it is)",
-    ]
+    cola, mnli, rest = notes
+    assert cola.startswith("cola: ") and f"{glue}/CoLA/dev.tsv" in cola
+    assert "validation.tsv" in cola and "rename it to dev.tsv" in cola
+    assert mnli.startswith("mnli: ")
+    assert f"{glue}/MNLI/dev_mismatched.tsv" in mnli and f"{glue}/MNLI/test_mismatched.tsv" in mnli
+    assert "dev_matched" not in mnli
+    assert f"{glue}/RTE_v1" in rest and "rename it to RTE" in rest
+    assert str(glue / "notes") not in " ".join(notes)
 
 
 def test_a_whole_archive_has_no_notes_beside_its_own_other_files(glue: Path) -> None:
