@@ -2,7 +2,8 @@
 
 import dataclasses
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,16 @@ from common.errors import UsageError
 
 LARGEST_SEED = 2**32 - 1
 """NumPy's legacy generator, which Hugging Face seeds too, takes no larger one."""
+
+Groups = Mapping[str, tuple[str, ...]]
+"""Heading in the help -> names of the fields below it; a dataclass of options has its own as GROUPS."""
+
+
+@dataclass(frozen=True, slots=True)
+class OneOf:
+    """Annotates an option with the words that it takes, for the help; its dataclass checks them."""
+
+    words: tuple[str, ...]
 
 
 def flag(name: str) -> str:

@@ -9,7 +9,7 @@ import dataclasses
 import inspect
 import textwrap
 import typing
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from typing import Annotated, Any
@@ -17,9 +17,9 @@ from typing import Annotated, Any
 import tyro
 
 from bert.tasks import known_tasks, task_data
-from common.flags import choice_of
+from common.flags import Groups, OneOf, choice_of
 
-GROUPS: dict[str, tuple[str, ...]] = {
+GROUPS: Groups = {
     "model and data": (
         "file", "phase", "data", "preset", "presets", "implementation", "implementations", "input", "vocab", "init",
         "checkpoint", "seq_len", "seq_lens", "padding", "dropout", "seed", "eval_data",
@@ -37,7 +37,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
     ),
     "output": ("json", "out", "output", "csv", "rows", "price_per_hour", "log_to", "log_every"),
 }  # fmt: skip
-"""Heading of a group of options in every help -> names of its fields; the others are options of the command."""
+"""Headings of every help. A dataclass of options may have further GROUPS; the others are options of the command."""
 
 _HEADINGS = {"sweep": "execution"}
 """Where a command takes one value in place of lists, its group has this heading."""
@@ -100,7 +100,8 @@ class Leaf:
     @property
     def group(self) -> str:
         """Heading of its group; "" for options of the command."""
-        return _GROUP_OF.get(self.name, "")
+        own: Groups = getattr(self.owner, "GROUPS", {})
+        return next((heading for heading in own if self.name in own[heading]), _GROUP_OF.get(self.name, ""))
 
     @property
     def tasks(self) -> tuple[str, ...]:
@@ -142,6 +143,14 @@ def leaves(options: type, path: tuple[str, ...] = ()) -> Iterator[Leaf]:
         )
 
 
+def headings_of(found: Iterable[Leaf]) -> list[str]:
+    """Return the headings of options in the order of the help: those of the command follow the first of every help."""
+    used = dict.fromkeys(leaf.group for leaf in found if leaf.group and not leaf.positional)
+    first, *others = GROUPS
+    own = (heading for heading in used if heading not in GROUPS)
+    return [heading for heading in (first, *own, *others) if heading in used]
+
+
 def _default_text(item: "dataclasses.Field[Any]") -> str:
     value = item.default
     if value is dataclasses.MISSING or value is None or isinstance(value, bool) or value in ((), ""):
@@ -155,6 +164,8 @@ def choices_of(item: "dataclasses.Field[Any]", kind: Any, markers: tuple[Any, ..
         if typing.get_origin(part) is typing.Literal:
             return tuple(map(str, typing.get_args(part)))
     for marker in markers:
+        if isinstance(marker, OneOf):
+            return marker.words
         listed = getattr(marker, "metavar", None) or ""
         if listed.startswith("{"):
             return tuple(listed.partition("}")[0].removeprefix("{").split(","))
@@ -209,17 +220,16 @@ def form_of(options: type, task: str | None = None) -> tuple[type, Callable[[Any
     found = list(leaves(options))
     several = any(leaf.name == "presets" for leaf in found)
     own: list[Any] = []
-    grouped: dict[str, list[Any]] = {group: [] for group in GROUPS}
+    grouped: dict[str, list[Any]] = {heading: [] for heading in headings_of(found)}
     for leaf in found:
         hidden = task is not None and leaf.tasks and task not in leaf.tasks
         made = (leaf.name, _shown(leaf, bool(hidden)), *_default_of(leaf))
         (own if leaf.positional or not leaf.group else grouped[leaf.group]).append(made)
     for group, fields in grouped.items():
-        if fields:
-            heading = group if several else _HEADINGS.get(group, group)
-            inner = dataclasses.make_dataclass(group.title().replace(" ", ""), fields, kw_only=True)
-            inner.__doc__ = ""
-            own.append((group.replace(" ", "_") + "_group", Annotated[inner, tyro.conf.arg(name=heading)]))
+        heading = group if several else _HEADINGS.get(group, group)
+        inner = dataclasses.make_dataclass(group.title().replace(" ", ""), fields, kw_only=True)
+        inner.__doc__ = ""
+        own.append((group.replace(" ", "_") + "_group", Annotated[inner, tyro.conf.arg(name=heading)]))
     form = dataclasses.make_dataclass("Form", own, kw_only=True)
     form.__doc__ = summary_of(options)
 

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 from bench.cli.options import parse, split_command
 from bench.cli.result import Result
@@ -17,6 +18,7 @@ from bench.machine.devices import Devices, find_devices
 from bench.machine.gpu_load import least_busy
 from bench.run.processes import StopRequest
 from common.errors import UsageError
+from common.flags import Groups
 from common.redact import terminal_text
 
 DEFAULT_PORT = 29500
@@ -37,6 +39,21 @@ class LaunchOptions:
         bertbench launch -- bertbench throughput pretrain  # one rank per GPU of this node
         bertbench launch --other-gpus 4 --node-rank 0 --master-addr node0 -- train.py  # node 0 of two
     """
+
+    GROUPS: ClassVar[Groups] = {
+        "node": (
+            "here_gpus",
+            "other_gpus",
+            "node_rank",
+            "master_addr",
+            "master_port",
+            "join_timeout",
+            "max_restarts",
+            "crowded",
+        ),
+        "command": ("module", "no_python"),
+        "output": ("quiet",),
+    }
 
     here_gpus: int | None = None
     """Processes on this node, one per GPU; default every GPU, without GPUs 1 CPU process."""

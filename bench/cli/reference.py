@@ -5,7 +5,7 @@ import re
 from pathlib import Path
 
 from bench.cli.dispatch import COMMANDS, options_of
-from bench.cli.form import GROUPS, Leaf, examples_of, leaves, summary_of
+from bench.cli.form import Leaf, examples_of, headings_of, leaves, summary_of
 from bench.cli.main import USAGE
 from common.atomic import write_text
 from common.errors import CODES
@@ -104,7 +104,7 @@ def _table(options: type) -> str:
     """The options of a command by group, those that are its own first."""
     found = list(leaves(options))
     parts = []
-    for group in ("", *GROUPS):
+    for group in ("", *headings_of(found)):
         own = [leaf for leaf in found if ("" if leaf.positional else leaf.group) == group]
         if own:
             lines = ["| option | values | default | meaning |", "|---|---|---|---|", *map(_row, own)]

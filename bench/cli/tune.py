@@ -8,7 +8,7 @@ import types
 import typing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 import tyro
 
@@ -25,7 +25,7 @@ from bench.tune.space import Kind, SearchSpace, make_space, word
 from bench.tune.study import EVALUATORS, PRUNERS, SAMPLERS, Question, Search, Study
 from bench.tune.worker import Job, Objective, make_objective, work
 from common.errors import UsageError
-from common.flags import choice_of, flag, request_of
+from common.flags import Groups, choice_of, flag, request_of
 from common.registry import lookup
 from records.training import is_train_run
 
@@ -47,6 +47,13 @@ class TuneOptions(Printed):
         bertbench tune glue --task mrpc --data runs/glue-data --search learning_rate=log:1e-5:1e-4 --trials 10
         bertbench tune squad --search learning_rate=2e-5,3e-5,5e-5 epochs=2:4:1
     """
+
+    GROUPS: ClassVar[Groups] = {
+        "search": ("search", "space", "objective", "sampler", "sampler_seed", "startup_trials"),
+        "trial": ("trials", "max_seconds", "retries", "checkpoints"),
+        "pruning": ("pruner", "prune_after", "unpruned_readings"),
+        "output": ("importance",),
+    }
 
     task: tyro.conf.Positional[str]
     """Task to train, as in `bertbench train`."""

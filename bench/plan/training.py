@@ -7,7 +7,7 @@ import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 import tyro
 
@@ -27,7 +27,7 @@ from bert.tasks import check_task_options, make_task, resolve_options, task_data
 from bert.tasks.base import DataSource, TaskData
 from bert.train.settings import GIVEN, TrainSettings, resolve_settings, task_defaults
 from common.errors import InputError, StorageError, UsageError
-from common.flags import choice_of, flag, request_of
+from common.flags import Groups, choice_of, flag, request_of
 from common.registry import lookup
 from records.training import TrainRun, is_train_run
 from records.trial import Trial
@@ -47,6 +47,15 @@ class TrainOptions:
         bertbench train squad --data runs/squad --init bert-base --out runs/squad-train
         bertbench train glue --task mrpc --data runs/glue-data --init bert-base --epochs 3
     """
+
+    GROUPS: ClassVar[Groups] = {
+        "training": (
+            "steps", "epochs", "learning_rate", "warmup", "optimizer", "schedule", "weight_decay", "max_grad_norm",
+        ),
+        "evaluation and checkpoint": (
+            "eval_every", "eval_data", "eval_samples", "best_by", "save_every", "keep",
+        ),
+    }  # fmt: skip
 
     task: tyro.conf.Positional[str]
     """Task to train: pretrain squad gap classify glue."""

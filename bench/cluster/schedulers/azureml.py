@@ -5,11 +5,12 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from bench.cluster.schedulers.base import Group, JobOptions, Rendered, checked_groups
 from bench.cluster.schedulers.words import assignments, fill, places, program, to_yaml
 from common.errors import UsageError
+from common.flags import Groups
 
 _SCHEMAS = "https://azuremlschemas.azureedge.net/latest"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,254}")
@@ -24,6 +25,13 @@ class AzureMLOptions(JobOptions):
     Examples:
         bertbench submit azureml --compute gpu-cluster --image IMAGE -- bertbench train squad --data synthetic
     """
+
+    GROUPS: ClassVar[Groups] = {
+        **JobOptions.GROUPS,
+        "workspace": ("compute", "experiment", "workspace", "resource_group"),
+        "environment": ("environment", "code", "input", "output", "shared_memory", "services", "tensorboard_dir"),
+        "sweep job": ("sweep", "sampling", "objective", "max_trials", "at_once", "early_stop"),
+    }
 
     compute: str | None = None
     """Compute cluster; required."""

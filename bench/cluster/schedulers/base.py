@@ -5,10 +5,11 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, ClassVar, Literal, Protocol
 
 from bench.cluster.schedulers.words import check_command, memory_gib, text_words, time_limit_seconds
 from common.errors import UsageError
+from common.flags import Groups
 
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
@@ -16,6 +17,13 @@ _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 @dataclass(frozen=True, kw_only=True, slots=True)
 class JobOptions:
     """The options of a job on any scheduler."""
+
+    GROUPS: ClassVar[Groups] = {
+        "job": ("name", "time_limit", "stop_seconds"),
+        "resource": ("nodes", "gpus_per_node", "processes_per_node", "cpus", "memory"),
+        "command": ("env", "image", "python", "launcher", "module", "no_python"),
+        "output": ("submit",),
+    }
 
     name: str = "bertbench"
     """Name of the job."""

@@ -4,11 +4,12 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from bench.cluster.schedulers.base import Group, JobOptions, Rendered, checked_groups
 from bench.cluster.schedulers.words import kubernetes_memory, program, to_yaml
 from common.errors import UsageError
+from common.flags import Groups
 
 _NAME = re.compile(r"[a-z]([-a-z0-9]{0,38}[a-z0-9])?")
 _CLAIM = re.compile(r"([a-z0-9]([-a-z0-9.]*[a-z0-9])?):(/[^:]*)")
@@ -24,6 +25,12 @@ class KubernetesOptions(JobOptions):
     Examples:
         bertbench submit kubernetes --nodes 2 --gpus-per-node 8 --image IMAGE -- bertbench train pretrain --data /data
     """
+
+    GROUPS: ClassVar[Groups] = {
+        **JobOptions.GROUPS,
+        "cluster": ("kind", "namespace", "runtime", "queue", "max_restarts"),
+        "pod": ("shared_memory", "gpu_resource", "claim", "interface"),
+    }
 
     kind: Literal["trainjob", "jobset"] = "trainjob"
     """trainjob requires Kubeflow Trainer 2.2 or newer; jobset requires only the JobSet controller."""

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from bench.cluster.schedulers.base import Group, JobOptions, Rendered, groups_of
 from bench.cluster.schedulers.words import (
@@ -19,7 +19,7 @@ from bench.cluster.schedulers.words import (
     quote,
 )
 from common.errors import UsageError
-from common.flags import flag
+from common.flags import Groups, flag
 
 # Runs torchrun so that it survives a SIGTERM to all processes of a job: the ranks save and exit, and it exits with
 # them. It uses a handler, since ranks would inherit SIG_IGN.
@@ -43,6 +43,13 @@ class SlurmOptions(JobOptions):
         bertbench submit slurm --nodes 2 --gpus-per-node 8 --time-limit 60 -- bertbench train pretrain --data shards
         bertbench submit slurm --sweep lr=1e-5,3e-5 --submit -- bertbench train squad --learning-rate {lr}
     """
+
+    GROUPS: ClassVar[Groups] = {
+        **JobOptions.GROUPS,
+        "queue": ("partition", "account", "qos", "constraint", "gpu_type", "exclusive", "requeues", "option"),
+        "job array": ("array", "sweep", "at_once"),
+        "environment": ("log_dir", "chdir", "setup", "container", "mounts"),
+    }
 
     partition: str | None = None
     """Partition; default the cluster's."""

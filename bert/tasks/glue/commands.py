@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from bert.tasks.commands import (
     Grid,
@@ -20,6 +20,7 @@ from bert.tasks.commands import (
 from bert.tasks.glue.config import GlueConfig
 from bert.tasks.glue.tasks import TASKS, TRAIN, task_of
 from common.errors import InputError, UsageError
+from common.flags import OneOf
 from common.scores import in_words, score
 
 if TYPE_CHECKING:
@@ -67,9 +68,8 @@ class PredictOptions:
     reads."""
     features: tuple[Path, ...]
     """Features from `bertbench data glue`; in a folder, all of the task except the training split."""
-    task: str | None = None
-    """Task of the features if the folder has several: cola sst2 mrpc qqp stsb mnli qnli rte wnli; default the task of
-    the checkpoint."""
+    task: Annotated[str | None, OneOf(tuple(TASKS))] = None
+    """Task of the features if the folder has several; default the task of the checkpoint."""
     out: Path = Path("runs/glue-predictions")
     """Folder for the predictions."""
 
@@ -119,8 +119,8 @@ class Predict:
 class EvalOptions:
     """Of `bertbench eval glue`."""
 
-    task: str
-    """Task of GLUE: cola sst2 mrpc qqp stsb mnli qnli rte wnli."""
+    task: Annotated[str, OneOf(tuple(TASKS))]
+    """Task of GLUE."""
     labels: Path
     """Table with the labels: dev.tsv, for mnli dev_matched.tsv or dev_mismatched.tsv."""
     predictions: Path

@@ -17,6 +17,9 @@ from bench.cli.options import parse, parse_task
 from bench.cli.result import Result
 from bench.cli.throughput import ThroughputOptions
 from bench.plan.trials import Sweep
+from bert.tasks.glue.tasks import TASKS as GLUE
+from bert.tasks.pretrain.config import STAGES
+from common.flags import choice_of, flag
 from tests.support.refusals import refused
 
 OPTIONS = {words: options for name in COMMANDS for words, options in options_of(name).items()}
@@ -67,8 +70,49 @@ def test_examples_can_be_run_as_they_are(words: str, example: str) -> None:
 
 
 def test_every_grouped_name_is_an_option_of_some_command() -> None:
-    known = {leaf.name for options in OPTIONS.values() for leaf in leaves(options)}
-    assert {name for names in GROUPS.values() for name in names} <= known
+    found = [leaf for options in OPTIONS.values() for leaf in leaves(options)]
+    assert {name for names in GROUPS.values() for name in names} <= {leaf.name for leaf in found}
+    for owner in {leaf.owner for leaf in found if leaf.owner is not None}:
+        own = [name for names in getattr(owner, "GROUPS", {}).values() for name in names]
+        assert set(own) <= {leaf.name for leaf in found if leaf.owner is owner}, owner
+        assert len(own) == len(set(own)), owner
+
+
+@pytest.mark.parametrize(
+    ("words", "option", "heading"),
+    [
+        ("launch", "node_rank", "node"),
+        ("submit slurm -- COMMAND", "array", "job array"),
+        ("submit slurm -- COMMAND", "time_limit", "job"),
+        ("tune TASK", "pruner", "pruning"),
+        ("train classify FILE", "delimiter", "CSV"),
+        ("train classify FILE", "epochs", "training"),
+        ("comm", "warmup", ""),
+    ],
+)
+def test_commands_have_headings_of_their_own(words: str, option: str, heading: str) -> None:
+    (leaf,) = (leaf for leaf in leaves(OPTIONS[words]) if leaf.name == option)
+    assert leaf.group == heading
+    if heading:
+        assert flag(option) in help_of(OPTIONS[words]).partition(f" {heading} options ")[2]
+
+
+@pytest.mark.parametrize(
+    ("words", "option", "choices"),
+    [("eval glue", "task", tuple(GLUE)), ("predict glue", "task", tuple(GLUE)), ("data pretrain", "stages", STAGES)],
+)
+def test_the_words_of_an_option_are_shown_as_choices(words: str, option: str, choices: tuple[str, ...]) -> None:
+    assert f"{flag(option)} {choice_of(choices)}" in help_of(OPTIONS[words])
+
+
+def test_a_word_that_is_none_of_the_choices_keeps_the_error_code_of_its_dataclass() -> None:
+    stages = OPTIONS["data pretrain"]
+    with refused("option-choice", *STAGES):
+        parse(stages, ["--output", "out", "--dataset", "own", "--stages", "sharding"], "bertbench data pretrain")
+    taken = parse(
+        OPTIONS["eval glue"], ["--task", "hugo", "--labels", "a", "--predictions", "b"], "bertbench eval glue"
+    )
+    assert taken.own.task == "hugo"  # the command refuses it
 
 
 def test_what_the_form_returns_is_the_flat_dataclass_with_its_own_refusals() -> None:
