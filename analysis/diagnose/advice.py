@@ -33,8 +33,9 @@ class Advice:
     """Why `saves` is None."""
     of: str = "step time"
     """What `saves` is a share of."""
-    replayed: bool = False
-    """Whether `saves` is from a replay of the trace: it knows the critical path, so it replaces shares of idle time."""
+    firm: bool = False
+    """Whether `saves` was measured in the run, or is from a replay of the trace, which knows the critical path: it
+    replaces estimates for the same cause."""
 
     @property
     def gain(self) -> str:
@@ -137,8 +138,8 @@ def ranked(found: Iterable[Advice]) -> list[Advice]:
 
     A disturbed machine comes before all: what was measured on it says little about other gains.
 
-    Of one cause a replayed gain replaces others, also where it shows that there is little to gain; else the largest
-    counts. Gains below LEAST are left out.
+    A firm gain replaces estimates for the same cause, also where it shows that there is little to gain; else the
+    largest counts. Gains below LEAST are left out.
     """
     best: dict[str, Advice] = {}
     for one in found:
@@ -151,7 +152,7 @@ def ranked(found: Iterable[Advice]) -> list[Advice]:
 
 
 def _order(one: Advice) -> tuple[bool, float]:
-    return one.replayed, -1.0 if one.saves is None else one.saves
+    return one.firm, -1.0 if one.saves is None else one.saves
 
 
 def with_command(found: Iterable[Advice], command: str) -> list[Advice]:

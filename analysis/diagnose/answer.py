@@ -39,6 +39,12 @@ class Point:
         return work / self.step_ms.high, work / self.step_ms.low
 
     @property
+    def mfu(self) -> float | None:
+        """MFU at samples_per_second; None where no peak was measured."""
+        mfu = self.row.get("mfu")
+        return None if mfu is None else float(mfu) * self.samples_per_second / float(self.row["samples_per_second"])
+
+    @property
     def candidate(self) -> Candidate:
         """What the choice of the fastest looks at."""
         return Candidate(tuple(float(trial.row["samples_per_second"]) for trial in self.trials), *self.rate_interval)
@@ -77,11 +83,18 @@ class Answer:
     badge: str = ""
     """What disturbed the machine while this was measured; "" for nothing that was seen."""
     good: tuple[str, ...] = ()
-    """How good it is: share of the measured floor, MFU, the published record; one sentence each."""
+    """How good it is: share of the measured floor, the published record; one sentence each."""
+    mfu: str = ""
+    """MFU in a sentence, for where no cards are shown; "" where it is unknown."""
     advice: tuple[Advice, ...] = ()
     """What to do: first the largest gain, then at most three more."""
     numbers: Row = field(default_factory=dict)
     """The same for programs: samples_per_second with its interval and rounds, of_floor, mfu, record."""
+
+    @property
+    def how_good(self) -> tuple[str, ...]:
+        """How good it is, MFU included."""
+        return (*self.good, self.mfu) if self.mfu else self.good
 
     def to_json(self) -> dict[str, Any]:
         """Return plain JSON values: headline, badge, `numbers`, sentences, do_first, then."""
@@ -90,7 +103,7 @@ class Answer:
             "headline": self.headline,
             "badge": self.badge or None,
             **self.numbers,
-            "sentences": [*self.sentences, *self.good],
+            "sentences": [*self.sentences, *self.how_good],
             "do_first": done[0] if done else None,
             "then": done[1:],
         }
@@ -190,10 +203,10 @@ def _cards(best: Point, ratios: Sequence[Row]) -> list[Card]:
         Card("samples per second", wording.number(best.samples_per_second), _rate_note(best)),
         Card("real tokens per second", wording.number(tokens), _padding(row)),
     ]
-    if row.get("mfu") is not None:
+    if best.mfu is not None:
         in_fp8 = str((row.get("measured_peak") or {}).get("dtype")).startswith("float8")
         peak = f"of {wording.flops(row['measured_peak_flops'])} measured{' in FP8' if in_fp8 else ''}"
-        cards.append(Card("MFU", wording.percent(row["mfu"] * per_sample), peak))
+        cards.append(Card("MFU", wording.percent(best.mfu), peak))
     found = _ratio(best, ratios)
     if found is not None and found["throughput_ratio"] is not None:
         span = wording.interval(found["throughput_ratio_low"], found["throughput_ratio_high"], lambda x: f"{x:.2f}")

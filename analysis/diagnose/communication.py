@@ -307,17 +307,17 @@ def _advice(answers: WhatIf, timelines: Sequence[Timeline], on_gpu: bool, contex
         else:
             seen = "the host limits the step"
         cause = "data" if found is not None and found.host == "data_wait" else "host"
-        yield Advice(cause=cause, seen=seen, remedy=remedy, saves=max(0.0, host), replayed=True)
+        yield Advice(cause=cause, seen=seen, remedy=remedy, saves=max(0.0, host), firm=True)
     if waiting >= LEAST and not one_cause:
         seen, remedy = "ranks wait for late ranks", "find out why they are late, and balance the work"
-        yield Advice(cause="waiting", seen=seen, remedy=remedy, saves=waiting, replayed=True)
+        yield Advice(cause="waiting", seen=seen, remedy=remedy, saves=waiting, firm=True)
     if answers.limits.get("communication", 0.0) >= LEAST:
         alone = "waiting" not in answers.limits
         seen = f"communication{' (waiting for other ranks included)' if alone else ''} is exposed"
         less = "gradient accumulation" if context.has("bf16-gradients") else "16-bit gradients, gradient accumulation"
         remedy = f"overlap more of it (smaller buckets), or send less ({less})"
         saves = answers.limits["communication"]
-        yield Advice(cause="communication", seen=seen, remedy=remedy, saves=saves, replayed=True)
+        yield Advice(cause="communication", seen=seen, remedy=remedy, saves=saves, firm=True)
 
 
 def _holds_up(answers: WhatIf, timelines: Sequence[Timeline], on_gpu: bool, context: Context) -> str:

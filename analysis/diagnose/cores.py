@@ -20,6 +20,7 @@ from analysis.metrics.kernels.core_utilization import (
 from analysis.metrics.kernels.ncu_metrics import DRAM_LEVEL, L1, L2, LEVELS, MEMORY, PIPES
 from analysis.metrics.kernels.roofline import COMPUTE, LATENCY, UNKNOWN, Roofline, roofline
 from analysis.names import family, precision
+from analysis.wording import percent
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -120,7 +121,7 @@ def by_kernel(counters: KernelCounters, window_ns: float | None = None) -> Findi
         sentence = f"{_NO_TIMES}, so which of these {len(table)} kernels take longest is unknown."
     elif len(table):
         most = min(5, len(table))
-        sentence = f"{most} of {len(table)} kernels take {_percent(100 * share)} of the time: start with these."
+        sentence = f"{most} of {len(table)} kernels take {percent(share)} of the time: start with these."
         sentence = "There is one kernel." if len(table) == 1 else sentence
     return Finding("kernels", title, table, sentence + lacking)
 
@@ -196,7 +197,7 @@ def _precision_advice(
     tensor, gemm = use.pipes["tensor"].percent, _time_share(families.get("GEMM"), families)
     if tensor is None or tensor >= _IDLE or not gemm >= LEAST or _narrow_share(counters) or context.narrow:
         return
-    seen = f"the tensor cores are idle while GEMMs take {_percent(100 * gemm)} of the kernels' time"
+    seen = f"the tensor cores are idle while GEMMs take {percent(gemm)} of the kernels' time"
     remedy = "train in bf16, or let fp32 GEMMs use tf32 (torch.set_float32_matmul_precision('high'))"
     yield Advice(cause="precision", seen=seen, remedy=remedy, saves=gemm, of=_OF_KERNELS)
 
@@ -218,9 +219,9 @@ def _pipes_sentence(use: CoreUse, families: Mapping[str, CoreUse], counters: Ker
     if tensor is None:
         return start
     if tensor < _IDLE and product > _LARGE:
-        start += f" The tensor cores are idle while GEMMs take {_percent(100 * product)} of the time"
+        start += f" The tensor cores are idle while GEMMs take {percent(product)} of the time"
         if narrow := _narrow_share(counters):
-            return f"{start}, although {_percent(100 * narrow)} of that runs in narrower types, by their names."
+            return f"{start}, although {percent(narrow)} of that runs in narrower types, by their names."
         if context.narrow:
             return f"{start}, although the trial is in {context.narrow}: check which GEMMs autocast leaves in fp32."
         return f"{start}: train in bf16, or let fp32 GEMMs use tf32 (torch.set_float32_matmul_precision('high'))."
@@ -249,7 +250,7 @@ def _longest_sentence(groups: Mapping[str, CoreUse]) -> str:
     share = _time_share(use, groups)
     if not math.isfinite(share):
         return f"{_NO_TIMES}, so which kind takes longest is unknown."
-    start = f"{name} takes {_percent(100 * share)} of the time"
+    start = f"{name} takes {percent(share)} of the time"
     known = {pipe: use.pipes[pipe].percent for pipe in ("tensor", "fma")}
     said = [f"{FOUR[pipe]} at {value:.1f} %" for pipe, value in known.items() if value is not None]
     start += f", with {' and '.join(said)}" if said else ""
@@ -269,10 +270,6 @@ def _time_share(use: CoreUse | None, groups: Mapping[str, CoreUse]) -> float:
         if all(part is not None for part in parts) and sum(parts) > 0:
             return float(getattr(use, field) / sum(parts))
     return math.nan
-
-
-def _percent(value: float) -> str:
-    return f"{value:.0f} %" if value >= 10 or value == 0 else f"{value:.1f} %"
 
 
 def _sentence(text: str) -> str:
@@ -357,7 +354,7 @@ def _roofline_advice(found: Roofline, context: Context) -> Iterator[Advice]:
         if bound == UNKNOWN or saves < LEAST:
             continue
         first = max(bounded, key=lost)
-        part = _part(sum(float(row["time_share"]) for row in bounded if math.isfinite(row["time_share"])))
+        part = percent(sum(float(row["time_share"]) for row in bounded if math.isfinite(row["time_share"])))
         seen = f"{part} of the kernels' time is bound by {bound}, most of all {_short(str(first['name']))}"
         cause = bound.partition(" (")[0].lower()
         yield Advice(cause=cause, seen=seen, remedy=advice(first, context), saves=saves, of=_OF_KERNELS)
@@ -375,10 +372,10 @@ def advice(row: Mapping[str, Any], context: Context | None = None) -> str:
         pipe = bound.removeprefix(f"{COMPUTE} (").removesuffix(")")
         known = next((text for name, text in _COMPUTE_ADVICE.items() if pipe.startswith(name)), "fewer operations")
         known = _FULL_WIDTH.get(pipe, known) if context.narrow else known
-        return f"{'the SM' if pipe == 'SM' else pipe} is at {_part(row['compute_fraction'])} of its peak: {known}"
+        return f"{'the SM' if pipe == 'SM' else pipe} is at {percent(row['compute_fraction'])} of its peak: {known}"
     if bound == MEMORY:
         text = (
-            f"its memory is at {_part(row['memory_fraction'])} of the peak, but none of {', '.join(LEVELS)} "
+            f"its memory is at {percent(row['memory_fraction'])} of the peak, but none of {', '.join(LEVELS)} "
             "accounts for it alone: see `ncu --section MemoryWorkloadAnalysis`"
         )
         return text + _limits(row)
@@ -386,12 +383,12 @@ def advice(row: Mapping[str, Any], context: Context | None = None) -> str:
     conflicts = _number(row, "bank_conflicts")
     if bound == L1 and conflicts >= _CONFLICTS:
         help_ = (
-            f"{_part(conflicts)} of the shared-memory wavefronts are bank conflicts: pad or swizzle the layout, so "
+            f"{percent(conflicts)} of the shared-memory wavefronts are bank conflicts: pad or swizzle the layout, so "
             "that the threads of a warp use different banks"
         )
     else:
         help_ = _LEVEL_ADVICE[bound].replace(_NARROWER if context.narrow else "", "")
-    return f"{bound} is at {_part(row[column])} of its peak: {help_}" + _limits(row)
+    return f"{bound} is at {percent(row[column])} of its peak: {help_}" + _limits(row)
 
 
 _NARROWER = " keep activations in bf16,"
@@ -422,7 +419,7 @@ def _latency_advice(row: Mapping[str, Any]) -> str:
         )
     text = "no unit is busy: its warps wait"
     if conflicts >= _CONFLICTS:
-        text += f"; {_part(conflicts)} of the shared-memory wavefronts are bank conflicts (pad or swizzle the layout)"
+        text += f"; {percent(conflicts)} of the shared-memory wavefronts are bank conflicts (pad or swizzle the layout)"
     limits = _limits(row)
     return text + (limits or "; see `ncu --section WarpStateStats`")
 
@@ -434,12 +431,12 @@ def _limits(row: Mapping[str, Any]) -> str:
     if not lowest < _FEW_WARPS:
         return ""
     limit = str(row["occupancy_limit"])
-    text = f"; occupancy is {_part(lowest)}"
+    text = f"; occupancy is {percent(lowest)}"
     if limit and not theoretical >= _FEW_WARPS:
         help_ = " or ".join(_LIMIT_ADVICE[name] for name in limit.split(" and "))
         return f"{text}, limited by {limit}: {help_}"
     if achieved < theoretical:
-        return f"{text} of a possible {_part(theoretical)}: blocks or warps have unequal work, or end early"
+        return f"{text} of a possible {percent(theoretical)}: blocks or warps have unequal work, or end early"
     return text
 
 
@@ -467,11 +464,11 @@ def _bound_sentence(found: Roofline, context: Context) -> str:
     if not known:
         return "The roofline needs kernel times: collect gpu__time_duration.sum."
     order = sorted(known, key=lambda kind: -known[kind])
-    said = ", ".join(f"{_part(known[kind])} {_bound_by(kind)}" for kind in order)
+    said = ", ".join(f"{percent(known[kind])} {_bound_by(kind)}" for kind in order)
     text = [f"Of the kernels' time: {said}."]
     for kind in order[:2]:
         row = {str(key): value for key, value in kernels[kernels["bound"] == kind].iloc[0].items()}
-        text.append(f"{_short(str(row['name']))} ({_part(row['time_share'])} of the time): {advice(row, context)}.")
+        text.append(f"{_short(str(row['name']))} ({percent(row['time_share'])} of the time): {advice(row, context)}.")
     return " ".join(text)
 
 
@@ -487,7 +484,7 @@ def _family_sentence(found: Roofline) -> str:
     first = {str(key): value for key, value in found.families.iloc[0].to_dict().items()}
     reached, bound = float(first["attainable_fraction"]), str(first["bound"])
     if math.isfinite(reached):
-        text = f"{first['family']} reaches {_part(reached)} of the rate that its intensity allows"
+        text = f"{first['family']} reaches {percent(reached)} of the rate that its intensity allows"
         if bound in (L1, L2, MEMORY):
             return f"{text} by DRAM and {first['flop_type']}; {bound}, which that excludes, is the limit."
         near = {DRAM_LEVEL: float(first["dram_fraction"])}.get(bound, float(first["compute_fraction"]))
@@ -503,8 +500,3 @@ def _family_sentence(found: Roofline) -> str:
 
 def _short(name: str) -> str:
     return name if len(name) <= _LONGEST_NAME else f"{name[: _LONGEST_NAME - 3]}..."
-
-
-def _part(share: float) -> str:
-    percent = 100 * float(share)
-    return f"{percent:.0f} %" if percent >= 10 or percent == 0 else f"{percent:.1f} %"

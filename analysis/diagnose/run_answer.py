@@ -8,6 +8,7 @@ from analysis import wording
 from analysis.diagnose.advice import Advice, disturbance, ranked, throughput_command
 from analysis.diagnose.answer import Answer, Point, Winner, answers, winners
 from analysis.load import LoadedTrial
+from analysis.metrics.comparison.winner import apart
 from analysis.metrics.records import published
 from analysis.metrics.speed_of_light import LOSS, NOT_EXPLAINED
 
@@ -16,6 +17,7 @@ Row = Mapping[str, Any]
 _OWN_CAUSE = ("waiting for data", "communication", "GEMMs on padding", NOT_EXPLAINED)
 """Bars of a waterfall that are a cause of their own, or none."""
 _SAME_STEP = ("task", "preset", "precision", "seq_len", "micro_batch_size", "world_size", "device", "implementation")
+_SAME_TRAINING = ("task", "preset", "seq_len", "world_size", "device", "implementation", "data")
 
 
 def complete_answers(
@@ -34,20 +36,21 @@ def complete_answers(
         out: the run directory, as commands name it.
         profiled: advice from profiles, by trial id.
     """
-    said = answers(found, ratios)
+    said, best = answers(found, ratios), winners(found)
     result = []
-    for winner, answer in zip(winners(found), said, strict=True):
+    for winner, answer in zip(best, said, strict=True):
         floor = _floor(trials, winner.best.row)
         badge = disturbed(winner.best)
-        good, numbers = _how_good(winner.best, floor)
+        good, mfu, numbers = _how_good(winner.best, floor)
         advice = [
             *_machine(winner.best, badge, out),
             *_of_row(winner, trials, out),
             *([] if floor is None or badge else _of_floor(floor, out)),
+            *_of_precisions(winner, best, out),
             *_of_profiles(winner.best, trials, profiled or {}),
         ]
         chosen = tuple(ranked(advice))
-        result.append(dataclasses.replace(answer, badge=badge, good=good, advice=chosen, numbers=numbers))
+        result.append(dataclasses.replace(answer, badge=badge, good=good, mfu=mfu, advice=chosen, numbers=numbers))
     return result
 
 
@@ -59,14 +62,15 @@ def disturbed(point: Point) -> str:
 def _floor(trials: Sequence[LoadedTrial], row: Row) -> Row | None:
     """The row of the step of the same shape that was broken down; None where there is none."""
     parts = [one.row for one in trials if one.trial.kind == "components" and one.row.get("of_floor") is not None]
-    return next((part for part in parts if all(part.get(name) == row.get(name) for name in _SAME_STEP)), None)
+    return next((part for part in parts if _equal(part, row, _SAME_STEP)), None)
 
 
-def _how_good(best: Point, floor: Row | None) -> tuple[tuple[str, ...], dict[str, Any]]:
-    row, sentences = best.row, []
+def _how_good(best: Point, floor: Row | None) -> tuple[tuple[str, ...], str, dict[str, Any]]:
+    """Sentences on the floor and the record, one on MFU, and the numbers of all."""
+    row, sentences, of_peak = best.row, [], ""
     low, high = best.rate_interval
     one_round = best.rounds == 1 and best.step_ms.low == best.step_ms.high
-    mfu = row.get("mfu")
+    mfu = best.mfu
     numbers: dict[str, Any] = {
         "samples_per_second": best.samples_per_second,
         "samples_per_second_low": None if one_round else low,
@@ -82,7 +86,7 @@ def _how_good(best: Point, floor: Row | None) -> tuple[tuple[str, ...], dict[str
         sentences.append(f"It reaches {share} of the speed of light measured here: {least} of {step} ms a step.")
     if mfu is not None:
         peak = wording.flops(row.get("measured_peak_flops"))
-        sentences.append(f"MFU is {wording.percent(mfu)} of the measured peak of {peak}.")
+        of_peak = f"MFU is {wording.percent(mfu)} of the measured peak of {peak}."
     record = published(str(best.trials[0].environment.get("device_name") or ""), row)
     if record is not None:
         of_record = best.samples_per_second / int(row["world_size"]) / record.samples_per_second
@@ -92,7 +96,7 @@ def _how_good(best: Point, floor: Row | None) -> tuple[tuple[str, ...], dict[str
             f"That is {wording.percent(of_record)} of the published {rate} samples/s per device "
             f"({record.conditions}; {record.source})."
         )
-    return tuple(sentences), numbers
+    return tuple(sentences), of_peak, numbers
 
 
 def _machine(best: Point, badge: str, out: str) -> list[Advice]:
@@ -162,6 +166,37 @@ def _untried(winner: Winner, trials: Sequence[LoadedTrial], out: str) -> list[Ad
     return found
 
 
+def _of_precisions(winner: Winner, every: Sequence[Winner], out: str) -> list[Advice]:
+    """What the run measured of the same training in other precisions: the gain of the fastest, none where none is."""
+    mine = winner.best
+    fastest = [
+        max(points, key=lambda point: point.samples_per_second)
+        for other in every
+        if other is not winner
+        if (points := [point for point in other.group if _equal(point.row, mine.row, _SAME_TRAINING)])
+    ]
+    if not fastest:
+        return []
+    faster = [
+        point
+        for point in fastest
+        if point.samples_per_second > mine.samples_per_second and apart(point.candidate, mine.candidate)
+    ]
+    best = max(faster, key=lambda point: point.samples_per_second, default=mine)
+    saves = 1 - mine.samples_per_second / best.samples_per_second
+    new, old = best.row["precision"], mine.row["precision"]
+    rates = f"{wording.number(best.samples_per_second)} and {wording.number(mine.samples_per_second)} samples/s"
+    seen = f"{new} is faster than {old} in this run ({rates})"
+    command = throughput_command(best.row, out)
+    remedy = f"train in {new}"
+    of = "time per sample"
+    return [Advice(cause="precision", seen=seen, remedy=remedy, command=command, saves=saves, of=of, firm=True)]
+
+
+def _equal(one: Row, other: Row, names: Sequence[str]) -> bool:
+    return all(one.get(name) == other.get(name) for name in names)
+
+
 def _of_floor(floor: Row, out: str) -> list[Advice]:
     """The loss of a broken-down step that is largest: what a step could save if that part ran at its ceiling."""
     losses = [bar for bar in floor["waterfall"] if bar["kind"] == LOSS and bar["name"] not in _OWN_CAUSE]
@@ -179,6 +214,6 @@ def _of_profiles(best: Point, trials: Sequence[LoadedTrial], profiled: Mapping[s
     same = [
         trial.trial.trial_id
         for trial in trials
-        if trial.trial.kind == "profile" and all(trial.row.get(name) == best.row.get(name) for name in _SAME_STEP)
+        if trial.trial.kind == "profile" and _equal(trial.row, best.row, _SAME_STEP)
     ]
     return [advice for name in same for advice in profiled.get(name, ())]

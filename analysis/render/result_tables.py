@@ -27,7 +27,7 @@ def answer_lines(said: Sequence[Answer]) -> list[str]:
     lines = []
     for answer in said:
         badge = " [machine disturbed]" if answer.badge else ""
-        lines += [f"{answer.headline.removesuffix('.')}{badge}.", *answer.good]
+        lines += [f"{answer.headline.removesuffix('.')}{badge}.", *answer.how_good]
         lines += advice_lines(answer.advice)
     return lines
 

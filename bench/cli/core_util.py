@@ -70,6 +70,7 @@ def run(options: CoreUtilOptions) -> Result:
     whole = joined(counters) if _of_one_run(counters, sizes) else None
     problems = _problems(options.files, counters)
     found = _findings(options, counters, whole, sizes, window_ns)
+    about = _advice(options, found, counters if whole is None else [whole], window_ns) if options.json else {}
     if options.by is not None and not options.json:
         return findings_result(found, problems, options)
     uses = [_as_json(file, part, window_ns) for file, part in zip(options.files, counters, strict=True)]
@@ -81,11 +82,24 @@ def run(options: CoreUtilOptions) -> Result:
             blocks.append([f"all {len(counters)} files", *_lines(core_use(whole, window_ns))])
     written = [] if options.csv is None else write_csvs(found, options.csv)
     return Result(
-        document=document(found, problems, files=uses, joint=joint),
+        document=document(found, problems, files=uses, joint=joint, **about),
         blocks=[Plain("\n".join(lines)) for lines in blocks],
         notes=[f"{len(written)} tables are in {options.csv}"] if written else [],  # four lines are all that stdout gets
         problems=problems,
     )
+
+
+def _advice(
+    options: CoreUtilOptions, found: Sequence[Finding], counters: Sequence[KernelCounters], window_ns: float | None
+) -> dict[str, Any]:
+    """The field `advice` of the document; a table that --by names has none, so that all tables are made for it."""
+    from analysis.diagnose.explain import to_do
+    from analysis.sources import Source
+
+    if options.by is not None:
+        found = [one for part in counters for one in core_findings.findings(part, window_ns)]
+    source = Source(path=options.files[0], counters=tuple(counters))
+    return {"advice": [one.to_json() for one in to_do(source, found)]}
 
 
 def _lines(use: CoreUse) -> list[str]:

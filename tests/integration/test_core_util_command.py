@@ -125,3 +125,10 @@ def test_a_file_that_ncu_did_not_write_is_refused(tmp_path: Path) -> None:
     (tmp_path / "bad.csv").write_text("hello\n")
     with refused("file-format", "bad.csv", "ncu"):
         result("core-util", tmp_path / "bad.csv")
+
+
+def test_json_has_the_advice_of_analyze_also_with_one_table(tmp_path: Path) -> None:
+    file = page(tmp_path)
+    expected = document("analyze", file)["advice"]
+    assert expected and document("core-util", file)["advice"] == expected
+    assert document("core-util", file, "--by", "family")["advice"] == expected

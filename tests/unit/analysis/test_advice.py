@@ -37,8 +37,8 @@ ROW: dict[str, Any] = {
 }  # fmt: skip
 
 
-def advice(cause: str, saves: float | None, replayed: bool = False) -> Advice:
-    return Advice(cause=cause, seen=cause, remedy="try", saves=saves, unknown="" if saves else "?", replayed=replayed)
+def advice(cause: str, saves: float | None, firm: bool = False) -> Advice:
+    return Advice(cause=cause, seen=cause, remedy="try", saves=saves, unknown="" if saves else "?", firm=firm)
 
 
 def parses(command: str) -> None:
@@ -65,9 +65,9 @@ def test_each_cause_is_named_once_and_small_gains_are_not() -> None:
 
 
 def test_a_replay_replaces_the_share_of_idle_time_also_where_it_shows_no_gain() -> None:
-    (one,) = ranked([advice("host", 0.6), advice("host", 0.2, replayed=True)])
+    (one,) = ranked([advice("host", 0.6), advice("host", 0.2, firm=True)])
     assert one.saves == 0.2
-    assert ranked([advice("host", 0.6), advice("host", 0.0, replayed=True)]) == []
+    assert ranked([advice("host", 0.6), advice("host", 0.0, firm=True)]) == []
 
 
 @pytest.mark.parametrize(
@@ -119,7 +119,7 @@ def test_advice_on_every_recorded_trace_is_sound(path: Path) -> None:
     assert gains == sorted(gains, reverse=True)
     for one in found:
         parses(one.command)
-        if one.replayed:
+        if one.firm:
             assert one.saves == pytest.approx(replayed(source.timelines, one.cause), rel=1e-6, abs=1e-9)
         elif one.cause in ("host", "data"):
             assert one.saves is not None and one.saves <= idle_share(source.timelines) + 1e-9
@@ -221,6 +221,32 @@ def test_padding_is_not_advised_against_where_leaving_it_out_was_slower(tmp_path
             made.append(dataclasses.replace(ours[0], row=row))
         (said,) = complete_answers(made, points(made), [], str(tmp_path))
         assert ("padding" in {one.cause for one in said.advice}) == advised
+
+
+@pytest.mark.parametrize(
+    ("usual", "other", "scale"), [("fp32", "bf16", 0.5), ("bf16", "fp32", 0.7), ("fp32", "bf16", 2.0)]
+)
+def test_a_precision_that_was_faster_in_the_run_is_advised_and_a_slower_one_never(
+    usual: str, other: str, scale: float, tmp_path: Path
+) -> None:
+    """The gain is what the run measured; what a profile estimates about precision does not count beside it."""
+    batches: dict[str, Any] = {"implementations": ("bertbench",), "worlds": (1,), "count": 15}
+    write_sweep(tmp_path, precision=usual, batches=(4, 8), **batches)
+    trials = list(load_run(write_sweep(tmp_path, precision=other, batches=(8,), scale=scale, **batches)))
+    trial = next(one for one in trials if one.trial.precision == usual and one.trial.micro_batch_size == 8)
+    profile = dataclasses.replace(trial.trial, kind="profile", profiler="torch")
+    row = {**trial.row, "samples_per_second": None}
+    trials.append(dataclasses.replace(trial, trial=profile, row=row))
+    found = points(trials)
+    rates = {p: max(one.samples_per_second for one in found if one.row["precision"] == p) for p in (usual, other)}
+    guess = {profile.trial_id: [advice("precision", 0.9)]}
+    first = complete_answers(trials, found, [], str(tmp_path), guess)[0]
+    assert first.numbers["samples_per_second"] == rates[usual]
+    chosen = [one for one in first.advice if one.cause == "precision"]
+    assert len(chosen) == (scale < 1)
+    for one in chosen:
+        assert one.saves == pytest.approx(1 - rates[usual] / rates[other]) and f"--precisions {other}" in one.command
+        parses(one.command)
 
 
 def test_counters_advise_by_what_the_busiest_unit_leaves() -> None:

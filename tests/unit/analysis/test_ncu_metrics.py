@@ -109,7 +109,7 @@ def test_a_long_kernel_that_l1_holds_back_is_told_so_with_its_bank_conflicts_and
     assert row["bank_conflicts"] == pytest.approx(0.93) and row["occupancy_limit"] == "shared memory"
     assert (row["achieved_occupancy"], row["theoretical_occupancy"]) == (pytest.approx(0.083), pytest.approx(0.0833))
     text = told(counters)
-    assert all(term in text for term in ("100 % is bound by L1/TEX", "89 %", "93 %", "8.3 %", "shared memory"))
+    assert all(term in text for term in ("100 % is bound by L1/TEX", "88.8 %", "93.0 %", "8.3 %", "shared memory"))
     assert not any(term in text for term in WRONG)
 
 
@@ -192,7 +192,7 @@ LIMITED = {**QUIET, "sm__maximum_warps_per_active_cycle_pct": 8.33, f"sm__warps_
          ("8.3 %", "limited by shared memory"), (*WRONG, "registers")),
         (250, {**LIMITED, "launch__occupancy_limit_shared_mem": 2, "launch__occupancy_limit_registers": 2},
          ("registers and shared memory",), WRONG),
-        (250, {**NOTHING, f"sm__warps_active{ACTIVE}": 20}, ("20 %", "100 %"), WRONG),
+        (250, {**NOTHING, f"sm__warps_active{ACTIVE}": 20}, ("20.0 %", "100 %"), WRONG),
     ],
 )  # fmt: skip
 def test_a_larger_batch_is_advised_only_for_what_is_too_short_or_too_small(
@@ -218,8 +218,8 @@ def test_shares_of_several_launches_are_weighted_by_their_time(tmp_path: Path) -
     kernels = [{"gpu__time_duration.sum": 1, L1: 90, **rest}, {"gpu__time_duration.sum": 3, L1: 10, **rest}]
     assert only(raw(tmp_path, *kernels))["l1_fraction"] == pytest.approx(0.3)
     text = told(raw(tmp_path, *kernels, names=("first", "second")))
-    assert "75 % is bound by latency" in text and "25 % is bound by L1/TEX" in text
-    assert text.index("second (75 % of the time)") < text.index("first (25 % of the time)")
+    assert "75.0 % is bound by latency" in text and "25.0 % is bound by L1/TEX" in text
+    assert text.index("second (75.0 % of the time)") < text.index("first (25.0 % of the time)")
 
 
 def test_the_figure_says_that_it_is_of_dram_alone(tmp_path: Path) -> None:
@@ -293,8 +293,8 @@ def test_what_dram_alone_would_allow_is_no_gain_where_a_cache_holds_the_kernel_b
               "dram__bytes.sum": 2000}  # fmt: skip
     measured = {"dram": 4e9, "fp32": 100e9}
     for l2, terms, without in (
-        (80, ("50 %", "L2"), "gained"),
-        (20, ("50 %", "the rest can be gained"), "L2"),
+        (80, ("50.0 %", "L2"), "gained"),
+        (20, ("50.0 %", "the rest can be gained"), "L2"),
     ):
         found = roofline_findings(roofline(raw(tmp_path, {**kernel, L1: 20, L2: l2}), measured))[1].sentence
         assert all(term in found for term in terms) and without not in found.partition(". ")[0]
