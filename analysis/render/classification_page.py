@@ -36,26 +36,26 @@ _MOST_NAMES = 100
 _NUMBERED_CELL, _CELL, _LETTER = 0.62, 0.24, 0.075
 """Inches: side of a cell with a number, of one without, width of a letter of a name."""
 _LONGEST_UPRIGHT = 7
-"""Letters of names that fit under a cell beside each other."""
+"""Longest name that stands horizontally under a cell, in letters."""
 _SMOOTH = 40
-"""Points of the smoothed curve of losses at most."""
+"""Most points of the smoothed loss curve."""
 _LEAST_MEAN = 8
-"""Updates that each of them is the mean of at least."""
+"""Fewest updates in the mean of each of these points."""
 _FEW = 6
 """Largest number of labels for two matrices side by side."""
 MOST_CONFUSED = 15
-_RUN_NAMES = {"instead_of": "files were before of run"}
+_RUN_NAMES = {"instead_of": "replaced the files of run"}
 
 Names = Mapping[str, str]
 
 
 def distribution_figure(distribution: Mapping[str, Mapping[str, int]], caption: str, names: Names) -> Figure:
-    """Return how many texts of each split have each label, the most frequent first.
+    """Return the number of texts per label and split, the most frequent label first.
 
     Args:
         distribution: split -> label -> texts, at least one label.
-        caption: of the figure.
-        names: label -> its name in figures, where that is another one.
+        caption: caption of the figure.
+        names: label -> name in figures, if it differs.
     """
     totals: dict[str, int] = {}
     for counts in distribution.values():
@@ -75,7 +75,7 @@ def distribution_figure(distribution: Mapping[str, Mapping[str, int]], caption: 
         caption=caption,
         panels=[
             Panel(
-                title=f"Texts of each of {len(labels)} labels{more}",
+                title=f"Texts per label, {len(labels)} labels{more}",
                 x=Axis(label="texts"),
                 y=categories([names.get(label) or short_label(label) for label in shown]),
                 series=series,
@@ -88,12 +88,12 @@ def distribution_figure(distribution: Mapping[str, Mapping[str, int]], caption: 
 
 
 def confusion_figure(found: Classification, normalized: bool, names: Names) -> Figure:
-    """Return the confusion matrix, in texts or in shares of each row.
+    """Return the confusion matrix, as counts or as shares of each row.
 
     Args:
         found: the predictions, with a matrix.
-        normalized: shares instead of texts.
-        names: label -> its name in figures, where that is another one.
+        normalized: shares instead of counts.
+        names: label -> name in figures, if it differs.
     """
     count = len(found.labels)
     values: Float64 = 100 * found.normalized if normalized else found.confusion.astype(np.float64)
@@ -102,7 +102,7 @@ def confusion_figure(found: Classification, normalized: bool, names: Names) -> F
     upright = numbered and max(map(len, shown)) <= _LONGEST_UPRIGHT
     matrix = float(np.clip((_NUMBERED_CELL if numbered else _CELL) * count, 2.4, 13 if named else 7.5))
     beside = _LETTER * max(map(len, shown)) if named else 0.3
-    # Of too many labels the places in the table would say nothing.
+    # With too many labels, their names would be illegible.
     ticks = [*enumerate(shown)] if named else []
     order = "" if named else f", {count:,} labels in the order of the table"
     cells = Matrix(
@@ -116,7 +116,7 @@ def confusion_figure(found: Classification, normalized: bool, names: Names) -> F
     return Figure(
         name="confusion_matrix_normalized" if normalized else "confusion_matrix",
         title="Confusion matrix",
-        caption=f"{'shares of each row' if normalized else 'texts'}: true labels down, predictions across",
+        caption=f"{'Share of each row' if normalized else 'Texts'}; true labels in rows, predictions in columns",
         panels=[
             Panel(
                 title="Confusion, share of each row" if normalized else "Confusion, texts",
@@ -141,12 +141,12 @@ def _cell(value: float, normalized: bool) -> str:
 def curves_figure(
     curve: Sequence[tuple[int, float]], evaluations: Sequence[Mapping[str, Any]], majority: float
 ) -> Figure:
-    """Return training and validation loss, and the scores on the validation split, over the updates.
+    """Return training loss, validation loss and validation scores by update.
 
     Args:
         curve: (updates, training loss), at least one.
         evaluations: scores by name, with `applied_steps`.
-        majority: accuracy of the most frequent label in the test split, from 0 to 1.
+        majority: accuracy of always predicting the most frequent label of the test split, from 0 to 1.
     """
     steps, values = np.array(curve, dtype=float).T
     smooth_steps, smooth = _smoothed(steps, values)
@@ -155,7 +155,7 @@ def curves_figure(
         Line(name="training, mean", x=smooth_steps, y=smooth),
         *_evaluated(evaluations, "log_loss", "vermilion", "validation"),
     ]
-    most = "always the most frequent label"
+    most = "majority baseline"
     scores: list[Series] = [
         *_evaluated(evaluations, "accuracy", "blue", score("accuracy").label),
         *_evaluated(evaluations, "balanced_accuracy", "green", score("balanced_accuracy").label),
@@ -167,7 +167,7 @@ def curves_figure(
     return Figure(
         name="loss_and_accuracy",
         title="Loss and accuracy",
-        caption="over the updates; validation texts are never trained on",
+        caption="By optimizer update. The model is not trained on validation texts.",
         panels=[
             Panel(title="Loss, nats", x=updates, y=Axis(low=0), series=losses, legend="inside"),
             Panel(
@@ -199,7 +199,7 @@ def _smoothed(steps: Float64, values: Float64) -> tuple[Float64, Float64]:
 
 
 def write_classification_report(result: ClassificationResult, found: Classification, folder: Path) -> Path:
-    """Write the page, which holds its figures, and the figures and tables themselves; return the page.
+    """Write the page, its figures and its tables; return the path of the page.
 
     Raises:
         StorageError: the folder cannot be written.
@@ -220,20 +220,20 @@ def classification_page(result: ClassificationResult, found: Classification) -> 
         "bertbench classification",
         [
             Section("", answer, "answer"),
-            Section("What was read", [Facts([*facts(result), *legend])]),
+            Section("Input", [Facts([*facts(result), *legend])]),
             Section("Figures", [Gallery(classification_figures(result, found, names))]),
-            Section("Each label", [Prose("Of the test split.", "faint"), report_table(found)]),
+            Section("Each label", [Prose("Scores on the test split.", "faint"), report_table(found)]),
             Section("Most frequent errors", [confused] if confused.rows else []),
         ],
     )
 
 
 def classification_figures(result: ClassificationResult, found: Classification, names: Names) -> list[Figure]:
-    """Return the figures of a classification; `names` are those of labels in figures."""
-    distribution, source = result.distribution, "texts of each split by label"
+    """Return the figures of a classification; `names` maps labels to their names in figures."""
+    distribution, source = result.distribution, "Texts per label and split."
     if not any(distribution.values()):
         distribution = {"test": {one.label: one.support for one in found.scores}}
-        source = "texts of the test split by label"
+        source = "Texts per label, test split."
     shown = [distribution_figure(distribution, source, names)]
     if found.has_matrix:
         shown += [confusion_figure(found, normalized, names) for normalized in (False, True)]
@@ -243,7 +243,7 @@ def classification_figures(result: ClassificationResult, found: Classification, 
 
 
 def _write_confusion(found: Classification, folder: Path) -> None:
-    """Write the confusion matrix as a table; of too many labels the pairs that occur."""
+    """Write the confusion matrix as a table or, with too many labels, the pairs that occur."""
     matrix, pairs = folder / "confusion_matrix.csv", folder / "confusion_pairs.csv"
     if not found.has_matrix:
         names = ("true_label", "prediction", "texts")
@@ -258,22 +258,22 @@ def headline(found: Classification) -> str:
     """Return the result in one sentence."""
     gain = 100 * (found.accuracy - found.majority)
     return (
-        f"{100 * found.accuracy:.1f} % of {found.texts:,} held-out texts are given their label, one of "
-        f"{len(found.labels)}: {abs(gain):.1f} points {'more' if gain >= 0 else 'less'} than by the most frequent label"
+        f"Accuracy {100 * found.accuracy:.1f} % on {found.texts:,} held-out texts with {len(found.labels)} labels: "
+        f"{abs(gain):.1f} points {'above' if gain >= 0 else 'below'} always predicting the most frequent label"
     )
 
 
 def cards(found: Classification) -> list[tuple[str, str]]:
     """Return the scores as (name, value)."""
-    names = ("accuracy", "balanced accuracy", "macro F1", "weighted F1", "most frequent label alone")
+    names = ("accuracy", "balanced accuracy", "macro F1", "weighted F1", "majority baseline")
     values = (found.accuracy, found.balanced_accuracy, found.macro_f1, found.weighted_f1, found.majority)
     return [(name, f"{100 * value:.1f} %") for name, value in zip(names, values, strict=True)]
 
 
 def facts(result: ClassificationResult) -> list[tuple[str, str]]:
-    """Return what was read, and how it was trained, as (name, value)."""
+    """Return the input and the training settings as (name, value)."""
     splits = ", ".join(f"{split} {sum(counts.values()):,}" for split, counts in result.distribution.items())
-    rows = [("read from", result.path.name), ("texts", splits)]
+    rows = [("source", result.path.name), ("texts", splits)]
     rows += [
         (_RUN_NAMES.get(name, name.replace("_", " ")), str(value))
         for name, value in result.run.items()

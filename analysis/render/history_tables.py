@@ -1,4 +1,4 @@
-"""The history of runs as tables: a table per measurement that was repeated, a line per other one."""
+"""The history of runs: a table for each repeated measurement, one line for each other measurement."""
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -15,19 +15,19 @@ Row = Mapping[str, Any]
 
 
 def history_blocks(found: History) -> list[tables.Block]:
-    """Return a table per measurement that was repeated, a line per other one, and what the newest are."""
+    """Return a table per repeated measurement, a line per other one, and a count of the latest verdicts."""
     named = list(zip(found.series, series_titles(found.series), strict=True))
     blocks = [block for one, title in named if len(one.points) > 1 for block in repeated_blocks(one, title)]
     blocks += [once_line(one, title) for one, title in named if len(one.points) == 1]
     newest = [one.points[-1].verdict or "first" for one in found.series]
     tally = ", ".join(f"{newest.count(name)} {name}" for name in dict.fromkeys(newest))
     measured = f"{len(newest)} configuration{'' if len(newest) == 1 else 's'}"
-    last = f"{measured}; the newest of each: {tally}; threshold {100 * found.threshold:g} %"
+    last = f"{measured}; latest verdicts: {tally}; threshold {100 * found.threshold:g} %"
     return [*blocks, tables.Plain(last)]
 
 
 def series_titles(series: Sequence[Series]) -> list[str]:
-    """Return per series what was measured, and on which machine; where two are alike, with what they differ in."""
+    """Return the title of each series: measurement, machine, and the settings that tell equal ones apart."""
     alike: dict[str, list[Row]] = defaultdict(list)
     for one in series:
         alike[_measured_what(one.row)].append(one.row)
@@ -45,11 +45,11 @@ def _measured_what(row: Row) -> str:
 
 
 def _setting(value: object) -> str:
-    return "as usual" if value in (None, "") else str(value)
+    return "default" if value in (None, "") else str(value)
 
 
 def run_names(one: Series) -> list[str]:
-    """Return a name per point: the last part of its folder, with as many before it as tell them apart."""
+    """Return a name per point: the last parts of its folder, as many as tell the points apart."""
     folders = [Path(point.run).parts for point in one.points]
     longest = max(map(len, folders))
     for count in range(1, longest + 1):
@@ -60,17 +60,17 @@ def run_names(one: Series) -> list[str]:
 
 
 def repeated_blocks(one: Series, title: str) -> list[tables.Block]:
-    """Return the table of a measurement that several runs made, what changed between them, and the reasons."""
+    """Return the table of a repeated measurement, the changes between its runs, and the reasons for verdicts."""
     names = run_names(one)
     rows = [_row(point, name) for point, name in zip(one.points, names, strict=True)]
     columns = [
-        tables.plain("began (UTC)", "when"),
+        tables.plain("started (UTC)", "when"),
         tables.plain("run", "name"),
         tables.measured("rounds", "rounds", wording.count),
         tables.recorded("samples_per_second"),
         tables.spread("samples_per_second"),
         tables.recorded("step_time_ms"),
-        tables.measured("time / before", "time_ratio", lambda value: wording.number(value, 4)),
+        tables.measured("time / previous", "time_ratio", lambda value: wording.number(value, 4)),
         tables.measured("time / first", "time_ratio_first", lambda value: wording.number(value, 4)),
         tables.plain("verdict", "said"),
     ]
@@ -85,10 +85,10 @@ def repeated_blocks(one: Series, title: str) -> list[tables.Block]:
 
 
 def once_line(one: Series, title: str) -> str:
-    """Return a measurement that one run made, in one line."""
+    """Return a measurement that only one run made, as one line."""
     (point,) = one.points
     speed = f"{wording.number(point.samples_per_second)} samples/s" if point.status == "ok" else point.status
-    return f"in one run, {speed}: {title}: {point.run}"
+    return f"measured once, {speed}: {title}: {point.run}"
 
 
 def _row(point: Point, name: str) -> Row:

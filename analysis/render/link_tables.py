@@ -1,4 +1,4 @@
-"""Collectives, the lines fitted to them, and projections: tables, sentences, and the form of nccl-tests."""
+"""Tables and sentences about collectives, fitted alpha-beta lines and projections; output in the form of nccl-tests."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -24,7 +24,7 @@ _NONE = f"{'N/A':>9}  {'N/A':>6}  {'N/A':>6}  {'N/A':>6}"
 
 
 def nccl_tests_text(trial: LoadedTrial) -> str:
-    """Return one trial of kind comm as nccl-tests prints a test. Placements that were not measured are N/A."""
+    """Return a trial of kind comm in the format of nccl-tests. Placements that were not measured are N/A."""
     lines = [*_head(trial), *(_line(trial.trial.precision, pair) for pair in _pairs(trial.row["by_size"]))]
     average = trial.row["avg_busbw_gb_s"] or 0.0
     wrong = int(trial.row["wrong"])
@@ -56,7 +56,7 @@ def _head(trial: LoadedTrial) -> Iterator[str]:
 
 
 def _pairs(rows: Sequence[Row]) -> list[dict[str, Row]]:
-    """Rows of one size together, by placement."""
+    """Group the rows by size and placement."""
     pairs: dict[int, dict[str, Row]] = {}
     for row in rows:
         pairs.setdefault(int(row["size_bytes"]), {})[str(row["placement"])] = row
@@ -75,20 +75,20 @@ def _line(precision: str, pair: Mapping[str, Row]) -> str:
 def _values(row: Row | None) -> str:
     if row is None or row["algbw_gb_s"] is None:
         return _NONE
-    # Four digits of the time, as many as are known.
+    # The time is known to four digits.
     time = float(row["time_us"])
     shown = f"{time:.2f}" if time < 100 else f"{time:.1f}" if time < 1e4 else f"{time:.0f}"
     return f"{shown:>9}  {row['algbw_gb_s']:>6.2f}  {row['busbw_gb_s']:>6.2f}  {row['wrong']:>6d}"
 
 
 def named(link: Link) -> str:
-    """Return a line's name; its placement only where there are two."""
+    """Return the name of a line; with its placement only if the collective has two."""
     placement = f" {link.placement.replace('_', ' ')}" if len(COLLECTIVES[link.collective]) > 1 else ""
     return f"{link.collective} {link.dtype}{placement}"
 
 
 def link_sentences(links: Sequence[Link]) -> list[str]:
-    """Return what the fitted lines say, a sentence each."""
+    """Return one sentence per fitted line."""
     return [_sentence(link) for link in links]
 
 
@@ -96,7 +96,7 @@ def _sentence(link: Link) -> str:
     head = f"{named(link)}, {' and '.join(map(str, link.ranks))} ranks"
     head += f" on {link.nodes} nodes" if link.nodes > 1 else ""
     if link.reason:
-        return f"{head}: no alpha-beta line: {link.reason}"
+        return f"{head}: no alpha-beta fit: {link.reason}"
     (row,) = link_rows([link])
     steps, part = {"all_reduce": ("2(n-1) x ", "2(n-1)/n x "), "broadcast": ("", "")}.get(
         link.collective, ("(n-1) x ", "(n-1)/n x ")
@@ -107,14 +107,14 @@ def _sentence(link: Link) -> str:
         for name in ("alpha_us", "bandwidth_gb_s")
     }
     return (
-        f"{head}: time = {steps}{span['alpha_us']} us + {part}bytes / {span['bandwidth_gb_s']} GB/s; off by "
-        f"{wording.percent(row['median_error'])} (median), {wording.percent(abs(row['largest_error']))} at "
-        f"{wording.size(row['largest_error_bytes'])}{'; caution: ' if row['caution'] else ''}{row['caution']}"
+        f"{head}: time = {steps}{span['alpha_us']} us + {part}bytes / {span['bandwidth_gb_s']} GB/s; error "
+        f"{wording.percent(row['median_error'])} (median), {wording.percent(abs(row['largest_error']))} (largest, at "
+        f"{wording.size(row['largest_error_bytes'])}){'; caution: ' if row['caution'] else ''}{row['caution']}"
     )
 
 
 def by_reason(rows: Sequence[Row], name: Callable[[Row], str]) -> dict[str, list[str]]:
-    """Return the names of the projections that were refused, by reason, each once."""
+    """Return the names of the refused projections by reason, each once."""
     found: dict[str, dict[str, None]] = {}
     for row in rows:
         if row["reason"]:
@@ -130,11 +130,9 @@ def _projection_name(row: Row) -> str:
 
 
 def projection_blocks(rows: Sequence[Row]) -> list[tables.Block]:
-    """Return what a projection says, and those that there are not, together where the reason is one."""
+    """Return the projections, then the configurations that could not be projected, grouped by reason."""
     made = [row for row in rows if not row["reason"]]
-    blocks: list[tables.Block] = (
-        [projection_table(made)] if made else ["no measured throughput that could be projected"]
-    )
+    blocks: list[tables.Block] = [projection_table(made)] if made else ["no measured throughput to project"]
     blocks += assumptions(made)
     for reason, names in by_reason(rows, _projection_name).items():
         blocks += [f"not projected: {reason}:", *(f"  {name}" for name in names)]
@@ -142,7 +140,7 @@ def projection_blocks(rows: Sequence[Row]) -> list[tables.Block]:
 
 
 def collectives_table(rows: Sequence[Row]) -> tables.Table:
-    """Return what was measured of collectives, by size."""
+    """Return the measured collectives by message size."""
     columns = [
         tables.plain("collective", "collective"),
         tables.plain("dtype", "dtype"),
@@ -184,12 +182,12 @@ def links_table(rows: Sequence[Row]) -> tables.Table:
     if any(row["caution"] for row in rows):
         columns.append(tables.plain("caution", "caution"))
     if any(row["reason"] for row in rows):
-        columns.append(tables.plain("no line because", "reason"))
+        columns.append(tables.plain("not fitted because", "reason"))
     return tables.build("links", columns, rows)
 
 
 def assumptions(rows: Sequence[Row]) -> list[str]:
-    """Return what projections assume, each assumption once, with the numbers of devices it was made for."""
+    """Return each assumption of the projections once, with the device counts it applies to."""
     found: dict[str, dict[str, None]] = {}
     for row in rows:
         if row["assumption"]:
@@ -198,7 +196,7 @@ def assumptions(rows: Sequence[Row]) -> list[str]:
 
 
 def projection_table(rows: Sequence[Row]) -> tables.Table:
-    """Return what is projected to other numbers of devices, of those for which it could be."""
+    """Return the projections to other device counts."""
     columns = [
         tables.plain("implementation", "implementation"),
         tables.plain("strategy", "strategy"),

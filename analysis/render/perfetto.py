@@ -1,9 +1,9 @@
-"""Timelines as one Chrome trace file that ui.perfetto.dev opens, with tracks that a profiler's own file has not.
+"""Timelines as one Chrome trace file that ui.perfetto.dev opens, with tracks that the profiler's own file lacks.
 
 Each rank has a process of tracks for what the suite derives (steps, phases, computation, communication, exposed
 communication, copies, idle), one for its host threads and one per GPU with a track per stream. The format is "Trace
 Event Format" (Google, JSON object form) in the PyTorch profiler's dialect: categories, `args` and baseTimeNanoseconds
-are Kineto's, so that whatever reads its files reads these. Nothing else of the source, such as environments, goes in.
+are Kineto's, so tools that read its files also read these. Nothing else is copied from the source.
 """
 
 import gzip
@@ -28,9 +28,9 @@ if TYPE_CHECKING:
 
 
 def derived_tracks(timeline: Timeline) -> Iterator[tuple[str, "pd.DataFrame"]]:
-    """Yield (title, table) of the tracks that have a slice; tables have name, start, end, ns.
+    """Yield (title, table) of each track that has a slice; tables have name, start, end, ns.
 
-    "communication" has a slice per collective, with bytes and group; the others are unions of intervals as
+    "communication" has a slice per collective, with bytes and group. The others are unions of intervals as
     time.temporal defines them. Exposed communication is communication less computation, idle the window of the steps
     (of the work where no step is marked) less all work.
     """
@@ -72,11 +72,11 @@ class Exported:
     events: int
     """Slices in it: kernels, operators, calls, ranges, steps and those of the derived tracks."""
     problems: tuple[str, ...]
-    """What the timelines lack, one sentence each."""
+    """Data that the timelines lack, one sentence each."""
 
 
 def write_perfetto(timelines: Sequence[Timeline], path: Path) -> Exported:
-    """Write timelines into one file, gzip-compressed where its name ends in .gz, whole or not at all.
+    """Write timelines to one file atomically, gzip-compressed if its name ends in .gz.
 
     Times are microseconds since the earliest event, with all nanoseconds as decimals; baseTimeNanoseconds is the time
     of that event. Slices of one track that overlap without nesting go to further tracks of the same name.
@@ -88,11 +88,11 @@ def write_perfetto(timelines: Sequence[Timeline], path: Path) -> Exported:
     starts = [int(table["start"].min()) for timeline in timelines for table in _tables(timeline) if len(table)]
     if not starts:
         raise InputError(
-            "trace-without-work", "there is no event to write: give a trace with kernels, operators, calls or ranges"
+            "trace-without-work", "the trace has no events: give one with kernels, operators, calls or ranges"
         )
     base = min(starts)
     with atomic_path(path) as temporary, temporary.open("wb") as raw:
-        # No name and no time inside: the same timelines make the same file.
+        # No file name or time is stored, so equal timelines make equal files.
         packed = gzip.GzipFile("", "wb", 4, raw, mtime=0) if path.name.endswith(".gz") else None
         file = cast(BinaryIO, packed) if packed else raw
         writer = _Writer(file, base)
@@ -171,7 +171,7 @@ def _host(timeline: Timeline) -> Iterator[tuple[str, "pd.DataFrame"]]:
 
 
 def _launches(timeline: Timeline) -> frozenset[int]:
-    """Correlation ids that both a call and a kernel have: an arrow leads from one to the other."""
+    """Return the correlation ids that a call and a kernel share: an arrow connects the two."""
     if "correlation_id" not in timeline.kernels or not len(timeline.api):
         return frozenset()
     found = np.intersect1d(timeline.api["correlation_id"].to_numpy(), timeline.kernels["correlation_id"].to_numpy())
@@ -179,7 +179,7 @@ def _launches(timeline: Timeline) -> frozenset[int]:
 
 
 def _arguments(table: "pd.DataFrame", wanted: Sequence[str]) -> Callable[[dict[str, Any]], dict[str, Any]]:
-    """Return what makes the args of a row: the columns that the table has, under Kineto's names."""
+    """Return a function that makes the args of a row from the columns of the table, under Kineto's names."""
     plain = [name for name in wanted if name in table.columns]
     shapes = [name for name in ("grid", "block") if name in wanted and f"{name}_x" in table.columns]
 
@@ -194,7 +194,7 @@ def _arguments(table: "pd.DataFrame", wanted: Sequence[str]) -> Callable[[dict[s
 
 
 class _Writer:
-    """Writes events as they come; keeps tracks, no events."""
+    """Writes events as they arrive; keeps only tracks in memory."""
 
     def __init__(self, file: BinaryIO, base: int) -> None:
         self._file = file
@@ -220,7 +220,7 @@ class _Writer:
         arguments: Callable[[dict[str, Any]], dict[str, Any]] = lambda row: {},
         flow: tuple[str, frozenset[int]] | None = None,
     ) -> None:
-        """Write one slice per row, and an arrow's end where `flow` (its phase, the ids that have one) says so."""
+        """Write one slice per row, and the end of an arrow for each id in `flow` (phase, ids)."""
         for row in _rows(table):
             start, length = row["start"], max(0, row["end"] - row["start"])
             tid = self._lane(pid, name, start, start + length)
@@ -234,7 +234,7 @@ class _Writer:
             self.slices += 1
             number = row.get("correlation_id", -1)
             if flow is not None and number in flow[1]:
-                # A rank's own numbers: ids are one space in the file.
+                # Ids are shared by the whole file, so the rank is part of them.
                 self._event(
                     f'{{"ph": "{flow[0]}", "cat": "ac2g", "name": "ac2g", "id": "{pid // _PROCESSES}.{number}", '
                     f'"pid": {pid}, "tid": {tid}, "ts": {time}{", " + _ENCLOSING if flow[0] == "f" else ""}}}'
@@ -246,7 +246,7 @@ class _Writer:
             self._first, self._lines = False, []
 
     def _lane(self, pid: int, name: str, start: int, end: int) -> int:
-        """Return the thread of the first lane in which a slice follows, or lies inside, those before it."""
+        """Return the thread of the first lane in which the slice follows the others or nests in them."""
         lanes = self._tracks.setdefault((pid, name), [])
         for tid, stack in lanes:
             while stack and stack[-1] <= start:
@@ -281,7 +281,7 @@ _ENCLOSING = '"bp": "e"'  # the arrow ends at the slice that begins there, not a
 
 
 def _rows(table: "pd.DataFrame") -> Iterator[dict[str, Any]]:
-    """Yield rows as plain values in order of start, the longer first, some at a time."""
+    """Yield rows as plain values by start, longer ones first, in chunks."""
     order = np.lexsort((-table["end"].to_numpy(), table["start"].to_numpy()))
     for begin in range(0, len(table), _ROWS_AT_ONCE):
         part = table.iloc[order[begin : begin + _ROWS_AT_ONCE]]
@@ -291,6 +291,6 @@ def _rows(table: "pd.DataFrame") -> Iterator[dict[str, Any]]:
 
 
 def _microseconds(ns: int) -> str:
-    """Exact decimal text: float64 would lose nanoseconds."""
+    """Return exact decimal text; float64 would lose nanoseconds."""
     sign, ns = ("-", -ns) if ns < 0 else ("", ns)
     return f"{sign}{ns // 1000}.{ns % 1000:03d}" if ns % 1000 else f"{sign}{ns // 1000}"

@@ -1,4 +1,4 @@
-"""What a search found: the trials of a study of hyper-parameters, and those of the fastest configuration."""
+"""Results of searches: trials of a hyper-parameter study, and configurations that autotune tried."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -13,13 +13,13 @@ from common.scores import in_words, score
 Row = Mapping[str, Any]
 
 _FEW = 20
-"""Complete trials below which importance is a rough idea."""
+"""With fewer complete trials, importance is a rough estimate."""
 _MOST_ROWS = 20
 _STATES = ("complete", "pruned", "failed", "running", "waiting")
 
 
 def tune_blocks(found: Row) -> list[tables.Block]:
-    """Return what a study found, the best first.
+    """Return the results of a study, the best trial first.
 
     Args:
         found: tune.json, as bench.tune.document makes it.
@@ -27,19 +27,19 @@ def tune_blocks(found: Row) -> list[tables.Block]:
     rows = ordered(found)
     facts = [("trials", counts_text(found)), *(("failed", text) for text in reasons(found))]
     importance = importance_text(found)
-    facts += [("weight", importance)] if importance else []
+    facts += [("importance", importance)] if importance else []
     if found["best"] is None:
-        facts.append(("best", "none, no trial came to its end"))
+        facts.append(("best", "none: no trial completed"))
     else:
-        facts += [("best", best_text(found)), ("again", found["best"]["command"])]
+        facts += [("best", best_text(found)), ("command", found["best"]["command"])]
         facts += [("", text) for text in replaced_text(found)]
-    blocks: list[tables.Block] = [trials_table(found, rows[:_MOST_ROWS]) if rows else "no trial has begun"]
-    blocks += [f"{len(rows) - _MOST_ROWS:,} more are in trials.csv"] * (len(rows) > _MOST_ROWS)
+    blocks: list[tables.Block] = [trials_table(found, rows[:_MOST_ROWS]) if rows else "no trial has started"]
+    blocks += [f"{len(rows) - _MOST_ROWS:,} more trials are in trials.csv"] * (len(rows) > _MOST_ROWS)
     return [*blocks, tables.Facts(facts)]
 
 
 def best_text(found: Row) -> str:
-    """Return which trial is the best, and which are as good: a study where all tie has found nothing."""
+    """Return the best trial and those that tie with it. A study in which all trials tie found nothing."""
     best = found["best"]
     value = in_words(found["objective"]["name"], best["value"])
     trained = [row for row in found["trials"] if row["state"] == "complete" and row["same_as"] is None]
@@ -47,18 +47,18 @@ def best_text(found: Row) -> str:
     if len(tied) == 1:
         return f"trial {best['number']}, {value}"
     if len(tied) == len(trained):
-        return f"none, all {len(trained)} complete trials tie, {value}; the command is of trial {best['number']}"
+        return f"none: all {len(trained)} complete trials tie at {value}; the command repeats trial {best['number']}"
     numbers = f"{', '.join(map(str, tied[:-1]))} and {tied[-1]}"
-    return f"trials {numbers} tie, {value}; the command is of trial {best['number']}"
+    return f"trials {numbers} tie at {value}; the command repeats trial {best['number']}"
 
 
 def replaced_text(found: Row) -> list[str]:
-    """Return what the command of the best trial puts in the place of files outside its folder; nothing where none."""
+    """Return which files outside its folder the command of the best trial overwrites, as at most one sentence."""
     paths = [Path(path) for path in found["best"]["replaces"]]
     if not paths:
         return []
     names = ", ".join(path.name for path in paths)
-    return [f"replaces {names} in {paths[0].parent}: copy them before, or use the checkpoint that the trial kept"]
+    return [f"overwrites {names} in {paths[0].parent}: back them up first, or use the checkpoint that the trial kept"]
 
 
 def ordered(found: Row) -> list[Row]:
@@ -99,12 +99,12 @@ def counts_text(found: Row) -> str:
     counts = Counter(row["state"] for row in found["trials"])
     again = sum(row["same_as"] is not None for row in found["trials"])
     words = [f"{counts[state]} {state}" for state in _STATES if counts[state]]
-    words += [f"{again} of them repeat earlier values and were not trained"] * bool(again)
+    words += [f"{again} repeated earlier values and {'was' if again == 1 else 'were'} not trained"] * bool(again)
     return ", ".join(words) or "none"
 
 
 def reasons(found: Row) -> list[str]:
-    """Return why trials failed, each reason once with its trials."""
+    """Return the reasons why trials failed, each once with its trials."""
     grouped: dict[str, list[str]] = {}
     for row in found["trials"]:
         if row["state"] == "failed":
@@ -113,18 +113,18 @@ def reasons(found: Row) -> list[str]:
 
 
 def importance_text(found: Row) -> str:
-    """Return the importance of the parameters in words, with a caution where few trials say it; "" where unknown."""
+    """Return the importance of the parameters as text, with a caution if trials are few; "" if unknown."""
     importance = found["importance"]
     if not importance["shares"]:
-        return f"unknown, {importance['absent']}" if importance["absent"] else ""
+        return f"unknown: {importance['absent']}" if importance["absent"] else ""
     shares = ", ".join(f"{name} {wording.percent(share)}" for name, share in importance["shares"].items())
     complete = sum(row["state"] == "complete" for row in found["trials"])
-    few = f"; a rough idea, from {complete} complete trials" if complete < _FEW else ""
+    few = f"; rough estimate from {complete} complete trials" if complete < _FEW else ""
     return f"{shares} ({importance['evaluator']}){few}"
 
 
 def value_text(value: Any) -> str:
-    """Return the value of a parameter."""
+    """Return the value of a parameter as text."""
     if isinstance(value, bool) or not isinstance(value, float):
         return str(value).lower() if isinstance(value, bool) else str(value)
     return f"{value:.4g}"
@@ -141,10 +141,10 @@ def _parameter(name: str, rows: Sequence[Row]) -> tables.Column:
 
 def _remark(row: Row) -> str:
     if row["same_as"] is not None:
-        return f"as trial {row['same_as']}"
+        return f"repeats trial {row['same_as']}"
     if row["state"] == "pruned":
         return f"after reading {len(row['readings'])}"
-    return f"killed {row['killed']} x" if row["killed"] else ""
+    return f"killed {row['killed']} times" if row["killed"] else ""
 
 
 def configurations_table(rows: Sequence[Row], names: Sequence[str], best: str, close: Sequence[str]) -> tables.Table:
@@ -176,7 +176,7 @@ def configurations_table(rows: Sequence[Row], names: Sequence[str], best: str, c
         tables.Column("", lambda row: row["mark"], lambda row: str(row["mark"]), False),
         tables.plain("configuration", "configuration"),
         tables.measured("samples/s", "rate", wording.fine),
-        tables.measured("of the best", "of_best", wording.percent),
+        tables.measured("of best", "of_best", wording.percent),
         tables.measured("trials", "trials", wording.count),
         tables.recorded("peak_memory_bytes"),
         tables.measured("predicted", "predicted_bytes", wording.size),
@@ -186,7 +186,7 @@ def configurations_table(rows: Sequence[Row], names: Sequence[str], best: str, c
 
 
 def _rate(found: Sequence[Row]) -> float | None:
-    """Over the rounds that ran; None where none did."""
+    """Return the typical rate over the rounds that ran; None if none did."""
     rates = [row["samples_per_second"] for row in found if row["status"] == "ok" and row["samples_per_second"]]
     return typical_rate(rates) if rates else None
 

@@ -28,7 +28,7 @@ from records.training import TrainRun, read_events
 
 Row = Mapping[str, Any]
 
-# The training loss of the answer is the median of so many steps, because that of one is mostly chance.
+# The answer shows the median training loss of this many steps; the loss of one step is mostly noise.
 _LAST_STEPS = 10
 _BEST = ("checkpoint", "applied_steps", "score", "value")
 
@@ -54,7 +54,7 @@ class TrainingPart:
 
 @dataclass(frozen=True, slots=True)
 class _Told:
-    """What curve and events say."""
+    """What the curve and the events record."""
 
     curve: list[dict[str, Any]]
     evaluations: list[dict[str, Any]]
@@ -62,17 +62,17 @@ class _Told:
     attempts: list[dict[str, Any]]
     problems: list[str]
     best: dict[str, Any]
-    """Best checkpoint of the run: applied_steps, score, value, checkpoint; empty where there is none."""
+    """Best checkpoint of the run: applied_steps, score, value, checkpoint; empty if there is none."""
     loss: str
-    """What the training loss is made of; empty where that is not known."""
+    """Terms of the training loss; empty if unknown."""
     pauses: list[list[int]] = field(default_factory=list)
-    """Of each attempt: when evaluations and checkpoints were done, Unix time in ns."""
+    """For each attempt: times at which evaluations and checkpoints ended, Unix time in ns."""
 
 
 def training_part(run: TrainRun, trials: Sequence[LoadedTrial], folder: Path) -> TrainingPart | None:
-    """Return what a page shows of a training run; None where no trial is of kind train.
+    """Return the part of a page about a training run; None if no trial is of kind train.
 
-    CSV tables go to `folder`. Damaged records are named, the rest is shown. Raises StorageError.
+    CSV tables go to `folder`. Damaged records are named and the rest is shown. Raises StorageError.
     """
     attempts = sorted((trial for trial in trials if trial.trial.kind == "train"), key=lambda trial: trial.trial.round)
     if not attempts:
@@ -101,7 +101,7 @@ def _read(run: TrainRun, attempts: Sequence[LoadedTrial]) -> _Told:
             events = []
         resumed = [event["applied_steps"] for event in events if event["event"] == "resumed" and not event["new_phase"]]
         told.resumes.extend(resumed)
-        # What is made again counts as it came out the second time.
+        # Steps repeated after a resume replace the earlier ones.
         evaluations = {step: row for step, row in evaluations.items() if not resumed or step <= resumed[0]}
         evaluations |= {event["applied_steps"]: event for event in events if event["event"] == "evaluated"}
         saved = [event for event in events if event["event"] == "saved"]
@@ -140,7 +140,7 @@ def _attempts_table(rows: Sequence[Row]) -> tables.Table:
     columns = [
         tables.measured("attempt", "attempt", wording.count),
         tables.measured("after step", "from_step", wording.count),
-        tables.measured("steps made", "steps", wording.count),
+        tables.measured("steps", "steps", wording.count),
         tables.measured("batch", "global_batch_size", wording.count),
         tables.recorded("world_size"),
         tables.recorded("samples_per_second"),
@@ -163,7 +163,7 @@ def _evaluations_table(rows: Sequence[Row]) -> tables.Table:
 
 
 def _heading(known: Score) -> str:
-    """A label with its unit, where the numbers do not bring it along."""
+    """Return a label with its unit, unless the numbers include it."""
     units = {"nats": " (nats)", "percent": " (%)"}
     return known.label + units.get(known.unit, "")
 
@@ -205,7 +205,8 @@ def _answer(attempts: Sequence[LoadedTrial], told: _Told) -> Answer:
         )
     ended = told.attempts[-1]
     if ended["status"] != "ok":
-        sentences.insert(0, f"The last attempt ended as {ended['status']}: {ended['reason'] or 'it left no reason'}.")
+        reason = ended["reason"] or "no reason recorded"
+        sentences.insert(0, f"The last attempt ended with status {ended['status']}: {reason}.")
     return Answer(headline, tuple(cards), tuple(sentences))
 
 

@@ -1,4 +1,4 @@
-"""Figures of trainings: loss, learning rate, evaluations and throughput of one, and several beside each other."""
+"""Figures of trainings: loss, learning rate, evaluations and throughput of one, and comparisons of several."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -31,7 +31,7 @@ Row = Mapping[str, Any]
 Array = npt.NDArray[np.float64]
 
 _HELD_OUT = ("vermilion", "orange", "blue", "green")
-# The bold line of the loss is the median of this share of the steps around each.
+# The bold line of the loss is a running median over this share of the steps.
 _SMOOTHED_SHARE = 0.02
 
 
@@ -42,23 +42,23 @@ def loss_figure(curve: Sequence[Row], evaluations: Sequence[Row], resumes: Seque
         curve: rows of the run's curve, one per step, over all attempts.
         evaluations: rows of the evaluations, with `applied_steps` and their scores.
         resumes: steps after which an attempt resumed.
-        sum_of: what the training loss is made of; "" where that is not known.
+        sum_of: terms of the training loss; "" if unknown.
     """
-    # Evaluations and resumes are counted in applied steps, which a step that overflowed in fp16 does not add to.
+    # Evaluations and resumes count applied steps; a step that overflows in fp16 is not applied.
     steps, losses = column(curve, "applied_steps"), column(curve, "loss")
     raw = f"training loss, every step{_in_brackets(sum_of)}"
     series: list[Series] = [
         Line(name=raw, x=steps, y=losses, colour="pale", width=0.8),
-        Line(name="its running median", x=steps, y=running_median(losses)),
+        Line(name="running median", x=steps, y=running_median(losses)),
     ]
     after = column(evaluations, "applied_steps")
     for (label, held_out), colour in zip(_held_out_losses(evaluations, sum_of).items(), _HELD_OUT, strict=False):
         series.append(Line(name=label, x=after, y=held_out, colour=colour, marker="circle", size=4, width=1))
-    caption = "One curve over all attempts: steps made again after a resume replace the earlier ones."
+    caption = "One curve over all attempts: steps repeated after a resume replace the earlier ones."
     return Figure(
         name="loss",
         title="Loss",
-        caption=f"{caption} Dotted: where an attempt resumed." if resumes else caption,
+        caption=f"{caption} Dotted lines mark resumes." if resumes else caption,
         panels=[
             Panel(
                 x=Axis(label="step", whole=True),
@@ -78,7 +78,7 @@ def learning_rate_figure(curve: Sequence[Row], resumes: Sequence[int]) -> Figure
     return Figure(
         name="learning_rate",
         title="Learning rate",
-        caption="What the optimizer was given, step by step.",
+        caption="Learning rate of each step.",
         panels=[
             Panel(
                 x=Axis(label="step", whole=True),
@@ -93,7 +93,7 @@ def learning_rate_figure(curve: Sequence[Row], resumes: Sequence[int]) -> Figure
 
 
 def evaluation_figure(evaluations: Sequence[Row], best_step: float | None) -> Figure | None:
-    """Return the scores that are shares of a hundred after each evaluation; None where there are none, or only one."""
+    """Return the scores in percent by evaluation; None with fewer than two evaluations."""
     found = {name: known for name, known in shown_scores(evaluations).items() if known.headline}
     shares = {name: known for name, known in found.items() if known.unit in ("fraction", "percent")}
     if len(evaluations) < 2 or not shares:
@@ -114,7 +114,7 @@ def evaluation_figure(evaluations: Sequence[Row], best_step: float | None) -> Fi
     return Figure(
         name="evaluation",
         title="Held-out scores",
-        caption="What the evaluations found, on data that is not trained on.",
+        caption="Scores on held-out data.",
         panels=[
             Panel(
                 x=Axis(label="step", whole=True),
@@ -129,11 +129,11 @@ def evaluation_figure(evaluations: Sequence[Row], best_step: float | None) -> Fi
 
 
 def throughput_figure(attempts: Sequence[LoadedTrial], pauses: Sequence[Sequence[int]]) -> Figure | None:
-    """Return samples per second of every step over the time in the loop; None where no step was made.
+    """Return samples per second of every step by time in the training loop; None if there is no step.
 
     Args:
-        attempts: of one run, in their order.
-        pauses: of each attempt: when evaluations and checkpoints were done, Unix time in ns.
+        attempts: attempts of one run, in order.
+        pauses: for each attempt, times at which evaluations and checkpoints ended, Unix time in ns.
     """
     curves: list[tuple[Array, Array]] = []
     breaks: list[npt.NDArray[np.int64]] = []
@@ -144,13 +144,13 @@ def throughput_figure(attempts: Sequence[LoadedTrial], pauses: Sequence[Sequence
             own = np.array([(row["end_ns"] - rows[0]["start_ns"]) / 1e9 for row in rows], dtype=np.float64)
             rates = np.array([1000 * row["samples"] / row["step_time_ms"] for row in rows], dtype=np.float64)
             curves.append((before + own, rates))
-            # Reports before a step were written before it began.
+            # An event written before a step ended before that step began.
             breaks.append(np.unique(np.searchsorted([row["start_ns"] for row in rows], done)))
             before += own[-1]
     if not curves:
         return None
     unit, seconds = clock_unit(before)
-    # Each dot is seen where they are few, and they make no blot where they are many.
+    # Few dots are large enough to see, many are small enough to stay apart.
     size = float(np.clip(60 / np.sqrt(sum(len(rates) for _, rates in curves)), 1.5, 6))
     series: list[Series] = []
     for number, (times, rates) in enumerate(curves):
@@ -167,10 +167,10 @@ def throughput_figure(attempts: Sequence[LoadedTrial], pauses: Sequence[Sequence
     return Figure(
         name="training_throughput",
         title="Throughput over time",
-        caption="Every step, and the running median; gaps are evaluations and checkpoints, dotted lines new attempts.",
+        caption="Every step and the running median. Gaps: evaluations and checkpoints. Dotted lines: new attempts.",
         panels=[
             Panel(
-                x=Axis(label="time in the loop, attempt after attempt", unit=unit),
+                x=Axis(label="time in the training loop, all attempts", unit=unit),
                 y=Axis(label="samples/s", low=0),
                 series=series,
             )
@@ -181,7 +181,7 @@ def throughput_figure(attempts: Sequence[LoadedTrial], pauses: Sequence[Sequence
 
 
 def column(rows: Sequence[Row], name: str) -> Array:
-    """Return one column of rows, NaN where a value is not known."""
+    """Return one column of rows; unknown values are NaN."""
     return np.array([np.nan if row.get(name) is None else row[name] for row in rows], dtype=np.float64)
 
 
@@ -191,7 +191,7 @@ def shown_scores(rows: Sequence[Row]) -> dict[str, Score]:
 
 
 def running_median(values: Array) -> Array:
-    """Return the median over a window around each step, which a few odd steps do not move; cut off at the ends."""
+    """Return the median over a window around each step, shorter at the ends; robust to single outliers."""
     half = max(1, round(len(values) * _SMOOTHED_SHARE / 2))
     padded = np.pad(values, half, constant_values=np.nan)
     windows = np.lib.stride_tricks.sliding_window_view(padded, 2 * half + 1)
@@ -213,7 +213,7 @@ def _in_brackets(words: str) -> str:
 
 
 def _held_out_losses(evaluations: Sequence[Row], sum_of: str) -> dict[str, Array]:
-    """The curves of the held-out losses by label: what the training loss is compared with first, then parts of it."""
+    """Return the held-out losses by label: first the one comparable with the training loss, then its parts."""
     losses = {name: known for name, known in shown_scores(evaluations).items() if known.unit == "nats"}
     found = {}
     if "+" in sum_of and len(losses) > 1:
@@ -225,49 +225,49 @@ def _held_out_losses(evaluations: Sequence[Row], sum_of: str) -> dict[str, Array
 
 
 def _broken(times: Array, values: Array, breaks: npt.NDArray[np.int64]) -> tuple[Array, Array]:
-    """Return a curve with a gap before each of these places, which a line does not cross."""
+    """Return a curve with a gap before each of these positions."""
     inner = breaks[(breaks > 0) & (breaks < len(times))]
     return np.insert(times, inner, np.nan), np.insert(values, inner, np.nan)
 
 
 _DASHES: tuple[Dash, ...] = get_args(Dash)[:4]
-# The first line is drawn broad, so that those that lie on it can be seen.
+# The first line is wide, so that lines on top of it can be seen.
 _BROAD, _WIDTH, _EVEN_WIDTH = 3.6, 1.7, 2.0
 _FEWEST_SMOOTHED = 100
 _MOST_SCORES = 2
-# More curves have shorter labels, and their times there.
+# With more curves, labels are shorter and include the times.
 _MOST_IN_WORDS = 4
 
 
 class Look(TypedDict):
-    """The distinguishing look of a line."""
+    """Color and dash pattern of a line."""
 
     colour: str
     dash: Dash
 
 
 def line_look(number: int) -> Look:
-    """Return how a line looks; the first 32 all differ: each round of colors uses the next dash pattern."""
+    """Return the look of a line; the first 32 differ, as each cycle of colors uses the next dash pattern."""
     again, place = divmod(number, len(CYCLE))
     return {"colour": CYCLE[place], "dash": _DASHES[(place + again) % len(_DASHES)]}
 
 
 def comparison_figure(comparison: TrainingComparison, title: str = "", note: str = "") -> Figure | None:
-    """Return progress against time, loss and learning rate against progress; None where no variant made a step.
+    """Return progress by time, and loss and learning rate by progress; None if no variant made a step.
 
     Args:
-        comparison: what is drawn.
-        title: what was trained.
-        note: lines below the panels, such as the machine.
+        comparison: the trainings to draw.
+        title: name of the training.
+        note: text below the panels, such as the machine.
     """
     if not comparison.curves:
         return None
     names = [_label(curve, comparison) for curve in comparison.curves]
     return Figure(
         name="comparison",
-        title="Trainings beside each other",
+        title="Comparison of trainings",
         panels=[
-            _progress(comparison, names, short_label(title) or "Progress against time"),
+            _progress(comparison, names, short_label(title) or "Progress by time"),
             _losses(comparison, names),
             _rates(comparison, names),
         ],
@@ -286,9 +286,9 @@ def variant_label(strategy: str, devices: int, device: str | None) -> str:
 
 
 def scores_text(curve: VariantCurve) -> str:
-    """Return the first scores of the last evaluation that are no losses, in words; losses where there is nothing else.
+    """Return the main scores of the last evaluation as text, losses only if there is nothing else.
 
-    An empty text where nothing was evaluated.
+    The text is empty if nothing was evaluated.
     """
     known = [name for name in curve.scores if score(name).headline]
     names = [name for name in known if score(name).unit != "nats"] or known
@@ -312,7 +312,7 @@ def _label(curve: VariantCurve, comparison: TrainingComparison) -> str:
 
 
 def _last_second(curve: VariantCurve) -> float | None:
-    """When the last step ended, where that is known."""
+    """Return when the last step ended; None if unknown."""
     return float(np.nanmax(curve.seconds)) if np.isfinite(curve.seconds).any() else None
 
 
@@ -345,7 +345,7 @@ def _progress(comparison: TrainingComparison, names: Sequence[str], title: str) 
             series.append(Text(name="end", x=float(times[-1]), y=float(percents[-1]), text=text, shift=shift))
     return Panel(
         title=title,
-        x=Axis(label="time in the loop, evaluations and checkpoints included", unit=unit, low=0,
+        x=Axis(label="time in the loop, with evaluations and checkpoints", unit=unit, low=0,
                high=1.16 * longest / seconds or 1),
         y=Axis(label=_percent_of(comparison), low=0, high=108, ticks=[(tick, f"{tick}") for tick in range(0, 101, 20)]),
         series=series,
@@ -366,7 +366,7 @@ def _losses(comparison: TrainingComparison, names: Sequence[str]) -> Panel:
         loss = running_median(curve.loss) if smoothed else curve.loss
         series.append(Line(name=name, x=curve.percent, y=loss, width=_width(number), **look))
     return Panel(
-        title="Loss: the same curve?",
+        title="Training loss",
         x=Axis(label=_percent_of(comparison), low=0, high=100),
         y=Axis(label="training loss", unit="nats, every step and running median" if smoothed else "nats, every step"),
         series=series,
@@ -392,26 +392,26 @@ def _width(number: int) -> float:
 
 @dataclass(frozen=True, slots=True)
 class HeadCurve:
-    """How a head does after each epoch, on data that it is not trained on."""
+    """Held-out loss and accuracy of a head after each epoch."""
 
     name: str
     epochs: Sequence[float]
     """Epochs trained, ascending."""
     losses: Sequence[float | None]
-    """Log loss in nats; None where it was not finite."""
+    """Log loss in nats; None if it was not finite."""
     accuracies: Sequence[float | None]
-    """A fraction per evaluation."""
+    """Accuracy at each evaluation, a fraction."""
     seconds: float | None
-    """Of the whole training; None where it is not known."""
+    """Time of the whole training; None if unknown."""
 
 
 def heads_figure(curves: Sequence[HeadCurve], majority: float | None, title: str = "") -> Figure:
-    """Return log loss and accuracy after each epoch, and the time of each head.
+    """Return log loss and accuracy by epoch, and the training time of each head.
 
     Args:
-        curves: at least one, each with at least one epoch.
-        majority: accuracy of always answering what is most frequent, a fraction; None where it is not known.
-        title: what was trained.
+        curves: at least one curve, each with at least one epoch.
+        majority: accuracy of always giving the most frequent answer, a fraction; None if unknown.
+        title: name of the training.
     """
     colours = [CYCLE[number % len(CYCLE)] for number in range(len(curves))]
     losses: list[Series] = []
@@ -441,7 +441,7 @@ def heads_figure(curves: Sequence[HeadCurve], majority: float | None, title: str
     epoch = Axis(label="epoch", whole=True)
     return Figure(
         name="heads",
-        title="Heads beside each other",
+        title="Comparison of heads",
         heading=short_label(title),
         panels=[
             Panel(title="validation log loss, nats", x=epoch, series=losses),

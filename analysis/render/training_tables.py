@@ -1,4 +1,4 @@
-"""Trainings beside each other: variants of one training, and the heads of GAP epoch by epoch."""
+"""Comparisons of trainings: variants of one training, and the heads of GAP by epoch."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -15,9 +15,9 @@ _MOST_BESIDE = 4
 
 
 def comparison_table(comparison: TrainingComparison) -> tables.Table:
-    """Return the figures that any of the variants has: a column per variant, beside each other.
+    """Return the metrics that any variant has, with a column per variant.
 
-    More variants than fit beside each other have a line each, with the figures that decide.
+    If there are too many variants for columns, each has a row with the main metrics.
     """
     rows = comparison.rows
     beside = len(rows) <= _MOST_BESIDE
@@ -44,7 +44,7 @@ def comparison_rows(comparison: TrainingComparison) -> list[Row]:
 
 
 def row_names(rows: Sequence[Row]) -> list[str]:
-    """Return a name for each variant, such as "ddp x 2": implementation and precision where they are not all alike."""
+    """Return a name for each variant, such as "ddp x 2", with implementation and precision if they differ."""
     names = []
     for row in rows:
         words = [f"{row['strategy']} x {row['devices']}"]
@@ -117,10 +117,10 @@ def _exposed(row: Row) -> str:
 
 
 def _figures(comparison: TrainingComparison) -> list[tuple[str, str, Callable[[Row], str]]]:
-    """Name of each figure, its name as a heading ("" where it is left out there), and its text."""
+    """Return the name of each metric, its short name as a heading ("" if left out there), and its text."""
     names = dict.fromkeys(name for row in comparison.rows for name in row["scores"] if score(name).headline)
     scores = [(score(name).label, score(name).label, _score(name)) for name in names]
-    place = next(place for place, (long, _, _) in enumerate(_FIGURES) if long.startswith("communication"))
+    place = next(place for place, (long, _, _) in enumerate(_FIGURES) if long.startswith("exposed communication"))
     return [*_FIGURES[:place], *scores, *_FIGURES[place:]]
 
 
@@ -132,33 +132,33 @@ _FIGURES: tuple[tuple[str, str, Callable[[Row], str]], ...] = (
     ("training", "training", lambda row: str(row["status"])),
     ("parameters", "parameters", _known("parameters", wording.count)),
     ("precision", "", _known("precision", str)),
-    ("the processes talk through", "backend", _known("backend", str)),
+    ("communication backend", "backend", _known("backend", str)),
     ("threads per process", "", _known("threads_per_rank", wording.count)),
     ("global batch = micro batch x accumulation x devices", "batch", _batch),
     ("steps", "steps", _steps),
-    ("time of the steps alone, s", "time, s", _known("step_seconds", wording.fine)),
-    ("time with evaluations and checkpoints, s", "", _known("loop_seconds", wording.fine)),
+    ("time in steps, s", "time, s", _known("step_seconds", wording.fine)),
+    ("time including evaluations and checkpoints, s", "", _known("loop_seconds", wording.fine)),
     ("median step, ms", "", _known("step_time_ms", wording.fine)),
     ("samples/s", "samples/s", _known("samples_per_second", wording.fine)),
-    ("time of an epoch at that rate, s", "epoch, s", _known("epoch_seconds", wording.fine)),
-    ("throughput ratio, to the first", "throughput ratio", _known("speedup", wording.fine)),
-    ("time saved, against the first", "time saved", _saved),
-    ("peak memory of a process", "peak memory", _memory),
-    ("last loss, mean of the processes", "last loss", _known("last_loss", lambda value: f"{value:.4f}")),
-    ("  each process's own", "of each process", _ranks_losses),
-    ("greatest difference of the loss from the first", "", _difference),
-    ("communication exposed, of a profiled step", "exposed of a profiled step", _exposed),
-    ("all-reduce alone, share of a profiled step", "", _known("all_reduce_share", wording.percent)),
-    ("  of it exposed + hidden by computation", "", _hidden),
+    ("time per epoch at that rate, s", "epoch, s", _known("epoch_seconds", wording.fine)),
+    ("throughput ratio to the first", "throughput ratio", _known("speedup", wording.fine)),
+    ("time saved compared with the first", "time saved", _saved),
+    ("peak memory per process", "peak memory", _memory),
+    ("last loss, mean over processes", "last loss", _known("last_loss", lambda value: f"{value:.4f}")),
+    ("  of each process", "of each process", _ranks_losses),
+    ("largest loss difference from the first", "", _difference),
+    ("exposed communication of a profiled step", "exposed of a profiled step", _exposed),
+    ("all-reduce, share of a profiled step", "", _known("all_reduce_share", wording.percent)),
+    ("  exposed + hidden by computation", "", _hidden),
 )
 
 
 def heads_blocks(results: Sequence[HeadResult], majority: float | None = None) -> list[tables.Block]:
-    """Return the evaluations of each head, and the best of each with the time it took and by which score it is that.
+    """Return the evaluations of each head, its best one with the training time, and the score that selects it.
 
     Args:
-        results: of analysis.metrics.comparison.trainings.
-        majority: accuracy of always answering what is most frequent, a fraction.
+        results: results of analysis.metrics.comparison.trainings.
+        majority: accuracy of always giving the most frequent answer, a fraction.
     """
     evaluations = [row for result in results for row in result.evaluations]
     heads = [_head_row(result) for result in results]
@@ -183,7 +183,7 @@ def heads_blocks(results: Sequence[HeadResult], majority: float | None = None) -
     return [
         tables.build("epochs", epochs, evaluations),
         tables.build("heads", best, heads),
-        *(f"best: by {by}" for by in dict.fromkeys(score(result.best_by).label for result in results)),
+        *(f"best epoch selected by {by}" for by in dict.fromkeys(score(result.best_by).label for result in results)),
     ]
 
 

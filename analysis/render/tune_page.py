@@ -33,7 +33,7 @@ _LONGEST_CHOICE = 18
 
 
 def tune_figures(found: Row) -> list[Figure]:
-    """Return what there is to see of a study.
+    """Return the figures of a study.
 
     Args:
         found: tune.json, as bench.tune.document makes it.
@@ -55,7 +55,7 @@ def _of_state(found: Row, state: str) -> list[Row]:
 
 
 def _scaled(found: Row, value: float) -> float:
-    """As people read it: fractions in percent."""
+    """Fractions in percent."""
     return 100 * value if score(found["objective"]["name"]).unit == "fraction" else value
 
 
@@ -64,7 +64,7 @@ def _values(found: Row, rows: Sequence[Row]) -> list[float]:
 
 
 def _objective(found: Row, rows: Sequence[Row] | None = None) -> Axis:
-    """The axis of what is searched for; with `rows`, a few that are far worse do not flatten all others."""
+    """Return the axis of the objective; with `rows`, a few much worse results do not flatten the others."""
     unit = {"nats": "nats", "fraction": "%", "percent": "%"}.get(score(found["objective"]["name"]).unit, "")
     ends = None if rows is None else robust_limits(_values(found, rows), found["objective"]["maximize"])
     low, high = ends or (None, None)
@@ -72,7 +72,7 @@ def _objective(found: Row, rows: Sequence[Row] | None = None) -> Axis:
 
 
 def robust_limits(values: Sequence[float], maximize: bool) -> tuple[float, float] | None:
-    """Return the ends of an axis that leaves far worse results out, and never better ones; None where all fit."""
+    """Return the ends of an axis that leaves out much worse results but never better ones; None if all fit."""
     sign = 1.0 if maximize else -1.0
     goodness = sign * np.array(values)
     low, median, high = np.percentile(goodness, (25, 50, 75))
@@ -86,11 +86,11 @@ def robust_limits(values: Sequence[float], maximize: bool) -> tuple[float, float
 
 
 def _left_out(found: Row, rows: Sequence[Row], axis: Axis) -> str:
-    """What the title says of results that are not in the panel."""
+    """Return a title that counts the results outside the panel."""
     low = -math.inf if axis.low is None else axis.low
     high = math.inf if axis.high is None else axis.high
     beyond = sum(not low <= value <= high for value in _values(found, rows))
-    return f"{beyond} far worse, outside the figure" if beyond else ""
+    return f"outside the axis: {beyond} much worse result{'s'[: beyond > 1]}" if beyond else ""
 
 
 def _history(found: Row) -> Figure:
@@ -101,7 +101,7 @@ def _history(found: Row) -> Figure:
     ]
     if pruned:
         series.append(
-            Line(name="pruned, its last reading", x=[row["number"] for row in pruned], y=_values(found, pruned),
+            Line(name="pruned (last reading)", x=[row["number"] for row in pruned], y=_values(found, pruned),
                  colour="grey", dash="none", marker="cross", size=5.5)
         )  # fmt: skip
     if complete:
@@ -110,14 +110,14 @@ def _history(found: Row) -> Figure:
         end = max(row["number"] for row in found["trials"])
         best = (np.maximum if found["objective"]["maximize"] else np.minimum).accumulate(_values(found, complete))
         series.append(
-            Line(name="the best so far", x=[*numbers, end], y=[*best, best[-1]], colour="vermilion", step="after")
+            Line(name="best so far", x=[*numbers, end], y=[*best, best[-1]], colour="vermilion", step="after")
         )
     axis = _objective(found, [*complete, *pruned])
     better = "Higher" if found["objective"]["maximize"] else "Lower"
     return Figure(
         name="history",
-        title="History",
-        caption=f"What each trial reached, and the best up to there. {better} is better.",
+        title="Objective by trial",
+        caption=f"Result of each trial and the best result so far. {better} is better.",
         panels=[
             Panel(
                 title=_left_out(found, [*complete, *pruned], axis),
@@ -147,12 +147,12 @@ def _importance(found: Row) -> Figure:
     complete = len(_of_state(found, "complete"))
     return Figure(
         name="importance",
-        title="What matters",
-        caption=f"How much of the differences between {complete} complete trials goes back to each option, by Optuna's "
+        title="Parameter importance",
+        caption=f"Share of the variation between {complete} complete trials that each option explains, by Optuna's "
         f"{found['importance']['evaluator']}.",
         panels=[
             Panel(
-                x=Axis(label="share of the differences", unit="%", low=0, high=120 * max(shares.values()) or 1.0),
+                x=Axis(label="share of the variation", unit="%", low=0, high=120 * max(shares.values()) or 1.0),
                 y=categories([short_label(name.replace("_", " ")) for name in shares]),
                 series=[bars],
             )
@@ -169,9 +169,9 @@ def _parameters(found: Row) -> Figure:
     columns = min(_COLUMNS, len(names))
     return Figure(
         name="parameters",
-        title="Values and results",
-        caption="Each complete trial; the best one is red. Values that were drawn often lie where the search found "
-        "most.",
+        title="Objective by parameter",
+        caption="Each point is a complete trial; the best one is red. The sampler tries more values where results are "
+        "good.",
         panels=[_against(found, name, labelled=place % columns == 0) for place, name in enumerate(names)],
         columns=columns,
         size=(10.6 if columns > 1 else 5.2, 3.0 * math.ceil(len(names) / columns)),
@@ -186,7 +186,7 @@ def _against(found: Row, name: str, *, labelled: bool) -> Panel:
     if ":" in text and all(isinstance(row["values"][name], int | float) for row in complete):
         places: list[Any] = [row["values"][name] for row in complete]
         axis = _log_axis(label, text) if text.startswith("log:") else Axis(label=label)
-    else:  # choices stand side by side, in their order
+    else:  # choices side by side, in their order
         labels = text.split(",")
         order = {choice: place for place, choice in enumerate(labels)}
         places = [order.get(_as_given(row["values"][name]), len(order)) for row in complete]
@@ -198,7 +198,7 @@ def _against(found: Row, name: str, *, labelled: bool) -> Panel:
     own = [(place, row) for row, place in zip(complete, places, strict=True) if row["number"] == best]
     if own:
         series.append(
-            Line(name="the best", x=[place for place, _ in own], y=_values(found, [row for _, row in own]),
+            Line(name="best", x=[place for place, _ in own], y=_values(found, [row for _, row in own]),
                  colour="vermilion", dash="none", marker="circle", size=6.6)
         )  # fmt: skip
     y = _objective(found, complete)
@@ -207,7 +207,7 @@ def _against(found: Row, name: str, *, labelled: bool) -> Panel:
 
 
 def _log_axis(label: str, text: str) -> Axis:
-    """A logarithmic axis over a range, with ticks in plain words."""
+    """Return a logarithmic axis over a range, with ticks as plain numbers."""
     low, high = (float(part) for part in text.removeprefix("log:").split(":"))
     powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
     factors = (1,) if high / low > 200 else (1, 2, 5) if high / low <= 20 else (1, 3)
@@ -219,12 +219,12 @@ def _log_axis(label: str, text: str) -> Axis:
 
 
 def _as_given(value: Any) -> str:
-    """A value as the text of the space has it."""
+    """Return a value as the text of the space writes it."""
     return repr(value) if isinstance(value, float) else value_text(value)
 
 
 def choice_labels(choices: Sequence[str]) -> list[str]:
-    """Return short labels of values, each another one: of paths the last parts, their places where those are alike."""
+    """Return distinct short labels: the last part of a path, with its position if two would be equal."""
     ends = [choice.rstrip("/").rsplit("/", 1)[-1] for choice in choices]
     told = ends if len(set(ends)) == len(ends) else list(choices)
     told = [
@@ -244,7 +244,7 @@ def _courses(found: Row) -> Figure:
         numbers, values = zip(*row["readings"], strict=True)
         series.append(
             Line(
-                name="the best" if is_best else row["state"],
+                name="best" if is_best else row["state"],
                 x=[number + 1 for number in numbers],
                 y=[_scaled(found, value) for value in values],
                 colour="vermilion" if is_best else colours.get(row["state"], "pale"),
@@ -257,8 +257,8 @@ def _courses(found: Row) -> Figure:
         )
     return Figure(
         name="courses",
-        title="The course of trials",
-        caption="Readings of each trial during training; pruned trials are gray.",
+        title="Readings during training",
+        caption="One line per trial; pruned trials are gray.",
         panels=[
             Panel(
                 x=Axis(label="tenth of the run" if found["objective"]["name"] == "loss" else "evaluation", whole=True),
@@ -274,7 +274,7 @@ def write_tune_report(found: Row, folder: Path) -> list[Path]:
 
     Args:
         found: tune.json, as bench.tune.document makes it.
-        folder: of the study.
+        folder: folder of the study.
 
     Raises:
         StorageError: the folder cannot be written.
@@ -288,11 +288,11 @@ def write_tune_report(found: Row, folder: Path) -> list[Path]:
 def tune_page(found: Row, title: str) -> Page:
     """Return the page of a study; `found` is tune.json."""
     best = found["best"]
-    answer: list[Block] = [f"The best: {best_text(found)}." if best else "No trial came to its end."]
+    answer: list[Block] = [f"Best: {best_text(found)}." if best else "No trial completed."]
     if best:
         values = [(name.replace("_", " "), value_text(value)) for name, value in best["values"].items()]
-        answer += [Facts(values), "To train it again:", Plain(best["command"])]
-        answer += [Prose(f"It {text}.", "faint") for text in replaced_text(found)]
+        answer += [Facts(values), "To repeat this training:", Plain(best["command"])]
+        answer += [Prose(f"The command {text}.", "faint") for text in replaced_text(found)]
     figures = tune_figures(found)
     pictures: list[Block] = [Gallery(figures) if figures else "No trial has a result yet."]
     importance = importance_text(found)
@@ -305,10 +305,10 @@ def tune_page(found: Row, title: str) -> Page:
         title,
         "bertbench search report",
         [
-            Section("What it found", answer, "answer"),
+            Section("Result", answer, "answer"),
             Section("Figures", pictures),
             Section("Trials", trials),
-            Section("What was searched", [Facts(_facts(found))]),
+            Section("Search settings", [Facts(_facts(found))]),
         ],
     )
 
@@ -318,12 +318,12 @@ def _facts(found: Row) -> list[tuple[str, str]]:
     own = {name: value for name, value in found["training"].items() if value is not False}
     better = "higher" if found["objective"]["maximize"] else "lower"
     return [
-        ("trained", str(found["task"])),
+        ("task", str(found["task"])),
         ("objective", f"{found['objective']['label']}, {better} is better"),
         ("trials", counts_text(found)),
         ("sampler", f"{search['sampler']}, seed {search['seed']}"),
         ("pruner", str(search["pruner"])),
-        *((f"searched: {name.replace('_', ' ')}", text) for name, text in found["space"].items()),
+        *((f"search space: {name.replace('_', ' ')}", text) for name, text in found["space"].items()),
         *((name.replace("_", " "), value_text(value)) for name, value in own.items()),
     ]
 

@@ -112,7 +112,7 @@ def test_a_run_that_takes_the_place_of_another_ones_files_says_so(trained: Path,
     (note,) = (line for line in said.splitlines() if line.startswith("note:") and str(trained / "run") in line)
     assert str(tmp_path / "other") in note
     done = call("results", tmp_path / "things_train_test_stats.json", "--out", tmp_path / "page")
-    assert f"files were before of run {trained / 'run'}" in " ".join(done.stdout.split())
+    assert f"replaced the files of run {trained / 'run'}" in " ".join(done.stdout.split())
     assert len(read_runs(tmp_path / "things.sqlite")) == 2
 
 

@@ -8,10 +8,11 @@ import sys
 import time
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
 from support import shared_files
-from support.charts import drawn_charts
+from support.charts import Opened, drawn_charts
 from support.cli import ROOT, Cli, wait_for
 from support.refusals import check_refusal
 
@@ -70,36 +71,24 @@ def test_it_ends_with_the_table_and_the_path_of_the_report_in_under_five_minutes
 @pytest.mark.alone  # with the run of the test before
 @pytest.mark.skipif(shutil.which("chromium") is None, reason="Debian's chromium is not installed")
 def test_the_report_opens_in_a_browser_without_a_network_and_its_tables_sort(
-    finished: tuple[Path, str, float, str], tmp_path: Path
+    finished: tuple[Path, str, float, str], tmp_path: Path, browser: Any
 ) -> None:
-    from playwright.sync_api import sync_playwright
-
     page_path = finished[0] / "report" / "report.html"
     alone = tmp_path / "alone.html"  # self-contained: nothing beside it is needed
     shutil.copy(page_path, alone)
-    errors: list[str] = []
-    requests: list[str] = []
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path="/usr/bin/chromium", args=["--no-sandbox"])
-        page = browser.new_page(viewport={"width": 1280, "height": 900})
-        page.on("console", lambda message: errors.append(message.text) if message.type == "error" else None)
-        page.on("pageerror", lambda error: errors.append(str(error)))
-        page.on("request", lambda request: requests.append(request.url))
-        page.goto(alone.as_uri())
-        assert drawn_charts(page) >= 4
-        table = page.locator("table").first
-        heading = table.locator("th", has_text="samples/s").first
-        column = heading.evaluate("cell => cell.cellIndex")
-        rates = []
-        for _ in range(2):
-            heading.click()
-            cells = table.locator(f"tbody tr td:nth-child({column + 1})").all_inner_texts()
-            rates.append([float(cell.replace(",", "")) for cell in cells if cell.strip()[:1].isdigit()])
-        browser.close()
+    opened = Opened(browser, alone)
+    assert drawn_charts(opened.page) >= 4
+    table = opened.page.locator("table").first
+    heading = table.locator("th", has_text="samples/s").first
+    column = heading.evaluate("cell => cell.cellIndex")
+    rates = []
+    for _ in range(2):
+        heading.click()
+        cells = table.locator(f"tbody tr td:nth-child({column + 1})").all_inner_texts()
+        rates.append([float(cell.replace(",", "")) for cell in cells if cell.strip()[:1].isdigit()])
+    opened.close()
     assert len(rates[0]) >= 12 and rates[0] != rates[1]
     assert sorted(rates[0]) in rates and sorted(rates[0], reverse=True) in rates
-    assert errors == []
-    assert [url for url in requests if not url.startswith(("file:", "data:"))] == []
 
 
 @pytest.mark.soak

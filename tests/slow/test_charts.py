@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.charts import drawn_charts
+from support.charts import Opened, drawn_charts
 from unit.analysis.fake_run import write_sweep
 
 from analysis import wording
@@ -18,7 +18,6 @@ pytestmark = [
     pytest.mark.timeout(300),
     pytest.mark.skipif(shutil.which("chromium") is None, reason="Debian's chromium is not installed"),
 ]
-SIZES = [(1280, "light"), (1280, "dark"), (390, "light"), (390, "dark")]
 
 
 @pytest.fixture(scope="module")
@@ -26,48 +25,28 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_report(write_sweep(tmp_path_factory.mktemp("run"), batches=(8, 16), worlds=(1, 2), count=15, rounds=3))
 
 
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    from playwright.sync_api import sync_playwright
-
-    with sync_playwright() as playwright:
-        yield playwright.chromium.launch(executable_path="/usr/bin/chromium", args=["--no-sandbox"])
-
-
-class Opened:
-    """A page with its charts drawn, and what went wrong on it."""
-
-    def __init__(self, browser: Any, path: Path, width: int, scheme: str, **more: Any) -> None:
-        self.context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme, **more)
-        self.page = self.context.new_page()
-        self.wrong: list[str] = []
-        self.page.on("console", lambda message: self.wrong.append(message.text))
-        self.page.on("pageerror", lambda error: self.wrong.append(str(error)))
-        self.page.on("request", lambda request: self.wrong.append(request.url))
-        self.page.goto(path.as_uri())
-        assert self.wrong == [path.as_uri()]
-        assert drawn_charts(self.page) == 5
-
-    def panel(self, chart: int = 0) -> Any:
-        found = self.page.locator(".chart").nth(chart).locator(".panel-chart").first
-        found.scroll_into_view_if_needed()
-        return found
-
-    def marks(self, panel: Any) -> list[tuple[float, float]]:
-        """Middles of the marks of points, on the screen."""
-        script = """found => found.filter(mark => mark.getAttribute("opacity") !== "0")
-            .map(mark => mark.getBoundingClientRect())
-            .map(box => [box.x + box.width / 2, box.y + box.height / 2])"""
-        places = panel.locator("g.mark-symbol path").evaluate_all(script)
-        return sorted((round(x, 1), round(y, 1)) for x, y in places)
-
-
-@pytest.fixture(params=SIZES, ids=lambda size: f"{size[0]}-{size[1]}")
+@pytest.fixture(scope="module", params=[1280, 390])
 def opened(request: pytest.FixtureRequest, browser: Any, report: Path) -> Iterator[Opened]:
-    found = Opened(browser, report, *request.param)
+    """One page per width with its charts drawn; a test leaves it as it was."""
+    found = Opened(browser, report, request.param)
+    assert drawn_charts(found.page) == 5
     yield found
-    assert found.wrong == [report.as_uri()], "nothing is loaded and nothing is wrong"
-    found.context.close()
+    found.close()
+
+
+def first_panel(opened: Opened) -> Any:
+    panel = opened.page.locator(".chart").first.locator(".panel-chart").first
+    panel.scroll_into_view_if_needed()
+    return panel
+
+
+def marks(panel: Any) -> list[tuple[float, float]]:
+    """Return the middles of the marks of points on the screen."""
+    script = """found => found.filter(mark => mark.getAttribute("opacity") !== "0")
+        .map(mark => mark.getBoundingClientRect())
+        .map(box => [box.x + box.width / 2, box.y + box.height / 2])"""
+    places = panel.locator("g.mark-symbol path").evaluate_all(script)
+    return sorted((round(x, 1), round(y, 1)) for x, y in places)
 
 
 def rates(report: Path) -> set[str]:
@@ -82,9 +61,9 @@ def rates(report: Path) -> set[str]:
 
 
 def test_hover_keys_and_table_say_what_the_csv_has(opened: Opened, report: Path) -> None:
-    page, panel, wanted = opened.page, opened.panel(), rates(report)
+    page, panel, wanted = opened.page, first_panel(opened), rates(report)
     said = set()
-    for x, y in opened.marks(panel):
+    for x, y in marks(panel):
         page.mouse.move(x, y)
         tip = panel.locator(".tip")
         assert tip.is_visible()
@@ -101,18 +80,19 @@ def test_hover_keys_and_table_say_what_the_csv_has(opened: Opened, report: Path)
     chart = page.locator(".chart").first
     chart.locator("summary").click()
     assert set(chart.locator("tbody td:nth-child(3)").all_inner_texts()) == wanted
+    chart.locator("summary").click()
 
 
 def test_zoom_and_legend_work_and_the_zoom_is_reset(opened: Opened) -> None:
-    page, panel = opened.page, opened.panel()
+    page, panel = opened.page, first_panel(opened)
     chart = page.locator(".chart").first
-    before, reset = opened.marks(panel), chart.get_by_role("button", name="Reset zoom")
+    before, reset = marks(panel), chart.get_by_role("button", name="Reset zoom")
     assert reset.is_disabled()
     chart.get_by_role("button", name="Zoom in").click()
-    assert reset.is_enabled() and opened.marks(panel) != before
+    assert reset.is_enabled() and marks(panel) != before
     reset.click()
     page.mouse.move(0, 0)
-    assert reset.is_disabled() and opened.marks(panel) == before
+    assert reset.is_disabled() and marks(panel) == before
     box = panel.locator(".plot").bounding_box()
     page.mouse.move(box["x"] + box["width"] * 0.6, box["y"] + 20)
     page.mouse.down()
@@ -120,17 +100,19 @@ def test_zoom_and_legend_work_and_the_zoom_is_reset(opened: Opened) -> None:
     page.mouse.up()
     assert reset.is_enabled(), "a drag zooms"
     panel.locator(".plot").press("0")
-    assert opened.marks(panel) == before
+    assert marks(panel) == before
     key = chart.locator(".key").first
     key.click()
-    fewer = opened.marks(panel)
+    fewer = marks(panel)
     assert key.get_attribute("aria-pressed") == "false" and 0 < len(fewer) < len(before)
     key.press("Enter")
-    assert key.get_attribute("aria-pressed") == "true" and opened.marks(panel) == before
+    assert key.get_attribute("aria-pressed") == "true" and marks(panel) == before
 
 
-def test_nothing_is_wider_than_the_screen_and_words_have_contrast(opened: Opened) -> None:
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_nothing_is_wider_than_the_screen_and_words_have_contrast(opened: Opened, scheme: str) -> None:
     page = opened.page
+    page.emulate_media(color_scheme=scheme)
     assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
     wide = """found => found.map(mark => mark.getBoundingClientRect().right)
         .filter(right => right > document.documentElement.clientWidth).length"""
@@ -164,12 +146,13 @@ def in_hex(colour: str) -> str:
 
 
 def test_a_tap_shows_a_value(browser: Any, report: Path) -> None:
-    found = Opened(browser, report, 390, "light", has_touch=True, is_mobile=True)
-    panel = found.panel()
-    x, y = found.marks(panel)[0]
+    found = Opened(browser, report, 390, has_touch=True, is_mobile=True)
+    assert drawn_charts(found.page) == 5
+    panel = first_panel(found)
+    x, y = marks(panel)[0]
     found.page.touchscreen.tap(x, y)
     assert panel.locator(".tip dd").nth(1).inner_text() in rates(report)
-    found.context.close()
+    found.close()
 
 
 def test_without_scripts_the_pictures_beside_the_page_are_shown(browser: Any, report: Path) -> None:

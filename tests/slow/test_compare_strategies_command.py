@@ -106,8 +106,8 @@ def test_the_trainer_and_other_precisions_stand_in_one_table_with_ours(data: Pat
         "hf-trainer ddp x 2 bf16",
         "throughput ratio",
         "time saved",
-        "communication exposed",
-        "each process's",
+        "exposed communication",
+        "of each process",
     ):
         assert words in done.stdout
     assert (command.out / "hf-trainer-ddp-2-bf16").is_dir() and (command.out / "comparison.png").exists()

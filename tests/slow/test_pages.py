@@ -10,27 +10,31 @@ from typing import Any
 from urllib.parse import unquote
 
 import pytest
-from support.charts import drawn_charts
+from support.charts import Opened, drawn_charts
 from support.rings import Machine, write_collectives
 from unit.analysis import fake_run
-from unit.analysis.fake_run import ENVIRONMENT, START_NS, write_sweep, write_trial
+from unit.analysis.every_figure import recording, study
+from unit.analysis.fake_run import ENVIRONMENT, EVALUATED, START_NS, write_sweep, write_training, write_trial
 
 from analysis import wording
+from analysis.diagnose.explain import comparison_findings
 from analysis.metrics.comparison.history import history_of
 from analysis.metrics.comparison.regression import compare_runs
+from analysis.metrics.comparison.traces import compare_traces
 from analysis.render.chart_colours import contrast
-from analysis.render.compare_page import write_runs_report
+from analysis.render.compare_page import write_runs_report, write_traces_report
 from analysis.render.history_page import write_history_report
 from analysis.render.run_page import write_report
+from analysis.render.tune_page import write_tune_report
 from records.run import RunDirectory
+from records.training import TrainRun
 from records.trial import Trial
 
 pytestmark = [
     pytest.mark.timeout(300),
     pytest.mark.skipif(shutil.which("chromium") is None, reason="Debian's chromium is not installed"),
 ]
-SIZES = [(1280, "light"), (1280, "dark"), (390, "light"), (390, "dark")]
-NAMES = ("run", "projection", "compare", "history")
+NAMES = ("run", "projection", "compare", "history", "traces", "training", "tune")
 DAY_NS = 86_400 * fake_run.SECOND
 LEAST_CONTRAST = 4.5
 """WCAG 2.2, 1.4.3."""
@@ -56,44 +60,24 @@ def reports(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         if ranks > 1:
             write_collectives(cluster, ranks, machine.alpha_us, machine.bandwidth_gb_s)
     comparison = compare_runs(runs[0], runs[1])
+    training = write_training(folder / "training", [EVALUATED, {**EVALUATED, "applied_steps": 40}])
     return {
         "run": write_report(runs[0]),
         "projection": write_report(RunDirectory(cluster), project_to=(8, 16)),
         "compare": write_runs_report(comparison, runs[0].path, runs[1].path, folder / "compare")[0],
         "history": write_history_report(history_of(runs), folder / "history")[0],
+        "traces": traces_report(folder / "traces"),
+        "training": write_report(TrainRun(training.path.parents[1]).run),
+        "tune": write_tune_report(study(), folder / "tune")[0],
     }
 
 
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    from playwright.sync_api import sync_playwright
-
-    with sync_playwright() as playwright:
-        yield playwright.chromium.launch(executable_path="/usr/bin/chromium", args=["--no-sandbox"])
-
-
-class Opened:
-    """A page, and what it loaded and complained about."""
-
-    def __init__(self, browser: Any, path: Path, width: int = 1280, scheme: str = "light", **more: Any) -> None:
-        self.path = path
-        self.context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme, **more)
-        self.page = self.context.new_page()
-        self.wrong: list[str] = []
-        self.page.on("console", lambda message: self.wrong.append(message.text))
-        self.page.on("pageerror", lambda error: self.wrong.append(str(error)))
-        self.page.on("request", lambda request: self.wrong.append(request.url))
-        self.page.goto(path.as_uri())
-
-    def close(self) -> None:
-        assert self.wrong == [self.path.as_uri()], "nothing else is loaded and nothing is wrong"
-        self.context.close()
-
-
-@pytest.fixture(params=[(name, *size) for name in NAMES for size in SIZES], ids=lambda one: "-".join(map(str, one)))
+@pytest.fixture(scope="module", params=[(name, width) for name in NAMES for width in (1280, 390)],
+                ids=lambda one: f"{one[0]}-{one[1]}")  # fmt: skip
 def opened(request: pytest.FixtureRequest, browser: Any, reports: dict[str, Path]) -> Iterator[Opened]:
-    name, width, scheme = request.param
-    found = Opened(browser, reports[name], width, scheme)
+    """A page of each kind at each width, which the tests of this file share."""
+    name, width = request.param
+    found = Opened(browser, reports[name], width)
     yield found
     found.close()
 
@@ -161,14 +145,16 @@ def test_nothing_overflows_and_all_words_have_contrast(opened: Opened) -> None:
     inside = """found => found.filter(one => one.getBoundingClientRect().right > document.documentElement.clientWidth)
         .map(one => one.outerHTML.slice(0, 80))"""
     assert page.locator("h1, h2, h3, p, .badge, .scroll, .table-tools, figure, li").evaluate_all(inside) == []
-    assert too_faint(page) == {}
-    first = page.locator("table.sortable tbody tr").first
-    first.hover()
-    notes = page.locator("td .note")
-    if notes.count():
-        notes.first.focus()
-        assert page.locator("#note-tip").is_visible()
-    assert too_faint(page) == {}
+    rows, notes = page.locator("table.sortable tbody tr"), page.locator("td .note")
+    for scheme in ("dark", "light"):
+        page.emulate_media(color_scheme=scheme)
+        assert too_faint(page) == {}, scheme
+        if rows.count():
+            rows.first.hover()
+        if notes.count():
+            notes.first.focus()
+            assert page.locator("#note-tip").is_visible()
+            assert too_faint(page) == {}, scheme
 
 
 def test_contents_lead_to_every_section_and_unfold_it(opened: Opened) -> None:
@@ -195,7 +181,7 @@ def shown_forms(value: str) -> set[str]:
         return {value}
     if not math.isfinite(number):
         return {value}
-    forms = [*wording.FORMS.values(), wording.ratio, lambda one: f"{one:.3f}", lambda one: f"{100 * one:+.1f}%"]
+    forms = [*wording.FORMS.values(), wording.ratio, lambda one: f"{one:.3f}", lambda one: f"{100 * one:+.1f} %"]
     return {value, *(form(number) for form in forms)}
 
 
@@ -229,6 +215,7 @@ def test_each_table_shows_the_values_of_its_csv_file(opened: Opened) -> None:
             known |= {str(int(row["round"]) + 1)} if row.get("round") else set()  # from 1 for people, from 0 in files
             for text, is_number in cells:
                 if is_number:
+                    text = text.removesuffix("*")  # marks the best trial of a search
                     # "2 cuda on 2 nodes" and "8 x 4" begin with the value.
                     for part in [text] if text in known else text.split("\N{EN DASH}"):
                         assert part in known or part.split(" ")[0] in known, (path.name, text, row)
@@ -236,25 +223,38 @@ def test_each_table_shows_the_values_of_its_csv_file(opened: Opened) -> None:
     assert compared >= 4
 
 
+def traces_report(folder: Path) -> Path:
+    """Write the page of two traces, of which the newer one is slower; return it."""
+    found = compare_traces([recording(20)], [recording(30, extra_ms=10)])
+    return write_traces_report(found, comparison_findings(found), folder / "old", folder / "new", folder / "page")[0]
+
+
 def numbers(box: Any, column: int) -> list[float]:
     script = "(found, column) => found.filter(row => !row.hidden).map(row => row.cells[column].dataset.sort)"
     return [float(text) for text in box.locator("tbody tr").evaluate_all(script, column)]
 
 
+# The first numeric column of a page that has different values: [table, column].
+TO_SORT = """() => [...document.querySelectorAll("div.table")].flatMap((box, place) =>
+  [...box.querySelectorAll("thead th")].map((heading, column) => [place, column])
+    .filter(([, column]) => box.querySelectorAll("thead th")[column].classList.contains("number") &&
+      new Set([...box.querySelectorAll("tbody tr")].map(row => row.cells[column].dataset.sort)).size > 1))[0]"""
+
+
 def test_a_click_and_enter_sort_by_value(opened: Opened) -> None:
-    box = opened.page.locator("div.table").first
+    place, column = opened.page.evaluate(TO_SORT)
+    box = opened.page.locator("div.table").nth(place)
     headings = box.locator("thead th")
-    column = headings.evaluate_all("found => found.findIndex(one => one.classList.contains('number') && "
-                                   "/ms|samples/.test(one.textContent))")  # fmt: skip
     before, heading = numbers(box, column), headings.nth(column)
     heading.locator("button").click()
     assert numbers(box, column) == sorted(before, reverse=True)
     assert heading.get_attribute("aria-sort") == "descending"
     opened.page.keyboard.press("Enter")
     assert numbers(box, column) == sorted(before) and heading.get_attribute("aria-sort") == "ascending"
-    headings.nth(0).locator("button").focus()
+    other = headings.nth(0 if column else 1)
+    other.locator("button").focus()
     opened.page.keyboard.press("Space")
-    assert headings.nth(0).get_attribute("aria-sort") and heading.get_attribute("aria-sort") is None
+    assert other.get_attribute("aria-sort") and heading.get_attribute("aria-sort") is None
 
 
 def test_the_filter_finds_trials_and_words_by_mouse_and_keyboard(wide: Opened) -> None:

@@ -2,42 +2,20 @@
 
 import shutil
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from support import shared_files
-from support.charts import drawn_charts
+from support.charts import Opened, drawn_charts
 from support.cli import ROOT, TINY, Cli
 
 pytestmark = [
     pytest.mark.timeout(600),
     pytest.mark.skipif(shutil.which("chromium") is None, reason="Debian's chromium is not installed"),
 ]
+UNFOLD = "document.querySelectorAll('details').forEach(part => { part.open = true; })"
 DLRM = shared_files.TRACES / "kineto/dlrm-8-ranks"
-
-
-@pytest.fixture
-def open_page() -> Iterator[Any]:
-    """Return a function that opens a page and a list of what went wrong on it."""
-    from playwright.sync_api import sync_playwright
-
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path="/usr/bin/chromium", args=["--no-sandbox"])
-        wrong: list[str] = []
-
-        def open_at(path: Path) -> tuple[Any, list[str]]:
-            page = browser.new_page(viewport={"width": 1280, "height": 900})
-            page.on("console", lambda message: wrong.append(message.text) if message.type == "error" else None)
-            page.on("pageerror", lambda error: wrong.append(str(error)))
-            page.on("request", lambda request: wrong.append(request.url) if request.url.startswith("http") else None)
-            page.goto(path.as_uri())
-            page.evaluate("document.querySelectorAll('details').forEach(part => { part.open = true; })")
-            return page, wrong
-
-        yield open_at
-        browser.close()
 
 
 def figures_are_there(page: Any, least: int) -> None:
@@ -66,12 +44,14 @@ def every_table_sorts(page: Any) -> int:
 
 
 @pytest.mark.skipif(not DLRM.is_dir(), reason="../shared/traces is not here")
-def test_eight_real_ranks(tmp_path: Path, cli: Cli, open_page: Any) -> None:
+def test_eight_real_ranks(tmp_path: Path, cli: Cli, browser: Any) -> None:
     argv = cli.argv("report", str(DLRM), "--out", str(tmp_path / "report"))
     done = subprocess.run(argv, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr
     alone = shutil.copy(tmp_path / "report" / "report.html", tmp_path / "alone.html")
-    page, wrong = open_page(Path(alone))
+    opened = Opened(browser, Path(alone))
+    page = opened.page
+    page.evaluate(UNFOLD)
     figures_are_there(page, 4)
     assert every_table_sorts(page) >= 8
     text = page.inner_text("body")
@@ -82,10 +62,10 @@ def test_eight_real_ranks(tmp_path: Path, cli: Cli, open_page: Any) -> None:
         "What if communication",
     ):
         assert said in text
-    assert wrong == []
+    opened.close()
 
 
-def test_a_fresh_run_of_two_ranks_over_gloo(cli: Cli, open_page: Any) -> None:
+def test_a_fresh_run_of_two_ranks_over_gloo(cli: Cli, browser: Any) -> None:
     options = ["--batch-sizes", "2", "--profiler", "torch", "--start", "3", "--stop", "6", "--devices", "2"]
     for words in (
         ("profile", "pretrain", *TINY, *options, "--out", str(cli.out)),
@@ -93,7 +73,9 @@ def test_a_fresh_run_of_two_ranks_over_gloo(cli: Cli, open_page: Any) -> None:
     ):
         done = subprocess.run(cli.argv(*words), cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
         assert done.returncode == 0, done.stderr
-    page, wrong = open_page(cli.out / "report" / "report.html")
+    opened = Opened(browser, cli.out / "report" / "report.html")
+    page = opened.page
+    page.evaluate(UNFOLD)
     figures_are_there(page, 3)
     assert every_table_sorts(page) >= 5
     text = page.inner_text("body")
@@ -105,4 +87,4 @@ def test_a_fresh_run_of_two_ranks_over_gloo(cli: Cli, open_page: Any) -> None:
         "all_reduce",
     ):
         assert said in text, said
-    assert wrong == []
+    opened.close()

@@ -1,7 +1,28 @@
-"""Charts of a page in a browser."""
+"""Pages and their charts in a browser."""
 
 import time
+from pathlib import Path
 from typing import Any
+
+
+class Opened:
+    """A page, and what it loaded and complained about."""
+
+    def __init__(self, browser: Any, path: Path, width: int = 1280, scheme: str = "light", **more: Any) -> None:
+        self.path, self.width = path, width
+        self.context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme, **more)
+        self.page = self.context.new_page()
+        self.page.set_default_timeout(120_000)  # a busy machine draws slowly
+        self.wrong: list[str] = []
+        self.page.on("console", lambda message: self.wrong.append(message.text))
+        self.page.on("pageerror", lambda error: self.wrong.append(str(error)))
+        self.page.on("request", lambda request: self.wrong.append(request.url))
+        self.page.goto(path.as_uri())
+
+    def close(self) -> None:
+        """Close the page; nothing but itself was loaded, and nothing was wrong."""
+        self.context.close()
+        assert self.wrong == [self.path.as_uri()]
 
 
 def drawn_charts(page: Any) -> int:

@@ -7,13 +7,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import fake_run
 import numpy as np
 import pytest
-from fake_run import START_NS, write_sweep
 from support import ncu_csv
 from support.rings import Machine, write_collectives
 from support.timelines import timeline
+from unit.analysis import fake_run
+from unit.analysis.fake_run import START_NS, write_sweep
 
 from analysis.counters import KernelCounters
 from analysis.diagnose.answer import points
@@ -108,6 +108,18 @@ def rank_timeline(rank: int | None, steps: int = 3, size: int = 0) -> Timeline:
         for step in range(steps)
     ]
     return timeline(rank, steps=marks, kernels=kernels, collectives=calls)
+
+
+def recording(gemm_ms: int, extra_ms: int = 0) -> Timeline:
+    """Return three steps of a product, and of another kernel where there are `extra_ms`."""
+    kernels = []
+    for step in range(3):
+        begin = step * 100 * MS
+        kernels.append(("sgemm", 7, begin, begin + gemm_ms * MS))
+        if extra_ms:
+            kernels.append(("softmax_kernel", 7, begin + 50 * MS, begin + (50 + extra_ms) * MS))
+    marks = [(step, step * 100 * MS, step * 100 * MS + (60 + extra_ms) * MS) for step in range(3)]
+    return timeline(0, steps=marks, kernels=kernels)
 
 
 def of_traces() -> Iterator[Figure]:

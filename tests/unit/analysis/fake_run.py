@@ -2,6 +2,7 @@
 
 import csv
 import dataclasses
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -9,8 +10,9 @@ from typing import Any
 import numpy as np
 
 from records.files import write_record
-from records.run import RunDirectory
+from records.run import RunDirectory, TrialDirectory
 from records.schema import STEP_COLUMNS, TELEMETRY_COLUMNS
+from records.training import TrainRun, events_jsonl, write_curve
 from records.trial import Trial
 
 SECOND = 1_000_000_000
@@ -108,6 +110,39 @@ def write_trial(
     if status is not None:
         write_record(directory.result_json, {"trial_id": trial.trial_id, "status": status, "reason": reason})
     return trial
+
+
+EVALUATED = {
+    "event": "evaluated", "applied_steps": 20, "mlm_loss": 3.0, "mlm_accuracy": 0.25, "nsp_loss": 0.5,
+    "nsp_accuracy": 0.75, "samples": 64,
+}  # fmt: skip
+
+
+def curve_row(step: int, applied_steps: int, loss: float | None = None) -> dict[str, Any]:
+    return {
+        "step": step,
+        "applied_steps": applied_steps,
+        "samples": 8 * (step + 1),
+        "loss": 9.0 - step / 10 if loss is None else loss,
+        "learning_rate": 0.1,
+    }
+
+
+def write_training(path: Path, events: Sequence[dict[str, Any]] = ()) -> TrialDirectory:
+    """Write a training of 40 steps with one attempt; the loss goes down by 0.1 from step to step."""
+    place = TrainRun(path)
+    trial = Trial(kind="train", preset="tiny", training=(("steps", 40),))
+    directory = place.run.trial(trial.trial_id)
+    directory.path.mkdir(parents=True)
+    write_record(directory.trial_json, trial.to_json())
+    write_curve(place.curve_csv, [curve_row(step, step + 1) for step in range(40)])
+    write_events(directory, *events)
+    return directory
+
+
+def write_events(directory: TrialDirectory, *events: dict[str, Any]) -> None:
+    if events:
+        events_jsonl(directory).write_text("".join(json.dumps(event) + "\n" for event in events))
 
 
 def noisy_times(median_ms: float, count: int, seed: int, warmup: int = 2, noise: float = 0.01) -> list[float]:

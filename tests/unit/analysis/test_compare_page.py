@@ -4,9 +4,9 @@ import csv
 from pathlib import Path
 
 import pytest
+from every_figure import recording
 from fake_run import write_sweep
 from support.commands import result
-from support.timelines import timeline
 
 from analysis.diagnose.explain import comparison_findings
 from analysis.metrics.comparison.regression import compare_runs
@@ -14,7 +14,6 @@ from analysis.metrics.comparison.traces import compare_traces
 from analysis.render.compare_page import runs_figures, runs_page, traces_figures, traces_page, write_traces_report
 from analysis.render.figure import Bars, Line
 from analysis.render.page import Badge
-from analysis.timeline import Timeline
 from bench.cli.dispatch import result_of
 from records.run import RunDirectory
 
@@ -74,17 +73,6 @@ def test_runs_without_a_common_configuration_have_no_page(runs: dict[str, RunDir
     found = result_of(["compare", str(runs["old"].path), str(other.path), "--out", str(tmp_path / "out")])
     assert found.failure is not None and found.failure.code == "run-mismatch"
     assert not (tmp_path / "out").exists()
-
-
-def recording(gemm_ms: int, extra_ms: int = 0) -> Timeline:
-    kernels = []
-    for step in range(3):
-        begin = step * 100 * MS
-        kernels.append(("sgemm", 7, begin, begin + gemm_ms * MS))
-        if extra_ms:
-            kernels.append(("softmax_kernel", 7, begin + 50 * MS, begin + (50 + extra_ms) * MS))
-    marks = [(step, step * 100 * MS, step * 100 * MS + (60 + extra_ms) * MS) for step in range(3)]
-    return timeline(0, steps=marks, kernels=kernels)
 
 
 def test_the_page_of_two_traces_shows_the_times_and_what_changed(tmp_path: Path) -> None:

@@ -153,8 +153,8 @@ def test_names_tell_runs_apart_and_unrepeated_measurements_take_a_line(on_day: A
     runs = [on_day("monday/base", 1), on_day("tuesday/base", 2, batches=(16, 8))]
     shown = text(history_blocks(history_of(runs)))
     assert " monday/base " in shown and " tuesday/base " in shown
-    assert shown.count("in one run") == 1 and "batch 8 on 1 cpu" in shown
-    assert shown.splitlines()[-1] == "2 configurations; the newest of each: 1 first, 1 no change; threshold 2 %"
+    assert shown.count("measured once") == 1 and "batch 8 on 1 cpu" in shown
+    assert shown.splitlines()[-1] == "2 configurations; latest verdicts: 1 first, 1 no change; threshold 2 %"
 
 
 def test_measurements_that_differ_in_a_setting_alone_are_told_apart_by_it(on_day: Any) -> None:
@@ -163,7 +163,7 @@ def test_measurements_that_differ_in_a_setting_alone_are_told_apart_by_it(on_day
         record = json.loads(trial.trial_json.read_text())
         trial.trial_json.write_text(json.dumps({**record, "threads_per_rank": 1}))
     shown = text(history_blocks(history_of(runs)), 200)
-    assert "synthetic, threads per rank as usual: " in shown and "synthetic, threads per rank 1: " in shown
+    assert "synthetic, threads per rank default: " in shown and "synthetic, threads per rank 1: " in shown
     assert "threads per rank" not in text(history_blocks(history_of([runs[0], runs[2]])), 200)
 
 

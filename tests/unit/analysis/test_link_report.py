@@ -70,7 +70,7 @@ def test_wrong_results_have_a_table_and_no_line(tmp_path: Path) -> None:
 
 
 def test_nothing_to_project_is_said() -> None:
-    assert projection_blocks([]) == ["no measured throughput that could be projected"]
+    assert projection_blocks([]) == ["no measured throughput to project"]
 
 
 def test_the_examples_of_the_page_about_scaling() -> None:

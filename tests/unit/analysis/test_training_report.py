@@ -1,7 +1,6 @@
 """The training page: true figures, axes that agree, and records that are damaged named in place of a traceback."""
 
 import csv
-import json
 import math
 from collections.abc import Callable
 from functools import partial
@@ -9,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fake_run import EVALUATED, curve_row, write_events, write_training
 from support.refusals import refused
 
 from analysis.load import load_run
@@ -20,32 +20,10 @@ from records.run import TrialDirectory
 from records.training import TrainRun, events_jsonl, read_events, write_curve
 from records.trial import Trial
 
-EVALUATED = {
-    "event": "evaluated", "applied_steps": 20, "mlm_loss": 3.0, "mlm_accuracy": 0.25, "nsp_loss": 0.5,
-    "nsp_accuracy": 0.75, "samples": 64,
-}  # fmt: skip
-
 
 @pytest.fixture
 def attempt(tmp_path: Path) -> TrialDirectory:
-    """A run of 40 steps with one attempt; the loss goes down by 0.1 from step to step."""
-    place = TrainRun(tmp_path / "run")
-    trial = Trial(kind="train", preset="tiny", training=(("steps", 40),))
-    directory = place.run.trial(trial.trial_id)
-    directory.path.mkdir(parents=True)
-    write_record(directory.trial_json, trial.to_json())
-    write_curve(place.curve_csv, [row(step, step + 1) for step in range(40)])
-    return directory
-
-
-def row(step: int, applied_steps: int, loss: float | None = None) -> dict[str, Any]:
-    return {
-        "step": step,
-        "applied_steps": applied_steps,
-        "samples": 8 * (step + 1),
-        "loss": 9.0 - step / 10 if loss is None else loss,
-        "learning_rate": 0.1,
-    }
+    return write_training(tmp_path / "run")
 
 
 def second_attempt(attempt: TrialDirectory, **fields: Any) -> TrialDirectory:
@@ -58,10 +36,6 @@ def second_attempt(attempt: TrialDirectory, **fields: Any) -> TrialDirectory:
 
 def run_of(attempt: TrialDirectory) -> TrainRun:
     return TrainRun(attempt.path.parents[1])
-
-
-def tell(attempt: TrialDirectory, *events: dict[str, Any]) -> None:
-    events_jsonl(attempt).write_text("".join(json.dumps(event) + "\n" for event in events))
 
 
 def part(attempt: TrialDirectory) -> TrainingPart:
@@ -82,24 +56,28 @@ def drawn(attempt: TrialDirectory, figure: str) -> dict[str, Line]:
 
 
 def test_the_training_loss_is_a_median_of_several_steps_not_the_last_one(attempt: TrialDirectory) -> None:
-    write_curve(run_of(attempt).curve_csv, [row(step, step + 1, 5.0 if step < 39 else 500.0) for step in range(40)])
+    write_curve(
+        run_of(attempt).curve_csv, [curve_row(step, step + 1, 5.0 if step < 39 else 500.0) for step in range(40)]
+    )
     assert cards(attempt)["training loss"] == "5.000"
 
 
 def test_the_running_median_ends_in_a_median_of_the_last_steps(attempt: TrialDirectory) -> None:
     losses = [5.0] * 399 + [500.0]
-    write_curve(run_of(attempt).curve_csv, [row(step, step + 1, loss) for step, loss in enumerate(losses)])
-    assert set(drawn(attempt, "loss")["its running median"].y) == {5.0}
+    write_curve(run_of(attempt).curve_csv, [curve_row(step, step + 1, loss) for step, loss in enumerate(losses)])
+    assert set(drawn(attempt, "loss")["running median"].y) == {5.0}
 
 
 def test_a_last_loss_that_is_not_finite_is_said(attempt: TrialDirectory) -> None:
-    write_curve(run_of(attempt).curve_csv, [row(step, step + 1, 5.0 if step < 39 else math.nan) for step in range(40)])
+    write_curve(
+        run_of(attempt).curve_csv, [curve_row(step, step + 1, 5.0 if step < 39 else math.nan) for step in range(40)]
+    )
     assert cards(attempt)["training loss"] == "not finite"
 
 
 def test_losses_and_evaluations_share_the_axis_also_after_skipped_steps(attempt: TrialDirectory) -> None:
-    write_curve(run_of(attempt).curve_csv, [row(step, max(0, step - 9)) for step in range(40)])
-    tell(attempt, EVALUATED, EVALUATED | {"applied_steps": 30})
+    write_curve(run_of(attempt).curve_csv, [curve_row(step, max(0, step - 9)) for step in range(40)])
+    write_events(attempt, EVALUATED, EVALUATED | {"applied_steps": 30})
     lines = drawn(attempt, "loss")
     assert part(attempt).problems == ()
     trained = lines["training loss, every step (MLM + NSP)"].x
@@ -121,9 +99,9 @@ def test_a_batch_that_changed_between_attempts_is_said(attempt: TrialDirectory) 
 def test_attempts_that_did_not_resume_are_not_counted_as_resumed(attempt: TrialDirectory) -> None:
     directory = second_attempt(attempt)
     ended, told = part(attempt).answer.sentences
-    assert ended.startswith("The last attempt ended as interrupted: ")
+    assert ended.startswith("The last attempt ended with status interrupted: ")
     assert told == "It took 2 attempts, none of which resumed from a checkpoint."
-    tell(directory, {"event": "resumed", "path": "x", "applied_steps": 3, "new_phase": False})
+    write_events(directory, {"event": "resumed", "path": "x", "applied_steps": 3, "new_phase": False})
     assert part(attempt).answer.sentences[-1] == "It took 2 attempts, 1 of which resumed from a checkpoint."
 
 
@@ -143,7 +121,7 @@ def test_attempts_that_did_not_resume_are_not_counted_as_resumed(attempt: TrialD
     ],
 )
 def test_a_damaged_event_is_named_and_the_rest_is_shown(attempt: TrialDirectory, event: dict[str, Any]) -> None:
-    tell(attempt, event)
+    write_events(attempt, event)
     with refused("file-damaged", "events.jsonl line 1"):
         read_events(attempt)
     page = write_report(run_of(attempt).run).read_text()
@@ -151,7 +129,7 @@ def test_a_damaged_event_is_named_and_the_rest_is_shown(attempt: TrialDirectory,
 
 
 def test_losses_that_were_not_finite_and_events_of_later_versions_are_no_damage(attempt: TrialDirectory) -> None:
-    tell(attempt, {"event": "danced"}, EVALUATED | {"mlm_loss": None})
+    write_events(attempt, {"event": "danced"}, EVALUATED | {"mlm_loss": None})
     assert [event["event"] for event in read_events(attempt)] == ["evaluated"]
     assert cards(attempt)["held-out MLM loss"] == "–"  # noqa: RUF001
 
@@ -192,16 +170,16 @@ def test_the_best_checkpoint_is_marked_in_table_picture_and_words(attempt: Trial
     best = {"best_checkpoint": "step-0000020", "best_applied_steps": 20, "best_score": "mlm_accuracy",
             "best_value": 0.25}  # fmt: skip
     saved = {"event": "saved", "applied_steps": 40, "path": "step-0000040", "seconds": 0.1, "size_bytes": 9}
-    tell(attempt, EVALUATED, EVALUATED | {"applied_steps": 30, "mlm_accuracy": 0.2}, saved | best)
+    write_events(attempt, EVALUATED, EVALUATED | {"applied_steps": 30, "mlm_accuracy": 0.2}, saved | best)
     found = part(attempt)
     assert "The best checkpoint is step-0000020: MLM accuracy 25.0 % after step 20." in found.answer.sentences
     table = next(table for table in found.tables if table.name == "evaluations")
     assert [cells[-1].text for cells in table.rows] == ["step-0000020", "\u2013"] and found.problems == ()
     for name, wrong in (("best_applied_steps", "x"), ("best_value", "0.5"), ("best_score", 3)):
-        tell(attempt, saved | best | {name: wrong})
+        write_events(attempt, saved | best | {name: wrong})
         with refused("file-damaged", "events.jsonl", name):
             read_events(attempt)
-    tell(attempt, EVALUATED, saved)
+    write_events(attempt, EVALUATED, saved)
     assert not any("best" in sentence for sentence in part(attempt).answer.sentences)
 
 
@@ -214,7 +192,7 @@ def test_the_line_of_throughput_stops_where_it_was_evaluated_or_saved(attempt: T
     steps_at(attempt, [0, 1, 2, 12, 13, 14])
     saved = {"event": "saved", "applied_steps": 5, "path": "step-5", "seconds": 0.1, "size_bytes": 9}
     # The last one follows the last step: no line is left to break.
-    tell(attempt, *(event | {"time_ns": int(at * 1e9)} for event, at in
+    write_events(attempt, *(event | {"time_ns": int(at * 1e9)} for event, at in
                     ((EVALUATED, 11), (saved, 11.5), (saved, 13.9), (EVALUATED, 20))))  # fmt: skip
     lines = drawn(attempt, "training_throughput")
     dots = lines["every step"]
@@ -224,7 +202,7 @@ def test_the_line_of_throughput_stops_where_it_was_evaluated_or_saved(attempt: T
 
 
 def test_steps_are_counted_in_whole_numbers(attempt: TrialDirectory) -> None:
-    tell(attempt, EVALUATED | {"applied_steps": 2}, EVALUATED | {"applied_steps": 3})
+    write_events(attempt, EVALUATED | {"applied_steps": 2}, EVALUATED | {"applied_steps": 3})
     axes = {figure.name: figure.panels[0].x for figure in part(attempt).figures}
     assert list(axes) == ["loss", "learning_rate", "evaluation"]
     assert all(axis.label == "step" and axis.whole for axis in axes.values())

@@ -225,7 +225,7 @@ def test_exposed_communication_names_the_step_that_it_is_a_share_of(pair: list[V
     profiled = VariantRun(strategy="ddp", devices=2, run=pair[1].run, profile={**shares, "profiled_step_ms": 738.0})
     comparison = compare_trainings([pair[0], profiled])
     text = shown([comparison_table(comparison)])
-    assert "communication exposed, of a profiled step" in text and "106.9 of 738.0 ms (14.5 %)" in text, text
+    assert "exposed communication of a profiled step" in text and "106.9 of 738.0 ms (14.5 %)" in text, text
     caption = _caption({"device_name": None, "notes": []}, comparison)
     assert caption == "ddp x 2: communication takes 20.0 % of a profiled step, 14.5 % exposed", (
         "the notion of the table"
@@ -342,7 +342,7 @@ def test_the_best_evaluation_is_the_one_whose_checkpoint_the_training_kept(
     epochs, _, by = heads_blocks([result])
     assert isinstance(epochs, Table)
     assert [row[1].text for row in epochs.rows if row[-1].text == "best"] == [f"{epoch:.2f}"]
-    assert by == f"best: by {words}"
+    assert by == f"best epoch selected by {words}"
 
 
 def test_a_training_without_the_score_has_no_best_evaluation(tmp_path: Path) -> None:

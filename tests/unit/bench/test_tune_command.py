@@ -114,7 +114,7 @@ def test_a_study_ends_with_the_best_trial_its_command_and_a_page(
     page = (out / "report.html").read_text()
     assert "--learning-rate" in page and page.count('<div class="chart">') == 4
     shown = dict(facts(ended.blocks))
-    assert shown["best"].startswith(f"trial {best['number']}") and shown["again"] == found["best"]["command"]
+    assert shown["best"].startswith(f"trial {best['number']}") and shown["command"] == found["best"]["command"]
 
 
 def test_trials_and_the_command_choose_their_best_checkpoint_by_the_objective(
