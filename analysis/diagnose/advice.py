@@ -19,8 +19,8 @@ class Advice:
     """One cause of lost time, and how to test a remedy."""
 
     cause: str
-    """Stable name: machine, host, data, waiting, communication, padding, precision, fusion, kernels, latency, memory,
-    compute, speed, batch. Advice with the same cause competes; one of them is shown."""
+    """Stable name: machine, host, data, waiting, communication, padding, precision, fusion, copies, kernels, latency,
+    memory, compute, speed, batch. Advice with the same cause competes; one of them is shown."""
     seen: str
     """What was measured, with its number; a sentence without its full stop."""
     remedy: str

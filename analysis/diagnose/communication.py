@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 from analysis.diagnose.advice import LEAST, Advice, Context
 from analysis.diagnose.finding import Finding
 from analysis.diagnose.idle import diagnosis, launch_bound
+from analysis.diagnose.sentences import number
 from analysis.metrics.communication.exposure import (
     buckets,
     communication_by_kind,
@@ -125,14 +126,16 @@ def _by_rank(table: "pd.DataFrame", late: "pd.DataFrame", matching: Matching, on
     if wait != wait:
         return f"{begin}; to separate transfer from waiting, read the traces of all ranks{missing}."
     if wait > transfer:
+        begin += f", {percent(wait / (wait + transfer))} of it waiting for other ranks"
+        if _late_varies(late):
+            return f"{begin}. The late rank varies: look for host-side stalls before you tune the network{missing}."
         return (
-            f"{begin}, {percent(wait / (wait + transfer))} of it waiting for other ranks, mostly for "
-            f"{_rank(late['rank'].iloc[0])}: find out why that rank is late ({_CAUSES[on_gpu]}) before you tune the "
-            f"network{missing}."
+            f"{begin}, mostly for {_rank(late['rank'].iloc[0])}: find out why that rank is late "
+            f"({_CAUSES[on_gpu]}) before you tune the network{missing}."
         )
     begin += f", {percent(transfer / (wait + transfer))} of it transfer"
     if saves < _LITTLE:  # what else is on the critical path takes its place
-        return f"{begin}; but the replay without transfers saves only {percent(max(0.0, saves))}{missing}."
+        return f"{begin}; {_no_gain(saves)}{missing}."
     return (
         f"{begin}: overlap more of it (smaller buckets that start earlier, no synchronization in the backward pass), "
         "or send less (16-bit gradients, gradient accumulation)"
@@ -191,6 +194,17 @@ def _size(count: float) -> str:
     return f"{count:.0f} bytes"
 
 
+def _no_gain(saves: float) -> str:
+    """Say that other work takes the place of the transfers. Args: saves: see _by_rank."""
+    return f"other work limits the step: without transfers the replay saves only {percent(max(0.0, saves))}"
+
+
+def _late_varies(table: "pd.DataFrame") -> bool:
+    """Whether no rank causes most of the waiting. Args: table: of `stragglers`."""
+    caused = float(table["wait_caused_ms"].sum())
+    return caused > 0 and float(table["wait_caused_ms"].iloc[0]) < 0.6 * caused
+
+
 def _stragglers(table: "pd.DataFrame", on_gpu: bool) -> str:
     caused = float(table["wait_caused_ms"].sum())
     if not caused:
@@ -201,9 +215,9 @@ def _stragglers(table: "pd.DataFrame", on_gpu: bool) -> str:
     share, times, matched = float(first["wait_caused_ms"]) / caused, int(first["times_last"]), int(first["matched"])
     begin = (
         f"{_rank(first['rank']).capitalize()} arrived last in {times} of {matched} collectives of the whole recording "
-        f"and caused {percent(share)} of the waiting ({first['wait_caused_ms']:.3g} ms per other rank)"
+        f"and caused {percent(share)} of the waiting ({number(float(first['wait_caused_ms']))} ms per other rank)"
     )
-    if share < 0.6:
+    if _late_varies(table):
         return f"{begin}. The late rank varies, which suggests host-side stalls (shared or oversubscribed CPUs)."
     return f"{begin}: find out why it is late ({_CAUSES[on_gpu]}, more work than other ranks)."
 
@@ -237,38 +251,36 @@ def _buckets(timelines: Sequence[Timeline], matching: Matching, by_rank: "pd.Dat
     count = f"{len(table)} collective{'s' if len(table) > 1 else ''}"
     if transfer < 0.5 * exposed:  # the wait comes first: what is cut or begins earlier waits as long
         sentence = (
-            f"Of {exposed:.3g} ms of exposed communication in {count} {of}, {exposed - transfer:.3g} ms are waiting "
-            "for late ranks: find out why they are late."
+            f"Of {number(exposed)} ms of exposed communication in {count} {of}, {number(exposed - transfer)} ms are "
+            "spent waiting for late ranks: find out why they are late."
         )
         return Finding("buckets", title, table, sentence)
     if not len(work_sets(timelines[member]).compute):
         sentence = (
-            f"{count[0].upper()}{count[1:]} {of}, {exposed:.3g} ms: the trace has no computation to overlap with."
+            f"{count[0].upper()}{count[1:]} {of}, {number(exposed)} ms: the trace has no computation to overlap with."
         )
         return Finding("buckets", title, table, sentence)
     share = float(last["exposed_ms"]) / exposed
     cut = set(table["collective"]) <= _IN_BUCKETS
     if len(rows) == 1 and cut:
-        sentence = (
-            f"{what} has one collective, {exposed:.3g} ms of it exposed: split it (smaller bucket_cap_mb) so "
-            "that parts start while the rest is still computed."
-        )
+        seen = f"{what} has one collective, {number(exposed)} ms of it exposed"
+        remedy = "split it (smaller bucket_cap_mb) so that parts start while the rest is still computed"
     elif share > 0.5 and cut:
-        sentence = (
-            f"The last of {len(rows)} collectives {of} is exposed for {last['exposed_ms']:.3g} of {exposed:.3g} ms of "
-            f"exposed communication and begins with {last['compute_after_start_ms']:.3g} ms of computation left to "
-            "overlap with: make the last bucket smaller (smaller bucket_cap_mb, or a smaller one for the first layers)."
+        seen = (
+            f"The last of {len(rows)} collectives {of} accounts for {number(float(last['exposed_ms']))} of "
+            f"{number(exposed)} ms of exposed communication; when it starts, "
+            f"{number(float(last['compute_after_start_ms']))} ms of computation are left to overlap with"
         )
+        remedy = "make the last bucket smaller (smaller bucket_cap_mb, or a smaller one for the first layers)"
     else:
         longest = max(rows, key=lambda row: float(row["exposed_ms"]))
-        sentence = (
-            f"{int((table['exposed_ms'] > 0).sum())} of {len(table)} collectives {of} are exposed, {exposed:.3g} ms in "
-            f"total, number {longest['bucket']} most ({longest['exposed_ms']:.3g} ms, "
-            f"{longest['compute_after_start_ms']:.3g} ms of computation follow its start): "
-            "start them earlier or overlap independent computation with them."
+        seen = (
+            f"{int((table['exposed_ms'] > 0).sum())} of {len(table)} collectives {of} are exposed, {number(exposed)} "
+            f"ms in total, number {longest['bucket']} most ({number(float(longest['exposed_ms']))} ms; "
+            f"{number(float(longest['compute_after_start_ms']))} ms of computation follow its start)"
         )
-    if saves < _LITTLE:
-        sentence = f"{sentence.removesuffix('.')}; the replay without transfers saves {percent(max(0.0, saves))}."
+        remedy = "start them earlier or overlap independent computation with them"
+    sentence = f"{seen}; {_no_gain(saves)}." if saves < _LITTLE else f"{seen}: {remedy}."
     return Finding("buckets", title, table, sentence)
 
 
@@ -336,7 +348,7 @@ def _holds_up(answers: WhatIf, timelines: Sequence[Timeline], on_gpu: bool, cont
     none = [names[name] for name in answers.limits]
     path = answers.paths_ms["as traced"]
     longest = max(path, key=path.__getitem__)
-    said = f"neither {', '.join(none[:-1])} nor {none[-1]} alone saves 5 % when it takes no time"
+    said = f"removing {' or '.join(none)} alone saves less than 5 %"
     if not path[longest]:
         return said
     said += f", most of the critical path is {longest} ({percent(path[longest] / sum(path.values()))})"
@@ -388,7 +400,7 @@ def _change(saved: float) -> str:
 
 
 def _time(us: float) -> str:
-    return f"{us:.3g} µs" if us < 1000 else f"{us / 1e3:.4g} ms"
+    return f"{us:.3g} µs" if us < 1000 else f"{number(us / 1e3)} ms"
 
 
 def _clocks(clocks: ClockOffsets) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 
 from analysis.diagnose.advice import LEAST, Advice, Context
 from analysis.diagnose.finding import Finding
-from analysis.diagnose.sentences import range_over_ranks
+from analysis.diagnose.sentences import number, range_over_ranks
 from analysis.metrics.time import launches as queue
 from analysis.metrics.time.idle import CAUSES, IdleCauses, idle_frame
 from analysis.metrics.time.idle_gaps import LARGEST, Spread, gap_frame
@@ -106,7 +106,7 @@ def _pausing(spreads: Sequence[Spread], pauses_ns: int) -> str:
     limits = sorted({spread.short_limit_ns for spread in spreads if spread.pauses})
     if not count:
         return ""
-    longer = " to ".join(dict.fromkeys(f"{limit / 1e3:,.4g}" for limit in (limits[0], limits[-1])))
+    longer = " to ".join(dict.fromkeys(number(limit / 1e3) for limit in (limits[0], limits[-1])))
     said = f"{count:,} gap{'s' if count > 1 else ''} longer than {longer} µs"
     names, times = dict[str, set[str]](), dict[str, int]()
     for spread in spreads:
@@ -116,9 +116,9 @@ def _pausing(spreads: Sequence[Spread], pauses_ns: int) -> str:
             times[alike] = times.get(alike, 0) + length
     most = max(times, key=times.__getitem__)
     if not most:
-        return f"{said}, most of them without any CPU call in the trace"
+        return f"{said}, {'most of them ' if count > 1 else ''}without any CPU call in the trace"
     what = most if len(names[most]) > 1 else next(iter(names[most]))
-    share = f"{times[most] / 1e6:,.4g} of {pauses_ns / 1e6:,.4g} ms"
+    share = f"{number(times[most] / 1e6)} of {number(pauses_ns / 1e6)} ms"
     return f"{said}, {share if times[most] >= _HALF * pauses_ns else f'the most, {share},'} in {what[:80]}"
 
 
@@ -178,12 +178,12 @@ def _why(rows: Sequence[IdleCauses], found: Diagnosis) -> str:
         said = f"The CPU does not compute {percent(found.idle)} of the time"
     said += range_over_ranks([row.idle_ns / row.span_ns for row in rows])
     if found.idle < _LITTLE:
-        return f"{said}: there is little to gain."
+        return f"{said}: little time is lost there."
     work, outer = "kernel" if on_gpu else "operator", found.start_up + found.tear_down
     said += f", {percent(found.start_up)} before the first {work} (start-up)" if found.start_up >= _LITTLE else ""
     said += f", {percent(found.tear_down)} after the last (tear-down)" if found.tear_down >= _LITTLE else ""
     if found.idle - outer < _LITTLE:
-        return f"{said}: in between there is little to gain; profile later or more steps."
+        return f"{said}: little in between; profile later or more steps."
     return f"{said}; {_cause(rows, found)}."
 
 
@@ -250,7 +250,7 @@ def gaps(rows: Sequence[IdleCauses]) -> Finding | None:
     elif longest.step is not None:
         where.append(f"step {longest.step}")
     where += [f"CPU in {longest.cpu}"] if longest.cpu else []
-    said = f"{_few(rows).capitalize()}, the longest takes {longest.length_ns / 1e6:,.4g} ms"
+    said = f"{_few(rows).capitalize()}, the longest takes {number(longest.length_ns / 1e6)} ms"
     return Finding("idle_gaps", title, gap_frame(named), said + (f" ({', '.join(where)})." if where else "."))
 
 

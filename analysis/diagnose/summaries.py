@@ -8,6 +8,7 @@ import numpy as np
 from analysis.counters import Summary
 from analysis.diagnose.advice import LEAST, Advice
 from analysis.diagnose.finding import Finding, distinct
+from analysis.diagnose.sentences import number
 from analysis.metrics.communication.links import alpha_beta
 from analysis.metrics.telemetry import COUNTERS, POWER_CAP, SLOWED_DOWN, reason_names
 from analysis.names import COMMUNICATION, family
@@ -86,10 +87,10 @@ def _size(number: int) -> str:
 
 _ADVICE = {
     COMMUNICATION: "check with a trace how much of it is exposed (`bertbench allreduce`)",
-    "GEMM": "check whether it uses the tensor cores (`bertbench core-util`)",
+    "GEMM": "check whether they use the tensor cores (`bertbench core-util`)",
     "attention": "compare fused attention (SDPA, FlashAttention) on the same shapes",
     "optimizer": "use a fused optimizer, which reads every parameter once",
-    "elementwise": "fuse it with adjacent kernels (torch.compile, fused GELU and dropout)",
+    "elementwise": "fuse them with adjacent kernels (torch.compile, fused GELU and dropout)",
     "norm": "use a fused layer normalization",
     "copy": "look for casts, and for copies from the host that pinned memory would overlap",
 }
@@ -108,7 +109,7 @@ def _kernels(summary: Summary) -> Iterator[Finding]:
         return
     first = table.iloc[0]
     sentence = (
-        f"{_short(first['name'])} takes {percent(first['share'])} of the kernels' {total:.4g} ms; "
+        f"{_short(first['name'])} takes {percent(first['share'])} of the kernels' {number(total)} ms; "
         f"{int((table['cumulative_share'] < 0.9).sum()) + 1} of {len(table)} kernels make up 90 %: start with these."
     )
     yield Finding("kernel_totals", summary.title, table, sentence)
@@ -117,8 +118,9 @@ def _kernels(summary: Summary) -> Iterator[Finding]:
     )
     families = families.sort_values("total_ms", ascending=False, kind="stable").reset_index()
     top = families.iloc[0]
-    advice = _ADVICE.get(str(top["family"]), "look at its largest kernels first")
-    sentence = f"{str(top['family']).capitalize()} kernels take {percent(top['share'])} of the kernel time: {advice}."
+    advice = _ADVICE.get(str(top["family"]), "start with the largest of them")
+    family = str(top["family"])
+    sentence = f"{family[:1].upper()}{family[1:]} kernels take {percent(top['share'])} of the kernel time: {advice}."
     yield Finding("kernel_families", f"{summary.title}: by family", families, sentence, tuple(_fusing(families)))
 
 

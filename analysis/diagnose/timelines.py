@@ -96,15 +96,14 @@ def _temporal(timelines: Sequence[Timeline], context: Context) -> Finding | None
     what = f"{percent(compute)} of the time is computation{somewhere}{of_ranks}, {hidden}, "
     what += f"{percent(idle_share)} idle{least_to_most([row.idle_ns / row.span_ns for row in rows])}"
     if exposed >= max(idle_share, _LITTLE):
-        advice = ": overlap the communication or send less, unless it mostly waits for one rank or the replay without "
-        advice += "it saves little (see below)"
+        advice = ": see Communication by rank for what to do about the communication"
     elif copying > max(idle_share, _LITTLE):
         what += f", {percent(copying)} exposed copies"
         pinned = "from pinned memory " if _copied_from(timelines)[0] != "pinned" else ""
         advice = f": keep data on the GPU, or overlap copies {pinned}with computation"
     elif idle_share >= _LITTLE:
         advice = ": see the table of idle causes"
-        advice += "; then overlap the communication" if exposed >= _LITTLE else ""
+        advice += "; then Communication by rank" if exposed >= _LITTLE else ""
     elif idle_share + exposed + copying >= _NEARLY_ALL:
         advice = f": {percent(1 - compute)} is not computation, but no part of that takes 5 % alone"
     elif context.disturbed:  # what others took is in the time of every operator
@@ -124,7 +123,16 @@ def _temporal(timelines: Sequence[Timeline], context: Context) -> Finding | None
     said = what + advice + "." + _outside(timelines, rows) + balance_sentence(rows, given)
     if not rows[0].on_gpu and (lost := lost_kernels(timelines)):
         said = f"{lost}. On the CPU, {what}."  # no advice: how long the GPU took is unknown
-    return Finding("temporal_breakdown", "Where the time goes", table, said)
+    return Finding("temporal_breakdown", "Where the time goes", table, said, tuple(_copy_advice(timelines, copying)))
+
+
+def _copy_advice(timelines: Sequence[Timeline], exposed: float) -> Iterator[Advice]:
+    """Yield what copies of a GPU could save that nothing overlaps. Args: exposed: share of the time of all ranks."""
+    if exposed >= LEAST:
+        seen = f"copies that overlap with nothing take {percent(exposed)} of the time"
+        pinned = "" if _copied_from(timelines)[0] == "pinned" else " from pinned memory"
+        remedy = f"keep data on the GPU, or overlap copies{pinned} with computation"
+        yield Advice(cause="copies", seen=seen, remedy=remedy, saves=exposed)
 
 
 def _outside(timelines: Sequence[Timeline], rows: Sequence[temporal.Temporal]) -> str:
@@ -194,12 +202,13 @@ def _families(timelines: Sequence[Timeline], context: Context) -> Finding | None
     talks = share.get("communication", 0.0)
     if talks > _MUCH:
         said += [] if largest == "communication" else [f"communication takes {percent(talks)}"]
-        said[-1] += ": reduce its exposed part, see Where the time goes"
+        said[-1] += " (Where the time goes shows how much of it is exposed)"
+    advice = tuple(_kernel_advice(timelines, table, share, small, context))
     if small > 0.4:
-        said.append(f"kernels that only move memory take {percent(small)}: fuse them {context.fusing}")
+        fuse = f": fuse them {context.fusing}" if any(one.cause == "fusion" for one in advice) else ""
+        said.append(f"kernels that only move memory take {percent(small)}{fuse}")
     if ran and largest != "GEMM":
         said.append(f"GEMM takes {percent(share['GEMM'])} and {ran}")
-    advice = tuple(_kernel_advice(timelines, table, share, small, context))
     return Finding("kernel_families", "Kernels by family", table, "; ".join(said) + ".", advice)
 
 
@@ -233,6 +242,7 @@ def _top_kernels(timelines: Sequence[Timeline]) -> Finding | None:
     first = table.iloc[0]
     share = float(first["kernel_time_share"])
     said = f"{few} of {len(table)} kernels make up 80 % of the kernels' time: start with these. The longest takes "
+    said = "There is one kernel. It takes " if len(table) == 1 else said
     said += f"{percent(share)} ({first['family']})."
     return Finding("top_kernels", f"Longest kernels (at most {_TOP})", table.head(_TOP), said)
 
@@ -283,9 +293,7 @@ def _input_advice(timelines: Sequence[Timeline]) -> str:
     if not memory:
         return ", so copy inputs from pinned memory (the trace does not show whether they are)"
     if hidden >= _HALF:
-        return (
-            f"; the copies to the GPU are from pinned memory, and {percent(hidden)} of them overlaps with computation"
-        )
+        return f"; the copies to the GPU are from pinned memory, and {percent(hidden)} of that time overlaps"
     return (
         f", so copy inputs earlier (they are from pinned memory, but only {percent(hidden)} overlaps with computation)"
     )
@@ -322,9 +330,14 @@ def _iterations(timelines: Sequence[Timeline]) -> list[Finding]:
         unsaid = ["memory_ms", "exposed_memory_ms", "launched_compute_ms", "kernels"]
         table, spread = table.drop(columns=unsaid), spread[~spread["quantity"].isin(unsaid)].reset_index(drop=True)
     times = spread[spread["quantity"] == "step_time_ms"].iloc[0]
-    said = (
-        f"The median step takes {number(times['median'])} ms, from {number(times['min'])} to {number(times['max'])} ms"
-    )
+    said = f"The median step takes {number(times['median'])} ms"
+    ends = tuple(number(times[name]) for name in ("min", "max"))
+    if len(longest) == 1:
+        said = f"The one step takes {ends[0]} ms"
+    elif ends[0] == ends[1]:
+        said = f"All {len(longest)} steps take {ends[0]} ms"
+    else:
+        said += f", from {ends[0]} to {ends[1]} ms"
     if times["median"] > 0 and times["p95"] > 1.2 * times["median"]:
         said += ": compare the idle time and communication of slow steps with the others"
     given = spread[spread["quantity"] == "launched_compute_ms"]
@@ -337,7 +350,10 @@ def _iterations(timelines: Sequence[Timeline]) -> list[Finding]:
     rank, step, taken_ms, idle_ms = (table[name].iloc[place] for name in ("rank", "step", "step_time_ms", "idle_ms"))
     of = "" if pd.isna(rank) else f" of rank {int(rank)}"
     idle = f", {percent(float(idle_ms) / float(taken_ms))} of it idle" if taken_ms and not pd.isna(idle_ms) else ""
-    slowest = f"The slowest is step {int(step)}{of}: {number(float(taken_ms))} ms{idle}."
+    which = f"The slowest is step {int(step)}{of}"
+    if len(longest) == 1:
+        which = f"Step {int(step)}{f' is slowest on rank {int(rank)}' if len(table) > 1 and of else ''}"
+    slowest = f"{which}: {number(float(taken_ms))} ms{idle}."
     unknown = table.columns if table["idle_ms"].isna().all() else ["launched_compute_ms"]
     table = table.drop(columns=[name for name in unknown if name in table and table[name].isna().all()])
     return [
@@ -365,8 +381,9 @@ def range_findings(timelines: Sequence[Timeline]) -> list[Finding]:
     if not len(table):
         return []
     first = table.iloc[0]
-    said = f"{int(table['count'].sum()):,} ranges of {len(table)} names; {first['name'][:80]} takes longest, "
-    calls = int(first["count"])
+    calls, every = int(first["count"]), int(table["count"].sum())
+    said = f"{every:,} range{'s'[: every != 1]} of {len(table)} name{'s'[: len(table) != 1]}; "
+    said += f"{first['name'][:80]} takes longest, "
     said += f"{number(float(first['total_ms']))} ms in {calls:,} call{'s'[: calls != 1]}, nested ranges included. "
     if not any(len(timeline.steps) for timeline in timelines):
         said += "They cover the whole recording. "
@@ -412,17 +429,19 @@ def operator_findings(timelines: Sequence[Timeline], context: Context | None = N
 def _operator_advice(
     timelines: Sequence[Timeline], share: Mapping[str, float], moving: float, context: Context
 ) -> Iterator[Advice]:
-    """Yield what other operators of a CPU could save: at most their own time."""
-    gemm, narrow = share.get("GEMM", 0.0), fp32_share(timelines)
-    of = "operators' time"
-    if lost_kernels(timelines):
+    """Yield what other operators of a CPU could save: their share of the part of the window that computes."""
+    rows = [row for row in map(temporal.temporal_breakdown, timelines) if row is not None]
+    span = sum(row.span_ns for row in rows)
+    if lost_kernels(timelines) or not span:
         return
+    computes = sum(row.compute_ns for row in rows) / span
+    gemm, narrow = share.get("GEMM", 0.0), fp32_share(timelines)
     if gemm * narrow >= LEAST and narrow > _HALF and not context.narrow and context.native_bf16:
         seen = f"GEMMs run in fp32 for {percent(gemm * narrow)} of the operators' time, and this CPU has bf16"
-        yield Advice(cause="precision", seen=seen, remedy="train in bf16", saves=gemm * narrow, of=of)
+        yield Advice(cause="precision", seen=seen, remedy="train in bf16", saves=gemm * narrow * computes)
     if moving > _MUCH:
         seen = f"operators that only move memory take {percent(moving)} of the operators' time"
-        yield Advice(cause="fusion", seen=seen, remedy=f"fuse them {context.fusing}", saves=moving, of=of)
+        yield Advice(cause="fusion", seen=seen, remedy=f"fuse them {context.fusing}", saves=moving * computes)
 
 
 def window_findings(timelines: Sequence[Timeline]) -> list[Finding]:

@@ -222,7 +222,8 @@ def _missing(timelines: Sequence[Timeline]) -> list[str]:
     if not sizes or max(sizes) <= len(timelines):
         return []
     there = sorted(timeline.rank for timeline in timelines if timeline.rank is not None)
-    named = f" (ranks {', '.join(map(str, there[:16]))}{', ...' if len(there) > 16 else ''})" if there else ""
+    ranks = ", ".join(map(str, there[:16])) + (", ..." if len(there) > 16 else "")
+    named = f" (rank{'s'[: len(there) > 1]} {ranks})" if there else ""
     return [
         f"{len(timelines)} of the job's {max(sizes)} ranks are here{named}: waiting for the others counts as transfer; "
         "give the folder with all traces"

@@ -187,9 +187,28 @@ def test_bf16_is_advised_for_fp32_and_never_for_a_bf16_trial(kind: str) -> None:
         families = next(one for one in findings if one.name in ("kernel_families", "operator_families"))
         assert "runs in fp32" in families.sentence and ("autocast" in families.sentence) != advised
         if advised:
-            assert found["precision"].saves == pytest.approx(5 / 6 if kind == "GPU" else 1)
+            assert found["precision"].saves == pytest.approx(5 / 6)
             assert "--precisions bf16" in found["precision"].command
             parses(found["precision"].command)
+
+
+def test_copies_that_nothing_overlaps_are_advised_by_their_exposed_time() -> None:
+    """A copy from 30 to 90 us of 100: 20 us are beside a kernel, 40 of 100 are not."""
+    copy = ("Memcpy HtoD (Pageable -> Device)", 7, 30 * US, 90 * US, -1, "memcpy")
+    one = timeline(steps=[(0, 0, 100 * US)], kernels=[("sgemm", 7, 0, 30 * US), ("sgemm", 8, 70 * US, 100 * US), copy])
+    source = Source(path=Path("trace"), timelines=(one,))
+    found = {advice.cause: advice for advice in to_do(source, explain(source))}
+    assert found["copies"].saves == pytest.approx(0.4) and "pinned" in found["copies"].remedy
+
+
+def test_operators_of_a_cpu_can_save_no_more_than_it_computes() -> None:
+    """It computes 40 % of the step, three quarters of that in copies."""
+    one = timeline(
+        steps=[(0, 0, 1000 * US)], operators=[("aten::copy_", 0, 300 * US), ("aten::mm", 300 * US, 400 * US)]
+    )
+    source = Source(path=Path("trace"), timelines=(one,))
+    found = {advice.cause: advice for advice in to_do(source, explain(source))}
+    assert found["fusion"].saves == pytest.approx(0.3) and found["fusion"].of == "step time"
 
 
 def test_a_busy_machine_is_named_before_operators_are_to_be_made_faster() -> None:

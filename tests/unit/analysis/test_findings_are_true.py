@@ -137,7 +137,7 @@ def test_collectives_at_the_same_time_are_exposed_once() -> None:
     assert exposed_union_ms(run, buckets(run)) == 35
     found = by_name(communication_findings.findings([run]))["buckets"]
     assert list(found.table["exposed_ms"]) == [30, 35]
-    assert "of step 0 is exposed for 35 of 35 ms" in found.sentence and "10 ms of computation" in found.sentence
+    assert "of step 0 accounts for 35 of 35 ms" in found.sentence and "10 ms of computation" in found.sentence
 
 
 def test_what_ranks_may_leave_early_is_not_split_and_all_ranks_are_not_asked_for() -> None:

@@ -53,7 +53,7 @@ def test_a_launch_bound_run_is_told_to_launch_less_often() -> None:
     assert "CUDA graphs" in sentences["idle_causes"] and "launch work" in sentences["idle_causes"]
     assert "the GPU waits for the CPU" in sentences["launch_queue"]
     assert sentences["kernel_families"].startswith("GEMM takes 100 %")
-    assert sentences["iterations"].startswith("The median step takes 1.1 ms")
+    assert sentences["iterations"].startswith("The one step takes 1.1 ms")
 
 
 def test_a_run_that_waits_for_data_is_told_to_load_in_the_background() -> None:
@@ -61,11 +61,11 @@ def test_a_run_that_waits_for_data_is_told_to_load_in_the_background() -> None:
     assert "loader workers" in said(slow_launches(ranges=data))["idle_causes"]
 
 
-def test_exposed_communication_is_told_to_be_overlapped() -> None:
+def test_exposed_communication_points_to_its_table() -> None:
     kernels = [("sgemm", 7, 0, 30 * US), ("ncclDevKernel_AllReduce", 9, 20 * US, 100 * US)]
     sentences = said(timeline(steps=[(0, 0, 100 * US)], kernels=kernels))
     assert "70.0 % exposed communication" in sentences["temporal_breakdown"]
-    assert "overlap the communication" in sentences["temporal_breakdown"]
+    assert "see Communication by rank" in sentences["temporal_breakdown"]
 
 
 def test_pageable_copies_are_told_to_be_pinned() -> None:

@@ -83,7 +83,7 @@ def test_a_trace_with_it_and_one_without_are_as_fast(tmp_path: Path) -> None:
 def test_the_command_s_findings_speak_of_the_real_steps(tmp_path: Path) -> None:
     found = {one.name: one for one in explain(open_sources(write(tmp_path / "trace-rank0.json", five_steps())))}
     assert "the 5 steps 10 to 14, 500 ms," in found["window"].sentence
-    assert "from 100 to 100 ms" in found["iterations"].sentence
+    assert "All 5 steps take 100 ms" in found["iterations"].sentence
 
 
 @pytest.mark.parametrize(
