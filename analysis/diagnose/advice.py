@@ -4,6 +4,7 @@ import dataclasses
 import shlex
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from analysis import wording
@@ -182,7 +183,7 @@ def throughput_command(row: Mapping[str, Any], out: str, **changes: object) -> s
     if int(row.get("grad_accum_steps") or 1) > 1:
         options["grad_accum"] = row["grad_accum_steps"]
     if row.get("data") not in (None, "", "synthetic"):
-        options["data"] = row["data"]
+        options["data"] = _from_here(str(row["data"]))
     if row.get("levers"):
         options["levers"] = row["levers"]
     defaults = {"threads_per_rank": None, "padding": "", "dropout": 0.1, "seed": 42, "activation_checkpointing": False}
@@ -203,3 +204,9 @@ def throughput_command(row: Mapping[str, Any], out: str, **changes: object) -> s
         words.append(f"--{name.replace('_', '-')}")
         words += [] if value is True else [str(value)]
     return shlex.join(words)
+
+
+def _from_here(path: str) -> str:
+    """A path inside the working directory relative to it, as a reader would type it; any other as it is."""
+    here = Path.cwd()
+    return str(Path(path).relative_to(here)) if Path(path).is_relative_to(here) else path

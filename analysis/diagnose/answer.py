@@ -255,11 +255,11 @@ def _versus(best: Point, ratios: Sequence[Row]) -> list[str]:
         return [f"There is no comparison with {found['reference']}: {found['reason']}."]
     value = found["throughput_ratio"]
     saved = found["time_saved"]
-    change = f"{wording.percent(saved)} of the time saved" if saved >= 0 else f"{wording.percent(-saved)} more time"
-    text = f"At the same configuration its throughput is {value:.2f} times that of {found['reference']} ({change})"
+    change = f"{wording.percent(saved)} less" if saved >= 0 else f"{wording.percent(-saved)} more"
+    text = f"At the same configuration its throughput is {value:.2f} times that of {found['reference']} ({change} time)"
     verdict = {
-        "yes": " (conclusive).",
-        "no": " (conclusive: they are within 5 % of each other).",
+        "yes": ", which is conclusive.",
+        "no": ". This is conclusive: they are within 5 % of each other.",
         "cannot decide": f". This is not conclusive yet: {found['reason']}.",
     }[found["decided"]]
     return [text + verdict]

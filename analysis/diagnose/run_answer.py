@@ -1,6 +1,7 @@
 """The whole answer of a run: how fast, how good, what to do first. One object for the page, the terminal and --json."""
 
 import dataclasses
+import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -45,7 +46,7 @@ def complete_answers(
         advice = [
             *_machine(winner.best, badge, out),
             *_of_row(winner, trials, out),
-            *([] if floor is None or badge else _of_floor(floor, out)),
+            *([] if floor is None or badge else _of_floor(floor, winner.best, trials, out)),
             *_of_precisions(winner, best, out),
             *_of_profiles(winner.best, trials, profiled or {}),
         ]
@@ -197,23 +198,46 @@ def _equal(one: Row, other: Row, names: Sequence[str]) -> bool:
     return all(one.get(name) == other.get(name) for name in names)
 
 
-def _of_floor(floor: Row, out: str) -> list[Advice]:
+_FUSED_BY_COMPILE = ("head and its loss", "elementwise parts", "casts and sums of gradients")
+"""Bars of a waterfall that torch.compile makes shorter on a GPU."""
+
+
+def _of_floor(floor: Row, best: Point, trials: Sequence[LoadedTrial], out: str) -> list[Advice]:
     """The loss of a broken-down step that is largest: what a step could save if that part ran at its ceiling."""
     losses = [bar for bar in floor["waterfall"] if bar["kind"] == LOSS and bar["name"] not in _OWN_CAUSE]
     if not losses:
         return []
     most = max(losses, key=lambda bar: float(bar["ms"]))
-    seen = f"{most['name']} costs {wording.number(most['ms'])} ms of each step beyond the floor"
-    remedy = "find the operators behind it in a profile"
-    # A profile needs a folder of its own beside the sweep; it takes its configuration from it.
-    command = f"bertbench profile --winner-of {out} --out {out}-profile"
+    seen = f'"{most["name"]}" takes {wording.number(most["ms"])} ms of each step more than its floor'
+    remedy, command = _remedy(str(most["name"]), best, trials, out)
     return [Advice(cause="speed", seen=seen, remedy=remedy, command=command, saves=float(most["share"]))]
 
 
+def _remedy(bar: str, best: Point, trials: Sequence[LoadedTrial], out: str) -> tuple[str, str]:
+    """What makes a loss of the waterfall smaller, and the command that tests it."""
+    row = best.row
+    own = str(row["implementation"]).startswith("bertbench")
+    levers = [name for name in str(row.get("levers") or "").split("+") if name not in ("", "none")]
+    if own and row["device"] == "cuda" and bar in _FUSED_BY_COMPILE and not {"compile", "cuda-graphs"} & {*levers}:
+        return "fuse its operators with torch.compile", throughput_command(
+            row, out, levers="+".join([*levers, "compile"])
+        )
+    if own and row["device"] == "cuda" and bar == "attention" and not _without_padding(row):
+        return "compute real tokens alone", throughput_command(row, out, levers="+".join(["unpad", *levers]))
+    profiles = [one for one in _profiles(best, trials) if one.row.get("status") == "ok"]
+    if profiles:
+        path = f"{out}/trials/{profiles[0].trial.trial_id}"
+        return "see its operators in the profile of this run", f"bertbench analyze {shlex.quote(path)}"
+    # A profile needs a folder of its own beside the sweep; it takes its configuration from it.
+    task = str(row["task"]).split(" ", 1)[0]
+    command = shlex.join(["bertbench", "profile", task, "--winner-of", out, "--out", f"{out}-profile"])
+    return "find its operators in a profile", command
+
+
+def _profiles(best: Point, trials: Sequence[LoadedTrial]) -> list[LoadedTrial]:
+    """The profiles of the fastest configuration."""
+    return [one for one in trials if one.trial.kind == "profile" and _equal(one.row, best.row, _SAME_STEP)]
+
+
 def _of_profiles(best: Point, trials: Sequence[LoadedTrial], profiled: Mapping[str, Sequence[Advice]]) -> list[Advice]:
-    same = [
-        trial.trial.trial_id
-        for trial in trials
-        if trial.trial.kind == "profile" and _equal(trial.row, best.row, _SAME_STEP)
-    ]
-    return [advice for name in same for advice in profiled.get(name, ())]
+    return [advice for one in _profiles(best, trials) for advice in profiled.get(one.trial.trial_id, ())]

@@ -268,6 +268,40 @@ def test_a_precision_that_was_faster_in_the_run_is_advised_and_a_slower_one_neve
         parses(one.command)
 
 
+@pytest.mark.parametrize(
+    ("device", "bar", "levers", "profiled", "command"),
+    [
+        ("cuda", "elementwise parts", "unpad", True, "--levers unpad+compile"),
+        ("cuda", "elementwise parts", "unpad+compile", True, "bertbench analyze"),
+        ("cuda", "attention", "none", True, "--levers unpad "),
+        ("cpu", "head and its loss", "", True, "bertbench analyze"),
+        ("cpu", "head and its loss", "", False, "bertbench profile --winner-of"),
+    ],
+)
+def test_the_largest_loss_beyond_the_floor_gets_a_command_that_the_run_has_not_made(
+    device: str, bar: str, levers: str, profiled: bool, command: str, tmp_path: Path
+) -> None:
+    """An option that makes the loss smaller and is not on; else the profile at hand; else a profile to record."""
+    (first, *_) = load_run(write_sweep(tmp_path, implementations=("bertbench",), batches=(8,), worlds=(1,), count=15))
+    row = {**first.row, "device": device, "levers": levers, "padding_efficiency": None}
+    waterfall = [
+        {"name": name, "kind": "loss", "ms": ms, "share": ms / 100} for name, ms in ((bar, 30.0), ("optimizer", 9.0))
+    ]
+    floor = {**row, "of_floor": 0.61, "floor_ms": 61.0, "step_time_ms": 100.0, "waterfall": waterfall}
+    made = [
+        dataclasses.replace(first, row=row),
+        dataclasses.replace(first, row=floor, trial=dataclasses.replace(first.trial, kind="components")),
+    ]
+    if profiled:
+        trial = dataclasses.replace(first.trial, kind="profile", profiler="torch")
+        made.append(dataclasses.replace(first, row={**row, "status": "ok"}, trial=trial))
+    (said,) = complete_answers(made, points(made[:1]), [], "a run")
+    (one,) = [one for one in said.advice if one.cause == "speed"]
+    assert said.numbers["of_floor"] == 0.61 and one.saves == pytest.approx(0.30) and bar in one.seen
+    assert command in f"{one.command} "
+    parses(one.command)
+
+
 def test_counters_advise_by_what_the_busiest_unit_leaves() -> None:
     """Three quarters of the time at 20 % of a peak and a quarter at 40 %, both bound by latency: 0.6 + 0.15."""
     table = pd.DataFrame(
