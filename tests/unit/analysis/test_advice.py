@@ -275,7 +275,7 @@ def test_a_precision_that_was_faster_in_the_run_is_advised_and_a_slower_one_neve
         ("cuda", "elementwise parts", "unpad+compile", True, "bertbench analyze"),
         ("cuda", "attention", "none", True, "--levers unpad "),
         ("cpu", "head and its loss", "", True, "bertbench analyze"),
-        ("cpu", "head and its loss", "", False, "bertbench profile --winner-of"),
+        ("cpu", "head and its loss", "", False, "bertbench profile pretrain --winner-of"),
     ],
 )
 def test_the_largest_loss_beyond_the_floor_gets_a_command_that_the_run_has_not_made(
