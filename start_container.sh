@@ -53,7 +53,7 @@ has_cdi() {
     grep -rqs 'nvidia\.com/gpu' "${folders[@]}"
 }
 
-# Sets gpu_options; empty means CPU only, which is said together with the reason.
+# Sets gpu_options; empty means CPU only; the reason is printed.
 choose_gpus() {
     local reason
     gpu_options=()

@@ -47,7 +47,7 @@ class _Member(tarfile.TarInfo):
     """A file of a tar whose long name or attributes fit: the library reads them into memory, whatever their size."""
 
     def _proc_member(self, tar: tarfile.TarFile) -> Self:
-        """Go on behind a header, as the library lets subclasses do. Raises tarfile.ReadError for no name."""
+        """Continue after a header, as the library lets subclasses do. Raises tarfile.ReadError for no name."""
         if self.type in _LONG_HEADERS and self.size > _MOST_HEADER_BYTES:
             raise tarfile.ReadError(f"a header of {self.size:,} bytes")
         found: Self = super()._proc_member(tar)  # type: ignore[misc]
@@ -162,9 +162,7 @@ def _files(path: Path, scratch: Path, problems: list[str]) -> list[Path]:
         return _files_of(path, scratch, problems)
     except PermissionError as error:  # a folder that may not be entered, or that the path lies in
         remedy = "let the owner of the folders allow it (chmod -R +rX)"
-        raise InputError(
-            "path-unreadable", f"cannot look into {str(path)[:200]}: permission denied; {remedy}"
-        ) from error
+        raise InputError("path-unreadable", f"cannot read {str(path)[:200]}: permission denied; {remedy}") from error
     except OSError as error:  # a name longer than any
         raise InputError(
             content_code(error), f"cannot look at {str(path)[:200]}: {error.strerror}; check the path"

@@ -154,7 +154,7 @@ class Timeline:
     """One rank's trace. Tables are in order of start; a table without rows still has its columns.
 
     Columns of text may be categories: use `observed=True` when grouping by them. A reader may add columns to those
-    named here. What it adds is said in its own docstring, and users of a timeline ask whether the column is there.
+    named here. Its docstring says what it adds, and users of a timeline ask whether the column is there.
     """
 
     rank: int | None
@@ -237,7 +237,7 @@ class LazyTimeline(Timeline):
         return self._tables.work()
 
     def __getattr__(self, name: str) -> Any:
-        """Make a table: called for what is not there yet."""
+        """Make a missing table."""
         if name not in _TABLES:
             raise AttributeError(f"{type(self).__name__} has no {name!r}")
         for made, table in self._tables.make(name).items():

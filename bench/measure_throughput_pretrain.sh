@@ -3,7 +3,7 @@
 #
 #   bash bench/measure_throughput_pretrain.sh [start] [stop]
 #
-# With start and stop the iterations [start, stop) are measured; without, warm-up is detected and measuring goes on until
+# With start and stop the iterations [start, stop) are measured; without, warm-up is detected and measuring continues until
 # the median is known to 1 %. A second call with the same OUT continues where the first one ended. Environment:
 #   BATCH_SIZES      micro batches                              ("8 16 32 64")
 #   DEVICES          device counts                              (1 2 4 ... up to every visible GPU)

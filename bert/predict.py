@@ -71,7 +71,7 @@ def open_model(checkpoint: Path, task: Task, data: DataIdentity, warn: Callable[
 
 
 class FeatureSettings(Protocol):
-    """What the settings of all features say of the vocabulary they were made with."""
+    """The vocabulary in the settings of all features."""
 
     @property
     def vocab_size(self) -> int:

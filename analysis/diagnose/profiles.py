@@ -40,7 +40,7 @@ class ProfileSummary:
     """What was found in one trial's profile."""
 
     findings: tuple[Finding, ...] = ()
-    """What `explain` says of it."""
+    """What `explain` reports about it."""
     tree: RangeNode | None = None
     """The ranges of the first recorded step of the first rank, where the trace has ranges."""
     compute: tuple[dict[str, Any], ...] = ()

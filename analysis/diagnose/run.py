@@ -1,4 +1,4 @@
-"""What a run can decide, and what is doubtful about it: of the whole, and of its trials, with what to do."""
+"""Cautions about a whole run and about its trials, each with what to do, and what the run can decide."""
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -14,12 +14,12 @@ Row = Mapping[str, Any]
 
 _MOST_NAMED = 3
 _NEARLY_ALL = 0.8
-"""Share of the trials from which on a doubt belongs to the run: it is shown once, with an example."""
+"""A caution about at least this share of the trials is shown once for the run, with an example."""
 
 
 @dataclass(frozen=True, slots=True)
 class CautionGroup:
-    """One kind of doubt, and the trials it is about."""
+    """One kind of caution, and its trials."""
 
     code: str
     messages: tuple[str, ...]
@@ -93,7 +93,7 @@ def _group(code: str, members: Sequence[tuple[str, str]], remedy: str, trials: i
 
 
 def cautions_of_run(trials: LoadedRun, ratios: Sequence[Row], scaling: Sequence[Row]) -> list[Caution]:
-    """Return what is doubtful about a run as a whole: its records, its machine, its scaling, too few rounds."""
+    """Return the cautions about a run as a whole: its records, its machine, its scaling, too few rounds."""
     found = [cautions.damaged(problem) for problem in trials.problems]
     found += cautions.of_run([trial.environment for trial in trials])
     found += cautions.of_scaling(scaling)

@@ -16,9 +16,9 @@ from records.trial import Trial
 
 Row = Mapping[str, Any]
 
-# Fewer measured steps than this make even the interval of the median doubtful.
+# With fewer measured steps, even the interval of the median is unreliable.
 FEWEST_STEPS = 8
-# At most half of the steps can be found to be warm-up: near that, it may have gone on.
+# At most half of the steps can be found to be warm-up: near that limit, warm-up may have continued.
 _LONG_WARMUP = 0.4
 _NOISY_DEVIATION = 0.05
 _NOISY_TAIL = 1.25
@@ -32,7 +32,7 @@ _MOST_EFFICIENT_SHARED = 1.5
 
 @dataclass(frozen=True, slots=True)
 class Caution:
-    """One doubt."""
+    """One caution."""
 
     code: str
     message: str
@@ -57,7 +57,7 @@ def of_trial(
         telemetry: rows of records.schema.TELEMETRY.
     """
     found = [
-        *([] if trial.kind == "train" else _of_window(trial, result)),  # training is not there to measure a step
+        *([] if trial.kind == "train" else _of_window(trial, result)),  # a training does not measure steps
         *_of_noise(rows, environment, telemetry),
         *_of_throttling(rows, telemetry),
         *_of_precision(trial, environment),

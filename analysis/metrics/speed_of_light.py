@@ -187,7 +187,7 @@ def _interval(times: statistics.Times) -> tuple[float | None, float | None]:
 def summarize_components(
     trial: Trial, directory: TrialDirectory, price_per_hour: float | None = None
 ) -> dict[str, Any]:
-    """Return what a result says of a trial of kind components: what throughput.summarize finds in its steps, and more.
+    """Return the result of a trial of kind components: what throughput.summarize finds in its steps, and more.
 
     Further fields: floor_ms, of_floor (floor / step, the share of the speed of light), bandwidth_bytes_per_second,
     components (`component_rows`), waterfall (`waterfall`), drift ({steps, peak, bandwidth}: after / before - 1),

@@ -99,7 +99,7 @@ def damage_code(reason: str) -> Code:
 
 
 def unreadable(path: Path, error: Exception) -> InputError:
-    """Return what to say of a file that could not be read: why, and what helps against that."""
+    """Return the message for a file that could not be read: the cause and the remedy."""
     if isinstance(error, PermissionError):
         remedy = "let its owner allow it (chmod +r)"
         return InputError("path-unreadable", f"cannot read {path}: permission denied; {remedy}")

@@ -28,7 +28,7 @@ _DEVICE = re.compile(r"^(.*?)\s*\((\d{1,6})\)\s*$")
 
 @dataclass(frozen=True, slots=True)
 class Statistics:
-    """What a summary says of the rows of a name besides their total."""
+    """What a summary reports about the rows of a name besides their total."""
 
     columns: Mapping[str, Sequence[str]]
     """Average, minimum and so on by what the table may call them."""

@@ -59,7 +59,7 @@ def launch_moments(work: Integers, calls: Integers, called: Integers) -> Integer
 def without_empty(
     steps: "pd.DataFrame", kernels: "pd.DataFrame", api: "pd.DataFrame"
 ) -> "tuple[pd.DataFrame, list[str]]":
-    """Return the steps of a timeline that are some, and what to say of the others.
+    """Return the real steps of a timeline, and a note on the others.
 
     A launch is a call that is tied to work, or, where none is, the start of work.
     """

@@ -56,7 +56,7 @@ const chartParts = (() => {
     return Array.from({ length: count }, (_, place) => Object.fromEntries(names.map((name) => [name, series.data[name][place]])));
   };
 
-  // What is said of one value: [where on the category or x axis, the value, its interval or extent].
+  // The facts of one value: [where on the category or x axis, the value, its interval or extent].
   const said = (panel, series, row) => {
     const { x, y } = panel;
     if (series.kind === "line") {

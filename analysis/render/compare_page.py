@@ -162,7 +162,7 @@ def write_traces_report(
 
     Args:
         found: what `compare_traces` returned.
-        findings: what `comparison_findings` said of it.
+        findings: what `comparison_findings` returned.
         a: the old trace.
         b: the new trace.
         folder: made if it does not exist.

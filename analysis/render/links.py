@@ -28,7 +28,7 @@ _MARKERS: tuple[Marker, ...] = ("circle", "square", "triangle", "diamond", "down
 _MOST_LINES = 8
 _MOST_CONFIGURATIONS = 4
 _PROJECTED = (
-    "Simulated, not measured: buckets of gradients are reduced while the measured backward pass goes on, each taking "
+    "Simulated, not measured: buckets of gradients are reduced during the measured backward pass, each taking "
     "what the line of the measured all-reduces gives for so many ranks; a step waits for the slowest of the devices. "
     'The interval holds the uncertainty of the line and the variance of the steps. "check" is the same simulation of '
     "the devices that were measured."
@@ -47,7 +47,7 @@ class LinkPart:
 def link_part(
     trials: Sequence[LoadedTrial], scaling: Sequence[Row], project_to: Sequence[int] = (), same_links: bool = False
 ) -> LinkPart:
-    """Return the collectives of a run, and what they let one say of more devices.
+    """Return the collectives of a run, and what they predict for more devices.
 
     Args:
         trials: all of the run.

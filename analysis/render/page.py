@@ -93,7 +93,7 @@ class Items:
 
 @dataclass(frozen=True, slots=True)
 class Caution:
-    """What is doubtful, where, and what to do."""
+    """A caution: what, where, and what to do."""
 
     messages: Sequence[str]
     where: str

@@ -70,7 +70,7 @@ def _result_columns(rows: Sequence[Row], ratios: Sequence[Row]) -> list[tables.C
 
 
 def caution_lines(trials: Sequence[LoadedTrial]) -> list[str]:
-    """Return what is doubtful about the trials, equal doubts together; failures are not repeated.
+    """Return the cautions about the trials, equal ones together; failures are not repeated.
 
     Of the measured peak too: with it MFU may move against the speed.
     """

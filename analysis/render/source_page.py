@@ -55,7 +55,7 @@ def source_panels(
 
     Args:
         source: what was read.
-        findings: what `explain` said of it.
+        findings: what `explain` returned.
         prefix: begins the anchors, where a page shows several sources.
         folder: of the figures' files, below that of the page.
         measured: measured ceilings, the same that `explain` was given.
@@ -69,8 +69,8 @@ def write_source_report(source: Source, findings: Sequence[Finding], folder: Pat
 
     Args:
         source: what was read.
-        findings: what `explain` said of it.
-        folder: made when it is not there.
+        findings: what `explain` returned.
+        folder: created if missing.
 
     Raises:
         StorageError: the folder cannot be written.
@@ -82,7 +82,7 @@ def write_source_report(source: Source, findings: Sequence[Finding], folder: Pat
 
 
 def source_page(source: Source, findings: Sequence[Finding]) -> Page:
-    """Return the page of a source and of what `explain` said of it."""
+    """Return the page of a source and of its findings."""
     said = [(one.name, one.title, one.sentence) for one in by_weight(findings) if one.sentence]
     answer: list[Block] = ["There is nothing to say about this profile."]
     if said:

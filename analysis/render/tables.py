@@ -74,7 +74,7 @@ class Table:
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """Names, each with what there is to say of it; values stay in one line, so that commands can be copied."""
+    """Names with their facts; each value stays in one line, so that commands can be copied."""
 
     rows: Sequence[tuple[str, str]]
     title: str = ""

@@ -119,7 +119,7 @@ class Leaf:
 
 
 def leaves(options: type, path: tuple[str, ...] = ()) -> Iterator[Leaf]:
-    """Yield the fields of a dataclass of options, those of the dataclasses in it in their place."""
+    """Yield the fields of a dataclass of options, with nested dataclasses replaced by their fields."""
     texts = field_docstrings(options)
     hints = typing.get_type_hints(options, include_extras=True)
     for item in dataclasses.fields(options):
@@ -281,7 +281,7 @@ def _default_of(leaf: Leaf) -> tuple[Any, ...]:
 
 
 def summary_of(options: type) -> str:
-    """Return what a dataclass of options says of its command, without the examples."""
+    """Return the description of a command from its dataclass of options, without the examples."""
     return (inspect.getdoc(options) or "").partition(_EXAMPLES)[0].strip()
 
 

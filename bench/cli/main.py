@@ -57,7 +57,7 @@ def main(argv: list[str] | None = None) -> None:
     threading.excepthook = _end_of_a_thread
     code = run(sys.argv[1:] if argv is None else argv)
     for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_IGN)  # all is said: it would only change the exit code
+        signal.signal(number, signal.SIG_IGN)  # all output is written: it would only change the exit code
     sys.exit(code)
 
 

@@ -1,4 +1,4 @@
-"""Writes docs/reference from the options' dataclasses and the error codes: `make docs`. A test holds it to the code."""
+"""Writes docs/reference from the options and the error codes: `make docs`. A test checks it against the code."""
 
 import itertools
 import re

@@ -1,4 +1,4 @@
-"""What a command comes to, and the one place that prints it: on the terminal, or as --json."""
+"""The result of a command, and the one place that prints it: on the terminal, or as --json."""
 
 import json
 import os
@@ -28,7 +28,7 @@ _MOST_FILES = 4
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Result:
-    """What a command came to, for programs and for people."""
+    """The result of a command, for programs and for people."""
 
     document: Any = None
     """Plain JSON values: what --json prints; None where there is nothing for programs."""

@@ -125,7 +125,7 @@ def measured_anew(wanted: bool, run: RunDirectory, trials: Sequence[Trial]) -> I
         note("resuming an interrupted call with --again: trials that it has already repeated are not repeated")
     try:
         yield again
-        again.finish()  # a call that is interrupted goes on
+        again.finish()  # an interrupted call continues
     finally:
         if again.earlier.trials():
             write_results(again.earlier)

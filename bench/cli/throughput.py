@@ -220,7 +220,7 @@ def _inside(options: ThroughputOptions, run: RunDirectory, devices: Devices, wor
 
 
 def _measured(run: RunDirectory, asked: Sequence[Trial], verdicts: Sequence[Verdict] = ()) -> Result:
-    """What the trials of this call came to."""
+    """The results of the trials of this call."""
     from analysis.diagnose.answer import points
     from analysis.diagnose.run_answer import complete_answers
     from analysis.load import load_run

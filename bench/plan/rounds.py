@@ -27,7 +27,7 @@ _OPEN = "cannot decide"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Verdict:
-    """What the comparison at the fastest configuration of one model came to."""
+    """The result of the comparison at the fastest configuration of one model."""
 
     row: Mapping[str, Any]
     """Of within_run.ratios_of."""

@@ -69,7 +69,7 @@ class Again:
         return staged
 
     def end(self, trial_id: str, staged: TrialDirectory, status: str) -> None:
-        """Put the new records in the place of the earlier ones, unless the trial measured nothing at all.
+        """Replace the earlier records with the new ones, unless the trial measured nothing at all.
 
         Raises:
             StorageError: a folder cannot be moved; what was measured, before and now, is still there.

@@ -335,7 +335,7 @@ def _batch_of_the_file(values: Mapping[str, Any], options: TrainOptions, default
 
 
 def _strategy_settings(options: TrainOptions, values: Mapping[str, Any]) -> dict[str, Any]:
-    """The options of the strategy, and what a DeepSpeed configuration says of the training where no option was given.
+    """The options of the strategy, and the settings of a DeepSpeed configuration for which no option was given.
 
     Raises:
         UsageError: an option that the strategy does not have.
@@ -364,7 +364,7 @@ def initial_weights(path: Path, best: bool) -> Path:
     Args:
         path: what was given.
         best: take of a run the best checkpoint, where it was evaluated: what fine-tuning begins from. A next phase of
-            pretraining goes on from the latest, whose optimizer and weights belong to the end of the run.
+            pretraining continues from the latest, whose optimizer and weights belong to the end of the run.
 
     Raises:
         InputError: there is nothing.
@@ -390,7 +390,7 @@ def initial_weights(path: Path, best: bool) -> Path:
 
 
 def check_space(run: TrainRun, plan: Plan) -> None:
-    """Refuse to begin where not one checkpoint would fit; a run that goes on may make room. Raises StorageError."""
+    """Refuse to begin if not even one checkpoint fits; a resumed run may make room. Raises StorageError."""
     if run.attempts():
         return
     settings = plan.settings
@@ -408,7 +408,7 @@ def check_space(run: TrainRun, plan: Plan) -> None:
 
 
 def check_continues(run: TrainRun, plan: Plan) -> None:
-    """Refuse to go on in a run directory with another length, or with a batch size that nobody asked for.
+    """Refuse to resume a run directory with another length, or with a batch size that was not requested.
 
     Args:
         run: the run directory; one without checkpoints may take any plan.

@@ -105,7 +105,7 @@ def _state(run: TrainRun, plan: Plan) -> dict[str, Any]:
             if event["event"] in ("resumed", "saved"):
                 applied_steps = event["applied_steps"]
             if event["event"] == "saved" or (event["event"] == "resumed" and not event["new_phase"]):
-                checkpoint = Path(event["path"]).name  # after a damaged one it is an earlier one that goes on
+                checkpoint = Path(event["path"]).name  # after a damaged one, an earlier one continues
             if event["event"] == "saved":
                 named = {name: event.get(f"best_{name}") for name in ("checkpoint", "applied_steps", "score", "value")}
                 best = named if named["checkpoint"] is not None else None

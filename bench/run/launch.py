@@ -70,7 +70,7 @@ _LOST_PEER = re.compile(
 
 
 def launch_failure() -> str:
-    """Return why the launch ends its processes; nothing while it goes on, was asked to stop, or where there is none."""
+    """Return why the launch ends its processes; nothing while it runs, was asked to stop, or has no reason."""
     path = os.environ.get(STOPPING_VARIABLE)
     try:
         return Path(path).read_text(encoding="utf-8").strip() if path else ""
@@ -149,7 +149,7 @@ def run_trial(
     """Run `trial` to its end, write its result.json and return it.
 
     Whatever happens to the ranks stays in the child: it ends as a status and a reason. An interrupt ends the child,
-    keeps what it had recorded under status "interrupted", and goes on upwards.
+    keeps what it had recorded under status "interrupted", and is raised again.
 
     Raises:
         StorageError: the run directory cannot be written.
@@ -378,8 +378,8 @@ def _outcome(
 ) -> tuple[str, str, str]:
     """Return status, reason and the reason's code, from what the ranks and the agent wrote down.
 
-    One rank's end makes the others fail too: what a rank says of memory or of a refusal is the cause; else a rank that
-    a signal ended (not the agent's own SIGTERM); else whichever failed first.
+    One rank's end makes the others fail too: what a rank reports about memory or a refusal is the cause; else a rank
+    that a signal ended (not the agent's own SIGTERM); else whichever failed first.
     """
     explained = sorted(_failures(directory), key=lambda failure: float(failure["time"]))
     for failure in sorted(explained, key=lambda failure: failure["status"] != "oom"):

@@ -72,7 +72,7 @@ def limit_memory(trial: Trial) -> None:
 
         visible = range(torch.cuda.device_count())
         own = int(os.environ.get("LOCAL_RANK", "0"))
-        # One that is not there is the strategy's to refuse; dp has them all.
+        # The strategy refuses a missing device; dp has them all.
         for device in visible if trial.strategy == "dp" else visible[own : own + 1]:
             total = torch.cuda.get_device_properties(device).total_memory
             torch.cuda.set_per_process_memory_fraction(min(1.0, trial.memory_limit_bytes / total), device)
@@ -155,7 +155,7 @@ def ran_out_of_memory(error: BaseException) -> bool:
 
 
 def memory_is_short() -> bool:
-    """Whether 64 MiB are refused: CPython and libraries then raise whatever they come to, SystemError or OSError."""
+    """Whether 64 MiB are refused: CPython and libraries may then raise SystemError or OSError too."""
     try:
         bytearray(64 * 2**20)
     except MemoryError:

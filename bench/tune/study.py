@@ -1,6 +1,6 @@
 """A study of Optuna in a folder: which trial is next, which were killed, what each of them found.
 
-    STUDY/study.db         Optuna's storage: every trial with its values, readings, state and what is said of it
+    STUDY/study.db         Optuna's storage: every trial with its values, readings, state and notes
     STUDY/trial-0000/      the run directory of a trial, locked by the worker that trains it
 
 Several processes may work on one study. What must not be done twice, drawing a trial and taking up one whose worker is
@@ -30,7 +30,7 @@ PRUNERS = ("median", "none")
 EVALUATORS = ("ped-anova", "fanova", "mdi")
 """How importance is computed, by Optuna."""
 LEAST_FOR_IMPORTANCE = 8
-"""Complete trials below which nothing is said of how much an option counts: two trials differ by chance."""
+"""With fewer complete trials, importance is not reported: two trials differ by chance."""
 _NAME = "bertbench"
 _KEY, _WORDS, _REASON, _KILLED, _SAME = "question", "words", "reason", "killed", "same_as"
 _STATES: dict[str, State] = {
@@ -39,7 +39,7 @@ _STATES: dict[str, State] = {
 # Another worker writes for milliseconds; a file system that is slow or stuck needs a limit.
 _BUSY_SECONDS = 120.0
 REMEDY = "pip install 'bertbench[tune]'"
-# What SQLite says of a file whose content is at fault; all else may pass.
+# SQLite's messages for damaged content; other errors may be temporary.
 _DAMAGED = ("malformed", "not a database", "no such table", "no such column", "file format", "Could not decode")
 
 
@@ -72,7 +72,7 @@ class Search:
     unpruned_readings: int = 1
     """Readings of the objective that each trial is left."""
     retries: int = 2
-    """How often a trial that was killed goes on, before it counts as failed."""
+    """How often a killed trial is resumed before it counts as failed."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -252,7 +252,7 @@ class Study:
         return next((row for row in ended if dict(row.values) == begun.values and row.number != begun.number), None)
 
     def complete(self, begun: Begun, value: float) -> None:
-        """The trial came to its end."""
+        """The trial finished."""
         self._end(begun, "COMPLETE", value=value)
 
     def prune(self, begun: Begun) -> None:

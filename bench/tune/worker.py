@@ -154,7 +154,7 @@ def work(job: Job, stop: StopRequest, tell: Callable[[str], None], ended: Callab
 
     Args:
         job: what to do.
-        stop: checked between and during trials; a stopped trial is saved and waits to be resumed.
+        stop: checked between and during trials; a stopped trial is saved and can be resumed.
         tell: takes lines about trials.
         ended: called after each trial.
 

@@ -90,7 +90,7 @@ class TensorFlowCheckpoint:
         """Return one tensor, its checksum verified.
 
         Raises:
-            InputError: it is not there, of a type that is not a number, or stored in slices; its file is missing, too
+            InputError: it is missing, of a type that is not a number, or stored in slices; its file is missing, too
                 short or damaged.
         """
         entry = self.entries.get(name)

@@ -170,7 +170,7 @@ def _units(files: Sequence[Source], folder: StageFolder) -> list[_Unit]:
 
 
 def _clean_unit(unit: _Unit) -> None:
-    """Write the parts of a unit that are not there; a part that gets no document is an empty file."""
+    """Write the missing parts of a unit; a part without documents is an empty file."""
     counts = Counts()
     reached = 0
     for index, documents in groupby(_documents(unit, counts), key=lambda found: found[0]):

@@ -367,7 +367,7 @@ def _sentences(first: bytes, file: BinaryIO, split: Splitter, counts: Counts) ->
 def _of_long_paragraph(paragraph: bytes, split: Splitter) -> Iterator[list[bytes]]:
     """Yield the sentences of a paragraph window by window: time and memory stay linear without any stop in it.
 
-    The last sentence of a window may go on after it, so the next window begins with it, unless it is the only one.
+    The last sentence of a window may continue after it, so the next window begins with it, unless it is the only one.
     """
     begin = 0
     while len(paragraph) - begin > WINDOW_BYTES:

@@ -416,7 +416,7 @@ class FeatureForm(ABC, Generic[S, F]):
 
     def made_of(self, path: Path, split: str = "*") -> Path | None:
         """Return what features were made of, a file or a folder with those of a split, as the JSON beside them says;
-        None if that is not there any more."""
+        None if that no longer exists."""
         files = self.files_in(path, split) if path.is_dir() else [path]
         named = read_notes(files[0].with_suffix(".json")).get(self.source) if files else None
         return Path(named) if isinstance(named, str) and Path(named).is_file() else None

@@ -1,7 +1,7 @@
 """Prepare feature files for every task: one preparation per folder, atomic files, finished files kept.
 
-A task reads its sources, and says of each what its features depend on (`Source`) and how they are made of it; what a
-folder, a lock, a killed preparation and a finished file mean is the same for all. Imports no torch.
+A task reads its sources and declares for each what its features depend on (`Source`) and how to make them. Folders,
+locks, killed preparations and finished files are handled alike for all tasks. Imports no torch.
 """
 
 import os
@@ -25,7 +25,7 @@ S = TypeVar("S", bound=FeatureSettings)
 PARTS = ".parts"
 """Ending of a folder in which workers of a preparation put what they made."""
 MOST_UNKNOWN = 0.05
-"""Share of tokens that are [UNK] up to which nothing is said."""
+"""A larger share of [UNK] tokens is reported."""
 _MOST_EXAMPLES = 3
 
 
@@ -37,7 +37,7 @@ class Source(Generic[S]):
     """Hash of it."""
     settings: S
     origin: Mapping[str, Any]
-    """What the JSON beside the features says of it."""
+    """Its entry in the JSON file beside the features."""
     make: Callable[[], tuple[Sequence[Columns], Counts]]
     """Makes the parts of the file (bert.data.columns.joined), and counts what is met."""
     beside: str = ""
@@ -171,7 +171,7 @@ def split_by_name(path: Path, splits: Mapping[str, Sequence[str]]) -> str:
 
 @contextmanager
 def new_folder(folder: Path) -> Iterator[None]:
-    """Leave no folder that was not there before where nothing came of it."""
+    """Remove a folder that a failed preparation created."""
     existed = folder.exists()
     try:
         yield

@@ -16,7 +16,7 @@ from bert.train.observer import Observer
 
 
 class DdpStrategy(ProcessGroupStrategy):
-    """One process per device; gradients are averaged in buckets while the backward pass goes on."""
+    """One process per device; gradients are averaged in buckets during the backward pass."""
 
     def __init__(self, options: Options = NO_OPTIONS) -> None:
         super().__init__(options)

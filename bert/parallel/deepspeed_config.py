@@ -117,7 +117,7 @@ def read_deepspeed_config(path: Path) -> dict[str, Any]:
 
 
 def said_of_training(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what a configuration says of a training, by field of bert.train.settings.TrainSettings."""
+    """Return the training settings of a configuration, by field of bert.train.settings.TrainSettings."""
     optimizer = config.get("optimizer")
     params = optimizer.get("params", {}) if isinstance(optimizer, Mapping) else {}
     places = {

@@ -79,7 +79,7 @@ def resolve_options(name: str, given: dict[str, Any], source: "DataSource") -> s
     Args:
         name: of the task.
         given: what `given_options` returned.
-        source: what the task's data class said of the data when it inspected them with these options.
+        source: what the task's data class returned when it inspected the data with these options.
 
     Raises:
         UsageError: options that the data cannot be used with.

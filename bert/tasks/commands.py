@@ -45,7 +45,7 @@ class Grid:
 
 
 Shown = str | Grid | Sequence[tuple[str, object]]
-"""What people see in one piece: a sentence, a table, or facts, each a name and what there is to say of it."""
+"""One piece of output: a sentence, a table, or facts, each a name and its value."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -56,7 +56,7 @@ class Outcome:
     """Plain JSON values: what --json prints."""
     shown: Sequence[Shown]
     notes: Sequence[str] = ()
-    """What the user should know besides; each is said once."""
+    """Further notes for the user; each is shown once."""
     following: Sequence[str] | None = None
     """The words of the command that comes next, without `bertbench`; None if there is none."""
     drawn: Any = None

@@ -38,9 +38,9 @@ class Resumed:
     moments: bool
     """Whether the optimizer's moments were taken too."""
     changed: dict[str, tuple[Any, Any]] = field(default_factory=dict)
-    """Where this run goes on: settings that have changed since the checkpoint, by name, before and now."""
+    """Resumed runs: settings that changed since the checkpoint, by name, before and now."""
     missing: tuple[str, ...] = ()
-    """Weights of the model that are not there and keep their fresh values."""
+    """Missing weights of the model, which keep their initial values."""
     unused: tuple[str, ...] = ()
     """Weights that are there and that the model has no place for."""
 

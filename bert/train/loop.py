@@ -145,7 +145,7 @@ class Training:
     progress: Progress = field(default_factory=Progress)
     """Updates applied and skipped so far; the loop counts on."""
     divergence: DivergenceWatch | None = None
-    """Stops the run when the loss is not finite; None lets it go on."""
+    """Stops the run when the loss is not finite; None lets it continue."""
 
     def __post_init__(self) -> None:
         """Refuse an empty step and clipping that cannot be meant."""

@@ -1,23 +1,22 @@
 """What a run may start or resume from, and which settings may change.
 
-Going on in the same folder, `check_resumable`:
+To resume in the same folder, `check_resumable`:
 
 - the same: shape of the model, options of the task, vocabulary, training data (by content, its folder may have moved),
-  sequence length, optimizer and seed. Where one of them is to change, that is a new run or phase: another folder,
-  `init`.
-- free, and said in a warning because the run is no longer the one that was begun: learning rate, schedule, warm-up,
+  sequence length, optimizer and seed. To change one of them, start a new run or phase in another folder with `init`.
+- free, with a warning because the run is no longer the same: learning rate, schedule, warm-up,
   number of updates (not below those made), weight decay, clipping, dropout, precision, what synthetic data predicts.
-- free, and said in a warning: global batch size. The data position counts samples: the first sample that was not
-  trained on comes next, none is left out or repeated. Schedule, number of updates and the intervals of saving and
-  evaluating count updates, of whatever size, as the settings say; the learning rate is not rescaled.
-- free, and said in a warning: micro-batch, accumulation, devices, strategy and its options, padding, optimizations. The
+- free, with a warning: global batch size. The data position counts samples: the first sample that was not
+  trained on comes next; no sample is skipped or repeated. Schedule, number of updates and the intervals of saving and
+  evaluating count updates of any size; the learning rate is not rescaled.
+- free, with a warning: micro-batch, accumulation, devices, strategy and its options, padding, optimizations. The
   samples and their order stay the same (in shards binned by length the order in which bins take turns does not;
   synthetic batches are counted, in whole ones); losses then agree up to rounding, and dropout draws other numbers. A
-  rank that was not there before seeds its generators from (seed, rank, updates made).
-- free, and said in a warning: versions of Python, PyTorch and NumPy; losses then agree up to rounding.
-- free and silent: whether activations are recomputed, how often is logged, evaluated and saved and on what, how many
-  checkpoints stay, `init`. On other evaluation data, or by another score, the best checkpoint is looked for again,
-  which is said.
+  new rank seeds its generators from (seed, rank, updates made).
+- free, with a warning: versions of Python, PyTorch and NumPy; losses then agree up to rounding.
+- free and silent: activation checkpointing, intervals of logging, evaluating and saving, evaluation data, how many
+  checkpoints stay, `init`. With other evaluation data or another score, the best checkpoint is chosen again, with a
+  note.
 
 Beginning a new run or phase from `init`, `find_initial`: weights are taken, and the optimizer's moments with the
 number of steps their bias correction has seen where the optimizer is the same; updates, schedule, data position, loss
@@ -252,7 +251,7 @@ def find_weights(
     try:
         found = find_checkpoint(path)
     except InputError as error:
-        # That it is not there is not said twice.
+        # A missing file is reported once.
         why = "" if str(error).startswith(f"{path} does not exist: ") else f"; {error}"
         raise InputError(
             error.code,

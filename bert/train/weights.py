@@ -1,8 +1,7 @@
 """Load weights and moments into the model of a run, from its checkpoint or from weights of any form.
 
-The encoder must be complete and of the run's shape. Heads that are absent keep their fresh values, and so does a
-classifier where that of the checkpoint has another number of labels or follows no pooler; what was not taken on either
-side is said.
+The encoder must be complete and of the run's shape. Missing heads keep their initial values, and so does a classifier
+if that of the checkpoint has another number of labels or no pooler; what was not taken on either side is reported.
 """
 
 import re

@@ -50,6 +50,16 @@ PHRASES = {
     r"(is|are|was|were) mended|mends?": "fix",
     r"speaks? of": "describe, mention",
     r"whoever|somebody else": "anyone who; name the actor",
+    r"(say|says|said|saying) of": "report about",
+    r"(come|comes|came) to(?! \d)": "result in, results",
+    r"(is|are|was|were|be) said": "is reported, is shown",
+    r"(gone|goes|go|going|went) on": "continue, resume",
+    r"waits? to be": "name what to do",
+    r"(is|are|was|were) not there|there twice": "missing, duplicate",
+    r"doubts?|doubtful": "caution",
+    r"misses the (trace|step|measurement)": "reproduces the trace to within 0.1 %",
+    r"devices simulated": "simulation error on the measured devices",
+    r"holds? it to": "checks against",
 }
 
 # Docstrings that only continue the name they document.

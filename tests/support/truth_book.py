@@ -18,7 +18,7 @@ TITLES = {
     "warm-up": "Known ends of warm-up",
     "intervals": "How often the 95 % interval holds the true median",
     "processes": "The same trial in ten processes",
-    "comparing": "What compare says of pairs of runs",
+    "comparing": "Verdicts of compare on pairs of runs",
 }
 """Of the parts, in their order."""
 

@@ -1,4 +1,4 @@
-"""What compare says of pairs of runs that are equal, and of pairs of which one is 5 % slower."""
+"""Verdicts of compare on pairs of equal runs, and on pairs of which one is 5 % slower."""
 
 import pytest
 from support.known_pairs import CHANGES, SLOWDOWNS, verdicts

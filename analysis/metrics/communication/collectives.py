@@ -56,7 +56,7 @@ def by_size(trial: Trial, measurements: Sequence[Mapping[str, Any]]) -> list[dic
 
 
 def summarize_collective(trial: Trial, directory: TrialDirectory) -> dict[str, Any]:
-    """Return what a result says of a trial of kind comm: sizes, peak and mean bus bandwidth, wrong elements.
+    """Return what a result records about a trial of kind comm: sizes, peak and mean bus bandwidth, wrong elements.
 
     Raises:
         SchemaError: collectives.csv is damaged.

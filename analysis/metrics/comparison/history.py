@@ -70,7 +70,7 @@ class History:
 
     series: tuple[Series, ...]
     problems: tuple[str, ...]
-    """Runs and trials that could not be read, and runs that are there twice."""
+    """Runs and trials that could not be read, and duplicate runs."""
     threshold: float
     """Relative change of the step time that counts."""
 

@@ -280,7 +280,7 @@ class HeadResult:
 
     @property
     def finished(self) -> bool:
-        """Whether the training came to its end."""
+        """Whether the training finished."""
         return bool(self.training["status"] == FINISHED)
 
     @property

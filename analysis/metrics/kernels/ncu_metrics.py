@@ -1,4 +1,4 @@
-"""What ncu's counters say of every kernel, whatever each version calls them: operations by type, bytes, how busy every
+"""ncu's counters of every kernel, under the names of every version: operations by type, bytes, how busy every
 pipe and every level of the memory was, what limits the occupancy, bank conflicts.
 
 A fused multiply-add is two operations. Metrics and formulas of operations and bytes are those of ncu's roofline

@@ -399,7 +399,7 @@ def _row(name: str, row: Mapping[str, float], total_ns: float, found: Mapping[st
 
 
 def _bound(computing: Mapping[str, float], levels: Mapping[str, float]) -> str:
-    """One ceiling known to be near settles it; that none is near can be said only where all are known."""
+    """One ceiling known to be near settles it; that none is near is certain only if all are known."""
     compute, memory = _nan_max(computing.values()), _nan_max(levels.values())
     if not _nan_max([compute, memory]) >= LATENCY_BOUND_BELOW:
         return UNKNOWN if _not_counted(computing, levels) else LATENCY

@@ -55,7 +55,7 @@ class IdleCauses:
     communication_wait_ns: int
     """Nothing was launched because the CPU waited in communication."""
     launch_bound_ns: int
-    """Nothing was launched because the CPU had not come to it yet."""
+    """Nothing was launched because the CPU was late."""
     other_ns: int
     """Not explained by the three: latency of launches, dependencies between streams, the end of the trace."""
     on_gpu: bool

@@ -1,5 +1,5 @@
-"""Communication in a Kineto trace: kernels of collectives with what they and the host's calls around their launch say
-of size, type and group, or the spans of gloo and MPI.
+"""Communication in a Kineto trace: kernels of collectives with size, type and group recorded by them or by the host's
+calls around their launch, or the spans of gloo and MPI.
 """
 
 import bisect

@@ -96,7 +96,7 @@ class Frames:
         return {"kernels": kernels, "api": api, "collectives": communication}
 
     def _whole_steps(self) -> tuple[Integers, list[str]]:
-        """Number, start and end of the marked steps, shape (n, 3), and what is said of those that are none."""
+        """Number, start and end of the marked steps, shape (n, 3), and notes on those left out."""
         found = [np.empty((0, 3), dtype=np.int64)]
         for table in (OPERATOR, RANGE):
             step, columns = self._step_numbers(table), self._columns[table]

@@ -142,7 +142,7 @@ def _one(data: bytes, starts: list[int], ends: list[int], number: int, last: boo
         return 1
     except DAMAGES:
         pass
-    # A boundary inside an event, in a list of objects among its arguments: the event goes on behind it.
+    # A boundary inside an event, in a list of objects among its arguments: the event continues after it.
     for joined in range(min(_MOST_JOINED, len(starts) - number)):
         end = ends[number + joined]
         text = data[begin:end].decode("utf-8", errors="replace").lstrip()

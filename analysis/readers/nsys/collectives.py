@@ -1,4 +1,4 @@
-"""Communication in an nsys export: NCCL's kernels with what NCCL's own ranges say of them, or calls of MPI and gloo.
+"""Communication in an nsys export: NCCL's kernels with the facts from NCCL's own ranges, or calls of MPI and gloo.
 
 NCCL marks its calls in the domain NCCL, with the message size of one rank; newer versions with the communicator too,
 and the number of its ranks where it is set up. A kernel belongs to the call in which it was launched.

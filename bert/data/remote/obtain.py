@@ -39,8 +39,8 @@ class RemoteOptions(Choice):
     """What to download, and from where."""
 
     mirror: str = ""
-    """Base URL of a mirror; default the original, or the environment variable BERTBENCH_WIKIPEDIA_URL and so on by
-    name."""
+    """Base URL of a mirror; default the original, or an environment variable named after the data set, such as
+    BERTBENCH_WIKIPEDIA_URL."""
     contact: str = ""
     """E-mail address or web page for the User-Agent, which Wikimedia requests; default the environment variable
     BERTBENCH_CONTACT."""

@@ -263,7 +263,7 @@ def _finished(config: CsvConfig, vocabulary: Vocabulary) -> tuple[TextSource | N
         with opened(path, remake(path)) as connection:
             runs = connection.execute("SELECT count(*) FROM runs").fetchone()[0]
         if runs:
-            find_form(config.input, config)  # refuses columns that are not there, which no other --output would help
+            find_form(config.input, config)  # refuses missing columns, before --output is checked
             _refuse_losing_runs(config, path, runs, _differences(certain, before, wanted))
     return None, f"had {_differences(others, before, wanted)}"
 

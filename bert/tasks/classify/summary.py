@@ -56,11 +56,11 @@ _MOST_LABELS = 4
 
 
 _MOST_UNFITTING = 0.01
-"""Share of rows with too few or too many fields up to which they are listed, and nothing else is said."""
+"""Up to this share of rows with too few or too many fields, they are only listed."""
 
 
 _MOST_OFF = 0.02
-"""Difference of a share from the one that was asked for up to which nothing is said."""
+"""A larger difference between a share and the requested one is reported."""
 
 
 def notes(summary: CsvSummary) -> list[str]:

@@ -193,7 +193,7 @@ def _share(cell: str, where: str) -> float:
 
 
 def _sum_notes(sums: Mapping[int, float]) -> list[str]:
-    """Return what is said of rows, by line, whose probabilities do not add up to 1."""
+    """Return notes, by line, on rows whose probabilities do not sum to 1."""
     odd = {line: found for line, found in sums.items() if abs(found - 1) > _LEAST_DEVIATION}
     if not odd:
         return []

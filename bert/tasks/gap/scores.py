@@ -61,7 +61,7 @@ class Tally:
 
     @property
     def precision(self) -> float:
-        """Return true positives of all that were said to be meant, in percent; 0 if there are none."""
+        """Return the share of true positives among all predicted positives, in percent; 0 if there are none."""
         said = self.true_positives + self.false_positives
         return 100.0 * self.true_positives / said if said else 0.0
 
@@ -173,7 +173,7 @@ def log_loss(probabilities: Sequence[float], label: int) -> float:
 
 
 def decisions_of(ids: Sequence[str], classes: npt.NDArray[np.int64]) -> dict[str, Decision]:
-    """Return the decisions that classes [N] of rows come to, by id."""
+    """Return the decisions that follow from the classes [N] of rows, by id."""
     return {name: DECISIONS[number] for name, number in zip(ids, classes.tolist(), strict=True)}
 
 

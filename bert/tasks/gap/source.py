@@ -148,7 +148,7 @@ class GapData(ClassificationData):
         TaskOption(
             name="head", kind=str, default="concat", choices=HEAD_NAMES, says="how pronoun and names become an answer"
         ),
-        TaskOption(name="sample_limit", kind=int, says="train on N samples alone, spread evenly"),
+        TaskOption(name="sample_limit", kind=int, says="train on only N samples, evenly spaced"),
         TaskOption(name="train_on_all", kind=bool, default=False, says="train on the validation data too"),
     )
     defaults = MappingProxyType({**FINE_TUNING, "seq_len": DEFAULT_LENGTH, "global_batch_size": 16})

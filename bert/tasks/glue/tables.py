@@ -322,7 +322,7 @@ def find_table(folder: Path, spec: GlueSpec, split: str) -> Path | None:
 
 
 def missing_tables(folder: Path, spec: GlueSpec) -> list[str]:
-    """Return notes on a task's tables that are not there, and of others in their place."""
+    """Return notes on missing tables of a task, and on others that were found instead."""
     found = {split: find_table(folder, spec, split) for split in spec.splits}
     missing = [split for split in spec.splits if found[split] is None and split not in spec.elsewhere]
     if not missing:

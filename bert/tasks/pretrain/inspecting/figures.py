@@ -1,4 +1,4 @@
-"""What is counted over the rows of shards, block by block, and what the counts of a split come to: rates, balances,
+"""What is counted over the rows of shards, block by block, and figures of a split: rates, balances,
 lengths, duplicates.
 """
 

@@ -103,7 +103,7 @@ def _read_vocabulary(folder: Path, given: Path | None, known: dict[str, Any], co
         if context.metadata is None:
             context.skipped["vocabulary"] = f"no {VOCABULARY_FILE} beside the shards; give --vocab FILE"
         else:
-            context.violations.add("vocabulary", f"{VOCABULARY_FILE} is not there")
+            context.violations.add("vocabulary", f"{VOCABULARY_FILE} is missing")
         return
     try:
         found = load_vocabulary(path, known.get("lower_case") is not False)
