@@ -188,7 +188,7 @@ def test_a_missing_or_damaged_vocabulary_is_named(folder: Path) -> None:
     (folder / "vocab.txt").write_text("one\n", encoding="utf-8")
     assert "[PAD]" in str(failed(look(folder))["vocabulary"][1])
     (folder / "vocab.txt").unlink()
-    assert "not there" in str(failed(look(folder))["vocabulary"][1])
+    assert "vocab.txt is missing" in str(failed(look(folder))["vocabulary"][1])
 
 
 def test_shards_of_other_widths_do_not_belong_together(folder: Path) -> None:
