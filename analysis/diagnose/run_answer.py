@@ -208,7 +208,7 @@ def _of_floor(floor: Row, best: Point, trials: Sequence[LoadedTrial], out: str) 
     if not losses:
         return []
     most = max(losses, key=lambda bar: float(bar["ms"]))
-    seen = f'"{most["name"]}" takes {wording.number(most["ms"])} ms of each step more than its floor'
+    seen = f'the part "{most["name"]}" takes {wording.number(most["ms"])} ms of each step more than its floor'
     remedy, command = _remedy(str(most["name"]), best, trials, out)
     return [Advice(cause="speed", seen=seen, remedy=remedy, command=command, saves=float(most["share"]))]
 
