@@ -31,7 +31,8 @@ def percent(value: Any) -> str:
     """A fraction as a percentage with one decimal below 100."""
     if not is_known(value):
         return UNKNOWN
-    return f"{100 * value:.1f} %" if abs(value) < 0.9995 else f"{100 * value:.0f} %"
+    shown = f"{100 * value:.1f}" if abs(value) < 0.9995 else f"{100 * value:.0f}"
+    return f"{'0.0' if shown == '-0.0' else shown} %"
 
 
 def size(value: Any) -> str:

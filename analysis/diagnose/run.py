@@ -97,7 +97,8 @@ def cautions_of_run(trials: LoadedRun, ratios: Sequence[Row], scaling: Sequence[
     found = [cautions.damaged(problem) for problem in trials.problems]
     found += cautions.of_run([trial.environment for trial in trials])
     found += cautions.of_scaling(scaling)
-    rounds = [min(row["rounds"], row["reference_rounds"]) for row in ratios if row["throughput_ratio"] is not None]
+    undecided = [row for row in ratios if row["throughput_ratio"] is not None and row["decided"] == "cannot decide"]
+    rounds = [min(row["rounds"], row["reference_rounds"]) for row in undecided]
     fewest = min(rounds, default=3)
     return [*found, cautions.one_round(fewest)] if fewest < 3 else found
 

@@ -17,8 +17,9 @@ def ceilings_text(row: Row) -> str:
     moved = ", ".join(
         f"{name} {100 * drift[name]:+.1f} %" for name in ("steps", "peak", "bandwidth") if drift[name] is not None
     )
+    each = " per rank" if int(row["world_size"]) > 1 else ""
     return (
-        f"measured peak {wording.flops(row['peak_flops_per_second'])}, memory bandwidth "
+        f"measured peak{each} {wording.flops(row['peak_flops_per_second'])}, memory bandwidth{each} "
         f"{wording.number(row['bandwidth_bytes_per_second'] / 1e9)} GB/s; MFU {wording.percent(row['mfu'])}; "
         f"{row['rounds']} rounds; change from before to after them: {moved or 'unknown'}"
     )

@@ -16,6 +16,7 @@ from analysis.diagnose.advice import LEAST, MOST, Advice, Context, ranked, throu
 from analysis.diagnose.answer import points
 from analysis.diagnose.cores import _roofline_advice
 from analysis.diagnose.explain import explain, to_do
+from analysis.diagnose.run import cautions_of_run
 from analysis.diagnose.run_answer import complete_answers
 from analysis.load import load_run
 from analysis.metrics.communication.matching import clock_offsets, match_collectives
@@ -320,3 +321,15 @@ def test_published_figures_are_for_their_device_and_workload_alone() -> None:
     assert published("NVIDIA H100 80GB HBM3", row) is None and published("", row) is None
     assert published("NVIDIA A100-SXM4-80GB", {**row, "preset": "base"}) is None
     assert all(one.source and one.conditions for one in RECORDS)
+
+
+def test_one_round_is_no_caution_where_the_known_spread_makes_every_comparison_conclusive(tmp_path: Path) -> None:
+    """Rounds at one batch size show the spread of the machine, by which one round at the other decides."""
+    settings: dict[str, Any] = {"worlds": (1,), "noise": 0.002}
+    one = load_run(write_sweep(tmp_path / "one", batches=(8, 16), **settings))
+    assert [caution.code for caution in cautions_of_run(one, ratios_of(one), [])] == ["one_round"]
+    write_sweep(tmp_path / "more", batches=(8,), **settings)
+    more = load_run(write_sweep(tmp_path / "more", batches=(16,), rounds=3, **settings))
+    ratios = ratios_of(more)
+    assert [row["decided"] for row in ratios] == ["yes", "yes"] and min(row["rounds"] for row in ratios) == 1
+    assert cautions_of_run(more, ratios, []) == []
