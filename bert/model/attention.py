@@ -16,9 +16,10 @@ from torch.autograd.function import Function, once_differentiable
 
 from bert.model.config import ModelConfig
 from bert.model.packing import Bounds, Chunk, Unpadded, chunks
-from bert.speed.copies import Linear
+from bert.speed.copies import Linear, linear
 from bert.speed.dropout import own_kernels
-from bert.speed.elementwise import Weights, softmax_dropout, softmax_dropout_backward
+from bert.speed.elementwise import Weights, product_dtype, softmax_dropout, softmax_dropout_backward
+from bert.speed.kernels import usable
 
 Where = Tensor | Unpadded | Bounds | None
 """bool mask of rows, True for tokens that may be attended to, or None if all may: [B, 1, 1, S] of padded rows,
@@ -34,6 +35,7 @@ def attend(
     in_chunks: bool = True,
     in_bf16: bool = True,
     fused: bool = False,
+    bias: Tensor | None = None,
 ) -> Tensor:
     """Return softmax(Q K^T / sqrt(D)) V, with dropout on the weights (Vaswani et al. 2017, eq. 1).
 
@@ -43,7 +45,8 @@ def attend(
         dropout_probability: of the weights.
         in_chunks: whether a CPU works on a few sequences at a time.
         in_bf16: whether a CPU multiplies bf16 matrices as such, if it has instructions for it; else in float32.
-        fused: whether a CPU fuses the operations between the GEMMs (bert.speed.elementwise).
+        fused: whether the operations between the GEMMs are fused (bert.speed.elementwise).
+        bias: [3 H] that is in `qkv` as a constant, and gets its gradient here; only of tokens by bounds.
 
     Returns:
         [B, S, N, D] or [T, N, D].
@@ -53,10 +56,10 @@ def attend(
     """
     if own_kernels(qkv) and (dropout_probability > 0.0 or qkv.requires_grad):
         return _attend_here(qkv, where, dropout_probability, in_chunks, in_bf16, fused)
-    if isinstance(where, Unpadded) and qkv.is_cuda and qkv.dtype.itemsize == 2:
+    if isinstance(where, Unpadded) and _is_by_flash(where, qkv.device, qkv.dtype):
         where = where.bounds
     if isinstance(where, Bounds):
-        return _attend_by_flash(qkv, where, dropout_probability)
+        return _attend_by_flash(qkv, where, dropout_probability, fused, bias)
     if isinstance(where, Unpadded):
         return _attend_apart(qkv, where, dropout_probability, in_chunks)
     query, key, value = qkv.permute(2, 0, 3, 1, 4).unbind(0)
@@ -79,22 +82,42 @@ class SelfAttention(nn.Module):
 
     def forward(self, hidden: Tensor, where: Where) -> Tensor:
         """Return [B, S, H] for [B, S, H], or [T, H] for [T, H], for tokens in the layout `where`."""
-        output: Tensor = self.output(self.context(self.qkv(hidden), where))
+        output: Tensor = self.output(self.attended(hidden, where))
         return output
 
-    def context(self, qkv: Tensor, where: Where) -> Tensor:
-        """Return what the heads attend to [..., H], of their queries, keys and values side by side [..., 3 H]."""
+    def attended(self, hidden: Tensor, where: Where) -> Tensor:
+        """Return what the heads attend to [..., H], before the output projection."""
+        kernels = self.fused and usable(hidden, self.qkv.weight)
+        if kernels and _is_by_flash(where, hidden.device, product_dtype(hidden)):
+            qkv = linear(hidden, self.qkv.weight, self.qkv.bias.detach())
+            return self.context(qkv, where, self.qkv.bias)
+        return self.context(self.qkv(hidden), where)
+
+    def context(self, qkv: Tensor, where: Where, bias: Tensor | None = None) -> Tensor:
+        """Return what the heads attend to [..., H], of their queries, keys and values side by side [..., 3 H].
+
+        `bias` is that of `attend`.
+        """
         probability = self.dropout if self.training else 0.0
         how = {"in_chunks": self.in_chunks, "in_bf16": self.in_bf16, "fused": self.fused}
-        return attend(qkv.unflatten(-1, (3, self.num_heads, -1)), where, probability, **how).flatten(-2)
+        return attend(qkv.unflatten(-1, (3, self.num_heads, -1)), where, probability, bias=bias, **how).flatten(-2)
 
 
-def _attend_by_flash(qkv: Tensor, where: Bounds, probability: float) -> Tensor:
+def _is_by_flash(where: Where, device: torch.device, dtype: torch.dtype) -> bool:
+    return isinstance(where, Bounds) or (isinstance(where, Unpadded) and device.type == "cuda" and dtype.itemsize == 2)
+
+
+def _attend_by_flash(qkv: Tensor, where: Bounds, probability: float, fused: bool, bias: Tensor | None) -> Tensor:
     """FlashAttention over all sequences at once (Dao 2023, arXiv 2307.08691).
 
     torch.nn.attention.varlen calls the same operator, without the dropout that training needs.
     """
-    query, key, value = qkv.unbind(1)
+    if fused and usable(qkv):
+        from bert.speed.kernels.heads import unbind
+
+        query, key, value = unbind(qkv, bias)
+    else:
+        query, key, value = qkv.unbind(1)
     ends, longest = where
     context: Tensor = torch.ops.aten._flash_attention_forward(
         query, key, value, ends, ends, longest, longest, probability, False, False

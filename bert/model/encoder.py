@@ -16,7 +16,8 @@ from bert.model.config import ModelConfig
 from bert.model.packing import Packed, Unpadded, pack, unpad
 from bert.speed.copies import Linear, add_embedding
 from bert.speed.dropout import dropout
-from bert.speed.elementwise import Stream, gelu, residual_norm, stream
+from bert.speed.elementwise import Stream, gelu, product, product_dtype, residual_norm, stream
+from bert.speed.kernels import usable
 from bert.train.observer import Observer
 from common.errors import UsageError
 
@@ -40,11 +41,12 @@ class EncoderOutput:
 
 
 class Embeddings(nn.Module):
-    """Sum of word, position and segment embeddings, then LayerNorm and dropout."""
+    """Sum of word, position and segment embeddings, then LayerNorm and dropout. `fused` is as in a Layer."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.dropout = config.hidden_dropout
+        self.fused = False
         # The padding token gets no gradient as an input, as in Hugging Face; as a prediction it does.
         self.word = nn.Embedding(config.padded_vocab_size, config.hidden_size, padding_idx=PAD_TOKEN_ID)
         self.position = nn.Embedding(config.max_positions, config.hidden_size)
@@ -69,6 +71,8 @@ class Embeddings(nn.Module):
         Segment 0 is everywhere where `token_type_ids` is None. With `further` [K, H] there is segment 0 and, in place
         of the others, these: 1 to K.
         """
+        if self.fused and usable(self.word.weight, self.word.weight):
+            return self._by_kernel(input_ids, token_type_ids, further, columns)
         summed = self.position.weight[: input_ids.shape[-1]] if columns is None else self.position(columns)
         if further is not None and token_type_ids is not None:
             first = torch.zeros_like(further[:1]) if self.token_type is None else self.token_type.weight[:1]
@@ -80,6 +84,23 @@ class Embeddings(nn.Module):
                 summed = summed + self.token_type(token_type_ids)
         summed = add_embedding(summed, input_ids, self.word.weight, PAD_TOKEN_ID)
         return dropout(self.norm(summed), self.dropout, self.training)
+
+    def _by_kernel(
+        self, input_ids: Tensor, token_type_ids: Tensor | None, further: Tensor | None, columns: Tensor | None
+    ) -> Tensor:
+        from bert.speed.kernels.embedding import Tokens, embed
+
+        if columns is None:
+            columns = torch.arange(input_ids.shape[-1], device=input_ids.device).expand_as(input_ids)
+        segments = None if self.token_type is None else self.token_type.weight
+        if further is not None and token_type_ids is not None:
+            segments = torch.cat([torch.zeros_like(further[:1]) if segments is None else segments[:1], further])
+        elif segments is not None and token_type_ids is None:
+            token_type_ids = torch.zeros_like(input_ids)
+        return embed(
+            (self.word.weight, self.position.weight, segments), Tokens(input_ids, columns, token_type_ids), self.norm,
+            self.dropout if self.training else 0.0, product_dtype(self.word.weight), PAD_TOKEN_ID,
+        )  # fmt: skip
 
 
 class Layer(nn.Module):
@@ -101,10 +122,12 @@ class Layer(nn.Module):
         """Return [B, S, H] for [B, S, H], or [T, H] for [T, H], for tokens in a layout (bert.model.attention.Where)."""
         wide, narrow = stream(hidden)
         with phase(self.observer, "layer", self.index, ".attention"):
-            attended = self.attention(narrow, where)
+            attended = product(self.attention.output, self.attention.attended(narrow, where), self.fused)
             wide, narrow = residual_norm(attended, wide, self.attention_norm, self.dropout, self.fused)
         with phase(self.observer, "layer", self.index, ".mlp"):
-            transformed = self.output(gelu(self.intermediate(narrow), self.fused))
+            transformed = product(
+                self.output, gelu(product(self.intermediate, narrow, self.fused), self.fused), self.fused
+            )
             result = residual_norm(transformed, wide, self.output_norm, self.dropout, self.fused)
         return result if self.fused else result.wide
 

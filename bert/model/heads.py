@@ -17,6 +17,7 @@ from bert.model.config import ModelConfig
 from bert.model.encoder import BertEncoder, EncoderOutput, initialize, phase
 from bert.speed.copies import Linear, linear
 from bert.speed.dropout import dropout
+from bert.speed.kernels import usable
 from bert.train.observer import Observer
 from common.errors import UsageError
 
@@ -72,6 +73,7 @@ class MaskedWordHead(nn.Module):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.vocab_size = config.vocab_size
+        self.fused = False  # on a GPU: the loss of the logits in one pass each way
         self.dense = Linear(config.hidden_size, config.hidden_size)
         self.norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
         self.bias = nn.Parameter(torch.zeros(config.padded_vocab_size))
@@ -93,8 +95,15 @@ def gather_positions(hidden: Tensor, positions: Tensor) -> Tensor:
     return hidden.flatten(0, 1).index_select(0, positions)
 
 
-def mean_cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
-    """Mean cross-entropy in nats of logits [M, V] and labels [M], computed in float32; 0, with gradients, for M = 0."""
+def mean_cross_entropy(logits: Tensor, labels: Tensor, fused: bool = False) -> Tensor:
+    """Mean cross-entropy in nats of logits [M, V] and labels [M], computed in float32; 0, with gradients, for M = 0.
+
+    With `fused` a GPU reads the logits once and writes their gradient over them: nothing else may read them.
+    """
+    if fused and usable(logits):
+        from bert.speed.kernels import loss as kernels
+
+        return kernels.mean_cross_entropy(logits, labels)
     total = F.cross_entropy(logits.float(), labels, reduction="sum")
     return total / max(labels.numel(), 1)
 
@@ -168,7 +177,7 @@ class BertForPretraining(nn.Module):
         with phase(self.observer, "masked_words"):
             predicted = gather_positions(encoded.hidden, tensors["masked_positions"])
             word_logits = self.masked_words(predicted, self.encoder.embeddings.word.weight)
-            mlm_loss = mean_cross_entropy(word_logits, tensors["masked_labels"])
+            mlm_loss = mean_cross_entropy(word_logits, tensors["masked_labels"], self.masked_words.fused)
         with phase(self.observer, "next_sentence"):
             sentence_logits = self.next_sentence(encoded.pooled)
             nsp_loss = mean_cross_entropy(sentence_logits, tensors["next_sentence_labels"])

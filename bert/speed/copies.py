@@ -40,7 +40,7 @@ class Copy:
             self.version = parameter._version
         return self.values
 
-    def linear(self, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """Return x W^T + b in bf16, with the copy of `weight`, whose copy this is."""
         result: Tensor = _Linear.apply(x, weight, bias, self)  # type: ignore[no-untyped-call]
         return result
@@ -75,8 +75,8 @@ def has_low_gradients(parameter: Tensor) -> bool:
     return copy_of(parameter) is not None and getattr(parameter, "grad_dtype", None) == LOW
 
 
-def linear(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """Return x W^T + b [..., O] of x [..., I], W [O, I] and b [O], as nn.functional.linear."""
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """Return x W^T + b [..., O] of x [..., I], W [O, I] and b [O] or None, as nn.functional.linear."""
     copy = _usable_copy(weight)
     return F.linear(x, weight, bias) if copy is None else copy.linear(x, weight, bias)
 
@@ -115,11 +115,11 @@ class _Linear(Function):
     """A linear layer in bf16, whose weight's gradient is bf16 as the GEMMs return it."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, copy: Copy) -> Tensor:
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, copy: Copy) -> Tensor:
         low, values = x.to(LOW), copy.of(weight)
         ctx.save_for_backward(low, values)
         ctx.copy, ctx.dtype = copy, x.dtype
-        return F.linear(low, values, bias.to(LOW))
+        return F.linear(low, values, None if bias is None else bias.to(LOW))
 
     @staticmethod
     @once_differentiable
@@ -150,12 +150,12 @@ class _AddEmbedding(Function):
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None, None]:
         (ids,) = ctx.saved_tensors
-        _add_rows(ctx.weight, ids.flatten(), grad.reshape(-1, grad.shape[-1]), ctx.padding)
+        add_rows(ctx.weight, ids.flatten(), grad.reshape(-1, grad.shape[-1]), ctx.padding)
         return grad.sum_to_size(ctx.shape), None, None, None, None
 
 
 @torch.no_grad()
-def _add_rows(weight: Tensor, ids: Tensor, rows: Tensor, padding: int) -> None:
+def add_rows(weight: Tensor, ids: Tensor, rows: Tensor, padding: int) -> None:
     """Add to a weight's bf16 gradient: each row's share is summed in float32 and rounded once."""
     if weight.grad is None:
         copy = copy_of(weight)

@@ -1,4 +1,4 @@
-"""The operations between the GEMMs of a layer: PyTorch's functions, or our own loops in C.
+"""The operations between the GEMMs of a layer: PyTorch's functions, our own loops in C, or our own kernels for a GPU.
 
 A loop reads every value once. For dropout, residual connection and LayerNorm PyTorch passes over them for the mask, the
 sum, the norm and the cast, and in the backward pass for the cast, the sum of two gradients, the norm, the mask and a
@@ -6,6 +6,8 @@ cast again. The loop gives its result twice: in float32 for the next residual co
 GEMMs for the next linear layer. PyTorch's GELU is as fast as one pass over memory; only its backward pass is
 done here. For the softmax of attention with dropout on its weights PyTorch passes over all scores for the factor, the
 mask, the softmax, the dropout and the cast; a loop works on a row while it is in the nearest cache.
+
+On a GPU bert.speed.kernels does the same, and adds the bias of the linear layer before, whose gradient it gives too.
 
 Shapes: T rows, H hidden width; b sequences of m tokens, N heads, R = b x N.
 """
@@ -17,7 +19,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import Function, once_differentiable
 
+from bert.speed.copies import Linear, linear
 from bert.speed.dropout import dropout_add, keep_mask, keep_scale, own_kernels, random_levels, threshold
+from bert.speed.kernels import usable
 from bert.speed.native import is_wanted, loops
 
 # Types of what linear layers give for which there are loops.
@@ -37,7 +41,31 @@ def stream(hidden: Tensor | Stream) -> Stream:
     return hidden if isinstance(hidden, Stream) else Stream(hidden, hidden)
 
 
-def residual_norm(x: Tensor, residual: Tensor, norm: nn.LayerNorm, probability: float, fused: bool = False) -> Stream:
+class Product(NamedTuple):
+    """What a linear layer gives [..., O]."""
+
+    values: Tensor
+    bias: Tensor | None = None
+    """Of the layer [O], where the next kernel is to add it; None where it has been added."""
+
+
+def product(layer: Linear, x: Tensor, fused: bool) -> Product:
+    """Return what a linear layer gives for x [..., I]; without its bias if it is `fused` with what comes next."""
+    if fused and usable(x, layer.weight):
+        return Product(linear(x, layer.weight, None), layer.bias)
+    return Product(layer(x))
+
+
+def product_dtype(x: Tensor) -> torch.dtype:
+    """Return the type of what linear layers give for `x`."""
+    kind = x.device.type
+    casts = torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)
+    return torch.get_autocast_dtype(kind) if casts else x.dtype
+
+
+def residual_norm(
+    x: Tensor | Product, residual: Tensor, norm: nn.LayerNorm, probability: float, fused: bool = False
+) -> Stream:
     """Return LayerNorm(dropout(x) + residual) of x and residual [..., H].
 
     Args:
@@ -45,19 +73,31 @@ def residual_norm(x: Tensor, residual: Tensor, norm: nn.LayerNorm, probability: 
         residual: as the LayerNorm before gave it.
         norm: with weight and bias; it says whether this is training.
         probability: of dropout.
-        fused: whether in training on a CPU it is done in one pass each way, with random numbers of its own.
+        fused: whether in training on a CPU, and on a GPU, it is done in one pass each way, with random numbers of its
+            own.
 
     Raises:
         MissingToolError: there is no C compiler.
     """
+    x, bias = x if isinstance(x, Product) else Product(x)
+    if bias is not None or (fused and usable(x, norm.weight)):
+        from bert.speed.kernels import norm as kernels
+
+        dropped = probability if norm.training else 0.0
+        return Stream(*kernels.residual_norm(x, residual, norm.weight, norm.bias, norm.eps, dropped, bias))
     if fused and norm.training and own_kernels(x) and _fits(x, residual, norm):
         given = _ResidualNorm.apply(x, residual, norm.weight, norm.bias, norm.eps, probability)  # type: ignore[no-untyped-call]
         return Stream(given[0], given[-1])
     return stream(norm(dropout_add(x, residual, probability, norm.training)))
 
 
-def gelu(x: Tensor, fused: bool = False) -> Tensor:
+def gelu(x: Tensor | Product, fused: bool = False) -> Tensor:
     """Return GELU(x) of any shape, by the error function; `fused` as in `residual_norm`."""
+    x, bias = x if isinstance(x, Product) else Product(x)
+    if bias is not None or (fused and usable(x)):
+        from bert.speed.kernels import gelu as kernels
+
+        return kernels.gelu(x, bias)
     if fused and own_kernels(x) and x.requires_grad and x.dtype in LOOP_TYPES and is_wanted():
         result: Tensor = _Gelu.apply(x)  # type: ignore[no-untyped-call]
         return result

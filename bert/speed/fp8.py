@@ -4,8 +4,10 @@ Inputs and weights are cast to E4M3, gradients of outputs to E5M2, each divided 
 format's. The scale is of the numbers at hand ("dynamic" in torchao); results are bf16. Weights are cast once per
 update.
 
-On an H100 it is slower than bf16 (docs/results/2026-11-24-h100.md): casts and scales cost more than the GEMMs gain.
-The tests check it against float32 on a CPU too, where PyTorch has the same operator.
+With PyTorch's functions it is slower than bf16 on an H100 (docs/results/2026-11-24-h100.md): casts and scales cost more
+than the GEMMs gain, 27 bytes an element. Where Triton is, a kernel makes the cast and its transpose of one reading, 6
+bytes with that for the scale (bert.speed.kernels.quantize), which was not measured on a GPU. The tests check both
+against float32 on a CPU, where PyTorch has the same operator.
 
 Shapes: T rows, I input and O output features. The operator wants each a multiple of 16: rows are padded with zeros.
 """
@@ -17,6 +19,7 @@ from torch import Tensor, nn
 from torch.autograd.function import Function, once_differentiable
 
 from bert.speed.copies import LOW, Copy, copy_of
+from bert.speed.kernels import usable
 
 _INPUT, _GRADIENT = torch.float8_e4m3fn, torch.float8_e5m2
 _MULTIPLE = 16
@@ -36,11 +39,10 @@ class Fp8Copy(Copy):
         # Of the bf16 copy: PyTorch's fused optimizers leave the version of the parameter as it is.
         if self._cast is None or self._cast_version != values._version:
             with torch.no_grad():
-                low, scale = quantize(values, _INPUT)
-                self._cast, self._cast_version = (low, low.t().contiguous(), scale), values._version
+                self._cast, self._cast_version = quantize_both_ways(values, _INPUT), values._version
         return self._cast
 
-    def linear(self, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """Return x W^T + b in bf16."""
         result: Tensor = _Linear.apply(x, weight, bias, self)  # type: ignore[no-untyped-call]
         return result
@@ -58,16 +60,27 @@ def products_dtype(model: nn.Module, otherwise: torch.dtype) -> torch.dtype:
 
 def quantize(values: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """Return values in FP8, and the float32 scalar that they must be multiplied by. Zeros stay zeros."""
-    largest = values.abs().amax().float()
-    scale = (largest / torch.finfo(dtype).max).clamp(min=torch.finfo(torch.float32).tiny)
+    scale = _scale(values.abs().amax(), dtype)
     return (values.float() / scale).to(dtype), scale
 
 
-def _rows(x: Tensor) -> Tensor:
-    """[..., K] -> [T, K] with T a multiple of 16."""
-    flat = x.reshape(-1, x.shape[-1])
+def _scale(largest: Tensor, dtype: torch.dtype) -> Tensor:
+    return (largest.float() / torch.finfo(dtype).max).clamp(min=torch.finfo(torch.float32).tiny)
+
+
+def quantize_both_ways(values: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
+    """Return values [..., K] in FP8 [T, K], where T is made a multiple of 16 by zeros, the transpose [K, T], and what
+    they must be multiplied by.
+    """
+    flat = values.reshape(-1, values.shape[-1])
+    if usable(flat):
+        from bert.speed.kernels.quantize import cast_both_ways
+
+        scale = _scale(torch.linalg.vector_norm(flat, torch.inf), dtype)  # the largest magnitude, in one pass
+        return *cast_both_ways(flat, dtype, scale, _MULTIPLE)[:2], scale
     missing = -len(flat) % _MULTIPLE
-    return torch.nn.functional.pad(flat, (0, 0, 0, missing)) if missing else flat
+    low, scale = quantize(torch.nn.functional.pad(flat, (0, 0, 0, missing)) if missing else flat, dtype)
+    return low, low.t().contiguous(), scale
 
 
 def _multiply(first: Tensor, second: Tensor, first_scale: Tensor, second_scale: Tensor) -> Tensor:
@@ -78,28 +91,29 @@ def _multiply(first: Tensor, second: Tensor, first_scale: Tensor, second_scale: 
 
 class _Linear(Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, copy: Fp8Copy) -> Tensor:
-        low, scale = quantize(_rows(x), _INPUT)
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, copy: Fp8Copy) -> Tensor:
+        low, columns, scale = quantize_both_ways(x, _INPUT)
         values, transposed, weight_scale = copy.cast(weight)
-        ctx.save_for_backward(low, scale, transposed, weight_scale)
+        ctx.save_for_backward(columns, scale, transposed, weight_scale)
         ctx.copy, ctx.shape, ctx.dtype = copy, x.shape, x.dtype
         rows = x.numel() // x.shape[-1]
-        product = _multiply(low, values, scale, weight_scale)[:rows].add_(bias.to(LOW))
+        product = _multiply(low, values, scale, weight_scale)[:rows]
+        if bias is not None:
+            product.add_(bias.to(LOW))
         return product.view(*x.shape[:-1], len(values))
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None, None]:
-        low, scale, transposed, weight_scale = ctx.saved_tensors
+        inputs, scale, transposed, weight_scale = ctx.saved_tensors
         flat = grad.reshape(-1, grad.shape[-1])
-        quantized, grad_scale = quantize(_rows(grad), _GRADIENT)
+        quantized, columns, grad_scale = quantize_both_ways(flat, _GRADIENT)
         grad_x = grad_weight = None
         if ctx.needs_input_grad[0]:
             product = _multiply(quantized, transposed, grad_scale, weight_scale)[: len(flat)]
             grad_x = product.view(ctx.shape).to(ctx.dtype)
         if ctx.needs_input_grad[1]:
-            columns, inputs = quantized.t().contiguous(), low.t().contiguous()
             grad_weight = _multiply(columns, inputs, grad_scale, scale)
             spare = ctx.copy.take_spare()
             grad_weight = grad_weight if spare is None else spare.copy_(grad_weight)
-        return grad_x, grad_weight, flat.sum(0), None
+        return grad_x, grad_weight, flat.sum(0) if ctx.needs_input_grad[2] else None, None

@@ -1,9 +1,14 @@
-"""The loops of bert/speed/elementwise.c: compiled by the C compiler of the machine, once. Imports no torch."""
+"""What computes outside of PyTorch. Imports no torch.
+
+The loops of bert/speed/elementwise.c are compiled by the C compiler of the machine, once; the kernels of
+bert.speed.kernels by Triton.
+"""
 
 import contextlib
 import ctypes
 import functools
 import hashlib
+import importlib.util
 import os
 import platform
 import shutil
@@ -44,6 +49,12 @@ _ARGUMENTS = {
     ),
     "softmax_backward": (_LONG, _LONG, _INT, *2 * (_POINTER,), *2 * (_FLOAT,), _POINTER),
 }
+
+
+@functools.cache
+def has_triton() -> bool:
+    """Whether Triton is installed: builds of PyTorch for CUDA bring it."""
+    return importlib.util.find_spec("triton") is not None
 
 
 def is_wanted() -> bool:

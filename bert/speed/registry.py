@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from bert.speed.native import compiled, is_wanted
+from bert.speed.native import compiled, has_triton, is_wanted
 from common.errors import MissingToolError, UsageError
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ class Lever:
     on: tuple[str, ...]
     """Device types on which it is on by default."""
     compiled: bool = False
-    """Whether it needs a C compiler on a CPU."""
+    """Whether it needs a C compiler on a CPU, and Triton on a GPU."""
 
 
 LEVERS = {
@@ -38,8 +38,9 @@ LEVERS = {
         ("cpu",),
     ),
     "fused-elementwise": Lever(
-        "fuse dropout, residual and norm, attention's softmax and dropout, and GELU's backward pass",
-        ("cpu",),
+        "fuse dropout, residual and norm; on a CPU also attention's softmax and dropout, and GELU's backward pass; on "
+        "a GPU also bias and GELU, the gradients of biases, embeddings and the loss of the words",
+        ("cpu", "cuda"),
         compiled=True,
     ),
     "bf16-attention": Lever("with bf16: run attention's GEMMs in bf16 too, if the CPU has the instructions", ("cpu",)),
@@ -97,7 +98,7 @@ def resolve_levers(text: str, device_type: str) -> frozenset[str]:
         missing = _missing(name, device_type)
         if missing is not None:
             raise MissingToolError(
-                missing.code, f"optimization {name!r} needs a compiler, and {missing}; or leave it out with --levers"
+                missing.code, f"optimization {name!r} needs it, and {missing}; or leave it out with --levers"
             )
     return frozenset(names)
 
@@ -127,6 +128,8 @@ def default_levers(device_type: str) -> frozenset[str]:
 
 def _missing(name: str, device_type: str) -> MissingToolError | None:
     """Return what an optimization needs that is not installed, and how to get it; None if it can be used."""
+    if LEVERS[name].compiled and device_type == "cuda" and not has_triton():
+        return MissingToolError("tool-missing", "Triton is not installed: pip install triton")
     if LEVERS[name].compiled and device_type == "cpu" and is_wanted():
         try:
             compiled()
@@ -205,7 +208,8 @@ def use_levers(
             "of the previous one; give compile instead of cuda-graphs, or a larger micro batch without accumulation",
         )
     from bert.model.attention import SelfAttention
-    from bert.model.encoder import BertEncoder, Layer
+    from bert.model.encoder import BertEncoder, Embeddings, Layer
+    from bert.model.heads import MaskedWordHead
 
     for part in model.modules():
         if isinstance(part, BertEncoder):
@@ -216,7 +220,7 @@ def use_levers(
             if names & _COMPILING:
                 for layer in part.layers:
                     layer.compile(mode="reduce-overhead" if "cuda-graphs" in names else None)
-        elif isinstance(part, Layer):
+        elif isinstance(part, Layer | Embeddings | MaskedWordHead):
             part.fused = "fused-elementwise" in names
         elif isinstance(part, SelfAttention):
             part.in_chunks = "chunks" in names

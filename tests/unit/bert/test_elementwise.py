@@ -196,7 +196,15 @@ def test_without_a_compiler_the_lever_is_refused_by_name_and_off_otherwise(monke
         resolve_levers("unpad+fused-elementwise", "cpu")
     assert "fused-elementwise" in default_levers("cpu") - resolve_levers("auto", "cpu")
     assert "unpad" in recorded_levers("auto", "cpu").split("+")
-    assert resolve_levers("fused-elementwise", "cuda") == {"fused-elementwise"}
+
+
+def test_on_a_gpu_it_needs_triton_and_is_off_without(monkeypatch: pytest.MonkeyPatch) -> None:
+    for installed in (True, False):
+        monkeypatch.setattr("bert.speed.registry.has_triton", lambda here=installed: here)
+        assert ("fused-elementwise" in resolve_levers("auto", "cuda")) == installed
+    assert "fused-elementwise" in default_levers("cuda") and recorded_levers("auto", "cuda") == "unpad"
+    with refused("tool-missing", "'fused-elementwise'", "Triton", "--levers"):
+        resolve_levers("fused-elementwise+fp8", "cuda")
 
 
 def test_the_lever_is_a_switch_of_every_layer() -> None:

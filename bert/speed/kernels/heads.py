@@ -1,0 +1,74 @@
+"""Queries, keys and values out of one product, whose gradients come back as one, with that of the product's bias.
+
+PyTorch stacks the three and then reads all of it again for the bias.
+
+Shapes: T tokens, N heads, D width of a head, H = N x D, P programs of each block of columns.
+"""
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from torch.autograd.function import Function, once_differentiable
+
+from bert.speed.kernels import launch, programs
+
+_COLUMNS, _ROWS, _WARPS = 256, 8, 4
+
+
+@triton.jit
+def gather(source, result, sums, of, rows, column, width: tl.constexpr, columns: tl.constexpr, tile: tl.constexpr):
+    """Copy every P-th tile of rows of a gradient to its place, 0, 1 or 2, in the result; sum it up."""
+    program, count = tl.program_id(0), tl.num_programs(0)
+    inside = column < width
+    total = tl.zeros((tile, columns), tl.float32)
+    for first in tl.range(program * tile, rows, count * tile):
+        row = (first + tl.arange(0, tile)).to(tl.int64)
+        here = (row < rows)[:, None] & inside[None, :]
+        value = tl.load(source + row[:, None] * width + column[None, :], mask=here, other=0.0)
+        tl.store(result + row[:, None] * (3 * width) + of * width + column[None, :], value, mask=here)
+        total += value.to(tl.float32)
+    tl.store(sums + program * (3 * width) + of * width + column, tl.sum(total, 0), mask=inside)
+
+
+@triton.jit(do_not_specialize=["rows"])
+def gather_kernel(
+    query, key, value, result, sums, rows, width: tl.constexpr, columns: tl.constexpr, tile: tl.constexpr
+):
+    """Write [T, 3, H] and its part of the sums [P, 3, H] from three gradients [T, H]."""
+    column = tl.program_id(1) * columns + tl.arange(0, columns)
+    gather(query, result, sums, 0, rows, column, width, columns, tile)
+    gather(key, result, sums, 1, rows, column, width, columns, tile)
+    gather(value, result, sums, 2, rows, column, width, columns, tile)
+
+
+def unbind(qkv: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+    """Return queries, keys and values [T, N, D] of [T, 3, N, D].
+
+    `bias` [3 H] is one that has been added to it as a constant: it gets its gradient here. None if there is none.
+    """
+    result: tuple[Tensor, Tensor, Tensor] = _Unbind.apply(qkv, bias)
+    return result
+
+
+class _Unbind(Function):
+    @staticmethod
+    def forward(ctx: Any, qkv: Tensor, bias: Tensor | None) -> tuple[Tensor, ...]:
+        ctx.bias_dtype = None if bias is None else bias.dtype
+        return qkv.unbind(1)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor | None]:
+        rows, heads, depth = grads[0].shape
+        width = heads * depth
+        result = grads[0].new_empty(rows, 3, heads, depth)
+        count = programs(result, -(-rows // _ROWS))
+        sums = torch.empty(count, 3 * width, device=result.device)
+        launch(
+            gather_kernel, (count, -(-width // _COLUMNS)), *(grad.contiguous() for grad in grads), result, sums, rows,
+            width=width, columns=_COLUMNS, tile=_ROWS, warps=_WARPS,
+        )  # fmt: skip
+        return result, None if ctx.bias_dtype is None else sums.sum(0).to(ctx.bias_dtype)

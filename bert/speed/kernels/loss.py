@@ -1,0 +1,94 @@
+"""Cross-entropy over a vocabulary: the logits are read once, and their gradient is written over them.
+
+PyTorch casts them to float32, writes their log-softmax, and in the backward pass a gradient in float32 and its cast.
+
+Shapes: M rows, V classes.
+"""
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from torch.autograd.function import Function, once_differentiable
+
+from bert.speed.kernels import columns_of, launch, warps_of
+
+_MOST_COLUMNS = 2048
+_IGNORED = -100
+
+
+@triton.jit
+def forward_kernel(
+    logits, labels, losses, normalizers, width: tl.constexpr, columns: tl.constexpr, ignored: tl.constexpr
+):
+    """Loss of a row; its largest logit and log(sum(exp(logits - largest))), apart: their sum would lose digits."""
+    row = tl.program_id(0).to(tl.int64)
+    largest = tl.full((columns,), -1e30, tl.float32)
+    total = tl.zeros((columns,), tl.float32)
+    for first in tl.range(0, width, columns):
+        column = first + tl.arange(0, columns)
+        value = tl.load(logits + row * width + column, mask=column < width, other=-float("inf")).to(tl.float32)
+        larger = tl.maximum(largest, value)
+        total = total * tl.exp(largest - larger) + tl.exp(value - larger)
+        largest = larger
+    most = tl.max(largest, 0)
+    spread = tl.log(tl.sum(total * tl.exp(largest - most), 0))
+    label = tl.load(labels + row)
+    # A label that is no class makes the loss NaN; PyTorch's kernels stop the device.
+    own = tl.load(logits + row * width + label, mask=(label >= 0) & (label < width), other=float("nan"))
+    tl.store(losses + row, tl.where(label == ignored, 0.0, most - own.to(tl.float32) + spread))
+    tl.store(normalizers + 2 * row, most)
+    tl.store(normalizers + 2 * row + 1, spread)
+
+
+@triton.jit
+def backward_kernel(
+    logits, labels, normalizers, scale, width: tl.constexpr, columns: tl.constexpr, ignored: tl.constexpr
+):
+    """Write the gradient of a block of a row over its logits: (softmax - one-hot) x scale."""
+    row = tl.program_id(0).to(tl.int64)
+    column = tl.program_id(1) * columns + tl.arange(0, columns)
+    at = logits + row * width + column
+    label = tl.load(labels + row)
+    factor = tl.where(label == ignored, 0.0, tl.load(scale))
+    value = tl.load(at, mask=column < width, other=0.0).to(tl.float32)
+    value = tl.exp(value - tl.load(normalizers + 2 * row) - tl.load(normalizers + 2 * row + 1))
+    tl.store(at, (value - (column == label).to(tl.float32)) * factor, mask=column < width)
+
+
+def mean_cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
+    """Return the mean cross-entropy in nats, a float32 scalar, of logits [M, V] and int64 labels [M]; 0 for M = 0.
+
+    Labels of -100 count as 0. The backward pass writes over the logits, which nothing else may then read.
+    """
+    result: Tensor = _CrossEntropy.apply(logits, labels)
+    return result
+
+
+class _CrossEntropy(Function):
+    @staticmethod
+    def forward(ctx: Any, logits: Tensor, labels: Tensor) -> Tensor:
+        logits, labels = logits.contiguous(), labels.contiguous()
+        rows, width = logits.shape
+        columns = min(_MOST_COLUMNS, columns_of(width))
+        ctx.how = {"width": width, "columns": columns, "ignored": _IGNORED, "warps": warps_of(columns)}
+        losses, normalizers = (torch.empty(rows, count, device=logits.device) for count in (1, 2))
+        launch(forward_kernel, (rows,), logits, labels, losses, normalizers, **ctx.how)
+        ctx.save_for_backward(logits, labels, normalizers)
+        ctx.written = False
+        mean: Tensor = losses.sum() / max(rows, 1)
+        return mean
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        if ctx.written:
+            raise RuntimeError("a second backward pass through a loss whose first one has written over the logits")
+        ctx.written = True
+        logits, labels, normalizers = ctx.saved_tensors
+        rows, width = logits.shape
+        scale = grad.float() / max(rows, 1)
+        launch(backward_kernel, (rows, -(-width // ctx.how["columns"])), logits, labels, normalizers, scale, **ctx.how)
+        return logits, None
