@@ -20,7 +20,8 @@ from bert.model.packing import Packed, Unpadded
 from bert.model.step import FLOAT_BYTES, Extent, Gemm, Pass, Step
 from bert.optim.precision import Precision
 from bert.speed.copies import LOW, copy_of, has_low_gradients
-from bert.speed.elementwise import gelu, residual_norm
+from bert.speed.elementwise import Product, gelu, residual_norm
+from bert.speed.kernels import usable
 from bert.tasks import task_data
 from bert.tasks.base import Task
 from bert.train.loop import Training
@@ -87,6 +88,19 @@ class Subject:
     def fused(self) -> bool:
         """Whether the layers also return hidden states in the type of the GEMMs (bert.speed.elementwise)."""
         return bool(self.model.encoder.layers[0].fused)
+
+    @property
+    def by_kernels(self) -> bool:
+        """Whether kernels for a GPU do, which leave hidden states in the type of the GEMMs alone, and add biases."""
+        return self.fused and usable(self.tensor(1))
+
+    @property
+    def bias_gradients(self) -> tuple[Gemm, ...]:
+        """GEMMs whose bias's gradient is a sum of its own, not one of a kernel."""
+        gemms = self.step.layers
+        if not self.by_kernels:
+            return gemms
+        return gemms[:0] if isinstance(self.placed, Unpadded) and self.dtype.itemsize == 2 else gemms[:1]
 
     def tensor(self, *shape: int, dtype: torch.dtype | None = None, grad: bool = False) -> Tensor:
         """Return normally distributed numbers, by default in the type of a GEMM."""
@@ -186,20 +200,25 @@ def _attention(subject: Subject) -> Part:
 def _elementwise(subject: Subject) -> Iterator[Part]:
     config, rows = subject.step.config, subject.extent.tokens
     activation, closing = subject.step.layer_passes
+    fused, kernels = subject.fused, subject.by_kernels
     x = subject.tensor(rows, activation.width, grad=True)
-    yield _pass(subject, activation, "elementwise", lambda: gelu(x, subject.fused), [x])
+    biases = [subject.tensor(each.width, dtype=torch.float32, grad=True) for each in (activation, closing) if kernels]
+    first, second = (Product(x, *biases[:1]), biases[1:])
+    yield _pass(subject, activation, "elementwise", lambda: gelu(first, fused), [x, *biases[:1]])
     y = subject.tensor(rows, closing.width, grad=True)
-    residual = subject.tensor(rows, closing.width, dtype=torch.float32, grad=True)
+    residual = subject.tensor(rows, closing.width, dtype=None if kernels else torch.float32, grad=True)
     norm = torch.nn.LayerNorm(closing.width, eps=config.layer_norm_eps).to(subject.device)
-    twice = subject.fused and y.dtype != residual.dtype
-    if twice:  # the result in the type of the GEMMs too, and its gradient
+    twice = kernels or (fused and y.dtype != residual.dtype)
+    if kernels:  # in: x, residual; forward out: the result; backward in again, and two gradients; out: two
+        closing = replace(closing, narrow=9, wide=0)
+    elif twice:  # the result in the type of the GEMMs too, and its gradient
         closing = replace(closing, narrow=closing.narrow + 2)
 
     def dropout_residual_norm() -> Tensor | tuple[Tensor, ...]:
-        result = residual_norm(y, residual, norm, config.hidden_dropout, subject.fused)
+        result = residual_norm(Product(y, *second), residual, norm, config.hidden_dropout, fused)
         return result if twice else result.wide
 
-    yield _pass(subject, closing, "elementwise", dropout_residual_norm, [y, residual, *norm.parameters()])
+    yield _pass(subject, closing, "elementwise", dropout_residual_norm, [y, residual, *norm.parameters(), *second])
     embeddings, placed = subject.model.encoder.embeddings, subject.placed
     ids, types = (subject.batch.tensors[name] for name in ("input_ids", "token_type_ids"))
     columns = None
@@ -267,7 +286,8 @@ def _head_passes(subject: Subject) -> Iterator[Part]:
         norm = torch.nn.LayerNorm(transform.width, eps=subject.step.config.layer_norm_eps).to(subject.device)
         yield _pass(subject, transform, "head", lambda: norm(F.gelu(x)), [x, *norm.parameters()])
         logits = subject.tensor(predicted, loss.width, grad=True)
-        yield _pass(subject, loss, "head", lambda: mean_cross_entropy(logits, tensors["masked_labels"]), [logits])
+        fused, labels = subject.model.masked_words.fused, tensors["masked_labels"]
+        yield _pass(subject, loss, "head", lambda: mean_cross_entropy(logits, labels, fused), [logits])
     elif heads == "answer spans":
         spans = subject.tensor(size, 2, length, dtype=torch.float32, grad=True)
         targets = torch.stack([tensors["start_positions"], tensors["end_positions"]], dim=1)
@@ -281,19 +301,21 @@ def _head_passes(subject: Subject) -> Iterator[Part]:
 
 def _copies(subject: Subject) -> Iterator[Part]:
     """Work that better kernels would not have: sums of gradients, and casts between precisions. Its floor is 0."""
-    config, dtype, layers = subject.step.config, subject.dtype, subject.step.layers
+    config, dtype, layers, summed = subject.step.config, subject.dtype, subject.step.layers, subject.bias_gradients
     rows, hidden, depth = subject.extent.tokens, config.hidden_size, config.num_layers
-    grads = [subject.tensor(rows, gemm.columns) for gemm in layers]
+    grads = [subject.tensor(rows, gemm.columns) for gemm in summed]
 
     def copies(name: str, shape: str, calls: int, run: Callable[[], object]) -> Part:
         return Part(Component(name=name, group="copies", shape=shape, calls_per_step=calls), run)
 
-    shape = f"{rows} x {', '.join(str(gemm.columns) for gemm in layers)}"
-    yield copies("bias gradients", shape, depth, lambda: [grad.sum(0) for grad in grads])
+    if grads:
+        shape = f"{rows} x {', '.join(str(gemm.columns) for gemm in summed)}"
+        yield copies("bias gradients", shape, depth, lambda: [grad.sum(0) for grad in grads])
     one, other = (subject.tensor(rows, hidden, dtype=torch.float32) for _ in range(2))
     # Kernels that give their result twice do this too, but not behind the embeddings.
     sums = 1 if subject.fused and dtype != torch.float32 else 2 * depth
-    yield copies("residual gradients", f"{rows} x {hidden}", sums, lambda: one + other)
+    if not subject.by_kernels:
+        yield copies("residual gradients", f"{rows} x {hidden}", sums, lambda: one + other)
     low = has_low_gradients(subject.model.encoder.layers[0].intermediate.weight)
     if task_data(subject.task.name).heads == "masked words" and not low:  # as an input, and as the decoder
         words = [subject.tensor(config.padded_vocab_size, hidden, dtype=torch.float32) for _ in range(2)]
@@ -302,10 +324,11 @@ def _copies(subject: Subject) -> Iterator[Part]:
     if dtype == torch.float32:
         return
     narrow = subject.tensor(rows, hidden)
-    yield copies(
-        "casts of activations", f"{rows} x {hidden}, there and back", sums,
-        lambda: (one.to(dtype), narrow.float()),
-    )  # fmt: skip
+    if not subject.by_kernels:
+        yield copies(
+            "casts of activations", f"{rows} x {hidden}, there and back", sums,
+            lambda: (one.to(dtype), narrow.float()),
+        )  # fmt: skip
     if low:
         return
     copied = copy_of(subject.model.encoder.layers[0].intermediate.weight) is not None

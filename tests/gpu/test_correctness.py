@@ -2,7 +2,9 @@
 
 import pytest
 import torch
+import torch.nn.functional as F
 from support.layouts import assert_same, batch_of, loss_and_gradients, model
+from support.philox import factors
 
 from bert.model.packing import unpad
 from bert.optim.precision import Precision
@@ -26,7 +28,22 @@ def test_losses_and_gradients_are_those_of_a_cpu(levers: str) -> None:
     assert_same({name: value.cpu() for name, value in found.items()}, expected, 1e-3)
 
 
-@pytest.mark.parametrize("levers", ["none", "unpad", "unpad+compile", "pack", "bf16-weights+unpad", "fp8", "fp8+unpad"])
+@pytest.mark.parametrize(
+    "levers",
+    [
+        "none",
+        "unpad",
+        "fused-elementwise",
+        "fused-elementwise+unpad",
+        "unpad+compile",
+        "pack",
+        "bf16-weights+unpad",
+        "fp8",
+        "fp8+unpad",
+        "fp8+fused-elementwise+unpad",
+        "bf16-weights+fused-elementwise+unpad",
+    ],
+)
 def test_losses_in_bf16_and_fp8_are_near_those_of_a_cpu(levers: str) -> None:
     if "fp8" in levers and DEVICE.type == "cuda" and torch.cuda.get_device_capability() < (8, 9):
         pytest.skip("this GPU has no FP8")
@@ -45,6 +62,38 @@ def test_losses_in_bf16_and_fp8_are_near_those_of_a_cpu(levers: str) -> None:
     largest = max(norms.values())
     for name, value in expected.items():
         assert (found[name] - value).norm() < most * norms[name] or norms[name] < 1e-2 * largest, name
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_kernels_are_their_formulas_at_the_size_of_large(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("triton", reason="Triton is not installed")
+    from bert.speed.kernels import gelu, loss, norm
+
+    rows, width, key, probability = 2999, 1024, 0x299F31D0A4093822, 0.1
+    monkeypatch.setattr(norm, "random_key", lambda like: torch.tensor([key], device=like.device))
+    torch.manual_seed(0)
+
+    def numbers(*shape: int, kind: torch.dtype = dtype) -> torch.Tensor:
+        return torch.randn(*shape, device=DEVICE).to(kind).requires_grad_()
+
+    def agree(made: torch.Tensor, exact: torch.Tensor, given: list[torch.Tensor], mine: list[torch.Tensor]) -> None:
+        upstream = torch.randn_like(made)
+        gradients = torch.autograd.grad(made, given, upstream)
+        wanted = torch.autograd.grad(exact, mine, upstream.double())
+        for one, other in zip([made, *gradients], [exact, *wanted], strict=True):
+            assert (one - other).norm() < (1e-5 if dtype == torch.float32 else 1e-2) * other.norm()
+
+    kept = factors(key, rows, width, probability).to(DEVICE)
+    given = [numbers(rows, width), numbers(rows, width), *(numbers(width, kind=torch.float32) for _ in range(3))]
+    mine = [one.detach().double().requires_grad_() for one in given]
+    made, _ = norm.residual_norm(given[0], given[1], given[2], given[3], 1e-12, probability, given[4])
+    exact = F.layer_norm((mine[0] + mine[4]) * kept + mine[1], (width,), mine[2], mine[3], 1e-12)
+    agree(made, exact, given, mine)
+    given, mine = [given[0], given[4]], [mine[0], mine[4]]
+    agree(gelu.gelu(*given), F.gelu(mine[0] + mine[1]), given, mine)
+    logits, labels = numbers(500, 30528), torch.randint(0, 30528, (500,), device=DEVICE)
+    own, double = logits * 1, logits.detach().double().requires_grad_()
+    agree(loss.mean_cross_entropy(own, labels), F.cross_entropy(double, labels), [own], [double])
 
 
 def test_lamb_equals_its_plain_formulas_on_the_device() -> None:

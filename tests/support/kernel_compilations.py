@@ -39,28 +39,61 @@ def cases() -> dict[str, Case]:
     tables = [WIDE, WIDE, WIDE, NUMBERS, NUMBERS, NUMBERS, WIDE]
     return {
         "norm forward": (
-            norm.forward_kernel, row, warps,
+            norm.dropout_layer_norm_forward, row, warps,
             [LOW, LOW, WIDE, WIDE, WIDE, NUMBERS, LOW, WIDE, WIDE, "i32", "fp32"],
         ),
         "norm backward": (
-            norm.backward_kernel, {**row, "tile": tile}, kernels.warps_of(tile * row["columns"]),
+            norm.dropout_layer_norm_backward, {**row, "tile": tile}, kernels.warps_of(tile * row["columns"]),
             [LOW, LOW, WIDE, WIDE, NUMBERS, WIDE, WIDE, LOW, LOW, LOW, LOW, WIDE, "i32"],
         ),
-        "gelu forward": (gelu.forward_kernel, wide, gelu._WARPS, [LOW, WIDE, LOW, "i32"]),
-        "gelu backward": (gelu.backward_kernel, wide, gelu._WARPS, [LOW, WIDE, LOW, LOW, WIDE, "i32"]),
-        "heads": (heads.gather_kernel, split, heads._WARPS, [LOW, LOW, LOW, LOW, WIDE, "i32"]),
-        "loss forward": (loss.forward_kernel, words, kernels.warps_of(columns), [LOW, NUMBERS, WIDE, WIDE]),
-        "loss backward": (loss.backward_kernel, words, kernels.warps_of(columns), [LOW, NUMBERS, WIDE, WIDE]),
+        "gelu forward": (gelu.bias_gelu_forward, wide, gelu._WARPS, [LOW, WIDE, LOW, "i32"]),
+        "gelu backward": (gelu.bias_gelu_backward, wide, gelu._WARPS, [LOW, WIDE, LOW, LOW, WIDE, "i32"]),
+        "heads": (heads.copy_qkv_gradients, split, heads._WARPS, [LOW, LOW, LOW, LOW, WIDE, "i32"]),
+        "loss forward": (loss.cross_entropy_forward, words, kernels.warps_of(columns), [LOW, NUMBERS, WIDE, WIDE]),
+        "loss backward": (loss.cross_entropy_backward, words, kernels.warps_of(columns), [LOW, NUMBERS, WIDE, WIDE]),
         "embedding forward": (
-            embedding.forward_kernel, row, warps, [*tables, WIDE, NUMBERS, LOW, WIDE, WIDE, "fp32"],
+            embedding.embedding_layer_norm_forward, row, warps, [*tables, WIDE, NUMBERS, LOW, WIDE, WIDE, "fp32"],
         ),
         "embedding backward": (
-            embedding.backward_kernel, row, warps, [*tables, NUMBERS, WIDE, WIDE, LOW, WIDE, WIDE, "i32"],
+            embedding.embedding_layer_norm_backward, row, warps, [*tables, NUMBERS, WIDE, WIDE, LOW, WIDE, WIDE, "i32"],
         ),
         "cast": (
-            quantize.cast_kernel, {"width": HIDDEN, "limit": 448.0, "multiple": 16, "tile": quantize._TILE},
+            quantize.quantize_both_ways, {"width": HIDDEN, "limit": 448.0, "multiple": 16, "tile": quantize._TILE},
             quantize._WARPS,
             [LOW, WIDE, "*fp8e4nv", "*fp8e4nv", WIDE, "i32", "i32"],
+        ),
+    }  # fmt: skip
+
+
+def bare_cases() -> dict[str, Case]:
+    """The same without dropout, biases and second gradients, in other types."""
+    half, none = "*fp16", {"dropped": 0, "scale": 1.0}
+    row = {"width": HIDDEN, "columns": kernels.columns_of(HIDDEN), **none, "key": None}
+    warps, tile = kernels.warps_of(row["columns"]), norm._ROWS
+    wide = {"width": INNER, "columns": gelu._COLUMNS, "tile": gelu._ROWS, "bias": None}
+    tables = [WIDE, WIDE, NUMBERS, NUMBERS, WIDE]
+    return {
+        "norm forward": (
+            norm.dropout_layer_norm_forward, row | {"bias": None}, warps,
+            [WIDE, WIDE, WIDE, WIDE, WIDE, WIDE, WIDE, "i32", "fp32"],
+        ),
+        "norm backward": (
+            norm.dropout_layer_norm_backward, {**row, "tile": tile, "bias": None, "other_grad": None},
+            kernels.warps_of(tile * row["columns"]), [half, WIDE, WIDE, WIDE, WIDE, half, half, WIDE, WIDE, "i32"],
+        ),
+        "gelu forward": (gelu.bias_gelu_forward, wide, gelu._WARPS, [half, half, "i32"]),
+        "gelu backward": (gelu.bias_gelu_backward, wide | {"sums": None}, gelu._WARPS, [half, half, half, "i32"]),
+        "embedding forward": (
+            embedding.embedding_layer_norm_forward, row | {"segments": None, "types": None}, warps,
+            [*tables, WIDE, half, WIDE, WIDE, "fp32"],
+        ),
+        "embedding backward": (
+            embedding.embedding_layer_norm_backward, row | {"segments": None, "types": None}, warps,
+            [*tables, WIDE, WIDE, half, WIDE, WIDE, "i32"],
+        ),
+        "cast": (
+            quantize.quantize_both_ways, {"width": HIDDEN, "limit": 57344.0, "multiple": 16, "tile": quantize._TILE},
+            quantize._WARPS, [LOW, WIDE, "*fp8e5", "*fp8e5", WIDE, "i32", "i32"],
         ),
     }  # fmt: skip
 
@@ -76,7 +109,7 @@ def compiled(case: Case, architecture: int) -> dict[str, Any]:
     made = triton.compile(source, target=GPUTarget("cuda", architecture, 32), options={"num_warps": warps})
     text = made.asm["ptx"]
     return {
-        "architecture": architecture, "shared_bytes": made.metadata.shared, "warps": warps,
+        "name": function.__name__, "architecture": architecture, "shared_bytes": made.metadata.shared, "warps": warps,
         "loads": widths(text, "ld"), "stores": widths(text, "st"), **resources(made.asm["cubin"]),
     }  # fmt: skip
 
@@ -103,6 +136,7 @@ if __name__ == "__main__":
         {
             name: [compiled(case, one) for one in ARCHITECTURES if one >= FP8_FROM or name != "cast"]
             for name, case in cases().items()
-        },
+        }
+        | {f"{name}, bare": [compiled(case, 90)] for name, case in bare_cases().items()},
         sys.stdout,
     )

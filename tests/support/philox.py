@@ -20,12 +20,16 @@ def philox(counter: list[np.ndarray], key: tuple[int, int]) -> list[np.ndarray]:
     return [a, b, c, d]
 
 
-def factors(seed: int, rows: int, width: int, probability: float) -> Tensor:
-    """Return what dropout multiplies [rows, width] by, float64, where `seed` is that of the generator of a CPU."""
+def key_of(seed: int) -> int:
+    """Return the first key that is drawn from the generator of a CPU with this seed."""
+    torch.manual_seed(seed)
+    return int(torch.empty(1, dtype=torch.int64).random_())
+
+
+def factors(key: int, rows: int, width: int, probability: float) -> Tensor:
+    """Return what dropout multiplies [rows, width] by, float64."""
     if not probability:
         return torch.ones(rows, width, dtype=torch.float64)
-    torch.manual_seed(seed)
-    key = int(torch.empty(1, dtype=torch.int64).random_())
     groups = -(-width // 8)
     numbers = np.arange(rows * groups)
     words = np.stack(philox([numbers, *3 * [numbers * 0]], (key & 0xFFFFFFFF, key >> 32)), axis=-1)

@@ -36,7 +36,7 @@ def factors(key, row, width: tl.constexpr, columns: tl.constexpr, dropped: tl.co
 
 
 @triton.jit
-def forward_kernel(
+def embedding_layer_norm_forward(
     words, positions, segments, ids, columns_at, types, weight, shift, key, result, mean, inverse, eps,
     width: tl.constexpr, columns: tl.constexpr, dropped: tl.constexpr, scale: tl.constexpr,
 ):  # fmt: skip
@@ -58,7 +58,7 @@ def forward_kernel(
 
 
 @triton.jit(do_not_specialize=["rows"])
-def backward_kernel(
+def embedding_layer_norm_backward(
     words, positions, segments, ids, columns_at, types, weight, key, mean, inverse, grad, grad_sum, sums, rows,
     width: tl.constexpr, columns: tl.constexpr, dropped: tl.constexpr, scale: tl.constexpr,
 ):  # fmt: skip
@@ -138,7 +138,20 @@ class _Embed(Function):
         numbers = [each if each is None else each.contiguous() for each in which]
         result = torch.empty(*tokens.ids.shape, width, dtype=dtype, device=words.device)
         mean, inverse = torch.empty(2, rows, device=words.device)
-        launch(forward_kernel, (rows,), *tables, *numbers, weight, shift, key, result, mean, inverse, eps, **ctx.how)
+        launch(
+            embedding_layer_norm_forward,
+            (rows,),
+            *tables,
+            *numbers,
+            weight,
+            shift,
+            key,
+            result,
+            mean,
+            inverse,
+            eps,
+            **ctx.how,
+        )
         ctx.save_for_backward(*tables, *numbers, weight, key, mean, inverse)
         ctx.padding, ctx.held = padding, held
         return result
@@ -152,8 +165,8 @@ class _Embed(Function):
         count = programs(grad, rows)
         sums = torch.empty(count, 2, width, device=grad.device)
         launch(
-            backward_kernel, (count,), words, positions, segments, ids, columns, types, weight, key, mean, inverse,
-            grad.contiguous(), grad_sum, sums, rows, **ctx.how,
+            embedding_layer_norm_backward, (count,), words, positions, segments, ids, columns, types, weight, key, mean,
+            inverse, grad.contiguous(), grad_sum, sums, rows, **ctx.how,
         )  # fmt: skip
         of_weight, of_shift = sums.sum(0).to(weight.dtype)
 

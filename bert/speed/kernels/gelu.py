@@ -25,7 +25,7 @@ def probability_below(x):
 
 
 @triton.jit(do_not_specialize=["rows"])
-def forward_kernel(x, bias, result, rows, width: tl.constexpr, columns: tl.constexpr, tile: tl.constexpr):
+def bias_gelu_forward(x, bias, result, rows, width: tl.constexpr, columns: tl.constexpr, tile: tl.constexpr):
     """One tile of GELU(x + bias)."""
     row = tl.program_id(0) * tile + tl.arange(0, tile)
     column = tl.program_id(1) * columns + tl.arange(0, columns)
@@ -39,7 +39,7 @@ def forward_kernel(x, bias, result, rows, width: tl.constexpr, columns: tl.const
 
 
 @triton.jit(do_not_specialize=["rows"])
-def backward_kernel(
+def bias_gelu_backward(
     x, bias, grad, grad_x, sums, rows, width: tl.constexpr, columns: tl.constexpr, tile: tl.constexpr
 ):  # fmt: skip
     """Gradients of every P-th tile of rows of a block of features; sums [P, F] are its part of the bias's."""
@@ -80,7 +80,7 @@ class _Gelu(Function):
         width, result = x.shape[-1], torch.empty_like(x)
         rows = x.numel() // width
         ctx.how = {"width": width, "columns": _COLUMNS, "tile": _ROWS, "warps": _WARPS}
-        launch(forward_kernel, (-(-rows // _ROWS), -(-width // _COLUMNS)), x, bias, result, rows, **ctx.how)
+        launch(bias_gelu_forward, (-(-rows // _ROWS), -(-width // _COLUMNS)), x, bias, result, rows, **ctx.how)
         return result
 
     @staticmethod
@@ -92,5 +92,5 @@ class _Gelu(Function):
         count = programs(x, -(-rows // _ROWS))
         sums = None if bias is None else torch.empty(count, width, device=x.device)
         blocks = -(-width // _COLUMNS)
-        launch(backward_kernel, (count, blocks), x, bias, grad, grad_x, sums, rows, **ctx.how)
+        launch(bias_gelu_backward, (count, blocks), x, bias, grad, grad_x, sums, rows, **ctx.how)
         return grad_x, None if sums is None else sums.sum(0).to(bias.dtype)

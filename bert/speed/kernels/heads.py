@@ -19,7 +19,7 @@ _COLUMNS, _ROWS, _WARPS = 256, 8, 4
 
 
 @triton.jit
-def gather(source, result, sums, of, rows, column, width: tl.constexpr, columns: tl.constexpr, tile: tl.constexpr):
+def copy_part(source, result, sums, of, rows, column, width: tl.constexpr, columns: tl.constexpr, tile: tl.constexpr):
     """Copy every P-th tile of rows of a gradient to its place, 0, 1 or 2, in the result; sum it up."""
     program, count = tl.program_id(0), tl.num_programs(0)
     inside = column < width
@@ -34,14 +34,14 @@ def gather(source, result, sums, of, rows, column, width: tl.constexpr, columns:
 
 
 @triton.jit(do_not_specialize=["rows"])
-def gather_kernel(
+def copy_qkv_gradients(
     query, key, value, result, sums, rows, width: tl.constexpr, columns: tl.constexpr, tile: tl.constexpr
 ):
     """Write [T, 3, H] and its part of the sums [P, 3, H] from three gradients [T, H]."""
     column = tl.program_id(1) * columns + tl.arange(0, columns)
-    gather(query, result, sums, 0, rows, column, width, columns, tile)
-    gather(key, result, sums, 1, rows, column, width, columns, tile)
-    gather(value, result, sums, 2, rows, column, width, columns, tile)
+    copy_part(query, result, sums, 0, rows, column, width, columns, tile)
+    copy_part(key, result, sums, 1, rows, column, width, columns, tile)
+    copy_part(value, result, sums, 2, rows, column, width, columns, tile)
 
 
 def unbind(qkv: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
@@ -68,7 +68,7 @@ class _Unbind(Function):
         count = programs(result, -(-rows // _ROWS))
         sums = torch.empty(count, 3 * width, device=result.device)
         launch(
-            gather_kernel, (count, -(-width // _COLUMNS)), *(grad.contiguous() for grad in grads), result, sums, rows,
-            width=width, columns=_COLUMNS, tile=_ROWS, warps=_WARPS,
+            copy_qkv_gradients, (count, -(-width // _COLUMNS)), *(grad.contiguous() for grad in grads), result, sums,
+            rows, width=width, columns=_COLUMNS, tile=_ROWS, warps=_WARPS,
         )  # fmt: skip
         return result, None if ctx.bias_dtype is None else sums.sum(0).to(ctx.bias_dtype)

@@ -20,7 +20,7 @@ _IGNORED = -100
 
 
 @triton.jit
-def forward_kernel(
+def cross_entropy_forward(
     logits, labels, losses, normalizers, width: tl.constexpr, columns: tl.constexpr, ignored: tl.constexpr
 ):
     """Loss of a row; its largest logit and log(sum(exp(logits - largest))), apart: their sum would lose digits."""
@@ -44,7 +44,7 @@ def forward_kernel(
 
 
 @triton.jit
-def backward_kernel(
+def cross_entropy_backward(
     logits, labels, normalizers, scale, width: tl.constexpr, columns: tl.constexpr, ignored: tl.constexpr
 ):
     """Write the gradient of a block of a row over its logits: (softmax - one-hot) x scale."""
@@ -75,7 +75,7 @@ class _CrossEntropy(Function):
         columns = min(_MOST_COLUMNS, columns_of(width))
         ctx.how = {"width": width, "columns": columns, "ignored": _IGNORED, "warps": warps_of(columns)}
         losses, normalizers = (torch.empty(rows, count, device=logits.device) for count in (1, 2))
-        launch(forward_kernel, (rows,), logits, labels, losses, normalizers, **ctx.how)
+        launch(cross_entropy_forward, (rows,), logits, labels, losses, normalizers, **ctx.how)
         ctx.save_for_backward(logits, labels, normalizers)
         ctx.written = False
         mean: Tensor = losses.sum() / max(rows, 1)
@@ -90,5 +90,13 @@ class _CrossEntropy(Function):
         logits, labels, normalizers = ctx.saved_tensors
         rows, width = logits.shape
         scale = grad.float() / max(rows, 1)
-        launch(backward_kernel, (rows, -(-width // ctx.how["columns"])), logits, labels, normalizers, scale, **ctx.how)
+        launch(
+            cross_entropy_backward,
+            (rows, -(-width // ctx.how["columns"])),
+            logits,
+            labels,
+            normalizers,
+            scale,
+            **ctx.how,
+        )
         return logits, None

@@ -38,7 +38,7 @@ def summed(
 
 
 @triton.jit(do_not_specialize=["rows"])
-def forward_kernel(
+def dropout_layer_norm_forward(
     x, residual, bias, weight, shift, key, result, mean, inverse, rows, eps, width: tl.constexpr,
     columns: tl.constexpr, dropped: tl.constexpr, scale: tl.constexpr,
 ):  # fmt: skip
@@ -59,7 +59,7 @@ def forward_kernel(
 
 
 @triton.jit(do_not_specialize=["rows"])
-def backward_kernel(
+def dropout_layer_norm_backward(
     x, residual, bias, weight, key, mean, inverse, grad, other_grad, grad_x, grad_residual, sums, rows,
     width: tl.constexpr, columns: tl.constexpr, tile: tl.constexpr, dropped: tl.constexpr, scale: tl.constexpr,
 ):  # fmt: skip
@@ -132,8 +132,8 @@ class _ResidualNorm(Function):
         result = torch.empty_like(x)
         mean, inverse = (torch.empty(rows, device=x.device) for _ in range(2))
         launch(
-            forward_kernel, (rows,), x, residual, bias, weight, shift, key, result, mean, inverse, rows, eps,
-            warps=warps_of(columns), **ctx.how,
+            dropout_layer_norm_forward, (rows,), x, residual, bias, weight, shift, key, result, mean, inverse, rows,
+            eps, warps=warps_of(columns), **ctx.how,
         )  # fmt: skip
         ctx.save_for_backward(x, residual, bias, weight, key, mean, inverse)
         ctx.set_materialize_grads(False)
@@ -151,7 +151,7 @@ class _ResidualNorm(Function):
         count = programs(x, -(-rows // _ROWS))
         sums = torch.empty(count, 3, width, device=x.device)
         launch(
-            backward_kernel, (count,), x, residual, bias, weight, key, mean, inverse, grad, other, grad_x,
+            dropout_layer_norm_backward, (count,), x, residual, bias, weight, key, mean, inverse, grad, other, grad_x,
             grad_residual, sums, rows, tile=_ROWS, warps=warps_of(_ROWS * ctx.how["columns"]), **ctx.how,
         )  # fmt: skip
         of_weight, of_shift, of_bias = sums.sum(0)

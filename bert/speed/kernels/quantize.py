@@ -18,7 +18,7 @@ _TILE, _WARPS = 64, 4
 
 
 @triton.jit(do_not_specialize=["rows", "groups"])
-def cast_kernel(
+def quantize_both_ways(
     x, scale, low, transposed, largest, rows, groups, width: tl.constexpr, limit: tl.constexpr, tile: tl.constexpr,
     multiple: tl.constexpr,
 ):  # fmt: skip
@@ -59,7 +59,7 @@ def cast_both_ways(x: Tensor, dtype: torch.dtype, scale: Tensor, multiple: int =
     grid = (-(-stored // _TILE), -(-width // _TILE))
     largest = torch.empty(grid[0] * grid[1], device=x.device)
     launch(
-        cast_kernel, grid, x, scale, low, transposed, largest, rows, stored // multiple, width=width,
+        quantize_both_ways, grid, x, scale, low, transposed, largest, rows, stored // multiple, width=width,
         limit=torch.finfo(dtype).max, multiple=multiple, tile=_TILE, warps=_WARPS,
     )  # fmt: skip
     return low, transposed, largest.amax() if len(largest) else x.new_zeros((), dtype=torch.float32)

@@ -18,6 +18,7 @@ from bert.model.config import ModelConfig
 from bert.optim.precision import Precision
 from bert.optim.registry import adamw
 from bert.parallel.single import SingleStrategy
+from bert.speed import kernels
 from bert.speed.registry import resolve_levers, use_levers, use_weight_copies
 from bert.tasks import make_task, resolve_options, task_data, task_step
 from bert.tasks.base import DataSpec
@@ -195,6 +196,24 @@ def test_fused_parts_hold_the_casts_and_sums_between_the_layers(precision: str) 
     assert found[True]["residual gradients"].calls_per_step == (1 if low else 2 * SHAPE.num_layers)
     assert found[False]["residual gradients"].calls_per_step == 2 * SHAPE.num_layers
     assert found[True].keys() == found[False].keys()
+
+
+def test_kernels_leave_no_casts_nor_sums_between_the_layers(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("triton", reason="Triton is not installed")
+    from bert.speed.kernels import embedding, gelu, loss, norm
+
+    step = subject("pretrain", "bf16")
+    use_levers(step.model, frozenset({"unpad", "fused-elementwise"}))
+    monkeypatch.setattr(kernels, "DEVICES", {"cpu"})
+    for module in (embedding, gelu, loss, norm):  # what they compute is not looked at
+        monkeypatch.setattr(module, "launch", lambda *given, **constants: None)
+    found = {part.component.name: part.component for part in make_parts(step)}
+    assert not {"bias gradients", "residual gradients", "casts of activations"} & found.keys()
+    rows, width = step.extent.tokens, SHAPE.hidden_size
+    assert (
+        found["bias gradients"].shape == f"{rows} x {3 * width}"
+    )  # a CPU has no FlashAttention, whose kernel sums them
+    assert found["dropout, residual, norm"].bytes == 9 * 2 * rows * width
 
 
 def test_a_task_with_heads_of_its_own_is_refused_by_name() -> None:

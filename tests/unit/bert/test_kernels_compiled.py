@@ -2,12 +2,15 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from analysis.names import family
 
 PROGRAM = Path(__file__).parents[2] / "support/kernel_compilations.py"
 # Accesses below 128 bits: a key, a label, the numbers of a row; and rows of weights and sums in float32, which are as
@@ -46,10 +49,20 @@ def test_a_kernel_fits_its_processors(name: str, made: dict[str, list[dict[str, 
         assert name == "loss forward" or 128 in stores
 
 
-def test_every_kernel_is_looked_at(made: dict[str, list[dict[str, Any]]]) -> None:
-    folder = PROGRAM.parents[2] / "bert/speed/kernels"
-    kernels = sum(
-        text.count("_kernel(\n") + text.count("_kernel(") - text.count("_kernel(\n")
-        for text in (path.read_text().replace("launch(", "") for path in folder.glob("*.py"))
-    )
-    assert made.keys() == SINGLE.keys() and kernels == len(SINGLE)
+def test_no_form_of_a_kernel_spills(made: dict[str, list[dict[str, Any]]]) -> None:
+    for name in made.keys() - SINGLE.keys():
+        (code,) = made[name]
+        assert code["stack_bytes"] == code["local_bytes"] == 0 and code["registers"] <= MOST_REGISTERS, name
+
+
+def test_every_kernel_is_looked_at_and_a_profile_knows_its_family(made: dict[str, list[dict[str, Any]]]) -> None:
+    sources = [path.read_text() for path in (PROGRAM.parents[2] / "bert/speed/kernels").glob("*.py")]
+    launched = {name for text in sources for name in re.findall(r"[^.]\blaunch\(\s*(\w+),", text)}
+    names = {name: made[name][0]["name"] for name in SINGLE}
+    assert launched == set(names.values())
+    families = {name: family(kernel) for name, kernel in names.items()}
+    assert families == {
+        "norm forward": "norm", "norm backward": "norm", "gelu forward": "activation", "gelu backward": "activation",
+        "heads": "copy", "loss forward": "softmax and loss", "loss backward": "softmax and loss",
+        "embedding forward": "embedding", "embedding backward": "embedding", "cast": "copy",
+    }  # fmt: skip

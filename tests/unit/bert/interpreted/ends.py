@@ -7,7 +7,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from support.layouts import assert_same, batch_of, loss_and_gradients, model
-from support.philox import factors
+from support.philox import factors, key_of
 from torch import Tensor, nn
 
 from bert.model.encoder import recompute_activations
@@ -40,7 +40,7 @@ def test_embeddings(
     tokens = embedding.Tokens(which[0], which[1], which[2] if segments else None)
     torch.manual_seed(SEED)
     found = embedding.embed((*used, None)[:3], tokens, norm, probability, dtype, 0)
-    kept = factors(SEED, 15, width, probability).view(*shape, width)
+    kept = factors(key_of(SEED), 15, width, probability).view(*shape, width)
     mine = [tensor.detach().double().requires_grad_() for tensor in (*used, norm.weight, norm.bias)]
     summed = sum(
         F.embedding(ids, table, 0 if number == 0 else None)
@@ -150,7 +150,7 @@ def test_a_model_is_the_one_without_kernels(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(kernels, "DEVICES", {"cpu"})
     monkeypatch.setattr(loss, "launch", lambda *a, **k: (calls.append(a[0]), kernels.launch(*a, **k)))
     found = _trained(True, 0.0)
-    assert calls == [loss.forward_kernel, loss.backward_kernel]
+    assert calls == [loss.cross_entropy_forward, loss.cross_entropy_backward]
     assert_same(found, expected, 1e-4)
 
 
