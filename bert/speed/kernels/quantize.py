@@ -1,7 +1,7 @@
 """Casts to FP8, with the transpose that the other GEMM of a layer reads, and the largest magnitude.
 
 The tensor is read once for the cast: 2 bytes an element, and 1 is written each way. The scale of the numbers at hand
-needs their largest magnitude first, which reads them once more: 6 bytes an element. The magnitude that the cast itself
+needs their largest magnitude first, which reads them too: 6 bytes an element. The magnitude that the cast itself
 gives is for scales of the step before (delayed scaling): 4 bytes.
 
 Shapes: T rows, C columns, P programs.

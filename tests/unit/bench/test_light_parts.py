@@ -210,9 +210,6 @@ def test_kernels_leave_no_casts_nor_sums_between_the_layers(monkeypatch: pytest.
     found = {part.component.name: part.component for part in make_parts(step)}
     assert not {"bias gradients", "residual gradients", "casts of activations"} & found.keys()
     rows, width = step.extent.tokens, SHAPE.hidden_size
-    assert (
-        found["bias gradients"].shape == f"{rows} x {3 * width}"
-    )  # a CPU has no FlashAttention, whose kernel sums them
     assert found["dropout, residual, norm"].bytes == 9 * 2 * rows * width
 
 

@@ -17,7 +17,7 @@ HERE = Path(__file__).parent
 @pytest.mark.parametrize("name", ["layers", "ends"])
 def test_values_and_gradients(name: str) -> None:
     pytest.importorskip("triton", reason="Triton is not installed")
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", HERE / f"interpreted/{name}.py"]
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", HERE / f"interpreted/{name}.py"]
     own = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
     child = subprocess.run(command, env=own | {"TRITON_INTERPRET": "1"}, capture_output=True, text=True, check=False)
     assert child.returncode == 0, child.stdout[-6000:] + child.stderr[-2000:]
