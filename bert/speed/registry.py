@@ -98,7 +98,7 @@ def resolve_levers(text: str, device_type: str) -> frozenset[str]:
         missing = _missing(name, device_type)
         if missing is not None:
             raise MissingToolError(
-                missing.code, f"optimization {name!r} needs it, and {missing}; or leave it out with --levers"
+                missing.code, f"optimization {name!r} is unavailable: {missing}; or leave it out of --levers"
             )
     return frozenset(names)
 

@@ -1,7 +1,8 @@
 """Compiles every kernel of bert.speed.kernels for GPUs that are not there, and prints what the compiler made, as JSON.
 
-A program of its own: Triton's interpreter, which other tests use, must not have been asked for. Shapes are those of
-BERT large with 30,528 words, types those of bf16.
+A program of its own: Triton's interpreter, which other tests use, must not have been asked for. Forward and backward
+passes run on tensors of the device "meta", and each kernel is compiled as its launch asks for it, but never run.
+Shapes are those of BERT large with 30,528 words.
 """
 
 import json
@@ -12,106 +13,93 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+import torch
 import triton
+from torch import Tensor
 from triton.backends.compiler import GPUTarget
-from triton.compiler import ASTSource
+from triton.runtime import driver
 
 from bert.speed import kernels
 from bert.speed.kernels import embedding, gelu, heads, loss, norm, quantize
 
 ARCHITECTURES = (80, 90, 100)
 FP8_FROM = 89  # no cast to E4M3 before
-LOW, WIDE, NUMBERS = "*bf16", "*fp32", "*i64"
-DROPOUT = {"dropped": 6554, "scale": 65536 / (65536 - 6554)}
-HIDDEN, INNER, WORDS = 1024, 4096, 30528
-# Kernel -> its function, constants, warps, and the types of its arguments.
-Case = tuple[Any, dict[str, Any], int, list[str]]
+HIDDEN, INNER, WORDS, ROWS = 1024, 4096, 30528, 77
+FORMS = {"bf16": torch.bfloat16, "fp16, bare": torch.float16, "fp32, bare": torch.float32}
 
 
-def cases() -> dict[str, Case]:
-    row = {"width": HIDDEN, "columns": kernels.columns_of(HIDDEN), **DROPOUT}
-    warps = kernels.warps_of(row["columns"])
-    tile = norm._ROWS
-    wide = {"width": INNER, "columns": gelu._COLUMNS, "tile": gelu._ROWS}
-    split = {"width": HIDDEN, "columns": heads._COLUMNS, "tile": heads._ROWS}
-    columns = min(loss._MOST_COLUMNS, kernels.columns_of(WORDS))
-    words = {"width": WORDS, "columns": columns, "ignored": loss._IGNORED}
-    tables = [WIDE, WIDE, WIDE, NUMBERS, NUMBERS, NUMBERS, WIDE]
-    return {
-        "norm forward": (
-            norm.dropout_layer_norm_forward, row, warps,
-            [LOW, LOW, WIDE, WIDE, WIDE, NUMBERS, LOW, WIDE, WIDE, "i32", "fp32"],
-        ),
-        "norm backward": (
-            norm.dropout_layer_norm_backward, {**row, "tile": tile}, kernels.warps_of(tile * row["columns"]),
-            [LOW, LOW, WIDE, WIDE, NUMBERS, WIDE, WIDE, LOW, LOW, LOW, LOW, WIDE, "i32"],
-        ),
-        "gelu forward": (gelu.bias_gelu_forward, wide, gelu._WARPS, [LOW, WIDE, LOW, "i32"]),
-        "gelu backward": (gelu.bias_gelu_backward, wide, gelu._WARPS, [LOW, WIDE, LOW, LOW, WIDE, "i32"]),
-        "heads": (heads.copy_qkv_gradients, split, heads._WARPS, [LOW, LOW, LOW, LOW, WIDE, "i32"]),
-        "loss forward": (loss.cross_entropy_forward, words, kernels.warps_of(columns), [LOW, NUMBERS, WIDE, WIDE]),
-        "loss backward": (loss.cross_entropy_backward, words, kernels.warps_of(columns), [LOW, NUMBERS, WIDE, WIDE]),
-        "embedding forward": (
-            embedding.embedding_layer_norm_forward, row, warps, [*tables, WIDE, NUMBERS, LOW, WIDE, WIDE, "fp32"],
-        ),
-        "embedding backward": (
-            embedding.embedding_layer_norm_backward, row, warps, [*tables, NUMBERS, WIDE, WIDE, LOW, WIDE, WIDE, "i32"],
-        ),
-        "cast": (
-            quantize.quantize_both_ways, {"width": HIDDEN, "limit": 448.0, "multiple": 16, "tile": quantize._TILE},
-            quantize._WARPS,
-            [LOW, WIDE, "*fp8e4nv", "*fp8e4nv", WIDE, "i32", "i32"],
-        ),
-    }  # fmt: skip
+class Driver:
+    """That of a GPU that is not there: what Triton asks one for before it compiles."""
+
+    architecture = ARCHITECTURES[0]
+
+    def get_current_device(self) -> int:
+        return self.architecture
+
+    def get_current_target(self) -> GPUTarget:
+        return GPUTarget("cuda", self.architecture, 32)
+
+    def get_current_stream(self, device: int) -> int:
+        return 0
 
 
-def bare_cases() -> dict[str, Case]:
-    """The same without dropout, biases and second gradients, in other types."""
-    half, none = "*fp16", {"dropped": 0, "scale": 1.0}
-    row = {"width": HIDDEN, "columns": kernels.columns_of(HIDDEN), **none, "key": None}
-    warps, tile = kernels.warps_of(row["columns"]), norm._ROWS
-    wide = {"width": INNER, "columns": gelu._COLUMNS, "tile": gelu._ROWS, "bias": None}
-    tables = [WIDE, WIDE, NUMBERS, NUMBERS, WIDE]
-    return {
-        "norm forward": (
-            norm.dropout_layer_norm_forward, row | {"bias": None}, warps,
-            [WIDE, WIDE, WIDE, WIDE, WIDE, WIDE, WIDE, "i32", "fp32"],
-        ),
-        "norm backward": (
-            norm.dropout_layer_norm_backward, {**row, "tile": tile, "bias": None, "other_grad": None},
-            kernels.warps_of(tile * row["columns"]), [half, WIDE, WIDE, WIDE, WIDE, half, half, WIDE, WIDE, "i32"],
-        ),
-        "gelu forward": (gelu.bias_gelu_forward, wide, gelu._WARPS, [half, half, "i32"]),
-        "gelu backward": (gelu.bias_gelu_backward, wide | {"sums": None}, gelu._WARPS, [half, half, half, "i32"]),
-        "embedding forward": (
-            embedding.embedding_layer_norm_forward, row | {"segments": None, "types": None}, warps,
-            [*tables, WIDE, half, WIDE, WIDE, "fp32"],
-        ),
-        "embedding backward": (
-            embedding.embedding_layer_norm_backward, row | {"segments": None, "types": None}, warps,
-            [*tables, WIDE, WIDE, half, WIDE, WIDE, "i32"],
-        ),
-        "cast": (
-            quantize.quantize_both_ways, {"width": HIDDEN, "limit": 57344.0, "multiple": 16, "tile": quantize._TILE},
-            quantize._WARPS, [LOW, WIDE, "*fp8e5", "*fp8e5", WIDE, "i32", "i32"],
-        ),
-    }  # fmt: skip
+def numbers(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    return torch.empty(shape, dtype=dtype, device="meta", requires_grad=dtype.is_floating_point)
 
 
-def compiled(case: Case, architecture: int) -> dict[str, Any]:
-    """Compile a kernel as its launch does, where every tensor begins at a multiple of 16 bytes."""
-    function, constants, warps, types = case
-    names = [name for name in function.arg_names if name not in constants]
-    signature = dict(zip(names, types, strict=True)) | dict.fromkeys(constants, "constexpr")
-    signature = {name: signature[name] for name in function.arg_names}
-    aligned = {(number,): [["tt.divisibility", 16]] for number, name in enumerate(names) if signature[name][0] == "*"}
-    source = ASTSource(function, signature, constexprs=constants, attrs=aligned)
-    made = triton.compile(source, target=GPUTarget("cuda", architecture, 32), options={"num_warps": warps})
-    text = made.asm["ptx"]
-    return {
-        "name": function.__name__, "architecture": architecture, "shared_bytes": made.metadata.shared, "warps": warps,
-        "loads": widths(text, "ld"), "stores": widths(text, "st"), **resources(made.asm["cubin"]),
-    }  # fmt: skip
+def layer(rows: int, dtype: torch.dtype, bare: bool) -> None:
+    """Run what a layer launches; bare is without dropout, biases and second gradients."""
+    x, residual, weight, shift, bias = (
+        *(numbers(rows, HIDDEN, dtype=dtype) for _ in range(2)),
+        *(numbers(HIDDEN) for _ in range(3)),
+    )
+    results = norm.residual_norm(x, residual, weight, shift, 1e-12, *((0.0, None) if bare else (0.1, bias)))
+    sum(one.sum() for one in results[: 1 if bare else 2]).backward()
+    gelu.gelu(numbers(rows, INNER, dtype=dtype), None if bare else numbers(INNER)).sum().backward()
+    qkv = heads.unbind(numbers(rows, 3, HIDDEN // 64, 64, dtype=dtype), None if bare else numbers(3 * HIDDEN))
+    sum(one.sum() for one in qkv).backward()
+
+
+def ends(rows: int, dtype: torch.dtype, bare: bool) -> None:
+    """Run what embeddings, the loss and FP8 launch."""
+    ids = numbers(rows, dtype=torch.int64)
+    tables = numbers(WORDS, HIDDEN), numbers(512, HIDDEN), None if bare else numbers(2, HIDDEN)
+    tokens = embedding.Tokens(ids, ids, None if bare else ids)
+    plain = torch.nn.LayerNorm(HIDDEN, device="meta")
+    embedding.embed(tables, tokens, plain, 0.0 if bare else 0.1, dtype, 0).sum().backward()
+    loss.mean_cross_entropy(numbers(rows, WORDS, dtype=dtype) * 1, ids).backward()
+    if Driver.architecture >= FP8_FROM and dtype == torch.bfloat16:
+        values, scale = numbers(rows, HIDDEN, dtype=dtype).detach(), numbers()
+        quantize.cast_both_ways(values, torch.float8_e4m3fn, scale)
+        quantize.cast_both_ways(values, torch.float8_e5m2, scale)
+
+
+def launched() -> list[dict[str, Any]]:
+    """Return every launch: its kernel, form, architecture and code."""
+    found = list[dict[str, Any]]()
+
+    def launch(kernel: Any, grid: tuple[int, ...], *arguments: Any, warps: int, **constants: Any) -> None:
+        code = kernel.warmup(*arguments, grid=grid, num_warps=warps, **constants)
+        found.append({
+            "kernel": kernel.__name__, "form": form, "architecture": Driver.architecture, "code": code.hash,
+            "shared_bytes": code.metadata.shared, "loads": widths(code.asm["ptx"], "ld"),
+            "stores": widths(code.asm["ptx"], "st"), **resources(code.asm["cubin"]),
+        })  # fmt: skip
+
+    for module in (norm, gelu, heads, loss, embedding, quantize):
+        module.launch = launch  # type: ignore[attr-defined]
+    kernels.DEVICES.add("meta")
+    driver.set_active(Driver())
+    for Driver.architecture in ARCHITECTURES:
+        for form, dtype in FORMS.items():
+            if form == "bf16" or Driver.architecture == 90:
+                layer(ROWS, dtype, form != "bf16")
+                ends(ROWS, dtype, form != "bf16")
+    Driver.architecture, form = 90, "bf16"
+    for rows in (1, 64):  # numbers that are divided by 16 or are 1 must not have code of their own
+        layer(rows, torch.bfloat16, False)
+        ends(rows, torch.bfloat16, False)
+    return found
 
 
 def widths(text: str, operation: str) -> list[int]:
@@ -132,11 +120,4 @@ def resources(cubin: bytes) -> dict[str, int]:
 
 
 if __name__ == "__main__":
-    json.dump(
-        {
-            name: [compiled(case, one) for one in ARCHITECTURES if one >= FP8_FROM or name != "cast"]
-            for name, case in cases().items()
-        }
-        | {f"{name}, bare": [compiled(case, 90)] for name, case in bare_cases().items()},
-        sys.stdout,
-    )
+    json.dump(launched(), sys.stdout)

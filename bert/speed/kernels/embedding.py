@@ -137,7 +137,8 @@ class _Embed(Function):
         which = [tokens.ids, tokens.columns, None if segments is None else tokens.types]
         numbers = [each if each is None else each.contiguous() for each in which]
         result = torch.empty(*tokens.ids.shape, width, dtype=dtype, device=words.device)
-        mean, inverse = torch.empty(2, rows, device=words.device)
+        # Apart: half of one tensor would begin where not all kernels of it could, and cost a second compilation.
+        mean, inverse = (torch.empty(rows, device=words.device) for _ in range(2))
         launch(
             embedding_layer_norm_forward,
             (rows,),
