@@ -34,9 +34,9 @@ def usable(x: Tensor, *parameters: Tensor) -> bool:
     Parameters that DeepSpeed's ZeRO stage 3 has cut up are whole only while their own module computes.
     """
     return (
-        x.device.type in DEVICES
+        not torch.compiler.is_compiling()
+        and x.device.type in DEVICES
         and x.dtype in TYPES
-        and not torch.compiler.is_compiling()
         and not any(hasattr(parameter, "ds_id") for parameter in parameters)
         and has_triton()
         and processor(x.device).major >= _OLDEST

@@ -13,6 +13,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from bert.model.config import model_config
 from bert.optim.lamb import Lamb
+from bert.speed import kernels
 from bert.speed.registry import NONE, resolve_levers, use_levers
 from bert.tasks import make_task
 from bert.tasks.base import DataSpec
@@ -31,11 +32,16 @@ def without_values() -> Iterator[None]:
         yield
 
 
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize(("precision", "levers"), [("fp32", NONE), ("bf16", NONE), ("fp32", "fused-elementwise")])
 @pytest.mark.parametrize(
     ("name", "options"), [("pretrain", ""), ("squad", ""), ("gap", ""), ("classify", ""), ("glue", GLUE)]
 )
-def test_forward_and_backward_stay_on_one_device(name: str, options: str, precision: str) -> None:
+def test_forward_and_backward_stay_on_one_device(
+    name: str, options: str, precision: str, levers: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if levers == "fused-elementwise":  # kernels are not launched for tensors without values
+        pytest.importorskip("triton", reason="Triton is not installed")
+        monkeypatch.setattr(kernels, "DEVICES", {AWAY.type})
     task = make_task(name, options)
     trial = Trial(preset="tiny", task=name, seq_len=32, micro_batch_size=4)
     spec = DataSpec(data="synthetic", seq_len=32, micro_batch_size=4)
@@ -43,7 +49,7 @@ def test_forward_and_backward_stay_on_one_device(name: str, options: str, precis
     with without_values():
         with AWAY:
             model = task.build_model(model_config(trial), Observer())
-        use_levers(model, resolve_levers(NONE, "cuda"))  # unpad reads lengths, which fake tensors have not
+        use_levers(model, resolve_levers(levers, "cuda"))  # unpad reads lengths, which fake tensors have not
         with torch.autocast("cpu", dtype=torch.bfloat16, enabled=precision == "bf16"):
             loss = task.loss(model, batch.to(AWAY))
         loss.backward()
