@@ -200,6 +200,8 @@ def _equal(one: Row, other: Row, names: Sequence[str]) -> bool:
 
 _FUSED_BY_COMPILE = ("head and its loss", "elementwise parts", "casts and sums of gradients")
 """Bars of a waterfall that torch.compile makes shorter on a GPU."""
+_DEFAULT = "unpad"
+"""Of the optimizations that are on where a row names none, the one that goes with torch.compile."""
 
 
 def _of_floor(floor: Row, best: Point, trials: Sequence[LoadedTrial], out: str) -> list[Advice]:
@@ -217,7 +219,7 @@ def _remedy(bar: str, best: Point, trials: Sequence[LoadedTrial], out: str) -> t
     """What makes a loss of the waterfall smaller, and the command that tests it."""
     row = best.row
     own = str(row["implementation"]).startswith("bertbench")
-    levers = [name for name in str(row.get("levers") or "").split("+") if name not in ("", "none")]
+    levers = [name for name in str(row.get("levers") or _DEFAULT).split("+") if name != "none"]
     if own and row["device"] == "cuda" and bar in _FUSED_BY_COMPILE and not {"compile", "cuda-graphs"} & {*levers}:
         return "fuse its operators with torch.compile", throughput_command(
             row, out, levers="+".join([*levers, "compile"])

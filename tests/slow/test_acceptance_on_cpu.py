@@ -13,7 +13,8 @@ from support.acceptance_steps import LENGTHS, Step, steps
 pytestmark = [pytest.mark.soak, pytest.mark.timeout(2400)]
 # What a CPU lacks (FP8), or is compiled for minutes there; levers and implementations of the same kind stand in.
 IN_PLACE = {
-    "cuda": "cpu", "tf32": "fp32", "fp8+unpad": "unpad+bf16-weights", "pack+compile": "pack",
+    "cuda": "cpu", "tf32": "fp32", "fp8+unpad": "unpad+bf16-weights",
+    "fp8+fused-elementwise+unpad": "unpad+bf16-attention", "fused-elementwise+unpad": "pack",
     "unpad+compile": "unpad+chunks",
     "hf-compiled": "torch-encoder", LENGTHS: "synthetic:glue",
 }  # fmt: skip

@@ -22,7 +22,10 @@ PARTS = {
 """Likewise, of what a part needs: Step.needs and VARIANTS say which."""
 TOOLS = ("ncu", "nsys")
 """Programs that a part needs."""
-VARIANTS = {"transformers": ("hf", "hf-compiled"), "triton": ("hf-compiled", "unpad+compile", "pack+compile")}
+VARIANTS = {
+    "transformers": ("hf", "hf-compiled"),
+    "triton": ("hf-compiled", "unpad+compile", "fused-elementwise+unpad", "fp8+fused-elementwise+unpad"),
+}
 """Implementations and levers that steps of throughput leave out without a package."""
 ELSEWHERE = {
     "h5py": "real pretraining data", "tokenizers": "preparing data", "mwparserfromhell": "preparing data",

@@ -34,18 +34,19 @@ class Step(NamedTuple):
 
 
 _LARGE = ["--preset", "large", "--seq-lens", "512", "--data", LENGTHS]
+_FUSED = "fused-elementwise+unpad"
 _BESIDE = ["--implementations", "bertbench", "hf", "hf-compiled"]
 # Name, options, longest seconds, held seconds. A trial takes about 20 s on an H100, most of it PyTorch's import and the
 # weights; one that is compiled 30 to 60 s.
 ROWS: tuple[tuple[str, list[str], float, float], ...] = (
     (
         "large 512 batch 64",
-        [*_LARGE, "--batch-sizes", "64", "--levers", "unpad", "unpad+compile", "pack+compile", *_BESIDE],
+        [*_LARGE, "--batch-sizes", "64", "--levers", "unpad", _FUSED, "unpad+compile", *_BESIDE],
         260, 165,
     ),
     (
         "large 512 batch 128",
-        [*_LARGE, "--batch-sizes", "128", "--levers", "unpad", "unpad+compile"],
+        [*_LARGE, "--batch-sizes", "128", "--levers", "unpad", _FUSED],
         110, 75,
     ),
     (
@@ -58,8 +59,8 @@ ROWS: tuple[tuple[str, list[str], float, float], ...] = (
     ),
     (
         "large 512 batch 64 further",
-        [*_LARGE, "--batch-sizes", "64", "--levers", "none", "fp8+unpad"],
-        90, 1,
+        [*_LARGE, "--batch-sizes", "64", "--levers", "none", "fp8+unpad", f"fp8+{_FUSED}"],
+        110, 1,
     ),
     (
         "large 512 batch 128 beside",
@@ -107,8 +108,8 @@ def steps(run: Path, lacking: Collection[str] = ()) -> list[Step]:
     search = [*cli, "throughput", "pretrain", *trial, "--preset", "large", "--precisions", "tf32", "--seq-lens", "512"]
     search += ["--batch-sizes", "160", "--max-batch-search", "--max-batch-step", "32", "--timeout-seconds", "60", *out]
     light = [*cli, "speed-of-light", "pretrain", "--device", "cuda", "--preset", "large", "--precision", "bf16"]
-    light += ["--seq-len", "512", "--data", LENGTHS, "--batch-size", "64", "--levers", "unpad", "--max-seconds", "10"]
-    large = [*_LARGE, "--levers", "unpad", "--batch-sizes", "64"]
+    light += ["--seq-len", "512", "--data", LENGTHS, "--batch-size", "64", "--levers", "auto", "--max-seconds", "10"]
+    large = [*_LARGE, "--levers", "auto", "--batch-sizes", "64"]
     mini = ["--preset", "mini", "--batch-sizes", "16"]
     plan = [
         Step("correctness", _pytest("test_correctness.py"), 60, 20, needs=_TESTING),

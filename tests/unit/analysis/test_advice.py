@@ -273,6 +273,7 @@ def test_a_precision_that_was_faster_in_the_run_is_advised_and_a_slower_one_neve
     ("device", "bar", "levers", "profiled", "command"),
     [
         ("cuda", "elementwise parts", "unpad", True, "--levers unpad+compile"),
+        ("cuda", "elementwise parts", "", True, "--levers unpad+compile"),
         ("cuda", "elementwise parts", "unpad+compile", True, "bertbench analyze"),
         ("cuda", "attention", "none", True, "--levers unpad "),
         ("cpu", "head and its loss", "", True, "bertbench analyze"),
