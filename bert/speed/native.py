@@ -13,6 +13,7 @@ import os
 import platform
 import shutil
 import subprocess
+import sysconfig
 import tempfile
 from pathlib import Path
 
@@ -52,9 +53,19 @@ _ARGUMENTS = {
 
 
 @functools.cache
-def has_triton() -> bool:
-    """Whether Triton is installed: builds of PyTorch for CUDA bring it."""
-    return importlib.util.find_spec("triton") is not None
+def triton_missing() -> MissingToolError | None:
+    """Return what Triton's kernels need and the machine lacks; None if nothing. PyTorch's builds for CUDA bring Triton.
+
+    Triton compiles the code that launches kernels with a C compiler and Python's headers.
+    """
+    if importlib.util.find_spec("triton") is None:
+        return MissingToolError("tool-missing", "Triton is not installed: pip install triton")
+    if not any(map(shutil.which, filter(None, (os.environ.get("CC"), "gcc", "clang")))):
+        return MissingToolError("tool-missing", "Triton needs a C compiler: install gcc, or name another one with CC=")
+    headers = Path(sysconfig.get_paths()["include"])
+    if not (headers / "Python.h").exists():
+        return MissingToolError("tool-missing", f"Triton needs {headers}/Python.h: install python3-dev")
+    return None
 
 
 def is_wanted() -> bool:

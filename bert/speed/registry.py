@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from bert.speed.native import compiled, has_triton, is_wanted
+from bert.speed.native import compiled, is_wanted, triton_missing
 from common.errors import MissingToolError, UsageError
 
 if TYPE_CHECKING:
@@ -128,8 +128,8 @@ def default_levers(device_type: str) -> frozenset[str]:
 
 def _missing(name: str, device_type: str) -> MissingToolError | None:
     """Return what an optimization needs that is not installed, and how to get it; None if it can be used."""
-    if LEVERS[name].compiled and device_type == "cuda" and not has_triton():
-        return MissingToolError("tool-missing", "Triton is not installed: pip install triton")
+    if LEVERS[name].compiled and device_type == "cuda":
+        return triton_missing()
     if LEVERS[name].compiled and device_type == "cpu" and is_wanted():
         try:
             compiled()

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from bert.speed.native import has_triton
+from bert.speed.native import triton_missing
 
 # Types of devices that kernels are launched on. "meta" launches none: tests read the bytes of a step off it.
 DEVICES = {"cuda"}
@@ -38,7 +38,7 @@ def usable(x: Tensor, *parameters: Tensor) -> bool:
         and x.device.type in DEVICES
         and x.dtype in TYPES
         and not any(hasattr(parameter, "ds_id") for parameter in parameters)
-        and has_triton()
+        and triton_missing() is None
         and processor(x.device).major >= _OLDEST
     )
 

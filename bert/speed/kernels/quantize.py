@@ -43,7 +43,7 @@ def quantize_both_ways(
 
 
 def cast_both_ways(x: Tensor, dtype: torch.dtype, scale: Tensor, multiple: int = 16) -> tuple[Tensor, Tensor, Tensor]:
-    """Return x / scale [T', C] in FP8, its transpose [C, T'], and the largest magnitude of x, a float32 scalar.
+    """Return x / scale [T', C] in FP8, its transpose [C, T'], and the largest magnitude of x in each tile, float32 [P].
 
     Args:
         x: [T, C]; T' is T rounded up to a multiple, and rows that x has not are 0.
@@ -62,4 +62,4 @@ def cast_both_ways(x: Tensor, dtype: torch.dtype, scale: Tensor, multiple: int =
         quantize_both_ways, grid, x, scale, low, transposed, largest, rows, stored // multiple, width=width,
         limit=torch.finfo(dtype).max, multiple=multiple, tile=_TILE, warps=_WARPS,
     )  # fmt: skip
-    return low, transposed, largest.amax() if len(largest) else x.new_zeros((), dtype=torch.float32)
+    return low, transposed, largest

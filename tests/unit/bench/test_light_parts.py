@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from support.kernels import need_triton
 from support.refusals import refused
 
 from bench.cli.speed_of_light import SpeedOfLightOptions
@@ -199,7 +200,7 @@ def test_fused_parts_hold_the_casts_and_sums_between_the_layers(precision: str) 
 
 
 def test_kernels_leave_no_casts_nor_sums_between_the_layers(monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("triton", reason="Triton is not installed")
+    need_triton()
     from bert.speed.kernels import embedding, gelu, loss, norm
 
     step = subject("pretrain", "bf16")

@@ -3,6 +3,7 @@
 import os
 import stat
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -198,13 +199,30 @@ def test_without_a_compiler_the_lever_is_refused_by_name_and_off_otherwise(monke
     assert "unpad" in recorded_levers("auto", "cpu").split("+")
 
 
-def test_on_a_gpu_it_needs_triton_and_is_off_without(monkeypatch: pytest.MonkeyPatch) -> None:
-    for installed in (True, False):
-        monkeypatch.setattr("bert.speed.registry.has_triton", lambda here=installed: here)
-        assert ("fused-elementwise" in resolve_levers("auto", "cuda")) == installed
-    assert "fused-elementwise" in default_levers("cuda") and recorded_levers("auto", "cuda") == "unpad"
-    with refused("tool-missing", "'fused-elementwise'", "Triton", "--levers"):
-        resolve_levers("fused-elementwise+fp8", "cuda")
+@pytest.fixture
+def lacking(monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]:
+    """Patches of what Triton is looked for with; nothing that was found under them is kept."""
+    native.triton_missing.cache_clear()
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: object())
+    monkeypatch.setattr("shutil.which", lambda name: f"/bin/{name}")
+    monkeypatch.setattr(native.sysconfig, "get_paths", lambda: {"include": os.fspath(Path(__file__).parent)})
+    monkeypatch.setattr(Path, "exists", lambda path: True)
+    yield monkeypatch
+    native.triton_missing.cache_clear()
+
+
+def test_on_a_gpu_it_needs_triton_a_compiler_and_headers(lacking: pytest.MonkeyPatch) -> None:
+    assert "fused-elementwise" in resolve_levers("auto", "cuda") and recorded_levers("auto", "cuda") == ""
+    for target, found, said in (  # each is looked for before the one above
+        ("pathlib.Path.exists", False, "Python.h"),
+        ("shutil.which", None, "gcc"),
+        ("importlib.util.find_spec", None, "pip install triton"),
+    ):
+        native.triton_missing.cache_clear()
+        lacking.setattr(target, lambda name, answer=found: answer)
+        assert "fused-elementwise" in default_levers("cuda") and recorded_levers("auto", "cuda") == "unpad"
+        with refused("tool-missing", "'fused-elementwise'", "Triton", said, "--levers"):
+            resolve_levers("fused-elementwise+fp8", "cuda")
 
 
 def test_the_lever_is_a_switch_of_every_layer() -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from support.kernels import need_triton
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -92,7 +93,7 @@ def each(counted: Bytes) -> Counter[str]:
 
 
 def test_the_budget(monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("triton", reason="Triton is not installed")
+    need_triton()
     plain, fused = moved(False, monkeypatch), moved(True, monkeypatch)
     assert sum(plain.values()) == 210  # 226 as PyTorch's kernel of a norm's gradients reads its tensors twice
     assert sum(fused.values()) <= 90
@@ -100,7 +101,7 @@ def test_the_budget(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_cast_to_fp8_both_ways_moves_6_bytes_an_element(monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("triton", reason="Triton is not installed")
+    need_triton()
     from bert.speed.kernels import quantize
 
     values, kinds = torch.empty(TOKENS, HIDDEN, dtype=torch.bfloat16, device="meta"), []

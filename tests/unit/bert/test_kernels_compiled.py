@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.kernels import need_triton
 
 from analysis.names import family
 
@@ -35,7 +36,7 @@ Launches = list[dict[str, Any]]
 
 @pytest.fixture(scope="module")
 def launches(tmp_path_factory: pytest.TempPathFactory) -> Launches:
-    pytest.importorskip("triton", reason="Triton is not installed")
+    need_triton()
     own = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     own["TRITON_CACHE_DIR"] = str(tmp_path_factory.mktemp("cache"))
     child = subprocess.run([sys.executable, PROGRAM], env=own, capture_output=True, text=True, check=False)

@@ -10,13 +10,14 @@ import sys
 from pathlib import Path
 
 import pytest
+from support.kernels import need_triton
 
 HERE = Path(__file__).parent
 
 
 @pytest.mark.parametrize("name", ["layers", "ends"])
 def test_values_and_gradients(name: str) -> None:
-    pytest.importorskip("triton", reason="Triton is not installed")
+    need_triton()
     command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", HERE / f"interpreted/{name}.py"]
     own = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
     child = subprocess.run(command, env=own | {"TRITON_INTERPRET": "1"}, capture_output=True, text=True, check=False)

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 
 import pytest
 import torch
+from support.kernels import need_triton
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from bert.model.config import model_config
@@ -40,7 +41,7 @@ def test_forward_and_backward_stay_on_one_device(
     name: str, options: str, precision: str, levers: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if levers == "fused-elementwise":  # kernels are not launched for tensors without values
-        pytest.importorskip("triton", reason="Triton is not installed")
+        need_triton()
         monkeypatch.setattr(kernels, "DEVICES", {AWAY.type})
     task = make_task(name, options)
     trial = Trial(preset="tiny", task=name, seq_len=32, micro_batch_size=4)

@@ -11,7 +11,7 @@ from bert.data.batch import Batch, BatchCounts
 from bert.model.attention import attend
 from bert.model.encoder import recompute_activations
 from bert.model.packing import Unpadded, chunks, unpad
-from bert.speed.native import has_triton
+from bert.speed.native import triton_missing
 from bert.speed.registry import default_levers, levers_text, resolve_levers, use_levers
 
 
@@ -48,7 +48,7 @@ def test_every_lever_gives_the_same_losses_and_gradients(text: str, bf16: bool) 
 
 def test_levers_go_by_name() -> None:
     assert resolve_levers("auto", "cpu") == {"unpad", "chunks", "bf16-weights", "bf16-attention", "fused-elementwise"}
-    kernels = {"fused-elementwise"} if has_triton() else set()
+    kernels = {"fused-elementwise"} if triton_missing() is None else set()
     assert default_levers("cuda") == {"unpad", "fused-elementwise"}
     assert resolve_levers("auto", "cuda") == {"unpad"} | kernels
     assert resolve_levers("none", "cpu") == set() and levers_text(()) == "none"
