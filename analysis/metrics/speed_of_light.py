@@ -35,6 +35,7 @@ from records.trial import Trial
 # Bars of a waterfall.
 FLOOR, LOSS, TOTAL = "floor", "loss", "total"
 
+ARITHMETIC = "GEMMs at the peak"
 NOT_EXPLAINED = "not explained"
 _LOSSES = {
     "layers": "GEMMs below the peak",
@@ -147,7 +148,7 @@ def waterfall(
     memory = sum(c.calls_per_step * floor_ms(c, ceilings) for c in components if c.computed_flops == 0)
     padding = sum(c.calls_per_step * padding_ms(c, ceilings) for c in components)
     bars = [
-        _bar("GEMMs at the peak", FLOOR, arithmetic),
+        _bar(ARITHMETIC, FLOOR, arithmetic),
         _bar("memory-bound parts at the bandwidth", FLOOR, memory),
         _bar("GEMMs on padding", LOSS, padding),
     ]

@@ -59,6 +59,11 @@ def _guide(which: str, axis: Json) -> Json:
         guide["labelExpr"] = f"chartWrap({which}t[datum.value], {which}w)"
         if axis["category"]:
             guide["labelOverlap"] = False if which == "y" else "greedy"
+            if which == "y":  # the first of two lines ends in the middle, so that both are beside their bar
+                guide["labelBaseline"] = {
+                    "condition": {"test": "isArray(chartWrap(yt[datum.value], yw))", "value": "bottom"},
+                    "value": "middle",
+                }
     if which == "x" and axis["category"]:
         guide |= {
             "labelAngle": {"expr": "xa"},

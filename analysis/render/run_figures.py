@@ -7,7 +7,7 @@ from typing import Any, get_args
 from analysis import wording
 from analysis.diagnose.answer import Point
 from analysis.load import LoadedTrial
-from analysis.metrics.speed_of_light import FLOOR, LOSS, NOT_EXPLAINED
+from analysis.metrics.speed_of_light import ARITHMETIC, FLOOR, LOSS, NOT_EXPLAINED
 from analysis.render.figure import (
     Axis,
     Band,
@@ -422,12 +422,12 @@ def spans(bars: Sequence[Row]) -> list[tuple[float, float]]:
 
 def _bar_text(bar: Row) -> str:
     sign = "+" if bar["kind"] == LOSS and bar["ms"] >= 0 else "-" if bar["ms"] < 0 else ""
-    return f"{sign}{wording.number(abs(bar['ms']))} ms, {100 * bar['share']:.1f} %"
+    return f"{sign}{wording.number(abs(bar['ms']))} ms, {wording.percent(bar['share'])}"
 
 
 def _waterfall_colour(bar: Row) -> str:
     if bar["kind"] == FLOOR:
-        return "blue" if bar["name"].startswith("products") else "sky"
+        return "blue" if bar["name"] == ARITHMETIC else "sky"
     if bar["kind"] != LOSS:
         return "grey"
     if bar["name"] == NOT_EXPLAINED:
