@@ -37,7 +37,7 @@ def test_a_run_of_both_shows_links_scaling_and_a_projection_that_is_marked_as_on
         "collectives train nothing and are no results of training"
     )
     plain = page_of(tmp_path)
-    assert "Projection to more devices" not in plain and "Collectives: time against size" in plain
+    assert "Projection to more devices" not in plain and "Collectives: time by message size" in plain
 
 
 def test_efficiency_has_an_interval_around_it(tmp_path: Path) -> None:
