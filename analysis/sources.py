@@ -98,8 +98,8 @@ def open_sources(*paths: Path) -> Source:
         by_reader = _recognised(files, problems, single)
         source = _read(paths[0], by_reader, problems, single)
     if not (source.timelines or source.counters or source.summaries):
-        reason = source.problems[0] if source.problems else f"readable are {', '.join(READERS)}"
-        raise InputError("data-missing", f"nothing of {', '.join(map(str, paths))} can be used: {reason}")
+        reason = source.problems[0] if source.problems else f"supported formats are {', '.join(READERS)}"
+        raise InputError("data-missing", f"{', '.join(map(str, paths))} has no data to analyze: {reason}")
     return source
 
 
@@ -230,11 +230,13 @@ def _in_folder(folder: Path) -> list[Path]:
         )
     if len(files) > MOST_FILES:
         raise InputError(
-            "file-limit", f"{folder} holds {len(files):,} files, {MOST_FILES:,} at most are read: give one profile's"
+            "file-limit", f"{folder} holds {len(files):,} files (limit {MOST_FILES:,}): give the files of one profile"
         )
     kept = [file for file in files if file.name not in _OWN_FILES and file.suffix not in _PASSED_OVER]
     if not kept:
-        remedy = next((_REMEDIES[file.suffix] for file in files if file.suffix in _REMEDIES), "give a profile's files")
+        remedy = next(
+            (_REMEDIES[file.suffix] for file in files if file.suffix in _REMEDIES), "give the files of a profile"
+        )
         raise InputError("file-format", f"{folder} holds nothing that can be read: {remedy}")
     return kept
 
@@ -270,7 +272,7 @@ def _unpacked(path: Path, scratch: Path, problems: list[str]) -> list[Path]:
                     problems.append(
                         f"{path} is larger than {MOST_FILES:,} files or {most / 2**30:.0f} GiB unpacked "
                         f"(at most {UNPACKED_TIMES} times its own size): {member.name[:200]!r} and what follows was "
-                        "left out; if that is right, unpack it and give the folder"
+                        "left out; if that size is expected, unpack it and give the folder"
                     )
                     break
                 name = PurePosixPath(member.name).name
@@ -320,11 +322,11 @@ def _recognised(files: Iterable[Path], problems: list[str], single: bool) -> dic
 def _not_readable(file: Path) -> str:
     remedy = _REMEDIES.get(file.suffix)
     if remedy is None:
-        readable = f"readable are {', '.join(READERS)} (see docs/how-to/analyze.md)"
-        return f"{file} is no trace, table or log that is known: {readable}"
+        supported = f"supported formats are {', '.join(READERS)} (see docs/how-to/analyze.md)"
+        return f"{file} is in an unrecognized format: {supported}"
     export = file.with_suffix(".sqlite")
     remedy = f"give the export that lies beside it, {export}" if export.exists() else remedy
-    return f"{file} is the profiler's own format, which it alone reads: {remedy}"
+    return f"{file} is in the profiler's own format, which only the profiler reads: {remedy}"
 
 
 def _read(path: Path, by_reader: dict[str, tuple[Reader, list[Path]]], problems: list[str], single: bool) -> Source:
@@ -370,7 +372,7 @@ def _mixed(timelines: Sequence[Timeline]) -> list[str]:
         said.append(f"the traces are of jobs of different size ({', '.join(map(str, sizes))} ranks)")
     if len(on_gpu) > 1 and any(len(found.operators) and not len(found.kernels) for found in timelines):
         said.append("some of the traces hold work of a GPU and some hold none")
-    return [f"{text}: sums and averages over them mean little, give one run's traces alone" for text in said]
+    return [f"{text}: sums and averages over them mean little; give the traces of one run" for text in said]
 
 
 def _ranked(timelines: Sequence[Timeline], problems: list[str]) -> list[Timeline]:
@@ -378,8 +380,8 @@ def _ranked(timelines: Sequence[Timeline], problems: list[str]) -> list[Timeline
     ranks = [found.rank for found in timelines]
     if len(timelines) > 1 and (None in ranks or len(set(ranks)) < len(ranks)):
         problems.append(
-            f"the {len(timelines)} traces do not say distinct ranks ({_listed(ranks)}): they are numbered in the order "
-            "of their files; if they are of several runs, give one run's alone"
+            f"the {len(timelines)} traces do not have distinct ranks ({_listed(ranks)}): they are numbered in the "
+            "order of their files; if they are of several runs, give the traces of one run"
         )
         return [dataclasses.replace(found, rank=number) for number, found in enumerate(timelines)]
     return sorted(timelines, key=lambda found: (found.rank is None, found.rank or 0))

@@ -82,7 +82,7 @@ def precision_clause(timelines: Sequence[Timeline], context: Context) -> str:
 
     Args:
         timelines: one per rank; of a CPU, where they have no GPU work.
-        context: the recorded trial. What is a 16-bit trial already is not advised to become one.
+        context: the recorded trial. A 16-bit trial gets no advice to use 16 bits.
     """
     times = gemm_time_by_precision(timelines)
     total = sum(times.values())

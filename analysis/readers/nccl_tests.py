@@ -191,8 +191,11 @@ def _guessed(rows: list[tuple[Any, ...]], ranks: int) -> tuple[str, str]:
     ratios = [row[8] / row[7] for row in rows if row[7] > 1]
     expected = bus_factor("all_reduce", ranks) or 0.0
     if ratios and ranks > 2 and all(abs(ratio / expected - 1) < 0.02 for ratio in ratios):
-        return "all_reduce", f"the log does not name the test: busbw / algbw is 2(n-1)/n for {ranks} ranks: all_reduce"
-    return "", "the log does not name the test: which collective it measured is not known"
+        return (
+            "all_reduce",
+            f"the log does not name the test; all_reduce, as busbw / algbw is 2(n-1)/n for {ranks} ranks",
+        )
+    return "", "the log does not name the test, so the collective is unknown"
 
 
 def _problems(test: _Test, table: Any, collective: str) -> Iterator[str]:

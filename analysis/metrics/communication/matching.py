@@ -164,9 +164,11 @@ def _refused(key: Key, present: dict[int, list[int]], ranks: int) -> str:
     if len(present) < 2:
         return ""  # counted as without a partner
     if members > 0 and len(present) > members:
-        return f"{named}: {len(present)} ranks have it, its group has {members}: not matched, the groups are ambiguous"
+        return (
+            f"{named}: {len(present)} ranks have it, but its group has {members}: not matched, as groups are ambiguous"
+        )
     if not group and 0 < members < ranks:
-        return f"{named} over {members} ranks: the trace does not say which of {ranks}, not matched"
+        return f"{named} over {members} ranks: not matched, as the trace does not say which of the {ranks} ranks"
     return ""
 
 
@@ -303,4 +305,4 @@ def _differences(matching: Matching, member: int) -> tuple["np.ndarray[tuple[int
         if len(common):
             reason = "from all_to_all, which need not end together" if kinds == ("all_to_all",) else ""
             return (own.loc[common] - first.loc[common]).to_numpy(dtype=np.int64), reason
-    return np.empty(0, dtype=np.int64), "no collective together with the first rank: its clock is taken as equal"
+    return np.empty(0, dtype=np.int64), "no collective in common with the first rank: its clock is assumed equal"

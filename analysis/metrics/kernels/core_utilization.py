@@ -156,8 +156,8 @@ class _Window:
             return cls(length, "")
         return cls(
             length,
-            f"the kernels took {busy / 1e6:.3f} ms under ncu, the window has {length / 1e6:.3f} ms: profile with "
-            "--with clock-control=none, or overlapping kernels make the share unknowable",
+            f"the kernels took {busy / 1e6:,.3f} ms under ncu, more than the window of {length / 1e6:,.3f} ms: profile "
+            "with --with clock-control=none; the share of overlapping kernels cannot be computed",
         )
 
 

@@ -94,7 +94,7 @@ def test_clocks_without_a_common_collective_are_unknown() -> None:
     ranks = [rank(0, SPANS), rank(1, [])]
     found = clock_offsets(ranks, match_collectives(ranks))
     assert found.offsets_ns == (0, 0)
-    assert pd.isna(found.table["offset_us"].iloc[1]) and "taken as equal" in found.table["reason"].iloc[1]
+    assert pd.isna(found.table["offset_us"].iloc[1]) and "assumed equal" in found.table["reason"].iloc[1]
 
 
 def test_transfer_and_wait_add_up_to_the_duration() -> None:

@@ -115,7 +115,7 @@ def test_tensor_operations_that_nothing_tells_leave_the_sum_unknown_and_the_pipe
     (row,) = found.kernels.to_dict("records")
     assert math.isnan(row["flop"]) and math.isnan(row["intensity_flop_per_byte"]) and "tensor" in row["reason"]
     assert row["compute_fraction"] == pytest.approx(0.7) and row["bound"] == "compute (tensor)"
-    assert any("judged by the share of the pipe alone" in problem for problem in found.problems)
+    assert any("judged by the utilization of the pipe alone" in problem for problem in found.problems)
 
 
 def test_a_count_of_0_of_a_pipe_that_worked_is_no_count() -> None:

@@ -90,7 +90,7 @@ def test_traces_that_do_not_say_distinct_ranks_are_numbered_and_that_is_told(tmp
         (tmp_path / f"{name}.json").write_bytes(trace(None))
     found = open_sources(tmp_path)
     assert [timeline.rank for timeline in found.timelines] == [0, 1]
-    assert "do not say distinct ranks" in found.problems[0]
+    assert "do not have distinct ranks" in found.problems[0]
 
 
 def test_a_damaged_file_among_others_is_told_and_the_rest_read(tmp_path: Path) -> None:
@@ -297,7 +297,7 @@ def test_a_folder_of_two_runs_says_that_ranks_are_not_distinct_and_what_to_do(tm
         (tmp_path / f"{name}.json").write_text(text.replace('{"rank": 0}', f'{{"rank": {rank}}}'))
     found = open_sources(tmp_path)
     assert [one.rank for one in found.timelines] == [0, 1, 2, 3]
-    assert "(0, 1, 0, 1)" in found.problems[0] and "give one run's alone" in found.problems[0]
+    assert "(0, 1, 0, 1)" in found.problems[0] and "give the traces of one run" in found.problems[0]
 
 
 def test_a_folder_of_thousands_of_files_is_refused_at_once(tmp_path: Path) -> None:
