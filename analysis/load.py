@@ -1,4 +1,4 @@
-"""Reads a run directory into memory, each trial with its metrics computed afresh from its raw records."""
+"""Reads a run directory into memory; the metrics of each trial are computed from its raw records."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -40,7 +40,7 @@ def summarize_trial(trial: Trial, directory: TrialDirectory, price_per_hour: flo
     )
 
 
-# What names a measurement; with CIRCUMSTANCES it is what rounds repeat.
+# Fields that identify a measurement; together with CIRCUMSTANCES they are equal in all its rounds.
 CONFIGURATION = (*SHAPE_COLUMNS, "nodes", "device")
 
 # What else has to agree before two trials are one measurement: a folder may hold several sweeps.
@@ -79,7 +79,7 @@ def circumstances(row: Mapping[str, Any]) -> Key:
 
 
 def measurement(row: Mapping[str, Any]) -> Key:
-    """Return what every round of one measurement has in common: circumstances and CONFIGURATION's values."""
+    """Return the values that all rounds of one measurement share: those of CIRCUMSTANCES and CONFIGURATION."""
     return (*circumstances(row), *(row.get(name) for name in CONFIGURATION))
 
 

@@ -1,6 +1,6 @@
 """Cautions about a measurement, each with a remedy. Needs numpy only.
 
-Named cautions, not warnings: `warnings` is a module of Python's own.
+They are called cautions because `warnings` is a module of Python.
 """
 
 from collections.abc import Iterator, Mapping, Sequence

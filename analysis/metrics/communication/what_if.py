@@ -42,10 +42,10 @@ if TYPE_CHECKING:
 LARGEST_ERROR = 0.05
 """Error of the unchanged replay from which on it says that it is not to be relied on."""
 SCENARIO_ERROR, WORST_ERROR = 0.01, 0.1
-"""What 95 % and what all of the replays of generated traces miss the true time of a scenario by, at most."""
+"""Largest error of 95 %, and of all, replays of generated traces whose true time is known."""
 _SELDOM = 0.05
 MOST_WORK = 200_000
-"""Kernels and operators of all ranks that a replay takes."""
+"""Most kernels and operators of all ranks that are replayed."""
 
 WHAT_IF_COLUMNS = {
     "scenario": "str",
@@ -61,7 +61,7 @@ WHAT_IF_COLUMNS = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Scenario:
-    """What is changed."""
+    """A change that is replayed."""
 
     name: str
     transfer_factor: float = 1.0
@@ -89,7 +89,7 @@ SCENARIOS = (
 
 @dataclass(frozen=True, slots=True)
 class WhatIf:
-    """The answers."""
+    """The results of the replays."""
 
     table: "pd.DataFrame"
     """WHAT_IF_COLUMNS, one row per scenario and rank. window_ms is the traced time from the first marked step's start
@@ -98,7 +98,7 @@ class WhatIf:
     error: float | None
     """|replayed - traced| / traced of the unchanged replay, the largest over ranks; None without a replay."""
     problems: tuple[str, ...] = ()
-    """What the answers do not hold for."""
+    """Limits of the results, one sentence each."""
     outside: str = ""
     """Why SCENARIO_ERROR says nothing about this trace: it is unlike the generated ones; "" where it is like them."""
     limits: dict[str, float] = field(default_factory=dict)

@@ -1,4 +1,4 @@
-"""How busy the kinds of cores are: the pipes of the SMs, from the counters of every kernel (Nsight Compute).
+"""Utilization of the kinds of cores (the pipes of the SMs), from the counters of every kernel (Nsight Compute).
 
 For each pipe: sum over kernels(weight x percent) / sum(weight), the weight being the kernel's elapsed cycles, or its
 duration where cycles are not known. docs/explanation/core-utilization.md derives it and lists the metrics.
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 FOUR: Mapping[str, str] = {"fma": "FMA", "fp16": "FP16", "tensor": "tensor cores", "sfu": "SFU"}
-"""The kinds of cores that people ask for, and what they call them."""
+"""The four main kinds of cores, with the names shown to people."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -68,7 +68,7 @@ class CoreUse:
 
 
 def core_use(counters: KernelCounters, window_ns: float | None = None) -> CoreUse:
-    """Return how busy the pipes were over all kernels of a file, the last one included.
+    """Return the utilization of the pipes over all kernels of a file, the last one included.
 
     Args:
         counters: what a reader returned.

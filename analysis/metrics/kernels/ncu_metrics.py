@@ -1,5 +1,5 @@
-"""ncu's counters of every kernel, under the names of every version: operations by type, bytes, how busy every
-pipe and every level of the memory was, what limits the occupancy, bank conflicts.
+"""Quantities of every kernel from ncu's counters, whatever ncu's version names them: operations by type, bytes,
+utilization of pipes and memory levels, limits of the occupancy, bank conflicts.
 
 A fused multiply-add is two operations. Metrics and formulas of operations and bytes are those of ncu's roofline
 sections (SpeedOfLight_HierarchicalSingleRooflineChart and its siblings) and of "Hierarchical Roofline Analysis: How to

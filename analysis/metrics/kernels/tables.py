@@ -170,14 +170,14 @@ def over_ranks(rows: Sequence["pd.DataFrame"], by: str = "name") -> "pd.DataFram
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NameCoverage:
-    """The GPU kernels of a profile by whether their names say what they do; copies are not kernels."""
+    """How many GPU kernels of a profile have names of a known family; copies are not kernels."""
 
     names: int
     """Distinct names of kernels; 0 where the profile holds none."""
     other_share: float | None
     """Share of kernel time that is of the family "other"; None without a kernel, or where times are not known."""
     other: tuple[tuple[str, float], ...] = ()
-    """The names it consists of, each with its share, largest first."""
+    """Names in the family "other", each with its share, largest first."""
     reason: str = ""
     """Why the share is None."""
 
