@@ -50,10 +50,11 @@ def _guide(which: str, axis: Json) -> Json:
     if axis["scale"] != "linear":  # lines of the grid that have no number are faint
         guide["gridOpacity"] = {"condition": {"test": "datum.label === ''", "value": 0.4}, "value": 1}
     if axis["places"] is None:
-        guide["tickCount"] = {"expr": "max(3, ceil(width / 80))" if which == "x" else "max(3, ceil(height / 45))"}
-        guide["labelExpr"] = f"chartTick(datum, '{axis['form']}')"
-        if axis["whole"]:
-            guide["tickMinStep"] = 1
+        count, text = "max(3, ceil(width / 80))" if which == "x" else "max(3, ceil(height / 45))", "chartTick"
+        if axis["whole"]:  # tickMinStep allows ticks at halves
+            span = f"({which}d ? {which}d[1] - {which}d[0] : {axis['high'] - axis['low']:.9g})"
+            count, text = f"max(1, min({count}, floor({span})))", "datum.value % 1 ? '' : chartTick"
+        guide |= {"tickCount": {"expr": count}, "labelExpr": f"{text}(datum, '{axis['form']}')"}
     else:
         guide |= {"values": axis["places"], "tickCount": len(axis["places"]) + 1}
         guide["labelExpr"] = f"chartWrap({which}t[datum.value], {which}w)"

@@ -69,7 +69,7 @@ def runs_page(comparison: Comparison, a: Path, b: Path) -> Page:
             Section("Changes", [Gallery(figures)] if figures else []),
             Section("Configurations", [table] if table else []),
             Section("Differences between the runs", _list(unlike)),
-            Section("What was compared", [tables.Facts([
+            Section("Input", [tables.Facts([
                 ("old", str(a)), ("new", str(b)), ("threshold", f"{100 * comparison.threshold:g} %"),
                 ("spread between rounds", wording.percent(comparison.spread)),
             ])]),
@@ -191,12 +191,12 @@ def traces_page(found: TraceComparison, findings: Sequence[Finding], a: Path, b:
         [
             Section("", [Heading(f"The {found.per} time changed by {change}: {found.verdict}.", "headline"), badge,
                          Items(said, start=1)], "answer"),
-            Section("In detail", [finding_panel(one, figures.get(one.name, ())) for one in findings]),
+            Section("Details", [finding_panel(one, figures.get(one.name, ())) for one in findings]),
             Section("Differences between the traces", [
                 *_list(found.differences),
                 Prose("If settings, devices or ranks differ, the kernels are not the only cause of a change.", "faint"),
             ] if found.differences else []),
-            Section("What was compared", [tables.Facts([
+            Section("Input", [tables.Facts([
                 ("old", str(a)), ("new", str(b)), (f"{found.per} time, old", f"{found.before_ms:,.3f} ms"),
                 (f"{found.per} time, new", f"{found.after_ms:,.3f} ms"),
                 ("threshold", f"{100 * found.threshold:g} %"),

@@ -3,6 +3,7 @@
 import itertools
 import json
 import math
+import re
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +58,18 @@ def test_axes_end_where_the_figure_says_or_as_far_as_its_values_reach() -> None:
     assert (panel["y"]["low"], panel["y"]["high"]) == (0, 20)
     assert 0 < panel["x"]["low"] < 1 and 1000 < panel["x"]["high"] < 2000
     assert panel_of(Bars(name="b", at=[0], end=[4]))["y"]["low"] == 0, "bars stand on 0"
+
+
+def test_an_axis_of_whole_numbers_has_no_tick_between_them() -> None:
+    vl_convert = pytest.importorskip("vl_convert")
+    for last in (2, 3, 7, 40):
+        panel = panel_of(Line(name="l", x=[1, last], y=[0.0, 0.0]), x=Axis(whole=True))
+        datasets = {"s0": [{"x": 1, "y": 0}, {"x": last, "y": 0}]}
+        # The converter has no functions of the page: x shows its numbers as they are, y none.
+        spec = json.dumps({**panel["spec"], "datasets": datasets, "width": 300, "height": 200})
+        plain = re.sub(r"chartTick\([^)]*\)", "''", re.sub(r"datum\.value % 1[^\"]*", "datum.value", spec))
+        shown = re.findall(r">([\d.]+)</text>", vl_convert.vegalite_to_svg(json.loads(plain)))
+        assert len(shown) >= 2 and all(float(text).is_integer() for text in shown), (last, shown)
 
 
 def test_a_series_without_an_entry_is_switched_with_the_one_that_it_belongs_to() -> None:
