@@ -164,7 +164,7 @@ def load_run(run: RunDirectory, price_per_hour: float | None = None) -> LoadedRu
         except NewerSchemaError:
             raise
         except InputError as error:
-            problems.append(f"trial {directory.path.name} is left out, its trial.json is damaged: {error}")
+            problems.append(f"skipped trial {directory.path.name}, its trial.json is damaged: {error}")
             codes.append(error.code)
             continue
         trials.append(_load_trial(trial, directory, price_per_hour))
@@ -193,7 +193,7 @@ def _load_trial(trial: Trial, directory: TrialDirectory, price_per_hour: float |
     except (InputError, OSError, ValueError) as error:
         return LoadedTrial(trial, directory, {**base, "status": DAMAGED, "reason": str(error)}, [], {}, {})
     if result is None:
-        result = {"status": "interrupted", "reason": "no result.json: it was ended, or is still running"}
+        result = {"status": "interrupted", "reason": "no result.json: the trial was stopped, or is still running"}
     row = {**base, "status": result.get("status"), "reason": result.get("reason")}
     row["wall_seconds"] = result.get("wall_seconds")
     row["total_threads"] = _total_threads(trial, ranks)

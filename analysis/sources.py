@@ -141,7 +141,7 @@ def runs_below(path: Path) -> list[Path]:
     if not path.is_dir():
         raise InputError(
             "path-kind" if path.exists() else "path-missing",
-            f"{path} is not a folder: give run directories, or a folder that holds some",
+            f"{path} is not a folder: give run directories, or a folder that contains some",
         )
     found: list[Path] = []
     for folder, names, _ in os.walk(path):
@@ -152,7 +152,7 @@ def runs_below(path: Path) -> list[Path]:
     if not found:
         raise InputError(
             "run-incomplete",
-            f"no run directory lies below {path}: give what `bertbench throughput` wrote, or a folder that holds some",
+            f"{path} contains no run directory: give the output of `bertbench throughput`, or a folder of several",
         )
     return found
 
@@ -226,7 +226,7 @@ def _in_folder(folder: Path) -> list[Path]:
         ) from error
     if not files:
         raise InputError(
-            "file-empty", f"{folder} holds no file: give a trace, a folder of ranks, a tar or a run directory"
+            "file-empty", f"{folder} contains no files: give a trace, a folder of ranks, a tar or a run directory"
         )
     if len(files) > MOST_FILES:
         raise InputError(
@@ -289,7 +289,7 @@ def _unpacked(path: Path, scratch: Path, problems: list[str]) -> list[Path]:
             raise InputError(
                 content_code(error), f"cannot unpack {path}: {error}; copy it again, or unpack it and give the folder"
             ) from error
-        problems.append(f"{path} is damaged or cut short ({error}): what was unpacked before is read")
+        problems.append(f"{path} is damaged or truncated ({error}): only the files before that point are read")
     if not files:
         raise InputError("file-empty", f"{path} is a tar without a regular file")
     return files
@@ -367,9 +367,9 @@ def _mixed(timelines: Sequence[Timeline]) -> list[str]:
     sizes = sorted({found.world_size for found in timelines if found.world_size is not None})
     on_gpu = {bool(found.devices) for found in timelines if found.devices or len(found.kernels) == 0}
     if len(devices) > 1:
-        said.append(f"the traces are of different GPUs ({', '.join(devices)})")
+        said.append(f"the traces are from different GPUs ({', '.join(devices)})")
     if len(sizes) > 1:
-        said.append(f"the traces are of jobs of different size ({', '.join(map(str, sizes))} ranks)")
+        said.append(f"the traces are from jobs of different sizes ({', '.join(map(str, sizes))} ranks)")
     if len(on_gpu) > 1 and any(len(found.operators) and not len(found.kernels) for found in timelines):
         said.append("some of the traces hold work of a GPU and some hold none")
     return [f"{text}: sums and averages over them mean little; give the traces of one run" for text in said]

@@ -64,7 +64,7 @@ class Classification:
     @property
     def confusion(self) -> Int64:
         """Texts by true label (rows) and prediction (columns) [K, K]; only where has_matrix."""
-        assert self.has_matrix, "a matrix of so many labels was asked for"
+        assert self.has_matrix, "no matrix is kept for this many labels"
         matrix = np.zeros((len(self.labels), len(self.labels)), dtype=np.int64)
         matrix[self.cells[:, 0], self.cells[:, 1]] = self.cells[:, 2]
         return matrix

@@ -205,7 +205,7 @@ def summarize_components(
     window = dataclasses.replace(trial, start_iteration=series["before"][0], stop_iteration=series["after"][1])
     found = summarize(window, steps, ranks, directory.read_environment(), directory.read_telemetry(), price_per_hour)
     if found["step_time_ms"] is None:
-        raise SchemaError("run-incomplete", f"{directory.path} holds no whole step; measure that trial again")
+        raise SchemaError("run-incomplete", f"{directory.path} has no complete step; measure that trial again")
     ceilings = Ceilings(
         flops_per_second=_best(ranks, "measured_peak"), bytes_per_second=_best(ranks, "measured_bandwidth")
     )
@@ -239,7 +239,7 @@ def _series(directory: TrialDirectory, ranks: Mapping[int, Mapping[str, Any]]) -
     if not isinstance(series, dict) or any(len(series.get(name) or ()) != 2 for name in SERIES):
         raise SchemaError(
             "run-incomplete",
-            f"{directory.rank_json(0)} does not say which steps were made when; measure that trial again",
+            f"{directory.rank_json(0)} does not record when steps were made; measure that trial again",
         )
     return series
 

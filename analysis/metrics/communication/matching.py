@@ -227,7 +227,7 @@ def _missing(timelines: Sequence[Timeline]) -> list[str]:
     ranks = ", ".join(map(str, there[:16])) + (", ..." if len(there) > 16 else "")
     named = f" (rank{'s'[: len(there) > 1]} {ranks})" if there else ""
     return [
-        f"{len(timelines)} of the job's {max(sizes)} ranks are here{named}: waiting for the others counts as transfer; "
+        f"{len(timelines)} of the job's {max(sizes)} ranks were given{named}: waiting for others counts as transfer; "
         "give the folder with all traces"
     ]
 
@@ -237,9 +237,7 @@ def _without(timelines: Sequence[Timeline], unmatched: Sequence[int]) -> list[st
     lost = sum(unmatched)
     if len(timelines) < 2 or not lost:
         return []
-    return [
-        f"{lost:,} of {total:,} collectives have no partner on another rank: they are not split into transfer and wait"
-    ]
+    return [f"{lost:,} of {total:,} collectives have no partner on another rank: not split into transfer and wait"]
 
 
 # In this order of trust; all_to_all may end at different times on ranks that receive different amounts.

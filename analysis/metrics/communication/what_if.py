@@ -250,7 +250,7 @@ def _refused(timelines: Sequence[Timeline]) -> str:
     """Why there is nothing to replay, or ""."""
     work = sum(len(timeline.kernels) or len(timeline.operators) for timeline in timelines)
     if not work:
-        return "no replay of a trace without kernels and operators: record with --profiler torch or nsys"
+        return "no replay: the trace has neither kernels nor operators; record with --profiler torch or nsys"
     if work > MOST_WORK:
         return f"no replay of {work:,} kernels or operators (limit {MOST_WORK:,}): record fewer steps"
     if all(len(timeline.kernels) and (timeline.collectives["device"] < 0).all() for timeline in timelines):

@@ -227,7 +227,7 @@ def _pipe(
         metric = found[1] if found is not None and not frame.empty else None
         reason = "no kernel was profiled" if frame.empty else no_metric(frame, metrics)
         if metric is not None:
-            reason = "neither cycles nor durations are in the file, so kernels cannot be weighted"
+            reason = "the file has neither cycles nor durations, so kernels cannot be weighted"
         return [PipeUse(percent=None, in_window_percent=None, metric=metric, reason=reason)] * groups
     values, metric = found
     counted = values.notna() & frame[column].notna()
@@ -246,7 +246,7 @@ def _pipe(
         elif percent is None:
             reasons.append("the counted kernels took no time")
         elif lacking:
-            reasons.append(f"{lacking} of {int(launches[group])} kernels have no value and are left out")
+            reasons.append(f"{lacking} of {int(launches[group])} kernels have no value and are skipped")
         in_window = None
         if window is not None:
             whole = valued[group] == launches[group]

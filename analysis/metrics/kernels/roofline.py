@@ -289,7 +289,7 @@ def _problems(counters: KernelCounters, work: "pd.DataFrame", found: Mapping[str
     device = counters.device_name or "the device (the file does not name it)"
     problems = []
     if "dram_bytes" not in work:
-        problems.append("bytes are not in this file: collect dram__bytes.sum")
+        problems.append("the file lacks bytes: collect dram__bytes.sum")
     if DRAM not in found:
         problems.append(f"the peak memory bandwidth of {device} is unknown: {_MEMORY_REMEDY}")
     if all(kind == DRAM for kind in found):

@@ -208,7 +208,7 @@ def name_coverage(timelines: Sequence[Timeline], counters: Sequence[KernelCounte
         lacking = one.kernels[column].isna().any()
         total.update({str(name): math.nan if lacking else float(value) for name, value in weights.items()})
     if not total:
-        return NameCoverage(names=0, other_share=None, reason="no kernel of a GPU was recorded")
+        return NameCoverage(names=0, other_share=None, reason="no GPU kernel was recorded")
     everything = math.fsum(total.values())
     if not everything > 0:
         return NameCoverage(names=len(total), other_share=None, reason="the kernels have no times")

@@ -78,7 +78,7 @@ def test_groups_that_cannot_be_told_apart_are_not_matched() -> None:
 def test_missing_ranks_are_said() -> None:
     ranks = [rank(2, SPANS, world=8), rank(5, SPANS, world=8)]
     problem = match_collectives(ranks).problems[0]
-    assert "2 of the job's 8 ranks are here (ranks 2, 5)" in problem
+    assert "2 of the job's 8 ranks were given (ranks 2, 5)" in problem
 
 
 def test_send_and_receive_are_matched_and_never_split() -> None:
