@@ -63,7 +63,7 @@ def lengths_figure(splits: Sequence[LengthCounts], title: str = "", name: str = 
     share = "share of the instances"
     shares = np.concatenate([_binned(split.lengths)[1] for split in splits])
     bottom = float(max(_LEAST_SHARE, 0.7 * shares[shares > 0].min(initial=100.0)))
-    cut = "A pair that is too long loses pieces of its longer segment, until it fits."
+    cut = "A pair that is too long is truncated at its longer segment until it fits."
     return Figure(
         name=name,
         title="Instance lengths",

@@ -32,7 +32,7 @@ COMMANDS: dict[str, str | Group] = {
                 "bench.cli.data_squad_scaling",
                 "measure SQuAD preprocessing by number of workers",
             ),
-            "download": ("bench.cli.data_download", "fetch Wikipedia, SQuAD or books, by name"),
+            "download": ("bench.cli.data_download", "download Wikipedia, SQuAD or books, by name"),
             "inspect": (
                 "bench.cli.data_inspect",
                 "describe and check a folder of HDF5 shards",

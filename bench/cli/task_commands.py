@@ -38,7 +38,7 @@ class Computing:
     device: str = "auto"
     """Device type; default auto: CUDA where a GPU is present, otherwise the CPU."""
     precision: str = AUTO
-    """Arithmetic; default auto: bf16 where the hardware supports it, otherwise fp32."""
+    """Numeric precision; default auto: bf16 where the hardware supports it, otherwise fp32."""
     batch_size: int = 32
     """Rows per batch; for squad, windows."""
 

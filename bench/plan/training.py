@@ -118,7 +118,7 @@ class TrainOptions:
     bucket_mib: int | None = None
     """Gradient bucket size in MiB; default the strategy's own."""
     precision: str = AUTO
-    """Arithmetic; default auto: bf16 where the hardware supports it, otherwise fp32."""
+    """Numeric precision; default auto: bf16 where the hardware supports it, otherwise fp32."""
     seed: int | None = None
     """Seed of weights, data order and dropout; default 42."""
     init: Path | None = None

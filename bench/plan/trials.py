@@ -71,7 +71,7 @@ class Sweep:
     bucket_mib: int | None = None
     """Gradient bucket size in MiB; default the strategy's own."""
     precisions: tuple[str, ...] = (AUTO,)
-    """Arithmetic; default auto: bf16 where the hardware supports it, otherwise fp32."""
+    """Numeric precision; default auto: bf16 where the hardware supports it, otherwise fp32."""
     data: str = "synthetic"
     """Data of the batches: synthetic, synthetic:<lengths or path>, or a path."""
     dropout: float = 0.1
