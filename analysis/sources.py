@@ -161,7 +161,7 @@ def _files(path: Path, scratch: Path, problems: list[str]) -> list[Path]:
     try:
         return _files_of(path, scratch, problems)
     except PermissionError as error:  # a folder that may not be entered, or that the path lies in
-        remedy = "let the owner of the folders allow it (chmod -R +rX)"
+        remedy = "ask the owner of the folders for permission (chmod -R +rX)"
         raise InputError("path-unreadable", f"cannot read {str(path)[:200]}: permission denied; {remedy}") from error
     except OSError as error:  # a name longer than any
         raise InputError(
@@ -222,7 +222,7 @@ def _in_folder(folder: Path) -> list[Path]:
         files = _once(files)
     except OSError as error:
         raise InputError(
-            content_code(error), f"cannot list {folder}: {error.strerror}; let its owner allow it (chmod -R +rX)"
+            content_code(error), f"cannot list {folder}: {error.strerror}; ask its owner for permission (chmod -R +rX)"
         ) from error
     if not files:
         raise InputError(

@@ -101,7 +101,7 @@ def damage_code(reason: str) -> Code:
 def unreadable(path: Path, error: Exception) -> InputError:
     """Return the message for a file that could not be read: the cause and the remedy."""
     if isinstance(error, PermissionError):
-        remedy = "let its owner allow it (chmod +r)"
+        remedy = "ask its owner for permission (chmod +r)"
         return InputError("path-unreadable", f"cannot read {path}: permission denied; {remedy}")
     if isinstance(error, FileNotFoundError):
         return InputError("path-missing", f"{path} does not exist: check the path")

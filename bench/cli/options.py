@@ -39,7 +39,7 @@ class Tables(Printed):
     """Options of commands that print long tables."""
 
     csv: Path | None = None
-    """Folder in which to also write every table as CSV in full precision; default no CSV files."""
+    """Also write every table to this folder as CSV in full precision; default no CSV files."""
     rows: int = 20
     """Rows of a table to print; 0 prints all."""
 

@@ -68,7 +68,7 @@ class ProfileOptions(Printed):
     with_: Annotated[tuple[str, ...], tyro.conf.arg(name="with")] = ()
     """Options of the profiler, NAME or NAME=VALUE; an unknown name lists all; default the profiler's own."""
     winner_of: Path | None = None
-    """Run directory whose fastest configuration to profile, without other sweep options; default the options given."""
+    """Profile the fastest configuration of this run directory; excludes sweep options; default the given options."""
     out: RunFolder = Path("runs/profile")
     device: str = "auto"
     """Device type; default auto: CUDA where a GPU is present, otherwise the CPU."""

@@ -77,8 +77,7 @@ class SpeedOfLightOptions(Printed):
     again: bool = False
     """Measure again what is finished; earlier records move to earlier/N in --out."""
     winner_of: Path | None = None
-    """Run directory whose fastest configuration of bertbench is measured; options of the model and data are not used
-    with it."""
+    """Measure the fastest configuration of bertbench in this run directory; excludes options of the model and data."""
     out: RunFolder = Path("runs/speed-of-light")
 
     def __post_init__(self) -> None:

@@ -118,7 +118,7 @@ FURTHEST_AT_MOST = 16
 # Sizes near those of the buckets: protocols and algorithms change with the size, and a line holds within one of them.
 _AROUND = 4.0
 _UNDISTURBED = "devices do not slow each other down (only one was measured)"
-_ALIKE = "processes do not differ (one round was measured; --rounds 3 measures the spread)"
+_ALIKE = "processes do not differ (one round was measured: --rounds 3 measures the spread)"
 
 _NAMES = (
     "task", "implementation", "preset", "precision", "seq_len", "micro_batch_size", "grad_accum_steps", "device",

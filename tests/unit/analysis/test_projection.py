@@ -191,7 +191,7 @@ def test_one_measured_device_is_projected_without_a_check(tmp_path: Path) -> Non
     assert row["reason"] == "" and row["check_error"] is None and row["base_world_size"] == 1
     assert row["assumption"].split("; ") == [
         "devices do not slow each other down (only one was measured)",
-        "processes do not differ (one round was measured; --rounds 3 measures the spread)",
+        "processes do not differ (one round was measured: --rounds 3 measures the spread)",
     ]
 
 

@@ -144,7 +144,9 @@ def _rules_of(group: ShardGroup, known: dict[str, Any], context: FolderContext) 
             context.notes.append(f"masked_lm_prob is unknown: {_USUAL_PROBABILITY} is assumed")
     exact = instances.get("whole_word_mask") is False
     if not exact and not instances:
-        context.notes.append("whole-word masking is unknown: fewer masked tokens than by the rule also pass")
+        context.notes.append(
+            "unknown whether whole words were masked: fewer masked tokens than the formula gives are accepted"
+        )
     size = size if isinstance(size, int) and size > 0 else None
     return Rules(specials=specials, vocab_size=size, masked_lm_prob=float(probability), exact_count=exact)
 
