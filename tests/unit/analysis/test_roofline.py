@@ -141,7 +141,7 @@ def test_what_is_not_in_the_file_is_unknown_with_a_reason_never_0() -> None:
     (row,) = found.kernels.to_dict("records")
     assert math.isnan(row["flop"]) and math.isnan(row["compute_fraction"]) and row["bound"] == UNKNOWN
     assert "fp32, tensor" in row["reason"] and "L1/TEX, L2, DRAM and SM" in row["reason"]
-    assert any("operations (fp32, fp64, fp16, tensor) are not in this file" in text for text in found.problems)
+    assert any("lacks operations (fp32, fp64, fp16, tensor)" in text for text in found.problems)
     lacking = roofline(counters(ONE, {"dram__bytes.sum": 5.0})).kernels
     assert math.isnan(lacking["flop"][0]) and lacking["dram_bytes"][0] == 2005  # a part is no whole
 
