@@ -271,8 +271,8 @@ def _unpacked(path: Path, scratch: Path, problems: list[str]) -> list[Path]:
                 if total > most or len(files) >= MOST_FILES:
                     problems.append(
                         f"{path} is larger than {MOST_FILES:,} files or {most / 2**30:.0f} GiB unpacked "
-                        f"(at most {UNPACKED_TIMES} times its own size): {member.name[:200]!r} and what follows was "
-                        "left out; if that size is expected, unpack it and give the folder"
+                        f"(at most {UNPACKED_TIMES} times its own size): {member.name[:200]!r} and later members were "
+                        "skipped; if that size is expected, unpack it and give the folder"
                     )
                     break
                 name = PurePosixPath(member.name).name

@@ -297,7 +297,7 @@ def _problems(counters: KernelCounters, work: "pd.DataFrame", found: Mapping[str
     lacking = [kind for kind in (*THREAD_TYPES, "tensor") if f"flop_{kind}" not in work]
     if lacking:
         without = "so totals are unknown" if set(lacking) & set(_NEEDED) else "totals exclude them"
-        problems.append(f"operations ({', '.join(lacking)}) are not in this file, {without}")
+        problems.append(f"the file lacks operations ({', '.join(lacking)}), {without}")
     counted = {name: 0.0 if f"{_BUSY}memory_{name}" in work else math.nan for name in (*LEVELS, MEMORY)}
     if lacking := _not_counted({SM: 0.0 if f"{_BUSY}sm_{SM}" in work else math.nan}, counted):
         problems.append(

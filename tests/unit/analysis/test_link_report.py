@@ -66,7 +66,7 @@ def test_damaged_measurements_are_named_and_the_rest_is_shown(tmp_path: Path, da
 def test_wrong_results_have_a_table_and_no_line(tmp_path: Path) -> None:
     write_collectives(tmp_path, 2, 12.0, 20.0, wrong=3)
     page = page_of(tmp_path)
-    assert "wrong results" in page and "time = " not in page
+    assert "wrong elements" in page and "time = " not in page
 
 
 def test_nothing_to_project_is_said() -> None:
