@@ -200,7 +200,7 @@ def fit(link: Link, smallest: float = 0.0, largest: float = math.inf, seed: int 
     line = _solve(steps, volume, np.array([[point.time_us for point in points]]))[0]
     if not (np.isfinite(line).all() and (line > 0).all()):
         why = (
-            "no line with positive latency and bandwidth fits these times: measure more sizes, small and large "
+            "no line with a latency and a bandwidth above 0 fits these times: measure more sizes, small and large "
             "ones, on a quieter machine"
         )
         return Link(**bare, points=points, reason=why)

@@ -60,7 +60,7 @@ def backward_pass(record: Mapping[str, Any], bucket_mib: int | None = None) -> B
         sizes, ready = [int(value) for value in record["bytes"]], [float(value) for value in record["ready_ms"]]
         whole = float(record["backward_ms"])
         if not sizes or min(sizes) < 0 or len(sizes) != len(ready) or not whole > 0 or not np.isfinite(ready).all():
-            raise ValueError("the numbers of sizes and times differ")
+            raise ValueError("sizes and times do not fit each other")
     except (KeyError, TypeError, ValueError) as error:
         raise SchemaError(
             "file-damaged", f"the record of the backward pass is damaged: {error}; measure that trial again (--again)"
@@ -117,8 +117,8 @@ FURTHEST = {1: 4, 2: 8}
 FURTHEST_AT_MOST = 16
 # Sizes near those of the buckets: protocols and algorithms change with the size, and a line holds within one of them.
 _AROUND = 4.0
-_UNDISTURBED = "devices do not slow each other down (only one was measured)"
-_ALIKE = "processes do not differ (one round was measured: --rounds 3 measures the spread)"
+_UNDISTURBED = "devices do not slow each other down (one alone was measured)"
+_ALIKE = "processes do not differ (one round was measured: --rounds 3 shows how they do)"
 
 _NAMES = (
     "task", "implementation", "preset", "precision", "seq_len", "micro_batch_size", "grad_accum_steps", "device",
@@ -159,7 +159,7 @@ def project(
     """
     for size in world_sizes:
         if size < 2:
-            raise UsageError("option-value", f"--project {size}: give 2 devices or more")
+            raise UsageError("option-value", f"--project {size}: a projection is to 2 devices or more")
     found = linked.fitted_links(trials)
     rows = []
     for members in _configurations(trials):
@@ -220,7 +220,7 @@ def _row(
         row["check_error"] = own["step_time_ms"] / measured - 1
         if abs(row["check_error"]) > LARGEST_CHECK_ERROR:
             reason = (
-                f"the same simulation differs from the measurement on {base.ranks} devices by "
+                f"the same simulation of the {base.ranks} devices that were measured is off by "
                 f"{100 * row['check_error']:+.0f} %: computation and communication interfere in an "
                 "unknown way, or steps and links were measured under different conditions; measure both on a quiet "
                 "machine, or measure more devices"
@@ -336,12 +336,12 @@ def _link_for(
         return across, "", ""
     if inside is not None and held is not None and size > held and not same_links:
         return None, (
-            f"{size} devices exceed the {held} of the measured node, and other links connect "
-            "nodes: measure those with `bertbench launch ... -- bertbench comm` on two or more nodes, or assume that "
+            f"{size} devices are more than the {held} of the node whose links were measured, and other links join "
+            "nodes: measure those with `bertbench launch ... -- bertbench comm` on two nodes or more, or assume that "
             "they are as fast (--same-links)"
         ), ""  # fmt: skip
     outside = held is None or size > held
-    return inside, "", "links between nodes are as fast as within a node" if outside else ""
+    return inside, "", "links between nodes as fast as inside" if outside else ""
 
 
 def _devices_of_a_node(trials: Sequence[LoadedTrial], device: str) -> int | None:
@@ -363,13 +363,13 @@ def _refused_base(members: Sequence[LoadedTrial], size: int) -> str:
         )
     if members[0].trial.world_size == 1 and members[0].trial.device == "cpu":
         return (
-            "only one device was measured: ranks on a CPU share its memory bandwidth, and it is unknown how much that "
+            "one device alone was measured: ranks on a CPU share its memory bandwidth, and nothing shows how much that "
             "slows them down; measure 2 devices (`bertbench throughput --devices 2`)"
         )
     if size < members[0].trial.world_size:
         return f"{members[0].trial.world_size} devices were measured, which is more: see the scaling table"
     if members[0].row.get("samples_per_step") is None:
-        return "the trial does not record the samples of a step"
+        return "the trial does not say how many samples a step has"
     return ""
 
 

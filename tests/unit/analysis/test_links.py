@@ -79,7 +79,7 @@ def test_what_no_line_fits_is_refused_with_what_to_do(tmp_path: Path) -> None:
     assert "needs 4 sizes, but 3 were" in few.reason and "--factor" in few.reason
     falling = tuple(Point(2, 2**power, (np.array([1e6 / 2**power]),)) for power in range(10, 16))
     bare = {"collective": "all_reduce", "dtype": "fp32", "placement": "in_place", "device": "cpu", "nodes": 1}
-    assert "positive latency" in fit(Link(**bare, points=falling)).reason
+    assert "above 0 fits" in fit(Link(**bare, points=falling)).reason
     (row,) = link_rows([few])
     assert row["alpha_us"] is None and row["reason"] == few.reason
     assert residual_rows([few]) == []
