@@ -114,14 +114,7 @@ def test_the_interval_holds_the_truth_of_simulated_runs(
         run = tmp_path / str(seed)
         for number in range(rounds):
             machine.write_steps(run, 2, seed=10_000 * seed + number, round_number=number)
-            values = {
-                "noise": 0.01,
-                "bias": 0.01,
-                "sizes": (1024, 256 << 20, 4.0),
-                "seed": 10_000 * seed + 50 + number,
-                "round_number": number,
-                **comm,
-            }
+            values = {"noise": 0.01, "bias": 0.01, "seed": 10_000 * seed + 50 + number, "round_number": number, **comm}
             write_collectives(run, 2, machine.alpha_us, machine.bandwidth_gb_s, **values)
         (row,) = projected(run, 8)
         held += [
