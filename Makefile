@@ -56,7 +56,7 @@ weights-path: ## print the folder of those weights, for --init
 deepspeed: setup ## install DeepSpeed; its tests are skipped without it
 	DS_ACCELERATOR=cpu $(BIN)/pip install 'deepspeed>=0.17'
 
-bench: install ## measure this machine, end in a report (DATA=<folder of .txt> uses your text)
+bench: install ## measure this machine and write a report (DATA=<folder of .txt> uses your text)
 	@bash bench/bench.sh $${DATA:+"$$DATA"}
 
 bench-analysis: setup ## benchmark the trace readers' speed and memory against Holistic Trace Analysis (OUT=<folder>)

@@ -58,7 +58,7 @@ def joined(parts: Sequence[KernelCounters]) -> KernelCounters:
     for part in parts:
         other = [name for name, unit in part.units.items() if units.get(name, unit) != unit]
         problems |= dict.fromkeys(part.problems)
-        problems |= dict.fromkeys(f"{name} has another unit in another file: it is left out there" for name in other)
+        problems |= dict.fromkeys(f"{name} has different units in the files: skipped after the first" for name in other)
         units = {**part.units, **units}
         frames.append(part.kernels.drop(columns=other))
     if not any(len(frame) for frame in frames):

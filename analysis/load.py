@@ -1,4 +1,4 @@
-"""Reads a run directory into memory, each trial with its metrics computed afresh from its raw records."""
+"""Reads a run directory into memory; the metrics of each trial are computed from its raw records."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -40,7 +40,7 @@ def summarize_trial(trial: Trial, directory: TrialDirectory, price_per_hour: flo
     )
 
 
-# What names a measurement; with CIRCUMSTANCES it is what rounds repeat.
+# Fields that identify a measurement; together with CIRCUMSTANCES they are equal in all its rounds.
 CONFIGURATION = (*SHAPE_COLUMNS, "nodes", "device")
 
 # What else has to agree before two trials are one measurement: a folder may hold several sweeps.
@@ -79,7 +79,7 @@ def circumstances(row: Mapping[str, Any]) -> Key:
 
 
 def measurement(row: Mapping[str, Any]) -> Key:
-    """Return what every round of one measurement has in common: circumstances and CONFIGURATION's values."""
+    """Return the values that all rounds of one measurement share: those of CIRCUMSTANCES and CONFIGURATION."""
     return (*circumstances(row), *(row.get(name) for name in CONFIGURATION))
 
 
@@ -164,7 +164,7 @@ def load_run(run: RunDirectory, price_per_hour: float | None = None) -> LoadedRu
         except NewerSchemaError:
             raise
         except InputError as error:
-            problems.append(f"trial {directory.path.name} is left out, its trial.json is damaged: {error}")
+            problems.append(f"skipped trial {directory.path.name}, its trial.json is damaged: {error}")
             codes.append(error.code)
             continue
         trials.append(_load_trial(trial, directory, price_per_hour))
@@ -193,7 +193,7 @@ def _load_trial(trial: Trial, directory: TrialDirectory, price_per_hour: float |
     except (InputError, OSError, ValueError) as error:
         return LoadedTrial(trial, directory, {**base, "status": DAMAGED, "reason": str(error)}, [], {}, {})
     if result is None:
-        result = {"status": "interrupted", "reason": "no result.json: it was ended, or is still running"}
+        result = {"status": "interrupted", "reason": "no result.json: the trial was stopped, or is still running"}
     row = {**base, "status": result.get("status"), "reason": result.get("reason")}
     row["wall_seconds"] = result.get("wall_seconds")
     row["total_threads"] = _total_threads(trial, ranks)

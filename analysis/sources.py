@@ -98,8 +98,8 @@ def open_sources(*paths: Path) -> Source:
         by_reader = _recognised(files, problems, single)
         source = _read(paths[0], by_reader, problems, single)
     if not (source.timelines or source.counters or source.summaries):
-        reason = source.problems[0] if source.problems else f"readable are {', '.join(READERS)}"
-        raise InputError("data-missing", f"nothing of {', '.join(map(str, paths))} can be used: {reason}")
+        reason = source.problems[0] if source.problems else f"supported formats are {', '.join(READERS)}"
+        raise InputError("data-missing", f"{', '.join(map(str, paths))} has no data to analyze: {reason}")
     return source
 
 
@@ -141,7 +141,7 @@ def runs_below(path: Path) -> list[Path]:
     if not path.is_dir():
         raise InputError(
             "path-kind" if path.exists() else "path-missing",
-            f"{path} is not a folder: give run directories, or a folder that holds some",
+            f"{path} is not a folder: give run directories, or a folder that contains some",
         )
     found: list[Path] = []
     for folder, names, _ in os.walk(path):
@@ -152,7 +152,7 @@ def runs_below(path: Path) -> list[Path]:
     if not found:
         raise InputError(
             "run-incomplete",
-            f"no run directory lies below {path}: give what `bertbench throughput` wrote, or a folder that holds some",
+            f"{path} contains no run directory: give the output of `bertbench throughput`, or a folder of several",
         )
     return found
 
@@ -161,7 +161,7 @@ def _files(path: Path, scratch: Path, problems: list[str]) -> list[Path]:
     try:
         return _files_of(path, scratch, problems)
     except PermissionError as error:  # a folder that may not be entered, or that the path lies in
-        remedy = "let the owner of the folders allow it (chmod -R +rX)"
+        remedy = "ask the owner of the folders for permission (chmod -R +rX)"
         raise InputError("path-unreadable", f"cannot read {str(path)[:200]}: permission denied; {remedy}") from error
     except OSError as error:  # a name longer than any
         raise InputError(
@@ -222,19 +222,21 @@ def _in_folder(folder: Path) -> list[Path]:
         files = _once(files)
     except OSError as error:
         raise InputError(
-            content_code(error), f"cannot list {folder}: {error.strerror}; let its owner allow it (chmod -R +rX)"
+            content_code(error), f"cannot list {folder}: {error.strerror}; ask its owner for permission (chmod -R +rX)"
         ) from error
     if not files:
         raise InputError(
-            "file-empty", f"{folder} holds no file: give a trace, a folder of ranks, a tar or a run directory"
+            "file-empty", f"{folder} contains no files: give a trace, a folder of ranks, a tar or a run directory"
         )
     if len(files) > MOST_FILES:
         raise InputError(
-            "file-limit", f"{folder} holds {len(files):,} files, {MOST_FILES:,} at most are read: give one profile's"
+            "file-limit", f"{folder} holds {len(files):,} files (limit {MOST_FILES:,}): give the files of one profile"
         )
     kept = [file for file in files if file.name not in _OWN_FILES and file.suffix not in _PASSED_OVER]
     if not kept:
-        remedy = next((_REMEDIES[file.suffix] for file in files if file.suffix in _REMEDIES), "give a profile's files")
+        remedy = next(
+            (_REMEDIES[file.suffix] for file in files if file.suffix in _REMEDIES), "give the files of a profile"
+        )
         raise InputError("file-format", f"{folder} holds nothing that can be read: {remedy}")
     return kept
 
@@ -269,8 +271,8 @@ def _unpacked(path: Path, scratch: Path, problems: list[str]) -> list[Path]:
                 if total > most or len(files) >= MOST_FILES:
                     problems.append(
                         f"{path} is larger than {MOST_FILES:,} files or {most / 2**30:.0f} GiB unpacked "
-                        f"(at most {UNPACKED_TIMES} times its own size): {member.name[:200]!r} and what follows was "
-                        "left out; if that is right, unpack it and give the folder"
+                        f"(at most {UNPACKED_TIMES} times its own size): {member.name[:200]!r} and later members were "
+                        "skipped; if that size is expected, unpack it and give the folder"
                     )
                     break
                 name = PurePosixPath(member.name).name
@@ -287,7 +289,7 @@ def _unpacked(path: Path, scratch: Path, problems: list[str]) -> list[Path]:
             raise InputError(
                 content_code(error), f"cannot unpack {path}: {error}; copy it again, or unpack it and give the folder"
             ) from error
-        problems.append(f"{path} is damaged or cut short ({error}): what was unpacked before is read")
+        problems.append(f"{path} is damaged or truncated ({error}): only the files before that point are read")
     if not files:
         raise InputError("file-empty", f"{path} is a tar without a regular file")
     return files
@@ -320,11 +322,11 @@ def _recognised(files: Iterable[Path], problems: list[str], single: bool) -> dic
 def _not_readable(file: Path) -> str:
     remedy = _REMEDIES.get(file.suffix)
     if remedy is None:
-        readable = f"readable are {', '.join(READERS)} (see docs/how-to/analyze.md)"
-        return f"{file} is no trace, table or log that is known: {readable}"
+        supported = f"supported formats are {', '.join(READERS)} (see docs/how-to/analyze.md)"
+        return f"{file} is in an unrecognized format: {supported}"
     export = file.with_suffix(".sqlite")
     remedy = f"give the export that lies beside it, {export}" if export.exists() else remedy
-    return f"{file} is the profiler's own format, which it alone reads: {remedy}"
+    return f"{file} is in the profiler's own format, which only the profiler reads: {remedy}"
 
 
 def _read(path: Path, by_reader: dict[str, tuple[Reader, list[Path]]], problems: list[str], single: bool) -> Source:
@@ -365,12 +367,12 @@ def _mixed(timelines: Sequence[Timeline]) -> list[str]:
     sizes = sorted({found.world_size for found in timelines if found.world_size is not None})
     on_gpu = {bool(found.devices) for found in timelines if found.devices or len(found.kernels) == 0}
     if len(devices) > 1:
-        said.append(f"the traces are of different GPUs ({', '.join(devices)})")
+        said.append(f"the traces are from different GPUs ({', '.join(devices)})")
     if len(sizes) > 1:
-        said.append(f"the traces are of jobs of different size ({', '.join(map(str, sizes))} ranks)")
+        said.append(f"the traces are from jobs of different sizes ({', '.join(map(str, sizes))} ranks)")
     if len(on_gpu) > 1 and any(len(found.operators) and not len(found.kernels) for found in timelines):
         said.append("some of the traces hold work of a GPU and some hold none")
-    return [f"{text}: sums and averages over them mean little, give one run's traces alone" for text in said]
+    return [f"{text}: sums and averages over them mean little; give the traces of one run" for text in said]
 
 
 def _ranked(timelines: Sequence[Timeline], problems: list[str]) -> list[Timeline]:
@@ -378,8 +380,8 @@ def _ranked(timelines: Sequence[Timeline], problems: list[str]) -> list[Timeline
     ranks = [found.rank for found in timelines]
     if len(timelines) > 1 and (None in ranks or len(set(ranks)) < len(ranks)):
         problems.append(
-            f"the {len(timelines)} traces do not say distinct ranks ({_listed(ranks)}): they are numbered in the order "
-            "of their files; if they are of several runs, give one run's alone"
+            f"the {len(timelines)} traces do not have distinct ranks ({_listed(ranks)}): they are numbered in the "
+            "order of their files; if they are of several runs, give the traces of one run"
         )
         return [dataclasses.replace(found, rank=number) for number, found in enumerate(timelines)]
     return sorted(timelines, key=lambda found: (found.rank is None, found.rank or 0))

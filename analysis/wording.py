@@ -1,4 +1,4 @@
-"""How numbers are written for people, and how a measurement is named: in tables, in pictures and in sentences."""
+"""How numbers and measurements are written in tables, figures and sentences."""
 
 import hashlib
 import json
@@ -117,23 +117,23 @@ def names_strategies(rows: Sequence[Row]) -> bool:
 
 
 def by(row: Row) -> str:
-    """Return " by fsdp" where the strategy is another than devices have by themselves, or has options; else ""."""
+    """Return " by fsdp" if the strategy is not the default or has options; else ""."""
     name = str(row.get("strategy") or "")
     return "" if name in ("", "single", "ddp") else f" by {name}"
 
 
 def place(row: Row) -> str:
-    """Return "batch 8 on 2 cuda", and by which strategy where that does not go without saying."""
+    """Return "batch 8 on 2 cuda", with the strategy unless it is the default."""
     return f"batch {batch(row)} on {devices(row)}{by(row)}"
 
 
 def implementation(row: Row) -> str:
-    """Return whose code ran; of an input trial, that it trained nothing."""
+    """Return the label of the implementation; an input trial is marked "input only"."""
     return f"{row['implementation']}, input only" if row.get("kind") == "input" else str(row["implementation"])
 
 
 def data(row: Row) -> str:
-    """Return a trial's data: a name, the name of a folder or file, or synthetic batches with the lengths of those."""
+    """Return the name of a trial's data: a data set, a folder or file, or "synthetic like" one of these."""
     kind, _, path = str(row.get("data") or "").rpartition(":")
     name = path.rstrip("/").rsplit("/", 1)[-1].removesuffix(".safetensors")
     if kind == "synthetic" and row.get("data_fingerprint"):
@@ -146,17 +146,17 @@ def data(row: Row) -> str:
 
 
 def lengths(row: Row) -> str:
-    """Return how long a trial's sequences are: all alike, or up to a length where batches have their longest's."""
+    """Return the sequence length of a trial: fixed, or "at most" where batches are padded to their longest."""
     return f"{'at most ' if row.get('padding') == 'longest' else ''}{row['seq_len']}"
 
 
 def round_number(row: Row) -> int:
-    """Rounds are counted from 1 for people, from 0 in files."""
+    """Return the round counted from 1, as people count; files count from 0."""
     return int(row.get("round") or 0) + 1
 
 
 def status(row: Row) -> str:
-    """Status, with what failed."""
+    """Return the status, with the reason if the trial failed."""
     reason = str(row.get("reason") or "")
     return str(row["status"]) + (f": {reason}" if reason and row["status"] != "ok" else "")
 
@@ -194,7 +194,7 @@ def strategy_label(strategy: str, options: str, checkpointing: bool = False, all
         checkpointing: Trial.activation_checkpointing.
         allocator: Trial.allocator.
     """
-    named = _read(options)
+    named = read_options(options)
     words = [f"{name}={_short(value)}" for name, value in sorted(named.items(), reverse=True)]
     words += ["checkpointing"] * checkpointing + [f"memory={allocator}"] * bool(allocator)
     return " ".join([strategy, *words])
@@ -218,7 +218,7 @@ def is_single(label: str) -> bool:
 
 def bucket_mib(options: str) -> int | None:
     """Return the size of the buckets of gradients that Trial.strategy_options ask for; None for the strategy's own."""
-    value = _read(options).get("bucket_mib")
+    value = read_options(options).get("bucket_mib")
     return value if isinstance(value, int) else None
 
 
@@ -229,12 +229,13 @@ def task_label(task: str, options: str) -> str:
         task: Trial.task.
         options: Trial.task_options.
     """
-    named = {name: value for name, value in _read(options).items() if value is not False}
+    named = {name: value for name, value in read_options(options).items() if value is not False}
     words = [name if value is True else f"{name}={value}" for name, value in sorted(named.items())]
     return " ".join([task, *words])
 
 
-def _read(options: str) -> dict[str, object]:
+def read_options(options: str) -> dict[str, object]:
+    """Return the options of a strategy or task as a trial records them; text that is not JSON as one option."""
     try:
         return dict(json.loads(options or "{}"))
     except (ValueError, TypeError):

@@ -1,4 +1,4 @@
-"""Names of settings on the command line, and the recorded form of a user's options."""
+"""Names and choices of options on the command line, and the recorded form of a user's options."""
 
 import dataclasses
 import json
@@ -10,7 +10,7 @@ from typing import Any
 from common.errors import UsageError
 
 LARGEST_SEED = 2**32 - 1
-"""NumPy's legacy generator, which Hugging Face seeds too, takes no larger one."""
+"""Largest seed that NumPy's legacy generator accepts, which Hugging Face also seeds."""
 
 Groups = Mapping[str, tuple[str, ...]]
 """Heading in the help -> names of the fields below it; a dataclass of options has its own as GROUPS."""
@@ -29,12 +29,12 @@ def flag(name: str) -> str:
 
 
 def choice_of(names: Iterable[str]) -> str:
-    """Return how the help shows an option that takes one of these words, such as {weak,strong}."""
+    """Return the choices as the help shows them, such as {weak,strong}."""
     return "{" + ",".join(names) + "}"
 
 
 def check_seed(seed: object) -> None:
-    """Raise UsageError unless every generator of a training takes this seed."""
+    """Raise UsageError unless every random generator of a training accepts this seed."""
     if not isinstance(seed, int) or isinstance(seed, bool) or not 0 <= seed <= LARGEST_SEED:
         raise UsageError("option-value", f"--seed {seed!r} must be a whole number from 0 to {LARGEST_SEED}")
 

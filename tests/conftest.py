@@ -33,7 +33,9 @@ LONGEST_FIRST = (
     "test_pretraining_learns", "test_acceptance_on_cpu", "test_launch_nodes", "test_train_kill", "test_squad_learns",
     "test_classify_real", "test_pretraining_real", "test_compare_strategies_command", "test_scaling_whole",
     "test_slurm", "test_profile_squad", "test_strategies_two_ranks", "test_bench", "test_resume_anywhere",
-    "test_squad_whole", "test_autotune_command", "test_bombs", "test_tune_workers",
+    "test_squad_whole", "test_autotune_command", "test_bombs", "test_pages", "test_charts", "test_profile_reports",
+    "test_tune_workers", "test_compiled_layers", "test_profile_nsys", "test_fused_elementwise", "test_train_two_ranks",
+    "test_projection_coverage",
 )  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""What to do first: what could save time, ranked by how much, each cause once."""
+"""Advice: what could save time, ranked by the gain, each cause once."""
 
 import dataclasses
 import shlex
@@ -78,9 +78,9 @@ class Context:
     row: Mapping[str, Any] = field(default_factory=dict)
     """Fields of the recorded trial (records.trial.Trial); empty for a recording of another program."""
     run: str = ""
-    """Its run directory."""
+    """Run directory of the trial."""
     disturbed: str = ""
-    """What disturbed the machine meanwhile; "" for nothing that was seen."""
+    """What disturbed the machine during the recording; "" if nothing was detected."""
     native_bf16: bool | None = None
     """Whether the device has bf16 instructions; None where that is not known."""
 
@@ -96,7 +96,7 @@ class Context:
 
     @property
     def fewer_launches(self) -> str:
-        """What makes launches fewer, without what the trial has."""
+        """Ways to launch fewer kernels that the trial does not use yet."""
         ways = ["a larger batch"]
         ways += [] if self.has("compile", "cuda-graphs") else ["torch.compile"]
         ways += [] if self.has("cuda-graphs") else ["CUDA graphs"]
@@ -104,7 +104,7 @@ class Context:
 
     @property
     def fewer_operators(self) -> str:
-        """The same for operators of a CPU."""
+        """Ways to run fewer operators on a CPU that the trial does not use yet."""
         return f"a larger batch{'' if self.has('compile') else ' or torch.compile'}"
 
     @property
@@ -129,7 +129,7 @@ class Context:
 
 
 def disturbance(cautions: Iterable[Mapping[str, Any]]) -> str:
-    """Return what disturbed the machine by the cautions of trials, in words; "" for nothing that was seen."""
+    """Return the message of the most direct caution about a disturbed machine; "" if there is none."""
     seen = {caution["code"]: caution["message"] for caution in cautions if caution["code"] in _DISTURBED}
     return next((str(seen[code]) for code in _DISTURBED if code in seen), "")
 
@@ -157,8 +157,12 @@ def _order(one: Advice) -> tuple[bool, float]:
 
 
 def with_command(found: Iterable[Advice], command: str) -> list[Advice]:
-    """Return the advice; what has no command yet is tested by this one."""
+    """Return the advice, with this command where a piece has none."""
     return [one if one.command else dataclasses.replace(one, command=command) for one in found]
+
+
+_FROM_DATA = ("labels",)
+"""Options of tasks that follow from the data."""
 
 
 def throughput_command(row: Mapping[str, Any], out: str, **changes: object) -> str:
@@ -200,7 +204,9 @@ def throughput_command(row: Mapping[str, Any], out: str, **changes: object) -> s
         given |= {"start": row["start_iteration"], "stop": row["stop_iteration"]}
     options |= {**given, "rounds": 3, **changes, "out": out}
     words = ["bertbench", "throughput", task]
-    for name, value in options.items():
+    chosen = wording.read_options(str(row.get("task_options") or ""))
+    own = {name: value for name, value in chosen.items() if name not in _FROM_DATA and value not in (None, False)}
+    for name, value in {**own, **options}.items():
         words.append(f"--{name.replace('_', '-')}")
         words += [] if value is True else [str(value)]
     return shlex.join(words)

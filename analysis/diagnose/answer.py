@@ -46,7 +46,7 @@ class Point:
 
     @property
     def candidate(self) -> Candidate:
-        """What the choice of the fastest looks at."""
+        """The rates that the choice of the fastest compares."""
         return Candidate(tuple(float(trial.row["samples_per_second"]) for trial in self.trials), *self.rate_interval)
 
 
@@ -55,7 +55,7 @@ class Winner:
     """The fastest configuration of one model (task, preset, precision, sequence length, device)."""
 
     best: Point
-    """It, by metrics.winner.choose."""
+    """The fastest configuration, chosen by metrics.comparison.winner.choose."""
     close: tuple[Point, ...]
     """Others that may be as fast, the fastest first."""
     group: tuple[Point, ...]
@@ -81,7 +81,7 @@ class Answer:
     cards: tuple[Card, ...]
     sentences: tuple[str, ...]
     badge: str = ""
-    """What disturbed the machine while this was measured; "" for nothing that was seen."""
+    """What disturbed the machine during the measurement; "" if nothing was detected."""
     good: tuple[str, ...] = ()
     """How good it is: share of the measured floor, the published record; one sentence each."""
     mfu: str = ""
@@ -89,7 +89,7 @@ class Answer:
     advice: tuple[Advice, ...] = ()
     """What to do: first the largest gain, then at most three more."""
     numbers: Row = field(default_factory=dict)
-    """The same for programs: samples_per_second with its interval and rounds, of_floor, mfu, record."""
+    """Values for programs: samples_per_second with its interval and rounds, of_floor, mfu, record."""
 
     @property
     def how_good(self) -> tuple[str, ...]:
@@ -174,7 +174,7 @@ def _answer(winner: Winner, ratios: Sequence[Row]) -> Answer:
     row = best.row
     others = len({point.row["implementation"] for point in group}) > 1
     headline = (
-        f"{row['implementation']} trains BERT-{row['preset']} {'fastest' if others else ''}".rstrip()
+        f"{row['implementation']} {_trains(row)} {'fastest' if others else ''}".rstrip()
         + f": {wording.number(best.samples_per_second)} samples/s with micro batch {wording.batch(row)} on "
         f"{_where(row)}{wording.by(row)} "
         f"({row['precision']}, sequences of {wording.lengths(row)})."
@@ -182,6 +182,11 @@ def _answer(winner: Winner, ratios: Sequence[Row]) -> Answer:
     versus = _versus(best, ratios)
     sentences = [*_step_sentence(best), *versus, *_smaller(best, group), *_close(winner, " ".join(versus))]
     return Answer(headline, tuple(_cards(best, ratios)), tuple(sentences))
+
+
+def _trains(row: Row) -> str:
+    task, model = str(row["task"]), f"BERT-{row['preset']}"
+    return f"trains {model}" if task == "pretrain" else f"fine-tunes {model} for {task}"
 
 
 def _where(row: Row) -> str:
@@ -303,7 +308,7 @@ def _close(winner: Winner, said: str) -> list[str]:
 
 
 def _faster(point: Point, best: Point) -> str:
-    """Say how much a configuration showed that was faster, in too few rounds to be called the best."""
+    """Return the rate of a faster configuration that has too few rounds to be called the best; else ""."""
     if point.samples_per_second <= best.samples_per_second:
         return ""
     rounds = f"{point.rounds} round{'s'[: point.rounds != 1]}"

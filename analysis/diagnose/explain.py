@@ -1,4 +1,4 @@
-"""What a source says: every analysis that its content allows, in the order in which people ask."""
+"""Runs every analysis that the content of a source allows, in the order in which people ask."""
 
 import dataclasses
 import shlex
@@ -11,7 +11,7 @@ from analysis.sources import Source
 from analysis.timeline import STEP_COLUMNS, empty
 from analysis.wording import percent
 
-# Findings by how much they decide.
+# Findings in order of importance.
 _FIRST = (
     "temporal_breakdown",
     "idle_causes",
@@ -71,8 +71,8 @@ def explain(
 def to_do(source: Source, findings: Sequence[Finding], context: Context | None = None) -> list[Advice]:
     """Return what to do about a profile, the largest gain first.
 
-    What a measurement of the recorded trial with another option tests has that command; else a second recording,
-    compared with this one, tests it.
+    The command measures the recorded trial with another option where that tests the remedy; otherwise it compares a
+    second recording with this one.
     """
     context = context or Context()
     found = [one for finding in findings for one in finding.advice]
@@ -101,7 +101,7 @@ def over_all_work(source: Source) -> Source:
 
 
 def by_weight(findings: Sequence[Finding]) -> list[Finding]:
-    """Return the findings by how much they decide; what is not listed comes last, in its order."""
+    """Return the findings in the order of _FIRST; others come last, in their own order."""
 
     def place(finding: Finding) -> int:
         return next((place for place, name in enumerate(_FIRST) if finding.name.startswith(name)), len(_FIRST))

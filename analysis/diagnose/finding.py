@@ -1,4 +1,4 @@
-"""What an analysis says, whatever shows it: terminal, JSON, CSV files, the page."""
+"""The result of an analysis, independent of its output: terminal, JSON, CSV files or page."""
 
 import dataclasses
 import math
@@ -22,15 +22,15 @@ class Finding:
     """Stable name: of the CSV file, the key in JSON; [a-z0-9_]+, distinct in what is shown together."""
     title: str
     table: "pd.DataFrame"
-    """Rows to show, most telling first. Columns are snake_case with the unit in the name; shares are fractions of 1."""
+    """Rows, most important first. Columns are snake_case with the unit in the name; shares are fractions of 1."""
     sentence: str = ""
-    """What the numbers mean here and what to try next; "" where there is nothing to say."""
+    """What the numbers mean and what to try next; "" if there is nothing to report."""
     advice: tuple[Advice, ...] = ()
     """What could save time by this table; `advice.ranked` chooses among those of all findings."""
 
 
 def distinct(findings: Sequence[Finding]) -> list[Finding]:
-    """Return the findings under distinct names: of one name, the second and later ones end in _2, _3, ..."""
+    """Return the findings with distinct names: repeated ones get the suffix _2, _3, ..."""
     names = distinct_names([one.name for one in findings])
     return [
         one if name == one.name else dataclasses.replace(one, name=name)
@@ -39,13 +39,13 @@ def distinct(findings: Sequence[Finding]) -> list[Finding]:
 
 
 def file_stem(file: Path) -> str:
-    """Return what a file's name gives to the names of its findings: [a-z0-9_]+, at most 60 characters."""
+    """Return the part of a finding's name that is made from a file name: [a-z0-9_]+, at most 60 characters."""
     stem = re.sub("[^a-z0-9]+", "_", file.name.partition(".")[0].lower()).strip("_")
     return stem[:60] or "table"
 
 
 def distinct_names(names: Sequence[str]) -> list[str]:
-    """Return the names, those that came before with _2, _3, ... at their end, never one that another has."""
+    """Return the names made distinct: repeated ones get the suffix _2, _3, ... that no other name has."""
     found: dict[str, None] = {}
     for name in names:
         own, number = name, 1

@@ -1,4 +1,4 @@
-"""The whole answer of a run: how fast, how good, what to do first. One object for the page, the terminal and --json."""
+"""The complete answer of a run (how fast, how good, what to do first) for the page, the terminal and --json."""
 
 import dataclasses
 import shlex
@@ -16,7 +16,7 @@ from analysis.metrics.speed_of_light import LOSS, NOT_EXPLAINED
 Row = Mapping[str, Any]
 
 _OWN_CAUSE = ("waiting for data", "communication", "GEMMs on padding", NOT_EXPLAINED)
-"""Bars of a waterfall that are a cause of their own, or none."""
+"""Bars of a waterfall that other advice covers, or that have no known cause."""
 _SAME_STEP = ("task", "preset", "precision", "seq_len", "micro_batch_size", "world_size", "device", "implementation")
 _SAME_TRAINING = ("task", "preset", "seq_len", "world_size", "device", "implementation", "data")
 
@@ -56,7 +56,7 @@ def complete_answers(
 
 
 def disturbed(point: Point) -> str:
-    """Return what disturbed the machine while a configuration was measured, in words; "" for nothing that was seen."""
+    """Return what disturbed the machine while a configuration was measured; "" if nothing was detected."""
     return disturbance(caution for trial in point.trials for caution in trial.row.get("cautions") or [])
 
 
@@ -87,7 +87,7 @@ def _how_good(best: Point, floor: Row | None) -> tuple[tuple[str, ...], str, dic
         sentences.append(f"It reaches {share} of the speed of light measured here: {least} of {step} ms a step.")
     if mfu is not None:
         peak = wording.flops(row.get("measured_peak_flops"))
-        of_peak = f"MFU is {wording.percent(mfu)} of the measured peak of {peak}."
+        of_peak = f"MFU is {wording.percent(mfu)} (measured peak {peak})."
     record = published(str(best.trials[0].environment.get("device_name") or ""), row)
     if record is not None:
         of_record = best.samples_per_second / int(row["world_size"]) / record.samples_per_second
@@ -110,7 +110,7 @@ def _machine(best: Point, badge: str, out: str) -> list[Advice]:
 
 
 def _of_row(winner: Winner, trials: Sequence[LoadedTrial], out: str) -> list[Advice]:
-    """Advice from the measured parts of a step and from the configuration; nothing that it already has."""
+    """Advice from the measured parts of a step and the configuration, without options that it already uses."""
     row, found = winner.best.row, []
     step = float(row["step_time_ms"])
     wait, exposed = row.get("data_wait_ms") or 0.0, row.get("communication_ms") or 0.0
@@ -168,7 +168,7 @@ def _untried(winner: Winner, trials: Sequence[LoadedTrial], out: str) -> list[Ad
 
 
 def _of_precisions(winner: Winner, every: Sequence[Winner], out: str) -> list[Advice]:
-    """What the run measured of the same training in other precisions: the gain of the fastest, none where none is."""
+    """The gain of the fastest other precision measured for the same training; a gain of 0 if none is faster."""
     mine = winner.best
     fastest = [
         max(points, key=lambda point: point.samples_per_second)

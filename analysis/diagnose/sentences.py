@@ -59,7 +59,7 @@ def balance_sentence(rows: Sequence[Temporal], launched_ms: Sequence[float | Non
             f" The steps launched {number(given[0])} ms of computation, and {number(executed[0])} ms ran before they "
             "ended: the GPU lags behind the CPU."
         )
-    both = f"The steps launched {_range(given)} ms of computation per rank, {_range(executed)} ms ran in their time"
+    both = f"The steps launched {_range(given)} ms of computation per rank, {_range(executed)} ms ran during them"
     if _differs(given):
         most = max(range(len(given)), key=given.__getitem__)
         who = "One rank" if rows[most].rank is None else f"Rank {rows[most].rank}"
@@ -82,7 +82,7 @@ def precision_clause(timelines: Sequence[Timeline], context: Context) -> str:
 
     Args:
         timelines: one per rank; of a CPU, where they have no GPU work.
-        context: the recorded trial. What is a 16-bit trial already is not advised to become one.
+        context: the recorded trial. A 16-bit trial gets no advice to use 16 bits.
     """
     times = gemm_time_by_precision(timelines)
     total = sum(times.values())

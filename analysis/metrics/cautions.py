@@ -1,6 +1,6 @@
 """Cautions about a measurement, each with a remedy. Needs numpy only.
 
-Named cautions, not warnings: `warnings` is a module of Python's own.
+They are called cautions because `warnings` is a module of Python.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -252,7 +252,7 @@ def _of_reading(result: Mapping[str, Any]) -> Iterator[Caution]:
     if read and rate and read < rate:
         yield Caution(
             "reading",
-            f"compressed shards are read at {read:,.0f} samples/s, slower than batches are made of them; this limits a "
+            f"compressed shards are read at {read:,.0f} samples/s, slower than batches are made, which limits a "
             "whole epoch",
             "if training needs more, store the shards uncompressed (data pretrain --gzip-level 0)",
         )

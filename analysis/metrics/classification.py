@@ -1,4 +1,4 @@
-"""What predictions of labels are worth: confusion matrix, and precision, recall and F1 of each label."""
+"""Classification metrics: confusion matrix, and precision, recall and F1 of each label."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -13,20 +13,20 @@ from records.classification import Pairs
 Int64 = npt.NDArray[np.int64]
 Float64 = npt.NDArray[np.float64]
 MOST_IN_MATRIX = 1000
-"""Labels up to which there is a matrix of all pairs of them: of 100,000 it would take 80 GB."""
+"""Largest number of labels that gets a confusion matrix: that of 100,000 would take 80 GB."""
 
 
 @dataclass(frozen=True, slots=True)
 class LabelScores:
-    """How one label is found."""
+    """Scores of one label."""
 
     label: str
     precision: float | None
-    """Of the texts that are given it, the share whose label it is; None where none is given it."""
+    """Share of the texts predicted as this label that have it; None if none is predicted so."""
     recall: float | None
-    """Of the texts whose label it is, the share that is given it; None where there is none."""
+    """Share of the texts with this label that are predicted as it; None if there is no such text."""
     f1: float | None
-    """Harmonic mean of the two, 0 where no text is right; None where none has or is given the label."""
+    """Harmonic mean of the two, 0 if no text is right; None if no text has the label or is predicted as it."""
     support: int
     predicted: int
 
@@ -38,18 +38,18 @@ class Classification:
     labels: tuple[str, ...]
     """All labels, in order."""
     cells: Int64
-    """Place of the true label, place of the prediction, and texts, in order: of each pair that occurs [C, 3]."""
+    """Index of the true label, index of the predicted label, number of texts: a row per pair that occurs [C, 3]."""
     scores: tuple[LabelScores, ...]
     accuracy: float
     """Share of the texts that are right."""
     balanced_accuracy: float
     """Mean recall of the labels that occur."""
     macro_f1: float
-    """Mean F1 of the labels that occur, or are predicted."""
+    """Mean F1 of the labels that occur or are predicted."""
     weighted_f1: float
-    """F1 of the labels, weighted by their texts."""
+    """Mean F1, weighted by the number of texts of each label."""
     majority: float
-    """Accuracy of answering always with the most frequent label."""
+    """Accuracy of always predicting the most frequent label."""
 
     @property
     def texts(self) -> int:
@@ -58,13 +58,13 @@ class Classification:
 
     @property
     def has_matrix(self) -> bool:
-        """Whether there are few enough labels for a matrix."""
+        """Whether the number of labels allows a confusion matrix."""
         return len(self.labels) <= MOST_IN_MATRIX
 
     @property
     def confusion(self) -> Int64:
         """Texts by true label (rows) and prediction (columns) [K, K]; only where has_matrix."""
-        assert self.has_matrix, "a matrix of so many labels was asked for"
+        assert self.has_matrix, "no matrix is kept for this many labels"
         matrix = np.zeros((len(self.labels), len(self.labels)), dtype=np.int64)
         matrix[self.cells[:, 0], self.cells[:, 1]] = self.cells[:, 2]
         return matrix
@@ -116,7 +116,7 @@ def _without_nan(shares: Float64) -> list[list[float | None]]:
 
 
 def classify(pairs: Pairs, labels: Sequence[str] = ()) -> Classification:
-    """Return what predictions are worth (scikit-learn's precision_recall_fscore_support).
+    """Return the metrics of predictions, defined as in scikit-learn's precision_recall_fscore_support.
 
     Args:
         pairs: at least one with a text.

@@ -1,4 +1,4 @@
-"""Published training throughput of single devices, each with its source; what is not listed has no record here.
+"""Published training throughput of single devices, each with its source; others have no record.
 
 Only figures whose page was read are listed.
 """

@@ -35,6 +35,7 @@ from records.trial import Trial
 # Bars of a waterfall.
 FLOOR, LOSS, TOTAL = "floor", "loss", "total"
 
+ARITHMETIC = "GEMMs at the peak"
 NOT_EXPLAINED = "not explained"
 _LOSSES = {
     "layers": "GEMMs below the peak",
@@ -147,7 +148,7 @@ def waterfall(
     memory = sum(c.calls_per_step * floor_ms(c, ceilings) for c in components if c.computed_flops == 0)
     padding = sum(c.calls_per_step * padding_ms(c, ceilings) for c in components)
     bars = [
-        _bar("GEMMs at the peak", FLOOR, arithmetic),
+        _bar(ARITHMETIC, FLOOR, arithmetic),
         _bar("memory-bound parts at the bandwidth", FLOOR, memory),
         _bar("GEMMs on padding", LOSS, padding),
     ]
@@ -204,7 +205,7 @@ def summarize_components(
     window = dataclasses.replace(trial, start_iteration=series["before"][0], stop_iteration=series["after"][1])
     found = summarize(window, steps, ranks, directory.read_environment(), directory.read_telemetry(), price_per_hour)
     if found["step_time_ms"] is None:
-        raise SchemaError("run-incomplete", f"{directory.path} holds no whole step; measure that trial again")
+        raise SchemaError("run-incomplete", f"{directory.path} has no complete step; measure that trial again")
     ceilings = Ceilings(
         flops_per_second=_best(ranks, "measured_peak"), bytes_per_second=_best(ranks, "measured_bandwidth")
     )
@@ -238,7 +239,7 @@ def _series(directory: TrialDirectory, ranks: Mapping[int, Mapping[str, Any]]) -
     if not isinstance(series, dict) or any(len(series.get(name) or ()) != 2 for name in SERIES):
         raise SchemaError(
             "run-incomplete",
-            f"{directory.rank_json(0)} does not say which steps were made when; measure that trial again",
+            f"{directory.rank_json(0)} does not record when steps were made; measure that trial again",
         )
     return series
 

@@ -113,11 +113,13 @@ def energy(
         return Energy(None, reason=_why_unavailable(unavailable or {}, worker), host_joules=host)
     if worker == "gpu" and end_ns - begin_ns < _SHORTEST_OF_GPU_NS:
         milliseconds = (end_ns - begin_ns) / 1e6
-        reason = f"the window of {milliseconds:.0f} ms is too short for a GPU's counter: measure 500 ms or longer"
+        reason = (
+            f"the window of {milliseconds:.0f} ms is too short for the energy counter of a GPU: measure at least 500 ms"
+        )
         return Energy(None, reason=reason, host_joules=host)
     total, missing = _sum(readings, devices, begin_ns, end_ns)
     if total is None:
-        reason = f"the readings of {missing} do not cover the window; measure for longer"
+        reason = f"the readings of {missing} do not cover the window; measure longer"
         return Energy(None, reason=reason, host_joules=host)
     return Energy(total, tuple(devices), host_joules=host)
 

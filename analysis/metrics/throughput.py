@@ -139,8 +139,8 @@ def _why_empty(trial: Trial, steps: Mapping[int, Sequence[Row]], absent: Sequenc
     if absent:
         ranks = f"{len(absent)} rank{'s'[: len(absent) != 1]}"
         return (
-            f"the records of {ranks} lie on other nodes: `bertbench collect` makes one run directory of those of all "
-            f"{trial.nodes}"
+            f"the records of {ranks} are on other nodes: merge those of all {trial.nodes} nodes with "
+            "`bertbench collect`"
         )
     made = len(combine(steps))
     if trial.start_iteration is not None and made:
@@ -181,7 +181,7 @@ def _rates(window: Window, unknown: dict[str, str]) -> dict[str, Any]:
         mean = means[source]
         rates[name] = None if mean is None else mean / seconds
         if mean is None:
-            unknown[name] = f"the step records hold no {source}"
+            unknown[name] = f"the step records have no {source}"
     real, padded = means["real_tokens"], means["padded_tokens"]
     rates["padding_efficiency"] = real / padded if real is not None and padded else None
     rates["samples_per_step"] = means["samples"]
@@ -199,7 +199,7 @@ def _memory(ranks: Mapping[int, Mapping[str, Any]], unknown: dict[str, str]) -> 
     """Peak of the rank that needs most: what one device has to hold."""
     records = [record for record in ranks.values() if record.get("peak_memory_bytes")]
     if not records:
-        unknown["peak_memory_bytes"] = "no rank wrote down its peak memory"
+        unknown["peak_memory_bytes"] = "no rank recorded its peak memory"
         return {"peak_memory_bytes": None, "peak_memory_kind": None, "parameters": None}
     most = max(records, key=lambda record: int(record["peak_memory_bytes"]))
     return {
@@ -265,7 +265,7 @@ def _energy(
 ) -> dict[str, Any]:
     begin, end = window.rows[0]["start_ns"], window.rows[-1]["end_ns"]
     if begin is None or end is None:
-        unknown["energy_joules"] = unknown["joules_per_sample"] = "the step records hold no times of day"
+        unknown["energy_joules"] = unknown["joules_per_sample"] = "the step records have no wall-clock times"
         return {}
     used = energy(telemetry, begin, end, trial.device, environment.get("telemetry_unavailable"))
     samples = _mean_count(window.rows, "samples")

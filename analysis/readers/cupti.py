@@ -181,7 +181,7 @@ def _timed(columns: dict[str, Any], what: str, problems: list[str]) -> dict[str,
     good = (end >= start) & (start > -LAST_TIME) & (end < LAST_TIME)
     if good.all():
         return columns
-    problems.append(f"{int((~good).sum()):,} records {what} have no start or end and were left out")
+    problems.append(f"{int((~good).sum()):,} records {what} without start or end were skipped")
     return {name: values[good] for name, values in columns.items()}
 
 

@@ -57,7 +57,7 @@ def read(path: Path) -> list[Summary]:
     if not events:
         raise InputError(
             "file-damaged",
-            f"{path} has {damaged} MLPerf lines and none can be read: the log is damaged, copy it again from the run",
+            f"{path} has {damaged} MLPerf lines, and none can be read: the log is damaged; copy it again",
         )
     import pandas as pd
 
@@ -211,12 +211,12 @@ def _evaluations(events: list[dict[str, Any]], start: int | None) -> list[dict[s
 
 def _problems(events: list[dict[str, Any]], facts: Mapping[str, Any], damaged: int) -> Iterator[str]:
     if damaged:
-        yield f"{damaged} MLPerf lines are damaged and were left out"
+        yield f"{damaged} damaged MLPerf lines were skipped"
     runs = sum(event["key"] == "run_start" for event in events)
     if runs > 1:
-        yield f"the log holds {runs} runs: times are from the first start to the last stop; give one run per log"
+        yield f"the log has {runs} runs: times are from the first start to the last stop; give one run per log"
     if facts["run_start_ns"] is None or facts["run_stop_ns"] is None:
-        yield "the log has no run_start or no run_stop: the run was ended early, and has no time to train"
+        yield "the log lacks run_start or run_stop: the run stopped early and has no time to train"
     target, reached = facts["target"], facts["final_accuracy"]
     if target is not None and reached is not None and reached < target:
         yield f"the last accuracy {reached:.4f} is below the quality target {target}: the run does not count"

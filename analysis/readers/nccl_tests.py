@@ -97,7 +97,7 @@ def read(path: Path) -> list[Summary]:
     if not filled:
         raise InputError(
             "tool-failed",
-            f"{path} begins like nccl-tests and holds no result: the test failed or was ended early; read what it "
+            f"{path} starts like nccl-tests but has no result: the test failed or stopped early; read what it "
             "printed, then run it again",
         )
     return [test.summary() for test in filled]
@@ -191,25 +191,28 @@ def _guessed(rows: list[tuple[Any, ...]], ranks: int) -> tuple[str, str]:
     ratios = [row[8] / row[7] for row in rows if row[7] > 1]
     expected = bus_factor("all_reduce", ranks) or 0.0
     if ratios and ranks > 2 and all(abs(ratio / expected - 1) < 0.02 for ratio in ratios):
-        return "all_reduce", f"the log does not name the test: busbw / algbw is 2(n-1)/n for {ranks} ranks: all_reduce"
-    return "", "the log does not name the test: which collective it measured is not known"
+        return (
+            "all_reduce",
+            f"the log does not name the test; all_reduce, as busbw / algbw is 2(n-1)/n for {ranks} ranks",
+        )
+    return "", "the log does not name the test, so the collective is unknown"
 
 
 def _problems(test: _Test, table: Any, collective: str) -> Iterator[str]:
     if not test.ranks:
-        yield "the log does not list the ranks: busbw cannot be checked, and says nothing without their number"
+        yield "the log does not list the ranks: busbw depends on their number and cannot be checked"
     if test.average is None:
-        yield "the log has no average bus bandwidth at its end: the test may have been ended early"
+        yield "the log has no average bus bandwidth at its end: the test may have stopped early"
     if test.out_of_bounds:
-        yield f"{test.out_of_bounds} results were out of bounds: the collective computed wrongly"
+        yield f"{test.out_of_bounds} results were out of bounds: the collective gave wrong results"
     wrong = int((table["wrong"] > 0).sum())
     if wrong:
-        yield f"{wrong} rows have wrong elements: the collective computed wrongly"
+        yield f"{wrong} rows have wrong elements: the collective gave wrong results"
     odd = _inconsistent(table, collective, len(test.ranks))
     if odd:
         yield (
             f"{odd} of {len(table)} rows contradict algbw = size / time or busbw = algbw x its factor: the log was "
-            "edited, or its ranks are not all listed"
+            "edited, or does not list all ranks"
         )
 
 

@@ -304,22 +304,22 @@ class _Readings:
 
     def _problems(self) -> Iterable[str]:
         if not len(self.values):
-            yield "the table has a header and no reading: nothing was recorded"
+            yield "the table has a header but no readings"
         if self.odd_rows:
-            yield f"{self.odd_rows} lines have another number of fields than the header: they were left out"
+            yield f"{self.odd_rows} lines with another number of fields than the header were skipped"
         if self.no_time:
-            yield f"{self.no_time} rows have no time that can be read: they count, and belong to no window"
+            yield f"{self.no_time} rows have no readable time: they count, but belong to no window"
         if self.no_zone:
-            yield "the times have no time zone: they are taken as UTC"
+            yield "the times have no time zone: UTC is assumed"
         for name, count in self.missing.items():
-            yield f"{name} has no value in {count} rows (N/A, or no number): this GPU or driver may not report it"
+            yield f"{name} has no value in {count} rows (N/A or not a number): this GPU or driver may not report it"
         if len(self.indices) > 1 and len(set().union(*self.indices.values())) == 1:
             yield (
-                "two columns name the GPU and the second is the same in every row: the first is taken; if the header "
+                "two columns name the GPU, and the second is constant, so the first is used; if the header "
                 "was written by hand, check that its names fit the columns"
             )
         if self.left_out:
-            yield f"columns without a number to follow were left out: {', '.join(self.left_out)}"[:400]
+            yield f"columns without numbers were skipped: {', '.join(self.left_out)}"[:400]
 
 
 def _is_query_header(line: str) -> bool:
@@ -361,9 +361,7 @@ def _plain_number(text: str) -> int:
 
 def _no_readings(path: Path, foreign: str) -> str:
     if foreign == "pmon":
-        return f"{path} is output of `nvidia-smi pmon`, which is by process: record readings of the GPUs with {QUERY}"
+        return f"{path} is output of `nvidia-smi pmon`, which lists processes: record GPU readings with {QUERY}"
     if foreign == "table":
-        return f"{path} is the table, -q or XML page of nvidia-smi for people: record readings with {QUERY}"
-    return (
-        f"{path} holds no readings of nvidia-smi: without its header (noheader) columns have no names; record {QUERY}"
-    )
+        return f"{path} is a table, -q or XML page of nvidia-smi: record readings with {QUERY}"
+    return f"{path} has no header of nvidia-smi (noheader), so its columns have no names: record {QUERY}"

@@ -54,7 +54,7 @@ def unpacked_blocks(
         if total > most_bytes:
             raise InputError(
                 "file-limit",
-                f"{path} is larger than {most_bytes:,} bytes unpacked, the limit of one {what}: {remedy}",
+                f"{path} exceeds {most_bytes:,} bytes unpacked, the limit of a {what}: {remedy}",
             )
         yield block
 
@@ -67,7 +67,7 @@ def unpacked_stream(path: Path, what: str, *, most_bytes: int, remedy: str) -> i
 
     def damaged(reason: str) -> None:
         raise InputError(
-            damage_code(reason), f"cannot read {path}: {reason}; the file is damaged or cut short, copy it again"
+            damage_code(reason), f"cannot read {path}: {reason}; the file is damaged or truncated; copy it again"
         )
 
     blocks = unpacked_blocks(path, what, damaged, block_bytes=_STREAM_BYTES, most_bytes=most_bytes, remedy=remedy)
@@ -101,13 +101,13 @@ def damage_code(reason: str) -> Code:
 def unreadable(path: Path, error: Exception) -> InputError:
     """Return the message for a file that could not be read: the cause and the remedy."""
     if isinstance(error, PermissionError):
-        remedy = "let its owner allow it (chmod +r)"
+        remedy = "ask its owner for permission (chmod +r)"
         return InputError("path-unreadable", f"cannot read {path}: permission denied; {remedy}")
     if isinstance(error, FileNotFoundError):
         return InputError("path-missing", f"{path} does not exist: check the path")
     if isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:
         return InputError(content_code(error), f"cannot read {str(path)[:200]}: {error.strerror}; check the path")
-    what = "the file is damaged or cut short, copy it again"
+    what = "the file is damaged or truncated; copy it again"
     return InputError(content_code(error), f"cannot read {path}: {error}; {what}")
 
 
@@ -115,7 +115,7 @@ def require_regular(path: Path) -> None:
     """Raise InputError for a pipe or a device: opening one waits for somebody to write. Raises OSError as stat does."""
     if not stat.S_ISREG(path.stat().st_mode):
         raise InputError(
-            "path-kind", f"cannot read {path}: it is no regular file; give a file, or save what the pipe gives"
+            "path-kind", f"cannot read {path}: it is not a regular file; give a file, or save the pipe to a file first"
         )
 
 
@@ -185,7 +185,7 @@ def log_lines(path: Path) -> Iterator[str]:
     Raises:
         InputError: it is no regular file, cannot be read, is a damaged gzip file, or is larger than MOST_LOG_BYTES.
     """
-    stream = unpacked_stream(path, "log", most_bytes=MOST_LOG_BYTES, remedy="cut the part that matters out of it")
+    stream = unpacked_stream(path, "log", most_bytes=MOST_LOG_BYTES, remedy="extract the relevant part")
     begin = stream.peek(4)
     encoding = next((name for mark, name in _MARKS if begin.startswith(mark)), "utf-8")
     text = io.TextIOWrapper(stream, encoding=encoding, errors="replace", newline=None)

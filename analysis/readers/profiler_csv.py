@@ -64,7 +64,7 @@ class Table:
     @property
     def problems(self) -> list[str]:
         """What of it could not be read, one sentence each."""
-        return [f"{self.torn:,} lines are no rows of the table and were left out"] if self.torn else []
+        return [f"{self.torn:,} lines are not rows of the table and were skipped"] if self.torn else []
 
     def place(self, *names: str) -> int | None:
         """Return where the first of these columns is, None where the table has none of them."""
@@ -211,7 +211,7 @@ def totals(
             columns[f"{own}_{suffix}"] = table.numbers(*theirs, factor=statistics.units.get(table.units[place], other))
     good = np.isfinite(counts) & np.isfinite(sums)
     if not good.all():
-        problems.append(f"{int((~good).sum()):,} rows have no count or no total and were left out")
+        problems.append(f"{int((~good).sum()):,} rows without count or total were skipped")
     return pd.DataFrame(columns)[good].reset_index(drop=True), good, problems
 
 
@@ -222,7 +222,7 @@ def times_of(table: Table, problems: list[str]) -> dict[str, Any] | None:
     if len(units) < 2 or not table.rows:
         return None
     if not all(unit in NS for unit in units):
-        problems.append(f"times in the units {', '.join(map(repr, units))} are not known: a table was left out")
+        problems.append(f"the time units {', '.join(map(repr, units))} are unknown: a table was skipped")
         return None
     rows = len(table.rows)
     begin = whole(table.numbers("start", factor=NS[units[0]]), rows, -(2**62))
@@ -277,7 +277,7 @@ def in_order(columns: Mapping[str, Any], problems: list[str], what: str, chosen:
     frame = frame if chosen is None else frame[chosen]
     good = (frame["start"] > -(2**61)) & (frame["end"] >= frame["start"]) & (frame["end"] < 2**62)
     if not good.all():
-        problems.append(f"{int((~good).sum()):,} {what} have no start or no duration and were left out")
+        problems.append(f"{int((~good).sum()):,} {what} without start or duration were skipped")
     return frame[good].sort_values("start", kind="stable", ignore_index=True)
 
 

@@ -83,7 +83,7 @@ class Database:
         self.tables = {name: tuple(columns) for name, columns in self._stored.items()}
         views = "SELECT count(*) FROM sqlite_master WHERE type = 'view' AND substr(name, 1, 6) = 'CUPTI_'"
         if connection.execute(views).fetchone()[0]:
-            self.problems.append("tables of the profiler are views in this file: views are not read, export it again")
+            self.problems.append("tables of the profiler are views in this file, which are not read: export it again")
 
     def _columns(self, table: str) -> dict[str, int]:
         """Places of the stored columns in a record; -1 where it does not hold the value itself."""
@@ -141,7 +141,7 @@ class Database:
     def _decoded(self, table: str, columns: Mapping[str, int]) -> Iterator[dict[str, Integers]]:
         places = {name: self._stored[table][name] for name in columns}
         if min(places.values(), default=0) < 0:
-            raise UnusualError("a column that stands for the rowid, or computed ones")
+            raise UnusualError("a rowid column or computed columns")
         return read_blocks(PageTable(self._path, self._roots[table], places, columns))
 
     def _queried(self, table: str, columns: Mapping[str, int]) -> Iterator[dict[str, Integers]]:
@@ -156,14 +156,14 @@ class Database:
             rows += len(block)
             yield {name: block[name] for name in ("rowid", *columns)}
         if damage:
-            self.problems.append(f"{table} is damaged ({damage[0]}): {rows:,} of its rows were read, not the rest")
+            self.problems.append(f"{table} is damaged ({damage[0]}): only {rows:,} of its rows were read")
 
     def _until_damage(self, query: str, damage: list[str]) -> Iterator[tuple[Any, ...]]:
         most = self._bytes // 4
         try:
             for number, row in enumerate(self._connection.execute(query)):
                 if number >= most:
-                    damage.append("it has more rows than the file has room for")
+                    damage.append("it has more rows than fit into the file")
                     return
                 yield row
         except DAMAGE as error:
@@ -182,7 +182,7 @@ class Database:
                 rowids.append(rowid)
                 values.append(shared.setdefault(value, value))
             if damage:
-                said = f"{table}.{column} is damaged ({damage[0]}): {len(values):,} of its texts were read"
+                said = f"{table}.{column} is damaged ({damage[0]}): only {len(values):,} of its texts were read"
                 self.problems.append(said)
         return np.array(rowids, dtype=np.int64), values
 
@@ -196,7 +196,7 @@ class Database:
         query = f'SELECT {fields} FROM "{table}"'  # noqa: S608 # nosec B608 # constants
         found = list(self._until_damage(query, damage))
         if damage:
-            self.problems.append(f"{table} is damaged ({damage[0]}) and was left out")
+            self.problems.append(f"{table} is damaged ({damage[0]}) and was skipped")
             return []
         return found
 
@@ -312,8 +312,8 @@ def unpacked(path: Path) -> Iterator[Path]:
         except (OSError, EOFError, zlib.error) as error:
             raise InputError(
                 content_code(error),
-                f"cannot unpack {path} into {temporary.parent}: {error}; the file is damaged or cut short, "
-                "or there is no room (TMPDIR names another folder)",
+                f"cannot unpack {path} into {temporary.parent}: {error}; the file is damaged or truncated, "
+                "or the disk is full (TMPDIR selects another folder)",
             ) from error
         yield temporary
     finally:
@@ -333,7 +333,7 @@ def _unpack(path: Path, out: Any) -> None:
                 raise InputError(
                     "file-limit",
                     f"{path} unpacks to more than {limit:,} bytes (1 GiB, or {UNPACKED_TIMES} times its own size): "
-                    "if that is right, unpack it with gunzip and give the unpacked file",
+                    "if the file is intact, unpack it with gunzip and give the unpacked file",
                 )
             out.write(block)
 
@@ -377,7 +377,7 @@ def check_header(path: Path, plain: Path, writer: str) -> None:
     if head.startswith(b"NVIDIA Tegra Profiler") or any(suffix in _REPORT_SUFFIXES for suffix in suffixes):
         raise InputError(
             "file-format",
-            f"{path} is a report of nsys, not an export of it: run `nsys export --type=sqlite --output="
+            f"{path} is an nsys report, not an export: run `nsys export --type=sqlite --output="
             f"{path.name.split('.')[0]}.sqlite {path.name}` with the nsys that recorded it or a newer one, and give "
             "that file",
         )
@@ -389,5 +389,5 @@ def check_header(path: Path, plain: Path, writer: str) -> None:
     expected = pages * (65536 if page_size == 1 else page_size)
     if size < expected:
         raise InputError(
-            "file-truncated", f"{path} is cut short: {size:,} of {expected:,} bytes; copy it or export it again"
+            "file-truncated", f"{path} is truncated: {size:,} of {expected:,} bytes; copy it or export it again"
         )

@@ -1,7 +1,7 @@
 """A `Figure` as charts of a page: for each panel a Vega-Lite specification, and the values that hover and tables read.
 
-`chart` returns JSON values. A panel's series keep their values in columns, once: `chart.js` makes the datasets of the
-specification ("s0", "s1", ...) of them, finds the value under the pointer in them and lists them in a table.
+`chart` returns JSON values. The values of a series are stored once, in columns. `chart.js` makes the datasets of the
+specification ("s0", "s1", ...) from them, finds the value under the pointer, and lists them in a table.
 """
 
 import math
@@ -15,23 +15,23 @@ from analysis.render.figure import Area, Axis, Band, Bars, Figure, Line, Matrix,
 Columns = dict[str, list[Any]]
 
 MOST_POINTS = 4000
-"""Values of one figure that a page holds."""
+"""Most values of one figure in a page."""
 _LEAST_POINTS = 40
-"""Values that each series keeps however many the others have."""
+"""Fewest values that each series keeps."""
 _PIXELS_PER_INCH = 100
 _AROUND_INCHES = 0.95
-"""Of a row of panels on paper, what title, numbers and label of the axis take."""
+"""Height of title, tick labels and axis label in a row of panels on paper."""
 _LEAST_HEIGHT = 56
 _MARGIN = 0.05
-"""Of the range of the values, left free at either end of an axis that says no ends."""
+"""Free space at both ends of an axis without given limits, as a share of the range."""
 
 
 def chart(figure: Figure, most: int = MOST_POINTS) -> Json:
     """Return what `chart.js` draws of a figure, as JSON values.
 
     Args:
-        figure: what is drawn.
-        most: values to keep; of more, lines keep their highest and lowest ones, bars the longest, points every so many.
+        figure: the figure to draw.
+        most: values to keep. Beyond it, lines keep extremes, bars keep the longest, points are sampled evenly.
     """
     every = [one for panel in figure.panels for one in panel.series]
     total = sum(map(_length, every))
@@ -62,12 +62,12 @@ def _has_legend(figure: Figure) -> bool:
 
 
 def _legend_names(figure: Figure) -> list[str]:
-    """Names that can be switched, each once, in the order in which they are drawn."""
+    """Return the names of the legend, each once, in drawing order."""
     return [*dict.fromkeys(one.name for panel in figure.panels for one in panel.series if one.legend and one.name)]
 
 
 def _key(name: str, every: Iterable[Series]) -> Json:
-    """One entry of the legend."""
+    """Return one entry of the legend."""
     one = next(one for one in every if one.name == name and one.legend)
     shape = "line" if isinstance(one, Line | Rule) else "bar"
     dash = getattr(one, "dash", "solid")
@@ -92,7 +92,7 @@ def _length(one: Series) -> int:
 
 
 def _group(one: Series, names: Sequence[str]) -> int | None:
-    """The entry of the legend that switches a series: its own, or the one whose name its own begins with."""
+    """Return the legend entry that switches a series: its own, or the one whose name is a prefix of its name."""
     if one.name in names:
         return names.index(one.name)
     longer = [name for name in names if one.name.startswith((f"{name},", f"{name} "))]
@@ -114,7 +114,7 @@ def _series(one: Series, panel: Panel, most: int) -> Json:
 
 
 def _columns(one: Series, panel: Panel) -> Columns:
-    """The values of a series by column; what is no finite number is None."""
+    """Return the values of a series by column; values that are not finite are None."""
     if isinstance(one, Line):
         interval = {"low": one.low, "high": one.high} if one.low else {}
         return _plain({"x": one.x, "y": one.y, **interval, **({"area": one.areas} if one.areas else {})})
@@ -140,7 +140,7 @@ def _columns(one: Series, panel: Panel) -> Columns:
 
 
 def _plain(columns: Mapping[str, Iterable[float]]) -> Columns:
-    """Numbers in seven digits, of which hover shows four."""
+    """Return numbers with seven digits; hover shows four."""
     return {
         name: [_short(value) if math.isfinite(value) else None for value in values] for name, values in columns.items()
     }
@@ -152,7 +152,7 @@ def _short(value: float) -> float | int:
 
 
 def _thinned(one: Series, panel: Panel, most: int) -> Columns:
-    """The columns of a series, of `most` rows at most."""
+    """Return the columns of a series with at most `most` rows."""
     columns = _columns(one, panel)
     length = _length(one)
     if length <= most or isinstance(one, Matrix | Band | Rule | Text):
@@ -168,7 +168,7 @@ def _thinned(one: Series, panel: Panel, most: int) -> Columns:
 
 
 def _extremes(values: Sequence[float], most: int) -> list[int]:
-    """Places of the first, last, highest and lowest value, and of a gap, in each of most / 4 pieces of a line."""
+    """Return the positions of first, last, highest and lowest value and of a gap in each of most / 4 pieces."""
     kept: set[int] = {0, len(values) - 1}
     pieces = max(1, most // 4)
     for piece in range(pieces):
@@ -225,7 +225,7 @@ def _panel(figure: Figure, panel: Panel, series: Sequence[Json], names: Sequence
 
 
 def _room(panel: Panel) -> list[float]:
-    """Pixels that the categories of a y axis need."""
+    """Return the pixels that the categories of a y axis need."""
     ticks = panel.y.ticks or ()
     return [26.0 * len(ticks)] if any(not _is_number(text) for _, text in ticks) and not panel.square else [0.0]
 
@@ -243,7 +243,7 @@ def _is_number(text: str) -> bool:
 
 
 def _axis(panel: Panel, which: str, axis: Axis) -> Json:
-    """An axis as hover and the specification need it: words, ends, ticks."""
+    """Return text, limits and ticks of an axis for hover and the specification."""
     cells = next((one for one in panel.series if isinstance(one, Matrix)), None)
     if cells is not None:
         count = len(cells.values) if which == "y" else len(cells.values[0])
@@ -269,7 +269,7 @@ def _axis(panel: Panel, which: str, axis: Axis) -> Json:
 
 
 def _ends(panel: Panel, which: str, axis: Axis) -> tuple[float, float]:
-    """Where an axis begins and ends: as it says, or as far as the series reach with some room."""
+    """Return the limits of an axis: as given, or the range of the series with some space."""
     logarithmic = axis.scale != "linear"
     found, stands = [], False
     for one in panel.series:
@@ -291,7 +291,7 @@ def _ends(panel: Panel, which: str, axis: Axis) -> tuple[float, float]:
 
 
 def _reach(one: Series, which: str) -> tuple[list[float], bool]:
-    """Values of a series along an axis, and whether bars are there."""
+    """Return the values of a series along an axis, and whether they are ends of bars."""
     if isinstance(one, Line):
         return ([*one.x], False) if which == "x" else ([*one.y, *one.low, *one.high], False)
     if isinstance(one, Area):

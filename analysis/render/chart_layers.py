@@ -15,16 +15,16 @@ MARKERS: Mapping[str, str] = {
     "dot": "circle", "": "circle",
 }  # fmt: skip
 PIXELS_PER_POINT = 4 / 3
-"""Of a size on paper."""
+"""Pixels of a size on paper."""
 _STEPS = {"before": "step-before", "after": "step-after", "": "linear"}
 _RIM = {"stroke": "var(--paper)", "strokeWidth": 4, "strokeJoin": "round"}
-"""Of words, so that lines which cross them stop around them."""
+"""Outline of text, so that crossing lines stop around it."""
 _LETTER = 6.4
-"""Pixels of a letter of small text."""
+"""Width of a letter of small text in pixels."""
 
 
 def frame(axes: Mapping[str, Json]) -> Json:
-    """A layer that draws nothing and declares both axes."""
+    """Return a layer that draws nothing and declares both axes."""
     encoding = {}
     for which, axis in axes.items():
         log = axis["scale"] != "linear"
@@ -50,15 +50,21 @@ def _guide(which: str, axis: Json) -> Json:
     if axis["scale"] != "linear":  # lines of the grid that have no number are faint
         guide["gridOpacity"] = {"condition": {"test": "datum.label === ''", "value": 0.4}, "value": 1}
     if axis["places"] is None:
-        guide["tickCount"] = {"expr": "max(3, ceil(width / 80))" if which == "x" else "max(3, ceil(height / 45))"}
-        guide["labelExpr"] = f"chartTick(datum, '{axis['form']}')"
-        if axis["whole"]:
-            guide["tickMinStep"] = 1
+        count, text = "max(3, ceil(width / 80))" if which == "x" else "max(3, ceil(height / 45))", "chartTick"
+        if axis["whole"]:  # tickMinStep allows ticks at halves
+            span = f"({which}d ? {which}d[1] - {which}d[0] : {axis['high'] - axis['low']:.9g})"
+            count, text = f"max(1, min({count}, floor({span})))", "datum.value % 1 ? '' : chartTick"
+        guide |= {"tickCount": {"expr": count}, "labelExpr": f"{text}(datum, '{axis['form']}')"}
     else:
         guide |= {"values": axis["places"], "tickCount": len(axis["places"]) + 1}
         guide["labelExpr"] = f"chartWrap({which}t[datum.value], {which}w)"
         if axis["category"]:
             guide["labelOverlap"] = False if which == "y" else "greedy"
+            if which == "y":  # the first of two lines ends in the middle, so that both are beside their bar
+                guide["labelBaseline"] = {
+                    "condition": {"test": "isArray(chartWrap(yt[datum.value], yw))", "value": "bottom"},
+                    "value": "middle",
+                }
     if which == "x" and axis["category"]:
         guide |= {
             "labelAngle": {"expr": "xa"},
@@ -102,7 +108,7 @@ def _at(field: str) -> Json:
 
 
 def _in_view(axes: Mapping[str, Json], axis: str = "xy", beyond: bool = False) -> list[Json]:
-    """Marks of points are drawn whole, so those outside of the axes are left out."""
+    """Return filters that drop points outside the axes, because their marks are not clipped."""
     ends = {which: "true" if beyond else f"inrange(datum.{which}, [{axes[which]['low']}, {axes[which]['high']}])"
             for which in axis}  # fmt: skip
     return [{"filter": f"{which}d ? inrange(datum.{which}, {which}d) : {ends[which]}"} for which in axis]
@@ -138,7 +144,7 @@ def _line(one: Line, axes: Mapping[str, Json]) -> list[Json]:
 
 
 def _interval(one: Line, axes: Mapping[str, Json]) -> list[Json]:
-    """The interval of each point with its ends; an arrow where it reaches over the end of the axis."""
+    """Return the interval of each point with its ends, and an arrow if it extends beyond the axis."""
     colour, known = css_colour(one.colour), {"filter": "isValid(datum.low) && isValid(datum.high)"}
     rule = {"mark": {"type": "rule", "color": colour, "strokeWidth": 1.5, "clip": True, "opacity": one.opacity},
             "encoding": {"x": _at("x"), "y": _at("low"), "y2": {"field": "high"}}, "transform": [known]}  # fmt: skip
@@ -226,7 +232,7 @@ def _matrix(one: Matrix) -> list[Json]:
 
 
 def text_layers(texts: Sequence[Text], axes: Mapping[str, Json]) -> list[Json]:
-    """Words at places, with a rim of paper so that lines which cross them stop around them; a layer for each look."""
+    """Return text at positions, with an outline so that crossing lines stop around it; one layer per look."""
     looks: dict[tuple[Any, ...], list[Text]] = {}
     for one in texts:
         looks.setdefault((one.align, one.upright, one.colour == "note", one.shift, one.along is None), []).append(one)

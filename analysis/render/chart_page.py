@@ -1,4 +1,4 @@
-"""What a page embeds of its figures: one library for all, the data of each, and its picture where scripts are off."""
+"""What a page embeds for its figures: one library, the data of each, and its picture for disabled scripts."""
 
 import base64
 import json
@@ -17,12 +17,12 @@ if TYPE_CHECKING:
     import markupsafe
 
 MOST_BYTES = 700_000
-"""Of the charts' data in a page, which stays below 2 MB with the library's 0.9 MB."""
+"""Most chart data in a page; with the library of 0.9 MB it stays below 2 MB."""
 _HERE = Path(__file__).parent
 
 
 class ChartsOfPage:
-    """Collects the figures of one page while it is rendered; `add` gives the place of each, `script` what draws them.
+    """Collects the figures of a page while it is rendered; `add` returns the HTML of each, `script` draws them.
 
     Every figure is also written as PNG. Where vl-convert is not installed, the page holds the PNG instead of a chart.
     """
@@ -42,8 +42,8 @@ class ChartsOfPage:
         """Write a figure as PNG and return the HTML that replaces it.
 
         Args:
-            figure: what is drawn.
-            below: where its file lies, below the folder of the page.
+            figure: the figure to draw.
+            below: folder of its file, relative to the folder of the page.
 
         Raises:
             StorageError: the file cannot be written.
@@ -51,7 +51,7 @@ class ChartsOfPage:
         from markupsafe import Markup
 
         if self._library is None:
-            # Making the library takes about 2 s outside of Python, while matplotlib draws.
+            # Building the library takes about 2 s outside of Python; matplotlib draws meanwhile.
             pool = ThreadPoolExecutor(1)
             self._library = pool.submit(_library)
             pool.shutdown(wait=False)
@@ -66,7 +66,7 @@ class ChartsOfPage:
         return Markup('<div class="chart"></div>\n<noscript><img src="{}" alt="{}"></noscript>').format(source, alt)
 
     def script(self) -> str:
-        """Return the script that draws every figure which was added, "" where none was; safe within <script>."""
+        """Return the script that draws every added figure, "" if there is none; safe within <script>."""
         if not self._figures or self._library is None:
             return ""
         most = MOST_POINTS
@@ -74,7 +74,7 @@ class ChartsOfPage:
                                      allow_nan=False)) > MOST_BYTES and most > 100:  # fmt: skip
             most //= 2
         code = "".join((_HERE / name).read_text(encoding="utf-8") for name in ("chart_parts.js", "chart.js"))
-        # Names of the library stay its own: it hands over what it offers as properties of the window.
+        # The library keeps its names local: it exports properties of the window.
         return f"(() => {{{_within_script(self._library.result())}\n}})();\n{code}\ndrawCharts({_within_json(data)});"
 
 
@@ -85,12 +85,12 @@ def _is_installed() -> bool:
 
 
 def _library() -> str:
-    """Vega-Lite, Vega and vega-embed in one script, as the installed package ships them."""
+    """Return Vega-Lite, Vega and vega-embed as one script, from the installed package."""
     if not _is_installed():
         return ""
     import vl_convert
 
-    # Without a snippet it offers all three libraries as properties of the window; its stubs demand one.
+    # Without a snippet it exports all three libraries as properties of the window; its stubs require one.
     found: str = vl_convert.javascript_bundle()  # type: ignore[call-arg]
     return found
 
@@ -99,7 +99,7 @@ _ESCAPES: Mapping[int, Any] = {ord("<"): "\\u003c", 0x2028: "\\u2028", 0x2029: "
 
 
 def _within_json(text: str) -> str:
-    """JSON in which nothing ends a script."""
+    """Return JSON that cannot end a script element."""
     return text.translate(_ESCAPES)
 
 

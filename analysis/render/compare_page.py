@@ -36,7 +36,7 @@ _MOST_ROWS = 40
 _COLOURS = {"regression": "vermilion", "slower": "orange", "no change": "blue", "quicker": "sky",
             "improvement": "green", "cannot decide": "grey"}  # fmt: skip
 _FURTHEST = 1.6
-"""Of the largest change: how far the axis reaches; intervals of a few processes may reach many times as far."""
+"""Length of the axis relative to the largest change; intervals of few processes may be far longer."""
 
 
 def write_runs_report(comparison: Comparison, a: Path, b: Path, folder: Path) -> list[Path]:
@@ -69,7 +69,7 @@ def runs_page(comparison: Comparison, a: Path, b: Path) -> Page:
             Section("Changes", [Gallery(figures)] if figures else []),
             Section("Configurations", [table] if table else []),
             Section("Differences between the runs", _list(unlike)),
-            Section("What was compared", [tables.Facts([
+            Section("Input", [tables.Facts([
                 ("old", str(a)), ("new", str(b)), ("threshold", f"{100 * comparison.threshold:g} %"),
                 ("spread between rounds", wording.percent(comparison.spread)),
             ])]),
@@ -78,7 +78,7 @@ def runs_page(comparison: Comparison, a: Path, b: Path) -> Page:
 
 
 def _judged(comparison: Comparison) -> tuple[str, Badge]:
-    """The headline, and the verdict in a word."""
+    """Return the headline and the verdict as one word."""
     verdicts = [row["verdict"] for row in comparison.rows]
     of, threshold = _counted(len(verdicts)), f"{100 * comparison.threshold:g} %"
     better = verdicts.count("improvement")
@@ -102,7 +102,7 @@ def _list(texts: Sequence[str]) -> list[Block]:
 
 
 def runs_figures(comparison: Comparison) -> list[Figure]:
-    """Return the change of the step time by configuration with its interval; no figure where nothing was measured."""
+    """Return the change of the step time by configuration with intervals; no figure if nothing was measured."""
     rows = [row for row in sorted(comparison.rows, key=wording.order) if row["time_ratio"] is not None]
     if not rows:
         return []
@@ -191,12 +191,12 @@ def traces_page(found: TraceComparison, findings: Sequence[Finding], a: Path, b:
         [
             Section("", [Heading(f"The {found.per} time changed by {change}: {found.verdict}.", "headline"), badge,
                          Items(said, start=1)], "answer"),
-            Section("In detail", [finding_panel(one, figures.get(one.name, ())) for one in findings]),
+            Section("Details", [finding_panel(one, figures.get(one.name, ())) for one in findings]),
             Section("Differences between the traces", [
                 *_list(found.differences),
-                Prose("With other settings, devices or ranks the kernels are not the only difference.", "faint"),
+                Prose("If settings, devices or ranks differ, the kernels are not the only cause of a change.", "faint"),
             ] if found.differences else []),
-            Section("What was compared", [tables.Facts([
+            Section("Input", [tables.Facts([
                 ("old", str(a)), ("new", str(b)), (f"{found.per} time, old", f"{found.before_ms:,.3f} ms"),
                 (f"{found.per} time, new", f"{found.after_ms:,.3f} ms"),
                 ("threshold", f"{100 * found.threshold:g} %"),
@@ -206,7 +206,7 @@ def traces_page(found: TraceComparison, findings: Sequence[Finding], a: Path, b:
 
 
 def traces_figures(found: TraceComparison) -> dict[str, list[Figure]]:
-    """Return the figures of a comparison of traces, by the name of the finding that they belong to."""
+    """Return the figures of a comparison of traces by the name of their finding."""
     shown = {"time": [_times_figure(found)]}
     shown |= {
         name: [_deltas_figure(frame, column, name, title, found.per)]
@@ -255,7 +255,7 @@ def _deltas_figure(frame: "pd.DataFrame", column: str, name: str, title: str, pe
     return Figure(
         name=name,
         title=title,
-        caption=f"New less old time per {per}, the largest change first.{further}",
+        caption=f"New minus old time per {per}, largest change first.{further}",
         panels=[
             Panel(
                 x=Axis(label="change", unit=f"ms per {per}"),

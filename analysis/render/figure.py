@@ -1,7 +1,7 @@
-"""A figure as data: panels, axes, series and words, which a renderer draws (`png.py`; `chart.py` for a browser).
+"""A figure as data: panels, axes, series and text that a renderer draws (`png.py`; `chart.py` for a browser).
 
-A figure knows no drawing library. Its series are of seven kinds (`Line`, `Bars`, `Area`, `Band`, `Rule`, `Matrix`,
-`Text`), colors are named by their role, and each series has a name that stays from run to run.
+A figure depends on no drawing library. It has seven kinds of series (`Line`, `Bars`, `Area`, `Band`, `Rule`, `Matrix`,
+`Text`). Colors are named by role, and the names of series do not change from run to run.
 """
 
 import math
@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from analysis import wording
 
-# Okabe and Ito's palette, distinguishable with color blindness. A thing has the same color in every figure.
+# Okabe and Ito's palette, distinguishable with color blindness. Each role has the same color in every figure.
 COLOURS: Mapping[str, str] = {
     "blue": "#0072B2",
     "vermilion": "#D55E00",
@@ -36,9 +36,9 @@ COLOURS: Mapping[str, str] = {
     "hidden": "#F5B68A",
     "idle": "#C3C9D2",
 }
-"""Role -> color: of series; of text, notes, reference lines, grid and stripes; of things with their own color."""
+"""Role -> color: series; text, notes, reference lines, grid and stripes; roles with a color of their own."""
 CYCLE = ("blue", "vermilion", "green", "orange", "purple", "sky", "pink", "grey")
-"""Of series that only their order tells apart."""
+"""Colors of series that differ only in their order."""
 
 _SIZE_TICKS = 6
 _DODGE = 6.0
@@ -53,11 +53,11 @@ Legend = Literal["", "above", "below", "right", "inside"]
 
 
 Numbers = Any
-"""A sequence or an array of numbers, None and NaN where one is not known; a series keeps them as a tuple of floats."""
+"""A sequence or array of numbers, with None or NaN for unknown ones; a series stores a tuple of floats."""
 
 
 def numbers(values: Iterable[Any]) -> tuple[float, ...]:
-    """Return values as numbers; None, and what is no number, as NaN."""
+    """Return values as floats; None becomes NaN."""
     return tuple(math.nan if value is None else float(value) for value in values)
 
 
@@ -67,30 +67,30 @@ class Axis:
 
     label: str = ""
     unit: str = ""
-    """Shown behind the label, in brackets."""
+    """Shown after the label, in brackets."""
     scale: Literal["linear", "log", "log2"] = "linear"
     low: float | None = None
-    """Where it begins; None for as far as the series reach."""
+    """Where it begins; None: as far as the series reach."""
     high: float | None = None
     ticks: Sequence[tuple[float, str]] | None = None
-    """(position, label): of categories and chosen numbers; None if the renderer chooses."""
+    """(position, label) of categories and chosen numbers; None: the renderer chooses."""
     form: Form = ""
-    """How numbers at ticks that the renderer chooses are written: with %, as bytes, with k, M, G, in three digits."""
+    """Format of ticks that the renderer chooses: with %, as bytes, with k, M, G, or with three digits."""
     whole: bool = False
-    """There is nothing between whole numbers."""
+    """Ticks are whole numbers only."""
     down: bool = False
-    """A y axis from top to bottom, as categories are read."""
+    """A y axis from top to bottom, for categories."""
     grid: bool = True
     small: bool = False
-    """Long labels at ticks, in small letters."""
+    """Tick labels are small, because they are long."""
     steep: bool = False
-    """Labels at ticks are turned, because they do not fit beside each other."""
+    """Tick labels are vertical, because they do not fit side by side."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Series:
     name: str
-    """Stays from run to run where the thing does; what the legend shows. Series of one name are one entry."""
+    """Shown in the legend and equal in every run. Series with the same name share an entry."""
     colour: str = "blue"
     """A role of COLOURS."""
     opacity: float = 1.0
@@ -104,21 +104,21 @@ class Line(_Series):
     x: Numbers
     y: Numbers
     low: Numbers = ()
-    """Ends of the interval of each point, as far as they are known; what lies beyond the axis is cut, with an arrow."""
+    """Ends of the interval of each point, NaN if unknown; an arrow marks what is beyond the axis."""
     high: Numbers = ()
     dash: Dash = "solid"
     width: float = 1.8
-    """Points of the line."""
+    """Line width in points."""
     marker: Marker = ""
     size: float = 5.0
     """Diameter of the marker in points."""
     areas: Numbers = ()
-    """Area of each marker in square points, in place of one size."""
+    """Area of each marker in square points, instead of one size."""
     hollow: bool = False
     step: Literal["", "before", "after"] = ""
-    """The value holds from the place before up to its own, or from its own up to the next."""
+    """The value holds from the previous point to its own, or from its own to the next."""
     beyond: bool = False
-    """Markers may reach over the edge of the panel."""
+    """Markers may overlap the edge of the panel."""
 
     def __post_init__(self) -> None:
         for name in ("x", "y", "low", "high", "areas"):
@@ -134,15 +134,15 @@ class Bars(_Series):
     begin: Numbers = ()
     """Empty for 0."""
     thickness: float | Sequence[float] = 0.68
-    """Along the axis of `at`, centered; in its units."""
+    """Width along the axis of `at`, centered, in its units."""
     across: bool = False
-    """Bars lie: `at` is on the y axis."""
+    """Bars are horizontal: `at` is on the y axis."""
     colours: Sequence[str] = ()
-    """One role for each bar, in place of one for all."""
+    """One role per bar, instead of one for all."""
     labels: Sequence[str] = ()
-    """Text at each bar; "" for none."""
+    """Text of each bar; "" for none."""
     place: Literal["inside", "end", "edge"] = "inside"
-    """In the middle of the bar, behind its end, or at the end of the axis."""
+    """Position of labels: in the middle of the bar, after its end, or at the end of the axis."""
 
     def __post_init__(self) -> None:
         ends = numbers(self.end)
@@ -153,7 +153,7 @@ class Bars(_Series):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Area(_Series):
-    """What lies between two curves."""
+    """The area between two curves."""
 
     x: Numbers
     low: Numbers
@@ -166,7 +166,7 @@ class Area(_Series):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Band(_Series):
-    """A stretch of one axis, behind everything."""
+    """A range of one axis, behind everything."""
 
     axis: Literal["x", "y"]
     low: float
@@ -176,7 +176,7 @@ class Band(_Series):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Rule(_Series):
-    """A reference line at one place of an axis, over the whole panel."""
+    """A reference line at one value of an axis, across the whole panel."""
 
     axis: Literal["x", "y"]
     at: float
@@ -195,9 +195,9 @@ class Matrix(_Series):
     """Text of each cell."""
     most: float
     key: bool = False
-    """Whether a color scale is next to it."""
+    """Whether a color scale is shown beside it."""
     form: Form = ""
-    """Of the numbers at that scale."""
+    """Format of the numbers on that scale."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "values", tuple(numbers(row) for row in self.values))
@@ -205,17 +205,17 @@ class Matrix(_Series):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Text(_Series):
-    """Words at a place."""
+    """Text at a position."""
 
     x: float
     y: float
     text: str
     shift: tuple[float, float] = (0.0, 0.0)
-    """Points to the right and upwards from the place."""
+    """Offset in points, to the right and upwards."""
     align: Literal["left", "center", "right"] = "left"
     upright: Literal["bottom", "center", "top"] = "center"
     along: tuple[float, float] | None = None
-    """Another place: the words follow the line to it."""
+    """Another position: the text follows the line to it."""
     colour: str = "ink"
     legend: bool = False
 
@@ -225,16 +225,16 @@ Series = Line | Bars | Area | Band | Rule | Matrix | Text
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Panel:
-    """One pair of axes with its series, drawn in their order."""
+    """One pair of axes with its series, drawn in order."""
 
     series: Sequence[Series]
     x: Axis = Axis()
     y: Axis = Axis()
     title: str = ""
     legend: Legend = ""
-    """Of this panel alone: "inside" or "right" of it; "" where the figure has one for all."""
+    """Legend of this panel: "inside" or "right" of it; "" if the figure has one for all panels."""
     square: bool = False
-    """Cells of a matrix are as high as they are wide."""
+    """Cells of a matrix are square."""
 
     def named(self, name: str) -> list[Series]:
         """Return the series of a name."""
@@ -243,19 +243,19 @@ class Panel:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Figure:
-    """Panels, row by row, and the words around them."""
+    """Panels, row by row, and the text around them."""
 
     name: str
-    """Of its file, without an ending; distinct on a page."""
+    """Name of its file, without extension; unique on a page."""
     title: str
     caption: str = ""
-    """What it shows and how to read it; a page has title and caption beside it, a file alone has not."""
+    """What it shows and how to read it. A page shows title and caption; the picture file does not."""
     panels: Sequence[Panel]
     columns: int = 1
     widths: Sequence[float] = ()
-    """Of the columns, relative to each other; empty for equal ones."""
+    """Relative widths of the columns; empty: equal widths."""
     size: tuple[float, float] = (10.6, 3.9)
-    """Inches on paper; a browser has the ratio."""
+    """Size on paper in inches; a browser keeps the ratio."""
     heading: str = ""
     """Above all panels, in the picture."""
     note: str = ""
@@ -264,11 +264,11 @@ class Figure:
     legend_title: str = ""
     legend_columns: int = 4
     half: bool = False
-    """Fits beside another one."""
+    """Whether it fits beside another figure."""
 
 
 def dodges(panel: Panel) -> list[float]:
-    """Return how far each series is drawn to the right of its place, in points, so that no interval covers another.
+    """Return the offset of each series to the right, in points, so that no interval covers another.
 
     Lines whose intervals overlap at the same x are spread evenly around it. Their values do not change.
     """
@@ -297,7 +297,7 @@ def _overlap(first: Series, second: Series) -> bool:
 
 
 def stacked(name: str, colour: str, begin: Numbers, end: Numbers, labels: Sequence[str] = ()) -> Bars:
-    """Return one part of lying bars, one bar per category."""
+    """Return one part of stacked horizontal bars, one bar per category."""
     return Bars(name=name, colour=colour, at=range(len(end)), begin=begin, end=end, labels=labels, across=True)
 
 
@@ -313,7 +313,7 @@ def categories(labels: Sequence[str]) -> Axis:
 
 
 def size_axis(label: str, sizes: Iterable[float]) -> Axis:
-    """Return an axis of sizes in bytes, with ticks at powers of two that are easily read."""
+    """Return an axis of sizes in bytes, with ticks at powers of two."""
     known = sorted(sizes)
     first, last = math.floor(math.log2(known[0])), math.ceil(math.log2(known[-1]))
     step = max(1, -(-(last - first + 1) // _SIZE_TICKS))
@@ -322,11 +322,11 @@ def size_axis(label: str, sizes: Iterable[float]) -> Axis:
 
 
 def short_label(text: str) -> str:
-    """Return a name from outside, short and printable."""
+    """Return a short, printable form of an external name."""
     clean = "".join(character if character.isprintable() else " " for character in text)
     return clean if len(clean) <= 40 else clean[:38] + "…"
 
 
 def clock_unit(seconds: float) -> tuple[str, float]:
-    """Return the unit in which a time of that length is shown, and its seconds."""
+    """Return the display unit for a time of this length, and its seconds."""
     return ("h", 3600.0) if seconds > 7200 else ("min", 60.0) if seconds > 120 else ("s", 1.0)

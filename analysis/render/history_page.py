@@ -27,10 +27,10 @@ from analysis.render.page import (
 from analysis.render.terminal import printable
 
 _MOST_PANELS = 12
-"""Series of one figure; further ones are in figures of their own."""
+"""Most series in one figure; more make further figures."""
 _MOST_NAMES = 8
 _MOST_CHANGES = 8
-"""Changes of one panel that have a label."""
+"""Most labeled changes in one panel."""
 _CHANGE_ROWS = 3
 """Rows for the labels of consecutive changes, so that they do not overlap."""
 _ROW_POINTS = 12
@@ -74,7 +74,7 @@ def history_page(found: History) -> Page:
             Section("", answer, "answer"),
             Section("Trends", [Gallery(figures)] if figures else []),
             Section("Configurations", [_article(one, title, anchors[id(one)]) for one, title in repeated]),
-            Section("Measured in one run", _list([once_line(one, title) for one, title in named
+            Section("Measured once", _list([once_line(one, title) for one, title in named
                                                   if len(one.points) == 1])),
             Section("Not read", _list(found.problems)),
         ],
@@ -122,7 +122,7 @@ def _worst_first(named: Sequence[tuple[Series, str]]) -> list[tuple[Series, str]
 
 
 def _newest(one: Series) -> str:
-    """The newest verdict of a series, and what changed with it."""
+    """Return the newest verdict of a series and the changes at that run."""
     point = one.points[-1]
     name = run_names(one)[-1]
     change = f"step time {100 * (point.time_ratio - 1):+.1f} %, " if point.time_ratio is not None else ""
@@ -224,7 +224,7 @@ def _changes(points: Sequence[Point], top: float) -> list[Drawn]:
 
 
 def change_label(changed: Sequence[str]) -> str:
-    """Return changes in a few letters: the new commit, or the first version that changed, and how many more."""
+    """Return a short label of changes: the new commit or first changed version, and the number of others."""
     first = next((text for text in changed if text.startswith("commit ")), changed[0])
     name, new = first.split(" ", 1)[0], first.rpartition(" -> ")[2]
     if name == "commit":

@@ -1,4 +1,4 @@
-"""Figures of kernel counters: use of the cores by kind of work, and the roofline."""
+"""Figures of kernel counters: core utilization by kind of work, and the roofline."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -29,7 +29,7 @@ _LETTERS = 13
 
 
 def kernel_figures(counters: KernelCounters, ending: str = "", measured: Mapping[str, float] | None = None) -> Figures:
-    """Return every figure that the counters have the numbers for, by the name of the finding that it belongs to.
+    """Return every figure for which the counters have data, by the name of its finding.
 
     Args:
         counters: of one file.
@@ -84,12 +84,12 @@ def core_utilization_figure(groups: Mapping[str, CoreUse], label: str, name: str
     ticks = [(float(place), _wrapped(group)) for place, group in enumerate(shown)]
     return Figure(
         name=name,
-        title="Use of the cores",
-        caption="Share of the highest rate while kernels of this kind run; pale: cycles in which the pipe worked.",
+        title="Core utilization",
+        caption="Share of the peak rate while kernels of this kind run. Pale: cycles in which the pipe was active.",
         panels=[
             Panel(
                 x=Axis(label=label, ticks=ticks, low=-0.6, high=max(len(shown) - 0.4, 0.6), grid=False),
-                y=Axis(label="of the highest rate", unit="%", low=0, high=1.15 * tallest),
+                y=Axis(label="share of the peak rate", unit="%", low=0, high=1.15 * tallest),
                 series=series,
             )
         ],
@@ -106,7 +106,7 @@ def _percent(use: CoreUse, pipe: str) -> float | None:
 def _bar_numbers(
     places: Sequence[float], values: Sequence[float | None], active: Sequence[float | None]
 ) -> list[Text]:  # fmt: skip
-    """The full bar's number: on it, or, where a pale one stands behind, in it, so that it is read for the full one."""
+    """Return the number of the full bar: above it, or inside it if a pale bar is behind it."""
     found = []
     for place, value, behind in zip(places, values, active, strict=True):
         if value is None:
@@ -138,7 +138,7 @@ def _wrapped(name: str) -> str:
 
 
 def roofline_figure(found: Roofline, name: str = "roofline") -> Figure:
-    """Return every kernel by its intensity and rate, under its ceilings.
+    """Return every kernel by arithmetic intensity and rate, with the ceilings.
 
     Colors are kinds of work, areas the time a kernel takes, both axes logarithmic. Kernels whose operations or bytes
     are not known, or that do no floating-point work, cannot be placed; the note says how many, with their time. Bytes
@@ -153,7 +153,7 @@ def roofline_figure(found: Roofline, name: str = "roofline") -> Figure:
     return Figure(
         name=name,
         title="Roofline",
-        caption="Under the slope a kernel waits for memory, under the roof for cores; far below both, for neither.",
+        caption="Memory limits kernels near the slope, cores those near the roof; latency those far below both.",
         panels=[
             Panel(
                 x=Axis(
@@ -176,7 +176,7 @@ Ends = tuple[float, float]
 
 
 def _limits(rows: Sequence[Row], ceilings: Mapping[str, Ceiling]) -> tuple[Ends, Ends]:
-    """Ends of both axes, round the kernels and the corners of the roof."""
+    """Return the limits of both axes, around the kernels and the corners of the roof."""
     peaks = [ceiling.rate for kind, ceiling in ceilings.items() if kind != DRAM]
     xs = [float(row["intensity_flop_per_byte"]) for row in rows]
     ys = [float(row["achieved_flops"]) for row in rows] + peaks
@@ -268,7 +268,7 @@ def _note(found: Roofline, rows: Sequence[Row]) -> str:
             "which this does not show."
         )
     if DRAM not in found.ceilings:
-        parts.append("The memory's peak is not known.")
+        parts.append("The memory peak is unknown.")
     if all(kind == DRAM for kind in found.ceilings):
-        parts.append("No compute peak is known.")
+        parts.append("The compute peak is unknown.")
     return " ".join(parts)

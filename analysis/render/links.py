@@ -1,4 +1,4 @@
-"""What a report shows of collectives and of projections to more devices: figures, tables and sentences."""
+"""Figures, tables and sentences of a report about collectives and projections to more devices."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -47,7 +47,7 @@ class LinkPart:
 def link_part(
     trials: Sequence[LoadedTrial], scaling: Sequence[Row], project_to: Sequence[int] = (), same_links: bool = False
 ) -> LinkPart:
-    """Return the collectives of a run, and what they predict for more devices.
+    """Return the collectives of a run and the projections to more devices.
 
     Args:
         trials: all of the run.
@@ -101,7 +101,7 @@ def _collective_blocks(links: Sequence[Link], by_size: Sequence[Row]) -> list[Bl
 
 
 def links_figure(links: Sequence[Link]) -> Figure:
-    """Return time against size with the fitted lines, and how far each measured time is off; at least one link."""
+    """Return time by size with the fitted lines, and their residuals; at least one link."""
     lines = [(link, ranks) for link in links for ranks in link.ranks]
     times: list[Series] = []
     errors: list[Series] = [Rule(name="no error", axis="y", at=0)]
@@ -113,7 +113,7 @@ def links_figure(links: Sequence[Link]) -> Figure:
     sizes = size_axis("size", {size for link in links for size in link.sizes})
     return Figure(
         name="collectives",
-        title="Collectives: time against size",
+        title="Collectives: time by message size",
         caption="Bars: 95 % of the repetitions. The line is latency + bytes / bandwidth; "
         f"residuals that bend tell where another algorithm or protocol begins.{left_out}",
         panels=[
@@ -154,7 +154,7 @@ def _link_lines(link: Link, ranks: int, colour: str, marker: Marker) -> tuple[li
 
 
 def projection_figure(rows: Sequence[Row], scaling: Sequence[Row]) -> Figure:
-    """Return measured throughput with full lines, projected with dashes and a band.
+    """Return measured throughput as full lines, projected throughput as dashes with a band.
 
     Args:
         rows: projections that were made, at least one.
@@ -196,7 +196,7 @@ def projection_figure(rows: Sequence[Row], scaling: Sequence[Row]) -> Figure:
                 series=rates,
             ),
             Panel(
-                title="against the most devices measured",
+                title="relative to the most devices measured",
                 x=_devices(sizes),
                 y=Axis(label="projected efficiency", unit="%", low=0, high=max(110.0, 1.05 * top)),
                 series=efficiencies,

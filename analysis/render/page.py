@@ -25,9 +25,9 @@ if TYPE_CHECKING:
 
 PAGE = "report.html"
 MOST_ROWS = 200
-"""Rows of the table of a finding that a page holds."""
+"""Most rows that a page holds of the table of a finding."""
 _OPEN_ROWS = 16
-"""Rows of a finding's table that are shown without being asked for."""
+"""Most rows of a finding's table that are shown unfolded."""
 _HERE = Path(__file__).parent
 _LOCK = ".report.lock"
 
@@ -66,7 +66,7 @@ class Badge:
 
 @dataclass(frozen=True, slots=True)
 class Callout:
-    """What a reader should not miss, in a box: what to do first."""
+    """A box with what the reader must not miss, such as what to do first."""
 
     title: str
     blocks: "Sequence[Block]"
@@ -79,7 +79,7 @@ class Gallery:
 
     figures: Sequence[Figure]
     folder: str = ""
-    """Where their files lie, below that of the page."""
+    """Folder of their files, relative to that of the page."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +88,7 @@ class Items:
 
     rows: Sequence[tuple[str, str, str]]
     start: int = 0
-    """The number of the first one; 0 for a list without numbers."""
+    """Number of the first item; 0 for a list without numbers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +102,7 @@ class Caution:
 
 @dataclass(frozen=True, slots=True)
 class Details:
-    """Blocks that are shown when they are asked for."""
+    """Folded blocks."""
 
     summary: str
     blocks: "Sequence[Block]"
@@ -112,7 +112,7 @@ class Details:
 
 @dataclass(frozen=True, slots=True)
 class Article:
-    """Blocks that belong together, under a title of their own where they have one, to link to."""
+    """Blocks that belong together, with a title and an anchor if given."""
 
     title: str
     blocks: "Sequence[Block]"
@@ -121,7 +121,7 @@ class Article:
 
 
 Block = tables.Block | Prose | Heading | Cards | Badge | Callout | Gallery | Items | Caution | Details | Article
-"""What a terminal shows too (tables, facts, lines as they are, sentences), and what a page alone has."""
+"""Blocks that a terminal also shows (tables, facts, plain lines, sentences), and blocks of pages alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +136,7 @@ class Section:
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """What one HTML file shows; sections without blocks are left out."""
+    """Content of one HTML file; sections without blocks are left out."""
 
     title: str
     eyebrow: str
@@ -146,7 +146,7 @@ class Page:
 def finding_panel(
     finding: Finding, figures: Sequence[Figure], prefix: str = "", folder: str = ""
 ) -> Article:  # fmt: skip
-    """Return what a page shows of a finding: what it means, its figures, and its table, MOST_ROWS rows at most.
+    """Return a finding as blocks: its sentence, its figures, and at most MOST_ROWS rows of its table.
 
     Args:
         finding: what an analysis said.
@@ -177,13 +177,13 @@ class _Part:
 
 
 class _Outline:
-    """Gives every section of a page an anchor of its own, and lists them."""
+    """Gives every section of a page its own anchor, and lists the anchors."""
 
     def __init__(self, page: Page) -> None:
         self._taken = {block.anchor for section in page.sections for block in section.blocks
                        if isinstance(block, Article) and block.anchor}  # fmt: skip
         self.anchors: dict[int, str] = {}
-        """Anchor of each section and of each foldable one, by its identity."""
+        """Anchor of each section and each fold, by identity."""
         self.parts: list[_Part] = []
         for section in page.sections:
             if not section.blocks:
@@ -196,7 +196,7 @@ class _Outline:
                     self._add(block, block.summary)
 
     def of(self, thing: object) -> str:
-        """Return the anchor of a section or of a foldable one, "" where it has none."""
+        """Return the anchor of a section or a fold, "" if it has none."""
         return self.anchors.get(id(thing), "")
 
     def _add(self, thing: object, title: str) -> None:
@@ -211,7 +211,7 @@ class _Outline:
 
 
 class _Tables:
-    """Writes a CSV file for each table of a page that has none yet; `link` gives the place of the file."""
+    """Writes a CSV file for each table of a page that has none yet; `link` returns its address."""
 
     def __init__(self, folder: Path) -> None:
         self.written: list[Path] = []
@@ -231,7 +231,7 @@ class _Tables:
 
 @contextmanager
 def report_folder(folder: Path) -> Iterator[None]:
-    """Hold the folder while its files are written, and first remove what killed processes left half written.
+    """Lock the folder while files are written; first remove partial files of killed processes.
 
     Another report into the same folder waits. A folder that nothing came of is not left behind.
 

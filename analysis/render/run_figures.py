@@ -7,7 +7,7 @@ from typing import Any, get_args
 from analysis import wording
 from analysis.diagnose.answer import Point
 from analysis.load import LoadedTrial
-from analysis.metrics.speed_of_light import FLOOR, LOSS, NOT_EXPLAINED
+from analysis.metrics.speed_of_light import ARITHMETIC, FLOOR, LOSS, NOT_EXPLAINED
 from analysis.render.figure import (
     Axis,
     Band,
@@ -49,25 +49,25 @@ _HIGHEST_BAR = 1.6
 _BARS = "Bars: 95 % interval, an arrow where it reaches further."
 _MOST_PANELS = 6
 _TICK_ROOM = 0.07
-"""Of an axis as wide as a figure of one panel, what a tick's number takes."""
+"""Width of a tick's number, as a share of an axis in a figure of one panel."""
 _MOST_TRIALS = 12
 _LEAST_LABELLED = 6
-"""Percent of a step from which a part has its number in it."""
+"""Smallest part of a step, in percent, that is labeled with its number."""
 
 
 def run_figures(trials: Sequence[LoadedTrial], points: Sequence[Point], scaling: Sequence[Row]) -> list[Figure]:
-    """Return every figure that a run has data for."""
+    """Return every figure for which a run has data."""
     if not points:
         return []
     colours = colours_of([str(trial.row["implementation"]) for trial in trials])
     throughput = _against_batch(
         points, colours, "samples per second", lambda point: (point.samples_per_second, *point.rate_interval),
-        name="throughput", title="Throughput against batch size",
+        name="throughput", title="Throughput by batch size",
         caption=f"Sequences trained per second over all devices of a trial. {_BARS} Higher is better.",
     )  # fmt: skip
     latency = _against_batch(
         points, colours, "step time", lambda point: (point.step_ms.value, point.step_ms.low, point.step_ms.high),
-        unit="ms", name="latency", title="Step time against batch size",
+        unit="ms", name="latency", title="Step time by batch size",
         caption=f"Median time of one optimizer step of the slowest rank. {_BARS} Lower is better.",
     )  # fmt: skip
     efficiency = [scaling_figure(scaling, colours)] if scaling else []
@@ -91,7 +91,7 @@ def _against_batch(
     title: str,
     caption: str,
 ) -> Figure:
-    """One panel per model and accumulation; the fullest ones where there are too many."""
+    """Return one panel per model and accumulation; if there are too many, the ones with the most points."""
     groups: dict[str, list[Point]] = {}
     for point in points:
         row = point.row
@@ -127,7 +127,7 @@ def _against_batch(
 
 
 def _spread_ticks(sizes: Sequence[int], room: float) -> list[tuple[float, str]]:
-    """Return ticks of a logarithmic axis: the first size, the last, and others that leave room to their neighbors.
+    """Return ticks of a logarithmic axis: the first size, the last, and those between that have room.
 
     Args:
         sizes: at least one.
@@ -144,7 +144,7 @@ def _spread_ticks(sizes: Sequence[int], room: float) -> list[tuple[float, str]]:
 
 
 def _capped(middle: float, end: float) -> float:
-    """The end of an interval as far as it is shown."""
+    """Return the end of an interval, cut to what is shown."""
     return max(middle, min(end, _HIGHEST_BAR * middle)) if math.isfinite(end) else middle
 
 
@@ -185,7 +185,7 @@ def _lines_by_batch(
 
 
 def scaling_figure(scaling: Sequence[Row], colours: Mapping[str, str]) -> Figure:
-    """Return the efficiency of weak and strong scaling, as `measured_efficiency` has it, against devices."""
+    """Return the efficiency of weak and strong scaling from `measured_efficiency` by devices."""
     top = 100 * max(_capped(row["efficiency"], row["efficiency_high"] or 0.0) for row in scaling)
     panels = []
     for kind in (kind for kind in ("weak", "strong") if any(row["scaling"] == kind for row in scaling)):
@@ -245,7 +245,7 @@ def _efficiency_lines(rows: Sequence[Row], kind: str, colours: Mapping[str, str]
 
 
 def phases_figure(points: Sequence[Point]) -> Figure:
-    """Return the share of each phase in the step of every configuration."""
+    """Return the share of each phase in a step, for every configuration."""
     shown = _representative(points)
     series, left = [], [0.0] * len(shown)
     for column, (label, colour) in _PHASES.items():
@@ -257,7 +257,7 @@ def phases_figure(points: Sequence[Point]) -> Figure:
         left = ends
     return Figure(
         name="phases",
-        title="Where a step's time goes",
+        title="Step time by phase",
         caption="Medians over the window, of the slowest rank in each step. "
         "Exposed communication is what the backward pass could not hide.",
         panels=[
@@ -280,7 +280,7 @@ def _phase_share(row: Row, column: str) -> float:
 
 
 def _representative(points: Sequence[Point]) -> list[Point]:
-    """All configurations, or the ones of the largest batches where there are many."""
+    """Return all configurations, or those with the largest batches if there are many."""
     shown = list(points)
     while len(shown) > _MOST_TRIALS:
         shown.remove(min(shown, key=lambda point: int(point.row["micro_batch_size"])))
@@ -288,7 +288,7 @@ def _representative(points: Sequence[Point]) -> list[Point]:
 
 
 def _name(point: Point, among: Sequence[Point]) -> str:
-    """Name a configuration by what differs."""
+    """Return the name of a configuration: the settings in which it differs."""
     row = point.row
     parts = [str(row["implementation"])]
     if len({wording.model(other.row) for other in among}) > 1:
@@ -320,7 +320,7 @@ def step_times_figure(points: Sequence[Point], colours: Mapping[str, str]) -> Fi
     return Figure(
         name="step_times",
         title="Step times",
-        caption="Every step of one round. Shaded: warm-up, left out of every number. Dotted: the median. "
+        caption="Every step of one round. Shaded: warm-up, not measured. Dotted: median. "
         f"Triangles: steps beyond the axis.{left_out}",
         panels=panels,
         columns=columns,
@@ -360,12 +360,12 @@ def _step_panel(point: Point, title: str, colour: str, number: int, columns: int
 
 
 def taken_apart(trials: Sequence[LoadedTrial]) -> list[LoadedTrial]:
-    """Return the trials of kind components that ended well."""
+    """Return the successful trials of kind components."""
     return [trial for trial in trials if trial.trial.kind == "components" and trial.row["status"] == "ok"]
 
 
 def waterfall_figure(row: Row, name: str = "waterfall") -> Figure:
-    """Return the bars of a trial of kind components: from the floor of a step, loss by loss, to the measured step."""
+    """Return the waterfall of a trial of kind components, from the floor of a step to the measured step."""
     bars = row["waterfall"]
     ends = spans(bars)
     most = max(max(pair) for pair in ends)
@@ -391,7 +391,7 @@ def waterfall_figure(row: Row, name: str = "waterfall") -> Figure:
         name=name,
         title="From the floor of a step to the measured step",
         caption="Blue is the floor: the model's FLOPs at the measured peak, and the memory traffic at the measured "
-        "bandwidth. Each bar below begins where the one above ends. Orange: time of separately timed parts above "
+        "bandwidth. Each bar starts where the one above ends. Orange: time of separately timed parts above "
         "their floor; green: below it. Gray: not explained by the parts.",
         panels=[
             Panel(
@@ -411,7 +411,7 @@ def waterfall_figure(row: Row, name: str = "waterfall") -> Figure:
 
 
 def spans(bars: Sequence[Row]) -> list[tuple[float, float]]:
-    """Return where each bar begins and ends in ms: one behind the other, the last from 0."""
+    """Return start and end of each bar in ms: each starts where the last one ends, the total at 0."""
     found, reached = [], 0.0
     for bar in bars:
         begin = reached if bar["kind"] in (FLOOR, LOSS) else 0.0
@@ -422,12 +422,12 @@ def spans(bars: Sequence[Row]) -> list[tuple[float, float]]:
 
 def _bar_text(bar: Row) -> str:
     sign = "+" if bar["kind"] == LOSS and bar["ms"] >= 0 else "-" if bar["ms"] < 0 else ""
-    return f"{sign}{wording.number(abs(bar['ms']))} ms, {100 * bar['share']:.1f} %"
+    return f"{sign}{wording.number(abs(bar['ms']))} ms, {wording.percent(bar['share'])}"
 
 
 def _waterfall_colour(bar: Row) -> str:
     if bar["kind"] == FLOOR:
-        return "blue" if bar["name"].startswith("products") else "sky"
+        return "blue" if bar["name"] == ARITHMETIC else "sky"
     if bar["kind"] != LOSS:
         return "grey"
     if bar["name"] == NOT_EXPLAINED:

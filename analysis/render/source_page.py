@@ -30,7 +30,7 @@ _MOST_FIRST = 6
 
 
 def source_figures(source: Source, measured: Mapping[str, float] | None = None) -> Figures:
-    """Return every figure that a source has the numbers for, by the name of the finding that it belongs to.
+    """Return every figure for which a source has data, by the name of its finding.
 
     Args:
         source: what was read.
@@ -84,7 +84,7 @@ def write_source_report(source: Source, findings: Sequence[Finding], folder: Pat
 def source_page(source: Source, findings: Sequence[Finding]) -> Page:
     """Return the page of a source and of its findings."""
     said = [(one.name, one.title, one.sentence) for one in by_weight(findings) if one.sentence]
-    answer: list[Block] = ["There is nothing to say about this profile."]
+    answer: list[Block] = ["This profile has no findings."]
     if said:
         answer = [Items(said[:_MOST_FIRST], start=1)]
     if said[_MOST_FIRST:]:
@@ -94,14 +94,14 @@ def source_page(source: Source, findings: Sequence[Finding]) -> Page:
     read: list[Block] = [Facts(facts(source))]
     if source.problems:
         problems = Items([("", "", problem) for problem in source.problems])
-        read += [Heading("What could not be read, or is not in it"), problems]
+        read += [Heading("Not read or not in the profile"), problems]
     return Page(
         source.path.resolve().name,
         "bertbench profile report",
         [
-            Section("What it says", answer, "answer"),
-            Section("What was read", read),
-            Section("In detail", source_panels(source, findings)),
+            Section("Findings", answer, "answer"),
+            Section("Input", read),
+            Section("Details", source_panels(source, findings)),
         ],
     )
 
@@ -117,8 +117,8 @@ def advice_blocks(advice: Sequence[Advice]) -> list[Block]:
 
 
 def facts(source: Source) -> list[tuple[str, str]]:
-    """Return what was read, as (name, value)."""
-    rows = [("read from", source.path.name), ("kind", ", ".join(source.kinds))]
+    """Return facts about the input as (name, value)."""
+    rows = [("source", source.path.name), ("kind", ", ".join(source.kinds))]
     timelines = source.timelines
     if timelines:
         devices = [name for found in timelines for name in found.devices.values()]

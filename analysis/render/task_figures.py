@@ -1,4 +1,4 @@
-"""Figures of tasks' data and scores: lengths of instances, making of features, SQuAD's no-answer scores, GAP."""
+"""Figures of task data and scores: instance lengths, feature extraction, SQuAD no-answer scores, GAP."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -44,7 +44,7 @@ _LEAST_SHARE = 0.003
 
 
 def lengths_figure(splits: Sequence[LengthCounts], title: str = "", name: str = "lengths") -> Figure:
-    """Return the lengths of pretraining instances, and of the two segments of the first split's.
+    """Return the lengths of pretraining instances, and of both segments in the first split.
 
     Shares of lengths are logarithmic: instances of full length outnumber all others by far.
 
@@ -63,10 +63,10 @@ def lengths_figure(splits: Sequence[LengthCounts], title: str = "", name: str = 
     share = "share of the instances"
     shares = np.concatenate([_binned(split.lengths)[1] for split in splits])
     bottom = float(max(_LEAST_SHARE, 0.7 * shares[shares > 0].min(initial=100.0)))
-    cut = "A pair that is too long loses pieces of its longer segment, until it fits."
+    cut = "A pair that is too long is truncated at its longer segment until it fits."
     return Figure(
         name=name,
-        title="Lengths of instances",
+        title="Instance lengths",
         panels=[
             Panel(
                 title=", ".join(part for part in (short_label(title) or "Lengths", per_bar) if part),
@@ -90,7 +90,7 @@ def lengths_figure(splits: Sequence[LengthCounts], title: str = "", name: str = 
 def _outline(
     name: str, edges: npt.NDArray[np.generic], shares: Floats, *, colour: str, dash: Dash = "solid"
 ) -> Line:  # fmt: skip
-    """The upper edge of a histogram, down to 0 at both ends."""
+    """Return the outline of a histogram, down to 0 at both ends."""
     return Line(
         name=name, x=[edges[0], *edges], y=[0.0, *shares, 0.0], colour=colour, dash=dash, step="after"
     )  # fmt: skip
@@ -116,12 +116,12 @@ def _split_series(split: LengthCounts, colour: str, *, first: bool) -> list[Seri
 
 
 def _bar_width(seq_len: int) -> int:
-    """Lengths per bar: as few as leave at most 32 bars."""
+    """Return the lengths per bar, for at most 32 bars."""
     return max(1, -(-seq_len // _MOST_BARS))
 
 
 def _binned(counts: Sequence[int]) -> tuple[npt.NDArray[np.int64], Floats]:
-    """Edges of the bars and the share of each, in percent; the last bar ends at L."""
+    """Return the edges of the bars and the share of each in percent; the last bar ends at L."""
     values = np.asarray(counts, dtype=np.int64)
     seq_len, width = len(values) - 1, _bar_width(len(values) - 1)
     edges = np.arange(seq_len, -1, -width, dtype=np.int64)[::-1]
@@ -147,7 +147,7 @@ def _lengths_summary(split: LengthCounts) -> str:
 
 @dataclass(frozen=True, slots=True)
 class ScalingPoint:
-    """One way of handing over, with one number of workers."""
+    """One transfer mode with one number of workers."""
 
     mode: str
     workers: int
@@ -155,7 +155,7 @@ class ScalingPoint:
     rounds: Sequence[float]
     """Seconds of every round."""
     shares: Mapping[str, float]
-    """What the time consists of; the values add up to `seconds`."""
+    """Parts of the time; they add up to `seconds`."""
 
 
 _SHARES = ("pale", "grey", "blue", "sky", "vermilion", "green", "orange", "pink")
@@ -167,7 +167,7 @@ _LEAST_LABELLED = 0.06
 
 
 def squad_scaling_figure(points: Sequence[ScalingPoint], title: str = "", note: str = "") -> Figure:
-    """Return time against workers with the ideal line, and its parts as stacked bars.
+    """Return time by workers with the ideal line, and its parts as stacked bars.
 
     Args:
         points: at least one; all with the same names of shares.
@@ -198,10 +198,10 @@ def squad_scaling_figure(points: Sequence[ScalingPoint], title: str = "", note: 
     ticks = [(float(place), f"{point.workers}\n{short_label(point.mode)}") for place, point in enumerate(ordered)]
     return Figure(
         name="squad-scaling",
-        title="Time to make the features",
+        title="Feature extraction time",
         panels=[
             Panel(
-                title=short_label(title) or "Time to make the features",
+                title=short_label(title) or "Feature extraction time",
                 x=Axis(label="worker processes", ticks=[(number, f"{number}") for number in workers],
                        low=workers[0] - 0.5, high=workers[-1] + 0.5),
                 y=Axis(label="seconds, bars: all rounds", low=0),
@@ -209,7 +209,7 @@ def squad_scaling_figure(points: Sequence[ScalingPoint], title: str = "", note: 
                 legend="inside",
             ),
             Panel(
-                title="What the time consists of",
+                title="Parts of the time",
                 x=Axis(label="worker processes", ticks=ticks, grid=False),
                 y=Axis(label="seconds"),
                 series=_share_bars(ordered),
@@ -285,7 +285,7 @@ _RIGHT = {"exact": ("exact match", "blue"), "f1": ("F1", "vermilion"), "oracle":
 
 
 def precision_recall_figure(curves: Sequence[Curve], title: str = "") -> Figure:
-    """Return precision against recall, one curve per way of counting what is right.
+    """Return precision by recall, one curve per way of counting correct answers.
 
     Args:
         curves: at least one.
@@ -310,9 +310,9 @@ def precision_recall_figure(curves: Sequence[Curve], title: str = "") -> Figure:
             Panel(
                 title=_titled("Precision and recall", title),
                 x=Axis(
-                    label="recall: right answers of all questions that have one", form="percent", low=-1.5, high=101.5
+                    label="recall: correct answers of all answerable questions", form="percent", low=-1.5, high=101.5
                 ),
-                y=Axis(label="precision: right answers of all given", form="percent", low=0, high=103),
+                y=Axis(label="precision: correct answers of all given", form="percent", low=0, high=103),
                 series=series,
             )
         ],
@@ -325,7 +325,7 @@ def precision_recall_figure(curves: Sequence[Curve], title: str = "") -> Figure:
 def null_odds_figure(
     with_answer: Sequence[float], without_answer: Sequence[float], best: Sequence[Best], title: str = ""
 ) -> Figure:
-    """Return how the no-answer scores of questions with and without an answer are distributed.
+    """Return the distributions of no-answer scores of questions with and without an answer.
 
     Args:
         with_answer: no-answer scores of questions with an answer; may be empty.
@@ -356,7 +356,9 @@ def null_odds_figure(
         panels=[
             Panel(
                 title=_titled("No-answer scores", title),
-                x=Axis(label=f"no-answer score (higher: none is more likely{beyond})", low=low, high=high, grid=False),
+                x=Axis(
+                    label=f"no-answer score (higher: no answer is more likely{beyond})", low=low, high=high, grid=False
+                ),
                 y=Axis(label="share of these questions", form="percent", low=0, high=1.25 * tallest),
                 series=[*series, *_thresholds(best, low, high, 1.25 * tallest)],
             )
@@ -381,7 +383,7 @@ def _thresholds(best: Sequence[Best], low: float, high: float, top: float) -> li
 
 
 def thresholds_figure(sweep: Sweep, best: Sequence[Best], title: str = "") -> Figure:
-    """Return exact match and F1 against the threshold on the no-answer score, the best ones marked.
+    """Return exact match and F1 by no-answer threshold, with the best ones marked.
 
     Args:
         sweep: at least one threshold.
@@ -411,7 +413,7 @@ def thresholds_figure(sweep: Sweep, best: Sequence[Best], title: str = "") -> Fi
         panels=[
             Panel(
                 title=_titled("Scores by threshold", title),
-                x=Axis(label="threshold: a question with a higher no-answer score counts as not answered", low=low,
+                x=Axis(label="threshold: questions with a higher no-answer score count as unanswered", low=low,
                        high=high),
                 y=Axis(label="score over all questions", form="percent", low=max(0.0, float(scores.min()) - room),
                        high=float(scores.max()) + room),
@@ -429,7 +431,7 @@ def _titled(what: str, name: str) -> str:
 
 
 def _range(scores: Floats) -> tuple[float, float]:
-    """Ends of the axis: 0 to 1 for probabilities, otherwise where all but the outermost scores are."""
+    """Return the limits of the axis: 0 to 1 for probabilities, otherwise without the outermost scores."""
     if scores.min() >= 0 and scores.max() <= 1:
         return 0.0, 1.0
     low, high = (float(end) for end in np.percentile(scores, [_OUTLIERS, 100 - _OUTLIERS]))
@@ -439,7 +441,7 @@ def _range(scores: Floats) -> tuple[float, float]:
 
 @dataclass(frozen=True, slots=True)
 class Confusion:
-    """Rows by what is right and what was answered."""
+    """Rows by correct and given answer."""
 
     counts: npt.NDArray[np.int64]
     """[right, answered]."""
@@ -449,7 +451,7 @@ class Confusion:
 
 @dataclass(frozen=True, slots=True)
 class GroupAccuracy:
-    """The accuracy on some of the rows."""
+    """The accuracy on a subset of the rows."""
 
     group: str
     name: str
@@ -464,7 +466,7 @@ _GROUPS = ("blue", "green", "orange", "pink", "pale")
 def gap_figure(
     confusion: Confusion, groups: Sequence[GroupAccuracy], overall: float, names: Sequence[str] = (), facts: str = ""
 ) -> Figure:
-    """Return a confusion matrix, and beside it the accuracy on parts of the rows.
+    """Return a confusion matrix, and the accuracy on subsets of the rows.
 
     Args:
         confusion: at least one line.
@@ -485,9 +487,9 @@ def gap_figure(
         heading=", ".join(filter(None, [*map(short_label, names), facts])),
         panels=[
             Panel(
-                title="what is right, and what was answered",
-                x=Axis(label="answered", ticks=[*enumerate(confusion.answered)]),
-                y=Axis(label="right", ticks=[*enumerate(confusion.right)]),
+                title="correct and given answers",
+                x=Axis(label="given answer", ticks=[*enumerate(confusion.answered)]),
+                y=Axis(label="correct answer", ticks=[*enumerate(confusion.right)]),
                 series=[matrix],
             ),
             _accuracies(groups, overall),

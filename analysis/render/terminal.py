@@ -70,7 +70,7 @@ def _table_text(table: tables.Table, width: int) -> str:
     Console(file=output, width=width, color_system=None, force_terminal=False).print(view)
     lines = "\n".join(line.rstrip() for line in output.getvalue().splitlines()).strip("\n").split("\n")
     if fitting < len(headings):
-        said = f"too wide for here, in --json and --csv only: {', '.join(table.headings[fitting:])}"
+        said = f"columns left out for lack of width (--json and --csv have them): {', '.join(table.headings[fitting:])}"
         lines += textwrap.wrap(printable(said), width, break_on_hyphens=False)
     return "\n".join(lines)
 

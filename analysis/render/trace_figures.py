@@ -54,11 +54,11 @@ _MOST_RANKS = 16
 _MOST_POINTS = 5000
 _PIXELS = 3000
 _LEAST_LABELLED = 4
-"""Percent of a bar from which a part has its number in it."""
+"""Smallest part of a bar, in percent, that is labeled with its number."""
 
 
 def trace_figures(timelines: Sequence[Timeline]) -> Figures:
-    """Return every figure that the traces have the numbers for, by the name of the finding that it belongs to.
+    """Return every figure for which the traces have data, by the name of its finding.
 
     Args:
         timelines: one per rank; the first 16 are drawn.
@@ -82,7 +82,7 @@ def trace_figures(timelines: Sequence[Timeline]) -> Figures:
 
 
 def iteration_figure(timelines: Sequence[Timeline], ranks: int) -> Figure:
-    """Return what each rank does in one step that all have, or in the whole trace; `ranks` is how many there are."""
+    """Return the timeline of each rank in one common step, or in the whole trace; `ranks` is their number."""
     step = _step(timelines)
     lanes: dict[str, list[tuple[float, float, float]]] = {name: [] for name in _LANES}
     longest = 0.0
@@ -102,8 +102,8 @@ def iteration_figure(timelines: Sequence[Timeline], ranks: int) -> Figure:
     return Figure(
         name="iteration_timeline",
         title=f"Timeline of one iteration ({what})",
-        caption=f"What each rank does in {what}, from the rank's own start (clocks of ranks differ). "
-        "Communication that computation does not hide is exposed: it makes the step longer. "
+        caption=f"Work of each rank in {what}, relative to the rank's own start (clocks of ranks differ). "
+        "Exposed communication does not overlap computation, so it makes the step longer. "
         f"Pieces closer together than a pixel are drawn as one.{_left_out(len(timelines), ranks)}",
         panels=[
             Panel(
@@ -118,13 +118,13 @@ def iteration_figure(timelines: Sequence[Timeline], ranks: int) -> Figure:
 
 
 def _lane(name: str, colour: str, thickness: float, spans: Sequence[tuple[float, float, float]]) -> Bars:
-    """One kind of work on every rank, as (place, begin, end)."""
+    """Return one kind of work on every rank as (place, begin, end)."""
     at, begin, end = zip(*spans, strict=True) if spans else ((), (), ())
     return Bars(name=name, colour=colour, at=at, begin=begin, end=end, thickness=thickness, across=True)
 
 
 def breakdown_figure(rows: Sequence[Temporal], ranks: int) -> Figure:
-    """Return the shares of the window that each rank computes, communicates, copies and idles."""
+    """Return the share of the window that each rank spends on computation, communication, copies and idle."""
     parts = {
         "computation": ("blue", [row.compute_ns - row.overlapped_communication_ns for row in rows]),
         "computation over communication": ("sky", [row.overlapped_communication_ns for row in rows]),
@@ -158,7 +158,7 @@ def breakdown_figure(rows: Sequence[Temporal], ranks: int) -> Figure:
 
 
 def communication_figure(timelines: Sequence[Timeline]) -> Figure:
-    """Return one bar per rank: communication that computation hides, exposed transfer, exposed wait.
+    """Return one bar per rank: overlapped communication, exposed transfer, exposed wait.
 
     Where the traces do not split the exposed time, it is one part.
 
@@ -191,8 +191,8 @@ def communication_figure(timelines: Sequence[Timeline]) -> Figure:
     return Figure(
         name="communication",
         title="Communication per rank",
-        caption="Overlapped: computation ran meanwhile. Transfer: the shortest duration of a collective over the "
-        "ranks, what it takes when nobody waits. Wait: the rest, spent until the last rank came.",
+        caption="Overlapped: computation ran at the same time. Transfer: the shortest duration of a collective on any "
+        "rank. Wait: the rest, until the last rank arrived.",
         panels=[
             Panel(
                 x=Axis(
@@ -210,7 +210,7 @@ def communication_figure(timelines: Sequence[Timeline]) -> Figure:
 
 
 def buckets_figure(timelines: Sequence[Timeline]) -> Figure:
-    """Return the last marked step of every rank: computation above, its collectives below.
+    """Return the last marked step of every rank, computation above its collectives.
 
     Times are of the first rank's clock, from the first rank's start of the step.
 
@@ -238,7 +238,7 @@ def buckets_figure(timelines: Sequence[Timeline]) -> Figure:
     return Figure(
         name="buckets",
         title="Collectives of one step",
-        caption="When each ran on each rank; the exposed part has no computation beside it.",
+        caption="Collectives by rank and time. Exposed parts do not overlap computation.",
         panels=[
             Panel(
                 x=Axis(label="time from the start of the step", unit="ms, clocks aligned"),
@@ -252,7 +252,7 @@ def buckets_figure(timelines: Sequence[Timeline]) -> Figure:
 
 
 def bandwidth_figure(timelines: Sequence[Timeline]) -> Figure | None:
-    """Return bus bandwidth against message size, a point per collective; None where no size is known.
+    """Return bus bandwidth by message size, one point per collective; None if no size is known.
 
     A matched collective is one point, with its transfer time; others are points of each rank, hollow, with their whole
     duration.
@@ -282,7 +282,7 @@ def bandwidth_figure(timelines: Sequence[Timeline]) -> Figure | None:
     return Figure(
         name="bandwidth",
         title="Bus bandwidth by message size",
-        caption="One point per collective. Small messages are bound by latency, large ones by the links' rate.",
+        caption="One point per collective. Latency limits small messages, link bandwidth large ones.",
         panels=[
             Panel(
                 x=size_axis("message size", [size for _, _, size, _ in points]),
@@ -296,7 +296,7 @@ def bandwidth_figure(timelines: Sequence[Timeline]) -> Figure | None:
 
 
 def _step(timelines: Sequence[Timeline]) -> int | None:
-    """The step of median length on the first rank, of those that all ranks have."""
+    """Return the step with the median length on the first rank, among steps that all ranks have."""
     common: set[int] = set.intersection(*(set(timeline.steps["step"].tolist()) for timeline in timelines))
     table = timelines[0].steps
     rows = [
@@ -317,7 +317,7 @@ def _bounds(timeline: Timeline, sets: WorkSets, step: int | None) -> tuple[int, 
 
 
 def _last_step(timeline: Timeline, sets: WorkSets) -> tuple[int, int] | None:
-    """Its marks, and what its GPU still does after them where no other step follows."""
+    """Return its marks, extended to the end of its GPU work if no other step follows."""
     bounds = work_window(timeline, sets)
     if bounds is None or not len(timeline.steps):
         return bounds
@@ -339,7 +339,7 @@ def _lanes(sets: WorkSets, begin: int, end: int) -> dict[str, Intervals]:
 
 
 def _bars(part: Intervals, begin: int, end: int) -> list[tuple[float, float]]:
-    """Begin and end in ms; what is closer than a pixel becomes one bar, what is shorter than one is drawn as one."""
+    """Return begin and end in ms; pieces closer than a pixel are merged, shorter ones are one pixel wide."""
     pixel = max(1, (end - begin) // _PIXELS)
     shown = merged(part[:, 0], part[:, 1] + pixel)
     lengths = np.maximum(shown[:, 1] - pixel - shown[:, 0], pixel)

@@ -42,14 +42,14 @@ def run(options: AllreduceOptions) -> Result:
 
     if not options.paths:
         raise InputError(
-            "option-missing", "allreduce needs what to read: a trace, a folder of ranks, a tar, a run directory"
+            "option-missing", "allreduce needs an input: give a trace, a folder of ranks, a tar or a run directory"
         )
     scenarios = tuple(parse_scenario(text) for text in options.what_if) or SCENARIOS
     source = open_sources(*options.paths)
     if not source.timelines:
         raise InputError(
             "trace-without-work",
-            f"{source.path} holds no trace but {', '.join(source.kinds)}: give a trace, or see it with "
+            f"{source.path} contains {', '.join(source.kinds)} instead of a trace: give a trace, or view it with "
             "`bertbench analyze`",
         )
     about: dict[str, Any] = {"path": str(source.path), "kinds": list(source.kinds), "ranks": len(source.timelines)}

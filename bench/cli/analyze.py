@@ -37,7 +37,7 @@ def run(options: AnalyzeOptions) -> Result:
 
     if not options.paths:
         raise InputError(
-            "option-missing", "analyze needs what to read: a trace, a folder of ranks, a tar, a run directory"
+            "option-missing", "analyze needs an input: give a trace, a folder of ranks, a tar or a run directory"
         )
     if len(options.paths) == 1 and is_run(options.paths[0]):
         return _run(options.paths[0], options)

@@ -84,7 +84,7 @@ class AutotuneOptions(Printed):
     padding: str = AUTO
     """Padding of fine-tuning batches: to the longest sequence, or to --seq-len; default auto: longest."""
     precision: str = AUTO
-    """Arithmetic; default auto: bf16 where the hardware supports it, otherwise fp32."""
+    """Numeric precision; default auto: bf16 where the hardware supports it, otherwise fp32."""
     data: str = "synthetic"
     """Data of the batches: synthetic, synthetic:<lengths or path>, or a path."""
     dropout: float = 0.1

@@ -53,11 +53,13 @@ def run(options: CompareOptions) -> Result:
             raise InputError("path-missing", f"{other} does not exist: give two run directories, or two traces")
     for path, known in zip((options.a, options.b), runs, strict=True):
         if not known and path.name == "trials" and is_run(path.parent):
-            raise InputError("path-kind", f"{path} holds the trials of a run: give the run directory, {path.parent}")
+            raise InputError(
+                "path-kind", f"{path} is the folder of trials of a run: give the run directory, {path.parent}"
+            )
     found = _runs(options) if all(runs) else _traces(options)
     with suppress(OSError):
         if options.a.samefile(options.b):
-            same = f"{options.a} and {options.b} are the same records: nothing can differ"
+            same = f"{options.a} and {options.b} are the same records, so nothing differs"
             return replace(found, notes=[same, *found.notes])
     return found
 

@@ -58,7 +58,7 @@ class CompareStrategiesOptions(Printed):
     strategies: tuple[str, ...] = (AUTO,)
     """Parallel strategy; default auto: single on one device, ddp on several."""
     precisions: tuple[str, ...] = (AUTO,)
-    """Arithmetic; default auto: --precision if given, otherwise bf16 where the hardware supports it, else fp32."""
+    """Numeric precision; default auto: --precision if given, else bf16 where the hardware supports it, else fp32."""
     implementations: Annotated[tuple[str, ...], tyro.conf.arg(metavar=choice_of(TRAININGS) + " ...")] = (OURS,)
     """Implementations that train."""
     levers: tuple[str, ...] = (AUTO,)

@@ -35,14 +35,14 @@ OPTIONS = {"completion SHELL": CompletionOptions}
 
 
 def run(options: CompletionOptions) -> Result:
-    """Write the script to stdout. It knows the commands, options and tasks that are installed now."""
+    """Write the script to stdout, for the currently installed commands, options and tasks."""
     import shtab
 
     return Result(raw=shtab.complete(_parser(), options.shell) + "\n")
 
 
 def _parser() -> argparse.ArgumentParser:
-    """Return every command as argparse knows commands: shtab reads parsers, and this one parses nothing."""
+    """Return an argparse parser of all commands for shtab; it is not used to parse."""
     root = argparse.ArgumentParser(prog="bertbench")
     root.add_argument("-V", "--version", action="store_true", help="show the version")
     parsers: dict[tuple[str, ...], argparse.ArgumentParser] = {(): root}
@@ -64,7 +64,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _commands() -> dict[tuple[str, ...], tuple[type, str | None]]:
-    """Return the options of every command by its words, those of a command on tasks by each task."""
+    """Return the options of every command by its words, once per task for commands that take one."""
     from bench.cli.dispatch import COMMANDS, options_of
     from bert.tasks import known_tasks
 
@@ -82,7 +82,7 @@ def _commands() -> dict[tuple[str, ...], tuple[type, str | None]]:
 
 
 def _plain(called: str) -> Iterator[str]:
-    """Yield the words of a call up to the first that stands for something."""
+    """Yield the words of a command up to the first placeholder."""
     for word in called.split():
         if not word[0].isalpha() or word.isupper() or "." in word:
             return
@@ -106,5 +106,5 @@ def _add(parser: argparse.ArgumentParser, leaf: Leaf) -> None:
 
 
 def _first_sentence(text: str) -> str:
-    """What fits beside a name in a list of completions."""
+    """Return the first sentence, for a list of completions."""
     return " ".join(text.partition("\n\n")[0].split()).partition(". ")[0].rstrip(".")

@@ -45,7 +45,9 @@ class CoreUtilOptions(Tables):
         """Check what belongs together."""
         Tables.__post_init__(self)
         if not self.files:
-            raise UsageError("option-missing", "core-util needs files: core-util FILE.csv..., what `ncu --csv` wrote")
+            raise UsageError(
+                "option-missing", "core-util needs files: give the output of `ncu --csv`, as in core-util FILE.csv"
+            )
         if self.window_ms is not None and not 0 < self.window_ms < 1e15:
             raise UsageError(
                 "option-value", f"--window-ms {self.window_ms}: give the length of the steps in ms, above 0"
@@ -53,7 +55,7 @@ class CoreUtilOptions(Tables):
         if self.batch_sizes and len(self.batch_sizes) != len(self.files):
             raise UsageError(
                 "option-value",
-                f"--batch-sizes names {len(self.batch_sizes)} sizes for {len(self.files)} files: one each",
+                f"--batch-sizes names {len(self.batch_sizes)} sizes for {len(self.files)} files: give one per file",
             )
 
 
@@ -205,7 +207,7 @@ def _by_batch(
         best = table.iloc[int(table["tensor_percent"].argmax())]
         sentence = (
             f"The tensor cores are busiest, at {best['tensor_percent']:.2f} %, with batch size "
-            f"{int(best['micro_batch_size'])}: a larger one fills the GPU only as long as this number rises."
+            f"{int(best['micro_batch_size'])}: larger batches help only as long as this percentage rises."
         )
     return Finding("core_utilization_by_batch", "Core utilization by batch size", table, sentence)
 

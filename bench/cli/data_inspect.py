@@ -40,7 +40,7 @@ class InspectOptions(Printed):
     samples: int = 3
     """Random instances to show as text. A masked position reads [shown:hidden]."""
     seed: int = 0
-    """Seed of the choice of samples."""
+    """Seed for choosing the samples."""
     split: Literal["training", "test", "both"] = "both"
     """Shards to read."""
     seq_len: int | None = None

@@ -1,4 +1,4 @@
-"""From the words of a command line to a command, its options and its result."""
+"""Find the command of a command line, parse its options and run it."""
 
 import importlib
 from collections.abc import Callable, Mapping, Sequence
@@ -14,12 +14,12 @@ from common.registry import lookup
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """A command whose second word picks what is done: a task that has such a command, or another word."""
+    """A command with subcommands: a task, or another word."""
 
     what: str
-    """What the second word names, in the singular: kind, task."""
+    """Kind of the second word: kind or task."""
     others: Mapping[str, tuple[str, str]]
-    """Words besides the tasks that have no command of their own module: module, and one line of help."""
+    """Further subcommands: module, and one line of help."""
 
 
 COMMANDS: dict[str, str | Group] = {
@@ -30,12 +30,12 @@ COMMANDS: dict[str, str | Group] = {
             "pretrain": ("bench.cli.data_pretrain", "dumps and text -> HDF5 shards of pretraining instances"),
             "squad-scaling": (
                 "bench.cli.data_squad_scaling",
-                "time 1..N workers at SQuAD features, both modes",
+                "measure SQuAD preprocessing by number of workers",
             ),
-            "download": ("bench.cli.data_download", "fetch Wikipedia, SQuAD or books, by name"),
+            "download": ("bench.cli.data_download", "download Wikipedia, SQuAD or books, by name"),
             "inspect": (
                 "bench.cli.data_inspect",
-                "what a folder of HDF5 shards holds, and whether it is as it should",
+                "describe and check a folder of HDF5 shards",
             ),
             "verify": ("bench.cli.data_verify", "compare two folders of HDF5 shards"),
         },
@@ -65,18 +65,18 @@ COMMANDS: dict[str, str | Group] = {
     "history": "bench.cli.history",
     "completion": "bench.cli.completion",
 }
-"""What a command line can begin with; a module is imported when its command is called."""
+"""Commands by name; a module is imported when its command is called."""
 
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A command and the words behind its name."""
+    """A command and the words after its name."""
 
     program: str
-    """As it was called: "bertbench eval squad"."""
+    """Its full name: "bertbench eval squad"."""
     words: list[str]
     read_words: Callable[[list[str], str], Any]
-    """What makes options of the words, for this program."""
+    """Parses the words to options."""
     run: Callable[[Any], Result]
 
 
@@ -96,10 +96,10 @@ def result_of(argv: Sequence[str]) -> Result:
 
 
 def find(argv: Sequence[str]) -> Call | Result:
-    """Return the command that the first word names, or the first two; the help of a group where that is asked for.
+    """Return the command of the first one or two words, or the help of a group.
 
     Raises:
-        UsageError: there is no such command, or it lacks its second word.
+        UsageError: unknown command, or a missing second word.
     """
     name, *words = argv
     entry = lookup(COMMANDS, name, "command")
@@ -147,7 +147,7 @@ def _usage(program: str, what: str, choices: Mapping[str, tuple[str, str]]) -> s
 
 
 def options_of(name: str) -> dict[str, type]:
-    """Return the options of a command, or of all of a group, by its words, for the reference page."""
+    """Return the options of a command, or of each subcommand, by its words, for the reference page."""
     entry = COMMANDS[name]
     if not isinstance(entry, Group):
         return dict(importlib.import_module(entry).OPTIONS)

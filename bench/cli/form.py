@@ -1,7 +1,7 @@
-"""The form that a command line fills in: the fields of a dataclass of options, in groups, with choices and defaults.
+"""Convert a dataclass of options to a form for the parser: fields in groups, with choices and defaults.
 
-tyro groups the options of nested dataclasses, and options are declared flat, as records keep them. So the parser gets
-a nested dataclass made here of the flat one, and what it returns becomes the flat one again.
+tyro groups options by nested dataclasses, but options are declared flat, as records store them. The parser gets a
+nested dataclass made from the flat one; its result is converted back.
 """
 
 import ast
@@ -37,10 +37,10 @@ GROUPS: Groups = {
     ),
     "output": ("json", "out", "output", "csv", "rows", "price_per_hour", "log_to", "log_every"),
 }  # fmt: skip
-"""Headings of every help. A dataclass of options may have further GROUPS; the others are options of the command."""
+"""Headings in the help of every command. A dataclass of options can add its own as GROUPS."""
 
 _HEADINGS = {"sweep": "execution"}
-"""Where a command takes one value in place of lists, its group has this heading."""
+"""Headings for commands that take single values instead of lists."""
 
 _GROUP_OF = {name: group for group, names in GROUPS.items() for name in names}
 _DEFAULT = "; default "
@@ -49,19 +49,19 @@ _EXAMPLES = "\nExamples:\n"
 
 @dataclass(frozen=True, slots=True)
 class Leaf:
-    """One field of the options that a command line can give."""
+    """An option of a command."""
 
     path: tuple[str, ...]
-    """Names of the fields that lead to it, its own last."""
+    """Names of the nested fields, its own last."""
     hint: Any
     """Its type with tyro's markers."""
     field: "dataclasses.Field[Any]"
     help: str
-    """What it means, without its default."""
+    """Its meaning, without the default."""
     default_text: str
-    """What happens where it is not given, in words; "" where it is required or a switch."""
+    """The default as text; "" if it is required or a switch."""
     choices: tuple[str, ...] = ()
-    """The words it takes, where these are few and known."""
+    """The accepted words, if limited."""
     owner: type | None = None
     """The dataclass that declares it."""
 
@@ -72,40 +72,40 @@ class Leaf:
 
     @property
     def markers(self) -> tuple[Any, ...]:
-        """What its annotation says to tyro."""
+        """Markers in its annotation."""
         return tuple(getattr(self.hint, "__metadata__", ()))
 
     @property
     def positional(self) -> bool:
-        """Whether it is given by its place."""
+        """Whether it is a positional argument."""
         return tyro.conf.Positional in self.markers or any("positional" in str(one).lower() for one in self.markers)
 
     @property
     def required(self) -> bool:
-        """Whether a command line has to give it."""
+        """Whether it must be given."""
         missing = dataclasses.MISSING
         return self.field.default is missing and self.field.default_factory is missing
 
     @property
     def switch(self) -> bool:
-        """Whether it is given alone, without a value."""
+        """Whether it takes no value."""
         return self.kind is bool
 
     @property
     def flag(self) -> str:
-        """The option that gives it, such as --batch-sizes or, of what is on by default, --no-lower-case."""
+        """Its command-line form, such as --batch-sizes, or --no-lower-case for a switch that is on by default."""
         given = next((marker.name for marker in self.markers if getattr(marker, "name", None)), self.name)
         return f"--{'no-' * (self.field.default is True)}{given.replace('_', '-')}"
 
     @property
     def group(self) -> str:
-        """Heading of its group; "" for options of the command."""
+        """Heading of its group; "" if it has none."""
         own: Groups = getattr(self.owner, "GROUPS", {})
         return next((heading for heading in own if self.name in own[heading]), _GROUP_OF.get(self.name, ""))
 
     @property
     def tasks(self) -> tuple[str, ...]:
-        """The tasks that alone have it; () where every task does."""
+        """The tasks that have it; () if all do."""
         if self.owner is None or self.owner.__name__ != "TaskFlags":
             return ()
         names = {self.name, *(marker.name for marker in self.markers if getattr(marker, "name", None))}
@@ -159,7 +159,7 @@ def _default_text(item: "dataclasses.Field[Any]") -> str:
 
 
 def choices_of(item: "dataclasses.Field[Any]", kind: Any, markers: tuple[Any, ...] = ()) -> tuple[str, ...]:
-    """Return the words that a field takes; () where any will do. Its dataclass checks them, with its own error code."""
+    """Return the words that a field accepts; () for any. Its dataclass checks them, with its own error code."""
     for part in (kind, *typing.get_args(kind)):
         if typing.get_origin(part) is typing.Literal:
             return tuple(map(str, typing.get_args(part)))
@@ -178,7 +178,7 @@ def choices_of(item: "dataclasses.Field[Any]", kind: Any, markers: tuple[Any, ..
 
 @cache
 def _named_choices() -> dict[str, tuple[str, ...]]:
-    """The words that an option of this name takes in every command, of the registries that hold them."""
+    """Return the accepted words by option name, from the registries."""
     from bench.implementations import IMPLEMENTATIONS
     from bench.loggers import LOGGERS
     from bench.profilers import PROFILERS
@@ -211,11 +211,11 @@ def _named_choices() -> dict[str, tuple[str, ...]]:
 
 
 def form_of(options: type, task: str | None = None) -> tuple[type, Callable[[Any], Any]]:
-    """Return the nested dataclass that the parser fills in, and what makes the options of one that is filled in.
+    """Return a nested dataclass for the parser, and a function that converts its instances to `options`.
 
     Args:
-        options: a dataclass of options, of whatever dataclasses.
-        task: the task that the command line names; options of other tasks are taken and refused, but not shown.
+        options: a dataclass of options, which can be nested.
+        task: the task on the command line; options of other tasks are parsed but not shown.
     """
     found = list(leaves(options))
     several = any(leaf.name == "presets" for leaf in found)
@@ -253,7 +253,7 @@ def _build(options: type, values: Mapping[str, Any]) -> Any:
 
 
 def _shown(leaf: Leaf, hidden: bool) -> Any:
-    """The type of a field of the form, with what tyro prints of it."""
+    """Return the type of a field of the form, with markers for tyro's help."""
     given = next((one for one in leaf.markers if hasattr(one, "help_behavior_hint")), tyro.conf.arg())
     metavar = given.metavar  # type: ignore[attr-defined]
     if leaf.choices and metavar is None and not leaf.positional:
@@ -286,19 +286,19 @@ def summary_of(options: type) -> str:
 
 
 def examples_of(options: type) -> list[tuple[str, str]]:
-    """Return command lines of the section Examples at the end of its docstring, and what each does, or ""."""
+    """Return the command lines in the section Examples at the end of the docstring, each with its comment or ""."""
     listed = (inspect.getdoc(options) or "").partition(_EXAMPLES)[2]
     split = (line.strip().partition("  # ") for line in listed.splitlines())
     return [(command, says) for command, _, says in split if command]
 
 
 def field_docstrings(options: type) -> dict[str, str]:
-    """Return the string that stands under each field."""
+    """Return the docstring below each field."""
     found: dict[str, str] = {}
     for base in options.__mro__[1:]:
         if dataclasses.is_dataclass(base):
             found |= field_docstrings(base)
-    if options.__module__ == "types":  # made by dataclasses.make_dataclass: its fields say what they mean themselves
+    if options.__module__ == "types":  # made by dataclasses.make_dataclass: help is in the markers
         return found
     (body,) = ast.parse(textwrap.dedent(inspect.getsource(options))).body
     assert isinstance(body, ast.ClassDef)

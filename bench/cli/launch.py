@@ -82,9 +82,7 @@ class LaunchOptions:
     def __post_init__(self) -> None:
         """Refuse values out of range and options that conflict."""
         if not 0 < self.join_timeout < float("inf"):
-            raise UsageError(
-                "option-value", f"--join-timeout {self.join_timeout:g} is not a time: give a number of seconds above 0"
-            )
+            raise UsageError("option-value", f"--join-timeout {self.join_timeout:g} must be a time in s above 0")
         if self.max_restarts < 0:
             raise UsageError("option-value", f"--max-restarts {self.max_restarts} must be at least 0")
         if self.master_port is not None and not 0 < self.master_port < 65536:

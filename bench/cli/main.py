@@ -1,4 +1,4 @@
-"""Entry point: picks the command, runs it, turns expected errors into one message and an exit code.
+"""Entry point: runs the command and converts expected errors to one message and an exit code.
 
 Exit codes: 0 done or stopped in time, 1 a check failed (compare), 2 bad usage or input, 3 part of a sweep or the
 training failed, 4 not conclusive (compare), 130 interrupted.
@@ -20,10 +20,10 @@ _BEGIN_AGAIN = (
     "doctor", "data csv", "convert", "predict", "eval", "results", "analyze", "core-util", "allreduce", "perfetto",
     "submit", "collect", "report", "compare", "history", "completion",
 )  # fmt: skip
-"""Commands that keep nothing of a call that did not end."""
+"""Commands that keep no partial results."""
 
 _OUT_OF_MEMORY = "out of memory: free some, raise the limit (`ulimit`, cgroup), or use fewer --workers or --devices"
-# Given back where a command fails: where no memory is left, the message needs some, and so does the end of Python.
+# Freed when a command fails: without free memory, the message and Python's exit would fail.
 _RESERVE = bytearray(4 * 2**20)
 
 USAGE = """usage: bertbench COMMAND [options]
@@ -34,9 +34,9 @@ Measures and explains BERT training speed. Start: `bertbench doctor`.
   data, convert            prepare data sets; convert checkpoints
   train, predict           train or resume a task; predict with a trained model
   eval, results            official scores; classification results
-  compare-strategies       train the same with each strategy and precision
+  compare-strategies       compare training by strategy and precision
   compare-heads            train GAP with each head and compare them
-  tune, autotune           search for the best score; for the best throughput
+  tune, autotune           search for the best score; the highest throughput
   throughput               measure samples/s by batch size, devices, library
   speed-of-light           measure the floor of a step, and where time is lost
   comm                     benchmark collectives by message size
@@ -93,8 +93,8 @@ def run(argv: list[str]) -> int:
             raise
         path = terminal_text(str(error.filename))
         print(
-            f"bertbench: cannot use {path}: permission denied; let the owner of it and of the folders that it lies in "
-            "allow it (chmod -R +rX)",
+            f"bertbench: cannot use {path}: permission denied; ask the owner of the file and its folders for access "
+            "(chmod -R +rX)",
             file=sys.stderr,
         )
         return 2
@@ -109,27 +109,30 @@ def run(argv: list[str]) -> int:
         if not isinstance(error, OSError) or error.errno not in (errno.ENOSPC, errno.EIO) or error.filename is not None:
             raise
         print(
-            f"bertbench: cannot write the output: {error.strerror}; send it elsewhere [write-failed]", file=sys.stderr
+            f"bertbench: cannot write the output: {error.strerror}; redirect it to another place [write-failed]",
+            file=sys.stderr,
         )
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what is left unwritten must not fail again at the end
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # unwritten output must not fail again at exit
         return 2
 
 
 def _after_interrupt(argv: list[str]) -> str:
-    """Say what is left of a command that was interrupted."""
+    """Return how to proceed after an interrupted command."""
     if argv[0] in _BEGIN_AGAIN or " ".join(argv[:2]) in _BEGIN_AGAIN:
-        return "nothing unfinished is kept, the same command begins again"
-    return "what was finished is kept, the same command continues"
+        return "run the same command to start again; partial results are not kept"
+    return "run the same command to resume; finished results are kept"
 
 
 def _end_of_a_thread(ended: threading.ExceptHookArgs) -> None:
-    """Say nothing of threads that end for lack of memory: who waits for them says it."""
+    """Print nothing about threads that run out of memory: the waiting thread reports it."""
     if ended.exc_value is None or not ran_out_of_memory(ended.exc_value):
         threading.__excepthook__(ended)
 
 
 def _interrupt(number: int, frame: types.FrameType | None) -> None:
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a batch system may send it twice: what tidies up is not disturbed
+    signal.signal(
+        signal.SIGTERM, signal.SIG_IGN
+    )  # a batch system may send it twice, which must not interrupt the cleanup
     raise KeyboardInterrupt
 
 

@@ -23,12 +23,12 @@ from common.registry import lookup
 T = TypeVar("T")
 
 RunFolder = Annotated[Path, tyro.conf.arg(help="Run directory. The same command resumes it.")]
-"""What --out takes where trials are run."""
+"""Type of --out for commands that run trials."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Printed:
-    """What every command takes that has a result for programs."""
+    """Options of commands with a result for programs."""
 
     json: bool = False
     """Print the result as JSON on stdout; progress goes to stderr."""
@@ -36,7 +36,7 @@ class Printed:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Tables(Printed):
-    """What every command takes that shows tables of any length."""
+    """Options of commands that print long tables."""
 
     csv: Path | None = None
     """Also write every table to this folder as CSV in full precision; default no CSV files."""
@@ -47,7 +47,7 @@ class Tables(Printed):
         """Refuse a number of rows below 0."""
         if self.rows < 0:
             raise UsageError(
-                "option-value", f"--rows {self.rows} is below 0: give how many rows of a table to print, 0 for all"
+                "option-value", f"--rows {self.rows} must be at least 0: give the rows of a table to print, 0 for all"
             )
 
 
@@ -55,7 +55,7 @@ def parse(options: type[T], argv: list[str], program: str) -> T:
     """Parse `argv` into the dataclass `options`. Prints help and exits 0 on --help.
 
     Raises:
-        UsageError: options that do not exist or lack, or a value that the parser or the dataclass refuses.
+        UsageError: unknown or missing options, or a value that the parser or the dataclass refuses.
     """
     task = _task_in(argv)
     form, build = form_of(options, task)
@@ -67,7 +67,7 @@ def parse(options: type[T], argv: list[str], program: str) -> T:
 
 
 def parse_known(options: type[T], argv: list[str], program: str) -> tuple[T, list[str]]:
-    """Like `parse`; return the words besides that are no options of it."""
+    """Like `parse`, but also return the words that are not options of it."""
     form, build = form_of(options, _task_in(argv))
     with _colors(), _optional_values(), _refusals(program), _examples(options):
         known: tuple[Any, list[str]] = tyro.cli(form, args=argv, prog=program, config=_CONFIG, return_unknown_args=True)
@@ -78,14 +78,14 @@ _CONFIG = (tyro.conf.OmitArgPrefixes, tyro.conf.FlagCreatePairsOff)
 
 
 def _task_in(argv: Sequence[str]) -> str | None:
-    """The task whose help is asked for; None where no help is, so that options of other tasks are read and refused."""
+    """Return the task whose help is requested; None without --help, so that options of other tasks are refused."""
     asked = "-h" in argv or "--help" in argv
     return argv[0] if asked and argv[0] in known_tasks() else None
 
 
 @contextlib.contextmanager
 def _colors() -> Iterator[None]:
-    """Let tyro color what it prints unless NO_COLOR is set (no-color.org); it leaves color out where no terminal is."""
+    """Let tyro use color unless NO_COLOR is set (no-color.org); without a terminal it uses none."""
     options = tyro._experimental_options
     before = options["ansi_codes"]
     options["ansi_codes"] = before and not os.environ.get("NO_COLOR")
@@ -109,7 +109,7 @@ def _examples(options: type) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _refusals(program: str) -> Iterator[None]:
-    """Let tyro print what it refuses, and raise UsageError where it would exit 2."""
+    """Let tyro print its error, and raise UsageError where it would exit with 2."""
     said = io.StringIO()
     try:
         with contextlib.redirect_stderr(said):
@@ -121,13 +121,13 @@ def _refusals(program: str) -> Iterator[None]:
         code: Code = "option-unknown" if "Unrecognized" in title else "option-value"
         if "Required" in title:
             code = "option-missing"
-        raise UsageError(code, f"the options cannot be taken as given: {program} --help shows them") from None
+        raise UsageError(code, f"invalid options: see {program} --help") from None
     finally:
         sys.stderr.write(said.getvalue())
 
 
 def _optional_values() -> tyro.constructors.ConstructorRegistry:
-    """Let an option that may be left out be shown, and given, as its value alone: INT, not {None}|INT."""
+    """Show and parse an optional value as INT, not {None}|INT."""
     registry = tyro.constructors.ConstructorRegistry()
     metavars = {int: "INT", float: "FLOAT", str: "STR", Path: "PATH"}
 
@@ -158,7 +158,7 @@ def _optional_values() -> tyro.constructors.ConstructorRegistry:
 
 
 def _choice(values: tuple[Any, ...]) -> "tyro.constructors.PrimitiveConstructorSpec[Any] | None":
-    """One of some words, or nothing; None, which leaves it to tyro, where they are no words."""
+    """Return a parser for one of several words; None, which leaves it to tyro, if they are not strings."""
     if not all(isinstance(value, str) for value in values):
         return None
     return tyro.constructors.PrimitiveConstructorSpec(
@@ -172,25 +172,25 @@ def _choice(values: tuple[Any, ...]) -> "tyro.constructors.PrimitiveConstructorS
 
 
 def given_names(argv: Sequence[str]) -> frozenset[str]:
-    """Return the names of the options that are on a command line, with underscores, without -- and no-."""
+    """Return the names of the options on a command line, with underscores and without -- and no-."""
     words = (word.partition("=")[0] for word in argv if word.startswith("--"))
     return frozenset(word.removeprefix("--").replace("-", "_").removeprefix("no_") for word in words)
 
 
 def check_task(argv: Sequence[str], program: str, tasks: Iterable[str] | None = None, what: str = "task") -> None:
-    """Refuse a command line whose first word names no task, which --help need not. Raises UsageError."""
+    """Refuse a command line whose first word is neither a task nor --help. Raises UsageError."""
     if tasks is None:
         tasks = TASKS if argv and argv[0] in TASKS else known_tasks()
     if not argv or (argv[0].startswith("-") and argv[0] not in ("-h", "--help")):
         raise UsageError(
-            "option-missing", f"a task is needed: {program} {' | '.join(tasks)} [options]; see {program} --help"
+            "option-missing", f"{program} needs a task: {program} {' | '.join(tasks)} [options]; see {program} --help"
         )
     if not argv[0].startswith("-"):
         lookup(dict.fromkeys(tasks), argv[0], what)
 
 
 def parse_task(options: type[T], argv: list[str], program: str, sweep: bool = True) -> T:
-    """Like `parse`, for commands whose first word names a task; with `sweep` the other options are those of a sweep."""
+    """Like `parse`, for commands whose first word is a task; `sweep` accepts the singular of list options."""
     check_task(argv, program)
     return parse(options, in_plural(argv, _SWEEP_LISTS) if sweep else argv, program)
 
@@ -205,10 +205,10 @@ _SWEEP_LISTS = {
 
 
 def in_plural(argv: Sequence[str], lists: Mapping[str, str]) -> list[str]:
-    """Return the words of a command line with the names of list options for their singulars, which mean the same.
+    """Return the words of a command line with the singular of list options replaced by their names.
 
     Args:
-        argv: words, an option and its value apart or joined by =.
+        argv: command line; an option and its value are separate words or joined by =.
         lists: singular -> name of the option.
     """
     parts = (word.partition("=") for word in argv)
@@ -216,20 +216,20 @@ def in_plural(argv: Sequence[str], lists: Mapping[str, str]) -> list[str]:
 
 
 def split_command(argv: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Return what stands before and after the first --: options, and the command they are about."""
+    """Return the words before and after the first --: options and command."""
     words = list(argv)
     place = words.index("--") if "--" in words else len(words)
     return words[:place], words[place + 1 :]
 
 
 def plain_words(argv: Sequence[str], options: type[Any]) -> list[str]:
-    """Return the words without those that say the default of a switch: the parser knows only what changes it."""
+    """Return the words without switches that repeat the default: the parser knows only the others."""
     known = set(_defaults(options))
     return [word for word in argv if word not in known]
 
 
 def _defaults(options: type[Any]) -> Iterator[str]:
-    """Yield the words that say the defaults of the switches of a dataclass, and of the dataclasses in it."""
+    """Yield the switches that repeat the defaults of a dataclass and its nested dataclasses."""
     hints = get_type_hints(options, include_extras=True)
     for item in dataclasses.fields(options):
         kind = get_args(hints[item.name])[0] if get_origin(hints[item.name]) is Annotated else hints[item.name]
@@ -240,11 +240,11 @@ def _defaults(options: type[Any]) -> Iterator[str]:
 
 
 def run_folder(out: Path) -> Path:
-    """Return --out as an absolute path. Raises UsageError where it names the current folder, or a file."""
+    """Return --out as an absolute path. Raises UsageError if it is the current folder or a file."""
     if out.exists() and not out.is_dir():
         raise UsageError("path-kind", f"--out {str(out)!r} is a file: give a folder")
     if out.resolve() == Path.cwd():
         raise UsageError(
-            "option-value", f"--out {str(out)!r} is the current folder: give a folder of its own, such as runs/mine"
+            "option-value", f"--out {str(out)!r} is the current folder: give another folder, such as runs/mine"
         )
     return out.resolve()

@@ -68,7 +68,7 @@ class ProfileOptions(Printed):
     with_: Annotated[tuple[str, ...], tyro.conf.arg(name="with")] = ()
     """Options of the profiler, NAME or NAME=VALUE; an unknown name lists all; default the profiler's own."""
     winner_of: Path | None = None
-    """Run directory whose fastest configuration to profile, without other sweep options; default the options given."""
+    """Profile the fastest configuration of this run directory; excludes sweep options; default the given options."""
     out: RunFolder = Path("runs/profile")
     device: str = "auto"
     """Device type; default auto: CUDA where a GPU is present, otherwise the CPU."""
@@ -80,7 +80,9 @@ class ProfileOptions(Printed):
 
 # A profiler makes no step quicker: below this share of the time without it, one of the two runs was disturbed.
 _QUICKER = 0.9
-_DISTURBED = " (no profiler makes a step quicker: other load slowed the run without it; --again when it is gone)"
+_DISTURBED = (
+    " (a profiler cannot make a step faster: other load slowed the run without it; use --again on an idle machine)"
+)
 
 OPTIONS = {"profile TASK": ProfileOptions}
 
@@ -92,7 +94,7 @@ def read_words(words: list[str], program: str) -> ProfileOptions:
     if options.winner_of is not None and (other := sorted(given_names(words) - own)):
         raise UsageError(
             "option-conflict",
-            f"--winner-of takes the configuration from the run: leave out {' '.join(map(flag, other))}",
+            f"--winner-of takes the configuration from the run: omit {' '.join(map(flag, other))}",
         )
     return options
 
@@ -103,7 +105,7 @@ def run(options: ProfileOptions) -> Result:
 
     if options.sweep.start is None or options.sweep.stop is None:
         raise UsageError(
-            "option-missing", "profile needs the iterations to record: --start N --stop M records N .. M-1"
+            "option-missing", "profile needs the iterations to record: give --start N --stop M for N to M-1"
         )
     devices = find_devices(options.device)
     trials = _trials(options, devices)
@@ -111,7 +113,7 @@ def run(options: ProfileOptions) -> Result:
     for trial in trials:
         profiler.check(trial)
     if any(trial.implementation != OURS for trial in trials):
-        note("only bertbench makes ranges inside the model: of others steps and phases are marked, layers are not")
+        note("only bertbench's own model has ranges for layers; other implementations have them for steps and phases")
     directory = RunDirectory(run_folder(options.out))
     request = {"command": "profile", **request_of(options)}
     launch = LaunchOptions(timeout_seconds=options.timeout_seconds)

@@ -47,7 +47,7 @@ class ReportOptions(Printed):
         """Refuse an assumption that nothing is based on."""
         if self.same_links and not self.project:
             raise UsageError(
-                "option-missing", "--same-links is about a projection: give --project and numbers of devices too"
+                "option-missing", "--same-links needs a projection: give --project with numbers of devices too"
             )
 
 
@@ -63,7 +63,7 @@ def run(options: ReportOptions) -> Result:
     if options.project:
         raise UsageError(
             "option-not-applicable",
-            f"--project needs a run directory with throughput and comm trials, {options.path} is none",
+            f"--project needs a run directory with throughput and comm trials, but {options.path} is a profile",
         )
     return _of_profile(options)
 

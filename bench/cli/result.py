@@ -1,4 +1,4 @@
-"""The result of a command, and the one place that prints it: on the terminal, or as --json."""
+"""The result of a command, and how it is printed: on the terminal or as --json."""
 
 import json
 import os
@@ -20,10 +20,10 @@ if TYPE_CHECKING:
 
 _NARROWEST = 40
 _DEFAULT_WIDTH = 150
-"""Characters of a line where the output is no terminal."""
+"""Line width in characters without a terminal."""
 _MOST_PROBLEMS = 20
 _MOST_FILES = 4
-"""Files of one folder that are named; more are counted."""
+"""Maximum files of a folder to list by name; more are only counted."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -31,27 +31,27 @@ class Result:
     """The result of a command, for programs and for people."""
 
     document: Any = None
-    """Plain JSON values: what --json prints; None where there is nothing for programs."""
+    """Plain JSON values for --json; None if there are none."""
     blocks: "Sequence[Block]" = ()
-    """What the terminal shows, in this order."""
+    """Output on the terminal, in this order."""
     raw: str = ""
-    """What stdout gets to the letter, for other programs: a job script."""
+    """Unformatted output on stdout for other programs, such as a job script."""
     written: Sequence[Path] = ()
-    """Files that were made, named below the blocks."""
+    """Files written, listed below the blocks."""
     notes: Sequence[str] = ()
-    """What the user should know besides, on the terminal's stderr; the document has it in its own form."""
+    """Notes for the user on stderr; the document has its own form of them."""
     problems: Sequence[str] = ()
-    """What went wrong or could not be read, on stderr, with --json too."""
+    """Errors and unreadable input, on stderr, with --json too."""
     failure: BertbenchError | None = None
-    """What ended the command after there was something to show; it decides the exit code."""
+    """The error that ended the command after it had a result; it sets the exit code."""
     code: int = 0
     """Exit code."""
     at_once: bool = False
-    """Whether the process ends without Python's own ending: threads of a broken process group must not hold it."""
+    """Whether to exit without Python's cleanup, which threads of a broken process group would block."""
 
 
 def show(result: Result, as_json: bool) -> int:
-    """Print a result and return its exit code. Raises its failure, after everything else was printed."""
+    """Print a result and return its exit code. Raises its failure after printing everything else."""
     sys.stdout.write(result.raw)
     if not as_json:
         _show_blocks(result)
@@ -87,19 +87,19 @@ def _show_blocks(result: Result) -> None:
 
 
 def terminal_width() -> int:
-    """Return how many characters a line may have: the terminal's, or 150 where the output is no terminal."""
+    """Return the line width in characters: that of the terminal, or 150 without one."""
     return max(_NARROWEST, shutil.get_terminal_size((_DEFAULT_WIDTH, 0)).columns)
 
 
 def findings_result(
     findings: "Sequence[Finding]", problems: Sequence[str], options: "Tables", *, code: int = 0, **about: Any
 ) -> Result:
-    """Return findings as a result, their tables written where --csv asks for them.
+    """Return findings as a result, and write their tables if --csv is given.
 
     Args:
-        findings: what to show.
-        problems: what could not be read.
-        options: how much is shown, and where CSV files go.
+        findings: findings to show.
+        problems: unreadable input.
+        options: rows to print, and the folder of CSV files.
         code: exit code.
         about: further fields of the document.
 
@@ -118,7 +118,7 @@ def findings_result(
 
 
 def when_writable(write: Callable[[], Sequence[Path]]) -> tuple[Sequence[Path], StorageError | None]:
-    """Write files; return them, or what went wrong, for Result.failure: a full disk must not hide what was found."""
+    """Write files; return them, or the error for Result.failure, so that a full disk does not hide the result."""
     try:
         return write(), None
     except StorageError as error:
@@ -137,7 +137,7 @@ def document(findings: "Sequence[Finding]", problems: Sequence[str], **about: An
 
 
 def write_csvs(findings: "Sequence[Finding]", folder: Path) -> list[Path]:
-    """Write every finding that has rows as folder/<name>.csv, full precision; return the files."""
+    """Write every finding with rows to folder/<name>.csv in full precision; return the files."""
     from analysis.render.tables import write_frame
 
     written = [(folder / f"{finding.name}.csv", finding.table) for finding in findings if len(finding.table)]

@@ -49,7 +49,7 @@ class SpeedOfLightOptions(Printed):
     padding: str = AUTO
     """Padding of fine-tuning batches: to the longest sequence, or to --seq-len; default auto: longest."""
     precision: str = AUTO
-    """Arithmetic; default auto: bf16 where the hardware supports it, otherwise fp32."""
+    """Numeric precision; default auto: bf16 where the hardware supports it, otherwise fp32."""
     levers: str = AUTO
     """Optimizations: auto, none, or names joined by + (docs/explanation/speed.md)."""
     allocator: str = DEFAULT
@@ -77,8 +77,7 @@ class SpeedOfLightOptions(Printed):
     again: bool = False
     """Measure again what is finished; earlier records move to earlier/N in --out."""
     winner_of: Path | None = None
-    """Run directory whose fastest configuration of bertbench is measured; options of the model and data are not used
-    with it."""
+    """Measure the fastest configuration of bertbench in this run directory; excludes options of the model and data."""
     out: RunFolder = Path("runs/speed-of-light")
 
     def __post_init__(self) -> None:
@@ -107,9 +106,7 @@ def _check_heads(task: str) -> None:
     """Refuse a task with heads of its own: nobody knows what is in them besides GEMMs. Raises UsageError."""
     if not task_data(task).heads:
         known = [name for name in known_tasks() if task_data(name).heads]
-        raise UsageError(
-            "option-choice", f"speed-of-light knows the parts of the tasks {', '.join(known)}, not of {task!r}"
-        )
+        raise UsageError("option-choice", f"speed-of-light does not support {task!r}: give one of {', '.join(known)}")
 
 
 _BESIDE_WINNER = {
@@ -125,7 +122,7 @@ def read_words(words: list[str], program: str) -> SpeedOfLightOptions:
     if options.winner_of is not None and (other := sorted(given_names(words) - _BESIDE_WINNER)):
         raise UsageError(
             "option-conflict",
-            f"--winner-of takes the configuration from the run: leave out {' '.join(map(flag, other))}",
+            f"--winner-of takes the configuration from the run: omit {' '.join(map(flag, other))}",
         )
     return options
 
@@ -191,7 +188,7 @@ def _of_winner(options: SpeedOfLightOptions, devices: Devices) -> Trial:
         max_seconds=options.max_seconds,
         relative_half_width=Sweep().precision_target,
     )
-    note(f"the fastest configuration of {OURS} in {options.winner_of} is measured: {describe(trial)}")
+    note(f"measuring the fastest configuration of {OURS} in {options.winner_of}: {describe(trial)}")
     return trial
 
 

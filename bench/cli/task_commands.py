@@ -1,4 +1,4 @@
-"""`data`, `predict` and `eval` of a task: flags made of its options, its outcome shown, its scores kept."""
+"""`data`, `predict` and `eval` of a task: parse its options, show its result and write its scores."""
 
 import dataclasses
 import inspect
@@ -28,28 +28,28 @@ if TYPE_CHECKING:
 
 SCORES_FILE = "scores.json"
 _FIELDS_BEFORE = {"squad": {"version", "questions"}, "gap": {"overall", "slices"}}
-"""What tells the task of files of scores that do not name it, as they were written before."""
+"""Fields that identify the task of older score files, which do not name it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Computing:
-    """Where a trained model computes, and how."""
+    """Device and precision for a trained model."""
 
     device: str = "auto"
     """Device type; default auto: CUDA where a GPU is present, otherwise the CPU."""
     precision: str = AUTO
-    """Arithmetic; default auto: bf16 where the hardware supports it, otherwise fp32."""
+    """Numeric precision; default auto: bf16 where the hardware supports it, otherwise fp32."""
     batch_size: int = 32
     """Rows per batch; for squad, windows."""
 
     def __post_init__(self) -> None:
-        """Refuse numbers that mean nothing."""
+        """Refuse values out of range."""
         if self.batch_size < 1:
             raise UsageError("option-value", f"--batch-size {self.batch_size} must be at least 1")
 
 
 def commands(verb: str, tasks: Mapping[str, str] | None = None) -> dict[str, tuple[str, str]]:
-    """Return the tasks that have a command, and one line of help of each; `tasks` are all that are known."""
+    """Return the tasks with a command, and one line of help for each, among `tasks` or all known tasks."""
     found = {}
     for task in known_tasks() if tasks is None else tasks:
         for words, entry in task_data(task).commands.items():
@@ -60,16 +60,16 @@ def commands(verb: str, tasks: Mapping[str, str] | None = None) -> dict[str, tup
 
 
 def options_of_tasks(verb: str) -> dict[str, type]:
-    """Return the options of the command of every task of ours, for the reference page."""
+    """Return the options of the command of every built-in task, for the reference page."""
     found = {name: load({name: entry}, name, "task")(name) for name, (entry, _) in commands(verb, TASKS).items()}
     return {f"{verb} {name}": _options_class(command, name) for name, command in found.items()}
 
 
 class TaskRun:
-    """A command of a task, as bench.cli.dispatch runs the commands of modules."""
+    """A command of a task, with the interface that bench.cli.dispatch expects."""
 
     def __init__(self, verb: str, task: str, entry: str) -> None:
-        """Load it.
+        """Load the command.
 
         Args:
             verb: data, predict or eval.
@@ -80,7 +80,7 @@ class TaskRun:
         self._command: TaskCommand = load({task: entry}, task, "task")(task)
 
     def read_words(self, words: list[str], program: str) -> Any:
-        """Return the options that the words behind the task's name give. Raises UsageError."""
+        """Parse the words after the task. Raises UsageError."""
         hints = get_type_hints(self._command.options)
         lists = {name for name, kind in hints.items() if get_origin(kind) is tuple and name.endswith("s")}
         plurals = {f"--{name[:-1].replace('_', '-')}": f"--{name.replace('_', '-')}" for name in lists - {"features"}}
@@ -91,12 +91,12 @@ class TaskRun:
 
     @property
     def _writes_folder(self) -> bool:
-        """Whether --out of a prediction is a folder; where it has no default, it is a file beside the data."""
+        """Whether --out of a prediction is a folder; without a default it is a file beside the data."""
         defaults = {item.name: item.default for item in dataclasses.fields(self._command.options)}
         return defaults["out"] is not None
 
     def run(self, options: Any) -> Result:
-        """Do it. Raises BertbenchError."""
+        """Run the command. Raises BertbenchError."""
         own = options.own
         keeps_scores = self._verb == "eval" and hasattr(own, "out")
         if self._verb == "predict" and self._writes_folder:
@@ -131,7 +131,7 @@ def _block(shown: Shown) -> Block:
 
 
 def _write_scores(task: str, outcome: Outcome, out: Path) -> list[Path]:
-    """Write scores and their pictures; return the paths."""
+    """Write scores and their charts; return the paths."""
     from bench.cli.score_pictures import draw_scores
     from common.atomic import write_json
 
@@ -140,10 +140,10 @@ def _write_scores(task: str, outcome: Outcome, out: Path) -> list[Path]:
 
 
 def _check_scores_folder(out: Path, task: str) -> None:
-    """Refuse a folder with the scores of another task, which would be written over; those of the same task may be.
+    """Refuse to overwrite the scores of another task; those of the same task are overwritten.
 
     Raises:
-        UsageError: it holds others.
+        UsageError: the folder has the scores of another task.
         InputError: its file cannot be read.
     """
     path = out / SCORES_FILE
@@ -158,17 +158,17 @@ def _check_scores_folder(out: Path, task: str) -> None:
     if before is None:
         raise UsageError(
             "folder-occupied",
-            f"{path} is not what `bertbench eval {task}` writes, and would be lost: give another --out",
+            f"{path} was not written by `bertbench eval {task}` and would be overwritten: give another --out",
         )
     if before != task:
         raise UsageError(
             "folder-occupied",
-            f"{path} holds the scores of {before}, which those of {task} would replace: give another --out",
+            f"{path} has the scores of {before} and would be overwritten with those of {task}: give another --out",
         )
 
 
 def _task_of(document: Any) -> str | None:
-    """The task that scores are of; None where they are none."""
+    """Return the task of scores; None if the document has no scores."""
     if not isinstance(document, dict):
         return None
     if "task" in document:
@@ -212,7 +212,7 @@ class _Terminal:
 
 
 def _best_of_run(path: Path) -> Path:
-    """Return the best checkpoint of a run that knows one; else the path as it is."""
+    """Return the best checkpoint of a run if it has one, otherwise the path."""
     if not is_train_run(path):
         return path
     run = TrainRun(path)
@@ -220,9 +220,9 @@ def _best_of_run(path: Path) -> Path:
 
 
 def _trained_on(checkpoint: Path) -> tuple[str, str] | None:
-    """Return the task and the data that a checkpoint was trained on: as it says, else as the run says it lies in.
+    """Return the task and data of a checkpoint's training, from the checkpoint or the run that contains it.
 
-    Raises InputError: what it says is damaged.
+    Raises InputError: its settings are damaged.
     """
     from bert.predict import settings_of
 
@@ -236,7 +236,7 @@ def _trained_on(checkpoint: Path) -> tuple[str, str] | None:
 
 
 def _make_ready(opened: "Opened", computing: Computing) -> Ready:
-    """Put a model on a device. Raises UsageError: no such device, or a precision that it does not have."""
+    """Move a model to a device. Raises UsageError: no such device, or it does not support the precision."""
     from bert.optim.precision import Precision
     from bert.parallel.single import SingleStrategy
 

@@ -79,14 +79,14 @@ class ThroughputOptions(Printed):
             other = "--against-synthetic" if self.against_synthetic else "--max-batch-search"
             raise UsageError(
                 "option-conflict",
-                f"--input-only trains nothing, {other} does: give them to separate calls, the same --out will do",
+                f"--input-only does not train, but {other} does: use separate calls, which may share --out",
             )
         if self.time_budget is not None:
             self._check_budget(self.time_budget)
         if self.against_synthetic and self.max_batch_search:
             raise UsageError(
                 "option-conflict",
-                "--max-batch-search measures no throughput that --against-synthetic could compare: give one",
+                "--max-batch-search and --against-synthetic exclude each other: a search measures no throughput",
             )
 
     def _check_budget(self, seconds: float) -> None:
@@ -94,7 +94,7 @@ class ThroughputOptions(Printed):
             raise UsageError("option-value", f"--time-budget {seconds:g} must be above 0")
         if self.input_only or self.max_batch_search:
             other = "--input-only" if self.input_only else "--max-batch-search"
-            raise UsageError("option-conflict", f"--time-budget adds rounds, {other} measures none: give one of them")
+            raise UsageError("option-conflict", f"--time-budget and {other} exclude each other: give one")
         check_reference(self.sweep)
 
 
@@ -178,7 +178,7 @@ def _how_to_launch(argv: list[str], nodes: tuple[int, ...]) -> str:
     )
     alone = "; --nodes 1 is measured without a launcher" if 1 in nodes else ""
     return (
-        f"--nodes {' '.join(map(str, nodes))}: this command starts ranks on its own node alone. Start it on every "
+        f"--nodes {' '.join(map(str, nodes))}: this command starts ranks only on its own node. Start it on every "
         f"node, once for each number of nodes and with the same --out{alone}. R is the node's rank, G are GPUs, "
         f"HOST is node 0:\n{calls}"
     )
@@ -189,7 +189,7 @@ def _inside(options: ThroughputOptions, run: RunDirectory, devices: Devices, wor
     if options.time_budget is not None:
         raise UsageError(
             "option-not-applicable",
-            "--time-budget: in a world that a launcher started each call measures one trial: leave it out",
+            "--time-budget: in a world started by a launcher, every call measures one trial: omit the option",
         )
     if options.again:
         raise UsageError(
@@ -199,14 +199,14 @@ def _inside(options: ThroughputOptions, run: RunDirectory, devices: Devices, wor
     if options.max_batch_search or options.input_only or options.against_synthetic:
         raise UsageError(
             "option-not-applicable",
-            "--max-batch-search, --input-only and --against-synthetic start their ranks themselves: leave the launcher "
-            "out",
+            "--max-batch-search, --input-only and --against-synthetic start their ranks themselves: "
+            "run this without the launcher",
         )
     trials = expand(options.sweep, devices, world=world)
     if len(trials) != 1:
         raise UsageError(
             "option-not-applicable",
-            f"{len(trials)} trials inside a world of {world.world_size} ranks, which measures one: give one value per "
+            f"{len(trials)} trials, but a world of {world.world_size} ranks measures one: give one value per "
             "option and --rounds 1, and call the launcher once for each trial; the same --out collects them",
         )
     launch = LaunchOptions(price_per_hour=options.price_per_hour)
@@ -270,7 +270,7 @@ def _largest_batches(options: ThroughputOptions, devices: Devices, run: RunDirec
     starts = expand(sweep, devices)
     tell_of_cpu(devices, options.device, options.json)
     if sweep.memory_limit_gib != options.sweep.memory_limit_gib:
-        note(f"a rank may use {sweep.memory_limit_gib:.1f} GiB here (--memory-limit-gib sets it)")
+        note(f"memory limit per rank: {sweep.memory_limit_gib:.1f} GiB (--memory-limit-gib)")
     request = {"command": "throughput", **request_of(options)}
     found: list[dict[str, Any]] = []
     with locked(run), measured_anew(options.again, run, starts) as again, trial_display() as display:

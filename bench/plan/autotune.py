@@ -21,13 +21,13 @@ from bert.parallel import devices_per_rank
 from bert.parallel.options import OPTIONS, options_text, read_options
 from records.trial import Trial
 
-# Less than this is no gain: the spread of short trials is as large.
+# A smaller gain is within the spread of short trials.
 _GAIN = 0.01
-# A fall that ends the growth at once; otherwise two sizes in a row without gain do.
+# A drop that ends the growth at once; otherwise two consecutive sizes without gain do.
 _FALL = 0.03
 _MOST_WITHOUT_GAIN = 2
 _BUCKETS = "bucket_mib"
-# What PyTorch takes for itself.
+# Memory that PyTorch needs for itself.
 _USUAL_BUCKET_MIB = 25
 _FINALISTS = 2
 T = TypeVar("T")
@@ -35,94 +35,94 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Asked:
-    """A trial that the search wants to have run."""
+    """A trial that the search requests."""
 
     trial: Trial
     predicted_bytes: int
-    """Peak memory of a rank as bert.model.memory says."""
+    """Peak memory of a rank predicted by bert.model.memory."""
     expected_bytes: int
-    """What is expected, with what has been measured before."""
+    """Expected peak memory, corrected by earlier measurements."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Measured(Asked):
-    """How a trial ended."""
+    """The result of a trial."""
 
     status: str
-    """As records.trial has it."""
+    """Status as in records.trial."""
     samples_per_second: float | None
-    """Over all devices; None where nothing was measured."""
+    """Over all devices; None if not measured."""
     peak_memory_bytes: int | None
     reason: str = ""
     trial_id: str = ""
     interval: tuple[float, float] | None = None
-    """95 % interval of samples_per_second within its process; None where its steps show none."""
+    """95 % interval of samples_per_second within its process; None if its steps give none."""
 
     @property
     def rate(self) -> float:
-        """Samples per second, 0 where none were measured."""
+        """Samples per second; 0 if not measured."""
         return (self.samples_per_second or 0.0) if self.status == "ok" else 0.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Space:
-    """What may be tried."""
+    """The search space."""
 
     strategies: tuple[tuple[str, str], ...]
-    """(name, options) in the order of trying."""
+    """(name, options) in the order tried."""
     first_batch: int = 1
     last_batch: int = 4096
     recompute: tuple[bool, ...] = (False, True)
-    """Whether activations may be kept, and recomputed."""
+    """The values of activation checkpointing to try."""
     buckets_mib: tuple[int, ...] = (5, 10, 50, 100)
-    """Sizes tried besides the strategy's own, where there is one; empty tries none."""
+    """Bucket sizes to try besides the strategy's own, if it has one; empty for none."""
     limit_bytes: int | None = None
-    """Memory of a rank; None knows none."""
+    """Memory of a rank; None if unknown."""
     accumulation: Callable[[int], int | None] = lambda size: 1
-    """Micro-steps per update for a micro batch; None where it cannot be had."""
+    """Micro-steps per update for a micro batch; None if the micro batch is not possible."""
     rounds: int = 2
-    """How often the fastest two are measured again; 0 never, nor anything else."""
+    """Times to measure the fastest two again; 0 repeats no trial."""
     decide_trials: int = 12
-    """Trials at most, after those rounds, to tell the fastest from what may be as fast."""
+    """Maximum trials after those rounds to distinguish the fastest from similar ones."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Outcome:
-    """What a search found."""
+    """The result of a search."""
 
     best: Measured | None
-    """The fastest; None where nothing ran."""
+    """The fastest; None if nothing ran."""
     rate: float
-    """Its samples per second, of the median time over its rounds."""
+    """Its samples per second, from the median time over its rounds."""
     close: tuple[tuple[Trial, Candidate], ...]
-    """Others that may be as fast, their first round, the fastest first."""
+    """Others that may be as fast, by their first round, fastest first."""
     undecided: str
     """Why the fastest is not conclusive; "" if it is."""
     rounds: tuple[Measured, ...]
     measured: tuple[Measured, ...]
-    """Every trial in the order of running, then those that earlier calls have left besides."""
+    """Every trial in the order run, then other trials from earlier calls."""
     left_out: tuple[tuple[str, str], ...]
-    """(what, why) was not tried."""
+    """(configuration, reason) of those not tried."""
 
 
 Steps = Generator[Asked, Measured, T]
-"""Yields what to run and is sent how it ended, as bench.plan.variants.explore runs it."""
+"""Yields trials and receives their results from bench.plan.variants.explore."""
 
 
 def search(space: Space, base: Trial, earlier: Callable[[], Sequence[Measured]] = tuple) -> Steps[Outcome]:
-    """Find the configuration with the most samples per second; see above for how.
+    """Find the configuration with the most samples per second, as the module describes.
 
     Args:
-        space: what may be tried.
-        base: what all trials have in common.
-        earlier: what calls before have left of this search, read when nothing is left to measure: it changes no path,
+        space: the search space.
+        base: fields that all trials share.
+        earlier: returns the results of earlier calls. It is called at the end: the results do not change the search,
             but the best is chosen among all.
     """
     return _Search(space, base).go(earlier)
 
 
 class _Search:
-    """Asks for trials and remembers how they ended, each once."""
+    """Requests trials, each once, and stores their results."""
 
     def __init__(self, space: Space, base: Trial) -> None:
         self._space = space
@@ -156,12 +156,12 @@ class _Search:
         )
 
     def _strategy(self, strategy: str, options: str) -> Steps[None]:
-        """Grow the micro batch, with activations kept and, where memory ended that, recomputed."""
+        """Grow the micro batch, and again with activation checkpointing if memory ended the growth."""
         name = strategy_label(strategy, options, False)
         start: int | None = self._start()
         for recompute in self._space.recompute:
             if start is None:
-                why = "memory did not end the growth without it, and it adds work"
+                why = "memory did not limit the batch size without it, and it adds work"
                 self._left_out.append((f"{name} checkpointing", why))
                 return
             lane = dataclasses.replace(
@@ -177,14 +177,14 @@ class _Search:
                 start = yield from self._grow(dataclasses.replace(lane, micro_batch_size=self._space.first_batch))
 
     def _start(self) -> int:
-        """The first strategy begins with the smallest size, others near the best so far."""
+        """Return the first size: the smallest for the first strategy, for others one near the best so far."""
         best = self._best()
         return (
             self._space.first_batch if best is None else max(self._space.first_batch, best.trial.micro_batch_size // 4)
         )
 
     def _grow(self, lane: Trial) -> Steps[int | None]:
-        """Double the micro batch while it pays; return the size that memory refused, None where that was not why."""
+        """Double the micro batch while it gets faster; return the size that ran out of memory, if any."""
         best, without_gain, size = 0.0, 0, lane.micro_batch_size
         while size <= self._space.last_batch:
             trial = self._sized(lane, size)
@@ -209,7 +209,7 @@ class _Search:
         return None if steps is None else dataclasses.replace(lane, micro_batch_size=size, grad_accum_steps=steps)
 
     def _fits(self, trial: Trial) -> bool:
-        """Whether memory is expected to suffice."""
+        """Whether the expected memory is available."""
         limit, lane = self._space.limit_bytes, _lane(trial)
         if trial in self._found:
             return True
@@ -218,12 +218,12 @@ class _Search:
         expected = self._expected(trial)
         if limit is None or expected <= limit:
             return True
-        self._left_out.append((label(trial), f"expected {_gib(expected)}, {_gib(limit)} are there"))
+        self._left_out.append((label(trial), f"expected memory {_gib(expected)}, available {_gib(limit)}"))
         self._too_large[lane] = trial.micro_batch_size
         return False
 
     def _expected(self, trial: Trial) -> int:
-        """Peak memory: on the line through what was measured alike, else the prediction, set right by what was."""
+        """Estimate peak memory: a line through similar trials, otherwise the prediction corrected by those measured."""
         known = sorted(
             (found.trial.micro_batch_size, found.peak_memory_bytes)
             for found in self._of_lane(trial)
@@ -296,11 +296,11 @@ class _Search:
                 yield from self._run(dataclasses.replace(trial, round=number))
 
     def _decide(self) -> Steps[None]:
-        """Measure the best again in turns with what may be faster, until they differ or are equally fast."""
+        """Measure the best and possibly faster ones in turn, until they differ or are shown to be equally fast."""
         failed: set[Trial] = set()
         for turn in range(self._space.decide_trials // 2 if self._space.rounds else 0):
             (best, fastest), *others = self._choice()[0]
-            # Measured once and slower says enough: it would not be the best.
+            # One slower round is enough to exclude it.
             open_ = [
                 trial
                 for trial, found in others
@@ -315,7 +315,7 @@ class _Search:
                     failed.add(trial)
 
     def _rounds(self, trial: Trial) -> int:
-        """How often a configuration was measured, whatever came of it."""
+        """Number of rounds of a configuration, whatever their status."""
         return sum(dataclasses.replace(found, round=0) == trial for found in self._found)
 
     def _best(self) -> Measured | None:
@@ -325,7 +325,7 @@ class _Search:
         return self._by_trial()[self._choice()[0][0][0]][0]
 
     def _by_trial(self) -> dict[Trial, list[Measured]]:
-        """Trials that ran by their first round, in the order of rounds."""
+        """Return the trials that ran, by their first round, in the order of rounds."""
         rounds: dict[Trial, list[Measured]] = {}
         for found in self._found.values():
             if found.rate > 0:
@@ -360,7 +360,7 @@ def label(trial: Trial) -> str:
 
 
 def grid_size(space: Space) -> int:
-    """Number of configurations that all combinations are, with sizes that double."""
+    """Number of combinations, with sizes that double."""
     sizes = 0
     size = space.first_batch
     while size <= space.last_batch:
@@ -374,7 +374,7 @@ def grid_size(space: Space) -> int:
 
 
 def divisions(global_batch_size: int | None, devices: int) -> Callable[[int], int | None]:
-    """Return the micro-steps per update for each micro batch, so that updates have `global_batch_size` samples."""
+    """Return a function from micro batch to micro-steps per update of `global_batch_size` samples."""
 
     def steps(size: int) -> int | None:
         if global_batch_size is None:

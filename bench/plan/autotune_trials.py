@@ -1,4 +1,4 @@
-"""Between the search for the fastest configuration and trials: what may be tried here, how it is run and written."""
+"""Connect the search for the fastest configuration to trials: what can be tried, how it is run and recorded."""
 
 import dataclasses
 import importlib.util
@@ -19,20 +19,20 @@ from records.run import RunDirectory
 from records.trial import Trial
 
 STATE_FILE = "autotune.json"
-# The allocator of a GPU leaves some of it unused.
+# The GPU allocator cannot use all memory.
 _USABLE_SHARE = 0.94
-# What `auto` tries on several devices, of those that are registered.
+# Strategies that `auto` tries on several devices, if registered.
 _SEVERAL = ("ddp", "fsdp", "deepspeed")
-# Strategies that need a package of their own name.
+# Strategies that need the package of the same name.
 _PACKAGES = ("deepspeed", "horovod")
 _ZERO_STAGES = (0, 1, 2, 3)
 _ELSEWHERE = "give another --out, or remove that folder"
-# Fields of a trial that a search chooses, or that follow from the others.
+# Fields of a trial that a search chooses or that follow from other fields.
 _SEARCHED = (
     "strategy", "strategy_options", "micro_batch_size", "grad_accum_steps", "activation_checkpointing",
     "memory_limit_bytes",
 )  # fmt: skip
-# Fields of a trial that have an option of another name.
+# Fields of a trial whose option has another name.
 _OPTIONS = {
     "world_size": "--devices", "threads_per_rank": "--threads", "data_fingerprint": "data of the fingerprint",
     "task_options": "the task's options", "relative_half_width": "--precision-target",
@@ -40,9 +40,9 @@ _OPTIONS = {
 
 
 def strategies_to_try(names: Sequence[str], devices: int) -> tuple[list[tuple[str, str]], list[tuple[str, str]]]:
-    """Return (strategy, options) to try, and (strategy, why) of those that are not here.
+    """Return (strategy, options) to try, and (strategy, reason) for unavailable ones.
 
-    Strategies with ZeRO's stages come once for each.
+    Strategies with ZeRO stages are listed once per stage.
     """
     found: list[tuple[str, str]] = []
     absent: list[tuple[str, str]] = []
@@ -61,19 +61,20 @@ def strategies_to_try(names: Sequence[str], devices: int) -> tuple[list[tuple[st
 
 
 def memory_limit(run: RunDirectory, given_gib: float | None, devices: Devices, ranks: int) -> int | None:
-    """Return the memory a rank may use: what was given, else what an earlier call found, else what is free.
+    """Return the memory limit of a rank: the given one, otherwise that of an earlier call, otherwise free memory.
 
-    Another limit makes other trials of those that are finished: a search keeps its own.
+    The limit is part of a trial, so a search keeps its own to reuse finished trials.
 
     Raises:
-        UsageError: the search in this folder was given another one.
+        UsageError: the search in this folder has another limit.
     """
     state = _state(run)
     before = state.get("request", {}).get("memory_limit_gib")
     if "request" in state and before != given_gib:
-        own, now = ("that was not given" if limit is None else f"of {limit}" for limit in (before, given_gib))
+        own, now = ("no limit" if limit is None else f"a limit of {limit} GiB" for limit in (before, given_gib))
         raise UsageError(
-            "settings-changed", f"the search in {run.path} has a --memory-limit-gib {own}, this one {now}: {_ELSEWHERE}"
+            "settings-changed",
+            f"the search in {run.path} has {own}, but --memory-limit-gib gives {now}: {_ELSEWHERE}",
         )
     if given_gib is not None:
         return int(given_gib * 2**30)
@@ -87,10 +88,10 @@ def memory_limit(run: RunDirectory, given_gib: float | None, devices: Devices, r
 
 
 def check_same_search(run: RunDirectory, base: Trial) -> None:
-    """Refuse a folder that holds the search for another model, other data or another way to measure.
+    """Refuse a folder with a search for another model, other data or other measuring options.
 
     Raises:
-        UsageError: it names what differs; what that search found would be written over.
+        UsageError: the search in the folder, which would be overwritten, has other settings.
     """
     before = _state(run).get("base", {})
     now = json.loads(json.dumps(base.to_json()))
@@ -98,20 +99,18 @@ def check_same_search(run: RunDirectory, base: Trial) -> None:
     differ = [name for name in now if name not in free and name in before and before[name] != now[name]]
     if differ:
         said = ", ".join(f"{_OPTIONS.get(name) or flag(name)} {before[name]} (now {now[name]})" for name in differ[:3])
-        raise UsageError(
-            "settings-changed", f"{run.path} holds the search for another configuration, with {said}: {_ELSEWHERE}"
-        )
+        raise UsageError("settings-changed", f"{run.path} has a search with other settings: {said}: {_ELSEWHERE}")
 
 
 def _state(run: RunDirectory) -> dict[str, Any]:
-    """What an earlier call wrote, as far as it can be read. Raises NewerSchemaError for that of a newer bertbench."""
+    """Return the readable state of an earlier call. Raises NewerSchemaError if a newer bertbench wrote it."""
     found = read_notes(run.path / STATE_FILE)
-    # By hand or by another program it may hold anything.
+    # The file may have been edited or written by another program.
     return {name: value for name, value in found.items() if name == "limit_bytes" or isinstance(value, dict)}
 
 
 class Runner:
-    """Runs what the search asks for in a run directory, unless it is there. Used in bench.plan.sweep.locked(run)."""
+    """Runs the trials of a search that are not in the run directory yet. Used in bench.plan.sweep.locked(run)."""
 
     def __init__(
         self, run: RunDirectory, base: Trial, request: Mapping[str, Any], measure: Callable[[Trial], Mapping[str, Any]]
@@ -123,12 +122,12 @@ class Runner:
         self._trials: list[Trial] = []
 
     def measure(self, asked: Asked) -> Measured:
-        """Return how a trial ended."""
+        """Run a trial if needed; return its result."""
         self._trials.append(asked.trial)
         return _measured(asked.trial, self._measure(asked.trial), asked.predicted_bytes, asked.expected_bytes)
 
     def earlier(self) -> list[Measured]:
-        """Return the trials of this search that ended well in the run directory, whichever call asked for them."""
+        """Return the successful trials of this search in the run directory, from any call."""
         found = []
         for directory in self._run.trials():
             result = finished_result(directory)
@@ -140,14 +139,14 @@ class Runner:
                 self._base, **searched, devices_per_rank=devices_per_rank(trial.strategy, trial.world_size)
             )
             if own == trial:
-                # The limit of memory may differ: it decides nothing where a trial fits.
+                # The memory limit may differ: it does not matter for a trial that fits.
                 known = dataclasses.replace(trial, memory_limit_bytes=self._base.memory_limit_bytes)
                 predicted = predicted_bytes(trial)
                 found.append(_measured(known, result, predicted, predicted, trial.trial_id))
         return found
 
     def finish(self) -> None:
-        """Have the run directory name all trials of the search; none is run again, refused ones neither."""
+        """Record all trials of the search in the run directory without running any again."""
         record_request(self._run, self._trials, self._request)
 
 
@@ -166,7 +165,7 @@ def _measured(trial: Trial, result: Mapping[str, Any], predicted: int, expected:
 
 
 def _rate_interval(result: Mapping[str, Any]) -> tuple[float, float] | None:
-    """The interval of samples/s that the interval of the step time makes."""
+    """Return the interval of samples/s from that of the step time."""
     names = ("samples_per_second", "step_time_ms", "step_time_ms_high", "step_time_ms_low")
     values = [float(result[name]) for name in names if result.get(name) is not None]
     if len(values) < len(names):
@@ -176,7 +175,7 @@ def _rate_interval(result: Mapping[str, Any]) -> tuple[float, float] | None:
 
 
 def commands(trial: Trial) -> dict[str, list[str]]:
-    """Return the calls of `bertbench throughput` and `bertbench train` that run a configuration."""
+    """Return the `bertbench throughput` and `bertbench train` commands for a configuration."""
     options = read_options(trial.strategy_options)
     own = [flag(name) for name in sorted(options)]
     values = [str(options[name]) for name in sorted(options)]
@@ -199,7 +198,7 @@ def commands(trial: Trial) -> dict[str, list[str]]:
 
 
 def deepspeed_json(trial: Trial) -> dict[str, Any]:
-    """Return the configuration that has DeepSpeed train a configuration."""
+    """Return the DeepSpeed configuration for a trial."""
     return {
         "train_batch_size": trial.global_batch_size,
         "train_micro_batch_size_per_gpu": trial.micro_batch_size,
@@ -211,12 +210,12 @@ def deepspeed_json(trial: Trial) -> dict[str, Any]:
 
 
 def write_state(run: RunDirectory, content: Mapping[str, Any]) -> None:
-    """Write what the search has found so far. Raises StorageError."""
+    """Write the state of the search. Raises StorageError."""
     write_record(run.path / STATE_FILE, content)
 
 
 def point_of(trial: Trial) -> dict[str, Any]:
-    """Return what the search chose of a trial, by the names that its records have."""
+    """Return the fields of a trial that the search chose, by their names in the records."""
     return {
         "strategy": trial.strategy,
         "options": trial.strategy_options,
@@ -234,9 +233,9 @@ def row_of(item: Measured) -> dict[str, Any]:
 
 
 def best_row(run: RunDirectory, outcome: Outcome) -> dict[str, Any] | None:
-    """Return the best configuration as plain values, over all its rounds, and what is close to it.
+    """Return the best configuration over all its rounds as plain values, and those close to it.
 
-    The rate and its interval are those of the report, the peak of memory is the highest of a round.
+    The rate and its interval are those of the report; the peak memory is the highest of all rounds.
     """
     from analysis.diagnose.answer import points
     from analysis.load import load_run

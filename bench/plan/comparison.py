@@ -1,4 +1,4 @@
-"""The same training by several strategies or on several devices: which variants there are, and what they cost."""
+"""The same training run with several strategies or numbers of devices: its variants and their cost."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -49,7 +49,7 @@ class Variant:
 
     @property
     def values(self) -> Values:
-        """The options of `bertbench train` that make it; what is left to choose itself is left out."""
+        """The options of `bertbench train` for it, without those left at their default."""
         own = {"precision": self.precision, "levers": self.levers}
         chosen = {name: value for name, value in own.items() if value != AUTO}
         return {
@@ -58,7 +58,7 @@ class Variant:
 
     @property
     def name(self) -> str:
-        """The name of its folder, such as ddp-2, hf-trainer-ddp-2-bf16; what was left to choose itself is left out."""
+        """The name of its folder, such as ddp-2 or hf-trainer-ddp-2-bf16, without options left at their default."""
         words = [self.strategy, str(self.devices)]
         words[:0] = [self.implementation] if self.implementation != OURS else []
         words += [self.precision] if self.precision != AUTO else []
@@ -67,7 +67,7 @@ class Variant:
 
     @property
     def impossible(self) -> str:
-        """Why it cannot run anywhere; "" where it can."""
+        """Why it cannot run at all; "" if it can."""
         if self.strategy == "single" and self.devices > 1:
             return "strategy single runs on one device"
         if self.implementation != OURS and self.strategy not in TRAINER_STRATEGIES:
@@ -94,14 +94,14 @@ def combinations(axes: Mapping[str, Sequence[Any]]) -> list[Variant]:
         names = ", ".join(variant.name for variant in possible) or "none"
         raise UsageError(
             "option-missing",
-            f"a comparison needs two variants, there is {names}: use --devices 1 2, or more --strategies, "
-            "--precisions, --implementations or --levers",
+            f"a comparison needs at least two variants, but the options give {names}: use --devices 1 2, or more "
+            "--strategies, --precisions, --implementations or --levers",
         )
     return found
 
 
 def remarks(planned: Sequence[PlannedVariant], devices: Devices) -> list[str]:
-    """Return what has to be known to judge the comparison: shared cores, and why losses may differ."""
+    """Return notes on the comparison: shared cores, and why losses may differ."""
     settings = planned[0].plan.settings
     found = []
     counts = sorted({item.plan.settings.world_size for item in planned})
@@ -109,7 +109,7 @@ def remarks(planned: Sequence[PlannedVariant], devices: Devices) -> list[str]:
         threads = {}
         for item in planned:
             processes = item.plan.settings.world_size
-            # Variants of as many processes have as many threads.
+            # Variants with equally many processes have equally many threads.
             name = f"those x {processes}" if len(planned) > _MOST_NAMED else item.name
             threads[name] = item.plan.options.threads or devices.cpu_cores // processes
         shares = [f"{max(1, count)} in {name}" for name, count in threads.items()]
@@ -121,34 +121,34 @@ def remarks(planned: Sequence[PlannedVariant], devices: Devices) -> list[str]:
         found.append("every process draws its own synthetic data: losses of different numbers of processes differ")
     if len(counts) > 1 and settings.dropout > 0:
         found.append(
-            f"every process draws its own dropout ({settings.dropout:g}): losses differ by chance; --dropout 0 shows "
-            "that they are the same"
+            f"every process draws its own dropout ({settings.dropout:g}): losses differ by chance; with --dropout 0 "
+            "they agree"
         )
     if len({item.plan.settings.precision for item in planned}) > 1:
-        found.append("losses of different precisions differ by their rounding")
+        found.append("losses of different precisions differ by rounding")
     if any(item.plan.implementation != OURS for item in planned):
         found.append(
-            "hf-trainer: Hugging Face's model and Trainer with the same weights, batches, optimizer and schedule; it "
-            "keeps no checkpoints on its way: interrupted, it begins again"
+            "hf-trainer is Hugging Face's model and Trainer with the same weights, batches, optimizer and schedule; it "
+            "writes no intermediate checkpoints, so an interrupted run starts again"
         )
         padded = PRESETS["base"].replace(vocab_size=settings.vocab_size).padded_vocab_size
         if padded != settings.vocab_size:
             found.append(
-                f"ours rounds the vocabulary up for the hardware ({settings.vocab_size:,} to {padded:,} word pieces), "
-                "Hugging Face's model does not: their parameters differ by those rows, which nothing reads"
+                f"bertbench pads the vocabulary for the hardware ({settings.vocab_size:,} to {padded:,} word pieces), "
+                "Hugging Face's model does not: the number of parameters differs by the padding"
             )
         if settings.optimizer == "lamb":
             found.append(
-                "LAMB scales the step of each weight, Hugging Face has query, key and value apart: losses differ a "
-                "little; --optimizer adamw shows that they are the same"
+                "LAMB scales the update of each tensor, and Hugging Face stores query, key and value separately: "
+                "losses differ slightly; with --optimizer adamw they agree"
             )
         if settings.dropout > 0 and len(counts) == 1:
             found.append(
-                f"the implementations draw dropout ({settings.dropout:g}) in other places: --dropout 0 shows that the "
-                "losses are the same"
+                f"the implementations draw dropout ({settings.dropout:g}) in different places: with --dropout 0 the "
+                "losses agree"
             )
         if settings.task in _OTHER_LOSSES:
-            found.append(f"{_OTHER_LOSSES[settings.task]}: losses differ, the more the more padding there is")
+            found.append(f"{_OTHER_LOSSES[settings.task]}: losses differ more with more padding")
     return found
 
 
@@ -166,15 +166,15 @@ def profile_variants(
     Args:
         out: folder of the comparison.
         planned: all its variants.
-        steps: how many steps to profile, at least 1.
-        request: what was asked for.
-        devices: what there is.
+        steps: number of steps to profile, at least 1.
+        request: the recorded options of the command.
+        devices: available devices.
         progress: called for every trial.
         note: called with notes.
 
     Returns:
-        By the name of the variant what analysis.metrics.communication.exposure.all_reduce found, or
-        `profile_problem`, why nothing.
+        By the name of the variant the result of analysis.metrics.communication.exposure.all_reduce, or
+        `profile_problem`, the reason that there is none.
 
     Raises:
         StorageError: the run directory cannot be written.

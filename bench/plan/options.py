@@ -1,4 +1,4 @@
-"""Options that sweeps and trainings share: what `auto` stands for, and the flags that tasks declare."""
+"""Options shared by sweeps and training runs: the meaning of `auto`, and the options of each task."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -19,38 +19,38 @@ AUTO = "auto"
 
 
 def resolve_strategy(name: str, world_size: int) -> str:
-    """Return the strategy that `auto` stands for, others as they are."""
+    """Return the strategy for `auto`; other names are unchanged."""
     if name != AUTO:
         return name
     return "single" if world_size == 1 else "ddp"
 
 
 def resolve_precision(name: str, devices: Devices) -> str:
-    """Return the precision that `auto` stands for, others as they are."""
+    """Return the precision for `auto`; other names are unchanged."""
     if name != AUTO:
         return name
     return "bf16" if native_bf16(devices) else "fp32"
 
 
 def resolve_padding(name: str, data: TaskData, task: str) -> str:
-    """Return the padding that `auto` stands for, or `name`; "" where batches come padded. Raises UsageError."""
+    """Return the padding for `auto`, or `name`; "" for tasks with padded samples. Raises UsageError."""
     if name == AUTO:
         return data.paddings[0] if data.paddings else ""
     if not data.paddings:
         raise UsageError(
             "option-not-applicable",
-            f"--padding {name}: the batches of {task} come padded, there is nothing to choose; leave it out",
+            f"--padding {name} does not apply to {task}, whose samples are already padded: omit the option",
         )
     lookup(dict.fromkeys((AUTO, *data.paddings)), name, "padding")
     return name
 
 
 _FIELDS = {"task": "benchmark_task"}
-"""Options whose field has another name: the command's first word is `task`, too."""
+"""Options whose field has another name: the first word of the command is `task` too."""
 
 
 def _fields() -> list[tuple[str, Any, Any]]:
-    """A field for each option that some task has and a user can give; None or False where it is not given."""
+    """Return a field for each task option that a user can give; None or False if not given."""
     owners: dict[str, list[tuple[str, TaskOption]]] = {}
     for task in known_tasks():
         for option in task_data(task).options:
@@ -61,7 +61,7 @@ def _fields() -> list[tuple[str, Any, Any]]:
         kinds = {option.kind for _, option in pairs}
         if len(kinds) > 1:
             tasks = " and ".join(task for task, _ in pairs)
-            raise UsageError("option-conflict", f"{flag(name)} is of several kinds in the tasks {tasks}: rename one")
+            raise UsageError("option-conflict", f"{flag(name)} has different types in the tasks {tasks}: rename one")
         kind = kinds.pop()
         choices = {option.choices for _, option in pairs}
         metavar = choice_of(next(iter(choices))) if len(choices) == 1 and any(choices) else None
@@ -81,13 +81,13 @@ def _absent(kind: type) -> bool | None:
 
 
 class _Given:
-    """Options that some tasks have and others have not."""
+    """Options that only some tasks have."""
 
     def options(self, task: str) -> dict[str, Any]:
         """Return the options of a task, with its defaults for missing ones.
 
         Raises:
-            UsageError: an option was given that the task does not have, or not with this value.
+            UsageError: the task does not have a given option, or not with this value.
         """
         names = {field: name for name, field in _FIELDS.items()}
         given = {names.get(field, field): value for field, value in vars(self).items() if value not in (None, False)}
@@ -95,10 +95,10 @@ class _Given:
         for name in given:
             if name not in own:
                 owners = [other for other in known_tasks() if name in {one.name for one in task_data(other).options}]
-                there = f"is an option of the task {' and '.join(owners)}" if owners else "is an option of no task here"
+                applies = f"applies only to {' and '.join(owners)}" if owners else "applies to no installed task"
                 raise UsageError(
                     "option-not-applicable",
-                    f"{flag(name)} {there}, {task} has {_names(task_data(task).options)}: leave it out",
+                    f"{flag(name)} {applies}, not to {task} (options: {_names(task_data(task).options)}): omit it",
                 )
         return given_options(task, given)
 
@@ -107,7 +107,7 @@ if TYPE_CHECKING:
 
     @dataclasses.dataclass(frozen=True)
     class TaskFlags(_Given):
-        """What is made below; its fields are known when it is made."""
+        """For type checkers; the class below is made from the options of the tasks."""
 
         def __init__(self, **options: Any) -> None: ...
 
@@ -116,13 +116,13 @@ else:
 
 
 def of_our_tasks(flags: Mapping[str, Any]) -> dict[str, Any]:
-    """Return fields of TaskFlags without those that only tasks of other packages have and that were not given."""
+    """Return fields of TaskFlags, except options that only other packages' tasks have and that were not given."""
     ours = {_FIELDS.get(option.name, option.name) for task in TASKS for option in task_data(task).options}
     return {name: value for name, value in flags.items() if name in ours or value not in (None, False)}
 
 
 def task_words(task: str, task_options: str) -> list[str]:
-    """Return the options of a resolved task as words of a command line; what follows from the data is left out."""
+    """Return the options of a resolved task as command-line words, except those that the data determine."""
     options = read_options(task_options)
     words: list[str] = []
     for option in task_data(task).options:
@@ -134,4 +134,4 @@ def task_words(task: str, task_options: str) -> list[str]:
 
 
 def _names(options: tuple[TaskOption, ...]) -> str:
-    return ", ".join(flag(option.name) for option in options if not option.from_data) or "none of its own"
+    return ", ".join(flag(option.name) for option in options if not option.from_data) or "none"

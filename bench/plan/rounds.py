@@ -1,7 +1,7 @@
-"""Adds rounds to a sweep until the comparison with the reference at the fastest configuration is conclusive.
+"""Add rounds to a sweep until the comparison with the reference at the fastest configuration is conclusive.
 
-What is conclusive is decided by analysis.metrics.comparison, as in every report. An added round repeats only the two
-sides of that comparison, in an order that alternates, as further trials of the same run directory.
+analysis.metrics.comparison decides this, as in every report. An added round repeats only the two sides of that
+comparison, in alternating order, as further trials of the same run directory.
 """
 
 import dataclasses
@@ -36,7 +36,7 @@ class Verdict:
 
     @property
     def decided(self) -> bool:
-        """Whether more rounds would say nothing new."""
+        """Whether more rounds would not change the result."""
         return bool(self.row["decided"] != _OPEN)
 
     def to_json(self) -> dict[str, Any]:
@@ -50,7 +50,7 @@ def check_reference(sweep: Sweep) -> None:
     if REFERENCE not in names or len(names) < 2:
         raise UsageError(
             "option-not-applicable",
-            f"--time-budget decides the comparison with {REFERENCE}, this sweep runs "
+            f"--time-budget needs a comparison with {REFERENCE}, but this sweep runs "
             f"{' '.join(sweep.implementations)}: use --implementations bertbench {REFERENCE}",
         )
 
@@ -58,9 +58,9 @@ def check_reference(sweep: Sweep) -> None:
 def spends(
     trials: Sequence[Trial], seconds: float, clock: Callable[[], float] = lambda: time.monotonic()
 ) -> Callable[[int], bool]:
-    """Return what says whether the trial at a place, and with it the rest of its configuration, is to be left out.
+    """Return a function that tells whether to skip the trial at a position and the rest of its configuration.
 
-    It is once the time that trials took so far says that its configuration does not end within `seconds` from now. The
+    A configuration is skipped if, by the time of the trials so far, it would not end within `seconds` from now. The
     first configuration is always measured: without it there is nothing to compare.
     """
     groups = [dataclasses.replace(trial, implementation="", levers="") for trial in trials]
@@ -89,18 +89,18 @@ def add_rounds(
     again: Again | None = None,
     clock: Callable[[], float] = lambda: time.monotonic(),
 ) -> tuple[list[Trial], list[Verdict]]:
-    """Measure further rounds until every model's comparison is conclusive or no further round fits into the time.
+    """Measure more rounds until the comparison of every model is conclusive or no round fits into the time left.
 
-    Used inside `locked(run)` once `trials` are finished. With `again`, rounds that earlier calls added are put away
-    first, as `again` does with what it replaces.
+    Used inside `locked(run)` once `trials` are finished. With `again`, rounds that earlier calls added are first moved
+    to the earlier records.
 
     Args:
         run: the run directory.
-        trials: the sweep as it was asked for, every configuration in at least one round.
+        trials: trials of the sweep, with at least one round of every configuration.
         measure: runs trials and returns their results, in order.
-        seconds: time that is left, s; what a round takes is known from those before it.
+        seconds: time left in s; the time of a round is estimated from earlier ones.
         again: the call that repeats finished trials.
-        clock: seconds.
+        clock: returns the time in s.
 
     Returns:
         The trials of rounds beyond those of the sweep, and a verdict per model.
@@ -150,7 +150,7 @@ def _first_round(trial: Trial) -> Trial:
 
 
 def _comparisons(measured: Sequence[LoadedTrial]) -> list[tuple[Pair, Mapping[str, Any]]]:
-    """The comparison with the reference at the fastest configuration of each model that has one."""
+    """Return the comparison with the reference at the fastest configuration of each model, if any."""
     ratios = ratios_of(measured, REFERENCE)
     found: list[tuple[Pair, Mapping[str, Any]]] = []
     for winner in winners(points(measured)):
@@ -158,7 +158,7 @@ def _comparisons(measured: Sequence[LoadedTrial]) -> list[tuple[Pair, Mapping[st
         rows = [row for row in ratios if _same_place(row, best)]
         if best["implementation"] != REFERENCE:
             rows = [row for row in rows if row["implementation"] == best["implementation"]]
-        if rows:  # where the reference itself is the fastest, its first competitor is compared with it
+        if rows:  # if the reference is the fastest, compare it with its first competitor
             own, other = (_side(measured, best, name) for name in (rows[0]["implementation"], REFERENCE))
             found.append(((own.trial_id, own, other), rows[0]))
     return found
@@ -171,13 +171,13 @@ def _same_place(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
 
 
 def _side(measured: Sequence[LoadedTrial], best: Mapping[str, Any], implementation: str) -> Trial:
-    """The first round of an implementation, as rows name it, at the best configuration; it is there."""
+    """Return the first round of an implementation, as named in rows, at the best configuration."""
     sides = (one for one in measured if one.row["implementation"] == implementation and _same_place(one.row, best))
     return _first_round(next(sides).trial)
 
 
 def _next_round(run: RunDirectory, pair: Pair, asked: set[str]) -> list[Trial]:
-    """The first round that one side at least has not finished, the order of the sides alternating."""
+    """Return the first round that at least one side has not finished, in alternating order of the sides."""
     number = 0
     while True:
         sides = [dataclasses.replace(trial, round=number) for trial in pair[1:]]
@@ -188,7 +188,7 @@ def _next_round(run: RunDirectory, pair: Pair, asked: set[str]) -> list[Trial]:
 
 
 def _wall_seconds(measured: Sequence[LoadedTrial], trial: Trial) -> float:
-    """What the latest round of a trial took, from start to end."""
+    """Return the wall time of the latest round of a trial in s."""
     rounds = [one for one in measured if _first_round(one.trial) == trial and one.row.get("wall_seconds")]
     return float(max(rounds, key=lambda one: one.trial.round).row["wall_seconds"]) if rounds else math.inf
 

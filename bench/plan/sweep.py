@@ -1,9 +1,8 @@
-"""Runs the trials of a sweep into a run directory that a later call can resume, and repeats finished ones.
+"""Run the trials of a sweep in a run directory that a later call can resume, or repeat finished ones.
 
-Repeating a finished trial loses no earlier measurement. A trial is measured in RUN/again/TRIAL. Once it has
-ended, the earlier records move to RUN/earlier/N/trials/TRIAL and the new ones take their place; so RUN/earlier/N is a
-run directory of what was replaced by one call. A call that is interrupted is continued by the same one: RUN/again.json
-says what it was asked for and what is done.
+Repeating a trial loses no measurement. The trial is measured in RUN/again/TRIAL. When it ends, the earlier records move
+to RUN/earlier/N/trials/TRIAL and the new ones replace them, so RUN/earlier/N is a run directory of the trials that one
+call replaced. The same command resumes an interrupted call: RUN/again.json records its trials and its progress.
 """
 
 import dataclasses
@@ -26,20 +25,20 @@ from records.run import RunDirectory, TrialDirectory
 from records.trial import Trial
 
 _STAGING, _EARLIER, _STATE = "again", "earlier", "again.json"
-# How a trial ends that says nothing of what it measures: what was measured before stays.
+# States of a trial without a measurement: the earlier records stay.
 _NOTHING_NEW = ("interrupted", "refused")
-# What a trial takes besides its steps: imports, the first step, the end.
+# Time of a trial besides its steps: imports, the first step, the end.
 _START_SECONDS = 8.0
-# Called with (number from 1, count, trial, its result or None when it starts, whether it had been done before).
+# Called with (number from 1, count, trial, its result or None at the start, whether it was already finished).
 Progress = Callable[[int, int, Trial, Mapping[str, Any] | None, bool], None]
 
 
 class Again:
-    """One call that repeats finished trials, or its continuation. Used while the run directory is locked.
+    """A call that repeats finished trials, or resumes doing so. Used while the run directory is locked.
 
     Args:
-        run: holds the trials.
-        asked: the trials of the call, by id: an interrupted call with the same ones is continued.
+        run: the run directory.
+        asked: ids of the trials of the call; an interrupted call with the same trials is resumed.
     """
 
     def __init__(self, run: RunDirectory, asked: Sequence[str]) -> None:
@@ -54,7 +53,7 @@ class Again:
 
     @property
     def earlier(self) -> RunDirectory:
-        """The run directory of what this call replaces."""
+        """The run directory for the records that this call replaces."""
         return _earlier(self._run, self._number)
 
     def wants(self, trial_id: str) -> bool:
@@ -72,7 +71,7 @@ class Again:
         """Replace the earlier records with the new ones, unless the trial measured nothing at all.
 
         Raises:
-            StorageError: a folder cannot be moved; what was measured, before and now, is still there.
+            StorageError: a folder cannot be moved; the earlier and the new records are kept.
         """
         if status in _NOTHING_NEW:
             self.drop(staged)
@@ -81,12 +80,12 @@ class Again:
         self.done(trial_id)
 
     def done(self, trial_id: str) -> None:
-        """Note that a trial has been measured by this call. Raises StorageError."""
+        """Record that this call has measured a trial. Raises StorageError."""
         self._done.append(trial_id)
         self._write()
 
     def put_away(self, trial_id: str) -> None:
-        """Move the records of a trial that this call does not ask for to the earlier ones. Raises StorageError."""
+        """Move the records of a trial that is not part of this call to the earlier ones. Raises StorageError."""
         before = self.earlier.trial(trial_id).path
         with storage_errors(before):
             before.parent.mkdir(parents=True, exist_ok=True)
@@ -99,7 +98,7 @@ class Again:
                 shutil.rmtree(staged.path)
 
     def finish(self) -> None:
-        """Forget the call, which has ended: the next one repeats everything. Raises StorageError."""
+        """Mark the call as complete: the next one repeats everything. Raises StorageError."""
         with storage_errors(self._run.path):
             (self._run.path / _STATE).unlink(missing_ok=True)
         recover(self._run)
@@ -109,7 +108,7 @@ class Again:
 
 
 def locked(run: RunDirectory) -> AbstractContextManager[None]:
-    """Hold the run directory for this process. Raises LockedError when another sweep uses it, and StorageError."""
+    """Lock the run directory. Raises LockedError if another sweep uses it, or StorageError."""
     return locks.locked(run.path, "another sweep", "wait for it, or choose another --out")
 
 
@@ -125,13 +124,12 @@ def run_trials(
     again: Again | None = None,
     enough: Callable[[int], bool] = lambda place: False,
 ) -> list[dict[str, Any]]:
-    """Run what is not finished yet, keep results.csv true after every trial, and return the results in order.
+    """Run unfinished trials, update results.csv after every trial, and return the results in order.
 
-    With `again` the finished ones that it wants are repeated. Must be called inside `locked(run)`.
+    With `again`, the finished trials that it wants are repeated. Must be called inside `locked(run)`.
 
     Args:
-        enough: asked with a trial's place before it is run for the first time; it is left out, without a result, where
-            this says so.
+        enough: called with the position of a trial before its first run; the trial is skipped if this returns true.
     """
     tidy(run)
     environment = capture(devices)
@@ -165,7 +163,7 @@ def run_trials(
 
 
 def tidy(run: RunDirectory) -> None:
-    """Remove the temporary files that killed processes left; the caller holds the lock, and no rank is at work."""
+    """Remove temporary files of killed processes; the caller holds the lock, and no rank is running."""
     clear_stale(AGENT_FOLDER)
     recover(run)
     for folder in (run.path, *(directory.path for directory in run.trials())):
@@ -175,7 +173,7 @@ def tidy(run: RunDirectory) -> None:
 def note_differences(
     run: RunDirectory, trials: Sequence[Trial], environment: Mapping[str, Any], note: Callable[[str], None]
 ) -> None:
-    """Tell `note` where finished trials were measured on another machine or with other software than is here now."""
+    """Note if finished trials were measured with other hardware or software than now."""
     seen: set[str] = set()
     for trial in trials:
         directory = run.trial(trial.trial_id)
@@ -191,10 +189,10 @@ def note_differences(
 
 
 def expected_seconds(run: RunDirectory, trials: Sequence[Trial]) -> float | None:
-    """Return about how long trials take one after the other, s; None where nothing says how long a given window is.
+    """Estimate the total time of trials in s; None if --start and --stop are given and no similar trial is finished.
 
-    A trial takes as long as those of its kind and model that are finished here; without any, what its start takes and
-    all of the time that it may measure.
+    A trial is assumed to take as long as finished trials of its kind and model; without any, its start-up time and its
+    maximum measuring time.
     """
     rows = [row for row in result_rows(run) if row["status"] == "ok" and row.get("wall_seconds")]
     total = 0.0
@@ -225,10 +223,10 @@ def _provenance(environment: Mapping[str, Any]) -> dict[str, Any]:
 def finished_result(
     directory: TrialDirectory, retry_failed: bool = False, timeout_seconds: float = 0.0
 ) -> dict[str, Any] | None:
-    """Return the result of a trial that need not run again: neither half-written, interrupted nor damaged.
+    """Return the result of a finished trial; None if it is incomplete, interrupted or damaged and must run again.
 
-    A refused trial is tried again, since what it lacked may be there now, and one that ran out of time where the limit
-    is longer now.
+    A refused trial runs again, since the missing item may be available now; so does one that timed out, if the limit is
+    higher now.
     """
     try:
         result = directory.read_result()
@@ -290,14 +288,14 @@ def write_results(run: RunDirectory) -> None:
     run.write_results(result_rows(run))
 
 
-# What a trial of collectives alone has no value of, whatever the defaults of Trial are.
+# Fields without meaning for a trial of collectives, whatever the defaults of Trial.
 _OF_TRAINING = (
     "task", "implementation", "strategy", "preset", "seq_len", "micro_batch_size", "grad_accum_steps"
 )  # fmt: skip
 
 
 def result_rows(run: RunDirectory) -> list[dict[str, Any]]:
-    """Return one row per trial with a result: its configuration, None where that means nothing, and its metrics."""
+    """Return one row per trial with a result: its configuration (None for fields without meaning) and its metrics."""
     rows = []
     for directory in run.trials():
         try:
@@ -312,13 +310,13 @@ def result_rows(run: RunDirectory) -> list[dict[str, Any]]:
 
 
 def recover(run: RunDirectory) -> None:
-    """Tidy up after a call that was killed: records of trials that ended take their place, others are removed.
+    """Clean up after a killed call: move the records of ended trials into place and remove the others.
 
     The caller holds the lock.
 
     Raises:
         StorageError: a folder cannot be moved or removed.
-        NewerSchemaError: a newer bertbench left what is to be tidied up.
+        NewerSchemaError: the call was one of a newer bertbench.
     """
     staging = run.path / _STAGING
     if not staging.is_dir():
@@ -348,7 +346,7 @@ def _ended(staged: TrialDirectory) -> bool:
 
 
 def _swap(run: RunDirectory, staged: TrialDirectory, earlier: RunDirectory) -> None:
-    """Move the records of a trial away and the new ones into their place; `recover` finishes half of it."""
+    """Replace the records of a trial with the new ones; `recover` completes an interrupted move."""
     place, before = (one.trial(staged.path.name).path for one in (run, earlier))
     if place.exists():
         with storage_errors(before):
@@ -359,7 +357,7 @@ def _swap(run: RunDirectory, staged: TrialDirectory, earlier: RunDirectory) -> N
 
 
 def _read(run: RunDirectory) -> dict[str, Any]:
-    """What an interrupted call left, as far as it can be read. Raises NewerSchemaError: a newer bertbench wrote it."""
+    """Return the readable state of an interrupted call. Raises NewerSchemaError if a newer bertbench wrote it."""
     state = read_notes(run.path / _STATE)
     whole = isinstance(state.get("done"), list) and isinstance(state.get("number"), int)
     return state if whole else {}

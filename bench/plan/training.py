@@ -1,4 +1,4 @@
-"""Settings of a run from the options of `bertbench train`, and whether a run may resume with them."""
+"""Convert the options of `bertbench train` to the settings of a run, and check whether a run can resume with them."""
 
 import dataclasses
 import json
@@ -118,7 +118,7 @@ class TrainOptions:
     bucket_mib: int | None = None
     """Gradient bucket size in MiB; default the strategy's own."""
     precision: str = AUTO
-    """Arithmetic; default auto: bf16 where the hardware supports it, otherwise fp32."""
+    """Numeric precision; default auto: bf16 where the hardware supports it, otherwise fp32."""
     seed: int | None = None
     """Seed of weights, data order and dropout; default 42."""
     init: Path | None = None
@@ -153,7 +153,7 @@ class TrainOptions:
     """Print the result as JSON on stdout; progress goes to stderr."""
 
     def __post_init__(self) -> None:
-        """Refuse numbers that mean nothing; the others are checked with the settings of the run."""
+        """Refuse values out of range; the rest is checked with the settings of the run."""
         for name in ("devices", "threads"):
             value = getattr(self, name)
             if value is not None and value < 1:
@@ -166,11 +166,11 @@ class TrainOptions:
             raise UsageError("option-value", f"--max-seconds {self.max_seconds} must be above 0")
         if self.file is not None and self.data is not None:
             raise UsageError(
-                "option-conflict", f"the data are named twice, {self.file} and --data {self.data}: give one of them"
+                "option-conflict", f"FILE {self.file} and --data {self.data} both give the data: give one of them"
             )
 
     def having(self, values: Mapping[str, Any], **own: Any) -> "TrainOptions":
-        """Return these options with `values`, by name, among them those of the task, and fields of its `own`."""
+        """Return these options with other `values` by name, including options of the task, and `own` fields."""
         flags = {field.name for field in dataclasses.fields(TaskFlags)}
         of_task = {name: value for name, value in values.items() if name in flags}
         changed = {name: value for name, value in values.items() if name not in flags}
@@ -180,7 +180,7 @@ class TrainOptions:
         return dataclasses.replace(self, **changed, **own, task_flags=task_flags)
 
 
-# As the settings of the run have them; said before any data are looked at.
+# The ranges of the run's settings, checked here before any data are read.
 _RANGES: tuple[tuple[str, Callable[[float], bool], str], ...] = (
     ("dropout", lambda value: 0 <= value < 1, "at least 0 and less than 1"),
     ("epochs", lambda value: 0 < value < math.inf, "a number above 0"),
@@ -189,16 +189,16 @@ _RANGES: tuple[tuple[str, Callable[[float], bool], str], ...] = (
     ("weight_decay", lambda value: 0 <= value < math.inf, "a number of at least 0"),
     ("max_grad_norm", lambda value: 0 < value < math.inf, "a number above 0"),
 )
-# Of each parameter in a checkpoint: itself and two moments of the optimizer, in float32.
+# Size of a parameter in a checkpoint: its value and two optimizer moments in float32.
 _WEIGHT_BYTES, _MOMENTS_BYTES = 4, 8
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """A training, looked at before anything runs."""
+    """The plan of a training run."""
 
     options: TrainOptions
-    """What was asked for."""
+    """Options of the command."""
     settings: TrainSettings
     """Settings of bert.train."""
     phase: int | None
@@ -207,7 +207,7 @@ class Plan:
 
     @property
     def implementation(self) -> str:
-        """Whose model and loop train: a name in bench.implementations.TRAININGS."""
+        """Implementation that trains, a name in bench.implementations.TRAININGS."""
         return self.options.implementation
 
     @property
@@ -217,14 +217,14 @@ class Plan:
 
     @property
     def request(self) -> dict[str, Any]:
-        """The options in plain values, as records keep what was asked for."""
+        """The options as plain values, for the records."""
         return {"command": "train", **request_of(self.options)}
 
     def trial(self, **own: Any) -> Trial:
         """Return a trial of this training.
 
         Args:
-            own: further fields of a Trial: kind, device, recorded `levers`, and how it is measured.
+            own: further fields of a Trial: kind, device, recorded `levers`, and measuring options.
         """
         return Trial.of(
             self.settings,
@@ -236,18 +236,17 @@ class Plan:
 
 
 def plan_training(options: TrainOptions, devices: Devices, world: World | None = None) -> Plan:
-    """Return a training as it will run.
+    """Return the plan of a training run.
 
     Args:
-        options: what was asked for; of pretraining the hyper-parameters of the phase are the defaults.
-        devices: what there is to train on.
+        options: options of the command; pretraining uses the hyperparameters of the phase as defaults.
+        devices: available devices.
         world: the world of ranks that this process belongs to; its size is then the number of devices.
 
     Raises:
-        UsageError: settings that no run can have, more devices than there are, `best_by` where nothing is evaluated or
-            the task has no such score, or `init` names an unfinished run or a model of another shape than the preset
-            that was given.
-        InputError: the data, what is evaluated on or `init` cannot be read, or the samples have another length.
+        UsageError: invalid settings, more devices than available, `best_by` without evaluations or with a score that
+            the task does not have, or `init` is an unfinished run or does not match the given preset.
+        InputError: the data, the evaluation data or `init` cannot be read, or the samples have a different length.
     """
     check_loggers(options.log_to)
     lookup(TRAININGS, options.implementation, "implementation of training runs")
@@ -262,7 +261,7 @@ def plan_training(options: TrainOptions, devices: Devices, world: World | None =
     task_options = options.task_flags.options(task)
     if not values["data"]:
         made = data.prepare_command(options.seq_len or defaults["seq_len"])
-        raise UsageError("option-missing", f"no data was given: --data FOLDER, what `{made}` makes")
+        raise UsageError("option-missing", f"no data was given: give --data FOLDER; `{made}` prepares it")
     if world is None:
         world_size = values["world_size"] or devices.default_world_sizes()[-1]
         devices.environment(world_size)
@@ -275,7 +274,7 @@ def plan_training(options: TrainOptions, devices: Devices, world: World | None =
     values["precision"] = resolve_precision(values["precision"], devices)
     source = data.inspect(str(values["data"]), values["seq_len"] or defaults["seq_len"], task_options)
     values["task_options"] = resolve_options(task, task_options, source)
-    if phase is None:  # a length of its own has only pretraining, by its phase
+    if phase is None:  # in pretraining the phase sets the length
         values["seq_len"] = values["seq_len"] or source.seq_len
     seq_len = values["seq_len"] or defaults["seq_len"]
     if source.seq_len not in (None, seq_len):
@@ -298,23 +297,25 @@ def plan_training(options: TrainOptions, devices: Devices, world: World | None =
 
 
 def _check_best_by(settings: TrainSettings, name: str) -> None:
-    """Refuse a score that cannot tell which checkpoint is the best. Raises UsageError."""
+    """Refuse a score that cannot select the best checkpoint. Raises UsageError."""
     from bert.tasks.base import deciding
 
     deciding(make_task(settings.task, settings.task_options), name)
     if is_synthetic(settings.data):
         raise UsageError(
             "option-not-applicable",
-            f"--best-by {name}: synthetic data are not evaluated: use real --data, or omit the option",
+            f"--best-by {name} needs evaluations, but synthetic data are not evaluated: give real --data, or omit the "
+            "option",
         )
     if not settings.eval_every:
         raise UsageError(
-            "option-not-applicable", f"--best-by {name}: this run is not evaluated: give --eval-every, or leave it out"
+            "option-not-applicable",
+            f"--best-by {name} needs evaluations, but this run has none: give --eval-every, or omit the option",
         )
 
 
 def _check_vocabulary(init: Path, source: DataSource) -> None:
-    """Refuse weights of another vocabulary than the data's, where both are known. Raises InputError."""
+    """Refuse weights whose vocabulary differs from that of the data, if both are known. Raises InputError."""
     if source.vocabulary is None:
         return
     from bert.tasks.base import DataIdentity
@@ -322,23 +323,23 @@ def _check_vocabulary(init: Path, source: DataSource) -> None:
 
     data = DataIdentity(source=source.source, vocab_size=source.vocab_size, vocabulary=source.vocabulary)
     needed = f"this run needs a checkpoint of a model with {source.vocab_size} word pieces"
-    find_weights(init, data, lambda message: None, needed, whole=False)  # the ranks tell of damaged checkpoints
+    find_weights(init, data, lambda message: None, needed, whole=False)  # the ranks report damaged checkpoints
 
 
 def _batch_of_the_file(values: Mapping[str, Any], options: TrainOptions, defaults: Mapping[str, Any]) -> dict[str, Any]:
-    """One micro-step per update, as DeepSpeed has it, where its file says the micro batch, nothing the others, and the
-    default of an update cannot be divided into such."""
-    said = options.micro_batch_size is None and values["micro_batch_size"]
-    if not said or values["global_batch_size"] or values["grad_accum_steps"]:
+    """Return one micro-step per update, DeepSpeed's default, if its file sets only the micro batch size and the default
+    global batch size is not a multiple of it."""
+    micro = options.micro_batch_size is None and values["micro_batch_size"]
+    if not micro or values["global_batch_size"] or values["grad_accum_steps"]:
         return {}
-    return {"grad_accum_steps": 1} if defaults["global_batch_size"] % (said * values["world_size"]) else {}
+    return {"grad_accum_steps": 1} if defaults["global_batch_size"] % (micro * values["world_size"]) else {}
 
 
 def _strategy_settings(options: TrainOptions, values: Mapping[str, Any]) -> dict[str, Any]:
-    """The options of the strategy, and the settings of a DeepSpeed configuration for which no option was given.
+    """Return the options of the strategy, and the training settings of a DeepSpeed configuration that no option sets.
 
     Raises:
-        UsageError: an option that the strategy does not have.
+        UsageError: the strategy does not have a given option.
         InputError: the configuration cannot be read.
     """
     config = None if options.deepspeed_config is None else read_deepspeed_config(options.deepspeed_config)
@@ -351,24 +352,24 @@ def _strategy_settings(options: TrainOptions, values: Mapping[str, Any]) -> dict
 def _other_length(phase: int | None, seq_len: int, source: DataSource, made: str) -> str:
     other = {128: 1, 512: 2}.get(source.seq_len or 0)
     fitting = f"--phase {other}" if phase is not None and other not in (None, phase) else f"--seq-len {source.seq_len}"
-    wanting = "--seq-len asks for" if phase is None else f"phase {phase} trains on"
+    wanted = "--seq-len is" if phase is None else f"phase {phase} uses"
     return (
-        f"the samples in {source.source} have {source.seq_len} tokens, {wanting} {seq_len}: use {fitting}, or prepare "
-        f"data with `{made}`"
+        f"the samples in {source.source} have {source.seq_len} tokens, but {wanted} {seq_len}: use {fitting}, or "
+        f"prepare data with `{made}`"
     )
 
 
 def initial_weights(path: Path, best: bool) -> Path:
-    """Return where the weights of --init lie: of a run its checkpoints, of which the latest counts; else the path.
+    """Return the path of the weights for --init: the checkpoints of a run, whose latest is used; otherwise the path.
 
     Args:
-        path: what was given.
-        best: take of a run the best checkpoint, where it was evaluated: what fine-tuning begins from. A next phase of
-            pretraining continues from the latest, whose optimizer and weights belong to the end of the run.
+        path: value of --init.
+        best: use the best checkpoint of an evaluated run, as fine-tuning does. The next phase of pretraining uses the
+            latest, which has the weights and optimizer state of the end of the run.
 
     Raises:
-        InputError: there is nothing.
-        UsageError: it is a run that has not reached its end.
+        InputError: the path does not exist.
+        UsageError: it is an unfinished run.
     """
     path = path.resolve()
     if not path.exists() and not path.with_name(f"{path.name}.index").exists():  # the prefix of TensorFlow's files
@@ -380,50 +381,50 @@ def initial_weights(path: Path, best: bool) -> Path:
     run = TrainRun(path)
     state = run.read_state() or {}
     if not state.get("finished"):
-        reached = f"step {state['applied_steps']} of {state['total_steps']}" if state.get("applied_steps") else "no end"
+        steps = f" (step {state['applied_steps']} of {state['total_steps']})" if state.get("applied_steps") else ""
         raise UsageError(
             "run-incomplete",
-            f"--init {path}: that run has reached {reached}: finish it with the command that began it, or give the "
-            f"folder of one of its checkpoints in {run.checkpoints} to begin from there",
+            f"--init {path} is an unfinished run{steps}: finish it with the command that started it, or give one of "
+            f"its checkpoints in {run.checkpoints}",
         )
     return (run.best_checkpoint() if best else None) or run.checkpoints
 
 
 def check_space(run: TrainRun, plan: Plan) -> None:
-    """Refuse to begin if not even one checkpoint fits; a resumed run may make room. Raises StorageError."""
+    """Refuse a new run if not even one checkpoint fits; a resumed run may free space. Raises StorageError."""
     if run.attempts():
         return
     settings = plan.settings
     parameters = parameter_count(model_config(settings), settings.task, settings.task_options)
-    # Other implementations save the weights alone.
+    # Other implementations save only the weights.
     needed = parameters * (_WEIGHT_BYTES + (_MOMENTS_BYTES if plan.implementation == OURS else 0))
     place = next(folder for folder in (run.path, *run.path.parents) if folder.exists())
     free = shutil.disk_usage(place).free
     if free < needed:
         raise StorageError(
             "disk-full",
-            f"{run.path} has {free / 2**20:,.0f} MiB left on its disk, and a checkpoint of {parameters:,} parameters "
-            f"takes about {needed / 2**20:,.0f} MiB: free some space, choose another --out, or a smaller --preset",
+            f"the disk of {run.path} has {free / 2**20:,.0f} MiB free, but a checkpoint of {parameters:,} parameters "
+            f"needs about {needed / 2**20:,.0f} MiB: free some space, or give another --out or a smaller --preset",
         )
 
 
 def check_continues(run: TrainRun, plan: Plan) -> None:
-    """Refuse to resume a run directory with another length, or with a batch size that was not requested.
+    """Refuse to resume a run with another sequence length or implementation, or with a different default batch size.
 
     Args:
-        run: the run directory; one without checkpoints may take any plan.
-        plan: what is to be trained.
+        run: the run directory; without checkpoints any plan is accepted.
+        plan: the new plan.
 
     Raises:
-        UsageError: the plan is of another phase or implementation, or its global batch size is a default that is not
-            this run's.
+        UsageError: the plan has another phase or implementation, or its global batch size is a default that differs
+            from that of the run.
     """
     attempts = run.attempts()
     began = attempts[-1].read_trial().implementation if attempts else plan.implementation
     if began != plan.implementation:
         raise UsageError(
             "settings-changed",
-            f"{run.path} holds a training by implementation {began}, not {plan.implementation}: give another --out, or "
+            f"{run.path} is a run of implementation {began}, not {plan.implementation}: give another --out, or "
             f"--implementation {began}",
         )
     saved = _saved_settings(run)
@@ -431,9 +432,8 @@ def check_continues(run: TrainRun, plan: Plan) -> None:
     if saved.get("seq_len", settings.seq_len) != settings.seq_len:
         raise UsageError(
             "settings-changed",
-            f"{run.path} holds a run on sequences of {saved['seq_len']} tokens, this one has {settings.seq_len}: "
-            f"such a run has a folder, steps and a curve of its own; give another --out, and --init {run.path} to "
-            "begin from the weights of the finished run",
+            f"{run.path} is a run with sequences of {saved['seq_len']} tokens, not {settings.seq_len}: give another "
+            f"--out, and --init {run.path} to start from the weights of the finished run",
         )
     what = settings.task if plan.phase is None else f"phase {plan.phase}"
     given = plan.options
@@ -442,15 +442,15 @@ def check_continues(run: TrainRun, plan: Plan) -> None:
     if before != settings.global_batch_size and not asked:
         raise UsageError(
             "settings-changed",
-            f"the run in {run.path} has updates of {before} samples, and {what} has "
-            f"{settings.global_batch_size} by default: use --global-batch-size {before} to resume it as it "
-            "was, or another size to change it",
+            f"{run.path} is a run with --global-batch-size {before}, but the default of {what} is "
+            f"{settings.global_batch_size}: give --global-batch-size {before} to resume it unchanged, or another size "
+            "to change it",
         )
 
 
 def _saved_settings(run: TrainRun) -> dict[str, Any]:
-    """Settings in the newest checkpoint that can be read; empty where there is none."""
-    # Torch, which bert.train.checkpoint needs, is not imported before something is trained.
+    """Return the settings in the newest readable checkpoint; empty if there is none."""
+    # bert.train.checkpoint imports torch, which is not loaded before the training starts.
     states = run.checkpoints.glob("step-*/state.json")
     for path in sorted(states, key=lambda path: (len(path.parent.name), path.parent.name), reverse=True):
         try:
@@ -461,17 +461,17 @@ def _saved_settings(run: TrainRun) -> dict[str, Any]:
 
 
 def _shape(init: Path, given: str | None, seq_len: int, vocab_size: int, data: TaskData) -> dict[str, str]:
-    """Return `preset` and `shape` of the model whose weights lie in `init`; a preset that was `given` has to be it.
+    """Return `preset` and `shape` of the model in `init`; a `given` preset must match it.
 
     Raises:
         InputError: there are no weights, their configuration cannot be read, or their vocabulary is too small.
-        UsageError: the preset is another shape, or no configuration says what shape it is; or it is for shorter ones.
+        UsageError: the preset has another shape, the shape is unknown, or the model has too few positions.
     """
     path = _config_file(init)
     if path is None:
         if given is None:
             raise UsageError(
-                "option-missing", f"no config.json or bert_config.json is beside {init}: give --preset, its shape"
+                "option-missing", f"--init {init} has no config.json or bert_config.json: give --preset too"
             )
         return {}
     config = read_config(path)
@@ -479,14 +479,14 @@ def _shape(init: Path, given: str | None, seq_len: int, vocab_size: int, data: T
     if seq_len > longest:
         raise UsageError(
             "data-mismatch",
-            f"--init {init} is a model of {longest} positions, too few for sequences of {seq_len} tokens: give another "
-            f"model, or data of at most {longest} tokens, such as `{data.prepare_command(longest)}` makes",
+            f"--init {init} is a model with {longest} positions, too few for sequences of {seq_len} tokens: give "
+            f"another model, or prepare shorter data with `{data.prepare_command(longest)}`",
         )
     if config.vocab_size < vocab_size:
         raise InputError(
             "vocabulary-mismatch",
-            f"--init {init} is a model of {config.vocab_size:,} word pieces, the data have ids of {vocab_size:,}: give "
-            "another model, or data that were made with its vocabulary",
+            f"--init {init} is a model with {config.vocab_size:,} word pieces, but the data use {vocab_size:,}: give "
+            "another model, or data prepared with its vocabulary",
         )
     if given is not None:
         wanted = preset(given)
@@ -494,8 +494,8 @@ def _shape(init: Path, given: str | None, seq_len: int, vocab_size: int, data: T
         if shape_in_words(wanted) != shape_in_words(config):
             raise UsageError(
                 "weights-mismatch",
-                f"--preset {given} is not the shape of the model in {init} ({shape_in_words(config)}): leave --preset "
-                "out to take that, or give other weights",
+                f"--preset {given} does not match the model in {init} ({shape_in_words(config)}): omit --preset, or "
+                "give other weights",
             )
         return {}
     name = preset_of(config)
@@ -503,12 +503,12 @@ def _shape(init: Path, given: str | None, seq_len: int, vocab_size: int, data: T
 
 
 def _label(config: ModelConfig) -> str:
-    """A name for a shape that is no preset's."""
+    """Return a name for a shape without a preset."""
     return preset_of(config.replace(max_positions=512)) or f"{config.num_layers}x{config.hidden_size}"
 
 
 def _config_file(init: Path) -> Path | None:
-    """The configuration of a checkpoint, of the newest of several, or beside weights of any other form."""
+    """Return the configuration file of a checkpoint, of the newest of several, or of weights in another format."""
     for folder in (init, init / "checkpoints"):
         own = sorted(folder.glob("step-*/config.json"), key=lambda path: (len(path.parent.name), path.parent.name))
         if own:

@@ -1,4 +1,4 @@
-"""From what was asked for to the list of trials: Sweep -> [Trial]."""
+"""Expand the options of a sweep to its trials: Sweep -> [Trial]."""
 
 import dataclasses
 import itertools
@@ -28,7 +28,7 @@ from common.flags import check_seed, flag
 from common.registry import lookup
 from records.trial import PRECISIONS, Trial
 
-# Fewer processes do not show how much they differ by themselves.
+# Fewer rounds do not show the variation between processes.
 ROUNDS_THAT_DECIDE = 3
 WEAK, STRONG = "weak", "strong"
 
@@ -71,7 +71,7 @@ class Sweep:
     bucket_mib: int | None = None
     """Gradient bucket size in MiB; default the strategy's own."""
     precisions: tuple[str, ...] = (AUTO,)
-    """Arithmetic; default auto: bf16 where the hardware supports it, otherwise fp32."""
+    """Numeric precision; default auto: bf16 where the hardware supports it, otherwise fp32."""
     data: str = "synthetic"
     """Data of the batches: synthetic, synthetic:<lengths or path>, or a path."""
     dropout: float = 0.1
@@ -99,12 +99,12 @@ class Sweep:
 
     @property
     def repetitions(self) -> int:
-        """How often everything is measured."""
+        """Number of rounds."""
         compete = len(self.implementations) > 1 or len(self.levers) > 1
         return self.rounds or (ROUNDS_THAT_DECIDE if compete else 1)
 
     def __post_init__(self) -> None:
-        """Refuse names that do not exist and empty lists."""
+        """Refuse unknown names, empty lists and values out of range."""
         self.task_flags.options(self.task)
         for names, registry, kind in (
             (self.presets, PRESETS, "preset"),
@@ -122,7 +122,7 @@ class Sweep:
         if self.levers != (AUTO,) and OURS not in self.implementations:
             raise UsageError(
                 "option-not-applicable",
-                f"--levers {' '.join(self.levers)}: only {OURS} has them, this sweep runs "
+                f"--levers {' '.join(self.levers)} applies only to {OURS}, but this sweep runs "
                 f"{' '.join(self.implementations)}: add --implementations {OURS}",
             )
         for name in self.precisions:
@@ -151,7 +151,8 @@ class Sweep:
             if max(self.seq_lens, default=0) > longest:
                 raise UsageError(
                     "option-value",
-                    f"--seq-lens {max(self.seq_lens)}: {name} has {longest} positions, use {longest} or less",
+                    f"--seq-lens {max(self.seq_lens)} is above the {longest} positions of {name}: use {longest} or "
+                    "less",
                 )
 
     def _check_numbers(self) -> None:
@@ -175,10 +176,10 @@ class Sweep:
             raise UsageError("option-conflict", f"{window} is empty: start must be at least 0 and below stop")
 
     def strategy_options(self, names: Iterable[str] = ()) -> dict[str, list[str]]:
-        """Return, for strategies by name, the options of each once for each trial that differs in them alone.
+        """Return the sets of options of each strategy by name; each set is a trial of its own.
 
         Raises:
-            UsageError: an option that no strategy of the sweep has, or not with this value.
+            UsageError: no strategy of the sweep has a given option, or not with this value.
             InputError: the DeepSpeed configuration cannot be read.
         """
         config = None if self.deepspeed_config is None else read_deepspeed_config(self.deepspeed_config)
@@ -198,8 +199,8 @@ class Sweep:
             if value and not any(option in OPTIONS.get(name, ()) for name in self.strategies):
                 raise UsageError(
                     "option-not-applicable",
-                    f"--{'zero-stages' if option == 'zero_stage' else 'deepspeed-config'} is an option of the strategy "
-                    f"deepspeed, this sweep runs {' '.join(self.strategies)}: add --strategies deepspeed",
+                    f"--{'zero-stages' if option == 'zero_stage' else 'deepspeed-config'} applies only to the strategy "
+                    f"deepspeed, but this sweep runs {' '.join(self.strategies)}: add --strategies deepspeed",
                 )
         self.strategy_options()
 
@@ -213,19 +214,19 @@ def expand(
     against_synthetic: bool = False,
     world: World | None = None,
 ) -> list[Trial]:
-    """Return the trials in the order they run: round by round, what competes next to each other.
+    """Return the trials in the order they run: round by round, with competing trials next to each other.
 
     Args:
-        sweep: what to measure.
-        devices: what there is to measure on.
+        sweep: options of the sweep.
+        devices: available devices.
         kind: Trial.kind of all trials.
         profiler: name in bench.profilers, for kind profile.
         profiler_options: its options.
-        against_synthetic: add to each trial a twin on synthetic batches with the lengths of the folder's samples.
-        world: the ranks that are there already; they are the devices.
+        against_synthetic: pair each trial with one on synthetic batches of the same lengths.
+        world: existing ranks to use as devices.
 
     Raises:
-        UsageError: a value no trial can have, or more devices than there are.
+        UsageError: a value that no trial can have, or more devices than available.
         InputError: the data cannot be read.
     """
     world_sizes = _world_sizes(sweep, devices, world)
@@ -248,7 +249,7 @@ def expand(
         range(sweep.repetitions), sweep.presets, seq_lens, sweep.precisions, world_sizes, sweep.strategies,
         sweep.batch_sizes, sweep.grad_accum, sweep.allocators,
     ):  # fmt: skip
-        # The order of the competitors turns with the round, so that none is always first.
+        # Rotate the order of competing trials in each round, so that none is always first.
         own = resolve_strategy(strategy, world_size)
         competitors = [*itertools.product(_implementations(sweep, devices), sources[seq_len], options[own])]
         shift = round_number % len(competitors)
@@ -280,7 +281,7 @@ def expand(
 
 
 def _implementations(sweep: Sweep, devices: Devices) -> list[tuple[str, str]]:
-    """Each implementation with the `levers` of its trials, "" for those of the device; only our own has any."""
+    """Return each implementation with the `levers` of its trials; "" is the default, and only our own has others."""
     texts = [recorded_levers(text, devices.kind) for text in sweep.levers]
     return [(name, text) for name in sweep.implementations for text in (texts if name == OURS else [""])]
 
@@ -296,23 +297,23 @@ def _world_sizes(sweep: Sweep, devices: Devices, world: World | None) -> tuple[i
 
 
 def _share(sweep: Sweep, batch: int, world_size: int, fewest: int) -> int:
-    """Micro batch of a device: with strong scaling the global batch is that of the fewest devices."""
+    """Return the micro batch size; with strong scaling the global batch is that of the fewest devices."""
     if sweep.scaling == WEAK:
         return batch
     share, left = divmod(batch * fewest, world_size)
     if left or not share:
         raise UsageError(
             "batch-size-mismatch",
-            f"--scaling strong: batch {batch} on {fewest} device{'s'[: fewest != 1]} makes {batch * fewest} sequences, "
-            f"which {world_size} devices cannot share equally: use a --batch-sizes value that does, such as "
-            f"{math.lcm(batch * fewest, world_size) // fewest}",
+            f"--scaling strong: the {batch * fewest} sequences of batch size {batch} on {fewest} "
+            f"device{'s'[: fewest != 1]} cannot be divided equally among {world_size} devices: give another "
+            f"--batch-sizes, such as {math.lcm(batch * fewest, world_size) // fewest}",
         )
     return share
 
 
 def _base(sweep: Sweep, devices: Devices) -> Trial:
-    """What all trials of a sweep have in common."""
-    # With a window given the rules of the automatic one decide nothing: they must not decide the id either.
+    """Return the fields that all trials of a sweep share."""
+    # --start and --stop replace the automatic window, so its options must not change the trial id.
     rules = Sweep() if sweep.start is not None else sweep
     return Trial(
         task=sweep.task,
@@ -340,7 +341,7 @@ def _sources(
     if source.seq_len not in (None, seq_len):
         raise UsageError(
             "data-mismatch",
-            f"--seq-lens {seq_len} does not fit {source.source}, whose samples have {source.seq_len} tokens: "
+            f"--seq-lens {seq_len} does not match {source.source}, whose samples have {source.seq_len} tokens: "
             f"use --seq-lens {source.seq_len}, or prepare data with `{data.prepare_command(seq_len)}`",
         )
     if not against_synthetic:
@@ -359,8 +360,8 @@ def _check_buckets(sweep: Sweep, world_sizes: Sequence[int]) -> None:
     if sweep.bucket_mib is not None and not any("bucket_mib" in OPTIONS.get(name, ()) for name in found):
         raise UsageError(
             "option-not-applicable",
-            f"--bucket-mib {sweep.bucket_mib}: no strategy of {' '.join(sorted(found))} reduces gradients in buckets "
-            "of a size to choose: use --strategies ddp",
+            f"--bucket-mib {sweep.bucket_mib} does not apply to {' '.join(sorted(found))}, whose gradient buckets have "
+            "no size to set: use --strategies ddp",
         )
 
 
@@ -369,6 +370,6 @@ def _check_threads(sweep: Sweep, devices: Devices, world_size: int) -> None:
     if sweep.threads is not None and not 1 <= sweep.threads <= share:
         raise UsageError(
             "option-value",
-            f"--threads {sweep.threads} does not fit {devices.cpu_cores} cores shared by {world_size} ranks: "
-            f"use 1 to {share}, or fewer --devices",
+            f"--threads {sweep.threads} is not between 1 and {share}, the share of each of {world_size} ranks in "
+            f"{devices.cpu_cores} cores: give a value in that range, or fewer --devices",
         )

@@ -1,12 +1,12 @@
-"""One engine behind everything that measures one variant after another and then says what came of it.
+"""The engine that measures variants one after another and returns a conclusion.
 
     choose -> plan -> measure -> conclude
 
-A choice says what to measure next: every combination of the axes in turn (`grid`, `in_turn`), the largest batch by
-doubling and bisection (`largest_batch`), the fastest configuration by a search (bench.plan.autotune), or what Optuna
-draws (bench.tune.worker). It is a generator, which yields a variant, is sent what was found of it, and returns
-what it concludes. `explore` runs it. What is measured is a trial of a run directory (`measured_trials`), or a whole
-training in a folder of its own (`PlannedVariant`).
+A choice selects the next variant: every combination of the axes in turn (`grid`, `in_turn`), the largest batch by
+doubling and bisection (`largest_batch`), the fastest configuration by a search (bench.plan.autotune), or Optuna's
+suggestion (bench.tune.worker). It is a generator that yields a variant, receives its result, and returns its
+conclusion. `explore` runs it. A variant is a trial of a run directory (`measured_trials`), or a whole training run in
+its own folder (`PlannedVariant`).
 """
 
 import dataclasses
@@ -28,29 +28,29 @@ from records.trial import Trial
 
 Value = bool | int | float | str
 Values = Mapping[str, Value]
-"""What a variant has of its own: options of `bertbench train`, by name."""
+"""The options of `bertbench train` that a variant sets, by name."""
 V = TypeVar("V")
 R = TypeVar("R")
 C = TypeVar("C")
 # Steps that show a batch size fits: the first allocates the optimizer state, the second runs with it.
 PROBE_STEPS = 3
 PROOF_STEPS = 20
-# Settings that change neither what a training does nor, in earnest, how long it takes.
+# Settings that do not change the result of a training run, nor its time significantly.
 _FREE_SETTINGS = ("log_every", "save_every", "keep", "data")
 
 
 def explore(
     choice: Generator[V, R, C], measure: Callable[[V], R], stopped: Callable[[], bool] = lambda: False
 ) -> C | None:
-    """Measure what a choice asks for, one after the other, until it concludes.
+    """Measure the variants that a choice yields, one after another, until it concludes.
 
     Args:
-        choice: what to measure next.
-        measure: returns what was found of a variant.
-        stopped: asked before each; the choice is then closed without a conclusion.
+        choice: yields the next variant.
+        measure: returns the result of a variant.
+        stopped: called before each variant; if true, the choice is closed without a conclusion.
 
     Returns:
-        The conclusion; None where it was stopped.
+        The conclusion; None if stopped.
     """
     found: Any = None
     try:
@@ -65,7 +65,7 @@ def explore(
 
 
 def in_turn(variants: Iterable[V]) -> Generator[V, Any, int]:
-    """Yield each variant once; the conclusion is how many there were."""
+    """Yield each variant once; the conclusion is their number."""
     number = 0
     for number, variant in enumerate(variants, start=1):  # noqa: B007
         yield variant
@@ -82,16 +82,16 @@ class MaxBatch:
     """Outcome of the search."""
 
     micro_batch_size: int
-    """The largest size that ran; 0 where not even 1 fits."""
+    """The largest size that ran; 0 if not even 1 fits."""
     proved: bool
-    """Whether it ran PROOF_STEPS steps, and the next one (a step of the search larger) was shown to fail for memory or
-    the limit was reached."""
+    """Whether it ran PROOF_STEPS steps and the next size (one search step larger) ran out of memory or is above the
+    limit."""
     fails_at: int | None
-    """The smallest size that was shown to fail; None where the limit ended the search."""
+    """The smallest size that failed; None if the limit ended the search."""
     failure: str
-    """Status and reason of that failure, or what ended the search."""
+    """Status and reason of that failure, or the reason that the search ended."""
     tried: tuple[tuple[int, str], ...]
-    """Every (size, status) in the order of trying."""
+    """Every (size, status) in the order tried."""
 
     def to_json(self) -> dict[str, Any]:
         """Return the fields."""
@@ -99,11 +99,11 @@ class MaxBatch:
 
 
 Probes = Generator[Trial, Mapping[str, Any], C]
-"""Yields trials and is sent their results, as bench.plan.variants.explore runs it."""
+"""Yields trials and receives their results from bench.plan.variants.explore."""
 
 
 class _Search:
-    """Asks for probes and remembers how they ended."""
+    """Requests probes and stores their results."""
 
     def __init__(self, trial: Trial, step: int) -> None:
         self._trial = dataclasses.replace(trial, kind="probe")
@@ -133,7 +133,7 @@ class _Search:
                 fits, size = size, min(2 * size, limit)
             else:
                 fails = size
-        # Below the step too as long as nothing fits: "0" says that not even 1 does.
+        # Also try sizes below the step while nothing fits: a result of 0 means that not even 1 fits.
         while fails is not None and fails - fits > (self._step if fits else 1) and self.failed_for_memory(fails):
             half = (fails - fits) // 2
             middle = fits + (half - half % self._step if half > self._step else half)
@@ -143,11 +143,11 @@ class _Search:
 
 
 def largest_batch(trial: Trial, limit: int, step: int = 1) -> Probes[MaxBatch]:
-    """Search upwards from `trial.micro_batch_size`; each trial is to be run in a process of its own.
+    """Search upwards from `trial.micro_batch_size`; each trial must run in its own process.
 
-    A size fits when its trial ends with status ok and is too large when it ends as oom. Any other end stops the search:
-    it says nothing about memory, so what was found is then not proved to be the largest. With a `step` the search ends
-    when what fits and what fails are so far apart: a search by 32 has five trials fewer than one by 1.
+    A size fits if its trial ends with status ok, and is too large if it ends as oom. Any other status stops the search
+    without proof that the size is the largest. With `step`, the search ends when the largest size that fits and the
+    smallest that fails are that far apart: a search by 32 has five trials fewer than one by 1.
     """
     search = _Search(trial, step)
     fits, fails = yield from search.bounds(trial.micro_batch_size, limit)
@@ -174,7 +174,7 @@ def measured_trials(
     retry_failed: bool = False,
     again: Again | None = None,
 ) -> Callable[[Trial], dict[str, Any]]:
-    """Return what runs one trial of a run directory, or reads its result where it is finished.
+    """Return a function that runs a trial of a run directory, or reads its result if it is finished.
 
     Arguments are those of bench.plan.sweep.run_trials; used inside `locked(run)`. Other hardware is noted once.
     """
@@ -190,7 +190,7 @@ def measured_trials(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PlannedVariant:
-    """A training among others, looked at before anything runs."""
+    """A planned training run of a comparison or search."""
 
     values: Values
     plan: Plan
@@ -207,14 +207,14 @@ class PlannedVariant:
         return bool((self.run.read_state() or {}).get("finished"))
 
     def train(self, devices: Devices, watcher: Watcher) -> bool:
-        """Train to the end, or on from where it stopped; return False where nothing was left to do.
+        """Train, or resume, until the run is complete; return False if it already was.
 
         Its run directory records how it ended.
 
         Raises:
             LockedError: another call uses it.
             StorageError: its run directory cannot be written.
-            KeyboardInterrupt: it was ended at once.
+            KeyboardInterrupt: interrupted.
         """
         with locks.locked(self.run.path, "another call", "wait for it, or choose another --out"):
             if self.finished:
@@ -224,27 +224,27 @@ class PlannedVariant:
             return True
 
     def device_name(self) -> str | None:
-        """The machine that it was trained on; None before."""
+        """The machine that trained it; None before training."""
         names = (attempt.read_environment().get("device_name") for attempt in self.run.attempts())
         return next((str(name) for name in names if name), None)
 
 
 def plan_variant(options: TrainOptions, values: Values, devices: Devices) -> PlannedVariant:
-    """Return the training of some options with values of its own, in the folder that they name.
+    """Return the training run for some options and the values of a variant, in the folder of the options.
 
     Raises:
-        UsageError: settings that no run can have, or more devices than there are.
+        UsageError: invalid settings, or more devices than available.
         InputError: the data or the initial weights cannot be read.
     """
     return PlannedVariant(values=values, plan=plan_training(options, devices), run=TrainRun(options.out.resolve()))
 
 
 def check_comparable(planned: Sequence[PlannedVariant], devices: Devices) -> None:
-    """Refuse a comparison of different trainings, with each other or with what lies in their folders.
+    """Refuse a comparison of training runs with different settings, among each other or with existing runs.
 
     Raises:
-        UsageError: global batches differ, or a folder holds a run with other settings, data, device or threads.
-        SchemaError: what lies there is damaged.
+        UsageError: global batch sizes differ, or a folder has a run with other settings, data, device or threads.
+        SchemaError: the records of an existing run are damaged.
     """
     sizes = {item.name: item.plan.settings.global_batch_size for item in planned}
     if len(set(sizes.values())) > 1:
@@ -259,20 +259,20 @@ def check_comparable(planned: Sequence[PlannedVariant], devices: Devices) -> Non
         if is_train_run(folder.parent):
             raise UsageError(
                 "folder-occupied",
-                f"--out {folder.parent} is the run directory of one training: give a folder of its own",
+                f"--out {folder.parent} is the run directory of a training run: give another folder",
             )
         attempts = item.run.attempts()
         differences = _differences(attempts[-1].read_trial(), item, devices.kind) if attempts else []
         if differences:
             raise UsageError(
                 "settings-changed",
-                f"{folder} holds a training with {'; '.join(differences)}: one comparison has one set of settings and "
-                "data; give another --out, or the options of before",
+                f"{folder} is a run with {'; '.join(differences)}, but a comparison needs equal settings and data: "
+                "give another --out, or the earlier options",
             )
 
 
 def _differences(before: Trial, item: PlannedVariant, device: str) -> list[str]:
-    """What a run that lies there has other than what is planned, in words."""
+    """Return the differences between an existing run and the plan as text."""
     settings, old = item.plan.settings.to_json(), dict(before.training)
     names = [name for name in settings if name in old and name not in _FREE_SETTINGS]
     pairs = [(name, old[name], settings[name]) for name in names]
@@ -280,7 +280,7 @@ def _differences(before: Trial, item: PlannedVariant, device: str) -> list[str]:
     pairs.append(("device", before.device, device))
     pairs.append(("threads", before.threads_per_rank, item.plan.options.threads))
     fingerprints = before.data_fingerprint, item.plan.source.fingerprint
-    if all(fingerprints):  # data count by what they are, not by where they lie
+    if all(fingerprints):  # compare the content of the data, not the path
         pairs.append(("a hash of the data", *fingerprints))
     else:
         pairs.append(("data", before.data, settings["data"]))

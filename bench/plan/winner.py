@@ -1,4 +1,4 @@
-"""The fastest configuration of a run directory, as its report names it, for what looks at it more closely."""
+"""The fastest configuration of a run directory, as in its report, for profile and speed-of-light."""
 
 from pathlib import Path
 
@@ -15,13 +15,13 @@ def fastest_trial(folder: Path, task: str, devices: Devices, implementation: str
 
     Args:
         folder: a run directory.
-        task: what it must have trained.
-        devices: where the configuration is to run again.
-        implementation: consider its trials only; None for all.
+        task: its task.
+        devices: devices to run the configuration on.
+        implementation: consider only its trials; None for all.
 
     Raises:
         UsageError: it cannot run on these devices.
-        InputError: the run holds no such throughput.
+        InputError: the run has no such throughput.
     """
     trials = [trial for trial in load_run(RunDirectory(folder)) if trial.trial.task == task]
     found = points([one for one in trials if implementation in (None, one.trial.implementation)])
@@ -29,11 +29,11 @@ def fastest_trial(folder: Path, task: str, devices: Devices, implementation: str
         whose = "" if implementation is None else f" with {implementation}"
         raise InputError(
             "run-incomplete",
-            f"{folder} holds no throughput of {task}{whose}: measure it with `bertbench throughput`",
+            f"{folder} has no throughput of {task}{whose}: measure it with `bertbench throughput {task}`",
         )
     winner = winners(found)[0].best.trials[0].trial
     if winner.device != devices.kind or winner.nodes > 1:
         where = f"{winner.nodes} nodes" if winner.nodes > 1 else winner.device
-        raise UsageError("device-missing", f"the fastest configuration of {folder} ran on {where}: run this there")
+        raise UsageError("device-missing", f"the fastest configuration of {folder} ran on {where}: use that machine")
     devices.environment(winner.world_size)
     return winner

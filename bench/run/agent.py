@@ -45,7 +45,7 @@ if __name__ == "__main__":
     except Exception as error:
         if not memory_is_short():
             raise
-        raise MemoryError("memory was refused to the launcher of the ranks") from error  # ends the log, and is reported
+        raise MemoryError("the launcher of the ranks is out of memory") from error  # ends the log, and is reported
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(exit_code)  # an orderly exit of torch takes half a second per trial

@@ -72,7 +72,7 @@ def _finish_killed(run: TrainRun, options: LaunchOptions) -> None:
     """Give the attempts before that ended without a word a result, for results.csv; the caller holds the lock."""
     for directory in run.attempts():
         if directory.read_result() is None:
-            reason = "killed with its launcher, or cut off, before it could say how it ended"
+            reason = "killed with its launcher, or interrupted, before it recorded a result"
             finish(directory.read_trial(), directory, "crashed", reason, options, code="worker-lost")
 
 

@@ -55,7 +55,7 @@ class CommSweep:
             raise UsageError("option-value", f"--rounds {self.rounds} must be at least 1")
         for count in self.devices:
             if count < 2:
-                raise UsageError("option-value", f"--devices {count}: one rank has nobody to talk to, give 2 or more")
+                raise UsageError("option-value", f"--devices {count}: a collective needs two ranks: give 2 or more")
         self.test(self.collectives[0])
 
     def test(self, name: str) -> CollectiveTest:
@@ -100,7 +100,7 @@ def _world_sizes(sweep: CommSweep, devices: Devices) -> list[int]:
         what = "GPU" if devices.kind == "cuda" else "CPU core"
         raise UsageError(
             "device-missing",
-            f"this node offers {devices.count} {what}: a collective needs two ranks; start one per node with "
+            f"this node has {devices.count} {what}, but a collective needs two ranks: start one per node with "
             "`bertbench launch ... -- bertbench comm`",
         )
     default = [2] if devices.kind == "cpu" else [size for size in devices.default_world_sizes() if size > 1]

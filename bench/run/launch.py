@@ -234,7 +234,7 @@ def finish(
     if trial.kind == "train":
         result["outcome"] = told = directory.read_ranks().get(0, {}).get("outcome")
         if status == "ok" and told is not None and not told["finished"]:
-            result["reason"] = f"stopped as asked after step {told['applied_steps']} of {told['total_steps']}"
+            result["reason"] = f"stopped on request after step {told['applied_steps']} of {told['total_steps']}"
     write_record(directory.result_json, result)
     return result
 
@@ -368,8 +368,8 @@ def _timeout_reason(directory: TrialDirectory, options: LaunchOptions, stopped: 
     reached += [f"rank {rank} made {len(directory.read_steps(rank))} steps" for rank in directory.ranks()]
     reached += [f"rank {rank} is stopped, by SIGSTOP or a debugger, and the others wait for it" for rank in stopped]
     return (
-        f"no end after {options.timeout_seconds:g} s ({', '.join(reached) or 'no rank had started'}); "
-        f"see log.txt for the stacks of the ranks; --timeout-seconds sets a longer limit"
+        f"timeout after {options.timeout_seconds:g} s ({', '.join(reached) or 'no rank had started'}); "
+        f"log.txt has the stacks of the ranks; --timeout-seconds raises the limit"
     )
 
 
@@ -391,11 +391,11 @@ def _outcome(
         number = -int(failure["exit_code"])
         if number > 0 and number != signal.SIGTERM:
             if number == signal.SIGKILL and oom_killed:
-                said = f"rank {failure['rank']} was killed by the kernel: no memory left in the machine or cgroup"
+                said = f"rank {failure['rank']} was killed by the kernel: the machine or cgroup is out of memory"
                 return "oom", said, "out-of-memory"
             return "crashed", f"rank {failure['rank']} {death_in_words(number)}{_log_tail(directory)}", "rank-failed"
     if explained and joined and all(lost_peer(str(failure["reason"])) for failure in explained):
-        return "crashed", "another rank ended, which the launcher names; the connections to it broke", "rank-failed"
+        return "crashed", "lost the connection to another rank, which the launcher names", "rank-failed"
     if explained:
         return "crashed", _said(explained[0]), str(explained[0]["code"])
     if exit_code == 0:

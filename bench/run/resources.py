@@ -138,7 +138,7 @@ def allocator_environment(name: str) -> dict[str, str]:
     if variables and platform.libc_ver()[0] != "glibc":
         raise UsageError(
             "option-not-applicable",
-            f"--allocators {name} are settings of glibc, which Python does not run on here: leave it out",
+            f"--allocators {name} need glibc, which this Python does not use: omit the option",
         )
     return variables
 

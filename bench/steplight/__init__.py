@@ -1,5 +1,5 @@
-"""The speed of light of a step: its parts timed alone. What follows from the times is analysis.metrics.speed_of_light.
+"""The speed of light of a step: each part timed alone. analysis.metrics.speed_of_light evaluates the times.
 
-bert.model.step says what a step is made of, `parts` makes all of it, ready to be called alone, and `measure` times the
-parts in interleaved rounds between whole steps.
+bert.model.step describes the parts of a step, `parts` builds each as a separate call, and `measure` times them in
+interleaved rounds between whole steps.
 """

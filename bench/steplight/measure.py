@@ -1,4 +1,4 @@
-"""What each rank does in a trial of kind components: whole steps, rounds of all parts, whole steps again."""
+"""The work of a rank in a trial of kind components: whole steps, rounds of all parts, whole steps again."""
 
 import itertools
 import time
@@ -23,12 +23,12 @@ from records.run import TrialDirectory
 from records.schema import COMPONENT_COLUMNS
 from records.trial import Trial
 
-# Steps that no number comes from, and those on either side of the rounds.
+# Steps before measuring, and whole steps before and after the rounds.
 WARMUP_STEPS = 3
 STEPS_AROUND = 5
-# Batches among which the typical one is chosen.
+# Batches from which the typical one is chosen.
 _LOOKED_AT = 16
-# Shorter calls are repeated for this time, so that clock resolution and launches do not matter.
+# Shorter calls are repeated for this time, so that clock resolution and launch time are negligible.
 _SHORTEST_MS = {"cpu": 2.0, "cuda": 5.0}
 _MOST_CALLS = 200
 
@@ -43,17 +43,17 @@ def measure_components(
     sample: Iterable[Batch],
     observer: Observer,
 ) -> dict[str, Any]:
-    """Measure as one rank; return its record. Times go to components-<rank>.csv, steps to `observer`.
+    """Measure on one rank; return its record. Times go to components-<rank>.csv, steps to `observer`.
 
     Args:
-        directory: of the trial.
-        trial: of kind components: `min_steps` to `max_steps` rounds, no more after `max_seconds`.
-        training: what steps are made with.
+        directory: directory of the trial.
+        trial: of kind components: `min_steps` to `max_steps` rounds, no new round after `max_seconds`.
+        training: the training that makes the steps.
         model: its model, not wrapped by a strategy.
-        task: what is trained.
-        step: what it computes.
-        sample: batches like those of the training, of which the parts are made.
-        observer: its clock writes down the steps.
+        task: the task.
+        step: description of the step.
+        sample: batches like those of the training; the parts have the shapes of a typical one.
+        observer: records the steps.
 
     Raises:
         StorageError: the disk is full or the folder cannot be written.
@@ -66,7 +66,7 @@ def measure_components(
     steps = _Steps(training, observer)
     steps.make("warmup", WARMUP_STEPS)
     steps.make("before", STEPS_AROUND)
-    memory = used_memory(device)  # of steps alone, before the parts take theirs
+    memory = used_memory(device)  # of steps alone, before the parts allocate theirs
     batch = typical_batch(sample, lambda each: step.model_flops(each.counts))
     subject = Subject(task=task, step=step, model=model, training=training, batch=batch.to(device))
     parts = make_parts(subject)
@@ -92,7 +92,7 @@ def measure_components(
 
 
 def typical_batch(batches: Iterable[Batch], work: Callable[[Batch], float]) -> Batch:
-    """Return that of the first 16 batches that is the middle one by its work."""
+    """Return the batch with the median work among the first 16."""
     found = sorted(itertools.islice(batches, _LOOKED_AT), key=work)
     return found[len(found) // 2]
 
@@ -107,7 +107,7 @@ def _ceilings(device: torch.device, dtype: torch.dtype) -> dict[str, dict[str, A
 
 
 class _Steps:
-    """Whole steps, and which were made when."""
+    """Runs whole steps, and records the range of each series."""
 
     def __init__(self, training: Training, observer: Observer) -> None:
         self.training = training
@@ -116,7 +116,7 @@ class _Steps:
         self.series: dict[str, list[int]] = {name: [0, 0] for name in SERIES}
 
     def make(self, series: str, count: int = 1) -> None:
-        """Make steps of a series."""
+        """Run steps of a series."""
         if self.series[series] == [0, 0]:
             self.series[series] = [self.made, self.made]
         for _ in range(count):
@@ -126,7 +126,7 @@ class _Steps:
 
 
 def _time_rounds(trial: Trial, parts: Sequence[Part], writer: RowWriter, steps: _Steps, watch: Stopwatch) -> int:
-    """Time every part once in each round, forwards and backwards in turn, with a whole step; return the rounds made."""
+    """Time every part once per round, in alternating order, and a whole step; return the number of rounds."""
     strategy = steps.training.strategy
     calls = {part.component.name: _calls(part, watch, trial.device) for part in parts}
     begin = time.perf_counter()
@@ -143,7 +143,7 @@ def _time_rounds(trial: Trial, parts: Sequence[Part], writer: RowWriter, steps: 
 
 
 def _calls(part: Part, watch: Stopwatch, device: str) -> int:
-    """How many calls are timed together, by the quickest of three after one to warm up."""
+    """Number of calls to time together, from the fastest of three calls after a warm-up call."""
     part.run()
     watch.synchronize()
     once = max(min(_time(part.run, 1, watch) for _ in range(3)), 1e-4)
@@ -151,7 +151,7 @@ def _calls(part: Part, watch: Stopwatch, device: str) -> int:
 
 
 def _time(run: Callable[[], object], calls: int, watch: Stopwatch) -> float:
-    """Milliseconds of one call; one more before them brings what is short into the caches that it has in a step."""
+    """Time of one call in ms. A call before them warms the caches of short parts, as in a step."""
     if calls > 1:
         run()
     begin = watch.mark()

@@ -1,8 +1,8 @@
-"""Everything a step of this suite's BERT is made of, each part ready to be called alone at its true shape.
+"""The parts of a step of this suite's BERT, each callable alone at its true shape.
 
-bert.model.step says what the parts are. What the model calls is called here too (attention, dropout, embeddings, the
-heads' losses, the optimizer), on tensors of the types that autocast gives them. Forward and backward of a part that is
-no GEMM are one call.
+bert.model.step describes the parts. They call the same code as the model (attention, dropout, embeddings, the losses of
+the heads, the optimizer), on tensors with the types that autocast produces. Parts other than GEMMs run forward and
+backward in one call.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -28,7 +28,7 @@ from bert.train.loop import Training
 from records.kinds import Component
 
 _CLIPPING_NORM = 1.0
-# A forward pass, of one result or several, and their gradients.
+# A forward pass with one or several results, and their gradients.
 Forward = Callable[[], Tensor | tuple[Tensor, ...]]
 Grad = Tensor | tuple[Tensor, ...]
 
@@ -38,17 +38,17 @@ class Part:
     """One part of a step."""
 
     component: Component
-    """What it is, and what it has to do."""
+    """Its description and its amount of work."""
     run: Callable[[], object]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Subject:
-    """The step whose parts are wanted."""
+    """The step to break down."""
 
     task: Task
     step: Step
-    """What it computes."""
+    """Description of its computation."""
     model: Any
     """The model, on its device, not wrapped by a strategy."""
     training: Training
@@ -67,7 +67,7 @@ class Subject:
 
     @property
     def dtype(self) -> torch.dtype:
-        """Type of the factors of a GEMM."""
+        """Type of the operands of a GEMM."""
         return self.precision.matmul_dtype
 
     @property
@@ -109,7 +109,7 @@ class Subject:
 
 
 def make_parts(subject: Subject) -> list[Part]:
-    """Return all parts of a step, those that are done most first."""
+    """Return all parts of a step, most frequent first."""
     layers, heads, padded = subject.step.layers, subject.step.head, Extent.padded(subject.batch.counts)
     found = [part for gemm in layers for part in _gemm_parts(subject, gemm, subject.extent, "layers")]
     found += [part for gemm in heads if gemm.rows(padded) for part in _gemm_parts(subject, gemm, padded, "head")]
@@ -152,7 +152,7 @@ def _without_gradients(run: Callable[[], Tensor]) -> Callable[[], Tensor]:
 def _both_ways(
     subject: Subject, forward: Forward, inputs: Sequence[Tensor], grad: Grad | None = None
 ) -> Callable[[], object]:
-    """Return a call that makes a forward pass under autocast, and the gradients of `inputs` from `grad`."""
+    """Return a call that runs a forward pass under autocast and computes the gradients of `inputs` from `grad`."""
 
     def run() -> object:
         with subject.precision.autocast():
@@ -209,9 +209,9 @@ def _elementwise(subject: Subject) -> Iterator[Part]:
     residual = subject.tensor(rows, closing.width, dtype=None if kernels else torch.float32, grad=True)
     norm = torch.nn.LayerNorm(closing.width, eps=config.layer_norm_eps).to(subject.device)
     twice = kernels or (fused and y.dtype != residual.dtype)
-    if kernels:  # in: x, residual; forward out: the result; backward in again, and two gradients; out: two
+    if kernels:  # forward: two inputs, one result; backward: both inputs, two gradients in, two out
         closing = replace(closing, narrow=9, wide=0)
-    elif twice:  # the result in the type of the GEMMs too, and its gradient
+    elif twice:  # also the result in the type of the GEMMs, and its gradient
         closing = replace(closing, narrow=closing.narrow + 2)
 
     def dropout_residual_norm() -> Tensor | tuple[Tensor, ...]:
@@ -237,7 +237,7 @@ def _elementwise(subject: Subject) -> Iterator[Part]:
 
 
 def _adding_to(weight: Tensor, part: Part) -> Part:
-    """Make a part that adds to the gradient of `weight`, as where the predictions have left one."""
+    """Return a part that adds to an existing gradient of `weight`, as the masked-word head leaves one in a step."""
     gradient = torch.zeros_like(weight, dtype=LOW)
 
     def run() -> None:
@@ -257,7 +257,7 @@ def _pass(
     shape: str = "",
     further_bytes: int = 0,
 ) -> Part:
-    """Make a part that memory bounds, forward and backward."""
+    """Return a memory-bound part, forward and backward."""
     extent = Extent.padded(subject.batch.counts) if group == "head" else subject.extent
     rows = extent.rows(described.over)
     component = Component(
@@ -271,7 +271,7 @@ def _pass(
 
 
 def _head_passes(subject: Subject) -> Iterator[Part]:
-    """What of the heads is no GEMM; of a pooler and of single labels that is too little to time."""
+    """Yield the parts of the heads other than GEMMs; those of a pooler and of single labels are too small to time."""
     heads, passes = task_data(subject.task.name).heads, subject.step.head_passes
     tensors, predicted = subject.batch.tensors, subject.batch.counts.predicted_positions
     size, length = tensors["input_ids"].shape
@@ -280,7 +280,7 @@ def _head_passes(subject: Subject) -> Iterator[Part]:
         hidden = subject.tensor(size, length, gather.width, dtype=torch.float32, grad=True)
         yield _pass(
             subject, gather, "head", lambda: gather_positions(hidden, tensors["masked_positions"]), [hidden],
-            f"{predicted} of {size * length}", hidden.nbytes,  # all of the gradient is written
+            f"{predicted} of {size * length}", hidden.nbytes,  # the whole gradient is written
         )  # fmt: skip
         x = subject.tensor(predicted, transform.width, grad=True)
         norm = torch.nn.LayerNorm(transform.width, eps=subject.step.config.layer_norm_eps).to(subject.device)
@@ -300,7 +300,7 @@ def _head_passes(subject: Subject) -> Iterator[Part]:
 
 
 def _copies(subject: Subject) -> Iterator[Part]:
-    """Work that better kernels would not have: sums of gradients, and casts between precisions. Its floor is 0."""
+    """Yield work that better kernels would avoid: gradient sums and casts between precisions. Its floor is 0."""
     config, dtype, layers, summed = subject.step.config, subject.dtype, subject.step.layers, subject.bias_gradients
     rows, hidden, depth = subject.extent.tokens, config.hidden_size, config.num_layers
     grads = [subject.tensor(rows, gemm.columns) for gemm in summed]
@@ -312,7 +312,7 @@ def _copies(subject: Subject) -> Iterator[Part]:
         shape = f"{rows} x {', '.join(str(gemm.columns) for gemm in summed)}"
         yield copies("bias gradients", shape, depth, lambda: [grad.sum(0) for grad in grads])
     one, other = (subject.tensor(rows, hidden, dtype=torch.float32) for _ in range(2))
-    # Kernels that give their result twice do this too, but not behind the embeddings.
+    # Kernels with two results do this too, except after the embeddings.
     sums = 1 if subject.fused and dtype != torch.float32 else 2 * depth
     if not subject.by_kernels:
         yield copies("residual gradients", f"{rows} x {hidden}", sums, lambda: one + other)
@@ -355,7 +355,7 @@ def _cast_both(wide: Sequence[Tensor], half: Sequence[Tensor], dtype: torch.dtyp
 
 
 def _optimizer(subject: Subject) -> Iterator[Part]:
-    """The update that steps make, on gradients that stay as they are; and clipping, which steps here do not do."""
+    """Yield the optimizer update on constant gradients, and gradient clipping, which the steps here omit."""
     training = subject.training
     parameters = [p for group in training.optimizer.param_groups for p in group["params"]]
     grads = [torch.full_like(p, 1e-6, dtype=LOW if has_low_gradients(p) else p.dtype) for p in parameters]
@@ -369,7 +369,7 @@ def _optimizer(subject: Subject) -> Iterator[Part]:
         lend()
         rates = [group["lr"] for group in training.optimizer.param_groups]
         for group in training.optimizer.param_groups:
-            group["lr"] = 0.0  # the weights stay what they are
+            group["lr"] = 0.0  # keeps the weights unchanged
         training.strategy.step(training.optimizer, training.precision, False)
         for group, rate in zip(training.optimizer.param_groups, rates, strict=True):
             group["lr"] = rate
@@ -379,7 +379,7 @@ def _optimizer(subject: Subject) -> Iterator[Part]:
         torch.nn.utils.clip_grad_norm_(parameters, _CLIPPING_NORM)
         training.optimizer.zero_grad(set_to_none=True)
 
-    # AdamW reads parameter, gradient and two moments, and writes all but the gradient.
+    # AdamW reads parameter, gradient and two moments, and writes all except the gradient.
     parts = (("optimizer", 1, 7, update), ("clipping", int(training.max_grad_norm is not None), 3, clip))
     for name, calls, passes, run in parts:
         component = Component(

@@ -1,1 +1,1 @@
-"""The search for hyper-parameters: space, study, trials, and what comes of them."""
+"""Hyperparameter search: space, study, trials and results."""

@@ -1,4 +1,4 @@
-"""What a study found, in plain values: tune.json, which tables, pictures and the page are made of."""
+"""The results of a study as plain values: tune.json, the source of the tables, charts and page."""
 
 import shlex
 from pathlib import Path
@@ -16,17 +16,17 @@ FILE = "tune.json"
 
 
 def document(study: Study, search: Search, trials: int | None, evaluator: str) -> dict[str, Any]:
-    """Return what is known of a study.
+    """Return the results of a study.
 
     Args:
-        study: which one.
+        study: the study.
         search: how this call chose trials.
-        trials: how many there are to be; None has no end.
+        trials: number of trials in the whole study; None for no limit.
         evaluator: one of bench.tune.study.EVALUATORS.
 
     Raises:
         StorageError: the storage cannot be read.
-        MissingToolError: the evaluator needs what is not installed.
+        MissingToolError: the evaluator needs a package that is not installed.
     """
     question = study.question
     best = study.best()
@@ -51,7 +51,7 @@ def document(study: Study, search: Search, trials: int | None, evaluator: str) -
 
 
 def command(study: Study, row: TrialRow) -> list[str]:
-    """Return the command that makes the training of a trial again, in a folder beside the study."""
+    """Return the command that repeats the training of a trial, in a folder beside the study."""
     out = study.folder.with_name(f"{study.folder.name}-trial-{row.number}")
     return ["bertbench", "train", *row.words, "--out", str(out)]
 
@@ -62,7 +62,7 @@ def _best(study: Study, row: TrialRow) -> dict[str, Any]:
 
 
 def replaced(study: Study, row: TrialRow) -> list[str]:
-    """Return the files that `command` writes outside its folder, in place of those there: what classify leaves."""
+    """Return the files outside its folder that `command` replaces: the results of classify."""
     data = row.values.get("data", study.question.training.get("data"))
     if study.question.task != "classify" or data is None or is_synthetic(str(data)):
         return []
@@ -89,7 +89,7 @@ def _trial(folder: Path, row: TrialRow) -> dict[str, Any]:
 
 
 def _seconds(run: TrainRun) -> float | None:
-    """Time of all attempts that ended; None where there is none."""
+    """Total time in s of all attempts that ended; None if there are none."""
     found = []
     for directory in run.run.trials():
         try:

@@ -1,4 +1,4 @@
-"""What a search may choose from: options of a training and their values, from words or a TOML file."""
+"""The search space: training options and their values, from the command line or a TOML file."""
 
 import itertools
 import math
@@ -13,7 +13,7 @@ from common.errors import InputError, UsageError, content_code, read_code
 from common.registry import lookup
 
 Kind = type[bool] | type[int] | type[float] | type[str]
-"""What an option takes."""
+"""Type of the value of an option."""
 
 _RANGE_FIELDS = ("low", "high", "log", "step")
 _FORMS = "NAME=VALUE,VALUE,... or NAME=LOW:HIGH, NAME=LOW:HIGH:STEP, NAME=log:LOW:HIGH"
@@ -21,10 +21,10 @@ _FORMS = "NAME=VALUE,VALUE,... or NAME=LOW:HIGH, NAME=LOW:HIGH:STEP, NAME=log:LO
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Parameter:
-    """One option that is searched: values to choose from, or a range of numbers.
+    """One option to search: a list of values, or a range of numbers.
 
     Raises:
-        UsageError: fewer than two values, or a range that is none.
+        UsageError: fewer than two values, or an invalid range.
     """
 
     name: str
@@ -34,14 +34,14 @@ class Parameter:
     """The values; empty for a range."""
     low: float | int = 0
     high: float | int = 0
-    """Largest value of a range, itself possible."""
+    """Largest value of a range, included."""
     log: bool = False
-    """Whether the logarithm is spread evenly, instead of the value."""
+    """Whether values are drawn evenly on a logarithmic scale."""
     step: float | int | None = None
-    """Distance of values in a range; None leaves floats without steps and takes 1 for whole numbers."""
+    """Step between values of a range; None is continuous for floats and 1 for whole numbers."""
 
     def __post_init__(self) -> None:
-        """Refuse what leaves nothing to choose."""
+        """Refuse values that leave nothing to search."""
         if self.choices:
             split = next((choice for choice in self.choices if isinstance(choice, str) and "," in choice), None)
             if split is not None:
@@ -53,18 +53,18 @@ class Parameter:
                 raise UsageError("option-value", f"{self.name}={self.text()}: give at least two values, each once")
             return
         if not (math.isfinite(self.low) and math.isfinite(self.high) and self.low < self.high):
-            raise UsageError("option-value", f"{self.name}={self.text()}: a range needs a LOW that is below HIGH")
+            raise UsageError("option-value", f"{self.name}={self.text()}: LOW must be below HIGH, and both finite")
         if self.log and self.low <= 0:
-            raise UsageError("option-value", f"{self.name}={self.text()}: a logarithmic range needs a LOW above 0")
+            raise UsageError("option-value", f"{self.name}={self.text()}: LOW must be above 0 in a logarithmic range")
         if self.log and self.step is not None:
-            raise UsageError("option-value", f"{self.name}={self.text()}: a logarithmic range has no steps")
+            raise UsageError("option-value", f"{self.name}={self.text()}: a logarithmic range has no step: remove it")
         if self.step is not None and not 0 < self.step <= self.high - self.low:
             raise UsageError(
                 "option-value", f"{self.name}={self.text()}: the step must be above 0 and fit between LOW and HIGH"
             )
 
     def text(self) -> str:
-        """Return the values as --search takes them, in one form for each meaning."""
+        """Return the values in the canonical form of --search."""
         if self.choices:
             return ",".join(map(word, self.choices))
         step = "" if self.step is None else f":{word(self.step)}"
@@ -72,7 +72,7 @@ class Parameter:
 
     @property
     def count(self) -> int | None:
-        """How many values there are; None for any number in a range."""
+        """Number of values; None for a continuous range."""
         if self.choices:
             return len(self.choices)
         if self.step is not None:
@@ -80,7 +80,7 @@ class Parameter:
         return int(self.high - self.low) + 1 if self.kind is int else None
 
     def suggest(self, trial: Any) -> Value:
-        """Return the value that an Optuna trial takes."""
+        """Return the value that Optuna suggests for a trial."""
         if self.choices:
             chosen: Value = trial.suggest_categorical(self.name, self.choices)
         elif self.kind is int:
@@ -92,19 +92,19 @@ class Parameter:
 
 @dataclass(frozen=True, slots=True)
 class SearchSpace:
-    """All that is searched."""
+    """All options to search."""
 
     parameters: tuple[Parameter, ...]
 
     @property
     def size(self) -> int | None:
-        """Number of combinations; None where they are without end."""
+        """Number of combinations; None if a range is continuous."""
         counts = [parameter.count for parameter in self.parameters]
         known = [count for count in counts if count is not None]
         return math.prod(known) if len(known) == len(counts) else None
 
     def texts(self) -> dict[str, str]:
-        """Return the values by name, as --search takes them; the same for every order and way of giving them."""
+        """Return the values by name in the canonical form of --search, independent of the order of the options."""
         return {parameter.name: parameter.text() for parameter in sorted(self.parameters, key=lambda own: own.name)}
 
     def corners(self) -> list[dict[str, Value]]:
@@ -114,20 +114,20 @@ class SearchSpace:
         return [first, last]
 
     def suggest(self, trial: Any) -> dict[str, Value]:
-        """Return what an Optuna trial takes, by name."""
+        """Return the values that Optuna suggests for a trial, by name."""
         return {parameter.name: parameter.suggest(trial) for parameter in self.parameters}
 
 
 def make_space(words: Sequence[str], path: Path | None, kinds: Mapping[str, Kind]) -> SearchSpace:
-    """Return the space that was given in words, in a file, or in both.
+    """Return the search space given on the command line, in a file, or both.
 
     Args:
-        words: as --search takes them.
-        path: a TOML file; None for none.
-        kinds: the options that can be searched, and what each takes.
+        words: values of --search.
+        path: TOML file, if any.
+        kinds: the options that can be searched, with the type of each.
 
     Raises:
-        UsageError: nothing to search, an option that does not exist, or values that it does not take.
+        UsageError: nothing to search, an unknown option, or values that it does not accept.
         InputError: the file cannot be read.
     """
     found = [_of_word(text, kinds) for text in words]
@@ -136,7 +136,7 @@ def make_space(words: Sequence[str], path: Path | None, kinds: Mapping[str, Kind
     if not found:
         raise UsageError(
             "option-missing",
-            f"nothing to search: give --search {_FORMS}, or --space FILE.toml; such as "
+            f"there is nothing to search: give --search {_FORMS}, or --space FILE.toml, such as "
             "--search learning_rate=log:1e-5:1e-4 --search micro_batch_size=4,8,16",
         )
     for first, second in itertools.combinations(found, 2):
@@ -148,7 +148,7 @@ def make_space(words: Sequence[str], path: Path | None, kinds: Mapping[str, Kind
 
 
 def word(value: Value) -> str:
-    """Return a value as a word of the command line."""
+    """Return a value as a command-line word."""
     return str(value).lower() if isinstance(value, bool) else repr(value) if isinstance(value, float) else str(value)
 
 
@@ -192,28 +192,26 @@ def _of_file(path: Path, kinds: Mapping[str, Kind]) -> list[Parameter]:
 
 
 def _of_table(name: str, kind: Kind, given: Any) -> Parameter:
-    """An entry of the file: NAME = "text of --search", NAME = [values], or a table of choices, or of a range."""
+    """Return an entry of the file: NAME = "value of --search", NAME = [values], or a table of choices or a range."""
     if isinstance(given, str):
         return _of_text(name, kind, given)
     table = {"choices": given} if isinstance(given, list) else given
     if not isinstance(table, dict) or not table.keys() <= {"choices", *_RANGE_FIELDS}:
         raise UsageError(
-            "option-value", f"{name}: give a list of values, or a table of choices, or of {', '.join(_RANGE_FIELDS)}"
+            "option-value", f"{name}: give a list of values, or a table with choices or {', '.join(_RANGE_FIELDS)}"
         )
     if "choices" in table:
         if len(table) > 1 or not isinstance(table["choices"], list) or not table["choices"]:
-            raise UsageError("option-value", f"{name}: choices is a list of values, and goes with nothing else")
+            raise UsageError("option-value", f"{name}: choices must be a list of values without other fields")
         return Parameter(name=name, kind=kind, choices=tuple(_plain(name, kind, own) for own in table["choices"]))
     if kind in (bool, str) or not {"low", "high"} <= table.keys() or not isinstance(table.get("log", False), bool):
-        raise UsageError(
-            "option-value", f"{name}: a range needs low and high, numbers, and may have a step, or log = true"
-        )
+        raise UsageError("option-value", f"{name}: a range needs numbers low and high, and may have step or log = true")
     numbers = {key: _plain(name, kind, table[key]) for key in ("low", "high", "step") if key in table}
     return Parameter(name=name, kind=kind, log=table.get("log", False), **numbers)  # type: ignore[arg-type]
 
 
 def _plain(name: str, kind: Kind, given: Any) -> Value:
-    """A value of the file, of the option's own kind; a whole number may stand for a float."""
+    """Return a value of the file in the type of the option; a float option accepts a whole number."""
     if type(given) is kind:
         return _value(name, kind, word(given))
     if kind is float and type(given) is int:

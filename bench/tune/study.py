@@ -1,12 +1,11 @@
-"""A study of Optuna in a folder: which trial is next, which were killed, what each of them found.
+"""An Optuna study in a folder: the next trial, killed trials, and the result of each.
 
-    STUDY/study.db         Optuna's storage: every trial with its values, readings, state and notes
+    STUDY/study.db         Optuna's storage: every trial with its values, readings, state and attributes
     STUDY/trial-0000/      the run directory of a trial, locked by the worker that trains it
 
-Several processes may work on one study. What must not be done twice, drawing a trial and taking up one whose worker is
-gone, is done inside a lock on the folder. The kernel releases the lock of a killed worker, so that no time limit is
-needed to distinguish slow workers from dead ones. A stopped or killed trial keeps its number and waits; the next worker
-resumes it from its last checkpoint.
+Several processes can work on one study. A lock on the folder ensures that no trial is drawn or taken over twice. The
+kernel releases the lock of a killed worker, so no time limit is needed to tell slow workers from dead ones. A stopped
+or killed trial keeps its number; the next worker resumes it from its last checkpoint.
 """
 
 import contextlib
@@ -28,76 +27,76 @@ ENDED: tuple[State, ...] = ("complete", "pruned", "failed")
 SAMPLERS = ("tpe", "random")
 PRUNERS = ("median", "none")
 EVALUATORS = ("ped-anova", "fanova", "mdi")
-"""How importance is computed, by Optuna."""
+"""Optuna's evaluators of importance."""
 LEAST_FOR_IMPORTANCE = 8
-"""With fewer complete trials, importance is not reported: two trials differ by chance."""
+"""Minimum complete trials for the importance of options: with fewer, differences are due to chance."""
 _NAME = "bertbench"
 _KEY, _WORDS, _REASON, _KILLED, _SAME = "question", "words", "reason", "killed", "same_as"
 _STATES: dict[str, State] = {
     "COMPLETE": "complete", "PRUNED": "pruned", "FAIL": "failed", "RUNNING": "running", "WAITING": "waiting",
 }  # fmt: skip
-# Another worker writes for milliseconds; a file system that is slow or stuck needs a limit.
+# Another worker writes for milliseconds; the limit is for slow or stuck file systems.
 _BUSY_SECONDS = 120.0
 REMEDY = "pip install 'bertbench[tune]'"
-# SQLite's messages for damaged content; other errors may be temporary.
+# SQLite's messages about damaged content; other errors may be temporary.
 _DAMAGED = ("malformed", "not a database", "no such table", "no such column", "file format", "Could not decode")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Question:
-    """What a study asks; one folder asks one question."""
+    """The question of a study; a folder has one."""
 
     task: str
     objective: str
-    """Score or loss that decides."""
+    """Score or loss to optimize."""
     maximize: bool
-    """Whether more of it is better."""
+    """Whether higher is better."""
     space: Mapping[str, str]
-    """What is searched, as SearchSpace.texts gives it."""
+    """The search space, from SearchSpace.texts."""
     training: Mapping[str, Any]
-    """The other options of the training that decide its result, by name."""
+    """The other training options that affect the result, by name."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Search:
-    """How trials are chosen; may differ from call to call."""
+    """How trials are chosen; may change between calls."""
 
     sampler: str = "tpe"
     seed: int = 0
-    """Seed of what is drawn; with one worker the same seed draws the same trials."""
+    """Seed of the sampler; with one worker the same seed draws the same trials."""
     startup_trials: int = 10
-    """Trials that are drawn at random before tpe takes over."""
+    """Random trials before tpe takes over."""
     pruner: str = "median"
     prune_after: int = 5
     unpruned_readings: int = 1
-    """Readings of the objective that each trial is left."""
+    """Readings of the objective before a trial can be pruned."""
     retries: int = 2
-    """How often a killed trial is resumed before it counts as failed."""
+    """Times a killed trial is resumed before it counts as failed."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrialRow:
-    """What is known of a trial."""
+    """The record of a trial."""
 
     number: int
     """From 0."""
     state: State
     value: float | None
-    """Its objective; of a pruned one the last reading."""
+    """Its objective; for a pruned trial the last reading."""
     values: Mapping[str, Value]
-    """What was searched, by name."""
+    """Searched values by name."""
     readings: tuple[tuple[int, float], ...] = ()
     """(number of the reading from 0, objective) while it trained."""
     reason: str = ""
     words: tuple[str, ...] = ()
-    """Options of `bertbench train` that make the same training."""
+    """Options of `bertbench train` that repeat the training."""
     killed: int = 0
     same_as: int | None = None
-    """The trial with the same values that it took its result from."""
+    """The trial with the same values whose result it has."""
 
 
 def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """Return what a study asked otherwise, in words."""
+    """Return the differences between two questions as text."""
     found = [
         f"{name} {before.get(name)}, not {now[name]}" for name in ("task", "objective") if before.get(name) != now[name]
     ]
@@ -113,7 +112,7 @@ def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
 
 
 class Begun:
-    """A trial that this process holds."""
+    """A trial that this process has locked."""
 
     def __init__(self, trial: Any, folder: Path, values: Mapping[str, Value], held: ExitStack) -> None:
         self.trial = trial
@@ -124,7 +123,7 @@ class Begun:
         self._reported = {step for step, _ in _readings(trial.study.trials[self.number])}
 
     def report(self, reading: int, value: float) -> bool:
-        """Tell the study a reading of the objective; return whether the trial is to be pruned."""
+        """Report a reading of the objective to the study; return whether to prune the trial."""
         if reading not in self._reported:
             with storage_errors(self.folder.parent):
                 self.trial.report(value, reading)
@@ -133,23 +132,23 @@ class Begun:
             return bool(self.trial.should_prune())
 
     def note_words(self, words: tuple[str, ...]) -> None:
-        """Keep the options that make the same training."""
+        """Store the options that repeat the training."""
         with storage_errors(self.folder.parent):
             self.trial.set_user_attr(_WORDS, list(words))
 
     def let_go(self) -> None:
-        """Give up the lock on its folder."""
+        """Release the lock on its folder."""
         self._held.close()
 
 
 class Study:
-    """The study in a folder, made where there is none.
+    """The study in a folder, created if missing.
 
     Raises:
         MissingToolError: Optuna is not installed.
-        UsageError: the folder holds a study of another question, or something else.
+        UsageError: the folder has a study with other settings, or other content.
         InputError: its storage is damaged.
-        StorageError: it cannot be written, or another program holds it.
+        StorageError: it cannot be written, or another program has locked it.
     """
 
     def __init__(self, folder: Path, question: Question, search: Search) -> None:
@@ -172,7 +171,7 @@ class Study:
             )
         direction = "maximize" if self.question.maximize else "minimize"
         if names and not self._asks(optuna.load_study(storage=storage, study_name=_NAME)):
-            # The process that made it was killed before it wrote the question.
+            # The process that created it was killed before it wrote the question.
             optuna.delete_study(storage=storage, study_name=_NAME)
         study = optuna.create_study(storage=storage, study_name=_NAME, direction=direction, load_if_exists=True)
         before = study.user_attrs.get(_KEY)
@@ -189,21 +188,21 @@ class Study:
         return study
 
     def _asks(self, study: Any) -> bool:
-        """Whether a study says what it asks. Raises InputError where it does not, and has trials."""
+        """Whether a study has its question. Raises InputError if it does not but has trials."""
         if _KEY not in study.user_attrs and study.get_trials(deepcopy=False):
             raise InputError(
                 "file-damaged",
-                f"{storage_path(self.folder)} is damaged, since its study lacks its question: restore or remove it, "
+                f"{storage_path(self.folder)} is damaged: the settings of its study are missing; restore or remove it, "
                 "or give another --out",
             )
         return _KEY in study.user_attrs
 
     def locked(self) -> contextlib.AbstractContextManager[None]:
-        """Hold the study for a moment: its other workers wait."""
+        """Lock the study; other workers wait."""
         return locks.locked(self.folder, "another worker", "wait for it", wait=True)
 
     def begin(self, space: SearchSpace, most: int | None) -> Begun | None:
-        """Take a trial that waits, or draw one; None where `most` have been drawn, or there is nothing else to try.
+        """Return a waiting or a new trial; None if `most` trials exist or every combination was tried.
 
         Raises:
             StorageError: the storage cannot be written.
@@ -224,14 +223,14 @@ class Study:
             return Begun(trial, folder, space.suggest(trial), stack.pop_all())
 
     def tried_all(self, space: SearchSpace) -> bool:
-        """Whether every combination has a trial that ended."""
+        """Whether every combination has an ended trial."""
         ended = {
             json.dumps(row.values, sort_keys=True) for row in self.rows() if row.state not in ("running", "waiting")
         }
         return space.size is not None and len(ended) >= space.size
 
     def _take_up_killed(self) -> None:
-        """Let trials wait that nobody holds though they run: their workers are gone."""
+        """Queue running trials that no process has locked: their workers were killed."""
         from optuna.trial import TrialState
 
         for trial in self._study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
@@ -247,24 +246,24 @@ class Study:
                     self._storage.set_trial_state_values(trial._trial_id, TrialState.WAITING)
 
     def known(self, begun: Begun) -> TrialRow | None:
-        """Return an ended trial with the same values; None where there is none."""
+        """Return an ended trial with the same values, if any."""
         ended = (row for row in self.rows() if row.state in ENDED)
         return next((row for row in ended if dict(row.values) == begun.values and row.number != begun.number), None)
 
     def complete(self, begun: Begun, value: float) -> None:
-        """The trial finished."""
+        """End a trial as complete."""
         self._end(begun, "COMPLETE", value=value)
 
     def prune(self, begun: Begun) -> None:
-        """The trial was pruned; its last reading is its value."""
+        """End a trial as pruned; its value is its last reading."""
         self._end(begun, "PRUNED")
 
     def fail(self, begun: Begun, reason: str) -> None:
-        """The trial failed."""
+        """End a trial as failed."""
         self._end(begun, "FAIL", reason=reason)
 
     def take_over(self, begun: Begun, row: TrialRow) -> None:
-        """End a trial as one with the same values did, without training."""
+        """Give a trial the result of one with the same values, without training."""
         with storage_errors(self.folder):
             begun.trial.set_user_attr(_SAME, row.number)
             begun.trial.set_user_attr(_WORDS, list(row.words))
@@ -298,13 +297,13 @@ class Study:
         return [_row(trial) for trial in trials]
 
     def best(self) -> TrialRow | None:
-        """Return the complete trial with the best value, the first of equals; None where there is none."""
+        """Return the complete trial with the best value, the first of equals; None if none is complete."""
         complete = [row for row in self.rows() if row.state == "complete" and row.value is not None]
         sign = -1.0 if self.question.maximize else 1.0
         return min(complete, key=lambda row: (sign * float(row.value or 0.0), row.number), default=None)
 
     def importance(self, evaluator: str, seed: int) -> tuple[dict[str, float], str]:
-        """Return the share of each parameter in the differences of complete trials, the largest first; or why not.
+        """Return the importance of each parameter among complete trials, largest first, or why there is none.
 
         Raises:
             MissingToolError: the evaluator needs scikit-learn, which is not installed.
@@ -312,7 +311,7 @@ class Study:
         optuna = import_optuna()
         values = [row.value for row in self.rows() if row.state == "complete"]
         if len(values) < LEAST_FOR_IMPORTANCE:
-            return {}, f"at least {LEAST_FOR_IMPORTANCE} complete trials are needed, there are {len(values)}"
+            return {}, f"only {len(values)} of at least {LEAST_FOR_IMPORTANCE} complete trials are available"
         if len(set(values)) < 2:
             return {}, "all complete trials have the same result"
         try:
@@ -323,7 +322,7 @@ class Study:
                 "package-missing", f"importance by {evaluator} needs scikit-learn ({error}): {REMEDY}"
             ) from error
         except (ValueError, RuntimeError) as error:
-            return {}, f"Optuna finds none ({error})"
+            return {}, f"Optuna could not compute it ({error})"
         return {name: float(share) for name, share in found.items()}, ""
 
 
@@ -356,7 +355,7 @@ def trial_folder(folder: Path, number: int) -> Path:
 
 
 def import_optuna() -> Any:
-    """Import Optuna, quiet. Raises MissingToolError."""
+    """Import Optuna and silence its logging. Raises MissingToolError."""
     try:
         import optuna
     except ImportError as error:
@@ -368,7 +367,7 @@ def import_optuna() -> Any:
 
 
 def open_storage(folder: Path) -> Any:
-    """Return Optuna's storage in a folder, made where there is none.
+    """Return Optuna's storage in a folder, created if missing.
 
     Raises:
         InputError: it is damaged, or of another version of Optuna.
@@ -381,7 +380,7 @@ def open_storage(folder: Path) -> Any:
     url = URL.create("sqlite", database=str(path)).render_as_string(hide_password=False)
     try:
         with storage_errors(folder):
-            # Braces would be a template of Optuna's.
+            # Optuna treats braces as a template.
             return optuna.storages.RDBStorage(
                 url.replace("{", "{{").replace("}", "}}"), engine_kwargs={"connect_args": {"timeout": _BUSY_SECONDS}}
             )
@@ -391,11 +390,11 @@ def open_storage(folder: Path) -> Any:
 
 @contextlib.contextmanager
 def storage_errors(folder: Path) -> Iterator[None]:
-    """Turn errors of the storage in a folder into one with the way out.
+    """Raise errors of the storage in a folder with a remedy.
 
     Raises:
         InputError: it is damaged.
-        StorageError: it is locked, or cannot be read or written now: what is in it may be whole.
+        StorageError: it is locked, or cannot be read or written now; its content may be intact.
     """
     from optuna.exceptions import StorageInternalError
     from sqlalchemy.exc import SQLAlchemyError
@@ -410,11 +409,11 @@ def storage_errors(folder: Path) -> Iterator[None]:
         code: Code = "disk-full" if "disk is full" in said else "write-failed"
         remedy = "check disk space and permissions"
         if "is locked" in said:
-            code, remedy = "folder-locked", "stop the program that has locked it for minutes"
+            code, remedy = "folder-locked", "stop the program that has locked it"
         raise StorageError(
             code, f"{path} cannot be used ({said}): {remedy}, then run the same command again"
         ) from error
-    except (UnicodeDecodeError, json.JSONDecodeError) as error:  # of what Optuna has in it
+    except (UnicodeDecodeError, json.JSONDecodeError) as error:  # in the content
         raise InputError("file-damaged", _damaged(path, _first_line(error))) from error
 
 
@@ -433,7 +432,7 @@ def _first_line(error: BaseException) -> str:
 
 
 def make_sampler(search: Search, number: int) -> Any:
-    """A sampler whose draws depend on the seed and the trial alone, not on what this process drew before."""
+    """Return a sampler whose draws depend only on the seed and the trial, not on earlier draws of this process."""
     optuna = import_optuna()
     own = int.from_bytes(hashlib.sha256(f"{search.seed}/{number}".encode()).digest()[:4], "big")
     if search.sampler == "random":
@@ -442,7 +441,7 @@ def make_sampler(search: Search, number: int) -> Any:
 
 
 def make_pruner(search: Search) -> Any:
-    """Return what decides which trials end early."""
+    """Return the pruner, which selects trials to stop early."""
     optuna = import_optuna()
     if search.pruner == "none":
         return optuna.pruners.NopPruner()
@@ -450,7 +449,7 @@ def make_pruner(search: Search) -> Any:
 
 
 def make_evaluator(name: str, seed: int) -> Any:
-    """Return Optuna's evaluator of importance by a name in EVALUATORS. Raises ImportError without what it needs."""
+    """Return Optuna's evaluator of a name in EVALUATORS. Raises ImportError if it needs a missing package."""
     importance = import_optuna().importance
     if name == "fanova":
         return importance.FanovaImportanceEvaluator(seed=seed)

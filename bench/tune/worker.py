@@ -1,4 +1,4 @@
-"""One worker of a study: takes trials, trains them and reports their objective until nothing is left to do."""
+"""A worker of a study: takes trials, trains them and reports their objective until none are left."""
 
 import contextlib
 import shutil
@@ -27,7 +27,7 @@ TRAINING_LOSS = "loss"
 # Readings of the training loss: means over equal parts of the run.
 _PARTS = 10
 _LOOK_SECONDS = 0.5
-# So many failures one after the other have one cause.
+# So many consecutive failures have a common cause.
 MOST_FAILURES = 20
 
 
@@ -38,13 +38,13 @@ class Objective:
     name: str
     """A score of the task's evaluations, or TRAINING_LOSS."""
     maximize: bool
-    """Whether more of it is better."""
+    """Whether higher is better."""
     best_by: str | None = None
     """Score that selects the best checkpoint; None uses the task's default."""
 
     @property
     def evaluated(self) -> bool:
-        """Whether trials have to be evaluated."""
+        """Whether trials must be evaluated."""
         return self.name != TRAINING_LOSS
 
     def readings(self, run: TrainRun, total_steps: int) -> list[float | None]:
@@ -66,9 +66,9 @@ class Objective:
         return [found[step] for step in sorted(found)]
 
     def result(self, readings: list[float | None]) -> float | None:
-        """Return what counts in the end: the best evaluation, whose checkpoint stays, or the last training loss.
+        """Return the final objective: the best evaluation, whose checkpoint is kept, or the last training loss.
 
-        None where there is none, or where the last one is not finite.
+        None if there are no readings, or the last one is not finite.
         """
         known = [value for value in readings if value is not None]
         if not known or readings[-1] is None:
@@ -82,25 +82,25 @@ def make_objective(settings: TrainSettings, name: str | None) -> Objective:
     """Return the objective of a search.
 
     Args:
-        settings: of one of its trainings.
-        name: a score of the task, "loss" for the training loss; None is the score that decides which checkpoint is the
-            best, and the training loss for synthetic data, on which nothing is evaluated.
+        settings: settings of one of its training runs.
+        name: a score of the task, or "loss" for the training loss; None is the score that selects the best checkpoint,
+            or the training loss for synthetic data, which are not evaluated.
 
     Raises:
-        UsageError: the task has no such score, or the data are synthetic and cannot be evaluated.
+        UsageError: the task has no such score, or the data are synthetic.
     """
-    made_up = is_synthetic(settings.data)
-    if name == TRAINING_LOSS or (name is None and made_up):
+    synthetic = is_synthetic(settings.data)
+    if name == TRAINING_LOSS or (name is None and synthetic):
         return Objective(name=TRAINING_LOSS, maximize=False)
     from bert.tasks.base import check_objective, deciding
 
     known = make_task(settings.task, settings.task_options)
     chosen = known.deciding_score if name is None else name
     check_objective(known, chosen, TRAINING_LOSS)
-    if made_up:
+    if synthetic:
         raise UsageError(
             "option-not-applicable",
-            f"--objective {chosen} needs evaluations, which synthetic data do not have: give real --data, or "
+            f"--objective {chosen} needs evaluations, but synthetic data are not evaluated: give real --data, or "
             "--objective loss",
         )
     _, maximize = deciding(known, chosen)
@@ -114,7 +114,7 @@ def _loss_readings(run: TrainRun, total_steps: int) -> list[float | None]:
     for row in run.read_curve():
         last = max(last, row["applied_steps"])
         losses.setdefault(_part(row["applied_steps"], parts, total_steps), []).append(row["loss"])
-    # A part that is not over yet is no reading.
+    # A part that has not ended is not a reading yet.
     ended = [part for part in sorted(losses) if last * parts >= (part + 1) * total_steps]
     return [_mean(losses[part]) for part in ended]
 
@@ -129,14 +129,14 @@ def _mean(values: list[float | None]) -> float | None:
 
 
 Make = Callable[[Values, Path], tuple[PlannedVariant, list[str]]]
-"""(values, folder) -> its training, and the words of `bertbench train` that make the same, without the folder.
+"""(values, folder) -> the training, and the words of `bertbench train` that repeat it, without the folder.
 
-Raises BertbenchError where there is none with these values."""
+Raises BertbenchError if the values are not valid."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Job:
-    """The work of a worker."""
+    """The task of a worker."""
 
     study: Study
     space: SearchSpace
@@ -144,23 +144,23 @@ class Job:
     make: Make
     devices: Devices
     trials: int | None
-    """Trials of the whole study; None has no end."""
+    """Trials of the whole study; None for no limit."""
     keep_all: bool
-    """Whether the checkpoints of all trials stay, instead of those of the best."""
+    """Whether to keep the checkpoints of all trials instead of only the best."""
 
 
 def work(job: Job, stop: StopRequest, tell: Callable[[str], None], ended: Callable[[], None]) -> str:
-    """Train trials until the study has as many as it is to have, or a stop is asked for; return why it ended.
+    """Train trials until the study is complete or a stop is requested; return why it ended.
 
     Args:
-        job: what to do.
+        job: the job.
         stop: checked between and during trials; a stopped trial is saved and can be resumed.
-        tell: takes lines about trials.
+        tell: receives lines about trials.
         ended: called after each trial.
 
     Raises:
-        StorageError: the study or a run directory cannot be written; the trial waits.
-        KeyboardInterrupt: ended at once; the trial waits.
+        StorageError: the study or a run directory cannot be written; the trial can be resumed.
+        KeyboardInterrupt: interrupted; the trial can be resumed.
     """
 
     def measure(begun: Begun) -> str:
@@ -177,7 +177,7 @@ def work(job: Job, stop: StopRequest, tell: Callable[[str], None], ended: Callab
 
 
 def _drawn(job: Job) -> Generator[Begun, str, str]:
-    """Yield what the study draws and be sent how it ended; return why there is no more."""
+    """Yield trials and receive the state of each; return why there are no more."""
     failures = 0
     while (begun := job.study.begin(job.space, job.trials)) is not None:
         state = yield begun
@@ -188,7 +188,7 @@ def _drawn(job: Job) -> Generator[Begun, str, str]:
 
 
 def tidy(study: Study) -> None:
-    """Remove the checkpoints of trials that ended, the best one's apart; called inside the study's lock.
+    """Remove the checkpoints of ended trials except the best. The caller holds the study's lock.
 
     Raises:
         StorageError: the storage cannot be read.
@@ -207,7 +207,7 @@ def _one(job: Job, begun: Begun, stop: StopRequest, tell: Callable[[str], None])
     same = job.study.known(begun)
     if same is not None:
         job.study.take_over(begun, same)
-        tell(f"{head}: the values of trial {same.number}, not trained again")
+        tell(f"{head}: same values as trial {same.number}, result reused")
         return same.state
     tell(head)
     try:
@@ -239,7 +239,7 @@ def _ended(
 ) -> str:
     status, outcome = str(result["status"]), dict(result.get("outcome") or {})
     if status != "ok":
-        return _failed(job, begun, f"{status}: {result.get('reason') or 'no reason was given'}", tell)
+        return _failed(job, begun, f"{status}: {result.get('reason') or 'no reason given'}", tell)
     if not outcome.get("finished"):
         if follower.pruned:
             job.study.prune(begun)
@@ -292,20 +292,20 @@ class _Follower:
         self.pruned = False
 
     def begin(self, directory: TrialDirectory) -> None:
-        """Nothing is to be done before there are readings."""
+        """Do nothing: there are no readings yet."""
 
     def stop_wanted(self) -> bool:
-        """Whether the ranks are to save and end."""
+        """Whether the ranks must save and stop."""
         return self.pruned or self._stop.wanted()
 
     def look(self) -> None:
-        """Hand on what is new."""
+        """Report new readings, at most every half second."""
         if time.monotonic() >= self._next_look:
             self._next_look = time.monotonic() + _LOOK_SECONDS
             self.read()
 
     def read(self) -> None:
-        """Hand on what is new, now."""
+        """Report new readings now."""
         self.readings = self._objective.readings(self._training.run, self._training.plan.settings.steps)
         for number, value in enumerate(self.readings[self._told :], start=self._told):
             self._told = number + 1

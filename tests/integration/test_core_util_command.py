@@ -23,14 +23,14 @@ def page(tmp_path: Path, name: str = "a.csv", content: str | None = None) -> str
 def test_one_file_gives_exactly_four_lines(tmp_path: Path, content: str) -> None:
     found = result("core-util", page(tmp_path, content=content))
     assert text(found.blocks) == FOUR_LINES
-    assert "fp16: 1 of 4 kernels have no value and are left out" in found.problems
+    assert "fp16: 1 of 4 kernels have no value and are skipped" in found.problems
 
 
 def test_a_metric_that_is_not_in_the_file_is_told_and_never_0(tmp_path: Path) -> None:
     lines = [line for line in ncu_csv.details().splitlines() if "pipe_tensor" not in line]
     found = result("core-util", page(tmp_path, content="\n".join(lines)))
     assert text(found.blocks) == FOUR_LINES.replace("31.50 %", "not in this file", 1)
-    assert any("tensor: this GPU or this ncu has no such metric" in problem for problem in found.problems)
+    assert any("tensor: this GPU or version of ncu lacks the metric" in problem for problem in found.problems)
 
 
 def test_the_window_adds_the_share_with_idle_time(tmp_path: Path) -> None:

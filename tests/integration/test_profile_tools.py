@@ -45,54 +45,52 @@ def daemons(tool: Path) -> list[psutil.Process]:
     return found
 
 
-@pytest.mark.parametrize(
-    ("mode", "words"),
-    [
-        ("no-report", "nsys wrote no report"),
-        ("empty-report", "is empty"),
-        ("bad-export", "nsys export failed"),
-    ],
+# What the tool does, and what the message says of it.
+FAILURES = (
+    ("no-report", "nsys wrote no report"),
+    ("empty-report", "is empty"),
+    ("bad-export", "nsys export failed"),
 )
-def test_what_the_ranks_measured_stands_when_the_tool_fails_after_them(
-    cli: Cli, tool: Path, mode: str, words: str
-) -> None:
-    done = profile(cli, tool, mode)
-    assert done.returncode == 3 and words in done.stderr and "Traceback" not in done.stderr
-    (found,) = json.loads(done.stdout)["profiles"]
-    assert found["status"] == "ok" and words in found["problem"] and found["files"] == []
-    assert found["step_time_ms"] > 0 and found["unprofiled_step_time_ms"] > 0
-    assert daemons(tool) == []
 
 
-def test_a_failed_profile_is_made_again_and_a_good_one_is_not(cli: Cli, tool: Path) -> None:
-    assert profile(cli, tool, "no-report").returncode == 3
-    second = profile(cli, tool, "ok")
-    (made,) = json.loads(second.stdout)["profiles"]
-    assert [Path(file).name for file in made["files"]][:2] == ["node0.nsys-rep", "node0.sqlite"]
-    report = Path(made["files"][0])
-    written = report.stat().st_mtime_ns
-    third = profile(cli, tool, "ok")
-    assert report.stat().st_mtime_ns == written and "already done" in third.stderr
-
-
-def test_a_profile_that_cannot_be_read_is_told_and_made_again(cli: Cli, tool: Path) -> None:
-    done = profile(cli, tool, "foreign-export")
-    assert done.returncode == 3 and done.stderr.count("node0.sqlite") == 1 and "Traceback" not in done.stderr
-    again = profile(cli, tool, "ok")
-    assert again.returncode == 0 and json.loads(again.stdout)["profiles"][0]["problem"] == ""
-
-
-def test_secrets_of_the_environment_do_not_reach_the_tool(
+@pytest.mark.timeout(600)
+def test_a_failed_profile_is_made_again_and_a_good_one_is_not(
     cli: Cli, tool: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Every failure in one folder, one after another; the unprofiled run is measured once."""
     monkeypatch.setenv("SOME_TOKEN", "hush-hush")
     monkeypatch.setenv("HARMLESS", "hf_" + "aBcdefGhijkl3nop" * 2)  # in both cases, as random characters are
+
+    done = profile(cli, tool, "refuses")  # it starts nothing
+    (found,) = json.loads(done.stdout)["profiles"]
+    assert done.returncode == 3 and found["status"] == "crashed"
+    assert "unrecognised option" in found["reason"], "in its own words"
+    unprofiled = found["unprofiled_step_time_ms"]
+    assert unprofiled > 0, "the unprofiled run stands"
+
+    for mode, words in FAILURES:
+        done = profile(cli, tool, mode)
+        assert done.returncode == 3 and words in done.stderr and "Traceback" not in done.stderr, mode
+        (found,) = json.loads(done.stdout)["profiles"]
+        assert found["status"] == "ok" and words in found["problem"] and found["files"] == [], mode
+        assert found["step_time_ms"] > 0 and found["unprofiled_step_time_ms"] == unprofiled, mode
+        assert daemons(tool) == [], mode
+
+    done = profile(cli, tool, "foreign-export")
+    assert done.returncode == 3 and done.stderr.count("node0.sqlite") == 1 and "Traceback" not in done.stderr
+
     done = profile(cli, tool, "ok")
-    assert done.returncode == 0, done.stderr
-    (report,) = cli.out.glob("trials/*/profile/node0.nsys-rep")
+    (made,) = json.loads(done.stdout)["profiles"]
+    assert done.returncode == 0 and made["problem"] == "", done.stderr
+    assert [Path(file).name for file in made["files"]][:2] == ["node0.nsys-rep", "node0.sqlite"]
+    report = Path(made["files"][0])
     text = report.read_text(encoding="utf-8")
     assert "BERTBENCH_MARK" in text, "the report holds the environment"
-    assert "hush-hush" not in text and "aBcdefGhijkl3nop" not in text
+    assert "hush-hush" not in text and "aBcdefGhijkl3nop" not in text, "secrets do not reach the tool"
+
+    written = report.stat().st_mtime_ns
+    done = profile(cli, tool, "ok")
+    assert report.stat().st_mtime_ns == written and "already done" in done.stderr
 
 
 def test_where_the_ranks_hang_is_in_the_log_under_a_tool_too(cli: Cli, tool: Path) -> None:
@@ -102,14 +100,6 @@ def test_where_the_ranks_hang_is_in_the_log_under_a_tool_too(cli: Cli, tool: Pat
     (log,) = cli.out.glob("trials/profile-*/log.txt")
     assert "most recent call first" in log.read_text(encoding="utf-8"), "every rank's stack"
     assert daemons(tool) == [] and cli.processes() == []
-
-
-def test_a_tool_that_starts_nothing_is_a_crash_in_its_own_words(cli: Cli, tool: Path) -> None:
-    done = profile(cli, tool, "refuses")
-    (found,) = json.loads(done.stdout)["profiles"]
-    assert done.returncode == 3 and found["status"] == "crashed"
-    assert "unrecognised option" in found["reason"]
-    assert found["unprofiled_step_time_ms"] > 0, "the unprofiled run stands"
 
 
 def test_a_tool_that_hangs_after_the_run_is_ended_and_the_run_stands(cli: Cli, tool: Path) -> None:

@@ -200,7 +200,7 @@ def test_a_wrong_count_fails_on_every_node_with_both_numbers_before_anything_sta
     for process in (first, second):
         said = hosts.said(process)
         assert "node 0 (host node-a) expects 1 + 2 = 3 processes on 2 nodes" in said
-        assert "node 1 (host node-b) for 1 + 3 = 4 processes on 2 nodes" in said
+        assert "node 1 (host node-b) expects 1 + 3 = 4 processes on 2 nodes" in said
         assert ": node 0 (host node-a, 1 process), node 1 (host node-b, 3 processes)" in said
     assert not mark.exists()
 

@@ -147,7 +147,7 @@ def test_a_job_at_its_limit_saves_and_goes_back_into_the_queue(slurm: Slurm, tmp
     job = slurm.submit(write_job(tmp_path, options, sys.executable, "saver.py", str(saved)))
     state = slurm.wait(job, lambda state: state["Restarts"] == "1" and state["JobState"] == "PENDING")
     assert saved.read_text(encoding="utf-8") == job
-    assert "back into the queue" in logs(tmp_path)
+    assert "requeuing the job" in logs(tmp_path)
     assert state["Requeue"] == "1"
     slurm.run("scancel", job)  # so that it does not begin again
 

@@ -27,9 +27,9 @@ def test_two_ranks_stopped_by_a_batch_system_and_resumed_give_the_same_curve(dat
     assert first.returncode == 0, errors
     if not cli.state()["finished"]:
         made = cli.state()["applied_steps"]
-        assert f"stopped by SIGTERM after step {made} of {STEPS}" in output and "to continue: bertbench" in output
+        assert f"stopped by SIGTERM after step {made} of {STEPS}" in output and "to resume: bertbench" in output
         assert cli.checkpoints()[-1] == f"step-{made:07d}"
-        assert cli.result()["status"] == "ok" and "stopped as asked" in cli.result()["reason"]
+        assert cli.result()["status"] == "ok" and "stopped on request" in cli.result()["reason"]
     assert len(tree(first)) == 0
     done = cli.run()
     assert done.returncode == 0, done.stderr

@@ -76,10 +76,10 @@ def test_phase_times_agree(timelines: tuple[Timeline, Timeline]) -> None:
 
 def agree(pairs: list[tuple[float, float]]) -> None:
     """The PyTorch profiler's range is around that of nsys: never shorter, and longer only where the program was held up
-    between their two calls, which the middle one of all was not."""
+    between their two calls. Of five at least one was not; a reader that is wrong would be wrong in all."""
     for one, other in pairs:
         assert one > other - 1e5, f"{pairs} ns"
-    assert sorted(one / other for one, other in pairs)[len(pairs) // 2] == pytest.approx(1, abs=0.02), f"{pairs} ns"
+    assert min(one / other for one, other in pairs) == pytest.approx(1, abs=0.02), f"{pairs} ns"
 
 
 def step_ns(timeline: Timeline, step: int) -> float:

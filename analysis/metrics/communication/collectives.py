@@ -80,14 +80,14 @@ def _cautions(rows: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, str]]:
     if wrong:
         yield {
             "code": "wrong results",
-            "message": f"{len(wrong)} of {len(rows)} sizes came out with wrong elements",
-            "remedy": "no time counts before that is repaired: the driver, NCCL, a bad link or bad memory",
+            "message": f"{len(wrong)} of {len(rows)} sizes have wrong elements",
+            "remedy": "fix that first (driver, NCCL, a bad link or bad memory); until then no time counts",
         }
     wide = [row for row in rows if _half_width(row) > 0.1]
     if len(wide) * 4 > len(rows):
         yield {
             "code": "interval wide",
-            "message": f"the median time of {len(wide)} of {len(rows)} sizes is known to 10 % or worse only",
+            "message": f"the interval of the median time is wider than ±10 % at {len(wide)} of {len(rows)} sizes",
             "remedy": "use a quieter machine, or more --repetitions",
         }
 

@@ -106,7 +106,7 @@ class Link:
         if self.time_us(largest, ranks) - waiting > waiting:
             return ""
         return (
-            f"even the largest size, {largest:,} bytes, takes no longer for its bytes than for its messages: the "
+            f"even at the largest size, {largest:,} bytes, latency takes at least as long as the transfer: the "
             "bandwidth is that of small messages, not of the link; measure larger sizes (--max-bytes)"
         )
 
@@ -190,8 +190,8 @@ def fit(link: Link, smallest: float = 0.0, largest: float = math.inf, seed: int 
     sizes = {point.size_bytes for point in points}
     if len(sizes) < FEWEST_SIZES:
         why = (
-            f"{len(sizes)} size{'s'[: len(sizes) != 1]} measured where {FEWEST_SIZES} are needed: measure more, with a "
-            "smaller --factor or over a wider range"
+            f"a line needs {FEWEST_SIZES} sizes, but {len(sizes)} {'was' if len(sizes) == 1 else 'were'} measured: use "
+            "a smaller --factor or a wider range"
         )
         return Link(**bare, points=points, reason=why)
     terms = np.array([ring(link.collective, point.ranks) for point in points])

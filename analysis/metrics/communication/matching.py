@@ -164,9 +164,11 @@ def _refused(key: Key, present: dict[int, list[int]], ranks: int) -> str:
     if len(present) < 2:
         return ""  # counted as without a partner
     if members > 0 and len(present) > members:
-        return f"{named}: {len(present)} ranks have it, its group has {members}: not matched, the groups are ambiguous"
+        return (
+            f"{named}: {len(present)} ranks have it, but its group has {members}: not matched, as groups are ambiguous"
+        )
     if not group and 0 < members < ranks:
-        return f"{named} over {members} ranks: the trace does not say which of {ranks}, not matched"
+        return f"{named} over {members} ranks: not matched, as the trace does not say which of the {ranks} ranks"
     return ""
 
 
@@ -225,7 +227,7 @@ def _missing(timelines: Sequence[Timeline]) -> list[str]:
     ranks = ", ".join(map(str, there[:16])) + (", ..." if len(there) > 16 else "")
     named = f" (rank{'s'[: len(there) > 1]} {ranks})" if there else ""
     return [
-        f"{len(timelines)} of the job's {max(sizes)} ranks are here{named}: waiting for the others counts as transfer; "
+        f"{len(timelines)} of the job's {max(sizes)} ranks were given{named}: waiting for others counts as transfer; "
         "give the folder with all traces"
     ]
 
@@ -235,9 +237,7 @@ def _without(timelines: Sequence[Timeline], unmatched: Sequence[int]) -> list[st
     lost = sum(unmatched)
     if len(timelines) < 2 or not lost:
         return []
-    return [
-        f"{lost:,} of {total:,} collectives have no partner on another rank: they are not split into transfer and wait"
-    ]
+    return [f"{lost:,} of {total:,} collectives have no partner on another rank: not split into transfer and wait"]
 
 
 # In this order of trust; all_to_all may end at different times on ranks that receive different amounts.
@@ -303,4 +303,4 @@ def _differences(matching: Matching, member: int) -> tuple["np.ndarray[tuple[int
         if len(common):
             reason = "from all_to_all, which need not end together" if kinds == ("all_to_all",) else ""
             return (own.loc[common] - first.loc[common]).to_numpy(dtype=np.int64), reason
-    return np.empty(0, dtype=np.int64), "no collective together with the first rank: its clock is taken as equal"
+    return np.empty(0, dtype=np.int64), "no collective in common with the first rank: its clock is assumed equal"

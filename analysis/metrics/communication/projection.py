@@ -22,7 +22,7 @@ from analysis.metrics.communication import links as linked
 from analysis.metrics.communication.links import FloatArray, Link
 from analysis.metrics.communication.own_work import Base, between_processes, drawn_works
 from analysis.metrics.comparison.ratio import Spread
-from analysis.wording import bucket_mib, is_single
+from analysis.wording import bucket_mib, is_single, number
 from common.errors import SchemaError, UsageError
 
 FIRST_BUCKET_BYTES = 1 << 20
@@ -230,7 +230,7 @@ def _row(
     low, high = spread["step_time_ms_low"], spread["step_time_ms_high"]
     if high > WIDEST_INTERVAL * low:
         reason = (
-            f"a step on {size} devices would take {low:.3g} to {high:.3g} ms: the measurements do not carry so far; "
+            f"a step on {size} devices would take {number(low)} to {number(high)} ms, too uncertain to report: "
             "measure more sizes near the buckets', more ranks, more rounds, or on a quieter machine"
         )
         return {**row, "reason": reason}
@@ -327,7 +327,7 @@ def _link_for(
     if not usable:
         return None, (
             f"no all-reduce of fp32 was measured between {device} ranks in this run: "
-            "`bertbench comm --out` with the folder of this run"
+            "run `bertbench comm --out` with the folder of this run"
         ), ""  # fmt: skip
     inside = next((link for link in usable if link.nodes == 1), None)
     across = max((link for link in usable if link.nodes > 1), key=lambda link: max(link.ranks), default=None)
@@ -358,8 +358,8 @@ def _devices_of_a_node(trials: Sequence[LoadedTrial], device: str) -> int | None
 def _refused_base(members: Sequence[LoadedTrial], size: int) -> str:
     if not any(_records(trial) for trial in members):
         return (
-            "no trial holds when its gradients are ready: compiled models do not tell, and trials of before this was "
-            "recorded do not; measure those again (`bertbench throughput --again`)"
+            "no trial recorded when its gradients were ready (compiled models and older versions do not): measure "
+            "again (`bertbench throughput --again`)"
         )
     if members[0].trial.world_size == 1 and members[0].trial.device == "cpu":
         return (
@@ -367,7 +367,7 @@ def _refused_base(members: Sequence[LoadedTrial], size: int) -> str:
             "slows them down; measure 2 devices (`bertbench throughput --devices 2`)"
         )
     if size < members[0].trial.world_size:
-        return f"{members[0].trial.world_size} devices were measured, which is more: see the table of scaling"
+        return f"{members[0].trial.world_size} devices were measured, which is more: see the scaling table"
     if members[0].row.get("samples_per_step") is None:
         return "the trial does not say how many samples a step has"
     return ""
@@ -386,20 +386,20 @@ def _refused_line(line: Link, backward: Backward, size: int) -> str:
     largest, most = backward.bucket_bytes.max(), max(line.sizes)
     if largest > 2 * most:
         return (
-            f"the largest bucket has {largest / 2**20:.0f} MiB, all-reduces were measured up to "
-            f"{most / 2**20:.3g} MiB: `bertbench comm --max-bytes {2 ** int(np.ceil(np.log2(largest / 2**20)))}M`"
+            f"the largest bucket has {largest / 2**20:.0f} MiB, but all-reduces were measured up to "
+            f"{most / 2**20:.3g} MiB: run `bertbench comm --max-bytes {2 ** int(np.ceil(np.log2(largest / 2**20)))}M`"
         )
     error = float(np.median(np.abs(line.errors)))
     if error > LARGEST_MEDIAN_ERROR:
         return (
-            f"the line misses the measured all-reduces by {100 * error:.0f} % (median): measure them on a quieter "
+            f"the line differs from the measured all-reduces by {100 * error:.0f} % (median): measure on a quieter "
             "machine, with more --repetitions or --rounds"
         )
     furthest = FURTHEST.get(len(line.ranks), FURTHEST_AT_MOST) * max(line.ranks)
     if size > furthest:
         counts = " and ".join(map(str, line.ranks))
         return (
-            f"all-reduces were measured between {counts} ranks, which carries to {furthest}: measure between more "
-            "ranks, or more numbers of them (`bertbench comm --devices`)"
+            f"all-reduces were measured between {counts} ranks, which allows projections to {furthest} at most: "
+            "measure more ranks, or more numbers of ranks (`bertbench comm --devices`)"
         )
     return ""

@@ -32,6 +32,7 @@ from analysis.metrics.communication.what_if_graph import (
 )
 from analysis.names import bus_factor
 from analysis.timeline import Timeline, empty, typed
+from analysis.wording import percent
 from common.errors import InputError
 
 if TYPE_CHECKING:
@@ -41,10 +42,10 @@ if TYPE_CHECKING:
 LARGEST_ERROR = 0.05
 """Error of the unchanged replay from which on it says that it is not to be relied on."""
 SCENARIO_ERROR, WORST_ERROR = 0.01, 0.1
-"""What 95 % and what all of the replays of generated traces miss the true time of a scenario by, at most."""
+"""Largest error of 95 %, and of all, replays of generated traces whose true time is known."""
 _SELDOM = 0.05
 MOST_WORK = 200_000
-"""Kernels and operators of all ranks that a replay takes."""
+"""Most kernels and operators of all ranks that are replayed."""
 
 WHAT_IF_COLUMNS = {
     "scenario": "str",
@@ -60,7 +61,7 @@ WHAT_IF_COLUMNS = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Scenario:
-    """What is changed."""
+    """A change that is replayed."""
 
     name: str
     transfer_factor: float = 1.0
@@ -88,7 +89,7 @@ SCENARIOS = (
 
 @dataclass(frozen=True, slots=True)
 class WhatIf:
-    """The answers."""
+    """The results of the replays."""
 
     table: "pd.DataFrame"
     """WHAT_IF_COLUMNS, one row per scenario and rank. window_ms is the traced time from the first marked step's start
@@ -97,7 +98,7 @@ class WhatIf:
     error: float | None
     """|replayed - traced| / traced of the unchanged replay, the largest over ranks; None without a replay."""
     problems: tuple[str, ...] = ()
-    """What the answers do not hold for."""
+    """Limits of the results, one sentence each."""
     outside: str = ""
     """Why SCENARIO_ERROR says nothing about this trace: it is unlike the generated ones; "" where it is like them."""
     limits: dict[str, float] = field(default_factory=dict)
@@ -136,8 +137,8 @@ def parse_scenario(text: str) -> Scenario:
     if match is None or value <= 0:
         raise InputError(
             "option-value",
-            f"--what-if {text[:60]!r} is no scenario: give free, half, twice, nowait, none, nohost, a speed-up such as "
-            "3x, or a bus bandwidth such as 100GB/s",
+            f"--what-if {text[:60]!r} is not a scenario: give free, half, twice, nowait, none, nohost, a speedup such "
+            "as 3x, or a bus bandwidth such as 100GB/s",
         )
     if match[2] == "x":
         return Scenario(name=f"{value:g} times as fast", transfer_factor=1 / value)
@@ -195,13 +196,13 @@ def what_if(
     error = max((abs(now - then) / then for now, then in zip(base, traced, strict=True) if then > 0), default=math.nan)
     if error > LARGEST_ERROR:
         problems.append(
-            f"the unchanged replay differs from the traced time by {100 * error:.0f} %: the visible dependencies do "
-            "not explain it, so do not rely on these answers"
+            f"the unchanged replay differs from the traced time by {percent(error)}: the trace does not show every "
+            "dependency, so do not rely on these results"
         )
     gap, whole = paths[AS_TRACED.name]["unexplained gap"], sum(paths[AS_TRACED.name].values())
     if whole and gap / whole > LARGEST_ERROR:
         problems.append(
-            f"{100 * gap / whole:.0f} % of the critical path are unexplained gaps before kernels; they are kept"
+            f"{percent(gap / whole)} of the critical path is unexplained gaps before kernels, which are kept"
         )
     return WhatIf(
         table=typed(rows, WHAT_IF_COLUMNS),
@@ -226,15 +227,15 @@ def _limits(dependencies: Dependencies, unchanged: float, ranks: int) -> dict[st
 def _outside(timelines: Sequence[Timeline], problems: bool) -> str:
     """See WhatIf.outside."""
     if not all(len(timeline.kernels) for timeline in timelines):
-        return ": it is of a CPU"
+        return " (a CPU trace)"
     if problems:
-        return ", for the reasons that follow"
+        return ", for the reasons below"
     if ranks := _absent(timelines):
-        return f": {ranks}"
+        return f" ({ranks})"
     if any((timeline.kernels["kind"] == "graph").any() for timeline in timelines):
-        return ": it has CUDA graphs recorded as one piece"
+        return " (CUDA graphs are recorded as one piece)"
     if any(at_once(timeline) > _SELDOM for timeline in timelines):
-        return ": several threads launch at once"
+        return " (several threads launch at once)"
     return ""
 
 
@@ -242,20 +243,21 @@ def _absent(timelines: Sequence[Timeline]) -> str:
     """Say which ranks the traces are missing of; "" where they are all there, as far as the traces say."""
     sizes = [int(size) for timeline in timelines for size in timeline.collectives["group_size"].unique()]
     ranks = max([*sizes, *(timeline.world_size or 0 for timeline in timelines)], default=0)
-    return f"it is the traces of {len(timelines)} of {ranks} ranks" if ranks > len(timelines) else ""
+    return f"traces of {len(timelines)} of {ranks} ranks" if ranks > len(timelines) else ""
 
 
 def _refused(timelines: Sequence[Timeline]) -> str:
     """Why there is nothing to replay, or ""."""
     work = sum(len(timeline.kernels) or len(timeline.operators) for timeline in timelines)
     if not work:
-        return "no replay of a trace without kernels and operators: record with --profiler torch or nsys"
+        return "no replay: the trace has neither kernels nor operators; record with --profiler torch or nsys"
     if work > MOST_WORK:
-        return f"no replay of {work:,} kernels or operators, {MOST_WORK:,} at most: record fewer steps"
+        return f"no replay of {work:,} kernels or operators (limit {MOST_WORK:,}): record fewer steps"
     if all(len(timeline.kernels) and (timeline.collectives["device"] < 0).all() for timeline in timelines):
         count = sum(len(timeline.collectives) for timeline in timelines)
         return (
-            f"no replay: {count:,} collectives are calls of the host, not kernels, and what waits for them is not seen"
+            f"no replay: {count:,} of the collectives are host calls, not kernels, and the trace does not show what "
+            "waits for them"
         )
     return ""
 
@@ -298,14 +300,14 @@ def _dependencies(
     problems = []
     lost = sum(len(timeline.collectives) for timeline in timelines) - sum(map(len, nodes))
     if lost:
-        problems.append(f"{lost:,} collectives are calls of the host, not kernels: their time is not changed")
+        problems.append(f"{lost:,} of the collectives are host calls, not kernels: their time is not changed")
     if alone:
         problems.append(
-            f"{alone:,} collectives have no partner on another rank or do not split: their whole time, waiting "
-            "included, counts as transfer"
+            f"{alone:,} of the collectives have no partner on another rank or cannot be split: their whole time, "
+            "waiting included, counts as transfer"
         )
     if any(len(timeline.kernels) and not len(timeline.api) for timeline in timelines):
-        problems.append("a trace has no calls of CUDA: that kernels wait for the host is not seen")
+        problems.append("a trace has no CUDA calls, so kernels that wait for the host are not seen")
     return finished(graph), problems
 
 

@@ -1,9 +1,9 @@
-"""The dependencies of a trace, over all ranks: what has to happen before what, and how long after it.
+"""The dependency graph of a trace over all ranks: the order of events and the least time between them.
 
-Nodes are moments (a call of the host or a piece of work begins, ends), edges say that one is at least so much later
-than another. What a moment is later than all that it depends on (Python between two calls, a slow launch) is kept with
-the edge that held it up, or, where it is too long for that, with each of its edges: replaying the graph without a
-change gives the trace again, up to the collectives, which end on all ranks a transfer time after the last one begins.
+Nodes are the begins and ends of host calls and of pieces of work. An edge gives the least time from one to another.
+A node may happen later than its dependencies require (Python between two calls, a slow launch): that extra time is
+added to the edge that held it up, or, where it is too long, to each of its edges. Replaying the unchanged graph
+therefore reproduces the trace, except for collectives, which end on all ranks one transfer time after the last begins.
 """
 
 from bisect import bisect_right
@@ -22,23 +22,23 @@ Spans = list[tuple[int, int]]
 Nodes = list[tuple[int, int]]
 """Begin and end node of each of a list of spans."""
 Candidates = list[tuple[int, float, int]]
-"""What something comes after: node, least time after it in ns, kind of edge."""
+"""Dependencies of a node: node, least time after it in ns, kind of edge."""
 Floats = npt.NDArray[np.float64]
 Numbers = npt.NDArray[np.int64]
 
 HOST, COMPUTE, TRANSFER, GAP, LAUNCH = range(5)
 EDGE_KINDS = ("host", "computation", "communication", "unexplained gap", "launch latency")
-"""What the time along an edge is spent with."""
+"""What an edge spends its time on."""
 
 _LATENCY_NS = 20_000
-"""How much later than all that it waits for work may begin before that counts as not explained."""
+"""Delay of work after its dependencies from which on the delay counts as unexplained."""
 _SLOW_LAUNCH_NS = 100_000
 _ROUNDED_NS = 1_000
 
 
 @dataclass(slots=True)
 class Graph:
-    """Dependencies while they are gathered."""
+    """The graph while it is built."""
 
     times: list[int] = field(default_factory=list)
     """Traced moment of each node, ns of the first rank's clock."""
@@ -59,7 +59,7 @@ class Graph:
     ends: list[list[int]] = field(default_factory=list)
     """Nodes of each rank of which the last ends its window."""
     contradicted: int = 0
-    """Dependencies that the trace itself breaks, left out."""
+    """Number of dependencies that contradict the trace and were left out."""
 
     def node(self, time: int) -> int:
         """Add a moment and return its number."""
@@ -119,7 +119,7 @@ class Graph:
 
 @dataclass(frozen=True, slots=True)
 class Dependencies:
-    """A finished graph: arrays by edge in the order of their targets, and the nodes in an order of dependence."""
+    """A finished graph: arrays by edge, sorted by target, and the nodes in topological order."""
 
     times: Floats
     order: list[int]
@@ -168,7 +168,7 @@ class Dependencies:
 
 
 def finished(graph: Graph) -> Dependencies:
-    """Return the graph in the form that is replayed. Edges that close a circle, all of one moment, are left out."""
+    """Return the graph ready to be replayed. Edges that close a cycle (all at one moment) are left out."""
     count = len(graph.times)
     paced = graph.paced + [False] * (len(graph.sources) - len(graph.paced))
     targets, sources = np.array(graph.targets, dtype=np.int64), np.array(graph.sources, dtype=np.int64)

@@ -126,7 +126,7 @@ def history_of(runs: Sequence[RunDirectory], threshold: float = THRESHOLD) -> Hi
     if not series:
         raise InputError(
             "run-incomplete",
-            f"none of {len(runs)} runs holds a measurement of throughput with steps"
+            f"none of {len(runs)} runs contains a throughput measurement with steps"
             f"{': ' + problems[0] if problems else ': give run directories of `bertbench throughput`'}",
         )
     series.sort(key=lambda one: tuple(str(one.row[name]).rjust(12) for name in (*CONFIGURATION, "machine")))
@@ -159,7 +159,7 @@ def _groups(run: RunDirectory, problems: list[str]) -> list[tuple[Key, _Group]]:
             continue
         row, name = trials[0].row, describe_key(trials[0].key())
         why = f"{row['status']}, {row.get('reason') or 'no step is recorded'}"
-        problems.append(f"{run.path}: {name} is left out, when it ran is not known: {why}")
+        problems.append(f"{run.path}: skipped {name}, because its start time is unknown: {why}")
     return result
 
 
@@ -173,7 +173,7 @@ def _once(groups: Sequence[_Group], problems: list[str]) -> list[_Group]:
     kept: list[_Group] = []
     for group in groups:
         if kept and kept[-1].began_ns == group.began_ns:
-            problems.append(f"{group.run} is left out: it holds the measurements of {kept[-1].run}")
+            problems.append(f"skipped {group.run}: it contains the measurements of {kept[-1].run}")
         else:
             kept.append(group)
     return kept

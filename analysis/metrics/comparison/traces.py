@@ -56,7 +56,7 @@ def trace_diff(before: Sequence[Timeline], after: Sequence[Timeline], by: By = "
     if on_gpu[0] != on_gpu[1]:
         raise InputError(
             "run-mismatch",
-            f"the {'second' if on_gpu[0] else 'first'} trace has no GPU work and the other has: times of kernels and "
+            f"the {'second' if on_gpu[0] else 'first'} trace has no GPU work, the other one does: times of kernels and "
             "of operators do not compare; record both on the same kind of device",
         )
     keys = ["name", "family"] if by == "name" else ["family"]
@@ -65,7 +65,7 @@ def trace_diff(before: Sequence[Timeline], after: Sequence[Timeline], by: By = "
         if not len(table):
             raise InputError(
                 "trace-without-work",
-                f"the {side} trace holds no kernel and no operator in its steps: nothing to compare",
+                f"the {side} trace has neither kernels nor operators in its steps: give a trace with work",
             )
     stepped = all(len(timeline.steps) for side in (before, after) for timeline in side)
     units = [sum(len(timeline.steps) for timeline in side) if stepped else len(side) for side in (before, after)]
@@ -176,7 +176,7 @@ def compare_traces(
     if old <= 0 or new <= 0:
         raise InputError(
             "trace-without-work",
-            "the marked steps of a trace have no length: there is no time to compare; record it again",
+            "the marked steps of a trace have zero duration: record it again",
         )
     return TraceComparison(
         per="step" if stepped else "trace",
@@ -228,9 +228,7 @@ def _step_ms(side: Sequence[Timeline]) -> float:
 def _span_ms(side: Sequence[Timeline]) -> float:
     spans = [found.span_ns for timeline in side if (found := temporal_breakdown(timeline, "kernels")) is not None]
     if not spans or max(spans) <= 0:
-        raise InputError(
-            "trace-without-work", "a trace marks no step and its work has no length: there is no time to compare"
-        )
+        raise InputError("trace-without-work", "a trace marks no step and its work has zero duration: record it again")
     return max(spans) / 1e6
 
 

@@ -1,4 +1,4 @@
-"""How busy the kinds of cores are: the pipes of the SMs, from the counters of every kernel (Nsight Compute).
+"""Utilization of the kinds of cores (the pipes of the SMs), from the counters of every kernel (Nsight Compute).
 
 For each pipe: sum over kernels(weight x percent) / sum(weight), the weight being the kernel's elapsed cycles, or its
 duration where cycles are not known. docs/explanation/core-utilization.md derives it and lists the metrics.
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 FOUR: Mapping[str, str] = {"fma": "FMA", "fp16": "FP16", "tensor": "tensor cores", "sfu": "SFU"}
-"""The kinds of cores that people ask for, and what they call them."""
+"""The four main kinds of cores, with the names shown to people."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -68,7 +68,7 @@ class CoreUse:
 
 
 def core_use(counters: KernelCounters, window_ns: float | None = None) -> CoreUse:
-    """Return how busy the pipes were over all kernels of a file, the last one included.
+    """Return the utilization of the pipes over all kernels of a file, the last one included.
 
     Args:
         counters: what a reader returned.
@@ -156,8 +156,8 @@ class _Window:
             return cls(length, "")
         return cls(
             length,
-            f"the kernels took {busy / 1e6:.3f} ms under ncu, the window has {length / 1e6:.3f} ms: profile with "
-            "--with clock-control=none, or overlapping kernels make the share unknowable",
+            f"the kernels took {busy / 1e6:,.3f} ms under ncu, more than the window of {length / 1e6:,.3f} ms: profile "
+            "with --with clock-control=none; the share of overlapping kernels cannot be computed",
         )
 
 
@@ -227,7 +227,7 @@ def _pipe(
         metric = found[1] if found is not None and not frame.empty else None
         reason = "no kernel was profiled" if frame.empty else no_metric(frame, metrics)
         if metric is not None:
-            reason = "neither cycles nor durations are in the file, so kernels cannot be weighted"
+            reason = "the file has neither cycles nor durations, so kernels cannot be weighted"
         return [PipeUse(percent=None, in_window_percent=None, metric=metric, reason=reason)] * groups
     values, metric = found
     counted = values.notna() & frame[column].notna()
@@ -246,7 +246,7 @@ def _pipe(
         elif percent is None:
             reasons.append("the counted kernels took no time")
         elif lacking:
-            reasons.append(f"{lacking} of {int(launches[group])} kernels have no value and are left out")
+            reasons.append(f"{lacking} of {int(launches[group])} kernels have no value and are skipped")
         in_window = None
         if window is not None:
             whole = valued[group] == launches[group]

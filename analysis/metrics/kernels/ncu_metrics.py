@@ -1,5 +1,5 @@
-"""ncu's counters of every kernel, under the names of every version: operations by type, bytes, how busy every
-pipe and every level of the memory was, what limits the occupancy, bank conflicts.
+"""Quantities of every kernel from ncu's counters, whatever ncu's version names them: operations by type, bytes,
+utilization of pipes and memory levels, limits of the occupancy, bank conflicts.
 
 A fused multiply-add is two operations. Metrics and formulas of operations and bytes are those of ncu's roofline
 sections (SpeedOfLight_HierarchicalSingleRooflineChart and its siblings) and of "Hierarchical Roofline Analysis: How to
@@ -163,10 +163,10 @@ def no_metric(frame: "pd.DataFrame", metrics: Sequence[str]) -> str:
     """Return why a pipe has no percentage in a file."""
     if any(base + _PERCENT_ACTIVE in frame for base in metrics):
         return (
-            "the file has it over active cycles only, without sm__cycles_active.avg and sm__cycles_elapsed.avg: "
+            "the file has it only over active cycles, without sm__cycles_active.avg and sm__cycles_elapsed.avg: "
             "collect them, or the metric that ends in _elapsed"
         )
-    return "this GPU or this ncu has no such metric, or it was not collected"
+    return "this GPU or version of ncu lacks the metric, or it was not collected"
 
 
 L1, L2, DRAM_LEVEL, MEMORY, SM = "L1/TEX", "L2", "DRAM", "memory", "SM"

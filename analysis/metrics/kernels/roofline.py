@@ -111,8 +111,9 @@ _ACCOUNTS_FOR = 0.9  # of ncu's sum, for sums and parts are measured in differen
 
 _TENSOR, _BUSY = "tensor_", "busy_"
 _LEAST_PERCENT = 5.0  # a smaller percentage, rounded to two decimals, implies no peak
+_MEMORY_REMEDY = "collect `ncu --section SpeedOfLight_RooflineChart`"
 _NEEDED = ("fp32", "tensor")  # without these the rest is no total
-_REMEDY = "give one that was measured, or collect `ncu --section SpeedOfLight_RooflineChart`"
+_REMEDY = "collect `ncu --section SpeedOfLight_RooflineChart`, or use `bertbench profile`, which measures the peak"
 
 
 @dataclass(frozen=True, slots=True)
@@ -285,28 +286,28 @@ def _tensor_worked(frame: "pd.DataFrame") -> "pd.Series[float] | None":
 
 
 def _problems(counters: KernelCounters, work: "pd.DataFrame", found: Mapping[str, Ceiling]) -> list[str]:
-    device = counters.device_name or "the device, which the file does not name,"
+    device = counters.device_name or "the device (the file does not name it)"
     problems = []
     if "dram_bytes" not in work:
-        problems.append("bytes are not in this file: collect dram__bytes.sum")
+        problems.append("the file lacks bytes: collect dram__bytes.sum")
     if DRAM not in found:
-        problems.append(f"no peak of the memory of {device} is known: {_REMEDY}")
+        problems.append(f"the peak memory bandwidth of {device} is unknown: {_MEMORY_REMEDY}")
     if all(kind == DRAM for kind in found):
-        problems.append(f"no compute peak of {device} is known: {_REMEDY}")
+        problems.append(f"the compute peak of {device} is unknown: {_REMEDY}")
     lacking = [kind for kind in (*THREAD_TYPES, "tensor") if f"flop_{kind}" not in work]
     if lacking:
-        without = "no total is known" if set(lacking) & set(_NEEDED) else "the totals are without them"
-        problems.append(f"operations ({', '.join(lacking)}) are not in this file: {without}")
+        without = "so totals are unknown" if set(lacking) & set(_NEEDED) else "totals exclude them"
+        problems.append(f"the file lacks operations ({', '.join(lacking)}), {without}")
     counted = {name: 0.0 if f"{_BUSY}memory_{name}" in work else math.nan for name in (*LEVELS, MEMORY)}
     if lacking := _not_counted({SM: 0.0 if f"{_BUSY}sm_{SM}" in work else math.nan}, counted):
         problems.append(
-            f"how busy {_listed(lacking)} {'was' if len(lacking) == 1 else 'were'} is not in this file: a kernel below "
-            "60 % of all else may be held back there; collect `ncu --section SpeedOfLight`"
+            f"the utilization of {_listed(lacking)} is not in this file: kernels below 60 % of every other limit may "
+            "be bound there; collect `ncu --section SpeedOfLight`"
         )
     if "flop_tensor" in work and work["flop_tensor"].isna().any():
         problems.append(
-            "the tensor cores worked, and how many operations they did is not in this file (instructions have several "
-            "sizes): such kernels are judged by the share of the pipe alone"
+            "the tensor cores were used, but their number of operations is not in this file (instructions differ in "
+            "size): such kernels are judged by the utilization of the pipe alone"
         )
     return problems
 
@@ -435,7 +436,7 @@ def _reason(
     if math.isnan(_nan_max(computing.values())):
         reasons.append("no compute ceiling is known")
     if lacking := _not_counted(computing, levels):
-        reasons.append(f"how busy {_listed(lacking)} {'was' if len(lacking) == 1 else 'were'} is not in this file")
+        reasons.append(f"the utilization of {_listed(lacking)} is not in this file")
     return ", ".join(reasons)
 
 

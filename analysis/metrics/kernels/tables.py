@@ -170,14 +170,14 @@ def over_ranks(rows: Sequence["pd.DataFrame"], by: str = "name") -> "pd.DataFram
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NameCoverage:
-    """The GPU kernels of a profile by whether their names say what they do; copies are not kernels."""
+    """How many GPU kernels of a profile have names of a known family; copies are not kernels."""
 
     names: int
     """Distinct names of kernels; 0 where the profile holds none."""
     other_share: float | None
     """Share of kernel time that is of the family "other"; None without a kernel, or where times are not known."""
     other: tuple[tuple[str, float], ...] = ()
-    """The names it consists of, each with its share, largest first."""
+    """Names in the family "other", each with its share, largest first."""
     reason: str = ""
     """Why the share is None."""
 
@@ -208,7 +208,7 @@ def name_coverage(timelines: Sequence[Timeline], counters: Sequence[KernelCounte
         lacking = one.kernels[column].isna().any()
         total.update({str(name): math.nan if lacking else float(value) for name, value in weights.items()})
     if not total:
-        return NameCoverage(names=0, other_share=None, reason="no kernel of a GPU was recorded")
+        return NameCoverage(names=0, other_share=None, reason="no GPU kernel was recorded")
     everything = math.fsum(total.values())
     if not everything > 0:
         return NameCoverage(names=len(total), other_share=None, reason="the kernels have no times")

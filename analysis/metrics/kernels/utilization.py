@@ -66,7 +66,7 @@ def compute_utilization(timeline: Timeline) -> Utilization:
     steps = len(timeline.steps)
     window = analysis_window(timeline)
     if window is None or window[1] <= window[0]:
-        return Utilization(rank=timeline.rank, steps=steps, reason="the trace has no event with a length")
+        return Utilization(rank=timeline.rank, steps=steps, reason="no event of the trace has a duration")
     begin, end = window
     length = end - begin
     kernels = timeline.kernels[timeline.kernels["kind"].isin(_COMPUTING)]
@@ -129,7 +129,7 @@ def _sm_weighted(
     """The mean over devices, or None and why."""
     sizes = ("grid_x", "grid_y", "grid_z")
     if not set(sizes) <= set(kernels.columns):
-        return None, "sm_weighted_utilization is not known: the trace has no grid sizes"
+        return None, "sm_weighted_utilization is unknown: the trace has no grid sizes"
     blocks = np.ones(len(kernels))
     for name in sizes:
         blocks = blocks * kernels[name].to_numpy(dtype=float)
@@ -137,14 +137,14 @@ def _sm_weighted(
     unknown = int((inside & ~(blocks > 0)).sum())
     if unknown:
         said = f"{unknown:,} of {int(inside.sum()):,} kernels have no grid size"
-        return None, f"sm_weighted_utilization is not known: {said}"
+        return None, f"sm_weighted_utilization is unknown: {said}"
     found = []
     device = kernels["device"].to_numpy()
     for number in np.unique(device):
         most = sm_counts.get(int(number), 0)
         if most <= 0:
-            said = f"the trace does not say how many SMs device {number} has"
-            return None, f"sm_weighted_utilization is not known: {said}"
+            said = f"the trace does not record the number of SMs of device {number}"
+            return None, f"sm_weighted_utilization is unknown: {said}"
         own = inside & (device == number)
         starts, ends = kernels["start"].to_numpy()[own].clip(min=begin), kernels["end"].to_numpy()[own].clip(max=end)
         found.append(_capped_area(starts, ends, np.minimum(blocks[own], most).astype(np.int64), most) / most)
@@ -162,8 +162,8 @@ def _capped_area(starts: Numbers, ends: Numbers, heights: Numbers, cap: int) -> 
 
 def _without_work(timeline: Timeline) -> str:
     if len(timeline.kernels):
-        return "the trace has copies and no kernel: nothing that computes was recorded"
+        return "the trace has copies but no kernels: no computation was recorded"
     return lost_kernels([timeline]) or (
-        "the trace has ranges, and neither kernels nor operators: nsys records no operators of a run on a CPU; "
+        "the trace has ranges, but neither kernels nor operators: nsys records no operators of a CPU run; "
         "--profiler torch does"
     )

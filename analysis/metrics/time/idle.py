@@ -88,7 +88,7 @@ def idle_causes(timeline: Timeline, window: Window = "steps") -> IdleCauses | No
         idle = difference(whole, sets.busy)
     else:
         idle = difference(whole, sets.compute)
-        host, launching, reason = idle, _NOTHING, "a CPU launches nothing: there is no such time"
+        host, launching, reason = idle, _NOTHING, "not applicable: a CPU run launches no kernels"
     host, launching = clipped(host, begin, end), clipped(launching, begin, end)
     loading, talking = _data_spans(timeline), _communication_spans(timeline)
     data = intersection(host, loading)
@@ -141,13 +141,13 @@ def _gaps(timeline: Timeline, sets: WorkSets, begin: int, end: int) -> tuple[Int
     """Parts of gaps that the CPU can be the cause of, those of them that a late call ended, and why none was found."""
     busy = sets.busy
     if not len(busy):
-        return merged([begin], [end]), _NOTHING, "all work of the trace has no length"
+        return merged([begin], [end]), _NOTHING, "all work of the trace has zero duration"
     # The first gap begins before anything that could end it, the last one is ended by nothing.
     first = min(begin, int(busy[0, 0]), *(int(table["start"].min()) for table in (timeline.api,) if len(table))) - 1
     starts, stops = np.append(first, busy[:, 1]), np.append(busy[:, 0], max(end, int(busy[-1, 1])) + 1)
     calls = launching_calls(timeline)
     if calls is None:
-        said = "the trace does not say which calls launched its kernels"
+        said = "the trace does not record which calls launched its kernels"
         return merged(starts, stops), _NOTHING, said
     call_starts, call_ends = (timeline.api[name].to_numpy(dtype=np.int64) for name in ("start", "end"))
     work_starts, work_ends = (timeline.kernels[name].to_numpy(dtype=np.int64) for name in ("start", "end"))

@@ -54,7 +54,7 @@ def range_tree(timeline: Timeline, step: int) -> RangeNode:
     found = timeline.steps[timeline.steps["step"] == step]
     if not len(found):
         have = ", ".join(str(number) for number in timeline.steps["step"].tolist()) or "none"
-        raise UsageError("option-value", f"step {step} is not in the trace as a whole; steps it has: {have}")
+        raise UsageError("option-value", f"step {step} is not completely in the trace: give one of {have}")
     row = found.iloc[0]
     begin, end = int(row["start"]), int(row["end"])
     ranges = timeline.ranges

@@ -259,7 +259,7 @@ def _content(path: Path, stream: EventStream, tables: Tables) -> Content:
     if stream.damage and not tables.events and not tables.unknown.counts:
         raise InputError(damage_code(stream.damage[0]), _nothing(path, stream))
     if not (stream.damage or stream.lost or tables.events or tables.timeless or tables.unknown.counts):
-        raise InputError("file-empty", f"{path} is a trace without any event: nothing was recorded; record again")
+        raise InputError("file-empty", f"{path} has no events, so nothing was recorded: record again")
     information = about.get("distributedInfo")
     information = information if isinstance(information, dict) else {}
     frames = Frames(tables, _base(about), _groups(information))
@@ -289,14 +289,14 @@ def _content(path: Path, stream: EventStream, tables: Tables) -> Content:
 def _nothing(path: Path, stream: EventStream) -> str:
     return (
         f"cannot read {path}: {stream.damage[0]} before the end of its first event, so it is not complete JSON; the "
-        "file is damaged or cut short: copy it again, or record again"
+        "file is damaged or truncated: copy it again, or record again"
     )
 
 
 def _not_understood(path: Path, active: str) -> str:
     return (
-        f"{path} holds {active}, which cannot be read, and no work of a GPU: its times would be the host's alone. "
-        "Readable are traces of CUDA, ROCm and XPU devices (categories kernel, gpu_memcpy, gpu_memset) and of runs on "
+        f"{path} contains {active}, which is not supported, and no GPU work: its times would cover only the host. "
+        "Supported are traces of CUDA, ROCm and XPU devices (categories kernel, gpu_memcpy, gpu_memset) and of runs on "
         "a CPU; use the tools of that accelerator's vendor"
     )
 
@@ -304,25 +304,25 @@ def _not_understood(path: Path, active: str) -> str:
 def _problems(
     path: Path, stream: EventStream, tables: Tables, about: Mapping[str, Any], frames: Frames
 ) -> tuple[str, ...]:
-    said = [f"{path.name} is damaged: {clause}; what could be read of it is shown" for clause in stream.damage]
+    said = [f"{path.name} is damaged: {clause}; only its readable part is shown" for clause in stream.damage]
     said += [f"{path.name}: {left_out}" for left_out in frames.problems]
     if stream.lost:
-        said.append(f"{path.name} is malformed in {stream.lost:,} places: the events there are left out")
+        said.append(f"{path.name} is malformed in {stream.lost:,} places: the events there were skipped")
     if tables.timeless:
-        said.append(f"{tables.timeless:,} events of {path.name} have no usable time and are left out")
+        said.append(f"{tables.timeless:,} events of {path.name} have no usable time and were skipped")
     if tables.unknown.counts:
         said.append(
-            f"{path.name} holds events of categories that are not understood ({tables.unknown.listed()}): they are "
-            "left out, and no time here counts them"
+            f"{path.name} has events of unknown categories ({tables.unknown.listed()}): they were "
+            "skipped, and no time includes them"
         )
     if len(frames.work()):
         if not about.get("deviceProperties"):
-            said.append(f"{path.name} does not say which GPU it is of (no deviceProperties)")
+            said.append(f"{path.name} does not name its GPU (no deviceProperties)")
     elif (ran := frames.launches() or frames.calls_nccl()) or (stream.damage and about.get("deviceProperties")):
         remedy = "copy the whole file again" if stream.damage else "record with ProfilerActivity.CUDA, and read its log"
         what = "is of a program on a GPU" if ran else "names a GPU"
         said.append(
-            f"{path.name} {what}, but holds no kernel, as the GPU's work was not recorded: what is shown is the CPU's "
+            f"{path.name} {what}, but no kernels, because GPU work was not recorded: the tables show only the CPU's "
             f"side alone; {remedy}"
         )
     return tuple(said)

@@ -247,7 +247,7 @@ class EventStream:
             chunk, data, ended = self._final(data) if block is None else self._whole_events(data)
             if self.lost > MOST_LOST:
                 raise InputError(
-                    "file-damaged", f"{self.path} is malformed in over {MOST_LOST:,} places, the limit: record it again"
+                    "file-damaged", f"{self.path} is malformed in more than {MOST_LOST:,} places: record it again"
                 )
             if chunk is not None:
                 yield chunk
@@ -285,7 +285,7 @@ class EventStream:
         match = _OPENING.search(data)
         if match is None:
             raise _no_trace(self.path, data, self.damage)
-        self.damage.append("what stands before its events cannot be read")
+        self.damage.append("the part before its events cannot be read")
         return data[match.end() :], False
 
     def _whole_events(self, data: bytes) -> tuple[Chunk | None, bytes, bool]:
@@ -306,8 +306,7 @@ class EventStream:
         if len(data) > MOST_EVENT_BYTES:
             raise InputError(
                 "file-limit",
-                f"{self.path} has an event larger than {MOST_EVENT_BYTES:,} bytes, the limit of one event: record "
-                "again",
+                f"{self.path} has an event above the limit of {MOST_EVENT_BYTES:,} bytes: record again",
             )
         return None, data, False
 
@@ -343,7 +342,7 @@ class EventStream:
         for block in self._blocks:
             size += len(block)
             if size > MOST_EVENT_BYTES:
-                self.damage.append(f"what follows its events is over the limit of {MOST_EVENT_BYTES:,} bytes")
+                self.damage.append(f"the part after its events exceeds the limit of {MOST_EVENT_BYTES:,} bytes")
                 return
             parts.append(block)
         tail = b"".join(parts).strip()
@@ -351,10 +350,10 @@ class EventStream:
             return
         found = _about(b"{" + tail.removeprefix(b","))
         if found is None:
-            self.damage.append("what stands after its events cannot be read")
+            self.damage.append("the part after its events cannot be read")
             return
         if found.pop("traceEvents", None):
-            self.damage.append("it has two lists of events, of which the first is read")
+            self.damage.append("it has two lists of events; only the first is read")
         self.about |= found
 
 
@@ -434,19 +433,19 @@ def _no_trace(path: Path, data: bytes, damage: list[str]) -> InputError:
     """Say why a file without events is none, and what it seems to be."""
     if damage:
         return InputError(
-            damage_code(damage[0]), f"cannot read {path}: {damage[0]}; the file is damaged or cut short, copy it again"
+            damage_code(damage[0]), f"cannot read {path}: {damage[0]}; the file is damaged or truncated; copy it again"
         )
     try:
         document = json.loads(data[:MOST_EVENT_BYTES].decode("utf-8", errors="replace"), strict=False)
     except (ValueError, RecursionError) as error:
         return InputError(
             "file-damaged",
-            f"{path} is not complete JSON ({str(error)[:200]}), or no PyTorch profiler trace: the profiler was ended "
-            "early, record again",
+            f"{path} is incomplete JSON ({str(error)[:200]}), or not a PyTorch profiler trace: if the profiler "
+            "was stopped early, record again",
         )
     if isinstance(document, Mapping) and "nodes" in document:
         return InputError(
             "file-format",
-            f"{path} is a PyTorch execution trace, not a profiler trace: give export_chrome_trace's file",
+            f"{path} is a PyTorch execution trace, not a profiler trace: give the file of export_chrome_trace",
         )
-    return InputError("file-format", f"{path} is JSON but no PyTorch profiler trace: it has no list `traceEvents`")
+    return InputError("file-format", f"{path} is JSON but not a PyTorch profiler trace: it has no list `traceEvents`")

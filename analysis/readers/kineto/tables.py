@@ -88,7 +88,7 @@ class Unknown:
         if not self._devices:
             return ""
         names = {_ACCELERATORS.get(category.split("_")[0].lower(), "") for category in self._devices}
-        known = " and ".join(sorted(names - {""})) or "activity of an accelerator that is not known"
+        known = " and ".join(sorted(names - {""})) or "activity of an unknown accelerator"
         return f"{known + ' activity' if names - {''} else known} ({self.listed(self._devices)})"
 
     def listed(self, categories: set[str] | None = None) -> str:

@@ -34,14 +34,12 @@ def read_lines(path: Path) -> Iterator[str]:
     stream = unpacked_stream(path, "table", most_bytes=MOST_BYTES, remedy="give the table of one run of ncu")
     head = stream.peek(64)[:64]
     if head.startswith(_REPORT):
-        raise InputError(
-            "file-format", f"{path} is a report of ncu: export it with `ncu --import FILE --csv --page raw`"
-        )
+        raise InputError("file-format", f"{path} is an ncu report: export it with `ncu --import FILE --csv --page raw`")
     if head.startswith(SQLITE_HEADER):
         raise InputError(
             "file-format",
-            f"{path} is an SQLite database, as nsys and nvprof export timelines, and holds no counters of cores: give "
-            "what `ncu --csv` wrote; `bertbench analyze` reads the database",
+            f"{path} is an SQLite database, as of nsys and nvprof, and has no counters of cores: give "
+            "the output of `ncu --csv`; `bertbench analyze` reads the database",
         )
     wide = head[:2] in (b"\xff\xfe", b"\xfe\xff")
     # latin-1 keeps every byte, so that each line's own encoding can be found; the ends of lines are the same in all.
@@ -122,16 +120,14 @@ def read(path: Path) -> KernelCounters:
     header: Header | None = None
     for line, record in _records(seen.watch(read_lines(path))):
         if record is None:
-            table.problem(f"line {line} cannot be split into fields: it was left out")
+            table.problem(f"line {line} cannot be split into fields and was skipped")
         elif _is_header(record):
             header = Header.of(record)
         elif header is not None:
             if header.wide and not record[0].strip():
                 header.set_units(record)
             elif len(record) > len(header.names):
-                table.problem(
-                    f"line {line} has {len(record)} fields, the header has {len(header.names)}: it was left out"
-                )
+                table.problem(f"line {line} has {len(record)} fields instead of {len(header.names)} and was skipped")
             elif _RECORD.match(record[0] + ","):
                 table.add(header, record, line)
     if header is None:
@@ -162,17 +158,17 @@ class _Seen:
     def no_table(self, path: Path) -> InputError:
         """Return what is wrong with a file without a table."""
         if self.said:
-            return InputError("tool-failed", f"{path} holds no table: ncu failed; it said: {' '.join(self.said)[:600]}")
+            return InputError("tool-failed", f"{path} has no table, because ncu failed: {' '.join(self.said)[:600]}")
         if self.nvprof:
             return InputError(
                 "file-format",
-                f"{path} was written by nvprof, not by ncu: `bertbench analyze` shows it; core utilization needs what "
-                "`ncu --csv` wrote",
+                f"{path} was written by nvprof, not by ncu: `bertbench analyze` shows it; core utilization needs "
+                "the output of `ncu --csv`",
             )
         if self.summary:
             return InputError(
                 "file-format",
-                f"{path} is a summary of ncu (--print-summary), without the single kernels: export it without that",
+                f"{path} is a summary of ncu without single kernels: export it without --print-summary",
             )
         if not self.text:
             return InputError(
@@ -180,7 +176,7 @@ class _Seen:
             )
         return InputError(
             "file-format",
-            f"{path} holds no table of ncu (no line with the columns ID and Kernel Name): give what `ncu --csv` wrote",
+            f"{path} has no table of ncu (no line with the columns ID and Kernel Name): give the output of `ncu --csv`",
         )
 
 

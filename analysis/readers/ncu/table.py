@@ -186,13 +186,13 @@ class Table:
         if len(self._problems) < _MOST_PROBLEMS:
             self._problems[text[:600]] = None
         elif len(self._problems) == _MOST_PROBLEMS:
-            self._problems["more could not be read than is listed here"] = None
+            self._problems["further problems are not listed"] = None
 
     def add(self, header: Header, record: Sequence[str], line: int) -> None:
         """Take in one row: of one metric, or of all metrics of a kernel."""
         process, kernel = number(header.get(record, "Process ID", "0")), number(header.get(record, "ID"))
         if process is None or kernel is None or max(abs(process), abs(kernel)) > _MOST_NUMBER:
-            self.problem(f"line {line} names no kernel (ID {header.get(record, 'ID')[:40]!r}): it was left out")
+            self.problem(f"line {line} names no kernel (ID {header.get(record, 'ID')[:40]!r}) and was skipped")
             return
         key = (header.get(record, "Host Name"), int(process), int(kernel))
         row = self._rows.get(key)
@@ -211,7 +211,7 @@ class Table:
             return
         full = name if "__" in name or "." in name else f"{header.get(record, 'Section Name')}: {name}"
         if header.at["Metric Value"] >= len(record):
-            self.problem(f"line {line} ends before the value of {full}: the file is cut short")
+            self.problem(f"line {line} ends before the value of {full}: the file is truncated")
             return
         factor, base = base_unit(header.get(record, "Metric Unit"))
         self._add_value(row, full, record[header.at["Metric Value"]], factor, base)
@@ -233,7 +233,7 @@ class Table:
         elif major is not None and minor is not None and max(abs(major), abs(minor)) < 1000:
             found = (int(major), int(minor))
         if found and self._capability and found != self._capability:
-            self.problem("the file has kernels of GPUs of different compute capability: the first one is named")
+            self.problem("the file has kernels of GPUs of different compute capability; the first is shown")
         self._capability = self._capability or found
         self._device_name = self._device_name or header.get(record, _NAME).strip() or None
         about: dict[str, Any] = {
@@ -251,9 +251,11 @@ class Table:
         value = number(text)
         if value is None:
             if text and "n/a" in text.lower():
-                self.problem(f"{name} is {text.strip()[:40]} for some kernels: this GPU or this ncu cannot count it")
+                self.problem(
+                    f"{name} is {text.strip()[:40]} for some kernels: this GPU or version of ncu cannot count it"
+                )
             elif text and text[0].isdigit() and "," in text:
-                self.problem(f"{name} has values such as {text.strip()[:40]!r}, which is no number as ncu writes it")
+                self.problem(f"{name} has values such as {text.strip()[:40]!r}, which is not a number in ncu's format")
             return
         column = self._values.get(name)
         known = self._units[name] if column is not None else self._units.setdefault(name, base)
@@ -262,7 +264,7 @@ class Table:
             return
         value *= factor
         if abs(value) > _MOST_VALUE:
-            self.problem(f"{name} has the value {value:g}, which nothing counts: it was left out")
+            self.problem(f"{name} has the value {value:g}, which is out of range, and was skipped")
             return
         if column is None:
             column = self._values[name] = array("d")
@@ -286,7 +288,7 @@ class Table:
             raise InputError(
                 "file-limit",
                 f"the table has {len(self._about):,} kernels and {len(self._values):,} metrics with "
-                f"{self._count:,} values: more than can be held; export fewer metrics or fewer kernels",
+                f"{self._count:,} values, which is above the limit: export fewer metrics or fewer kernels",
             )
 
     def counters(self) -> KernelCounters:
@@ -304,9 +306,9 @@ class Table:
         for name in ("duration_ns", "cycles"):
             missing = int(np.isnan(columns[name]).sum())
             if missing:
-                self.problem(f"{name} of {missing} of {rows} kernels is not in the file")
+                self.problem(f"{name} of {missing} of {rows} kernels is missing in the file")
         if not rows:
-            self.problem("the table holds no kernel: nothing was profiled")
+            self.problem("the table has no kernels: nothing was profiled")
         if self._ranges:
             columns |= {name: [about[name] for about in self._about] for name in LABELS}
         frame = pd.DataFrame(columns).astype({"process": "int64", "kernel_id": "int64", "device": "Int64"})

@@ -147,7 +147,7 @@ def _domains(
         if not found.get(key):
             found[key] = DOMAIN
             if not has_domains:
-                problems.append("NVTX domains were not exported: all ranges of the run are taken as bertbench's")
+                problems.append("NVTX domains were not exported: all ranges of the run are assumed to be bertbench's")
     return found
 
 
@@ -168,7 +168,9 @@ def _ends(
     open_ = end < start  # NULL reads as MISSING; old versions wrote 0
     if open_.any():
         last = max([*recorded_until, int(end.max()), int(start.max())])
-        problems.append(f"{int(open_.sum()):,} ranges have no end: they are taken to last until the recording's end")
+        problems.append(
+            f"{int(open_.sum()):,} ranges have no end: they are assumed to last until the end of the recording"
+        )
         end = np.where(open_, last, end)
     cut = open_ | (np.isin(end, list(recorded_until)) & (texts != CAPTURE))
     return end, cut

@@ -52,15 +52,13 @@ def open_export(path: Path) -> Iterator[Database]:
 
 def _check_tables(path: Path, database: Database) -> None:
     if "StringTable" in database.tables and "StringIds" not in database.tables:
-        raise InputError(
-            "file-format", f"{path} is a database of nvprof, not an export of nsys: the reader nvvp takes it"
-        )
+        raise InputError("file-format", f"{path} is an nvprof database, not an nsys export: use the reader nvvp")
     known = [name for name in database.tables if name in _OWN_TABLES or name.startswith(("CUPTI_", "TARGET_INFO_"))]
     if not known:
         raise InputError(
             "file-format",
             f"{path} is an SQLite database without any table of nsys (NVTX_EVENTS, CUPTI_ACTIVITY_KIND_...): "
-            "give what `nsys export --type=sqlite` wrote",
+            "give the output of `nsys export --type=sqlite`",
         )
 
 
@@ -126,7 +124,7 @@ def read(path: Path) -> list[Timeline]:
         why = "; ".join(problems[:3]) or "no kernel or copy"
         raise InputError(
             "trace-without-work",
-            f"{path} holds no NVTX range, and {why}; record again with `nsys profile --trace=cuda,nvtx`",
+            f"{path} has no NVTX ranges, and {why}; record again with `nsys profile --trace=cuda,nvtx`",
         )
     return timelines
 
@@ -163,7 +161,7 @@ def _by_process(
         steps, others, cut = take_steps(marked)
         steps, left_out = without_empty(steps, kernels, calls)
         said = [*problems, *left_out]
-        said += [f"steps cut by the end of the recording were left out: {cut}"] if cut else []
+        said += [f"steps cut off by the end of the recording were skipped: {cut}"] if cut else []
         pid = int(key) % PROCESS if key >= 0 else None
         used = kernels["device"].unique().tolist()
         timelines.append(
@@ -194,7 +192,7 @@ def _adopt(processes: Sequence[Any], problems: list[str]) -> None:
     if not lost or not everyone:
         return
     if len(everyone) > 1:
-        problems.append(f"{lost:,} records do not say their process: they are a timeline of their own")
+        problems.append(f"{lost:,} records do not name their process: they form a separate timeline")
         return
     (only,) = everyone
     for process in processes:
@@ -207,7 +205,7 @@ def _with_distinct_ranks(timelines: list[Timeline]) -> list[Timeline]:
     checked = []
     for found in timelines:
         if found.rank is not None and ranks.count(found.rank) > 1:
-            said = f"several processes say that they are rank {found.rank}: their ranks are not known"
+            said = f"several processes claim rank {found.rank}: their ranks are unknown"
             found = dataclasses.replace(found, rank=None, problems=(*found.problems, said))
         checked.append(found)
     return checked
@@ -240,7 +238,7 @@ def _about(database: Database, work: Records) -> list[str]:
     graphs = int((work.values["kind"] == work.labels["kind"]["graph"]).sum())
     if graphs:
         notes.append(
-            f"{graphs:,} launches of CUDA graphs were recorded as one piece each, their kernels are not known: "
+            f"{graphs:,} launches of CUDA graphs were recorded as one piece each, so their kernels are unknown: "
             "record with --cuda-graph-trace=node"
         )
     return notes + [f"nsys says: {text}" for _, text in messages if _LOST.search(text)]

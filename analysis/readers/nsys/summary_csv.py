@@ -72,7 +72,7 @@ def read(path: Path) -> list[Summary]:
     if not found:
         raise InputError(
             "trace-without-work",
-            f"{path} holds no summary with rows: give what `nsys stats --format csv --report cuda_gpu_kern_sum` wrote",
+            f"{path} has no summary with rows: give the output of `nsys stats --format csv --report cuda_gpu_kern_sum`",
         )
     return found
 
@@ -99,7 +99,7 @@ def _summaries(table: Table) -> list[Summary]:
     sizes = unit in BYTES
     factor = BYTES[unit] if sizes else NS.get(unit)
     if factor is None:
-        return [_empty(table, f"times in the unit {unit!r} are not known: the table was left out")]
+        return [_empty(table, f"the time unit {unit!r} is unknown: the table was skipped")]
     suffix = "bytes" if sizes else "ns"
     statistics = Statistics(_STATISTICS, BYTES if sizes else NS)
     frame, good, problems = totals(table, names, _COUNTS, total_place, statistics, suffix)
@@ -153,4 +153,4 @@ def _checked(frame: Any, suffix: str, factor: float) -> list[str]:
     count = frame["count"].to_numpy(dtype=np.float64)
     off = np.abs(count * frame[f"average_{suffix}"].to_numpy(dtype=np.float64) - total)
     wrong = int((off > np.maximum(1e-3 * np.abs(total), 0.51 * factor * np.maximum(count, 1))).sum())
-    return [f"{wrong:,} rows whose count times average is not their total: the file was changed"] if wrong else []
+    return [f"{wrong:,} rows have a total other than count times average: the file was changed"] if wrong else []

@@ -73,8 +73,8 @@ def read(path: Path) -> list[Timeline]:
     if not (work or ranges or calls):
         raise InputError(
             "trace-without-work",
-            f"{path} holds no trace with rows: give what `nsys stats --format csv --report cuda_gpu_trace` or "
-            "nvtx_pushpop_trace wrote, or the SQLite export itself",
+            f"{path} has no trace with rows: give the output of `nsys stats --format csv --report cuda_gpu_trace` or "
+            "nvtx_pushpop_trace, or the SQLite export itself",
         )
     return _timelines(work, calls, ranges, devices, tuple(dict.fromkeys(problems)))
 
@@ -110,7 +110,7 @@ def _timelines(
     owners = sorted({*every_call["process"].tolist(), *every_range["process"].tolist()}) or [-1]
     if len(owners) > 1 and work:
         owners.append(-2)  # nobody's
-        problems = (*problems, "the GPU's work does not say its process: it is a timeline of its own")
+        problems = (*problems, "GPU work does not name its process: it forms a separate timeline")
     found = []
     for owner in owners:
         own = kernels if owner == owners[-1] else kernels[:0]

@@ -62,8 +62,8 @@ _START, _END = 2, 4  # flags of a marker
 _INTEGERS = {1: "<Q", 4: "<q"}  # kinds of a payload that are whole numbers
 _LONGEST_NAME = 1 << 14
 _XML = (
-    "{path} is a session of NVIDIA's Visual Profiler (XML), which only it reads: give what `nvprof --export-profile "
-    "FILE.nvvp` wrote, or the CSV of `nvprof --csv --print-gpu-trace`"
+    "{path} is a session of NVIDIA's Visual Profiler (XML), which only it can read: give the output of "
+    "`nvprof --export-profile FILE.nvvp` or the CSV of `nvprof --csv --print-gpu-trace`"
 )
 
 
@@ -93,7 +93,8 @@ def read(path: Path) -> list[Timeline]:
         with open_database(plain, path) as database:
             if "StringTable" not in database.tables:
                 raise InputError(
-                    "file-format", f"{path} is an SQLite database without nvprof's StringTable: it is not nvprof's"
+                    "file-format",
+                    f"{path} is an SQLite database without the table StringTable, so it is not from nvprof",
                 )
             return _timelines(database)
 
@@ -109,10 +110,10 @@ def _timelines(database: Database) -> list[Timeline]:
         return []
     owners |= more
     if len(owners) > 1:
-        problems.append(f"the file holds {len(owners)} processes, whose GPU work it does not tell apart")
+        problems.append(f"the file holds {len(owners)} processes and does not separate their GPU work")
     steps, ranges, cut = take_steps(marked)
     if cut:
-        problems.append(f"steps cut by the end of the recording were left out: {cut}")
+        problems.append(f"steps cut off by the end of the recording were skipped: {cut}")
     steps, left_out = without_empty(steps, kernels, api)
     problems += left_out
     gpus = database.rows(_PREFIX + "DEVICE", ("id", "name", "numMultiprocessors"))
@@ -204,7 +205,7 @@ def _ranges(database: Database, problems: list[str]) -> tuple["pd.DataFrame", se
         stop = last if end is None else max(end, start)
         found.append((full, label, start, stop, owner, payloads.get(number), "", end is None))
     if still_open:
-        problems.append(f"{still_open:,} ranges have no end: they are taken to last until the recording's end")
+        problems.append(f"{still_open:,} ranges have no end: they are assumed to last until the end of the recording")
     types = {"name": "str", "thread": "str", "start": "int64", "end": "int64", "domain": "str"}
     types |= {"payload": "Int64", "json": "str", "cut": "bool"}
     frame = pd.DataFrame(found, columns=list(types)).astype(types)

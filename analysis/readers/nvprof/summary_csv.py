@@ -65,7 +65,7 @@ def _why_not(path: Path) -> InputError:
     from analysis.readers.packed import log_lines
 
     text = any(_TEXT.match(line) for line in log_lines(path))
-    what = "is nvprof's text, which is rounded" if text else "holds no totals of nvprof with rows"
+    what = "is nvprof's text, which is rounded" if text else "has no nvprof totals with rows"
     return InputError(
         "file-format" if text else "trace-without-work",
         f"{path} {what}: record with `nvprof --csv --log-file FILE.csv` and give that file",
@@ -142,7 +142,7 @@ def _metrics(table: Table, seen: dict[str, Any]) -> list[Summary]:
     columns["unit"] = [found.pop() if len(found) == 1 else "" for found in units]
     unread = sum(1 for value in columns["average"] if math.isnan(value))
     if unread:
-        problems.append(f"{unread:,} metrics have no number, such as <OVERFLOW>: they are not known")
+        problems.append(f"{unread:,} metrics are not numbers, such as <OVERFLOW>: they are unknown")
     frame = pd.DataFrame(columns)
     return [Summary("metrics", table.title or "Metric result", frame, "nvprof", dict(seen), tuple(problems))]
 

@@ -62,10 +62,10 @@ def read(path: Path) -> Timeline:
     if not work and not calls:
         raise InputError(
             "trace-without-work",
-            f"{path} holds no row of a trace: give what `nvprof --csv --print-gpu-trace --log-file FILE.csv` wrote",
+            f"{path} has no rows of a trace: give the output of `nvprof --csv --print-gpu-trace --log-file FILE.csv`",
         )
     if len(processes) > 1:
-        problems.append(f"the file holds {len(processes)} processes, which its rows do not tell apart")
+        problems.append(f"the file holds {len(processes)} processes and does not separate them")
     kernels = together(work, {**KERNEL_COLUMNS, "correlation_id": "int64"})
     api = together(calls, API_COLUMNS)
     none = empty({**SPAN_COLUMNS, "json": "str", "payload": "Int64"})

@@ -31,7 +31,7 @@ def training_rows(source: Path, train_on_all: bool = False, sample_limit: int | 
     Args:
         source: a file of features, or a folder with one for training.
         train_on_all: those for validation that are beside them, too.
-        sample_limit: at most so many of them all, spread evenly; None is no limit.
+        sample_limit: maximum number of samples, evenly spaced; None is no limit.
 
     Raises:
         InputError: there are none, several files of them, damaged ones, or two that do not fit together.
@@ -146,7 +146,7 @@ class GapData(ClassificationData):
     seq_len = DEFAULT_LENGTH
     options = (
         TaskOption(
-            name="head", kind=str, default="concat", choices=HEAD_NAMES, says="how pronoun and names become an answer"
+            name="head", kind=str, default="concat", choices=HEAD_NAMES, says="method that combines pronoun and names"
         ),
         TaskOption(name="sample_limit", kind=int, says="train on only N samples, evenly spaced"),
         TaskOption(name="train_on_all", kind=bool, default=False, says="train on the validation data too"),

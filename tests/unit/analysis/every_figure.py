@@ -28,7 +28,7 @@ from analysis.metrics.comparison.trainings import TrainingComparison, VariantCur
 from analysis.metrics.kernels.core_utilization import core_use, core_use_by_family
 from analysis.metrics.kernels.roofline import roofline
 from analysis.metrics.scaling import measured_efficiency
-from analysis.metrics.speed_of_light import FLOOR, LOSS, NOT_EXPLAINED
+from analysis.metrics.speed_of_light import ARITHMETIC, FLOOR, LOSS, NOT_EXPLAINED
 from analysis.readers.ncu.reader import read
 from analysis.render import (
     classification_page,
@@ -60,7 +60,7 @@ def of_runs(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Figure]:
     trials = load_run(write_sweep(folder / "sweep", batches=(4, 8, 16), worlds=(1, 2), count=40, rounds=3))
     yield from run_figures(trials, points(trials), measured_efficiency(trials))
     bars = [
-        ("products of matrices", FLOOR, 24.0), ("memory traffic", FLOOR, 17.0), ("attention", LOSS, 21.5),
+        (ARITHMETIC, FLOOR, 24.0), ("memory traffic", FLOOR, 17.0), ("attention", LOSS, 21.5),
         ("optimizer", LOSS, -3.2), (NOT_EXPLAINED, LOSS, 9.7), ("measured step", "total", 69.0),
     ]  # fmt: skip
     row = {"implementation": "bertbench", "preset": "mini", "precision": "bf16", "seq_len": 128, "micro_batch_size": 8,

@@ -79,6 +79,12 @@ def test_commands_parse(changes: dict[str, Any], tmp_path: Path) -> None:
     row |= {"micro_batch_size": 8, "seq_len": 128, "precision": "fp32", "world_size": 1, "device": "cpu"}
     row |= {"data": "synthetic", "threads_per_rank": 2, "start_iteration": 2, "stop_iteration": 9}
     parses(throughput_command(row, str(tmp_path / "a run"), **changes))
+    options = '{"head": "span", "train_on_all": true}'
+    gap = throughput_command({**row, "task": "gap head=span train_on_all", "task_options": options}, "run", **changes)
+    assert gap.startswith("bertbench throughput gap --head span --train-on-all --presets")
+    parses(gap)
+    classify = {**row, "task": "classify", "task_options": '{"labels": 2}'}
+    parses(throughput_command(classify, "run", **changes))
 
 
 def test_the_answer_of_a_run_says_how_fast_and_what_to_do(tmp_path: Path) -> None:

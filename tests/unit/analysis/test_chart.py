@@ -3,17 +3,19 @@
 import itertools
 import json
 import math
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 from every_figure import every_figure
 
+from analysis.metrics.speed_of_light import ARITHMETIC, FLOOR, LOSS, NOT_EXPLAINED
 from analysis.render.chart import chart
 from analysis.render.chart_colours import BACKGROUNDS, COLOURS, PAPER, contrast, ink_on
 from analysis.render.chart_page import MOST_BYTES, ChartsOfPage
 from analysis.render.figure import Axis, Bars, Figure, Line, Matrix, Panel, Rule, Series, Text
-from analysis.render.run_figures import _spread_ticks
+from analysis.render.run_figures import _spread_ticks, waterfall_figure
 
 
 def figure(*series: Series, x: Axis = Axis(), y: Axis = Axis()) -> Figure:  # noqa: B008
@@ -56,6 +58,18 @@ def test_axes_end_where_the_figure_says_or_as_far_as_its_values_reach() -> None:
     assert (panel["y"]["low"], panel["y"]["high"]) == (0, 20)
     assert 0 < panel["x"]["low"] < 1 and 1000 < panel["x"]["high"] < 2000
     assert panel_of(Bars(name="b", at=[0], end=[4]))["y"]["low"] == 0, "bars stand on 0"
+
+
+def test_an_axis_of_whole_numbers_has_no_tick_between_them() -> None:
+    vl_convert = pytest.importorskip("vl_convert")
+    for last in (2, 3, 7, 40):
+        panel = panel_of(Line(name="l", x=[1, last], y=[0.0, 0.0]), x=Axis(whole=True))
+        datasets = {"s0": [{"x": 1, "y": 0}, {"x": last, "y": 0}]}
+        # The converter has no functions of the page: x shows its numbers as they are, y none.
+        spec = json.dumps({**panel["spec"], "datasets": datasets, "width": 300, "height": 200})
+        plain = re.sub(r"chartTick\([^)]*\)", "''", re.sub(r"datum\.value % 1[^\"]*", "datum.value", spec))
+        shown = re.findall(r">([\d.]+)</text>", vl_convert.vegalite_to_svg(json.loads(plain)))
+        assert len(shown) >= 2 and all(float(text).is_integer() for text in shown), (last, shown)
 
 
 def test_a_series_without_an_entry_is_switched_with_the_one_that_it_belongs_to() -> None:
@@ -107,3 +121,15 @@ def test_ticks_of_close_batch_sizes_leave_room_to_each_other() -> None:
     ticks = _spread_ticks([8, 16, 24, 28, 30, 31, 32, 64], 0.1)
     assert all(math.log2(later / earlier) >= 0.3 for (earlier, _), (later, _) in itertools.pairwise(ticks))
     assert ticks[0] == (8, "8") and ticks[-1] == (64, "64") and _spread_ticks([4, 4], 0.1) == [(4, "4")]
+
+
+def test_the_bars_of_a_waterfall_have_the_colors_of_their_kinds_and_no_negative_zero() -> None:
+    kinds = [(ARITHMETIC, FLOOR, 24.0), ("memory", FLOOR, 17.0), ("attention", LOSS, 20.0), ("optimizer", LOSS, -0.01),
+             (NOT_EXPLAINED, LOSS, 9.0), ("measured step", "total", 70.0)]  # fmt: skip
+    row = {"implementation": "bertbench", "preset": "mini", "precision": "bf16", "seq_len": 128, "micro_batch_size": 8,
+           "world_size": 1, "device": "cuda", "strategy": "single"}  # fmt: skip
+    bars = [{"name": name, "kind": kind, "ms": ms, "share": ms / 70} for name, kind, ms in kinds]
+    (drawn,) = waterfall_figure({**row, "waterfall": bars}).panels[0].named("step")
+    assert isinstance(drawn, Bars)
+    assert len(set(drawn.colours)) == 6 and drawn.colours[:2] == ["blue", "sky"]
+    assert drawn.labels[3] == "-0.0100 ms, 0.0 %"

@@ -155,7 +155,7 @@ def test_calls_of_mpi_beside_a_gpu_count_and_their_replay_is_refused_in_words() 
     row = communication_by_rank([rank]).iloc[0]
     assert (row["communication_ms"] * MS, row["exposed_ms"] * MS) == (pytest.approx(40), pytest.approx(30))
     sentence = next(finding.sentence for finding in findings([rank]) if finding.name == "what_if")
-    assert "1 collectives are calls of the host" in sentence
+    assert "1 of the collectives are host calls" in sentence
     # Beside 40 % of the window in calls of MPI, "0 % communication" would be of another kind of communication.
     where = timeline_findings.findings([rank])[0].sentence
     assert "0 % communication" not in where and "no communication on the GPU" in where

@@ -100,7 +100,7 @@ def test_a_copy_of_a_run_is_left_out_and_said(on_day: Any, tmp_path: Path) -> No
     shutil.copytree(run.path, copy.path)
     found = history_of([run, copy, later])
     assert len(only(found).points) == 2
-    assert found.problems == (f"{copy.path} is left out: it holds the measurements of {run.path}",)
+    assert found.problems == (f"skipped {copy.path}: it contains the measurements of {run.path}",)
 
 
 def test_what_stops_to_run_is_a_regression_and_the_next_is_held_against_the_last_that_ran(
@@ -174,7 +174,7 @@ def test_a_run_whose_records_cannot_be_read_is_named(on_day: Any) -> None:
     found = history_of(runs)
     assert len(only(found).points) == 1
     (said,) = found.problems
-    assert str(runs[1].path) in said and "is left out" in said and "damaged, " in said and "result.json" in said
+    assert str(runs[1].path) in said and "skipped" in said and "damaged, " in said and "result.json" in said
 
 
 def test_the_page_marks_the_run_whose_commit_changed_the_speed_and_says_so_first(on_day: Any) -> None:

@@ -50,7 +50,7 @@ def test_kernels_lie_where_their_work_and_bytes_put_them_under_labelled_ceilings
 
 def test_what_cannot_be_placed_is_counted_in_a_note(tmp_path: Path) -> None:
     note = roofline_figure(roofline(example(tmp_path))).note
-    assert "3 of 3 kernels (100 % of the time) cannot be placed" in note and "peak is not known" in note
+    assert "3 of 3 kernels (100 % of the time) cannot be placed" in note and "peak is unknown" in note
 
 
 @pytest.mark.parametrize("measured", [{DRAM: 1e-3, "fp32": 1e3}, {DRAM: 1e300}, {"tensor_bf16": 1e290}])

@@ -313,7 +313,7 @@ def test_counted_kernels_are_weighted_by_time_else_by_cycles_else_not_at_all() -
 
 def test_without_kernels_there_is_a_reason_and_no_share() -> None:
     for found in (name_coverage([]), name_coverage([timeline(0)]), name_coverage([], [counted([])])):
-        assert (found.names, found.other_share) == (0, None) and "no kernel" in found.reason
+        assert (found.names, found.other_share) == (0, None) and "no GPU kernel" in found.reason
 
 
 def recordings() -> list[Path]:

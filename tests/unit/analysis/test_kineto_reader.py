@@ -266,9 +266,9 @@ def times(category: str, count: int, **arguments: Any) -> list[dict[str, Any]]:
         (times("hpu_op", 3), ["HPU", "hpu_op: 3 events"]),
         (times("privateuse1_runtime", 2), ["PrivateUse1", "privateuse1_runtime: 2 events"]),
         (times("glow_runtime", 1), ["Glow", "glow_runtime: 1 event"]),
-        (times("acme_kernel", 4), ["an accelerator that is not known", "acme_kernel: 4 events"]),
+        (times("acme_kernel", 4), ["an unknown accelerator", "acme_kernel: 4 events"]),
         # Its name says nothing, its events are on a stream of a device.
-        (times("acme", 4, stream=2), ["an accelerator that is not known", "acme: 4 events"]),
+        (times("acme", 4, stream=2), ["an unknown accelerator", "acme: 4 events"]),
     ],
 )
 def test_an_accelerator_that_is_not_understood_is_refused_by_name(
@@ -303,7 +303,7 @@ def test_events_of_an_unknown_category_beside_kernels_are_left_out_and_said(tmp_
     events = host(*times("kernel", 3, **CALLED), *times("acme_kernel", 12, **CALLED), *times("notes", 2))
     found = read(write(tmp_path / "rank0.json", events))
     assert len(found.kernels) == 3
-    (said,) = (text for text in found.problems if "not understood" in text)
+    (said,) = (text for text in found.problems if "unknown categories" in text)
     assert "acme_kernel: 12 events" in said and "notes: 2 events" in said
 
 

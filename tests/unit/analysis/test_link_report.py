@@ -27,7 +27,7 @@ def test_a_run_of_both_shows_links_scaling_and_a_projection_that_is_marked_as_on
         write_collectives(tmp_path, ranks, machine.alpha_us, machine.bandwidth_gb_s)
     page = page_of(tmp_path, 16, 40)
     assert "A PROJECTION, not a measurement" in page and "Simulated, not measured" in page
-    assert "Not projected" in page and "carries to 32" in page
+    assert "Not projected" in page and "projections to 32 at most" in page
     assert "all_reduce fp32, 2 and 4 ranks: time = " in page
     report = tmp_path / "report"
     names = {path.name for path in report.iterdir()}
@@ -37,7 +37,7 @@ def test_a_run_of_both_shows_links_scaling_and_a_projection_that_is_marked_as_on
         "collectives train nothing and are no results of training"
     )
     plain = page_of(tmp_path)
-    assert "Projection to more devices" not in plain and "Collectives: time against size" in plain
+    assert "Projection to more devices" not in plain and "Collectives: time by message size" in plain
 
 
 def test_efficiency_has_an_interval_around_it(tmp_path: Path) -> None:

@@ -76,7 +76,7 @@ def test_single_odd_sizes_do_not_bend_the_line() -> None:
 def test_what_no_line_fits_is_refused_with_what_to_do(tmp_path: Path) -> None:
     write_collectives(tmp_path / "few", 2, 12.0, 20.0, sizes=(1024, 4096, 2.0))
     (few,) = measured(tmp_path / "few")
-    assert "3 sizes measured where 4 are needed" in few.reason and "--factor" in few.reason
+    assert "needs 4 sizes, but 3 were" in few.reason and "--factor" in few.reason
     falling = tuple(Point(2, 2**power, (np.array([1e6 / 2**power]),)) for power in range(10, 16))
     bare = {"collective": "all_reduce", "dtype": "fp32", "placement": "in_place", "device": "cpu", "nodes": 1}
     assert "above 0 fits" in fit(Link(**bare, points=falling)).reason
@@ -111,6 +111,6 @@ def test_sizes_that_are_all_small_tell_no_bandwidth_of_the_link_and_the_line_say
     (small,), (large,) = measured(tmp_path / "small"), measured(tmp_path / "large")
     assert "measure larger sizes" in small.caution and not small.reason
     assert large.caution == ""
-    assert "caution: even the largest size, 65,536 bytes" in link_sentences([small])[0]
+    assert "caution: even at the largest size, 65,536 bytes" in link_sentences([small])[0]
     assert "caution" not in link_sentences([large])[0]
     assert [row["caution"] for row in link_rows([small, large])] == [small.caution, ""]

@@ -78,7 +78,7 @@ def test_groups_that_cannot_be_told_apart_are_not_matched() -> None:
 def test_missing_ranks_are_said() -> None:
     ranks = [rank(2, SPANS, world=8), rank(5, SPANS, world=8)]
     problem = match_collectives(ranks).problems[0]
-    assert "2 of the job's 8 ranks are here (ranks 2, 5)" in problem
+    assert "2 of the job's 8 ranks were given (ranks 2, 5)" in problem
 
 
 def test_send_and_receive_are_matched_and_never_split() -> None:
@@ -94,7 +94,7 @@ def test_clocks_without_a_common_collective_are_unknown() -> None:
     ranks = [rank(0, SPANS), rank(1, [])]
     found = clock_offsets(ranks, match_collectives(ranks))
     assert found.offsets_ns == (0, 0)
-    assert pd.isna(found.table["offset_us"].iloc[1]) and "taken as equal" in found.table["reason"].iloc[1]
+    assert pd.isna(found.table["offset_us"].iloc[1]) and "assumed equal" in found.table["reason"].iloc[1]
 
 
 def test_transfer_and_wait_add_up_to_the_duration() -> None:

@@ -98,7 +98,7 @@ def test_too_few_listed_ranks_are_noticed_by_the_ratio(tmp_path: Path) -> None:
 
 def test_a_test_that_was_ended_early_says_so(tmp_path: Path) -> None:
     (found,) = read(log(tmp_path, NEW.partition("# Out of bounds")[0]))
-    assert found.facts["avg_busbw_gb_s"] is None and any("ended early" in problem for problem in found.problems)
+    assert found.facts["avg_busbw_gb_s"] is None and any("stopped early" in problem for problem in found.problems)
 
 
 def test_a_test_without_a_row_is_an_error_that_says_so(tmp_path: Path) -> None:

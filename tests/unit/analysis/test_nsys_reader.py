@@ -151,7 +151,7 @@ def test_steps_cut_by_the_recording_s_end_are_left_out_and_said(tmp_path: Path) 
     cut = found.ranges.set_index("name")["cut"].to_dict()
     assert cut == {"bertbench:capture": False, "bertbench:step 5": True, "bertbench:forward": True}
     assert found.ranges["end"].iloc[-1] == 500
-    assert any("left out: 5" in problem for problem in found.problems)
+    assert any("skipped: 5" in problem for problem in found.problems)
     assert any("1 ranges have no end" in problem for problem in found.problems)
 
 
@@ -238,7 +238,7 @@ def test_records_without_times_are_left_out_and_counted(tmp_path: Path) -> None:
     export.table("CUPTI_ACTIVITY_KIND_KERNEL", KERNEL_2022, rows)
     found = only(read(export.done()))
     assert [(row.start, row.end) for row in found.kernels.itertuples()] == [(1, 2), (5, 5)]
-    assert found.problems == ("2 records of kind kernel have no start or end and were left out",)
+    assert found.problems == ("2 records of kind kernel without start or end were skipped",)
 
 
 def test_what_nsys_says_it_lost_is_a_problem_and_nothing_else_of_its_messages_is(tmp_path: Path) -> None:

@@ -51,7 +51,7 @@ def test_a_value_that_is_not_there_is_no_reading_and_is_stated(tmp_path: Path) -
     found = read(log(tmp_path, WITH_UNITS))
     assert values(found, "fan_percent") == [] and any("fan_percent has no value in 2 rows" in p for p in found.problems)
     assert any("power_watts has no value in 1 rows" in p for p in found.problems)
-    assert any("taken as UTC" in p for p in found.problems)
+    assert any("UTC is assumed" in p for p in found.problems)
 
 
 def test_the_same_without_units_reads_the_same(tmp_path: Path) -> None:
@@ -80,7 +80,7 @@ def test_dmon_reads_as_the_query_does(tmp_path: Path) -> None:
 def test_dmon_without_a_clock_has_no_times(tmp_path: Path) -> None:
     found = read(log(tmp_path, "# gpu    pwr  gtemp\n# Idx      W      C\n    0     86     33\n    0    267     39\n"))
     assert values(found, "power_watts") == [86.0, 267.0] and set(found.table["time_ns"]) == {-1}
-    assert any("no time" in problem for problem in found.problems)
+    assert any("no readable time" in problem for problem in found.problems)
 
 
 @pytest.mark.parametrize("text", ["2424/01/31 12:00:00", "1931/01/31 12:00:00", "0001-01-01T00:00:00+14:00", "soon"])
@@ -93,7 +93,7 @@ def test_a_log_that_was_restarted_with_other_columns_is_followed(tmp_path: Path)
     text = "index, power.draw [W]\n0, 10.0 W\nstep 3 done\nindex, temperature.gpu\n0, 50\n1, 2, 3\n"
     found = read(log(tmp_path, text))
     assert values(found, "power_watts") == [10.0] and values(found, "temperature_celsius") == [50.0]
-    assert any("2 lines have another number of fields" in problem for problem in found.problems)
+    assert any("2 lines with another number of fields" in problem for problem in found.problems)
 
 
 def test_throttle_reasons_are_nvmls_bit_mask(tmp_path: Path) -> None:
@@ -125,8 +125,8 @@ def test_units_are_read_from_the_value_then_the_column(column: str, text: str, n
     ("text", "message"),
     [
         ("# gpu        pid  type    sm   mem\n# Idx          #   C/G     %     %\n    0    1 C 1 1\n", "pmon"),
-        ("==============NVSMI LOG==============\n\nTimestamp : now\n", "for people"),
-        ("| NVIDIA-SMI 535.129.03   Driver Version: 535.129.03   CUDA Version: 12.2 |\n", "for people"),
+        ("==============NVSMI LOG==============\n\nTimestamp : now\n", "XML page"),
+        ("| NVIDIA-SMI 535.129.03   Driver Version: 535.129.03   CUDA Version: 12.2 |\n", "XML page"),
         ("2024/01/31 12:00:00.123, 81559 MiB, 74.01 W\n", "noheader"),
     ],
 )

@@ -2,7 +2,6 @@
 
 import dataclasses
 import re
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -84,47 +83,6 @@ def test_truth_lies_in_the_interval_for_other_machines_too(tmp_path: Path, machi
     assert row["efficiency_low"] < row["efficiency"] < row["efficiency_high"]
 
 
-COVERED = {
-    # Communication shows, and its line is uncertain: 4 % per size, 3 % per repetition.
-    "communication": (Machine(bandwidth_gb_s=3.0), {"bias": 0.04, "noise": 0.03}, 1),
-    # The backward pass hides it: what counts is the slowest of 8, of 120 works.
-    "hidden": (Machine(), {}, 1),
-    # Three processes that differ as a whole, by 2 % where they compute and by 5 % where they communicate.
-    "processes": (Machine(bandwidth_gb_s=3.0, process_spread=0.02), {"process_spread": 0.05}, 3),
-    # When gradients are ready is known to 2 %, from two ranks.
-    "ready": (Machine(bandwidth_gb_s=3.0, pass_noise=0.02), {}, 1),
-}
-
-
-@pytest.mark.parametrize("case", COVERED)
-def test_the_interval_holds_the_truth_of_simulated_runs(
-    case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """200 sets of measurements of a cluster that is played event by event, from 2 ranks to 8.
-
-    An interval that covers 95 % holds the truth in 190 +- 3 of 200; 180 (90 %) is three deviations and more below.
-    """
-    monkeypatch.setattr(projection, "WIDEST_INTERVAL", float("inf"))
-    machine, comm, rounds = COVERED[case]
-    calm = dataclasses.replace(machine, process_spread=0.0)
-    truth = float(np.median(calm.steps(8, 1500, seed=77)[0]))
-    rate = 1e3 * 8 * 8 / truth
-    held = np.zeros(2)
-    for seed in range(200):
-        run = tmp_path / str(seed)
-        for number in range(rounds):
-            machine.write_steps(run, 2, seed=10_000 * seed + number, round_number=number)
-            values = {"noise": 0.01, "bias": 0.01, "seed": 10_000 * seed + 50 + number, "round_number": number, **comm}
-            write_collectives(run, 2, machine.alpha_us, machine.bandwidth_gb_s, **values)
-        (row,) = projected(run, 8)
-        held += [
-            row["step_time_ms_low"] < truth < row["step_time_ms_high"],
-            row["samples_per_second_low"] < rate < row["samples_per_second_high"],
-        ]
-        shutil.rmtree(run)
-    assert (held >= 180).all(), held
-
-
 def test_rounds_that_differ_widen_the_interval_by_students_t(tmp_path: Path) -> None:
     """Works of 100 x (0.98, 1, 1.02) ms: logarithms have s = 0.02, so t(0.975, 2) x s / sqrt(3) = 4.97 % each way."""
     exact = Machine(jitter=1e-6, bandwidth_gb_s=1e6, alpha_us=1e-3, gradients=(MIB,))
@@ -167,7 +125,7 @@ def test_wide_intervals_hold_the_truth_too_and_what_is_not_refused_is_known_to_t
         measured_machine(run, machine, (1, 2), seed=seed, bias=0.12, noise=0.03, sizes=(MIB, 64 * MIB, 2.0))
         (row,) = projected(run, 8)
         if row["reason"]:
-            assert re.search("no line|misses the measured", row["reason"]), row["reason"]
+            assert re.search("no line|differs from the measured", row["reason"]), row["reason"]
             continue
         held.append(row["step_time_ms_low"] < truth < row["step_time_ms_high"])
         if row["step_time_ms_high"] <= widest * row["step_time_ms_low"]:
@@ -241,12 +199,12 @@ def test_without_measured_all_reduces_there_is_none(tmp_path: Path) -> None:
 def test_without_moments_of_gradients_there_is_none(tmp_path: Path) -> None:
     Machine().write_steps(tmp_path, 2, timeline=False)
     write_collectives(tmp_path, 2, 12.0, 20.0)
-    assert "when its gradients are ready" in refused(tmp_path, 4)
+    assert "when its gradients were ready" in refused(tmp_path, 4)
 
 
 def test_two_ranks_do_not_carry_to_sixty_four(tmp_path: Path) -> None:
     measured_machine(tmp_path, Machine(), (1, 2))
-    assert "carries to 8" in refused(tmp_path, 64)
+    assert "projections to 8 at most" in refused(tmp_path, 64)
 
 
 def test_sizes_must_reach_the_largest_bucket(tmp_path: Path) -> None:
@@ -260,7 +218,7 @@ def test_times_that_are_no_line_carry_nothing(tmp_path: Path) -> None:
     machine = Machine(bandwidth_gb_s=0.5)
     machine.write_steps(tmp_path, 1)
     write_collectives(tmp_path, 4, machine.alpha_us, machine.bandwidth_gb_s, bias=0.3, seed=3)
-    assert re.search("misses the measured all-reduces|do not carry so far", refused(tmp_path, 8))
+    assert re.search("differs from the measured all-reduces|too uncertain to report", refused(tmp_path, 8))
 
 
 def test_other_links_between_nodes_are_an_assumption_that_has_to_be_made(tmp_path: Path) -> None:

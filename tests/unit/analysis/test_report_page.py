@@ -113,7 +113,7 @@ def test_a_profile_shows_its_operators_and_a_damaged_trace_is_named(tmp_path: Pa
     )
     (folder / "trace-rank1.json.gz").write_bytes(b"\x1f\x8bcut")
     text = write_report(run).read_text(encoding="utf-8")
-    assert "aten::my_operator" in text and "trace-rank1.json.gz" in text and "damaged or cut short" in text
+    assert "aten::my_operator" in text and "trace-rank1.json.gz" in text and "damaged or truncated" in text
     assert (run.report / "profiles" / trial.trial_id / "top_operators.csv").is_file()
     rows = points(load_run(run))
     assert all(point.row["kind"] == "throughput" for point in rows)
@@ -295,7 +295,7 @@ def test_a_damaged_trial_costs_neither_the_report_nor_the_comparison(tmp_path: P
     damaged = run.trials()[0]
     damaged.trial_json.write_text('{"schema_version": 1, "kind"')
     text = write_report(run).read_text(encoding="utf-8")
-    assert f"trial {damaged.path.name} is left out" in text and "trains BERT-mini" in text
+    assert f"skipped trial {damaged.path.name}" in text and "trains BERT-mini" in text
     found = compare_runs(run, other)
     assert len(found.rows) == 4 and any(damaged.path.name in text for text in found.differences)
 

@@ -115,7 +115,7 @@ def test_tensor_operations_that_nothing_tells_leave_the_sum_unknown_and_the_pipe
     (row,) = found.kernels.to_dict("records")
     assert math.isnan(row["flop"]) and math.isnan(row["intensity_flop_per_byte"]) and "tensor" in row["reason"]
     assert row["compute_fraction"] == pytest.approx(0.7) and row["bound"] == "compute (tensor)"
-    assert any("judged by the share of the pipe alone" in problem for problem in found.problems)
+    assert any("judged by the utilization of the pipe alone" in problem for problem in found.problems)
 
 
 def test_a_count_of_0_of_a_pipe_that_worked_is_no_count() -> None:
@@ -141,7 +141,7 @@ def test_what_is_not_in_the_file_is_unknown_with_a_reason_never_0() -> None:
     (row,) = found.kernels.to_dict("records")
     assert math.isnan(row["flop"]) and math.isnan(row["compute_fraction"]) and row["bound"] == UNKNOWN
     assert "fp32, tensor" in row["reason"] and "L1/TEX, L2, DRAM and SM" in row["reason"]
-    assert any("operations (fp32, fp64, fp16, tensor) are not in this file" in text for text in found.problems)
+    assert any("lacks operations (fp32, fp64, fp16, tensor)" in text for text in found.problems)
     lacking = roofline(counters(ONE, {"dram__bytes.sum": 5.0})).kernels
     assert math.isnan(lacking["flop"][0]) and lacking["dram_bytes"][0] == 2005  # a part is no whole
 

@@ -90,7 +90,7 @@ def test_traces_that_do_not_say_distinct_ranks_are_numbered_and_that_is_told(tmp
         (tmp_path / f"{name}.json").write_bytes(trace(None))
     found = open_sources(tmp_path)
     assert [timeline.rank for timeline in found.timelines] == [0, 1]
-    assert "do not say distinct ranks" in found.problems[0]
+    assert "do not have distinct ranks" in found.problems[0]
 
 
 def test_a_damaged_file_among_others_is_told_and_the_rest_read(tmp_path: Path) -> None:
@@ -202,7 +202,7 @@ def test_what_unpacks_to_far_more_than_the_tar_is_left_on_it(tmp_path: Path, mon
             info.size = len(content)
             tar.addfile(info, io.BytesIO(content))
     found = open_sources(path)
-    assert len(found.timelines) == 1 and "'b.json' and what follows was left out" in found.problems[0]
+    assert len(found.timelines) == 1 and "'b.json' and later members were skipped" in found.problems[0]
 
 
 def test_a_sparse_file_of_a_terabyte_is_left_on_the_tar(tmp_path: Path) -> None:
@@ -216,7 +216,7 @@ def test_a_sparse_file_of_a_terabyte_is_left_on_the_tar(tmp_path: Path) -> None:
     with tarfile.open(path) as tar:
         assert tar.getmembers()[1].size == 1 << 40
     found = open_sources(path)
-    assert len(found.timelines) == 1 and "'b.json' and what follows was left out" in found.problems[0]
+    assert len(found.timelines) == 1 and "'b.json' and later members were skipped" in found.problems[0]
 
 
 def _file(name: str, content: bytes) -> tuple[tarfile.TarInfo, io.BytesIO]:
@@ -297,7 +297,7 @@ def test_a_folder_of_two_runs_says_that_ranks_are_not_distinct_and_what_to_do(tm
         (tmp_path / f"{name}.json").write_text(text.replace('{"rank": 0}', f'{{"rank": {rank}}}'))
     found = open_sources(tmp_path)
     assert [one.rank for one in found.timelines] == [0, 1, 2, 3]
-    assert "(0, 1, 0, 1)" in found.problems[0] and "give one run's alone" in found.problems[0]
+    assert "(0, 1, 0, 1)" in found.problems[0] and "give the traces of one run" in found.problems[0]
 
 
 def test_a_folder_of_thousands_of_files_is_refused_at_once(tmp_path: Path) -> None:

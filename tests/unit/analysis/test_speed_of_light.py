@@ -204,7 +204,7 @@ def test_the_report_shows_table_and_picture(tmp_path: Path) -> None:
             "components-0.csv line 2",
         ),
         ("rank-0.json", '{"schema_version": 1}', "run-incomplete", "rank-0.json"),
-        ("steps-0.csv", "step\n", "run-incomplete", "whole step"),
+        ("steps-0.csv", "step\n", "run-incomplete", "step"),
     ],
 )
 def test_a_damaged_record_is_named_and_the_run_is_still_read(

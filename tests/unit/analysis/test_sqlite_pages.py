@@ -205,7 +205,7 @@ def test_rows_beyond_what_the_file_has_room_for_end_a_table(tmp_path: Path, monk
     with open_database(path) as database:
         monkeypatch.setattr(database, "_bytes", 40)
         assert len(database.integers("t", {"a": 0})["a"]) == 10
-        assert "more rows than the file has room for" in database.problems[0]
+        assert "more rows than fit into the file" in database.problems[0]
 
 
 def test_a_deadline_ends_a_table_that_takes_too_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -96,7 +96,7 @@ def test_a_window_shorter_than_what_a_gpu_s_counter_tells_has_no_energy() -> Non
     begin = int(gpu[0]["time_ns"]) + 10**9
     short, long = (energy(gpu, begin, begin + length * 10**6, "cuda") for length in (499, 500))
     assert short.joules is None and short.reason == (
-        "the window of 499 ms is too short for a GPU's counter: measure 500 ms or longer"
+        "the window of 499 ms is too short for the energy counter of a GPU: measure at least 500 ms"
     )
     assert long.joules == pytest.approx(50)
     assert energy(package, begin, begin + 10**8, "cpu").joules == pytest.approx(5), "a CPU's is renewed each ms"

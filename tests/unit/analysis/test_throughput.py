@@ -161,7 +161,7 @@ def test_energy_is_unknown_where_the_steps_have_no_times_of_day() -> None:
     steps = {0: step_rows(TIMES, 8, start_ns=None)}
     result = summarize(TRIAL, steps, {}, ENVIRONMENT)
     assert result["energy_joules"] is None and result["joules_per_sample"] is None
-    assert result["unknown"]["energy_joules"] == "the step records hold no times of day"
+    assert result["unknown"]["energy_joules"] == "the step records have no wall-clock times"
     assert result["samples_per_second"] == pytest.approx(80)
 
 

@@ -175,7 +175,7 @@ def test_the_sm_weighted_utilisation_of_two_gpus_is_their_mean() -> None:
 
 @pytest.mark.parametrize(
     ("grid", "sms", "reason"),
-    [((0, 0, 0), {0: 100}, "1 of 2 kernels have no grid size"), ((5, 1, 1), {}, "how many SMs device 0 has")],
+    [((0, 0, 0), {0: 100}, "1 of 2 kernels have no grid size"), ((5, 1, 1), {}, "the number of SMs of device 0")],
 )
 def test_an_unknown_grid_or_gpu_leaves_it_unknown_with_a_reason(
     grid: tuple[int, int, int], sms: dict[int, int], reason: str

@@ -154,7 +154,7 @@ def test_a_given_bus_bandwidth_sets_the_transfer_of_known_sizes() -> None:
 def test_a_collective_without_partner_is_scaled_whole_and_it_is_said() -> None:
     answers = answer([gpu(0, [("gemm", 0, 10), ("all_reduce", 10, 30), ("gemm", 30, 40)])])
     assert times(answers, "free") == [20]
-    assert "1 collectives have no partner" in answers.problems[0]
+    assert "1 of the collectives have no partner" in answers.problems[0]
 
 
 def test_on_a_cpu_the_end_of_the_backward_pass_waits_for_gloo() -> None:

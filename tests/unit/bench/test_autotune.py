@@ -88,7 +88,7 @@ def test_growth_stops_where_samples_per_second_fall_and_recomputing_is_not_tried
     found = machine.search(Space(strategies=DDP, last_batch=4096, buckets_mib=(), rounds=0))
     assert max(point.micro_batch_size for point in machine.ran) == 64
     assert not any(point.activation_checkpointing for point in machine.ran)
-    assert dict(found.left_out)["ddp checkpointing"].startswith("memory did not end the growth")
+    assert dict(found.left_out)["ddp checkpointing"].startswith("memory did not limit")
 
 
 def test_where_memory_ends_the_growth_recomputing_goes_on_from_there() -> None:

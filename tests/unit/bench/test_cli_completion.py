@@ -6,12 +6,12 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from support.refusals import refused
 
 from bench.cli.dispatch import COMMANDS, options_of, result_of
 from bench.cli.form import leaves
 from bert.model.config import PRESETS
 from bert.tasks import known_tasks
-from tests.support.refusals import refused
 
 SHELLS = ("bash", "zsh", "fish")
 _CHECK = {"bash": ["bash", "-n"], "zsh": ["zsh", "-n"], "fish": ["fish", "--no-execute"]}

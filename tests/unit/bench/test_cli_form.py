@@ -10,6 +10,7 @@ import subprocess
 import sys
 
 import pytest
+from support.refusals import refused
 
 from bench.cli.dispatch import COMMANDS, find, options_of
 from bench.cli.form import GROUPS, examples_of, leaves
@@ -20,7 +21,6 @@ from bench.plan.trials import Sweep
 from bert.tasks.glue.tasks import TASKS as GLUE
 from bert.tasks.pretrain.config import STAGES
 from common.flags import choice_of, flag
-from tests.support.refusals import refused
 
 OPTIONS = {words: options for name in COMMANDS for words, options in options_of(name).items()}
 

@@ -124,7 +124,7 @@ def test_a_rank_that_is_stopped_is_found_and_named(directory: TrialDirectory) ->
             process.kill()
             other.kill()
     reason = _timeout_reason(directory, LaunchOptions(timeout_seconds=5), [1])
-    assert "no end after 5 s" in reason and "rank 1 is stopped" in reason
+    assert "timeout after 5 s" in reason and "rank 1 is stopped" in reason
 
 
 def test_a_rank_that_meets_a_full_disk_is_run_again_and_one_that_finds_no_memory_is_oom() -> None:

@@ -76,7 +76,7 @@ def test_the_size_is_the_number_of_combinations(words: list[str], size: int | No
         ("dropout=nan,0.1", "option-value", "'nan'"),
         ("dropout=0:inf", "option-value", "'inf'"),
         ("dropout=0.3:0.1", "option-value", "HIGH"),
-        ("learning_rate=log:0:1", "option-value", "LOW above 0"),
+        ("learning_rate=log:0:1", "option-value", "LOW"),
         ("learning_rate=log:1:2:0.1", "option-value", "step"),
         ("learning_rate=log:1", "option-value", "LOW:HIGH"),
         ("dropout=0:1:2", "option-value", "step"),

@@ -109,7 +109,7 @@ def test_a_folder_of_another_implementation_is_not_gone_on_with(tmp_path: Path) 
 def test_what_makes_losses_of_hugging_face_differ_is_said(tmp_path: Path) -> None:
     chosen = Variant("single", 1), Variant("single", 1, implementation="hf-trainer")
     said = " ".join(remarks(planned(tmp_path, *chosen, dropout=0.1), CPU))
-    assert "begins again" in said and "LAMB" in said and "draw dropout (0.1)" in said
+    assert "checkpoints" in said and "LAMB" in said and "draw dropout (0.1)" in said
 
 
 @pytest.mark.parametrize("devices", [(2,), (2, 2), ()])

@@ -39,14 +39,14 @@ from common.errors import InputError, UsageError
 _USUAL_PROBABILITY = 0.15
 _NAMED_PROBABILITY = re.compile(r"masked_lm_prob_(\d*\.?\d+)")
 FOLDER_CHECKS = {
-    "names": "every HDF5 file is named <dataset>_{training|test}_<number>.hdf5: loaders read no other",
+    "names": "every HDF5 file is named <dataset>_{training|test}_<number>.hdf5, as loaders expect",
     "same_widths": "all shards have the same L and P",
-    "vocabulary": "vocab.txt is whole, and of the size and content that the metadata say",
-    "metadata": "metadata.json is whole, and says that the shards are complete",
-    "metadata_lists_shards": "the shards it lists are there, and no others",
-    "metadata_counts": "each shard holds the instances it says",
-    "metadata_widths": "L and P are what it says",
-    "same_settings": "every shard was made with the settings it says",
+    "vocabulary": "vocab.txt is complete and has the size and content recorded in the metadata",
+    "metadata": "metadata.json is intact and marks the shards as complete",
+    "metadata_lists_shards": "the folder has exactly the shards that metadata.json lists",
+    "metadata_counts": "each shard has the number of instances in metadata.json",
+    "metadata_widths": "L and P are those in metadata.json",
+    "same_settings": "every shard was made with the settings in metadata.json",
 }
 """Name -> what must hold."""
 _OF_METADATA = ("metadata", "metadata_lists_shards", "metadata_counts", "metadata_widths", "same_settings")
@@ -141,10 +141,12 @@ def _rules_of(group: ShardGroup, known: dict[str, Any], context: FolderContext) 
         probability = next((float(match[1]) for match in named if match), None)
         if probability is None:
             probability = _USUAL_PROBABILITY
-            context.notes.append(f"no masked_lm_prob is known: {_USUAL_PROBABILITY} is taken")
+            context.notes.append(f"masked_lm_prob is unknown: {_USUAL_PROBABILITY} is assumed")
     exact = instances.get("whole_word_mask") is False
     if not exact and not instances:
-        context.notes.append("whether whole words were masked is not known: fewer masked tokens than the rule's pass")
+        context.notes.append(
+            "unknown whether whole words were masked: fewer masked tokens than the formula gives are accepted"
+        )
     size = size if isinstance(size, int) and size > 0 else None
     return Rules(specials=specials, vocab_size=size, masked_lm_prob=float(probability), exact_count=exact)
 
@@ -451,9 +453,9 @@ def _checks(gathered: _Gathered, violations: Violations) -> tuple[Check, ...]:
     context = gathered.context
     skipped = dict(context.skipped)
     if context.rules.specials is None:
-        skipped |= dict.fromkeys(NEEDS_SPECIALS, "the special ids are not known; give --vocab FILE")
+        skipped |= dict.fromkeys(NEEDS_SPECIALS, "the special ids are unknown; give --vocab FILE")
     if context.rules.vocab_size is None:
-        skipped |= dict.fromkeys(NEEDS_SIZE, "the vocabulary's size is not known; give --vocab FILE")
+        skipped |= dict.fromkeys(NEEDS_SIZE, "the size of the vocabulary is unknown; give --vocab FILE")
     if not any(one.bins for one in gathered.found):
         skipped |= dict.fromkeys((*NEEDS_BINS, "bins_add_up"), "the rows are not binned")
     if not gathered.tallies:

@@ -33,13 +33,13 @@ ROW_CHECKS = {
     "mask_ones_then_zeros": "input_mask is one or more 1, then 0",
     "padding_is_zero": "input_ids and segment_ids are 0 where input_mask is 0",
     "segments_zero_then_one": "segment_ids are 0, then 1 up to the last real token",
-    "no_empty_segment": "both segments hold a piece",
+    "no_empty_segment": "both segments have at least one piece",
     "label_zero_or_one": "next_sentence_labels are 0 or 1",
     "positions_inside": "masked positions are real tokens",
-    "positions_ascend": "masked positions ascend, so that none comes twice",
+    "positions_ascend": "masked positions are strictly ascending",
     "zero_ends_the_list": "after the first position 0, positions and labels are 0",
-    "specials_not_masked": "no position is that of [CLS] or [SEP]",
-    "masked_count": "min(P, max(1, round(p x tokens))) tokens are masked; with whole words at most so many",
+    "specials_not_masked": "no masked position is [CLS] or [SEP]",
+    "masked_count": "min(P, max(1, round(p x tokens))) tokens are masked; with whole words at most this number",
     "ids_in_vocabulary": "input_ids are 0 or more and below the vocabulary's size",
     "labels_in_vocabulary": "masked_lm_ids are 0 or more and below the vocabulary's size",
     "cls_first": "the first token is [CLS]",
@@ -47,7 +47,7 @@ ROW_CHECKS = {
     "sep_last": "the last real token is [SEP]",
     "segment_switch_after_sep": "segment 1 begins after a [SEP]",
     "no_special_inside": "no other real token is [CLS], [MASK] or [PAD]",
-    "bins_hold_their_lengths": "where the rows lie in bins, each bin holds the lengths it says",
+    "bins_hold_their_lengths": "in binned shards, each bin has only its declared lengths",
 }
 """Name -> what must hold."""
 NEEDS_SPECIALS = ("cls_first", "two_seps", "sep_last", "segment_switch_after_sep", "no_special_inside")
@@ -248,12 +248,12 @@ def _mode(values: Integers, share: float) -> int | None:
 
 
 FILE_CHECKS = {
-    "readable": "the file is whole, and its data can be decompressed",
+    "readable": "the file is complete, and its data can be decompressed",
     "datasets": f"the datasets {', '.join(COLUMNS)} are there",
     "dtypes": f"their types are {', '.join(dtype for dtype, _ in COLUMNS.values())}",
     "shapes": "their shapes are [N, L], [N, P] and [N], with one N, L and P",
     "holds_instances": "there is an instance",
-    "bins_add_up": "where there are bins, their lengths ascend to L and their counts add up to N",
+    "bins_add_up": "in binned shards, lengths ascend to L and counts add up to N",
 }
 """Name -> what must hold."""
 
