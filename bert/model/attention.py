@@ -46,7 +46,7 @@ def attend(
         in_chunks: whether a CPU works on a few sequences at a time.
         in_bf16: whether a CPU multiplies bf16 matrices as such, if it has instructions for it; else in float32.
         fused: whether the operations between the GEMMs are fused (bert.speed.elementwise).
-        bias: [3 H] that is in `qkv` as a constant, and gets its gradient here; only of tokens by bounds.
+        bias: [3 H], added to `qkv` without tracking its gradient, which is computed here; for FlashAttention only.
 
     Returns:
         [B, S, N, D] or [T, N, D].
@@ -86,7 +86,7 @@ class SelfAttention(nn.Module):
         return output
 
     def attended(self, hidden: Tensor, where: Where) -> Tensor:
-        """Return what the heads attend to [..., H], before the output projection."""
+        """Return the context of all heads [..., H], before the output projection."""
         kernels = self.fused and usable(hidden, self.qkv.weight)
         if kernels and _is_by_flash(where, hidden.device, product_dtype(hidden)):
             qkv = linear(hidden, self.qkv.weight, self.qkv.bias.detach())
@@ -96,7 +96,7 @@ class SelfAttention(nn.Module):
     def context(self, qkv: Tensor, where: Where, bias: Tensor | None = None) -> Tensor:
         """Return what the heads attend to [..., H], of their queries, keys and values side by side [..., 3 H].
 
-        `bias` is that of `attend`.
+        `bias` is as in `attend`.
         """
         probability = self.dropout if self.training else 0.0
         how = {"in_chunks": self.in_chunks, "in_bf16": self.in_bf16, "fused": self.fused}

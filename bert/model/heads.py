@@ -73,7 +73,7 @@ class MaskedWordHead(nn.Module):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.vocab_size = config.vocab_size
-        self.fused = False  # on a GPU: the loss of the logits in one pass each way
+        self.fused = False  # as in bert.speed.elementwise: the loss of the logits, on a GPU
         self.dense = Linear(config.hidden_size, config.hidden_size)
         self.norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
         self.bias = nn.Parameter(torch.zeros(config.padded_vocab_size))
@@ -98,7 +98,7 @@ def gather_positions(hidden: Tensor, positions: Tensor) -> Tensor:
 def mean_cross_entropy(logits: Tensor, labels: Tensor, fused: bool = False) -> Tensor:
     """Mean cross-entropy in nats of logits [M, V] and labels [M], computed in float32; 0, with gradients, for M = 0.
 
-    With `fused` a GPU reads the logits once and writes their gradient over them: nothing else may read them.
+    With `fused`, a GPU reads the logits once and overwrites them with their gradient: nothing else may read them.
     """
     if fused and usable(logits):
         from bert.speed.kernels import loss as kernels

@@ -1,4 +1,4 @@
-"""The operations between the GEMMs of a layer: PyTorch's functions, our own loops in C, or our own kernels for a GPU.
+"""The operations between the GEMMs of a layer, by PyTorch's functions, loops in C (CPU) or Triton kernels (GPU).
 
 A loop reads every value once. For dropout, residual connection and LayerNorm PyTorch passes over them for the mask, the
 sum, the norm and the cast, and in the backward pass for the cast, the sum of two gradients, the norm, the mask and a
@@ -7,7 +7,8 @@ GEMMs for the next linear layer. PyTorch's GELU is as fast as one pass over memo
 done here. For the softmax of attention with dropout on its weights PyTorch passes over all scores for the factor, the
 mask, the softmax, the dropout and the cast; a loop works on a row while it is in the nearest cache.
 
-On a GPU bert.speed.kernels does the same, and adds the bias of the linear layer before, whose gradient it gives too.
+On a GPU, bert.speed.kernels does the same. Its kernels also add the bias of the preceding linear layer and compute its
+gradient.
 
 Shapes: T rows, H hidden width; b sequences of m tokens, N heads, R = b x N.
 """
@@ -42,22 +43,22 @@ def stream(hidden: Tensor | Stream) -> Stream:
 
 
 class Product(NamedTuple):
-    """What a linear layer gives [..., O]."""
+    """Output of a linear layer [..., O]."""
 
     values: Tensor
     bias: Tensor | None = None
-    """Of the layer [O], where the next kernel is to add it; None where it has been added."""
+    """Bias of the layer [O] that the next kernel must add; None if it has been added."""
 
 
 def product(layer: Linear, x: Tensor, fused: bool) -> Product:
-    """Return what a linear layer gives for x [..., I]; without its bias if it is `fused` with what comes next."""
+    """Return the output of a linear layer for x [..., I]; without its bias if it is `fused` into the next operation."""
     if fused and usable(x, layer.weight):
         return Product(linear(x, layer.weight, None), layer.bias)
     return Product(layer(x))
 
 
 def product_dtype(x: Tensor) -> torch.dtype:
-    """Return the type of what linear layers give for `x`."""
+    """Return the output type of linear layers for `x`."""
     kind = x.device.type
     casts = torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)
     return torch.get_autocast_dtype(kind) if casts else x.dtype

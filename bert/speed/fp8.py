@@ -4,10 +4,9 @@ Inputs and weights are cast to E4M3, gradients of outputs to E5M2, each divided 
 format's. The scale is of the numbers at hand ("dynamic" in torchao); results are bf16. Weights are cast once per
 update.
 
-With PyTorch's functions it is slower than bf16 on an H100 (docs/results/2026-11-24-h100.md): casts and scales cost more
-than the GEMMs gain, 27 bytes an element. Where Triton is, a kernel makes the cast and its transpose of one reading, 6
-bytes with that for the scale (bert.speed.kernels.quantize), which was not measured on a GPU. The tests check both
-against float32 on a CPU, where PyTorch has the same operator.
+With PyTorch's functions it is slower than bf16 on an H100 (docs/results/2026-11-24-h100.md): casts and scales, 27 bytes
+per element, cost more than the GEMMs gain. With Triton they take 6 bytes (bert.speed.kernels.quantize; not measured on
+a GPU). The tests compare both with float32 on a CPU, where PyTorch has the same operator.
 
 Shapes: T rows, I input and O output features. The operator wants each a multiple of 16: rows are padded with zeros.
 """
@@ -69,14 +68,15 @@ def _scale(largest: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def quantize_both_ways(values: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
-    """Return values [..., K] in FP8 [T, K], where T is made a multiple of 16 by zeros, the transpose [K, T], and what
-    they must be multiplied by.
+    """Return values [..., K] in FP8 as [T, K] and [K, T], and the float32 scalar that they must be multiplied by.
+
+    T is padded with zeros to a multiple of 16.
     """
     flat = values.reshape(-1, values.shape[-1])
     if usable(flat):
         from bert.speed.kernels.quantize import cast_both_ways
 
-        scale = _scale(torch.linalg.vector_norm(flat, torch.inf), dtype)  # the largest magnitude, in one pass
+        scale = _scale(torch.linalg.vector_norm(flat, torch.inf), dtype)  # one read
         return *cast_both_ways(flat, dtype, scale, _MULTIPLE)[:2], scale
     missing = -len(flat) % _MULTIPLE
     low, scale = quantize(torch.nn.functional.pad(flat, (0, 0, 0, missing)) if missing else flat, dtype)

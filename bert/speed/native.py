@@ -1,7 +1,5 @@
-"""What computes outside of PyTorch. Imports no torch.
-
-The loops of bert/speed/elementwise.c are compiled by the C compiler of the machine, once; the kernels of
-bert.speed.kernels by Triton.
+"""Code that is compiled on this machine: the loops of bert/speed/elementwise.c by its C compiler, once, and the kernels
+of bert.speed.kernels by Triton. Imports no torch.
 """
 
 import contextlib
@@ -54,9 +52,9 @@ _ARGUMENTS = {
 
 @functools.cache
 def triton_missing() -> MissingToolError | None:
-    """Return what Triton's kernels need and the machine lacks; None if nothing. PyTorch's builds for CUDA bring Triton.
+    """Return what is missing to run Triton kernels; None if nothing is. PyTorch's builds for CUDA include Triton.
 
-    Triton compiles the code that launches kernels with a C compiler and Python's headers.
+    Triton needs a C compiler and Python's headers for the code that launches kernels.
     """
     if importlib.util.find_spec("triton") is None:
         return MissingToolError("tool-missing", "Triton is not installed: pip install triton")

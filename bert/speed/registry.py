@@ -39,7 +39,7 @@ LEVERS = {
     ),
     "fused-elementwise": Lever(
         "fuse dropout, residual and norm; on a CPU also attention's softmax and dropout, and GELU's backward pass; on "
-        "a GPU also bias and GELU, the gradients of biases, embeddings and the loss of the words",
+        "a GPU also bias and GELU with the bias gradient, the embeddings, and the loss of masked words",
         ("cpu", "cuda"),
         compiled=True,
     ),

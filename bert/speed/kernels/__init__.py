@@ -1,14 +1,14 @@
-"""Kernels of our own for a GPU, in Triton: what lies between the GEMMs, one pass each way. This file imports no Triton.
+"""Triton kernels for the operations between GEMMs on a GPU, one pass forward and one backward. Imports no Triton.
 
-Tile sizes and warps follow from a row's width alone: nothing is tried out, so a run computes what the run before it
-did, and no search falls into measured time. Numbers of rows are arguments that nothing is compiled for: each width and
-type is compiled once, in the first warm-up step, and kept in Triton's cache on disk.
+Tile sizes and warps depend only on the width of a row. There is no autotuning, so results are reproducible and no
+search falls into measured time. The number of rows is a run-time argument: each kernel is compiled once per width and
+type, in the first warm-up step, and Triton caches it on disk.
 
-A kernel adds in float32 whatever types its tensors have. Sums over rows are made of one partial sum for each program,
-never by atomic additions, so they are the same on every run.
+All arithmetic is float32, whatever the types of the tensors. Sums over rows are partial sums, one per program, without
+atomic additions, so they are reproducible.
 
-Not measured on a GPU. Without one the tests compute every kernel in Triton's interpreter, and compile it for sm_80,
-sm_90 and sm_100.
+Not measured on a GPU. Without one, the tests run every kernel in Triton's interpreter and compile it for sm_80, sm_90
+and sm_100.
 """
 
 import functools
@@ -19,19 +19,19 @@ from torch import Tensor
 
 from bert.speed.native import triton_missing
 
-# Types of devices that kernels are launched on. "meta" launches none: tests read the bytes of a step off it.
+# Device types that use kernels. Tests add "meta", for which nothing is launched, to count bytes.
 DEVICES = {"cuda"}
 TYPES = frozenset({torch.float32, torch.bfloat16, torch.float16})
-# Programs that share the rows of a sum over rows, of each multiprocessor.
+# Programs per multiprocessor that compute a sum over rows.
 _PROGRAMS_EACH = 2
-_OLDEST = 8  # compute capability: those before have no bf16
+_OLDEST = 8  # major compute capability; earlier GPUs have no bf16
 _FEWEST_COLUMNS, _MOST_WARPS = 16, 8
 
 
 def usable(x: Tensor, *parameters: Tensor) -> bool:
-    """Whether kernels can compute with `x` and parameters: by its device and type, outside of torch.compile.
+    """Whether kernels support the device and type of `x` and the parameters; never inside torch.compile.
 
-    Parameters that DeepSpeed's ZeRO stage 3 has cut up are whole only while their own module computes.
+    DeepSpeed's ZeRO stage 3 gathers a sharded parameter only while its own module runs, so kernels cannot read it.
     """
     return (
         not torch.compiler.is_compiling()
@@ -44,16 +44,16 @@ def usable(x: Tensor, *parameters: Tensor) -> bool:
 
 
 class Processor(NamedTuple):
-    """What kernels have to know of a device."""
+    """Properties of a device."""
 
     major: int
-    """Of its compute capability."""
+    """Major compute capability."""
     multiprocessors: int
 
 
 @functools.cache
 def processor(device: torch.device) -> Processor:
-    """Return what a device is; an H100 for one that is none."""
+    """Return the properties of a GPU; those of an H100 for any other device."""
     if device.type != "cuda":
         return Processor(9, 132)
     found = torch.cuda.get_device_properties(device)
@@ -61,7 +61,7 @@ def processor(device: torch.device) -> Processor:
 
 
 def launch(kernel: Any, grid: tuple[int, ...], *arguments: Any, warps: int, **constants: Any) -> None:
-    """Run a kernel on the device of its first argument, a tensor; nothing at all for an empty grid."""
+    """Run a kernel on the device of its first argument, a tensor; do nothing for an empty grid or a meta tensor."""
     first: Tensor = arguments[0]
     if 0 in grid or first.is_meta:
         return
@@ -70,24 +70,23 @@ def launch(kernel: Any, grid: tuple[int, ...], *arguments: Any, warps: int, **co
 
 
 def random_key(like: Tensor) -> Tensor:
-    """Draw the key of one dropout, int64 [1], from the generator of a device, without waiting for it.
+    """Draw the key of a dropout mask, int64 [1], from the device's default generator, without a synchronization.
 
-    As any number of that generator it is the same again in a resumed run and in a recomputed layer, and another one
-    with every replay of a CUDA graph.
+    A resumed run and a recomputed layer draw the same key again; each replay of a CUDA graph draws a new one.
     """
     return torch.empty(1, dtype=torch.int64, device=like.device).random_()
 
 
 def columns_of(width: int) -> int:
-    """Return the power of 2 that a row of a width fits in."""
+    """Return the smallest power of 2 that a row fits in, at least 16."""
     return max(_FEWEST_COLUMNS, 1 << (width - 1).bit_length())
 
 
 def warps_of(elements: int) -> int:
-    """Return the warps for a tile: 8 elements, 128 bits of a 16-bit type, for each thread."""
+    """Return the warps for a tile: each thread takes 8 elements, 128 bits in a 16-bit type."""
     return max(1, min(_MOST_WARPS, elements // 256))
 
 
 def programs(like: Tensor, tiles: int) -> int:
-    """Return how many programs share so many tiles of rows; each leaves a partial sum."""
+    """Return the number of programs that process these tiles of rows; each writes a partial sum."""
     return min(tiles, _PROGRAMS_EACH * processor(like.device).multiprocessors)

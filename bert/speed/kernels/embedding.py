@@ -1,4 +1,4 @@
-"""Sum of word, position and segment embeddings, LayerNorm and dropout, in one pass each way.
+"""Sum of word, position and segment embeddings, LayerNorm and dropout in one pass.
 
 Shapes: T tokens, V words, S positions, K segments, H hidden width, P programs.
 """
@@ -30,7 +30,7 @@ def summed(words, positions, segments, ids, columns_at, types, row, column, here
 
 @triton.jit
 def factors(key, row, width: tl.constexpr, columns: tl.constexpr, dropped: tl.constexpr, scale: tl.constexpr):
-    """Return dropout's factor of each element of a row [columns]."""
+    """Return the dropout factor of each element of a row [columns]: 0 or the scale."""
     keep = tl.reshape(kept(key, row + tl.arange(0, 1), width, columns, dropped), (columns,))
     return tl.where(keep, scale, 0.0)
 
@@ -62,7 +62,7 @@ def embedding_layer_norm_backward(
     words, positions, segments, ids, columns_at, types, weight, key, mean, inverse, grad, grad_sum, sums, rows,
     width: tl.constexpr, columns: tl.constexpr, dropped: tl.constexpr, scale: tl.constexpr,
 ):  # fmt: skip
-    """Gradients of the sums of every P-th token; sums [P, 2, H] are its part of those of weight and shift."""
+    """Compute the gradient of the embedding sum of every P-th token; sums [P, 2, H]: partial gradients of the norm."""
     program, count = tl.program_id(0), tl.num_programs(0)
     column = tl.arange(0, columns)
     here = column < width
@@ -88,7 +88,7 @@ def embedding_layer_norm_backward(
 
 
 class Tokens(NamedTuple):
-    """Where the embeddings of tokens are, int64 [...] each."""
+    """Row numbers of tokens in the embedding tables, int64 [...] each."""
 
     ids: Tensor
     columns: Tensor
@@ -107,14 +107,14 @@ def embed(
 
     Args:
         tables: words [V, H], positions [S, H] and segments [K, H] or None.
-        tokens: rows of them; of numbers that are none of a table the result is undefined.
-        norm: with weight and bias.
-        probability: of dropout; 0 in evaluation.
-        dtype: of the result.
-        padding: the word whose row gets no gradient.
+        tokens: row numbers in the tables; results are undefined for numbers outside a table.
+        norm: LayerNorm with weight and bias.
+        probability: dropout probability; 0 in evaluation.
+        dtype: type of the result.
+        padding: word whose row gets no gradient.
     """
     words = tables[0]
-    # With gradients in bf16 it is no input: as in bert.speed.copies.add_embedding, they are added in place.
+    # With gradients in bf16 the table is no autograd input: bert.speed.copies.add_rows adds them in place.
     held = (words,) if has_low_gradients(words) and torch.is_grad_enabled() else None
     own = words.detach() if held else words
     result: Tensor = _Embed.apply(
@@ -137,7 +137,7 @@ class _Embed(Function):
         which = [tokens.ids, tokens.columns, None if segments is None else tokens.types]
         numbers = [each if each is None else each.contiguous() for each in which]
         result = torch.empty(*tokens.ids.shape, width, dtype=dtype, device=words.device)
-        # Apart: half of one tensor would begin where not all kernels of it could, and cost a second compilation.
+        # Two allocations: the second half of a shared one may be unaligned, and needs another compilation.
         mean, inverse = (torch.empty(rows, device=words.device) for _ in range(2))
         launch(
             embedding_layer_norm_forward,

@@ -1,8 +1,8 @@
-"""Bias and GELU by the error function (Hendrycks and Gimpel 2016, arXiv 1606.08415) in one pass each way.
+"""Bias and exact GELU (Hendrycks and Gimpel 2016, arXiv 1606.08415) in one pass.
 
-The backward pass gives the gradient of the bias too, which otherwise reads all of the input's again.
+The backward pass also computes the gradient of the bias, which would otherwise read the gradient of the input again.
 
-Shapes: T rows, F features, P programs of each block of features.
+Shapes: T rows, F features, P programs per block of features.
 """
 
 from typing import Any
@@ -20,13 +20,13 @@ _COLUMNS, _ROWS, _WARPS = 256, 8, 4
 
 @triton.jit
 def probability_below(x):
-    """Return the standard normal distribution's: 0.5 (1 + erf(x / sqrt(2)))."""
+    """Return the cumulative normal distribution: 0.5 (1 + erf(x / sqrt(2)))."""
     return 0.5 + 0.5 * tl.erf(x * 0.7071067811865476)
 
 
 @triton.jit(do_not_specialize=["rows"])
 def bias_gelu_forward(x, bias, result, rows, width: tl.constexpr, columns: tl.constexpr, tile: tl.constexpr):
-    """One tile of GELU(x + bias)."""
+    """Compute one tile of GELU(x + bias)."""
     row = tl.program_id(0) * tile + tl.arange(0, tile)
     column = tl.program_id(1) * columns + tl.arange(0, columns)
     inside = column < width
@@ -42,7 +42,7 @@ def bias_gelu_forward(x, bias, result, rows, width: tl.constexpr, columns: tl.co
 def bias_gelu_backward(
     x, bias, grad, grad_x, sums, rows, width: tl.constexpr, columns: tl.constexpr, tile: tl.constexpr
 ):  # fmt: skip
-    """Gradients of every P-th tile of rows of a block of features; sums [P, F] are its part of the bias's."""
+    """Compute the gradients of every P-th tile of rows; sums [P, F]: partial gradients of the bias."""
     program, count = tl.program_id(0), tl.num_programs(0)
     column = tl.program_id(1) * columns + tl.arange(0, columns)
     inside = column < width

@@ -1,8 +1,7 @@
-"""Queries, keys and values out of one product, whose gradients come back as one, with that of the product's bias.
+"""Split of the QKV projection's output. The backward pass writes the three gradients into one tensor and computes the
+gradient of the projection's bias in the same pass; PyTorch stacks them and then reads the result again.
 
-PyTorch stacks the three and then reads all of it again for the bias.
-
-Shapes: T tokens, N heads, D width of a head, H = N x D, P programs of each block of columns.
+Shapes: T tokens, N heads, D width of a head, H = N x D, P programs per block of columns.
 """
 
 from typing import Any
@@ -20,7 +19,7 @@ _COLUMNS, _ROWS, _WARPS = 256, 8, 4
 
 @triton.jit
 def copy_part(source, result, sums, of, rows, column, width: tl.constexpr, columns: tl.constexpr, tile: tl.constexpr):
-    """Copy every P-th tile of rows of a gradient to its place, 0, 1 or 2, in the result; sum it up."""
+    """Copy every P-th tile of rows of a gradient into the result, at position 0, 1 or 2; write its partial sum."""
     program, count = tl.program_id(0), tl.num_programs(0)
     inside = column < width
     total = tl.zeros((tile, columns), tl.float32)
@@ -37,7 +36,7 @@ def copy_part(source, result, sums, of, rows, column, width: tl.constexpr, colum
 def copy_qkv_gradients(
     query, key, value, result, sums, rows, width: tl.constexpr, columns: tl.constexpr, tile: tl.constexpr
 ):
-    """Write [T, 3, H] and its part of the sums [P, 3, H] from three gradients [T, H]."""
+    """Write three gradients [T, H] into one [T, 3, H], and partial sums [P, 3, H]."""
     column = tl.program_id(1) * columns + tl.arange(0, columns)
     copy_part(query, result, sums, 0, rows, column, width, columns, tile)
     copy_part(key, result, sums, 1, rows, column, width, columns, tile)
@@ -47,7 +46,7 @@ def copy_qkv_gradients(
 def unbind(qkv: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
     """Return queries, keys and values [T, N, D] of [T, 3, N, D].
 
-    `bias` [3 H] is one that has been added to it as a constant: it gets its gradient here. None if there is none.
+    `bias` [3 H] was added to `qkv` without tracking its gradient, which is computed here; None for no such bias.
     """
     result: tuple[Tensor, Tensor, Tensor] = _Unbind.apply(qkv, bias)
     return result

@@ -1,6 +1,6 @@
-"""Cross-entropy over a vocabulary: the logits are read once, and their gradient is written over them.
+"""Cross-entropy over a vocabulary. It reads the logits once; the backward pass overwrites them with their gradient.
 
-PyTorch casts them to float32, writes their log-softmax, and in the backward pass a gradient in float32 and its cast.
+PyTorch writes the logits in float32 and their log-softmax, then the gradient in float32 and in 16 bits.
 
 Shapes: M rows, V classes.
 """
@@ -23,7 +23,7 @@ _IGNORED = -100
 def cross_entropy_forward(
     logits, labels, losses, normalizers, width: tl.constexpr, columns: tl.constexpr, ignored: tl.constexpr
 ):
-    """Loss of a row; its largest logit and log(sum(exp(logits - largest))), apart: their sum would lose digits."""
+    """Compute the loss of a row; store its maximum and log(sum(exp(logits - maximum))) separately, for precision."""
     row = tl.program_id(0).to(tl.int64)
     largest = tl.full((columns,), -1e30, tl.float32)
     total = tl.zeros((columns,), tl.float32)
@@ -36,7 +36,7 @@ def cross_entropy_forward(
     most = tl.max(largest, 0)
     spread = tl.log(tl.sum(total * tl.exp(largest - most), 0))
     label = tl.load(labels + row)
-    # A label that is no class makes the loss NaN; PyTorch's kernels stop the device.
+    # An invalid label makes the loss NaN; PyTorch's kernels abort.
     own = tl.load(logits + row * width + label, mask=(label >= 0) & (label < width), other=float("nan"))
     tl.store(losses + row, tl.where(label == ignored, 0.0, most - own.to(tl.float32) + spread))
     tl.store(normalizers + 2 * row, most)
@@ -47,7 +47,7 @@ def cross_entropy_forward(
 def cross_entropy_backward(
     logits, labels, normalizers, scale, width: tl.constexpr, columns: tl.constexpr, ignored: tl.constexpr
 ):
-    """Write the gradient of a block of a row over its logits: (softmax - one-hot) x scale."""
+    """Overwrite a block of a row of logits with its gradient, (softmax - one-hot) x scale."""
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * columns + tl.arange(0, columns)
     at = logits + row * width + column
@@ -61,7 +61,7 @@ def cross_entropy_backward(
 def mean_cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
     """Return the mean cross-entropy in nats, a float32 scalar, of logits [M, V] and int64 labels [M]; 0 for M = 0.
 
-    Labels of -100 count as 0. The backward pass writes over the logits, which nothing else may then read.
+    Rows with label -100 have loss 0. The backward pass overwrites the logits, so nothing else may read them.
     """
     result: Tensor = _CrossEntropy.apply(logits, labels)
     return result
@@ -85,7 +85,10 @@ class _CrossEntropy(Function):
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
         if ctx.written:
-            raise RuntimeError("a second backward pass through a loss whose first one has written over the logits")
+            raise RuntimeError(
+                "second backward pass through a fused cross-entropy, whose first one has overwritten the logits: "
+                "compute the loss again"
+            )
         ctx.written = True
         logits, labels, normalizers = ctx.saved_tensors
         rows, width = logits.shape

@@ -1,7 +1,7 @@
-"""Bias, dropout, residual connection and LayerNorm in one pass each way (Ba et al. 2016, arXiv 1607.06450).
+"""Bias, dropout, residual connection and LayerNorm in one pass (Ba et al. 2016, arXiv 1607.06450).
 
-The backward pass computes the sum again from its inputs, and adds the two gradients of the result, that of the next
-linear layer and that of the next residual connection.
+The backward pass recomputes the sum from its inputs. It also adds the two gradients of the result, one from the next
+linear layer and one from the next residual connection.
 
 Shapes: T rows, H hidden width, P programs.
 """
@@ -17,7 +17,7 @@ from torch.autograd.function import Function, once_differentiable
 from bert.speed.kernels import columns_of, launch, programs, random_key, warps_of
 from bert.speed.kernels.random import LEVELS, dropped_levels, kept
 
-_ROWS = 2  # of a tile in the backward pass
+_ROWS = 2  # per tile in the backward pass
 
 
 @triton.jit
@@ -25,7 +25,7 @@ def summed(
     x, residual, bias, key, row, here, column, width: tl.constexpr, columns: tl.constexpr, dropped: tl.constexpr,
     scale: tl.constexpr,
 ):  # fmt: skip
-    """Return dropout(x + bias) + residual [rows, columns] in float32, and what is kept."""
+    """Return dropout(x + bias) + residual [rows, columns] in float32, and the mask of kept elements."""
     at = row.to(tl.int64)[:, None] * width + column[None, :]
     total = tl.load(x + at, mask=here, other=0.0).to(tl.float32)
     if bias is not None:
@@ -42,7 +42,7 @@ def dropout_layer_norm_forward(
     x, residual, bias, weight, shift, key, result, mean, inverse, rows, eps, width: tl.constexpr,
     columns: tl.constexpr, dropped: tl.constexpr, scale: tl.constexpr,
 ):  # fmt: skip
-    """One row of the norm."""
+    """Normalize one row."""
     row = tl.program_id(0) + tl.arange(0, 1)
     column = tl.arange(0, columns)
     here = (column < width)[None, :]
@@ -63,7 +63,7 @@ def dropout_layer_norm_backward(
     x, residual, bias, weight, key, mean, inverse, grad, other_grad, grad_x, grad_residual, sums, rows,
     width: tl.constexpr, columns: tl.constexpr, tile: tl.constexpr, dropped: tl.constexpr, scale: tl.constexpr,
 ):  # fmt: skip
-    """Gradients of every P-th tile of rows; sums [P, 3, H] are its part of those of weight, shift and bias."""
+    """Compute the gradients of every P-th tile of rows; sums [P, 3, H]: partial gradients of weight, shift and bias."""
     program, count = tl.program_id(0), tl.num_programs(0)
     column = tl.arange(0, columns)
     inside = column < width
@@ -103,16 +103,16 @@ def dropout_layer_norm_backward(
 def residual_norm(
     x: Tensor, residual: Tensor, weight: Tensor, shift: Tensor, eps: float, probability: float, bias: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    """Return LayerNorm(dropout(x + bias) + residual) [..., H] twice, in one memory and the type of x.
+    """Return LayerNorm(dropout(x + bias) + residual) [..., H] as two tensors that share their memory, in the type of x.
 
     Args:
-        x: what a linear layer gives [..., H], without its bias if that is given.
+        x: output of a linear layer [..., H], without its bias if `bias` is given.
         residual: [..., H].
-        weight: of the norm [H].
-        shift: of the norm, its bias [H].
-        eps: of the norm.
-        probability: of dropout; 0 in evaluation.
-        bias: of the linear layer [H], or None.
+        weight: weight of the norm [H].
+        shift: bias of the norm [H].
+        eps: added to the variance.
+        probability: dropout probability; 0 in evaluation.
+        bias: bias of the linear layer [H], or None.
     """
     result: tuple[Tensor, Tensor] = _ResidualNorm.apply(x, residual, weight, shift, bias, eps, probability)
     return result
@@ -160,6 +160,6 @@ class _ResidualNorm(Function):
 
 
 def _dropout(probability: float) -> dict[str, int | float]:
-    """The constants of dropout in a kernel."""
+    """Return the constants of dropout for a kernel."""
     dropped = dropped_levels(probability)
     return {"dropped": dropped, "scale": LEVELS / (LEVELS - dropped)}

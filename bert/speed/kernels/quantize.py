@@ -1,8 +1,8 @@
-"""Casts to FP8, with the transpose that the other GEMM of a layer reads, and the largest magnitude.
+"""Casts to FP8, together with the transpose that the other GEMM of a layer reads, and the largest magnitude.
 
-The tensor is read once for the cast: 2 bytes an element, and 1 is written each way. The scale of the numbers at hand
-needs their largest magnitude first, which reads them too: 6 bytes an element. The magnitude that the cast itself
-gives is for scales of the step before (delayed scaling): 4 bytes.
+The cast reads the tensor once, 2 bytes per element, and writes 1 byte each for the result and the transpose. Scaling by
+the current largest magnitude reads it once before: 6 bytes per element. The magnitudes that the cast returns are for
+scales from earlier steps (delayed scaling): 4 bytes.
 
 Shapes: T rows, C columns, P programs.
 """
@@ -22,9 +22,9 @@ def quantize_both_ways(
     x, scale, low, transposed, largest, rows, groups, width: tl.constexpr, limit: tl.constexpr, tile: tl.constexpr,
     multiple: tl.constexpr,
 ):  # fmt: skip
-    """Cast a tile of x / scale both ways, zeros behind its last row; `largest` [P] is the tile's largest magnitude.
+    """Cast a tile of x / scale and its transpose, with zeros after the last row; store its largest magnitude.
 
-    Rows that are written are given in groups, so that the compiler knows what divides them.
+    The number of written rows is given in groups of `multiple` rows, so that the compiler knows its divisor.
     """
     stored_rows = groups * multiple
     row = tl.program_id(0) * tile + tl.arange(0, tile)
@@ -34,7 +34,7 @@ def quantize_both_ways(
     value = tl.load(x + at, mask=(row < rows)[:, None] & (column < width)[None, :], other=0.0).to(tl.float32)
     number = tl.program_id(0) * tl.num_programs(1) + tl.program_id(1)
     tl.store(largest + number, tl.max(tl.max(tl.abs(value), 1), 0))
-    # Beyond the format's largest number a cast to it is undefined: a scale of the step before may be too small.
+    # A scale from an earlier step may be too small, and casts beyond the format's range are undefined.
     value = tl.minimum(tl.maximum(value / tl.load(scale), -limit), limit)
     small = value.to(low.dtype.element_ty)
     tl.store(low + at, small, mask=stored)
@@ -46,10 +46,10 @@ def cast_both_ways(x: Tensor, dtype: torch.dtype, scale: Tensor, multiple: int =
     """Return x / scale [T', C] in FP8, its transpose [C, T'], and the largest magnitude of x in each tile, float32 [P].
 
     Args:
-        x: [T, C]; T' is T rounded up to a multiple, and rows that x has not are 0.
-        dtype: torch.float8_e4m3fn or torch.float8_e5m2; numbers that it cannot hold become its largest.
+        x: [T, C].
+        dtype: torch.float8_e4m3fn or torch.float8_e5m2; larger numbers are clamped to its range.
         scale: float32 scalar.
-        multiple: of rows.
+        multiple: T' is T rounded up to a multiple of it; added rows are 0.
     """
     x = x.contiguous()
     rows, width = x.shape
