@@ -161,9 +161,23 @@ def add_rows(weight: Tensor, ids: Tensor, rows: Tensor, padding: int) -> None:
         copy = copy_of(weight)
         spare = None if copy is None else copy.take_spare()
         weight.grad = torch.zeros_like(weight, dtype=LOW) if spare is None else spare.zero_()
+    if rows.device.type == "cpu":
+        _add_used(weight.grad, ids, rows, padding)
+    else:
+        _add_all(weight.grad, ids, rows, padding)
+
+
+def _add_all(total: Tensor, ids: Tensor, rows: Tensor, padding: int) -> None:
+    """Add through a whole float32 gradient [V, H]: its size is known without waiting for the device."""
+    own = torch.ops.aten.embedding_dense_backward(rows.float(), ids, len(total), padding, False)
+    torch.add(total, own, out=total)
+
+
+def _add_used(total: Tensor, ids: Tensor, rows: Tensor, padding: int) -> None:
+    """Add to the rows that are used, whose number a GPU would have to be waited for."""
     used, which = torch.unique(ids, return_inverse=True)
     sums = torch.zeros(len(used), rows.shape[1], dtype=torch.float32, device=rows.device)
     sums.index_add_(0, which, rows.float())
     sums[used == padding] = 0.0
-    sums += weight.grad.index_select(0, used)
-    weight.grad.index_copy_(0, used, sums.to(LOW))
+    sums += total.index_select(0, used)
+    total.index_copy_(0, used, sums.to(LOW))

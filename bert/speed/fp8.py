@@ -59,12 +59,9 @@ def products_dtype(model: nn.Module, otherwise: torch.dtype) -> torch.dtype:
 
 def quantize(values: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """Return values in FP8, and the float32 scalar that they must be multiplied by. Zeros stay zeros."""
-    scale = _scale(values.abs().amax(), dtype)
+    largest = values.abs().amax().float()
+    scale = (largest / torch.finfo(dtype).max).clamp(min=torch.finfo(torch.float32).tiny)
     return (values.float() / scale).to(dtype), scale
-
-
-def _scale(largest: Tensor, dtype: torch.dtype) -> Tensor:
-    return (largest.float() / torch.finfo(dtype).max).clamp(min=torch.finfo(torch.float32).tiny)
 
 
 def quantize_both_ways(values: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
@@ -76,8 +73,8 @@ def quantize_both_ways(values: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tens
     if usable(flat):
         from bert.speed.kernels.quantize import cast_both_ways
 
-        scale = _scale(torch.linalg.vector_norm(flat, torch.inf), dtype)  # one read
-        return *cast_both_ways(flat, dtype, scale, _MULTIPLE)[:2], scale
+        largest = torch.linalg.vector_norm(flat, torch.inf)  # one read
+        return cast_both_ways(flat, dtype, largest, _MULTIPLE)[:3]
     missing = -len(flat) % _MULTIPLE
     low, scale = quantize(torch.nn.functional.pad(flat, (0, 0, 0, missing)) if missing else flat, dtype)
     return low, low.t().contiguous(), scale

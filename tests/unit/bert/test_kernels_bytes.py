@@ -9,10 +9,8 @@ from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as F
-from support.kernels import need_triton
+from support.kernels import AsOnCuda, need_triton
 from torch import Tensor
-from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from bert.model.config import ModelConfig
@@ -51,18 +49,6 @@ class Bytes(TorchDispatchMode):
         sums = [t for t in arguments if isinstance(t, Tensor) and t.dim() > 1 and t.numel() < TOKENS * HIDDEN]
         self.moved[kernel.fn.__module__] += 2 * sum(t.nbytes for t in sums)  # written, and added up
         self.count(kernel.fn.__module__, arguments)
-
-
-class AsOnCuda(TorchFunctionMode):
-    """Casts as autocast in bf16 does on a GPU (PyTorch's list of operators), and drops out as there."""
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        dtype = {F.linear: torch.bfloat16, F.layer_norm: torch.float32}.get(func)
-        if dtype is not None:
-            args = [one.to(dtype) if isinstance(one, Tensor) else one for one in args]
-        if func is F.dropout:  # the operator that it is on a GPU
-            return torch.native_dropout(args[0], kwargs["p"], True)[0]
-        return func(*args, **kwargs or {})
 
 
 def moved(fused: bool, monkeypatch: pytest.MonkeyPatch) -> Counter[str]:

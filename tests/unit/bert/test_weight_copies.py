@@ -16,7 +16,7 @@ from bert.optim.adamw import AdamW
 from bert.optim.precision import Precision
 from bert.optim.registry import adamw, parameter_groups
 from bert.parallel.single import SingleStrategy
-from bert.speed.copies import LOW, add_embedding, copy_of, give_copies, has_low_gradients, linear
+from bert.speed.copies import LOW, _add_all, _add_used, add_embedding, copy_of, give_copies, has_low_gradients, linear
 from bert.speed.registry import resolve_levers, use_weight_copies
 
 VOCAB = 96
@@ -248,6 +248,16 @@ def test_an_unused_gradient_memory_is_not_shared_by_two_uses() -> None:
         torch.testing.assert_close(weight.grad.float(), expected, rtol=2e-2, atol=5e-2)
         optimizer.step()
         optimizer.zero_grad()
+
+
+def test_a_gpu_adds_rows_of_words_as_a_cpu_does() -> None:
+    torch.manual_seed(0)
+    ids, rows, totals = torch.tensor([3, 1, 3, 0, 4, 3]), torch.randn(6, 8).to(LOW), []
+    for add in (_add_used, _add_all):
+        total = torch.ones(6, 8, dtype=LOW)
+        add(total, ids, rows, 0)
+        totals.append(total)
+    assert torch.equal(*totals) and torch.equal(totals[0][0], torch.ones(8, dtype=LOW))
 
 
 @pytest.mark.parametrize("decoded", [False, True])

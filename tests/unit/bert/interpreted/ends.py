@@ -112,7 +112,8 @@ def test_a_cast_is_pytorchs_both_ways(shape: tuple[int, int], dtype: torch.dtype
     carried = expected.float().abs().frexp().mantissa == 0.5
     x = x.where(~carried, 0)
     expected = expected.float().where(~carried, 0)
-    low, transposed, largest = quantize.cast_both_ways(x, dtype, scale)
+    low, transposed, found_scale, largest = quantize.cast_both_ways(x, dtype, x.abs().amax())
+    assert torch.equal(found_scale, scale)
     rows = shape[0]
     assert len(low) % 16 == 0 and len(low) < rows + 16
     assert (~carried).sum() > 9 and torch.equal(low[:rows].float(), expected)
@@ -124,8 +125,19 @@ def test_a_cast_is_pytorchs_both_ways(shape: tuple[int, int], dtype: torch.dtype
 @pytest.mark.parametrize("dtype", FORMATS, ids=str)
 def test_a_scale_that_is_too_small_gives_the_largest_number(dtype: torch.dtype) -> None:
     x = torch.tensor([[1e30, -1e30] * 8]).to(LOW)
-    low, _, _ = quantize.cast_both_ways(x, dtype, torch.tensor(1.0))
+    low, _, scale, _ = quantize.cast_both_ways(x, dtype, torch.tensor(torch.finfo(dtype).max))
+    assert scale == 1
     assert low[0, :2].float().tolist() == [torch.finfo(dtype).max, -torch.finfo(dtype).max]
+
+
+@pytest.mark.parametrize("dtype", FORMATS, ids=str)
+def test_what_is_not_a_number_stays_so_and_zeros_stay_zeros(dtype: torch.dtype) -> None:
+    x = torch.zeros(1, 16).to(LOW)
+    low, _, scale, _ = quantize.cast_both_ways(x, dtype, x.abs().amax())
+    assert not low.float().any() and 0 < scale < 1e-30
+    x[0, 3] = float("nan")
+    _, _, scale, _ = quantize.cast_both_ways(x, dtype, x.abs().amax())
+    assert scale.isnan()  # and so are its GEMMs
 
 
 def _trained(fused: bool, probability: float, recomputed: bool = False) -> dict[str, Tensor]:
