@@ -73,7 +73,7 @@ def quantize_both_ways(values: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tens
     if usable(flat):
         from bert.speed.kernels.quantize import cast_both_ways
 
-        largest = torch.linalg.vector_norm(flat, torch.inf)  # one read
+        largest = torch.linalg.vector_norm(flat, torch.inf, dtype=torch.float32)  # one read
         return cast_both_ways(flat, dtype, largest, _MULTIPLE)[:3]
     missing = -len(flat) % _MULTIPLE
     low, scale = quantize(torch.nn.functional.pad(flat, (0, 0, 0, missing)) if missing else flat, dtype)
