@@ -10,6 +10,7 @@ INSTALLED := $(or $(if $(filter file,$(origin PYTHON)),$(wildcard $(BIN)/python)
 STAMP := $(VENV)/.installed
 RUN_STAMP := $(VENV)/.installed-to-run
 INSTALL_LOG := $(VENV)/install.log
+UNFINISHED := $(VENV)/.installing
 # A wheel index for torch, e.g. https://download.pytorch.org/whl/cpu on a machine without a GPU.
 TORCH_INDEX ?=
 TORCH := torch>=2.10,<2.14
@@ -25,13 +26,30 @@ setup: $(STAMP) ## install bertbench and its development tools into .venv (TORCH
 
 install: $(RUN_STAMP) ## install what running needs into .venv, no development tools (`make bench` does it)
 
-# Installs the extras $(1), for $(2), quietly: pip's output goes to a log, whose end is shown if pip fails.
+# Installs the extras $(1), for $(2), quietly: pip's output goes to a log, whose end is shown if pip fails. One at a time
+# (the lock is held by pip too); pip ends with make; a marker stays where an installation was interrupted.
 define install
 $(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "bertbench needs Python 3.11 or newer, this is %s; set PYTHON=" % sys.version.split()[0])'; \
-	$(PYTHON) -m venv $(VENV); \
+	if command -v flock >/dev/null; then \
+	  exec 9<pyproject.toml; \
+	  flock -n 9 || { echo "another installation into this folder is running; waiting for it"; flock 9; }; \
+	fi; \
+	if [[ $@ -nt pyproject.toml ]]; then exit 0; fi; \
+	job=; \
+	trap 'trap "" INT TERM HUP; if [[ -n $$job ]]; then kill -- "-$$job" || true; wait; fi 2>/dev/null; echo "the installation was interrupted; the same command repeats it" >&2; exit 130' INT TERM HUP; \
+	pip() { set -m; $(BIN)/pip install "$$@" </dev/null >>$(INSTALL_LOG) 2>&1 & job=$$!; set +m; wait "$$job"; }; \
+	clear=; \
+	if [[ -e $(UNFINISHED) ]]; then clear=--clear; echo "an installation into $(VENV) was interrupted: starting with an empty $(VENV)"; fi; \
+	mkdir -p $(VENV); \
+	touch $(UNFINISHED); \
+	$(PYTHON) -m venv $$clear $(VENV); \
+	touch $(UNFINISHED); \
 	echo "installing bertbench for $(2) into $(VENV); this takes some minutes (pip's output: $(INSTALL_LOG))"; \
-	{ $(if $(TORCH_INDEX),$(BIN)/pip install --index-url $(TORCH_INDEX) '$(TORCH)' &&) $(BIN)/pip install -e '.[$(1)]'; } >$(INSTALL_LOG) 2>&1 || { \
-	  tail -n 20 $(INSTALL_LOG) >&2; echo "the installation failed; $(INSTALL_LOG) has all of pip's output" >&2; exit 1; }; \
+	: >$(INSTALL_LOG); \
+	{ $(if $(TORCH_INDEX),pip --index-url $(TORCH_INDEX) '$(TORCH)' &&) pip -e '.[$(1)]'; } || { \
+	  tail -n 20 $(INSTALL_LOG) >&2; echo "the installation failed; $(INSTALL_LOG) has all of pip's output" >&2; \
+	  rm -f $(UNFINISHED); exit 1; }; \
+	rm -f $(UNFINISHED); \
 	echo "installed $$($(BIN)/pip list --format=freeze 2>/dev/null | wc -l) packages, $$(du -sm $(VENV) | cut -f1) MB in $(VENV), in $$SECONDS s"; \
 	touch $@
 endef

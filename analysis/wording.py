@@ -182,6 +182,8 @@ def floor_sentence(row: Row) -> str:
     """Return the result of a trial of kind components in one sentence."""
     name = f"{row['implementation']} {model(row)} {place(row)}"
     step, floor, share = number(row["step_time_ms"]), number(row["floor_ms"]), row["of_floor"]
+    if share > 1:
+        return f"{name} takes {step} ms per step, less than its floor of {floor} ms: measure again on a quiet machine."
     return f"{name} takes {step} ms per step; the floor is {floor} ms, {percent(share)} of that."
 
 

@@ -11,8 +11,9 @@
 #   PRECISION     fp32 bf16 fp16 tf32 auto           (auto: bf16 where the hardware has it)
 #   MAX_SECONDS   longest measuring per trial, s     (6; 20 on GPUs)
 #   ROUNDS        rounds of every configuration      (1)
-#   BUDGET        time for everything, s; the fastest configuration is measured in further rounds until its comparison
-#                 with hf is conclusive or this time is spent; what does not fit is left to the next call (300; 1800 on GPUs)
+#   BUDGET        about how long everything may take, s: a trial that has begun is finished. The fastest configuration is
+#                 measured in further rounds until its comparison with hf is conclusive or no round fits. Configurations,
+#                 the profile and the speed of light that do not fit are left to the next call (300; 1800 on GPUs)
 #   AGAIN         1: measure finished trials again   (0)
 set -euo pipefail
 script=$(realpath "$0")
@@ -38,10 +39,42 @@ quietly() {
     shift
     run "$@" >"$file"
 }
+# Prints how long a trial of the fastest configuration took, s, rounded up; 0 before the first is finished, and where
+# its records are damaged: the commands that follow say so.
+winner_seconds() {
+    python3 2>/dev/null - "$OUT" <<'PYTHON' || echo 0
+import csv, json, math, pathlib, sys
+
+run = pathlib.Path(sys.argv[1])
+if (run / "results.csv").exists():
+    with (run / "results.csv").open(newline="", encoding="utf-8") as file:
+        rows = [row for row in csv.DictReader(file) if row["kind"] == "throughput" and row["status"] == "ok"]
+else:
+    rows = []
+rows = [row for row in rows if row["samples_per_second"]]
+best = max(rows, key=lambda row: float(row["samples_per_second"]), default=None)
+same = ("implementation", "strategy", "preset", "precision", "seq_len", "micro_batch_size", "world_size")
+walls = [0.0]
+for row in rows:
+    if all(row[name] == best[name] for name in same):
+        result = json.loads((run / "trials" / row["trial_id"] / "result.json").read_text(encoding="utf-8"))
+        walls.append(float(result.get("wall_seconds") or 0))
+print(math.ceil(max(walls)))
+PYTHON
+}
+# Whether a step of $2 s, and then the report, fit into the rest of the budget; otherwise says that $1 is left out.
+fits() {
+    local left=$((BUDGET - SECONDS))
+    [[ $(($2 + wall)) -gt $left ]] || return 0
+    echo "note: left out: $1 needs about $2 s and the report about $wall s, but $((left > 0 ? left : 0)) s of the time budget" \
+        "are left; run the same command again, or with a larger BUDGET" >&2
+    return 1
+}
 text=${1:+$(realpath -m "$1")}
 cd "$(dirname "$script")/.."
 PATH=$PWD/.venv/bin:$PATH
-# What profile, speed of light and report take of the budget, s.
+# What profile, speed of light and report take of the budget at least, s. --max-seconds of the speed of light is part of
+# its trial's id: it stays the same, so that another call finds what is finished.
 if bertbench doctor --has cuda; then
     : "${PRESET:=base}" "${BATCH_SIZES:=32 64 128}" "${DEVICES:=}" "${MAX_SECONDS:=20}" "${BUDGET:=1800}"
     reserve=180 light_seconds=60
@@ -68,7 +101,9 @@ mkdir -p "$OUT"
 echo "== 1/5 data (time budget for all steps: $BUDGET s)"
 quietly "$OUT/data.txt" bertbench data pretrain "${source_options[@]}" --output "$data" --seq-len 128 --dupe-factor 1
 echo "== 2/5 throughput"
-left=$((BUDGET - SECONDS - reserve))
+wall=$(winner_seconds)
+needed=$((4 * wall + light_seconds))
+left=$((BUDGET - SECONDS - (needed > reserve ? needed : reserve)))
 common=(--preset "$PRESET" --precisions "$PRECISION" --seq-lens 128 --data "$data" --out "$OUT")
 status=0
 quietly "$OUT/throughput.txt" bertbench throughput pretrain "${common[@]}" --batch-sizes "${batch_sizes[@]}" \
@@ -76,11 +111,16 @@ quietly "$OUT/throughput.txt" bertbench throughput pretrain "${common[@]}" --bat
     --rounds "$ROUNDS" --time-budget "$((left > 0 ? left : 1))" "${again[@]}" || status=$?
 [[ $status -eq 0 || $status -eq 3 ]] || exit "$status"
 echo "== 3/5 profile of three iterations of the fastest configuration"
-quietly "$OUT/profile.txt" bertbench profile pretrain --winner-of "$OUT" --out "$OUT" --profiler torch --start 3 --stop 6 \
-    "${again[@]}" || status=$?
+wall=$(winner_seconds)
+if fits "the profile" $((2 * wall)); then # one trial without the profiler, one with it
+    quietly "$OUT/profile.txt" bertbench profile pretrain --winner-of "$OUT" --out "$OUT" --profiler torch --start 3 --stop 6 \
+        "${again[@]}" || status=$?
+fi
 echo "== 4/5 speed of light of the fastest configuration"
-quietly "$OUT/speed-of-light.txt" bertbench speed-of-light pretrain --winner-of "$OUT" --out "$OUT" \
-    --max-seconds "$light_seconds" "${again[@]}" || status=$?
+if fits "the speed of light" $((wall + light_seconds)); then
+    quietly "$OUT/speed-of-light.txt" bertbench speed-of-light pretrain --winner-of "$OUT" --out "$OUT" \
+        --max-seconds "$light_seconds" "${again[@]}" || status=$?
+fi
 echo "== 5/5 report"
 run bertbench report "$OUT" --summary
 exit "$status"

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from analysis import wording
-from analysis.diagnose.advice import Advice, disturbance, ranked, throughput_command
+from analysis.diagnose.advice import Advice, Context, disturbance, ranked, throughput_command
 from analysis.diagnose.answer import Answer, Point, Winner, answers, winners
 from analysis.load import LoadedTrial
 from analysis.metrics.comparison.winner import apart
@@ -17,6 +17,8 @@ Row = Mapping[str, Any]
 
 _OWN_CAUSE = ("waiting for data", "communication", "GEMMs on padding", NOT_EXPLAINED)
 """Bars of a waterfall that other advice covers, or that have no known cause."""
+_SAME_SPEED = 0.25
+"""Relative difference of the step of a breakdown from the trial's step up to which both measured the same."""
 _SAME_STEP = ("task", "preset", "precision", "seq_len", "micro_batch_size", "world_size", "device", "implementation")
 _SAME_TRAINING = ("task", "preset", "seq_len", "world_size", "device", "implementation", "data")
 
@@ -40,15 +42,17 @@ def complete_answers(
     said, best = answers(found, ratios), winners(found)
     result = []
     for winner, answer in zip(best, said, strict=True):
-        floor = _floor(trials, winner.best.row)
+        floor, doubt = _floor(trials, winner.best)
         badge = disturbed(winner.best)
         good, mfu, numbers = _how_good(winner.best, floor)
+        if doubt:
+            good = (_light_again(doubt, winner.best.row, out), *good)
         advice = [
             *_machine(winner.best, badge, out),
             *_of_row(winner, trials, out),
             *([] if floor is None or badge else _of_floor(floor, winner.best, trials, out)),
             *_of_precisions(winner, best, out),
-            *_of_profiles(winner.best, trials, profiled or {}),
+            *_of_profiles(winner.best, trials, profiled or {}, out),
         ]
         chosen = tuple(ranked(advice))
         result.append(dataclasses.replace(answer, badge=badge, good=good, mfu=mfu, advice=chosen, numbers=numbers))
@@ -60,10 +64,35 @@ def disturbed(point: Point) -> str:
     return disturbance(caution for trial in point.trials for caution in trial.row.get("cautions") or [])
 
 
-def _floor(trials: Sequence[LoadedTrial], row: Row) -> Row | None:
-    """The row of the step of the same shape that was broken down; None where there is none."""
+def _floor(trials: Sequence[LoadedTrial], best: Point) -> tuple[Row | None, str]:
+    """The row of the step of the same shape that was broken down, and "". Without any it is None; where none can be
+    used, it is None and why.
+    """
     parts = [one.row for one in trials if one.trial.kind == "components" and one.row.get("of_floor") is not None]
-    return next((part for part in parts if _equal(part, row, _SAME_STEP)), None)
+    doubts = [(part, _doubt(part, best)) for part in parts if _equal(part, best.row, _SAME_STEP)]
+    sound = next((part for part, doubt in doubts if not doubt), None)
+    return sound, "" if sound is not None or not doubts else doubts[0][1]
+
+
+def _doubt(floor: Row, best: Point) -> str:
+    """Why a broken-down step says nothing about a configuration; "" where it does."""
+    own, step, least = float(floor["step_time_ms"]), best.step_ms.value, float(floor["floor_ms"])
+    cautions = floor.get("cautions") or []
+    if (seen := disturbance(cautions)) or (
+        seen := next((str(one["message"]) for one in cautions if one["code"] == "not_explained"), "")
+    ):
+        return seen
+    if min(own, step) < least:
+        return f"a step of {wording.number(min(own, step))} ms is below the floor of {wording.number(least)} ms"
+    if abs(own / step - 1) > _SAME_SPEED:
+        return f"its step took {wording.number(own)} ms, but a step of this trial takes {wording.number(step)} ms"
+    return ""
+
+
+def _light_again(doubt: str, row: Row, out: str) -> str:
+    task = str(row["task"]).split(" ", 1)[0]
+    command = shlex.join(["bertbench", "speed-of-light", task, "--winner-of", out, "--out", out, "--again"])
+    return f"Measure the speed of light again with `{command}`: {doubt}."
 
 
 def _how_good(best: Point, floor: Row | None) -> tuple[tuple[str, ...], str, dict[str, Any]]:
@@ -241,5 +270,30 @@ def _profiles(best: Point, trials: Sequence[LoadedTrial]) -> list[LoadedTrial]:
     return [one for one in trials if one.trial.kind == "profile" and _equal(one.row, best.row, _SAME_STEP)]
 
 
-def _of_profiles(best: Point, trials: Sequence[LoadedTrial], profiled: Mapping[str, Sequence[Advice]]) -> list[Advice]:
-    return [advice for one in _profiles(best, trials) for advice in profiled.get(one.trial.trial_id, ())]
+def _of_profiles(
+    best: Point, trials: Sequence[LoadedTrial], profiled: Mapping[str, Sequence[Advice]], out: str
+) -> list[Advice]:
+    """What profiles advise, tested on the configuration as it was measured.
+
+    What disturbed the machine during a recording says nothing about the measured speed.
+    """
+    own = Context(row=best.row, run=out)
+    found = [advice for one in _profiles(best, trials) for advice in profiled.get(one.trial.trial_id, ())]
+    return [
+        dataclasses.replace(one, command=own.command(one.cause) or one.command)
+        for one in found
+        if one.cause != "machine"
+    ]
+
+
+def advice_of_profiles(trials: Sequence[LoadedTrial], found: Sequence[Point]) -> dict[str, list[Advice]]:
+    """Return the advice from the profiles of the fastest configurations, by trial id, as complete_answers takes it."""
+    from analysis.diagnose.profiles import open_profile
+
+    advised = {}
+    for winner in winners(found):
+        for one in _profiles(winner.best, trials):
+            if one.directory.profile.is_dir():
+                opened = open_profile(one.directory)
+                advised[one.trial.trial_id] = opened.to_do(opened.explained())
+    return advised

@@ -13,10 +13,11 @@ const drawCharts = (charts) => {
       this.domain = { x: null, y: null };
       this.rows = panel.series.map(rows);
       const words = (axis) => (unit(axis) ? `${axis.label} (${axis.unit})`.trim() : axis.label);
-      this.plot = make("div", { className: "plot", tabIndex: 0, role: "application" });
-      this.plot.setAttribute("aria-roledescription", "chart");
-      this.plot.setAttribute("aria-label", [owner.chart.title, panel.title, `${words(panel.y)} by ${words(panel.x)}`,
-        "Arrow keys read the values, + and - zoom, 0 resets the zoom."].filter((part) => part.trim() !== "by").join(". "));
+      this.plot = make("div", { className: "plot", tabIndex: 0 });
+      const filled = (parts, between) => parts.filter((part) => part.trim()).join(between);
+      this.label = filled([owner.chart.title, panel.title, filled([words(panel.y), words(panel.x)], " by "),
+        "Arrow keys read the values, + and - zoom, 0 resets the zoom."], ". ");
+      this.describe();
       this.ring = make("div", { className: "ring", hidden: true });
       this.box = make("div", { className: "box", hidden: true });
       this.tip = make("div", { className: "tip", hidden: true, role: "status" });
@@ -32,6 +33,12 @@ const drawCharts = (charts) => {
     scaleOfColours() {
       const { most, form } = this.panel.matrix;
       return make("p", { className: "colours" }, "0", make("span"), formed(most, form));
+    }
+
+    // Vega gives the element a role and a label of its own.
+    describe() {
+      const named = { role: "application", "aria-roledescription": "chart", "aria-label": this.label };
+      for (const [name, value] of Object.entries(named)) this.plot.setAttribute(name, value);
     }
 
     fit() {
@@ -60,6 +67,7 @@ const drawCharts = (charts) => {
         { mode: "vega-lite", renderer: "svg", actions: false, ast: true, tooltip: false, defaultStyle: false, hover: false,
           expressionFunctions: { chartTick: (tick, form) => (tick.label === "" ? "" : ticked(tick.value, form)), chartWrap: wrapped } });
       this.view = found.view;
+      this.describe();
       this.listen();
       new ResizeObserver(() => this.refit()).observe(this.holder);
     }

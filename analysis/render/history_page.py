@@ -77,6 +77,7 @@ def history_page(found: History) -> Page:
             Section("Measured once", _list([once_line(one, title) for one, title in named
                                                   if len(one.points) == 1])),
             Section("Not read", _list(found.problems)),
+            Section("Skipped", _list(found.notes)),
         ],
     )  # fmt: skip
 

@@ -154,7 +154,19 @@ def write_report(
     project_to: Sequence[int] = (),
     same_links: bool = False,
 ) -> Path:
-    """Write report.html, its figures and its CSV tables into the run's report folder; return the page.
+    """Write the page as `write_answered_report` does; return its path."""
+    return write_answered_report(run, price_per_hour, out, project_to, same_links)[0]
+
+
+def write_answered_report(
+    run: RunDirectory,
+    price_per_hour: float | None = None,
+    out: Path | None = None,
+    project_to: Sequence[int] = (),
+    same_links: bool = False,
+) -> tuple[Path, list[Answer]]:
+    """Write report.html, its figures and its CSV tables into the run's report folder; return the page and the answers
+    about speed that it shows.
 
     Everything is computed afresh from the raw records. The page holds its figures, style and script.
 
@@ -177,7 +189,9 @@ def write_report(
         return _write(run, everything, folder, project_to, same_links)
 
 
-def _write(run: RunDirectory, everything: LoadedRun, folder: Path, project_to: Sequence[int], same_links: bool) -> Path:
+def _write(
+    run: RunDirectory, everything: LoadedRun, folder: Path, project_to: Sequence[int], same_links: bool
+) -> tuple[Path, list[Answer]]:
     # Collectives and broken-down steps are no trainings to compare; they have sections of their own.
     whole = tuple(trial for trial in everything if trial.trial.kind not in TAKEN_APART)
     trials = LoadedRun(whole, everything.problems)
@@ -217,7 +231,7 @@ def _write(run: RunDirectory, everything: LoadedRun, folder: Path, project_to: S
             Section("", _details(trials or everything)),
         ],
     )
-    return write_page(page, folder)[0]
+    return write_page(page, folder)[0], complete
 
 
 def _explained(text: str, blocks: Sequence[Block]) -> list[Block]:

@@ -67,6 +67,7 @@ def _run(path: Path, options: AnalyzeOptions) -> Result:
     """The table of trials, then what each profiled one shows."""
     from analysis.diagnose.answer import points
     from analysis.diagnose.profiles import open_profile
+    from analysis.diagnose.run import reference
     from analysis.diagnose.run_answer import complete_answers
     from analysis.load import load_run
     from analysis.metrics.comparison.within_run import ratios_of
@@ -76,7 +77,7 @@ def _run(path: Path, options: AnalyzeOptions) -> Result:
 
     directory = RunDirectory(path)
     trials = load_run(directory)
-    rows, ratios = [dict(trial.row) for trial in trials], ratios_of(trials)
+    rows, ratios = [dict(trial.row) for trial in trials], ratios_of(trials, reference(trials))
     blocks: list[Block] = results_blocks(rows, ratios)
     problems: list[str] = []
     written: list[Path] = []

@@ -64,23 +64,12 @@ def main(argv: list[str] | None = None) -> None:
 def run(argv: list[str]) -> int:
     """Run the command line and return its exit code."""
     signal.signal(signal.SIGTERM, _interrupt)
+    closed = _open_closed_streams()
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a terminal without Unicode shows ? where it has no character
-    if not argv or argv[0] in ("-h", "--help", "help"):
-        print(USAGE, end="")
-        return 0 if argv else 2
-    if argv[0] in ("-V", "--version"):
-        from importlib.metadata import version
-
-        print(f"bertbench {version('bertbench')}")
-        return 0
     try:
-        from bench.cli.dispatch import call
-
-        code = call(argv)
-        sys.stdout.flush()
-        return code
+        return _written(argv)
     except BertbenchError as error:
         _RESERVE.clear()
         print(f"bertbench: {terminal_text(error.shown())}", file=sys.stderr)
@@ -106,7 +95,8 @@ def run(argv: list[str]) -> int:
         if ran_out_of_memory(error) or memory_is_short():
             print(f"bertbench: {_OUT_OF_MEMORY}; {_after_interrupt(argv)} [out-of-memory]", file=sys.stderr)
             return 2
-        if not isinstance(error, OSError) or error.errno not in (errno.ENOSPC, errno.EIO) or error.filename is not None:
+        unwritable = (errno.ENOSPC, errno.EIO, *((errno.EBADF,) if closed else ()))
+        if not isinstance(error, OSError) or error.errno not in unwritable or error.filename is not None:
             raise
         print(
             f"bertbench: cannot write the output: {error.strerror}; redirect it to another place [write-failed]",
@@ -114,6 +104,48 @@ def run(argv: list[str]) -> int:
         )
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # unwritten output must not fail again at exit
         return 2
+
+
+def _open_closed_streams() -> bool:
+    """Open stdout and stderr where the caller closed them; return whether stdout was closed.
+
+    Writes to a closed stdout fail as the system reports it; messages for a closed stderr are dropped. Left closed,
+    Python would print both to nothing or to each other, and files would be opened in their place.
+    """
+    closed = sys.stdout is None
+    for name, number, mode in (("stdout", 1, os.O_RDONLY), ("stderr", 2, os.O_WRONLY)):
+        if getattr(sys, name) is None:
+            opened = os.open(os.devnull, mode)
+            if opened != number:
+                os.dup2(opened, number)
+                os.close(opened)
+            setattr(sys, name, open(number, "w", encoding="utf-8", closefd=False))  # noqa: SIM115
+    return closed
+
+
+def _written(argv: list[str]) -> int:
+    """Run the command, write all its output and return its exit code. Raises OSError if it cannot be written."""
+    try:
+        code = _command(argv)
+    except SystemExit:  # the help of a command
+        sys.stdout.flush()
+        raise
+    sys.stdout.flush()
+    return code
+
+
+def _command(argv: list[str]) -> int:
+    if not argv or argv[0] in ("-h", "--help", "help"):
+        print(USAGE, end="")
+        return 0 if argv else 2
+    if argv[0] in ("-V", "--version"):
+        from importlib.metadata import version
+
+        print(f"bertbench {version('bertbench')}")
+        return 0
+    from bench.cli.dispatch import call
+
+    return call(argv)
 
 
 def _after_interrupt(argv: list[str]) -> str:

@@ -69,14 +69,13 @@ def run(options: ReportOptions) -> Result:
 
 
 def _of_run(options: ReportOptions) -> Result:
-    from analysis.render.run_page import write_report
+    from analysis.render.run_page import write_answered_report
 
     run = RunDirectory(options.path)
-    path = write_report(run, options.price_per_hour, options.out, options.project, options.same_links)
+    path, said = write_answered_report(run, options.price_per_hour, options.out, options.project, options.same_links)
     if not options.json and not options.project and not options.summary:
         return Result(blocks=[Plain(str(path))])
-    from analysis.diagnose.answer import points
-    from analysis.diagnose.run_answer import complete_answers
+    from analysis.diagnose.run import reference
     from analysis.load import load_run
     from analysis.metrics.communication.projection import project
     from analysis.metrics.comparison.within_run import ratios_of
@@ -84,8 +83,7 @@ def _of_run(options: ReportOptions) -> Result:
 
     trials = load_run(run, options.price_per_hour)
     projected = project(trials, options.project, options.same_links) if options.project else []
-    ratios = ratios_of(trials)
-    said = complete_answers(trials, points(trials), ratios, str(run.path))
+    ratios = ratios_of(trials, reference(trials))
     answers = [one.to_json() for one in said]
     rows = [dict(trial.row) for trial in trials]
     shown = {"report": str(path), "answers": answers, "rows": rows, "ratios": ratios}

@@ -222,7 +222,8 @@ def _inside(options: ThroughputOptions, run: RunDirectory, devices: Devices, wor
 def _measured(run: RunDirectory, asked: Sequence[Trial], verdicts: Sequence[Verdict] = ()) -> Result:
     """The results of the trials of this call."""
     from analysis.diagnose.answer import points
-    from analysis.diagnose.run_answer import complete_answers
+    from analysis.diagnose.run import reference
+    from analysis.diagnose.run_answer import advice_of_profiles, complete_answers
     from analysis.load import load_run
     from analysis.metrics.comparison.within_run import input_ratios, ratios_of, synthetic_gaps
     from analysis.render.result_tables import answer_lines, caution_lines, input_lines, results_blocks
@@ -230,7 +231,7 @@ def _measured(run: RunDirectory, asked: Sequence[Trial], verdicts: Sequence[Verd
 
     wanted = {trial.trial_id for trial in asked}
     trials = load_run(run)
-    ratios, gaps = ratios_of(trials), synthetic_gaps(trials)
+    ratios, gaps = ratios_of(trials, reference(trials)), synthetic_gaps(trials)
     own = [trial for trial in trials if trial.trial.trial_id in wanted]
     # Of input alone that an earlier call measured here, what belongs to a training of this call.
     settings = {_setting(trial.row) for trial in own if trial.trial.kind == "input"}
@@ -239,7 +240,8 @@ def _measured(run: RunDirectory, asked: Sequence[Trial], verdicts: Sequence[Verd
     inputs = [row for row in input_ratios(trials) if _setting(row) in settings]
     rows = [row for row in result_rows(run) if row["trial_id"] in wanted]
     shown = [trial.row for trial in own if trial.row.get("status") is not None]
-    said = complete_answers(trials, points(own), ratios, str(run.path))
+    found = points(own)
+    said = complete_answers(trials, found, ratios, str(run.path), advice_of_profiles(trials, found))
     return Result(
         document={
             "run": str(run.path), "rows": rows, "ratios": ratios, "input": inputs, "real_against_synthetic": gaps,

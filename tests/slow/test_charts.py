@@ -109,6 +109,16 @@ def test_zoom_and_legend_work_and_the_zoom_is_reset(opened: Opened) -> None:
     assert key.get_attribute("aria-pressed") == "true" and marks(panel) == before
 
 
+def test_every_plot_is_named_after_its_figure(opened: Opened) -> None:
+    plots = opened.page.locator(".chart .plot").evaluate_all(
+        """found => found.map(plot => [plot.closest("figure").querySelector("h3").textContent,
+            plot.getAttribute("aria-label"), plot.getAttribute("role")])"""
+    )
+    assert len(plots) >= 5
+    assert [plot for plot in plots if not plot[1].startswith(plot[0]) or plot[2] != "application"] == []
+    assert len({label for _, label, _ in plots}) == len(plots)
+
+
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_nothing_is_wider_than_the_screen_and_words_have_contrast(opened: Opened, scheme: str) -> None:
     page = opened.page

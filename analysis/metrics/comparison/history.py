@@ -70,9 +70,11 @@ class History:
 
     series: tuple[Series, ...]
     problems: tuple[str, ...]
-    """Runs and trials that could not be read, and duplicate runs."""
+    """Runs and trials that could not be read."""
     threshold: float
     """Relative change of the step time that counts."""
+    notes: tuple[str, ...] = ()
+    """Measurements that another run has too and that were skipped."""
 
     @property
     def regressed(self) -> bool:
@@ -83,6 +85,7 @@ class History:
         """Return plain values."""
         series = [{**one.row, "points": [asdict(point) for point in one.points]} for one in self.series]
         about = {"threshold": self.threshold, "regressed": self.regressed, "problems": list(self.problems)}
+        about |= {"notes": list(self.notes)}
         return {**about, "series": series}
 
 
@@ -120,9 +123,10 @@ def history_of(runs: Sequence[RunDirectory], threshold: float = THRESHOLD) -> Hi
         for key, group in _groups(run, problems):
             found[key].append(group)
     series = []
+    repeated: list[str] = []
     for groups in found.values():
         groups.sort(key=lambda group: group.began_ns)
-        series.append(_series(_once(groups, problems), threshold))
+        series.append(_series(_once(groups, repeated), threshold))
     if not series:
         raise InputError(
             "run-incomplete",
@@ -130,7 +134,7 @@ def history_of(runs: Sequence[RunDirectory], threshold: float = THRESHOLD) -> Hi
             f"{': ' + problems[0] if problems else ': give run directories of `bertbench throughput`'}",
         )
     series.sort(key=lambda one: tuple(str(one.row[name]).rjust(12) for name in (*CONFIGURATION, "machine")))
-    return History(tuple(series), tuple(dict.fromkeys(problems)), threshold)
+    return History(tuple(series), tuple(dict.fromkeys(problems)), threshold, tuple(dict.fromkeys(repeated)))
 
 
 def _groups(run: RunDirectory, problems: list[str]) -> list[tuple[Key, _Group]]:
@@ -168,12 +172,12 @@ def _began_ns(trials: Sequence[LoadedTrial]) -> int | None:
     return min(starts, default=None)
 
 
-def _once(groups: Sequence[_Group], problems: list[str]) -> list[_Group]:
-    """Leave copies of a run out."""
+def _once(groups: Sequence[_Group], notes: list[str]) -> list[_Group]:
+    """Leave out measurements that are copies of those of another run."""
     kept: list[_Group] = []
     for group in groups:
         if kept and kept[-1].began_ns == group.began_ns:
-            problems.append(f"skipped {group.run}: it contains the measurements of {kept[-1].run}")
+            notes.append(f"{group.run}: skipped only the measurements that {kept[-1].run} has too")
         else:
             kept.append(group)
     return kept

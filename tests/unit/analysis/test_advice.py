@@ -1,6 +1,7 @@
 """What to do first: ranked, each cause once, nothing that the trial has, gains that independent counting allows."""
 
 import dataclasses
+import html
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
@@ -8,8 +9,10 @@ from typing import Any
 
 import pandas as pd
 import pytest
-from fake_run import write_sweep
+from fake_run import step_rows, write_sweep, write_trial
 from support import shared_files
+from support.commands import document, result, text
+from support.kineto_events import event, write
 from support.timelines import timeline
 
 from analysis.diagnose.advice import LEAST, MOST, Advice, Context, ranked, throughput_command
@@ -295,7 +298,7 @@ def test_the_largest_loss_beyond_the_floor_gets_a_command_that_the_run_has_not_m
     waterfall = [
         {"name": name, "kind": "loss", "ms": ms, "share": ms / 100} for name, ms in ((bar, 30.0), ("optimizer", 9.0))
     ]
-    floor = {**row, "of_floor": 0.61, "floor_ms": 61.0, "step_time_ms": 100.0, "waterfall": waterfall}
+    floor = {**row, "of_floor": 0.61, "floor_ms": 0.61 * row["step_time_ms"], "waterfall": waterfall}
     made = [
         dataclasses.replace(first, row=row),
         dataclasses.replace(first, row=floor, trial=dataclasses.replace(first.trial, kind="components")),
@@ -308,6 +311,80 @@ def test_the_largest_loss_beyond_the_floor_gets_a_command_that_the_run_has_not_m
     assert said.numbers["of_floor"] == 0.61 and one.saves == pytest.approx(0.30) and bar in one.seen
     assert command in f"{one.command} "
     parses(one.command)
+
+
+@pytest.mark.parametrize(
+    ("changes", "used"),
+    [
+        ({}, True),
+        ({"slower": 1.2}, True),
+        ({"slower": 1.3}, False),
+        ({"slower": 0.7}, False),
+        ({"cautions": [{"code": "not_explained", "message": "parts", "remedy": "again"}]}, False),
+        ({"cautions": [{"code": "loaded", "message": "other work", "remedy": "again"}]}, False),
+        ({"cautions": [{"code": "drifted", "message": "drift", "remedy": "again"}]}, False),
+        ({"floor": 1.1}, False),
+    ],
+)
+def test_a_speed_of_light_that_does_not_describe_the_step_is_to_be_measured_again(
+    changes: dict[str, Any], used: bool, tmp_path: Path
+) -> None:
+    """Then no share of the floor and no advice comes from it; a second, sound measurement is used instead."""
+    (first, *_) = load_run(write_sweep(tmp_path, implementations=("bertbench",), batches=(8,), worlds=(1,), count=15))
+    step = first.row["step_time_ms"]
+    waterfall = [{"name": "attention", "kind": "loss", "ms": 0.3 * step, "share": 0.3}]
+    sound = {**first.row, "of_floor": 0.5, "floor_ms": 0.5 * step, "waterfall": waterfall}
+    row = {**sound, "step_time_ms": changes.get("slower", 1.0) * step, "cautions": changes.get("cautions", [])}
+    row |= {"floor_ms": changes.get("floor", 0.5) * step, "of_floor": changes.get("floor", 0.5)}
+    parts = dataclasses.replace(first.trial, kind="components")
+    made = [first, dataclasses.replace(first, row=row, trial=parts)]
+    (said,) = complete_answers(made, points(made[:1]), [], "a run")
+    assert (said.numbers["of_floor"] is not None) == used == ("speed" in {one.cause for one in said.advice})
+    again = [sentence for sentence in said.good if "speed-of-light pretrain" in sentence]
+    assert len(again) == (not used)
+    for sentence in again:
+        command = sentence.split("`")[1]
+        assert {"--winner-of", "--again"} < {*shlex.split(command)}
+        parses(command)
+    made.append(dataclasses.replace(first, row=sound, trial=parts))
+    (said,) = complete_answers(made, points(made[:1]), [], "a run")
+    assert said.numbers["of_floor"] == 0.5 and not any("--again" in sentence for sentence in said.good)
+
+
+def test_a_disturbed_recording_says_nothing_about_the_measured_speed(tmp_path: Path) -> None:
+    """Its other advice is tested on the configuration as it was measured, not with the steps of the recording."""
+    trials = list(load_run(write_sweep(tmp_path, implementations=("bertbench",), batches=(8,), worlds=(1,), count=15)))
+    profile = dataclasses.replace(
+        trials[0].trial, kind="profile", profiler="torch", start_iteration=3, stop_iteration=6
+    )
+    trials.append(dataclasses.replace(trials[0], trial=profile, row={**trials[0].row, "samples_per_second": None}))
+    own = dataclasses.replace(advice("host", 0.4), command="bertbench throughput pretrain --start 3 --stop 6")
+    (said,) = complete_answers(
+        trials, points(trials), [], str(tmp_path), {profile.trial_id: [advice("machine", None), own]}
+    )
+    assert not said.badge and "machine" not in {one.cause for one in said.advice}
+    (host,) = [one for one in said.advice if one.cause == "host"]
+    assert "--batch-sizes 16" in host.command and "--start 3" not in host.command
+    parses(host.command)
+
+
+def test_page_terminal_and_json_say_the_same_first(tmp_path: Path) -> None:
+    """Also of a run with a profile, and without hf, where another implementation is the reference."""
+    run = write_sweep(tmp_path, implementations=("bertbench", "torch-stock"), batches=(8,), worlds=(1,), count=15)
+    trial = next(one.trial for one in load_run(run) if one.trial.implementation == "bertbench")
+    profile = dataclasses.replace(trial, kind="profile", profiler="torch", start_iteration=3, stop_iteration=6)
+    write_trial(run, profile, {0: step_rows([90.0] * 6, 8)})
+    folder = run.trial(profile.trial_id).profile
+    folder.mkdir()
+    work = [event("aten::copy_", 0, 500), event("aten::mm", 500, 100)]
+    write(folder / "trace-rank0.json.gz", [event("ProfilerStep#3", 0, 1000, "user_annotation"), *work])
+    reported, analyzed = (document(name, str(run.path))["answers"] for name in ("report", "analyze"))
+    assert reported == analyzed and any("torch-stock" in sentence for sentence in reported[0]["sentences"])
+    shown = "".join(text(result("report", str(run.path), "--summary").blocks).split())
+    page = html.unescape((run.report / "report.html").read_text(encoding="utf-8"))
+    first = reported[0]["do_first"]
+    assert first["cause"] == "fusion" and first["command"] in page and "".join(first["text"].split()) in shown
+    assert reported[0]["headline"] in page
 
 
 def test_counters_advise_by_what_the_busiest_unit_leaves() -> None:

@@ -100,7 +100,21 @@ def test_a_copy_of_a_run_is_left_out_and_said(on_day: Any, tmp_path: Path) -> No
     shutil.copytree(run.path, copy.path)
     found = history_of([run, copy, later])
     assert len(only(found).points) == 2
-    assert found.problems == (f"skipped {copy.path}: it contains the measurements of {run.path}",)
+    assert found.problems == ()
+    (note,) = found.notes
+    assert str(copy.path) in note and str(run.path) in note
+    assert found.to_json()["notes"] == [note] and note in str(history_page(found))
+
+
+def test_the_command_names_a_copy_in_a_note(on_day: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = on_day("a", 1)
+    shutil.copytree(run.path, run.path.parent / "copy")
+    found = result("history", run.path, run.path.parent / "copy", "--out", tmp_path / "out")
+    assert not found.problems
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("note: ") and str(run.path.parent / "copy") in line
+    result("history", run.path, run.path.parent / "copy", "--json")
+    assert not capsys.readouterr().err
 
 
 def test_what_stops_to_run_is_a_regression_and_the_next_is_held_against_the_last_that_ran(

@@ -219,3 +219,30 @@ def test_a_request_to_end_that_comes_when_all_is_said_changes_nothing() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (3, "")
+
+
+def _in_shell(words: str) -> subprocess.CompletedProcess[str]:
+    command = ["sh", "-c", f'"$0" -m bench.cli.main {words}', sys.executable]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+
+
+@pytest.mark.parametrize("redirected", [">/dev/full", ">&-"])
+@pytest.mark.parametrize("words", ["--help", "", "-V", "doctor", "doctor --help", "data --help"])
+def test_output_that_cannot_be_written_is_one_message(words: str, redirected: str) -> None:
+    done = _in_shell(f"{words} {redirected}")
+    assert done.returncode == 2, done.stderr
+    check_refusal(done.stderr, "write-failed")
+    assert len(done.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize("redirected", [">&-", ">&- 2>&-", "<&- >&- 2>&-"])
+def test_a_command_without_output_needs_no_stdout(redirected: str) -> None:
+    answered = _in_shell("doctor --has bf16")
+    assert answered.returncode in (0, 1) and not answered.stderr
+    done = _in_shell(f"doctor --has bf16 {redirected}")
+    assert (done.returncode, done.stderr) == (answered.returncode, "")
+
+
+def test_messages_do_not_go_to_stdout_if_stderr_is_closed() -> None:
+    done = _in_shell("thruput 2>&-")
+    assert (done.returncode, done.stdout) == (2, "")
