@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import io
+import itertools
 import os
 import sys
 import types
@@ -14,7 +15,7 @@ from typing import Annotated, Any, TypeVar, get_args, get_origin, get_type_hints
 
 import tyro
 
-from bench.cli.form import examples_of, form_of
+from bench.cli.form import examples_of, form_of, leaves
 from bert.tasks import TASKS, known_tasks
 from common.errors import Code, UsageError
 from common.flags import flag
@@ -60,7 +61,7 @@ def parse(options: type[T], argv: list[str], program: str) -> T:
     task = _task_in(argv)
     form, build = form_of(options, task)
     shown = f"{program} {task}" if task else program
-    with _colors(), _optional_values(), _refusals(program), _examples(options):
+    with _colors(), _optional_values(), _refusals(program, options, argv), _examples(options):
         filled: Any = tyro.cli(form, args=argv, prog=shown, config=_CONFIG)
     found: T = build(filled)
     return found
@@ -69,7 +70,7 @@ def parse(options: type[T], argv: list[str], program: str) -> T:
 def parse_known(options: type[T], argv: list[str], program: str) -> tuple[T, list[str]]:
     """Like `parse`, but also return the words that are not options of it."""
     form, build = form_of(options, _task_in(argv))
-    with _colors(), _optional_values(), _refusals(program), _examples(options):
+    with _colors(), _optional_values(), _refusals(program, options, argv), _examples(options):
         known: tuple[Any, list[str]] = tyro.cli(form, args=argv, prog=program, config=_CONFIG, return_unknown_args=True)
     return build(known[0]), list(known[1])
 
@@ -108,8 +109,8 @@ def _examples(options: type) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _refusals(program: str) -> Iterator[None]:
-    """Let tyro print its error, and raise UsageError where it would exit with 2."""
+def _refusals(program: str, options: type, argv: Sequence[str]) -> Iterator[None]:
+    """Raise UsageError where tyro would exit with 2, below tyro's message unless ours says which value is wrong."""
     said = io.StringIO()
     try:
         with contextlib.redirect_stderr(said):
@@ -121,9 +122,51 @@ def _refusals(program: str) -> Iterator[None]:
         code: Code = "option-unknown" if "Unrecognized" in title else "option-value"
         if "Required" in title:
             code = "option-missing"
+        wrong = _wrong_value(options, argv) if code == "option-value" else None
+        if wrong is not None:
+            said = io.StringIO()
+            raise UsageError(code, f"{wrong}; see {program} --help") from None
         raise UsageError(code, f"invalid options: see {program} --help") from None
     finally:
         sys.stderr.write(said.getvalue())
+
+
+_NUMBERS = {int: "an integer", float: "a number"}
+
+
+def _wrong_value(options: type, argv: Sequence[str]) -> str | None:
+    """Return what is wrong with the first value that is missing or not a number; None if all are right."""
+    for leaf in leaves(options):
+        if leaf.switch:
+            continue
+        kinds = (leaf.kind, *get_args(leaf.kind))
+        number = next((kind for kind in (float, int) if kind in kinds), None)
+        for place, word in enumerate(argv):
+            name, equals, value = word.partition("=")
+            if name.replace("_", "-") != leaf.flag:
+                continue
+            after = (
+                [value]
+                if equals
+                else list(itertools.takewhile(lambda one: not one.startswith("--"), argv[place + 1 :]))
+            )
+            if get_origin(leaf.kind) is not tuple:
+                if not after:
+                    return f"{leaf.flag} needs a value"
+                after = after[:1]
+            for text in after:
+                if number is not None and not _reads(text, number):
+                    return f"{leaf.flag} {text!r} is not {_NUMBERS[number]}"
+    return None
+
+
+def _reads(text: str, kind: type[int] | type[float]) -> bool:
+    """Return whether a text is a number of this kind."""
+    try:
+        kind(text)
+    except ValueError:
+        return False
+    return True
 
 
 def _optional_values() -> tyro.constructors.ConstructorRegistry:
