@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from support.charts import Opened, drawn_charts
-from unit.analysis.fake_run import write_sweep
+from support.fake_run import write_sweep
 
 from analysis import wording
 from analysis.render.chart_colours import contrast

@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fake_run import ENVIRONMENT, noisy_times, rank_record, step_rows, write_sweep, write_trial
 from support.commands import text
+from support.fake_run import ENVIRONMENT, noisy_times, rank_record, step_rows, write_sweep, write_trial
 from support.refusals import refused
 
 from analysis.diagnose.answer import answers, points

@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
-from fake_run import ENVIRONMENT, rank_record, step_rows, write_sweep, write_trial
+from support.fake_run import ENVIRONMENT, rank_record, step_rows, write_sweep, write_trial
 from support.kineto_events import event, write
 from support.refusals import refused
 

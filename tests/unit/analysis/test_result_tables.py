@@ -2,8 +2,8 @@ import dataclasses
 from pathlib import Path
 
 import pytest
-from fake_run import step_rows, write_sweep, write_trial
 from support.commands import document, result, text
+from support.fake_run import step_rows, write_sweep, write_trial
 from support.refusals import refused
 
 from analysis.load import LoadedTrial, load_run
