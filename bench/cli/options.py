@@ -8,7 +8,7 @@ import os
 import sys
 import types
 import typing
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, TypeVar, get_args, get_origin, get_type_hints
@@ -58,7 +58,7 @@ def parse(options: type[T], argv: list[str], program: str) -> T:
     Raises:
         UsageError: unknown or missing options, or a value that the parser or the dataclass refuses.
     """
-    task = _task_in(argv)
+    argv, task = in_plural(argv, options), _task_in(argv)
     form, build = form_of(options, task)
     shown = f"{program} {task}" if task else program
     with _colors(), _optional_values(), _refusals(program, options, argv), _examples(options):
@@ -69,6 +69,7 @@ def parse(options: type[T], argv: list[str], program: str) -> T:
 
 def parse_known(options: type[T], argv: list[str], program: str) -> tuple[T, list[str]]:
     """Like `parse`, but also return the words that are not options of it."""
+    argv = in_plural(argv, options)
     form, build = form_of(options, _task_in(argv))
     with _colors(), _optional_values(), _refusals(program, options, argv), _examples(options):
         known: tuple[Any, list[str]] = tyro.cli(form, args=argv, prog=program, config=_CONFIG, return_unknown_args=True)
@@ -232,30 +233,22 @@ def check_task(argv: Sequence[str], program: str, tasks: Iterable[str] | None = 
         lookup(dict.fromkeys(tasks), argv[0], what)
 
 
-def parse_task(options: type[T], argv: list[str], program: str, sweep: bool = True) -> T:
-    """Like `parse`, for commands whose first word is a task; `sweep` accepts the singular of list options."""
+def parse_task(options: type[T], argv: list[str], program: str) -> T:
+    """Like `parse`, for commands whose first word is a task."""
     check_task(argv, program)
-    return parse(options, in_plural(argv, _SWEEP_LISTS) if sweep else argv, program)
+    return parse(options, argv, program)
 
 
-_SWEEP_LISTS = {
-    "--preset": "--presets",
-    "--implementation": "--implementations",
-    "--strategy": "--strategies",
-    "--batch-size": "--batch-sizes",
-    "--seq-len": "--seq-lens",
-}
-
-
-def in_plural(argv: Sequence[str], lists: Mapping[str, str]) -> list[str]:
+def in_plural(argv: Sequence[str], options: type) -> list[str]:
     """Return the words of a command line with the singular of list options replaced by their names.
 
     Args:
         argv: command line; an option and its value are separate words or joined by =.
-        lists: singular -> name of the option.
+        options: dataclass of options.
     """
+    lists = {leaf.alias: leaf.flag for leaf in leaves(options) if leaf.alias}
     parts = (word.partition("=") for word in argv)
-    return [f"{lists.get(name, name)}{equals}{value}" for name, equals, value in parts]
+    return [lists.get(name.replace("_", "-"), name) + equals + value for name, equals, value in parts]
 
 
 def split_command(argv: Sequence[str]) -> tuple[list[str], list[str]]:
