@@ -39,29 +39,6 @@ quietly() {
     shift
     run "$@" >"$file"
 }
-# Prints how long a trial of the fastest configuration took, s, rounded up; 0 before the first is finished, and where
-# its records are damaged: the commands that follow say so.
-winner_seconds() {
-    python3 2>/dev/null - "$OUT" <<'PYTHON' || echo 0
-import csv, json, math, pathlib, sys
-
-run = pathlib.Path(sys.argv[1])
-if (run / "results.csv").exists():
-    with (run / "results.csv").open(newline="", encoding="utf-8") as file:
-        rows = [row for row in csv.DictReader(file) if row["kind"] == "throughput" and row["status"] == "ok"]
-else:
-    rows = []
-rows = [row for row in rows if row["samples_per_second"]]
-best = max(rows, key=lambda row: float(row["samples_per_second"]), default=None)
-same = ("implementation", "strategy", "preset", "precision", "seq_len", "micro_batch_size", "world_size")
-walls = [0.0]
-for row in rows:
-    if all(row[name] == best[name] for name in same):
-        result = json.loads((run / "trials" / row["trial_id"] / "result.json").read_text(encoding="utf-8"))
-        walls.append(float(result.get("wall_seconds") or 0))
-print(math.ceil(max(walls)))
-PYTHON
-}
 # Whether a step of $2 s, and then the report, fit into the rest of the budget; otherwise says that $1 is left out.
 fits() {
     local left=$((BUDGET - SECONDS))
@@ -101,7 +78,7 @@ mkdir -p "$OUT"
 echo "== 1/5 data (time budget for all steps: $BUDGET s)"
 quietly "$OUT/data.txt" bertbench data pretrain "${source_options[@]}" --output "$data" --seq-len 128 --dupe-factor 1
 echo "== 2/5 throughput"
-wall=$(winner_seconds)
+wall=$(python3 -m bench.plan.winner "$OUT")
 needed=$((4 * wall + light_seconds))
 left=$((BUDGET - SECONDS - (needed > reserve ? needed : reserve)))
 common=(--preset "$PRESET" --precisions "$PRECISION" --seq-lens 128 --data "$data" --out "$OUT")
@@ -111,7 +88,7 @@ quietly "$OUT/throughput.txt" bertbench throughput pretrain "${common[@]}" --bat
     --rounds "$ROUNDS" --time-budget "$((left > 0 ? left : 1))" "${again[@]}" || status=$?
 [[ $status -eq 0 || $status -eq 3 ]] || exit "$status"
 echo "== 3/5 profile of three iterations of the fastest configuration"
-wall=$(winner_seconds)
+wall=$(python3 -m bench.plan.winner "$OUT")
 if fits "the profile" $((2 * wall)); then # one trial without the profiler, one with it
     quietly "$OUT/profile.txt" bertbench profile pretrain --winner-of "$OUT" --out "$OUT" --profiler torch --start 3 --stop 6 \
         "${again[@]}" || status=$?

@@ -77,9 +77,9 @@ Code = Literal[
 """Stable code of an error, for scripts and tests; messages may be reworded."""
 
 CODES: dict[Code, str] = {
-    "option-unknown": "A command, an option or a key of an option that does not exist.",
-    "option-choice": "A value that is not one of the choices.",
-    "option-value": "A value out of range or in the wrong format.",
+    "option-unknown": "An option or a key of an option that does not exist.",
+    "option-choice": "A command, a task or a value that is not one of those that exist.",
+    "option-value": "A value that the option cannot take: out of range, malformed, or not among its few words.",
     "option-missing": "A required option is missing.",
     "option-conflict": "Two options that exclude or contradict each other.",
     "option-not-applicable": "An option that this task, strategy, device or kind of run does not have.",

@@ -23,6 +23,13 @@ class OneOf:
     words: tuple[str, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class OfTasks:
+    """Annotates an option with the only tasks that have it, for the help; its dataclass checks them."""
+
+    tasks: tuple[str, ...]
+
+
 def flag(name: str) -> str:
     """Return the option of a field, such as --global-batch-size of global_batch_size."""
     return f"--{name.replace('_', '-')}"

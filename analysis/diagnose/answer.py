@@ -90,6 +90,8 @@ class Answer:
     """What to do: first the largest gain, then at most three more."""
     numbers: Row = field(default_factory=dict)
     """Values for programs: samples_per_second with its interval and rounds, of_floor, mfu, record."""
+    rivals: tuple[str, ...] = ()
+    """Other implementations that may be as fast: which one is fastest is too close to call."""
 
     @property
     def how_good(self) -> tuple[str, ...]:
@@ -97,11 +99,12 @@ class Answer:
         return (*self.good, self.mfu) if self.mfu else self.good
 
     def to_json(self) -> dict[str, Any]:
-        """Return plain JSON values: headline, badge, `numbers`, sentences, do_first, then."""
+        """Return plain JSON values: headline, badge, too_close_to_call, `numbers`, sentences, do_first, then."""
         done = [one.to_json() for one in self.advice]
         return {
             "headline": self.headline,
             "badge": self.badge or None,
+            "too_close_to_call": list(self.rivals),
             **self.numbers,
             "sentences": [*self.sentences, *self.how_good],
             "do_first": done[0] if done else None,
@@ -172,16 +175,35 @@ def nothing_measured(trials: Sequence[LoadedTrial]) -> Answer:
 def _answer(winner: Winner, ratios: Sequence[Row]) -> Answer:
     best, group = winner.best, winner.group
     row = best.row
-    others = len({point.row["implementation"] for point in group}) > 1
+    close = dict.fromkeys(str(one.row["implementation"]) for one in winner.close)
+    rivals = tuple(name for name in close if name != row["implementation"])
     headline = (
-        f"{row['implementation']} {_trains(row)} {'fastest' if others else ''}".rstrip()
-        + f": {wording.number(best.samples_per_second)} samples/s with micro batch {wording.batch(row)} on "
-        f"{_where(row)}{wording.by(row)} "
+        f"{_first(winner, rivals)}: {wording.number(best.samples_per_second)} samples/s with micro batch "
+        f"{wording.batch(row)} on {_where(row)}{wording.by(row)} "
         f"({row['precision']}, sequences of {wording.lengths(row)})."
     )
     versus = _versus(best, ratios)
     sentences = [*_step_sentence(best), *versus, *_smaller(best, group), *_close(winner, " ".join(versus))]
-    return Answer(headline, tuple(_cards(best, ratios)), tuple(sentences))
+    return Answer(headline, tuple(_cards(best, ratios)), tuple(sentences), rivals=rivals)
+
+
+def _first(winner: Winner, rivals: Sequence[str]) -> str:
+    """Who is the fastest, or between whom that is too close to call."""
+    row, best = winner.best.row, winner.best
+    trains = f"{row['implementation']} {_trains(row)}"
+    if not rivals:
+        return f"{trains} fastest" if len({one.row["implementation"] for one in winner.group}) > 1 else trains
+    names = [str(row["implementation"]), *rivals]
+    ahead = max(one.samples_per_second for one in winner.close) > best.samples_per_second
+    measured = f"measured in {best.rounds} rounds" if ahead else "measured fastest"
+    return (
+        f"{', '.join(names[:-1])} and {names[-1]} are too close to call ({_model(row)}); {row['implementation']} "
+        f"{measured}"
+    )
+
+
+def _model(row: Row) -> str:
+    return f"BERT-{row['preset']}" if row["task"] == "pretrain" else f"BERT-{row['preset']}, {row['task']}"
 
 
 def _trains(row: Row) -> str:

@@ -47,9 +47,11 @@ def what_it_decides(trials: Sequence[LoadedTrial], ratios: Sequence[Row]) -> str
         return f"Every comparison with {ratios[0]['reference']} is conclusive ({len(measured)})."
     if all(trial.trial.round == 0 for trial in trials):  # the caution about one round says it
         return ""
+    known = len(measured) - len(undecided)
+    others = "the other needs" if len(undecided) == 1 else "the others need"
     return (
-        f"{len(measured) - len(undecided)} of {len(measured)} comparisons with {ratios[0]['reference']} are "
-        "conclusive; the others need at least three rounds per side or a quieter machine."
+        f"{known} of {len(measured)} comparisons with {ratios[0]['reference']} {'is' if known == 1 else 'are'} "
+        f"conclusive; {others if known else 'they need'} at least three rounds per side or a quieter machine."
     )
 
 

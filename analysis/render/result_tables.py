@@ -78,7 +78,8 @@ def caution_lines(trials: Sequence[LoadedTrial]) -> list[str]:
     for group in grouped_cautions([trial for trial in trials if trial.row["status"] == "ok"], ()):
         where = f" ({group.where})" if group.where else ""
         if len(group.messages) > 1:
-            where = f" (and {group.trials - 1} more like it)"
+            others = group.trials - 1
+            where = f" ({others} other trial{' is' if others == 1 else 's are'} affected)"
         of_mfu = "MFU: " if group.code in _OF_MFU else ""
         lines.append(f"caution: {of_mfu}{group.messages[0]}{where}; {group.remedy}")
     return lines

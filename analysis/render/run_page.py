@@ -265,8 +265,11 @@ def _what_ran(trials: LoadedRun, everything: LoadedRun, ratios: Sequence[Row]) -
 def _waterfalls(everything: LoadedRun, folder: Path) -> list[Section]:
     """One section for every broken-down step; both tables of each are written as CSV files too."""
     found = []
-    for number, trial in enumerate(taken_apart(everything)):
+    apart = taken_apart(everything)
+    names = [f"{wording.implementation(one.row)} {wording.model(one.row)} {wording.place(one.row)}" for one in apart]
+    for number, (trial, name) in enumerate(zip(apart, names, strict=True)):
         row = trial.row
+        which = name if names.count(name) == 1 else f"{name}, {trial.trial.trial_id}"
         tables.write_csv(folder / f"waterfall-{number}.csv", row["waterfall"])
         tables.write_csv(folder / f"components-{number}.csv", row["components"])
         components = components_table(row["components"])
@@ -277,7 +280,7 @@ def _waterfalls(everything: LoadedRun, folder: Path) -> list[Section]:
             waterfall_table(row["waterfall"]),
             Details(f"{len(components.rows)} parts, each timed alone", [components]),
         ]
-        found.append(Section("Speed of light", blocks))
+        found.append(Section(f"Speed of light: {which}" if len(apart) > 1 else "Speed of light", blocks))
     return found
 
 

@@ -80,7 +80,7 @@ class AutotuneOptions(Printed):
     buckets_mib: tuple[int, ...] = (5, 10, 50, 100)
     """Gradient bucket sizes in MiB to try besides the strategy's own."""
     seq_len: int | None = None
-    """Maximum tokens per sequence; default 128, squad 384, gap 512."""
+    """Maximum tokens per sequence; default squad: 384; gap: 512; others: 128."""
     padding: str = AUTO
     """Padding of fine-tuning batches: to the longest sequence, or to --seq-len; default auto: longest."""
     precision: str = AUTO
@@ -141,7 +141,7 @@ OPTIONS = {"autotune TASK": AutotuneOptions}
 
 def read_words(words: list[str], program: str) -> AutotuneOptions:
     """Parse the command line; the first word names the task."""
-    return parse_task(AutotuneOptions, words, program, sweep=False)
+    return parse_task(AutotuneOptions, words, program)
 
 
 def run(options: AutotuneOptions) -> Result:

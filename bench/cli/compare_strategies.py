@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import tyro
 
 from analysis.wording import implementation_label
-from bench.cli.options import Printed, check_task, in_plural, parse, parse_known, run_folder
+from bench.cli.options import Printed, check_task, parse, parse_known, run_folder
 from bench.cli.progress import note
 from bench.cli.result import Result, show
 from bench.cli.sweep_progress import show_progress
@@ -145,12 +145,8 @@ def run(call: CompareCall) -> Result:
 def read_words(words: list[str], program: str) -> CompareCall:
     """Parse the options of the comparison and of its trainings; the first word names the task."""
     check_task(words, program)
-    options, rest = parse_known(CompareStrategiesOptions, in_plural(words, _LISTS), program)
+    options, rest = parse_known(CompareStrategiesOptions, words, program)
     return CompareCall(options, parse(TrainOptions, [options.task, *rest], "bertbench train"))
-
-
-# --precision is an option of the training, common to all variants; --precisions belongs to the comparison.
-_LISTS = {"--strategy": "--strategies", "--implementation": "--implementations"}
 
 
 def train_all(planned: Sequence[PlannedVariant], devices: Devices, stop: StopRequest) -> bool:

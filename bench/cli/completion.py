@@ -100,7 +100,8 @@ def _add(parser: argparse.ArgumentParser, leaf: Leaf) -> None:
     taken: dict[str, Any] = {"help": says, "choices": leaf.choices or None}
     if many or leaf.positional:
         taken["nargs"] = "*" if many else "?"
-    made = parser.add_argument(leaf.name if leaf.positional else leaf.flag, **taken)
+    names = [leaf.name] if leaf.positional else [leaf.flag, *([leaf.alias] if leaf.alias else [])]
+    made = parser.add_argument(*names, **taken)
     if Path in (leaf.kind, *typing.get_args(leaf.kind)) or leaf.name in ("data", "file"):
         made.complete = shtab.FILE  # type: ignore[attr-defined]
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
-from bench.cli.options import Printed, in_plural, parse, plain_words
+from bench.cli.options import Printed, parse, plain_words
 from bench.cli.progress import show_stages
 from bench.cli.result import Result
 from bert.tasks.pretrain.config import PrepareConfig
@@ -28,12 +28,11 @@ class DataPretrainOptions(Printed):
 
 
 OPTIONS = {"data pretrain": DataPretrainOptions}
-_LISTS = {"--seq-len": "--seq-lens", "--stage": "--stages"}
 
 
 def read_words(words: list[str], program: str) -> DataPretrainOptions:
     """Parse the command line. Raises UsageError."""
-    return parse(DataPretrainOptions, in_plural(plain_words(words, DataPretrainOptions), _LISTS), program)
+    return parse(DataPretrainOptions, plain_words(words, DataPretrainOptions), program)
 
 
 def run(options: DataPretrainOptions) -> Result:

@@ -17,7 +17,7 @@ from typing import Annotated, Any
 import tyro
 
 from bert.tasks import known_tasks, task_data
-from common.flags import Groups, OneOf, choice_of
+from common.flags import Groups, OfTasks, OneOf, choice_of
 
 GROUPS: Groups = {
     "model and data": (
@@ -41,6 +41,17 @@ GROUPS: Groups = {
 
 _HEADINGS = {"sweep": "execution"}
 """Headings for commands that take single values instead of lists."""
+
+SINGULARS = {
+    "presets": "preset",
+    "implementations": "implementation",
+    "strategies": "strategy",
+    "batch_sizes": "batch_size",
+    "seq_lens": "seq_len",
+    "stages": "stage",
+    "tasks": "task",
+}
+"""List options that can also be given by their singular, in every command that has them."""
 
 _GROUP_OF = {name: group for group, names in GROUPS.items() for name in names}
 _DEFAULT = "; default "
@@ -106,11 +117,41 @@ class Leaf:
     @property
     def tasks(self) -> tuple[str, ...]:
         """The tasks that have it; () if all do."""
+        for marker in self.markers:
+            if isinstance(marker, OfTasks):
+                return marker.tasks
         if self.owner is None or self.owner.__name__ != "TaskFlags":
             return ()
         names = {self.name, *(marker.name for marker in self.markers if getattr(marker, "name", None))}
         spelled = {name.replace("-", "_") for name in names}
         return tuple(task for task in known_tasks() if spelled & {one.name for one in task_data(task).options})
+
+    @property
+    def alias(self) -> str:
+        """The singular of a list option, such as --preset for --presets; "" if it has none."""
+        many = typing.get_origin(self.kind) is tuple
+        return f"--{SINGULARS[self.name].replace('_', '-')}" if many and self.name in SINGULARS else ""
+
+    def default_of(self, task: str | None) -> str:
+        """The default as text for one task; with None, for every task.
+
+        Parts of a default are separated by "; ". One that begins with tasks, "fine-tuning" or "others" and a colon is
+        only for these.
+        """
+        if task is None:
+            return self.default_text
+        names = {task} if task == "pretrain" else {task, "fine-tuning"}
+        kept: list[str] = []
+        own = False
+        for part in " ".join(self.default_text.split()).split("; "):
+            of, colon, text = part.partition(": ")
+            words = set(of.split())
+            if not colon or not words <= {"fine-tuning", "others", *known_tasks()}:
+                kept.append(part)
+            elif words & names or ("others" in words and not own):
+                own = True
+                kept.append(text)
+        return "; ".join(kept)
 
     @property
     def kind(self) -> Any:
@@ -223,7 +264,7 @@ def form_of(options: type, task: str | None = None) -> tuple[type, Callable[[Any
     grouped: dict[str, list[Any]] = {heading: [] for heading in headings_of(found)}
     for leaf in found:
         hidden = task is not None and leaf.tasks and task not in leaf.tasks
-        made = (leaf.name, _shown(leaf, bool(hidden)), *_default_of(leaf))
+        made = (leaf.name, _shown(leaf, task, bool(hidden)), *_default_of(leaf))
         (own if leaf.positional or not leaf.group else grouped[leaf.group]).append(made)
     for group, fields in grouped.items():
         heading = group if several else _HEADINGS.get(group, group)
@@ -252,7 +293,7 @@ def _build(options: type, values: Mapping[str, Any]) -> Any:
     return options(**arguments)
 
 
-def _shown(leaf: Leaf, hidden: bool) -> Any:
+def _shown(leaf: Leaf, task: str | None, hidden: bool) -> Any:
     """Return the type of a field of the form, with markers for tyro's help."""
     given = next((one for one in leaf.markers if hasattr(one, "help_behavior_hint")), tyro.conf.arg())
     metavar = given.metavar  # type: ignore[attr-defined]
@@ -263,8 +304,10 @@ def _shown(leaf: Leaf, hidden: bool) -> Any:
         many = typing.get_origin(leaf.kind) is tuple
         name = f"{leaf.name.removesuffix('s').upper()} ..." if many else leaf.name.upper()
         metavar = name if leaf.required or leaf.name == "task" else f"[{name}]"
-    hint = f"(default: {leaf.default_text})" if leaf.default_text else ""
-    merged = dataclasses.replace(given, help=leaf.help, metavar=metavar, help_behavior_hint=hint)  # type: ignore[type-var]
+    default = leaf.default_of(task)
+    hint = f"(default: {default})" if default else ""
+    says = f"{leaf.help} Also as {leaf.alias}." if leaf.alias else leaf.help
+    merged = dataclasses.replace(given, help=says, metavar=metavar, help_behavior_hint=hint)  # type: ignore[type-var]
     rest = [one for one in leaf.markers if one is not given]
     shown: Any = Annotated[leaf.kind, merged]
     for marker in (*rest, *([tyro.conf.Suppress] if hidden else [])):

@@ -162,9 +162,8 @@ def _end_of_a_thread(ended: threading.ExceptHookArgs) -> None:
 
 
 def _interrupt(number: int, frame: types.FrameType | None) -> None:
-    signal.signal(
-        signal.SIGTERM, signal.SIG_IGN
-    )  # a batch system may send it twice, which must not interrupt the cleanup
+    # A batch system may send it twice, which must not interrupt the cleanup.
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
     raise KeyboardInterrupt
 
 

@@ -3,18 +3,19 @@
 import contextlib
 import dataclasses
 import io
+import itertools
 import os
 import sys
 import types
 import typing
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, TypeVar, get_args, get_origin, get_type_hints
 
 import tyro
 
-from bench.cli.form import examples_of, form_of
+from bench.cli.form import examples_of, form_of, leaves
 from bert.tasks import TASKS, known_tasks
 from common.errors import Code, UsageError
 from common.flags import flag
@@ -57,10 +58,10 @@ def parse(options: type[T], argv: list[str], program: str) -> T:
     Raises:
         UsageError: unknown or missing options, or a value that the parser or the dataclass refuses.
     """
-    task = _task_in(argv)
+    argv, task = in_plural(argv, options), _task_in(argv)
     form, build = form_of(options, task)
     shown = f"{program} {task}" if task else program
-    with _colors(), _optional_values(), _refusals(program), _examples(options):
+    with _colors(), _optional_values(), _refusals(program, options, argv), _examples(options):
         filled: Any = tyro.cli(form, args=argv, prog=shown, config=_CONFIG)
     found: T = build(filled)
     return found
@@ -68,8 +69,9 @@ def parse(options: type[T], argv: list[str], program: str) -> T:
 
 def parse_known(options: type[T], argv: list[str], program: str) -> tuple[T, list[str]]:
     """Like `parse`, but also return the words that are not options of it."""
+    argv = in_plural(argv, options)
     form, build = form_of(options, _task_in(argv))
-    with _colors(), _optional_values(), _refusals(program), _examples(options):
+    with _colors(), _optional_values(), _refusals(program, options, argv), _examples(options):
         known: tuple[Any, list[str]] = tyro.cli(form, args=argv, prog=program, config=_CONFIG, return_unknown_args=True)
     return build(known[0]), list(known[1])
 
@@ -108,8 +110,8 @@ def _examples(options: type) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _refusals(program: str) -> Iterator[None]:
-    """Let tyro print its error, and raise UsageError where it would exit with 2."""
+def _refusals(program: str, options: type, argv: Sequence[str]) -> Iterator[None]:
+    """Raise UsageError where tyro would exit with 2, below tyro's message unless ours says which value is wrong."""
     said = io.StringIO()
     try:
         with contextlib.redirect_stderr(said):
@@ -121,9 +123,51 @@ def _refusals(program: str) -> Iterator[None]:
         code: Code = "option-unknown" if "Unrecognized" in title else "option-value"
         if "Required" in title:
             code = "option-missing"
+        wrong = _wrong_value(options, argv) if code == "option-value" else None
+        if wrong is not None:
+            said = io.StringIO()
+            raise UsageError(code, f"{wrong}; see {program} --help") from None
         raise UsageError(code, f"invalid options: see {program} --help") from None
     finally:
         sys.stderr.write(said.getvalue())
+
+
+_NUMBERS = {int: "an integer", float: "a number"}
+
+
+def _wrong_value(options: type, argv: Sequence[str]) -> str | None:
+    """Return what is wrong with the first value that is missing or not a number; None if all are right."""
+    for leaf in leaves(options):
+        if leaf.switch:
+            continue
+        kinds = (leaf.kind, *get_args(leaf.kind))
+        number = next((kind for kind in (float, int) if kind in kinds), None)
+        for place, word in enumerate(argv):
+            name, equals, value = word.partition("=")
+            if name.replace("_", "-") != leaf.flag:
+                continue
+            after = (
+                [value]
+                if equals
+                else list(itertools.takewhile(lambda one: not one.startswith("--"), argv[place + 1 :]))
+            )
+            if get_origin(leaf.kind) is not tuple:
+                if not after:
+                    return f"{leaf.flag} needs a value"
+                after = after[:1]
+            for text in after:
+                if number is not None and not _reads(text, number):
+                    return f"{leaf.flag} {text!r} is not {_NUMBERS[number]}"
+    return None
+
+
+def _reads(text: str, kind: type[int] | type[float]) -> bool:
+    """Return whether a text is a number of this kind."""
+    try:
+        kind(text)
+    except ValueError:
+        return False
+    return True
 
 
 def _optional_values() -> tyro.constructors.ConstructorRegistry:
@@ -189,30 +233,22 @@ def check_task(argv: Sequence[str], program: str, tasks: Iterable[str] | None = 
         lookup(dict.fromkeys(tasks), argv[0], what)
 
 
-def parse_task(options: type[T], argv: list[str], program: str, sweep: bool = True) -> T:
-    """Like `parse`, for commands whose first word is a task; `sweep` accepts the singular of list options."""
+def parse_task(options: type[T], argv: list[str], program: str) -> T:
+    """Like `parse`, for commands whose first word is a task."""
     check_task(argv, program)
-    return parse(options, in_plural(argv, _SWEEP_LISTS) if sweep else argv, program)
+    return parse(options, argv, program)
 
 
-_SWEEP_LISTS = {
-    "--preset": "--presets",
-    "--implementation": "--implementations",
-    "--strategy": "--strategies",
-    "--batch-size": "--batch-sizes",
-    "--seq-len": "--seq-lens",
-}
-
-
-def in_plural(argv: Sequence[str], lists: Mapping[str, str]) -> list[str]:
+def in_plural(argv: Sequence[str], options: type) -> list[str]:
     """Return the words of a command line with the singular of list options replaced by their names.
 
     Args:
         argv: command line; an option and its value are separate words or joined by =.
-        lists: singular -> name of the option.
+        options: dataclass of options.
     """
+    lists = {leaf.alias: leaf.flag for leaf in leaves(options) if leaf.alias}
     parts = (word.partition("=") for word in argv)
-    return [f"{lists.get(name, name)}{equals}{value}" for name, equals, value in parts]
+    return [lists.get(name.replace("_", "-"), name) + equals + value for name, equals, value in parts]
 
 
 def split_command(argv: Sequence[str]) -> tuple[list[str], list[str]]:

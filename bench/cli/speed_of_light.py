@@ -45,7 +45,7 @@ class SpeedOfLightOptions(Printed):
     batch_size: int = 8
     """Sequences per device."""
     seq_len: int | None = None
-    """Maximum tokens per sequence; default 128, squad 384."""
+    """Maximum tokens per sequence; default squad: 384; others: 128."""
     padding: str = AUTO
     """Padding of fine-tuning batches: to the longest sequence, or to --seq-len; default auto: longest."""
     precision: str = AUTO
@@ -118,7 +118,7 @@ OPTIONS = {"speed-of-light [TASK]": SpeedOfLightOptions}
 def read_words(words: list[str], program: str) -> SpeedOfLightOptions:
     """Return the options; without a task it is pretraining. Raises UsageError where --winner-of answers others too."""
     named = bool(words) and (not words[0].startswith("-") or words[0] in ("-h", "--help"))
-    options = parse_task(SpeedOfLightOptions, words if named else ["pretrain", *words], program, sweep=False)
+    options = parse_task(SpeedOfLightOptions, words if named else ["pretrain", *words], program)
     if options.winner_of is not None and (other := sorted(given_names(words) - _BESIDE_WINNER)):
         raise UsageError(
             "option-conflict",

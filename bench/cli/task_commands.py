@@ -7,12 +7,12 @@ import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
 from analysis.render.tables import Block, Facts, Plain, texts
-from bench.cli.options import Printed, in_plural, parse, plain_words, run_folder
+from bench.cli.options import Printed, parse, plain_words, run_folder
 from bench.cli.progress import note, show_stages
 from bench.cli.result import Result, when_writable
 from bench.machine.devices import find_devices
@@ -81,13 +81,10 @@ class TaskRun:
 
     def read_words(self, words: list[str], program: str) -> Any:
         """Parse the words after the task. Raises UsageError."""
-        hints = get_type_hints(self._command.options)
-        lists = {name for name, kind in hints.items() if get_origin(kind) is tuple and name.endswith("s")}
-        plurals = {f"--{name[:-1].replace('_', '-')}": f"--{name.replace('_', '-')}" for name in lists - {"features"}}
         if self._verb == "data" and words and not words[0].startswith("-"):
             words = ["--input", *words]
         options = _options_class(self._command, self._task)
-        return parse(options, in_plural(plain_words(words, options), plurals), program)
+        return parse(options, plain_words(words, options), program)
 
     @property
     def _writes_folder(self) -> bool:

@@ -27,7 +27,7 @@ from bert.tasks import check_task_options, make_task, resolve_options, task_data
 from bert.tasks.base import DataSource, TaskData
 from bert.train.settings import GIVEN, TrainSettings, resolve_settings, task_defaults
 from common.errors import InputError, StorageError, UsageError
-from common.flags import Groups, choice_of, flag, request_of
+from common.flags import Groups, OfTasks, choice_of, flag, request_of
 from common.registry import lookup
 from records.training import TrainRun, is_train_run
 from records.trial import Trial
@@ -62,14 +62,14 @@ class TrainOptions:
     file: tyro.conf.Positional[str | None] = None
     """Same as --data."""
     task_flags: Annotated[TaskFlags, tyro.conf.arg(name="")] = field(default_factory=TaskFlags)
-    phase: int | None = None
+    phase: Annotated[int | None, OfTasks(("pretrain",))] = None
     """Phase of pretraining: 1 uses sequences of 128 tokens, 2 of 512, after phase 1; default 1."""
     data: str | None = None
     """Folder of HDF5 shards (pretrain) or features (squad gap glue), CSV or its SQLite file (classify), or
     synthetic."""
     out: Annotated[Path, tyro.conf.arg(help=_OUT_HELP)] = Path("runs/train")
     preset: str | None = None
-    """Model size; default large, fine-tuning base, with --init that of the weights."""
+    """Model size; default pretrain: large; fine-tuning: base; with --init, the size of those weights."""
     device: str = "auto"
     """Device type; default auto: CUDA where a GPU is present, otherwise the CPU."""
     devices: int | None = None
@@ -84,27 +84,27 @@ class TrainOptions:
     """DeepSpeed configuration, JSON; its batch sizes, learning rate, weight decay and clipping apply unless given as
     options."""
     global_batch_size: int | None = None
-    """Sequences per update; default 65536, in phase 2 32768, squad classify glue 32, gap 16."""
+    """Sequences per update; default pretrain: 65536, in phase 2 32768; squad classify glue: 32; gap: 16."""
     micro_batch_size: int | None = None
-    """Sequences per device and micro-step; default 32, in phase 2 and fine-tuning 8."""
+    """Sequences per device and micro-step; default pretrain: 32, in phase 2 8; fine-tuning: 8."""
     grad_accum_steps: int | None = None
     """Micro-steps per update; default from the batch sizes."""
     seq_len: int | None = None
-    """Tokens per sequence; default pretraining 128, in phase 2 512, fine-tuning that of the data, synthetic squad 384,
-    gap 512."""
+    """Tokens per sequence; default pretrain: 128, in phase 2 512; fine-tuning: that of the data; squad: 384 for
+    synthetic data; gap: 512 for synthetic data."""
     steps: int | None = None
-    """Updates in the whole run; default 7038, in phase 2 1563, fine-tuning from --epochs."""
+    """Updates in the whole run; default pretrain: 7038, in phase 2 1563; fine-tuning: from --epochs."""
     epochs: float | None = None
-    """Passes over the data, instead of --steps; default squad 2, gap classify glue 3."""
+    """Passes over the data, instead of --steps; default squad: 2; gap classify glue: 3."""
     learning_rate: float | None = None
-    """Peak learning rate; default 6e-3, in phase 2 4e-3, fine-tuning 3e-5."""
+    """Peak learning rate; default pretrain: 6e-3, in phase 2 4e-3; fine-tuning: 3e-5."""
     warmup: float | None = None
-    """Fraction of the updates for the learning-rate warm-up (cyclic: half a cycle); default 0.2843, in phase 2 0.128,
-    fine-tuning 0.1."""
+    """Fraction of the updates for the learning-rate warm-up (cyclic: half a cycle); default pretrain: 0.2843, in
+    phase 2 0.128; fine-tuning: 0.1."""
     optimizer: str | None = None
-    """Optimizer; default lamb, fine-tuning adamw."""
+    """Optimizer; default pretrain: lamb; fine-tuning: adamw."""
     schedule: str | None = None
-    """Learning-rate schedule; default poly, fine-tuning linear."""
+    """Learning-rate schedule; default pretrain: poly; fine-tuning: linear."""
     weight_decay: float | None = None
     """Weight decay of all parameters except biases and LayerNorm; default 0.01."""
     max_grad_norm: float | None = None
@@ -127,11 +127,12 @@ class TrainOptions:
     log_every: int | None = None
     """Steps between progress lines; default 10."""
     eval_every: int | None = None
-    """Updates between evaluations, with one more at the end; default after each epoch, with --steps at the end only,
-    for pretrain and for squad without --eval-data never."""
+    """Updates between evaluations, with one more at the end; default pretrain: never; squad: after each epoch if
+    --eval-data is given, otherwise never; gap classify glue: after each epoch; fine-tuning: with --steps, only
+    at the end."""
     eval_data: str | None = None
-    """Features for evaluation (squad gap glue); default gap and glue those beside the training data, pretrain the test
-    shards, classify the validation split."""
+    """Features for evaluation (squad gap glue); default gap glue: those beside the training data; pretrain: the test
+    shards; classify: the validation split."""
     eval_samples: int | None = None
     """Samples per evaluation, spread evenly; default 0: all."""
     best_by: str | None = None

@@ -63,7 +63,7 @@ class Sweep:
     grad_accum: tuple[int, ...] = (1,)
     """Micro-steps per optimizer step."""
     seq_lens: tuple[int, ...] = ()
-    """Maximum tokens per sequence; default 128, squad 384, gap 512."""
+    """Maximum tokens per sequence; default squad: 384; gap: 512; others: 128."""
     padding: str = AUTO
     """Padding of fine-tuning batches: to the longest sequence, or to --seq-lens; default auto: longest."""
     activation_checkpointing: bool = False

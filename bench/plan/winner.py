@@ -1,11 +1,16 @@
-"""The fastest configuration of a run directory, as in its report, for profile and speed-of-light."""
+"""The fastest configuration of a run directory, as in its report, for profile and speed-of-light.
 
+`python -m bench.plan.winner RUN` prints how long a trial of it took in s, for the time budget of bench.sh.
+"""
+
+import math
+import sys
 from pathlib import Path
 
 from analysis.diagnose.answer import points, winners
 from analysis.load import load_run
 from bench.machine.devices import Devices
-from common.errors import InputError, UsageError
+from common.errors import BertbenchError, InputError, UsageError
 from records.run import RunDirectory
 from records.trial import Trial
 
@@ -37,3 +42,17 @@ def fastest_trial(folder: Path, task: str, devices: Devices, implementation: str
         raise UsageError("device-missing", f"the fastest configuration of {folder} ran on {where}: use that machine")
     devices.environment(winner.world_size)
     return winner
+
+
+def seconds_of_fastest(folder: Path) -> int:
+    """Return the wall time of the slowest round of the fastest configuration in s, rounded up; 0 if it is unknown."""
+    try:
+        found = winners(points(load_run(RunDirectory(folder))))
+    except BertbenchError:  # nothing was measured, or it is damaged, which the commands that follow report
+        return 0
+    rounds = found[0].best.trials if found else ()
+    return math.ceil(max((float(trial.row.get("wall_seconds") or 0.0) for trial in rounds), default=0.0))
+
+
+if __name__ == "__main__":
+    sys.stdout.write(f"{seconds_of_fastest(Path(sys.argv[1]))}\n")

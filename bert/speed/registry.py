@@ -111,6 +111,9 @@ def check_levers(text: str) -> None:
     """
     names = [] if text in (AUTO, NONE) else text.split("+")
     unknown = [name for name in names if name not in LEVERS]
+    if "" in unknown and text:
+        place = "ends with" if text.endswith("+") else "starts with" if text.startswith("+") else "repeats"
+        raise UsageError("option-choice", f"--levers {text!r} {place} '+': give a name on each side of every +")
     if unknown:
         raise UsageError(
             "option-choice",

@@ -252,6 +252,11 @@ def resolve_settings(phase: int | None, given: Mapping[str, Any], samples: int |
     evaluates = values.pop("evaluates", False) and samples is not None
     evaluates = (evaluates or "eval_data" in own) and "eval_every" not in own
     if "steps" not in own and epochs is not None:
+        if samples is None and "epochs" not in own:
+            raise UsageError(
+                "option-not-applicable",
+                f"--data {own['data']} has no end, so the run has no length by default: give --steps",
+            )
         values["steps"] = _steps_of(epochs, samples, values["global_batch_size"])
         if evaluates:
             values["eval_every"] = _steps_of(min(1.0, epochs), samples, values["global_batch_size"])

@@ -127,7 +127,7 @@ def test_from_features_to_scores_by_the_script(files: dict[str, Path], tmp_path:
         (["--data", "TRAIN", "--init", "nowhere"], "path-missing", ["nowhere"]),
         (["--data", "TRAIN", "--padding", "wide"], "option-choice", ["wide", "longest"]),
         (["--data", "EVAL"], "data-mismatch", ["evaluation", "training", "bertbench data squad --input TRAIN.json"]),
-        (["--data", "synthetic"], "option-not-applicable", ["--epochs 2", "--steps"]),
+        (["--data", "synthetic"], "option-not-applicable", ["--data synthetic", "--steps"]),
     ],
 )
 def test_what_cannot_be_trained_is_one_message_and_exit_code_2(

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.charts import Opened, drawn_charts
-from unit.analysis.fake_run import write_sweep
+from support.charts import Opened, comes_true, drawn_charts
+from support.fake_run import write_sweep
 
 from analysis import wording
 from analysis.render.chart_colours import contrast
@@ -66,7 +66,7 @@ def test_hover_keys_and_table_say_what_the_csv_has(opened: Opened, report: Path)
     for x, y in marks(panel):
         page.mouse.move(x, y)
         tip = panel.locator(".tip")
-        assert tip.is_visible()
+        tip.wait_for()
         said.add(tip.locator("dd").nth(1).inner_text())
     assert said == wanted
     page.mouse.move(0, 0)
@@ -79,6 +79,7 @@ def test_hover_keys_and_table_say_what_the_csv_has(opened: Opened, report: Path)
     assert read == wanted
     chart = page.locator(".chart").first
     chart.locator("summary").click()
+    chart.locator("tbody tr").first.wait_for()
     assert set(chart.locator("tbody td:nth-child(3)").all_inner_texts()) == wanted
     chart.locator("summary").click()
 
@@ -89,24 +90,25 @@ def test_zoom_and_legend_work_and_the_zoom_is_reset(opened: Opened) -> None:
     before, reset = marks(panel), chart.get_by_role("button", name="Reset zoom")
     assert reset.is_disabled()
     chart.get_by_role("button", name="Zoom in").click()
-    assert reset.is_enabled() and marks(panel) != before
+    assert comes_true(page, lambda: reset.is_enabled() and marks(panel) != before)
     reset.click()
     page.mouse.move(0, 0)
-    assert reset.is_disabled() and marks(panel) == before
+    assert comes_true(page, lambda: reset.is_disabled() and marks(panel) == before)
     box = panel.locator(".plot").bounding_box()
     page.mouse.move(box["x"] + box["width"] * 0.6, box["y"] + 20)
     page.mouse.down()
     page.mouse.move(box["x"] + box["width"] - 20, box["y"] + 25, steps=4)
     page.mouse.up()
-    assert reset.is_enabled(), "a drag zooms"
+    assert comes_true(page, reset.is_enabled), "a drag zooms"
     panel.locator(".plot").press("0")
-    assert marks(panel) == before
+    assert comes_true(page, lambda: marks(panel) == before)
     key = chart.locator(".key").first
     key.click()
-    fewer = marks(panel)
-    assert key.get_attribute("aria-pressed") == "false" and 0 < len(fewer) < len(before)
+    assert comes_true(page, lambda: 0 < len(marks(panel)) < len(before))
+    assert key.get_attribute("aria-pressed") == "false"
     key.press("Enter")
-    assert key.get_attribute("aria-pressed") == "true" and marks(panel) == before
+    assert comes_true(page, lambda: marks(panel) == before)
+    assert key.get_attribute("aria-pressed") == "true"
 
 
 def test_every_plot_is_named_after_its_figure(opened: Opened) -> None:

@@ -10,11 +10,11 @@ from typing import Any
 from urllib.parse import unquote
 
 import pytest
+from support import fake_run
 from support.charts import Opened, drawn_charts
+from support.fake_run import ENVIRONMENT, EVALUATED, START_NS, write_sweep, write_training, write_trial
 from support.rings import Machine, write_collectives
-from unit.analysis import fake_run
 from unit.analysis.every_figure import recording, study
-from unit.analysis.fake_run import ENVIRONMENT, EVALUATED, START_NS, write_sweep, write_training, write_trial
 
 from analysis import wording
 from analysis.diagnose.explain import comparison_findings

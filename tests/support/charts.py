@@ -1,6 +1,7 @@
 """Pages and their charts in a browser."""
 
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,16 @@ class Opened:
         """Close the page; nothing but itself was loaded, and nothing was wrong."""
         self.context.close()
         assert self.wrong == [self.path.as_uri()]
+
+
+def comes_true(page: Any, holds: Callable[[], bool]) -> bool:
+    """Return whether something holds, at once or within 10 s: a page answers what is done to it a little later."""
+    end = time.monotonic() + 10
+    while not holds():
+        if time.monotonic() > end:
+            return False
+        page.wait_for_timeout(50)
+    return True
 
 
 def drawn_charts(page: Any) -> int:

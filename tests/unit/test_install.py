@@ -44,6 +44,8 @@ def install(folder: Path) -> "subprocess.Popen[str]":
     return subprocess.Popen(
         ["make", "install", "PYTHON=./python"],
         cwd=folder,
+        # As a user calls it, not as a part of `make test`.
+        env={name: value for name, value in os.environ.items() if not name.startswith(("MAKE", "MFLAGS"))},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,

@@ -188,7 +188,11 @@ def judged(ratio: Ratio, before: int, after: int, threshold: float, spread: floa
             "verdict": found,
             "reason": f"whether by more than {band} is unknown; run more rounds to narrow the interval",
         }
-    return {"verdict": "cannot decide", "reason": f"the interval includes {band}; run more rounds to narrow it"}
+    return {
+        "verdict": "cannot decide",
+        "reason": f"the 95 % interval of the change in step time, {100 * (ratio.low - 1):+.1f} to "
+        f"{100 * (ratio.high - 1):+.1f} %, reaches across the threshold of {band}; run more rounds to narrow it",
+    }
 
 
 def status_verdict(old: Sequence[LoadedTrial], new: Sequence[LoadedTrial]) -> dict[str, str]:

@@ -259,6 +259,11 @@ def _content(path: Path, stream: EventStream, tables: Tables) -> Content:
     if stream.damage and not tables.events and not tables.unknown.counts:
         raise InputError(damage_code(stream.damage[0]), _nothing(path, stream))
     if not (stream.damage or stream.lost or tables.events or tables.timeless or tables.unknown.counts):
+        if tables.damaged:
+            raise InputError(
+                "file-damaged",
+                f"{path} has no readable event: ts or dur of {tables.damaged:,} is no usable time; record again",
+            )
         raise InputError("file-empty", f"{path} has no events, so nothing was recorded: record again")
     information = about.get("distributedInfo")
     information = information if isinstance(information, dict) else {}

@@ -142,6 +142,8 @@ class Tables:
         """Events that are in the tables."""
         self.timeless = 0
         """Events of known categories without a usable time."""
+        self.damaged = 0
+        """Events of any category without a usable time."""
         self.host_calls: list[HostCall] = []
         """Calls of collectives: name, thread, start, end, arguments."""
         self.kernel_calls: dict[int, CommunicationArguments] = {}
@@ -158,6 +160,7 @@ class Tables:
         codes = Codes()
         category = codes.of([event.cat for event in chunk.events])
         usable = (chunk.start != MISSING) & (chunk.duration >= 0)
+        self.damaged += int((~usable).sum())
         by_table: dict[str, list[npt.NDArray[np.intp]]] = {}
         for name, code in codes.items():
             if not isinstance(name, str) or name in NEEDLESS:

@@ -9,11 +9,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support import ncu_csv
+from support import fake_run, ncu_csv
+from support.fake_run import START_NS, write_sweep
 from support.rings import Machine, write_collectives
 from support.timelines import timeline
-from unit.analysis import fake_run
-from unit.analysis.fake_run import START_NS, write_sweep
 
 from analysis.counters import KernelCounters
 from analysis.diagnose.answer import points

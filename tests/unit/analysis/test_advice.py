@@ -9,9 +9,9 @@ from typing import Any
 
 import pandas as pd
 import pytest
-from fake_run import step_rows, write_sweep, write_trial
 from support import shared_files
 from support.commands import document, result, text
+from support.fake_run import step_rows, write_sweep, write_trial
 from support.kineto_events import event, write
 from support.timelines import timeline
 

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 from every_figure import recording
-from fake_run import write_sweep
 from support.commands import result
+from support.fake_run import write_sweep
 
 from analysis.diagnose.explain import comparison_findings
 from analysis.metrics.comparison.regression import compare_runs

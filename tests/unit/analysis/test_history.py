@@ -7,10 +7,10 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-import fake_run
 import pytest
-from fake_run import ENVIRONMENT, SECOND, START_NS, noisy_times, step_rows, write_sweep, write_trial
+from support import fake_run
 from support.commands import result, text
+from support.fake_run import ENVIRONMENT, SECOND, START_NS, noisy_times, step_rows, write_sweep, write_trial
 from support.refusals import refused
 
 from analysis.metrics.comparison.history import History, history_of

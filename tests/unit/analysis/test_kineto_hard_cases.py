@@ -25,7 +25,7 @@ from analysis.readers.kineto.reader import read, read_many, read_ranks, recognis
 from analysis.readers.registry import Head
 from analysis.spans import _callers_by_stack, nesting
 from analysis.timeline import COLLECTIVE_COLUMNS, Timeline
-from common.errors import InputError
+from common.errors import Code, InputError
 
 FUZZ_INPUTS = int(os.environ.get("FUZZ_INPUTS", "300"))
 GPU = {"device": 0, "stream": 7}
@@ -347,6 +347,15 @@ def test_events_without_phase_and_empty_ones_do_not_hide_the_end(tmp_path: Path)
     events = [event("a", 1, 1), {"name": "no phase"}, {}, event("b", 2, 1), {}]
     found = read(write(tmp_path / "a.json", events, distributedInfo={"rank": 9}))
     assert list(found.operators["name"]) == ["a", "b"] and (found.rank, found.problems) == (9, ())
+
+
+@pytest.mark.parametrize(
+    ("events", "code"), [([], "file-empty"), ([{"ph": "X", "name": "a", "ts": 1, "dur": "x"}], "file-damaged")]
+)
+def test_a_trace_of_damaged_events_is_not_an_empty_one(tmp_path: Path, events: list[Any], code: Code) -> None:
+    path = write(tmp_path / "trace.json", events)
+    with refused(code, path):
+        read(path)
 
 
 def test_a_trace_malformed_everywhere_is_refused_in_time(tmp_path: Path) -> None:

@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fake_run import ENVIRONMENT, noisy_times, rank_record, step_rows, write_sweep, write_trial
 from support.commands import text
+from support.fake_run import ENVIRONMENT, noisy_times, rank_record, step_rows, write_sweep, write_trial
 from support.refusals import refused
 
 from analysis.diagnose.answer import answers, points
@@ -201,7 +201,8 @@ def test_a_median_beyond_the_threshold_does_not_decide_while_its_interval_reache
         runs.append(run)
     (row,) = compare_runs(*runs).rows
     assert row["time_ratio"] == pytest.approx(1.1, rel=0.02)
-    assert row["verdict"] == "cannot decide" and "includes 2 %" in row["reason"]
+    assert row["verdict"] == "cannot decide" and "threshold of 2 %" in row["reason"]
+    assert all(f"{100 * (row[end] - 1):+.1f}" in row["reason"] for end in ("time_ratio_low", "time_ratio_high"))
 
 
 def test_one_process_has_the_interval_that_the_table_of_trials_shows() -> None:

@@ -1,11 +1,12 @@
 import csv
 import dataclasses
+import html
 import html.parser
 import re
 from pathlib import Path
 
 import pytest
-from fake_run import ENVIRONMENT, rank_record, step_rows, write_sweep, write_trial
+from support.fake_run import ENVIRONMENT, rank_record, step_rows, write_sweep, write_trial
 from support.kineto_events import event, write
 from support.refusals import refused
 
@@ -149,6 +150,21 @@ def test_other_data_and_padding_are_curves_of_their_own_and_padded_lengths_are_a
 def test_the_answer_does_not_favour_our_own_implementation(tmp_path: Path) -> None:
     trials = load_run(write_sweep(tmp_path, implementations=("hf", "hf-compiled"), **SMALL))
     assert answers(points(trials), ratios_of(trials))[0].headline.startswith("hf-compiled trains BERT-mini fastest")
+
+
+def test_what_is_too_close_to_call_has_no_fastest_in_its_headline(tmp_path: Path) -> None:
+    """hf 81.6 and bertbench 80 samples/s in one round each are within 5 %; at 60 they are not."""
+    for name, ours, rivals in (("close", 100.0, ["bertbench"]), ("apart", 133.0, [])):
+        run = RunDirectory(tmp_path / name)
+        for implementation, median in (("hf", 98.0), ("bertbench", ours)):
+            trial = Trial(preset="mini", micro_batch_size=8, implementation=implementation)
+            write_trial(run, trial, {0: step_rows([median] * 20, 8)})
+        trials = load_run(run)
+        (said,) = answers(points(trials), ratios_of(trials))
+        assert said.to_json()["too_close_to_call"] == rivals
+        assert ("too close to call" in said.headline) == bool(rivals)
+        assert said.headline.startswith("hf and bertbench" if rivals else "hf trains BERT-mini fastest: 81.6")
+        assert html.escape(said.headline) in write_report(run).read_text(encoding="utf-8")
 
 
 def test_a_smaller_batch_that_is_nearly_as_fast_is_named(tmp_path: Path) -> None:

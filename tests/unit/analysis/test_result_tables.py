@@ -2,8 +2,8 @@ import dataclasses
 from pathlib import Path
 
 import pytest
-from fake_run import step_rows, write_sweep, write_trial
 from support.commands import document, result, text
+from support.fake_run import step_rows, write_sweep, write_trial
 from support.refusals import refused
 
 from analysis.load import LoadedTrial, load_run
@@ -212,7 +212,7 @@ def test_cautions_stand_below_the_table_equal_ones_together_and_failures_only_th
         loaded.append(LoadedTrial(trial, TrialDirectory(Path("t")), row, (), {}, {}))
     lines = caution_lines(loaded)
     assert lines == [
-        "caution: bertbench batch 4 on 1 cpu: only 4 steps (and 2 more like it); measure more",
+        "caution: bertbench batch 4 on 1 cpu: only 4 steps (2 other trials are affected); measure more",
         "caution: MFU: the measured peak differs by 12 % (bertbench batch 4 on 1 cpu); look for other load",
     ]
     assert caution_lines([]) == []

@@ -2,6 +2,7 @@
 
 import csv
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from analysis.metrics.speed_of_light import (
 from analysis.render.light_tables import light_blocks, with_floor
 from analysis.render.run_figures import spans
 from analysis.render.run_page import write_report
+from analysis.wording import floor_sentence
 from common.errors import Code
 from records.files import write_record
 from records.kinds import Component, components_csv, read_rounds, write_components
@@ -108,9 +110,11 @@ def test_one_round_has_no_interval() -> None:
     assert {(bar["ms_low"], bar["ms_high"]) for bar in found} == {(None, None)}
 
 
-def write_trial(run: Path, after_ms: float = 100.0, ranks: int = 1) -> TrialDirectory:
+def write_trial(run: Path, after_ms: float = 100.0, ranks: int = 1, **fields: Any) -> TrialDirectory:
     """A trial of kind components as bench writes it."""
-    trial = Trial(kind="components", preset="tiny", world_size=ranks, strategy="ddp" if ranks > 1 else "single")
+    trial = Trial(
+        kind="components", preset="tiny", world_size=ranks, strategy="ddp" if ranks > 1 else "single", **fields
+    )
     directory = RunDirectory(run).trial(trial.trial_id)
     directory.path.mkdir(parents=True)
     write_record(directory.trial_json, trial.to_json())
@@ -186,6 +190,20 @@ def test_the_report_shows_table_and_picture(tmp_path: Path) -> None:
     assert "takes 100 ms per step; the floor is 41.0 ms, 41.0 % of that" in text
     assert "measured peak 1 TFLOP/s, memory bandwidth 1.00 GB/s" in text
     assert "-1.00" in text, "a part that is faster than memory stands below 0"
+
+
+@pytest.mark.parametrize("changes", [{"micro_batch_size": 16}, {"seed": 7}])
+def test_two_broken_down_steps_have_sections_of_their_own(tmp_path: Path, changes: dict[str, Any]) -> None:
+    write_trial(tmp_path)
+    write_trial(tmp_path, **changes)
+    page = write_report(RunDirectory(tmp_path)).read_text(encoding="utf-8")
+    headings = re.findall(r"<h2[^>]*>(Speed of light[^<]*)<", page)
+    assert len(headings) == len(set(headings)) == 2
+
+
+def test_a_step_below_its_floor_has_no_share_of_it(tmp_path: Path) -> None:
+    (trial,) = load_run(RunDirectory(write_trial(tmp_path).path.parents[1]))
+    assert "%" not in floor_sentence({**trial.row, "floor_ms": 120.0, "of_floor": 1.2})
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fake_run import SECOND, START_NS, step_rows
+from support.fake_run import SECOND, START_NS, step_rows
 
 from analysis.metrics.telemetry import CLOCK_REASONS, energy, reason_names, telemetry_in_window, throttle_reasons
 

@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fake_run import ENVIRONMENT, SECOND, START_NS, rank_record, step_rows
+from support.fake_run import ENVIRONMENT, SECOND, START_NS, rank_record, step_rows
 from support.refusals import refused
 
 from analysis.metrics.cautions import of_records, of_run, of_scaling, one_round

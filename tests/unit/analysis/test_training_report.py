@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fake_run import EVALUATED, curve_row, write_events, write_training
+from support.fake_run import EVALUATED, curve_row, write_events, write_training
 from support.refusals import refused
 
 from analysis.load import load_run

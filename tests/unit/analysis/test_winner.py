@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fake_run import step_rows, write_trial
 from support.commands import result, text
+from support.fake_run import step_rows, write_trial
 from support.refusals import refused
 
 from analysis.diagnose.answer import points, winners

@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fake_run import noisy_times, step_rows, write_sweep, write_trial
 from support.commands import text
+from support.fake_run import noisy_times, step_rows, write_sweep, write_trial
 
 from analysis.diagnose.answer import nothing_measured, points
 from analysis.load import load_run

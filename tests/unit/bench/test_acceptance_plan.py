@@ -43,7 +43,7 @@ def test_every_command_line_is_parsed_and_planned_for_one_gpu(tmp_path: Path) ->
             options = profile.profiler_words(wanted)
             trials[step.name] = len(expand(wanted.sweep, devices, "profile", wanted.profiler, options))
         elif name == "speed-of-light":
-            light = parse_task(speed_of_light.SpeedOfLightOptions, words, name, sweep=False)
+            light = parse_task(speed_of_light.SpeedOfLightOptions, words, name)
             assert speed_of_light.planned(light, devices).levers == "", "what is on anyway"
         elif name == "doctor":
             assert parse(doctor.DoctorOptions, words, name).json

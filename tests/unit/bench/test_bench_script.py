@@ -1,7 +1,5 @@
 """The time budget of bench.sh, with a `bertbench` that only records how it is called."""
 
-import csv
-import json
 import os
 import shutil
 import subprocess
@@ -9,43 +7,37 @@ from pathlib import Path
 
 import pytest
 from support.cli import ROOT
+from support.fake_run import write_sweep
+
+from analysis.load import load_run
+from bench.plan.winner import seconds_of_fastest
+from records.files import read_record, write_record
 
 FAKE = """#!/usr/bin/env bash
 echo "$*" >>"$CALLS"
 [[ $1 != doctor ]]
 """
-WINNER = {"implementation": "bertbench", "micro_batch_size": "8"}
+PYTHON = """#!/usr/bin/env bash
+[[ $* == "-m bench.plan.winner $OUT" ]] && echo "$WALL"
+"""
 
 
 class Script:
-    """A copy of bench.sh beside a fake `bertbench`, and a run directory with finished trials."""
+    """A copy of bench.sh beside a fake `bertbench`, and a fake python3 that tells how long trials took."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.run, self.calls = folder, folder / "run", folder / "calls.txt"
         (folder / "bench").mkdir()
         shutil.copy(ROOT / "bench" / "bench.sh", folder / "bench")
-        fake = folder / ".venv/bin/bertbench"
-        fake.parent.mkdir(parents=True)
-        fake.write_text(FAKE)
-        fake.chmod(0o755)
+        (folder / ".venv/bin").mkdir(parents=True)
+        for name, text in (("bertbench", FAKE), ("python3", PYTHON)):
+            (folder / ".venv/bin" / name).write_text(text)
+            (folder / ".venv/bin" / name).chmod(0o755)
 
-    def finished(self, *trials: tuple[dict[str, str], float, float]) -> None:
-        """Write trials of some fields, samples/s and wall seconds."""
-        names = ("implementation", "strategy", "preset", "precision", "seq_len", "micro_batch_size", "world_size")
-        rows = []
-        for number, (fields, rate, wall) in enumerate(trials):
-            about = {"trial_id": f"t{number}", "kind": "throughput", "status": "ok", "samples_per_second": rate}
-            rows.append({**dict.fromkeys(names, "x"), **about, **fields})
-            (self.run / "trials" / f"t{number}").mkdir(parents=True)
-            (self.run / "trials" / f"t{number}" / "result.json").write_text(json.dumps({"wall_seconds": wall}))
-        with (self.run / "results.csv").open("w", newline="") as file:
-            writer = csv.DictWriter(file, list(rows[0]))
-            writer.writeheader()
-            writer.writerows(rows)
-
-    def __call__(self, budget: int) -> "tuple[dict[str, list[str]], str]":
+    def __call__(self, budget: int, wall: int = 0) -> "tuple[dict[str, list[str]], str]":
         """Return the options of each command that ran, and the notes."""
-        environment = {**os.environ, "OUT": str(self.run), "CALLS": str(self.calls), "BUDGET": str(budget)}
+        environment = {**os.environ, "OUT": str(self.run), "CALLS": str(self.calls)}
+        environment |= {"BUDGET": str(budget), "WALL": str(wall)}
         for name in ("DATA", "AGAIN", "ROUNDS", "DEVICES", "MAX_SECONDS"):
             environment.pop(name, None)
         done = subprocess.run(
@@ -79,18 +71,29 @@ def test_every_step_runs_where_the_budget_is_enough(script: Script) -> None:
 
 
 def test_steps_that_do_not_fit_into_the_budget_are_left_out_and_the_report_is_written(script: Script) -> None:
-    script.finished((WINNER, 90.0, 40.0))
-    calls, notes = script(100)  # the profile needs 80 s, the report 40 s; the speed of light 55 s
+    calls, notes = script(100, 40)  # the profile needs 80 s, the report 40 s; the speed of light 55 s
     assert list(calls) == ["data", "throughput", "speed-of-light", "report"]
     assert len(notes.splitlines()) == 1 and "about 80 s" in notes and "BUDGET" in notes
-    calls, notes = script(30)
+    calls, notes = script(30, 40)
     assert "throughput" in calls and "report" in calls and len(notes.splitlines()) == 2
     assert time_budget(calls) == 1
 
 
-def test_the_time_of_a_trial_is_that_of_the_slowest_round_of_the_fastest_configuration(script: Script) -> None:
-    slow = {**WINNER, "micro_batch_size": "4"}
-    script.finished((WINNER, 90.0, 20.2), (WINNER, 89.0, 30.5), (slow, 10.0, 500.0))
-    calls, notes = script(1000)
+def test_time_for_profile_speed_of_light_and_report_is_reserved(script: Script) -> None:
+    calls, notes = script(1000, 31)
     assert not notes and "profile" in calls
     assert 1000 - (4 * 31 + 15) - 10 <= time_budget(calls) <= 1000 - (4 * 31 + 15)
+
+
+def test_the_time_of_a_trial_is_that_of_the_slowest_round_of_the_fastest_configuration(tmp_path: Path) -> None:
+    assert seconds_of_fastest(tmp_path) == 0, "nothing was measured"
+    run = write_sweep(
+        tmp_path / "run", implementations=("bertbench",), batches=(4, 16), worlds=(1,), rounds=2, count=15
+    )
+    best = max(load_run(run), key=lambda one: one.row["samples_per_second"]).trial
+    for trial in load_run(run):
+        path = trial.directory.result_json
+        same = trial.trial.micro_batch_size == best.micro_batch_size
+        wall = (20.2, 30.5)[trial.trial.round] if same else 500.0
+        write_record(path, {**read_record(path), "wall_seconds": wall})
+    assert seconds_of_fastest(run.path) == 31

@@ -14,9 +14,10 @@ from support.refusals import refused
 
 from bench.cli.dispatch import COMMANDS, find, options_of
 from bench.cli.form import GROUPS, examples_of, leaves
-from bench.cli.options import parse, parse_task
+from bench.cli.options import in_plural, parse, parse_task
 from bench.cli.result import Result
 from bench.cli.throughput import ThroughputOptions
+from bench.plan.training import TrainOptions
 from bench.plan.trials import Sweep
 from bert.tasks.glue.tasks import TASKS as GLUE
 from bert.tasks.pretrain.config import STAGES
@@ -146,3 +147,22 @@ def test_v_is_version() -> None:
         subprocess.check_output([sys.executable, "-m", "bench.cli.main", one]) for one in ("-V", "--version")
     )
     assert short == long and short.startswith(b"bertbench ")
+
+
+@pytest.mark.parametrize("words", OPTIONS)
+def test_the_singular_of_a_list_is_no_other_option_and_means_the_list(words: str) -> None:
+    found = list(leaves(OPTIONS[words]))
+    aliases = {leaf.alias: leaf.flag for leaf in found if leaf.alias}
+    assert not {leaf.flag for leaf in found} & {*aliases}
+    for alias, listed in aliases.items():
+        assert alias in help_of(OPTIONS[words])
+        assert in_plural([f"{alias}=x", alias, "y"], OPTIONS[words]) == [f"{listed}=x", listed, "y"]
+
+
+def test_the_help_of_a_task_has_its_own_options_and_defaults_alone() -> None:
+    pretrain, glue, squad = (help_of(TrainOptions, task) for task in ("pretrain", "glue", "squad"))
+    assert "--phase" in pretrain and "--phase" not in glue and "--phase" in help_of(TrainOptions)
+    assert "lamb)" in pretrain and "adamw" not in pretrain.partition("Optimizer.")[2].partition(")")[0]
+    assert "(default: adamw)" in glue and "(default: 3)" in glue and "(default: 2)" in squad
+    assert "384" in squad and "384" not in glue and "(default: 128)" in help_of(ThroughputOptions, "glue")
+    assert "(default: 384)" in help_of(ThroughputOptions, "squad")

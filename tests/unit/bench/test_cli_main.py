@@ -62,6 +62,7 @@ def test_an_unknown_command_is_bad_usage_with_the_nearest(capsys: pytest.Capture
         (["profile", "pretrain", "--profiler", "perf", "--start", "1", "--stop", "2"], "option-choice", "'perf'"),
         (["throughput", "pretrain", "--stepz", "3"], "option-unknown", "bertbench throughput --help"),
         (["throughput", "pretrain", "--rounds", "x"], "option-value", "bertbench throughput --help"),
+        (["throughput", "pretrain", "--levers", "unpad+"], "option-choice", "ends with '+'"),
         (["compare", "a"], "option-missing", "bertbench compare --help"),
         (["data"], "option-missing", "squad | gap"),
         (["eval", "--json"], "option-missing", "squad"),
@@ -83,6 +84,25 @@ def test_an_unknown_command_is_bad_usage_with_the_nearest(capsys: pytest.Capture
 def test_bad_input_is_refused(argv: list[str], code: Code, fact: str) -> None:
     with refused(code, fact):
         result(*argv)
+
+
+@pytest.mark.parametrize(
+    ("words", "fact"),
+    [
+        (["--batch-sizes", "8", "eight"], "--batch-sizes 'eight'"),
+        (["--rounds=x"], "--rounds 'x'"),
+        (["--max-seconds", "1h"], "--max-seconds '1h'"),
+        (["--out"], "--out"),
+        (["--out", "--json"], "--out"),
+    ],
+)
+def test_a_value_that_is_missing_or_no_number_is_one_line(
+    words: list[str], fact: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["throughput", "pretrain", *words]) == 2
+    said = capsys.readouterr().err
+    check_refusal(said, "option-value", fact, "bertbench throughput --help")
+    assert said.count("\n") == 1
 
 
 def _time_of_children() -> float:

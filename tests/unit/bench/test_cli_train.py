@@ -327,7 +327,7 @@ def test_the_defaults_that_the_help_names_are_those_of_the_phases_and_of_every_t
             known = {**{field: fields[field].default for field in fields}, **defaults}
             if name not in ("epochs", "phase") or name in known:
                 assert float(known[name]) in numbers, (name, defaults)
-    assert "default lamb" in meanings["optimizer"] and "default large" in meanings["preset"]
+    assert "pretrain: lamb" in meanings["optimizer"] and "pretrain: large" in meanings["preset"]
 
 
 def test_the_next_command_is_phase_2_then_a_conversion(data: Path, tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 import itertools
 import shutil
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -10,10 +9,8 @@ from typing import Any
 
 import pytest
 from support.commands import result, text
+from support.fake_run import noisy_times, step_rows, write_trial
 from support.refusals import refused
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "analysis"))
-from fake_run import noisy_times, step_rows, write_trial
 
 from analysis.render.tables import Plain
 from bench.plan import sweep

@@ -75,7 +75,7 @@ def test_every_command_takes_them_beside_the_task_and_its_data():
         parse(TrainOptions, [NAME, "a", "--data", "b"], "train")
     sweep = parse_task(ThroughputOptions, [NAME, "--head", "mul", "--sample-limit", "7"], "throughput").sweep
     assert (sweep.task_flags.head, sweep.task_flags.sample_limit) == ("mul", 7)
-    tuned = parse_task(AutotuneOptions, [NAME, "--train-on-all"], "autotune", sweep=False)
+    tuned = parse_task(AutotuneOptions, [NAME, "--train-on-all"], "autotune")
     assert tuned.task_flags.train_on_all
 
 

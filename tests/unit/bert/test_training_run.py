@@ -330,5 +330,8 @@ def test_epochs_become_updates_and_updates_go_before_them() -> None:
     assert made(steps=5, eval_data="x") == (5, 5) and made(steps=5, eval_data="x", eval_every=2) == (5, 2)
     with refused("option-not-applicable", "--epochs 2", "--steps"):
         made(None, epochs=2)
+    with refused("option-not-applicable", "--data", "--steps") as caught:
+        resolve_settings(None, {"data": "synthetic", "task": "squad"}, None)
+    assert "--epochs" not in str(caught.value)  # it was not given
     with refused("option-value", "--epochs 0"):
         made(epochs=0)
