@@ -114,7 +114,8 @@ def test_after_a_kill_the_whole_world_restarts_from_the_checkpoint_with_the_same
     assert hosts.end(*both) == [0, 0], hosts.said(both[0]) + hosts.said(both[1])
     for process in both:
         assert f"restart 1 of 1: rank {number} on node 1 (host node-b) died by SIGKILL" in hosts.said(process)
-    assert len(cli.attempts()) == 2 and "resumes after step 5" in hosts.said(both[0])
+    # Between the seventh step and the kill more may have been saved.
+    assert len(cli.attempts()) == 2 and re.search(r"resumes after step (5|10|15)\b", hosts.said(both[0]))
     assert cli.curve() == whole.curve()
 
 
