@@ -156,7 +156,7 @@ def _of_row(winner: Winner, trials: Sequence[LoadedTrial], out: str) -> list[Adv
         found.append(Advice(cause="communication", seen=seen, remedy=remedy, command=command, saves=exposed / step))
     own = str(row["implementation"]).startswith("bertbench")
     padding = row.get("padding_efficiency")
-    if own and padding is not None and not any(_without_padding(one.row) for one in _same_shape(winner)):
+    if own and padding is not None and not any(_without_padding(one) for one in _same_shape(winner)):
         command = throughput_command(row, out, levers="auto")
         seen = f"{wording.percent(1 - padding)} of all computed positions are padding"
         found.append(
@@ -172,9 +172,22 @@ def _same_shape(winner: Winner) -> list[Point]:
     return [one for one in alike if str(one.row["implementation"]).startswith("bertbench")]
 
 
-def _without_padding(row: Row) -> bool:
-    """Whether a configuration computes real tokens alone; without options of its own, the default does."""
-    return not row.get("levers") or bool({"unpad", "pack"} & set(str(row["levers"]).split("+")))
+_WITHOUT_PADDING = frozenset({"unpad", "pack"})
+
+
+def _optimizations(point: Point) -> frozenset[str] | None:
+    """The optimizations that were on: those that the trial names, otherwise those that its rank has recorded.
+
+    None where neither says so: runs from before ranks recorded them.
+    """
+    text = point.row.get("levers") or point.trials[0].ranks.get(0, {}).get("levers")
+    return None if not text else frozenset(str(text).split("+")) - {"none"}
+
+
+def _without_padding(point: Point) -> bool:
+    """Whether a configuration computes real tokens alone; one that does not say so had a default, which does."""
+    names = _optimizations(point)
+    return names is None or bool(names & _WITHOUT_PADDING)
 
 
 def _untried(winner: Winner, trials: Sequence[LoadedTrial], out: str) -> list[Advice]:
@@ -229,8 +242,10 @@ def _equal(one: Row, other: Row, names: Sequence[str]) -> bool:
 
 _FUSED_BY_COMPILE = ("head and its loss", "elementwise parts", "casts and sums of gradients")
 """Bars of a waterfall that torch.compile makes shorter on a GPU."""
-_DEFAULT = "unpad"
-"""Of the optimizations that are on where a row names none, the one that goes with torch.compile."""
+_REPLACED_BY_COMPILE = frozenset({"fused-elementwise", "bf16-weights"})
+"""Optimizations that torch.compile takes the place of: other kernels of the same operators, and its own casts."""
+_NOT_COMPILED = frozenset({"compile", "cuda-graphs", "fp8"})
+"""Optimizations with which advice to compile would be none, or would be refused."""
 
 
 def _of_floor(floor: Row, best: Point, trials: Sequence[LoadedTrial], out: str) -> list[Advice]:
@@ -248,13 +263,12 @@ def _remedy(bar: str, best: Point, trials: Sequence[LoadedTrial], out: str) -> t
     """What makes a loss of the waterfall smaller, and the command that tests it."""
     row = best.row
     own = str(row["implementation"]).startswith("bertbench")
-    levers = [name for name in str(row.get("levers") or _DEFAULT).split("+") if name != "none"]
-    if own and row["device"] == "cuda" and bar in _FUSED_BY_COMPILE and not {"compile", "cuda-graphs"} & {*levers}:
-        return "fuse its operators with torch.compile", throughput_command(
-            row, out, levers="+".join([*levers, "compile"])
-        )
-    if own and row["device"] == "cuda" and bar == "attention" and not _without_padding(row):
-        return "compute real tokens alone", throughput_command(row, out, levers="+".join(["unpad", *levers]))
+    levers = _optimizations(best) if own and row["device"] == "cuda" else None
+    if levers is not None and bar in _FUSED_BY_COMPILE and not levers & _NOT_COMPILED:
+        names = "+".join(sorted((levers - _REPLACED_BY_COMPILE) | {"compile"}))
+        return "fuse its operators with torch.compile", throughput_command(row, out, levers=names)
+    if levers is not None and bar == "attention" and not levers & _WITHOUT_PADDING:
+        return "compute real tokens alone", throughput_command(row, out, levers="+".join(sorted({*levers, "unpad"})))
     profiles = [one for one in _profiles(best, trials) if one.row.get("status") == "ok"]
     if profiles:
         path = f"{out}/trials/{profiles[0].trial.trial_id}"

@@ -14,6 +14,9 @@ from common.errors import BertbenchError, InputError, UsageError
 from records.run import RunDirectory
 from records.trial import Trial
 
+# What reading records of another form than they should have raises; OverflowError: an infinite time.
+_DAMAGED = (ValueError, TypeError, KeyError, IndexError, AttributeError, ArithmeticError, RecursionError)
+
 
 def fastest_trial(folder: Path, task: str, devices: Devices, implementation: str | None = None) -> Trial:
     """Return a trial of the fastest configuration.
@@ -48,10 +51,10 @@ def seconds_of_fastest(folder: Path) -> int:
     """Return the wall time of the slowest round of the fastest configuration in s, rounded up; 0 if it is unknown."""
     try:
         found = winners(points(load_run(RunDirectory(folder))))
-    except BertbenchError:  # nothing was measured, or it is damaged, which the commands that follow report
+        rounds = found[0].best.trials if found else ()
+        return max(0, math.ceil(max((float(trial.row.get("wall_seconds") or 0.0) for trial in rounds), default=0.0)))
+    except (BertbenchError, OSError, *_DAMAGED):  # nothing was measured, or it is damaged; the next commands report it
         return 0
-    rounds = found[0].best.trials if found else ()
-    return math.ceil(max((float(trial.row.get("wall_seconds") or 0.0) for trial in rounds), default=0.0))
 
 
 if __name__ == "__main__":

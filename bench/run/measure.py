@@ -22,6 +22,7 @@ from bert.model.config import model_config
 from bert.optim.precision import Precision
 from bert.parallel.base import StepPlan
 from bert.speed.fp8 import products_dtype
+from bert.speed.registry import levers_text
 from bert.tasks import make_task, task_step
 from bert.train.feed import Feed, data_spec
 from bert.train.loop import Training, train
@@ -121,6 +122,7 @@ class _Measurement:
                 "products": str(products).removeprefix("torch."),
             },
             "parameters": _parameters(built.model),
+            "levers": levers_text(built.levers),
             "backward": backward,
         }
 

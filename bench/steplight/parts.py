@@ -91,12 +91,12 @@ class Subject:
 
     @property
     def by_kernels(self) -> bool:
-        """Whether kernels for a GPU do, which leave hidden states in the type of the GEMMs alone, and add biases."""
+        """Whether GPU kernels compute the elementwise parts: they add biases and return no float32 hidden states."""
         return self.fused and usable(self.tensor(1))
 
     @property
     def bias_gradients(self) -> tuple[Gemm, ...]:
-        """GEMMs whose bias's gradient is a sum of its own, not one of a kernel."""
+        """GEMMs whose bias gradient is a separate sum; fused kernels compute the other bias gradients."""
         gemms = self.step.layers
         if not self.by_kernels:
             return gemms

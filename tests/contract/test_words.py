@@ -78,7 +78,7 @@ BRITISH = (
     r"(analyse|analysed|analyser|analysing|judgement|artefact|artefacts|whilst|amongst|learnt|spelt|fulfil|ageing)",
     r"\w*(label|model|travel|cancel|signal|channel|level|total)l(ed|ing|er)",
 )
-NUMBERS = (r"(\d|\})%(?!\w)", r"\de\+\d", r"\de-0\d")  # 66.1 %, 14500 ms, 1.4e-6
+NUMBERS = (r"(\d|\})%(?!\w)", r"\de\+\d", r"\de-0\d", r"(?<=[\s(|<])\.\d+(?![\w.])")  # 66.1 %, 14500 ms, 1.4e-6, 0.5
 
 FENCE = re.compile(r"^ *(```|~~~).*?^ *\1", re.MULTILINE | re.DOTALL)
 # Code, options, settings, paths and names of code; the targets of links.
@@ -208,9 +208,10 @@ def test_no_text_has_a_phrase_to_avoid() -> None:
 
 def test_checkers_catch() -> None:
     page = (
-        "Levers are\nmade\nup.\n```\ntold\n```\n`told` --levers [a](told.md) 5% colour 1.45e+04 LEVERS\nUtilisation\n"
+        "Levers are\nmade\nup.\n```\ntold\n```\n`told` --levers [a](told.md) 5% colour 1.45e+04 LEVERS\n"
+        "Utilisation .5 1.5\n"
     )
-    found = ["1 Levers", "2 made up", "7 5%", "7 5e+0", "7 colour", "8 Utilisation"]
+    found = ["1 Levers", "2 made up", "7 5%", "7 5e+0", "7 colour", "8 .5", "8 Utilisation"]
     assert [phrase(line) for line in violations("a.md", page)] == found
     assert [phrase(line) for line in violations("a.js", "let colour = 1; // grey\nlet a = 'told';\nb = 'is told'")] == [
         "1 grey",

@@ -10,6 +10,7 @@ from support.cli import ROOT, TINY, Cli
 from support.refusals import check_refusal
 
 from analysis.readers.kineto.reader import read
+from bert.speed.registry import levers_text, resolve_levers
 from common.errors import Code
 
 
@@ -33,7 +34,9 @@ def test_the_traces_of_two_ranks_hold_exactly_the_steps_asked_for(cli: Cli) -> N
         collectives = timeline.collectives
         assert set(collectives["collective"]) == {"all_reduce"} and set(collectives["group_size"]) == {2}
         per_step = collectives["bytes"].sum() / 3
-        parameters = json.loads((Path(trace).parent.parent / "rank-0.json").read_text(encoding="utf-8"))["parameters"]
+        record = json.loads((Path(trace).parent.parent / "rank-0.json").read_text(encoding="utf-8"))
+        parameters = record["parameters"]
+        assert record["levers"] == levers_text(resolve_levers("auto", "cpu")), "the optimizations that were on"
         assert per_step == pytest.approx(4 * parameters, rel=0.01), "every gradient once a step, four bytes each"
     steps = [row for row in found["findings"]["steps"]["rows"] if row["rank"] == 0]
     assert [row["step"] for row in steps] == [3, 4, 5]

@@ -279,18 +279,24 @@ def test_a_precision_that_was_faster_in_the_run_is_advised_and_a_slower_one_neve
 
 
 @pytest.mark.parametrize(
-    ("device", "bar", "levers", "profiled", "command"),
+    ("device", "bar", "levers", "recorded", "profiled", "command"),
     [
-        ("cuda", "elementwise parts", "unpad", True, "--levers unpad+compile"),
-        ("cuda", "elementwise parts", "", True, "--levers unpad+compile"),
-        ("cuda", "elementwise parts", "unpad+compile", True, "bertbench analyze"),
-        ("cuda", "attention", "none", True, "--levers unpad "),
-        ("cpu", "head and its loss", "", True, "bertbench analyze"),
-        ("cpu", "head and its loss", "", False, "bertbench profile pretrain --winner-of"),
+        ("cuda", "elementwise parts", "unpad", "", True, "--levers compile+unpad "),
+        ("cuda", "elementwise parts", "", "unpad", True, "--levers compile+unpad "),
+        ("cuda", "elementwise parts", "", "fused-elementwise+unpad", True, "--levers compile+unpad "),
+        ("cuda", "elementwise parts", "", "none", True, "--levers compile "),
+        ("cuda", "elementwise parts", "", "", True, "bertbench analyze"),
+        ("cuda", "elementwise parts", "compile+unpad", "", True, "bertbench analyze"),
+        ("cuda", "elementwise parts", "fp8+unpad", "", True, "bertbench analyze"),
+        ("cuda", "attention", "none", "", True, "--levers unpad "),
+        ("cuda", "attention", "", "fp8", True, "--levers fp8+unpad "),
+        ("cuda", "attention", "", "pack", True, "bertbench analyze"),
+        ("cpu", "head and its loss", "", "unpad", True, "bertbench analyze"),
+        ("cpu", "head and its loss", "", "", False, "bertbench profile pretrain --winner-of"),
     ],
 )
 def test_the_largest_loss_beyond_the_floor_gets_a_command_that_the_run_has_not_made(
-    device: str, bar: str, levers: str, profiled: bool, command: str, tmp_path: Path
+    device: str, bar: str, levers: str, recorded: str, profiled: bool, command: str, tmp_path: Path
 ) -> None:
     """An option that makes the loss smaller and is not on; else the profile at hand; else a profile to record."""
     (first, *_) = load_run(write_sweep(tmp_path, implementations=("bertbench",), batches=(8,), worlds=(1,), count=15))
@@ -299,8 +305,9 @@ def test_the_largest_loss_beyond_the_floor_gets_a_command_that_the_run_has_not_m
         {"name": name, "kind": "loss", "ms": ms, "share": ms / 100} for name, ms in ((bar, 30.0), ("optimizer", 9.0))
     ]
     floor = {**row, "of_floor": 0.61, "floor_ms": 0.61 * row["step_time_ms"], "waterfall": waterfall}
+    ranks = {0: {**first.ranks[0], **({"levers": recorded} if recorded else {})}}
     made = [
-        dataclasses.replace(first, row=row),
+        dataclasses.replace(first, row=row, ranks=ranks),
         dataclasses.replace(first, row=floor, trial=dataclasses.replace(first.trial, kind="components")),
     ]
     if profiled:
