@@ -81,7 +81,7 @@ class Subject:
     @property
     def placed(self) -> Unpadded | Packed | None:
         """Positions of the tokens that the layers compute; None if they compute the padded batch."""
-        found: Unpadded | Packed | None = self.model.encoder.placed(self.batch.mask)
+        found: Unpadded | Packed | None = self.model.encoder.placed(self.batch.mask, self.batch.layout)
         return found
 
     @property
@@ -223,7 +223,7 @@ def _elementwise(subject: Subject) -> Iterator[Part]:
     ids, types = (subject.batch.tensors[name] for name in ("input_ids", "token_type_ids"))
     columns = None
     if placed is not None:
-        ids, types, columns = placed.take(ids), placed.take(types), placed.position_ids()
+        ids, types, columns = placed.take(ids), placed.take(types), placed.position_ids
 
     def embed() -> Tensor:
         result: Tensor = embeddings(ids, types, None, columns)

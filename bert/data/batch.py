@@ -1,8 +1,11 @@
 """One micro-batch: its tensors and what it counts for."""
 
-from dataclasses import dataclass, fields
+from collections.abc import Callable
+from dataclasses import dataclass, fields, replace
 
 import torch
+
+from bert.model.packing import Unpadded, unpad
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +44,8 @@ class Batch:
 
     tensors: dict[str, torch.Tensor]
     counts: BatchCounts
+    layout: Unpadded | None = None
+    """Where the real tokens lie, on the same device; without it a model reads the mask, which on a GPU waits for it."""
 
     @property
     def mask(self) -> torch.Tensor | None:
@@ -48,13 +53,18 @@ class Batch:
         all_real = self.counts.real_tokens == self.counts.padded_tokens
         return None if all_real else self.tensors["attention_mask"]
 
+    def laid_out(self) -> "Batch":
+        """Return this batch, which is on the CPU, with its layout; one without padding needs none."""
+        return self if self.mask is None else replace(self, layout=unpad(self.mask))
+
     def to(self, device: torch.device) -> "Batch":
         """Copy to `device`; from pinned memory the copy does not block."""
-        if device.type == "cpu":
-            return self
-        moved = {name: tensor.to(device, non_blocking=True) for name, tensor in self.tensors.items()}
-        return Batch(moved, self.counts)
+        return self if device.type == "cpu" else self._map(lambda tensor: tensor.to(device, non_blocking=True))
 
     def pin(self) -> "Batch":
         """Copy to page-locked memory, which makes copies to a GPU asynchronous."""
-        return Batch({name: tensor.pin_memory() for name, tensor in self.tensors.items()}, self.counts)
+        return self._map(torch.Tensor.pin_memory)
+
+    def _map(self, change: Callable[[torch.Tensor], torch.Tensor]) -> "Batch":
+        changed = {name: change(tensor) for name, tensor in self.tensors.items()}
+        return Batch(changed, self.counts, None if self.layout is None else self.layout.map(change))

@@ -171,6 +171,7 @@ class BertEncoder(nn.Module):
         attention_mask: Tensor | None = None,
         token_type_ids: Tensor | None = None,
         further_types: Tensor | None = None,
+        layout: Unpadded | None = None,
     ) -> EncoderOutput:
         """Encode ids [B, S].
 
@@ -179,6 +180,7 @@ class BertEncoder(nn.Module):
             attention_mask: [B, S], nonzero for real tokens; pass None if all are real, which is faster.
             token_type_ids: segments [B, S]; None is segment 0 everywhere.
             further_types: embeddings [K, H] of the segments from 1 on, instead of the encoder's own.
+            layout: where the real tokens of the mask lie; None reads it from the mask, which on a GPU waits for it.
 
         Raises:
             UsageError: the sequences are longer than the model has positions for.
@@ -191,7 +193,7 @@ class BertEncoder(nn.Module):
             )
         if self.replays:
             torch.compiler.cudagraph_mark_step_begin()
-        placed = self.placed(attention_mask)
+        placed = self.placed(attention_mask, layout)
         where: Where = placed.mask if isinstance(placed, Packed) else placed
         with phase(self.observer, "embeddings"):
             if placed is None:
@@ -199,7 +201,7 @@ class BertEncoder(nn.Module):
                 hidden = self.embeddings(input_ids, token_type_ids, further_types)
             else:
                 types = None if token_type_ids is None else placed.take(token_type_ids)
-                hidden = self.embeddings(placed.take(input_ids), types, further_types, placed.position_ids())
+                hidden = self.embeddings(placed.take(input_ids), types, further_types, placed.position_ids)
         if placed is not None and self.compiles and not self.replays:
             where = _of_any_number(hidden, where)
         carried: Tensor | Stream = hidden
@@ -215,8 +217,11 @@ class BertEncoder(nn.Module):
                 pooled = torch.tanh(self.pooler(hidden[:, 0]))
         return EncoderOutput(hidden, pooled)
 
-    def placed(self, attention_mask: Tensor | None) -> Unpadded | Packed | None:
-        """Return where the layers are to see the tokens of a mask [B, S]; None if they see the padded batch."""
+    def placed(self, attention_mask: Tensor | None, layout: Unpadded | None = None) -> Unpadded | Packed | None:
+        """Return where the layers are to see the tokens of a mask [B, S]; None if they see the padded batch.
+
+        `layout` is that of the mask if it is known, as it is for batches of a loader.
+        """
         if attention_mask is None:
             return None
         compiling = torch.compiler.is_compiling()
@@ -226,7 +231,9 @@ class BertEncoder(nn.Module):
             packed: Packed = made(attention_mask, few_shapes=self.replays)
             return packed
         wanted = attention_mask.device.type == "cpu" if self.unpads is None else self.unpads
-        return unpad(attention_mask) if wanted and not compiling else None
+        if not wanted or compiling:
+            return None
+        return unpad(attention_mask) if layout is None else layout
 
 
 def _of_any_number(hidden: Tensor, where: Where) -> Where:

@@ -173,7 +173,7 @@ class BertForPretraining(nn.Module):
     def forward(self, batch: Batch) -> PretrainingOutput:
         """Return the losses of a pretraining batch (bert.data.batch.Batch names its tensors)."""
         tensors = batch.tensors
-        encoded = self.encoder(tensors["input_ids"], batch.mask, tensors["token_type_ids"])
+        encoded = self.encoder(tensors["input_ids"], batch.mask, tensors["token_type_ids"], layout=batch.layout)
         with phase(self.observer, "masked_words"):
             predicted = gather_positions(encoded.hidden, tensors["masked_positions"])
             word_logits = self.masked_words(predicted, self.encoder.embeddings.word.weight)
@@ -202,7 +202,7 @@ class BertForQuestionAnswering(nn.Module):
         """
         tensors = batch.tensors
         mask = batch.mask
-        hidden = self.encoder(tensors["input_ids"], mask, tensors["token_type_ids"]).hidden
+        hidden = self.encoder(tensors["input_ids"], mask, tensors["token_type_ids"], layout=batch.layout).hidden
         with phase(self.observer, "answer_span"):
             logits = self.answer_span(hidden, mask)
             targets = torch.stack([tensors["start_positions"], tensors["end_positions"]], dim=1)
@@ -254,7 +254,7 @@ class BertForLabels(nn.Module, ABC):
         """Return the encoder's output for a batch; `types` [B, S], embedded from 1 on by [T, H], replace segments."""
         tensors = batch.tensors
         segments, further = (tensors["token_type_ids"], None) if types is None else types
-        output: EncoderOutput = self.encoder(tensors["input_ids"], batch.mask, segments, further)
+        output: EncoderOutput = self.encoder(tensors["input_ids"], batch.mask, segments, further, batch.layout)
         return output
 
     def forward(self, batch: Batch) -> ClassificationOutput:

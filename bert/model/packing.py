@@ -11,11 +11,12 @@ A slot is a place in a packed row.
 
 import itertools
 from bisect import bisect_left, insort
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.autograd.function import Function
@@ -52,8 +53,7 @@ class Chunk:
     @cached_property
     def places(self) -> Tensor:
         """Row x longest + column of each of its tokens [t], on the CPU."""
-        columns = torch.arange(self.longest)
-        return (columns < torch.tensor(self.lengths)[:, None]).flatten().nonzero().squeeze(1)
+        return torch.from_numpy(np.flatnonzero(np.arange(self.longest) < np.array(self.lengths)[:, None]))
 
     def take(self, tokens: Tensor) -> Tensor:
         """Return [b, longest, ...] of what all tokens [T, ...] have; zeros where there is none."""
@@ -117,17 +117,26 @@ class Unpadded:
     """The real tokens of a batch, with the sequences concatenated."""
 
     places: Tensor
-    """Flat position row x S + column of each token [T]."""
+    """Flat position row x S + column of each token [T], int64."""
+    position_ids: Tensor
+    """Column of each token [T], int64."""
+    ends: Tensor
+    """Token before which each sequence ends, and 0 before them [B + 1], int32."""
     lengths: tuple[int, ...]
-    """Tokens of each sequence."""
+    """Tokens of each sequence, known on the CPU."""
     columns: int
     """S, columns of the padded batch."""
 
-    @cached_property
+    @property
     def bounds(self) -> Bounds:
         """Where the sequences end, on the device."""
-        ends = torch.tensor((0, *itertools.accumulate(self.lengths)), dtype=torch.int32)
-        return Bounds(ends.to(self.places.device, non_blocking=True), self.columns)
+        return Bounds(self.ends, self.columns)
+
+    def map(self, change: Callable[[Tensor], Tensor]) -> "Unpadded":
+        """Return the layout with each tensor changed, as by a copy to another device."""
+        return replace(
+            self, places=change(self.places), position_ids=change(self.position_ids), ends=change(self.ends)
+        )  # fmt: skip
 
     def chunks(self, heads: int, cut: bool = True) -> tuple[Chunk, ...]:
         """Return the chunks of these sequences, made once for all layers."""
@@ -149,22 +158,20 @@ class Unpadded:
         padded: Tensor = flat.index_copy(0, self.places, tokens).unflatten(0, (len(self.lengths), self.columns))
         return padded
 
-    def position_ids(self) -> Tensor:
-        """Return the column of each token [T]."""
-        return self.places % self.columns
-
 
 def unpad(mask: Tensor) -> Unpadded | None:
     """Return where the real tokens are of a mask [B, S], nonzero for them.
 
     None if a row's first token is not real: heads look at it, and a row without any token attends to all alike.
-    The lengths come from the device, which on a GPU waits for it.
+    The lengths come from the device: of a mask on a GPU this waits for it (bert.data.batch.Batch.laid_out does not).
     """
     real = mask != 0
     if not bool(real[:, 0].all()):
         return None
-    places = real.flatten().nonzero().squeeze(1)
-    return Unpadded(places, tuple(real.sum(1).tolist()), mask.shape[1])
+    places, columns = real.flatten().nonzero().squeeze(1), mask.shape[1]
+    lengths = tuple(real.sum(1).tolist())
+    ends = torch.tensor((0, *itertools.accumulate(lengths)), dtype=torch.int32)
+    return Unpadded(places, places % columns, ends.to(mask.device, non_blocking=True), lengths, columns)
 
 
 @dataclass(frozen=True, eq=False)
@@ -195,8 +202,9 @@ class Packed:
         """Return [B, S, ...] of [R, S, ...]; zeros where there is no token."""
         return _gathered(packed, self.target, self.kept, self.source, self.filled, self.columns)
 
+    @property
     def position_ids(self) -> Tensor:
-        """Return the column in the padded batch of the token of each slot [R, S]; 0 if there is none."""
+        """The column in the padded batch of the token of each slot [R, S]; 0 if there is none."""
         return (self.source % self.columns).view(-1, self.columns)
 
 

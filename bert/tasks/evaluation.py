@@ -42,7 +42,7 @@ def outputs(
     done = 0
     for numbers, batch in batches:
         with torch.inference_mode(), precision.autocast():
-            output = model(batch.to(device))
+            output = model(batch.laid_out().to(device))
         yield numbers, output
         done += len(numbers)
         if told is not None:

@@ -15,6 +15,7 @@ import torch
 
 from bert.checkpoints.model_config import read_config
 from bert.checkpoints.ours import CONFIG_FILE
+from bert.data.batch import Batch
 from bert.model.encoder import recompute_activations
 from bert.parallel.base import Strategy
 from bert.speed.registry import check_precision, resolve_levers, use_levers, use_weight_copies
@@ -196,7 +197,7 @@ class _Run(BaseRun):
                 # Synthetic batches are counted, not samples.
                 position = {**position, "step": state.samples_seen // per_micro_step}
             stream.load_state_dict(position)
-        return Feed(stream, pinned=self.strategy.device.type == "cuda")
+        return Feed(stream, self.strategy.device.type == "cuda", Batch.laid_out)
 
     def _begin_random_numbers(self) -> None:
         """Continue with saved generators, or seed them: the last thing before the first step."""

@@ -175,7 +175,7 @@ def test_layers_on_packed_rows_replay_as_one_cuda_graph() -> None:
             batch = batch_of(lengths, columns).to(DEVICE).tensors
             packed = pack(batch["attention_mask"])
             ids, types = packed.take(batch["input_ids"]), packed.take(batch["token_type_ids"])
-            hidden.copy_(encoder.embeddings(ids, types, None, packed.position_ids()))
+            hidden.copy_(encoder.embeddings(ids, types, None, packed.position_ids))
             mask.copy_(packed.mask)
             graph.replay()
             expected = encoder(batch["input_ids"], batch["attention_mask"], batch["token_type_ids"]).hidden

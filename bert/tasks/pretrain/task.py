@@ -87,7 +87,7 @@ class TestShards:
         losses = torch.zeros(4, dtype=torch.float64, device=device)
         positions = samples = 0
         for batch in self.batches():
-            moved = batch.to(device)
+            moved = batch.laid_out().to(device)
             with precision.autocast():
                 words, sentences = _logits(model, moved)
             losses += torch.stack(
@@ -117,7 +117,7 @@ class TestShards:
 def _logits(model: BertForPretraining, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
     """Logits of the predicted positions [M, V] and of the samples [B, 2]."""
     tensors = batch.tensors
-    encoded = model.encoder(tensors["input_ids"], batch.mask, tensors["token_type_ids"])
+    encoded = model.encoder(tensors["input_ids"], batch.mask, tensors["token_type_ids"], layout=batch.layout)
     predicted = gather_positions(encoded.hidden, tensors["masked_positions"])
     return model.masked_words(predicted, model.encoder.embeddings.word.weight), model.next_sentence(encoded.pooled)
 

@@ -55,7 +55,7 @@ def test_every_token_has_one_slot_and_attends_to_its_own_sequence_alone(rows: li
     owners = torch.full((packed.source.numel(),), -1)
     for token, slot in slots.items():
         owners[slot] = token // columns
-        assert packed.position_ids().flatten()[slot] == token % columns
+        assert packed.position_ids.flatten()[slot] == token % columns
     for row, attended in zip(owners.view(-1, columns), packed.mask[:, 0], strict=True):
         assert torch.equal(attended, row[:, None] == row[None, :])
 

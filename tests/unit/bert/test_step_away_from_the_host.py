@@ -1,23 +1,30 @@
-"""A training step on a device that is not the host: no tensor of it may be left behind.
+"""A step on a device that is not the host: no tensor of it may be left behind, and nothing may wait for the device.
 
-PyTorch's fake tensors keep shapes and devices without values, and refuse operators whose tensors lie on two devices, as
-a GPU does; "meta" stands for the GPU here.
+PyTorch's fake tensors keep shapes and devices without values. They refuse operators whose tensors lie on two devices,
+as a GPU does, and everything that reads a value (`tolist`, `nonzero`, `bool`); "meta" stands for the GPU here.
 """
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from support.kernels import need_triton
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 
+from bench.implementations.ours import BertbenchImplementation
+from bert.data.batch import Batch
 from bert.model.config import model_config
 from bert.optim.lamb import Lamb
+from bert.optim.precision import Precision
 from bert.speed import kernels
 from bert.speed.registry import NONE, resolve_levers, use_levers
 from bert.tasks import make_task
-from bert.tasks.base import DataSpec
+from bert.tasks.base import DataSpec, Task
+from bert.tasks.evaluation import outputs
+from bert.train.feed import Feed
 from bert.train.observer import Observer
 from records.trial import Trial
 
@@ -33,30 +40,69 @@ def without_values() -> Iterator[None]:
         yield
 
 
-@pytest.mark.parametrize(("precision", "levers"), [("fp32", NONE), ("bf16", NONE), ("fp32", "fused-elementwise")])
-@pytest.mark.parametrize(
+TASKS = pytest.mark.parametrize(
     ("name", "options"), [("pretrain", ""), ("squad", ""), ("gap", ""), ("classify", ""), ("glue", GLUE)]
 )
+
+
+def made(name: str, options: str, levers: str) -> tuple[Task, torch.nn.Module, Batch]:
+    """A task, its model on the device, and a batch with padding as a loader makes it, on the host."""
+    task = make_task(name, options)
+    spec = DataSpec(data="synthetic:uniform", seq_len=32, micro_batch_size=4)
+    batch = next(iter(Feed(task.batches(spec), pinned=False, adapt=BertbenchImplementation().adapt)))
+    assert batch.mask is not None and batch.layout is not None
+    with without_values(), AWAY:
+        model = task.build_model(model_config(Trial(preset="tiny", task=name, seq_len=32)), Observer())
+    use_levers(model, resolve_levers(levers, "cuda"))
+    return task, model, batch
+
+
+@pytest.mark.parametrize(
+    ("precision", "levers"),
+    [("fp32", NONE), ("bf16", NONE), ("fp32", "fused-elementwise"), ("fp32", "unpad"), ("bf16", "unpad")],
+)
+@TASKS
 def test_forward_and_backward_stay_on_one_device(
     name: str, options: str, precision: str, levers: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if levers == "fused-elementwise":  # kernels are not launched for tensors without values
         need_triton()
         monkeypatch.setattr(kernels, "DEVICES", {AWAY.type})
-    task = make_task(name, options)
-    trial = Trial(preset="tiny", task=name, seq_len=32, micro_batch_size=4)
-    spec = DataSpec(data="synthetic", seq_len=32, micro_batch_size=4)
-    batch = next(iter(task.batches(spec)))
+    task, model, batch = made(name, options, levers)
     with without_values():
-        with AWAY:
-            model = task.build_model(model_config(trial), Observer())
-        use_levers(model, resolve_levers(levers, "cuda"))  # unpad reads lengths, which fake tensors have not
         with torch.autocast("cpu", dtype=torch.bfloat16, enabled=precision == "bf16"):
             loss = task.loss(model, batch.to(AWAY))
         loss.backward()
     assert loss.device == AWAY and loss.dtype == torch.float32
     used = [parameter for parameter in model.parameters() if parameter.grad is not None]
     assert len(used) > 30 and all(parameter.grad is not None and parameter.grad.device == AWAY for parameter in used)
+
+
+@TASKS
+def test_an_evaluation_waits_for_its_results_alone(name: str, options: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "inference_mode", lambda *mode: torch.no_grad())  # fake tensors cannot be made in it
+    _, model, batch = made(name, options, "unpad")
+    model.eval()
+    seen: list[Batch] = []
+
+    def forward(given: Batch) -> object:
+        seen.append(given)
+        with without_values():
+            return model(given)
+
+    rows = np.arange(4)
+    apart = [(rows, replace(batch, layout=None))]
+    ((numbers, output),) = outputs(forward, apart, AWAY, Precision("fp32", "cpu"))  # type: ignore[arg-type]
+    assert numbers is rows and output is not None
+    layout = seen[0].layout
+    assert layout is not None and batch.layout is not None
+    assert layout.ends.device == AWAY and layout.lengths == batch.layout.lengths
+
+
+def test_a_step_without_the_layout_of_a_loader_would_wait() -> None:
+    task, model, batch = made("pretrain", "", "unpad")
+    with pytest.raises(DataDependentOutputException), without_values():
+        task.loss(model, replace(batch, layout=None).to(AWAY))
 
 
 def test_lamb_leaves_nothing_on_the_host() -> None:

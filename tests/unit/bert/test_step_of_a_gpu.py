@@ -64,7 +64,7 @@ def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> Operators:
     operators = Operators()
     placed = unpad((torch.arange(COLUMNS) < torch.tensor(LENGTHS)[:, None]).long())
     assert placed is not None
-    away = Unpadded(placed.places.to("meta"), placed.lengths, placed.columns)
+    away = placed.map(lambda tensor: tensor.to("meta"))
     monkeypatch.setattr(kernels, "DEVICES", {"meta"})
     for module in (embedding, gelu, heads, loss, norm, quantize):
         monkeypatch.setattr(module, "launch", operators.launched)

@@ -12,6 +12,7 @@ from support.refusals import refused
 from support.training_runs import Recorder, run, settings
 
 from bert.data.batch import Batch
+from bert.model.encoder import BertEncoder
 from bert.optim.schedule import PHASES
 from bert.parallel.single import SingleStrategy
 from bert.train.base_run import LossLog
@@ -42,6 +43,25 @@ def test_a_stopped_run_goes_on_with_identical_losses(
     assert {**begun.losses, **ended.losses} == whole.losses
     assert ended.of("Evaluated")[0].evaluation == whole.of("Evaluated")[1].evaluation
     assert [event.learning_rate for event in ended.progress] == [e.learning_rate for e in whole.progress[5:]]
+
+
+def test_no_step_reads_lengths_from_the_mask(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a GPU that would wait for it: batches of training and evaluation bring their layout."""
+
+    def refuse(mask: torch.Tensor) -> None:
+        raise AssertionError("a step has read its mask")
+
+    padded: list[bool] = []
+    forward = BertEncoder.forward
+
+    def noted(self: BertEncoder, *given: Any, layout: Any = None) -> Any:
+        padded.append(given[1] is not None and layout is not None)
+        return forward(self, *given, layout=layout)
+
+    monkeypatch.setattr(BertEncoder, "forward", noted)
+    monkeypatch.setattr("bert.model.encoder.unpad", refuse)
+    assert run(settings(data, eval_every=4), tmp_path, Recorder()).finished
+    assert any(padded)
 
 
 def test_a_crashed_run_repeats_the_steps_since_its_checkpoint(data: Path, tmp_path: Path) -> None:

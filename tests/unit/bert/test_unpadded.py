@@ -76,6 +76,47 @@ def test_a_row_without_real_tokens_is_computed_with_padding() -> None:
     assert_same(loss_and_gradients(real, real(batch).loss), expected, 0)
 
 
+@pytest.mark.parametrize("lengths", LENGTHS, ids=str)
+def test_the_layout_of_a_loader_gives_the_same_bits_as_the_mask(lengths: list[int]) -> None:
+    batch = batch_of(lengths, 64)
+    by_mask, by_layout = (model(True, hidden_dropout=0.1, attention_dropout=0.1) for _ in range(2))
+    torch.manual_seed(3)
+    expected = loss_and_gradients(by_mask, by_mask(batch).loss)
+    laid_out = batch.laid_out()
+    assert batch.layout is None and laid_out.layout is not None
+    torch.manual_seed(3)
+    assert_same(loss_and_gradients(by_layout, by_layout(laid_out).loss), expected, 0)
+
+
+def test_a_layout_holds_places_positions_and_ends() -> None:
+    layout = batch_of([3, 1, 2], 4).laid_out().layout
+    assert layout is not None and layout.lengths == (3, 1, 2) and layout.columns == 4
+    assert layout.places.tolist() == [0, 1, 2, 4, 8, 9] and layout.position_ids.tolist() == [0, 1, 2, 0, 0, 1]
+    assert layout.ends.tolist() == [0, 3, 4, 6] and layout.ends.dtype == torch.int32
+    assert batch_of([4, 4], 4).laid_out().layout is None, "without padding there is nothing to lay out"
+
+
+def test_a_layout_goes_with_its_batch_to_the_device() -> None:
+    batch = batch_of([3, 1, 2], 4).laid_out()
+    away = batch.to(torch.device("meta"))
+    assert batch.layout is not None and away.layout is not None
+    for name in ("places", "position_ids", "ends"):
+        there, here = getattr(away.layout, name), getattr(batch.layout, name)
+        assert (there.device.type, there.shape, there.dtype) == ("meta", here.shape, here.dtype)
+    assert away.layout.lengths == batch.layout.lengths
+    assert batch.to(torch.device("cpu")) is batch
+
+
+def test_all_of_a_batch_is_pinned(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.Tensor, "pin_memory", torch.Tensor.clone)
+    batch = batch_of([3, 1, 2], 4).laid_out()
+    pinned = batch.pin()
+    assert batch.layout is not None and pinned.layout is not None
+    parts = [(batch.tensors[name], pinned.tensors[name]) for name in batch.tensors]
+    parts += [(getattr(batch.layout, n), getattr(pinned.layout, n)) for n in ("places", "position_ids", "ends")]
+    assert all(torch.equal(*pair) and pair[0].data_ptr() != pair[1].data_ptr() for pair in parts)
+
+
 def test_a_mask_with_holes_keeps_its_columns() -> None:
     batch = batch_of([9, 9], 9)
     batch.tensors["attention_mask"][0, 4:6] = 0
