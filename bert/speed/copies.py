@@ -11,7 +11,7 @@ that is behind is made again. `bert.optim.adamw.AdamW` sees to the rest; a fused
 Shapes: T rows, I input and O output features, V word pieces, H hidden width.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -56,13 +56,13 @@ def copy_of(parameter: Tensor) -> Copy | None:
     return getattr(parameter, "_bf16", None)
 
 
-def give_copies(parameters: Iterable[nn.Parameter], *, gradients: bool, kind: type[Copy] = Copy) -> None:
+def give_copies(parameters: Iterable[nn.Parameter], *, gradients: bool, kind: Callable[[Tensor], Copy] = Copy) -> None:
     """Give weights copies of a kind, which linear layers and embeddings under autocast in bf16 then compute with.
 
     Args:
         parameters: matrices on their device, whole, in float32; they must stay the same tensors.
         gradients: also leave their gradients in bf16: for one micro-step per update, and `bert.optim.adamw.AdamW`.
-        kind: of the copies.
+        kind: makes a copy of a parameter.
     """
     for parameter in parameters:
         parameter._bf16 = kind(parameter)  # type: ignore[attr-defined]

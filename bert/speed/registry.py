@@ -6,6 +6,7 @@ those that measured best on that class of device (docs/explanation/speed.md); un
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 from bert.speed.native import compiled, is_wanted, triton_missing
@@ -258,14 +259,16 @@ def use_weight_copies(
     from bert.model.encoder import Embeddings, Layer
     from bert.speed.copies import Copy, Linear, give_copies
     from bert.speed.fp8 import Fp8Copy, fits
+    from bert.speed.scales import Scales
 
     layers = [part for part in model.modules() if isinstance(part, Layer)]
     inner = {part.weight for layer in layers for part in layer.modules() if isinstance(part, Linear)}
     weights = [part.weight for part in model.modules() if isinstance(part, Linear)]
     weights += [part.word.weight for part in model.modules() if isinstance(part, Embeddings)]
     alone = strategy == "single" and grad_accum_steps == 1 and optimizer == "adamw"
+    scales = Scales()
     for weight in weights:
-        kind = Fp8Copy if "fp8" in names and weight in inner and fits(weight) else Copy
-        wanted = kind is Fp8Copy or "bf16-weights" in names
+        low = "fp8" in names and weight in inner and fits(weight)
+        wanted = low or "bf16-weights" in names
         if wanted and isinstance(weight, nn.Parameter) and weight.requires_grad:
-            give_copies([weight], gradients=alone, kind=kind)
+            give_copies([weight], gradients=alone, kind=partial(Fp8Copy, scales=scales) if low else Copy)

@@ -5,6 +5,7 @@
         vocab.txt                       the vocabulary of the data, where it is beside them
         optimizer.safetensors           moments by parameter name
         rng-<rank>.safetensors          random number generators, written by each rank
+        fp8-<rank>.safetensors          scales of a run in FP8, written by each rank
         state.json                      TrainState, and size and CRC-32 of every other file
 
 A checkpoint is written into a temporary folder, confirmed by the disk and renamed, and taken away by a rename too:
@@ -31,6 +32,7 @@ from bert.checkpoints.ours import config_of, write_model
 from bert.checkpoints.tensor_files import read_tensors, write_safetensors
 from bert.data.vocabulary import VOCABULARY_FILE, either_fingerprint
 from bert.parallel.base import Strategy
+from bert.speed.fp8 import load_scales_state, scales_state
 from bert.tasks.base import DataIdentity, Evaluation
 from bert.train.agreement import known_to_first, together
 from bert.train.events import Best
@@ -226,6 +228,9 @@ def save(
                 "folder-not-shared", f"rank {strategy.rank} does not see {temporary}: use a folder shared by all nodes"
             )
         save_rng(temporary / rng_file(strategy.rank), strategy.device)
+        scales = scales_state(model)
+        if scales:
+            write_safetensors(temporary / scales_file(strategy.rank), collected(scales.items(), keep=True))
 
     def write_weights(weights: Mapping[str, torch.Tensor]) -> None:
         if strategy.rank == 0:
@@ -406,6 +411,20 @@ def _crc32(path: Path) -> int:
 def rng_file(rank: int) -> str:
     """Name of the file of a rank's random number generators."""
     return f"rng-{rank}.safetensors"
+
+
+def scales_file(rank: int) -> str:
+    """Name of the file of a rank's scales, in a run in FP8."""
+    return f"fp8-{rank}.safetensors"
+
+
+def load_scales(path: Path, model: nn.Module) -> bool:
+    """Continue with the saved scales of a model in FP8. Return False, with nothing changed, where there are none.
+
+    Raises:
+        InputError: the file is damaged.
+    """
+    return path.exists() and load_scales_state(model, read_tensors(path))
 
 
 def collected(tensors: Iterable[tuple[str, Tensor]], keep: bool) -> dict[str, Tensor]:

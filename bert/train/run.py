@@ -27,8 +27,10 @@ from bert.train.checkpoint import (
     TrainState,
     latest_on_all,
     load_rng,
+    load_scales,
     remove_left_overs,
     rng_file,
+    scales_file,
     seed_generators,
     shared_steps,
     versions,
@@ -129,6 +131,7 @@ class _Run(BaseRun):
             self.log.samples_seen = self.resumed_from.state.samples_seen
             self.checkpoint = self.resumed_from.path
         self._saved = self.counts.applied_steps
+        self._begin_scales()
         self._begin_random_numbers()
         return self.make_training(wrapped, self.optimizer, self.log.compute_loss, self.feed)
 
@@ -198,6 +201,12 @@ class _Run(BaseRun):
                 position = {**position, "step": state.samples_seen // per_micro_step}
             stream.load_state_dict(position)
         return Feed(stream, self.strategy.device.type == "cuda", Batch.laid_out)
+
+    def _begin_scales(self) -> None:
+        """Continue with saved scales of FP8; without them the first step measures its tensors."""
+        if self.resumed_from is not None:
+            path = self.resumed_from.path / scales_file(self.strategy.rank)
+            together(self.strategy, lambda: load_scales(path, self.model))
 
     def _begin_random_numbers(self) -> None:
         """Continue with saved generators, or seed them: the last thing before the first step."""

@@ -105,3 +105,21 @@ def test_levers_of_ddp_train_alike(tmp_path: Path, levers: str, accumulation: in
     assert first["losses"] == pytest.approx(plain["losses"], rel=1e-3 if "bf16" in levers else 1e-6)
     assert (first["weights"] != plain["weights"]) == ("bf16" in levers), "bf16 rounds, a static graph does not"
     assert first["marks"] == 6
+
+
+def test_ranks_in_fp8_have_scales_of_their_own_and_train_as_one(tmp_path: Path) -> None:
+    from safetensors.torch import load_file
+    from support import strategy_runs, training_runs
+
+    from bert.speed.scales import GRADIENT, INPUT, WEIGHT
+
+    data = training_runs.shards(tmp_path / "data")
+    same = {"precision": "bf16", "levers": "fp8+unpad"}
+    expected = strategy_runs.alone(data, tmp_path / "alone", **same).losses
+    found = strategy_runs.losses(strategy_runs.pair(data, tmp_path, "ddp", tmp_path / "pair", **same))
+    assert found.keys() == expected.keys()
+    for step, loss in found.items():
+        assert abs(loss - float.fromhex(expected[step])) < 0.02 * loss
+    scales = [load_file(tmp_path / f"pair/step-0000006/fp8-{rank}.safetensors")["scale"] for rank in range(2)]
+    assert (scales[0][:, WEIGHT] == scales[1][:, WEIGHT]).all()
+    assert (scales[0][:, [INPUT, GRADIENT]] != scales[1][:, [INPUT, GRADIENT]]).any()

@@ -69,9 +69,9 @@ def ends(rows: int, dtype: torch.dtype, bare: bool) -> None:
     embedding.embed(tables, tokens, plain, 0.0 if bare else 0.1, dtype, 0).sum().backward()
     loss.mean_cross_entropy(numbers(rows, WORDS, dtype=dtype) * 1, ids).backward()
     if Driver.architecture >= FP8_FROM and dtype == torch.bfloat16:
-        values, largest = numbers(rows, HIDDEN, dtype=dtype).detach(), numbers()
-        quantize.cast_both_ways(values, torch.float8_e4m3fn, largest)
-        quantize.cast_both_ways(values, torch.float8_e5m2, largest)
+        values, scalars = numbers(rows, HIDDEN, dtype=dtype).detach(), numbers(3).detach()
+        for number, form in enumerate((torch.float8_e4m3fn, torch.float8_e5m2)):  # whichever way scalars are aligned
+            quantize.cast_both_ways(values, form, scalars[number], scalars[number + 1])
 
 
 def launched() -> list[dict[str, Any]]:

@@ -1,10 +1,9 @@
 """Casts to FP8, together with the transpose that the other GEMM of a layer reads, and the largest magnitude.
 
-The cast reads the tensor once, 2 bytes per element, and writes 1 byte each for the result and the transpose. Scaling by
-the current largest magnitude reads it once before: 6 bytes per element. The magnitudes that the cast returns are for
-scales from earlier steps (delayed scaling): 4 bytes.
+One pass: 2 bytes per element are read, and 1 byte each is written for the result and the transpose. The scale is known
+before (bert.speed.scales).
 
-Shapes: T rows, C columns, P programs.
+Shapes: T rows, C columns.
 """
 
 import torch
@@ -17,14 +16,29 @@ from bert.speed.kernels import launch
 _TILE, _WARPS = 64, 4
 
 
-@triton.jit(do_not_specialize=["rows", "groups"])
-def quantize_both_ways(
-    x, given, low, transposed, scale, largest, rows, groups, width: tl.constexpr, limit: tl.constexpr,
-    tiny: tl.constexpr, tile: tl.constexpr, multiple: tl.constexpr,
-):  # fmt: skip
-    """Cast a tile of x / scale and its transpose, with zeros after the last row; store its largest magnitude.
+@triton.jit
+def record_largest(recorded, value):
+    """Raise a float32 in memory to the largest magnitude of a tile. NaN is larger than any number.
 
-    The scale maps the given magnitude to the format's largest number. It is NaN for NaN, and so are the GEMMs of both.
+    Magnitudes are ordered as their bits are, and the order of atomic maxima does not change the result.
+    """
+    found = tl.max(tl.max(tl.abs(value).to(tl.int32, bitcast=True), 1), 0)
+    tl.atomic_max(recorded, found, sem="relaxed")
+
+
+@triton.jit
+def narrowed(value, factor, limit: tl.constexpr):
+    """Return value x factor within the range of a format, NaN for what is not finite."""
+    scaled = tl.minimum(tl.maximum(value * factor, -limit), limit)
+    return tl.where(tl.abs(value) < float("inf"), scaled, float("nan"))
+
+
+@triton.jit(do_not_specialize=["rows", "groups"], do_not_specialize_on_alignment=["scale", "recorded"])
+def quantize_both_ways(
+    x, scale, recorded, low, transposed, rows, groups, width: tl.constexpr, limit: tl.constexpr, tile: tl.constexpr,
+    multiple: tl.constexpr,
+):  # fmt: skip
+    """Cast a tile of x / scale and its transpose, with zeros after the last row; record its largest magnitude.
 
     The number of written rows is given in groups of `multiple` rows, so that the compiler knows its divisor.
     """
@@ -34,27 +48,24 @@ def quantize_both_ways(
     stored = (row < stored_rows)[:, None] & (column < width)[None, :]
     at = row.to(tl.int64)[:, None] * width + column[None, :]
     value = tl.load(x + at, mask=(row < rows)[:, None] & (column < width)[None, :], other=0.0).to(tl.float32)
-    number = tl.program_id(0) * tl.num_programs(1) + tl.program_id(1)
-    tl.store(largest + number, tl.max(tl.max(tl.abs(value), 1), 0))
-    divisor = tl.maximum(tl.load(given).to(tl.float32) / limit, tiny, propagate_nan=tl.PropagateNan.ALL)
-    tl.store(scale, divisor, mask=number == 0)
-    # A magnitude from an earlier step may be too small, and casts beyond the format's range are undefined.
-    value = tl.clamp(value / divisor, -limit, limit, propagate_nan=tl.PropagateNan.ALL)
-    small = value.to(low.dtype.element_ty)
+    if recorded is not None:
+        record_largest(recorded, value)
+    small = narrowed(value, 1.0 / tl.load(scale), limit).to(low.dtype.element_ty)
     tl.store(low + at, small, mask=stored)
     there = transposed + column.to(tl.int64)[:, None] * stored_rows + row[None, :]
     tl.store(there, tl.trans(small), mask=(column < width)[:, None] & (row < stored_rows)[None, :])
 
 
 def cast_both_ways(
-    x: Tensor, dtype: torch.dtype, given: Tensor, multiple: int = 16
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return x / scale [T', C] in FP8, its transpose [C, T'], the scale, and the largest magnitude of each tile [P].
+    x: Tensor, dtype: torch.dtype, scale: Tensor, record: Tensor | None, multiple: int = 16
+) -> tuple[Tensor, Tensor]:
+    """Return x / scale [T', C] in FP8 and its transpose [C, T'].
 
     Args:
         x: [T, C].
-        dtype: torch.float8_e4m3fn or torch.float8_e5m2; larger numbers are clamped to its range.
-        given: largest magnitude that the format must hold, a scalar.
+        dtype: torch.float8_e4m3fn or torch.float8_e5m2; larger numbers saturate.
+        scale: float32 scalar.
+        record: float32 scalar, at least 0, raised to the largest magnitude of x; None for none.
         multiple: T' is T rounded up to a multiple of it; added rows are 0.
     """
     x = x.contiguous()
@@ -62,11 +73,13 @@ def cast_both_ways(
     stored = -(-rows // multiple) * multiple
     low = torch.empty(stored, width, dtype=dtype, device=x.device)
     transposed = torch.empty(width, stored, dtype=dtype, device=x.device)
-    grid = (-(-stored // _TILE), -(-width // _TILE))
-    scale, largest = torch.empty((), device=x.device), torch.empty(grid[0] * grid[1], device=x.device)
     launch(
-        quantize_both_ways, grid, x, given, low, transposed, scale, largest, rows, stored // multiple, width=width,
-        limit=torch.finfo(dtype).max, tiny=torch.finfo(torch.float32).tiny, tile=_TILE, multiple=multiple,
-        warps=_WARPS,
+        quantize_both_ways, (-(-stored // _TILE), -(-width // _TILE)), x, scale, bits(record), low, transposed, rows,
+        stored // multiple, width=width, limit=torch.finfo(dtype).max, tile=_TILE, multiple=multiple, warps=_WARPS,
     )  # fmt: skip
-    return low, transposed, scale, largest
+    return low, transposed
+
+
+def bits(record: Tensor | None) -> Tensor | None:
+    """Return a float32 scalar as the integer that `record_largest` compares."""
+    return None if record is None else record.view(torch.int32)
