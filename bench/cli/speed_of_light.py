@@ -53,7 +53,7 @@ class SpeedOfLightOptions(Printed):
     levers: str = AUTO
     """Optimizations: auto, none, or names joined by + (docs/explanation/speed.md)."""
     allocator: str = DEFAULT
-    """Memory allocator setting of the processes."""
+    """Memory allocator setting of the processes; expandable-segments is for GPU memory."""
     devices: int = 1
     """Ranks. Each measures all parts; communication is the exposed time of their steps."""
     data: str = "synthetic"

@@ -14,7 +14,7 @@ from bench.cluster.world import World
 from bench.implementations import IMPLEMENTATIONS, OURS
 from bench.machine.devices import Devices
 from bench.plan.options import AUTO, TaskFlags, resolve_padding, resolve_precision, resolve_strategy
-from bench.run.resources import DEFAULT, allocator_environment
+from bench.run.resources import ALLOCATORS, DEFAULT, allocator_environment
 from bert.data.lengths import SYNTHETIC, is_synthetic
 from bert.model.config import PRESETS
 from bert.parallel import STRATEGIES, devices_per_rank
@@ -47,7 +47,7 @@ class Sweep:
     levers: tuple[str, ...] = (AUTO,)
     """Optimizations of bertbench: auto, none, or names joined by +; each set is measured separately."""
     allocators: tuple[str, ...] = (DEFAULT,)
-    """Memory allocator settings of the processes."""
+    """Memory allocator settings of the processes; expandable-segments is for GPU memory."""
     strategies: tuple[str, ...] = (AUTO,)
     """Parallel strategy; default auto: single on one device, ddp on several."""
     zero_stages: tuple[int, ...] = ()
@@ -116,7 +116,7 @@ class Sweep:
             lookup({AUTO: "", **STRATEGIES}, name, "strategy")
         self._check_strategy_options()
         for name in self.allocators:
-            allocator_environment(name)
+            lookup(ALLOCATORS, name, "allocator")
         for name in self.levers:
             check_levers(name)
         if self.levers != (AUTO,) and OURS not in self.implementations:
@@ -226,9 +226,11 @@ def expand(
         world: existing ranks to use as devices.
 
     Raises:
-        UsageError: a value that no trial can have, or more devices than available.
+        UsageError: a value that no trial can have, or not on these devices, or more devices than available.
         InputError: the data cannot be read.
     """
+    for name in sweep.allocators:
+        allocator_environment(name, devices.kind)
     world_sizes = _world_sizes(sweep, devices, world)
     data = task_data(sweep.task)
     _check_buckets(sweep, world_sizes)

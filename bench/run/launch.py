@@ -252,7 +252,7 @@ def _start(
         **rank_variables(threads, options.timeout_seconds),
         "PYTHONUNBUFFERED": "1",
         "PYTHONPATH": os.pathsep.join(filter(None, [str(_REPOSITORY), os.environ.get("PYTHONPATH")])),
-        **allocator_environment(trial.allocator),
+        **allocator_environment(trial.allocator, trial.device),
         **options.variables,
     }
     rank = ["-m", "bench.run.worker", str(directory.path)]

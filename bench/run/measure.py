@@ -15,7 +15,7 @@ from bench.implementations.base import Built, Implementation
 from bench.run.clock import StepClock, Stopwatch, stopwatch
 from bench.run.peak import matmul_peak
 from bench.run.recorder import RowWriter, step_writer
-from bench.run.resources import reset_used_memory, used_memory
+from bench.run.resources import check_allocator, reset_used_memory, used_memory
 from bench.run.window import Window
 from bert.data.batch import Batch, BatchCounts
 from bert.model.config import model_config
@@ -106,6 +106,7 @@ class _Measurement:
         loop = built.loop or train
         steps = self.rank.timed("train", lambda: loop(training, self.observer, self.window.keep_going))
         memory = used_memory(device)
+        check_allocator(self.trial)
         strategy.barrier()
         backward = self.rank.timed("backward_timeline", lambda: backward_of(training, self.trial))
         strategy.barrier()

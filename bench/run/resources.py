@@ -1,9 +1,10 @@
 """What a rank may take of its machine and what it took: cores, memory, libraries; and what a lack of memory looks like.
 
-Allocators are variables of the C library, for every implementation alike. glibc gives large blocks back to the kernel
-as soon as they are freed, and the next step has every page of them zeroed again; that is a tenth to a fifth of a step
-of BERT-base on a CPU. The variables are those of mallopt(3) and of glibc's manual, section "Memory Allocation
-Tunables".
+Allocators are environment variables, for every implementation alike. On the host they are the C library's: glibc gives
+large blocks back to the kernel as soon as they are freed, and the next step has every page of them zeroed again; that
+is a tenth to a fifth of a step of BERT-base on a CPU. The variables are those of mallopt(3) and of glibc's manual,
+section "Memory Allocation Tunables". On a GPU they configure PyTorch's caching allocator (its CUDA semantics notes,
+section "Optimizing memory usage with PYTORCH_ALLOC_CONF").
 """
 
 import errno
@@ -15,11 +16,13 @@ from pathlib import Path
 from typing import Any
 
 from bench.cluster.rank import BOUND_VARIABLE
+from bench.machine.environment import installed_version
 from common.errors import UsageError
 from common.registry import lookup
 from records.trial import Trial
 
 DEFAULT = "default"
+EXPANDABLE = "expandable-segments"
 _KEEP = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(2**40)}
 
 ALLOCATORS: dict[str, dict[str, str]] = {
@@ -28,7 +31,12 @@ ALLOCATORS: dict[str, dict[str, str]] = {
     "keep": _KEEP,
     # Besides, the kernel is asked for pages of 2 MiB (transparent huge pages, where they are `madvise` or `always`).
     "huge-pages": {**_KEEP, "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"},
+    # GPU memory: a segment grows, so that freed blocks of any size are reused where sizes change from step to step.
+    EXPANDABLE: {"PYTORCH_ALLOC_CONF": "expandable_segments:True"},
 }
+_OLDER_NAME = "PYTORCH_CUDA_ALLOC_CONF"
+# The first torch that reads PYTORCH_ALLOC_CONF of CUDA memory; 2.9.1 ignores it (pytorch#183387).
+_NEW_NAME_FROM = (2, 11)
 
 # What allocators say when memory is refused: torch's CPU allocator, CUDA and cuBLAS, the C++ runtime, oneDNN; then
 # Python for a thread's stack, and the loader of libraries.
@@ -128,19 +136,63 @@ def torch_versions() -> dict[str, str | None]:
     }
 
 
-def allocator_environment(name: str) -> dict[str, str]:
+def allocator_environment(name: str, device_type: str) -> dict[str, str]:
     """Return the variables of an allocator by name; "" is the default.
 
+    Args:
+        name: of ALLOCATORS, or "".
+        device_type: cpu or cuda.
+
     Raises:
-        UsageError: no such allocator, or the C library of this machine does not know the variables.
+        UsageError: no such allocator, it is for GPU memory and the device is a CPU, or the C library of this machine
+            does not know the variables.
     """
     variables = lookup(ALLOCATORS, name or DEFAULT, "allocator")
+    if name == EXPANDABLE:
+        if device_type != "cuda":
+            raise UsageError(
+                "option-not-applicable",
+                f"--allocators {EXPANDABLE} sets the allocator of GPU memory, but this run uses the CPU: give keep or "
+                "huge-pages, or omit the option",
+            )
+        return _of_gpu_memory(variables)
     if variables and platform.libc_ver()[0] != "glibc":
         raise UsageError(
             "option-not-applicable",
             f"--allocators {name} need glibc, which this Python does not use: omit the option",
         )
     return variables
+
+
+def _of_gpu_memory(variables: dict[str, str]) -> dict[str, str]:
+    """Return the variables under the name that the installed torch reads.
+
+    The older name has priority where the user has set it: it then gets the same value.
+    """
+    words = (installed_version("torch") or "").split(".")
+    version = tuple(int(word) for word in words[:2] if word.isdigit())
+    (value,) = variables.values()
+    names = [_OLDER_NAME] if version < _NEW_NAME_FROM else [*variables]
+    return dict.fromkeys([*names, *(name for name in (_OLDER_NAME, *variables) if name in os.environ)], value)
+
+
+def check_allocator(trial: Trial) -> None:
+    """Check, after some steps, that the GPU memory has the allocator of the trial.
+
+    Raises:
+        UsageError: PyTorch has no expandable segments on this platform; it only warns.
+    """
+    if trial.allocator != EXPANDABLE:
+        return
+    import torch
+
+    found = [segment["is_expandable"] for segment in torch.cuda.memory_snapshot() if "is_expandable" in segment]
+    if found and not any(found):
+        raise UsageError(
+            "device-unsupported",
+            f"--allocators {EXPANDABLE}: torch {torch.__version__} made no expandable segment on this device: omit the "
+            "option",
+        )
 
 
 def ran_out_of_memory(error: BaseException) -> bool:

@@ -11,7 +11,7 @@ import torch
 from bench.run.clock import Stopwatch, stopwatch
 from bench.run.peak import matmul_peak, memory_bandwidth
 from bench.run.recorder import RowWriter
-from bench.run.resources import reset_used_memory, used_memory
+from bench.run.resources import check_allocator, reset_used_memory, used_memory
 from bench.steplight.parts import Part, Subject, make_parts
 from bert.data.batch import Batch
 from bert.model.step import Step
@@ -57,6 +57,7 @@ def measure_components(
 
     Raises:
         StorageError: the disk is full or the folder cannot be written.
+        UsageError: the allocator of the trial has no effect on this device.
     """
     strategy = training.strategy
     device, dtype = strategy.device, training.precision.matmul_dtype
@@ -67,6 +68,7 @@ def measure_components(
     steps.make("warmup", WARMUP_STEPS)
     steps.make("before", STEPS_AROUND)
     memory = used_memory(device)  # of steps alone, before the parts allocate theirs
+    check_allocator(trial)
     batch = typical_batch(sample, lambda each: step.model_flops(each.counts))
     subject = Subject(task=task, step=step, model=model, training=training, batch=batch.to(device))
     parts = make_parts(subject)

@@ -1,19 +1,22 @@
 """From a sweep to its trials."""
 
+import os
 import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 from support.refusals import refused
 from support.squad_windows import VOCAB, squad_windows, write_windows
 
 from analysis.wording import implementation_label, strategy_label
-from bench.machine.devices import Devices
+from bench.machine.devices import Devices, Gpu
 from bench.plan.training import TrainOptions, plan_training
 from bench.plan.trials import Sweep, expand
-from bench.run.resources import allocator_environment
+from bench.run import resources
+from bench.run.resources import allocator_environment, check_allocator
 from bert.tasks import task_data
 from bert.train.settings import TrainSettings
 from common.errors import Code
@@ -72,9 +75,62 @@ def test_each_allocator_is_a_trial_of_every_implementation_and_stands_beside_the
         ("bertbench", ""), ("hf", ""), ("bertbench", "keep"), ("hf", "keep"),
     ]  # fmt: skip
     assert strategy_label("single", "", False, "keep") == "single memory=keep"
-    assert allocator_environment("") == {} and allocator_environment("keep")["MALLOC_MMAP_MAX_"] == "0"
-    with refused("option-choice", "'kept'", "default, keep, huge-pages"):
+    assert allocator_environment("", "cpu") == {} and allocator_environment("keep", "cpu")["MALLOC_MMAP_MAX_"] == "0"
+    with refused("option-choice", "'kept'", "default, keep, huge-pages, expandable-segments"):
         Sweep(allocators=("kept",))
+
+
+def test_expandable_segments_are_for_gpu_memory_and_refused_on_a_cpu() -> None:
+    sweep = Sweep(allocators=("default", "expandable-segments"), devices=(1,))
+    gpu = Devices("cuda", (Gpu("NVIDIA H200", "0", "GPU-0", 141 << 30),), 16)
+    assert [trial.allocator for trial in expand(sweep, gpu)] == ["", "expandable-segments"]
+    assert len({trial.trial_id for trial in expand(sweep, gpu)}) == 2
+    assert strategy_label("single", "", False, "expandable-segments") == "single memory=expandable-segments"
+    with refused("option-not-applicable", "--allocators expandable-segments", "CPU"):
+        expand(sweep, CPU)
+
+
+@pytest.mark.parametrize(
+    ("version", "given", "names"),
+    [
+        ("2.10.0+cu128", {}, {"PYTORCH_CUDA_ALLOC_CONF"}),
+        ("2.9.1", {"PYTORCH_ALLOC_CONF": "backend:native"}, {"PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"}),
+        ("2.11.0+cu130", {}, {"PYTORCH_ALLOC_CONF"}),
+        ("2.13.0", {"PYTORCH_CUDA_ALLOC_CONF": "x:1"}, {"PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"}),
+    ],
+)
+def test_expandable_segments_have_the_variable_that_this_torch_reads(
+    version: str, given: dict[str, str], names: set[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the user has set under the other name must not win."""
+    for name in ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in given.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(resources, "installed_version", lambda package: version)
+    found = allocator_environment("expandable-segments", "cuda")
+    assert found == dict.fromkeys(names, "expandable_segments:True")
+
+
+def test_torch_accepts_the_setting_of_expandable_segments() -> None:
+    """The allocator's parser runs in a CPU build, too."""
+    code = "import torch; torch.zeros(1); print(torch._C._accelerator_getAllocatorSettings())"
+    environment = {**os.environ, **allocator_environment("expandable-segments", "cuda")}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0 and done.stdout.strip() == "expandable_segments:True", done.stderr
+
+
+def test_a_trial_whose_memory_has_no_expandable_segment_is_no_trial_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    trial = Trial(device="cuda", allocator="expandable-segments")
+    segments: list[dict[str, object]] = []
+    monkeypatch.setattr(torch.cuda, "memory_snapshot", lambda: segments)
+    check_allocator(trial)
+    segments[:] = [{"is_expandable": False}, {"is_expandable": True}]
+    check_allocator(trial)
+    segments[:] = [{"is_expandable": False}, {"is_expandable": False}]
+    with refused("device-unsupported", "expandable-segments"):
+        check_allocator(trial)
+    check_allocator(Trial(device="cuda"))
 
 
 def test_auto_strategy_is_single_alone_and_ddp_together() -> None:
