@@ -83,7 +83,6 @@ class SpeedOfLightOptions(Printed):
     def __post_init__(self) -> None:
         """Refuse what cannot be measured; what a sweep checks is checked there."""
         _check_heads(self.task)
-        _check_levers(self.levers)
         if self.rounds < _FEWEST_ROUNDS:
             raise UsageError(
                 "option-value", f"--rounds {self.rounds} must be at least {_FEWEST_ROUNDS}: medians need them"
@@ -93,12 +92,13 @@ class SpeedOfLightOptions(Printed):
                 raise UsageError("option-value", f"{flag(name)} {getattr(self, name)} must be at least 1")
 
 
-def _check_levers(levers: str) -> None:
-    if "fp8" in levers.split("+"):
+def _check_levers(trial: Trial) -> None:
+    """Refuse FP8 where its GEMMs have no floor. Raises UsageError."""
+    if "fp8" in trial.levers.split("+") and trial.device == "cpu":
         raise UsageError(
-            "option-not-applicable",
-            f"--levers {levers}: speed-of-light times parts in bf16 and has no floor for FP8; leave out fp8, or "
-            "measure the whole step with `bertbench throughput`",
+            "device-unsupported",
+            f"--levers {trial.levers} on a CPU: it emulates FP8 and has no peak of it, so a step has no floor; leave "
+            "out fp8, or measure the whole step with `bertbench throughput`",
         )
 
 
@@ -146,8 +146,12 @@ def run(options: SpeedOfLightOptions) -> Result:
 
 def planned(options: SpeedOfLightOptions, devices: Devices) -> Trial:
     """Return the trial. Raises UsageError for a value none can have, InputError where data or run cannot be read."""
-    if options.winner_of is not None:
-        return _of_winner(options, devices)
+    trial = _described(options, devices) if options.winner_of is None else _of_winner(options, devices)
+    _check_levers(trial)
+    return trial
+
+
+def _described(options: SpeedOfLightOptions, devices: Devices) -> Trial:
     sweep = Sweep(
         task=options.task,
         task_flags=options.task_flags,
@@ -176,7 +180,6 @@ def _of_winner(options: SpeedOfLightOptions, devices: Devices) -> Trial:
 
     assert options.winner_of is not None
     winner = fastest_trial(options.winner_of, options.task, devices, OURS)
-    _check_levers(winner.levers)
     trial = dataclasses.replace(
         winner,
         kind="components",

@@ -13,7 +13,7 @@ import torch
 from bench.implementations import IMPLEMENTATIONS
 from bench.implementations.base import Built, Implementation
 from bench.run.clock import StepClock, Stopwatch, stopwatch
-from bench.run.peak import matmul_peak
+from bench.run.peak import matmul_peak, peak_dtype
 from bench.run.recorder import RowWriter, step_writer
 from bench.run.resources import check_allocator, reset_used_memory, used_memory
 from bench.run.window import Window
@@ -21,7 +21,6 @@ from bert.data.batch import Batch, BatchCounts
 from bert.model.config import model_config
 from bert.optim.precision import Precision
 from bert.parallel.base import StepPlan
-from bert.speed.fp8 import products_dtype
 from bert.speed.registry import levers_text
 from bert.tasks import make_task, task_step
 from bert.train.feed import Feed, data_spec
@@ -95,10 +94,8 @@ class _Measurement:
     def train(self) -> dict[str, Any]:
         """Train between two measurements of the achievable peak."""
         built, training = self._prepared()
-        strategy, device, dtype = self.strategy, self.strategy.device, training.precision.matmul_dtype
-        products = products_dtype(training.model, dtype)
-        if device.type == "cuda":  # a CPU only imitates FP8, more slowly than bf16: that rate is no peak
-            dtype = products
+        strategy, device = self.strategy, self.strategy.device
+        dtype, products = peak_dtype(training.model, training.precision.matmul_dtype, device)
         peak_before = matmul_peak(device, dtype)
         strategy.barrier()
         torch.manual_seed(self.trial.seed + 1 + strategy.rank)
@@ -120,7 +117,7 @@ class _Measurement:
                 "after": peak_after["flops_per_second"],
                 "dtype": peak_after["dtype"],
                 "shape": peak_after["shape"],
-                "products": str(products).removeprefix("torch."),
+                "products": products,
             },
             "parameters": _parameters(built.model),
             "levers": levers_text(built.levers),

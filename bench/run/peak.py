@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from bench.run.clock import stopwatch
+from bert.speed.fp8 import products_dtype
 
 # Sizes that fill a device without long runs; the largest that fits the time limit is used.
 _SIZES = (1024, 2048, 4096, 8192)
@@ -22,6 +23,20 @@ _LAYOUT_SIZE = 256
 _LAYOUT_GAIN = 1.2
 # STREAM's rule: an array is at least four times as large as the caches.
 _ARRAY_BYTES = {"cpu": 128 * 2**20, "cuda": 512 * 2**20}
+
+
+def peak_dtype(model: torch.nn.Module, dtype: torch.dtype, device: torch.device) -> tuple[torch.dtype, str]:
+    """Return the type in which the peak of a model's GEMMs is measured, and the name of the type that they have.
+
+    They differ for FP8 on a CPU: it only imitates FP8, more slowly than bf16, and that rate is no peak.
+
+    Args:
+        model: with the copies of its weights, if it has any.
+        dtype: of GEMMs in its precision.
+        device: where it is.
+    """
+    products = products_dtype(model, dtype)
+    return products if device.type == "cuda" else dtype, str(products).removeprefix("torch.")
 
 
 def matmul_peak(device: torch.device, dtype: torch.dtype, seconds: float = 0.4) -> dict[str, Any]:

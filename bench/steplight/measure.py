@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from bench.run.clock import Stopwatch, stopwatch
-from bench.run.peak import matmul_peak, memory_bandwidth
+from bench.run.peak import matmul_peak, memory_bandwidth, peak_dtype
 from bench.run.recorder import RowWriter
 from bench.run.resources import check_allocator, reset_used_memory, used_memory
 from bench.steplight.parts import Part, Subject, make_parts
@@ -60,7 +60,8 @@ def measure_components(
         UsageError: the allocator of the trial has no effect on this device.
     """
     strategy = training.strategy
-    device, dtype = strategy.device, training.precision.matmul_dtype
+    device = strategy.device
+    dtype, products = peak_dtype(training.model, training.precision.matmul_dtype, device)
     training.model.train()
     began = _ceilings(device, dtype)
     reset_used_memory(device)
@@ -82,6 +83,7 @@ def measure_components(
     steps.make("after", STEPS_AROUND)
     observer.run_end()
     ended = _ceilings(device, dtype)
+    ended["measured_peak"]["products"] = products
     return {
         **memory,
         "steps": steps.made,

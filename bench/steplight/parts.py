@@ -7,6 +7,7 @@ backward in one call.
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -21,13 +22,16 @@ from bert.model.step import FLOAT_BYTES, Extent, Gemm, Pass, Step
 from bert.optim.precision import Precision
 from bert.speed.copies import LOW, copy_of, has_low_gradients
 from bert.speed.elementwise import Product, gelu, residual_norm
+from bert.speed.fp8 import Fp8Copy, forward_product, input_gradient, weight_gradient
 from bert.speed.kernels import usable
+from bert.speed.scales import GRADIENT, INPUT, MULTIPLE, WEIGHT, Scales
 from bert.tasks import task_data
 from bert.tasks.base import Task
 from bert.train.loop import Training
 from records.kinds import Component
 
 _CLIPPING_NORM = 1.0
+_DIRECTIONS = ("forward", "input gradient", "weight gradient")
 # A forward pass with one or several results, and their gradients.
 Forward = Callable[[], Tensor | tuple[Tensor, ...]]
 Grad = Tensor | tuple[Tensor, ...]
@@ -102,6 +106,11 @@ class Subject:
             return gemms
         return gemms[:0] if isinstance(self.placed, Unpadded) and self.dtype.itemsize == 2 else gemms[:1]
 
+    def in_fp8(self, gemm: Gemm) -> bool:
+        """Whether the layers multiply this matrix in FP8."""
+        found = self.model.encoder.layers[0].parameters()
+        return any(isinstance(copy_of(p), Fp8Copy) and p.shape == (gemm.columns, gemm.inner) for p in found)
+
     def tensor(self, *shape: int, dtype: torch.dtype | None = None, grad: bool = False) -> Tensor:
         """Return normally distributed numbers, by default in the type of a GEMM."""
         values = torch.randn(*shape, device=self.device).to(dtype or self.dtype)
@@ -121,24 +130,44 @@ def make_parts(subject: Subject) -> list[Part]:
 def _gemm_parts(subject: Subject, gemm: Gemm, extent: Extent, group: str) -> Iterator[Part]:
     """Make the three parts of a GEMM: forward, input gradient, weight gradient."""
     m, k, n = gemm.rows(extent), gemm.inner, gemm.columns
-    x, weight = subject.tensor(m, k), subject.tensor(n, k)
-    bias, grad = subject.tensor(n), subject.tensor(m, n)
-    products: tuple[tuple[str, str, Callable[[], Tensor]], ...] = (
-        ("forward", f"[{m} x {k}] [{k} x {n}]", lambda: F.linear(x, weight, bias)),
-        ("input gradient", f"[{m} x {n}] [{n} x {k}]", lambda: grad.mm(weight)),
-        ("weight gradient", f"[{n} x {m}] [{m} x {k}]", lambda: grad.t().mm(x)),
-    )
-    for direction, shape, run in products:
+    low = group == "layers" and subject.in_fp8(gemm)
+    if low:
+        m = -(-m // MULTIPLE) * MULTIPLE  # FP8's rows of zeros
+    size, wide = (1, LOW.itemsize) if low else (subject.dtype.itemsize,) * 2
+    products = (_fp8_products if low else _products)(subject, m, k, n)
+    sizes = ((m, k, n), (m, n, k), (n, m, k))
+    for direction, (rows, inner, columns), run in zip(_DIRECTIONS, sizes, products, strict=True):
         component = Component(
             name=f"{gemm.name}, {direction}",
             group=group,
-            shape=shape,
+            shape=f"[{rows} x {inner}] [{inner} x {columns}]{' in FP8' if low else ''}",
             calls_per_step=gemm.times,
             model_flops=float(gemm.model_flops(subject.batch.counts)),
             computed_flops=2.0 * m * k * n,
-            bytes=float(subject.dtype.itemsize * (m * k + k * n + m * n)),
+            bytes=float(size * (rows * inner + inner * columns) + wide * rows * columns),
         )
         yield Part(component, _without_gradients(run))
+
+
+def _products(subject: Subject, m: int, k: int, n: int) -> Sequence[Callable[[], Tensor]]:
+    """Return forward product, input gradient and weight gradient of x [m, k] and a weight [n, k]."""
+    x, weight = subject.tensor(m, k), subject.tensor(n, k)
+    bias, grad = subject.tensor(n), subject.tensor(m, n)
+    return lambda: F.linear(x, weight, bias), lambda: grad.mm(weight), lambda: grad.t().mm(x)
+
+
+def _fp8_products(subject: Subject, m: int, k: int, n: int) -> Sequence[Callable[[], Tensor]]:
+    """Return what `_products` does, as bert.speed.fp8 multiplies; tensors are in FP8 already."""
+    scales = Scales()
+    layer = scales.add(subject.device)
+    shapes = ((INPUT, m, k), (WEIGHT, n, k), (GRADIENT, m, n))
+    x, weight, grad = (scales.quantize(subject.tensor(*shape), layer, role) for role, *shape in shapes)
+    bias = None if subject.by_kernels else subject.tensor(n)  # kernels add it later
+    return (
+        lambda: forward_product(x, weight, bias),
+        lambda: input_gradient(grad, weight.columns, weight.scale),
+        lambda: weight_gradient(grad, x.columns, x.scale),
+    )
 
 
 def _without_gradients(run: Callable[[], Tensor]) -> Callable[[], Tensor]:
@@ -323,6 +352,7 @@ def _copies(subject: Subject) -> Iterator[Part]:
         yield copies("word embedding's gradients", shape, 1, lambda: words[0] + words[1])
     if dtype == torch.float32:
         return
+    yield from _fp8_casts(subject)
     narrow = subject.tensor(rows, hidden)
     if not subject.by_kernels:
         yield copies(
@@ -342,6 +372,34 @@ def _copies(subject: Subject) -> Iterator[Part]:
             f"casts of weights, {name}", f"{count:,} weights{'' if copied else ' there'}, gradients back", calls,
             _cast_both([] if copied else wide, half, dtype),
         )  # fmt: skip
+
+
+def _fp8_casts(subject: Subject) -> Iterator[Part]:
+    """Yield the casts of a layer's inputs, gradients and weights to FP8, with their transposes and magnitudes."""
+    gemms, depth = [gemm for gemm in subject.step.layers if subject.in_fp8(gemm)], subject.step.config.num_layers
+    if not gemms:
+        return
+    rows, scales = subject.extent.tokens, Scales()
+    moving, still = list[tuple[Tensor, int, int]](), list[tuple[Tensor, int, int]]()
+    layers = [scales.add(subject.device) for _ in gemms]
+    for layer, gemm in zip(layers, gemms, strict=True):
+        moving.append((subject.tensor(rows, gemm.inner), layer, INPUT))
+        moving.append((subject.tensor(rows, gemm.columns), layer, GRADIENT))
+        still.append((subject.tensor(gemm.columns, gemm.inner, dtype=LOW), layer, WEIGHT))
+    for cast in (*moving, *still):
+        scales.quantize(*cast)
+    scales.renew()  # now they are known, as in every step but the first
+    for name, casts in (("activations and gradients", moving), ("weights", still)):
+        count = sum(values.numel() for values, _, _ in casts)
+        component = Component(
+            name=f"FP8 casts of {name}", group="copies", shape=f"{count:,} numbers of a layer", calls_per_step=depth
+        )
+        yield Part(component, partial(_cast_to_fp8, scales, casts))
+
+
+def _cast_to_fp8(scales: Scales, casts: Sequence[tuple[Tensor, int, int]]) -> None:
+    for cast in casts:
+        scales.quantize(*cast)
 
 
 def _cast_both(wide: Sequence[Tensor], half: Sequence[Tensor], dtype: torch.dtype) -> Callable[[], object]:

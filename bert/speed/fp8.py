@@ -99,9 +99,19 @@ def _copies(model: nn.Module) -> list[tuple[nn.Parameter, Fp8Copy]]:
     return [(parameter, copy) for parameter, copy in pairs if isinstance(copy, Fp8Copy)]
 
 
-def multiply(first: Quantized, second: Quantized, bias: Tensor | None = None) -> Tensor:
-    """Return first [M, K] times second [N, K] transposed, plus bias [N], in bf16, with fast accumulation."""
-    return _multiply(first.rows, second.rows, first.scale, second.scale, bias, True)
+def forward_product(x: Quantized, weight: Quantized, bias: Tensor | None) -> Tensor:
+    """Return x [T', I] times weight [O, I] transposed, plus bias [O], in bf16, with fast accumulation."""
+    return _multiply(x.rows, weight.rows, x.scale, weight.scale, bias, fast=True)
+
+
+def input_gradient(grad: Quantized, weight_columns: Tensor, weight_scale: Tensor) -> Tensor:
+    """Return grad [T', O] times weight [O, I] in bf16; the weight comes as columns [I, O]."""
+    return _multiply(grad.rows, weight_columns, grad.scale, weight_scale)
+
+
+def weight_gradient(grad: Quantized, x_columns: Tensor, x_scale: Tensor) -> Tensor:
+    """Return grad [T', O] transposed times x [T', I] in bf16; x comes as columns [I, T']."""
+    return _multiply(grad.columns, x_columns, grad.scale, x_scale)
 
 
 def _multiply(
@@ -124,7 +134,7 @@ class _Linear(Function):
         ctx.save_for_backward(inputs.columns, inputs.scale, values.columns, values.scale)
         ctx.copy, ctx.shape, ctx.dtype = copy, x.shape, x.dtype
         rows = x.numel() // x.shape[-1]
-        return multiply(inputs, values, bias)[:rows].view(*x.shape[:-1], len(values.rows))
+        return forward_product(inputs, values, bias)[:rows].view(*x.shape[:-1], len(values.rows))
 
     @staticmethod
     @once_differentiable
@@ -134,10 +144,10 @@ class _Linear(Function):
         given = copy.scales.quantize(flat, copy.layer, GRADIENT)
         grad_x = grad_weight = None
         if ctx.needs_input_grad[0]:
-            product = _multiply(given.rows, transposed, given.scale, weight_scale)[: len(flat)]
+            product = input_gradient(given, transposed, weight_scale)[: len(flat)]
             grad_x = product.view(ctx.shape).to(ctx.dtype)
         if ctx.needs_input_grad[1]:
-            grad_weight = _multiply(given.columns, inputs, given.scale, scale)
+            grad_weight = weight_gradient(given, inputs, scale)
             spare = copy.take_spare()
             grad_weight = grad_weight if spare is None else spare.copy_(grad_weight)
         return grad_x, grad_weight, flat.sum(0) if ctx.needs_input_grad[2] else None, None, None

@@ -1,6 +1,7 @@
 """Every part of a step can be called alone, changes nothing, and is timed as it should be."""
 
 import itertools
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -9,9 +10,10 @@ import torch
 from support.kernels import need_triton
 from support.refusals import refused
 
-from bench.cli.speed_of_light import SpeedOfLightOptions
+from bench.cli.speed_of_light import SpeedOfLightOptions, planned
+from bench.machine.devices import find_devices
 from bench.run.clock import CpuStopwatch
-from bench.run.peak import memory_bandwidth
+from bench.run.peak import memory_bandwidth, peak_dtype
 from bench.run.recorder import RowWriter
 from bench.steplight.measure import _Steps, _time_rounds, typical_batch
 from bench.steplight.parts import Part, Subject, make_parts
@@ -57,7 +59,8 @@ def subject(task_name: str = "pretrain", precision: str = "fp32", levers: str = 
 
 
 @pytest.mark.parametrize(
-    ("precision", "levers"), [("fp32", "auto"), ("bf16", "none"), ("bf16", "auto"), ("bf16", "bf16-weights")]
+    ("precision", "levers"),
+    [("fp32", "auto"), ("bf16", "none"), ("bf16", "auto"), ("bf16", "bf16-weights"), ("bf16", "fp8")],
 )
 @pytest.mark.parametrize("task_name", ["pretrain", "squad", "glue", "classify"])
 def test_every_part_runs_and_leaves_the_weights_as_they_are(task_name: str, precision: str, levers: str) -> None:
@@ -220,6 +223,57 @@ def test_a_task_with_heads_of_its_own_is_refused_by_name() -> None:
 
 
 @pytest.mark.parametrize("levers", ["fp8", "fp8+unpad"])
-def test_fp8_has_no_floor(levers: str) -> None:
-    with refused("option-not-applicable", f"--levers {levers}", "FP8", "bertbench throughput"):
-        SpeedOfLightOptions(levers=levers)
+def test_a_cpu_has_no_floor_in_fp8(levers: str) -> None:
+    options = SpeedOfLightOptions(levers=levers, precision="bf16", preset="tiny")
+    with refused("device-unsupported", levers, "CPU", "bertbench throughput"):
+        planned(options, find_devices("cpu"))
+
+
+@pytest.mark.parametrize("levers", ["fp8+unpad", "fp8", "bf16-weights+fp8+unpad"])
+def test_parts_of_a_step_in_fp8_multiply_and_cast_as_its_layers_do(
+    levers: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    step = subject(precision="bf16", levers=levers)
+    called, multiply = [], torch._scaled_mm
+
+    def noted(*factors: torch.Tensor, **options: Any) -> torch.Tensor:
+        called.append(
+            (*(f.shape for f in factors), factors[0].dtype, options["use_fast_accum"], options["bias"] is None)
+        )
+        return multiply(*factors, **options)
+
+    monkeypatch.setattr(torch, "_scaled_mm", noted)
+    run_step(step.training, Observer(), 0)
+    called.clear()
+    with step.precision.autocast():
+        loss = step.model(step.batch).loss
+    loss.backward()
+    of_step = Counter(called)
+    called.clear()
+    parts = make_parts(step)
+    for part in parts:
+        if part.component.group == "layers":
+            part.run()
+    of_parts = Counter({call: count * SHAPE.num_layers for call, count in Counter(called).items()})
+    assert of_parts == of_step and sum(of_step.values()) == 3 * 4 * SHAPE.num_layers
+    layers = [part.component for part in parts if part.component.group == "layers"]
+    assert all(component.shape.endswith("in FP8") for component in layers)
+    assert not any("FP8" in part.component.shape for part in parts if part.component.group == "head")
+    rows = -(-step.extent.tokens // 16) * 16
+    product = next(component for component in layers if component.name.startswith("feed-forward in, forward"))
+    assert product.computed_flops == 2.0 * rows * 32 * 64
+    assert product.bytes == rows * 32 + 32 * 64 + 2 * rows * 64
+    casts = {part.component.name: part.component for part in parts if part.component.name.startswith("FP8")}
+    numbers = step.extent.tokens * (32 + 32 + 32 + 64 + 3 * 32 + 32 + 64 + 32)
+    assert casts["FP8 casts of activations and gradients"].shape.startswith(f"{numbers:,} ")
+    assert casts["FP8 casts of weights"].shape.startswith(f"{4 * 32 * 32 + 2 * 32 * 64:,} ")
+    assert {component.calls_per_step for component in casts.values()} == {SHAPE.num_layers}
+    assert all(component.bytes == component.model_flops == 0 for component in casts.values())
+
+
+def test_the_peak_of_fp8_is_that_of_a_gpu() -> None:
+    step = subject(precision="bf16", levers="fp8")
+    for device, measured in (("cuda", torch.float8_e4m3fn), ("cpu", torch.bfloat16)):
+        assert peak_dtype(step.model, torch.bfloat16, torch.device(device)) == (measured, "float8_e4m3fn")
+    plain = subject(precision="bf16", levers="none")
+    assert peak_dtype(plain.model, torch.bfloat16, torch.device("cuda")) == (torch.bfloat16, "bfloat16")
