@@ -23,6 +23,7 @@ from bert.optim.precision import Precision
 from bert.parallel.base import StepPlan
 from bert.speed.registry import levers_text
 from bert.tasks import make_task, task_step
+from bert.train.attention import choose_attention
 from bert.train.feed import Feed, data_spec
 from bert.train.loop import Training, train
 from bert.train.observer import Observer, Observers, StepResult
@@ -121,6 +122,7 @@ class _Measurement:
             },
             "parameters": _parameters(built.model),
             "levers": levers_text(built.levers),
+            "attention": self.attention,
             "backward": backward,
         }
 
@@ -138,7 +140,7 @@ class _Measurement:
             ),
         )
         self.rank.end()
-        return measured
+        return {**measured, "attention": self.attention}
 
     def draw(self) -> dict[str, Any]:
         """Draw batches and do nothing with them."""
@@ -179,7 +181,15 @@ class _Measurement:
                 grad_accum_steps=trial.grad_accum_steps,
             )
 
-        return built, timed("prepare", prepare)
+        training = timed("prepare", prepare)
+
+        def choose() -> dict[str, Any] | None:
+            return choose_attention(
+                training.model, lambda: self.task.batches(data_spec(trial, strategy)), self.precision, strategy
+            )
+
+        self.attention = timed("choose_attention", choose)
+        return built, training
 
 
 def _profiler_observers(rank: "Rank") -> list[Observer]:

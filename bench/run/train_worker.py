@@ -22,7 +22,7 @@ from bert.parallel.base import Strategy
 from bert.tasks import task_step
 from bert.tasks.base import Evaluation
 from bert.train.checkpoint import checkpoint_path
-from bert.train.events import Best, Evaluated, Event, Progress, Resumed, RunOutcome, Saved, Warned
+from bert.train.events import AttentionChosen, Best, Evaluated, Event, Progress, Resumed, RunOutcome, Saved, Warned
 from bert.train.settings import TrainSettings
 from common.atomic import storage_errors
 from common.registry import load
@@ -128,6 +128,7 @@ class TrainRecorder:
             "evaluation": None,
             "best": None,
             "logged_to": [],
+            "attention": None,
         }
         """What this attempt did so far, in plain values."""
         with storage_errors(self._events_path):
@@ -174,6 +175,10 @@ class TrainRecorder:
             for names, side in ((event.missing, "begin with random values"), (event.unused, "are not used")):
                 if names:
                     _say(f"{len(names)} weights {side}: {', '.join(names)}")
+        elif isinstance(event, AttentionChosen):
+            self.summary["attention"] = dict(event.choice)
+            self._write("attention", **event.choice)
+            _say(f"attention without padding uses operator {event.choice['operator']}")
         elif isinstance(event, Warned):
             self._write("warned", message=event.message)
             _say(f"warning: {event.message}")

@@ -98,6 +98,14 @@ class Warned:
     """The problem and the remedy."""
 
 
+@dataclass(frozen=True, slots=True)
+class AttentionChosen:
+    """The operator for attention without padding was chosen, before the first step on a GPU."""
+
+    choice: Mapping[str, Any]
+    """bert.speed.attention_choice.Choice as JSON values."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunOutcome:
     """How a run ended."""
@@ -117,5 +125,5 @@ class RunOutcome:
     """Best evaluation, whose checkpoint stays; None if there was none."""
 
 
-Event = Resumed | Progress | Evaluated | Saved | Warned
+Event = AttentionChosen | Resumed | Progress | Evaluated | Saved | Warned
 Report = Callable[[Event], None]

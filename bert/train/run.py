@@ -20,6 +20,7 @@ from bert.model.encoder import recompute_activations
 from bert.parallel.base import Strategy
 from bert.speed.registry import check_precision, resolve_levers, use_levers, use_weight_copies
 from bert.train.agreement import any_rank, together
+from bert.train.attention import choose_attention
 from bert.train.base_run import BaseRun, make_optimizer, step_plan
 from bert.train.checkpoint import (
     OPTIMIZER_FILE,
@@ -36,7 +37,7 @@ from bert.train.checkpoint import (
     versions,
 )
 from bert.train.checkpoint import save as write_checkpoint
-from bert.train.events import LAST_GOOD_CHECKPOINT, Report, Resumed, RunOutcome, Saved
+from bert.train.events import LAST_GOOD_CHECKPOINT, AttentionChosen, Report, Resumed, RunOutcome, Saved
 from bert.train.feed import Feed
 from bert.train.loop import DivergenceError, Training, parameters_are_finite, train
 from bert.train.observer import Observer
@@ -126,6 +127,9 @@ class _Run(BaseRun):
         strategy.prepare(self.optimizer, self.precision)
         if initial is not None and left is not None:
             self._load_optimizer(initial, left)
+        chosen = choose_attention(wrapped, lambda: self.task.batches(self.spec), self.precision, strategy)
+        if chosen is not None:
+            self.report(AttentionChosen(chosen))
         self.feed = together(strategy, self._open_feed)
         if self.resumed_from is not None:
             self.log.samples_seen = self.resumed_from.state.samples_seen

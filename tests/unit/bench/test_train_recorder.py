@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.fake_run import ATTENTION
 from support.refusals import refused
 from support.training_runs import settings, shards
 
@@ -16,7 +17,7 @@ from bench.cli.train_progress import TrainProgress, duration, progress_text
 from bench.run.processes import StopRequest, hold_stop_signals, listen_for_stop
 from bench.run.train_worker import TrainRecorder
 from bert.tasks.base import Evaluation
-from bert.train.events import Evaluated, Progress, Resumed, Saved, Warned
+from bert.train.events import AttentionChosen, Evaluated, Progress, Resumed, Saved, Warned
 from common.errors import SchemaError
 from records.run import RunDirectory, TrialDirectory
 from records.training import TrainRun, read_events
@@ -94,6 +95,14 @@ def test_steps_made_again_replace_the_earlier_ones_in_the_curve(attempt: TrialDi
     assert [row["loss"] for row in rows] == [1.0 + step / 7 for step in range(4)] + [9 + step / 7 for step in (4, 5, 6)]
     assert recorder.summary["steps_made"] == 3 and recorder.summary["first_step"] == 4
     assert recorder.summary["samples"] == 12
+
+
+def test_the_choice_of_attention_is_in_the_summary_and_the_events(attempt: TrialDirectory, data: Path) -> None:
+    recorder = recorded(attempt, data, AttentionChosen(ATTENTION))
+    assert recorder.summary["attention"] == ATTENTION
+    (event,) = read_events(attempt)
+    assert event["event"] == "attention" and {name: event[name] for name in ATTENTION} == ATTENTION
+    assert recorded(attempt, data).summary["attention"] is None
 
 
 def test_tensorboard_leaves_out_what_was_made_again(attempt: TrialDirectory, data: Path) -> None:

@@ -13,11 +13,10 @@ from support.kernels import AsOnCuda, need_triton
 from support.layouts import batch_of
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from bert.model.attention import Bounds
 from bert.model.config import ModelConfig
 from bert.model.encoder import BertEncoder
 from bert.model.heads import BertForPretraining
-from bert.model.packing import Unpadded, unpad
+from bert.model.packing import unpad
 from bert.speed import kernels
 from bert.speed.copies import copy_of
 from bert.speed.registry import use_levers, use_weight_copies
@@ -69,7 +68,6 @@ def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> Operators:
     for module in (embedding, gelu, heads, loss, norm, quantize):
         monkeypatch.setattr(module, "launch", operators.launched)
     monkeypatch.setattr(BertEncoder, "placed", lambda *given: away)
-    monkeypatch.setattr("bert.model.attention._is_by_flash", lambda where, *given: isinstance(where, Unpadded | Bounds))
     monkeypatch.setattr("bert.speed.copies._usable_copy", copy_of)
     for module in ("encoder", "attention"):
         monkeypatch.setattr(f"bert.model.{module}.product_dtype", lambda x: torch.bfloat16)
