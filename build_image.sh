@@ -14,7 +14,6 @@
 #   WITH_NSIGHT       1 or 0: Nsight Systems and Nsight Compute      (1; 0 with --cpu)
 #   WITH_DEEPSPEED    1 or 0: DeepSpeed                              (0)
 #   WITH_HOROVOD      1 or 0: Horovod, compiled                      (0)
-#   WITH_FLASH_ATTN   1 or 0: FlashAttention                         (0)
 #   WITH_DLPROF       1 or 0: DLProf's NVTX annotations              (0)
 #   USER_ID           uid of the image's user                        (yours; 10001 for root)
 #   ENGINE            docker or podman                               (the first that answers)
@@ -40,7 +39,7 @@ done
 choose_extras() {
     local name value
     extras=() needs_nvcc=() parts=(torch)
-    for name in NSIGHT DEEPSPEED HOROVOD FLASH_ATTN DLPROF; do
+    for name in NSIGHT DEEPSPEED HOROVOD DLPROF; do
         value=WITH_$name
         value=${!value:-}
         case $value in
@@ -49,9 +48,8 @@ choose_extras() {
             *) die "WITH_$name=$value is not known: use 1 or 0" ;;
         esac
         if [[ ${value:-0} == 1 || ($name == NSIGHT && -z $value && $target == cuda) ]]; then parts+=("$name"); fi
-        case $value$name in 1DEEPSPEED | 1HOROVOD | 1FLASH_ATTN) needs_nvcc+=("$name") ;; esac
+        case $value$name in 1DEEPSPEED | 1HOROVOD) needs_nvcc+=("$name") ;; esac
     done
-    if [[ $target == cpu && ${WITH_FLASH_ATTN:-0} == 1 ]]; then die "WITH_FLASH_ATTN=1 needs CUDA: leave out --cpu"; fi
 }
 
 check_installers() {

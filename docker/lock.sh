@@ -6,7 +6,7 @@
 # What is locked stays as it is unless an option asks for newer versions. Each file holds what the ones before it lack:
 #   torch.txt         torch from PyPI with its CUDA libraries
 #   packages.txt      everything else that bertbench needs
-#   deepspeed.txt, horovod.txt, flash-attn.txt      what WITH_DEEPSPEED, WITH_HOROVOD and WITH_FLASH_ATTN add
+#   deepspeed.txt, horovod.txt      what WITH_DEEPSPEED and WITH_HOROVOD add
 
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -36,7 +36,6 @@ leave_out() {
 
 printf '%s\n' 'torch ; sys_platform == "linux"' >"$scratch/torch.in"
 printf '%s\n' 'horovod==0.28.1' cloudpickle 'cmake<4' >"$scratch/horovod.in"
-printf '%s\n' 'flash-attn==2.8.3.post2' einops ninja >"$scratch/flash-attn.in"
 # All that a command of the image may need.
 extras=(--extra hf --extra gpu --extra tune --extra scores --extra tensorboard)
 # Everything at once, so that the files agree.
@@ -53,7 +52,5 @@ leave_out "${present[@]}"
 compile pyproject.toml "${extras[@]}" --extra deepspeed --constraint "$scratch/all.txt" "${skip[@]}" \
     --output-file "$locks/deepspeed.txt"
 # Their own metadata can only be had by building them; what they need is in packages.txt, or named above.
-for name in horovod flash-attn; do
-    compile "$scratch/$name.in" --no-deps --constraint "$scratch/all.txt" --output-file "$locks/$name.txt"
-done
+compile "$scratch/horovod.in" --no-deps --constraint "$scratch/all.txt" --output-file "$locks/horovod.txt"
 cp "$locks"/*.txt docker/locks/

@@ -4,7 +4,6 @@
 # By environment, each 1 or 0:
 #   WITH_DEEPSPEED    DeepSpeed; compiles its operators when they are first used
 #   WITH_HOROVOD      Horovod, compiled here: with NCCL where the base image has nvcc, else with Gloo
-#   WITH_FLASH_ATTN   FlashAttention; compiled here (hours) if there is no wheel for this torch
 #   WITH_DLPROF       nvidia-dlprof-pytorch-nvtx, from NVIDIA's index
 
 set -euo pipefail
@@ -47,7 +46,6 @@ if asked DEEPSPEED; then
     locked deepspeed
 fi
 if asked HOROVOD; then horovod; fi
-if asked FLASH_ATTN; then locked flash-attn; fi
 if asked DLPROF; then
     "$venv/bin/pip" install --no-deps --index-url https://pypi.ngc.nvidia.com nvidia-dlprof-pytorch-nvtx==1.8.0
 fi

@@ -1,12 +1,6 @@
-"""Tests of the kernels for a GPU, where Triton is, and of what a step does on a GPU."""
-
-from typing import Any
+"""Tests of the kernels for a GPU, where Triton is."""
 
 import pytest
-import torch
-import torch.nn.functional as F
-from torch import Tensor
-from torch.overrides import TorchFunctionMode
 
 from bert.speed.native import triton_missing
 
@@ -16,15 +10,3 @@ def need_triton() -> None:
     missing = triton_missing()
     if missing is not None:
         pytest.skip(str(missing))
-
-
-class AsOnCuda(TorchFunctionMode):
-    """Casts as autocast in bf16 does on a GPU (PyTorch's list of operators), and drops out as there."""
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        dtype = {F.linear: torch.bfloat16, F.layer_norm: torch.float32}.get(func)
-        if dtype is not None:
-            args = [one.to(dtype) if isinstance(one, Tensor) else one for one in args]
-        if func is F.dropout:  # the operator that it is on a GPU
-            return torch.native_dropout(args[0], kwargs["p"], True)[0]
-        return func(*args, **kwargs or {})

@@ -11,7 +11,7 @@ import pytest
 from hosts import ROOT, Host, option, refused
 
 SCRIPT = "build_image.sh"
-EXTRAS = ("NSIGHT", "DEEPSPEED", "HOROVOD", "FLASH_ATTN", "DLPROF")
+EXTRAS = ("NSIGHT", "DEEPSPEED", "HOROVOD", "DLPROF")
 PASSED_ON = {
     "TORCH_INDEX": "https://index.example/cu126",
     "TORCH_VERSION": "2.12.0",
@@ -69,7 +69,7 @@ def test_a_plain_build_is_of_its_target_with_the_callers_uid(
     [
         ([], PASSED_ON),
         ([], {f"WITH_{name}": "0" for name in EXTRAS}),
-        (["--cpu"], {"WITH_FLASH_ATTN": "0", "WITH_HOROVOD": "1", "WITH_NSIGHT": "1"}),
+        (["--cpu"], {"WITH_HOROVOD": "1", "WITH_NSIGHT": "1"}),
         ([], {"WITH_DLPROF": "1"}),
     ],
 )
@@ -85,7 +85,7 @@ def test_what_is_set_is_passed_on_and_nothing_else(host: Host, arguments: list[s
         ([], {"BASE_IMAGE": BASE}, "CUDA_IMAGE", BASE),
         (["--cpu"], {"BASE_IMAGE": BASE}, "CPU_IMAGE", BASE),
         ([], {"BASE_IMAGE": "mine:devel", "WITH_DEEPSPEED": "1"}, "CUDA_IMAGE", "mine:devel"),
-        *(([], {f"WITH_{name}": "1"}, "CUDA_IMAGE", "-devel-") for name in ("DEEPSPEED", "HOROVOD", "FLASH_ATTN")),
+        *(([], {f"WITH_{name}": "1"}, "CUDA_IMAGE", "-devel-") for name in ("DEEPSPEED", "HOROVOD")),
     ],
 )
 def test_the_base_is_the_one_given_or_the_devel_flavour_where_something_compiles_for_cuda(
@@ -114,8 +114,7 @@ def test_other_values_are_refused(host: Host, variables: dict[str, str], texts: 
     assert not host.called()
 
 
-def test_flash_attn_on_the_cpu_and_other_arguments_are_refused(host: Host) -> None:
-    refused(host.run(SCRIPT, "--cpu", WITH_FLASH_ATTN="1"), "WITH_FLASH_ATTN=1 needs CUDA", "--cpu")
+def test_other_arguments_are_refused(host: Host) -> None:
     for argument in ("gpu", "--gpu", "", "."):
         refused(host.run(SCRIPT, argument), f"'{argument}'", "usage: bash build_image.sh")
     assert not host.called()

@@ -170,9 +170,8 @@ def packages(host: Host, **extra: str) -> list[list[str]]:
 @pytest.mark.parametrize(
     ("variables", "locks"),
     [
-        ({"WITH_DEEPSPEED": "", "WITH_HOROVOD": "0", "WITH_FLASH_ATTN": "0", "WITH_DLPROF": ""}, ["packages"]),
+        ({"WITH_DEEPSPEED": "", "WITH_HOROVOD": "0", "WITH_DLPROF": ""}, ["packages"]),
         ({"WITH_DEEPSPEED": "1"}, ["packages", "deepspeed"]),
-        ({"WITH_FLASH_ATTN": "1"}, ["packages", "flash-attn"]),
     ],
 )
 def test_packages_come_from_their_locks_with_hashes_and_nothing_besides(
@@ -197,7 +196,7 @@ def test_packages_take_dlprof_from_nvidias_index(host: Host) -> None:
     assert words[-1].startswith("nvidia-dlprof-pytorch-nvtx==")
 
 
-@pytest.mark.parametrize("name", ["DEEPSPEED", "HOROVOD", "FLASH_ATTN", "DLPROF"])
+@pytest.mark.parametrize("name", ["DEEPSPEED", "HOROVOD", "DLPROF"])
 def test_packages_refuse_other_values_and_end_where_pip_fails(host: Host, name: str) -> None:
     folder = venv(host)
     outcome = run(host, "packages.sh", LOCKS, **{f"WITH_{name}": "yes"})
