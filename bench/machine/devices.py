@@ -1,5 +1,6 @@
 """Find the devices of a run: GPUs in CUDA_VISIBLE_DEVICES (numbers, UUIDs, MIG names), else CPU cores."""
 
+import dataclasses
 import os
 from dataclasses import dataclass
 from importlib import metadata
@@ -21,6 +22,9 @@ class Gpu:
     uuid: str
     """UUID; empty if NVML is unavailable."""
     memory_bytes: int | None
+    """Its own memory; None if NVML does not report it."""
+    number: int | None = None
+    """Number of the GPU in the order of the bus, for a slice that of its GPU; None if NVML is unavailable."""
 
     @property
     def is_mig(self) -> bool:
@@ -134,15 +138,17 @@ def select_gpus(wanted: str, present: list[Gpu]) -> list[Gpu]:
     chosen: list[Gpu] = []
     for name in (part.strip() for part in wanted.split(",") if part.strip()):
         if name.isdigit():
-            matches = [present[int(name)]] if int(name) < len(present) else []
+            matches = [gpu for gpu in present if gpu.number == int(name)]
         else:
             matches = [gpu for gpu in present if gpu.uuid.lower().startswith(name.lower())]
             if not matches and name.upper().startswith("MIG-"):
                 # NVML may not list MIG slices (no permission); CUDA resolves the name itself.
                 matches = [Gpu("MIG slice", name, name, None)]
         if len(matches) != 1:
-            known = ", ".join(f"{index}={gpu.uuid or gpu.name}" for index, gpu in enumerate(present)) or "none"
-            what = "matches several GPUs" if matches else "matches no GPU of this node"
+            known = ", ".join(f"{gpu.number}={gpu.uuid or gpu.name}" for gpu in present) or "none"
+            divided = f"is a GPU of {len(matches)} MIG slices, of which a process can use one: give its name"
+            several = divided if name.isdigit() else "matches several GPUs"
+            what = several if matches else "matches no GPU of this node"
             raise UsageError(
                 "option-value" if matches else "device-missing",
                 f"CUDA_VISIBLE_DEVICES={wanted!r}: {name!r} {what}; available: {known}",
@@ -151,7 +157,7 @@ def select_gpus(wanted: str, present: list[Gpu]) -> list[Gpu]:
         if any(gpu.uuid and gpu.uuid == other.uuid for other in chosen):
             raise UsageError("option-value", f"CUDA_VISIBLE_DEVICES={wanted!r} names {name!r} twice: remove one")
         # Numbers identify GPUs only. MIG slices are given by name, so that sensors and training use the same slice.
-        chosen.append(Gpu(gpu.name, gpu.uuid if gpu.is_mig else name, gpu.uuid, gpu.memory_bytes))
+        chosen.append(dataclasses.replace(gpu, visible_as=gpu.uuid if gpu.is_mig else name))
     return chosen
 
 
@@ -218,20 +224,24 @@ def _nvml_gpus() -> list[Gpu] | str:
         gpus: list[Gpu] = []
         for index in range(pynvml.nvmlDeviceGetCount()):
             handle = pynvml.nvmlDeviceGetHandleByIndex(index)
-            slices = _mig_slices(pynvml, handle)
-            gpus.extend(slices or [_describe(pynvml, handle, str(index))])
-        return gpus
+            gpus.extend(_mig_slices(pynvml, handle, index) or [_describe(pynvml, handle, index)])
+        # Beside slices CUDA's numbers are not those of the bus.
+        mixed = any(gpu.is_mig for gpu in gpus)
+        return gpus if mixed else [dataclasses.replace(gpu, visible_as=str(gpu.number)) for gpu in gpus]
     except pynvml.NVMLError as error:
         return f"NVML failed while listing GPUs ({error})"
 
 
-def _describe(pynvml: Any, handle: Any, visible_as: str | None = None) -> Gpu:
+def _describe(pynvml: Any, handle: Any, number: int) -> Gpu:
     uuid = _text(pynvml.nvmlDeviceGetUUID(handle))
-    memory = int(pynvml.nvmlDeviceGetMemoryInfo(handle).total)
-    return Gpu(_text(pynvml.nvmlDeviceGetName(handle)), visible_as or uuid, uuid, memory)
+    try:
+        memory = int(pynvml.nvmlDeviceGetMemoryInfo(handle).total)
+    except pynvml.NVMLError:  # a GPU that shares the memory of its host, or a slice of another user
+        memory = None
+    return Gpu(_text(pynvml.nvmlDeviceGetName(handle)), uuid, uuid, memory, number)
 
 
-def _mig_slices(pynvml: Any, handle: Any) -> list[Gpu]:
+def _mig_slices(pynvml: Any, handle: Any, number: int) -> list[Gpu]:
     try:
         current, _ = pynvml.nvmlDeviceGetMigMode(handle)
         if current != pynvml.NVML_DEVICE_MIG_ENABLE:
@@ -242,7 +252,7 @@ def _mig_slices(pynvml: Any, handle: Any) -> list[Gpu]:
     slices = []
     for index in range(count):
         try:
-            slices.append(_describe(pynvml, pynvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, index)))
+            slices.append(_describe(pynvml, pynvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, index), number))
         except pynvml.NVMLError:
             continue
     return slices

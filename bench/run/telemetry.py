@@ -194,6 +194,8 @@ def _field(nvml: Any, field: Any) -> int:
         nvml.NVML_VALUE_TYPE_UNSIGNED_LONG_LONG: "ullVal",
         nvml.NVML_VALUE_TYPE_SIGNED_LONG_LONG: "sllVal",
     }
+    if field.valueType not in members:
+        raise ValueError(f"NVML returned a value of unknown type {field.valueType}")
     return int(getattr(field.value, members[field.valueType]))
 
 

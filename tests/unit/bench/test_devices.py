@@ -9,9 +9,9 @@ from bench.machine.devices import Devices, Gpu, core_groups, find_devices, physi
 from common.errors import Code
 
 PRESENT = [
-    Gpu("H200", "0", "GPU-aaaa1111-0000", 10),
-    Gpu("H200", "1", "GPU-bbbb2222-0000", 10),
-    Gpu("H200 MIG 1g", "MIG-cccc3333-0000", "MIG-cccc3333-0000", 10),
+    Gpu("H200", "0", "GPU-aaaa1111-0000", 10, 0),
+    Gpu("H200", "1", "GPU-bbbb2222-0000", 10, 1),
+    Gpu("H200 MIG 1g", "MIG-cccc3333-0000", "MIG-cccc3333-0000", 10, 2),
 ]
 
 

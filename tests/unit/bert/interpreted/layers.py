@@ -17,7 +17,7 @@ from bert.speed.kernels import gelu, heads, norm
 
 SEED, EPS = 3, 1e-12
 TYPES = [torch.float32, torch.bfloat16, torch.float16]
-SHAPES = [(1, 1), (3, 7, 40), (9, 33)]
+SHAPES = [(1, 1), (2, 3, 40), (7, 33)]
 # One step of the type, times what adds up: results are rounded once, from float32.
 STEP = {torch.float32: 2e-6, torch.bfloat16: 2**-7, torch.float16: 2**-10}
 
@@ -56,7 +56,7 @@ def test_the_random_bits_are_those_of_the_paper() -> None:
 
 @pytest.mark.usefixtures("multiprocessors")
 @pytest.mark.parametrize("dtype", TYPES, ids=str)
-@pytest.mark.parametrize("probability", [0.0, 0.1, 0.6])
+@pytest.mark.parametrize("probability", [0.0, 0.3])
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_residual_norm(shape: tuple[int, ...], probability: float, dtype: torch.dtype) -> None:
     torch.manual_seed(0)

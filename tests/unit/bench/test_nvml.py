@@ -1,0 +1,204 @@
+"""What is asked of NVML, through its real binding for Python, of a small library of two GPUs (tests/support/nvml.c)."""
+
+import ctypes
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.refusals import refused
+
+from bench.machine import environment
+from bench.machine.devices import Gpu, find_devices
+from bench.machine.gpu_load import least_busy, near_cpus
+from bench.profilers.nvprof import first_gpu_capability
+from bench.run.telemetry import Telemetry, telemetry_writer
+from records.run import TrialDirectory
+
+SOURCE = Path(__file__).parents[2] / "support/nvml.c"
+KIB, GIB = 1024, 2**30
+INVALID, NOT_SUPPORTED, NO_PERMISSION, NOT_LOADED, LOST = 2, 3, 4, 9, 15
+# Of a GPU; field 138 of nvml.h is what the links have sent, 139 what they have received.
+SENSORS = {
+    "gpu_utilization_percent": 97, "gpu_memory_utilization_percent": 41, "gpu_memory_used_bytes": GIB,
+    "power_watts": 350, "energy_joules": 9e9, "sm_clock_mhz": 1001, "memory_clock_mhz": 1002,
+    "temperature_celsius": 60, "throttle_reasons": 4, "nvlink_rx_bytes": (0x500000000 + 139) * KIB,
+    "nvlink_tx_bytes": (0x500000000 + 138) * KIB, "pcie_rx_bytes_per_second": 8000, "pcie_tx_bytes_per_second": 7000,
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    compiler = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
+    if compiler is None:
+        pytest.skip("needs a C compiler (cc, gcc or clang), which is not on PATH")
+    made = tmp_path_factory.mktemp("nvml") / "libnvidia-ml.so.1"
+    subprocess.run([compiler, "-shared", "-fPIC", "-Wall", "-Werror", "-o", made, SOURCE], check=True)
+    return made
+
+
+@pytest.fixture
+def nvml(library: Path, monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    """Have the binding use the library; FAKE_NVML says what it does."""
+    pynvml = pytest.importorskip("pynvml")
+    monkeypatch.setattr(pynvml, "nvmlLib", ctypes.CDLL(str(library)))
+    monkeypatch.setattr(pynvml, "_nvmlGetFunctionPointer_cache", {})
+    monkeypatch.setattr("bench.machine.devices._torch_version", lambda: "2.13.0+cu130")
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.delenv("FAKE_NVML", raising=False)
+    return monkeypatch
+
+
+def fails(nvml: pytest.MonkeyPatch, **codes: int) -> None:
+    nvml.setenv("FAKE_NVML", " ".join(f"{name}={code}" for name, code in codes.items()))
+
+
+def chosen(nvml: pytest.MonkeyPatch, wanted: str | None = None) -> list[tuple[str, str, int | None]]:
+    if wanted is not None:
+        nvml.setenv("CUDA_VISIBLE_DEVICES", wanted)
+    return [(gpu.visible_as, gpu.uuid, gpu.memory_bytes) for gpu in find_devices("cuda").gpus]
+
+
+def test_whole_gpus_are_numbered_in_the_order_of_the_bus(nvml: pytest.MonkeyPatch) -> None:
+    devices = find_devices()
+    assert [gpu.name for gpu in devices.gpus] == ["NVIDIA H100"] * 2 and devices.note == ""
+    assert chosen(nvml) == [("0", "GPU-00000000-0000", 80 * GIB), ("1", "GPU-00000001-0000", 80 * GIB)]
+    assert chosen(nvml, "GPU-00000001") == [("GPU-00000001", "GPU-00000001-0000", 80 * GIB)]
+    assert first_gpu_capability() == (9, 0) and environment._driver_version() == "580.95.05"
+
+
+def test_beside_a_divided_gpu_a_number_still_names_a_gpu(nvml: pytest.MonkeyPatch) -> None:
+    fails(nvml, mig=2)
+    slices = [(f"MIG-0000000{n}-0000", f"MIG-0000000{n}-0000", 10 * GIB) for n in (1, 2)]
+    whole = ("GPU-00000001-0000", "GPU-00000001-0000", 80 * GIB)
+    assert chosen(nvml) == [*slices, whole]  # a number would count slices or not, as the driver likes
+    assert chosen(nvml, "1") == [("1", *whole[1:])]
+    assert chosen(nvml, "MIG-00000002") == [slices[1]]
+    assert first_gpu_capability() == (9, 0)  # of the GPU that the slice is of
+    with refused("option-value", "CUDA_VISIBLE_DEVICES='0'", "2 MIG slices", "MIG-00000001-0000"):
+        chosen(nvml, "0")
+    fails(nvml, mig=1)
+    assert chosen(nvml, "0") == [slices[0]]
+
+
+def test_slices_that_may_not_be_listed_are_left_to_cuda(nvml: pytest.MonkeyPatch) -> None:
+    fails(nvml, mig=2, nvmlDeviceGetMigDeviceHandleByIndex=NO_PERMISSION)
+    assert [uuid for _, uuid, _ in chosen(nvml)] == ["GPU-00000000-0000", "GPU-00000001-0000"]
+    assert chosen(nvml, "MIG-00000002-0000") == [("MIG-00000002-0000", "MIG-00000002-0000", None)]
+
+
+@pytest.mark.parametrize("code", [NOT_SUPPORTED, NO_PERMISSION])
+def test_a_gpu_without_memory_of_its_own_is_a_gpu(code: int, nvml: pytest.MonkeyPatch) -> None:
+    fails(nvml, nvmlDeviceGetMemoryInfo=code)
+    assert [memory for _, _, memory in chosen(nvml)] == [None, None]
+    _, loads = least_busy(find_devices(), 2)
+    assert loads[0].free_bytes is None and loads[0].utilization == 97
+
+
+@pytest.mark.parametrize(
+    ("codes", "facts"),
+    [
+        ({"nvmlInitWithFlags": NOT_LOADED}, ("Driver Not Loaded",)),
+        ({"nvmlInitWithFlags": NO_PERMISSION}, ("Insufficient Permissions",)),
+        ({"nvmlDeviceGetHandleByIndex_v2": LOST}, ("listing GPUs",)),
+        ({"nvmlDeviceGetCount_v2": NO_PERMISSION}, ("listing GPUs", "Insufficient Permissions")),
+    ],
+)
+def test_without_a_driver_or_permission_the_reason_is_told(
+    codes: dict[str, int], facts: tuple[str, ...], nvml: pytest.MonkeyPatch
+) -> None:
+    fails(nvml, **codes)
+    devices = find_devices()
+    assert devices.kind == "cpu" and all(fact in devices.note for fact in facts)
+    with refused("device-missing", "--device cuda", *facts):
+        find_devices("cuda")
+    assert isinstance(first_gpu_capability(), str)
+
+
+def test_a_capability_that_is_not_told_is_unknown_with_the_reason(nvml: pytest.MonkeyPatch) -> None:
+    fails(nvml, nvmlDeviceGetCudaComputeCapability=NO_PERMISSION, nvmlSystemGetDriverVersion=NOT_SUPPORTED)
+    assert "Insufficient Permissions" in str(first_gpu_capability())
+    described = environment.capture(find_devices())
+    assert described["native_bf16"] is None and described["driver"] is None
+    assert [gpu["compute_capability"] for gpu in described["gpus"]] == [None, None]
+
+
+def sampled(uuid: str, folder: Path) -> tuple[dict[str, float], dict[str, str]]:
+    telemetry, directory = Telemetry([uuid]), TrialDirectory(folder)
+    with telemetry_writer(directory.telemetry_csv(0)) as writer:
+        telemetry.sample(writer, [])
+        if telemetry._slow is not None:
+            telemetry._slow.result()
+        telemetry.sample(writer, [])
+    found = {row["quantity"]: row["value"] for row in directory.read_telemetry() if row["device"] == "gpu0"}
+    return found, {name: why for name, why in telemetry.unavailable.items() if name.startswith("gpu")}
+
+
+def test_every_sensor_is_read_in_its_unit(nvml: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    assert sampled("GPU-00000001-0000", tmp_path) == (SENSORS, {})
+    assert near_cpus(Gpu("", "1", "GPU-00000001-0000", None)) == [4, 5, 6, 7]
+
+
+def test_a_slice_has_the_sensors_that_a_slice_has(nvml: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    fails(nvml, mig=1)
+    found, missing = sampled("MIG-00000001-0000", tmp_path)
+    assert set(found) == {"gpu_memory_used_bytes", "temperature_celsius"}
+    assert set(missing) == {f"gpu0 {name}" for name in SENSORS.keys() - found.keys()} and all(missing.values())
+
+
+@pytest.mark.parametrize(
+    ("codes", "lost"),
+    [
+        ({"nvmlDeviceGetPowerUsage": NOT_SUPPORTED}, {"power_watts"}),
+        ({"nvmlDeviceGetFieldValues": INVALID}, {"nvlink_rx_bytes", "nvlink_tx_bytes"}),
+        ({"fieldcode": NOT_SUPPORTED}, {"nvlink_rx_bytes", "nvlink_tx_bytes"}),
+        ({"field": 99}, {"nvlink_rx_bytes", "nvlink_tx_bytes"}),
+        ({"field": 0}, {"nvlink_rx_bytes", "nvlink_tx_bytes"}),
+    ],
+)
+def test_one_sensor_that_fails_takes_no_other_with_it(
+    codes: dict[str, int], lost: set[str], nvml: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    fails(nvml, **codes)
+    found, missing = sampled("GPU-00000000-0000", tmp_path)
+    assert found == {name: value for name, value in SENSORS.items() if name not in lost}
+    assert set(missing) == {f"gpu0 {name}" for name in lost}
+    assert all(len(why) > 5 for why in missing.values())
+
+
+def test_a_function_that_an_old_driver_lacks_is_a_missing_sensor(nvml: Any, tmp_path: Path) -> None:
+    import pynvml
+
+    class Old:
+        def __getattr__(self, name: str) -> Any:
+            if name == "nvmlDeviceGetTotalEnergyConsumption":
+                raise AttributeError(name)
+            return getattr(whole, name)
+
+    whole = pynvml.nvmlLib
+    nvml.setattr(pynvml, "nvmlLib", Old())
+    found, missing = sampled("GPU-00000000-0000", tmp_path)
+    assert set(missing) == {"gpu0 energy_joules"} and len(found) == len(SENSORS) - 1
+
+
+def test_a_gpu_that_is_gone_leaves_the_sensors_of_the_machine(nvml: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    found, missing = sampled("GPU-00000009-0000", tmp_path)
+    assert found == {} and set(missing) == {"gpu"} and "NVML" in missing["gpu"]
+
+
+@pytest.mark.parametrize(("there", "note"), [(True, ""), (False, "NVML Shared Library Not Found")])
+def test_the_library_is_found_by_its_name(there: bool, note: str, library: Path, tmp_path: Path) -> None:
+    pytest.importorskip("pynvml")
+    program = (
+        "from bench.machine import devices\n"
+        "devices._torch_version = lambda: '2.13.0+cu130'\n"
+        "found = devices.find_devices()\n"
+        "print(found.kind, len(found.gpus), found.note)"
+    )
+    own = {name: value for name, value in os.environ.items() if name not in ("CUDA_VISIBLE_DEVICES", "FAKE_NVML")}
+    own["LD_LIBRARY_PATH"] = str(library.parent if there else tmp_path)
+    said = subprocess.run([sys.executable, "-c", program], env=own, capture_output=True, text=True, check=True).stdout
+    assert said.split()[:2] == (["cuda", "2"] if there else ["cpu", "0"]) and note in said
