@@ -145,7 +145,7 @@ def _trained(fused: bool, probability: float, recomputed: bool = False) -> dict[
     if recomputed:
         recompute_activations(made)
     torch.manual_seed(SEED)
-    return loss_and_gradients(made, made(batch_of([16, 3, 9, 1], 20)).loss)
+    return loss_and_gradients(made, made(batch_of([5, 3, 1], 6)).loss)
 
 
 @pytest.fixture

@@ -93,7 +93,7 @@ def test_a_norm_of_mixed_types_with_one_gradient_and_no_bias(which: int) -> None
 
 @pytest.mark.parametrize("probability", [0.1, 0.5])
 def test_dropout_drops_its_part_and_repeats_with_its_seed(probability: float) -> None:
-    rows, width = 24, 128
+    rows, width = 16, 128
     ones, zeros = torch.ones(rows, width), torch.zeros(rows, width, requires_grad=True)
     unit, none = torch.ones(width), torch.zeros(width)
     masks = []
