@@ -67,6 +67,10 @@ class Profiler:
     def check(self, trial: Trial) -> None:
         """Raise MissingToolError or UsageError, with the remedy, if this tool cannot profile `trial` here."""
 
+    def waits_at_step_ends(self, trial: Trial) -> bool:
+        """Return whether each recorded step ends by waiting for the GPU, which idles until the next step begins."""
+        return False
+
     def environment(self, scope: Scope) -> dict[str, str]:
         """Return the environment variables of the profiled program."""
         return {}

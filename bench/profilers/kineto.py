@@ -32,6 +32,10 @@ class TorchProfiler(Profiler):
         """Raise UsageError if the schedule is not valid or does not fit into the window."""
         _cycles(self.options, trial.start_iteration or 0, trial.stop_iteration)
 
+    def waits_at_step_ends(self, trial: Trial) -> bool:
+        """Return whether the marks of steps wait for their kernels."""
+        return trial.device == "cuda"
+
     def observer(self, scope: Scope, rank: int) -> Observer:
         """Return the observer that starts and stops the recording on one rank."""
         from bench.profilers.kineto_trace import TraceObserver

@@ -235,6 +235,11 @@ class NsightCompute(RangeProfiler):
         return [*words, *argv]
 
     def _without_collectives(self, several: bool) -> list[tuple[str, str | None]]:
+        """Return the switches that leave kernels of collectives out.
+
+        ncu matches a part of the name. NVIDIA's manual has a negative lookahead as an example (Nsight Compute CLI,
+        option kernel-id).
+        """
         others = f"^(?!.*({COLLECTIVES})).*$"
         if "--kernel-name" in self._switches:
             return [("--kernel-name-base", "function"), ("--kernel-name", f"regex:{others}")]

@@ -27,6 +27,8 @@ REPORTS = {
     "nvtxsum": "nvtx_sum",
     "osrtsum": "osrt_sum",
 }
+# Without these it would record another part of the run, or into another file.
+_NEEDED = ("--trace", "--capture-range", "--capture-range-end", "--force-overwrite", "--output")
 _EXPORT_SECONDS = 900.0
 _PARANOID = Path("/proc/sys/kernel/perf_event_paranoid")
 _REMEDY = (
@@ -67,6 +69,11 @@ class NsightSystems(RangeProfiler):
         if self._version[:2] < OLDEST:
             raise MissingToolError(
                 "tool-version", f"nsys {dotted(self._version)} at {self._path} is too old: {_REMEDY}"
+            )
+        lacking = [name for name in _NEEDED if name not in self._switches]
+        if lacking:
+            raise MissingToolError(
+                "tool-version", f"nsys {dotted(self._version)} at {self._path} lacks {', '.join(lacking)}: {_REMEDY}"
             )
         _check_importer(self._path)
         _check_nvtx(self._version)
@@ -161,7 +168,7 @@ def switches(help_text: str) -> frozenset[str]:
 
 def traceable(help_text: str) -> tuple[str, ...]:
     """Return the APIs that `nsys profile --help` lists under --trace, such as "cuda", "nvtx"; () if it lists none."""
-    part = re.search(r"^\s+-t, --trace=$(.*?)(?=^\s+(?:-\w, )?--[a-z]|\Z)", help_text, re.MULTILINE | re.DOTALL)
+    part = re.search(r"^\s+-t, --trace\b[^\n]*$(.*?)(?=^\s+(?:-\w, )?--[a-z]|\Z)", help_text, re.MULTILINE | re.DOTALL)
     return tuple(dict.fromkeys(re.findall("'([a-z0-9-]+)'", part[1]))) if part else ()
 
 

@@ -59,6 +59,10 @@ class RangeProfiler(Profiler):
         """The kind of ranges, one of KINDS."""
         return self.options.get("nvtx", "bertbench")
 
+    def waits_at_step_ends(self, trial: Trial) -> bool:
+        """Return whether the ranges of steps wait for their kernels."""
+        return trial.device == "cuda" and self.ranges != "off"
+
     def observer(self, scope: Scope, rank: int) -> Observer:
         """Return the observer that makes the ranges and calls cudaProfilerStart and cudaProfilerStop."""
         return RangeObserver(rank, scope.start, scope.stop, self.ranges)

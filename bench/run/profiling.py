@@ -102,6 +102,7 @@ def _collected(
     profile = {
         "files": [str(file.relative_to(directory.path)) for file in files],
         "problem": problem,
+        "waits_at_step_ends": load_profiler(trial.profiler, trial.profiler_options).waits_at_step_ends(trial),
         **_overhead(trial, without, result),
     }
     whole = {**result, "profile": profile}

@@ -77,7 +77,10 @@ def test_profiles_are_measured_anew_when_asked_and_the_earlier_ones_are_kept(
 
     monkeypatch.setattr(sweep, "run_trial", run_trial)
     collected = SimpleNamespace(
-        LEAVES_FILES=True, check=lambda trial: None, collect=lambda scope: [scope.directory / "rank-0.txt"]
+        LEAVES_FILES=True,
+        check=lambda trial: None,
+        waits_at_step_ends=lambda trial: False,
+        collect=lambda scope: [scope.directory / "rank-0.txt"],
     )
     read = ProfileSummary(coverage=NameCoverage(names=0, other_share=None))
     monkeypatch.setattr(profiles, "summarize", lambda directory: read)
