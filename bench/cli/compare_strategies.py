@@ -17,7 +17,7 @@ from bench.cli.sweep_progress import show_progress
 from bench.cli.train_progress import TrainProgress
 from bench.implementations import OURS, TRAININGS
 from bench.machine.devices import Devices, find_devices
-from bench.plan.comparison import combinations, profile_variants, remarks
+from bench.plan.comparison import combinations, profile_variants, remarks, with_same_batches
 from bench.plan.options import AUTO
 from bench.plan.training import TrainOptions
 from bench.plan.variants import PlannedVariant, check_comparable, explore, in_turn, plan_variant
@@ -119,10 +119,12 @@ def run(call: CompareCall) -> Result:
                 note(f"skipped {variant.name}: {variant.impossible}")
         stop.limit(base.max_seconds)
         devices = find_devices(base.device)
+        possible = [variant for variant in found if not variant.impossible]
         planned = [
-            plan_variant(base.having(variant.values, out=out / variant.name), variant.values, devices)
-            for variant in found
-            if not variant.impossible
+            with_same_batches(
+                plan_variant(base.having(variant.values, out=out / variant.name), variant.values, devices), devices
+            )
+            for variant in possible
         ]
         check_comparable(planned, devices)
         with locks.locked(out, "another call", "wait for it, or choose another --out"):

@@ -1,5 +1,6 @@
 """The same training run with several strategies or numbers of devices: its variants and their cost."""
 
+import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +17,7 @@ from bench.run.launch import LaunchOptions
 from bench.run.profiling import profile_trials
 from bert.data.lengths import is_synthetic
 from bert.model.config import PRESETS
-from bert.speed.registry import NONE, levers_text, resolve_levers
+from bert.speed.registry import NONE, effective, levers_text, resolve_levers
 from bert.tasks import task_data
 from common.errors import UsageError
 from records.run import RunDirectory
@@ -98,6 +99,20 @@ def combinations(axes: Mapping[str, Sequence[Any]]) -> list[Variant]:
             "--strategies, --precisions, --implementations or --levers",
         )
     return found
+
+
+def with_same_batches(item: PlannedVariant, devices: Devices) -> PlannedVariant:
+    """Return the variant with batches that do not depend on the number of ranks, if it has the default optimizations.
+
+    `balance` divides a global batch between ranks by work. A micro batch then has other sequences than with one
+    process, and a loss that is a mean over the predicted positions of a micro batch differs.
+    """
+    settings, implementation = item.plan.settings, item.plan.implementation
+    if implementation != OURS or settings.levers != AUTO or settings.world_size == 1:
+        return item
+    names = effective(resolve_levers(AUTO, devices.kind) - {"balance"}, settings.precision)
+    settings = dataclasses.replace(settings, levers=levers_text(names))
+    return dataclasses.replace(item, plan=dataclasses.replace(item.plan, settings=settings))
 
 
 def remarks(planned: Sequence[PlannedVariant], devices: Devices) -> list[str]:
@@ -201,10 +216,10 @@ def profile_variants(
 
 def _profile_trial(item: PlannedVariant, steps: int, devices: Devices) -> Trial:
     """The same model, batches and strategy as a trial that measures."""
-    settings, levers = item.plan.settings, item.plan.options.levers or AUTO
+    settings = item.plan.settings
     return item.plan.trial(
         kind="profile",
-        levers="" if levers == AUTO else levers_text(resolve_levers(levers, devices.kind)),
+        levers="" if settings.levers == AUTO else levers_text(resolve_levers(settings.levers, devices.kind)),
         shape=settings.shape,
         device=devices.kind,
         padding=settings.padding if task_data(settings.task).paddings else "",

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from bench.machine.devices import Devices
+from bench.plan.options import AUTO
 from bench.plan.sweep import Again, Progress, run_trials
 from bench.plan.training import Plan, TrainOptions, check_continues, plan_training
 from bench.run.attempt import train_once
@@ -275,6 +276,8 @@ def _differences(before: Trial, item: PlannedVariant, device: str) -> list[str]:
     """Return the differences between an existing run and the plan as text."""
     settings, old = item.plan.settings.to_json(), dict(before.training)
     names = [name for name in settings if name in old and name not in _FREE_SETTINGS]
+    if old.get("levers") == AUTO == (item.plan.options.levers or AUTO):
+        names.remove("levers")  # the defaults, which a comparison may have written out
     pairs = [(name, old[name], settings[name]) for name in names]
     pairs.append(("implementation", before.implementation, item.plan.implementation))
     pairs.append(("device", before.device, device))

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from bench.implementations import IMPLEMENTATIONS
+from bench.implementations import IMPLEMENTATIONS, OURS
 from bench.implementations.base import Built, Implementation
 from bench.run.clock import StepClock, Stopwatch, stopwatch
 from bench.run.peak import matmul_peak, peak_dtype
@@ -21,7 +21,7 @@ from bert.data.batch import Batch, BatchCounts
 from bert.model.config import model_config
 from bert.optim.precision import Precision
 from bert.parallel.base import StepPlan
-from bert.speed.registry import levers_text
+from bert.speed.registry import AUTO, levers_text, resolve_levers
 from bert.tasks import make_task, task_step
 from bert.train.attention import choose_attention
 from bert.train.feed import Feed, data_spec
@@ -132,7 +132,7 @@ class _Measurement:
 
         built, training = self._prepared()
         torch.manual_seed(self.trial.seed + 1 + self.strategy.rank)
-        sample = iter(self.task.batches(data_spec(self.trial, self.strategy)))
+        sample = iter(self.task.batches(data_spec(self.trial, self.strategy, built.levers)))
         measured = self.rank.timed(
             "components",
             lambda: measure_components(
@@ -144,7 +144,10 @@ class _Measurement:
 
     def draw(self) -> dict[str, Any]:
         """Draw batches and do nothing with them."""
-        stream = self.task.batches(data_spec(self.trial, self.strategy))
+        levers = frozenset[str]()
+        if self.trial.implementation == OURS:
+            levers = resolve_levers(self.trial.levers or AUTO, self.trial.device)
+        stream = self.task.batches(data_spec(self.trial, self.strategy, levers))
         batches = self._feed(stream)
         self.strategy.barrier()
         accumulation, keep_going = self.trial.grad_accum_steps, self.window.keep_going
@@ -162,7 +165,7 @@ class _Measurement:
     def _prepared(self) -> tuple[Built, Training]:
         trial, strategy, timed = self.trial, self.strategy, self.rank.timed
         built = timed("build_model", lambda: self.implementation.build(trial, self.task, self.config, self.observer))
-        batches = self._feed(self.task.batches(data_spec(trial, strategy)))
+        batches = self._feed(self.task.batches(data_spec(trial, strategy, built.levers)))
 
         def prepare() -> Training:
             # A loop of its own wraps the model, too.

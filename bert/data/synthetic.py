@@ -21,7 +21,9 @@ from bert.data.lengths import (
     padded_length,
     squad_windows,
 )
+from bert.data.loading.balance import divide, work_of
 from bert.data.loading.batches import RowBatches
+from bert.model.config import ModelConfig, model_config
 from bert.tasks.base import DataSpec
 from bert.tasks.pretrain.folder import SampleLengths, folder_info, folder_lengths
 from bert.tasks.squad.features import find_features
@@ -57,7 +59,17 @@ class Rows:
 
     def batch(self, first: int, count: int) -> Batch:
         """Return the samples `first` to `first + count` of the endless sequence [count, S]."""
-        pieces = self._pieces(first, count)
+        return self._joined(self._pieces(first, count))
+
+    def balanced(self, first: int, count: int, ranks: int, rank: int, config: ModelConfig) -> Batch:
+        """Return a rank's share of the samples `first` to `first + ranks * count` of the endless sequence [count, S],
+        divided by their work.
+        """
+        numbers = np.arange(first, first + ranks * count) % len(self._lengths)
+        own = numbers[divide(work_of(self._lengths[numbers], config), ranks)[rank]]
+        return self._joined([(number, number + 1) for number in own.tolist()])
+
+    def _joined(self, pieces: list[tuple[int, int]]) -> Batch:
         lengths = np.concatenate([self._lengths[start:end] for start, end in pieces])
         tensors = {
             name: _joined([tensor[start:end] for start, end in pieces])
@@ -76,9 +88,9 @@ class Rows:
         return Batch(
             tensors,
             BatchCounts(
-                samples=count,
+                samples=len(lengths),
                 real_tokens=int(lengths.sum()),
-                padded_tokens=count * columns,
+                padded_tokens=len(lengths) * columns,
                 predicted_positions=len(tensors[_PREDICTED[0]]) if self._bounds is not None else 0,
                 squared_lengths=int((lengths**2).sum()),
             ),
@@ -134,7 +146,8 @@ class SyntheticBatches:
     """Endless batches from a pool made once; the same spec gives the same batches, ranks get different ones.
 
     Of a distribution the samples are one sequence, which depends on the seed and the shape of a sample alone: any
-    number of ranks and any micro batch size that make up the same global batch see the same samples in a step.
+    number of ranks and any micro batch size that make up the same global batch see the same samples in a step. With
+    `spec.balanced` ranks divide a global batch by the work of its samples (bert.data.loading.balance).
 
     Lengths follow `spec.data`: 'synthetic' = the task's own distribution, 'synthetic:<name>' of bert.data.lengths, or
     'synthetic:<path>'. Of a folder of shards all batches of the pool and all ranks together have the distribution of
@@ -213,7 +226,11 @@ class SyntheticBatches:
             return self._content.make_batch(rng, lengths, replace(spec, seq_len=columns))
         if self._rows is None:
             self._rows = self._made_rows()
-        return self._rows.batch((slot * spec.world_size + spec.rank) * spec.micro_batch_size, spec.micro_batch_size)
+        size = spec.micro_batch_size
+        first = slot * spec.world_size * size
+        if spec.balanced and spec.world_size > 1:
+            return self._rows.balanced(first, size, spec.world_size, spec.rank, model_config(spec))
+        return self._rows.batch(first + spec.rank * size, size)
 
     def _made_rows(self) -> Rows:
         spec = self.spec
@@ -254,8 +271,11 @@ def like_samples(lengths: SampleLengths, spec: DataSpec, pool_size: int) -> Slot
     for which, batches in enumerate(lengths.share(pool_size)):
         columns = max(lengths.bin_lengths[which], SHORTEST)
         drawn = lengths.draw(rng, which, int(batches) * global_batch).clip(SHORTEST, columns)
-        parts = drawn.reshape(int(batches), spec.world_size, spec.micro_batch_size)
-        found += [(part[spec.rank], columns) for part in parts]
+        for lengths_of_all in drawn.reshape(int(batches), global_batch):
+            parts = lengths_of_all.reshape(spec.world_size, -1)
+            if spec.balanced:
+                parts = lengths_of_all[divide(work_of(lengths_of_all, model_config(spec)), spec.world_size)]
+            found.append((parts[spec.rank], columns))
     return [found[slot] for slot in rng.permutation(pool_size)]
 
 

@@ -53,6 +53,11 @@ LEVERS = {
     "cuda-graphs": Lever(
         "compile and replay as CUDA graphs; excludes unpad, gradient accumulation and activation checkpointing", ()
     ),
+    "balance": Lever(
+        "with several ranks and unpad or pack: divide a global batch by the work of its sequences, so that no rank "
+        "waits for another",
+        ("cpu", "cuda"),
+    ),
     "static-graph": Lever(
         "ddp with a static graph: every step uses the same parameters; excludes gradient accumulation", ()
     ),
@@ -104,6 +109,11 @@ def resolve_levers(text: str, device_type: str) -> frozenset[str]:
     return frozenset(names)
 
 
+def effective(names: frozenset[str], precision: str) -> frozenset[str]:
+    """Return those of the optimizations that have an effect in a precision."""
+    return names if precision == "bf16" else names - _OF_BF16
+
+
 def check_levers(text: str) -> None:
     """Refuse optimizations that no device supports.
 
@@ -142,6 +152,17 @@ def _missing(name: str, device_type: str) -> MissingToolError | None:
     return None
 
 
+def balances(names: frozenset[str]) -> bool:
+    """Whether ranks divide a global batch by the work of its sequences.
+
+    Padded rows do not: the longest sequence of a global batch decides how long the slowest rank takes, whoever has it.
+    """
+    return "balance" in names and bool(names & _LAYOUTS)
+
+
+_LAYOUTS = frozenset({"unpad", "pack"})
+
+
 def levers_text(names: Iterable[str]) -> str:
     """Return the canonical text of optimizations in records: "chunks+unpad", or "none"."""
     return "+".join(sorted(names)) or NONE
@@ -172,6 +193,11 @@ def check_precision(text: str, precision: str) -> None:
             "precision, or leave out what needs it",
         )
 
+    if "balance" in text.split("+") and not balances(frozenset(text.split("+"))):
+        raise UsageError(
+            "unsupported-combination",
+            f"--levers {text!r}: balance has no effect on padded batches; add unpad or pack, or leave it out",
+        )
     if {"unpad", "compile"} <= set(text.split("+")) and precision not in ("bf16", "fp16"):
         raise UsageError(
             "unsupported-combination",

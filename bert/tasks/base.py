@@ -184,6 +184,8 @@ class DataSpec(TrainSpec):
     padding: str = PADDINGS[0]
     """Of batches that do not come padded: one of bert.data.lengths.PADDINGS."""
     rank: int = 0
+    balanced: bool = False
+    """Whether the samples of a global batch are divided between ranks by their work, not in runs."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -10,20 +10,22 @@ import torch
 from bert.data.batch import Batch
 from bert.data.lengths import PADDINGS
 from bert.parallel.base import Strategy
+from bert.speed.registry import balances
 from bert.tasks.base import BatchStream, DataSpec
 from common.train_spec import TrainSpec
 
 Adapt = Callable[[Batch], Batch]
 
 
-def data_spec(spec: TrainSpec, strategy: Strategy) -> DataSpec:
-    """Return the batches of this rank."""
+def data_spec(spec: TrainSpec, strategy: Strategy, levers: frozenset[str] = frozenset()) -> DataSpec:
+    """Return the batches of this rank; `levers` are the optimizations that are on."""
     return DataSpec.of(
         spec,
         micro_batch_size=spec.micro_batch_size * strategy.devices_per_rank,
         rank=strategy.rank,
         world_size=strategy.world_size,
         padding=spec.padding or PADDINGS[0],
+        balanced=balances(levers),
     )
 
 

@@ -11,8 +11,9 @@ To resume in the same folder, `check_resumable`:
   evaluating count updates of any size; the learning rate is not rescaled.
 - free, with a warning: micro-batch, accumulation, devices, strategy and its options, padding, optimizations. The
   samples and their order stay the same (in shards binned by length the order in which bins take turns does not;
-  synthetic batches are counted, in whole ones); losses then agree up to rounding, and dropout draws other numbers. A
-  new rank seeds its generators from (seed, rank, updates made).
+  synthetic batches are counted, in whole ones); losses then agree up to rounding, where they are means over samples,
+  and dropout draws other numbers. The loss of masked words is a mean over those of a micro batch, which the number of
+  ranks changes with the optimization `balance`. A new rank seeds its generators from (seed, rank, updates made).
 - free, with a warning: versions of Python, PyTorch and NumPy; losses then agree up to rounding.
 - free and silent: activation checkpointing, intervals of logging, evaluating and saving, evaluation data, how many
   checkpoints stay, `init`. With other evaluation data or another score, the best checkpoint is chosen again, with a

@@ -38,7 +38,7 @@ from bert.train.checkpoint import (
 )
 from bert.train.checkpoint import save as write_checkpoint
 from bert.train.events import LAST_GOOD_CHECKPOINT, AttentionChosen, Report, Resumed, RunOutcome, Saved
-from bert.train.feed import Feed
+from bert.train.feed import Feed, data_spec
 from bert.train.loop import DivergenceError, Training, parameters_are_finite, train
 from bert.train.observer import Observer
 from bert.train.resume import Initial, changed_settings, check_resumable, initial_on_all
@@ -113,6 +113,7 @@ class _Run(BaseRun):
         self._shapes = {name: parameter.shape for name, parameter in self.model.named_parameters()}
         check_precision(settings.levers, settings.precision)
         levers = resolve_levers(settings.levers, strategy.device.type)
+        self.spec = data_spec(settings, strategy, levers)
         use_levers(
             self.model, levers, settings.grad_accum_steps, activation_checkpointing=settings.activation_checkpointing
         )

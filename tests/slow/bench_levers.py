@@ -33,7 +33,7 @@ OTHERS = ("hf", "torch-encoder")
 
 def sets_of_levers(device: str) -> list[str]:
     """None; those on by default each alone, each left out, and all together."""
-    best = sorted(resolve_levers(AUTO, device))
+    best = sorted(resolve_levers(AUTO, device) - {"balance"})  # one process has nothing to divide
     return [NONE, *best, *(levers_text(set(best) - {name}) for name in best), AUTO]
 
 

@@ -40,6 +40,13 @@ def settings(data: Path | str, **changes: Any) -> Any:
     return make_settings(values)
 
 
+def levers_of_one(precision: str = "fp32") -> str:
+    """Return the default optimizations without `balance`: several ranks then have the micro batches of one."""
+    from bert.speed.registry import effective, levers_text, resolve_levers
+
+    return levers_text(effective(resolve_levers("auto", "cpu") - {"balance"}, precision))
+
+
 class Recorder:
     """Takes a run's events; asks it to stop after an update, or fails there as a crash would."""
 

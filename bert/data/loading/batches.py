@@ -11,8 +11,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from bert.data.lengths import padded_length
+from bert.data.loading.balance import divide, work_of
 from bert.data.loading.order import SampleOrder
 from bert.data.rows import Int64, TokenRows
+from bert.model.config import model_config
 from common.errors import InputError, UsageError
 
 if TYPE_CHECKING:
@@ -24,8 +26,9 @@ class Batches(ABC):
     """Endless batches of samples in shards and bins, and where they are in the order of the samples.
 
     All ranks walk the same endless sequence of global batches (see SampleOrder): G = W B samples each, for W ranks and
-    B = micro_batch_size, of which rank r takes the r-th run of B. So ranks are disjoint, every sample comes once per
-    epoch, an incomplete last batch is filled from the next epoch, and fewer samples than one global batch work too.
+    B = micro_batch_size, of which rank r takes the r-th run of B, or with `spec.balanced` B samples such that all ranks
+    have about the same work (bert.data.loading.balance). So ranks are disjoint, every sample comes once per epoch, an
+    incomplete last batch is filled from the next epoch, and fewer samples than one global batch work too.
 
     Args:
         spec: which batches.
@@ -40,6 +43,7 @@ class Batches(ABC):
         self._fingerprint = fingerprint
         self._place = place
         self._order = self._order_from(spec.micro_batch_size * spec.world_size)
+        self._config = model_config(spec) if spec.balanced and spec.world_size > 1 else None
         self._yielded = 0
         """Batches yielded since the order began."""
 
@@ -54,11 +58,27 @@ class Batches(ABC):
             self._yielded += 1
             yield batch
 
-    def _part(self, number: int) -> tuple[int, int, int]:
-        """The bin of a global batch, and this rank's samples of the bin's stream: first, one past the last."""
+    @abstractmethod
+    def _lengths(self, shard: int, which: int, rows: Int64) -> Int64:
+        """Real tokens of some samples of a bin in a shard [N]."""
+
+    def _part(self, number: int) -> tuple[int, int, list[tuple[int, Int64]]]:
+        """This rank's part of a global batch: its bin, the first sample of the bin's stream that had to be looked at,
+        and (shard, rows) of its samples.
+        """
         which, first = self._order.batch(number)
-        start = first + self.spec.rank * self.spec.micro_batch_size
-        return which, start, start + self.spec.micro_batch_size
+        size, rank = self.spec.micro_batch_size, self.spec.rank
+        if self._config is None:
+            start = first + rank * size
+            return which, start, list(self._order.rows(which, start, start + size))
+        pieces = list(self._order.rows(which, first, first + self.spec.world_size * size))
+        lengths = np.concatenate([self._lengths(shard, which, rows) for shard, rows in pieces])
+        own = divide(work_of(lengths, self._config), self.spec.world_size)[rank]
+        ends = np.cumsum([len(rows) for _, rows in pieces])
+        parts = np.split(own, own.searchsorted(ends[:-1]))
+        begins = ends - [len(rows) for _, rows in pieces]
+        taken = zip(pieces, parts, begins, strict=True)
+        return which, first, [(shard, rows[part - begin]) for (shard, rows), part, begin in taken if len(part)]
 
     def state_dict(self) -> dict[str, Any]:
         """Position after the last batch that was yielded."""
@@ -147,9 +167,13 @@ class RowBatches(Batches):
         lengths = self.rows.lengths
         return [lengths[self._numbers(number)] for number in range(self._yielded, self._yielded + count)]
 
+    def _lengths(self, shard: int, which: int, rows: Int64) -> Int64:
+        offsets = self.rows.ids.offsets
+        return offsets[rows + 1] - offsets[rows]
+
     def _numbers(self, batch: int) -> Int64:
         """The rows of this rank in a global batch [B]."""
-        return np.concatenate([rows for _, rows in self._order.rows(*self._part(batch))])
+        return np.concatenate([rows for _, rows in self._part(batch)[2]])
 
 
 def _check_any(rows: TokenRows, source: str) -> None:

@@ -198,15 +198,18 @@ class Hdf5Batches(Batches):
 
     def _batch(self, number: int) -> "Batch":
         """Make this rank's part of a global batch; runs in the background."""
-        which, start, stop = self._part(number)
-        batch = to_batch(
-            [(self._pieces.get(shard, which), rows) for shard, rows in self._order.rows(which, start, stop)]
-        )
+        which, start, parts = self._part(number)
+        batch = to_batch([(self._pieces.get(shard, which), rows) for shard, rows in parts])
         self._read_ahead(which, start + self._order.global_batch)
         return batch
 
+    def _lengths(self, shard: int, which: int, rows: Int64) -> Int64:
+        mask = _gather([(self._pieces.get(shard, which), rows)], "input_mask")
+        lengths: Int64 = mask.sum(axis=1, dtype=np.int64)
+        return lengths
+
     def _read_ahead(self, which: int, start: int) -> None:
-        """Have the shard read that this rank's next batch of a bin begins in, and the one after."""
+        """Have the shard read that holds the first sample of this rank's next batch of a bin, and the one after."""
         begin, end = self._looked_at.get(which, (0, 0))
         if not begin <= start < end:
             shard, begin, end = self._order.piece(which, start)

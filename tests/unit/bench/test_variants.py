@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 from support.refusals import check_refusal, refused
 
 from bench.cli.main import run as command
+from bench.implementations.ours import BertbenchImplementation
 from bench.machine.devices import Devices
-from bench.plan.comparison import Variant, _profile_trial, combinations, remarks
+from bench.plan.comparison import Variant, _profile_trial, combinations, remarks, with_same_batches
 from bench.plan.training import TrainOptions
 from bench.plan.variants import (
     PROOF_STEPS,
@@ -25,8 +26,10 @@ from bench.plan.variants import (
     plan_variant,
 )
 from bert.model.config import preset, shape_from_words, shape_in_words
+from bert.speed.registry import check_precision
 from common.errors import Code
 from records.files import write_record
+from records.training import TrainRun
 from records.trial import Trial
 
 CPU = Devices("cpu", (), 4)
@@ -183,6 +186,28 @@ def test_the_profile_is_of_the_model_and_batches_of_the_training(tmp_path: Path)
     assert (trial.kind, trial.profiler, trial.strategy, trial.world_size) == ("profile", "torch", "ddp", 2)
     assert (trial.micro_batch_size, trial.grad_accum_steps, trial.seq_len) == (2, 2, 32)
     assert (trial.start_iteration, trial.stop_iteration) == (2, 5)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_several_ranks_have_the_batches_of_one_where_no_optimizations_are_named(tmp_path: Path, precision: str) -> None:
+    chosen = (
+        Variant("single", 1), Variant("ddp", 2), Variant("ddp", 2, levers="unpad+balance"),
+        Variant("ddp", 2, implementation="hf-trainer"),
+    )  # fmt: skip
+    given = planned(tmp_path, *chosen, precision=precision)
+    one, two, named, other = (with_same_batches(item, CPU) for item in given)
+    assert (one, named, other) == (given[0], given[2], given[3])
+    names = set(two.plan.settings.levers.split("+"))
+    assert "unpad" in names and "balance" not in names
+    check_precision(two.plan.settings.levers, precision)
+    trial = _profile_trial(two, 3, CPU)
+    assert trial.levers == two.plan.settings.levers and two.values == given[1].values
+    BertbenchImplementation().check(trial)
+    for was in (given[1], two):  # a folder of an earlier version has the text auto
+        out = tmp_path / was.plan.settings.levers
+        again = dataclasses.replace(two, run=TrainRun(out / "ddp-2"))
+        trained(dataclasses.replace(was, run=again.run))
+        check_comparable([again], CPU)
 
 
 def test_a_shape_that_is_no_preset_reaches_the_ranks() -> None:

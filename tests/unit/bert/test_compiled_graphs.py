@@ -28,7 +28,7 @@ from bert.model.heads import BertForPretraining
 from bert.model.packing import Bounds
 from bert.optim.precision import Precision
 from bert.parallel.single import SingleStrategy
-from bert.speed.registry import check_precision, use_levers
+from bert.speed.registry import balances, check_precision, use_levers
 from bert.tasks.base import DataSpec
 from bert.tasks.pretrain.task import TestShards
 from bert.train.evaluate import evaluate
@@ -181,6 +181,16 @@ def test_levers_of_bf16_are_refused_by_name_in_other_precisions(lever: str, prec
         return
     with refused("unsupported-combination", precision, lever, "bf16"):
         ours.check(trial)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_balance_is_refused_by_name_without_a_layout_of_real_tokens(precision: str) -> None:
+    trial = Trial(preset="tiny", precision=precision, levers="balance+chunks")
+    with refused("unsupported-combination", "balance", "unpad", "pack"):
+        BertbenchImplementation().check(trial)
+    for layout in ("unpad", "pack"):
+        BertbenchImplementation().check(dataclasses.replace(trial, levers=f"balance+{layout}"))
+        assert balances(frozenset({"balance", layout})) and not balances(frozenset({layout}))
 
 
 def test_cuda_graphs_are_refused_with_activation_checkpointing_and_nothing_else_is() -> None:

@@ -220,7 +220,7 @@ def test_on_a_gpu_it_needs_triton_a_compiler_and_headers(lacking: pytest.MonkeyP
     ):
         native.triton_missing.cache_clear()
         lacking.setattr(target, lambda name, answer=found: answer)
-        assert "fused-elementwise" in default_levers("cuda") and recorded_levers("auto", "cuda") == "unpad"
+        assert "fused-elementwise" in default_levers("cuda") and recorded_levers("auto", "cuda") == "balance+unpad"
         with refused("tool-missing", "'fused-elementwise'", "Triton", said, "--levers"):
             resolve_levers("fused-elementwise+fp8", "cuda")
 

@@ -1,0 +1,203 @@
+"""A global batch divided by work: the same samples in every global batch, as many for every rank, less waiting."""
+
+import itertools
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.pretraining_shards import instances, write
+from support.row_task import VOCAB, made_rows
+from support.shared_files import DATA
+
+from bert.data.batch import Batch
+from bert.data.lengths import DISTRIBUTIONS
+from bert.data.loading.balance import divide, work_of
+from bert.data.loading.batches import Batches, RowBatches
+from bert.data.synthetic import QUESTIONS, SyntheticBatches
+from bert.model.config import PRESETS
+from bert.tasks.base import DataSpec
+from bert.tasks.pretrain.batches import Hdf5Batches
+
+SEQ_LEN = 24
+LARGE = PRESETS["large"]
+
+
+@settings(max_examples=200, deadline=None)
+@given(ranks=st.integers(1, 9), size=st.integers(1, 9), seed=st.integers(0, 999), shape=st.integers(0, 3))
+def test_every_rank_gets_as_many_samples_and_none_more_work_than_in_runs(ranks, size, seed, shape):
+    rng = np.random.default_rng(seed)
+    highest = (2, 30, 513, 10**6)[shape]
+    work = rng.integers(1, highest, ranks * size)
+    own = divide(work, ranks)
+    assert own.shape == (ranks, size) and sorted(own.ravel().tolist()) == list(range(ranks * size))
+    assert (np.diff(own, axis=1) > 0).all(), "in the order of the data"
+    loads, runs = work[own].sum(axis=1), work.reshape(ranks, size).sum(axis=1)
+    assert loads.max() <= runs.max()
+    if loads.max() < runs.max():  # what a turn adds to the difference of two ranks is at most what it can make up for
+        assert loads.max() - loads.min() <= work.max() - work.min()
+
+
+def test_a_known_batch_is_divided_as_by_hand() -> None:
+    # 9 and 8; the 5s, the first to the rank with 8; the 2 to the rank with 13 and the 1 to that with 14.
+    assert divide(np.array([9, 8, 5, 5, 2, 1]), 2).tolist() == [[0, 3, 5], [1, 2, 4]]
+    assert divide(np.array([4, 4, 4, 4]), 2).tolist() == [[0, 1], [2, 3]], "runs, where nothing is gained"
+
+
+def test_work_is_that_of_the_formula_of_model_flops() -> None:
+    from bert.data.batch import BatchCounts
+    from bert.model.step import Step
+
+    step, lengths = Step(config=LARGE, head=()), np.array([1, 128, 512])
+    for length, work in zip(lengths.tolist(), work_of(lengths, LARGE).tolist(), strict=True):
+        counts = BatchCounts(1, length, length, 0, length * length)
+        linear = sum(3 * gemm.times * gemm.model_flops(counts) for gemm in step.layers) / LARGE.num_layers
+        attention = step.attention_flops(length * length)
+        assert work * 12 * LARGE.hidden_size == linear + 3 * attention
+
+
+def row_batches(balanced: bool, rank: int = 0, world_size: int = 1, micro_batch_size: int = 4) -> RowBatches:
+    rows = made_rows(37, seed=3)
+    spec = DataSpec(
+        data="rows", seq_len=SEQ_LEN, micro_batch_size=micro_batch_size, vocab_size=VOCAB, rank=rank,
+        world_size=world_size, balanced=balanced, preset="tiny",
+    )  # fmt: skip
+    return RowBatches(spec, rows)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    place = tmp_path_factory.mktemp("balanced")
+    for number, count in enumerate((11, 3, 23)):
+        write(place / f"d_training_{number}.hdf5", instances(count, number, SEQ_LEN))
+    return place
+
+
+@pytest.fixture(params=["rows", "shards", "synthetic", "questions"])
+def make(request: pytest.FixtureRequest, folder: Path) -> Callable[..., Any]:
+    """Make the batches of a rank: (balanced, rank, world_size, micro_batch_size)."""
+
+    def stream(balanced: bool, rank: int = 0, world_size: int = 1, micro_batch_size: int = 4) -> Any:
+        if request.param == "rows":
+            return row_batches(balanced, rank, world_size, micro_batch_size)
+        spec = DataSpec(
+            data=str(folder) if request.param == "shards" else "synthetic:uniform", seq_len=SEQ_LEN,
+            micro_batch_size=micro_batch_size, rank=rank, world_size=world_size, balanced=balanced, preset="tiny",
+        )  # fmt: skip
+        if request.param == "shards":
+            return Hdf5Batches(spec)
+        return SyntheticBatches(spec, QUESTIONS if request.param == "questions" else None)
+
+    return stream
+
+
+def samples(batch: Batch) -> list[tuple[int, ...]]:
+    """What is in each row, without its padding."""
+    ids, mask = batch.tensors["input_ids"].numpy(), batch.tensors["attention_mask"].numpy() != 0
+    return [tuple(row[real].tolist()) for row, real in zip(ids, mask, strict=True)]
+
+
+def global_batches(streams: list[Any], count: int) -> Iterator[list[Batch]]:
+    return itertools.islice(zip(*streams, strict=True), count)  # type: ignore[return-value]
+
+
+@pytest.mark.parametrize("world_size", [2, 3])
+def test_a_global_batch_holds_the_same_samples_and_its_slowest_rank_has_no_more_work(
+    make: Callable[..., Any], world_size: int
+) -> None:
+    plain = [make(False, rank, world_size) for rank in range(world_size)]
+    divided = [make(True, rank, world_size) for rank in range(world_size)]
+    config, moved, before, after = PRESETS["tiny"], 0, 0, 0
+    for runs, own in zip(global_batches(plain, 25), global_batches(divided, 25), strict=True):
+        assert sorted(itertools.chain(*map(samples, own))) == sorted(itertools.chain(*map(samples, runs)))
+        assert [len(samples(batch)) for batch in own] == [4] * world_size
+        for batch in own:
+            lengths = np.array([len(sample) for sample in samples(batch)])
+            assert batch.counts.real_tokens == lengths.sum() and batch.counts.squared_lengths == (lengths**2).sum()
+        slowest = [
+            max(int(work_of(np.array([len(sample) for sample in samples(batch)]), config).sum()) for batch in batches)
+            for batches in (runs, own)
+        ]
+        assert slowest[1] <= slowest[0]
+        before, after = before + slowest[0], after + slowest[1]
+        moved += any(samples(a) != samples(b) for a, b in zip(runs, own, strict=True))
+    assert moved > 10 and after < before
+
+
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_a_position_continues_mid_epoch_and_does_not_tell_how_batches_were_divided(
+    make: Callable[..., Any], world_size: int
+) -> None:
+    ranks = range(world_size)
+    whole = [[samples(batch) for batch in itertools.islice(make(True, rank, world_size), 12)] for rank in ranks]
+    states = []
+    for balanced in (True, False):
+        begun = make(balanced, 0, world_size)
+        assert len(list(itertools.islice(begun, 5))) == 5
+        states.append(json.loads(json.dumps(begun.state_dict())))
+    assert states[0] == states[1], "positions of earlier versions, which never divided by work, are the same"
+    for rank in ranks:
+        resumed = make(True, rank, world_size)
+        resumed.load_state_dict(states[1])
+        assert [samples(batch) for batch in itertools.islice(resumed, 7)] == whole[rank][5:]
+
+
+@pytest.mark.parametrize("kind", ["rows", "shards"])
+def test_a_run_continues_with_another_number_of_ranks_without_losing_or_repeating_a_sample(
+    kind: str, folder: Path
+) -> None:
+    def stream(rank: int, world_size: int, size: int) -> Batches:
+        if kind == "rows":
+            return row_batches(True, rank, world_size, size)
+        spec = {"micro_batch_size": size, "rank": rank, "world_size": world_size, "balanced": True, "preset": "tiny"}
+        return Hdf5Batches(DataSpec(data=str(folder), seq_len=SEQ_LEN, **spec))  # type: ignore[arg-type]
+
+    before = [stream(rank, 2, 4) for rank in range(2)]
+    seen = [sample for batches in global_batches(before, 2) for batch in batches for sample in samples(batch)]
+    after = [stream(rank, 3, 1) for rank in range(3)]
+    for each in after:
+        each.load_state_dict(before[0].state_dict())
+    seen += [sample for batches in global_batches(after, 7) for batch in batches for sample in samples(batch)]
+    # 16 + 21 samples: an epoch of 37.
+    everything = [sample for batch in itertools.islice(stream(0, 1, 37), 1) for sample in samples(batch)]
+    assert sorted(seen) == sorted(everything)
+
+
+def imbalance(lengths: np.ndarray[Any, Any], ranks: int, size: int) -> tuple[float, float]:
+    """Mean of (largest / mean work of the ranks) - 1 over global batches, in runs and divided."""
+    found = []
+    for batch in lengths[: len(lengths) // (ranks * size) * ranks * size].reshape(-1, ranks * size):
+        work = work_of(batch, LARGE)
+        mean = work.sum() / ranks
+        found.append([work[own].sum(axis=1).max() / mean - 1 for own in (
+            np.arange(len(work)).reshape(ranks, size), divide(work, ranks)
+        )])  # fmt: skip
+    before, after = np.mean(found, axis=0)
+    return float(before), float(after)
+
+
+@pytest.mark.parametrize(
+    ("name", "seq_len", "least", "most"), [("mean254", 512, 0.1, 0.001), ("squad", 384, 0.06, 0.001)]
+)
+def test_eight_ranks_of_64_wait_less_than_a_thousandth_of_their_work(
+    name: str, seq_len: int, least: float, most: float
+) -> None:
+    lengths = DISTRIBUTIONS[name](np.random.default_rng(0), 8 * 64 * 20, seq_len)
+    before, after = imbalance(lengths, 8, 64)
+    assert before > least and after < most, (before, after)
+
+
+def test_real_pairs_of_texts_are_divided_as_well(tmp_path: Path) -> None:
+    table = DATA / "glue" / "STS-B" / "train.tsv"
+    if not table.is_file():
+        pytest.skip(f"{table} is not there")
+    rows = [line.split("\t") for line in table.read_text(encoding="utf-8").splitlines()[1:]]
+    # Words instead of word pieces: nearly as many, and no vocabulary is needed.
+    lengths = np.array([3 + len(row[7].split()) + len(row[8].split()) for row in rows if len(row) > 8])
+    lengths = np.random.default_rng(0).permutation(lengths)
+    before, after = imbalance(lengths, 8, 8)
+    assert len(lengths) > 5000 and before > 0.15 and after < before / 5, (before, after)
