@@ -155,7 +155,7 @@ def _missing(name: str, device_type: str) -> MissingToolError | None:
 def balances(names: frozenset[str]) -> bool:
     """Whether ranks divide a global batch by the work of its sequences.
 
-    Padded rows do not: the longest sequence of a global batch decides how long the slowest rank takes, whoever has it.
+    Padded rows do not: the longest sequence of a global batch sets the time of its rank, the slowest, in any division.
     """
     return "balance" in names and bool(names & _LAYOUTS)
 

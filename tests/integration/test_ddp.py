@@ -7,10 +7,14 @@ import pytest
 from support.warm_processes import start_world, wait
 
 
-def be_rank(out: str, strategy_name: str, accumulation: int, levers: str = "none") -> int:
-    """Train six steps as one rank, or on the batches of two where there is one; write what came of it."""
+def be_rank(out: str, strategy_name: str, accumulation: int, levers: str = "none", overflows: bool = False) -> int:
+    """Train six steps as one rank, or on the batches of two where there is one; write what came of it.
+
+    With `overflows` in fp16, and in the third step a gradient of rank 1 alone overflows.
+    """
     import torch
 
+    from bert.data.batch import Batch
     from bert.data.synthetic import SyntheticBatches
     from bert.model.config import ModelConfig
     from bert.optim.precision import Precision
@@ -36,6 +40,16 @@ def be_rank(out: str, strategy_name: str, accumulation: int, levers: str = "none
     task = PretrainTask()
     marks: list[str] = []
     losses: list[float] = []
+    applied: list[bool] = []
+    kind = "fp16" if overflows else "fp32"
+
+    def compute_loss(model: torch.nn.Module, batch: Batch) -> torch.Tensor:
+        loss = task.loss(model, batch)
+        if not (overflows and strategy.rank == 1 and len(losses) == 2):
+            return loss
+        # No number, with an infinite gradient of one weight.
+        weight = next(model.parameters()).flatten()[0]
+        return loss + (weight - weight.detach()) * torch.inf
 
     class Ear(Observer):
         def mark(self, name: str) -> None:
@@ -43,6 +57,7 @@ def be_rank(out: str, strategy_name: str, accumulation: int, levers: str = "none
 
         def step_end(self, step: int, result: StepResult) -> None:
             losses.append(float(result.loss))
+            applied.append(result.applied is not False)
 
     # Two streams, as two ranks would see them; one process reads both in turn.
     specs = [
@@ -58,17 +73,17 @@ def be_rank(out: str, strategy_name: str, accumulation: int, levers: str = "none
         pair = [iter(SyntheticBatches(spec)) for spec in specs]
         stream = (next(side) for _ in iter(int, 1) for side in pair)
     observer = Ear()
-    spec = TrainSpec(precision="fp32", grad_accum_steps=accumulation)
+    spec = TrainSpec(precision=kind, grad_accum_steps=accumulation)
     plan = StepPlan(train=spec, levers=resolve_levers(levers, "cpu"))
     model = strategy.wrap(task.build_model(config, observer), observer, plan)
     training = Training(
-        model=model, optimizer=adamw(model, learning_rate=1e-3), compute_loss=task.loss, batches=stream,
-        strategy=strategy, precision=Precision("fp32", "cpu"), grad_accum_steps=accumulation, max_grad_norm=1.0,
+        model=model, optimizer=adamw(model, learning_rate=1e-3), compute_loss=compute_loss, batches=stream,
+        strategy=strategy, precision=Precision(kind, "cpu"), grad_accum_steps=accumulation, max_grad_norm=1.0,
     )  # fmt: skip
     train(training, observer, lambda step: step < 6)
     total = float(sum(p.detach().double().abs().sum() for p in model.parameters()))
     highest = strategy.maximum(torch.tensor([float(strategy.rank), 5.0], dtype=torch.float64)).tolist()
-    found = {"losses": losses, "weights": total, "marks": len(marks), "maximum": highest}
+    found = {"losses": losses, "weights": total, "marks": len(marks), "maximum": highest, "applied": applied}
     (Path(out) / f"{strategy.rank}.json").write_text(json.dumps(found))
     strategy.barrier()
     strategy.teardown()
@@ -77,8 +92,10 @@ def be_rank(out: str, strategy_name: str, accumulation: int, levers: str = "none
     return 0
 
 
-def run(out: Path, strategy: str, ranks: int, accumulation: int, levers: str = "none") -> list[dict[str, object]]:
-    codes = wait(start_world(be_rank, str(out), strategy, accumulation, levers, ranks=ranks, place=out), out)
+def run(
+    out: Path, strategy: str, ranks: int, accumulation: int, levers: str = "none", overflows: bool = False
+) -> list[dict[str, object]]:
+    codes = wait(start_world(be_rank, str(out), strategy, accumulation, levers, overflows, ranks=ranks, place=out), out)
     assert codes == [0] * ranks, "".join(path.read_text() for path in out.glob("errors-*.txt"))
     return [json.loads((out / f"{rank}.json").read_text()) for rank in range(ranks)]
 
@@ -97,7 +114,10 @@ def test_two_ranks_train_as_one_at_the_same_global_batch(tmp_path: Path, accumul
     assert alone["maximum"] == [0.0, 5.0]
 
 
-@pytest.mark.parametrize(("levers", "accumulation"), [("static-graph", 1), ("bf16-gradients", 1), ("static-graph", 2)])
+@pytest.mark.parametrize(
+    ("levers", "accumulation"),
+    [("static-graph", 1), ("bf16-gradients", 1), ("static-graph", 2), ("bf16-gradients", 2)],
+)
 def test_levers_of_ddp_train_alike(tmp_path: Path, levers: str, accumulation: int) -> None:
     plain, _ = run(tmp_path / "plain", "ddp", 2, accumulation)
     first, second = run(tmp_path / "levers", "ddp", 2, accumulation, levers)
@@ -123,3 +143,16 @@ def test_ranks_in_fp8_have_scales_of_their_own_and_train_as_one(tmp_path: Path) 
     scales = [load_file(tmp_path / f"pair/step-0000006/fp8-{rank}.safetensors")["scale"] for rank in range(2)]
     assert (scales[0][:, WEIGHT] == scales[1][:, WEIGHT]).all()
     assert (scales[0][:, [INPUT, GRADIENT]] != scales[1][:, [INPUT, GRADIENT]]).any()
+
+
+@pytest.mark.parametrize("accumulation", [1, 2])
+def test_gradients_sent_in_bf16_keep_an_overflow_of_one_rank_and_the_scale_of_fp16(
+    tmp_path: Path, accumulation: int
+) -> None:
+    plain, _ = run(tmp_path / "plain", "ddp", 2, accumulation, "none", True)
+    first, second = run(tmp_path / "bf16", "ddp", 2, accumulation, "bf16-gradients", True)
+    assert first["weights"] == second["weights"], "the ranks hold the same model"
+    skipped = [True, True, False, True, True, True]
+    assert first["applied"] == second["applied"] == plain["applied"] == skipped
+    assert first["losses"] == pytest.approx(plain["losses"], rel=2e-3)
+    assert first["weights"] == pytest.approx(plain["weights"], rel=1e-3) and first["weights"] != plain["weights"]
