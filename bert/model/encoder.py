@@ -16,7 +16,7 @@ from bert.model.config import ModelConfig
 from bert.model.packing import Packed, Unpadded, pack, unpad
 from bert.speed.copies import Linear, add_embedding
 from bert.speed.dropout import dropout
-from bert.speed.elementwise import Stream, gelu, product, product_dtype, residual_norm, stream
+from bert.speed.elementwise import Stream, feed_forward, product, product_dtype, residual_norm, stream
 from bert.speed.kernels import usable
 from bert.train.observer import Observer
 from common.errors import UsageError
@@ -125,9 +125,7 @@ class Layer(nn.Module):
             attended = product(self.attention.output, self.attention.attended(narrow, where), self.fused)
             wide, narrow = residual_norm(attended, wide, self.attention_norm, self.dropout, self.fused)
         with phase(self.observer, "layer", self.index, ".mlp"):
-            transformed = product(
-                self.output, gelu(product(self.intermediate, narrow, self.fused), self.fused), self.fused
-            )
+            transformed = feed_forward(self.intermediate, self.output, narrow, self.fused)
             result = residual_norm(transformed, wide, self.output_norm, self.dropout, self.fused)
         return result if self.fused else result.wide
 

@@ -81,6 +81,12 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     return F.linear(x, weight, bias) if copy is None else copy.linear(x, weight, bias)
 
 
+def copies_in_use(*weights: Tensor) -> list[Copy] | None:
+    """Return the copies that linear layers would multiply here instead of their weights; None if one has none."""
+    found = [copy for copy in map(_usable_copy, weights) if copy is not None]
+    return found if len(found) == len(weights) else None
+
+
 class Linear(nn.Linear):
     """nn.Linear that multiplies the copy of its weight, if it has one."""
 

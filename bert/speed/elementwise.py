@@ -20,8 +20,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import Function, once_differentiable
 
-from bert.speed.copies import Linear, linear
+from bert.speed.copies import Linear, copies_in_use, linear
 from bert.speed.dropout import dropout_add, keep_mask, keep_scale, own_kernels, random_levels, threshold
+from bert.speed.fp8 import Fp8Copy
 from bert.speed.kernels import usable
 from bert.speed.native import is_wanted, loops
 
@@ -103,6 +104,17 @@ def gelu(x: Tensor | Product, fused: bool = False) -> Tensor:
         result: Tensor = _Gelu.apply(x)  # type: ignore[no-untyped-call]
         return result
     return F.gelu(x)
+
+
+def feed_forward(first: Linear, second: Linear, x: Tensor, fused: bool) -> Product:
+    """Return second(GELU(first(x))) for x [..., H]; `fused` as in `product` and `gelu`."""
+    if fused and usable(x, first.weight, second.weight):
+        copies = [copy for copy in copies_in_use(first.weight, second.weight) or () if isinstance(copy, Fp8Copy)]
+        if len(copies) == 2:
+            from bert.speed.fp8_feed_forward import products
+
+            return Product(products(x, first, second, copies[0], copies[1]), second.bias)
+    return product(second, gelu(product(first, x, fused), fused), fused)
 
 
 def _fits(x: Tensor, residual: Tensor, norm: nn.LayerNorm) -> bool:

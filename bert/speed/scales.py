@@ -14,6 +14,7 @@ again. Nothing is read back to the host. Ranks have scales of their own.
 Shapes: T rows, C columns; K layers, each with an input, a weight and a gradient of its output.
 """
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -68,13 +69,23 @@ class Scales:
             role: INPUT, WEIGHT or GRADIENT.
             record: whether their magnitude counts for later scales; False in evaluation.
         """
-        slot, flat = (layer, role), values.reshape(-1, values.shape[-1])
+        flat = values.reshape(-1, values.shape[-1])
+        scale = self.scale(layer, role, lambda: largest(flat), record)
+        return Quantized(*cast_both_ways(flat, FORMATS[role], scale, self.recorder(layer, role, record)), scale)
+
+    def scale(self, layer: int, role: int, measure: Callable[[], Tensor], record: bool = True) -> Tensor:
+        """Return the scale of a tensor; that of the magnitude that `measure` returns if it has no history."""
+        slot = (layer, role)
         scale = self._scale[slot] if slot in self._known else self._first.get(slot)
         if scale is None:
-            scale = scale_of(largest(flat), FORMATS[role], MARGIN)
+            scale = scale_of(measure(), FORMATS[role], MARGIN)
             if record:
                 self._first[slot] = scale
-        return Quantized(*cast_both_ways(flat, FORMATS[role], scale, self._largest[slot] if record else None), scale)
+        return scale
+
+    def recorder(self, layer: int, role: int, record: bool = True) -> Tensor | None:
+        """Return the scalar that is raised to the largest magnitude of a tensor; None for none."""
+        return self._largest[layer, role] if record else None
 
     def begin(self, layer: int) -> None:
         """Note that a layer begins with a new weight: the first to do so in an update renews all scales."""

@@ -72,6 +72,9 @@ def ends(rows: int, dtype: torch.dtype, bare: bool) -> None:
         values, scalars = numbers(rows, HIDDEN, dtype=dtype).detach(), numbers(3).detach()
         for number, form in enumerate((torch.float8_e4m3fn, torch.float8_e5m2)):  # whichever way scalars are aligned
             quantize.cast_both_ways(values, form, scalars[number], scalars[number + 1])
+        inner, bias = numbers(-(-rows // 16) * 16, INNER, dtype=dtype).detach(), numbers(INNER).detach()
+        gelu.gelu_to_fp8(inner, bias, rows, torch.float8_e4m3fn, scalars[0], scalars[1])
+        gelu.gelu_backward_to_fp8(inner, bias, inner, rows, torch.float8_e5m2, scalars[1], scalars[2])
 
 
 def launched() -> list[dict[str, Any]]:

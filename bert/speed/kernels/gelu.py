@@ -1,8 +1,9 @@
 """Bias and exact GELU (Hendrycks and Gimpel 2016, arXiv 1606.08415) in one pass.
 
 The backward pass also computes the gradient of the bias, which would otherwise read the gradient of the input again.
+The passes of FP8 write their result as the next GEMMs read it, in FP8 and transposed, and not in 16 bits.
 
-Shapes: T rows, F features, P programs per block of features.
+Shapes: T rows, T' a multiple of 16, F features, P programs per block of features.
 """
 
 from typing import Any
@@ -14,8 +15,11 @@ from torch import Tensor
 from torch.autograd.function import Function, once_differentiable
 
 from bert.speed.kernels import launch, programs
+from bert.speed.kernels.quantize import bits, empty_both_ways, record_largest, store_both_ways
 
 _COLUMNS, _ROWS, _WARPS = 256, 8, 4
+# Of FP8: square tiles, whose transpose has whole vectors too; few programs add up the gradient of the bias.
+_TILE, _MULTIPLE, _PROGRAMS = 64, 16, 32
 
 
 @triton.jit
@@ -66,6 +70,55 @@ def bias_gelu_backward(
         tl.store(sums + program * width + column, tl.sum(total, 0), mask=inside)
 
 
+@triton.jit(do_not_specialize=["rows", "groups"], do_not_specialize_on_alignment=["scale", "recorded"])
+def bias_gelu_fp8_forward(
+    x, bias, scale, recorded, low, transposed, rows, groups, width: tl.constexpr, limit: tl.constexpr,
+    tile: tl.constexpr, multiple: tl.constexpr,
+):  # fmt: skip
+    """Compute one tile of GELU(x + bias) / scale in FP8 and its transpose, with zeros after the last row.
+
+    The number of written rows is given in groups of `multiple` rows, so that the compiler knows its divisor.
+    """
+    row = tl.program_id(0) * tile + tl.arange(0, tile)
+    column = tl.program_id(1) * tile + tl.arange(0, tile)
+    inside = column < width
+    here = (row < rows)[:, None] & inside[None, :]
+    at = row.to(tl.int64)[:, None] * width + column[None, :]
+    value = tl.load(x + at, mask=here, other=0.0).to(tl.float32)
+    value += tl.load(bias + column, mask=inside, other=0.0).to(tl.float32)[None, :]
+    value = tl.where(here, value * probability_below(value), 0.0)
+    if recorded is not None:
+        record_largest(recorded, value)
+    store_both_ways(value, scale, low, transposed, row, column, groups * multiple, width, limit)
+
+
+@triton.jit(do_not_specialize=["rows", "groups"], do_not_specialize_on_alignment=["scale", "recorded"])
+def bias_gelu_fp8_backward(
+    x, bias, grad, scale, recorded, low, transposed, sums, rows, groups, width: tl.constexpr, limit: tl.constexpr,
+    tile: tl.constexpr, multiple: tl.constexpr,
+):  # fmt: skip
+    """Compute the gradients of every P-th tile of rows in FP8, as `bias_gelu_fp8_forward`; sums as
+    `bias_gelu_backward`.
+    """
+    program, count = tl.program_id(0), tl.num_programs(0)
+    column = tl.program_id(1) * tile + tl.arange(0, tile)
+    inside = column < width
+    total = tl.zeros((tile, tile), tl.float32)
+    offset = tl.load(bias + column, mask=inside, other=0.0).to(tl.float32)
+    for first in tl.range(program * tile, groups * multiple, count * tile):
+        row = first + tl.arange(0, tile)
+        here = (row < rows)[:, None] & inside[None, :]
+        at = row.to(tl.int64)[:, None] * width + column[None, :]
+        value = tl.load(x + at, mask=here, other=0.0).to(tl.float32) + offset[None, :]
+        density = 0.3989422804014327 * tl.exp(-0.5 * value * value)
+        given = tl.load(grad + at, mask=here, other=0.0).to(tl.float32)
+        given *= probability_below(value) + value * density
+        record_largest(recorded, given)
+        store_both_ways(given, scale, low, transposed, row, column, groups * multiple, width, limit)
+        total += given
+    tl.store(sums + program * width + column, tl.sum(total, 0), mask=inside)
+
+
 def gelu(x: Tensor, bias: Tensor | None) -> Tensor:
     """Return GELU(x + bias) [..., F] of x [..., F] and bias [F] or None, in the type of x."""
     result: Tensor = _Gelu.apply(x, bias)
@@ -87,10 +140,61 @@ class _Gelu(Function):
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor | None]:
         x, bias = ctx.saved_tensors
-        grad, grad_x, width = grad.contiguous(), torch.empty_like(x), x.shape[-1]
-        rows = x.numel() // width
-        count = programs(x, -(-rows // _ROWS))
-        sums = None if bias is None else torch.empty(count, width, device=x.device)
-        blocks = -(-width // _COLUMNS)
-        launch(bias_gelu_backward, (count, blocks), x, bias, grad, grad_x, sums, rows, **ctx.how)
-        return grad_x, None if sums is None else sums.sum(0).to(bias.dtype)
+        return gelu_backward(x, bias, grad)
+
+
+def gelu_backward(x: Tensor, bias: Tensor | None, grad: Tensor) -> tuple[Tensor, Tensor | None]:
+    """Return the gradients of x [..., F] and bias [F] from that of the result [..., F]."""
+    grad, grad_x, width = grad.contiguous(), torch.empty_like(x), x.shape[-1]
+    rows = x.numel() // width
+    count = programs(x, -(-rows // _ROWS))
+    sums = None if bias is None else torch.empty(count, width, device=x.device)
+    launch(
+        bias_gelu_backward, (count, -(-width // _COLUMNS)), x, bias, grad, grad_x, sums, rows, width=width,
+        columns=_COLUMNS, tile=_ROWS, warps=_WARPS,
+    )  # fmt: skip
+    return grad_x, None if bias is None or sums is None else sums.sum(0).to(bias.dtype)
+
+
+def gelu_to_fp8(
+    x: Tensor, bias: Tensor, rows: int, dtype: torch.dtype, scale: Tensor, record: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """Return GELU(x + bias) / scale [T', F] in FP8 and its transpose [F, T'].
+
+    Args:
+        x: [T', F].
+        bias: [F].
+        rows: T; later rows of the result are 0.
+        dtype: torch.float8_e4m3fn or torch.float8_e5m2; larger numbers saturate.
+        scale: float32 scalar.
+        record: float32 scalar, at least 0, raised to the largest magnitude of the GELU; None for none.
+    """
+    stored, width = x.shape
+    low, transposed = empty_both_ways(stored, width, dtype, x.device)
+    launch(
+        bias_gelu_fp8_forward, (-(-stored // _TILE), -(-width // _TILE)), x, bias, scale, bits(record), low,
+        transposed, rows, stored // _MULTIPLE, warps=4, **_how_to_fp8(width, dtype),
+    )  # fmt: skip
+    return low, transposed
+
+
+def gelu_backward_to_fp8(
+    x: Tensor, bias: Tensor, grad: Tensor, rows: int, dtype: torch.dtype, scale: Tensor, record: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the gradient of x / scale [T', F] in FP8, its transpose [F, T'], and the gradient of the bias [F].
+
+    The arguments are those of `gelu_to_fp8`, with the gradient of its result [T', F].
+    """
+    stored, width = x.shape
+    low, transposed = empty_both_ways(stored, width, dtype, x.device)
+    count = min(-(-stored // _TILE), _PROGRAMS)
+    sums = torch.empty(count, width, device=x.device)
+    launch(
+        bias_gelu_fp8_backward, (count, -(-width // _TILE)), x, bias, grad, scale, bits(record), low, transposed, sums,
+        rows, stored // _MULTIPLE, warps=8, **_how_to_fp8(width, dtype),
+    )  # fmt: skip
+    return low, transposed, sums.sum(0).to(bias.dtype)
+
+
+def _how_to_fp8(width: int, dtype: torch.dtype) -> dict[str, int | float]:
+    return {"width": width, "limit": torch.finfo(dtype).max, "tile": _TILE, "multiple": _MULTIPLE}

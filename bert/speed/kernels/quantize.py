@@ -33,6 +33,16 @@ def narrowed(value, factor, limit: tl.constexpr):
     return tl.where(tl.abs(value) < float("inf"), scaled, float("nan"))
 
 
+@triton.jit
+def store_both_ways(value, scale, low, transposed, row, column, stored_rows, width: tl.constexpr, limit: tl.constexpr):
+    """Store a tile of value / scale and its transpose in FP8, up to the row `stored_rows`."""
+    small = narrowed(value, 1.0 / tl.load(scale), limit).to(low.dtype.element_ty)
+    inside, stored = column < width, row < stored_rows
+    tl.store(low + row.to(tl.int64)[:, None] * width + column[None, :], small, mask=stored[:, None] & inside[None, :])
+    there = transposed + column.to(tl.int64)[:, None] * stored_rows + row[None, :]
+    tl.store(there, tl.trans(small), mask=inside[:, None] & stored[None, :])
+
+
 @triton.jit(do_not_specialize=["rows", "groups"], do_not_specialize_on_alignment=["scale", "recorded"])
 def quantize_both_ways(
     x, scale, recorded, low, transposed, rows, groups, width: tl.constexpr, limit: tl.constexpr, tile: tl.constexpr,
@@ -42,18 +52,13 @@ def quantize_both_ways(
 
     The number of written rows is given in groups of `multiple` rows, so that the compiler knows its divisor.
     """
-    stored_rows = groups * multiple
     row = tl.program_id(0) * tile + tl.arange(0, tile)
     column = tl.program_id(1) * tile + tl.arange(0, tile)
-    stored = (row < stored_rows)[:, None] & (column < width)[None, :]
     at = row.to(tl.int64)[:, None] * width + column[None, :]
     value = tl.load(x + at, mask=(row < rows)[:, None] & (column < width)[None, :], other=0.0).to(tl.float32)
     if recorded is not None:
         record_largest(recorded, value)
-    small = narrowed(value, 1.0 / tl.load(scale), limit).to(low.dtype.element_ty)
-    tl.store(low + at, small, mask=stored)
-    there = transposed + column.to(tl.int64)[:, None] * stored_rows + row[None, :]
-    tl.store(there, tl.trans(small), mask=(column < width)[:, None] & (row < stored_rows)[None, :])
+    store_both_ways(value, scale, low, transposed, row, column, groups * multiple, width, limit)
 
 
 def cast_both_ways(
@@ -71,13 +76,18 @@ def cast_both_ways(
     x = x.contiguous()
     rows, width = x.shape
     stored = -(-rows // multiple) * multiple
-    low = torch.empty(stored, width, dtype=dtype, device=x.device)
-    transposed = torch.empty(width, stored, dtype=dtype, device=x.device)
+    low, transposed = empty_both_ways(stored, width, dtype, x.device)
     launch(
         quantize_both_ways, (-(-stored // _TILE), -(-width // _TILE)), x, scale, bits(record), low, transposed, rows,
         stored // multiple, width=width, limit=torch.finfo(dtype).max, tile=_TILE, multiple=multiple, warps=_WARPS,
     )  # fmt: skip
     return low, transposed
+
+
+def empty_both_ways(rows: int, width: int, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Return memory for a tensor [rows, width] and its transpose."""
+    low = torch.empty(rows, width, dtype=dtype, device=device)
+    return low, torch.empty(width, rows, dtype=dtype, device=device)
 
 
 def bits(record: Tensor | None) -> Tensor | None:

@@ -3,6 +3,8 @@
 Run by tests/unit/bert/test_kernels_interpreted.py, in a process of its own.
 """
 
+from functools import partial
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -11,10 +13,14 @@ from support.philox import factors, key_of
 from torch import Tensor, nn
 
 from bert.model.encoder import recompute_activations
-from bert.speed import kernels, scales
-from bert.speed.copies import LOW, give_copies
-from bert.speed.kernels import embedding, loss, quantize
+from bert.optim.precision import Precision
+from bert.speed import fp8_feed_forward, kernels, scales
+from bert.speed.copies import LOW, Linear, give_copies
+from bert.speed.elementwise import feed_forward
+from bert.speed.fp8 import Fp8Copy
+from bert.speed.kernels import embedding, gelu, loss, quantize
 from bert.speed.registry import use_levers
+from bert.speed.scales import Scales
 
 SEED = 3
 FORMATS = [torch.float8_e4m3fn, torch.float8_e5m2]
@@ -137,6 +143,91 @@ def test_what_is_not_finite_is_no_number_and_zeros_stay_zeros() -> None:
     low, _ = quantize.cast_both_ways(x, dtype, one, recorded)
     assert low[0, :3].float().isnan().all() and low[0, 3].float() == torch.finfo(dtype).max
     assert not recorded.isfinite()
+
+
+def _steps_apart(found: Tensor, expected: Tensor) -> tuple[float, float]:
+    """Return the largest difference relative to a number, and how many differ at all; without those of `carried`."""
+    found, expected = found.float(), expected.float()
+    compared = expected.abs().frexp().mantissa != 0.5
+    off = ((found - expected).abs() / expected.abs().clamp(min=2**-6))[compared]
+    return float(off.max()), float((off > 0).float().mean())
+
+
+@pytest.mark.parametrize("with_record", [True, False])
+@pytest.mark.parametrize("rows", [1, 32, 69])
+def test_gelu_in_fp8(rows: int, with_record: bool) -> None:
+    torch.manual_seed(0)
+    stored, width = -(-rows // 16) * 16, 80
+    x, bias, grad = torch.randn(stored, width).to(LOW), torch.randn(width), torch.randn(stored, width).to(LOW)
+    mine = (x.double() + bias.double()).requires_grad_()
+    activated = F.gelu(mine)
+    (of_x,) = torch.autograd.grad(activated, mine, grad.double())
+    recorded = torch.zeros(2)
+    for number, (dtype, expected) in enumerate(zip(FORMATS, (activated.detach(), of_x), strict=True)):
+        scale = scales.scale_of(expected[:rows].abs().amax().float(), dtype, 0.5)
+        if number == 0:
+            low, transposed = gelu.gelu_to_fp8(x, bias, rows, dtype, scale, recorded[0] if with_record else None)
+        else:
+            low, transposed, of_bias = gelu.gelu_backward_to_fp8(x, bias, grad, rows, dtype, scale, recorded[1])
+            torch.testing.assert_close(of_bias.double(), of_x[:rows].sum(0), rtol=1e-4, atol=1e-4)
+        wanted = scales.quantize(expected[:rows].float(), dtype, scale)
+        most, share = _steps_apart(low[:rows], wanted)
+        assert most <= (1 / 8 if number == 0 else 1 / 4) and share < 0.01  # one step, where float32 rounds otherwise
+        assert low.shape == (stored, width) and not low[rows:].float().any()
+        assert torch.equal(transposed.float(), low.float().t()) and transposed.is_contiguous()
+        if with_record or number:
+            assert float(recorded[number]) == pytest.approx(float(expected[:rows].abs().max()), rel=1e-6)
+        else:
+            assert recorded[0] == 0
+
+
+def _fed_forward(x: Tensor, upstream: Tensor, layers: list[Linear], updates: int) -> tuple[list[Tensor], Scales]:
+    own = Scales()
+    for layer in layers:
+        give_copies([layer.weight], gradients=False, kind=partial(Fp8Copy, scales=own))
+    for _ in range(updates + 1):
+        with Precision("bf16", "cpu").autocast():
+            values, bias = feed_forward(*layers, x, True)
+        result = values + bias
+        found = torch.autograd.grad(result, [x, *(p for layer in layers for p in layer.parameters())], upstream)
+        own.renew()
+    return [result.detach(), *found], own
+
+
+@pytest.mark.usefixtures("on_a_cpu")
+@pytest.mark.parametrize("updates", [0, 1])
+@pytest.mark.parametrize("shape", [(5,), (3, 16)], ids=str)
+def test_layers_around_gelu_in_fp8_are_near_float32(
+    shape: tuple[int, ...], updates: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.manual_seed(0)
+    layers = [Linear(32, 64), Linear(64, 32)]
+    x = torch.randn(*shape, 32).to(LOW).requires_grad_()
+    upstream = torch.randn(*shape, 32).to(LOW)
+    # The interpreter loses carries of FP8, so PyTorch makes the casts that it can.
+    monkeypatch.setattr(scales, "usable", lambda values: False)
+    monkeypatch.setattr(fp8_feed_forward, "gelu_to_fp8", _exact_gelu_to_fp8)
+    found, own = _fed_forward(x, upstream, layers, updates)
+    first, second = layers
+    expected = second(F.gelu(first(x.float())))
+    wanted = torch.autograd.grad(expected, [x, *(p for layer in layers for p in layer.parameters())], upstream.float())
+    for mine, true in zip(found, [expected.detach(), *wanted], strict=True):
+        assert mine.shape == true.shape
+        assert (mine.float() - true.float()).norm() < 0.15 * true.float().norm()
+    history = own.state()["history"][0]
+    inner = F.gelu(first(x.float())).detach()
+    assert float(history[1, scales.INPUT]) == pytest.approx(float(inner.abs().max()), rel=0.05)
+    assert (history > 0).all()
+
+
+def _exact_gelu_to_fp8(
+    x: Tensor, bias: Tensor, rows: int, dtype: torch.dtype, scale: Tensor, record: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    gelu.gelu_to_fp8(x, bias, rows, dtype, scale, record)
+    values = F.gelu(x.float() + bias)
+    values[rows:] = 0
+    low = scales.quantize(values, dtype, scale)
+    return low, low.t().contiguous()
 
 
 def _trained(fused: bool, probability: float, recomputed: bool = False) -> dict[str, Tensor]:
