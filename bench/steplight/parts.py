@@ -24,7 +24,7 @@ from bert.speed.copies import LOW, copy_of, has_low_gradients
 from bert.speed.elementwise import Product, gelu, residual_norm
 from bert.speed.fp8 import Fp8Copy, forward_product, input_gradient, weight_gradient
 from bert.speed.kernels import usable
-from bert.speed.scales import GRADIENT, INPUT, MULTIPLE, WEIGHT, Scales
+from bert.speed.scales import FORMATS, GRADIENT, INPUT, MULTIPLE, WEIGHT, Scales
 from bert.tasks import task_data
 from bert.tasks.base import Task
 from bert.train.loop import Training
@@ -110,6 +110,11 @@ class Subject:
         """Whether the layers multiply this matrix in FP8."""
         found = self.model.encoder.layers[0].parameters()
         return any(isinstance(copy_of(p), Fp8Copy) and p.shape == (gemm.columns, gemm.inner) for p in found)
+
+    @property
+    def gelu_writes_fp8(self) -> bool:
+        """Whether GELU's kernels write the input of the second feed-forward layer, and the gradient of the first."""
+        return self.by_kernels and all(map(self.in_fp8, self.step.layers[-2:]))
 
     def tensor(self, *shape: int, dtype: torch.dtype | None = None, grad: bool = False) -> Tensor:
         """Return normally distributed numbers, by default in the type of a GEMM."""
@@ -233,7 +238,10 @@ def _elementwise(subject: Subject) -> Iterator[Part]:
     x = subject.tensor(rows, activation.width, grad=True)
     biases = [subject.tensor(each.width, dtype=torch.float32, grad=True) for each in (activation, closing) if kernels]
     first, second = (Product(x, *biases[:1]), biases[1:])
-    yield _pass(subject, activation, "elementwise", lambda: gelu(first, fused), [x, *biases[:1]])
+    if subject.gelu_writes_fp8:
+        yield _gelu_to_fp8(subject, activation)
+    else:
+        yield _pass(subject, activation, "elementwise", lambda: gelu(first, fused), [x, *biases[:1]])
     y = subject.tensor(rows, closing.width, grad=True)
     residual = subject.tensor(rows, closing.width, dtype=None if kernels else torch.float32, grad=True)
     norm = torch.nn.LayerNorm(closing.width, eps=config.layer_norm_eps).to(subject.device)
@@ -263,6 +271,26 @@ def _elementwise(subject: Subject) -> Iterator[Part]:
     shape = f"{rows} x {config.hidden_size} of {config.padded_vocab_size} words"
     part = _pass(subject, subject.step.embeddings, "elementwise", embed, used, shape)
     yield _adding_to(words, part) if has_low_gradients(words) else part
+
+
+def _gelu_to_fp8(subject: Subject, described: Pass) -> Part:
+    """GELU by kernels that write FP8 and its transpose, of 2 bytes together, in place of a result of 16 bits."""
+    from bert.speed.kernels.gelu import gelu_backward_to_fp8, gelu_to_fp8
+
+    rows, scale, record = subject.extent.tokens, *torch.ones(2, device=subject.device)
+    x, grad = (subject.tensor(-(-rows // MULTIPLE) * MULTIPLE, described.width) for _ in range(2))
+    bias = subject.tensor(described.width, dtype=torch.float32)
+
+    def run() -> None:
+        gelu_to_fp8(x, bias, rows, FORMATS[INPUT], scale, record)
+        gelu_backward_to_fp8(x, bias, grad, rows, FORMATS[GRADIENT], scale, record)
+
+    traffic = float(described.traffic(rows, subject.dtype.itemsize))
+    component = Component(
+        name=described.name, group="elementwise", shape=f"{rows} x {described.width}, in FP8",
+        calls_per_step=described.times, bytes=traffic,
+    )  # fmt: skip
+    return Part(component, run)
 
 
 def _adding_to(weight: Tensor, part: Part) -> Part:
@@ -383,8 +411,10 @@ def _fp8_casts(subject: Subject) -> Iterator[Part]:
     moving, still = list[tuple[Tensor, int, int]](), list[tuple[Tensor, int, int]]()
     layers = [scales.add(subject.device) for _ in gemms]
     for layer, gemm in zip(layers, gemms, strict=True):
-        moving.append((subject.tensor(rows, gemm.inner), layer, INPUT))
-        moving.append((subject.tensor(rows, gemm.columns), layer, GRADIENT))
+        if not (subject.gelu_writes_fp8 and gemm == gemms[-1]):
+            moving.append((subject.tensor(rows, gemm.inner), layer, INPUT))
+        if not (subject.gelu_writes_fp8 and gemm == gemms[-2]):
+            moving.append((subject.tensor(rows, gemm.columns), layer, GRADIENT))
         still.append((subject.tensor(gemm.columns, gemm.inner, dtype=LOW), layer, WEIGHT))
     for cast in (*moving, *still):
         scales.quantize(*cast)

@@ -217,6 +217,29 @@ def test_kernels_leave_no_casts_nor_sums_between_the_layers(monkeypatch: pytest.
     assert found["dropout, residual, norm"].bytes == 9 * 2 * rows * width
 
 
+def test_gelus_kernels_leave_casts_to_fp8_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    need_triton()
+    from bert.speed.kernels import embedding, gelu, loss, norm, quantize
+
+    launched: list[str] = []
+    step = subject("pretrain", "bf16", "fp8+unpad")
+    use_levers(step.model, frozenset({"unpad", "fp8", "fused-elementwise"}))
+    monkeypatch.setattr(kernels, "DEVICES", {"cpu"})
+    for module in (embedding, gelu, loss, norm, quantize):
+        monkeypatch.setattr(module, "launch", lambda kernel, *given, **more: launched.append(kernel.fn.__name__))
+    parts = {part.component.name: part for part in make_parts(step)}
+    rows, inner = step.extent.tokens, SHAPE.intermediate_size
+    launched.clear()
+    parts["GELU"].run()
+    assert launched == ["bias_gelu_fp8_forward", "bias_gelu_fp8_backward"]
+    assert parts["GELU"].component.bytes == rows * inner * 10
+    launched.clear()
+    parts["FP8 casts of activations and gradients"].run()
+    assert launched == ["quantize_both_ways"] * 6
+    numbers = rows * (32 + 32 + 32 + 3 * 32 + 32 + 32)  # without the 64 features on both sides of GELU
+    assert parts["FP8 casts of activations and gradients"].component.shape.startswith(f"{numbers:,} ")
+
+
 def test_a_task_with_heads_of_its_own_is_refused_by_name() -> None:
     with refused("option-choice", "pretrain, squad, classify, glue", "'gap'"):
         SpeedOfLightOptions(task="gap")

@@ -52,8 +52,8 @@ BUDGETS = {
     "bf16-weights+unpad": Budget(51, 210.0, 4.0, 84, 14588, 48, 43.9),
     "bf16-weights+fused-elementwise+unpad": Budget(32, 89.7, 4.0, 73, 3426, 48, 43.9),
     "fp8+unpad": Budget(61, 266.0, 8.0, 105, 14588, 36, 37.1),
-    "fp8+fused-elementwise+unpad": Budget(44, 153.7, 8.0, 94, 3426, 36, 37.1),
-    "bf16-weights+fp8+fused-elementwise+unpad": Budget(44, 153.7, 8.0, 91, 3426, 48, 43.9),
+    "fp8+fused-elementwise+unpad": Budget(42, 121.3, 8.0, 94, 3426, 36, 37.1),
+    "bf16-weights+fp8+fused-elementwise+unpad": Budget(42, 121.3, 8.0, 91, 3426, 48, 43.9),
 }
 
 

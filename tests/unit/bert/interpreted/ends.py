@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from support.layouts import assert_same, batch_of, loss_and_gradients, model
 from support.philox import factors, key_of
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from bert.model.encoder import recompute_activations
 from bert.optim.precision import Precision
@@ -218,6 +219,28 @@ def test_layers_around_gelu_in_fp8_are_near_float32(
     inner = F.gelu(first(x.float())).detach()
     assert float(history[1, scales.INPUT]) == pytest.approx(float(inner.abs().max()), rel=0.05)
     assert (history > 0).all()
+
+
+@pytest.mark.usefixtures("on_a_cpu")
+def test_recomputed_layers_around_gelu_cast_the_same_numbers() -> None:
+    found = []
+    for recomputed in (False, True):
+        torch.manual_seed(0)
+        own, layers = Scales(), [Linear(32, 64), Linear(64, 32)]
+        for layer in layers:
+            give_copies([layer.weight], gradients=False, kind=partial(Fp8Copy, scales=own))
+        for _ in range(2):  # with the scales of their own magnitudes, and with known ones
+            x = torch.randn(5, 32).to(LOW).requires_grad_()
+            with Precision("bf16", "cpu").autocast():
+                if recomputed:
+                    values, _ = checkpoint(feed_forward, *layers, x, True, use_reentrant=False)
+                else:
+                    values, _ = feed_forward(*layers, x, True)
+            values.sum().backward()
+            found.append([values, x.grad, *(layer.weight.grad for layer in layers)])
+            own.renew()
+    for one, other in zip(found[:2], found[2:], strict=True):
+        assert all(map(torch.equal, one, other))
 
 
 def _exact_gelu_to_fp8(
