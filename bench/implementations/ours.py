@@ -7,7 +7,14 @@ from bert.data.batch import Batch
 from bert.model.config import ModelConfig
 from bert.model.encoder import recompute_activations
 from bert.optim.registry import adamw
-from bert.speed.registry import AUTO, check_precision, resolve_levers, use_levers, use_weight_copies
+from bert.speed.registry import (
+    AUTO,
+    check_precision,
+    fuses_optimizer,
+    resolve_levers,
+    use_levers,
+    use_weight_copies,
+)  # fmt: skip
 from bert.tasks.base import Task
 from bert.train.observer import Observer
 from records.trial import Trial
@@ -36,7 +43,8 @@ class BertbenchImplementation:
                 wrapped, levers, precision=trial.precision, strategy=trial.strategy,
                 grad_accum_steps=trial.grad_accum_steps, optimizer="adamw",
             )  # fmt: skip
-            return adamw(wrapped, learning_rate=LEARNING_RATE)
+            fused = fuses_optimizer(wrapped, levers, trial.strategy)
+            return adamw(wrapped, learning_rate=LEARNING_RATE, fused=fused)
 
         model = task.build_model(config, observer)
         use_levers(model, levers, trial.grad_accum_steps, activation_checkpointing=trial.activation_checkpointing)

@@ -19,6 +19,8 @@ from bert.model.attention import Where
 from bert.model.heads import gather_positions, label_loss, mean_cross_entropy, span_losses
 from bert.model.packing import Packed, Unpadded
 from bert.model.step import FLOAT_BYTES, Extent, Gemm, Pass, Step
+from bert.optim.adamw import AdamW
+from bert.optim.fused import FusedAdamW
 from bert.optim.precision import Precision
 from bert.speed.copies import LOW, copy_of, has_low_gradients
 from bert.speed.elementwise import Product, gelu, residual_norm
@@ -444,8 +446,8 @@ def _cast_both(wide: Sequence[Tensor], half: Sequence[Tensor], dtype: torch.dtyp
 
 def _optimizer(subject: Subject) -> Iterator[Part]:
     """Yield the optimizer update on constant gradients, and gradient clipping, which the steps here omit."""
-    training = subject.training
-    parameters = [p for group in training.optimizer.param_groups for p in group["params"]]
+    training, optimizer = subject.training, subject.training.optimizer
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
     grads = [torch.full_like(p, 1e-6, dtype=LOW if has_low_gradients(p) else p.dtype) for p in parameters]
     count = sum(parameter.numel() for parameter in parameters)
 
@@ -455,23 +457,36 @@ def _optimizer(subject: Subject) -> Iterator[Part]:
 
     def update() -> None:
         lend()
-        rates = [group["lr"] for group in training.optimizer.param_groups]
-        for group in training.optimizer.param_groups:
+        rates = [group["lr"] for group in optimizer.param_groups]
+        for group in optimizer.param_groups:
             group["lr"] = 0.0  # keeps the weights unchanged
-        training.strategy.step(training.optimizer, training.precision, False)
-        for group, rate in zip(training.optimizer.param_groups, rates, strict=True):
+        training.strategy.step(optimizer, training.precision, False)
+        for group, rate in zip(optimizer.param_groups, rates, strict=True):
             group["lr"] = rate
+
+    clips = isinstance(optimizer, AdamW) and optimizer.clips
 
     def clip() -> None:
         lend()
-        torch.nn.utils.clip_grad_norm_(parameters, _CLIPPING_NORM)
-        training.optimizer.zero_grad(set_to_none=True)
+        if isinstance(optimizer, AdamW) and optimizer.clips:
+            optimizer.clip(_CLIPPING_NORM)
+        else:
+            torch.nn.utils.clip_grad_norm_(parameters, _CLIPPING_NORM)
+        optimizer.zero_grad(set_to_none=True)
 
+    # The norm is read; without an optimizer that scales gradients in its update they are read and written once again.
+    gradients = sum(grad.nbytes for grad in grads)
+    clipping = gradients * (1 if clips else 3)
     # AdamW reads parameter, gradient and two moments, and writes all except the gradient.
-    parts = (("optimizer", 1, 7, update), ("clipping", int(training.max_grad_norm is not None), 3, clip))
-    for name, calls, passes, run in parts:
+    moved = 6 * FLOAT_BYTES * count + gradients
+    for parameter, grad in zip(parameters, grads, strict=True):
+        copy = copy_of(parameter)
+        if copy is not None and (isinstance(optimizer, FusedAdamW) or grad.dtype == LOW):
+            moved += copy.values.nbytes
+    parts = (("optimizer", 1, moved, update), ("clipping", int(training.max_grad_norm is not None), clipping, clip))
+    for name, calls, traffic, run in parts:
         component = Component(
             name=name, group="optimizer", shape=f"{count:,} parameters", calls_per_step=calls,
-            bytes=float(passes * FLOAT_BYTES * count),
+            bytes=float(traffic),
         )  # fmt: skip
         yield Part(component, run)

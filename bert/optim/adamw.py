@@ -27,8 +27,8 @@ class AdamW(torch.optim.AdamW):
         self._scratch: Tensor | None = None
 
     @property
-    def has_low_gradients(self) -> bool:
-        """Whether some of its parameters leave their gradients in bf16; `clip` is for these."""
+    def clips(self) -> bool:
+        """Whether it must clip by itself (`clip`): some of its parameters leave their gradients in bf16."""
         return any(has_low_gradients(parameter) for group in self.param_groups for parameter in group["params"])
 
     def clip(self, max_norm: float) -> None:
@@ -67,11 +67,8 @@ class AdamW(torch.optim.AdamW):
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Release all gradients; the memory of bf16 ones is reused in the next step."""
-        for group in self.param_groups:
-            for parameter in group["params"]:
-                copy = copy_of(parameter)
-                if set_to_none and copy is not None and parameter.grad is not None and parameter.grad.dtype == LOW:
-                    copy.spare, parameter.grad = parameter.grad, None
+        if set_to_none:
+            keep_memory(self.param_groups)
         super().zero_grad(set_to_none)
 
     def _forget_copies(self) -> None:
@@ -106,3 +103,12 @@ class AdamW(torch.optim.AdamW):
                 moments[2].copy_(part)
         if copy is not None:
             copy.version = parameter._version
+
+
+def keep_memory(groups: list[dict[str, Any]]) -> None:
+    """Release the bf16 gradients of an optimizer's parameters; their copies keep the memory for the next step."""
+    for group in groups:
+        for parameter in group["params"]:
+            copy = copy_of(parameter)
+            if copy is not None and parameter.grad is not None and parameter.grad.dtype == LOW:
+                copy.spare, parameter.grad = parameter.grad, None

@@ -11,6 +11,22 @@ from common.errors import InputError, UsageError
 AUTOCAST_DTYPE = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
+class _Scaler(torch.amp.GradScaler):
+    """PyTorch's scaler, which asks optimizers that look for overflows themselves (bert.optim.fused).
+
+    It would otherwise read and write all gradients to find them.
+    """
+
+    def _check_inf_per_device(self, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+        overflow = getattr(optimizer, "overflow", None)
+        if overflow is None:
+            return super()._check_inf_per_device(optimizer)
+        found = overflow()
+        per_device: dict[Any, torch.Tensor] = {found.device: found}
+        self._per_optimizer_states[id(optimizer)]["found_inf_per_device"] = per_device
+        return per_device
+
+
 class Precision:
     """fp32, tf32 (CUDA only), bf16 (autocast) or fp16 (autocast with loss scaling).
 
@@ -41,7 +57,7 @@ class Precision:
         self.autocast_dtype = AUTOCAST_DTYPE.get(name)
         self.scaler: torch.amp.GradScaler | None = None
         if name == "fp16":
-            self.scaler = torch.amp.GradScaler(device_type, init_scale=initial_scale, growth_interval=growth_interval)
+            self.scaler = _Scaler(device_type, init_scale=initial_scale, growth_interval=growth_interval)
         if device_type == "cuda":
             torch.set_float32_matmul_precision("high" if name == "tf32" else "highest")
 

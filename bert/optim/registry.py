@@ -32,17 +32,23 @@ def adamw(
     weight_decay: float = DEFAULT_WEIGHT_DECAY,
     betas: tuple[float, float] = DEFAULT_BETAS,
     eps: float = DEFAULT_EPS,
+    fused: bool = False,
 ) -> "torch.optim.Optimizer":
     """AdamW (Loshchilov and Hutter 2019) in one fused kernel, on CPUs and GPUs.
 
     Make it after the model has been moved to its device, and has been given copies of its weights (bert.speed.copies)
-    if it is to have any. It does not clip: the loop's `max_grad_norm` does.
+    if it is to have any. It does not clip: the loop's `max_grad_norm` does. With `fused` the kernels of
+    bert.optim.fused update the parameters (bert.speed.registry.fuses_optimizer).
     """
     import torch
 
     from bert.speed.copies import copy_of
 
     groups = parameter_groups(model, weight_decay)
+    if fused:
+        from bert.optim.fused import FusedAdamW
+
+        return FusedAdamW(groups, learning_rate, betas, eps, weight_decay)
     if any(copy_of(parameter) is not None for group in groups for parameter in group["params"]):
         from bert.optim.adamw import AdamW
 
@@ -58,14 +64,20 @@ def lamb(
     betas: tuple[float, float] = DEFAULT_BETAS,
     eps: float = DEFAULT_EPS,
     max_grad_norm: float | None = 1.0,
+    fused: bool = False,
 ) -> "torch.optim.Optimizer":
     """NVIDIA's LAMB, which clips the gradients itself; the loop's `max_grad_norm` must stay None.
 
-    Make it after the model has been moved to its device. Raises UsageError for bad hyperparameters.
+    Make it after the model has been moved to its device. With `fused` the kernels of bert.optim.fused update the
+    parameters (bert.speed.registry.fuses_optimizer). Raises UsageError for bad hyperparameters.
     """
+    groups = parameter_groups(model, weight_decay)
+    if fused:
+        from bert.optim.fused import FusedLamb
+
+        return FusedLamb(groups, learning_rate, betas, eps, weight_decay, max_grad_norm)
     from bert.optim.lamb import Lamb
 
-    groups = parameter_groups(model, weight_decay)
     return Lamb(groups, learning_rate, betas, eps, weight_decay, max_grad_norm)
 
 

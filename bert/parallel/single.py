@@ -83,10 +83,10 @@ class SingleStrategy:
         self, model: torch.nn.Module, optimizer: torch.optim.Optimizer, max_norm: float, precision: Precision
     ) -> None:
         """Scale the gradients so that their global 2-norm is at most `max_norm`."""
-        precision.unscale(optimizer)
-        if isinstance(optimizer, AdamW) and optimizer.has_low_gradients:
+        if isinstance(optimizer, AdamW) and optimizer.clips:
             optimizer.clip(max_norm)
         else:
+            precision.unscale(optimizer)
             torch.nn.utils.clip_grad_norm_(model.parameters(), max_norm)
 
     def step(self, optimizer: torch.optim.Optimizer, precision: Precision, wait: bool = True) -> bool | None:

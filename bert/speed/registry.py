@@ -44,6 +44,11 @@ LEVERS = {
         ("cpu", "cuda"),
         compiled=True,
     ),
+    "fused-optimizer": Lever(
+        "with single and ddp on a GPU: update all parameters in one pass, with clipping, unscaling and the bf16 copies",
+        ("cuda",),
+        compiled=True,
+    ),
     "bf16-attention": Lever("with bf16: run attention's GEMMs in bf16 too, if the CPU has the instructions", ("cpu",)),
     "fp8": Lever("with bf16: run the GEMMs of linear layers in FP8", ()),
     "compile": Lever(
@@ -99,6 +104,12 @@ def resolve_levers(text: str, device_type: str) -> frozenset[str]:
             "option-conflict",
             f"--levers {text!r}: on a CPU, unpad and compile are incompatible, as the compiler does not support "
             "attention without padding: give pack instead of unpad, or neither",
+        )
+    if device_type == "cpu" and "fused-optimizer" in names:
+        raise UsageError(
+            "device-unsupported",
+            f"--levers {text!r}: fused-optimizer needs a GPU, but the device is a CPU, where PyTorch's optimizer is "
+            "fused already: leave it out",
         )
     for name in names:
         missing = _missing(name, device_type)
@@ -275,7 +286,7 @@ def use_weight_copies(
         precision: of the GEMMs; only bf16 has copies.
         strategy: its name; none that cuts parameters up or wraps the optimizer has copies.
         grad_accum_steps: micro-steps per update; several add their gradients up in float32.
-        optimizer: its name; AdamW alone takes gradients in bf16.
+        optimizer: its name; only AdamW and fused optimizers read gradients in bf16.
     """
     asked = names & {"bf16-weights", "fp8"} and not names & _COMPILING  # what is compiled casts for itself
     if not asked or precision != "bf16" or strategy not in _WHOLE_PARAMETERS:
@@ -291,10 +302,35 @@ def use_weight_copies(
     inner = {part.weight for layer in layers for part in layer.modules() if isinstance(part, Linear)}
     weights = [part.weight for part in model.modules() if isinstance(part, Linear)]
     weights += [part.word.weight for part in model.modules() if isinstance(part, Embeddings)]
-    alone = strategy == "single" and grad_accum_steps == 1 and optimizer == "adamw"
+    reads_low = optimizer == "adamw" or fuses_optimizer(model, names, strategy)
+    alone = strategy == "single" and grad_accum_steps == 1 and reads_low
     scales = Scales()
     for weight in weights:
         low = "fp8" in names and weight in inner and fits(weight)
         wanted = low or "bf16-weights" in names
         if wanted and isinstance(weight, nn.Parameter) and weight.requires_grad:
             give_copies([weight], gradients=alone, kind=partial(Fp8Copy, scales=scales) if low else Copy)
+
+
+def fuses_optimizer(model: "nn.Module", names: frozenset[str], strategy: str) -> bool:
+    """Whether the kernels of bert.optim.fused update a wrapped model: "fused-optimizer" is on, and they can.
+
+    They need whole parameters, contiguous and in float32, on one GPU that runs the kernels.
+
+    Args:
+        model: on its device, wrapped by the strategy.
+        names: optimizations that are on.
+        strategy: its name.
+    """
+    if "fused-optimizer" not in names or strategy not in _WHOLE_PARAMETERS:
+        return False
+    import torch
+
+    from bert.speed.kernels import usable
+
+    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    return (
+        len({parameter.device for parameter in parameters}) == 1
+        and all(parameter.dtype == torch.float32 and parameter.is_contiguous() for parameter in parameters)
+        and usable(parameters[0])
+    )

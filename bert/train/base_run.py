@@ -174,11 +174,11 @@ def step_plan(settings: TrainSettings, levers: frozenset[str] = frozenset()) -> 
     )
 
 
-def make_optimizer(settings: TrainSettings, model: torch.nn.Module) -> torch.optim.Optimizer:
-    """Return the optimizer of a run; it clips gradients itself where step_plan says so."""
+def make_optimizer(settings: TrainSettings, model: torch.nn.Module, fused: bool = False) -> torch.optim.Optimizer:
+    """Return the optimizer of a run, by kernels if `fused`; it clips gradients itself where step_plan says so."""
     clipping = {"max_grad_norm": settings.max_grad_norm} if settings.optimizer in SELF_CLIPPING else {}
     make = OPTIMIZERS[settings.optimizer]
-    return make(model, settings.learning_rate, weight_decay=settings.weight_decay, **clipping)
+    return make(model, settings.learning_rate, weight_decay=settings.weight_decay, fused=fused, **clipping)
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,6 +31,7 @@ from bert.checkpoints.folder import sync_folder
 from bert.checkpoints.ours import config_of, write_model
 from bert.checkpoints.tensor_files import read_tensors, write_safetensors
 from bert.data.vocabulary import VOCABULARY_FILE, either_fingerprint
+from bert.optim.lamb import Lamb
 from bert.parallel.base import Strategy
 from bert.speed.fp8 import load_scales_state, scales_state
 from bert.tasks.base import DataIdentity, Evaluation
@@ -438,6 +439,8 @@ def collected(tensors: Iterable[tuple[str, Tensor]], keep: bool) -> dict[str, Te
 
 def shared_steps(optimizer: torch.optim.Optimizer) -> int | None:
     """Return the steps that an optimizer counts for all parameters together (LAMB); None where each has its own."""
+    if isinstance(optimizer, Lamb):
+        return optimizer.steps
     steps = optimizer.param_groups[0].get("step")
     return None if steps is None else int(steps)
 

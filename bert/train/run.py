@@ -18,7 +18,7 @@ from bert.checkpoints.ours import CONFIG_FILE
 from bert.data.batch import Batch
 from bert.model.encoder import recompute_activations
 from bert.parallel.base import Strategy
-from bert.speed.registry import check_precision, resolve_levers, use_levers, use_weight_copies
+from bert.speed.registry import check_precision, fuses_optimizer, resolve_levers, use_levers, use_weight_copies
 from bert.train.agreement import any_rank, together
 from bert.train.attention import choose_attention
 from bert.train.base_run import BaseRun, make_optimizer, step_plan
@@ -124,7 +124,7 @@ class _Run(BaseRun):
             wrapped, levers, precision=settings.precision, strategy=settings.strategy,
             grad_accum_steps=settings.grad_accum_steps, optimizer=settings.optimizer,
         )  # fmt: skip
-        self.optimizer = make_optimizer(settings, wrapped)
+        self.optimizer = make_optimizer(settings, wrapped, fuses_optimizer(wrapped, levers, settings.strategy))
         strategy.prepare(self.optimizer, self.precision)
         if initial is not None and left is not None:
             self._load_optimizer(initial, left)

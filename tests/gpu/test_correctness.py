@@ -8,6 +8,7 @@ from support.philox import factors
 
 from bert.model.packing import unpad
 from bert.optim.precision import Precision
+from bert.speed.copies import LOW, copy_of
 from bert.speed.kernels import usable
 from bert.speed.registry import resolve_levers, use_levers, use_weight_copies
 
@@ -98,17 +99,23 @@ def test_kernels_are_their_formulas_at_the_size_of_large(dtype: torch.dtype, mon
     agree(loss.mean_cross_entropy(own, labels), F.cross_entropy(double, labels), [own], [double])
 
 
-def test_lamb_equals_its_plain_formulas_on_the_device() -> None:
+@pytest.mark.parametrize("fused", [False, True])
+def test_lamb_equals_its_plain_formulas_on_the_device(fused: bool) -> None:
     from support.plain_lamb import PlainLamb
 
+    from bert.optim.fused import FusedLamb
     from bert.optim.lamb import Lamb
+
+    if fused and not usable(torch.empty(1, device=DEVICE)):
+        pytest.skip("kernels need Triton and a GPU of compute capability 8.0")
 
     generator = torch.Generator().manual_seed(1)
     values = [torch.randn(shape, generator=generator) for shape in ((300, 64), (64,), (64, 64))]
     decays = [0.01, 0.0, 0.01]
     parameters = [torch.nn.Parameter(value.clone().to(DEVICE)) for value in values]
     groups = [{"params": [p], "weight_decay": decay} for p, decay in zip(parameters, decays, strict=True)]
-    optimizer, plain = Lamb(groups, lr=0.01), PlainLamb([value.clone() for value in values], decays)
+    kind = FusedLamb if fused else Lamb
+    optimizer, plain = kind(groups, lr=0.01), PlainLamb([value.clone() for value in values], decays)
     for _ in range(5):
         gradients = [torch.randn(value.shape, generator=generator) for value in values]
         for parameter, gradient in zip(parameters, gradients, strict=True):
@@ -117,6 +124,38 @@ def test_lamb_equals_its_plain_formulas_on_the_device() -> None:
         plain.step(list(gradients), 0.01)
     for parameter, value in zip(parameters, plain.values, strict=True):
         torch.testing.assert_close(parameter.detach().cpu(), value, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+def test_fused_adamw_is_pytorchs(precision: str) -> None:
+    from bert.optim.registry import adamw
+    from bert.parallel.single import SingleStrategy
+
+    if not usable(torch.empty(1, device=DEVICE)):
+        pytest.skip("kernels need Triton and a GPU of compute capability 8.0")
+    strategy, results = SingleStrategy(), []
+    strategy.device = DEVICE
+    for fused in (True, False):
+        made, scaling = model(None).to(DEVICE), Precision(precision, DEVICE.type, initial_scale=2.0**10)
+        use_weight_copies(
+            made, frozenset({"bf16-weights"}), precision=precision, strategy="ddp", grad_accum_steps=1,
+            optimizer="adamw",
+        )  # fmt: skip
+        optimizer, generator = adamw(made, 1e-2, fused=fused), torch.Generator().manual_seed(1)
+        for step in range(4):
+            scale = float(scaling.scale(torch.ones(1, device=DEVICE)))
+            for parameter in made.parameters():
+                parameter.grad = torch.randn(parameter.shape, generator=generator).to(DEVICE) * scale
+            if precision == "fp16" and step == 2:
+                next(made.parameters()).grad[0] = float("inf")
+            strategy.clip(made, optimizer, 0.5, scaling)
+            assert strategy.step(optimizer, scaling) == (precision == "bf16" or step != 2)
+        results.append([*made.parameters(), *(v for state in optimizer.state.values() for v in state.values())])
+        for parameter in made.parameters():
+            held = copy_of(parameter)
+            assert held is None or torch.equal(held.of(parameter), parameter.detach().to(LOW))
+    for one, other in zip(*results, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])

@@ -19,8 +19,10 @@ from torch import Tensor
 from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 
+from bert.optim.fused import FusedAdamW, FusedLamb
 from bert.speed import kernels
-from bert.speed.kernels import embedding, gelu, heads, loss, norm, quantize
+from bert.speed.copies import give_copies
+from bert.speed.kernels import adamw, embedding, gelu, heads, lamb, loss, multi_tensor, norm, quantize
 
 ARCHITECTURES = (80, 90, 100)
 FP8_FROM = 89  # no cast to E4M3 before
@@ -77,6 +79,24 @@ def ends(rows: int, dtype: torch.dtype, bare: bool) -> None:
         gelu.gelu_backward_to_fp8(inner, bias, inner, rows, torch.float8_e5m2, scalars[1], scalars[2])
 
 
+def updates(tensors: int, clips: bool) -> None:
+    """Run what optimizers launch: with clipping and copies, or with a scale of fp16."""
+    parameters = [torch.nn.Parameter(numbers(HIDDEN, 3)) for _ in range(tensors)]
+    if clips:
+        give_copies(parameters, gradients=False)
+    for parameter in parameters:
+        parameter.grad = numbers(HIDDEN, 3).detach()
+    for optimizer in (
+        FusedAdamW(parameters, 0.1, (0.9, 0.999), 1e-6, 0.01),
+        FusedLamb(parameters, 0.1, max_grad_norm=1.0 if clips else None),
+    ):
+        if clips and isinstance(optimizer, FusedAdamW):
+            optimizer.clip(1.0)
+        if not clips:
+            optimizer.grad_scale, optimizer.found_inf = numbers(), numbers()  # type: ignore[union-attr]
+        optimizer.step()
+
+
 def launched() -> list[dict[str, Any]]:
     """Return every launch: its kernel, form, architecture and code."""
     found = list[dict[str, Any]]()
@@ -89,7 +109,7 @@ def launched() -> list[dict[str, Any]]:
             "stores": widths(code.asm["ptx"], "st"), **resources(code.asm["cubin"]),
         })  # fmt: skip
 
-    for module in (norm, gelu, heads, loss, embedding, quantize):
+    for module in (norm, gelu, heads, loss, embedding, quantize, multi_tensor, adamw, lamb):
         module.launch = launch  # type: ignore[attr-defined]
     kernels.DEVICES.add("meta")
     driver.set_active(Driver())
@@ -98,10 +118,12 @@ def launched() -> list[dict[str, Any]]:
             if form == "bf16" or Driver.architecture == 90:
                 layer(ROWS, dtype, form != "bf16")
                 ends(ROWS, dtype, form != "bf16")
+                updates(ROWS, form == "bf16")
     Driver.architecture, form = 90, "bf16"
     for rows in (1, 64):  # numbers that are divided by 16 or are 1 must not have code of their own
         layer(rows, torch.bfloat16, False)
         ends(rows, torch.bfloat16, False)
+        updates(rows, True)
     return found
 
 

@@ -1,5 +1,6 @@
 """Every part of a step can be called alone, changes nothing, and is timed as it should be."""
 
+import dataclasses
 import itertools
 from collections import Counter
 from pathlib import Path
@@ -22,6 +23,7 @@ from bert.optim.precision import Precision
 from bert.optim.registry import adamw
 from bert.parallel.single import SingleStrategy
 from bert.speed import kernels
+from bert.speed.copies import has_low_gradients
 from bert.speed.registry import resolve_levers, use_levers, use_weight_copies
 from bert.tasks import make_task, resolve_options, task_data, task_step
 from bert.tasks.base import DataSpec
@@ -138,6 +140,32 @@ def test_the_typical_batch_is_the_middle_one_of_the_first() -> None:
     batches: Any = iter([5, 1, 9, *range(10, 23), 0, 0, 0])
     assert typical_batch(batches, float) == 15  # of an even number the upper one
     assert next(batches) == 0
+
+
+@pytest.mark.parametrize(("levers", "kernel"), [("none", False), ("none", True), ("bf16-weights", True)])
+def test_the_bytes_of_the_optimizer_are_those_of_what_the_step_runs(
+    levers: str, kernel: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    step = subject("pretrain", "bf16", levers)
+    if kernel:
+        need_triton()
+        from bert.speed.kernels import adamw as update
+        from bert.speed.kernels import multi_tensor
+
+        training = dataclasses.replace(step.training, optimizer=adamw(step.model, 1e-4, fused=True))
+        step, calls = dataclasses.replace(step, training=training), list[str]()
+        for module in (multi_tensor, update):
+            monkeypatch.setattr(module, "launch", lambda made, *given, **how: calls.append(made.fn.__name__))
+    parts = {part.component.name: part for part in make_parts(step) if part.component.group == "optimizer"}
+    count = sum(p.numel() for p in step.model.parameters())
+    copied = sum(p.numel() for p in step.model.parameters() if has_low_gradients(p))
+    assert (copied > 0) == (levers == "bf16-weights")
+    assert parts["optimizer"].component.bytes == 28 * count  # a bf16 gradient and a copy are as much as one in float32
+    assert parts["clipping"].component.bytes == (4 * count - 2 * copied if kernel else 12 * count)
+    for part in parts.values():
+        part.run()
+    if kernel:
+        assert calls == ["optimizer_prepare", "adamw_update", "optimizer_squares"]
 
 
 def test_bandwidth_is_that_of_copies_made_by_hand() -> None:

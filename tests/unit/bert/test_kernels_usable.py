@@ -3,12 +3,16 @@
 import pytest
 import torch
 from support.kernels import need_triton
+from support.refusals import refused
 
 from bert.model.config import ModelConfig
 from bert.model.encoder import Layer
+from bert.optim.fused import FusedAdamW, FusedLamb
+from bert.optim.registry import OPTIMIZERS
 from bert.speed import kernels
+from bert.speed.copies import has_low_gradients
 from bert.speed.elementwise import product
-from bert.speed.registry import use_levers
+from bert.speed.registry import default_levers, fuses_optimizer, resolve_levers, use_levers, use_weight_copies
 from bert.train.observer import Observer
 
 
@@ -61,3 +65,47 @@ def test_a_compiled_layer_is_one_graph_without_kernels(monkeypatch: pytest.Monke
     use_levers(layer, frozenset({"fused-elementwise"}))
     found = torch.compile(layer, backend="eager", fullgraph=True)(x, None)
     torch.testing.assert_close(found.wide, expected)
+
+
+FUSED = frozenset({"fused-optimizer", "bf16-weights"})
+
+
+@pytest.mark.usefixtures("on_meta")
+def test_an_optimizer_is_fused_where_parameters_are_whole_and_in_float32() -> None:
+    with torch.device("meta"):
+        layer = torch.nn.Linear(4, 4)
+    assert all(fuses_optimizer(layer, FUSED, strategy) for strategy in ("single", "ddp"))
+    assert not any(fuses_optimizer(layer, FUSED, strategy) for strategy in ("fsdp", "deepspeed", "horovod", "dp"))
+    assert not fuses_optimizer(layer, frozenset(), "single")
+    assert not fuses_optimizer(layer.half(), FUSED, "single")
+    assert not fuses_optimizer(torch.nn.Linear(4, 4), FUSED, "single")
+
+
+@pytest.mark.usefixtures("on_meta")
+@pytest.mark.parametrize(
+    ("names", "optimizer", "low"),
+    [(FUSED, "lamb", True), (FUSED, "adamw", True), (FUSED - {"fused-optimizer"}, "lamb", False)],
+)
+def test_a_fused_optimizer_reads_gradients_in_bf16(names: frozenset[str], optimizer: str, low: bool) -> None:
+    with torch.device("meta"):
+        layer = Layer(ModelConfig(num_layers=1, hidden_size=32, num_heads=4, intermediate_size=64), 0, Observer())
+    use_weight_copies(layer, names, precision="bf16", strategy="single", grad_accum_steps=1, optimizer=optimizer)
+    assert has_low_gradients(layer.intermediate.weight) == low
+
+
+def test_a_fused_optimizer_is_the_default_of_gpus_and_refused_on_a_cpu() -> None:
+    assert "fused-optimizer" in default_levers("cuda") and "fused-optimizer" not in default_levers("cpu")
+    with refused("device-unsupported", "fused-optimizer"):
+        resolve_levers("unpad+fused-optimizer", "cpu")
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_the_state_of_a_fused_optimizer_is_refused_and_refuses_as_without(name: str) -> None:
+    need_triton()
+    layer = torch.nn.Linear(3, 3)
+    fused, plain = (OPTIMIZERS[name](layer, 1e-3, fused=each) for each in (True, False))
+    assert isinstance(fused, FusedLamb if name == "lamb" else FusedAdamW)
+    assert fused.state_dict() == plain.state_dict()
+    if name == "lamb":
+        with refused("weights-mismatch", "max_grad_norm, step"):
+            fused.load_state_dict(OPTIMIZERS["adamw"](layer, 1e-3).state_dict())

@@ -1,0 +1,215 @@
+"""AdamW and LAMB on a GPU: all parameters in one pass, with clipping, unscaling and the bf16 copies of weights.
+
+PyTorch's fused AdamW moves as many bytes for the update itself, 28 per parameter. It leaves to other kernels what is
+fused here: scaling gradients down to clip them (8 bytes), unscaling them in fp16 (8), casting bf16 gradients (6) and
+copying weights (6). Here clipping reads the gradients once (4), and the update writes the copies (2). PyTorch launches
+a kernel for every few dozen tensors; here the number of launches is constant.
+
+Gradients are left as they are. State and checkpoints are those of the optimizers without fusion, and a run can continue
+with either. Nothing waits for the device: learning rates are uploaded, and step counts, the norm and the overflow of
+fp16 stay on it.
+
+Not measured on a GPU.
+"""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import increment_version
+from torch.optim.optimizer import ParamsT
+
+from bert.optim.adamw import AdamW, keep_memory
+from bert.optim.lamb import Lamb
+from bert.speed.copies import LOW, copy_of
+
+if TYPE_CHECKING:
+    from bert.speed.kernels.multi_tensor import Entry, Table, Tables
+
+# What torch.nn.utils.clip_grad_norm_ adds to the norm.
+_ROOM = 1e-6
+
+
+class _Fused(torch.optim.Optimizer):
+    """What both optimizers share: tables of their tensors, the squares of gradients, and what follows an update.
+
+    torch.amp.GradScaler gives an optimizer with this mark its scale and overflow as `grad_scale` and `found_inf`;
+    bert.optim.precision asks it for `overflow`.
+    """
+
+    _step_supports_amp_scaling = True
+    _tables: "Tables | None" = None
+    _sums: Tensor | None = None
+
+    def overflow(self) -> Tensor:
+        """Return a float32 scalar on the device, 1 if a gradient is not finite and 0 otherwise."""
+        table = self._table()
+        if table is None:
+            return torch.zeros((), device=self.param_groups[0]["params"][0].device)
+        return self._squares(table)[:, 1].amax()
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Release all gradients; the memory of bf16 ones is reused in the next step."""
+        self._sums = None
+        if set_to_none:
+            keep_memory(self.param_groups)
+        super().zero_grad(set_to_none)
+
+    def _state_of(self, parameter: Tensor) -> dict[str, Tensor]:
+        """Return the state of a parameter, made at its first update."""
+        raise NotImplementedError
+
+    def _table(self) -> "Table | None":
+        """Return the table of all parameters that have a gradient."""
+        from bert.speed.kernels.multi_tensor import Group, Tables
+
+        if self._tables is None:
+            self._tables = Tables()
+        return self._tables.of([
+            Group(
+                float(group["lr"]), group["betas"], group["eps"], group["weight_decay"],
+                [self._entry(parameter) for parameter in group["params"] if parameter.grad is not None],
+            )
+            for group in self.param_groups
+        ])  # fmt: skip
+
+    def _entry(self, parameter: Tensor) -> "Entry":
+        from bert.speed.kernels.multi_tensor import Entry
+
+        gradient, state, copy = parameter.grad, self._state_of(parameter), copy_of(parameter)
+        assert gradient is not None
+        if gradient.dtype not in (torch.float32, LOW):
+            gradient = gradient.float()
+        return Entry(
+            parameter, gradient.contiguous(), state["exp_avg"], state["exp_avg_sq"],
+            None if copy is None else copy.values, state.get("step"),
+        )  # fmt: skip
+
+    def _squares(self, table: "Table") -> Tensor:
+        from bert.speed.kernels.multi_tensor import sum_squares
+
+        if self._sums is None:
+            self._sums = sum_squares(table)
+        return self._sums
+
+    def _written(self) -> None:
+        """Raise the versions of what the kernels have written, and note that the copies are those of the parameters."""
+        written = [p for group in self.param_groups for p in group["params"] if p.grad is not None]
+        copies = [(parameter, copy) for parameter in written if (copy := copy_of(parameter)) is not None]
+        increment_version([*written, *(copy.values for _, copy in copies)])
+        for parameter, copy in copies:
+            copy.version = parameter._version
+        self._sums = None
+
+
+class FusedAdamW(_Fused, AdamW):
+    """PyTorch's AdamW (Loshchilov and Hutter 2019), for float32 and bf16 gradients.
+
+    Its state is that of PyTorch's. `bert.speed.registry.fuses_optimizer` says which parameters it can update.
+    """
+
+    clips = True
+
+    def __init__(self, params: ParamsT, lr: float, betas: tuple[float, float], eps: float, weight_decay: float) -> None:
+        super().__init__(params, lr, betas, eps, weight_decay)
+        self._max_norm: float | None = None
+
+    def clip(self, max_norm: float) -> None:
+        """Have the next step scale all gradients so that their global 2-norm, unscaled, is at most `max_norm`."""
+        table = self._table()
+        if table is not None:
+            self._squares(table)
+            self._max_norm = max_norm
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Release all gradients; the memory of bf16 ones is reused in the next step."""
+        self._max_norm = None
+        super().zero_grad(set_to_none)
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> Any:
+        """Update every parameter that has a gradient. Returns what `closure` returns, called before, if given."""
+        from bert.speed.kernels.adamw import update
+        from bert.speed.kernels.multi_tensor import prepare
+
+        loss = _called(closure)
+        table = self._table()
+        max_norm, self._max_norm = self._max_norm, None
+        if table is not None:
+            scale, found = getattr(self, "grad_scale", None), getattr(self, "found_inf", None)
+            update(table, prepare(table, self._sums, max_norm=max_norm, room=_ROOM, scale=scale, found=found))
+            self._written()
+        return loss
+
+    def _state_of(self, parameter: Tensor) -> dict[str, Tensor]:
+        state: dict[str, Tensor] = self.state[parameter]
+        if not state:
+            state["step"] = torch.zeros((), dtype=torch.float32, device=parameter.device)
+            state["exp_avg"], state["exp_avg_sq"] = torch.zeros_like(parameter), torch.zeros_like(parameter)
+        return state
+
+
+class FusedLamb(_Fused, Lamb):
+    """NVIDIA's LAMB with the formulas, arguments and state of `bert.optim.lamb.Lamb`, for bf16 gradients too.
+
+    An overflow in fp16 skips the update on the device, so the number of steps is counted there. `steps` and
+    `state_dict` read it.
+    """
+
+    _count: Tensor | None = None
+
+    @property
+    def steps(self) -> int:
+        """Steps made so far; reading it waits for the device."""
+        if self._count is not None:
+            for group in self.param_groups:
+                group["step"] = int(self._count)
+        return super().steps
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add a group; it counts steps with the others. Raises UsageError, as the class does."""
+        if self.param_groups:
+            _ = self.steps
+        super().add_param_group(param_group)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state, with the step count as a number."""
+        _ = self.steps
+        return super().state_dict()
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Continue from a saved state. Raises InputError, as the class does."""
+        self._count = None
+        super().load_state_dict(state_dict)
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> Any:
+        """Update every parameter that has a gradient. Returns what `closure` returns, called before, if given."""
+        from bert.speed.kernels.lamb import update
+        from bert.speed.kernels.multi_tensor import prepare
+
+        loss = _called(closure)
+        table = self._table()
+        scale, found = getattr(self, "grad_scale", None), getattr(self, "found_inf", None)
+        if self._count is None:
+            device = self.param_groups[0]["params"][0].device
+            # float32 counts steps exactly up to 16.7 million.
+            self._count = torch.full((1,), float(self.steps), dtype=torch.float32, device=device)
+        self._count += 1.0 if found is None else (found == 0).float()
+        if table is not None:
+            max_norm = self.param_groups[0]["max_grad_norm"]
+            sums = None if max_norm is None else self._squares(table)
+            update(table, prepare(table, sums, max_norm=max_norm, scale=scale, found=found, count=self._count))
+            self._written()
+        return loss
+
+    def _state_of(self, parameter: Tensor) -> dict[str, Tensor]:
+        return self._moments(parameter)
+
+
+def _called(closure: Callable[[], float] | None) -> float | None:
+    if closure is None:
+        return None
+    with torch.enable_grad():
+        return closure()
