@@ -35,6 +35,7 @@ EVENTS: dict[str, dict[str, _Types]] = {
     "evaluated": {"applied_steps": int, "samples": int},  # and the scores of the task, each _MEASURED
     "saved": {"path": str, "applied_steps": int},
     "warned": {"message": str},
+    "optimized": {"levers": str, "left_out": dict},
     "attention": {"operator": str | None, "times_ms": dict, "left_out": dict},
 }
 

@@ -59,6 +59,7 @@ def summarize(
         MEASURED_COLUMNS, and unknown ({column: why it is None}), window_start, window_stop, warmup_source (given |
         detected), samples_per_step, median_half_width (relative), peak_memory_kind, parameters, energy_devices (those
         that train), host_energy_joules (of GPU trials, where RAPL was read), measured_peak ({dtype, shape, drift}),
+        levers_on (optimizations that were on, None if not recorded), levers_left_out ({name: why it has no effect}),
         attention (operator, shape, times_ms and left_out of attention without padding on a GPU, else None),
         per_rank (see ranks.per_rank), cautions ([{code, message, remedy}]).
 
@@ -89,6 +90,8 @@ def summarize(
         unknown.update({name: reason for name in MEASURED_COLUMNS if result[name] is None and name not in unknown})
         result["per_rank"] = []
     unknown |= _not_measured(ranks, result)
+    first = next(iter(ranks.values()), {})
+    result |= {"levers_on": first.get("levers"), "levers_left_out": first.get("levers_left_out") or {}}
     result["attention"] = next((record["attention"] for record in ranks.values() if record.get("attention")), None)
     result["shards_read_samples_per_second"] = _read_rate(ranks)
     unknown["shards_read_samples_per_second"] = (

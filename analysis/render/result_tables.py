@@ -49,7 +49,7 @@ def results_blocks(rows: Sequence[Row], ratios: Sequence[Row] = ()) -> list[tabl
     shown = sorted(shown_rows(rows) or rows, key=wording.order)
     columns = _result_columns(shown, ratios)
     title = f"BERT {wording.model(shown[0])}" if all(column.heading != "model" for column in columns) else ""
-    return [tables.build("results", columns, shown, title), *_failures(shown), *_decisions(ratios)]
+    return [tables.build("results", columns, shown, title), *_failures(shown), *_left_out(shown), *_decisions(ratios)]
 
 
 def results_table(rows: Sequence[Row], ratios: Sequence[Row]) -> tables.Table:
@@ -93,6 +93,16 @@ def _failures(rows: Sequence[Row]) -> list[str]:
     for row in failed:
         model = "" if same else f" {wording.model(row)}"
         lines.append(f"{row['status']} {_place(row, model)}: {row.get('reason') or 'no reason was recorded'}")
+    return list(dict.fromkeys(lines))
+
+
+def _left_out(rows: Sequence[Row]) -> list[str]:
+    """One line per set of optimizations that the default left out because they have no effect."""
+    lines = [
+        f"left out of --levers auto: {', '.join(f'{name} ({why})' for name, why in row['levers_left_out'].items())}"
+        for row in rows
+        if row.get("levers_left_out")
+    ]
     return list(dict.fromkeys(lines))
 
 

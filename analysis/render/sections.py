@@ -117,7 +117,15 @@ def environment(trials: Sequence[LoadedTrial]) -> list[tuple[str, str]]:
         if seconds:
             named = [f"{name.replace('_', ' ')} {wording.number(value)} s" for name, value in seconds.items()]
             rows.append(("a trial's time (rank 0 of the first)", ", ".join(named)))
+    rows += [("optimizations", text) for text in dict.fromkeys(map(_optimizations, trials)) if text]
     return rows + [("attention without padding", text) for text in dict.fromkeys(map(_attention, trials)) if text]
+
+
+def _optimizations(trial: LoadedTrial) -> str:
+    """Name the optimizations of our model that were on, and why others of the default had no effect."""
+    on, left_out = trial.row.get("levers_on"), trial.row.get("levers_left_out") or {}
+    reasons = "; ".join(f"{name} has no effect: {why}" for name, why in left_out.items())
+    return f"{on}{f' ({reasons})' if reasons else ''}" if on else ""
 
 
 def _attention(trial: LoadedTrial) -> str:

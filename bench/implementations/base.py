@@ -1,7 +1,7 @@
 """The interface of an implementation: its input tensors, model, optimizer and loss."""
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import torch
@@ -29,6 +29,8 @@ class Built:
     """(wrapped model, batch) -> scalar."""
     levers: frozenset[str] = frozenset()
     """Enabled optimizations, names in bert.speed.registry.LEVERS; only our own implementation has any."""
+    left_out: Mapping[str, str] = field(default_factory=dict)
+    """Why other optimizations of the default set are off: they would have no effect."""
     loop: Loop | None = None
     """Wraps the model and trains, with the arguments of bert.train.loop.train; None for our strategies and loop."""
 

@@ -9,12 +9,15 @@ from bert.model.encoder import recompute_activations
 from bert.optim.registry import adamw
 from bert.speed.registry import (
     AUTO,
+    Setup,
+    check_effect,
     check_precision,
+    effective,
     fuses_optimizer,
     resolve_levers,
     use_levers,
     use_weight_copies,
-)  # fmt: skip
+)
 from bert.tasks.base import Task
 from bert.train.observer import Observer
 from records.trial import Trial
@@ -26,8 +29,9 @@ class BertbenchImplementation:
     """Trains our model of the task."""
 
     def check(self, trial: Trial) -> None:
-        """Raise UsageError for requested optimizations that have no effect in the trial's precision."""
+        """Raise UsageError for requested optimizations that have no effect in the trial, or do not work in it."""
         check_precision(trial.levers, trial.precision)
+        check_effect(trial.levers, Setup.of(trial, trial.device))
 
     def adapt(self, batch: Batch) -> Batch:
         """Compute where the real tokens lie, so that no step waits for it."""
@@ -36,7 +40,8 @@ class BertbenchImplementation:
     def build(self, trial: Trial, task: Task, config: ModelConfig, observer: Observer) -> Built:
         """Build the task's model with fused AdamW."""
 
-        levers = resolve_levers(trial.levers or AUTO, trial.device)
+        asked = resolve_levers(trial.levers or AUTO, trial.device)
+        levers, left_out = effective(asked, Setup.of(trial, trial.device))
 
         def make_optimizer(wrapped: torch.nn.Module) -> torch.optim.Optimizer:
             use_weight_copies(
@@ -55,4 +60,5 @@ class BertbenchImplementation:
             make_optimizer=make_optimizer,
             compute_loss=task.loss,
             levers=levers,
+            left_out=left_out,
         )

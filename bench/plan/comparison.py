@@ -17,7 +17,7 @@ from bench.run.launch import LaunchOptions
 from bench.run.profiling import profile_trials
 from bert.data.lengths import is_synthetic
 from bert.model.config import PRESETS
-from bert.speed.registry import NONE, effective, levers_text, resolve_levers
+from bert.speed.registry import NONE, Setup, effective, levers_text, resolve_levers
 from bert.tasks import task_data
 from common.errors import UsageError
 from records.run import RunDirectory
@@ -110,7 +110,7 @@ def with_same_batches(item: PlannedVariant, devices: Devices) -> PlannedVariant:
     settings, implementation = item.plan.settings, item.plan.implementation
     if implementation != OURS or settings.levers != AUTO or settings.world_size == 1:
         return item
-    names = effective(resolve_levers(AUTO, devices.kind) - {"balance"}, settings.precision)
+    names = effective(resolve_levers(AUTO, devices.kind) - {"balance"}, Setup.of(settings, devices.kind))[0]
     settings = dataclasses.replace(settings, levers=levers_text(names))
     return dataclasses.replace(item, plan=dataclasses.replace(item.plan, settings=settings))
 

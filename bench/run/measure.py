@@ -121,8 +121,7 @@ class _Measurement:
                 "products": products,
             },
             "parameters": _parameters(built.model),
-            "levers": levers_text(built.levers),
-            "attention": self.attention,
+            **self._chosen(built),
             "backward": backward,
         }
 
@@ -140,7 +139,7 @@ class _Measurement:
             ),
         )
         self.rank.end()
-        return {**measured, "attention": self.attention}
+        return {**measured, **self._chosen(built)}
 
     def draw(self) -> dict[str, Any]:
         """Draw batches and do nothing with them."""
@@ -155,6 +154,11 @@ class _Measurement:
         self.strategy.barrier()
         self.rank.end()
         return {**rank_record(stream), **self._stopped(steps)}
+
+    def _chosen(self, built: Built) -> dict[str, Any]:
+        """What made the steps fast: optimizations that were on, why others were not, and attention's operator."""
+        chosen = {"levers": levers_text(built.levers), "levers_left_out": dict(built.left_out)}
+        return {**chosen, "attention": self.attention}
 
     def _stopped(self, steps: int) -> dict[str, Any]:
         return {"steps": steps, "stopped_because": self.window.stopped_because}

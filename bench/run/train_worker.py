@@ -19,10 +19,22 @@ from bench.run.recorder import step_writer
 from bert.model.config import model_config
 from bert.model.memory import parameter_count
 from bert.parallel.base import Strategy
+from bert.speed.registry import left_out_text
 from bert.tasks import task_step
 from bert.tasks.base import Evaluation
 from bert.train.checkpoint import checkpoint_path
-from bert.train.events import AttentionChosen, Best, Evaluated, Event, Progress, Resumed, RunOutcome, Saved, Warned
+from bert.train.events import (
+    AttentionChosen,
+    Best,
+    Evaluated,
+    Event,
+    Optimized,
+    Progress,
+    Resumed,
+    RunOutcome,
+    Saved,
+    Warned,
+)
 from bert.train.settings import TrainSettings
 from common.atomic import storage_errors
 from common.registry import load
@@ -128,6 +140,8 @@ class TrainRecorder:
             "evaluation": None,
             "best": None,
             "logged_to": [],
+            "levers": None,
+            "levers_left_out": {},
             "attention": None,
         }
         """What this attempt did so far, in plain values."""
@@ -175,6 +189,11 @@ class TrainRecorder:
             for names, side in ((event.missing, "begin with random values"), (event.unused, "are not used")):
                 if names:
                     _say(f"{len(names)} weights {side}: {', '.join(names)}")
+        elif isinstance(event, Optimized):
+            self.summary |= {"levers": event.levers, "levers_left_out": dict(event.left_out)}
+            self._write("optimized", levers=event.levers, left_out=dict(event.left_out))
+            without = f"; {left_out_text(event.left_out)}" if event.left_out else ""
+            _say(f"optimizations: {event.levers}{without}")
         elif isinstance(event, AttentionChosen):
             self.summary["attention"] = dict(event.choice)
             self._write("attention", **event.choice)

@@ -11,6 +11,7 @@ import os
 import platform
 import shutil
 import subprocess
+import sys
 import sysconfig
 import tempfile
 from pathlib import Path
@@ -64,6 +65,28 @@ def triton_missing() -> MissingToolError | None:
     if not (headers / "Python.h").exists():
         return MissingToolError("tool-missing", f"Triton needs {headers}/Python.h: install python3-dev")
     return None
+
+
+@functools.cache
+def cpp_missing() -> MissingToolError | None:
+    """Return what is missing for torch.compile on a CPU; None if nothing is.
+
+    Inductor compiles C++ with the compiler that CXX names, by default g++, and Python's headers.
+    """
+    compiler = os.environ.get("CXX") or ("clang++" if sys.platform == "darwin" else "g++")
+    if shutil.which(compiler) is None:
+        return MissingToolError(
+            "tool-missing", f"C++ compiler {compiler!r} not found: install g++, or name another one with CXX="
+        )
+    headers = Path(sysconfig.get_paths()["include"])
+    if not (headers / "Python.h").exists():
+        return MissingToolError("tool-missing", f"torch.compile needs {headers}/Python.h on a CPU: install python3-dev")
+    return None
+
+
+def has_avx512_bf16() -> bool:
+    """Whether this CPU multiplies bf16 numbers (AVX512-BF16)."""
+    return "avx512_bf16" in _processor().split()
 
 
 def is_wanted() -> bool:

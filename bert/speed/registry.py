@@ -4,13 +4,14 @@ None changes the result except for rounding and the random numbers of dropout. T
 those that measured best on that class of device (docs/explanation/speed.md); unmeasured ones are off.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
-from bert.speed.native import compiled, is_wanted, triton_missing
+from bert.speed.native import compiled, cpp_missing, has_avx512_bf16, is_wanted, triton_missing
 from common.errors import MissingToolError, UsageError
+from common.train_spec import TrainSpec
 
 if TYPE_CHECKING:
     from torch import nn
@@ -120,11 +121,6 @@ def resolve_levers(text: str, device_type: str) -> frozenset[str]:
     return frozenset(names)
 
 
-def effective(names: frozenset[str], precision: str) -> frozenset[str]:
-    """Return those of the optimizations that have an effect in a precision."""
-    return names if precision == "bf16" else names - _OF_BF16
-
-
 def check_levers(text: str) -> None:
     """Refuse optimizations that no device supports.
 
@@ -153,8 +149,11 @@ def default_levers(device_type: str) -> frozenset[str]:
 
 def _missing(name: str, device_type: str) -> MissingToolError | None:
     """Return what an optimization needs that is not installed, and how to get it; None if it can be used."""
-    if LEVERS[name].compiled and device_type == "cuda":
+    compiling = name in _COMPILING
+    if (LEVERS[name].compiled or compiling) and device_type == "cuda":
         return triton_missing()
+    if compiling:
+        return cpp_missing()
     if LEVERS[name].compiled and device_type == "cpu" and is_wanted():
         try:
             compiled()
@@ -190,26 +189,90 @@ def recorded_levers(text: str, device_type: str) -> str:
     return "" if names == default_levers(device_type) else levers_text(names)
 
 
-def check_precision(text: str, precision: str) -> None:
-    """Refuse given optimizations that have no effect in a precision; those of "auto" may have none.
+@dataclass(frozen=True)
+class Setup:
+    """What decides whether an optimization has an effect."""
+
+    device: str
+    """Device type."""
+    precision: str
+    strategy: str = "single"
+    grad_accum_steps: int = 1
+
+    @classmethod
+    def of(cls, spec: TrainSpec, device_type: str) -> "Setup":
+        """Return that of a trial or a training."""
+        return cls(device_type, spec.precision, spec.strategy, spec.grad_accum_steps)
+
+
+def without_effect(names: Iterable[str], setup: Setup) -> dict[str, str]:
+    """Return the optimizations that would change nothing, with the reason: what is needed, and what was given."""
+    names = frozenset(names)
+    found = {name: _no_effect(name, names, setup) for name in sorted(names)}
+    return {name: reason for name, reason in found.items() if reason is not None}
+
+
+def effective(names: frozenset[str], setup: Setup) -> tuple[frozenset[str], dict[str, str]]:
+    """Return the optimizations that have an effect, and why each other one has none."""
+    left_out = without_effect(names, setup)
+    return names - left_out.keys(), left_out
+
+
+def _no_effect(name: str, names: frozenset[str], setup: Setup) -> str | None:
+    if name in _OF_CPU and setup.device != "cpu":
+        return f"needs a CPU, not {setup.device}"
+    if name == "cuda-graphs" and setup.device == "cpu":
+        return "needs a GPU, not a CPU"
+    if name == "balance" and not balances(names):
+        return "needs unpad or pack, not padded batches"
+    if name in _OF_BF16 and setup.precision != "bf16":
+        return f"needs bf16, not {setup.precision}"
+    if name in _OF_DDP and setup.strategy != "ddp":
+        return f"needs strategy ddp, not {setup.strategy}"
+    if name == "static-graph" and setup.grad_accum_steps > 1:
+        return f"needs one micro-step per update, not {setup.grad_accum_steps}"
+    if name in _OF_WHOLE_PARAMETERS and setup.strategy not in _WHOLE_PARAMETERS:
+        return f"needs strategy {' or '.join(sorted(_WHOLE_PARAMETERS))}, not {setup.strategy}"
+    if name in _COPIES and names & _COMPILING:
+        return f"needs layers that are not compiled, as {' and '.join(sorted(names & _COMPILING))} casts by itself"
+    return _no_instructions(name, setup.device)
+
+
+def _no_instructions(name: str, device_type: str) -> str | None:
+    if name == "bf16-attention" and not has_avx512_bf16():
+        return "needs a CPU with AVX512-BF16"
+    if name == "fp8" and device_type == "cuda":
+        import torch
+
+        if torch.cuda.is_available() and torch.cuda.get_device_capability() < _FP8_CAPABILITY:
+            major, minor = torch.cuda.get_device_capability()
+            return f"needs compute capability {'.'.join(map(str, _FP8_CAPABILITY))}, not {major}.{minor}"
+    return None
+
+
+def check_effect(text: str, setup: Setup) -> None:
+    """Refuse optimizations that are named and have no effect; those of "auto" may have none.
 
     Raises:
-        UsageError: one that is for bf16 alone, in another precision.
+        UsageError: one that has no effect here.
     """
-    idle = [name for name in text.split("+") if name in _OF_BF16]
-    if idle and precision != "bf16":
+    names = frozenset() if text in ("", AUTO, NONE) else frozenset(text.split("+"))
+    idle = without_effect(names, setup)
+    if idle:
         raise UsageError(
             "unsupported-combination",
-            f"--levers {text!r} in {precision}: {' and '.join(idle)} has no effect without bf16; give bf16 as the "
-            "precision, or leave out what needs it",
+            f"--levers {text!r}: {left_out_text(idle)}: leave out what has no effect, or give what it needs",
         )
 
-    if "balance" in text.split("+") and not balances(frozenset(text.split("+"))):
-        raise UsageError(
-            "unsupported-combination",
-            f"--levers {text!r}: balance has no effect on padded batches; add unpad or pack, or leave it out",
-        )
-    if {"unpad", "compile"} <= set(text.split("+")) and precision not in ("bf16", "fp16"):
+
+def check_precision(text: str, precision: str) -> None:
+    """Refuse given optimizations that do not work in a precision.
+
+    Raises:
+        UsageError: attention without padding that is compiled, in 32 bits.
+    """
+    names = frozenset(text.split("+"))
+    if {"unpad", "compile"} <= names and precision not in ("bf16", "fp16"):
         raise UsageError(
             "unsupported-combination",
             f"--levers {text!r} in {precision}: attention without padding compiles only in 16-bit types; give bf16 "
@@ -217,7 +280,21 @@ def check_precision(text: str, precision: str) -> None:
         )
 
 
-_OF_BF16 = frozenset({"bf16-weights", "fp8"})
+def left_out_text(reasons: Mapping[str, str]) -> str:
+    """Return "a has no effect: needs x; b ..." of what `without_effect` returned."""
+    return "; ".join(f"{name} has no effect: {reason}" for name, reason in reasons.items())
+
+
+_OF_CPU = frozenset({"chunks", "bf16-attention"})
+_OF_BF16 = frozenset({"bf16-weights", "bf16-attention", "fp8"})
+_OF_DDP = frozenset({"static-graph", "bf16-gradients"})
+# Copies of the weights for the GEMMs (bert.speed.copies).
+_COPIES = frozenset({"bf16-weights", "fp8"})
+_OF_WHOLE_PARAMETERS = _COPIES | {"fused-optimizer"}
+_COMPILING = frozenset({"compile", "cuda-graphs"})
+# Strategies that leave every parameter whole and the same tensor, and the optimizer as it is.
+_WHOLE_PARAMETERS = frozenset({"single", "ddp"})
+_FP8_CAPABILITY = (8, 9)
 
 
 def use_levers(
@@ -269,12 +346,6 @@ def use_levers(
             part.fused = "fused-elementwise" in names
 
 
-_COMPILING = frozenset({"compile", "cuda-graphs"})
-
-# Strategies that leave every parameter whole and the same tensor, and the optimizer as it is.
-_WHOLE_PARAMETERS = frozenset({"single", "ddp"})
-
-
 def use_weight_copies(
     model: "nn.Module", names: frozenset[str], *, precision: str, strategy: str, grad_accum_steps: int, optimizer: str
 ) -> None:
@@ -288,8 +359,9 @@ def use_weight_copies(
         grad_accum_steps: micro-steps per update; several add their gradients up in float32.
         optimizer: its name; only AdamW and fused optimizers read gradients in bf16.
     """
-    asked = names & {"bf16-weights", "fp8"} and not names & _COMPILING  # what is compiled casts for itself
-    if not asked or precision != "bf16" or strategy not in _WHOLE_PARAMETERS:
+    device_type = next(model.parameters()).device.type
+    names, _ = effective(names, Setup(device_type, precision, strategy, grad_accum_steps))
+    if not names & _COPIES:
         return
     from torch import nn
 

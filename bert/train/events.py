@@ -99,6 +99,16 @@ class Warned:
 
 
 @dataclass(frozen=True, slots=True)
+class Optimized:
+    """The optimizations of our own model were switched on, before the first step."""
+
+    levers: str
+    """Those that are on, as bert.speed.registry.levers_text has them."""
+    left_out: Mapping[str, str]
+    """Why others that were asked for have no effect, by name."""
+
+
+@dataclass(frozen=True, slots=True)
 class AttentionChosen:
     """The operator for attention without padding was chosen, before the first step on a GPU."""
 
@@ -125,5 +135,5 @@ class RunOutcome:
     """Best evaluation, whose checkpoint stays; None if there was none."""
 
 
-Event = AttentionChosen | Resumed | Progress | Evaluated | Saved | Warned
+Event = Optimized | AttentionChosen | Resumed | Progress | Evaluated | Saved | Warned
 Report = Callable[[Event], None]

@@ -18,7 +18,19 @@ from bert.checkpoints.ours import CONFIG_FILE
 from bert.data.batch import Batch
 from bert.model.encoder import recompute_activations
 from bert.parallel.base import Strategy
-from bert.speed.registry import check_precision, fuses_optimizer, resolve_levers, use_levers, use_weight_copies
+from bert.speed.registry import (
+    AUTO,
+    Setup,
+    check_effect,
+    check_precision,
+    effective,
+    fuses_optimizer,
+    left_out_text,
+    levers_text,
+    resolve_levers,
+    use_levers,
+    use_weight_copies,
+)
 from bert.train.agreement import any_rank, together
 from bert.train.attention import choose_attention
 from bert.train.base_run import BaseRun, make_optimizer, step_plan
@@ -37,7 +49,7 @@ from bert.train.checkpoint import (
     versions,
 )
 from bert.train.checkpoint import save as write_checkpoint
-from bert.train.events import LAST_GOOD_CHECKPOINT, AttentionChosen, Report, Resumed, RunOutcome, Saved
+from bert.train.events import LAST_GOOD_CHECKPOINT, AttentionChosen, Optimized, Report, Resumed, RunOutcome, Saved
 from bert.train.feed import Feed, data_spec
 from bert.train.loop import DivergenceError, Training, parameters_are_finite, train
 from bert.train.observer import Observer
@@ -111,8 +123,7 @@ class _Run(BaseRun):
         self.model = self.task.build_model(self.config, observer)
         left = None if initial is None else together(strategy, lambda: self._load_model(initial))
         self._shapes = {name: parameter.shape for name, parameter in self.model.named_parameters()}
-        check_precision(settings.levers, settings.precision)
-        levers = resolve_levers(settings.levers, strategy.device.type)
+        levers = self._optimizations()
         self.spec = data_spec(settings, strategy, levers)
         use_levers(
             self.model, levers, settings.grad_accum_steps, activation_checkpointing=settings.activation_checkpointing
@@ -139,6 +150,22 @@ class _Run(BaseRun):
         self._begin_scales()
         self._begin_random_numbers()
         return self.make_training(wrapped, self.optimizer, self.log.compute_loss, self.feed)
+
+    def _optimizations(self) -> frozenset[str]:
+        """Report the optimizations that are on, and why others are not; return those that are on.
+
+        What has no effect is refused, except in a run that was begun with it, before it was refused.
+        """
+        settings, begun = self.settings, self.resumed_from
+        setup = Setup.of(settings, self.strategy.device.type)
+        check_precision(settings.levers, settings.precision)
+        if begun is None or begun.state.settings.levers != settings.levers:
+            check_effect(settings.levers, setup)
+        levers, left_out = effective(resolve_levers(settings.levers, setup.device), setup)
+        if left_out and settings.levers != AUTO:
+            self.warn(f"--levers {settings.levers!r}: {left_out_text(left_out)}: the run continues without it")
+        self.report(Optimized(levers_text(levers), left_out))
+        return levers
 
     def _origin(self) -> tuple[Checkpoint | None, Initial | None]:
         """Find the checkpoint to resume from, with its counts, or else the weights to begin from."""

@@ -40,11 +40,11 @@ def settings(data: Path | str, **changes: Any) -> Any:
     return make_settings(values)
 
 
-def levers_of_one(precision: str = "fp32") -> str:
+def levers_of_one(precision: str = "fp32", strategy: str = "ddp") -> str:
     """Return the default optimizations without `balance`: several ranks then have the micro batches of one."""
-    from bert.speed.registry import effective, levers_text, resolve_levers
+    from bert.speed.registry import Setup, effective, levers_text, resolve_levers
 
-    return levers_text(effective(resolve_levers("auto", "cpu") - {"balance"}, precision))
+    return levers_text(effective(resolve_levers("auto", "cpu") - {"balance"}, Setup("cpu", precision, strategy))[0])
 
 
 class Recorder:

@@ -17,7 +17,7 @@ from bench.cli.train_progress import TrainProgress, duration, progress_text
 from bench.run.processes import StopRequest, hold_stop_signals, listen_for_stop
 from bench.run.train_worker import TrainRecorder
 from bert.tasks.base import Evaluation
-from bert.train.events import AttentionChosen, Evaluated, Progress, Resumed, Saved, Warned
+from bert.train.events import AttentionChosen, Evaluated, Optimized, Progress, Resumed, Saved, Warned
 from common.errors import SchemaError
 from records.run import RunDirectory, TrialDirectory
 from records.training import TrainRun, read_events
@@ -103,6 +103,14 @@ def test_the_choice_of_attention_is_in_the_summary_and_the_events(attempt: Trial
     (event,) = read_events(attempt)
     assert event["event"] == "attention" and {name: event[name] for name in ATTENTION} == ATTENTION
     assert recorded(attempt, data).summary["attention"] is None
+
+
+def test_the_optimizations_are_in_the_summary_and_the_events(attempt: TrialDirectory, data: Path) -> None:
+    left_out = {"bf16-weights": "needs bf16, not fp32"}
+    recorder = recorded(attempt, data, Optimized("chunks+unpad", left_out))
+    assert recorder.summary["levers"] == "chunks+unpad" and recorder.summary["levers_left_out"] == left_out
+    (event,) = read_events(attempt)
+    assert (event["event"], event["levers"], event["left_out"]) == ("optimized", "chunks+unpad", left_out)
 
 
 def test_tensorboard_leaves_out_what_was_made_again(attempt: TrialDirectory, data: Path) -> None:

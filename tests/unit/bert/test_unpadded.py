@@ -58,7 +58,8 @@ def test_levers_go_by_name() -> None:
         resolve_levers("unpad+fast", "cpu")
     with refused("option-conflict", "'pack+unpad'", "leave out unpad", "or pack"):
         resolve_levers("pack+unpad", "cuda")
-    assert resolve_levers("unpad+compile", "cuda") == {"unpad", "compile"}
+    if kernels:  # what torch.compile makes for a GPU is Triton's
+        assert resolve_levers("unpad+compile", "cuda") == {"unpad", "compile"}
     with refused("option-conflict", "unpad", "compile", "CPU", "pack"):
         resolve_levers("unpad+compile", "cpu")
     with refused("option-conflict", "unpad", "cuda-graphs", "pack"):
