@@ -111,13 +111,13 @@ fuzz: setup ## 10,000 damaged inputs per reader (FUZZ_INPUTS=<n>)
 	FUZZ_INPUTS=$${FUZZ_INPUTS:-10000} $(BIN)/python -m pytest tests/unit/analysis -k "damaged or mutated" --timeout 7200
 
 # Without setup: GPU machines have their own torch.
-gpu-acceptance: ## every check that needs a CUDA device, under 9 minutes, with results in OUT=<folder>
+gpu-acceptance: ## every check that needs a CUDA device, in order of worth, under 9 minutes; again for what was left out (OUT=<folder>)
 	$(INSTALLED) tests/gpu/acceptance.py "$(OUT)"
 
 gpu-tests: ## add the tests of commands on a CUDA device, under 5 minutes, to the output of gpu-acceptance in OUT=<folder>
 	$(INSTALLED) tests/gpu/acceptance.py --tests "$(OUT)"
 
-gpu-results: ## write docs/results/<date>-<gpu>.json, .md and .png from the output of gpu-acceptance in OUT=<folder>
+gpu-results: ## write docs/results/<date>-<gpu>.json, .md and .png from the tar of gpu-acceptance (OUT=<folder or tar>)
 	$(INSTALLED) tests/gpu/acceptance.py --publish "$(OUT)"
 
 check: setup ## ruff, ruff format, mypy --strict, bandit, shellcheck, hadolint, codespell

@@ -1,18 +1,20 @@
 """Everything that needs a CUDA device, in one run under nine minutes: `make gpu-acceptance OUT=<folder>`.
 
-Writes <folder>/acceptance.json (versions, and per step: command, seconds, outcome, figures), acceptance.md and
-acceptance.tar.gz, which holds what is worth carrying away in 16 MiB, after every step; the run directory with its
-report, and logs. What is worth most comes first. A step that fails or is late is a row; the others still run. What a
-missing package leaves out is said in one line before anything runs. Exit code 1 when a step failed, 2 without a GPU,
-a package that every step needs or a folder to write into, 130 when it was interrupted.
+Writes <folder>/acceptance.json (versions, and per part: command, seconds, outcome, figures), acceptance.md and
+acceptance.tar.gz, which holds what is worth carrying away in 16 MiB, after every part and after every trial of one; the
+run directory with its report, and logs. What is worth most comes first (support/acceptance_steps.py is the table). A
+part that fails or is late is a row; the others still run. One that does not fit into the time is left out and named:
+the same command then runs what is left. What a missing package leaves out is reported in one line before anything runs.
+Exit code 1 when a part failed, 2 without a GPU, a package that every part needs or a folder to write into, 130 when it
+was interrupted.
 
     python tests/gpu/acceptance.py --tests <folder>         (make gpu-tests)
 
-adds the tests of the command line, which need 200 s that the steps may not leave them.
+adds the tests of the command line, which have a call of their own.
 
-    python tests/gpu/acceptance.py --publish <folder>       (make gpu-results)
+    python tests/gpu/acceptance.py --publish <folder or tar>       (make gpu-results)
 
-makes docs/results/<date>-<gpu>.json and .md of what a run has left; that needs no GPU.
+makes docs/results/<date>-<gpu>.json, .md and .png of the tar of a run; that needs no GPU.
 """
 
 import sys
@@ -25,28 +27,32 @@ if sys.version_info < (3, 11):  # noqa: UP036  # before any import that an older
     sys.exit(2)
 
 import contextlib
+import hashlib
 import json
 import os
 import re
-import shutil
 import signal
 import subprocess
+import tarfile
 import time
+import zlib
+from collections.abc import Callable
 from datetime import UTC, datetime
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
-from support.acceptance_archive import pack  # noqa: E402
+from support.acceptance_archive import ARCHIVE, pack  # noqa: E402
 from support.acceptance_checks import NOT_AS_EXPECTED, complaint, figures, only_oom_that_may_be, parsed  # noqa: E402
 from support.acceptance_packages import missing, notice, refusal  # noqa: E402
 from support.acceptance_report import markdown  # noqa: E402
 from support.acceptance_steps import (  # noqa: E402
     TESTS,
-    TESTS_SECONDS,
     Step,
+    first_batch,
     left_out,
     seconds_for,
     steps,
@@ -56,10 +62,16 @@ from common.atomic import write_text  # noqa: E402
 from common.errors import StorageError  # noqa: E402
 
 GRACE_SECONDS = 10.0
+HURRY_SECONDS = 5.0
+"""How long a part may take to end when the whole run is interrupted: what interrupts it may kill it soon."""
+LOOK_SECONDS = 1.0
 SOME_NOT_OK = 3
 """Exit code of a command of whose trials some did not end well."""
-FINE = ("ok", "absent", "apart")
-"""Outcomes that are no failure: done, left out for want of something here, left to a call of its own."""
+LEFT_OUT, INTERRUPTED, APART = "left out", "interrupted", "apart"
+FINE = ("ok", "absent", APART, LEFT_OUT)
+"""Outcomes that are no failure: done, something is missing here, left to a call of its own, no time was left."""
+TO_DO = (LEFT_OUT, INTERRUPTED)
+"""Outcomes that the next call of the same command repeats."""
 _MOST_OUTPUT = 64 * 2**20
 _USAGE = (
     "usage: make gpu-acceptance OUT=<folder>, then make gpu-tests OUT=<the same folder> and make gpu-results OUT=<it>\n"
@@ -92,46 +104,94 @@ def main(argv: list[str]) -> int:
         sys.stderr.write("gpu-acceptance needs a CUDA device, and torch finds none here: `bertbench doctor` says why\n")
         return 2
     sys.stderr.write(notice(lacking, without))
-    for number in (signal.SIGINT, signal.SIGTERM):  # a shell lets what it starts behind & ignore the first
+    plan = steps(out / "run", lacking, first_batch(torch.cuda.get_device_properties(0).total_memory))
+    for number in (
+        signal.SIGINT,
+        signal.SIGTERM,
+        signal.SIGHUP,
+    ):  # a shell lets what it starts behind & ignore the first
         signal.signal(number, signal.default_int_handler)
     about = {**versions(), "lacking": without}
     return add_tests(out, about, plan[-1]) if tests_alone else run_all(out, plan, about)
 
 
 def run_all(out: Path, plan: list[Step], about: dict[str, Any]) -> int:
-    """Run the steps of a plan and keep the record true after each. Return the exit code."""
-    if (out / "acceptance.json").exists() or (out / "run").exists():
-        # What is finished there would not be measured again, and pass for a measurement of today's code.
-        sys.stderr.write(f"gpu-acceptance: {out} holds an earlier run: give another folder, or remove it\n")
+    """Run the parts of a plan that the folder has not, and keep the record true after each. Return the exit code."""
+    record, refused = opened(out, about)
+    if record is None:
+        sys.stderr.write(f"gpu-acceptance: {out} {refused}: give another folder, or remove it\n")
         return 2
-    began = time.monotonic()
-    record = new_record(out, about)
+    began, before = time.monotonic(), record["seconds"]
+    rows = {row["name"]: row for row in record["steps"]}
+    seen = len(results(out))
+
+    def put(row: dict[str, Any]) -> None:
+        rows[row["name"]] = row
+        record["steps"] = [rows[step.name] for step in plan if step.name in rows]
+        record["seconds"] = before + time.monotonic() - began
+        write_record(out, record)
+
+    def look() -> None:
+        """Carry what trials of a part have measured into the record and the tar, while the next trial starts."""
+        nonlocal seen
+        if seen != (seen := len(results(out))):
+            write_record(out, record)
+            record["left_out"] = packed(out)
+
     try:
         (out / "logs").mkdir(parents=True, exist_ok=True)
         for number, step in enumerate(plan):
-            record["steps"].append({**blank(step), "outcome": "interrupted", "why": "it had begun"})
-            write_record(out, record)  # what is killed with this process says so
+            if rows.get(step.name, {}).get("outcome", LEFT_OUT) not in TO_DO and not step.kept:
+                continue
+            put({**blank(step), "outcome": INTERRUPTED, "why": "it had begun"})  # what is killed with this process
             limit = seconds_for(number, plan, time.monotonic() - began)
-            record["steps"][-1] = run_step(step, limit, out / "logs")
-            record["seconds"] = time.monotonic() - began
-            write_record(out, record)
-            say(record["steps"][-1])
+            row = blank(step, APART, "make gpu-tests OUT=<folder>") if step.apart else None
+            put(row or run_step(step, limit, out / "logs", look))
+            say(rows[step.name])
             record["left_out"] = packed(out)
         write_record(out, record)
         packed(out)
     except KeyboardInterrupt:
-        record["seconds"], record["ended"] = time.monotonic() - began, "interrupted"
-        record["steps"] += [{**blank(step), "why": "interrupted before"} for step in plan[len(record["steps"]) :]]
+        record["seconds"], record["ended"] = before + time.monotonic() - began, "interrupted"
+        record["steps"] += [blank(step, LEFT_OUT, "interrupted before") for step in plan if step.name not in rows]
         return 130 if kept(out, record) else 1
     except (StorageError, OSError) as error:
         record["ended"] = f"ended early: {error}"
         sys.stderr.write(f"gpu-acceptance: {error}; {out}/acceptance.json has what was recorded before\n")
         kept(out, record)
         return 2 if len(record["steps"]) == 0 else 1
-    missed = [step["name"] for step in record["steps"] if step["outcome"] == "not reached"]
-    if missed:
-        sys.stdout.write(f"not reached: {', '.join(missed)}\n")
-    return 1 if any(step["outcome"] not in FINE for step in record["steps"]) else 0
+    if missed := [row["name"] for row in record["steps"] if row["outcome"] == LEFT_OUT]:
+        sys.stdout.write(f"left out for want of time: {', '.join(missed)}; the same command runs them\n")
+    return 1 if any(row["outcome"] not in FINE for row in record["steps"]) else 0
+
+
+def opened(out: Path, about: dict[str, Any]) -> "tuple[dict[str, Any] | None, str]":
+    """Return the record to add to, that of an earlier call with the same code on the same machine; else None and why.
+
+    What is finished in the run directory would not be measured again, and pass for a measurement of today's code.
+    """
+    try:
+        record: dict[str, Any] = json.loads((out / "acceptance.json").read_text(encoding="utf-8"))
+        names = [row["name"] for row in record["steps"] if row["outcome"]]
+        same = record["versions"] == about and len(names) == len(set(names))
+        return ({**record, "ended": ""}, "") if same else (None, "holds a run of other code, packages or GPUs")
+    except FileNotFoundError:
+        if (out / "run").exists():
+            return None, "holds a run without its record"
+        return new_record(out, about), ""
+    except OSError as error:
+        return (
+            (new_record(out, about), "")
+            if isinstance(error, NotADirectoryError)
+            else (None, f"cannot be read: {error}")
+        )
+    except NOT_AS_EXPECTED as error:
+        return None, f"holds a damaged record: {error}"
+
+
+def results(out: Path) -> list[Path]:
+    """Return the records of trials that have ended."""
+    return list(out.glob("run/trials/*/result.json"))
 
 
 def new_record(out: Path, about: dict[str, Any]) -> dict[str, Any]:
@@ -152,7 +212,7 @@ def add_tests(out: Path, about: dict[str, Any], step: Step) -> int:
         sys.stderr.write(f"gpu-acceptance: {out} holds no run that tests could be added to: {error}\n")
         return 2
     try:
-        row = run_step(step, TESTS_SECONDS, out / "logs")
+        row = run_step(step, step.limit, out / "logs")
         record["steps"].append(row)
         record["seconds"] += row["seconds"]
         write_record(out, record)
@@ -166,10 +226,10 @@ def add_tests(out: Path, about: dict[str, Any], step: Step) -> int:
     return 0 if row["outcome"] in FINE else 1
 
 
-def blank(step: Step) -> dict[str, Any]:
-    """Return the row of a step that did not run."""
-    row = {"name": step.name, "command": step.command[1:], "outcome": "not reached", "exit_code": None, "seconds": 0.0}
-    return {**row, "why": "", "said": [], "figures": None}
+def blank(step: Step, outcome: str = LEFT_OUT, why: str = "") -> dict[str, Any]:
+    """Return the row of a part that did not run."""
+    row = {"name": step.name, "command": step.command[1:], "outcome": outcome, "exit_code": None, "seconds": 0.0}
+    return {**row, "why": why, "said": [], "figures": None}
 
 
 def say(row: dict[str, Any]) -> None:
@@ -179,8 +239,14 @@ def say(row: dict[str, Any]) -> None:
     sys.stdout.flush()
 
 
-def run_step(step: Step, limit: float, logs: Path) -> dict[str, Any]:
-    """Run one step for `limit` seconds at most; its standard output, where it is JSON, is its figures.
+def run_step(step: Step, limit: float, logs: Path, look: Callable[[], None] = lambda: None) -> dict[str, Any]:
+    """Run one part for `limit` seconds at most; its standard output, where it is JSON, is its figures.
+
+    Args:
+        step: the part.
+        limit: seconds; where they are fewer than it is expected to take, it is left out.
+        logs: folder for what it prints.
+        look: called every second while it runs.
 
     Raises:
         KeyboardInterrupt: it was interrupted; the command has been ended.
@@ -189,15 +255,8 @@ def run_step(step: Step, limit: float, logs: Path) -> dict[str, Any]:
     row = blank(step)
     if step.lacks:
         return {**row, "outcome": "absent", "why": f"it needs {', '.join(step.lacks)}"}
-    if limit < step.least:
-        left = f"{max(0.0, limit):.0f} s are left beside what later steps need"
-        if step.name == TESTS:
-            return {
-                **row,
-                "outcome": "apart",
-                "why": f"{left} and it takes {step.least:.0f} s: make gpu-tests OUT=<folder>",
-            }
-        return {**row, "why": left}
+    if limit < max(1.0, step.expected):
+        return {**row, "why": f"it takes about {step.expected:.0f} s, and {max(0.0, limit):.0f} s are left"}
     logs.mkdir(parents=True, exist_ok=True)
     base = logs / step.name.replace(" ", "-")
     began = time.monotonic()
@@ -215,11 +274,11 @@ def run_step(step: Step, limit: float, logs: Path) -> dict[str, Any]:
         except OSError as error:
             return {**row, "outcome": "failed", "why": f"cannot be started: {error}"}
         try:
-            code: int | None = child.wait(limit)
-        except subprocess.TimeoutExpired:
-            code = None
-        finally:
-            end(child)
+            code = waited(child, limit, look)
+        except BaseException:
+            end(child, HURRY_SECONDS)
+            raise
+        end(child, GRACE_SECONDS)
     row |= {"exit_code": code, "seconds": time.monotonic() - began}
     said = text_of(base.with_suffix(".err"))
     found, unread = parsed(step.command, text_of(base.with_suffix(".out")))
@@ -237,7 +296,17 @@ def run_step(step: Step, limit: float, logs: Path) -> dict[str, Any]:
     return {**row, "outcome": "failed" if why else "ok", "why": why}
 
 
-def end(child: subprocess.Popen[bytes]) -> None:
+def waited(child: "subprocess.Popen[bytes]", limit: float, look: Callable[[], None]) -> int | None:
+    """Wait for a command, for `limit` seconds at most; return its exit code, None for one that still runs."""
+    until = time.monotonic() + limit
+    while (left := until - time.monotonic()) > 0:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            return child.wait(min(LOOK_SECONDS, left))
+        look()
+    return child.poll()
+
+
+def end(child: "subprocess.Popen[bytes]", grace_seconds: float) -> None:
     """End a command that still runs, politely first: it then writes down what it has and ends its ranks.
 
     Whatever it has left behind in its session is ended in any case. Raises KeyboardInterrupt, when all that is done.
@@ -246,7 +315,7 @@ def end(child: subprocess.Popen[bytes]) -> None:
     try:
         if child.poll() is None:
             child.terminate()
-            child.wait(GRACE_SECONDS)
+            child.wait(grace_seconds)
     except subprocess.TimeoutExpired:
         pass
     except KeyboardInterrupt:
@@ -322,19 +391,51 @@ def versions() -> dict[str, Any]:
             return ""
         return done.stdout.strip()
 
+    installed = {}
+    for name in ("triton", "transformers", "numpy", "msgspec", "nvtx", "tyro"):
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            installed[name] = metadata.version(name)
     return {
         "python": sys.version.split()[0],
         "torch": str(torch.__version__),
         "cuda": torch.version.cuda,
+        "cudnn": torch.backends.cudnn.version() if torch.cuda.is_available() else None,
+        "packages": installed,
+        "code": code_fingerprint(),
         "gpus": said("nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader").splitlines(),
         "commit": said("git", "describe", "--always", "--dirty"),
     }
 
 
+def code_fingerprint() -> str:
+    """Return a hash of what runs: a copy without git has no commit, and a commit says nothing of changes after it."""
+    found = hashlib.sha256()
+    for folder in ("analysis", "bench", "bert", "common", "records", "tests/gpu", "tests/support"):
+        for path in sorted((ROOT / folder).rglob("*")):
+            if path.suffix in (".py", ".c", ".json", ".sh"):
+                found.update(str(path.relative_to(ROOT)).encode() + b"\0" + path.read_bytes())
+    return found.hexdigest()[:12]
+
+
+def packed_file(tar: tarfile.TarFile, name: str) -> bytes:
+    """Return the content of a file in the tar. Raises KeyError where it has none."""
+    file = tar.extractfile(name)
+    if file is None:
+        raise KeyError(name)
+    return file.read()
+
+
 def publish(out: Path, results: Path) -> int:
-    """Write <results>/<date>-<gpu>.json and .md of a run, without the names of its folders, and its main picture."""
+    """Write <results>/<date>-<gpu>.json and .md of a run, without the names of its folders, and its main picture.
+
+    `out` is the folder of the run, or its tar alone.
+    """
     try:
-        text = (out / "acceptance.json").read_text(encoding="utf-8")
+        picture = None
+        with tarfile.open(out if out.is_file() else out / ARCHIVE) as tar:
+            text = packed_file(tar, "acceptance.json").decode()
+            with contextlib.suppress(KeyError):
+                picture = packed_file(tar, "run/report/throughput.png")
         record = json.loads(text)
         folder = str(record["folder"])
         record = json.loads(text.replace(json.dumps(folder)[1:-1], "OUT").replace(json.dumps(str(ROOT))[1:-1], "."))
@@ -342,12 +443,11 @@ def publish(out: Path, results: Path) -> int:
         device = (record["versions"]["gpus"] or ["no GPU"])[0]
         name = f"{record['began'][:10]}-{short_name(device)}"
         write_text(results / f"{name}.json", json.dumps(record, indent=2) + "\n")
-        picture = out / "run/report/throughput.png"
-        if picture.is_file():
-            shutil.copy(picture, results / f"{name}.png")
+        if picture is not None:
+            (results / f"{name}.png").write_bytes(picture)
             page += f"\n![Samples per second]({name}.png)\n"
         write_text(results / f"{name}.md", page)
-    except (OSError, ValueError, KeyError, TypeError, StorageError) as error:
+    except (OSError, ValueError, KeyError, TypeError, StorageError, tarfile.TarError, EOFError, zlib.error) as error:
         sys.stderr.write(f"gpu-acceptance: {out} holds no whole run that could be published: {error}\n")
         return 2
     sys.stdout.write(f"{results / name}.md\n")

@@ -43,6 +43,15 @@ def test_every_part_runs_with_what_it_says_it_needs(tmp_path: Path) -> None:
             assert done.returncode != 0 and "No module named" in done.stderr, f"{words[0]} needs none of {needs}"
 
 
+def test_numbers_are_compared_without_a_test_runner(tmp_path: Path) -> None:
+    command = [sys.executable, "tests/gpu/correctness.py", "--device", "cpu", "--seconds", "0", "--json"]
+    environment = without({*OPTIONAL, "triton"}, tmp_path / "site", ROOT)
+    done = subprocess.run(
+        command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False, timeout=280
+    )  # fmt: skip
+    assert done.returncode == 0 and len(json.loads(done.stdout)["checks"]) > 20, done.stderr[-2000:]
+
+
 @pytest.mark.parametrize("name", sorted(NEEDED))
 def test_without_a_package_that_every_step_needs_nothing_runs(name: str, tmp_path: Path) -> None:
     words = [word.replace("cpu", "cuda") for word in ONE] if name == "pynvml" else ONE

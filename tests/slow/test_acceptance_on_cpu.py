@@ -11,12 +11,11 @@ from support.acceptance_script import acceptance
 from support.acceptance_steps import LENGTHS, Step, steps
 
 pytestmark = [pytest.mark.soak, pytest.mark.timeout(2400)]
-# What a CPU lacks (FP8), or is compiled for minutes there; levers and implementations of the same kind stand in.
+# What a CPU lacks (FP8), or is compiled for minutes there. With one model, batch and data most sweeps ask for trials
+# that have ended already: that a part can be repeated is seen too, and the whole takes some minutes.
 IN_PLACE = {
-    "cuda": "cpu", "tf32": "fp32", "fp8+unpad": "unpad+bf16-weights",
-    "fp8+fused-elementwise+unpad": "unpad+bf16-attention", "fused-elementwise+unpad": "pack",
-    "unpad+compile": "unpad+chunks",
-    "hf-compiled": "torch-encoder", LENGTHS: "synthetic:glue",
+    "cuda": "cpu", "fp8+fused-elementwise+unpad": "unpad", "unpad+compile": "auto", "hf-compiled": "hf",
+    LENGTHS: "synthetic", "bf16": "fp32",
 }  # fmt: skip
 VALUES = {
     "--preset": ["tiny"], "--batch-size": ["4"], "--max-seconds": ["1"],
@@ -38,11 +37,18 @@ def on_cpu(step: Step) -> Step:
         if option in VALUES:
             continue
         if option == "--batch-sizes":
-            word = "8" if step.name == "max batch" else "4"
+            word = "32" if step.name == "max batch" else "4"
         words.append(IN_PLACE.get(word, word))
     if step.name == "max batch":
         words += ["--memory-limit-gib", "0.9"]
-    return step._replace(command=words, longest=900, held=0)
+    if set(words) & {"throughput", "profile", "speed-of-light"}:
+        words += ["--threads", "1"]
+    if step.name.startswith("throughput"):
+        words += ["--start", "1", "--stop", "4"]
+    if step.name == "correctness":
+        words += ["--device", "cpu"]
+        words[words.index("--seconds") + 1] = "900"
+    return step._replace(command=words, limit=900, expected=0)
 
 
 def test_every_step_runs_and_lacks_only_what_a_cpu_has_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -62,12 +68,13 @@ def test_every_step_runs_and_lacks_only_what_a_cpu_has_not(tmp_path: Path, monke
         assert why[name].count("joules_per_sample") == len(lacking), "energy is missed with its reason, and only it"
         assert why[name].count(": no ") == len(lacking)
     measured = {row["trial_id"] for name in found if "throughput" in name for row in found[name]["figures"]["rows"]}
-    assert len(record["throughput"]) == len(measured) > 7, "with one preset some trials are two steps'"
+    assert len(record["throughput"]) == len(measured) == 3, "with one preset the parts share their trials"
 
     (search,) = found["max batch"]["figures"]["max_batch"]
     assert found["max batch"]["outcome"] == "ok", why["max batch"]
     assert [search["fails_at"], "oom"] in search["tried"] and search["fails_at"] - search["micro_batch_size"] <= 32
-    assert found["speed-of-light"]["outcome"] == "ok", why["speed-of-light"]
+    for name in ("speed-of-light bf16", "speed-of-light fp8"):
+        assert found[name]["outcome"] == "ok", why[name]
 
     assert codes["profile torch"] == 0 and why["profile torch"].startswith("no GPU kernels"), why["profile torch"]
     assert found["profile ncu"]["outcome"] in ("absent", "failed") and codes["profile ncu"] == 2
@@ -77,12 +84,17 @@ def test_every_step_runs_and_lacks_only_what_a_cpu_has_not(tmp_path: Path, monke
         assert codes["profile nsys"] in (0, 2) and why["profile nsys"]
     assert "nvtx" in why["profile nvtx emit"].lower() or found["profile nvtx emit"]["outcome"] == "ok"
     assert found["doctor"]["outcome"] == found["report"]["outcome"] == "ok"
-    for name in ("correctness", "tests"):  # all of them are skipped
-        assert (codes[name], why[name]) == (0, "no test has run") and len(found[name]["figures"]["skipped"]) > 3
+    checks = found["correctness"]["figures"]
+    assert found["correctness"]["outcome"] == "ok" and "attention fp32" in checks["passed"] and not checks["failed"]
+    assert "cuda graph replay" in checks["skipped"] and found["tests"]["outcome"] == "apart"
     assert (out / "run/report/report.html").is_file()
     with tarfile.open(out / "acceptance.tar.gz") as tar:
         names = tar.getnames()
     assert {"acceptance.json", "run/report/report.html", "run/results.csv"} <= set(names) and record["left_out"] == []
     assert any(name.endswith(".json.gz") for name in names) and (out / "acceptance.tar.gz").stat().st_size < 16 * 2**20
     page = (out / "acceptance.md").read_text()
-    assert "| bertbench unpad | tiny 128 |" in page and "out of memory" not in page.split("## The largest batch")[0]
+    assert (
+        "| bertbench unpad | tiny 128 |" in page
+        and "## Commands" in page
+        and "out of memory" not in page.split("## The largest batch")[0]
+    )

@@ -129,7 +129,8 @@ def only_oom_that_may_be(name: str, found: Any) -> bool:
 
 def _all_passed(name: str, found: Mapping[str, Any]) -> str:
     if found["failed"]:
-        return f"failed: {', '.join(found['failed'])}"
+        why = {check["name"]: f" ({check['why']})" for check in found.get("checks") or ()}
+        return f"failed: {', '.join(one + why.get(one, '') for one in found['failed'])}"
     return "" if found["passed"] else "no test has run"
 
 

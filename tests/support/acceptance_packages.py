@@ -5,6 +5,7 @@ lists against what the code imports, and against what runs without the rest.
 """
 
 import shutil
+import sys
 from collections.abc import Iterable, Mapping
 from importlib.util import find_spec
 
@@ -24,7 +25,7 @@ TOOLS = ("ncu", "nsys")
 """Programs that a part needs."""
 VARIANTS = {
     "transformers": ("hf", "hf-compiled"),
-    "triton": ("hf-compiled", "unpad+compile", "fused-elementwise+unpad", "fp8+fused-elementwise+unpad"),
+    "triton": ("hf-compiled", "unpad+compile", "fp8+fused-elementwise+unpad"),
 }
 """Implementations and levers that steps of throughput leave out without a package."""
 ELSEWHERE = {
@@ -40,6 +41,10 @@ ELSEWHERE = {
 }  # fmt: skip
 """What no step imports, and what does."""
 _REMEDY = "or name a Python that has them: make gpu-acceptance OUT=<folder> PYTHON=<python>"
+_WITHOUT_A_NETWORK = (
+    "without a network bring their wheels: pip download --only-binary :all: --python-version {version} -d wheels "
+    "{packages}, then pip install --no-index --find-links wheels {packages}"
+)
 
 
 def missing() -> list[str]:
@@ -71,9 +76,11 @@ def refusal(python: str, lacking: Iterable[str], left_out: Mapping[str, Iterable
     parts = [name for name in lacking if name in PARTS]
     more = f", and {_without(parts, left_out)}" if parts else ""
     packages = " ".join((NEEDED | PARTS)[name] for name in (*needed, *parts))
+    version = ".".join(map(str, sys.version_info[:2]))
+    offline = _WITHOUT_A_NETWORK.format(packages=packages, version=version)
     return (
         f"gpu-acceptance: {python} has no {', '.join(needed)}, which every step needs{more}: pip install {packages} "
-        f"(a torch for CUDA), {_REMEDY}\n"
+        f"(a torch for CUDA), {_REMEDY}; {offline}\n"
     )
 
 

@@ -1,6 +1,7 @@
 """The record of `make gpu-acceptance` as tables for people (Markdown), made from its JSON alone."""
 
 import re
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -15,12 +16,24 @@ def markdown(record: Row) -> str:
         f"# GPU acceptance: {gpus}, {record['began'][:10]}",
         "",
         f"`{record['command']}` in {record['seconds']:.0f} s, torch {versions['torch']}, CUDA {versions['cuda']}, "
-        f"Python {versions['python']}, bertbench {versions['commit']}. {_outcomes(record)}",
+        f"Python {versions['python']}, {_packages(versions)}bertbench {versions['commit'] or 'without git'}"
+        f"{_code(versions)}. {_outcomes(record)}",
         "",
     ]
-    for part in (_missing, _steps, _throughput, _light, _memory, _cores, _roofline, _profiles, _names):
+    for part in (
+        _missing, _steps, _correctness, _throughput, _light, _memory, _cores, _roofline, _profiles, _names, _commands
+    ):  # fmt: skip
         lines += [*part(record), ""]
     return re.sub(r"\n{3,}", "\n\n", "\n".join(lines)).rstrip() + "\n"
+
+
+def _packages(versions: Row) -> str:
+    found = {**({"cuDNN": versions["cudnn"]} if versions.get("cudnn") else {}), **(versions.get("packages") or {})}
+    return "".join(f"{name} {version}, " for name, version in found.items())
+
+
+def _code(versions: Row) -> str:
+    return f" (code {versions['code']})" if versions.get("code") else ""
 
 
 def _outcomes(record: Row) -> str:
@@ -28,7 +41,7 @@ def _outcomes(record: Row) -> str:
     ends: dict[str, list[str]] = {}
     for step in record["steps"]:
         ends.setdefault(step["outcome"], []).append(step["name"])
-    said = [f"{len(ends.pop('ok', []))} steps are ok"]
+    said = [f"{len(ends.pop('ok', []))} parts are ok"]
     said += [f"{outcome}: {', '.join(names)}" for outcome, names in ends.items()]
     if record.get("ended"):
         said.append(record["ended"])
@@ -44,7 +57,30 @@ def _missing(record: Row) -> Iterator[str]:
 
 def _steps(record: Row) -> Iterator[str]:
     rows = [[step["name"], step["outcome"], _number(step["seconds"], 0), step["why"]] for step in record["steps"]]
-    yield from _table("Steps", ("step", "outcome", "s", "why not"), rows)
+    yield from _table("Parts", ("part", "outcome", "s", "why not"), rows)
+
+
+def _correctness(record: Row) -> Iterator[str]:
+    rows = [
+        [
+            check["name"],
+            check["outcome"],
+            "" if check.get("error") is None else f"{float(check['error']):.6f}",
+            _cell(check.get("limit")),
+            check.get("of"),
+            check["why"],
+        ]
+        for found in _found(record, "correctness")
+        for check in found.get("checks") or ()
+    ]
+    heads = ("check", "outcome", "largest relative error", "limit", "of", "why not")
+    yield from _table("Numbers compared with references", heads, rows)
+
+
+def _commands(record: Row) -> Iterator[str]:
+    """The command of every part, to run it alone."""
+    commands = [f"{step['name']}: python {shlex.join(step['command'])}" for step in record["steps"]]
+    yield from ["## Commands", "", "```", *commands, "```"]
 
 
 def _throughput(record: Row) -> Iterator[str]:
@@ -83,10 +119,11 @@ _RATIOS = ("implementation", "model", "samples/s", "decided")
 
 
 def _light(record: Row) -> Iterator[str]:
-    for found in _found(record, "speed-of-light"):
+    for name, found in _named(record, "speed-of-light"):
         rows = [[bar["name"], _number(bar["ms"], 2)] for bar in found.get("waterfall") or ()]
         floor, step = _number(found.get("floor_ms"), 2), _number(found.get("step_time_ms"), 2)
-        yield from _table(f"Speed of light: a floor of {floor} ms under a step of {step} ms", ("part", "ms"), rows)
+        title = f"Speed of light{name}: a floor of {floor} ms under a step of {step} ms"
+        yield from [*_table(title, ("part", "ms"), rows), ""]
 
 
 def _memory(record: Row) -> Iterator[str]:
@@ -161,9 +198,14 @@ def _names(record: Row) -> Iterator[str]:
 
 
 def _found(record: Row, start: str) -> Iterator[Row]:
+    yield from (figures for _, figures in _named(record, start))
+
+
+def _named(record: Row, start: str) -> Iterator[tuple[str, Row]]:
+    """The figures of the parts whose name begins so, with the rest of the name."""
     for step in record["steps"]:
         if step["name"].startswith(start) and isinstance(step["figures"], dict):
-            yield step["figures"]
+            yield step["name"].removeprefix(start), step["figures"]
 
 
 def _all_profiles(record: Row) -> Iterator[tuple[str, Row]]:

@@ -1,142 +1,127 @@
-"""The steps of `make gpu-acceptance`: their commands, how long each may take, and what is held back for those after."""
+"""The parts of `make gpu-acceptance` as one table: what runs, in order of worth, how long it takes and may take."""
 
 import sys
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 from support.acceptance_packages import VARIANTS
 
 TOTAL_SECONDS = 520.0
-"""Seconds for all steps together; what is left to nine minutes is for ending them and for writing."""
+"""Seconds for all parts together; what is left to nine minutes is for ending the last one and for writing."""
 TESTS = "tests"
-"""The step that a call of its own can make: the tests of the command line."""
-TESTS_SECONDS = 300.0
-"""How long it may take in a call of its own."""
+"""The part that has a call of its own: the tests of the command line."""
 LENGTHS = "synthetic:mean254"
+FIRST_BATCH, BATCH_STEP = 160, 32
+"""Where the search for the largest batch begins where the prediction promises less, and how finely it ends."""
 
 
 class Step(NamedTuple):
-    """One command."""
+    """One part: a command with its times."""
 
     name: str
     command: list[str]
-    longest: float
+    limit: float
     """Seconds after which it is ended."""
-    held: float
-    """Seconds that no step before it may use up: about what it takes where all is well."""
-    least: float = 1.0
-    """Seconds below which it is not begun."""
+    expected: float = 0.0
+    """About the seconds it takes; it is left out where fewer are left."""
+    kept: bool = False
+    """Whether no part before it may use up its expected seconds."""
+    apart: bool = False
+    """Whether it runs only in a call of its own."""
     needs: tuple[str, ...] = ()
     """Packages and programs without which it is left out."""
     lacks: tuple[str, ...] = ()
     """Those of them that are missing here."""
 
 
-_LARGE = ["--preset", "large", "--seq-lens", "512", "--data", LENGTHS]
-_FUSED = "fused-elementwise+unpad"
-_BESIDE = ["--implementations", "bertbench", "hf", "hf-compiled"]
-# Name, options, longest seconds, held seconds. A trial takes about 20 s on an H100, most of it PyTorch's import and the
-# weights; one that is compiled 30 to 60 s.
-ROWS: tuple[tuple[str, list[str], float, float], ...] = (
-    (
-        "large 512 batch 64",
-        [*_LARGE, "--batch-sizes", "64", "--levers", "unpad", _FUSED, "unpad+compile", *_BESIDE],
-        260, 165,
-    ),
-    (
-        "large 512 batch 128",
-        [*_LARGE, "--batch-sizes", "128", "--levers", "unpad", _FUSED],
-        110, 75,
-    ),
-    (
-        "large 128",
-        [
-            "--preset", "large", "--seq-lens", "128", "--batch-sizes", "128", "--levers", "unpad", "none",
-            "--implementations", "bertbench", "hf",
-        ],
-        110, 55,
-    ),
-    (
-        "large 512 batch 64 further",
-        [*_LARGE, "--batch-sizes", "64", "--levers", "none", "fp8+unpad", f"fp8+{_FUSED}"],
-        110, 1,
-    ),
-    (
-        "large 512 batch 128 beside",
-        [*_LARGE, "--batch-sizes", "128", *_BESIDE],
-        120, 1,
-    ),
-    (
-        "base",
-        [
-            "--preset", "base", "--seq-lens", "512", "--batch-sizes", "32",
-            "--implementations", "bertbench", "hf", "torch-encoder",
-        ],
-        90, 1,
-    ),
+_CLI = "-m bench.cli.main"
+_SWEEP = f"{_CLI} throughput pretrain --device cuda --devices 1 --rounds 1 --max-seconds 3 --out {{run}} --json"
+_PROFILE = (
+    f"{_CLI} profile pretrain --device cuda --devices 1 --precisions bf16 --timeout-seconds 80 --out {{run}} --json"
+)
+_LIGHT = (
+    f"{_CLI} speed-of-light pretrain --device cuda --preset large --precision bf16 --seq-len 512 --data {LENGTHS} "
+    "--batch-size 64 --max-seconds 10 --out {run} --json"
+)
+_PYTEST = "-m pytest -vv -p no:cacheprovider --timeout 100"
+_LARGE = f"--preset large --precisions bf16 --seq-lens 512 --data {LENGTHS}"
+_MINI = "--preset mini --batch-sizes 16"
+_FP8 = "fp8+fused-elementwise+unpad"
+_BESIDE = "--implementations bertbench hf hf-compiled"
+_REPORT = ("pandas", "matplotlib", "jinja2")
+_TESTING = ("pytest", "pytest_timeout", "hypothesis", "safetensors")
+# Name, command, limit and expected seconds, needs. What is expected was measured on an H100 (docs/results/2026-11-24):
+# a trial takes about 20 s there, most of it PyTorch's import and the weights, and one that is compiled 35 s or more.
+TABLE: tuple[tuple[str, str, float, float, tuple[str, ...]], ...] = (
+    ("correctness", "tests/gpu/correctness.py --seconds 45 --json", 70, 25, ()),
+    ("throughput large 512 batch 64",
+     f"{_SWEEP} {_LARGE} --batch-sizes 64 --levers auto {_FP8} unpad+compile {_BESIDE} --timeout-seconds 100",
+     230, 185, ()),
+    ("throughput large 512 batch 128",
+     f"{_SWEEP} {_LARGE} --batch-sizes 128 --levers auto {_FP8} {_BESIDE} --timeout-seconds 75", 170, 130, ()),
+    ("report of large", f"{_CLI} report {{run}}", 40, 6, _REPORT),
+    ("profile torch", f"{_PROFILE} {_LARGE} --batch-sizes 64 --levers auto --profiler torch --start 10 --stop 12",
+     90, 46, ("pandas",)),
+    # Each kernel is run 14 times: on an H100 a step of mini took more than 80 s.
+    ("profile ncu", f"{_PROFILE} --preset tiny --batch-sizes 16 --profiler ncu --start 3 --stop 4",
+     100, 50, ("pandas", "nvtx", "ncu")),
+    ("throughput large 128",
+     f"{_SWEEP} --preset large --precisions bf16 --seq-lens 128 --batch-sizes 128 --implementations bertbench hf "
+     "--timeout-seconds 60", 80, 42, ()),
+    ("throughput base 128",
+     f"{_SWEEP} --preset base --precisions bf16 --seq-lens 128 --batch-sizes 128 --implementations bertbench hf "
+     "--timeout-seconds 60", 70, 36, ()),
+    ("speed-of-light bf16", f"{_LIGHT} --levers auto", 70, 34, ("matplotlib",)),
+    ("speed-of-light fp8", f"{_LIGHT} --levers {_FP8}", 70, 36, ("matplotlib", "triton")),
+    ("max batch",
+     f"{_SWEEP} {_LARGE} --batch-sizes {{first_batch}} --max-batch-search --max-batch-step {BATCH_STEP} "
+     "--timeout-seconds 60", 170, 110, ()),
+    ("doctor", f"{_CLI} doctor --json", 30, 4, ()),
+    ("profile nsys", f"{_PROFILE} {_MINI} --profiler nsys --start 10 --stop 13", 70, 40, ("pandas", "nvtx", "nsys")),
+    ("profile nvtx emit", f"{_PROFILE} {_MINI} --profiler nvtx --nvtx emit --start 10 --stop 13",
+     70, 40, ("pandas", "nvtx")),
+    ("report", f"{_CLI} report {{run}}", 50, 10, _REPORT),
+    (TESTS, f"{_PYTEST} tests/gpu/test_commands.py", 300, 200, _TESTING),
 )  # fmt: skip
+KEPT, APART = frozenset({"doctor", "report"}), frozenset({TESTS})
 
 
-def steps(run: Path, lacking: Collection[str] = ()) -> list[Step]:
-    """Return every step, the one worth most first, those that lack something included.
+def steps(run: Path, lacking: Collection[str] = (), first_batch: int = FIRST_BATCH) -> list[Step]:
+    """Return every part in its order, those that lack something included.
 
     Args:
         run: the run directory that they share.
-        lacking: packages and programs that are not there (acceptance_packages.missing).
+        lacking: packages and programs that are missing (acceptance_packages.missing).
+        first_batch: where the search for the largest batch begins.
     """
-    cli = [sys.executable, "-m", "bench.cli.main"]
-    trial = ["--device", "cuda", "--devices", "1"]
-    out = ["--out", str(run), "--json"]
-    sweep = [*cli, "throughput", "pretrain", *trial, "--precisions", "bf16"]
-    dropped = dropped_words(lacking)
-    rows = {
-        name: Step(
-            f"throughput {name}",
-            [
-                *sweep,
-                *(word for word in options if word not in dropped),
-                *("--rounds", "1", "--max-seconds", "3", "--timeout-seconds", "100"),
-                *out,
-            ],
-            longest,
-            held,
-        )
-        for name, options, longest, held in ROWS
-    }
-    # tf32 keeps fp32 tensors: fewer sequences fill the memory, so that fewer trials lead to the first that fails.
-    search = [*cli, "throughput", "pretrain", *trial, "--preset", "large", "--precisions", "tf32", "--seq-lens", "512"]
-    search += ["--batch-sizes", "160", "--max-batch-search", "--max-batch-step", "32", "--timeout-seconds", "60", *out]
-    light = [*cli, "speed-of-light", "pretrain", "--device", "cuda", "--preset", "large", "--precision", "bf16"]
-    light += ["--seq-len", "512", "--data", LENGTHS, "--batch-size", "64", "--levers", "auto", "--max-seconds", "10"]
-    large = [*_LARGE, "--levers", "auto", "--batch-sizes", "64"]
-    mini = ["--preset", "mini", "--batch-sizes", "16"]
-    plan = [
-        Step("correctness", _pytest("test_correctness.py"), 60, 20, needs=_TESTING),
-        rows["large 512 batch 64"],
-        _profile(run, "torch", large, 10, 12, 100, 50),
-        rows["large 512 batch 128"],
-        # Each kernel is run 14 times: on an H100 a step of mini took more than 80 s.
-        _profile(run, "ncu", ["--preset", "tiny", "--batch-sizes", "16"], 3, 4, 110, 50),
-        Step("speed-of-light", [*light, *out], 80, 40, needs=("matplotlib",)),
-        rows["large 128"],
-        Step("doctor", [*cli, "doctor", "--json"], 30, 4),
-        Step("report", [*cli, "report", str(run)], 50, 15, needs=("pandas", "matplotlib", "jinja2")),
-        rows["large 512 batch 64 further"],
-        rows["large 512 batch 128 beside"],
-        rows["base"],
-        Step("max batch", search, 160, 1, least=100),
-        _profile(run, "nsys", mini, 10, 13, 60, 1),
-        _profile(run, "nvtx", mini, 10, 13, 60, 1, "--nvtx", "emit"),
-        # Last, and begun only where they have their time: they start many commands.
-        Step(
-            TESTS, _pytest("test_compiled.py", "test_commands.py"), 240, 0, least=200, needs=(*_TESTING, "safetensors")
-        ),
-    ]
-    return [step._replace(lacks=tuple(name for name in step.needs if name in lacking)) for step in plan]
+    dropped, values = dropped_words(lacking), {"{run}": str(run), "{first_batch}": str(first_batch)}
+    plan = []
+    for name, text, limit, expected, needs in TABLE:
+        words = [values.get(word, word) for word in text.split() if word not in dropped]
+        lacks = tuple(one for one in needs if one in lacking)
+        plan.append(
+            Step(name, [sys.executable, *words], limit, expected, name in KEPT, name in APART, needs, lacks)
+        )  # fmt: skip
+    return plan
 
 
-_TESTING = ("pytest", "pytest_timeout", "hypothesis")
+def first_batch(memory_bytes: int) -> int:
+    """Return the batch that the search for the largest one begins with: the largest that is predicted to fit.
+
+    The prediction counts padding (bert.model.memory), so that it fits where layers compute only real tokens.
+    """
+    from bert.model.memory import predict_memory
+    from common.train_spec import TrainSpec
+
+    def needed(batch: int) -> int:
+        spec = TrainSpec(preset="large", precision="bf16", seq_len=512, max_predictions=76, micro_batch_size=batch)
+        return predict_memory(spec, "cuda").total
+
+    batch = FIRST_BATCH
+    while needed(batch + BATCH_STEP) < 0.95 * memory_bytes:
+        batch += BATCH_STEP
+    return batch
 
 
 def dropped_words(lacking: Collection[str]) -> set[str]:
@@ -144,28 +129,12 @@ def dropped_words(lacking: Collection[str]) -> set[str]:
     return {word for name, words in VARIANTS.items() if name in lacking for word in words}
 
 
-def left_out(plan: list[Step], lacking: Collection[str]) -> dict[str, list[str]]:
-    """Return, by name of what is missing, the steps, implementations and levers that go without."""
+def left_out(plan: Sequence[Step], lacking: Collection[str]) -> dict[str, list[str]]:
+    """Return, by name of what is missing, the parts, implementations and levers that go without."""
     return {name: [*(step.name for step in plan if name in step.needs), *VARIANTS.get(name, ())] for name in lacking}
 
 
-def seconds_for(number: int, plan: list[Step], elapsed: float) -> float:
-    """Return how long step `number` of the plan may take when `elapsed` seconds are gone: later steps keep theirs."""
-    held = sum(step.held for step in plan[number + 1 :] if not step.lacks)
-    return min(plan[number].longest, TOTAL_SECONDS - elapsed - held)
-
-
-def _pytest(*files: str) -> list[str]:
-    # A line for each test as it ends, and one that hangs is ended alone.
-    command = [sys.executable, "-m", "pytest", "-vv", "-p", "no:cacheprovider", "--timeout", "100"]
-    return [*command, *(f"tests/gpu/{file}" for file in files)]
-
-
-def _profile(
-    run: Path, tool: str, options: list[str], start: int, stop: int, longest: float, held: float, *more: str
-) -> Step:
-    command = [sys.executable, "-m", "bench.cli.main", "profile", "pretrain", "--device", "cuda", "--devices", "1"]
-    command += [*options, "--precisions", "bf16", "--timeout-seconds", "80"]
-    command += ["--start", str(start), "--stop", str(stop), "--profiler", tool, *more, "--out", str(run), "--json"]
-    needs = ("pandas",) if tool == "torch" else ("pandas", "nvtx") if tool == "nvtx" else ("pandas", "nvtx", tool)
-    return Step(" ".join(["profile", tool, *more[1:]]), command, longest, held, needs=needs)
+def seconds_for(number: int, plan: Sequence[Step], elapsed: float) -> float:
+    """Return how long part `number` of the plan may take when `elapsed` seconds are gone: later ones keep theirs."""
+    kept = sum(step.expected for step in plan[number + 1 :] if step.kept and not step.lacks)
+    return min(plan[number].limit, TOTAL_SECONDS - elapsed - kept)

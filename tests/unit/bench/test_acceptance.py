@@ -18,12 +18,12 @@ from support.acceptance_steps import Step
 from support.cli import ROOT
 
 
-def python(name: str, code: str, longest: float = 30, *more: str) -> Step:
-    return Step(name, [sys.executable, "-c", code, *more], longest, 0)
+def python(name: str, code: str, limit: float = 30, *more: str) -> Step:
+    return Step(name, [sys.executable, "-c", code, *more], limit, 0)
 
 
 def ran(step: Step, folder: Path) -> dict[str, Any]:
-    return dict(acceptance().run_step(step, step.longest, folder))
+    return dict(acceptance().run_step(step, step.limit, folder))
 
 
 def record_in(folder: Path) -> dict[str, Any]:
@@ -73,13 +73,12 @@ def test_without_a_folder_it_says_how_to_call_it(words: list[str]) -> None:
     assert done.returncode == 2 and "OUT=<folder>" in done.stderr
 
 
-def test_the_tests_of_commands_are_begun_only_with_their_time_and_can_be_made_alone(tmp_path: Path) -> None:
+def test_the_tests_of_commands_are_left_to_a_call_of_their_own(tmp_path: Path) -> None:
     module, out = acceptance(), tmp_path / "out"
-    late = Step("tests", [sys.executable, "-c", "raise SystemExit(9)"], 240, 0, least=200)
-    module.seconds_for = lambda number, plan, elapsed: 80.0  # what the steps before have left
+    late = Step("tests", [sys.executable, "-c", "raise SystemExit(9)"], 240, 200, apart=True)
     assert module.run_all(out, [python("a", "pass"), late], ABOUT) == 0, "no failure: it has a call of its own"
     row = record_in(out)["steps"][1]
-    assert row["outcome"] == "apart" and "80 s are left" in row["why"] and "make gpu-tests" in row["why"]
+    assert row["outcome"] == "apart" and "make gpu-tests" in row["why"]
     for body, outcome, end in (("pass", "ok", 0), ("assert 0", "failed", 1)):
         assert module.add_tests(out, ABOUT, made_test(tmp_path, body)) == end
         steps_now = record_in(out)["steps"]
@@ -166,7 +165,9 @@ def test_a_failing_step_is_a_row_and_a_missing_tool_is_no_failure(tmp_path: Path
     late = ran(python("d", "import time; time.sleep(30)", 2), tmp_path)
     assert late["outcome"] == "timeout" and late["seconds"] < 15
     left = ran(Step("e", ["none"], 0.5, 0), tmp_path)
-    assert left["outcome"] == "not reached" and "0 s are left" in left["why"]
+    assert left["outcome"] == "left out" and "0 s are left" in left["why"]
+    left = dict(acceptance().run_step(Step("e", ["none"], 90, 40), 39.0, tmp_path))
+    assert left["outcome"] == "left out" and "about 40 s, and 39 s are left" in left["why"]
     out = ran(Step("g", ["/no/such/command"], 5, 0, needs=("nvtx", "ncu"), lacks=("nvtx",)), tmp_path)
     assert (out["outcome"], out["why"]) == ("absent", "it needs nvtx")
     lost = ran(Step("f", ["/no/such/command"], 5, 0), tmp_path)
@@ -230,25 +231,91 @@ def test_the_record_is_true_after_every_step_and_the_exit_code_says_whether_all_
     record = record_in(tmp_path / "out")
     assert [step["outcome"] for step in record["steps"]] == ["ok"] * 3
     assert [step["figures"] for step in record["steps"]][1:] == [["2"], ["3"]], "the one that has begun included"
-    assert "3 steps are ok." in (tmp_path / "out/acceptance.md").read_text()
+    assert "3 parts are ok." in (tmp_path / "out/acceptance.md").read_text()
     assert module.run_all(tmp_path / "two", [python("a", "raise SystemExit(1)"), python("b", "pass")], ABOUT) == 1
     assert [step["outcome"] for step in record_in(tmp_path / "two")["steps"]] == ["failed", "ok"]
 
 
-def test_what_does_not_fit_is_named_as_not_reached(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    late = Step("late", ["none"], 0.5, 0)
-    assert acceptance().run_all(tmp_path / "out", [python("a", "pass"), late], ABOUT) == 1
-    assert "not reached: late" in capsys.readouterr().out
-    assert "not reached: late" in (tmp_path / "out/acceptance.md").read_text()
-
-
-@pytest.mark.parametrize("name", ["acceptance.json", "run"])
-def test_a_folder_with_an_earlier_run_is_refused_and_left_alone(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str
+def test_what_does_not_fit_is_named_and_the_same_command_runs_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (tmp_path / name).mkdir()
-    assert acceptance().run_all(tmp_path, [python("a", "pass")], ABOUT) == 2
-    assert "holds an earlier run" in capsys.readouterr().err and [path.name for path in tmp_path.iterdir()] == [name]
+    module, out = acceptance(), tmp_path / "out"
+    code = "import pathlib, sys; open(sys.argv[1], 'a').write('x')"
+    plan = [
+        python(name, code, 30, str(tmp_path / name))._replace(expected=expected, kept=name == "report")
+        for name, expected in (("a", 0.0), ("bad", 0.0), ("late", 25.0), ("report", 0.0))
+    ]
+    plan[1] = python("bad", "raise SystemExit(1)")
+    module.seconds_for = lambda number, plan, elapsed: 20.0
+    assert module.run_all(out, plan, ABOUT) == 1, "bad has failed"
+    assert "left out for want of time: late;" in capsys.readouterr().out
+    assert "left out: late" in (out / "acceptance.md").read_text()
+    first = record_in(out)
+    assert [row["outcome"] for row in first["steps"]] == ["ok", "failed", "left out", "ok"]
+    module.seconds_for = lambda number, plan, elapsed: 30.0
+    assert module.run_all(out, plan, ABOUT) == 1
+    record = record_in(out)
+    assert [row["outcome"] for row in record["steps"]] == ["ok", "failed", "ok", "ok"]
+    times = {name: (tmp_path / name).read_text() for name in ("a", "late", "report")}
+    assert times == {"a": "x", "late": "x", "report": "xx"}, "only what was left out, and the report"
+    assert record["seconds"] > first["seconds"] and record["began"] == first["began"]
+    assert module.run_all(tmp_path / "none", [plan[2]._replace(expected=99.0)], ABOUT) == 0, "left out is no failure"
+
+
+def test_a_folder_with_a_run_of_other_code_is_refused_and_left_alone(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    module = acceptance()
+    for name, make in (("acceptance.json", Path.mkdir), ("run", Path.mkdir), ("acceptance.json", Path.touch)):
+        out = tmp_path / f"{name}-{make.__name__}"
+        out.mkdir()
+        make(out / name)
+        assert module.run_all(out, [python("a", "pass")], ABOUT) == 2
+        assert len(capsys.readouterr().err.splitlines()) == 1 and [path.name for path in out.iterdir()] == [name]
+    out = tmp_path / "other"
+    assert module.run_all(out, [python("a", "pass")], ABOUT) == 0
+    before = (out / "acceptance.json").read_text()
+    assert module.run_all(out, [python("a", "pass"), python("b", "pass")], {**ABOUT, "code": "changed"}) == 2
+    assert "other code" in capsys.readouterr().err and (out / "acceptance.json").read_text() == before
+
+
+def test_the_fingerprint_changes_with_the_code_alone(tmp_path: Path) -> None:
+    module = acceptance()
+    module.ROOT = tmp_path
+    (tmp_path / "bench").mkdir()
+    (tmp_path / "bench/a.py").write_text("1")
+    found = [module.code_fingerprint()]
+    (tmp_path / "bench/notes.txt").write_text("x")
+    found.append(module.code_fingerprint())
+    (tmp_path / "bench/a.py").write_text("2")
+    found.append(module.code_fingerprint())
+    assert found[0] == found[1] != found[2]
+
+
+def test_what_a_trial_has_measured_is_in_the_tar_before_its_part_ends(tmp_path: Path) -> None:
+    """A part of five trials takes minutes, and a kill may come in any of them."""
+    module, out = acceptance(), tmp_path / "out"
+    module.LOOK_SECONDS = 0.1
+    code = f"""
+import json, pathlib, tarfile, time
+folder = pathlib.Path({str(out)!r})
+trial = folder / "run/trials/t"
+trial.mkdir(parents=True)
+names = ("implementation", "levers", "preset", "seq_len", "precision", "micro_batch_size")
+(trial / "trial.json").write_text(json.dumps({{"kind": "throughput", **dict.fromkeys(names, "tiny")}}))
+(trial / "result.json").write_text(json.dumps({{"status": "ok", "samples_per_second": 7.5}}))
+for _ in range(300):
+    time.sleep(0.1)
+    try:
+        with tarfile.open(folder / "acceptance.tar.gz") as tar:
+            found = json.load(tar.extractfile("acceptance.json"))["throughput"][0]["samples_per_second"]
+    except (OSError, KeyError, IndexError, tarfile.TarError):
+        continue
+    print(found)
+    break
+"""
+    assert module.run_all(out, [python("large", code, 60)], ABOUT) == 0
+    assert record_in(out)["steps"][0]["figures"] == ["7.5"]
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -258,7 +325,7 @@ def test_an_interrupt_midway_keeps_what_is_recorded_and_ends_the_step(tmp_path: 
     os.kill(child.pid, number)
     assert child.wait(30) == 130
     record = record_in(out)
-    assert [step["outcome"] for step in record["steps"]] == ["ok", "interrupted", "not reached"]
+    assert [step["outcome"] for step in record["steps"]] == ["ok", "interrupted", "left out"]
     assert record["steps"][0]["figures"] == ["5"] and record["ended"] == "interrupted" and record["seconds"] > 0
     assert gone(waiting) and "interrupted" in (out / "acceptance.md").read_text()
 
@@ -306,19 +373,30 @@ def test_a_folder_that_cannot_be_made_is_one_line(tmp_path: Path, capsys: pytest
 def test_a_run_is_published_without_its_folders_by_one_command(tmp_path: Path) -> None:
     module = acceptance()
     out = tmp_path / "out"
-    code = f"print({str(out)!r}, {str(ROOT)!r})"
+    code = f"""
+import pathlib
+print({str(out)!r}, {str(ROOT)!r})
+report = pathlib.Path({str(out)!r}, "run/report")
+report.mkdir(parents=True)
+(report / "throughput.png").write_bytes(b"png")
+"""
     assert module.run_all(out, [python("a", code)], ABOUT) == 0
-    (out / "run/report").mkdir(parents=True)
-    (out / "run/report/throughput.png").write_bytes(b"png")
-    moved = out.rename(tmp_path / "moved")
+    day = record_in(out)["began"][:10]
+    alone = (out / "acceptance.tar.gz").rename(tmp_path / "carried.tar.gz")
     results = tmp_path / "results"
     results.mkdir()
-    assert module.publish(moved, results) == 0
-    day = record_in(moved)["began"][:10]
+    assert module.publish(out, results) == 2 and not list(results.iterdir()), "the tar is what is published"
+    assert module.publish(alone, results) == 0
     assert sorted(path.name for path in results.iterdir()) == [f"{day}-h200.{end}" for end in ("json", "md", "png")]
     text = (results / f"{day}-h200.json").read_text() + (results / f"{day}-h200.md").read_text()
     assert str(tmp_path) not in text and str(ROOT) not in text and "OUT" in text
+    assert (results / f"{day}-h200.png").read_bytes() == b"png"
+    assert "python -c" in text, "the command of each part"
     assert module.publish(tmp_path / "nothing", results) == 2
+    content = alone.read_bytes()
+    for damaged in (content[: len(content) // 2], b"", bytes(1000), b"\x1f\x8b" + bytes(range(256))):
+        alone.write_bytes(damaged)
+        assert module.publish(alone, results) == 2
 
 
 def test_names_of_gpus_become_names_of_files() -> None:

@@ -33,6 +33,12 @@ SEARCH = {
     "tried": [[64, "ok"], [128, "ok"], [256, "oom"], [192, "oom"], [160, "oom"], [128, "ok"]],
 }  # fmt: skip
 
+CORRECT = {
+    "passed": ["lamb"], "failed": [], "skipped": [], "checks": [
+        {"name": "lamb", "outcome": "passed", "why": "", "error": 1e-6, "limit": 1e-3, "of": "a", "compared": 4},
+    ],
+}  # fmt: skip
+
 
 def profile_of(path: Path, problems: tuple[str, ...] | None = None) -> dict[str, Any]:
     """Return what `profile --json` prints of a recording."""
@@ -53,6 +59,14 @@ def counted(tmp_path: Path) -> dict[str, Any]:
     file = tmp_path / "ncu.csv"
     file.write_text(ncu_csv.details())
     return profile_of(file, ())  # that one kernel lacks a value is what the file is for
+
+
+def test_a_wrong_number_is_named_with_its_error() -> None:
+    assert complaint("correctness", CORRECT) == ""
+    assert complaint("correctness", {**CORRECT, "passed": []}) == "no test has run"
+    wrong = [{"name": "adamw", "outcome": "failed", "why": "parameter 0 is off by 0.2, more than 1e-06"}]
+    found = complaint("correctness", {**CORRECT, "failed": ["adamw"], "checks": wrong})
+    assert "adamw" in found and "off by 0.2" in found
 
 
 def test_throughput_needs_speed_use_memory_and_energy_of_every_trial() -> None:
@@ -189,7 +203,8 @@ def test_the_record_keeps_the_tables_that_are_looked_at_and_not_more_rows_than_t
 
 def test_the_page_has_every_figure_that_is_asked_for(tmp_path: Path) -> None:
     def step(name: str, found: Any, outcome: str = "ok") -> dict[str, Any]:
-        return {"name": name, "outcome": outcome, "seconds": 3.0, "why": "", "figures": figures(name, found)}
+        row = {"name": name, "outcome": outcome, "seconds": 3.0, "why": "", "figures": figures(name, found)}
+        return {**row, "command": ["-m", "bench.cli.main", "a b"]}
 
     ratio = {
         "implementation": "bertbench", "preset": "large", "seq_len": 512, "throughput_ratio": 2.5, "reference": "hf",
@@ -203,14 +218,16 @@ def test_the_page_has_every_figure_that_is_asked_for(tmp_path: Path) -> None:
         "steps": [
             step("throughput large 512", {"rows": [ROW], "ratios": [ratio]}),
             step("max batch", {"max_batch": [SEARCH]}),
+            step("correctness", CORRECT),
             step("speed-of-light", light),
             step("profile ncu", counted(tmp_path)),
-            step("tests", None, "not reached"),
+            step("tests", None, "left out"),
         ],
     }  # fmt: skip
     page = markdown(record)
     for words in (
-        "NVIDIA H200", "4 steps are ok; not reached: tests.", "| bertbench unpad | large 512 | bf16 | 32 | 400.0 |",
+        "NVIDIA H200", "5 parts are ok; left out: tests.", "max batch: python -m bench.cli.main 'a b'",
+        "| lamb | passed | 0.000001 | 0.001 | a |  |", "| bertbench unpad | large 512 | bf16 | 32 | 400.0 |",
         "40.0 %", "16.00 GiB | 1.500 |", "2.50 x hf", "| large fp32 512 | 128 | yes | 160 | oom: OutOfMemoryError",
         "a floor of 50.00 ms under a step of 80.00 ms", "matrix \\| products", "| ncu | 4 | 10.5 % | 1.7 % | 31.5 % |",
         "## ncu: Roofline by kind of work", "## Kernels without a family",

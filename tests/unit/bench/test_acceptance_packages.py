@@ -7,6 +7,7 @@ import sys
 import tomllib
 from importlib import metadata
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -86,6 +87,8 @@ def test_what_a_part_lacks_is_said_and_the_rest_is_run(
     module = acceptance()
     monkeypatch.setattr(module, "missing", lambda: ["nvtx", "transformers", "nsys"])
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    memory = SimpleNamespace(total_memory=141 << 30)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: memory)
     monkeypatch.setattr(module, "versions", lambda: ABOUT)
     monkeypatch.setattr(module.signal, "signal", lambda *_: None)
     ran: list[Any] = []
