@@ -358,6 +358,9 @@ def use_weight_copies(
         strategy: its name; none that cuts parameters up or wraps the optimizer has copies.
         grad_accum_steps: micro-steps per update; several add their gradients up in float32.
         optimizer: its name; only AdamW and fused optimizers read gradients in bf16.
+
+    Raises:
+        UsageError: fp8 on a GPU that has none.
     """
     device_type = next(model.parameters()).device.type
     names, _ = effective(names, Setup(device_type, precision, strategy, grad_accum_steps))
@@ -367,7 +370,7 @@ def use_weight_copies(
 
     from bert.model.encoder import Embeddings, Layer
     from bert.speed.copies import Copy, Linear, give_copies
-    from bert.speed.fp8 import Fp8Copy, fits
+    from bert.speed.fp8 import Fp8Copy, check_device, fits
     from bert.speed.scales import Scales
 
     layers = [part for part in model.modules() if isinstance(part, Layer)]
@@ -379,6 +382,8 @@ def use_weight_copies(
     scales = Scales()
     for weight in weights:
         low = "fp8" in names and weight in inner and fits(weight)
+        if low:
+            check_device(weight.device)
         wanted = low or "bf16-weights" in names
         if wanted and isinstance(weight, nn.Parameter) and weight.requires_grad:
             give_copies([weight], gradients=alone, kind=partial(Fp8Copy, scales=scales) if low else Copy)
