@@ -27,6 +27,7 @@ from bert.speed.kernels import adamw, embedding, gelu, heads, lamb, loss, multi_
 ARCHITECTURES = (80, 90, 100)
 FP8_FROM = 89  # no cast to E4M3 before
 HIDDEN, INNER, WORDS, ROWS = 1024, 4096, 30528, 77
+DEVICE = "meta"
 FORMS = {"bf16": torch.bfloat16, "fp16, bare": torch.float16, "fp32, bare": torch.float32}
 
 
@@ -46,7 +47,7 @@ class Driver:
 
 
 def numbers(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
-    return torch.empty(shape, dtype=dtype, device="meta", requires_grad=dtype.is_floating_point)
+    return torch.empty(shape, dtype=dtype, device=DEVICE, requires_grad=dtype.is_floating_point)
 
 
 def layer(rows: int, dtype: torch.dtype, bare: bool) -> None:
@@ -67,7 +68,7 @@ def ends(rows: int, dtype: torch.dtype, bare: bool) -> None:
     ids = numbers(rows, dtype=torch.int64)
     tables = numbers(WORDS, HIDDEN), numbers(512, HIDDEN), None if bare else numbers(2, HIDDEN)
     tokens = embedding.Tokens(ids, ids, None if bare else ids)
-    plain = torch.nn.LayerNorm(HIDDEN, device="meta")
+    plain = torch.nn.LayerNorm(HIDDEN, device=DEVICE)
     embedding.embed(tables, tokens, plain, 0.0 if bare else 0.1, dtype, 0).sum().backward()
     loss.mean_cross_entropy(numbers(rows, WORDS, dtype=dtype) * 1, ids).backward()
     if Driver.architecture >= FP8_FROM and dtype == torch.bfloat16:
