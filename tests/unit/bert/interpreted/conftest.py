@@ -8,8 +8,8 @@ import triton.runtime.interpreter as interpreter
 if tuple(map(int, triton.__version__.split(".")[:2])) < (3, 7):
     _patch = interpreter._patch_lang_tensor
 
-    def _patched(tensor: Any) -> None:
-        _patch(tensor)
+    def _patched(tensor: Any, *scope: Any) -> None:
+        _patch(tensor, *scope)
         tensor.__index__ = lambda self: int(self.handle.data.item())
 
     interpreter._patch_lang_tensor = _patched

@@ -18,7 +18,7 @@ from triton.runtime.interpreter import InterpreterBuilder, interpreter_builder
 
 from bert.speed import kernels
 
-ROWS, HIDDEN, INNER, WORDS = 21, 128, 256, 160
+ROWS, HIDDEN, INNER, WORDS = 32, 128, 256, 160
 # Rows of embeddings are loaded by their number, as many as there are tokens.
 GATHERED = ("words", "positions", "segments")
 
@@ -29,6 +29,7 @@ class Moved(NamedTuple):
     kernel: str
     argument: str
     elements: int
+    """Times the number of arguments that lie in this memory."""
     loaded: int
     stored: int
 
@@ -67,9 +68,12 @@ class Traffic:
         self._now = [(name, one.detach(), Counter()) for name, one in named if isinstance(one, Tensor)]
         kernels.launch(kernel, grid, *arguments, **constants)
         self.found += [
-            Moved(kernel.fn.__name__, name, one.numel(), counts["loaded"], counts["stored"])
+            Moved(kernel.fn.__name__, name, one.numel() * self.shared(one), counts["loaded"], counts["stored"])
             for name, one, counts in self._now
         ]
+
+    def shared(self, tensor: Tensor) -> int:
+        return sum(one.data_ptr() == tensor.data_ptr() for _, one, _ in self._now)
 
 
 def numbers(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
