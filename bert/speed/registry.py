@@ -37,7 +37,7 @@ LEVERS = {
     "chunks": Lever("compute attention for a few sequences at a time, so that its weights stay in cache", ("cpu",)),
     "bf16-weights": Lever(
         "with bf16: copy the weights once per update, and keep gradients in bf16 where only the update reads them",
-        ("cpu",),
+        ("cpu", "cuda"),
     ),
     "fused-elementwise": Lever(
         "fuse dropout, residual and norm; on a CPU also attention's softmax and dropout, and GELU's backward pass; on "
@@ -97,7 +97,9 @@ def resolve_levers(text: str, device_type: str) -> frozenset[str]:
         MissingToolError: one that must be compiled, and cannot be.
     """
     if text == AUTO:
-        return frozenset(name for name in default_levers(device_type) if _missing(name, device_type) is None)
+        found = frozenset(name for name in default_levers(device_type) if _missing(name, device_type) is None)
+        # On a GPU an optimizer that is not fused moves more for bf16 gradients and copies than the casts they replace.
+        return found if device_type != "cuda" or "fused-optimizer" in found else found - {"bf16-weights"}
     check_levers(text)
     names = [] if text == NONE else text.split("+")
     if device_type == "cpu" and {"unpad", "compile"} <= set(names):
@@ -105,12 +107,6 @@ def resolve_levers(text: str, device_type: str) -> frozenset[str]:
             "option-conflict",
             f"--levers {text!r}: on a CPU, unpad and compile are incompatible, as the compiler does not support "
             "attention without padding: give pack instead of unpad, or neither",
-        )
-    if device_type == "cpu" and "fused-optimizer" in names:
-        raise UsageError(
-            "device-unsupported",
-            f"--levers {text!r}: fused-optimizer needs a GPU, but the device is a CPU, where PyTorch's optimizer is "
-            "fused already: leave it out",
         )
     for name in names:
         missing = _missing(name, device_type)
@@ -221,7 +217,7 @@ def effective(names: frozenset[str], setup: Setup) -> tuple[frozenset[str], dict
 def _no_effect(name: str, names: frozenset[str], setup: Setup) -> str | None:
     if name in _OF_CPU and setup.device != "cpu":
         return f"needs a CPU, not {setup.device}"
-    if name == "cuda-graphs" and setup.device == "cpu":
+    if name in _OF_GPU and setup.device == "cpu":
         return "needs a GPU, not a CPU"
     if name == "balance" and not balances(names):
         return "needs unpad or pack, not padded batches"
@@ -286,6 +282,7 @@ def left_out_text(reasons: Mapping[str, str]) -> str:
 
 
 _OF_CPU = frozenset({"chunks", "bf16-attention"})
+_OF_GPU = frozenset({"cuda-graphs", "fused-optimizer"})
 _OF_BF16 = frozenset({"bf16-weights", "bf16-attention", "fp8"})
 _OF_DDP = frozenset({"static-graph", "bf16-gradients"})
 # Copies of the weights for the GEMMs (bert.speed.copies).

@@ -12,8 +12,17 @@ from bert.optim.registry import OPTIMIZERS
 from bert.speed import kernels
 from bert.speed.copies import has_low_gradients
 from bert.speed.elementwise import product
-from bert.speed.registry import default_levers, fuses_optimizer, resolve_levers, use_levers, use_weight_copies
+from bert.speed.registry import (
+    Setup,
+    check_effect,
+    default_levers,
+    fuses_optimizer,
+    resolve_levers,
+    use_levers,
+    use_weight_copies,
+)
 from bert.train.observer import Observer
+from common.errors import MissingToolError
 
 
 @pytest.fixture
@@ -93,10 +102,21 @@ def test_a_fused_optimizer_reads_gradients_in_bf16(names: frozenset[str], optimi
     assert has_low_gradients(layer.intermediate.weight) == low
 
 
+def test_copies_of_weights_are_a_default_of_gpus_where_the_optimizer_is_fused(monkeypatch: pytest.MonkeyPatch) -> None:
+    for missing in (None, MissingToolError("tool-missing", "Triton")):
+        monkeypatch.setattr("bert.speed.registry.triton_missing", lambda found=missing: found)
+        assert ({"fused-optimizer", "bf16-weights"} <= resolve_levers("auto", "cuda")) == (missing is None)
+        assert ("bf16-weights" in resolve_levers("auto", "cuda")) == (missing is None)
+    assert "bf16-weights" in resolve_levers("bf16-weights+unpad", "cuda")
+
+
 def test_a_fused_optimizer_is_the_default_of_gpus_and_refused_on_a_cpu() -> None:
     assert "fused-optimizer" in default_levers("cuda") and "fused-optimizer" not in default_levers("cpu")
-    with refused("device-unsupported", "fused-optimizer"):
-        resolve_levers("unpad+fused-optimizer", "cpu")
+    for setup in (Setup("cpu", "bf16"), Setup("cuda", "bf16", "fsdp")):
+        with refused("unsupported-combination", "fused-optimizer"):
+            check_effect("unpad+fused-optimizer", setup)
+    for strategy in ("single", "ddp"):
+        check_effect("unpad+fused-optimizer", Setup("cuda", "fp32", strategy))
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)

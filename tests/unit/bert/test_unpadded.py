@@ -49,9 +49,9 @@ def test_every_lever_gives_the_same_losses_and_gradients(text: str, bf16: bool) 
 def test_levers_go_by_name() -> None:
     on_a_cpu = {"unpad", "chunks", "bf16-weights", "bf16-attention", "fused-elementwise", "balance"}
     assert resolve_levers("auto", "cpu") == on_a_cpu
-    kernels = {"fused-elementwise"} if triton_missing() is None else set()
-    assert default_levers("cuda") == {"unpad", "fused-elementwise", "balance"}
-    assert resolve_levers("auto", "cuda") == {"unpad", "balance"} | kernels
+    kernels = {"fused-elementwise", "fused-optimizer", "bf16-weights"}
+    assert default_levers("cuda") == {"unpad", "balance"} | kernels
+    assert resolve_levers("auto", "cuda") == {"unpad", "balance"} | (kernels if triton_missing() is None else set())
     assert resolve_levers("none", "cpu") == set() and levers_text(()) == "none"
     assert levers_text(resolve_levers("unpad+chunks", "cuda")) == "chunks+unpad"
     with refused("option-choice", "'fast'", "auto", "none", "unpad", "chunks", "fp8"):
