@@ -129,6 +129,11 @@ def event_text(event: dict[str, Any]) -> str:
         return f"note: {event['message']}"
     if event["event"] == "saved":
         return f"saved {event['path']} ({event['size_bytes'] / 2**20:.1f} MiB in {event['seconds']:.1f} s)"
+    if event["event"] == "optimized":
+        reasons = "; ".join(f"{name} has no effect: {why}" for name, why in event["left_out"].items())
+        return f"optimizations: {event['levers']}" + (f" ({reasons})" if reasons else "")
+    if event["event"] == "attention":
+        return f"attention without padding: {event['operator'] or 'no operator'}"
     what = "starts from" if event["new_phase"] else f"resumes after step {event['applied_steps']:,} from"
     found = f"{what} {event['path']}" + ("" if event["moments"] else ", without optimizer state")
     for names, side in ((event.get("missing"), "start with random values"), (event.get("unused"), "are not used")):

@@ -13,7 +13,7 @@ from support.fake_run import ATTENTION
 from support.refusals import refused
 from support.training_runs import settings, shards
 
-from bench.cli.train_progress import TrainProgress, duration, progress_text
+from bench.cli.train_progress import TrainProgress, duration, event_text, progress_text
 from bench.run.processes import StopRequest, hold_stop_signals, listen_for_stop
 from bench.run.train_worker import TrainRecorder
 from bert.tasks.base import Evaluation
@@ -102,6 +102,7 @@ def test_the_choice_of_attention_is_in_the_summary_and_the_events(attempt: Trial
     assert recorder.summary["attention"] == ATTENTION
     (event,) = read_events(attempt)
     assert event["event"] == "attention" and {name: event[name] for name in ATTENTION} == ATTENTION
+    assert "flash" in event_text(event)
     assert recorded(attempt, data).summary["attention"] is None
 
 
@@ -111,6 +112,8 @@ def test_the_optimizations_are_in_the_summary_and_the_events(attempt: TrialDirec
     assert recorder.summary["levers"] == "chunks+unpad" and recorder.summary["levers_left_out"] == left_out
     (event,) = read_events(attempt)
     assert (event["event"], event["levers"], event["left_out"]) == ("optimized", "chunks+unpad", left_out)
+    text = event_text(event)
+    assert "chunks+unpad" in text and "needs bf16, not fp32" in text
 
 
 def test_tensorboard_leaves_out_what_was_made_again(attempt: TrialDirectory, data: Path) -> None:
