@@ -10,11 +10,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from support.kernels import need_triton
 
 FILES = sorted(path for path in (Path(__file__).parent / "interpreted").glob("*.py") if path.stem != "conftest")
 
 
+@pytest.mark.timeout(900)  # all of them in one process, and machines are shared
 def test_values_and_gradients() -> None:
     need_triton()
     command = [sys.executable, "-m", "pytest", "-n", "0", "-p", "no:cacheprovider", "--durations=10", *FILES]
