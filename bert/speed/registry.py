@@ -211,6 +211,9 @@ def without_effect(names: Iterable[str], setup: Setup) -> dict[str, str]:
 def effective(names: frozenset[str], setup: Setup) -> tuple[frozenset[str], dict[str, str]]:
     """Return the optimizations that have an effect, and why each other one has none."""
     left_out = without_effect(names, setup)
+    # Not refused by name: a sweep over numbers of devices names one set of optimizations.
+    if "balance" in names and setup.strategy == "single":
+        left_out.setdefault("balance", "needs several ranks, not strategy single")
     return names - left_out.keys(), left_out
 
 

@@ -42,7 +42,7 @@ def instructions(monkeypatch: pytest.MonkeyPatch) -> None:
         ("fused-optimizer", Setup("cuda", "fp32", "fsdp"), {"fused-optimizer": ("fsdp", "ddp")}),
         ("fused-optimizer", Setup("cuda", "fp32", "ddp", 2), {}),
         ("balance", CPU, {"balance": ("unpad", "pack")}),
-        ("balance+unpad", CPU, {}),
+        ("balance+unpad", Setup("cpu", "bf16", "ddp"), {}),
         ("cuda-graphs", CPU, {"cuda-graphs": ("GPU",)}),
         ("cuda-graphs", GPU, {}),
         ("bf16-gradients+static-graph", GPU, {"bf16-gradients": ("ddp", "single"), "static-graph": ("ddp", "single")}),
@@ -88,6 +88,12 @@ def test_every_optimization_has_an_effect_somewhere_and_the_default_where_it_is_
         found = [Setup(device, "bf16", strategy) for device in ("cpu", "cuda") for strategy in ("single", "ddp")]
         assert any(not without_effect({name, "unpad"}, setup) for setup in found), name
         assert all(not without_effect({name, "unpad"}, Setup(device, "bf16")) for device in lever.on), name
+
+
+def test_one_process_leaves_balance_out_whether_it_is_named_or_not() -> None:
+    on, left_out = effective(frozenset({"balance", "unpad"}), CPU)
+    assert on == {"unpad"} and "single" in left_out["balance"]
+    check_effect("balance+unpad", CPU)
 
 
 def test_a_trial_is_refused_or_leaves_out_what_has_no_effect() -> None:
