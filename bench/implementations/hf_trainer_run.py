@@ -13,8 +13,8 @@ from typing import Any
 import torch
 
 from bench.implementations import TRAINER_STRATEGIES
-from bench.implementations.hf_trainer import TrainerImplementation, check_packages, train_with_trainer
-from bench.implementations.hugging_face import check_heads, model_loss, task_model
+from bench.implementations.hf_trainer import check_packages, train_with_trainer
+from bench.implementations.hugging_face import check_heads, model_loss, task_model, with_labels
 from bert.checkpoints.folder import new_folder
 from bert.checkpoints.hugging_face import load_hugging_face_state, to_hugging_face_state
 from bert.checkpoints.ours import save_model
@@ -109,7 +109,7 @@ class _Run(BaseRun):
             self.model,
             make_optimizer(settings, self.model),
             model_loss(settings.task, self.config),
-            Feed(self.task.batches(self.spec), pinned, TrainerImplementation().adapt),
+            Feed(self.task.batches(self.spec), pinned, with_labels),
         )
 
     def go(self) -> RunOutcome:

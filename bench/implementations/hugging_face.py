@@ -13,8 +13,9 @@ from bert.data.batch import Batch
 from bert.model.config import ModelConfig
 from bert.optim.registry import adamw
 from bert.tasks import known_tasks, task_data
-from bert.tasks.base import Task
+from bert.tasks.base import BatchStream, Task
 from bert.tasks.classification import ClassificationTask
+from bert.train.feed import Adapt
 from bert.train.loop import ComputeLoss
 from bert.train.observer import Observer
 from common.errors import MissingToolError, UsageError
@@ -62,9 +63,9 @@ class HuggingFaceImplementation:
                 "Hugging Face has no DistilBERT with a next-sentence head for pretraining: use another preset",
             )
 
-    def adapt(self, batch: Batch) -> Batch:
-        """Convert the masked labels to labels at every position, as Hugging Face's loss needs them."""
-        return with_labels(batch) if "masked_positions" in batch.tensors else batch
+    def adapter(self, trial: Trial, streams: Callable[[], BatchStream]) -> Adapt:
+        """Return what converts masked labels to labels at every position, as Hugging Face's loss needs them."""
+        return with_labels
 
     def build(self, trial: Trial, task: Task, config: ModelConfig, observer: Observer) -> Built:
         """Build the task's model with the shape and dropout of `config` and an unpadded vocabulary."""
@@ -101,7 +102,9 @@ def task_model(task: Task, config: ModelConfig, recompute: bool = False) -> Any:
 
 
 def with_labels(batch: Batch) -> Batch:
-    """Replace masked_positions and masked_labels [M] by labels [B, S], which are -100 at unmasked positions."""
+    """Replace masked_positions and masked_labels [M], if any, by labels [B, S], -100 at unmasked positions."""
+    if "masked_positions" not in batch.tensors:
+        return batch
     tensors = dict(batch.tensors)
     labels = torch.full_like(tensors["input_ids"], IGNORED_LABEL)
     labels.view(-1)[tensors.pop("masked_positions")] = tensors.pop("masked_labels")

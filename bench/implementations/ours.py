@@ -1,9 +1,10 @@
 """The suite's own BERT."""
 
+from collections.abc import Callable
+
 import torch
 
 from bench.implementations.base import Built
-from bert.data.batch import Batch
 from bert.model.config import ModelConfig
 from bert.model.encoder import recompute_activations
 from bert.optim.registry import adamw
@@ -18,11 +19,17 @@ from bert.speed.registry import (
     use_levers,
     use_weight_copies,
 )
-from bert.tasks.base import Task
+from bert.tasks.base import BatchStream, Task
+from bert.train.feed import Adapt, layouts
 from bert.train.observer import Observer
 from records.trial import Trial
 
 LEARNING_RATE = 1e-4
+
+
+def _levers(trial: Trial) -> tuple[frozenset[str], dict[str, str]]:
+    """The optimizations that have an effect, and why each other one has none."""
+    return effective(resolve_levers(trial.levers or AUTO, trial.device), Setup.of(trial, trial.device))
 
 
 class BertbenchImplementation:
@@ -33,15 +40,14 @@ class BertbenchImplementation:
         check_precision(trial.levers, trial.precision)
         check_effect(trial.levers, Setup.of(trial, trial.device))
 
-    def adapt(self, batch: Batch) -> Batch:
-        """Compute where the real tokens lie, so that no step waits for it."""
-        return batch.laid_out()
+    def adapter(self, trial: Trial, streams: Callable[[], BatchStream]) -> Adapt:
+        """Return what computes where the real tokens lie, so that no step waits for it."""
+        return layouts(streams, _levers(trial)[0])
 
     def build(self, trial: Trial, task: Task, config: ModelConfig, observer: Observer) -> Built:
         """Build the task's model with fused AdamW."""
 
-        asked = resolve_levers(trial.levers or AUTO, trial.device)
-        levers, left_out = effective(asked, Setup.of(trial, trial.device))
+        levers, left_out = _levers(trial)
 
         def make_optimizer(wrapped: torch.nn.Module) -> torch.optim.Optimizer:
             use_weight_copies(

@@ -21,12 +21,14 @@ from bert.data.batch import Batch, BatchCounts
 from bert.model.config import model_config
 from bert.optim.precision import Precision
 from bert.parallel.base import StepPlan
-from bert.speed.registry import AUTO, levers_text, resolve_levers
+from bert.speed.registry import AUTO, few_shapes, levers_text, resolve_levers
 from bert.tasks import make_task, task_step
+from bert.tasks.base import DataSpec
 from bert.train.attention import choose_attention
 from bert.train.feed import Feed, data_spec
 from bert.train.loop import Training, train
 from bert.train.observer import Observer, Observers, StepResult
+from bert.train.rehearsal import rehearse
 from common.registry import load
 from records.trial import Trial
 
@@ -95,6 +97,7 @@ class _Measurement:
     def train(self) -> dict[str, Any]:
         """Train between two measurements of the achievable peak."""
         built, training = self._prepared()
+        self._rehearse(built, training)
         strategy, device = self.strategy, self.strategy.device
         dtype, products = peak_dtype(training.model, training.precision.matmul_dtype, device)
         peak_before = matmul_peak(device, dtype)
@@ -130,6 +133,7 @@ class _Measurement:
         from bench.steplight.measure import measure_components
 
         built, training = self._prepared()
+        self._rehearse(built, training)
         torch.manual_seed(self.trial.seed + 1 + self.strategy.rank)
         sample = iter(self.task.batches(data_spec(self.trial, self.strategy, built.levers)))
         measured = self.rank.timed(
@@ -146,8 +150,9 @@ class _Measurement:
         levers = frozenset[str]()
         if self.trial.implementation == OURS:
             levers = resolve_levers(self.trial.levers or AUTO, self.trial.device)
-        stream = self.task.batches(data_spec(self.trial, self.strategy, levers))
-        batches = self._feed(stream)
+        spec = data_spec(self.trial, self.strategy, levers)
+        stream = self.task.batches(spec)
+        batches = self._feed(stream, spec)
         self.strategy.barrier()
         accumulation, keep_going = self.trial.grad_accum_steps, self.window.keep_going
         steps = self.rank.timed("draw", lambda: draw(batches, accumulation, self.clock, keep_going))
@@ -163,13 +168,21 @@ class _Measurement:
     def _stopped(self, steps: int) -> dict[str, Any]:
         return {"steps": steps, "stopped_because": self.window.stopped_because}
 
-    def _feed(self, stream: Any) -> Feed:
-        return Feed(stream, self.strategy.device.type == "cuda", self.implementation.adapt)
+    def _feed(self, stream: Any, spec: DataSpec) -> Feed:
+        adapt = self.implementation.adapter(self.trial, lambda: self.task.batches(spec))
+        return Feed(stream, self.strategy.device.type == "cuda", adapt)
+
+    def _rehearse(self, built: Built, training: Training) -> None:
+        """Have CUDA graphs of all shapes recorded before the first step."""
+        feed, strategy = training.batches, self.trial.strategy
+        if isinstance(feed, Feed) and few_shapes(built.levers):
+            self.rank.timed("rehearse", lambda: rehearse(training, feed, strategy, training.compute_loss))
 
     def _prepared(self) -> tuple[Built, Training]:
         trial, strategy, timed = self.trial, self.strategy, self.rank.timed
         built = timed("build_model", lambda: self.implementation.build(trial, self.task, self.config, self.observer))
-        batches = self._feed(self.task.batches(data_spec(trial, strategy, built.levers)))
+        spec = data_spec(trial, strategy, built.levers)
+        batches = self._feed(self.task.batches(spec), spec)
 
         def prepare() -> Training:
             # A loop of its own wraps the model, too.

@@ -17,7 +17,7 @@ from torch import Tensor
 from bert.data.batch import Batch
 from bert.model.attention import Where
 from bert.model.heads import gather_positions, label_loss, mean_cross_entropy, span_losses
-from bert.model.packing import Packed, Unpadded
+from bert.model.packing import Unpadded
 from bert.model.step import FLOAT_BYTES, Extent, Gemm, Pass, Step
 from bert.optim.adamw import AdamW
 from bert.optim.fused import FusedAdamW
@@ -80,14 +80,14 @@ class Subject:
     def extent(self) -> Extent:
         """The part of the batch that the layers compute."""
         placed, counts = self.placed, self.batch.counts
-        if isinstance(placed, Packed):
-            return Extent.packed(counts, len(placed.mask), placed.columns)
+        if placed is not None and placed.tokens > placed.real_tokens:
+            return Extent.budgeted(counts, placed.lengths)
         return Extent.padded(counts) if placed is None else Extent.unpadded(counts)
 
     @property
-    def placed(self) -> Unpadded | Packed | None:
+    def placed(self) -> Unpadded | None:
         """Positions of the tokens that the layers compute; None if they compute the padded batch."""
-        found: Unpadded | Packed | None = self.model.encoder.placed(self.batch.mask, self.batch.layout)
+        found: Unpadded | None = self.model.encoder.placed(self.batch.mask, self.batch.layout)
         return found
 
     @property
@@ -208,7 +208,7 @@ def _attention(subject: Subject) -> Part:
     """Scores, softmax, dropout and weighted values of one layer, forward and backward."""
     step, batch, mask = subject.step, subject.batch, subject.batch.mask
     placed, layer = subject.placed, subject.model.encoder.layers[0].attention
-    where: Where = placed.mask if isinstance(placed, Packed) else placed
+    where: Where = placed
     ids = batch.tensors["input_ids"]
     if placed is None:
         where = None if mask is None else mask.bool()[:, None, None, :]

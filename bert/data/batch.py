@@ -5,7 +5,7 @@ from dataclasses import dataclass, fields, replace
 
 import torch
 
-from bert.model.packing import Unpadded, unpad
+from bert.model.packing import TokenBudget, Unpadded, even_budget, unpad
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,9 +53,19 @@ class Batch:
         all_real = self.counts.real_tokens == self.counts.padded_tokens
         return None if all_real else self.tensors["attention_mask"]
 
-    def laid_out(self) -> "Batch":
-        """Return this batch, which is on the CPU, with its layout; one without padding needs none."""
-        return self if self.mask is None else replace(self, layout=unpad(self.mask))
+    def laid_out(self, budget: TokenBudget | None = None) -> "Batch":
+        """Return this batch, which is on the CPU, with its layout (bert.model.packing).
+
+        One without padding needs none, except with a budget: dummy sequences then pad the tokens to one of its totals,
+        or those of an even budget if it is for batches of another size.
+        """
+        mask = self.mask if budget is None else self.tensors["attention_mask"]
+        if mask is None:
+            return self
+        rows, columns = mask.shape
+        if budget is not None and (budget.rows != rows or budget.columns < columns):
+            budget = even_budget(rows, columns)
+        return replace(self, layout=unpad(mask, budget))
 
     def to(self, device: torch.device) -> "Batch":
         """Copy to `device`; from pinned memory the copy does not block."""

@@ -25,8 +25,8 @@ from bert.speed.kernels import usable
 from common.errors import UsageError
 
 Where = Tensor | Unpadded | Bounds | None
-"""bool mask of rows, True for tokens that may be attended to, or None if all may: [B, 1, 1, S] of padded rows,
-[B, 1, S, S] of packed ones (bert.model.packing). Or where tokens without padding lie; by bounds on a GPU."""
+"""bool mask of rows, True for tokens that may be attended to, or None if all may: [B, 1, 1, S]. Or where tokens without
+padding lie (bert.model.packing); by bounds on a GPU."""
 
 
 def attend(

@@ -1,6 +1,6 @@
 """BERT without heads: embeddings and transformer layers (Devlin et al. 2018).
 
-Shapes: B sequences, S tokens, T real tokens of all sequences, R packed rows of S slots, H hidden width.
+Shapes: B sequences, S tokens, T real tokens of all sequences, H hidden width.
 """
 
 from collections.abc import Callable
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from bert.model.attention import SelfAttention, Where
 from bert.model.config import ModelConfig
-from bert.model.packing import Packed, Unpadded, pack, unpad
+from bert.model.packing import Unpadded, even_budget, unpad
 from bert.speed.copies import Linear, add_embedding
 from bert.speed.dropout import dropout
 from bert.speed.elementwise import Stream, feed_forward, product, product_dtype, residual_norm, stream
@@ -25,7 +25,7 @@ PAD_TOKEN_ID = 0
 
 _NO_PHASE: AbstractContextManager[None] = nullcontext()
 
-# (layer, hidden states [B, S, H], [R, S, H] or [T, H], where they lie) -> hidden states.
+# (layer, hidden states [B, S, H] or [T, H], where they lie) -> hidden states.
 RunLayer = Callable[[nn.Module, Tensor | Stream, Where], Tensor | Stream]
 
 
@@ -66,7 +66,7 @@ class Embeddings(nn.Module):
         further: Tensor | None = None,
         columns: Tensor | None = None,
     ) -> Tensor:
-        """Return [B, S, H] of ids [B, S], or [..., H] of ids [...] at `columns` [...]: [T] or [R, S].
+        """Return [B, S, H] of ids [B, S], or [..., H] of ids [...] at `columns` [...], such as [T].
 
         Segment 0 is everywhere where `token_type_ids` is None. With `further` [K, H] there is segment 0 and, in place
         of the others, these: 1 to K.
@@ -134,13 +134,14 @@ class BertEncoder(nn.Module):
     """BERT without heads. `observer` sees phases "embeddings", "layer.3", "layer.3.attention"...
 
     Batches come padded, and so does what is made of them; where `unpads` is true, the layers see only the real tokens.
-    None, as it is made, is true on CPUs. Where `packs` is true, they see packed rows instead (bert.model.packing).
+    None, as it is made, is true on CPUs.
 
     Where `replays` is true, the layers are replayed as CUDA graphs, one each: every forward pass, in training and in
     evaluation, is then marked as a step. Without the mark PyTorch takes each layer for a step of its own where no
-    backward pass is pending, and writes over what the layer before has returned (pytorch#160281).
+    backward pass is pending, and writes over what the layer before has returned (pytorch#160281). Real tokens are then
+    padded to a token budget (bert.model.packing), and PyTorch records one graph of each layer for each budget.
 
-    Where `compiles` is true, the layers are compiled: once for all numbers of tokens or rows, unless they are replayed.
+    Where `compiles` is true, the layers are compiled: with real tokens alone once for all numbers of them.
 
     Args:
         config: shape and dropout.
@@ -156,7 +157,6 @@ class BertEncoder(nn.Module):
         self.layers = nn.ModuleList(Layer(config, index, self.observer) for index in range(config.num_layers))
         self.run_layer: RunLayer = _call
         self.unpads: bool | None = None
-        self.packs = False
         self.replays = False
         self.compiles = False
         self.pooler = Linear(config.hidden_size, config.hidden_size) if pooler else None
@@ -192,7 +192,7 @@ class BertEncoder(nn.Module):
         if self.replays:
             torch.compiler.cudagraph_mark_step_begin()
         placed = self.placed(attention_mask, layout)
-        where: Where = placed.mask if isinstance(placed, Packed) else placed
+        where: Where = placed
         with phase(self.observer, "embeddings"):
             if placed is None:
                 where = None if attention_mask is None else attention_mask.bool()[:, None, None, :]
@@ -200,8 +200,8 @@ class BertEncoder(nn.Module):
             else:
                 types = None if token_type_ids is None else placed.take(token_type_ids)
                 hidden = self.embeddings(placed.take(input_ids), types, further_types, placed.position_ids)
-        if placed is not None and self.compiles and not self.replays:
-            where = _of_any_number(hidden, where)
+        if placed is not None and self.compiles:
+            where = _of_any_number(hidden, placed)
         carried: Tensor | Stream = hidden
         for index, layer in enumerate(self.layers):
             with phase(self.observer, "layer", index):
@@ -215,34 +215,35 @@ class BertEncoder(nn.Module):
                 pooled = torch.tanh(self.pooler(hidden[:, 0]))
         return EncoderOutput(hidden, pooled)
 
-    def placed(self, attention_mask: Tensor | None, layout: Unpadded | None = None) -> Unpadded | Packed | None:
+    @property
+    def few_shapes(self) -> bool:
+        """Whether real tokens are padded to a token budget."""
+        return self.replays and bool(self.unpads)
+
+    def placed(self, attention_mask: Tensor | None, layout: Unpadded | None = None) -> Unpadded | None:
         """Return where the layers are to see the tokens of a mask [B, S]; None if they see the padded batch.
 
         `layout` is that of the mask if it is known, as it is for batches of a loader.
         """
-        if attention_mask is None:
+        known = attention_mask if layout is None else layout.places
+        if known is None or torch.compiler.is_compiling():
             return None
-        compiling = torch.compiler.is_compiling()
-        if self.packs:
-            # The lengths are numbers that change: what a compiler makes must not depend on them.
-            made = torch.compiler.disable(pack) if compiling else pack
-            packed: Packed = made(attention_mask, few_shapes=self.replays)
-            return packed
-        wanted = attention_mask.device.type == "cpu" if self.unpads is None else self.unpads
-        if not wanted or compiling:
+        if not (known.device.type == "cpu" if self.unpads is None else self.unpads):
             return None
-        return unpad(attention_mask) if layout is None else layout
+        if layout is not None:
+            return layout
+        return unpad(known, even_budget(*known.shape) if self.few_shapes else None)
 
 
-def _of_any_number(hidden: Tensor, where: Where) -> Where:
-    """Have what is compiled for the layers serve every number of tokens [T, H] or rows [R, S, H]; return their places.
+def _of_any_number(hidden: Tensor, placed: Unpadded) -> Where:
+    """Have what is compiled for the layers serve every number of tokens [T, H]; return where they lie.
 
-    Without it the second number makes PyTorch compile again, inside of what is measured.
+    Without it PyTorch compiles for the first number, and for any number when a second one comes, inside of what is
+    measured. With static shapes each number would be compiled for, until PyTorch gives up at the eighth version of a
+    layer (torch._dynamo.config.recompile_limit). CUDA graphs are recorded for each number all the same.
     """
-    for one in (hidden, where):
-        if isinstance(one, Tensor):
-            torch._dynamo.maybe_mark_dynamic(one, 0)
-    return where.bounds if isinstance(where, Unpadded) else where
+    torch._dynamo.maybe_mark_dynamic(hidden, 0)
+    return placed.bounds
 
 
 def recompute_activations(model: nn.Module) -> None:

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from bert.data.batch import Batch
 from bert.model.config import ModelConfig
 from bert.model.encoder import BertEncoder, EncoderOutput, initialize, phase
+from bert.model.packing import even_budget
 from bert.speed.copies import Linear, linear
 from bert.speed.dropout import dropout
 from bert.speed.kernels import usable
@@ -155,6 +156,13 @@ def span_losses(logits: Tensor, targets: Tensor, lengths: Tensor | None = None) 
     targets = targets.masked_fill(~used, _NO_TARGET)
     losses = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=_NO_TARGET, reduction="none")
     return losses.view_as(targets).sum(0) / used.sum(0).clamp(min=1)
+
+
+def lay_out(model: nn.Module, batch: Batch) -> Batch:
+    """Return a batch on the CPU with the layout that the encoder of a model computes it in, with an even budget."""
+    encoder = getattr(model, "encoder", None)
+    few_shapes = isinstance(encoder, BertEncoder) and encoder.few_shapes
+    return batch.laid_out(even_budget(*batch.tensors["attention_mask"].shape) if few_shapes else None)
 
 
 class BertForPretraining(nn.Module):

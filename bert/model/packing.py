@@ -1,25 +1,25 @@
-"""Layouts of a batch: rows padded to one length, sequences concatenated without padding, or
-packed rows that several sequences share.
+"""Layouts of a batch: rows padded to one length, or sequences concatenated without padding.
 
-CUDA graphs need shapes that do not change, and the number of real tokens does. In packed rows, whose number can be one
-of at most 8 for each size of a batch, attention keeps the sequences apart: packing without cross-contamination (Krell
-et al. 2021, arXiv 2107.02027).
+CUDA graphs need shapes that do not change, and the number of real tokens does. So their total can be padded to one of
+at most 8 for each size of a batch, its token budget, by dummy sequences that no other token attends to: packing without
+cross-contamination (Krell et al. 2021, arXiv 2107.02027), with one row for the whole batch.
 
-Shapes: B sequences in padded rows of S columns, T real tokens, R packed rows of S columns, N heads, D width of a head.
-A slot is a place in a packed row.
+Shapes: B sequences in padded rows of S columns, T computed tokens, N heads, D width of a head, K dummy
+sequences.
 """
 
+import functools
 import itertools
-from bisect import bisect_left, insort
-from collections.abc import Callable, Iterator, Sequence
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
-from torch.autograd.function import Function
+from torch.autograd.function import Function, once_differentiable
 
 # Attention weights that are worked on together: 1 MiB in float32, which stays in the cache of a core.
 _WEIGHTS_AT_ONCE = 1 << 18
@@ -27,8 +27,12 @@ _WEIGHTS_AT_ONCE = 1 << 18
 _MOST_WASTE = 0.25
 # So few weights cost less than one more call does.
 _FEW_WEIGHTS = 1 << 16
-# Numbers of rows for one size of batch: each is a CUDA graph of its own, with memory of its own.
-_SIZES = 8
+# Totals of tokens for one size of batch: each has CUDA graphs of its own.
+_BUDGETS = 8
+# Totals are multiples of this, as GEMMs compute rows in such blocks.
+_BLOCK = 64
+# Standard deviations from the mean total at which budgets lie: most batches waste half of one, 1 in 10,000 all slots.
+_SPREAD = (-2.5, -1.5, -0.5, 0.5, 1.5, 2.5, 4.0)
 
 
 @dataclass(frozen=True)
@@ -50,7 +54,7 @@ class Chunk:
         """Whether its sequences differ in length."""
         return min(self.lengths) != self.longest
 
-    @cached_property
+    @functools.cached_property
     def places(self) -> Tensor:
         """Row x longest + column of each of its tokens [t], on the CPU."""
         return torch.from_numpy(np.flatnonzero(np.arange(self.longest) < np.array(self.lengths)[:, None]))
@@ -114,23 +118,42 @@ class Bounds(NamedTuple):
 
 @dataclass(frozen=True)
 class Unpadded:
-    """The real tokens of a batch, with the sequences concatenated."""
+    """The real tokens of a batch, with the sequences concatenated; behind them the tokens of dummy sequences, if any.
+
+    A dummy token is padding at position 0 of segment 0. It reaches neither a head nor a gradient.
+    """
 
     places: Tensor
-    """Flat position row x S + column of each token [T], int64."""
+    """Flat position row x S + column of each token [T], int64; 0 for dummy tokens."""
     position_ids: Tensor
-    """Column of each token [T], int64."""
+    """Column of each token [T], int64; 0 for dummy tokens."""
     ends: Tensor
-    """Token before which each sequence ends, and 0 before them [B + 1], int32."""
+    """Token before which each sequence ends, and 0 before them [B + K + 1], int32."""
     lengths: tuple[int, ...]
-    """Tokens of each sequence, known on the CPU."""
+    """Tokens of each sequence, the K dummy sequences last, known on the CPU."""
+    rows: int
+    """B, sequences of the batch."""
     columns: int
     """S, columns of the padded batch."""
+    longest: int
+    """Tokens that no sequence of any batch with this budget has more of; S without a budget."""
+    budget: "TokenBudget | None" = None
+    """The totals that T is one of."""
 
     @property
     def bounds(self) -> Bounds:
         """Where the sequences end, on the device."""
-        return Bounds(self.ends, self.columns)
+        return Bounds(self.ends, self.longest)
+
+    @property
+    def tokens(self) -> int:
+        """T, all tokens that are computed."""
+        return len(self.places)
+
+    @functools.cached_property
+    def real_tokens(self) -> int:
+        """Tokens of the batch itself."""
+        return sum(self.lengths[: self.rows])
 
     def map(self, change: Callable[[Tensor], Tensor]) -> "Unpadded":
         """Return the layout with each tensor changed, as by a copy to another device."""
@@ -144,23 +167,46 @@ class Unpadded:
             self._chunks[heads, cut] = tuple(chunks(self.lengths, heads, cut))
         return self._chunks[heads, cut]
 
-    @cached_property
+    @functools.cached_property
     def _chunks(self) -> dict[tuple[int, bool], tuple[Chunk, ...]]:
         return {}
 
     def take(self, padded: Tensor) -> Tensor:
-        """Return [T, ...] of what the padded batch [B, S, ...] has."""
-        return padded.flatten(0, 1).index_select(0, self.places)
+        """Return [T, ...] of what the padded batch [B, S, ...] has; zeros for dummy tokens."""
+        return _take(padded.flatten(0, 1), self.places, self.real_tokens)
 
     def put_back(self, tokens: Tensor) -> Tensor:
         """Return [B, S, ...] of [T, ...]; zeros where there is no token."""
-        flat = tokens.new_zeros(len(self.lengths) * self.columns, *tokens.shape[1:])
-        padded: Tensor = flat.index_copy(0, self.places, tokens).unflatten(0, (len(self.lengths), self.columns))
+        flat: Tensor = _PutBack.apply(tokens, self.places, self.real_tokens, self.rows * self.columns)  # type: ignore[no-untyped-call]
+        padded: Tensor = flat.unflatten(0, (self.rows, self.columns))
         return padded
 
 
-def unpad(mask: Tensor) -> Unpadded | None:
-    """Return where the real tokens are of a mask [B, S], nonzero for them.
+def _take(flat: Tensor, places: Tensor, real: int) -> Tensor:
+    found = flat.index_select(0, places)
+    if real < len(found):
+        found[real:] = 0
+    return found
+
+
+class _PutBack(Function):
+    """Real tokens to their places; one pass each way, where a slice and its gradient would copy again."""
+
+    @staticmethod
+    def forward(ctx: Any, tokens: Tensor, places: Tensor, real: int, slots: int) -> Tensor:
+        ctx.save_for_backward(places)
+        ctx.real = real
+        return tokens.new_zeros(slots, *tokens.shape[1:]).index_copy_(0, places[:real], tokens[:real])
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
+        (places,) = ctx.saved_tensors
+        return _take(grad, places, ctx.real), None, None, None
+
+
+def unpad(mask: Tensor, budget: "TokenBudget | None" = None) -> Unpadded | None:
+    """Return where the real tokens are of a mask [B, S], nonzero for them; dummy sequences fill a budget for B rows.
 
     None if a row's first token is not real: heads look at it, and a row without any token attends to all alike.
     The lengths come from the device: of a mask on a GPU this waits for it (bert.data.batch.Batch.laid_out does not).
@@ -168,123 +214,60 @@ def unpad(mask: Tensor) -> Unpadded | None:
     real = mask != 0
     if not bool(real[:, 0].all()):
         return None
-    places, columns = real.flatten().nonzero().squeeze(1), mask.shape[1]
-    lengths = tuple(real.sum(1).tolist())
-    ends = torch.tensor((0, *itertools.accumulate(lengths)), dtype=torch.int32)
-    return Unpadded(places, places % columns, ends.to(mask.device, non_blocking=True), lengths, columns)
+    places, (rows, columns), longest = real.flatten().nonzero().squeeze(1), mask.shape, mask.shape[1]
+    lengths: list[int] = real.sum(1).tolist()
+    position_ids = places % columns
+    if budget is not None:
+        dummies, longest = budget.padding(len(places)), max(budget.columns, 2)
+        lengths += dummies
+        places, position_ids = (F.pad(each, (0, sum(dummies))) for each in (places, position_ids))
+    ends = torch.tensor((0, *itertools.accumulate(lengths)), dtype=torch.int32).to(mask.device, non_blocking=True)
+    return Unpadded(places, position_ids, ends, tuple(lengths), rows, columns, longest, budget)
 
 
-@dataclass(frozen=True, eq=False)
-class Packed:
-    """Positions of the tokens of a batch in packed rows. Every shape follows from B, S and R."""
+@dataclass(frozen=True)
+class TokenBudget:
+    """The totals that the tokens of batches of one size are padded to. The last one holds every batch."""
 
-    mask: Tensor
-    """bool [R, 1, S, S], True where the token of a row's slot may attend to that of another: never none at all."""
-    source: Tensor
-    """Flat position row x S + column in the padded batch of the token of each slot [R x S]; 0 where `filled` is not."""
-    filled: Tensor
-    """Whether a slot holds a token, bool [R x S]."""
-    target: Tensor
-    """Flat slot row x S + column of each token of the padded batch [B x S]; 0 where `kept` is not."""
-    kept: Tensor
-    """Whether a token of the padded batch has a slot, bool [B x S]."""
+    rows: int
+    """B, sequences of a batch."""
+    columns: int
+    """S, tokens that no sequence has more of."""
+    totals: tuple[int, ...]
+    """At most 8, ascending, multiples of 64."""
+    dummies: int
+    """K, dummy sequences of every batch. Each has at least 1 token, as not every attention operator takes empty
+    sequences, and at most S (2 where S is 1)."""
 
-    @property
-    def columns(self) -> int:
-        """S, of both."""
-        return self.mask.shape[-1]
+    @classmethod
+    def holding(cls, rows: int, columns: int, held: Iterable[float]) -> "TokenBudget":
+        """Return budgets for so many real tokens, all slots besides."""
+        slots = rows * columns
+        tokens = sorted({slots, *(min(slots, max(rows, math.ceil(each))) for each in held)})
+        gap = max(end - begin for begin, end in itertools.pairwise((0, *tokens)))
+        dummies = -(-(gap + _BLOCK) // max(1, columns - 1))
+        totals = sorted({-(-(each + dummies) // _BLOCK) * _BLOCK for each in tokens})
+        return cls(rows, columns, tuple(totals), dummies)
 
-    def take(self, padded: Tensor) -> Tensor:
-        """Return [R, S, ...] of what the padded batch [B, S, ...] has; zeros in slots without a token."""
-        return _gathered(padded, self.source, self.filled, self.target, self.kept, self.columns)
+    @classmethod
+    def of_batches(cls, columns: int, lengths: Tensor) -> "TokenBudget":
+        """Return budgets around the mean total of the first n batches, by their lengths [n, B].
 
-    def put_back(self, packed: Tensor) -> Tensor:
-        """Return [B, S, ...] of [R, S, ...]; zeros where there is no token."""
-        return _gathered(packed, self.target, self.kept, self.source, self.filled, self.columns)
+        The standard deviation of a total is sqrt(B) times that of a length if lengths are independent. Where batches
+        hold sequences of like length it is more, so that of the n totals counts if it is larger.
+        """
+        lengths = lengths.double()
+        totals, rows = lengths.sum(1), lengths.shape[1]
+        spread = max(float(totals.std(correction=0)), rows**0.5 * float(lengths.std(correction=0)))
+        return cls.holding(rows, columns, (float(totals.mean()) + spread * each for each in _SPREAD))
 
-    @property
-    def position_ids(self) -> Tensor:
-        """The column in the padded batch of the token of each slot [R, S]; 0 if there is none."""
-        return (self.source % self.columns).view(-1, self.columns)
-
-
-def pack(mask: Tensor, *, few_shapes: bool = True) -> Packed:
-    """Return packed rows for the real tokens of a mask [B, S], nonzero for them.
-
-    With `few_shapes` the number of rows is one of 8 for batches of one size, else what is needed.
-
-    A batch with a row whose first token is not real stays as it is: heads look at that token, and a row without any
-    attends to all alike. The lengths come from the device, which on a GPU waits for it.
-    """
-    real = mask != 0
-    size, columns = mask.shape
-    numbers = torch.arange(size * columns, device=mask.device)
-    lengths: list[int] = (real.sum(1) * real[:, 0]).tolist()
-    if 0 in lengths:
-        every = torch.ones_like(numbers, dtype=torch.bool)
-        attended = real[:, None, None, :].expand(-1, -1, columns, -1).contiguous()
-        return Packed(attended, numbers, every, numbers, every)
-    places = fit(lengths, columns)
-    needed = 1 + max(row for row, _ in places)
-    rows = static_rows(needed, size) if few_shapes else needed
-    first = torch.tensor([row * columns + column for row, column in places]).to(mask.device, non_blocking=True)
-    slots = first[:, None] + real.cumsum(1) - 1
-    # Padding is written to an extra slot, which is dropped: no size depends on the number of real tokens.
-    source = slots.new_full((rows * columns + 1,), -1)
-    source = source.scatter_(0, slots.masked_fill(~real, rows * columns).flatten(), numbers)[:-1]
-    filled, kept = source >= 0, real.flatten()
-    # Slots without a token share -1: they attend to each other, and softmax has something to sum up.
-    sequences = source.div(columns, rounding_mode="floor").view(rows, 1, columns)
-    attended = sequences[..., :, None] == sequences[..., None, :]
-    return Packed(attended, source.clamp(min=0), filled, slots.flatten().masked_fill(~kept, 0), kept)
+    def padding(self, tokens: int) -> list[int]:
+        """Return the lengths of the K dummy sequences of a batch with so many real tokens, as equal as possible."""
+        added = next(total for total in self.totals if total >= tokens + self.dummies) - tokens
+        return [added // self.dummies + (place < added % self.dummies) for place in range(self.dummies)]
 
 
-def fit(lengths: Sequence[int], columns: int) -> list[tuple[int, int]]:
-    """Return row and first column of each sequence, in as few rows of S columns as best-fit decreasing finds.
-
-    The longest come first, each into the row that it leaves the least room in: at most 11/9 of the fewest rows that
-    there can be, and 4 more (Johnson et al. 1974, SIAM Journal on Computing 3(4)).
-    """
-    places = [(0, 0)] * len(lengths)
-    rooms = list[tuple[int, int]]()  # free columns and number of each row, fullest first
-    for index in sorted(range(len(lengths)), key=lambda index: -lengths[index]):
-        fullest = bisect_left(rooms, (lengths[index], 0))
-        free, row = rooms.pop(fullest) if fullest < len(rooms) else (columns, len(rooms))
-        places[index] = (row, columns - free)
-        insort(rooms, (free - lengths[index], row))
-    return places
-
-
-def static_rows(needed: int, size: int) -> int:
-    """Return R: the rows that are needed for a batch of B sequences, rounded up to a multiple of B / 8, itself rounded
-    up; at most B.
-    """
-    step = -(-size // _SIZES)
-    return min(size, -(-needed // step) * step)
-
-
-def _gathered(rows: Tensor, source: Tensor, there: Tensor, back: Tensor, used: Tensor, columns: int) -> Tensor:
-    flat: Tensor = _Gather.apply(rows.flatten(0, 1), source, there, back, used)  # type: ignore[no-untyped-call]
-    gathered: Tensor = flat.unflatten(0, (-1, columns))
-    return gathered
-
-
-class _Gather(Function):
-    """Elements by their numbers, each at most once: so the gradient is gathered too, by the numbers of the way back.
-
-    PyTorch's own gradient adds up, one addition after another where padding shares a number.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, flat: Tensor, source: Tensor, there: Tensor, back: Tensor, used: Tensor) -> Tensor:
-        ctx.save_for_backward(back, used)
-        return _select(flat, source, there)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None, None]:
-        back, used = ctx.saved_tensors
-        return _select(grad, back, used), None, None, None, None
-
-
-def _select(flat: Tensor, source: Tensor, there: Tensor) -> Tensor:
-    return flat.index_select(0, source).masked_fill(~there.view(-1, *[1] * (flat.dim() - 1)), 0)
+@functools.cache
+def even_budget(rows: int, columns: int) -> TokenBudget:
+    """Return budgets for 1 / 8, 2 / 8 ... of the slots, for batches whose lengths are not known beforehand."""
+    return TokenBudget.holding(rows, columns, (rows * columns * part / _BUDGETS for part in range(1, _BUDGETS)))

@@ -11,6 +11,7 @@ times 3 for forward and backward. Padding tokens, the vocabulary's padding rows 
 count; nor do biases, LayerNorm, GELU, softmax, dropout, look-ups and the optimizer.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
@@ -32,9 +33,9 @@ class Extent:
     sequences: int
     predictions: int
     squared_lengths: int
-    """Sum over sequences, or packed rows, of the square of the length that attention is computed on."""
+    """Sum over sequences of the square of the length that attention is computed on."""
     layout: str
-    """padded, unpadded or packed."""
+    """padded, unpadded or budgeted."""
 
     @classmethod
     def unpadded(cls, counts: "BatchCounts") -> "Extent":
@@ -48,9 +49,9 @@ class Extent:
         return cls._of(counts, counts.padded_tokens, counts.samples * width * width, "padded")
 
     @classmethod
-    def packed(cls, counts: "BatchCounts", rows: int, columns: int) -> "Extent":
-        """Rows that sequences share, each as long as the batch is wide."""
-        return cls._of(counts, rows * columns, rows * columns * columns, "packed")
+    def budgeted(cls, counts: "BatchCounts", lengths: Sequence[int]) -> "Extent":
+        """Every sequence as long as it is, and the dummy sequences that fill a token budget: the lengths of both."""
+        return cls._of(counts, sum(lengths), sum(length * length for length in lengths), "budgeted")
 
     @classmethod
     def _of(cls, counts: "BatchCounts", tokens: int, squared_lengths: int, layout: str) -> "Extent":

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from torch import nn
 
 AUTO, NONE = "auto", "none"
+_COMPILING = frozenset({"compile", "cuda-graphs"})
 
 
 @dataclass(frozen=True)
@@ -33,7 +34,6 @@ class Lever:
 
 LEVERS = {
     "unpad": Lever("compute real tokens only: sequences are concatenated without padding", ("cpu", "cuda")),
-    "pack": Lever("pack several sequences into each row; excludes unpad", ()),
     "chunks": Lever("compute attention for a few sequences at a time, so that its weights stay in cache", ("cpu",)),
     "bf16-weights": Lever(
         "with bf16: copy the weights once per update, and keep gradients in bf16 where only the update reads them",
@@ -57,10 +57,12 @@ LEVERS = {
         (),
     ),
     "cuda-graphs": Lever(
-        "compile and replay as CUDA graphs; excludes unpad, gradient accumulation and activation checkpointing", ()
+        "compile and replay as CUDA graphs; with unpad in at most 8 numbers of tokens, only on a GPU in 16-bit types; "
+        "excludes gradient accumulation and activation checkpointing",
+        (),
     ),
     "balance": Lever(
-        "with several ranks and unpad or pack: divide a global batch by the work of its sequences, so that no rank "
+        "with several ranks and unpad: divide a global batch by the work of its sequences, so that no rank "
         "waits for another",
         ("cpu", "cuda"),
     ),
@@ -72,16 +74,6 @@ LEVERS = {
 
 # Names that exclude each other, and why.
 _EXCLUSIVE = (
-    (
-        "unpad",
-        "pack",
-        "are two layouts of a batch: leave out unpad for few shapes, or pack for real tokens only",
-    ),
-    (
-        "unpad",
-        "cuda-graphs",
-        "are incompatible, as shapes change with every batch: give pack instead of unpad, or neither",
-    ),
     ("fp8", "compile", "are incompatible, as compiled layers cast by themselves: leave one out"),
     ("fp8", "cuda-graphs", "are incompatible, as compiled layers cast by themselves: leave one out"),
 )
@@ -102,11 +94,11 @@ def resolve_levers(text: str, device_type: str) -> frozenset[str]:
         return found if device_type != "cuda" or "fused-optimizer" in found else found - {"bf16-weights"}
     check_levers(text)
     names = [] if text == NONE else text.split("+")
-    if device_type == "cpu" and {"unpad", "compile"} <= set(names):
+    if device_type == "cpu" and "unpad" in names and (compiling := [name for name in names if name in _COMPILING]):
         raise UsageError(
             "option-conflict",
-            f"--levers {text!r}: on a CPU, unpad and compile are incompatible, as the compiler does not support "
-            "attention without padding: give pack instead of unpad, or neither",
+            f"--levers {text!r}: on a CPU, unpad and {compiling[0]} are incompatible, as the compiler does not support "
+            "attention without padding: leave one out",
         )
     for name in names:
         missing = _missing(name, device_type)
@@ -128,6 +120,12 @@ def check_levers(text: str) -> None:
     if "" in unknown and text:
         place = "ends with" if text.endswith("+") else "starts with" if text.startswith("+") else "repeats"
         raise UsageError("option-choice", f"--levers {text!r} {place} '+': give a name on each side of every +")
+    if "pack" in unknown:
+        raise UsageError(
+            "option-choice",
+            f"--levers {text!r}: pack was replaced; give unpad+cuda-graphs, which computes real tokens in few shapes, "
+            "or unpad alone",
+        )
     if unknown:
         raise UsageError(
             "option-choice",
@@ -163,10 +161,12 @@ def balances(names: frozenset[str]) -> bool:
 
     Padded rows do not: the longest sequence of a global batch sets the time of its rank, the slowest, in any division.
     """
-    return "balance" in names and bool(names & _LAYOUTS)
+    return {"balance", "unpad"} <= names
 
 
-_LAYOUTS = frozenset({"unpad", "pack"})
+def few_shapes(names: Iterable[str]) -> bool:
+    """Whether the tokens of a batch are padded to one of few totals with these optimizations."""
+    return {"unpad", "cuda-graphs"} <= set(names)
 
 
 def levers_text(names: Iterable[str]) -> str:
@@ -223,7 +223,7 @@ def _no_effect(name: str, names: frozenset[str], setup: Setup) -> str | None:
     if name in _OF_GPU and setup.device == "cpu":
         return "needs a GPU, not a CPU"
     if name == "balance" and not balances(names):
-        return "needs unpad or pack, not padded batches"
+        return "needs unpad, not padded batches"
     if name in _OF_BF16 and setup.precision != "bf16":
         return f"needs bf16, not {setup.precision}"
     if name in _OF_DDP and setup.strategy != "ddp":
@@ -271,11 +271,11 @@ def check_precision(text: str, precision: str) -> None:
         UsageError: attention without padding that is compiled, in 32 bits.
     """
     names = frozenset(text.split("+"))
-    if {"unpad", "compile"} <= names and precision not in ("bf16", "fp16"):
+    if "unpad" in names and names & _COMPILING and precision not in ("bf16", "fp16"):
         raise UsageError(
             "unsupported-combination",
             f"--levers {text!r} in {precision}: attention without padding compiles only in 16-bit types; give bf16 "
-            "or fp16 as the precision, or pack instead of unpad",
+            "or fp16 as the precision, or leave out unpad",
         )
 
 
@@ -332,7 +332,6 @@ def use_levers(
     for part in model.modules():
         if isinstance(part, BertEncoder):
             part.unpads = "unpad" in names
-            part.packs = "pack" in names
             part.replays = "cuda-graphs" in names
             part.compiles = bool(names & _COMPILING)
             if names & _COMPILING:

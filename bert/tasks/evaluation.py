@@ -10,7 +10,7 @@ import torch
 from bert.data.loading.batches import evaluation_rows
 from bert.data.loading.order import spread
 from bert.data.rows import Int64, Labels, TokenRows
-from bert.model.heads import BertForLabels
+from bert.model.heads import BertForLabels, lay_out
 from bert.optim.precision import Precision
 from bert.tasks.base import DataSpec, Evaluation
 from common.errors import InputError, UsageError
@@ -42,7 +42,7 @@ def outputs(
     done = 0
     for numbers, batch in batches:
         with torch.inference_mode(), precision.autocast():
-            output = model(batch.laid_out().to(device))
+            output = model(lay_out(model, batch).to(device))
         yield numbers, output
         done += len(numbers)
         if told is not None:

@@ -1,5 +1,6 @@
 """Micro-batches on their way to a model, with the position of the data after the last one that was taken."""
 
+import itertools
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
@@ -9,12 +10,15 @@ import torch
 
 from bert.data.batch import Batch
 from bert.data.lengths import PADDINGS
+from bert.model.packing import TokenBudget
 from bert.parallel.base import Strategy
-from bert.speed.registry import balances
+from bert.speed.registry import balances, few_shapes
 from bert.tasks.base import BatchStream, DataSpec
 from common.train_spec import TrainSpec
 
 Adapt = Callable[[Batch], Batch]
+# Batches whose lengths a token budget follows from.
+_LOOKED_AT = 16
 
 
 def data_spec(spec: TrainSpec, strategy: Strategy, levers: frozenset[str] = frozenset()) -> DataSpec:
@@ -27,6 +31,27 @@ def data_spec(spec: TrainSpec, strategy: Strategy, levers: frozenset[str] = froz
         padding=spec.padding or PADDINGS[0],
         balanced=balances(levers),
     )
+
+
+def layouts(streams: Callable[[], BatchStream], levers: frozenset[str]) -> Adapt:
+    """Return what gives batches the layout that layers with these optimizations compute.
+
+    The totals of a token budget follow from the lengths in the first batches, so a resumed run has the same ones.
+
+    Args:
+        streams: opens the batches at their beginning; called only if there is a budget.
+        levers: optimizations that are on.
+    """
+    if not few_shapes(levers):
+        return Batch.laid_out
+    opened = iter(streams())
+    masks = [batch.tensors["attention_mask"] for batch in itertools.islice(opened, _LOOKED_AT)]
+    close = getattr(opened, "close", None)
+    if close is not None:
+        close()
+    columns = max(mask.shape[1] for mask in masks)
+    budget = TokenBudget.of_batches(columns, torch.stack([mask.sum(1) for mask in masks]))
+    return lambda batch: batch.laid_out(budget)
 
 
 class Feed:
@@ -48,6 +73,7 @@ class Feed:
         self._position = stream.state_dict()
         self._pool = _pinning_thread() if pinned else None
         self._ahead: Future[tuple[Batch, dict[str, Any]]] | None = None
+        self._peeked: tuple[Batch, dict[str, Any]] | None = None
 
     @property
     def position(self) -> dict[str, Any]:
@@ -60,14 +86,21 @@ class Feed:
 
     def __next__(self) -> Batch:
         """Return the next micro-batch, on the CPU."""
+        (batch, self._position), self._peeked = self._peeked or self._read(), None
+        return batch
+
+    def peek(self) -> Batch:
+        """Return the next micro-batch, on the CPU, without taking it."""
+        self._peeked = self._peeked or self._read()
+        return self._peeked[0]
+
+    def _read(self) -> tuple[Batch, dict[str, Any]]:
         if self._pool is None:
-            batch, self._position = self._take()
-            return batch
+            return self._take()
         ahead = self._ahead or self._pool.submit(self._take_pinned)
         # Asked for before this one is waited for, so that the thread never idles.
         self._ahead = self._pool.submit(self._take_pinned)
-        batch, self._position = ahead.result()
-        return batch
+        return ahead.result()
 
     def _take(self) -> tuple[Batch, dict[str, Any]]:
         batch = next(self._batches)

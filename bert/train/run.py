@@ -15,7 +15,6 @@ import torch
 
 from bert.checkpoints.model_config import read_config
 from bert.checkpoints.ours import CONFIG_FILE
-from bert.data.batch import Batch
 from bert.model.encoder import recompute_activations
 from bert.parallel.base import Strategy
 from bert.speed.registry import (
@@ -50,9 +49,10 @@ from bert.train.checkpoint import (
 )
 from bert.train.checkpoint import save as write_checkpoint
 from bert.train.events import LAST_GOOD_CHECKPOINT, AttentionChosen, Optimized, Report, Resumed, RunOutcome, Saved
-from bert.train.feed import Feed, data_spec
+from bert.train.feed import Feed, data_spec, layouts
 from bert.train.loop import DivergenceError, Training, parameters_are_finite, train
 from bert.train.observer import Observer
+from bert.train.rehearsal import rehearse
 from bert.train.resume import Initial, changed_settings, check_resumable, initial_on_all
 from bert.train.settings import TrainSettings
 from bert.train.weights import NotTaken, check_same_shape, load_initial, load_moments, load_weights
@@ -142,14 +142,16 @@ class _Run(BaseRun):
         chosen = choose_attention(wrapped, lambda: self.task.batches(self.spec), self.precision, strategy)
         if chosen is not None:
             self.report(AttentionChosen(chosen))
-        self.feed = together(strategy, self._open_feed)
+        self.feed = together(strategy, lambda: self._open_feed(levers))
         if self.resumed_from is not None:
             self.log.samples_seen = self.resumed_from.state.samples_seen
             self.checkpoint = self.resumed_from.path
         self._saved = self.counts.applied_steps
         self._begin_scales()
+        training = self.make_training(wrapped, self.optimizer, self.log.compute_loss, self.feed)
+        rehearse(training, self.feed, settings.strategy, self.task.loss)
         self._begin_random_numbers()
-        return self.make_training(wrapped, self.optimizer, self.log.compute_loss, self.feed)
+        return training
 
     def _optimizations(self) -> frozenset[str]:
         """Report the optimizations that are on, and why others are not; return those that are on.
@@ -222,8 +224,8 @@ class _Run(BaseRun):
                 "they start from random values"
             )
 
-    def _open_feed(self) -> Feed:
-        stream = self.task.batches(self.spec)
+    def _open_feed(self, levers: frozenset[str]) -> Feed:
+        stream, adapt = self.task.batches(self.spec), layouts(lambda: self.task.batches(self.spec), levers)
         if self.resumed_from is not None:
             state, saved = self.resumed_from.state, self.resumed_from.state.settings
             position = state.position
@@ -232,7 +234,7 @@ class _Run(BaseRun):
                 # Synthetic batches are counted, not samples.
                 position = {**position, "step": state.samples_seen // per_micro_step}
             stream.load_state_dict(position)
-        return Feed(stream, self.strategy.device.type == "cuda", Batch.laid_out)
+        return Feed(stream, self.strategy.device.type == "cuda", adapt)
 
     def _begin_scales(self) -> None:
         """Continue with saved scales of FP8; without them the first step measures its tensors."""

@@ -1,4 +1,4 @@
-"""Layers under a real compiler give what they give without it, padded, packed and recomputed."""
+"""Layers under a real compiler give what they give without it, padded and recomputed."""
 
 import shutil
 
@@ -21,9 +21,7 @@ pytestmark = [pytest.mark.timeout(1800)]
             pytest.param(text, recompute, marks=pytest.mark.soak)
             for text, recompute in (
                 ("compile", True),
-                ("pack+compile", False),
-                ("pack+compile", True),
-                ("pack+cuda-graphs", False),
+                ("cuda-graphs", False),
             )
         ),
     ],

@@ -15,9 +15,10 @@ from bench.implementations.base import Built
 from bert.data.batch import Batch, BatchCounts
 from bert.model.config import ModelConfig
 from bert.model.step import Step
-from bert.tasks.base import NO_OPTIONS, Task
+from bert.tasks.base import NO_OPTIONS, BatchStream, Task
 from bert.tasks.pretrain.source import PretrainData
 from bert.tasks.pretrain.task import PretrainTask
+from bert.train.feed import Adapt
 from bert.train.observer import Observer
 from records.trial import Trial
 
@@ -92,9 +93,12 @@ class KnownImplementation:
     def check(self, trial: Trial) -> None:
         """It runs everywhere."""
 
-    def adapt(self, batch: Batch) -> Batch:
-        self.clock.part("data", lambda ms: time.sleep(ms / 1000))
-        return batch
+    def adapter(self, trial: Trial, streams: Callable[[], BatchStream]) -> Adapt:
+        def slowly(batch: Batch) -> Batch:
+            self.clock.part("data", lambda ms: time.sleep(ms / 1000))
+            return batch
+
+        return slowly
 
     def build(self, trial: Trial, task: Task, config: ModelConfig, observer: Observer) -> Built:
         clock, size = self.clock, self.clock.plan.size

@@ -14,7 +14,7 @@ from bert.data.lengths import is_synthetic
 from bert.data.loading.order import spread
 from bert.data.synthetic import SyntheticBatches
 from bert.model.config import ModelConfig
-from bert.model.heads import BertForPretraining, gather_positions
+from bert.model.heads import BertForPretraining, gather_positions, lay_out
 from bert.optim.precision import Precision
 from bert.tasks.base import BatchStream, DataIdentity, DataSpec, Evaluation, EvaluationSpec
 from bert.tasks.pretrain.batches import Hdf5Batches, Pieces, to_batch
@@ -87,7 +87,7 @@ class TestShards:
         losses = torch.zeros(4, dtype=torch.float64, device=device)
         positions = samples = 0
         for batch in self.batches():
-            moved = batch.laid_out().to(device)
+            moved = lay_out(model, batch).to(device)
             with precision.autocast():
                 words, sentences = _logits(model, moved)
             losses += torch.stack(

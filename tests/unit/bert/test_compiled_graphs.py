@@ -186,20 +186,20 @@ def test_levers_of_bf16_are_refused_by_name_in_other_precisions(lever: str, prec
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_balance_is_refused_by_name_without_a_layout_of_real_tokens(precision: str) -> None:
     trial = Trial(preset="tiny", precision=precision, levers="balance+chunks")
-    with refused("unsupported-combination", "balance", "unpad", "pack"):
+    with refused("unsupported-combination", "balance", "unpad"):
         BertbenchImplementation().check(trial)
-    for layout in ("unpad", "pack"):
+    for layout in ("unpad", "unpad+chunks"):
         BertbenchImplementation().check(dataclasses.replace(trial, levers=f"balance+{layout}"))
-        assert balances(frozenset({"balance", layout})) and not balances(frozenset({layout}))
+        assert balances(frozenset({"balance", "unpad"})) and not balances(frozenset({"balance", "chunks"}))
 
 
 def test_cuda_graphs_are_refused_with_activation_checkpointing_and_nothing_else_is() -> None:
     made = model(None)
     with refused("unsupported-combination", "cuda-graphs", "activation checkpointing", "compile"):
-        use_levers(made, frozenset({"cuda-graphs", "pack"}), activation_checkpointing=True)
-    assert not made.encoder.packs, "nothing was switched"
-    use_levers(made, frozenset({"pack"}), activation_checkpointing=True)
-    assert made.encoder.packs
+        use_levers(made, frozenset({"cuda-graphs", "unpad"}), activation_checkpointing=True)
+    assert not made.encoder.replays, "nothing was switched"
+    use_levers(made, frozenset({"unpad"}), activation_checkpointing=True)
+    assert made.encoder.unpads
 
 
 def test_one_compilation_serves_every_number_of_tokens() -> None:
@@ -221,8 +221,11 @@ def test_one_compilation_serves_every_number_of_tokens() -> None:
 
 
 @pytest.mark.parametrize("precision", ["fp32", "tf32"])
-def test_compiled_layers_without_padding_are_refused_where_flash_attention_has_no_type(precision: str) -> None:
-    with refused("unsupported-combination", "unpad+compile", precision, "bf16", "pack"):
-        check_precision("unpad+compile", precision)
+@pytest.mark.parametrize("lever", ["compile", "cuda-graphs"])
+def test_compiled_layers_without_padding_are_refused_where_flash_attention_has_no_type(
+    precision: str, lever: str
+) -> None:
+    with refused("unsupported-combination", f"unpad+{lever}", precision, "bf16", "unpad"):
+        check_precision(f"unpad+{lever}", precision)
     check_precision("unpad", precision)
-    check_precision("unpad+compile", "bf16")
+    check_precision(f"unpad+{lever}", "bf16")

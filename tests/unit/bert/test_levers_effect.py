@@ -41,7 +41,7 @@ def instructions(monkeypatch: pytest.MonkeyPatch) -> None:
         ("bf16-weights+cuda-graphs", GPU, {"bf16-weights": ("cuda-graphs",)}),
         ("fused-optimizer", Setup("cuda", "fp32", "fsdp"), {"fused-optimizer": ("fsdp", "ddp")}),
         ("fused-optimizer", Setup("cuda", "fp32", "ddp", 2), {}),
-        ("balance", CPU, {"balance": ("unpad", "pack")}),
+        ("balance", CPU, {"balance": ("unpad",)}),
         ("balance+unpad", Setup("cpu", "bf16", "ddp"), {}),
         ("cuda-graphs", CPU, {"cuda-graphs": ("GPU",)}),
         ("cuda-graphs", GPU, {}),

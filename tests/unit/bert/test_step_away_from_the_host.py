@@ -48,11 +48,14 @@ TASKS = pytest.mark.parametrize(
 def made(name: str, options: str, levers: str) -> tuple[Task, torch.nn.Module, Batch]:
     """A task, its model on the device, and a batch with padding as a loader makes it, on the host."""
     task = make_task(name, options)
+    trial = Trial(preset="tiny", task=name, seq_len=32, levers="unpad")
     spec = DataSpec(data="synthetic:uniform", seq_len=32, micro_batch_size=4)
-    batch = next(iter(Feed(task.batches(spec), pinned=False, adapt=BertbenchImplementation().adapt)))
+    batch = next(
+        iter(Feed(task.batches(spec), False, BertbenchImplementation().adapter(trial, lambda: task.batches(spec))))
+    )
     assert batch.mask is not None and batch.layout is not None
     with without_values(), AWAY:
-        model = task.build_model(model_config(Trial(preset="tiny", task=name, seq_len=32)), Observer())
+        model = task.build_model(model_config(trial), Observer())
     use_levers(model, resolve_levers(levers, "cuda"))
     return task, model, batch
 

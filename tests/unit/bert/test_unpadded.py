@@ -12,7 +12,7 @@ from bert.model.attention import attend
 from bert.model.encoder import recompute_activations
 from bert.model.packing import Unpadded, chunks, unpad
 from bert.speed.native import triton_missing
-from bert.speed.registry import default_levers, levers_text, resolve_levers, use_levers
+from bert.speed.registry import default_levers, few_shapes, levers_text, resolve_levers, use_levers
 
 
 @pytest.mark.parametrize("lengths", LENGTHS, ids=str)
@@ -24,9 +24,7 @@ def test_losses_and_gradients_are_those_with_padding(lengths: list[int], columns
     assert_same(loss_and_gradients(real, real(batch).loss), expected, 1e-5)
 
 
-@pytest.mark.parametrize(
-    "text", ["none", "auto", "chunks", "unpad+bf16-attention", "pack", "pack+chunks+bf16-attention"]
-)
+@pytest.mark.parametrize("text", ["none", "auto", "chunks", "unpad+bf16-attention"])
 @pytest.mark.parametrize("bf16", [False, True])
 def test_every_lever_gives_the_same_losses_and_gradients(text: str, bf16: bool) -> None:
     batch = batch_of([16, 3, 9, 1], 20)
@@ -56,14 +54,16 @@ def test_levers_go_by_name() -> None:
     assert levers_text(resolve_levers("unpad+chunks", "cuda")) == "chunks+unpad"
     with refused("option-choice", "'fast'", "auto", "none", "unpad", "chunks", "fp8"):
         resolve_levers("unpad+fast", "cpu")
-    with refused("option-conflict", "'pack+unpad'", "leave out unpad", "or pack"):
-        resolve_levers("pack+unpad", "cuda")
-    if kernels:  # what torch.compile makes for a GPU is Triton's
+    for text in ("pack", "pack+compile"):
+        with refused("option-choice", f"'{text}'", "pack", "unpad+cuda-graphs"):
+            resolve_levers(text, "cuda")
+    if triton_missing() is None:  # what torch.compile makes for a GPU is Triton's
         assert resolve_levers("unpad+compile", "cuda") == {"unpad", "compile"}
-    with refused("option-conflict", "unpad", "compile", "CPU", "pack"):
-        resolve_levers("unpad+compile", "cpu")
-    with refused("option-conflict", "unpad", "cuda-graphs", "pack"):
-        resolve_levers("unpad+cuda-graphs", "cuda")
+        assert resolve_levers("unpad+cuda-graphs", "cuda") == {"unpad", "cuda-graphs"}
+    for lever in ("compile", "cuda-graphs"):
+        with refused("option-conflict", "unpad", lever, "CPU"):
+            resolve_levers(f"unpad+{lever}", "cpu")
+    assert few_shapes({"unpad", "cuda-graphs"}) and not few_shapes({"cuda-graphs"}) and not few_shapes({"unpad"})
     with refused("option-conflict", "fp8", "compile"):
         resolve_levers("fp8+compile", "cuda")
     with refused("unsupported-combination", "cuda-graphs", "2 micro-steps", "compile"):
