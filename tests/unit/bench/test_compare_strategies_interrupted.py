@@ -34,6 +34,7 @@ def test_the_table_is_written_and_shown_when_profiling_is_interrupted_and_again_
 
     monkeypatch.setattr(command, "find_devices", lambda *_: Devices("cpu", (), 2))
     monkeypatch.setattr(command, "plan_variant", lambda *_: None)
+    monkeypatch.setattr(command, "with_same_batches", lambda *_: None)
     monkeypatch.setattr(command, "check_comparable", lambda *_: None)
     monkeypatch.setattr(command, "train_all", lambda *_: True)
     monkeypatch.setattr(command, "_profile", profile)

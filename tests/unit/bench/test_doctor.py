@@ -23,6 +23,10 @@ ROOT = Path(__file__).resolve().parents[3]
 DOCKER = shutil.which("docker")
 CPU = Devices("cpu", (), 4, "NVML cannot be used")
 CUDA = Devices("cuda", (Gpu("H200", "0", "GPU-1", 10),), 4)
+HELP = "\n".join(
+    f"        {name}="
+    for name in ("-t, --trace", "-c, --capture-range", "--capture-range-end", "-f, --force-overwrite", "-o, --output")
+)
 SYS_ADMIN, PERFMON, NONE = 1 << 21, 1 << 38, 0
 
 
@@ -45,7 +49,8 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def tool(machine: Path, name: str, version: str) -> None:
     path = machine / "bin" / name
-    path.write_text(f"#!/bin/sh\necho '{version}'\n", encoding="ascii")
+    answers = f"case \"$*\" in *--help*) echo '{HELP}' ;; *) echo '{version}' ;; esac"
+    path.write_text(f"#!/bin/sh\n{answers}\n", encoding="ascii")
     path.chmod(0o755)
 
 
