@@ -111,7 +111,7 @@ fuzz: setup ## 10,000 damaged inputs per reader (FUZZ_INPUTS=<n>)
 	FUZZ_INPUTS=$${FUZZ_INPUTS:-10000} $(BIN)/python -m pytest tests/unit/analysis -k "damaged or mutated" --timeout 7200
 
 # Without setup: GPU machines have their own torch.
-gpu-acceptance: ## every check that needs a CUDA device, in order of worth, under 9 minutes; again for what was left out (OUT=<folder>)
+gpu-acceptance: ## checks that need a CUDA device, most important first, under 9 minutes; call it again for the rest (OUT=<folder>)
 	$(INSTALLED) tests/gpu/acceptance.py "$(OUT)"
 
 gpu-tests: ## add the tests of commands on a CUDA device, under 5 minutes, to the output of gpu-acceptance in OUT=<folder>

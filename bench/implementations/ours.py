@@ -42,7 +42,7 @@ class BertbenchImplementation:
 
     def adapter(self, trial: Trial, streams: Callable[[], BatchStream]) -> Adapt:
         """Return what computes where the real tokens lie, so that no step waits for it."""
-        return layouts(streams, _levers(trial)[0])
+        return layouts(streams, _levers(trial)[0], trial.seq_len)
 
     def build(self, trial: Trial, task: Task, config: ModelConfig, observer: Observer) -> Built:
         """Build the task's model with fused AdamW."""

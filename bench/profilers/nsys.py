@@ -27,7 +27,7 @@ REPORTS = {
     "nvtxsum": "nvtx_sum",
     "osrtsum": "osrt_sum",
 }
-# Without these it would record another part of the run, or into another file.
+# Without these, nsys would record the wrong part of the run or write to another file.
 _NEEDED = ("--trace", "--capture-range", "--capture-range-end", "--force-overwrite", "--output")
 _EXPORT_SECONDS = 900.0
 _PARANOID = Path("/proc/sys/kernel/perf_event_paranoid")

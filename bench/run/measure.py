@@ -162,7 +162,8 @@ class _Measurement:
 
     def _chosen(self, built: Built) -> dict[str, Any]:
         """What made the steps fast: optimizations that were on, why others were not, and attention's operator."""
-        chosen = {"levers": levers_text(built.levers), "levers_left_out": dict(built.left_out)}
+        ours = self.trial.implementation == OURS
+        chosen = {"levers": levers_text(built.levers) if ours else None, "levers_left_out": dict(built.left_out)}
         return {**chosen, "attention": self.attention}
 
     def _stopped(self, steps: int) -> dict[str, Any]:
@@ -205,7 +206,10 @@ class _Measurement:
 
         def choose() -> dict[str, Any] | None:
             return choose_attention(
-                training.model, lambda: self.task.batches(data_spec(trial, strategy)), self.precision, strategy
+                training.model,
+                lambda: self.task.batches(data_spec(trial, strategy, built.levers)),
+                self.precision,
+                strategy,
             )
 
         self.attention = timed("choose_attention", choose)

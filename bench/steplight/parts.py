@@ -164,7 +164,7 @@ def _products(subject: Subject, m: int, k: int, n: int) -> Sequence[Callable[[],
 
 
 def _fp8_products(subject: Subject, m: int, k: int, n: int) -> Sequence[Callable[[], Tensor]]:
-    """Return what `_products` does, as bert.speed.fp8 multiplies; tensors are in FP8 already."""
+    """Return the same three GEMMs in FP8; their inputs are cast beforehand."""
     scales = Scales()
     layer = scales.add(subject.device)
     shapes = ((INPUT, m, k), (WEIGHT, n, k), (GRADIENT, m, n))

@@ -26,7 +26,7 @@ _WARMUPS, _ROUNDS = 2, 7
 _TOKENS, _LONGEST = 1024, 64
 # Another operator than the default one must be so much faster: less is within the noise of a few calls.
 _MARGIN = 0.02
-# Relative errors of an operator that computes correctly: rounding to 8 bits is .004.
+# Relative errors of an operator that computes correctly: rounding to 8 bits is 0.004.
 _WORST_ERROR = 0.03
 
 

@@ -1,7 +1,8 @@
 """Optimizations of a training step, each a switch. Imports no torch until one is applied.
 
 None changes the result except for rounding and the random numbers of dropout. The defaults are
-those that measured best on that class of device (docs/explanation/speed.md); unmeasured ones are off.
+those that measured best on that class of device. On a GPU those that move fewer bytes are on too,
+not measured yet (docs/explanation/speed.md).
 """
 
 from collections.abc import Iterable, Mapping
@@ -291,7 +292,6 @@ _OF_DDP = frozenset({"static-graph", "bf16-gradients"})
 # Copies of the weights for the GEMMs (bert.speed.copies).
 _COPIES = frozenset({"bf16-weights", "fp8"})
 _OF_WHOLE_PARAMETERS = _COPIES | {"fused-optimizer"}
-_COMPILING = frozenset({"compile", "cuda-graphs"})
 # Strategies that leave every parameter whole and the same tensor, and the optimizer as it is.
 _WHOLE_PARAMETERS = frozenset({"single", "ddp"})
 _FP8_CAPABILITY = (8, 9)

@@ -33,7 +33,7 @@ def data_spec(spec: TrainSpec, strategy: Strategy, levers: frozenset[str] = froz
     )
 
 
-def layouts(streams: Callable[[], BatchStream], levers: frozenset[str]) -> Adapt:
+def layouts(streams: Callable[[], BatchStream], levers: frozenset[str], columns: int) -> Adapt:
     """Return what gives batches the layout that layers with these optimizations compute.
 
     The totals of a token budget follow from the lengths in the first batches, so a resumed run has the same ones.
@@ -41,6 +41,7 @@ def layouts(streams: Callable[[], BatchStream], levers: frozenset[str]) -> Adapt
     Args:
         streams: opens the batches at their beginning; called only if there is a budget.
         levers: optimizations that are on.
+        columns: the most that a batch may have; the first ones may all be shorter.
     """
     if not few_shapes(levers):
         return Batch.laid_out
@@ -49,7 +50,6 @@ def layouts(streams: Callable[[], BatchStream], levers: frozenset[str]) -> Adapt
     close = getattr(opened, "close", None)
     if close is not None:
         close()
-    columns = max(mask.shape[1] for mask in masks)
     budget = TokenBudget.of_batches(columns, torch.stack([mask.sum(1) for mask in masks]))
     return lambda batch: batch.laid_out(budget)
 

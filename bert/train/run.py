@@ -225,7 +225,10 @@ class _Run(BaseRun):
             )
 
     def _open_feed(self, levers: frozenset[str]) -> Feed:
-        stream, adapt = self.task.batches(self.spec), layouts(lambda: self.task.batches(self.spec), levers)
+        stream, adapt = (
+            self.task.batches(self.spec),
+            layouts(lambda: self.task.batches(self.spec), levers, self.spec.seq_len),
+        )
         if self.resumed_from is not None:
             state, saved = self.resumed_from.state, self.resumed_from.state.settings
             position = state.position
@@ -240,7 +243,8 @@ class _Run(BaseRun):
         """Continue with saved scales of FP8; without them the first step measures its tensors."""
         if self.resumed_from is not None:
             path = self.resumed_from.path / scales_file(self.strategy.rank)
-            together(self.strategy, lambda: load_scales(path, self.model))
+            if not together(self.strategy, lambda: load_scales(path, self.model)) and path.exists():
+                self.warn(f"{path} has the scales of another model in FP8: the first step measures its tensors")
 
     def _begin_random_numbers(self) -> None:
         """Continue with saved generators, or seed them: the last thing before the first step."""

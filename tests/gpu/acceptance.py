@@ -70,7 +70,7 @@ SOME_NOT_OK = 3
 LEFT_OUT, INTERRUPTED, APART = "left out", "interrupted", "apart"
 FINE = ("ok", "absent", APART, LEFT_OUT)
 """Outcomes that are no failure: done, something is missing here, left to a call of its own, no time was left."""
-TO_DO = (LEFT_OUT, INTERRUPTED)
+TO_DO = (LEFT_OUT, INTERRUPTED, "timeout")
 """Outcomes that the next call of the same command repeats."""
 _MOST_OUTPUT = 64 * 2**20
 _USAGE = (
@@ -161,7 +161,7 @@ def run_all(out: Path, plan: list[Step], about: dict[str, Any]) -> int:
         kept(out, record)
         return 2 if len(record["steps"]) == 0 else 1
     if missed := [row["name"] for row in record["steps"] if row["outcome"] == LEFT_OUT]:
-        sys.stdout.write(f"left out for want of time: {', '.join(missed)}; the same command runs them\n")
+        sys.stdout.write(f"not run for lack of time: {', '.join(missed)}; run the same command again\n")
     return 1 if any(row["outcome"] not in FINE for row in record["steps"]) else 0
 
 

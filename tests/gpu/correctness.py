@@ -11,6 +11,7 @@ Exit code 1 when a check failed.
 
 import argparse
 import json
+import signal
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -228,6 +229,7 @@ def replayed_layers(device: torch.device) -> Found:
 
     graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream()
     with torch.no_grad(), torch.autocast("cuda", dtype=torch.bfloat16, cache_enabled=False):
+        stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
             layers()
         stream.synchronize()
@@ -430,7 +432,11 @@ def run(names: Sequence[str], device: torch.device, seconds: float) -> dict[str,
     for name in names:
         began = time.monotonic()
         late = {"outcome": "skipped", "why": f"{seconds:.0f} s were over"}
-        row = {"name": name, **(outcome(CHECKS[name], device) if began < until else late)}
+        try:
+            found = outcome(CHECKS[name], device) if began < until else late
+        except KeyboardInterrupt:
+            found, until = {"outcome": "skipped", "why": "it was ended"}, began
+        row = {"name": name, **found}
         row["seconds"] = round(time.monotonic() - began, 2)
         rows.append(row)
         sys.stderr.write(f"{name}: {row['outcome']} {row['why']}\n")
@@ -445,6 +451,7 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--seconds", type=float, default=50.0)
     parser.add_argument("--json", action="store_true", help="the only output there is")
     given = parser.parse_args(argv)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # what was found is still printed
     found = run(list(CHECKS), torch.device(given.device), given.seconds)
     sys.stdout.write(json.dumps(found) + "\n")
     return 1 if found["failed"] else 0

@@ -25,7 +25,7 @@ TOOLS = ("ncu", "nsys")
 """Programs that a part needs."""
 VARIANTS = {
     "transformers": ("hf", "hf-compiled"),
-    "triton": ("hf-compiled", "unpad+compile", "fp8+fused-elementwise+unpad"),
+    "triton": ("hf-compiled", "unpad+compile", "bf16-weights+fp8+fused-elementwise+fused-optimizer+unpad"),
 }
 """Implementations and levers that steps of throughput leave out without a package."""
 ELSEWHERE = {
@@ -39,7 +39,7 @@ ELSEWHERE = {
     "vl_convert": "charts of reports, which show pictures without it",
     "google_crc32c": "checkpoints of TensorFlow", "cramjam": "checkpoints of TensorFlow",
 }  # fmt: skip
-"""What no step imports, and what does."""
+"""Packages that no part imports, and what needs them."""
 _REMEDY = "or name a Python that has them: make gpu-acceptance OUT=<folder> PYTHON=<python>"
 _WITHOUT_A_NETWORK = (
     "without a network bring their wheels: pip download --only-binary :all: --python-version {version} -d wheels "
@@ -86,8 +86,11 @@ def refusal(python: str, lacking: Iterable[str], left_out: Mapping[str, Iterable
 
 def notice(lacking: Iterable[str], left_out: Mapping[str, Iterable[str]]) -> str:
     """Return one line on what is left out; "" where nothing is."""
+    lacking = list(lacking)
     said = _without(lacking, left_out)
-    return f"gpu-acceptance goes on without {said}\n" if said else ""
+    packages = " ".join(PARTS[name] for name in lacking if name in PARTS and left_out.get(name))
+    install = f"; pip install {packages}" if packages else ""
+    return f"gpu-acceptance continues without {said}{install}\n" if said else ""
 
 
 def _without(lacking: Iterable[str], left_out: Mapping[str, Iterable[str]]) -> str:

@@ -56,7 +56,9 @@ def test_every_command_line_is_parsed_and_planned_for_one_gpu(tmp_path: Path) ->
         "throughput base 128": 2, "max batch": 1, "profile torch": 1, "profile ncu": 1, "profile nsys": 1,
         "profile nvtx emit": 1,
     }  # fmt: skip
-    assert light_levers == ["", "fp8+fused-elementwise+unpad"], "what is on by default, and FP8"
+    assert light_levers == ["", "bf16-weights+fp8+fused-elementwise+fused-optimizer+unpad"], (
+        "what is on by default, and FP8"
+    )
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device here")
@@ -101,7 +103,9 @@ def test_what_is_worth_most_comes_first_and_the_tests_of_commands_last_and_apart
     for batch in ("64", "128"):
         words = named[f"throughput large 512 batch {batch}"].command
         assert words[words.index("--batch-sizes") + 1] == batch and {"hf", "hf-compiled"} <= set(words)
-        assert {"auto", "fp8+fused-elementwise+unpad"} <= set(words), "bf16 and FP8 in one sweep"
+        assert {"auto", "bf16-weights+fp8+fused-elementwise+fused-optimizer+unpad"} <= set(words), (
+            "bf16 and FP8 in one sweep"
+        )
     words = named["max batch"].command
     assert words[words.index("--batch-sizes") + 1] == "192"
 
@@ -130,4 +134,7 @@ def test_steps_that_lack_something_are_left_out_and_hold_no_time(tmp_path: Path)
     two = [Step("a", [], 900), Step("report", [], 50, 10, kept=True)]
     lacking = [two[0], two[1]._replace(lacks=("pandas",))]
     assert seconds_for(0, lacking, 500.0) == seconds_for(0, two, 500.0) + 10
-    assert not any("fp8+fused-elementwise+unpad" in step.command for step in steps(tmp_path, ["triton"])[:3])
+    assert not any(
+        "bf16-weights+fp8+fused-elementwise+fused-optimizer+unpad" in step.command
+        for step in steps(tmp_path, ["triton"])[:3]
+    )

@@ -89,7 +89,7 @@ def test_budgets_by_hand() -> None:
 @pytest.mark.parametrize(("data", "least"), [("synthetic:mean254", 0.95), ("synthetic:phase1", 0.94)])
 def test_most_of_what_is_computed_is_real(data: str, least: float) -> None:
     spec = DataSpec(data=data, seq_len=128 if "phase1" in data else 512, micro_batch_size=64, vocab_size=200)
-    adapt = layouts(lambda: SyntheticBatches(spec), frozenset({"unpad", "cuda-graphs"}))
+    adapt = layouts(lambda: SyntheticBatches(spec), frozenset({"unpad", "cuda-graphs"}), spec.seq_len)
     batches = [adapt(batch) for batch in itertools.islice(SyntheticBatches(spec), 24)]
     totals = [batch.layout.tokens for batch in batches if batch.layout is not None]
     assert sum(batch.counts.real_tokens for batch in batches) / sum(totals) > least
@@ -205,7 +205,7 @@ def training_of(made: BertForPretraining) -> tuple[Training, Feed]:
     levers = frozenset({"unpad", "cuda-graphs"})
     use_levers(made, levers)
     data = DataSpec(data="synthetic:uniform", seq_len=COLUMNS, micro_batch_size=SIZE, vocab_size=SHAPE.vocab_size)
-    feed = Feed(SyntheticBatches(data), False, layouts(lambda: SyntheticBatches(data), levers))
+    feed = Feed(SyntheticBatches(data), False, layouts(lambda: SyntheticBatches(data), levers, data.seq_len))
     training = Training(
         model=made, optimizer=adamw(made, 1e-3), compute_loss=lambda model, batch: model(batch).loss, batches=feed,
         strategy=SingleStrategy(), precision=Precision("fp32", "cpu"),
