@@ -68,6 +68,8 @@ def test_checks_fail_on_wrong_numbers_and_skip_what_a_cpu_has_not(monkeypatch: p
     assert found["outcome"] == "failed" and "AttributeError" in found["why"]
 
 
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")
 def test_the_operator_chosen_for_attention_is_right_and_was_timed() -> None:
     from bert.model.varlen import OPERATORS, Kind
     from bert.speed.attention_choice import choose
