@@ -248,7 +248,7 @@ def test_what_does_not_fit_is_named_and_the_same_command_runs_it(
     plan[1] = python("bad", "raise SystemExit(1)")
     module.seconds_for = lambda number, plan, elapsed: 20.0
     assert module.run_all(out, plan, ABOUT) == 1, "bad has failed"
-    assert "left out for want of time: late;" in capsys.readouterr().out
+    assert "lack of time: late;" in capsys.readouterr().out
     assert "left out: late" in (out / "acceptance.md").read_text()
     first = record_in(out)
     assert [row["outcome"] for row in first["steps"]] == ["ok", "failed", "left out", "ok"]
