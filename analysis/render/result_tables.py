@@ -97,13 +97,9 @@ def _failures(rows: Sequence[Row]) -> list[str]:
 
 
 def _left_out(rows: Sequence[Row]) -> list[str]:
-    """One line per set of optimizations that the default left out because they have no effect."""
-    lines = [
-        f"left out of --levers auto: {', '.join(f'{name} ({why})' for name, why in row['levers_left_out'].items())}"
-        for row in rows
-        if row.get("levers_left_out")
-    ]
-    return list(dict.fromkeys(lines))
+    """One line on the optimizations that trials left out because they have no effect there, and why."""
+    reasons = [f"{name} ({why})" for row in rows for name, why in (row.get("levers_left_out") or {}).items()]
+    return [f"left out of --levers: {', '.join(dict.fromkeys(reasons))}"] if reasons else []
 
 
 def _place(row: Row, model: str = "") -> str:

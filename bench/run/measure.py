@@ -24,6 +24,7 @@ from bert.parallel.base import StepPlan
 from bert.speed.registry import AUTO, few_shapes, levers_text, resolve_levers
 from bert.tasks import make_task, task_step
 from bert.tasks.base import DataSpec
+from bert.train.agreement import same_on_all
 from bert.train.attention import choose_attention
 from bert.train.feed import Feed, data_spec
 from bert.train.loop import Training, train
@@ -182,6 +183,7 @@ class _Measurement:
     def _prepared(self) -> tuple[Built, Training]:
         trial, strategy, timed = self.trial, self.strategy, self.rank.timed
         built = timed("build_model", lambda: self.implementation.build(trial, self.task, self.config, self.observer))
+        same_on_all(strategy, levers_text(built.levers), "optimizations")
         spec = data_spec(trial, strategy, built.levers)
         batches = self._feed(self.task.batches(spec), spec)
 

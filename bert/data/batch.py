@@ -53,18 +53,19 @@ class Batch:
         all_real = self.counts.real_tokens == self.counts.padded_tokens
         return None if all_real else self.tensors["attention_mask"]
 
-    def laid_out(self, budget: TokenBudget | None = None) -> "Batch":
+    def laid_out(self, budget: TokenBudget | None = None, *, full: bool = False) -> "Batch":
         """Return this batch, which is on the CPU, with its layout (bert.model.packing).
 
         One without padding needs none, except with a budget: dummy sequences then pad the tokens to one of its totals,
-        or those of an even budget if it is for batches of another size.
+        or those of an even budget if it is for batches of another size. `full` lays it out too: compiled layers would
+        be compiled again for rows.
         """
-        mask = self.mask if budget is None else self.tensors["attention_mask"]
+        mask = self.mask if budget is None and not full else self.tensors["attention_mask"]
         if mask is None:
             return self
         rows, columns = mask.shape
         if budget is not None and (budget.rows != rows or budget.columns < columns):
-            budget = even_budget(rows, columns)
+            budget = even_budget(rows, max(columns, budget.columns))
         return replace(self, layout=unpad(mask, budget))
 
     def to(self, device: torch.device) -> "Batch":

@@ -127,7 +127,8 @@ class Layer(nn.Module):
         with phase(self.observer, "layer", self.index, ".mlp"):
             transformed = feed_forward(self.intermediate, self.output, narrow, self.fused)
             result = residual_norm(transformed, wide, self.output_norm, self.dropout, self.fused)
-        return result if self.fused else result.wide
+        # Compiled layers return one tensor: two would be another kind of input than the first layer's, compiled apart.
+        return result if self.fused and not torch.compiler.is_compiling() else result.wide
 
 
 class BertEncoder(nn.Module):
@@ -141,7 +142,7 @@ class BertEncoder(nn.Module):
     backward pass is pending, and writes over what the layer before has returned (pytorch#160281). Real tokens are then
     padded to a token budget (bert.model.packing), and PyTorch records one graph of each layer for each budget.
 
-    Where `compiles` is true, the layers are compiled: with real tokens alone once for all numbers of them.
+    Where `compiles` is true, the layers are compiled: with real tokens alone once for all numbers and lengths of them.
 
     Args:
         config: shape and dropout.
@@ -201,7 +202,7 @@ class BertEncoder(nn.Module):
                 types = None if token_type_ids is None else placed.take(token_type_ids)
                 hidden = self.embeddings(placed.take(input_ids), types, further_types, placed.position_ids)
         if placed is not None and self.compiles:
-            where = _of_any_number(hidden, placed)
+            where = _of_any_number(hidden, placed, self.config.max_positions)
         carried: Tensor | Stream = hidden
         for index, layer in enumerate(self.layers):
             with phase(self.observer, "layer", index):
@@ -232,18 +233,20 @@ class BertEncoder(nn.Module):
             return None
         if layout is not None:
             return layout
-        return unpad(known, even_budget(*known.shape) if self.few_shapes else None)
+        return unpad(known, even_budget(len(known), self.config.max_positions) if self.few_shapes else None)
 
 
-def _of_any_number(hidden: Tensor, placed: Unpadded) -> Where:
+def _of_any_number(hidden: Tensor, placed: Unpadded, longest: int) -> Where:
     """Have what is compiled for the layers serve every number of tokens [T, H]; return where they lie.
+
+    The length that no sequence exceeds is a number in compiled code, so it is that of the model, not of the batch.
 
     Without it PyTorch compiles for the first number, and for any number when a second one comes, inside of what is
     measured. With static shapes each number would be compiled for, until PyTorch gives up at the eighth version of a
     layer (torch._dynamo.config.recompile_limit). CUDA graphs are recorded for each number all the same.
     """
     torch._dynamo.maybe_mark_dynamic(hidden, 0)
-    return placed.bounds
+    return placed.bounds._replace(longest=longest)
 
 
 def recompute_activations(model: nn.Module) -> None:

@@ -159,10 +159,16 @@ def span_losses(logits: Tensor, targets: Tensor, lengths: Tensor | None = None) 
 
 
 def lay_out(model: nn.Module, batch: Batch) -> Batch:
-    """Return a batch on the CPU with the layout that the encoder of a model computes it in, with an even budget."""
+    """Return a batch on the CPU with the layout that the encoder of a model computes it in.
+
+    An even budget is that of the model's longest sequences: one for each width would have graphs of its own.
+    """
     encoder = getattr(model, "encoder", None)
-    few_shapes = isinstance(encoder, BertEncoder) and encoder.few_shapes
-    return batch.laid_out(even_budget(*batch.tensors["attention_mask"].shape) if few_shapes else None)
+    if not isinstance(encoder, BertEncoder):
+        return batch.laid_out()
+    rows = len(batch.tensors["attention_mask"])
+    budget = even_budget(rows, encoder.config.max_positions) if encoder.few_shapes else None
+    return batch.laid_out(budget, full=encoder.compiles)
 
 
 class BertForPretraining(nn.Module):

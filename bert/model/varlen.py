@@ -23,7 +23,7 @@ _HALF = (torch.float16, torch.bfloat16)
 # The first release whose cuDNN attention by lengths is right: before it, the backward pass takes the width of a head
 # for the length of the longest sequence and writes out of bounds (pytorch#186142; releases 2.10 to 2.13 are affected).
 _CUDNN_SINCE = (2, 14)
-_CUDNN_VERSION = 91800
+_CUDNN_VERSION = 91800  # 9.18.0
 
 
 @dataclass(frozen=True)
@@ -57,13 +57,20 @@ def default_operator(kind: Kind) -> str | None:
     return next((name for name, operator in OPERATORS.items() if operator.missing(kind) is None), None)
 
 
-def _flash_missing(kind: Kind) -> str | None:
+def _half_missing(kind: Kind, capability: int, widest: int) -> str | None:
+    """What operators for 16-bit types lack on GPUs from a compute capability on, with heads of at most `widest`."""
     if kind.dtype not in _HALF:
         return f"needs bf16 or fp16, not {_name(kind.dtype)}"
-    if processor(kind.device).major < 8:
-        return "needs compute capability 8.0"
-    if kind.width > 256 or kind.width % 8:
-        return f"needs heads of a multiple of 8 and at most 256 columns, not {kind.width}"
+    if processor(kind.device).major < capability:
+        return f"needs compute capability {capability}.0"
+    if kind.width > widest or kind.width % 8:
+        return f"needs heads of a multiple of 8 and at most {widest} columns, not {kind.width}"
+    return None
+
+
+def _flash_missing(kind: Kind) -> str | None:
+    if lacking := _half_missing(kind, 8, 256):
+        return lacking
     if kind.device.type == "cuda" and not torch.backends.cuda.is_flash_attention_available():
         return "this build of PyTorch has no FlashAttention"
     return None
@@ -90,14 +97,10 @@ def _cudnn_missing(kind: Kind) -> str | None:
 def _cudnn_unsupported(kind: Kind) -> str | None:
     if kind.compiled:
         return "not with compiled layers"
-    if kind.dtype not in _HALF:
-        return f"needs bf16 or fp16, not {_name(kind.dtype)}"
-    if processor(kind.device).major < 9:
-        return "needs compute capability 9.0"
-    if kind.width > 128 or kind.width % 8:
-        return f"needs heads of a multiple of 8 and at most 128 columns, not {kind.width}"
+    if lacking := _half_missing(kind, 9, 128):
+        return lacking
     if kind.device.type == "cuda" and (torch.backends.cudnn.version() or 0) < _CUDNN_VERSION:
-        return f"needs cuDNN {_CUDNN_VERSION}, found {torch.backends.cudnn.version()}"
+        return f"needs cuDNN 9.18, found {torch.backends.cudnn.version()}"
     return None
 
 

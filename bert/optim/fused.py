@@ -41,6 +41,7 @@ class _Fused(torch.optim.Optimizer):
     _step_supports_amp_scaling = True
     _tables: "Tables | None" = None
     _sums: Tensor | None = None
+    _casts: list[Tensor]
 
     def overflow(self) -> Tensor:
         """Return a float32 scalar on the device, 1 if a gradient is not finite and 0 otherwise."""
@@ -64,6 +65,7 @@ class _Fused(torch.optim.Optimizer):
         """Return the table of all parameters that have a gradient."""
         from bert.speed.kernels.multi_tensor import Group, Tables
 
+        self._casts = []
         if self._tables is None:
             self._tables = Tables()
         return self._tables.of([
@@ -79,10 +81,12 @@ class _Fused(torch.optim.Optimizer):
 
         gradient, state, copy = parameter.grad, self._state_of(parameter), copy_of(parameter)
         assert gradient is not None
-        if gradient.dtype not in (torch.float32, LOW):
-            gradient = gradient.float()
+        low = gradient.dtype in (torch.float32, LOW)
+        read = gradient.contiguous() if low else gradient.float().contiguous()
+        if read is not gradient:
+            self._casts.append(read)  # the table has its address alone
         return Entry(
-            parameter, gradient.contiguous(), state["exp_avg"], state["exp_avg_sq"],
+            parameter, read, state["exp_avg"], state["exp_avg_sq"],
             None if copy is None else copy.values, state.get("step"),
         )  # fmt: skip
 

@@ -38,7 +38,7 @@ class ShapeClass:
     """T, rounded up."""
     sequences: int
     longest: int
-    """Tokens of the longest sequence, rounded up."""
+    """S, tokens that no sequence has more of, rounded up."""
     heads: int
     width: int
     """D."""
@@ -46,12 +46,14 @@ class ShapeClass:
     dtype: str
 
     @classmethod
-    def of(cls, lengths: Sequence[int], heads: int, width: int, dropout: float, dtype: torch.dtype) -> "ShapeClass":
-        """Return the class of a batch of sequences of these lengths."""
+    def of(
+        cls, lengths: Sequence[int], columns: int, heads: int, width: int, dropout: float, dtype: torch.dtype
+    ) -> "ShapeClass":
+        """Return the class of a batch of sequences of these lengths in rows of so many columns."""
         return cls(
             tokens=-(-sum(lengths) // _TOKENS) * _TOKENS,
             sequences=len(lengths),
-            longest=-(-max(lengths) // _LONGEST) * _LONGEST,
+            longest=-(-columns // _LONGEST) * _LONGEST,
             heads=heads,
             width=width,
             dropout=dropout,
@@ -81,6 +83,7 @@ def choose(
     dropout: float,
     kind: Kind,
     *,
+    columns: int | None = None,
     timer: Timer | None = None,
     operators: Mapping[str, Operator] = OPERATORS,
 ) -> Choice:
@@ -91,22 +94,24 @@ def choose(
         heads: N.
         dropout: probability of the attention weights.
         kind: device, type and width of the heads.
+        columns: S, columns of the padded batch; None for the longest of the lengths.
         timer: of the device; None for CUDA events.
         operators: the candidates.
     """
-    shape = ShapeClass.of(lengths, heads, kind.width, dropout, kind.dtype)
+    columns = columns or max(lengths)
+    shape = ShapeClass.of(lengths, columns, heads, kind.width, dropout, kind.dtype)
     key = shape, kind
     if key not in _chosen:
-        _chosen[key] = _measured(lengths, shape, kind, timer or _cuda_milliseconds, operators)
+        _chosen[key] = _measured(lengths, columns, shape, kind, timer or _cuda_milliseconds, operators)
     return _chosen[key]
 
 
 def _measured(
-    lengths: Sequence[int], shape: ShapeClass, kind: Kind, timer: Timer, operators: Mapping[str, Operator]
+    lengths: Sequence[int], columns: int, shape: ShapeClass, kind: Kind, timer: Timer, operators: Mapping[str, Operator]
 ) -> Choice:
     left_out = {name: why for name in operators if (why := operators[name].missing(kind)) is not None}
     candidates = [name for name in operators if name not in left_out]
-    work = _Work(lengths, shape, kind)
+    work = _Work(lengths, columns, shape, kind)
     times: dict[str, list[float]] = {}
     for name in candidates:
         try:
@@ -137,14 +142,14 @@ def _fastest(times: Mapping[str, float]) -> str | None:
 class _Work:
     """Attention of one layer on random values, forward and backward."""
 
-    def __init__(self, lengths: Sequence[int], shape: ShapeClass, kind: Kind) -> None:
+    def __init__(self, lengths: Sequence[int], columns: int, shape: ShapeClass, kind: Kind) -> None:
         self.lengths, self.dropout = lengths, shape.dropout
         generator = torch.Generator().manual_seed(0)
         size = (sum(lengths), 3, shape.heads, shape.width)
         self.qkv = torch.randn(size, generator=generator).to(kind.device, kind.dtype).requires_grad_()
         self.given = torch.randn(size[0], *size[2:], generator=generator).to(kind.device, kind.dtype)
         ends = torch.tensor((0, *itertools.accumulate(lengths)), dtype=torch.int32, device=kind.device)
-        self.bounds = Bounds(ends, max(lengths))
+        self.bounds = Bounds(ends, columns)
 
     def run(self, operator: Operator) -> None:
         """Compute the context and the gradients once."""

@@ -20,9 +20,6 @@ from torch.autograd.function import Function, once_differentiable
 
 from bert.speed.copies import LOW, Copy, copy_of
 from bert.speed.scales import FORMATS, GRADIENT, INPUT, MULTIPLE, WEIGHT, Quantized, Scales
-from common.errors import UsageError
-
-_OLDEST = (8, 9)  # compute capability
 
 
 class Fp8Copy(Copy):
@@ -68,17 +65,6 @@ class Fp8Copy(Copy):
 
     _version: int
     _cast: Quantized | None
-
-
-def check_device(device: torch.device) -> None:
-    """Refuse a GPU without FP8. Raises UsageError."""
-    if device.type == "cuda" and torch.cuda.get_device_capability(device) < _OLDEST:
-        major, minor = torch.cuda.get_device_capability(device)
-        raise UsageError(
-            "device-unsupported",
-            f"--levers fp8 on a GPU of compute capability {major}.{minor}: FP8 needs {_OLDEST[0]}.{_OLDEST[1]} or "
-            "later; leave out fp8",
-        )
 
 
 def fits(weight: Tensor) -> bool:

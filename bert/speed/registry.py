@@ -165,6 +165,11 @@ def balances(names: frozenset[str]) -> bool:
     return {"balance", "unpad"} <= names
 
 
+def compiles(names: frozenset[str]) -> bool:
+    """Whether torch.compile compiles the layers."""
+    return bool(names & _COMPILING)
+
+
 def few_shapes(names: Iterable[str]) -> bool:
     """Whether the tokens of a batch are padded to one of few totals with these optimizations."""
     return {"unpad", "cuda-graphs"} <= set(names)
@@ -212,9 +217,6 @@ def without_effect(names: Iterable[str], setup: Setup) -> dict[str, str]:
 def effective(names: frozenset[str], setup: Setup) -> tuple[frozenset[str], dict[str, str]]:
     """Return the optimizations that have an effect, and why each other one has none."""
     left_out = without_effect(names, setup)
-    # Not refused by name: a sweep over numbers of devices names one set of optimizations.
-    if "balance" in names and setup.strategy == "single":
-        left_out.setdefault("balance", "needs several ranks, not strategy single")
     return names - left_out.keys(), left_out
 
 
@@ -225,6 +227,8 @@ def _no_effect(name: str, names: frozenset[str], setup: Setup) -> str | None:
         return "needs a GPU, not a CPU"
     if name == "balance" and not balances(names):
         return "needs unpad, not padded batches"
+    if name == "balance" and setup.strategy == "single":
+        return "needs several ranks, not strategy single"
     if name in _OF_BF16 and setup.precision != "bf16":
         return f"needs bf16, not {setup.precision}"
     if name in _OF_DDP and setup.strategy != "ddp":
@@ -241,23 +245,28 @@ def _no_effect(name: str, names: frozenset[str], setup: Setup) -> str | None:
 def _no_instructions(name: str, device_type: str) -> str | None:
     if name == "bf16-attention" and not has_avx512_bf16():
         return "needs a CPU with AVX512-BF16"
-    if name == "fp8" and device_type == "cuda":
+    if name in _CAPABILITIES and device_type == "cuda":
         import torch
 
-        if torch.cuda.is_available() and torch.cuda.get_device_capability() < _FP8_CAPABILITY:
-            major, minor = torch.cuda.get_device_capability()
-            return f"needs compute capability {'.'.join(map(str, _FP8_CAPABILITY))}, not {major}.{minor}"
+        if torch.cuda.is_available() and torch.cuda.get_device_capability() < _CAPABILITIES[name]:
+            needed, found = (
+                ".".join(map(str, one)) for one in (_CAPABILITIES[name], torch.cuda.get_device_capability())
+            )
+            return f"needs compute capability {needed}, not {found}"
     return None
 
 
 def check_effect(text: str, setup: Setup) -> None:
     """Refuse optimizations that are named and have no effect; those of "auto" may have none.
 
+    One process leaves out what is for several: a sweep over numbers of devices names one set for all.
+
     Raises:
         UsageError: one that has no effect here.
     """
     names = frozenset() if text in ("", AUTO, NONE) else frozenset(text.split("+"))
-    idle = without_effect(names, setup)
+    left_out = _OF_SEVERAL if setup.strategy == "single" else frozenset()
+    idle = {name: reason for name, reason in without_effect(names, setup).items() if name not in left_out}
     if idle:
         raise UsageError(
             "unsupported-combination",
@@ -289,12 +298,14 @@ _OF_CPU = frozenset({"chunks", "bf16-attention"})
 _OF_GPU = frozenset({"cuda-graphs", "fused-optimizer"})
 _OF_BF16 = frozenset({"bf16-weights", "bf16-attention", "fp8"})
 _OF_DDP = frozenset({"static-graph", "bf16-gradients"})
+_OF_SEVERAL = _OF_DDP | {"balance"}
 # Copies of the weights for the GEMMs (bert.speed.copies).
 _COPIES = frozenset({"bf16-weights", "fp8"})
 _OF_WHOLE_PARAMETERS = _COPIES | {"fused-optimizer"}
 # Strategies that leave every parameter whole and the same tensor, and the optimizer as it is.
 _WHOLE_PARAMETERS = frozenset({"single", "ddp"})
-_FP8_CAPABILITY = (8, 9)
+# Compute capability that a GPU needs; that of the kernels is bert.speed.kernels.OLDEST.
+_CAPABILITIES = {"fp8": (8, 9), "fused-elementwise": (8, 0), "fused-optimizer": (8, 0)}
 
 
 def use_levers(
@@ -333,8 +344,8 @@ def use_levers(
         if isinstance(part, BertEncoder):
             part.unpads = "unpad" in names
             part.replays = "cuda-graphs" in names
-            part.compiles = bool(names & _COMPILING)
-            if names & _COMPILING:
+            part.compiles = compiles(names)
+            if part.compiles:
                 for layer in part.layers:
                     layer.compile(mode="reduce-overhead" if "cuda-graphs" in names else None)
         elif isinstance(part, Layer | Embeddings | MaskedWordHead):
@@ -357,9 +368,6 @@ def use_weight_copies(
         strategy: its name; none that cuts parameters up or wraps the optimizer has copies.
         grad_accum_steps: micro-steps per update; several add their gradients up in float32.
         optimizer: its name; only AdamW and fused optimizers read gradients in bf16.
-
-    Raises:
-        UsageError: fp8 on a GPU that has none.
     """
     device_type = next(model.parameters()).device.type
     names, _ = effective(names, Setup(device_type, precision, strategy, grad_accum_steps))
@@ -369,7 +377,7 @@ def use_weight_copies(
 
     from bert.model.encoder import Embeddings, Layer
     from bert.speed.copies import Copy, Linear, give_copies
-    from bert.speed.fp8 import Fp8Copy, check_device, fits
+    from bert.speed.fp8 import Fp8Copy, fits
     from bert.speed.scales import Scales
 
     layers = [part for part in model.modules() if isinstance(part, Layer)]
@@ -381,8 +389,6 @@ def use_weight_copies(
     scales = Scales()
     for weight in weights:
         low = "fp8" in names and weight in inner and fits(weight)
-        if low:
-            check_device(weight.device)
         wanted = low or "bf16-weights" in names
         if wanted and isinstance(weight, nn.Parameter) and weight.requires_grad:
             give_copies([weight], gradients=alone, kind=partial(Fp8Copy, scales=scales) if low else Copy)

@@ -53,6 +53,24 @@ def text_of_first(strategy: Strategy, text: str) -> str:
     return _broadcast(strategy, text if strategy.rank == 0 else "")
 
 
+def same_on_all(strategy: Strategy, text: str, what: str) -> None:
+    """Refuse a text that is not the same on all ranks; every rank must call it.
+
+    Raises:
+        UsageError: a rank has another one than rank 0.
+    """
+    first = text_of_first(strategy, text)
+
+    def check() -> None:
+        if text != first:
+            raise UsageError(
+                "unsupported-combination",
+                f"{what}: {text} here, but {first} on rank 0; install the same on all nodes, or give --levers",
+            )
+
+    together(strategy, check)
+
+
 def any_rank(strategy: Strategy, value: bool) -> bool:
     """Whether the value is true on any rank."""
     return bool(strategy.maximum(_vector(value)) > 0)

@@ -47,11 +47,12 @@ def choose_attention(
         if strategy.rank:
             return ""
         first = next(iter(batches()))
-        lengths = [max(1, length) for length in first.tensors["attention_mask"].ne(0).sum(1).tolist()]
+        mask = first.tensors["attention_mask"]
+        lengths = [max(1, length) for length in mask.ne(0).sum(1).tolist()]
         layer = layers[0]
         kind = Kind(strategy.device, precision.matmul_dtype, layer.output.in_features // layer.num_heads, compiled)
         with torch.random.fork_rng([strategy.device], device_type=strategy.device.type):
-            chosen = choose(lengths, layer.num_heads, layer.dropout, kind)
+            chosen = choose(lengths, layer.num_heads, layer.dropout, kind, columns=mask.shape[1])
         return json.dumps(asdict(chosen))
 
     found: dict[str, Any] = json.loads(text_of_first(strategy, together(strategy, measured)))

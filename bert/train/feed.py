@@ -12,7 +12,7 @@ from bert.data.batch import Batch
 from bert.data.lengths import PADDINGS
 from bert.model.packing import TokenBudget
 from bert.parallel.base import Strategy
-from bert.speed.registry import balances, few_shapes
+from bert.speed.registry import balances, compiles, few_shapes
 from bert.tasks.base import BatchStream, DataSpec
 from common.train_spec import TrainSpec
 
@@ -44,7 +44,7 @@ def layouts(streams: Callable[[], BatchStream], levers: frozenset[str], columns:
         columns: the most that a batch may have; the first ones may all be shorter.
     """
     if not few_shapes(levers):
-        return Batch.laid_out
+        return partial(Batch.laid_out, full=compiles(levers))
     opened = iter(streams())
     masks = [batch.tensors["attention_mask"] for batch in itertools.islice(opened, _LOOKED_AT)]
     close = getattr(opened, "close", None)

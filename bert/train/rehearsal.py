@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from bert.data.batch import Batch
 from bert.model.encoder import BertEncoder
 from bert.model.packing import Unpadded
+from bert.train.agreement import together
 from bert.train.feed import Feed
 from bert.train.loop import ComputeLoss, Training
 
@@ -41,13 +42,14 @@ def rehearse(training: Training, feed: Feed, strategy: str, compute_loss: Comput
         return 0
     device, precision = training.strategy.device, training.precision
     training.model.train()
-    made = [] if (layout := feed.peek().layout) is None else batches_of_all_totals(feed.peek(), layout)
+    first = together(training.strategy, feed.peek)
+    made = [] if first.layout is None else batches_of_all_totals(first, first.layout)
     # Ranks may have budgets of their own, but must make equally many passes.
     number = int(training.strategy.maximum(torch.tensor([len(made)], dtype=torch.float64)))
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         # The largest first: the memory that its graphs keep then serves the others.
         for place in reversed(range(number)):
-            moved = (made[min(place, len(made) - 1)] if made else feed.peek()).to(device)
+            moved = (made[min(place, len(made) - 1)] if made else first).to(device)
             for _ in range(_PASSES):
                 with training.strategy.accumulate(last=True):
                     with precision.autocast():

@@ -30,7 +30,7 @@ from bert.speed.registry import (
     use_levers,
     use_weight_copies,
 )
-from bert.train.agreement import any_rank, together
+from bert.train.agreement import any_rank, same_on_all, together
 from bert.train.attention import choose_attention
 from bert.train.base_run import BaseRun, make_optimizer, step_plan
 from bert.train.checkpoint import (
@@ -163,7 +163,10 @@ class _Run(BaseRun):
         check_precision(settings.levers, settings.precision)
         if begun is None or begun.state.settings.levers != settings.levers:
             check_effect(settings.levers, setup)
-        levers, left_out = effective(resolve_levers(settings.levers, setup.device), setup)
+        levers, left_out = together(
+            self.strategy, lambda: effective(resolve_levers(settings.levers, setup.device), setup)
+        )
+        same_on_all(self.strategy, levers_text(levers), "optimizations")
         if left_out and settings.levers != AUTO:
             self.warn(f"--levers {settings.levers!r}: {left_out_text(left_out)}: the run continues without it")
         self.report(Optimized(levers_text(levers), left_out))
@@ -225,10 +228,8 @@ class _Run(BaseRun):
             )
 
     def _open_feed(self, levers: frozenset[str]) -> Feed:
-        stream, adapt = (
-            self.task.batches(self.spec),
-            layouts(lambda: self.task.batches(self.spec), levers, self.spec.seq_len),
-        )
+        stream = self.task.batches(self.spec)
+        adapt = layouts(lambda: self.task.batches(self.spec), levers, self.spec.seq_len)
         if self.resumed_from is not None:
             state, saved = self.resumed_from.state, self.resumed_from.state.settings
             position = state.position

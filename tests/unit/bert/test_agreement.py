@@ -16,11 +16,11 @@ from bert.optim.registry import lamb
 from bert.parallel.single import SingleStrategy
 from bert.tasks.base import DataIdentity
 from bert.train import checkpoint
-from bert.train.agreement import any_rank, known_to_first, text_of_first, together
+from bert.train.agreement import any_rank, known_to_first, same_on_all, text_of_first, together
 from bert.train.checkpoint import TrainState, save, saved_steps, versions
 from bert.train.resume import find_initial, initial_on_all
 from bert.train.settings import TrainSettings
-from common.errors import BertbenchError, InputError, LockedError, SchemaError, StorageError
+from common.errors import BertbenchError, InputError, LockedError, SchemaError, StorageError, UsageError
 
 RANKS = 3
 
@@ -101,6 +101,20 @@ def test_results_stay_each_ranks_own_and_numbers_are_shared() -> None:
     assert on_all(lambda strategy: text_of_first(strategy, "xyz"[: strategy.rank])) == [""] * RANKS
     assert on_all(lambda strategy: any_rank(strategy, strategy.rank == 2)) == [True, True, True]
     assert on_all(lambda strategy: any_rank(strategy, False)) == [False, False, False]
+
+
+def test_a_text_that_differs_between_ranks_is_refused_on_all() -> None:
+    on_all(lambda strategy: same_on_all(strategy, "chunks+unpad", "optimizations"))
+    found: list[BertbenchError] = []
+
+    def differ(strategy: Threaded) -> None:
+        with pytest.raises(UsageError) as raised:
+            same_on_all(strategy, "unpad" if strategy.rank else "fused-optimizer+unpad", "optimizations")
+        found.append(raised.value)
+
+    on_all(differ)
+    assert len(found) > 1
+    assert all(one.code == "unsupported-combination" and "fused-optimizer+unpad" in str(one) for one in found)
 
 
 def saver(folder: Path, wanted: TrainSettings) -> Callable[[int], Callable[[Threaded], tuple[Path, int]]]:

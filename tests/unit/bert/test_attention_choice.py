@@ -136,9 +136,9 @@ def batches(read: list[int]) -> Callable[[], list[Batch]]:
 def test_all_ranks_use_what_rank_0_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     kinds: list[Kind] = []
 
-    def measured(lengths: list[int], heads: int, dropout: float, kind: Kind) -> Choice:
+    def measured(lengths: list[int], heads: int, dropout: float, kind: Kind, *, columns: int) -> Choice:
         kinds.append(kind)
-        shape = ShapeClass.of(lengths, heads, kind.width, dropout, kind.dtype)
+        shape = ShapeClass.of(lengths, columns, heads, kind.width, dropout, kind.dtype)
         return Choice("efficient", shape, {"efficient": 1.5}, {"flash": "failed: x"})
 
     said: list[str] = []
@@ -183,3 +183,16 @@ def test_the_record_holds_all_that_decided() -> None:
         "left_out": {"b": "needs x"},
     }  # fmt: skip
     assert AttentionChosen(record).choice["operator"] == "a"
+
+
+def test_operators_are_measured_at_the_columns_of_the_batch() -> None:
+    seen: list[int] = []
+
+    def run(qkv: Tensor, bounds: Bounds, *_: Any) -> Tensor:
+        seen.append(bounds.longest)
+        return qkv[:, 0]
+
+    found = choose(
+        LENGTHS, HEADS, DROPOUT, KIND, columns=512, timer=Clock(1.0), operators={"a": Operator(run, lambda kind: None)}
+    )
+    assert set(seen) == {512} and found.shape.longest == 512

@@ -7,7 +7,6 @@ import pytest
 import torch
 from support import training_runs
 from support.layouts import assert_same, batch_of, loss_and_gradients, model
-from support.refusals import refused
 from support.training_runs import Recorder, run, settings
 from torch import Tensor, nn
 
@@ -74,17 +73,6 @@ def test_only_the_forward_pass_accumulates_fast_and_adds_the_bias(monkeypatch: p
     assert torch.equal(result.float(), torch.full((16, 16), 4.0))
     result.sum().backward()
     assert calls == [(True, True, torch.bfloat16), *[(False, False, torch.bfloat16)] * 2]
-
-
-@pytest.mark.parametrize(("capability", "has"), [((8, 0), False), ((8, 6), False), ((8, 9), True), ((9, 0), True)])
-def test_a_gpu_without_fp8_is_refused(capability: tuple[int, int], has: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
-    fp8.check_device(torch.device("cpu"))
-    if has:
-        fp8.check_device(torch.device("cuda"))
-        return
-    with refused("device-unsupported", "{}.{}".format(*capability), "8.9"):
-        fp8.check_device(torch.device("cuda"))
 
 
 def test_a_cast_weight_is_never_behind() -> None:

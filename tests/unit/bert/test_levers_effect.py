@@ -41,11 +41,15 @@ def instructions(monkeypatch: pytest.MonkeyPatch) -> None:
         ("bf16-weights+cuda-graphs", GPU, {"bf16-weights": ("cuda-graphs",)}),
         ("fused-optimizer", Setup("cuda", "fp32", "fsdp"), {"fused-optimizer": ("fsdp", "ddp")}),
         ("fused-optimizer", Setup("cuda", "fp32", "ddp", 2), {}),
-        ("balance", CPU, {"balance": ("unpad",)}),
+        ("balance", Setup("cpu", "bf16", "ddp"), {"balance": ("unpad",)}),
         ("balance+unpad", Setup("cpu", "bf16", "ddp"), {}),
         ("cuda-graphs", CPU, {"cuda-graphs": ("GPU",)}),
         ("cuda-graphs", GPU, {}),
-        ("bf16-gradients+static-graph", GPU, {"bf16-gradients": ("ddp", "single"), "static-graph": ("ddp", "single")}),
+        (
+            "bf16-gradients+static-graph",
+            Setup("cuda", "bf16", "fsdp"),
+            {"bf16-gradients": ("ddp", "fsdp"), "static-graph": ("ddp", "fsdp")},
+        ),
         ("bf16-gradients+static-graph", Setup("cpu", "fp32", "ddp"), {}),
         ("bf16-gradients+static-graph", Setup("cpu", "fp32", "ddp", 2), {"static-graph": ("2",)}),
         ("fused-elementwise+unpad", Setup("cuda", "fp32", "deepspeed", 3), {}),
@@ -72,6 +76,12 @@ def test_a_processor_without_the_instructions_is_named(monkeypatch: pytest.Monke
     for capability, usable in (((8, 0), False), ((8, 9), True), ((9, 0), True)):
         monkeypatch.setattr(torch.cuda, "get_device_capability", lambda found=capability: found)
         assert ("fp8" not in without_effect(["fp8"], GPU)) == usable
+        assert not without_effect(["fused-elementwise", "fused-optimizer"], GPU)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (7, 5))
+    assert set(without_effect(["fused-elementwise", "fused-optimizer"], GPU)) == {
+        "fused-elementwise",
+        "fused-optimizer",
+    }
     assert "fp8" not in without_effect(["fp8"], CPU), "a CPU emulates it"
 
 
@@ -87,20 +97,21 @@ def test_every_optimization_has_an_effect_somewhere_and_the_default_where_it_is_
     for name, lever in LEVERS.items():
         found = [Setup(device, "bf16", strategy) for device in ("cpu", "cuda") for strategy in ("single", "ddp")]
         assert any(not without_effect({name, "unpad"}, setup) for setup in found), name
-        assert all(not without_effect({name, "unpad"}, Setup(device, "bf16")) for device in lever.on), name
+        assert all(not without_effect({name, "unpad"}, Setup(device, "bf16", "ddp")) for device in lever.on), name
 
 
-def test_one_process_leaves_balance_out_whether_it_is_named_or_not() -> None:
-    on, left_out = effective(frozenset({"balance", "unpad"}), CPU)
-    assert on == {"unpad"} and "single" in left_out["balance"]
-    check_effect("balance+unpad", CPU)
+def test_one_process_leaves_out_what_is_for_several_whether_it_is_named_or_not() -> None:
+    for name in ("balance", "bf16-gradients", "static-graph"):
+        on, left_out = effective(frozenset({name, "unpad"}), CPU)
+        assert on == {"unpad"} and "single" in left_out[name]
+        check_effect(f"{name}+unpad", CPU)
 
 
 def test_a_trial_is_refused_or_leaves_out_what_has_no_effect() -> None:
     trial = Trial(preset="tiny", precision="fp32", strategy="single")
     ours = BertbenchImplementation()
-    with refused("unsupported-combination", "static-graph", "ddp", "single"):
-        ours.check(dataclasses.replace(trial, levers="static-graph+unpad"))
+    with refused("unsupported-combination", "bf16-weights", "bf16", "fp32"):
+        ours.check(dataclasses.replace(trial, levers="bf16-weights+unpad"))
     ours.check(trial)
     on, left_out = effective(default_levers("cpu"), Setup.of(trial, "cpu"))
     assert "unpad" in on and "bf16-weights" not in on and "bf16" in left_out["bf16-weights"]
@@ -131,19 +142,19 @@ def test_a_run_begun_with_what_is_now_refused_goes_on_with_a_note(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     data = training_runs.shards(tmp_path / "data")
-    wanted = settings(data, levers="static-graph+unpad", steps=4, save_every=2)
-    with refused("unsupported-combination", "static-graph", "ddp"):
+    wanted = settings(data, levers="bf16-weights+unpad", steps=4, save_every=2)
+    with refused("unsupported-combination", "bf16-weights", "bf16"):
         run(wanted, tmp_path / "run")
     with monkeypatch.context() as before:
         before.setattr("bert.train.run.check_effect", lambda *_: None)
         run(wanted, tmp_path / "run", Recorder(stop_after=2))
     resumed = Recorder()
     assert run(wanted, tmp_path / "run", resumed).finished and list(resumed.losses) == [2, 3]
-    assert "static-graph has no effect" in resumed.warnings
+    assert "bf16-weights has no effect" in resumed.warnings
     (optimized,) = resumed.of("Optimized")
-    assert optimized.levers == "unpad" and list(optimized.left_out) == ["static-graph"]
-    other = dataclasses.replace(wanted, levers="bf16-gradients+unpad", steps=6)
-    with refused("unsupported-combination", "bf16-gradients"):
+    assert optimized.levers == "unpad" and list(optimized.left_out) == ["bf16-weights"]
+    other = dataclasses.replace(wanted, levers="fp8+unpad", steps=6)
+    with refused("unsupported-combination", "fp8"):
         run(other, tmp_path / "run")
 
 
@@ -160,7 +171,7 @@ def test_table_and_report_say_what_was_left_out(tmp_path: Path) -> None:
     trials = load_run(run_directory).trials
     assert [one.row["levers_on"] for one in trials].count(None) == 1
     lines = [block for block in results_blocks([one.row for one in trials]) if "bf16-weights" in str(block)]
-    assert lines == ["left out of --levers auto: bf16-weights (needs bf16, not fp32)"]
+    assert lines == ["left out of --levers: bf16-weights (needs bf16, not fp32)"]
     rows = [text for name, text in environment(trials) if name == "optimizations"]
     assert len(rows) == 1 and rows[0].startswith("chunks+unpad") and "needs bf16, not fp32" in rows[0]
 

@@ -313,3 +313,25 @@ def test_a_run_has_its_shapes_before_its_first_step(
     assert replayed.losses.keys() == plain.losses.keys()
     for step, loss in plain.losses.items():  # dropout draws other numbers
         assert float.fromhex(replayed.losses[step]) == pytest.approx(float.fromhex(loss), rel=0.05)
+
+
+@pytest.mark.parametrize("more", [frozenset(), frozenset({"fused-elementwise"})])
+def test_one_compilation_serves_batches_of_every_width_and_those_without_padding(
+    more: frozenset[str], graphs: Graphs
+) -> None:
+    levers, made = frozenset({"unpad", "compile"}) | more, model(None)
+    use_levers(made, levers)
+    adapt = layouts(lambda: pytest.fail("a budget asks for batches"), levers, COLUMNS)
+    for lengths, columns in (([5, 9, 3, 7], 16), ([16, 9, 3, 7], 16), ([20, 2, 9, 24], 24), ([24] * 4, 24)):
+        batch = adapt(batch_of(lengths, columns))
+        assert batch.layout is not None and batch.layout.tokens == sum(lengths)
+        made(batch).loss.backward()
+    assert graphs.compiled == 1
+
+
+def test_evaluations_of_batches_of_many_widths_share_their_totals() -> None:
+    made = model(None)
+    use_levers(made, frozenset({"unpad", "cuda-graphs"}))
+    found = [lay_out(made, batch_of([columns] * SIZE, columns)).layout for columns in (3, 8, 20, COLUMNS)]
+    assert all(layout is not None for layout in found)
+    assert len({(layout.budget, len(layout.lengths), layout.longest) for layout in found if layout is not None}) == 1

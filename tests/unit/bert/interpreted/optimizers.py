@@ -341,3 +341,18 @@ def test_the_number_of_launches_does_not_depend_on_the_number_of_tensors(
 def test_the_interpreter_uses_these_kernels() -> None:
     assert kernels.launch is multi_tensor.launch is adamw.launch is lamb.launch
     assert type(adamw.adamw_update).__name__ == "InterpretedFunction"
+
+
+def test_a_gradient_that_is_not_in_rows_is_read_as_it_is() -> None:
+    parameters, expected = made(copies=False, count=1), made(copies=False, count=1)
+    reference = torch.optim.AdamW(groups(expected), RATE, BETAS, EPS, DECAY)
+    gradient = torch.randn(5, 7, generator=torch.Generator().manual_seed(3)).t()
+    parameters[0].grad, expected[0].grad = gradient, gradient.clone()
+    optimizer = fused_adamw(parameters)
+    optimizer.clip(1e9)
+    # What is freed here would be written over by the next allocations of the same size.
+    scratch = [torch.full((7, 5), 1e6) for _ in range(8)]
+    optimizer.step()
+    reference.step()
+    assert len(scratch) == 8
+    assert_close(parameters, [each.detach() for each in expected])
