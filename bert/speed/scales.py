@@ -5,7 +5,7 @@ A tensor is divided by its scale before the cast. The scale maps twice the large
 the largest number of the format, so one pass over memory casts the tensor and finds its magnitude for later updates.
 Larger numbers saturate; infinity and NaN become NaN. The margin of 2 costs one of 15 powers of two of E4M3 and no
 accuracy above them. The first update has no history: there a tensor is read twice, and gets the scale of its own
-magnitude.
+magnitude. A tensor of zeros gives none, so in the update after it the scale is 1.
 
 Magnitudes are recorded in training only, and enter the history once per update, before the first GEMM that follows it.
 Within an update scales are constant: accumulated micro-steps share them, and a recomputed layer gets the same numbers

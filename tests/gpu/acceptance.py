@@ -1,10 +1,10 @@
-"""Everything that needs a CUDA device, in one run under nine minutes: `make gpu-acceptance OUT=<folder>`.
+"""Everything that needs a CUDA device, nine minutes per call: `make gpu-acceptance OUT=<folder>`.
 
 Writes <folder>/acceptance.json (versions, and per part: command, seconds, outcome, figures), acceptance.md and
-acceptance.tar.gz, which holds what is worth carrying away in 16 MiB, after every part and after every trial of one; the
-run directory with its report, and logs. What is worth most comes first (support/acceptance_steps.py is the table). A
-part that fails or is late is a row; the others still run. One that does not fit into the time is left out and named:
-the same command then runs what is left. What a missing package leaves out is reported in one line before anything runs.
+acceptance.tar.gz, which holds the most useful files, at most 16 MiB, after every part and after every trial of one; the
+run directory with its report, and logs. The most important parts run first (support/acceptance_steps.py is the table).
+A part that fails or times out is recorded; the others still run. One that does not fit into the time is left out and
+named: the same command then runs it. What a missing package leaves out is reported in one line before anything runs.
 Exit code 1 when a part failed, 2 without a GPU, a package that every part needs or a folder to write into, 130 when it
 was interrupted.
 
@@ -105,11 +105,8 @@ def main(argv: list[str]) -> int:
         return 2
     sys.stderr.write(notice(lacking, without))
     plan = steps(out / "run", lacking, first_batch(torch.cuda.get_device_properties(0).total_memory))
-    for number in (
-        signal.SIGINT,
-        signal.SIGTERM,
-        signal.SIGHUP,
-    ):  # a shell lets what it starts behind & ignore the first
+    # A shell lets what it starts behind & ignore the first.
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.default_int_handler)
     about = {**versions(), "lacking": without}
     return add_tests(out, about, plan[-1]) if tests_alone else run_all(out, plan, about)
@@ -448,7 +445,7 @@ def publish(out: Path, results: Path) -> int:
             page += f"\n![Samples per second]({name}.png)\n"
         write_text(results / f"{name}.md", page)
     except (OSError, ValueError, KeyError, TypeError, StorageError, tarfile.TarError, EOFError, zlib.error) as error:
-        sys.stderr.write(f"gpu-acceptance: {out} holds no whole run that could be published: {error}\n")
+        sys.stderr.write(f"gpu-acceptance: {out} has no complete run to publish: {str(error).splitlines()[0]}\n")
         return 2
     sys.stdout.write(f"{results / name}.md\n")
     return 0

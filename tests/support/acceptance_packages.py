@@ -1,7 +1,7 @@
 """What `make gpu-acceptance` asks of a Python, and what it leaves out where something is missing.
 
-Read before anything is imported: the standard library is enough. tests/unit/bench/test_acceptance_packages.py holds the
-lists against what the code imports, and against what runs without the rest.
+Read before anything is imported: the standard library is enough. tests/unit/bench/test_acceptance_packages.py compares
+the lists with the imports of the code.
 """
 
 import shutil
@@ -20,7 +20,7 @@ PARTS = {
     "triton": "triton", "safetensors": "safetensors", "pytest": "pytest", "pytest_timeout": "pytest-timeout",
     "hypothesis": "hypothesis",
 }  # fmt: skip
-"""Likewise, of what a part needs: Step.needs and VARIANTS say which."""
+"""Import name -> package, of what single parts need; Step.needs and VARIANTS name the parts."""
 TOOLS = ("ncu", "nsys")
 """Programs that a part needs."""
 VARIANTS = {

@@ -57,7 +57,7 @@ def _missing(record: Row) -> Iterator[str]:
 
 def _steps(record: Row) -> Iterator[str]:
     rows = [[step["name"], step["outcome"], _number(step["seconds"], 0), step["why"]] for step in record["steps"]]
-    yield from _table("Parts", ("part", "outcome", "s", "why not"), rows)
+    yield from _table("Parts", ("part", "outcome", "s", "reason"), rows)
 
 
 def _correctness(record: Row) -> Iterator[str]:
@@ -73,7 +73,7 @@ def _correctness(record: Row) -> Iterator[str]:
         for found in _found(record, "correctness")
         for check in found.get("checks") or ()
     ]
-    heads = ("check", "outcome", "largest relative error", "limit", "of", "why not")
+    heads = ("check", "outcome", "largest relative error", "limit", "of", "reason")
     yield from _table("Numbers compared with references", heads, rows)
 
 
@@ -100,7 +100,7 @@ def _throughput(record: Row) -> Iterator[str]:
         for row in record["throughput"]
     ]
     heads = ("implementation", "model", "precision", "batch", "samples/s", "ms per step", "MFU", "memory", "J/sample")
-    yield from _table("Throughput and energy", (*heads, "why not"), rows)
+    yield from _table("Throughput and energy", (*heads, "reason"), rows)
     rows = [
         [
             row["implementation"],
@@ -112,7 +112,7 @@ def _throughput(record: Row) -> Iterator[str]:
         for row in step.get("ratios") or ()
         if row["throughput_ratio"] is not None
     ]
-    yield from ["", *_table("Against the other implementations, one round each", _RATIOS, rows)]
+    yield from ["", *_table("Compared with the other implementations, one round", _RATIOS, rows)]
 
 
 _RATIOS = ("implementation", "model", "samples/s", "decided")
@@ -122,7 +122,7 @@ def _light(record: Row) -> Iterator[str]:
     for name, found in _named(record, "speed-of-light"):
         rows = [[bar["name"], _number(bar["ms"], 2)] for bar in found.get("waterfall") or ()]
         floor, step = _number(found.get("floor_ms"), 2), _number(found.get("step_time_ms"), 2)
-        title = f"Speed of light{name}: a floor of {floor} ms under a step of {step} ms"
+        title = f"Speed of light{name}: floor {floor} ms, step {step} ms"
         yield from [*_table(title, ("part", "ms"), rows), ""]
 
 
