@@ -1,7 +1,8 @@
-"""Attention over concatenated sequences, by cumulative lengths: PyTorch's operators for a GPU that support dropout.
+"""Attention over concatenated sequences, by cumulative lengths: operators for a GPU that support dropout.
 
-torch.nn.attention.varlen has no dropout, which training needs; these are the operators beneath it. Which one is fastest
-depends on the GPU and on the lengths: bert.speed.attention_choice measures them.
+torch.nn.attention.varlen has no dropout, which training needs; these are the operators beneath it, and one of
+bert.speed.kernels. Which one is fastest depends on the GPU and on the lengths: bert.speed.attention_choice measures
+them.
 
 Not measured on a GPU.
 
@@ -18,12 +19,14 @@ from torch.autograd.function import Function, once_differentiable
 
 from bert.model.packing import Bounds
 from bert.speed.kernels import processor, usable
+from bert.speed.native import triton_missing
 
 _HALF = (torch.float16, torch.bfloat16)
 # The first release whose cuDNN attention by lengths is right: before it, the backward pass takes the width of a head
 # for the length of the longest sequence and writes out of bounds (pytorch#186142; releases 2.10 to 2.13 are affected).
 _CUDNN_SINCE = (2, 14)
 _CUDNN_VERSION = 91800  # 9.18.0
+_TRITON_WIDTHS = (16, 32, 64, 128)
 
 
 @dataclass(frozen=True)
@@ -84,6 +87,25 @@ def _flash(qkv: Tensor, bounds: Bounds, probability: float, bias: Tensor | None,
         query, key, value, ends, ends, longest, longest, probability, False, False
     )[0]
     return context
+
+
+def _triton_missing(kind: Kind) -> str | None:
+    if kind.compiled:
+        return "not with compiled layers"
+    if triton_missing() is not None:
+        return "needs Triton"
+    if lacking := _half_missing(kind, 8, 128):
+        return lacking
+    if kind.width not in _TRITON_WIDTHS:
+        return f"needs heads of {', '.join(map(str, _TRITON_WIDTHS))} columns, not {kind.width}"
+    return None
+
+
+def _triton(qkv: Tensor, bounds: Bounds, probability: float, bias: Tensor | None, _: bool) -> Tensor:
+    """The kernels of bert.speed.kernels.attention, which write the gradients into one tensor and sum those of bias."""
+    from bert.speed.kernels.attention import attention
+
+    return attention(qkv, bounds.ends, bounds.longest, probability, bias)
 
 
 def _cudnn_missing(kind: Kind) -> str | None:
@@ -257,6 +279,7 @@ def _name(dtype: torch.dtype) -> str:
 
 OPERATORS = {
     "flash": Operator(_flash, _flash_missing),
+    "triton": Operator(_triton, _triton_missing),
     "cudnn": Operator(_cudnn, _cudnn_missing),
     "cudnn-padded": Operator(_cudnn_padded, _cudnn_unsupported),
     "efficient": Operator(_efficient, _efficient_missing),

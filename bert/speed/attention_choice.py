@@ -8,6 +8,7 @@ Shapes: B sequences, T tokens of all sequences, N heads, D width of a head.
 """
 
 import itertools
+import re
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -28,6 +29,7 @@ _TOKENS, _LONGEST = 1024, 64
 _MARGIN = 0.02
 # Relative errors of an operator that computes correctly: rounding to 8 bits is 0.004.
 _WORST_ERROR = 0.03
+_LONGEST_REASON = 200
 
 
 @dataclass(frozen=True)
@@ -119,7 +121,7 @@ def _measured(
             for _ in range(_WARMUPS):
                 work.run(operators[name])
         except (RuntimeError, NotImplementedError) as error:  # whatever a library refuses, another operator may do
-            problem = f"failed: {str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__}"
+            problem = f"failed: {_first_sentence(str(error)) or type(error).__name__}"
         if problem is None:
             times[name] = []
         else:
@@ -129,6 +131,12 @@ def _measured(
             found.append(timer(lambda name=name: work.run(operators[name])))  # type: ignore[misc]
     medians = {name: statistics.median(found) for name, found in times.items()}
     return Choice(_fastest(medians), shape, medians, left_out)
+
+
+def _first_sentence(message: str) -> str:
+    """The first sentence of a message, at most _LONGEST_REASON characters: PyTorch's dispatcher adds pages to it."""
+    line = message.strip().partition("\n")[0]
+    return re.split(r"(?<=[.!?])\s", line, maxsplit=1)[0][:_LONGEST_REASON]
 
 
 def _fastest(times: Mapping[str, float]) -> str | None:

@@ -22,7 +22,7 @@ from triton.runtime import driver
 from bert.optim.fused import FusedAdamW, FusedLamb
 from bert.speed import kernels
 from bert.speed.copies import give_copies
-from bert.speed.kernels import adamw, embedding, gelu, heads, lamb, loss, multi_tensor, norm, quantize
+from bert.speed.kernels import adamw, attention, embedding, gelu, heads, lamb, loss, multi_tensor, norm, quantize
 
 ARCHITECTURES = (80, 90, 100)
 FP8_FROM = 89  # no cast to E4M3 before
@@ -61,6 +61,12 @@ def layer(rows: int, dtype: torch.dtype, bare: bool) -> None:
     gelu.gelu(numbers(rows, INNER, dtype=dtype), None if bare else numbers(INNER)).sum().backward()
     qkv = heads.unbind(numbers(rows, 3, HIDDEN // 64, 64, dtype=dtype), None if bare else numbers(3 * HIDDEN))
     sum(one.sum() for one in qkv).backward()
+
+
+def attend(rows: int, dtype: torch.dtype, bare: bool, width: int = 64) -> None:
+    """Run what attention over concatenated sequences launches."""
+    qkv, bias = numbers(rows, 3, HIDDEN // width, width, dtype=dtype), None if bare else numbers(3 * HIDDEN)
+    attention.attention(qkv, numbers(5, dtype=torch.int32), rows, 0.0 if bare else 0.1, bias).sum().backward()
 
 
 def ends(rows: int, dtype: torch.dtype, bare: bool) -> None:
@@ -110,7 +116,7 @@ def launched() -> list[dict[str, Any]]:
             "stores": widths(code.asm["ptx"], "st"), **resources(code.asm["cubin"]),
         })  # fmt: skip
 
-    for module in (norm, gelu, heads, loss, embedding, quantize, multi_tensor, adamw, lamb):
+    for module in (norm, gelu, heads, attention, loss, embedding, quantize, multi_tensor, adamw, lamb):
         module.launch = launch  # type: ignore[attr-defined]
     kernels.DEVICES.add("meta")
     driver.set_active(Driver())
@@ -120,11 +126,16 @@ def launched() -> list[dict[str, Any]]:
                 layer(ROWS, dtype, form != "bf16")
                 ends(ROWS, dtype, form != "bf16")
                 updates(ROWS, form == "bf16")
+                if dtype != torch.float32:
+                    attend(ROWS, dtype, form != "bf16")
+        form = "heads of 128"
+        attend(ROWS, torch.bfloat16, False, 128)
     Driver.architecture, form = 90, "bf16"
     for rows in (1, 64):  # numbers that are divided by 16 or are 1 must not have code of their own
         layer(rows, torch.bfloat16, False)
         ends(rows, torch.bfloat16, False)
         updates(rows, True)
+        attend(rows, torch.bfloat16, False)
     return found
 
 

@@ -8,11 +8,11 @@ _MULTIPLIERS, _WEYL = (0xD2511F53, 0xCD9E8D57), (0x9E3779B9, 0xBB67AE85)
 _LOW = np.uint64(0xFFFFFFFF)
 
 
-def philox(counter: list[np.ndarray], key: tuple[int, int]) -> list[np.ndarray]:
+def philox(counter: list[np.ndarray], key: tuple[int, int], rounds: int = 10) -> list[np.ndarray]:
     """Return four arrays of 32 random bits of four arrays of counters."""
     a, b, c, d = (np.asarray(part, dtype=np.uint64) for part in counter)
     first, second = key
-    for _ in range(10):
+    for _ in range(rounds):
         left, right = a * np.uint64(_MULTIPLIERS[0]), c * np.uint64(_MULTIPLIERS[1])
         a, b = (right >> np.uint64(32)) ^ b ^ np.uint64(first), right & _LOW
         c, d = (left >> np.uint64(32)) ^ d ^ np.uint64(second), left & _LOW
@@ -37,3 +37,20 @@ def factors(key: int, rows: int, width: int, probability: float) -> Tensor:
     levels = halves.reshape(rows, groups * 8)[:, :width].astype(np.int64)
     dropped = round(probability * 65536)
     return torch.from_numpy(levels >= dropped).double() * (65536 / (65536 - dropped))
+
+
+def weight_factors(key: int, begin: int, tokens: int, head: int, probability: float) -> Tensor:
+    """Return what dropout multiplies attention's weights by, float64 [tokens, tokens], of one head of a sequence.
+
+    `begin` is the number of the sequence's first token among all tokens.
+    """
+    if not probability:
+        return torch.ones(tokens, tokens, dtype=torch.float64)
+    query, column = np.meshgrid(begin + np.arange(tokens), np.arange(tokens), indexing="ij")
+    counter = [query, column // 64 * 4 + column % 8 // 2, np.full_like(query, head), np.zeros_like(query)]
+    words = np.stack(philox(counter, (key & 0xFFFFFFFF, key >> 32), rounds=7))
+    byte = column % 64 // 8 * 2 + column % 2
+    word = np.take_along_axis(words, (byte // 4)[None], axis=0)[0]
+    levels = (word >> (byte % 4 * 8).astype(np.uint64)) & np.uint64(0xFF)
+    dropped = round(probability * 256)
+    return torch.from_numpy(levels.astype(np.int64) >= dropped).double() * (256 / (256 - dropped))

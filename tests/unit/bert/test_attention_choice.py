@@ -98,18 +98,32 @@ def test_a_class_is_measured_once_and_another_one_again() -> None:
     [
         (operator(missing="needs PyTorch 9"), "needs PyTorch 9"),
         (refusing("no plan\nsupports it"), "failed: no plan"),
+        (refusing("Could not run 'aten::x'. This could be because ...\nCPU: registered"), "failed: Could not run"),
         (operator(lambda context: 1.1 * context), "wrong results"),
         (operator(lambda context: context * float("nan")), "wrong results"),
         (operator(lambda context: context + 0.2 * (context.detach() - context)), "wrong results"),
         (Operator(gradients_of_another_mask, lambda _: None), "wrong gradients with dropout"),
     ],
-    ids=["missing", "failing", "values", "nan", "gradients", "dropout"],
+    ids=["missing", "failing", "of the dispatcher", "values", "nan", "gradients", "dropout"],
 )
 def test_an_operator_that_fails_or_is_wrong_is_left_out_with_its_reason(bad: Operator, said: str) -> None:
     torch.manual_seed(0)
     found = chosen({"bad": bad, "good": operator()}, Clock(1.0))
     assert found.operator == "good" and list(found.times_ms) == ["good"]
     assert list(found.left_out) == ["bad"] and said in found.left_out["bad"]
+
+
+@pytest.mark.parametrize(
+    ("message", "said"),
+    [
+        ("Could not run 'aten::x' on 2.13 builds. This could be because the operator\nCPU: registered at", 39),
+        ("word " * 100, 200),
+        ("\n", len("RuntimeError")),
+    ],
+)
+def test_of_an_error_one_sentence_is_kept(message: str, said: int) -> None:
+    reason = chosen({"bad": refusing(message)}, Clock(1.0)).left_out["bad"]
+    assert len(reason) == len("failed: ") + said and "\n" not in reason
 
 
 def test_without_an_operator_none_is_chosen() -> None:

@@ -1,4 +1,4 @@
-"""Attention by cumulative lengths: arguments, shapes and gradients of PyTorch's operators for a GPU.
+"""Attention by cumulative lengths: arguments, shapes and gradients of operators for a GPU.
 
 Tensors of the device "meta" stand for those of a GPU, and PyTorch checks arguments and shapes. For values, operators
 that PyTorch has for GPUs only get an implementation on the CPU: the formula, called with the operator's own arguments.
@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from support.kernels import need_triton
 from torch import Tensor
 
 from bert.model import varlen
@@ -17,6 +18,7 @@ from bert.model.config import ModelConfig
 from bert.model.packing import Bounds
 from bert.model.varlen import OPERATORS, Kind, Operator, default_operator
 from bert.speed.kernels import Processor
+from common.errors import MissingToolError
 
 LENGTHS = (5, 1, 9, 3)
 HEADS, WIDTH = 2, 8
@@ -146,8 +148,10 @@ def test_gradients_in_one_tensor_are_not_copied() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("name", ["flash", "cudnn-padded", "efficient"])
+@pytest.mark.parametrize("name", ["flash", "triton", "cudnn-padded", "efficient"])
 def test_shapes_on_a_gpu(name: str, dtype: torch.dtype) -> None:
+    if name == "triton":
+        need_triton()
     qkv = torch.empty(sum(LENGTHS), 3, HEADS, 64, dtype=dtype, device="meta", requires_grad=True)
     bias = torch.empty(3 * HEADS * 64, device="meta", requires_grad=True)
     context = OPERATORS[name].run(qkv, bounds("meta"), 0.1, bias if name != "flash" else None, False)
@@ -199,9 +203,10 @@ def test_cudnn_by_lengths_is_used_only_where_its_gradients_are_right(
 @pytest.mark.parametrize(
     ("major", "dtype", "width", "compiled", "expected"),
     [
-        (9, torch.bfloat16, 64, False, {"flash", "cudnn-padded", "efficient"}),
+        (9, torch.bfloat16, 64, False, {"flash", "triton", "cudnn-padded", "efficient"}),
         (9, torch.bfloat16, 64, True, {"flash"}),
-        (8, torch.float16, 64, False, {"flash", "efficient"}),
+        (8, torch.float16, 64, False, {"flash", "triton", "efficient"}),
+        (8, torch.float16, 80, False, {"flash", "efficient"}),
         (8, torch.float32, 64, False, {"efficient"}),
         (7, torch.float16, 64, False, {"efficient"}),
         (7, torch.bfloat16, 64, False, set()),
@@ -215,9 +220,23 @@ def test_operators_that_a_gpu_can_use(
 ) -> None:
     monkeypatch.setattr(varlen, "processor", lambda device: Processor(major, 80))
     monkeypatch.setattr(torch, "__version__", "2.13.0")
+    monkeypatch.setattr(varlen, "triton_missing", lambda: None)
     of = kind(dtype, width, compiled)
     assert {name for name, operator in OPERATORS.items() if operator.missing(of) is None} == expected
     assert default_operator(of) == next((name for name in OPERATORS if name in expected), None)
+
+
+def test_without_triton_its_operator_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(varlen, "triton_missing", lambda: MissingToolError("tool-missing", "no compiler"))
+    assert "Triton" in str(OPERATORS["triton"].missing(kind()))
+    assert default_operator(kind()) == "flash"
+
+
+def test_the_widths_of_heads_are_those_of_the_kernels() -> None:
+    need_triton()
+    from bert.speed.kernels.attention import WIDTHS
+
+    assert set(varlen._TRITON_WIDTHS) == WIDTHS
 
 
 def test_a_cpu_has_no_operator() -> None:

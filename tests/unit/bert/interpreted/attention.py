@@ -1,0 +1,142 @@
+"""Attention's kernels in Triton's interpreter against the formula in float64, sequence by sequence.
+
+Run by tests/unit/bert/test_kernels_interpreted.py, in a process of its own.
+"""
+
+import itertools
+
+import pytest
+import torch
+from support.philox import key_of, weight_factors
+from torch import Tensor
+
+from bert.speed.kernels import attention
+from bert.speed.kernels.attention import Tiles
+
+SEED, LENGTHS, LONGEST = 3, (17, 1, 0, 131, 64), 192
+STEP = {torch.bfloat16: 2**-8, torch.float16: 2**-11}
+Tables = tuple[Tiles, Tiles, Tiles]
+SQUARE: Tables = (Tiles(64, 64, 4, 2), Tiles(64, 64, 4, 2), Tiles(64, 64, 4, 2))
+OTHERS: Tables = (Tiles(16, 128, 4, 2), Tiles(128, 64, 4, 2), Tiles(32, 128, 4, 2))
+
+
+def use(tiles: Tables, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, one in zip(("FORWARD", "OF_QUERIES", "OF_KEYS"), tiles, strict=True):
+        monkeypatch.setattr(attention, name, dict.fromkeys(attention.WIDTHS, one))
+
+
+def ends_of(lengths: tuple[int, ...]) -> Tensor:
+    return torch.tensor((0, *itertools.accumulate(lengths)), dtype=torch.int32)
+
+
+def inputs(heads: int, width: int, dtype: torch.dtype, lengths: tuple[int, ...] = LENGTHS) -> tuple[Tensor, ...]:
+    """Queries, keys and values, a bias that was added to them, and the gradient of the context."""
+    torch.manual_seed(0)
+    qkv = torch.randn(sum(lengths), 3, heads, width).to(dtype).requires_grad_()
+    return qkv, torch.zeros(3 * heads * width, requires_grad=True), torch.randn(sum(lengths), heads, width).to(dtype)
+
+
+def formula(qkv: Tensor, lengths: tuple[int, ...], probability: float) -> Tensor:
+    """Context in float64, with the weights dropped that the paper's random bits drop."""
+    found, begin, key = [], 0, key_of(SEED)
+    for part in qkv.split(lengths):
+        query, keys, value = part.transpose(0, 2).unbind(1)
+        weights = torch.softmax(query @ keys.transpose(1, 2) / query.shape[-1] ** 0.5, -1)
+        kept = [weight_factors(key, begin, len(part), head, probability) for head in range(len(query))]
+        found.append(((weights * torch.stack(kept)) @ value).transpose(0, 1))
+        begin += len(part)
+    return torch.cat(found)
+
+
+def agree(found: Tensor, expected: Tensor, dtype: torch.dtype) -> None:
+    """The error of rounding weights and gradients of scores once, relative to the whole tensor and to each row."""
+    assert found.shape == expected.shape
+    error = found.detach().double() - expected.detach()
+    assert error.norm() <= 2 * STEP[dtype] * expected.norm()
+    assert error.abs().max() <= 8 * STEP[dtype] * expected.abs().max()
+
+
+@pytest.mark.parametrize(
+    ("dtype", "width", "probability", "tiles"),
+    [
+        (torch.bfloat16, 64, 0.3, SQUARE),
+        (torch.bfloat16, 64, 0.0, OTHERS),
+        (torch.float16, 16, 0.3, OTHERS),
+        (torch.float16, 128, 0.0, SQUARE),
+    ],
+    ids=["bf16, dropout", "bf16, other tiles", "fp16, dropout, other tiles", "fp16, wide heads"],
+)
+def test_context_and_gradients(
+    dtype: torch.dtype, width: int, probability: float, tiles: Tables, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    use(tiles, monkeypatch)
+    qkv, bias, given = inputs(2, width, dtype)
+    torch.manual_seed(SEED)
+    context = attention.attention(qkv, ends_of(LENGTHS), LONGEST, probability, bias)
+    found, of_bias = torch.autograd.grad(context, [qkv, bias], given)
+    exact = qkv.detach().double().requires_grad_()
+    expected = formula(exact, LENGTHS, probability)
+    (wanted,) = torch.autograd.grad(expected, exact, given.double())
+    assert context.dtype == found.dtype == dtype and of_bias.dtype == torch.float32
+    agree(context, expected, dtype)
+    for part in range(3):
+        agree(found[:, part], wanted[:, part], dtype)
+    agree(of_bias[2 * 2 * width :], wanted[:, 2].sum(0).flatten(), dtype)
+    # Exact gradients of keys add up to 0, as a constant in all of them changes nothing: compare with their size.
+    assert (of_bias.double() - wanted.sum(0).flatten()).abs().max() <= 8 * STEP[dtype] * wanted.abs().sum(0).max()
+
+
+def test_without_a_bias_gradients_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    use(OTHERS, monkeypatch)
+    qkv, bias, given = inputs(1, 32, torch.bfloat16, (65, 3))
+    found = []
+    for one in (bias, None):
+        torch.manual_seed(SEED)
+        context = attention.attention(qkv, ends_of((65, 3)), 65, 0.1, one)
+        found.append((context, torch.autograd.grad(context, qkv, given)[0]))
+    assert all(torch.equal(one, other) for one, other in zip(*found, strict=True))
+
+
+def test_large_scores_overflow_nowhere() -> None:
+    qkv, bias, given = inputs(1, 16, torch.float16, (20,))
+    with torch.no_grad():
+        qkv[:, :2] *= 40
+        qkv[3, 0], qkv[:, 1] = -60.0, qkv[:, 1].abs()  # all scores of a row far below 0
+    context = attention.attention(qkv, ends_of((20,)), 20, 0.0, bias)
+    found = torch.autograd.grad(context, [qkv, bias], given)
+    agree(context, formula(qkv.detach().double(), (20,), 0.0), torch.float16)
+    assert all(bool(one.isfinite().all()) for one in found)
+
+
+def test_each_call_drops_other_weights_and_its_seed_repeats_them() -> None:
+    qkv, _, _ = inputs(1, 16, torch.float16, (40,))
+
+    def context(calls: int) -> Tensor:
+        torch.manual_seed(SEED)
+        return [attention.attention(qkv.detach(), ends_of((40,)), 64, 0.5, None) for _ in range(calls)][-1]
+
+    first, again, second = context(1), context(1), context(2)
+    assert torch.equal(first, again)
+    assert not torch.isclose(first, second).all(-1).any()  # in no row of 40 weights
+
+
+@pytest.mark.parametrize("probability", [0.1, 0.5])
+def test_weights_are_dropped_independently(probability: float) -> None:
+    key, size = key_of(SEED), 128
+    dropped = round(probability * 256) / 256
+    masks = [
+        weight_factors(key, begin, size, head, probability) > 0 for begin, head in ((0, 0), (0, 1), (size, 0), (1, 0))
+    ]
+    for mask in masks:
+        deviation = (dropped * (1 - dropped) / mask.numel()) ** 0.5
+        assert abs(1 - mask.double().mean() - dropped) < 4 * deviation
+    alike = 1 - 2 * dropped * (1 - dropped)
+    neighbors = [(masks[0][1:], masks[0][:-1]), (masks[0][:, 1:], masks[0][:, :-1])]
+    for one, other in [*itertools.combinations(masks, 2), *neighbors]:
+        assert abs((one == other).double().mean() - alike) < 4 * (alike * (1 - alike) / one.numel()) ** 0.5
+
+
+def test_a_probability_is_rounded_and_never_1() -> None:
+    qkv, _, _ = inputs(1, 16, torch.float16, (9,))
+    plain, small, one = (attention.attention(qkv, ends_of((9,)), 9, each, None) for each in (0.0, 0.001, 1.0))
+    assert torch.equal(plain, small) and bool(one.isfinite().all())
