@@ -29,6 +29,8 @@ HISTORY = 16
 MARGIN = 2.0
 MULTIPLE = 16
 """The operator wants every dimension a multiple of it."""
+# Float32 numbers from one scale to the next: cuBLASLt refuses a scale whose address is no multiple of 16 bytes.
+_APART = 4
 
 
 class Quantized(NamedTuple):
@@ -57,7 +59,7 @@ class Scales:
         self._layers += 1
         shape = (self._layers, len(FORMATS))
         self._history = torch.zeros(HISTORY, *shape, device=device)
-        self._largest, self._scale = torch.zeros(shape, device=device), torch.ones(shape, device=device)
+        self._largest, self._scale = torch.zeros(shape, device=device), _apart(torch.ones(shape, device=device))
         return self._layers - 1
 
     def quantize(self, values: Tensor, layer: int, role: int, record: bool = True) -> Quantized:
@@ -76,7 +78,7 @@ class Scales:
     def scale(self, layer: int, role: int, measure: Callable[[], Tensor], record: bool = True) -> Tensor:
         """Return the scale of a tensor; that of the magnitude that `measure` returns if it has no history."""
         slot = (layer, role)
-        scale = self._scale[slot] if slot in self._known else self._first.get(slot)
+        scale = self._scale[layer, role, 0] if slot in self._known else self._first.get(slot)
         if scale is None:
             scale = scale_of(measure(), FORMATS[role], MARGIN)
             if record:
@@ -104,7 +106,7 @@ class Scales:
         # What was not used keeps its history, and so does what overflowed: its update is lost anyway.
         recorded = (self._largest > 0) & self._largest.isfinite()
         self._history = torch.where(recorded, torch.cat([self._largest[None], self._history[:-1]]), self._history)
-        self._scale = scale_of(self._history.amax(0), _limits(self._scale.device), MARGIN)
+        self._scale = scale_of(self._history.amax(0)[..., None], _limits(self._scale.device), MARGIN)
         self._largest.zero_()
         self._known |= self._first.keys()
         self._first.clear()
@@ -112,7 +114,7 @@ class Scales:
 
     def state(self) -> dict[str, Tensor]:
         """Return what a later process needs to continue with the same scales."""
-        scale, known = self._scale.clone(), torch.zeros(self._scale.shape, dtype=torch.bool)
+        scale, known = self._scale[..., 0].clone(), torch.zeros(self._largest.shape, dtype=torch.bool)
         for slot, own in self._first.items():
             scale[slot] = own
         for slot in self._known | self._first.keys():
@@ -125,9 +127,10 @@ class Scales:
         if own.keys() != state.keys() or any(own[name].shape != value.shape for name, value in state.items()):
             return False
         device = self._scale.device
-        self._history, self._largest, self._scale = (
+        self._history, self._largest, scale = (
             state[name].to(device, torch.float32, copy=True) for name in ("history", "largest", "scale")
         )
+        self._scale = _apart(scale)
         self._known = {(layer, role) for layer, role in state["known"].nonzero().tolist()}
         self._first.clear()
         self._begun.clear()
@@ -175,8 +178,16 @@ def cast_both_ways(values: Tensor, dtype: torch.dtype, scale: Tensor, record: Te
     return low, low.t().contiguous()
 
 
+def _apart(scale: Tensor) -> Tensor:
+    """Return scales [K, 3] as [K, 3, 4], each with an address of its own that is a multiple of 16 bytes."""
+    return scale[..., None].repeat(1, 1, _APART)
+
+
 def _limits(device: torch.device) -> Tensor:
-    """Return the largest number of each role's format [3], made on the device without a copy from the host."""
-    limits = torch.full((len(FORMATS),), torch.finfo(FORMATS[INPUT]).max, device=device)
+    """Return the largest number of each role's format [3, 4], made on the device without a copy from the host.
+
+    The scales made of them are then as far apart as `_apart` puts them.
+    """
+    limits = torch.full((len(FORMATS), _APART), torch.finfo(FORMATS[INPUT]).max, device=device)
     limits[GRADIENT].fill_(torch.finfo(FORMATS[GRADIENT]).max)
     return limits

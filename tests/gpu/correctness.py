@@ -364,8 +364,9 @@ def fused_adamw(precision: str, device: torch.device) -> Found:
         copies = [(held.of(one), one) for one in made.parameters() if (held := copy_of(one)) is not None]
         for number, (copied, one) in enumerate(copies):
             yield Error(f"copy {number}", float(not torch.equal(copied, one.detach().to(LOW))), 0.5)
+    # PyTorch's fused kernel computes 1 - beta2 in float32, which is off by 1.3e-5; a second moment is off as much.
     for number, (one, other) in enumerate(zip(*results, strict=True)):
-        yield Error(f"value {number}", off(one, other), 1e-5)
+        yield Error(f"value {number}", off(one, other), 3e-5)
 
 
 Check = Callable[[torch.device], Found]

@@ -93,8 +93,12 @@ class Launches(TorchDispatchMode):
 
 
 def moved_by(kernel: Any, arguments: tuple[Any, ...]) -> list[Tensor]:
-    """Return the tensors that a kernel reads or writes, twice those of which it does both."""
-    named = [(name, one) for name, one in zip(kernel.arg_names, arguments, strict=False) if isinstance(one, Tensor)]
+    """Return the tensors that a kernel reads or writes, twice those of which it does both; of words the FP8 numbers."""
+    named = [
+        (name, one._base if one._base is not None and one._base.dtype.itemsize == 1 else one)
+        for name, one in zip(kernel.arg_names, arguments, strict=False)
+        if isinstance(one, Tensor)
+    ]
     return [one for name, one in named for _ in range(1 + ((kernel.fn.__name__, name) in READ_AND_WRITTEN))]
 
 

@@ -112,7 +112,7 @@ def launched() -> list[dict[str, Any]]:
         code = kernel.warmup(*arguments, grid=grid, num_warps=warps, **constants)
         found.append({
             "kernel": kernel.__name__, "form": form, "architecture": Driver.architecture, "code": code.hash,
-            "shared_bytes": code.metadata.shared, "loads": widths(code.asm["ptx"], "ld"),
+            "warps": warps, "shared_bytes": code.metadata.shared, "loads": widths(code.asm["ptx"], "ld"),
             "stores": widths(code.asm["ptx"], "st"), **resources(code.asm["cubin"]),
         })  # fmt: skip
 

@@ -13,17 +13,27 @@ from torch import Tensor
 
 from bert.speed.kernels import launch
 
-_TILE, _WARPS = 64, 4
+_TILE, _COLUMNS, _WARPS = 64, 64, 4
+# Rows of a word of 32 bits in the transpose: Triton 3.6 writes garbage where it transposes single bytes
+# (triton-lang/triton#11111), and words are moved faster.
+IN_WORD = tl.constexpr(4)
 
 
 @triton.jit
-def record_largest(recorded, value):
-    """Raise a float32 in memory to the largest magnitude of a tile. NaN is larger than any number.
+def magnitudes(first, second, third, fourth):
+    """Return the largest of four magnitudes as the bits of a float32, element by element.
 
-    Magnitudes are ordered as their bits are, and the order of atomic maxima does not change the result.
+    Magnitudes are ordered as their bits are; NaN is larger than any number.
     """
-    found = tl.max(tl.max(tl.abs(value).to(tl.int32, bitcast=True), 1), 0)
-    tl.atomic_max(recorded, found, sem="relaxed")
+    one = tl.maximum(tl.abs(first).to(tl.int32, bitcast=True), tl.abs(second).to(tl.int32, bitcast=True))
+    other = tl.maximum(tl.abs(third).to(tl.int32, bitcast=True), tl.abs(fourth).to(tl.int32, bitcast=True))
+    return tl.maximum(one, other)
+
+
+@triton.jit
+def record_largest(recorded, found):
+    """Raise a float32 in memory to the largest of `magnitudes`, the same one whatever the order of programs."""
+    tl.atomic_max(recorded, tl.max(tl.max(found, 1), 0), sem="relaxed")
 
 
 @triton.jit
@@ -34,31 +44,59 @@ def narrowed(value, factor, limit: tl.constexpr):
 
 
 @triton.jit
-def store_both_ways(value, scale, low, transposed, row, column, stored_rows, width: tl.constexpr, limit: tl.constexpr):
-    """Store a tile of value / scale and its transpose in FP8, up to the row `stored_rows`."""
-    small = narrowed(value, 1.0 / tl.load(scale), limit).to(low.dtype.element_ty)
-    inside, stored = column < width, row < stored_rows
-    tl.store(low + row.to(tl.int64)[:, None] * width + column[None, :], small, mask=stored[:, None] & inside[None, :])
-    there = transposed + column.to(tl.int64)[:, None] * stored_rows + row[None, :]
-    tl.store(there, tl.trans(small), mask=inside[:, None] & stored[None, :])
+def take_rows(x, row, column, rows, width: tl.constexpr):
+    """Return rows of x [rows, width] in float32, and zeros after the last one."""
+    at = row.to(tl.int64)[:, None] * width + column[None, :]
+    return tl.load(x + at, mask=(row < rows)[:, None] & (column < width)[None, :], other=0.0).to(tl.float32)
+
+
+@triton.jit
+def store_rows(value, factor, low, row, column, stored_rows, width: tl.constexpr, limit: tl.constexpr):
+    """Store rows of value x factor in FP8, up to the row `stored_rows`; return their bytes as integers."""
+    small = narrowed(value, factor, limit).to(low.dtype.element_ty)
+    at = row.to(tl.int64)[:, None] * width + column[None, :]
+    tl.store(low + at, small, mask=(row < stored_rows)[:, None] & (column < width)[None, :])
+    return small.to(tl.uint8, bitcast=True).to(tl.int32)
+
+
+@triton.jit
+def store_both_ways(
+    first, second, third, fourth, scale, low, transposed, word, column, groups, width: tl.constexpr,
+    limit: tl.constexpr, multiple: tl.constexpr,
+):  # fmt: skip
+    """Store rows of values / scale in FP8, and their transpose, whose words hold four rows each.
+
+    `first` has the rows 4 x word, `second` those after them, and so on. The number of rows that are stored is given in
+    groups of `multiple` rows, so that the compiler knows its divisor.
+    """
+    factor, row, stored_rows = 1.0 / tl.load(scale), word * IN_WORD, groups * multiple
+    bytes = store_rows(first, factor, low, row, column, stored_rows, width, limit)
+    bytes |= store_rows(second, factor, low, row + 1, column, stored_rows, width, limit) << 8
+    bytes |= store_rows(third, factor, low, row + 2, column, stored_rows, width, limit) << 16
+    bytes |= store_rows(fourth, factor, low, row + 3, column, stored_rows, width, limit) << 24
+    words = groups * (multiple // IN_WORD)
+    at = column.to(tl.int64)[:, None] * words + word[None, :]
+    tl.store(transposed + at, tl.trans(bytes), mask=(column < width)[:, None] & (word < words)[None, :])
 
 
 @triton.jit(do_not_specialize=["rows", "groups"], do_not_specialize_on_alignment=["scale", "recorded"])
 def quantize_both_ways(
-    x, scale, recorded, low, transposed, rows, groups, width: tl.constexpr, limit: tl.constexpr, tile: tl.constexpr,
-    multiple: tl.constexpr,
+    x, scale, recorded, low, transposed, rows, groups, width: tl.constexpr, columns: tl.constexpr,
+    limit: tl.constexpr, tile: tl.constexpr, multiple: tl.constexpr,
 ):  # fmt: skip
-    """Cast a tile of x / scale and its transpose, with zeros after the last row; record its largest magnitude.
-
-    The number of written rows is given in groups of `multiple` rows, so that the compiler knows its divisor.
-    """
-    row = tl.program_id(0) * tile + tl.arange(0, tile)
-    column = tl.program_id(1) * tile + tl.arange(0, tile)
-    at = row.to(tl.int64)[:, None] * width + column[None, :]
-    value = tl.load(x + at, mask=(row < rows)[:, None] & (column < width)[None, :], other=0.0).to(tl.float32)
+    """Cast a tile of x / scale and its transpose, with zeros after the last row; record its largest magnitude."""
+    word = tl.program_id(0) * (tile // IN_WORD) + tl.arange(0, tile // IN_WORD)
+    column = tl.program_id(1) * columns + tl.arange(0, columns)
+    row = word * IN_WORD
+    first = take_rows(x, row, column, rows, width)
+    second = take_rows(x, row + 1, column, rows, width)
+    third = take_rows(x, row + 2, column, rows, width)
+    fourth = take_rows(x, row + 3, column, rows, width)
     if recorded is not None:
-        record_largest(recorded, value)
-    store_both_ways(value, scale, low, transposed, row, column, groups * multiple, width, limit)
+        record_largest(recorded, magnitudes(first, second, third, fourth))
+    store_both_ways(
+        first, second, third, fourth, scale, low, transposed, word, column, groups, width, limit, multiple
+    )  # fmt: skip
 
 
 def cast_both_ways(
@@ -78,8 +116,9 @@ def cast_both_ways(
     stored = -(-rows // multiple) * multiple
     low, transposed = empty_both_ways(stored, width, dtype, x.device)
     launch(
-        quantize_both_ways, (-(-stored // _TILE), -(-width // _TILE)), x, scale, bits(record), low, transposed, rows,
-        stored // multiple, width=width, limit=torch.finfo(dtype).max, tile=_TILE, multiple=multiple, warps=_WARPS,
+        quantize_both_ways, (-(-stored // _TILE), -(-width // _COLUMNS)), x, scale, bits(record), low,
+        transposed.view(torch.int32), rows, stored // multiple, width=width, columns=_COLUMNS,
+        limit=torch.finfo(dtype).max, tile=_TILE, multiple=multiple, warps=_WARPS,
     )  # fmt: skip
     return low, transposed
 
