@@ -88,17 +88,14 @@ class Launches(TorchDispatchMode):
     def _count(self, name: str, given: Any) -> None:
         for tensor in tree_leaves(given):
             if isinstance(tensor, Tensor):
-                of = self.parameter_bytes if tensor.numel() in self._parameters else self.bytes
+                numbers = tensor.numel() * (4 if tensor.dtype == torch.int32 else 1)  # words hold four FP8 numbers
+                of = self.parameter_bytes if numbers in self._parameters else self.bytes
                 of[name] += tensor.nbytes
 
 
 def moved_by(kernel: Any, arguments: tuple[Any, ...]) -> list[Tensor]:
-    """Return the tensors that a kernel reads or writes, twice those of which it does both; of words the FP8 numbers."""
-    named = [
-        (name, one._base if one._base is not None and one._base.dtype.itemsize == 1 else one)
-        for name, one in zip(kernel.arg_names, arguments, strict=False)
-        if isinstance(one, Tensor)
-    ]
+    """Return the tensors that a kernel reads or writes, twice those of which it does both."""
+    named = [(name, one) for name, one in zip(kernel.arg_names, arguments, strict=False) if isinstance(one, Tensor)]
     return [one for name, one in named for _ in range(1 + ((kernel.fn.__name__, name) in READ_AND_WRITTEN))]
 
 
