@@ -10,6 +10,7 @@ Exit code 1 when a check failed.
 """
 
 import argparse
+import itertools
 import json
 import signal
 import sys
@@ -24,7 +25,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 import torch  # noqa: E402
 import torch.nn.functional as F  # noqa: E402
 from support.layouts import batch_of, loss_and_gradients, model  # noqa: E402
-from support.philox import factors  # noqa: E402
+from support.philox import factors, weight_factors  # noqa: E402
 from support.plain_lamb import PlainLamb  # noqa: E402
 from torch import Tensor, nn  # noqa: E402
 
@@ -138,6 +139,39 @@ def attention(dtype: torch.dtype, device: torch.device, operator: str | None = N
         yield Error("dropout, both ways", float(difference.abs() / weighted.double().norm()), 0.1)
     ones = torch.cat([qkv.detach()[:, :2], torch.ones_like(qkv[:, 2:])], 1)
     yield Error("dropout, mean", abs(float(attend(ones, where, 0.1, operator=operator)[:512].float().mean()) - 1), 0.01)
+
+
+def attention_kernels(device: torch.device) -> Found:
+    """Attention's kernels with dropout, compared with the formula in float64 and the random bits of the paper."""
+    needs_kernels(device)
+    from bert.speed.kernels import attention as module
+
+    lengths, heads, probability, begin = [512, 1, 17, 300], 4, 0.1, 0
+    torch.manual_seed(0)
+    qkv = torch.randn(sum(lengths), 3, heads, 64).to(device).bfloat16().requires_grad_()
+    bias = torch.zeros(3 * heads * 64, device=device, requires_grad=True)
+    upstream = torch.randn(sum(lengths), heads, 64).to(device).bfloat16()
+    ends = torch.tensor((0, *itertools.accumulate(lengths)), dtype=torch.int32, device=device)
+    drawn = module.random_key
+    module.random_key = lambda like: torch.tensor([_KEY], device=like.device)  # type: ignore[assignment]
+    try:
+        made = module.attention(qkv, ends, 512, probability, bias)
+    finally:
+        module.random_key = drawn
+    exact, parts = qkv.detach().double().requires_grad_(), []
+    for part in exact.split(lengths):
+        query, key, value = part.transpose(0, 2).unbind(1)
+        weights = torch.softmax(query @ key.transpose(1, 2) / 8, -1)
+        kept = [weight_factors(_KEY, begin, len(part), head, probability) for head in range(heads)]
+        parts.append(((weights * torch.stack(kept).to(device)) @ value).transpose(0, 1))
+        begin += len(part)
+    expected = torch.cat(parts)
+    yield Error("values", off(made, expected), 1e-2)
+    found, of_bias = torch.autograd.grad(made, [qkv, bias], upstream)
+    wanted = torch.autograd.grad(expected, exact, upstream.double())[0]
+    for name, one, other in zip(("query", "key", "value"), found.unbind(1), wanted.unbind(1), strict=True):
+        yield Error(f"gradient of {name}", off(one, other), 2e-2)
+    yield Error("gradient of bias", off(of_bias, wanted.sum(0).flatten()), 2e-2)
 
 
 def kernels(dtype: torch.dtype, device: torch.device) -> Found:
@@ -382,6 +416,7 @@ CHECKS: dict[str, Check] = {
         f"attention bf16 {name}": lambda device, name=name: attention(torch.bfloat16, device, name)
         for name in OPERATORS
     },
+    "attention kernels": attention_kernels,
     "attention bf16": lambda device: attention(torch.bfloat16, device),
     "attention fp16": lambda device: attention(torch.float16, device),
     "attention fp32": lambda device: attention(torch.float32, device),
