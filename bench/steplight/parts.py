@@ -22,9 +22,9 @@ from bert.model.step import FLOAT_BYTES, Extent, Gemm, Pass, Step
 from bert.optim.adamw import AdamW
 from bert.optim.fused import FusedAdamW
 from bert.optim.precision import Precision
-from bert.speed.copies import LOW, copy_of, has_low_gradients
+from bert.speed.copies import LOW, Linear, copy_of, give_copies, has_low_gradients
 from bert.speed.elementwise import Product, gelu, residual_norm
-from bert.speed.fp8 import Fp8Copy, forward_product, input_gradient, weight_gradient
+from bert.speed.fp8 import Fp8Copy, OutputGradient, forward_product, input_gradient, weight_gradient
 from bert.speed.kernels import usable
 from bert.speed.scales import FORMATS, GRADIENT, INPUT, MULTIPLE, WEIGHT, Scales
 from bert.tasks import task_data
@@ -114,9 +114,9 @@ class Subject:
         return any(isinstance(copy_of(p), Fp8Copy) and p.shape == (gemm.columns, gemm.inner) for p in found)
 
     @property
-    def gelu_writes_fp8(self) -> bool:
-        """Whether GELU's kernels write the input of the second feed-forward layer, and the gradient of the first."""
-        return self.by_kernels and all(map(self.in_fp8, self.step.layers[-2:]))
+    def kernels_write_fp8(self) -> bool:
+        """Whether the kernels of GELU and the norms write inputs and gradients of the linear layers in FP8."""
+        return self.by_kernels and all(map(self.in_fp8, self.step.layers))
 
     def tensor(self, *shape: int, dtype: torch.dtype | None = None, grad: bool = False) -> Tensor:
         """Return normally distributed numbers, by default in the type of a GEMM."""
@@ -239,8 +239,8 @@ def _elementwise(subject: Subject) -> Iterator[Part]:
     fused, kernels = subject.fused, subject.by_kernels
     x = subject.tensor(rows, activation.width, grad=True)
     biases = [subject.tensor(each.width, dtype=torch.float32, grad=True) for each in (activation, closing) if kernels]
-    first, second = (Product(x, *biases[:1]), biases[1:])
-    if subject.gelu_writes_fp8:
+    first, second = (Product(x, biases[0] if kernels else None), biases[1:])
+    if subject.kernels_write_fp8:
         yield _gelu_to_fp8(subject, activation)
     else:
         yield _pass(subject, activation, "elementwise", lambda: gelu(first, fused), [x, *biases[:1]])
@@ -249,13 +249,16 @@ def _elementwise(subject: Subject) -> Iterator[Part]:
     norm = torch.nn.LayerNorm(closing.width, eps=config.layer_norm_eps).to(subject.device)
     twice = kernels or (fused and y.dtype != residual.dtype)
     if kernels:  # forward: two inputs, one result; backward: both inputs, two gradients in, two out
-        closing = replace(closing, narrow=9, wide=0)
+        closing = replace(closing, narrow=9 + subject.kernels_write_fp8, wide=0)  # the result in FP8 too
     elif twice:  # also the result in the type of the GEMMs, and its gradient
         closing = replace(closing, narrow=closing.narrow + 2)
 
+    reader, output = _in_fp8(subject, closing.width) if subject.kernels_write_fp8 else (None, None)
+
     def dropout_residual_norm() -> Tensor | tuple[Tensor, ...]:
-        result = residual_norm(Product(y, *second), residual, norm, config.hidden_dropout, fused)
-        return result if twice else result.wide
+        given = Product(y, second[0] if kernels else None, output)
+        result = residual_norm(given, residual, norm, config.hidden_dropout, fused, reader)
+        return result[:2] if twice else result.wide
 
     yield _pass(subject, closing, "elementwise", dropout_residual_norm, [y, residual, *norm.parameters(), *second])
     embeddings, placed = subject.model.encoder.embeddings, subject.placed
@@ -273,6 +276,17 @@ def _elementwise(subject: Subject) -> Iterator[Part]:
     shape = f"{rows} x {config.hidden_size} of {config.padded_vocab_size} words"
     part = _pass(subject, subject.step.embeddings, "elementwise", embed, used, shape)
     yield _adding_to(words, part) if has_low_gradients(words) else part
+
+
+def _in_fp8(subject: Subject, width: int) -> tuple[Linear, OutputGradient]:
+    """Return a linear layer that reads a norm's result in FP8, and one gradient in FP8, both with known scales."""
+    reader = Linear(width, width, device=subject.device)
+    give_copies(reader.parameters(), gradients=False, kind=Fp8Copy)
+    copy = copy_of(reader.weight)
+    assert isinstance(copy, Fp8Copy)
+    for role in (INPUT, GRADIENT):
+        copy.scales.scale(copy.layer, role, lambda: torch.ones((), device=subject.device))
+    return reader, OutputGradient(copy)
 
 
 def _gelu_to_fp8(subject: Subject, described: Pass) -> Part:
@@ -405,7 +419,11 @@ def _copies(subject: Subject) -> Iterator[Part]:
 
 
 def _fp8_casts(subject: Subject) -> Iterator[Part]:
-    """Yield the casts of a layer's inputs, gradients and weights to FP8, with their transposes and magnitudes."""
+    """Yield the casts of a layer's inputs, gradients and weights to FP8, with their transposes and magnitudes.
+
+    Kernels of norms and GELU write all inputs but that of the attention output, and all gradients but that of queries,
+    keys and values.
+    """
     gemms, depth = [gemm for gemm in subject.step.layers if subject.in_fp8(gemm)], subject.step.config.num_layers
     if not gemms:
         return
@@ -413,9 +431,9 @@ def _fp8_casts(subject: Subject) -> Iterator[Part]:
     moving, still = list[tuple[Tensor, int, int]](), list[tuple[Tensor, int, int]]()
     layers = [scales.add(subject.device) for _ in gemms]
     for layer, gemm in zip(layers, gemms, strict=True):
-        if not (subject.gelu_writes_fp8 and gemm == gemms[-1]):
+        if not subject.kernels_write_fp8 or gemm == gemms[1]:
             moving.append((subject.tensor(rows, gemm.inner), layer, INPUT))
-        if not (subject.gelu_writes_fp8 and gemm == gemms[-2]):
+        if not subject.kernels_write_fp8 or gemm == gemms[0]:
             moving.append((subject.tensor(rows, gemm.columns), layer, GRADIENT))
         still.append((subject.tensor(gemm.columns, gemm.inner, dtype=LOW), layer, WEIGHT))
     for cast in (*moving, *still):

@@ -22,6 +22,7 @@ from bert.speed.copies import Linear, linear
 from bert.speed.dropout import own_kernels
 from bert.speed.elementwise import Weights, product_dtype, softmax_dropout, softmax_dropout_backward
 from bert.speed.kernels import usable
+from bert.speed.scales import Quantized
 from common.errors import UsageError
 
 Where = Tensor | Unpadded | Bounds | None
@@ -98,14 +99,17 @@ class SelfAttention(nn.Module):
         output: Tensor = self.output(self.attended(hidden, where))
         return output
 
-    def attended(self, hidden: Tensor, where: Where) -> Tensor:
-        """Return the context of all heads [..., H], before the output projection."""
+    def attended(self, hidden: Tensor, where: Where, low: Quantized | None = None) -> Tensor:
+        """Return the context of all heads [..., H], before the output projection.
+
+        `low` is `hidden` in FP8, if a kernel has written it.
+        """
         kernels = self.fused and usable(hidden, self.qkv.weight)
         width = self.output.in_features // self.num_heads
         if kernels and _operator(where, hidden.device, product_dtype(hidden), width, self.operator) is not None:
-            qkv = linear(hidden, self.qkv.weight, self.qkv.bias.detach())
+            qkv = linear(hidden, self.qkv.weight, self.qkv.bias.detach(), low)
             return self.context(qkv, where, self.qkv.bias)
-        return self.context(self.qkv(hidden), where)
+        return self.context(self.qkv(hidden, low), where)
 
     def context(self, qkv: Tensor, where: Where, bias: Tensor | None = None) -> Tensor:
         """Return what the heads attend to [..., H], of their queries, keys and values side by side [..., 3 H].

@@ -6,6 +6,7 @@ Shapes: B sequences, S tokens, T real tokens of all sequences, H hidden width.
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
 import torch.nn.functional as F
@@ -117,16 +118,22 @@ class Layer(nn.Module):
         self.intermediate = Linear(config.hidden_size, config.intermediate_size)
         self.output = Linear(config.intermediate_size, config.hidden_size)
         self.output_norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
+        self.reader: tuple[Linear, ...] = ()
+        """The linear layer that reads the result, in a tuple because it is part of the next layer, not of this one."""
 
     def forward(self, hidden: Tensor | Stream, where: Where) -> Tensor | Stream:
         """Return [B, S, H] for [B, S, H], or [T, H] for [T, H], for tokens in a layout (bert.model.attention.Where)."""
-        wide, narrow = stream(hidden)
+        wide, narrow, low = stream(hidden)
         with phase(self.observer, "layer", self.index, ".attention"):
-            attended = product(self.attention.output, self.attention.attended(narrow, where), self.fused)
-            wide, narrow = residual_norm(attended, wide, self.attention_norm, self.dropout, self.fused)
+            attended = product(self.attention.output, self.attention.attended(narrow, where, low), self.fused)
+            wide, narrow, low = residual_norm(
+                attended, wide, self.attention_norm, self.dropout, self.fused, self.intermediate
+            )
+        # Compiled layers do not look at the reader, which the last layer does not have: all share what is compiled.
+        reader = None if torch.compiler.is_compiling() or not self.reader else self.reader[0]
         with phase(self.observer, "layer", self.index, ".mlp"):
-            transformed = feed_forward(self.intermediate, self.output, narrow, self.fused)
-            result = residual_norm(transformed, wide, self.output_norm, self.dropout, self.fused)
+            transformed = feed_forward(self.intermediate, self.output, narrow, self.fused, low)
+            result = residual_norm(transformed, wide, self.output_norm, self.dropout, self.fused, reader)
         # Compiled layers return one tensor: two would be another kind of input than the first layer's, compiled apart.
         return result if self.fused and not torch.compiler.is_compiling() else result.wide
 
@@ -155,7 +162,10 @@ class BertEncoder(nn.Module):
         self.config = config
         self.observer = observer or Observer()
         self.embeddings = Embeddings(config)
-        self.layers = nn.ModuleList(Layer(config, index, self.observer) for index in range(config.num_layers))
+        layers = [Layer(config, index, self.observer) for index in range(config.num_layers)]
+        for layer, following in pairwise(layers):
+            layer.reader = (following.attention.qkv,)
+        self.layers = nn.ModuleList(layers)
         self.run_layer: RunLayer = _call
         self.unpads: bool | None = None
         self.replays = False
@@ -266,6 +276,9 @@ def recompute_activations(model: nn.Module) -> None:
         )
     for encoder in encoders:
         encoder.run_layer = _recomputed
+        for layer in encoder.layers:
+            assert isinstance(layer, Layer)
+            layer.reader = ()  # the input that a layer keeps would be kept in FP8 too
 
 
 def _call(layer: nn.Module, hidden: Tensor | Stream, where: Where) -> Tensor | Stream:

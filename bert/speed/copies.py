@@ -19,6 +19,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import Function, once_differentiable
 
+from bert.speed.scales import Quantized
+
 LOW = torch.bfloat16
 
 
@@ -40,8 +42,8 @@ class Copy:
             self.version = parameter._version
         return self.values
 
-    def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        """Return x W^T + b in bf16, with the copy of `weight`, whose copy this is."""
+    def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None, low: Quantized | None = None) -> Tensor:
+        """Return x W^T + b in bf16, with the copy of `weight`, whose copy this is; `low` as in `linear` below."""
         result: Tensor = _Linear.apply(x, weight, bias, self)  # type: ignore[no-untyped-call]
         return result
 
@@ -75,10 +77,13 @@ def has_low_gradients(parameter: Tensor) -> bool:
     return copy_of(parameter) is not None and getattr(parameter, "grad_dtype", None) == LOW
 
 
-def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """Return x W^T + b [..., O] of x [..., I], W [O, I] and b [O] or None, as nn.functional.linear."""
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None, low: Quantized | None = None) -> Tensor:
+    """Return x W^T + b [..., O] of x [..., I], W [O, I] and b [O] or None, as nn.functional.linear.
+
+    `low` is x in FP8, if it is known, for a weight with a copy in FP8.
+    """
     copy = _usable_copy(weight)
-    return F.linear(x, weight, bias) if copy is None else copy.linear(x, weight, bias)
+    return F.linear(x, weight, bias) if copy is None else copy.linear(x, weight, bias, low)
 
 
 def copies_in_use(*weights: Tensor) -> list[Copy] | None:
@@ -90,9 +95,9 @@ def copies_in_use(*weights: Tensor) -> list[Copy] | None:
 class Linear(nn.Linear):
     """nn.Linear that multiplies the copy of its weight, if it has one."""
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Return [..., O] of [..., I]."""
-        return linear(x, self.weight, self.bias)
+    def forward(self, x: Tensor, low: Quantized | None = None) -> Tensor:
+        """Return [..., O] of [..., I]; `low` as in the function `linear`."""
+        return linear(x, self.weight, self.bias, low)
 
 
 def add_embedding(others: Tensor, ids: Tensor, weight: Tensor, padding: int) -> Tensor:

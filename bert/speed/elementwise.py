@@ -8,7 +8,7 @@ done here. For the softmax of attention with dropout on its weights PyTorch pass
 mask, the softmax, the dropout and the cast; a loop works on a row while it is in the nearest cache.
 
 On a GPU, bert.speed.kernels does the same. Its kernels also add the bias of the preceding linear layer and compute its
-gradient.
+gradient. Between linear layers in FP8 they write FP8.
 
 Shapes: T rows, H hidden width; b sequences of m tokens, N heads, R = b x N.
 """
@@ -22,9 +22,10 @@ from torch.autograd.function import Function, once_differentiable
 
 from bert.speed.copies import Linear, copies_in_use, linear
 from bert.speed.dropout import dropout_add, keep_mask, keep_scale, own_kernels, random_levels, threshold
-from bert.speed.fp8 import Fp8Copy
+from bert.speed.fp8 import Fp8Copy, OutputGradient
 from bert.speed.kernels import usable
 from bert.speed.native import is_wanted, loops
+from bert.speed.scales import Quantized
 
 # Types of what linear layers give for which there are loops.
 LOOP_TYPES = {torch.bfloat16: "bf16", torch.float32: "float"}
@@ -36,6 +37,8 @@ class Stream(NamedTuple):
     wide: Tensor
     narrow: Tensor
     """For the next linear layer: in the type of its GEMMs, if available in it."""
+    low: Quantized | None = None
+    """For the next linear layer in FP8, if a kernel has written it."""
 
 
 def stream(hidden: Tensor | Stream) -> Stream:
@@ -49,13 +52,28 @@ class Product(NamedTuple):
     values: Tensor
     bias: Tensor | None = None
     """Bias of the layer [O] that the next kernel must add; None if it has been added."""
+    output: OutputGradient | None = None
+    """Where the next kernel may leave the gradient of the values in FP8."""
 
 
-def product(layer: Linear, x: Tensor, fused: bool) -> Product:
-    """Return the output of a linear layer for x [..., I]; without its bias if it is `fused` into the next operation."""
+def product(layer: Linear, x: Tensor, fused: bool, low: Quantized | None = None) -> Product:
+    """Return the output of a linear layer for x [..., I]; without its bias if it is `fused` into the next operation.
+
+    `low` is x in FP8, if it is known, for a layer in FP8.
+    """
     if fused and usable(x, layer.weight):
-        return Product(linear(x, layer.weight, None), layer.bias)
-    return Product(layer(x))
+        copy = _fp8_copy(layer)
+        if copy is None:
+            return Product(linear(x, layer.weight, None), layer.bias)
+        output = OutputGradient(copy)
+        return Product(copy.linear(x, layer.weight, None, low, output), layer.bias, output)
+    return Product(layer(x, low))
+
+
+def _fp8_copy(layer: Linear) -> Fp8Copy | None:
+    """Return the copy that a layer multiplies here, if it is in FP8."""
+    (copy,) = copies_in_use(layer.weight) or (None,)
+    return copy if isinstance(copy, Fp8Copy) else None
 
 
 def product_dtype(x: Tensor) -> torch.dtype:
@@ -66,8 +84,9 @@ def product_dtype(x: Tensor) -> torch.dtype:
 
 
 def residual_norm(
-    x: Tensor | Product, residual: Tensor, norm: nn.LayerNorm, probability: float, fused: bool = False
-) -> Stream:
+    x: Tensor | Product, residual: Tensor, norm: nn.LayerNorm, probability: float, fused: bool = False,
+    reader: Linear | None = None,
+) -> Stream:  # fmt: skip
     """Return LayerNorm(dropout(x) + residual) of x and residual [..., H].
 
     Args:
@@ -77,16 +96,21 @@ def residual_norm(
         probability: of dropout.
         fused: whether in training on a CPU, and on a GPU, it is done in one pass each way, with random numbers of its
             own.
+        reader: the linear layer that reads the result; if it is in FP8, a kernel also writes the result so.
 
     Raises:
         MissingToolError: there is no C compiler.
     """
-    x, bias = x if isinstance(x, Product) else Product(x)
+    x, bias, output = x if isinstance(x, Product) else Product(x)
     if bias is not None or (fused and usable(x, norm.weight)):
         from bert.speed.kernels import norm as kernels
 
+        copy = None if reader is None else _fp8_copy(reader)
+        into = None if reader is None or copy is None else copy.input_cast(reader.weight)
         dropped = probability if norm.training else 0.0
-        return Stream(*kernels.residual_norm(x, residual, norm.weight, norm.bias, norm.eps, dropped, bias))
+        return Stream(
+            *kernels.residual_norm(x, residual, norm.weight, norm.bias, norm.eps, dropped, bias, into, output)
+        )
     if fused and norm.training and own_kernels(x) and _fits(x, residual, norm):
         given = _ResidualNorm.apply(x, residual, norm.weight, norm.bias, norm.eps, probability)  # type: ignore[no-untyped-call]
         return Stream(given[0], given[-1])
@@ -95,7 +119,7 @@ def residual_norm(
 
 def gelu(x: Tensor | Product, fused: bool = False) -> Tensor:
     """Return GELU(x) of any shape, by the error function; `fused` as in `residual_norm`."""
-    x, bias = x if isinstance(x, Product) else Product(x)
+    x, bias, _ = x if isinstance(x, Product) else Product(x)
     if bias is not None or (fused and usable(x)):
         from bert.speed.kernels import gelu as kernels
 
@@ -106,15 +130,16 @@ def gelu(x: Tensor | Product, fused: bool = False) -> Tensor:
     return F.gelu(x)
 
 
-def feed_forward(first: Linear, second: Linear, x: Tensor, fused: bool) -> Product:
-    """Return second(GELU(first(x))) for x [..., H]; `fused` as in `product` and `gelu`."""
+def feed_forward(first: Linear, second: Linear, x: Tensor, fused: bool, low: Quantized | None = None) -> Product:
+    """Return second(GELU(first(x))) for x [..., H]; `fused` and `low` as in `product` and `gelu`."""
     if fused and usable(x, first.weight, second.weight):
-        copies = [copy for copy in copies_in_use(first.weight, second.weight) or () if isinstance(copy, Fp8Copy)]
-        if len(copies) == 2:
+        copies = _fp8_copy(first), _fp8_copy(second)
+        if copies[0] is not None and copies[1] is not None:
             from bert.speed.fp8_feed_forward import products
 
-            return Product(products(x, first, second, copies[0], copies[1]), second.bias)
-    return product(second, gelu(product(first, x, fused), fused), fused)
+            output = OutputGradient(copies[1])
+            return Product(products(x, first, second, copies[0], copies[1], low, output), second.bias, output)
+    return product(second, gelu(product(first, x, fused, low), fused), fused)
 
 
 def _fits(x: Tensor, residual: Tensor, norm: nn.LayerNorm) -> bool:

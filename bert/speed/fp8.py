@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.autograd.function import Function, once_differentiable
 
 from bert.speed.copies import LOW, Copy, copy_of
-from bert.speed.scales import FORMATS, GRADIENT, INPUT, MULTIPLE, WEIGHT, Quantized, Scales
+from bert.speed.scales import FORMATS, GRADIENT, INPUT, MULTIPLE, WEIGHT, Cast, Quantized, Scales
 
 
 class Fp8Copy(Copy):
@@ -54,10 +54,27 @@ class Fp8Copy(Copy):
                 self._cast = self.scales.quantize(values, self.layer, WEIGHT)
         return self._cast
 
-    def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        """Return x W^T + b in bf16."""
-        result: Tensor = _Linear.apply(x, weight, bias, self, torch.is_grad_enabled())  # type: ignore[no-untyped-call]
+    def linear(
+        self, x: Tensor, weight: Tensor, bias: Tensor | None, low: Quantized | None = None,
+        output: "OutputGradient | None" = None,
+    ) -> Tensor:  # fmt: skip
+        """Return x W^T + b in bf16.
+
+        Args:
+            x: [..., I].
+            weight: whose copy this is.
+            bias: [O] or None.
+            low: x in FP8, if the kernel that computed x has written it.
+            output: where the next operation may leave the gradient of the result; only without a bias.
+        """
+        output = output or OutputGradient(self)
+        result: Tensor = _Linear.apply(x, weight, bias, self, torch.is_grad_enabled(), low, output)  # type: ignore[no-untyped-call]
         return result
+
+    def input_cast(self, weight: Tensor) -> Cast | None:
+        """Return how a kernel casts the next input of the layer; None if it has no scale yet."""
+        self.cast(weight)  # it may renew the scales
+        return self.scales.cast(self.layer, INPUT, torch.is_grad_enabled())
 
     def is_due(self, weight: Tensor) -> bool:
         """Whether the next cast would renew the scales."""
@@ -65,6 +82,39 @@ class Fp8Copy(Copy):
 
     _version: int
     _cast: Quantized | None
+
+
+class OutputGradient:
+    """The gradient of a layer's output, which the backward pass of the next operation may leave here in FP8.
+
+    Only that operation may use the output. Autograd passes it a placeholder in the output's shape and type.
+    """
+
+    def __init__(self, copy: Fp8Copy) -> None:
+        self._copy = copy
+        self._left: Quantized | None = None
+
+    def cast(self) -> Cast | None:
+        """Return how a kernel casts the gradient; None if it has no scale yet."""
+        return self._copy.scales.cast(self._copy.layer, GRADIENT)
+
+    def leave(self, given: Quantized, like: Tensor) -> Tensor:
+        """Leave the gradient of an output, and return the placeholder for it."""
+        self._left = given
+        return given.rows.view(like.dtype).as_strided(like.shape, (0,) * like.ndim)
+
+    def take(self, grad: Tensor) -> Quantized:
+        """Return the gradient [T', O] in FP8, of what autograd passed [T, O]: the gradient itself or its placeholder.
+
+        Raises:
+            RuntimeError: another operation has used the output, so that autograd has added to the placeholder.
+        """
+        given, self._left = self._left, None
+        if given is None:
+            return self._copy.scales.quantize(grad, self._copy.layer, GRADIENT)
+        if grad.data_ptr() != given.rows.data_ptr():
+            raise RuntimeError("the output of a linear layer whose gradient is in FP8 was used more than once")
+        return given
 
 
 def fits(weight: Tensor) -> bool:
@@ -128,11 +178,14 @@ def _multiply(
 
 class _Linear(Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, copy: Fp8Copy, record: bool) -> Tensor:
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, copy: Fp8Copy, record: bool, low: Quantized | None,
+        output: OutputGradient,
+    ) -> Tensor:  # fmt: skip
         values = copy.cast(weight)  # first: it may renew the scales
-        inputs = copy.scales.quantize(x, copy.layer, INPUT, record)
+        inputs = copy.scales.quantize(x, copy.layer, INPUT, record) if low is None else low
         ctx.save_for_backward(inputs.columns, inputs.scale, values.columns, values.scale)
-        ctx.copy, ctx.shape, ctx.dtype = copy, x.shape, x.dtype
+        ctx.copy, ctx.output, ctx.shape, ctx.dtype = copy, output, x.shape, x.dtype
         rows = x.numel() // x.shape[-1]
         return forward_product(inputs, values, bias)[:rows].view(*x.shape[:-1], len(values.rows))
 
@@ -141,7 +194,7 @@ class _Linear(Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         inputs, scale, transposed, weight_scale = ctx.saved_tensors
         copy, flat = ctx.copy, grad.reshape(-1, grad.shape[-1])
-        given = copy.scales.quantize(flat, copy.layer, GRADIENT)
+        given = ctx.output.take(flat)
         grad_x = grad_weight = None
         if ctx.needs_input_grad[0]:
             product = input_gradient(given, transposed, weight_scale)[: len(flat)]
@@ -150,4 +203,4 @@ class _Linear(Function):
             grad_weight = weight_gradient(given, inputs, scale)
             spare = copy.take_spare()
             grad_weight = grad_weight if spare is None else spare.copy_(grad_weight)
-        return grad_x, grad_weight, flat.sum(0) if ctx.needs_input_grad[2] else None, None, None
+        return grad_x, grad_weight, flat.sum(0) if ctx.needs_input_grad[2] else None, *(None,) * 4

@@ -14,12 +14,15 @@ from torch import Tensor
 from torch.autograd.function import Function, once_differentiable
 
 from bert.speed.copies import Linear
-from bert.speed.fp8 import Fp8Copy, forward_product, input_gradient, weight_gradient
+from bert.speed.fp8 import Fp8Copy, OutputGradient, forward_product, input_gradient, weight_gradient
 from bert.speed.kernels.gelu import gelu, gelu_backward, gelu_backward_to_fp8, gelu_to_fp8
 from bert.speed.scales import FORMATS, GRADIENT, INPUT, Quantized, largest
 
 
-def products(x: Tensor, first: Linear, second: Linear, first_copy: Fp8Copy, second_copy: Fp8Copy) -> Tensor:
+def products(
+    x: Tensor, first: Linear, second: Linear, first_copy: Fp8Copy, second_copy: Fp8Copy, low: Quantized | None,
+    output: OutputGradient,
+) -> Tensor:  # fmt: skip
     """Return second(GELU(first(x))) [..., H] in bf16 without the second bias, for x [..., H].
 
     Args:
@@ -28,10 +31,12 @@ def products(x: Tensor, first: Linear, second: Linear, first_copy: Fp8Copy, seco
         second: layer [H, F].
         first_copy: the copy of its weight.
         second_copy: the copy of its weight.
+        low: x in FP8, if the kernel that computed x has written it.
+        output: where the next operation may leave the gradient of the result.
     """
     record = torch.is_grad_enabled()
     result: Tensor = _FeedForward.apply(  # type: ignore[no-untyped-call]
-        x, first.weight, first.bias, second.weight, first_copy, second_copy, record
+        x, first.weight, first.bias, second.weight, first_copy, second_copy, record, low, output
     )
     return result
 
@@ -40,18 +45,18 @@ class _FeedForward(Function):
     @staticmethod
     def forward(
         ctx: Any, x: Tensor, first: Tensor, bias: Tensor, second: Tensor, first_copy: Fp8Copy, second_copy: Fp8Copy,
-        record: bool,
+        record: bool, low: Quantized | None, output: OutputGradient,
     ) -> Tensor:  # fmt: skip
         weights = first_copy.cast(first), second_copy.cast(second)  # before all else: they may renew the scales
         rows = x.numel() // x.shape[-1]
-        inputs = first_copy.scales.quantize(x, first_copy.layer, INPUT, record)
+        inputs = first_copy.scales.quantize(x, first_copy.layer, INPUT, record) if low is None else low
         inner = forward_product(inputs, weights[0], None)
         activated = _activated(inner, bias, rows, second_copy, record)
         ctx.save_for_backward(
             inputs.columns, inputs.scale, weights[0].columns, weights[0].scale, inner, bias, activated.columns,
             activated.scale, weights[1].columns, weights[1].scale,
         )  # fmt: skip
-        ctx.copies, ctx.shape, ctx.dtype = (first_copy, second_copy), x.shape, x.dtype
+        ctx.copies, ctx.output, ctx.shape, ctx.dtype = (first_copy, second_copy), output, x.shape, x.dtype
         return forward_product(activated, weights[1], None)[:rows].view(*x.shape[:-1], len(second))
 
     @staticmethod
@@ -62,7 +67,7 @@ class _FeedForward(Function):
         ) = ctx.saved_tensors  # fmt: skip
         first_copy, second_copy = ctx.copies
         flat = grad.reshape(-1, grad.shape[-1])
-        given = second_copy.scales.quantize(flat, second_copy.layer, GRADIENT)
+        given = ctx.output.take(flat)
         of_second = weight_gradient(given, activated, activated_scale) if ctx.needs_input_grad[3] else None
         of_inner, of_bias = _inner_gradient(
             inner, bias, input_gradient(given, second, second_scale), len(flat), first_copy
@@ -72,7 +77,7 @@ class _FeedForward(Function):
         if ctx.needs_input_grad[0]:
             of_x = input_gradient(of_inner, first, first_scale)[: len(flat)].view(ctx.shape).to(ctx.dtype)
         of_first, of_second = _in_spare(of_first, first_copy), _in_spare(of_second, second_copy)
-        return of_x, of_first, of_bias, of_second, None, None, None
+        return of_x, of_first, of_bias, of_second, *(None,) * 5
 
 
 def _activated(inner: Tensor, bias: Tensor, rows: int, copy: Fp8Copy, record: bool) -> Quantized:

@@ -44,6 +44,16 @@ class Quantized(NamedTuple):
     """The float32 scalar that the values must be multiplied by."""
 
 
+class Cast(NamedTuple):
+    """How a kernel writes a tensor in FP8 itself."""
+
+    dtype: torch.dtype
+    scale: Tensor
+    """float32 scalar that the values are divided by."""
+    record: Tensor | None
+    """float32 scalar, raised to their largest magnitude; None for none."""
+
+
 class Scales:
     """The scales of the linear layers of a model, on one device."""
 
@@ -77,13 +87,21 @@ class Scales:
 
     def scale(self, layer: int, role: int, measure: Callable[[], Tensor], record: bool = True) -> Tensor:
         """Return the scale of a tensor; that of the magnitude that `measure` returns if it has no history."""
-        slot = (layer, role)
-        scale = self._scale[layer, role, 0] if slot in self._known else self._first.get(slot)
+        scale = self._existing(layer, role)
         if scale is None:
             scale = scale_of(measure(), FORMATS[role], MARGIN)
             if record:
-                self._first[slot] = scale
+                self._first[layer, role] = scale
         return scale
+
+    def cast(self, layer: int, role: int, record: bool = True) -> Cast | None:
+        """Return how the kernel that computes a tensor casts it; None if it has no scale yet and must be measured."""
+        scale = self._existing(layer, role)
+        return None if scale is None else Cast(FORMATS[role], scale, self.recorder(layer, role, record))
+
+    def _existing(self, layer: int, role: int) -> Tensor | None:
+        slot = (layer, role)
+        return self._scale[layer, role, 0] if slot in self._known else self._first.get(slot)
 
     def recorder(self, layer: int, role: int, record: bool = True) -> Tensor | None:
         """Return the scalar that is raised to the largest magnitude of a tensor; None for none."""

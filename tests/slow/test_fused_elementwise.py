@@ -150,7 +150,7 @@ def test_loops_are_the_formulas(
         for wanted in "01":
             monkeypatch.setenv(native.VARIABLE, wanted)
             torch.manual_seed(3)
-            wide, narrow = residual_norm(*inputs, norm, probability, True)
+            wide, narrow, _ = residual_norm(*inputs, norm, probability, True)
             activated = gelu(inputs[0], True)
             assert wide.dtype == torch.float32 and narrow.dtype == activated.dtype == kind
             given = [wide, narrow, activated]
@@ -180,7 +180,7 @@ def test_what_is_not_finite_stays_so_in_its_row(bad: float) -> None:
     x = torch.ones(3, 40)
     x[1, 7] = bad
     for kind in (torch.bfloat16, torch.float32):
-        wide, narrow = residual_norm(x.to(kind), torch.randn(3, 40), torch.nn.LayerNorm(40), 0.0, True)
+        wide, narrow, _ = residual_norm(x.to(kind), torch.randn(3, 40), torch.nn.LayerNorm(40), 0.0, True)
         for given in (wide, narrow):
             assert given.isnan().all(1).tolist() == [False, True, False]
             assert given[::2].isfinite().all()

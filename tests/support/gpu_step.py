@@ -4,7 +4,7 @@ Tensors of the device "meta" stand for those of a GPU. PyTorch checks the shapes
 and refuses whatever would have to wait for a device. Triton kernels are counted at their launch.
 
 Operators read each of their tensors once and write each result once. Kernels read or write each of their tensors once,
-except those of READ_AND_WRITTEN; tests/unit/bert/interpreted/traffic.py holds both against loads and stores.
+except those of READ_AND_WRITTEN. tests/unit/bert/interpreted/traffic.py compares both with loads and stores.
 """
 
 import importlib
@@ -39,6 +39,8 @@ _NO_LAUNCH = ("detach", "empty", "new_empty", "_unsafe_view", "alias", "lift_fre
 _OVERWRITING = ("copy_", "zero_", "fill_", "random_")
 # (kernel, argument) that a kernel reads and writes: of the others it does one.
 READ_AND_WRITTEN = {("cross_entropy_backward", "logits")}
+# (kernel, argument) that a program reads again right after it has written it: from cache, which is not counted.
+READ_FROM_CACHE = {("dropout_layer_norm_fp8_forward", "low"), ("dropout_layer_norm_fp8_backward", "low")}
 
 
 class Call(NamedTuple):

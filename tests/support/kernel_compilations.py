@@ -22,7 +22,9 @@ from triton.runtime import driver
 from bert.optim.fused import FusedAdamW, FusedLamb
 from bert.speed import kernels
 from bert.speed.copies import give_copies
+from bert.speed.fp8 import Fp8Copy, OutputGradient
 from bert.speed.kernels import adamw, attention, embedding, gelu, heads, lamb, loss, multi_tensor, norm, quantize
+from bert.speed.scales import GRADIENT, Cast
 
 ARCHITECTURES = (80, 90, 100)
 FP8_FROM = 89  # no cast to E4M3 before
@@ -84,6 +86,19 @@ def ends(rows: int, dtype: torch.dtype, bare: bool) -> None:
         inner, bias = numbers(-(-rows // 16) * 16, INNER, dtype=dtype).detach(), numbers(INNER).detach()
         gelu.gelu_to_fp8(inner, bias, rows, torch.float8_e4m3fn, scalars[0], scalars[1])
         gelu.gelu_backward_to_fp8(inner, bias, inner, rows, torch.float8_e5m2, scalars[1], scalars[2])
+        norm_in_fp8(rows, dtype, scalars)
+
+
+def norm_in_fp8(rows: int, dtype: torch.dtype, scalars: Tensor) -> None:
+    """Run what a norm between two linear layers in FP8 launches."""
+    x, residual, weight, shift, bias = (
+        *(numbers(rows, HIDDEN, dtype=dtype) for _ in range(2)),
+        *(numbers(HIDDEN) for _ in range(3)),
+    )
+    into, before = Cast(torch.float8_e4m3fn, scalars[0], scalars[1]), Fp8Copy(numbers(16, 16).detach())
+    before.scales.scale(before.layer, GRADIENT, lambda: scalars[2])
+    results = norm.residual_norm(x, residual, weight, shift, 1e-12, 0.1, bias, into, OutputGradient(before))
+    torch.autograd.grad([one.sum() for one in results[:2]], x)
 
 
 def updates(tensors: int, clips: bool) -> None:

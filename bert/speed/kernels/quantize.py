@@ -20,14 +20,17 @@ IN_WORD = tl.constexpr(4)
 
 
 @triton.jit
-def magnitudes(first, second, third, fourth):
-    """Return the largest of four magnitudes as the bits of a float32, element by element.
+def magnitude(value):
+    """Return magnitudes as the bits of a float32, whose order is the same; NaN is larger than any number."""
+    return tl.abs(value).to(tl.int32, bitcast=True)
 
-    Magnitudes are ordered as their bits are; NaN is larger than any number.
-    """
-    one = tl.maximum(tl.abs(first).to(tl.int32, bitcast=True), tl.abs(second).to(tl.int32, bitcast=True))
-    other = tl.maximum(tl.abs(third).to(tl.int32, bitcast=True), tl.abs(fourth).to(tl.int32, bitcast=True))
-    return tl.maximum(one, other)
+
+@triton.jit
+def magnitudes(first, second, third, fourth):
+    """Return the largest `magnitude` of four, element by element."""
+    return tl.maximum(
+        tl.maximum(magnitude(first), magnitude(second)), tl.maximum(magnitude(third), magnitude(fourth))
+    )  # fmt: skip
 
 
 @triton.jit
@@ -77,6 +80,35 @@ def store_both_ways(
     words = groups * (multiple // IN_WORD)
     at = column.to(tl.int64)[:, None] * words + word[None, :]
     tl.store(transposed + at, tl.trans(bytes), mask=(column < width)[:, None] & (word < words)[None, :])
+
+
+@triton.jit
+def load_bytes(low, row, column, width: tl.constexpr):
+    """Return the bytes of rows in FP8 as integers."""
+    at = row.to(tl.int64)[:, None] * width + column[None, :]
+    return tl.load(low + at, mask=(column < width)[None, :]).to(tl.uint8, bitcast=True).to(tl.int32)
+
+
+@triton.jit
+def transpose_group(
+    low, transposed, group, groups, width: tl.constexpr, columns: tl.constexpr, multiple: tl.constexpr
+):  # fmt: skip
+    """Store the transpose of a group of `multiple` rows of low [T', C], which this program has stored.
+
+    They still are in cache, and a kernel that works on whole rows need not hold so many of them in registers.
+    """
+    tl.debug_barrier()  # all threads have stored their part
+    each: tl.constexpr = multiple // IN_WORD
+    word = group * each + tl.arange(0, each)
+    row = word * IN_WORD
+    for start in tl.range(0, width, columns):
+        column = start + tl.arange(0, columns)
+        bytes = load_bytes(low, row, column, width)
+        bytes |= load_bytes(low, row + 1, column, width) << 8
+        bytes |= load_bytes(low, row + 2, column, width) << 16
+        bytes |= load_bytes(low, row + 3, column, width) << 24
+        at = column.to(tl.int64)[:, None] * (groups * each) + word[None, :]
+        tl.store(transposed + at, tl.trans(bytes), mask=(column < width)[:, None])
 
 
 @triton.jit(do_not_specialize=["rows", "groups"], do_not_specialize_on_alignment=["scale", "recorded"])

@@ -252,7 +252,7 @@ def test_kernels_leave_no_casts_nor_sums_between_the_layers(monkeypatch: pytest.
     assert found["dropout, residual, norm"].bytes == 9 * 2 * rows * width
 
 
-def test_gelus_kernels_leave_casts_to_fp8_out(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kernels_between_the_gemms_leave_casts_to_fp8_out(monkeypatch: pytest.MonkeyPatch) -> None:
     need_triton()
     from bert.speed.kernels import embedding, gelu, loss, norm, quantize
 
@@ -269,9 +269,13 @@ def test_gelus_kernels_leave_casts_to_fp8_out(monkeypatch: pytest.MonkeyPatch) -
     assert launched == ["bias_gelu_fp8_forward", "bias_gelu_fp8_backward"]
     assert parts["GELU"].component.bytes == rows * inner * 10
     launched.clear()
+    parts["dropout, residual, norm"].run()
+    assert launched == ["dropout_layer_norm_fp8_forward", "dropout_layer_norm_fp8_backward"]
+    assert parts["dropout, residual, norm"].component.bytes == rows * SHAPE.hidden_size * 20
+    launched.clear()
     parts["FP8 casts of activations and gradients"].run()
-    assert launched == ["quantize_both_ways"] * 6
-    numbers = rows * (32 + 32 + 32 + 3 * 32 + 32 + 32)  # without the 64 features on both sides of GELU
+    assert launched == ["quantize_both_ways"] * 2
+    numbers = rows * (32 + 3 * 32)  # the input of the attention output, the gradient of queries, keys and values
     assert parts["FP8 casts of activations and gradients"].component.shape.startswith(f"{numbers:,} ")
 
 

@@ -29,7 +29,9 @@ KERNELS = {
     "cross_entropy_backward": ("softmax and loss", 4, 0),
     "embedding_layer_norm_forward": ("embedding", 4, 2),
     "embedding_layer_norm_backward": ("embedding", 6, 0),
-    # Of FP8, rows are written with 64 bits: 8 numbers, as many as a thread reads with 128.
+    # Of FP8, rows are written with 64 bits: 8 numbers, as many as a thread reads with 128. Norms read them again so.
+    "dropout_layer_norm_fp8_forward": ("norm", 10, 3),
+    "dropout_layer_norm_fp8_backward": ("norm", 12, 1),
     "quantize_both_ways": ("copy", 1, 4),
     "bias_gelu_fp8_forward": ("activation", 1, 4),
     "bias_gelu_fp8_backward": ("activation", 1, 5),
@@ -42,7 +44,7 @@ KERNELS = {
     "lamb_apply": ("optimizer", 50, 16),
 }
 # Kernels that cast to FP8, which no earlier GPU than sm_89 can.
-FP8 = {"quantize_both_ways", "bias_gelu_fp8_forward", "bias_gelu_fp8_backward"}
+FP8 = {name for name in KERNELS if "fp8" in name} | {"quantize_both_ways"}
 # Vectors of sums and addresses, a few per tensor.
 WITHOUT_ROWS = {"optimizer_prepare", "lamb_trust"}
 # FP8 has two formats; LAMB counts steps once for all tensors.

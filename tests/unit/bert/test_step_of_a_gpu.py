@@ -52,8 +52,8 @@ BUDGETS = {
     "bf16-weights+unpad": Budget(51, 210.0, 4.0, 84, 14588, 48, 43.9),
     "bf16-weights+fused-elementwise+unpad": Budget(32, 89.7, 4.0, 73, 3426, 48, 43.9),
     "fp8+unpad": Budget(61, 266.0, 8.0, 105, 14588, 36, 37.1),
-    "fp8+fused-elementwise+unpad": Budget(42, 121.3, 8.0, 94, 3426, 36, 37.1),
-    "bf16-weights+fp8+fused-elementwise+unpad": Budget(42, 121.3, 8.0, 91, 3426, 48, 43.9),
+    "fp8+fused-elementwise+unpad": Budget(38, 109.3, 8.0, 95, 3460, 36, 37.1),
+    "bf16-weights+fp8+fused-elementwise+unpad": Budget(38, 109.3, 8.0, 92, 3460, 48, 43.9),
 }
 
 
@@ -158,7 +158,7 @@ def test_a_copy_more_in_each_layer_is_seen(monkeypatch: pytest.MonkeyPatch) -> N
 
     def copying(self: Layer, hidden: object, where: object) -> object:
         result = forward(self, hidden, where)  # type: ignore[arg-type]
-        return type(result)(*(one.clone() for one in result))  # type: ignore[union-attr]
+        return type(result)(*(one.clone() for one in result[:2]))  # type: ignore[index]
 
     monkeypatch.setattr(Layer, "forward", copying)
     step.cache_clear()

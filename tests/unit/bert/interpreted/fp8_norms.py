@@ -1,0 +1,196 @@
+"""LayerNorm's kernels that write FP8, in Triton's interpreter: exactly what separate casts of their results give.
+
+Run by tests/unit/bert/test_kernels_interpreted.py, in a process of its own.
+"""
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from support.layouts import SHAPE
+from torch import Tensor, nn
+
+from bert.model.encoder import BertEncoder, recompute_activations
+from bert.optim.precision import Precision
+from bert.speed import kernels
+from bert.speed.copies import LOW, Linear, give_copies
+from bert.speed.elementwise import product, residual_norm
+from bert.speed.fp8 import Fp8Copy, OutputGradient, scales_state
+from bert.speed.kernels import norm, quantize
+from bert.speed.registry import use_levers, use_weight_copies
+from bert.speed.scales import FORMATS, GRADIENT, INPUT, MARGIN, Cast, Scales, scale_of
+
+SEED = 3
+
+
+@pytest.fixture(autouse=True)
+def on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have models on a CPU compute with kernels."""
+    monkeypatch.setattr(kernels, "DEVICES", {"cpu"})
+
+
+class Given:
+    """Arguments of a norm [T, H], the gradients of its results, and the copy of the layer before it."""
+
+    def __init__(self, rows: int, width: int, dtype: torch.dtype) -> None:
+        torch.manual_seed(0)
+        self.x, self.residual = (torch.randn(rows, width).to(dtype).requires_grad_() for _ in range(2))
+        self.vectors = [torch.randn(width).requires_grad_() for _ in range(3)]
+        self.grads = [torch.randn(rows, width).to(dtype) for _ in range(2)]
+        self.copy = Fp8Copy(torch.zeros(16, 16))
+
+    def run(
+        self, probability: float, into: Cast | None, output: OutputGradient | None
+    ) -> tuple[Tensor, Any, list[Tensor]]:
+        """Return the result, the result in FP8, and the gradients of x, residual, weight, shift and bias."""
+        torch.manual_seed(SEED)
+        weight, shift, bias = self.vectors
+        wide, narrow, low = norm.residual_norm(
+            self.x, self.residual, weight, shift, 1e-3, probability, bias, into, output
+        )
+        grads = torch.autograd.grad([wide, narrow], [self.x, self.residual, *self.vectors], self.grads)
+        return wide.detach(), low, list(grads)
+
+
+def same(found: Tensor, expected: Tensor) -> bool:
+    return found.dtype == expected.dtype and torch.equal(found.float().nan_to_num(7), expected.float().nan_to_num(7))
+
+
+@pytest.mark.parametrize(("rows", "width", "dtype", "probability", "multiprocessors"), [
+    (1, 16, LOW, 0.3, 132), (16, 48, torch.float32, 0.3, 132), (37, 80, LOW, 0.3, 132), (37, 80, LOW, 0.0, 1),
+    (35, 272, LOW, 0.3, 1),
+])  # fmt: skip
+def test_norms_write_what_a_cast_of_their_results_gives(
+    rows: int, width: int, dtype: torch.dtype, probability: float, multiprocessors: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.setattr(kernels, "processor", lambda device: kernels.Processor(9, multiprocessors))
+    given = Given(rows, width, dtype)
+    result, none, wanted = given.run(probability, None, None)
+    assert none is None
+    scales, layer = given.copy.scales, given.copy.layer
+    records = torch.zeros(4)
+    # Half of the largest magnitude, so that numbers saturate.
+    scale = scale_of(result.abs().amax().float(), FORMATS[INPUT], 0.5)
+    scale_of_x = scales.scale(layer, GRADIENT, lambda: wanted[0].abs().amax().float() / MARGIN / 2)
+    expected = quantize.cast_both_ways(result, FORMATS[INPUT], scale, records[0])
+    of_x = quantize.cast_both_ways(wanted[0], FORMATS[GRADIENT], scale_of_x, records[1])
+
+    output = OutputGradient(given.copy)
+    again, low, found = given.run(probability, Cast(FORMATS[INPUT], scale, records[2]), output)
+    left = output.take(found[0])
+    assert torch.equal(again, result)
+    assert same(low.rows, expected[0]) and same(low.columns, expected[1]) and low.scale is scale
+    assert same(left.rows, of_x[0]) and same(left.columns, of_x[1])
+    assert left.rows.float().abs().max() == torch.finfo(FORMATS[GRADIENT]).max
+    assert not low.rows[rows:].float().any() and not left.rows[rows:].float().any()
+    assert records[2] == records[0] > 0 and scales.recorder(layer, GRADIENT) == records[1] > 0
+    assert found[0].shape == given.x.shape and found[0].dtype == dtype and torch.equal(found[1], wanted[1])
+    for one, other in zip(found[2:], wanted[2:], strict=True):  # sums in another order
+        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-4)
+    unrecorded = given.run(probability, Cast(FORMATS[INPUT], scale, None), None)[1]
+    assert same(unrecorded.columns, low.columns) and records[3] == 0
+
+
+def test_a_norm_in_fp8_is_near_float64() -> None:
+    given = Given(37, 64, LOW)
+    weight, shift, bias = (one.detach().double() for one in given.vectors)
+    summed = given.x.double() + bias + given.residual.double()
+    expected = F.layer_norm(summed, (64,), weight, shift, 1e-3).detach()
+    scale = scale_of(expected.abs().amax().float(), FORMATS[INPUT], 2.0)
+    low = given.run(0.0, Cast(FORMATS[INPUT], scale, None), None)[1]
+    error = ((low.rows[:37].double() * scale - expected) / expected).abs()
+    # The interpreter loses the carry of a number that is rounded up to a power of 2. Small ones have fewer bits.
+    exponents = [(expected / scale * (1 + off)).frexp().exponent for off in (2**-4, -(2**-8))]
+    carried = exponents[0] > exponents[1]
+    compared = ~carried & (expected.abs() > scale * 2**-5)
+    assert compared.float().mean() > 0.8 and error[compared].max() <= 2**-4 + 2**-7
+
+
+def test_an_overflow_reaches_the_record() -> None:
+    given = Given(3, 32, LOW)
+    with torch.no_grad():
+        given.residual[1, 5] = float("inf")
+    given.copy.scales.scale(given.copy.layer, GRADIENT, lambda: torch.ones(()))
+    record, output = torch.zeros(()), OutputGradient(given.copy)
+    _, low, found = given.run(0.0, Cast(FORMATS[GRADIENT], torch.ones(()), record), output)
+    recorder = given.copy.scales.recorder(given.copy.layer, GRADIENT)
+    assert recorder is not None and record.isnan() and recorder.isnan()
+    for both in (low, output.take(found[0])):
+        assert both.rows[1].float().isnan().all() and both.rows[[0, 2]].float().isfinite().all()
+
+
+def test_an_output_that_is_used_twice_is_refused() -> None:
+    layer, plain, x = Linear(32, 32), nn.LayerNorm(32), torch.randn(5, 32).to(LOW).requires_grad_()
+    give_copies([layer.weight], gradients=False, kind=Fp8Copy)
+    for known in (False, True):
+        with Precision("bf16", "cpu").autocast():
+            given = product(layer, x, True)
+            result = residual_norm(given, x, plain, 0.0, True).narrow.sum() + given.values.sum()
+        if known:
+            with pytest.raises(RuntimeError, match="more than once"):
+                result.backward()
+        else:  # without a scale the gradient is in 16 bits
+            result.backward()
+
+
+def _run(*, recomputed: bool = False) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """Return the results and gradients of passes of an encoder, and its scales."""
+    torch.manual_seed(0)
+    made = BertEncoder(SHAPE.replace(hidden_dropout=0.3), pooler=False)
+    names = frozenset({"fp8", "fused-elementwise", "unpad"})
+    use_levers(made, names, activation_checkpointing=recomputed)
+    if recomputed:
+        recompute_activations(made)
+    use_weight_copies(made, names, precision="bf16", strategy="single", grad_accum_steps=2, optimizer="adamw")
+    found = {}
+    for number, updated in enumerate([False, False, True]):  # the first one has no scales
+        torch.manual_seed(SEED + number)
+        ids = torch.randint(1, 90, (1, 6))
+        if updated:
+            with torch.no_grad():
+                for parameter in made.parameters():
+                    parameter.add_(0)  # as an update does, a new version
+        with Precision("bf16", "cpu").autocast():
+            result = made(ids, torch.ones_like(ids)).hidden
+            (result * torch.randn(result.shape)).sum().backward()
+        found[f"{number} result"] = result.detach()
+        found |= {f"{number} {name}": p.grad.clone() for name, p in made.named_parameters() if p.grad is not None}
+        if number == 1:
+            with torch.inference_mode(), Precision("bf16", "cpu").autocast():
+                found["evaluated"] = made.eval()(ids, torch.ones_like(ids)).hidden
+            made.train()
+    return found, scales_state(made)
+
+
+@pytest.mark.usefixtures("one_thread")
+def test_an_encoder_computes_what_it_does_with_separate_casts(monkeypatch: pytest.MonkeyPatch) -> None:
+    launched = list[str]()
+
+    def launch(kernel: Any, *given: Any, **constants: Any) -> None:
+        launched.append(kernel.fn.__name__)
+        kernels.launch(kernel, *given, **constants)
+
+    for module in (norm, quantize):
+        monkeypatch.setattr(module, "launch", launch)
+    with monkeypatch.context() as patch:
+        patch.setattr(Scales, "cast", lambda *given: None)
+        expected, expected_scales = _run()
+    assert not any("norm_fp8" in name for name in launched)
+    casts = launched.count("quantize_both_ways")
+    for recomputed in (False, True):
+        launched.clear()
+        found, own_scales = _run(recomputed=recomputed)
+        forward, backward = (launched.count(f"dropout_layer_norm_fp8_{way}ward") for way in ("for", "back"))
+        assert backward == 4 * 2  # of two layers, in two passes
+        # The last result is no input of a layer, and a layer that is recomputed keeps its input once.
+        assert forward == (2 + 2 * (2 + 2) + 2 if recomputed else 3 * (2 + 1))
+        assert recomputed or launched.count("quantize_both_ways") == casts - forward - backward
+        assert all(torch.equal(own_scales[name], value) for name, value in expected_scales.items())
+        assert found.keys() == expected.keys()
+        for name, value in expected.items():
+            if "norm" in name or name.endswith("bias"):  # sums in another order
+                torch.testing.assert_close(found[name], value, rtol=1e-4, atol=1e-4)
+            else:
+                assert torch.equal(found[name], value), name
