@@ -120,7 +120,7 @@ def _measured(
             problem = work.problem(operators[name])
             for _ in range(_WARMUPS):
                 work.run(operators[name])
-        except (RuntimeError, NotImplementedError) as error:  # whatever a library refuses, another operator may do
+        except Exception as error:  # whatever a library or a compiler refuses, another operator may do
             problem = f"failed: {_first_sentence(str(error)) or type(error).__name__}"
         if problem is None:
             times[name] = []

@@ -143,9 +143,9 @@ def launched() -> list[dict[str, Any]]:
                 updates(ROWS, form == "bf16")
                 if dtype != torch.float32:
                     attend(ROWS, dtype, form != "bf16")
-        form = "heads of 128"
-        attend(ROWS, torch.bfloat16, False, 128)
-    Driver.architecture, form = 90, "bf16"
+    Driver.architecture, form = 90, "heads of 128"
+    attend(ROWS, torch.bfloat16, False, 128)
+    form = "bf16"
     for rows in (1, 64):  # numbers that are divided by 16 or are 1 must not have code of their own
         layer(rows, torch.bfloat16, False)
         ends(rows, torch.bfloat16, False)

@@ -51,9 +51,9 @@ def operator(change: Callable[[Tensor], Tensor] = lambda context: context, missi
     return Operator(lambda qkv, bounds, probability, *_: change(attention(qkv, bounds, probability)), lambda _: missing)
 
 
-def refusing(message: str) -> Operator:
+def refusing(message: str, kind: type[Exception] = RuntimeError) -> Operator:
     def run(*_: Any) -> Tensor:
-        raise RuntimeError(message)
+        raise kind(message)
 
     return Operator(run, lambda _: None)
 
@@ -99,12 +99,13 @@ def test_a_class_is_measured_once_and_another_one_again() -> None:
         (operator(missing="needs PyTorch 9"), "needs PyTorch 9"),
         (refusing("no plan\nsupports it"), "failed: no plan"),
         (refusing("Could not run 'aten::x'. This could be because ...\nCPU: registered"), "failed: Could not run"),
+        (refusing("out of resource: shared memory", OSError), "failed: out of resource: shared memory"),
         (operator(lambda context: 1.1 * context), "wrong results"),
         (operator(lambda context: context * float("nan")), "wrong results"),
         (operator(lambda context: context + 0.2 * (context.detach() - context)), "wrong results"),
         (Operator(gradients_of_another_mask, lambda _: None), "wrong gradients with dropout"),
     ],
-    ids=["missing", "failing", "of the dispatcher", "values", "nan", "gradients", "dropout"],
+    ids=["missing", "failing", "of the dispatcher", "of a compiler", "values", "nan", "gradients", "dropout"],
 )
 def test_an_operator_that_fails_or_is_wrong_is_left_out_with_its_reason(bad: Operator, said: str) -> None:
     torch.manual_seed(0)
