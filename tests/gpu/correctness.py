@@ -38,9 +38,10 @@ from bert.optim.precision import Precision  # noqa: E402
 from bert.optim.registry import adamw  # noqa: E402
 from bert.parallel.single import SingleStrategy  # noqa: E402
 from bert.speed.copies import LOW, copy_of, give_copies, linear  # noqa: E402
-from bert.speed.fp8 import Fp8Copy  # noqa: E402
+from bert.speed.fp8 import Fp8Copy, OutputGradient  # noqa: E402
 from bert.speed.kernels import usable  # noqa: E402
 from bert.speed.registry import resolve_levers, use_levers, use_weight_copies  # noqa: E402
+from bert.speed.scales import FORMATS, GRADIENT, INPUT, MARGIN, Cast, Quantized, largest, scale_of  # noqa: E402
 from common.errors import MissingToolError  # noqa: E402
 
 LENGTHS = [64, 1, 17, 33]
@@ -210,6 +211,42 @@ def kernels(dtype: torch.dtype, device: torch.device) -> Found:
     own, double = logits * 1, logits.detach().double().requires_grad_()
     exact = F.cross_entropy(double, labels)
     yield from compared("cross-entropy", loss.mean_cross_entropy(own, labels), exact, [own], [double])
+
+
+def fp8_norm(device: torch.device) -> Found:
+    """LayerNorm's kernels that write FP8, at the width of large, compared with separate casts."""
+    needs_kernels(device)
+    if device.type == "cuda" and torch.cuda.get_device_capability() < (8, 9):
+        raise Skip("this GPU has no FP8")
+    from bert.speed.kernels import norm
+    from bert.speed.kernels.quantize import cast_both_ways
+
+    rows, formats, record = 2999, (FORMATS[INPUT], FORMATS[GRADIENT]), torch.zeros((), device=device)
+    torch.manual_seed(0)
+    x, residual, upstream = (torch.randn(rows, _WIDTH, device=device).to(LOW).requires_grad_() for _ in range(3))
+    weight, shift, bias = (torch.randn(_WIDTH, device=device).requires_grad_() for _ in range(3))
+    copy = Fp8Copy(torch.zeros(16, 16, device=device))
+
+    def run(into: Cast | None, output: OutputGradient | None) -> tuple[Tensor, Quantized | None, list[Tensor]]:
+        torch.manual_seed(1)
+        made, _, low = norm.residual_norm(x, residual, weight, shift, 1e-12, 0.1, bias, into, output)
+        return made.detach(), low, list(torch.autograd.grad(made, [x, residual, weight, shift, bias], upstream))
+
+    plain, _, wanted = run(None, None)
+    of_x = copy.scales.scale(copy.layer, GRADIENT, lambda: largest(wanted[0]))
+    output, scale = OutputGradient(copy), scale_of(largest(plain), formats[0], MARGIN)
+    made, low, found = run(Cast(formats[0], scale, record), output)
+    assert low is not None
+    left = output.take(found[0])
+    yield Error("result", off(made, plain), 1e-3)
+    for number, (one, other) in enumerate(zip(found[1:], wanted[1:], strict=True)):
+        yield Error(f"gradient {number}", off(one, other), 1e-3)
+    casts = cast_both_ways(made, formats[0], scale, None), cast_both_ways(wanted[0], formats[1], of_x, None)
+    yield Error("result in FP8", off(low.rows.float(), casts[0][0].float()), 1e-9)
+    yield Error("gradient in FP8", off(left.rows.float(), casts[1][0].float()), 1e-2)
+    yield Error("its magnitude", off(record, largest(made)), 1e-9)
+    for name, both in (("result", low), ("gradient", left)):
+        yield Error(f"transpose of the {name}", off(both.columns.float(), both.rows.float().t()), 1e-9)
 
 
 def fp8_layer(device: torch.device) -> Found:
@@ -423,6 +460,7 @@ CHECKS: dict[str, Check] = {
     "kernels bf16": lambda device: kernels(torch.bfloat16, device),
     "kernels fp32": lambda device: kernels(torch.float32, device),
     "fp8 layer": fp8_layer,
+    "fp8 norm": fp8_norm,
     "cuda graph replay": replayed_layers,
     "lamb": lambda device: lamb(device, fused=False),
     "adamw": lambda device: adamw_formulas(device, fused=False),
