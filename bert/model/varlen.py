@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import Function, once_differentiable
 
@@ -216,8 +217,42 @@ def _efficient_missing(kind: Kind) -> str | None:
 
 
 def _efficient(qkv: Tensor, bounds: Bounds, probability: float, bias: Tensor | None, _: bool) -> Tensor:
-    context: Tensor = _Efficient.apply(qkv, bounds, probability, bias)  # type: ignore[no-untyped-call]
+    if probability > 0.0:
+        return _efficient_with_dropout(qkv, bounds, probability, bias)
+    context: Tensor = _Efficient.apply(qkv, bounds, bias)  # type: ignore[no-untyped-call]
     return context
+
+
+def _efficient_with_dropout(qkv: Tensor, bounds: Bounds, probability: float, bias: Tensor | None) -> Tensor:
+    """PyTorch's attention on rows padded to the longest sequence.
+
+    By cumulative lengths, the backward pass of the memory-efficient operator drops other weights than its forward pass
+    did (found on an H100 with torch 2.11, in bf16 and float32): the gradients are wrong.
+    """
+    ends, longest = bounds
+    rows, slots = ends.shape[0] - 1, _slots(bounds, qkv.shape[0])
+    if bias is not None:
+        qkv = _Biased.apply(qkv, bias)  # type: ignore[no-untyped-call]
+    padded = qkv.new_zeros(rows * longest, *qkv.shape[1:]).index_copy(0, slots, qkv)
+    query, key, value = _heads(padded, longest).unbind(0)
+    real = (torch.arange(longest, device=qkv.device) < ends.diff()[:, None])[:, None, None, :]
+    attended = F.scaled_dot_product_attention(query, key, value, attn_mask=real, dropout_p=probability)
+    context: Tensor = attended.transpose(1, 2).flatten(0, 1).index_select(0, slots)
+    return context
+
+
+class _Biased(Function):
+    """Returns its input, to which a bias was added without tracking its gradient, and computes that."""
+
+    @staticmethod
+    def forward(ctx: Any, qkv: Tensor, bias: Tensor) -> Tensor:
+        ctx.dtype = bias.dtype
+        return qkv.view_as(qkv)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        return grad, _bias_gradient(grad, ctx.dtype)
 
 
 class _Efficient(Function):
@@ -227,16 +262,14 @@ class _Efficient(Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, qkv: Tensor, bounds: Bounds, probability: float, bias: Tensor | None) -> Tensor:
+    def forward(ctx: Any, qkv: Tensor, bounds: Bounds, bias: Tensor | None) -> Tensor:
         ends, longest = bounds.ends, min(bounds.longest, qkv.shape[0])
         query, key, value = qkv.unbind(1)
         context, logsumexp, seed, offset, _, _ = torch.ops.aten._efficient_attention_forward(
-            query[None], key[None], value[None], None, ends, ends, longest, longest, probability, 0,
-            ctx.needs_input_grad[0],
-        )  # fmt: skip
+            query[None], key[None], value[None], None, ends, ends, longest, longest, 0.0, 0, ctx.needs_input_grad[0]
+        )
         ctx.save_for_backward(qkv, ends, context, logsumexp, seed, offset)
-        ctx.longest, ctx.probability = longest, probability
-        ctx.bias_dtype = None if bias is None else bias.dtype
+        ctx.longest, ctx.bias_dtype = longest, None if bias is None else bias.dtype
         only: Tensor = context[0]
         return only
 
@@ -247,10 +280,10 @@ class _Efficient(Function):
         query, key, value = qkv.unbind(1)
         grads = torch.ops.aten._efficient_attention_backward(
             grad[None], query[None], key[None], value[None], None, context, ends, ends, ctx.longest, ctx.longest,
-            logsumexp, ctx.probability, seed, offset, 0, False, shared_storage_dqdkdv=True,
+            logsumexp, 0.0, seed, offset, 0, False, shared_storage_dqdkdv=True,
         )  # fmt: skip
         result = _together(grads[0][0], grads[1][0], grads[2][0])
-        return result, None, None, _bias_gradient(result, ctx.bias_dtype)
+        return result, None, _bias_gradient(result, ctx.bias_dtype)
 
 
 def _together(query: Tensor, key: Tensor, value: Tensor) -> Tensor:

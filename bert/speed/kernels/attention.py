@@ -39,8 +39,8 @@ class Tiles(NamedTuple):
 
 
 # By width of a head. Registers, not shared memory, limit how many programs a multiprocessor runs at once.
-FORWARD = {16: Tiles(64, 64, 4, 2), 32: Tiles(64, 64, 4, 2), 64: Tiles(64, 64, 4, 2), 128: Tiles(64, 64, 8, 2, 255)}
-OF_QUERIES = {16: Tiles(64, 64, 4, 2), 32: Tiles(64, 64, 4, 2), 64: Tiles(64, 64, 4, 2), 128: Tiles(64, 64, 8, 2)}
+FORWARD = {16: Tiles(64, 64, 4, 2), 32: Tiles(64, 64, 4, 2), 64: Tiles(64, 64, 4, 3), 128: Tiles(64, 64, 8, 2, 255)}
+OF_QUERIES = {16: Tiles(64, 64, 4, 2), 32: Tiles(64, 64, 4, 2), 64: Tiles(64, 64, 4, 3), 128: Tiles(64, 64, 8, 2)}
 OF_KEYS = {16: Tiles(64, 64, 4, 2), 32: Tiles(64, 64, 4, 2), 64: Tiles(64, 64, 4, 3), 128: Tiles(32, 64, 8, 2)}
 WIDTHS = frozenset(FORWARD)
 _LOG2_E = tl.constexpr(1.4426950408889634)

@@ -6,6 +6,8 @@ before (bert.speed.scales).
 Shapes: T rows, C columns.
 """
 
+import os
+
 import torch
 import triton
 import triton.language as tl
@@ -13,10 +15,18 @@ from torch import Tensor
 
 from bert.speed.kernels import launch
 
-_TILE, _COLUMNS, _WARPS = 64, 64, 4
-# Rows of a word of 32 bits in the transpose: Triton 3.6 writes garbage where it transposes single bytes
-# (triton-lang/triton#11111), and words are moved faster.
+_TILE, _COLUMNS, _WARPS = 64, 64, 2
+# Rows of a word of 32 bits in the transpose. The words are made by instructions of their own: bytes that are taken out
+# of what is stored in rows were garbage on an H100 (CUDA 13.0's assembler; triton-lang/triton#11111).
 IN_WORD = tl.constexpr(4)
+_PACK = """{
+.reg .b16 low, high;
+cvt.rn.satfinite.%sx2.f32 low, $2, $1;
+cvt.rn.satfinite.%sx2.f32 high, $4, $3;
+mov.b32 $0, {low, high};
+}"""
+_E4M3, _E5M2 = tl.constexpr(_PACK % ("e4m3", "e4m3")), tl.constexpr(_PACK % ("e5m2", "e5m2"))
+_INTERPRETED = tl.constexpr(os.environ.get("TRITON_INTERPRET") == "1")  # Triton's interpreter knows no instructions
 
 
 @triton.jit
@@ -55,11 +65,35 @@ def take_rows(x, row, column, rows, width: tl.constexpr):
 
 @triton.jit
 def store_rows(value, factor, low, row, column, stored_rows, width: tl.constexpr, limit: tl.constexpr):
-    """Store rows of value x factor in FP8, up to the row `stored_rows`; return their bytes as integers."""
-    small = narrowed(value, factor, limit).to(low.dtype.element_ty)
+    """Store rows of value x factor in FP8, up to the row `stored_rows`; return them in float32."""
+    value = narrowed(value, factor, limit)
     at = row.to(tl.int64)[:, None] * width + column[None, :]
-    tl.store(low + at, small, mask=(row < stored_rows)[:, None] & (column < width)[None, :])
-    return small.to(tl.uint8, bitcast=True).to(tl.int32)
+    here = (row < stored_rows)[:, None] & (column < width)[None, :]
+    tl.store(low + at, value.to(low.dtype.element_ty), mask=here)
+    return value
+
+
+@triton.jit
+def byte_of(value, form: tl.constexpr):
+    """Return a number in FP8 as an integer."""
+    return value.to(form).to(tl.uint8, bitcast=True).to(tl.int32)
+
+
+@triton.jit
+def words_of(first, second, third, fourth, form: tl.constexpr):
+    """Return four numbers in FP8 as one integer of 32 bits, the first in its lowest byte, element by element."""
+    if _INTERPRETED:
+        word = byte_of(first, form) | (byte_of(second, form) << 8)
+        word |= (byte_of(third, form) << 16) | (byte_of(fourth, form) << 24)
+    elif form == tl.float8e4nv:
+        word = tl.inline_asm_elementwise(
+            _E4M3, "=r,f,f,f,f", [first, second, third, fourth], dtype=tl.int32, is_pure=True, pack=1
+        )  # fmt: skip
+    else:
+        word = tl.inline_asm_elementwise(
+            _E5M2, "=r,f,f,f,f", [first, second, third, fourth], dtype=tl.int32, is_pure=True, pack=1
+        )  # fmt: skip
+    return word
 
 
 @triton.jit
@@ -73,13 +107,14 @@ def store_both_ways(
     groups of `multiple` rows, so that the compiler knows its divisor.
     """
     factor, row, stored_rows = 1.0 / tl.load(scale), word * IN_WORD, groups * multiple
-    bytes = store_rows(first, factor, low, row, column, stored_rows, width, limit)
-    bytes |= store_rows(second, factor, low, row + 1, column, stored_rows, width, limit) << 8
-    bytes |= store_rows(third, factor, low, row + 2, column, stored_rows, width, limit) << 16
-    bytes |= store_rows(fourth, factor, low, row + 3, column, stored_rows, width, limit) << 24
+    first = store_rows(first, factor, low, row, column, stored_rows, width, limit)
+    second = store_rows(second, factor, low, row + 1, column, stored_rows, width, limit)
+    third = store_rows(third, factor, low, row + 2, column, stored_rows, width, limit)
+    fourth = store_rows(fourth, factor, low, row + 3, column, stored_rows, width, limit)
+    made = words_of(first, second, third, fourth, low.dtype.element_ty)
     words = groups * (multiple // IN_WORD)
     at = column.to(tl.int64)[:, None] * words + word[None, :]
-    tl.store(transposed + at, tl.trans(bytes), mask=(column < width)[:, None] & (word < words)[None, :])
+    tl.store(transposed + at, tl.trans(made), mask=(column < width)[:, None] & (word < words)[None, :])
 
 
 @triton.jit

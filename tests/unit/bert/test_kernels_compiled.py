@@ -29,12 +29,12 @@ KERNELS = {
     "cross_entropy_backward": ("softmax and loss", 4, 0),
     "embedding_layer_norm_forward": ("embedding", 4, 2),
     "embedding_layer_norm_backward": ("embedding", 6, 0),
-    # Of FP8, rows are written with 64 bits: 8 numbers, as many as a thread reads with 128. Norms read them again so.
     "dropout_layer_norm_fp8_forward": ("norm", 10, 3),
     "dropout_layer_norm_fp8_backward": ("norm", 12, 1),
-    "quantize_both_ways": ("copy", 1, 4),
-    "bias_gelu_fp8_forward": ("activation", 1, 4),
-    "bias_gelu_fp8_backward": ("activation", 1, 5),
+    "quantize_both_ways": ("copy", 1, 0),
+    # Rows are written with 64 bits: 8 numbers, as many as a thread reads with 128.
+    "bias_gelu_fp8_forward": ("activation", 2, 4),
+    "bias_gelu_fp8_backward": ("activation", 2, 5),
     # Optimizers also have code for the ends of tensors and for gradients that are not aligned, 8 elements per thread.
     "optimizer_squares": ("optimizer", 22, 2),
     "optimizer_prepare": ("optimizer", 48, 26),
