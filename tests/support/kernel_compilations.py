@@ -161,14 +161,23 @@ def widths(text: str, operation: str) -> list[int]:
 
 
 def resources(cubin: bytes) -> dict[str, int]:
-    """Return registers of a thread, and bytes of its stack and local memory: where registers spill to."""
-    tool = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
+    """Return registers of a thread, bytes of its stack and local memory, where registers spill to, and undefined reads.
+
+    The assembler of CUDA 12.8 and 13.0 can take bytes of a cast to FP8 from register 1, which holds the pointer of the
+    stack, where the compiler knows of no such use. Nothing else reads it in a kernel without a stack.
+    """
+    tools = Path(triton.__file__).parent / "backends/nvidia/bin"
+
+    def said(tool: str, option: str) -> str:
+        return subprocess.run([tools / tool, option, file.name], check=True, capture_output=True, text=True).stdout
+
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(cubin)
         file.flush()
-        text = subprocess.run([tool, "-res-usage", file.name], check=True, capture_output=True, text=True).stdout
-    return {name: int(re.findall(rf"{word}:(\d+)", text)[0])
-            for name, word in (("registers", "REG"), ("stack_bytes", "STACK"), ("local_bytes", "LOCAL"))}  # fmt: skip
+        text, code = said("cuobjdump", "-res-usage"), said("nvdisasm", "-c")
+    sizes = {name: int(re.findall(rf"{word}:(\d+)", text)[0])
+             for name, word in (("registers", "REG"), ("stack_bytes", "STACK"), ("local_bytes", "LOCAL"))}  # fmt: skip
+    return {**sizes, "undefined_reads": len(re.findall(r"\*/\s+(?:@\S+ )?[A-Z0-9_.]+ [^;]*, R1\b(?!\d)", code))}
 
 
 if __name__ == "__main__":

@@ -83,6 +83,7 @@ def test_a_kernel_fits_its_processors(name: str, launches: Launches) -> None:
     assert {launch["architecture"] for launch in own} >= ({90, 100} if name in FP8 else {80, 90, 100})
     for launch in own:
         assert launch["stack_bytes"] == launch["local_bytes"] == 0, f"registers spill: {launch}"
+        assert launch["undefined_reads"] == 0, f"wrong code: {launch}"
         if name in TILED:
             assert launch["registers"] <= 255 and launch["shared_bytes"] <= MOST_TILED_BYTES[launch["architecture"]]
         else:
