@@ -4,7 +4,7 @@ torch.nn.attention.varlen has no dropout, which training needs; these are the op
 bert.speed.kernels. Which one is fastest depends on the GPU and on the lengths: bert.speed.attention_choice measures
 them.
 
-Not measured on a GPU.
+Measured on an H100: docs/results/2026-11-26-h100.md.
 
 Shapes: B sequences, S tokens of the longest, T tokens of all sequences, H hidden width, N heads, D width of a head.
 """

@@ -5,9 +5,10 @@ Inputs and weights are cast to E4M3, gradients of outputs to E5M2, with scales f
 of the forward pass accumulate in the tensor cores alone ("fast accumulation"), which keep fewer bits of a sum than
 float32; those of the backward pass also accumulate in float32 registers. Transformer Engine's default is the same.
 
-With Triton one kernel casts, transposes and finds the magnitude: 4 bytes per element (bert.speed.kernels.quantize; not
-measured on a GPU). With PyTorch's functions FP8 is slower than bf16 on an H100 (docs/results/2026-11-24-h100.md). The
-tests compare both with float32 on a CPU, where PyTorch has the same operator.
+With Triton one kernel casts, transposes and finds the magnitude: 4 bytes per element (bert.speed.kernels.quantize). On
+an H100 FP8 is 1.15 x as fast as bf16 at batch 128 (docs/results/2026-11-26-h100.md), and slower than it with PyTorch's
+functions (docs/results/2026-11-24-h100.md). The tests compare both with float32 on a CPU, where PyTorch has the same
+operator.
 
 Shapes: T rows, I input and O output features. The operator wants each a multiple of 16: rows are padded with zeros.
 """

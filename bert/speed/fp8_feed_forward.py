@@ -2,7 +2,7 @@
 
 GELU's result and the gradient of its input do not exist in 16 bits: each would be written, and read again to be cast.
 For F features that are 4 H this saves 32 bytes per token and hidden unit. The kernels are those of
-bert.speed.kernels.gelu; not measured on a GPU.
+bert.speed.kernels.gelu.
 
 Shapes: T rows, T' a multiple of 16, H hidden width, F features between the layers.
 """

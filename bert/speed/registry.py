@@ -1,8 +1,7 @@
 """Optimizations of a training step, each a switch. Imports no torch until one is applied.
 
 None changes the result except for rounding and the random numbers of dropout. The defaults are
-those that measured best on that class of device. On a GPU those that move fewer bytes are on too,
-not measured yet (docs/explanation/speed.md).
+those that measured best on that class of device (docs/explanation/speed.md).
 """
 
 from collections.abc import Iterable, Mapping

@@ -65,8 +65,8 @@ def _correctness(record: Row) -> Iterator[str]:
         [
             check["name"],
             check["outcome"],
-            "" if check.get("error") is None else f"{float(check['error']):.6f}",
-            _cell(check.get("limit")),
+            _short(check.get("error")),
+            _short(check.get("limit")),
             check.get("of"),
             check["why"],
         ]
@@ -259,3 +259,8 @@ def _percent(value: Any) -> str:
 
 def _bytes(value: Any) -> str:
     return "" if value in (None, "") else f"{float(value) / 2**30:,.2f} GiB"
+
+
+def _short(value: Any) -> str:
+    """Return a number in two digits, 1.3e-5 and not 1.3e-05."""
+    return "" if value is None else re.sub(r"e-0(\d)$", r"e-\1", f"{float(value):.2g}")

@@ -7,8 +7,8 @@ type, in the first warm-up step, and Triton caches it on disk.
 All arithmetic is float32, whatever the types of the tensors. Sums over rows are partial sums, one per program, without
 atomic additions, so they are reproducible.
 
-Not measured on a GPU. Without one, the tests run every kernel in Triton's interpreter and compile it for sm_80, sm_90
-and sm_100.
+Measured on an H100: docs/results/2026-11-26-h100.md. Without a GPU, the tests run every kernel in Triton's interpreter
+and compile it for sm_80, sm_90 and sm_100.
 """
 
 import functools

@@ -6,7 +6,7 @@ the gradients of queries and once for those of keys and values, so that no sum n
 three gradients into one tensor and sums them for the bias. Scores, softmax and sums are float32; GEMMs multiply the
 16-bit type of the tensors. Exponents have base 2.
 
-Not measured on a GPU.
+Measured on an H100: docs/results/2026-11-26-h100.md.
 
 Shapes: B sequences, S tokens of the longest, T tokens of all sequences, N heads, D width of a head, M queries and K
 keys of a tile.

@@ -227,7 +227,7 @@ def test_the_page_has_every_figure_that_is_asked_for(tmp_path: Path) -> None:
     page = markdown(record)
     for words in (
         "NVIDIA H200", "5 parts are ok; left out: tests.", "max batch: python -m bench.cli.main 'a b'",
-        "| lamb | passed | 0.000001 | 0.001 | a |  |", "| bertbench unpad | large 512 | bf16 | 32 | 400.0 |",
+        "| lamb | passed | 1e-6 | 0.001 | a |  |", "| bertbench unpad | large 512 | bf16 | 32 | 400.0 |",
         "40.0 %", "16.00 GiB | 1.500 |", "2.50 x hf", "| large fp32 512 | 128 | yes | 160 | oom: OutOfMemoryError",
         "floor 50.00 ms, step 80.00 ms", "matrix \\| products", "| ncu | 4 | 10.5 % | 1.7 % | 31.5 % |",
         "## ncu: Roofline by kind of work", "## Kernels without a family",
