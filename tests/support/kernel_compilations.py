@@ -5,6 +5,7 @@ passes run on tensors of the device "meta", and each kernel is compiled as its l
 Shapes are those of BERT large with 30,528 words.
 """
 
+import functools
 import json
 import re
 import subprocess
@@ -128,7 +129,8 @@ def launched() -> list[dict[str, Any]]:
         found.append({
             "kernel": kernel.__name__, "form": form, "architecture": Driver.architecture, "code": code.hash,
             "warps": warps, "shared_bytes": code.metadata.shared, "loads": widths(code.asm["ptx"], "ld"),
-            "stores": widths(code.asm["ptx"], "st"), **resources(code.asm["cubin"]),
+            "stores": widths(code.asm["ptx"], "st"),
+            **resources(code.asm["cubin"], re.search("cvt.*e[45]m[32]", code.asm["ptx"]) is not None),
         })  # fmt: skip
 
     for module in (norm, gelu, heads, attention, loss, embedding, quantize, multi_tensor, adamw, lamb):
@@ -160,8 +162,11 @@ def widths(text: str, operation: str) -> list[int]:
     return [int(vector or 1) * int(bits) for vector, bits in found]
 
 
-def resources(cubin: bytes) -> dict[str, int]:
+@functools.cache
+def resources(cubin: bytes, casts: bool) -> dict[str, int]:
     """Return registers of a thread, bytes of its stack and local memory, where registers spill to, and undefined reads.
+
+    These are looked for in kernels that cast to FP8.
 
     The assembler of CUDA 12.8 and 13.0 can take bytes of a cast to FP8 from register 1, which holds the pointer of the
     stack, where the compiler knows of no such use. Nothing else reads it in a kernel without a stack.
@@ -174,7 +179,7 @@ def resources(cubin: bytes) -> dict[str, int]:
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(cubin)
         file.flush()
-        text, code = said("cuobjdump", "-res-usage"), said("nvdisasm", "-c")
+        text, code = said("cuobjdump", "-res-usage"), said("nvdisasm", "-c") if casts else ""
     sizes = {name: int(re.findall(rf"{word}:(\d+)", text)[0])
              for name, word in (("registers", "REG"), ("stack_bytes", "STACK"), ("local_bytes", "LOCAL"))}  # fmt: skip
     return {**sizes, "undefined_reads": len(re.findall(r"\*/\s+(?:@\S+ )?[A-Z0-9_.]+ [^;]*, R1\b(?!\d)", code))}
