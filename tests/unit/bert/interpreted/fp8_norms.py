@@ -58,8 +58,8 @@ def same(found: Tensor, expected: Tensor) -> bool:
 
 
 @pytest.mark.parametrize(("rows", "width", "dtype", "probability", "multiprocessors"), [
-    (1, 16, LOW, 0.3, 132), (16, 48, torch.float32, 0.3, 132), (37, 80, LOW, 0.3, 132), (37, 80, LOW, 0.0, 1),
-    (35, 272, LOW, 0.3, 1),
+    (1, 16, LOW, 0.3, 132), (16, 48, torch.float32, 0.3, 132), (19, 80, LOW, 0.3, 132), (35, 80, LOW, 0.0, 1),
+    (19, 272, LOW, 0.3, 1),
 ])  # fmt: skip
 def test_norms_write_what_a_cast_of_their_results_gives(
     rows: int, width: int, dtype: torch.dtype, probability: float, multiprocessors: int,
@@ -147,7 +147,7 @@ def _run(*, recomputed: bool = False) -> tuple[dict[str, Tensor], dict[str, Tens
     found = {}
     for number, updated in enumerate([False, False, True]):  # the first one has no scales
         torch.manual_seed(SEED + number)
-        ids = torch.randint(1, 90, (1, 6))
+        ids = torch.randint(1, 90, (1, 3))
         if updated:
             with torch.no_grad():
                 for parameter in made.parameters():
