@@ -108,9 +108,10 @@ def residual_norm(
         copy = None if reader is None else _fp8_copy(reader)
         into = None if reader is None or copy is None else copy.input_cast(reader.weight)
         dropped = probability if norm.training else 0.0
-        return Stream(
-            *kernels.residual_norm(x, residual, norm.weight, norm.bias, norm.eps, dropped, bias, into, output)
+        wide, narrow, *low = kernels.residual_norm(
+            x, residual, norm.weight, norm.bias, norm.eps, dropped, bias, into, output
         )
+        return Stream(wide, narrow, None if into is None else Quantized(low[0], low[1], into.scale))
     if fused and norm.training and own_kernels(x) and _fits(x, residual, norm):
         given = _ResidualNorm.apply(x, residual, norm.weight, norm.bias, norm.eps, probability)  # type: ignore[no-untyped-call]
         return Stream(given[0], given[-1])

@@ -99,10 +99,17 @@ class OutputGradient:
         """Return how a kernel casts the gradient; None if it has no scale yet."""
         return self._copy.scales.cast(self._copy.layer, GRADIENT)
 
-    def leave(self, given: Quantized, like: Tensor) -> Tensor:
-        """Leave the gradient of an output, and return the placeholder for it."""
-        self._left = given
-        return given.rows.view(like.dtype).as_strided(like.shape, (0,) * like.ndim)
+    def leave(self, rows: Tensor, columns: Tensor, scale: Tensor, like: Tensor) -> Tensor:
+        """Leave the gradient of an output / scale in FP8, and return the placeholder for it, in the shape of `like`.
+
+        Args:
+            rows: [T', O].
+            columns: its transpose [O, T'].
+            scale: float32 scalar.
+            like: the output [..., O].
+        """
+        self._left = Quantized(rows, columns, scale)
+        return rows.view(like.dtype).as_strided(like.shape, (0,) * like.ndim)
 
     def take(self, grad: Tensor) -> Quantized:
         """Return the gradient [T', O] in FP8, of what autograd passed [T, O]: the gradient itself or its placeholder.

@@ -303,7 +303,7 @@ _COPIES = frozenset({"bf16-weights", "fp8"})
 _OF_WHOLE_PARAMETERS = _COPIES | {"fused-optimizer"}
 # Strategies that leave every parameter whole and the same tensor, and the optimizer as it is.
 _WHOLE_PARAMETERS = frozenset({"single", "ddp"})
-# Compute capability that a GPU needs; that of the kernels is bert.speed.kernels.OLDEST.
+# Compute capability that a GPU needs; bert.speed.kernels.usable asks for that of the kernels, too.
 _CAPABILITIES = {"fp8": (8, 9), "fused-elementwise": (8, 0), "fused-optimizer": (8, 0)}
 
 

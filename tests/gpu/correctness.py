@@ -230,7 +230,8 @@ def fp8_norm(device: torch.device) -> Found:
 
     def run(into: Cast | None, output: OutputGradient | None) -> tuple[Tensor, Quantized | None, list[Tensor]]:
         torch.manual_seed(1)
-        made, _, low = norm.residual_norm(x, residual, weight, shift, 1e-12, 0.1, bias, into, output)
+        made, _, *both = norm.residual_norm(x, residual, weight, shift, 1e-12, 0.1, bias, into, output)
+        low = None if into is None else Quantized(both[0], both[1], into.scale)
         return made.detach(), low, list(torch.autograd.grad(made, [x, residual, weight, shift, bias], upstream))
 
     plain, _, wanted = run(None, None)
@@ -436,7 +437,7 @@ def fused_adamw(precision: str, device: torch.device) -> Found:
         copies = [(held.of(one), one) for one in made.parameters() if (held := copy_of(one)) is not None]
         for number, (copied, one) in enumerate(copies):
             yield Error(f"copy {number}", float(not torch.equal(copied, one.detach().to(LOW))), 0.5)
-    # PyTorch's fused kernel computes 1 - beta2 in float32, which is off by 1.3e-5; a second moment is off as much.
+    # 1 - beta2 in float32 is off by 1.3e-5, and by as much PyTorch's fused kernel differs from ours on an H100.
     for number, (one, other) in enumerate(zip(*results, strict=True)):
         yield Error(f"value {number}", off(one, other), 3e-5)
 

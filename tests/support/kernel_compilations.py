@@ -162,14 +162,19 @@ def widths(text: str, operation: str) -> list[int]:
     return [int(vector or 1) * int(bits) for vector, bits in found]
 
 
+def undefined_reads(code: str) -> int:
+    """Count the instructions of a disassembled kernel without a stack that read the register of the stack's pointer.
+
+    The assembler of CUDA 12.8 and 12.9 can take bytes of a cast to FP8 from it; the compiler knows of no such use.
+    """
+    return len(re.findall(r"\*/\s+(?:@\S+ )?[A-Z0-9_.]+ [^;]*, R1\b(?!\d)", code))
+
+
 @functools.cache
 def resources(cubin: bytes, casts: bool) -> dict[str, int]:
     """Return registers of a thread, bytes of its stack and local memory, where registers spill to, and undefined reads.
 
     These are looked for in kernels that cast to FP8.
-
-    The assembler of CUDA 12.8 and 13.0 can take bytes of a cast to FP8 from register 1, which holds the pointer of the
-    stack, where the compiler knows of no such use. Nothing else reads it in a kernel without a stack.
     """
     tools = Path(triton.__file__).parent / "backends/nvidia/bin"
 
@@ -182,7 +187,7 @@ def resources(cubin: bytes, casts: bool) -> dict[str, int]:
         text, code = said("cuobjdump", "-res-usage"), said("nvdisasm", "-c") if casts else ""
     sizes = {name: int(re.findall(rf"{word}:(\d+)", text)[0])
              for name, word in (("registers", "REG"), ("stack_bytes", "STACK"), ("local_bytes", "LOCAL"))}  # fmt: skip
-    return {**sizes, "undefined_reads": len(re.findall(r"\*/\s+(?:@\S+ )?[A-Z0-9_.]+ [^;]*, R1\b(?!\d)", code))}
+    return {**sizes, "undefined_reads": undefined_reads(code)}
 
 
 if __name__ == "__main__":

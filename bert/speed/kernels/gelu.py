@@ -26,7 +26,8 @@ from bert.speed.kernels.quantize import (
 )
 
 _COLUMNS, _ROWS, _WARPS = 256, 8, 4
-# Of FP8: the fastest of eight tiles on an H100; few programs add up the gradient of the bias.
+# Of FP8: of eight tiles the fastest forward on an H100, and backward within 7 % of it; few programs add up the gradient
+# of the bias.
 _TILE, _FP8_COLUMNS, _FP8_WARPS, _MULTIPLE, _PROGRAMS = 32, 128, 4, 16, 32
 
 

@@ -9,7 +9,7 @@ preceding one: in FP8 and transposed. They too work on whole rows, and transpose
 Shapes: T rows, H hidden width, P programs.
 """
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import triton
@@ -17,7 +17,6 @@ import triton.language as tl
 from torch import Tensor
 from torch.autograd.function import Function, once_differentiable
 
-from bert.speed.fp8 import OutputGradient
 from bert.speed.kernels import columns_of, launch, programs, random_key, warps_of
 from bert.speed.kernels.quantize import (
     bits,
@@ -28,7 +27,10 @@ from bert.speed.kernels.quantize import (
     transpose_group,
 )
 from bert.speed.kernels.random import LEVELS, dropped_levels, kept
-from bert.speed.scales import Cast, Quantized
+
+if TYPE_CHECKING:
+    from bert.speed.fp8 import OutputGradient
+    from bert.speed.scales import Cast
 
 _ROWS = 2  # per tile, of more than one row, in the backward pass and in FP8
 IN_THREAD = tl.constexpr(8)
@@ -223,11 +225,11 @@ def dropout_layer_norm_fp8_backward(
 
 def residual_norm(
     x: Tensor, residual: Tensor, weight: Tensor, shift: Tensor, eps: float, probability: float, bias: Tensor | None,
-    into: Cast | None = None, output: OutputGradient | None = None,
-) -> tuple[Tensor, Tensor, Quantized | None]:  # fmt: skip
+    into: "Cast | None" = None, output: "OutputGradient | None" = None,
+) -> tuple[Tensor, ...]:  # fmt: skip
     """Return LayerNorm(dropout(x + bias) + residual) [..., H] as two tensors that share their memory, in the type of x.
 
-    The third result is the same in FP8, if asked for.
+    With `into` there are two more: the same / scale in FP8 [T', H], and its transpose [H, T'].
 
     Args:
         x: output of a linear layer [..., H], without its bias if `bias` is given.
@@ -240,15 +242,17 @@ def residual_norm(
         into: cast of the result, as the input of the next linear layer; None for none.
         output: where the gradient of x is left in FP8, if its scale is known then; None for never.
     """
-    wide, narrow, *both = _ResidualNorm.apply(x, residual, weight, shift, bias, eps, probability, into, output)
-    return wide, narrow, None if into is None else Quantized(both[0], both[1], into.scale)
+    result: tuple[Tensor, ...] = _ResidualNorm.apply(
+        x, residual, weight, shift, bias, eps, probability, into, output
+    )  # fmt: skip
+    return result
 
 
 class _ResidualNorm(Function):
     @staticmethod
     def forward(
         ctx: Any, x: Tensor, residual: Tensor, weight: Tensor, shift: Tensor, bias: Tensor | None, eps: float,
-        probability: float, into: Cast | None, output: OutputGradient | None,
+        probability: float, into: "Cast | None", output: "OutputGradient | None",
     ) -> tuple[Tensor, ...]:  # fmt: skip
         x, residual = x.contiguous(), residual.contiguous()
         width = x.shape[-1]
@@ -299,18 +303,18 @@ class _ResidualNorm(Function):
                 transposed.view(torch.int32), grad_residual, sums, rows, tiles,
                 warps=warps_of(_ROWS * columns), **_how_to_fp8(columns, into), **ctx.how,
             )  # fmt: skip
-            grad_x = ctx.output.leave(Quantized(low, transposed, into.scale), x)
+            grad_x = ctx.output.leave(low, transposed, into.scale, x)
         of_weight, of_shift, of_bias = sums.sum(0)
         grad_bias = None if bias is None else of_bias.to(bias.dtype)
         return grad_x, grad_residual, of_weight.to(weight.dtype), of_shift.to(weight.dtype), grad_bias, *(None,) * 4
 
 
-def _empty(rows: int, width: int, into: Cast) -> tuple[Tensor, Tensor]:
+def _empty(rows: int, width: int, into: "Cast") -> tuple[Tensor, Tensor]:
     """Return memory for rows in FP8, up to a whole group, and their transpose."""
     return empty_both_ways(-(-rows // _GROUP) * _GROUP, width, into.dtype, into.scale.device)
 
 
-def _how_to_fp8(columns: int, into: Cast) -> dict[str, int | float]:
+def _how_to_fp8(columns: int, into: "Cast") -> dict[str, int | float]:
     """Return the constants of kernels that write FP8."""
     return {
         "tile": _ROWS, "multiple": _GROUP, "block": min(_BLOCK, columns), "limit": torch.finfo(into.dtype).max,

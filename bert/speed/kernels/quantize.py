@@ -17,7 +17,8 @@ from bert.speed.kernels import launch
 
 _TILE, _COLUMNS, _WARPS = 64, 64, 2
 # Rows of a word of 32 bits in the transpose. The words are made by instructions of their own: bytes that are taken out
-# of what is stored in rows were garbage on an H100 (CUDA 13.0's assembler; triton-lang/triton#11111).
+# of what is stored in rows were garbage on an H100, with Triton 3.6 and CUDA 12.8's assembler, which it brings (see
+# also triton-lang/triton#11111).
 IN_WORD = tl.constexpr(4)
 _PACK = """{
 .reg .b16 low, high;

@@ -77,6 +77,16 @@ def test_every_kernel_is_compiled_and_has_a_family(launches: Launches) -> None:
     assert {name: family(name) for name in KERNELS} == {name: label for name, (label, _, _) in KERNELS.items()}
 
 
+def test_reads_of_a_register_that_nothing_wrote_are_found() -> None:
+    need_triton()
+    from support.kernel_compilations import undefined_reads
+
+    right = ["LDC R1, c[0x0][0x28] ;", "PRMT R27, R7.reuse, 0x7632, R27 ;", "LOP3.LUT R2, R17, R11, RZ ;"]
+    wrong = ["LOP3.LUT R34, R1.reuse, 0xffff, RZ, 0xc0, !PT ;", "@P1 LOP3.LUT R28, R1, 0xffff, RZ, 0xc0, !PT ;"]
+    for lines, found in ((right, 0), (right + wrong, 2)):
+        assert undefined_reads("\n".join(f"        /*0cf0*/                   {line}" for line in lines)) == found
+
+
 @pytest.mark.parametrize("name", KERNELS)
 def test_a_kernel_fits_its_processors(name: str, launches: Launches) -> None:
     own = [launch for launch in launches if launch["kernel"] == name]

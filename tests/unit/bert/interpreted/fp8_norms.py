@@ -19,7 +19,7 @@ from bert.speed.elementwise import product, residual_norm
 from bert.speed.fp8 import Fp8Copy, OutputGradient, scales_state
 from bert.speed.kernels import norm, quantize
 from bert.speed.registry import use_levers, use_weight_copies
-from bert.speed.scales import FORMATS, GRADIENT, INPUT, MARGIN, Cast, Scales, scale_of
+from bert.speed.scales import FORMATS, GRADIENT, INPUT, MARGIN, Cast, Quantized, Scales, scale_of
 
 SEED = 3
 
@@ -46,9 +46,10 @@ class Given:
         """Return the result, the result in FP8, and the gradients of x, residual, weight, shift and bias."""
         torch.manual_seed(SEED)
         weight, shift, bias = self.vectors
-        wide, narrow, low = norm.residual_norm(
+        wide, narrow, *both = norm.residual_norm(
             self.x, self.residual, weight, shift, 1e-3, probability, bias, into, output
         )
+        low = None if into is None else Quantized(both[0], both[1], into.scale)
         grads = torch.autograd.grad([wide, narrow], [self.x, self.residual, *self.vectors], self.grads)
         return wide.detach(), low, list(grads)
 
