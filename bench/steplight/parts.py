@@ -6,30 +6,23 @@ backward in one call.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
-from functools import partial
-from typing import Any
+from dataclasses import replace
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from bert.data.batch import Batch
+from bench.steplight import fp8_parts
+from bench.steplight.subject import Part, Subject
 from bert.model.attention import Where
 from bert.model.heads import gather_positions, label_loss, mean_cross_entropy, span_losses
-from bert.model.packing import Unpadded
-from bert.model.step import FLOAT_BYTES, Extent, Gemm, Pass, Step
+from bert.model.step import FLOAT_BYTES, Extent, Gemm, Pass
 from bert.optim.adamw import AdamW
 from bert.optim.fused import FusedAdamW
-from bert.optim.precision import Precision
-from bert.speed.copies import LOW, Linear, copy_of, give_copies, has_low_gradients
+from bert.speed.copies import LOW, copy_of, has_low_gradients
 from bert.speed.elementwise import Product, gelu, residual_norm
-from bert.speed.fp8 import Fp8Copy, OutputGradient, forward_product, input_gradient, weight_gradient
-from bert.speed.kernels import usable
-from bert.speed.scales import FORMATS, GRADIENT, INPUT, MULTIPLE, WEIGHT, Scales
+from bert.speed.scales import MULTIPLE
 from bert.tasks import task_data
-from bert.tasks.base import Task
-from bert.train.loop import Training
 from records.kinds import Component
 
 _CLIPPING_NORM = 1.0
@@ -37,91 +30,6 @@ _DIRECTIONS = ("forward", "input gradient", "weight gradient")
 # A forward pass with one or several results, and their gradients.
 Forward = Callable[[], Tensor | tuple[Tensor, ...]]
 Grad = Tensor | tuple[Tensor, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Part:
-    """One part of a step."""
-
-    component: Component
-    """Its description and its amount of work."""
-    run: Callable[[], object]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Subject:
-    """The step to break down."""
-
-    task: Task
-    step: Step
-    """Description of its computation."""
-    model: Any
-    """The model, on its device, not wrapped by a strategy."""
-    training: Training
-    batch: Batch
-    """A typical batch, on the device."""
-
-    @property
-    def precision(self) -> Precision:
-        """Precision of the GEMMs."""
-        return self.training.precision
-
-    @property
-    def device(self) -> torch.device:
-        """Device of the model."""
-        return self.training.strategy.device
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """Type of the operands of a GEMM."""
-        return self.precision.matmul_dtype
-
-    @property
-    def extent(self) -> Extent:
-        """The part of the batch that the layers compute."""
-        placed, counts = self.placed, self.batch.counts
-        if placed is not None and placed.tokens > placed.real_tokens:
-            return Extent.budgeted(counts, placed.lengths)
-        return Extent.padded(counts) if placed is None else Extent.unpadded(counts)
-
-    @property
-    def placed(self) -> Unpadded | None:
-        """Positions of the tokens that the layers compute; None if they compute the padded batch."""
-        found: Unpadded | None = self.model.encoder.placed(self.batch.mask, self.batch.layout)
-        return found
-
-    @property
-    def fused(self) -> bool:
-        """Whether the layers also return hidden states in the type of the GEMMs (bert.speed.elementwise)."""
-        return bool(self.model.encoder.layers[0].fused)
-
-    @property
-    def by_kernels(self) -> bool:
-        """Whether GPU kernels compute the elementwise parts: they add biases and return no float32 hidden states."""
-        return self.fused and usable(self.tensor(1))
-
-    @property
-    def bias_gradients(self) -> tuple[Gemm, ...]:
-        """GEMMs whose bias gradient is a separate sum; fused kernels compute the other bias gradients."""
-        gemms = self.step.layers
-        if not self.by_kernels:
-            return gemms
-        return gemms[:0] if isinstance(self.placed, Unpadded) and self.dtype.itemsize == 2 else gemms[:1]
-
-    def in_fp8(self, gemm: Gemm) -> bool:
-        """Whether the layers multiply this matrix in FP8."""
-        found = self.model.encoder.layers[0].parameters()
-        return any(isinstance(copy_of(p), Fp8Copy) and p.shape == (gemm.columns, gemm.inner) for p in found)
-
-    @property
-    def kernels_write_fp8(self) -> bool:
-        """Whether the kernels of GELU and the norms write inputs and gradients of the linear layers in FP8."""
-        return self.by_kernels and all(map(self.in_fp8, self.step.layers))
-
-    def tensor(self, *shape: int, dtype: torch.dtype | None = None, grad: bool = False) -> Tensor:
-        """Return normally distributed numbers, by default in the type of a GEMM."""
-        values = torch.randn(*shape, device=self.device).to(dtype or self.dtype)
-        return values.requires_grad_(grad)
 
 
 def make_parts(subject: Subject) -> list[Part]:
@@ -141,7 +49,7 @@ def _gemm_parts(subject: Subject, gemm: Gemm, extent: Extent, group: str) -> Ite
     if low:
         m = -(-m // MULTIPLE) * MULTIPLE  # FP8's rows of zeros
     size, wide = (1, LOW.itemsize) if low else (subject.dtype.itemsize,) * 2
-    products = (_fp8_products if low else _products)(subject, m, k, n)
+    products = (fp8_parts.products if low else _products)(subject, m, k, n)
     sizes = ((m, k, n), (m, n, k), (n, m, k))
     for direction, (rows, inner, columns), run in zip(_DIRECTIONS, sizes, products, strict=True):
         component = Component(
@@ -161,20 +69,6 @@ def _products(subject: Subject, m: int, k: int, n: int) -> Sequence[Callable[[],
     x, weight = subject.tensor(m, k), subject.tensor(n, k)
     bias, grad = subject.tensor(n), subject.tensor(m, n)
     return lambda: F.linear(x, weight, bias), lambda: grad.mm(weight), lambda: grad.t().mm(x)
-
-
-def _fp8_products(subject: Subject, m: int, k: int, n: int) -> Sequence[Callable[[], Tensor]]:
-    """Return the same three GEMMs in FP8; their inputs are cast beforehand."""
-    scales = Scales()
-    layer = scales.add(subject.device)
-    shapes = ((INPUT, m, k), (WEIGHT, n, k), (GRADIENT, m, n))
-    x, weight, grad = (scales.quantize(subject.tensor(*shape), layer, role) for role, *shape in shapes)
-    bias = None if subject.by_kernels else subject.tensor(n)  # kernels add it later
-    return (
-        lambda: forward_product(x, weight, bias),
-        lambda: input_gradient(grad, weight.columns, weight.scale),
-        lambda: weight_gradient(grad, x.columns, x.scale),
-    )
 
 
 def _without_gradients(run: Callable[[], Tensor]) -> Callable[[], Tensor]:
@@ -241,7 +135,7 @@ def _elementwise(subject: Subject) -> Iterator[Part]:
     biases = [subject.tensor(each.width, dtype=torch.float32, grad=True) for each in (activation, closing) if kernels]
     first, second = (Product(x, biases[0] if kernels else None), biases[1:])
     if subject.kernels_write_fp8:
-        yield _gelu_to_fp8(subject, activation)
+        yield fp8_parts.gelu(subject, activation)
     else:
         yield _pass(subject, activation, "elementwise", lambda: gelu(first, fused), [x, *biases[:1]])
     y = subject.tensor(rows, closing.width, grad=True)
@@ -253,7 +147,7 @@ def _elementwise(subject: Subject) -> Iterator[Part]:
     elif twice:  # also the result in the type of the GEMMs, and its gradient
         closing = replace(closing, narrow=closing.narrow + 2)
 
-    reader, output = _in_fp8(subject, closing.width) if subject.kernels_write_fp8 else (None, None)
+    reader, output = fp8_parts.around_norm(subject, closing.width) if subject.kernels_write_fp8 else (None, None)
 
     def dropout_residual_norm() -> Tensor | tuple[Tensor, ...]:
         given = Product(y, second[0] if kernels else None, output)
@@ -276,37 +170,6 @@ def _elementwise(subject: Subject) -> Iterator[Part]:
     shape = f"{rows} x {config.hidden_size} of {config.padded_vocab_size} words"
     part = _pass(subject, subject.step.embeddings, "elementwise", embed, used, shape)
     yield _adding_to(words, part) if has_low_gradients(words) else part
-
-
-def _in_fp8(subject: Subject, width: int) -> tuple[Linear, OutputGradient]:
-    """Return a linear layer that reads a norm's result in FP8, and one gradient in FP8, both with known scales."""
-    reader = Linear(width, width, device=subject.device)
-    give_copies(reader.parameters(), gradients=False, kind=Fp8Copy)
-    copy = copy_of(reader.weight)
-    assert isinstance(copy, Fp8Copy)
-    for role in (INPUT, GRADIENT):
-        copy.scales.scale(copy.layer, role, lambda: torch.ones((), device=subject.device))
-    return reader, OutputGradient(copy)
-
-
-def _gelu_to_fp8(subject: Subject, described: Pass) -> Part:
-    """GELU by kernels that write FP8 and its transpose, of 2 bytes together, in place of a result of 16 bits."""
-    from bert.speed.kernels.gelu import gelu_backward_to_fp8, gelu_to_fp8
-
-    rows, scale, record = subject.extent.tokens, *torch.ones(2, device=subject.device)
-    x, grad = (subject.tensor(-(-rows // MULTIPLE) * MULTIPLE, described.width) for _ in range(2))
-    bias = subject.tensor(described.width, dtype=torch.float32)
-
-    def run() -> None:
-        gelu_to_fp8(x, bias, rows, FORMATS[INPUT], scale, record)
-        gelu_backward_to_fp8(x, bias, grad, rows, FORMATS[GRADIENT], scale, record)
-
-    traffic = float(described.traffic(rows, subject.dtype.itemsize))
-    component = Component(
-        name=described.name, group="elementwise", shape=f"{rows} x {described.width}, in FP8",
-        calls_per_step=described.times, bytes=traffic,
-    )  # fmt: skip
-    return Part(component, run)
 
 
 def _adding_to(weight: Tensor, part: Part) -> Part:
@@ -396,7 +259,7 @@ def _copies(subject: Subject) -> Iterator[Part]:
         yield copies("word embedding's gradients", shape, 1, lambda: words[0] + words[1])
     if dtype == torch.float32:
         return
-    yield from _fp8_casts(subject)
+    yield from fp8_parts.casts(subject)
     narrow = subject.tensor(rows, hidden)
     if not subject.by_kernels:
         yield copies(
@@ -416,40 +279,6 @@ def _copies(subject: Subject) -> Iterator[Part]:
             f"casts of weights, {name}", f"{count:,} weights{'' if copied else ' there'}, gradients back", calls,
             _cast_both([] if copied else wide, half, dtype),
         )  # fmt: skip
-
-
-def _fp8_casts(subject: Subject) -> Iterator[Part]:
-    """Yield the casts of a layer's inputs, gradients and weights to FP8, with their transposes and magnitudes.
-
-    Kernels of norms and GELU write all inputs but that of the attention output, and all gradients but that of queries,
-    keys and values.
-    """
-    gemms, depth = [gemm for gemm in subject.step.layers if subject.in_fp8(gemm)], subject.step.config.num_layers
-    if not gemms:
-        return
-    rows, scales = subject.extent.tokens, Scales()
-    moving, still = list[tuple[Tensor, int, int]](), list[tuple[Tensor, int, int]]()
-    layers = [scales.add(subject.device) for _ in gemms]
-    for layer, gemm in zip(layers, gemms, strict=True):
-        if not subject.kernels_write_fp8 or gemm == gemms[1]:
-            moving.append((subject.tensor(rows, gemm.inner), layer, INPUT))
-        if not subject.kernels_write_fp8 or gemm == gemms[0]:
-            moving.append((subject.tensor(rows, gemm.columns), layer, GRADIENT))
-        still.append((subject.tensor(gemm.columns, gemm.inner, dtype=LOW), layer, WEIGHT))
-    for cast in (*moving, *still):
-        scales.quantize(*cast)
-    scales.renew()  # now they are known, as in every step but the first
-    for name, casts in (("activations and gradients", moving), ("weights", still)):
-        count = sum(values.numel() for values, _, _ in casts)
-        component = Component(
-            name=f"FP8 casts of {name}", group="copies", shape=f"{count:,} numbers of a layer", calls_per_step=depth
-        )
-        yield Part(component, partial(_cast_to_fp8, scales, casts))
-
-
-def _cast_to_fp8(scales: Scales, casts: Sequence[tuple[Tensor, int, int]]) -> None:
-    for cast in casts:
-        scales.quantize(*cast)
 
 
 def _cast_both(wide: Sequence[Tensor], half: Sequence[Tensor], dtype: torch.dtype) -> Callable[[], object]:

@@ -445,7 +445,9 @@ def publish(out: Path, results: Path) -> int:
             page += f"\n![Samples per second]({name}.png)\n"
         write_text(results / f"{name}.md", page)
     except (OSError, ValueError, KeyError, TypeError, StorageError, tarfile.TarError, EOFError, zlib.error) as error:
-        sys.stderr.write(f"gpu-acceptance: {out} has no complete run to publish: {str(error).splitlines()[0].rstrip(":")}\n")
+        sys.stderr.write(
+            f"gpu-acceptance: {out} has no complete run to publish: {str(error).splitlines()[0].rstrip(':')}\n"
+        )
         return 2
     sys.stdout.write(f"{results / name}.md\n")
     return 0

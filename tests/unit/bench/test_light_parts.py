@@ -17,7 +17,8 @@ from bench.run.clock import CpuStopwatch
 from bench.run.peak import memory_bandwidth, peak_dtype
 from bench.run.recorder import RowWriter
 from bench.steplight.measure import _Steps, _time_rounds, typical_batch
-from bench.steplight.parts import Part, Subject, make_parts
+from bench.steplight.parts import make_parts
+from bench.steplight.subject import Part, Subject
 from bert.model.config import ModelConfig
 from bert.model.packing import even_budget
 from bert.optim.precision import Precision
