@@ -24,6 +24,15 @@ class Trial(TrainSpec):
     comm (collectives alone, no training), or components (the parts of a step alone)."""
     implementation: str = "bertbench"
     """Whose code trains: a name in bench.implementations."""
+    model: str = ""
+    """Folder or configuration of Hugging Face whose model is trained, with its own dropout; empty for a preset. Then
+    `preset` is its label."""
+    model_fingerprint: str = ""
+    """Hash of the configuration and of the names and sizes of the weights; empty for a preset."""
+    model_weights: str = ""
+    """Initial weights of `model`: random or safetensors; empty for a preset."""
+    trust_remote_code: bool = False
+    """Whether code in the folder of `model` may run."""
     nodes: int = 1
     """Nodes that the ranks are spread over."""
     device: str = "cpu"
@@ -96,11 +105,14 @@ class Trial(TrainSpec):
     def trial_id(self) -> str:
         """A readable, stable folder name; its last part is a hash of every field.
 
-        Data count by their fingerprint, not by where they lie: a run directory may be moved together with them.
+        Data and a given model count by their fingerprint, not by where they lie: a run directory may be moved together
+        with them.
         """
         fields = dataclasses.asdict(self)
         if self.data_fingerprint:
             del fields["data"]
+        if self.model_fingerprint:
+            fields["model"] = ""
         for name, absent in _ADDED_LATER.items():  # trials made before these existed keep their ids
             if fields[name] == absent:
                 del fields[name]
@@ -144,6 +156,10 @@ _ADDED_LATER: dict[str, Any] = {
     "task_options": "",
     "devices_per_rank": 1,
     "nodes": 1,
+    "model": "",
+    "model_fingerprint": "",
+    "model_weights": "",
+    "trust_remote_code": False,
     "collective": (),
 }
 

@@ -175,8 +175,9 @@ def throughput_command(row: Mapping[str, Any], out: str, **changes: object) -> s
     """
     task = str(row["task"]).split(" ", 1)[0]
     # A row's implementation is a label: "bertbench none" would be no name.
+    given_model = row.get("model")
     options: dict[str, object] = {
-        "presets": row["preset"],
+        **({"model": _from_here(str(given_model))} if given_model else {"presets": row["preset"]}),
         "implementations": str(row["implementation"]).split(" ", 1)[0],
         "batch_sizes": row["micro_batch_size"],
         "seq_lens": row["seq_len"],
@@ -184,6 +185,8 @@ def throughput_command(row: Mapping[str, Any], out: str, **changes: object) -> s
         "devices": row["world_size"],
         "device": row["device"],
     }
+    if row.get("trust_remote_code"):
+        options["trust_remote_code"] = True
     if int(row.get("grad_accum_steps") or 1) > 1:
         options["grad_accum"] = row["grad_accum_steps"]
     if row.get("data") not in (None, "", "synthetic"):
@@ -193,7 +196,9 @@ def throughput_command(row: Mapping[str, Any], out: str, **changes: object) -> s
     defaults = {"threads_per_rank": None, "padding": "", "dropout": 0.1, "seed": 42, "activation_checkpointing": False}
     names = {"threads_per_rank": "threads"}
     given = {
-        names.get(name, name): row.get(name) for name, usual in defaults.items() if row.get(name) not in (None, usual)
+        names.get(name, name): row.get(name)
+        for name, usual in defaults.items()
+        if row.get(name) not in (None, usual) and not (name == "dropout" and given_model)
     }
     strategy = str(row.get("strategy") or "").split(" ", 1)[0]
     if strategy not in ("", "single", "ddp"):

@@ -21,8 +21,8 @@ from common.flags import Groups, OfTasks, OneOf, choice_of
 
 GROUPS: Groups = {
     "model and data": (
-        "file", "phase", "data", "preset", "presets", "implementation", "implementations", "input", "vocab", "init",
-        "checkpoint", "seq_len", "seq_lens", "padding", "dropout", "seed", "eval_data",
+        "file", "phase", "data", "preset", "presets", "model", "trust_remote_code", "implementation", "implementations",
+        "input", "vocab", "init", "checkpoint", "seq_len", "seq_lens", "padding", "dropout", "seed", "eval_data",
     ),
     "sweep": (
         "batch_size", "batch_sizes", "strategy", "strategies", "zero_stage", "zero_stages", "deepspeed_config",

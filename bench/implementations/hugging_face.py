@@ -88,17 +88,19 @@ class CompiledHuggingFaceImplementation(HuggingFaceImplementation):
         return model
 
 
-def task_model(task: Task, config: ModelConfig, recompute: bool = False) -> Any:
-    """Return Hugging Face's model of a task, with shape and dropout of `config` and an unpadded vocabulary.
-
-    `recompute` enables activation checkpointing.
-    """
+def task_model(task: Task, config: ModelConfig, activation_checkpointing: bool = False) -> Any:
+    """Return Hugging Face's model of a task, with shape and dropout of `config` and an unpadded vocabulary."""
     model = MODELS[task_data(task.name).heads].make(config, task)
-    if recompute:
-        old = "gradient_checkpointing_enable"  # its name in earlier releases
-        enable = getattr(model, "activation_checkpointing_enable", None) or getattr(model, old)
-        enable({"use_reentrant": False})
+    if activation_checkpointing:
+        recompute(model)
     return model
+
+
+def recompute(model: Any) -> None:
+    """Enable activation checkpointing of a model. Raises ValueError: it has none."""
+    old = "gradient_checkpointing_enable"  # its name in earlier releases
+    enable = getattr(model, "activation_checkpointing_enable", None) or getattr(model, old)
+    enable({"use_reentrant": False})
 
 
 def with_labels(batch: Batch) -> Batch:

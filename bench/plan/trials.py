@@ -3,7 +3,7 @@
 import dataclasses
 import itertools
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
@@ -12,6 +12,8 @@ import tyro
 
 from bench.cluster.world import World
 from bench.implementations import IMPLEMENTATIONS, OURS
+from bench.implementations.model_folder import IMPLEMENTATIONS as GIVEN_MODEL
+from bench.implementations.model_folder import ModelFolder, check_data, find_model
 from bench.machine.devices import Devices
 from bench.plan.options import AUTO, TaskFlags, resolve_padding, resolve_precision, resolve_strategy
 from bench.run.resources import ALLOCATORS, DEFAULT, allocator_environment
@@ -42,6 +44,11 @@ class Sweep:
     task_flags: Annotated[TaskFlags, tyro.conf.arg(name="")] = field(default_factory=TaskFlags)
     presets: tuple[str, ...] = ("base",)
     """Model size."""
+    model: str = ""
+    """Train this Hugging Face model with implementations hf and hf-compiled: folder, config.json or hub id; default
+    a preset."""
+    trust_remote_code: bool = False
+    """Run the Python code that comes with --model."""
     implementations: tuple[str, ...] = ("bertbench",)
     """Implementations to measure."""
     levers: tuple[str, ...] = (AUTO,)
@@ -137,6 +144,7 @@ class Sweep:
                 f"--strategies single runs on one device, not on --devices {given}: use --strategies ddp",
             )
         lookup(dict.fromkeys((WEAK, STRONG)), self.scaling, "scaling")
+        self._check_model()
         self._check_numbers()
         if self.memory_limit_gib is not None and not 0 < self.memory_limit_gib < math.inf:
             raise UsageError("option-value", f"--memory-limit-gib {self.memory_limit_gib} must be above 0 and finite")
@@ -146,13 +154,38 @@ class Sweep:
             )
         if self.min_steps > self.max_steps:
             raise UsageError("option-conflict", f"--min-steps {self.min_steps} is above --max-steps {self.max_steps}")
-        for name in self.presets:
+        for name in () if self.model else self.presets:
             longest = PRESETS[name].max_positions
             if max(self.seq_lens, default=0) > longest:
                 raise UsageError(
                     "option-value",
                     f"--seq-lens {max(self.seq_lens)} is above the {longest} positions of {name}: use {longest} or "
                     "less",
+                )
+
+    def _check_model(self) -> None:
+        if not self.model:
+            if self.trust_remote_code:
+                raise UsageError(
+                    "option-missing", "--trust-remote-code is about the code of --model: give --model, or leave it out"
+                )
+            return
+        if task_data(self.task).heads != "masked words":
+            raise UsageError(
+                "option-not-applicable", f"--model trains masked-language models, not {self.task}: use task pretrain"
+            )
+        others = [name for name in self.implementations if name not in GIVEN_MODEL]
+        if others:
+            raise UsageError(
+                "unsupported-combination",
+                f"--model does not apply to implementation {' '.join(others)}: use --implementations "
+                f"{' '.join(GIVEN_MODEL)}, and measure {others[0]} by another call, which may share --out",
+            )
+        usual = {field.name: field.default for field in dataclasses.fields(Sweep)}
+        for option in ("presets", "dropout"):
+            if getattr(self, option) != usual[option]:
+                raise UsageError(
+                    "option-conflict", f"--model has a shape and a dropout of its own: leave out {flag(option)}"
                 )
 
     def _check_numbers(self) -> None:
@@ -246,9 +279,13 @@ def expand(
     )
     names = {resolve_strategy(*pair) for pair in itertools.product(sweep.strategies, world_sizes)}
     options = sweep.strategy_options(names)
+    model = find_model(sweep.model, sweep.trust_remote_code) if sweep.model else None
+    if model is not None:
+        base = _with_model(base, model, sources, sweep.trust_remote_code)
+    labels = sweep.presets if model is None else (model.label,)
     trials = []
     for round_number, preset, seq_len, precision, world_size, strategy, batch, accumulated, memory in itertools.product(
-        range(sweep.repetitions), sweep.presets, seq_lens, sweep.precisions, world_sizes, sweep.strategies,
+        range(sweep.repetitions), labels, seq_lens, sweep.precisions, world_sizes, sweep.strategies,
         sweep.batch_sizes, sweep.grad_accum, sweep.allocators,
     ):  # fmt: skip
         # Rotate the order of competing trials in each round, so that none is always first.
@@ -275,11 +312,27 @@ def expand(
                     data=source.source,
                     data_fingerprint=source.fingerprint,
                     max_predictions=source.max_predictions or data.max_predictions(seq_len),
-                    vocab_size=source.vocab_size,
+                    vocab_size=source.vocab_size
+                    if model is None or not is_synthetic(source.source)
+                    else model.vocab_size,
                     round=round_number,
                 )
             )
     return list(dict.fromkeys(trials))
+
+
+def _with_model(
+    base: Trial, model: ModelFolder, sources: Mapping[int, Sequence[DataSource]], trust_remote_code: bool
+) -> Trial:
+    """Return the trial with a given model. Raises UsageError, InputError: the data do not fit it."""
+    for seq_len, found in sources.items():
+        for source in found:
+            real = None if is_synthetic(source.source) else Path(source.source)
+            check_data(model, seq_len, source.vocab_size, real)
+    return dataclasses.replace(
+        base, model=model.path, model_fingerprint=model.fingerprint, model_weights=model.weights,
+        trust_remote_code=trust_remote_code, dropout=model.dropout,
+    )  # fmt: skip
 
 
 def _implementations(sweep: Sweep, devices: Devices) -> list[tuple[str, str]]:

@@ -109,7 +109,7 @@ class StepClock(Observer):
     """
 
     def __init__(
-        self, device_type: str, model_flops: Callable[[BatchCounts], float], on_row: Callable[[Row], None]
+        self, device_type: str, model_flops: Callable[[BatchCounts], float | None], on_row: Callable[[Row], None]
     ) -> None:
         self._watch = stopwatch(device_type)
         self._model_flops = model_flops

@@ -19,14 +19,15 @@ from bench.run.resources import check_allocator, reset_used_memory, used_memory
 from bench.run.window import Window
 from bert.data.batch import Batch, BatchCounts
 from bert.model.config import model_config
+from bert.model.step import Step
 from bert.optim.precision import Precision
 from bert.parallel.base import StepPlan
 from bert.speed.registry import AUTO, few_shapes, levers_text, resolve_levers
 from bert.tasks import make_task, task_step
-from bert.tasks.base import DataSpec
+from bert.tasks.base import BatchStream, DataSpec
 from bert.train.agreement import same_on_all
 from bert.train.attention import choose_attention
-from bert.train.feed import Feed, data_spec
+from bert.train.feed import Adapt, Feed, data_spec
 from bert.train.loop import Training, train
 from bert.train.observer import Observer, Observers, StepResult
 from bert.train.rehearsal import rehearse
@@ -34,6 +35,7 @@ from common.registry import load
 from records.trial import Trial
 
 if TYPE_CHECKING:
+    from bench.implementations.given import GivenModel
     from bench.run.worker import Rank
 
 _REASON = "input only: batches were drawn, nothing was trained"
@@ -71,15 +73,29 @@ def measure_steps(rank: "Rank") -> None:
 class _Measurement:
     """What is measured, with the clock and the window of its steps. Its methods return the rank's record."""
 
+    step: Step | None
+    """None for a given model, whose FLOPs are counted from its module."""
+    model_flops: Callable[[BatchCounts], float | None]
+    adapter: Callable[[Trial, Callable[[], BatchStream]], Adapt | None]
+    build: Callable[[], Built]
+
     def __init__(self, rank: "Rank") -> None:
         trial = rank.trial
         self.rank, self.trial, self.strategy = rank, trial, rank.strategy
         self.precision = Precision(trial.precision, trial.device)
         self.task = make_task(trial.task, trial.task_options)
-        self.config = model_config(trial)
-        self.step = task_step(trial.task, trial.task_options, self.config)
-        self.implementation: Implementation = load(IMPLEMENTATIONS, trial.implementation, "implementation")()
-        self.implementation.check(trial)
+        self.given = given_model(trial)
+        if self.given is not None:
+            self.step, self.model_flops = None, self.given.model_flops
+            self.adapter, self.build = self.given.adapter, self.given.build
+            return
+        config = model_config(trial)
+        self.step = task_step(trial.task, trial.task_options, config)
+        self.model_flops = self.step.model_flops
+        implementation: Implementation = load(IMPLEMENTATIONS, trial.implementation, "implementation")()
+        implementation.check(trial)
+        self.adapter = implementation.adapter
+        self.build = lambda: implementation.build(trial, self.task, config, self.observer)
 
     def begin(self, writer: RowWriter) -> None:
         """Make clock and window, which write and take in a row for each step."""
@@ -90,7 +106,7 @@ class _Measurement:
             self.window.record(row["step_time_ms"])
 
         # Batches that stay on the host are timed there.
-        self.clock = StepClock("cpu" if input_only else self.trial.device, self.step.model_flops, on_row)
+        self.clock = StepClock("cpu" if input_only else self.trial.device, self.model_flops, on_row)
         self.window = Window(self.trial, self.clock.flush, self.strategy.maximum)
         # The clock comes last: it starts after the profiler has and stops before the profiler writes.
         self.observer = Observers([*_profiler_observers(self.rank), self.clock])
@@ -126,6 +142,7 @@ class _Measurement:
             },
             "parameters": _parameters(built.model),
             **self._chosen(built),
+            **({} if self.given is None else self.given.record(built.model)),
             "backward": backward,
         }
 
@@ -133,6 +150,8 @@ class _Measurement:
         """Time the parts of a step alone, and whole steps around them."""
         from bench.steplight.measure import measure_components
 
+        step = self.step
+        assert step is not None, "speed-of-light has no given models"
         built, training = self._prepared()
         self._rehearse(built, training)
         torch.manual_seed(self.trial.seed + 1 + self.strategy.rank)
@@ -140,7 +159,7 @@ class _Measurement:
         measured = self.rank.timed(
             "components",
             lambda: measure_components(
-                self.rank.directory, self.trial, training, built.model, self.task, self.step, sample, self.observer
+                self.rank.directory, self.trial, training, built.model, self.task, step, sample, self.observer
             ),
         )
         self.rank.end()
@@ -171,7 +190,7 @@ class _Measurement:
         return {"steps": steps, "stopped_because": self.window.stopped_because}
 
     def _feed(self, stream: Any, spec: DataSpec) -> Feed:
-        adapt = self.implementation.adapter(self.trial, lambda: self.task.batches(spec))
+        adapt = self.adapter(self.trial, lambda: self.task.batches(spec))
         return Feed(stream, self.strategy.device.type == "cuda", adapt)
 
     def _rehearse(self, built: Built, training: Training) -> None:
@@ -182,7 +201,7 @@ class _Measurement:
 
     def _prepared(self) -> tuple[Built, Training]:
         trial, strategy, timed = self.trial, self.strategy, self.rank.timed
-        built = timed("build_model", lambda: self.implementation.build(trial, self.task, self.config, self.observer))
+        built = timed("build_model", self.build)
         same_on_all(strategy, levers_text(built.levers), "optimizations")
         spec = data_spec(trial, strategy, built.levers)
         batches = self._feed(self.task.batches(spec), spec)
@@ -216,6 +235,15 @@ class _Measurement:
 
         self.attention = timed("choose_attention", choose)
         return built, training
+
+
+def given_model(trial: Trial) -> "GivenModel | None":
+    """Return the model of a trial that names one, None for a preset. Raises InputError: it cannot be read."""
+    if not trial.model:
+        return None
+    from bench.implementations.given import GivenModel
+
+    return GivenModel(trial)
 
 
 def _profiler_observers(rank: "Rank") -> list[Observer]:

@@ -1,0 +1,272 @@
+"""`--model`: what is counted of a module, what is refused, and that the loss is that of its masked positions."""
+
+import importlib.util
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from support.pretraining_shards import PIECES, write_folder
+from support.refusals import refused
+from torch import nn
+
+from bench.implementations.model_folder import RANDOM, SAFETENSORS, find_model
+from bench.machine.devices import Devices
+from bench.plan.trials import Sweep, expand
+from bert.data.batch import Batch, BatchCounts
+from bert.model.config import ModelConfig
+from bert.model.step import Gemm, Step
+from records.trial import Trial
+
+VOCAB, HIDDEN, INNER, LAYERS, LONGEST = 203, 32, 80, 2, 64
+COUNTS = BatchCounts(
+    samples=3, real_tokens=64 + 31 + 5, padded_tokens=192, predicted_positions=17, squared_lengths=64**2 + 31**2 + 25
+)
+SHAPE = {
+    "vocab_size": VOCAB, "hidden_size": HIDDEN, "num_hidden_layers": LAYERS, "num_attention_heads": 4,
+    "intermediate_size": INNER, "max_position_embeddings": LONGEST, "pad_token_id": 0,
+}  # fmt: skip
+CONFIGS: dict[str, dict[str, Any]] = {
+    "bert": SHAPE,
+    "roberta": {**SHAPE, "max_position_embeddings": LONGEST + 2, "type_vocab_size": 1, "pad_token_id": 1},
+    "distilbert": {
+        "vocab_size": VOCAB, "dim": HIDDEN, "n_layers": LAYERS, "n_heads": 4, "hidden_dim": INNER,
+        "max_position_embeddings": LONGEST,
+    },
+    "electra": {**SHAPE, "embedding_size": 16},
+    "deberta-v2": {
+        **SHAPE, "relative_attention": True, "pos_att_type": ["p2c", "c2p"], "position_buckets": 8,
+        "share_att_key": True, "type_vocab_size": 0,
+    },
+    "modernbert": {**SHAPE, "bos_token_id": 1, "eos_token_id": 2, "cls_token_id": 1, "sep_token_id": 2},
+}  # fmt: skip
+CPU = Devices("cpu", (), 4)
+
+
+def write_config(folder: Path, kind: str = "bert", **changes: Any) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    fields = {"model_type": kind, **CONFIGS.get(kind, SHAPE), **changes}
+    (folder / "config.json").write_text(
+        json.dumps({name: value for name, value in fields.items() if value is not None})
+    )
+    return folder
+
+
+def trial_of(folder: Path, implementation: str = "hf", **changes: Any) -> Trial:
+    (trial,) = expand(
+        Sweep(model=str(folder), implementations=(implementation,), devices=(1,), seq_lens=(LONGEST,), rounds=1), CPU
+    )
+    return Trial.from_json({**trial.to_json(), **changes})
+
+
+def by_hand(kind: str) -> int:
+    """FLOPs of the forward passes: 2 for each multiplication with a weight, 4 H for each pair of tokens and layer."""
+    tokens, predictions = COUNTS.real_tokens, COUNTS.predicted_positions
+    layer = 4 * HIDDEN**2 + 2 * HIDDEN * INNER
+    head, once, table = HIDDEN**2 + HIDDEN * VOCAB, 0, 0
+    if kind == "modernbert":  # a gated feed-forward layer has a third matrix
+        layer += HIDDEN * INNER
+    if kind == "electra":  # a narrow embedding, which the head goes back to
+        table, head = 16 * HIDDEN, HIDDEN * 16 + 16 * VOCAB
+    if kind == "deberta-v2":  # 2 x 8 relative positions: projected twice a batch, multiplied with queries and keys
+        layer += 2 * 16 * HIDDEN
+        once = LAYERS * 2 * 2 * 16 * HIDDEN**2
+    forward = 2 * tokens * (LAYERS * layer + table) + 2 * predictions * head + once
+    return forward + LAYERS * 4 * HIDDEN * COUNTS.squared_lengths
+
+
+@pytest.mark.parametrize("kind", CONFIGS)
+def test_flops_of_the_module_are_those_counted_by_hand(kind: str, tmp_path: Path) -> None:
+    from bench.implementations.given import GivenModel
+
+    given = GivenModel(trial_of(write_config(tmp_path / kind, kind)))
+    assert given.flops_unknown == "" and given.model_flops(COUNTS) == 3 * by_hand(kind)
+
+
+def test_flops_of_a_bert_module_are_those_of_our_closed_form(tmp_path: Path) -> None:
+    from bench.implementations.given import GivenModel
+
+    shape = ModelConfig(
+        num_layers=LAYERS, hidden_size=HIDDEN, num_heads=4, intermediate_size=INNER, vocab_size=VOCAB,
+        max_positions=LONGEST,
+    )  # fmt: skip
+    head = (
+        Gemm(name="transform", inner=HIDDEN, columns=HIDDEN, over="predictions"),
+        Gemm(name="decoder", inner=HIDDEN, columns=VOCAB, over="predictions"),
+    )
+    given = GivenModel(trial_of(write_config(tmp_path / "bert")))
+    assert given.model_flops(COUNTS) == Step(config=shape, head=head).model_flops(COUNTS)
+
+
+class Encoder(nn.Module):
+    """An encoder as Hugging Face's are: a body, and a head on it."""
+
+    def __init__(self, body: nn.Module) -> None:
+        super().__init__()
+        self.base_model = body
+        self.head = nn.Linear(8, 50, device="meta")
+
+    def forward(self, **inputs: torch.Tensor) -> torch.Tensor:
+        hidden: torch.Tensor = self.head(self.base_model(**inputs))
+        return hidden
+
+
+class Body(nn.Module):
+    """Attention in a window, or a length read from the ids."""
+
+    def __init__(self, reads: bool) -> None:
+        super().__init__()
+        self.reads = reads
+
+    def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor | None = None) -> torch.Tensor:
+        if self.reads and input_ids.sum().item():
+            raise AssertionError("no value is there to be read")
+        hidden = torch.zeros(*input_ids.shape, 8, device="meta")
+        near = hidden[:, :20]
+        return hidden + (hidden @ near.transpose(1, 2)) @ near
+
+
+@pytest.mark.parametrize("reads", [True, False])
+def test_flops_are_unknown_where_the_form_does_not_hold_or_values_are_needed(reads: bool) -> None:
+    from bench.implementations.module_flops import NotTracedError, forward_flops
+
+    with pytest.raises(NotTracedError, match="meta" if reads else "quadratic"):
+        forward_flops(Encoder(Body(reads)), LONGEST)
+
+
+@pytest.mark.parametrize("kind", ["roberta", "modernbert"])
+def test_the_loss_is_the_cross_entropy_at_the_masked_positions(kind: str, tmp_path: Path) -> None:
+    from bench.implementations.given import GivenModel
+
+    trial = trial_of(write_config(tmp_path / kind, kind))
+    given = GivenModel(trial)
+    built = given.build()
+    model: Any = built.model.eval()
+    ids = torch.randint(5, VOCAB, (2, LONGEST), generator=torch.Generator().manual_seed(1))
+    mask = torch.ones_like(ids)
+    ids[1, 40:], mask[1, 40:] = 0, 0
+    positions, labels = torch.tensor([3, 9, LONGEST + 7]), torch.tensor([11, 12, 13])
+    tensors = {
+        "input_ids": ids, "attention_mask": mask, "token_type_ids": torch.ones_like(ids),
+        "masked_positions": positions, "masked_labels": labels, "next_sentence_labels": torch.zeros(2).long(),
+    }  # fmt: skip
+    adapted = given.adapter(trial, lambda: iter(()))(Batch(tensors, COUNTS))  # type: ignore[arg-type, return-value]
+    padding = CONFIGS[kind]["pad_token_id"]
+    assert (adapted.tensors["input_ids"][1, 40:] == padding).all() and (ids[1, 40:] == 0).all()
+    logits = model(input_ids=adapted.tensors["input_ids"], attention_mask=mask).logits
+    expected = F.cross_entropy(logits.flatten(0, 1)[positions], labels)
+    torch.testing.assert_close(built.compute_loss(model, adapted), expected)
+    assert given.record(model)["model"]["weights"] == RANDOM
+
+
+def test_weights_of_a_folder_are_loaded(tmp_path: Path) -> None:
+    from transformers import AutoConfig, AutoModelForMaskedLM
+
+    from bench.implementations.given import GivenModel
+
+    folder = write_config(tmp_path / "bert")
+    saved = AutoModelForMaskedLM.from_config(AutoConfig.from_pretrained(folder))
+    saved.save_pretrained(folder)
+    trial = trial_of(folder)
+    loaded = GivenModel(trial).build().model.state_dict()
+    assert trial.model_weights == SAFETENSORS
+    assert all(torch.equal(loaded[name], tensor) for name, tensor in saved.state_dict().items())
+
+
+def test_a_moved_model_keeps_its_trial_and_another_shape_is_another_trial(tmp_path: Path) -> None:
+    first = trial_of(write_config(tmp_path / "a" / "small"))
+    moved = trial_of(write_config(tmp_path / "b" / "small"))
+    other = trial_of(write_config(tmp_path / "c" / "small", num_hidden_layers=3))
+    assert first.trial_id == moved.trial_id and first.model != moved.model
+    assert other.trial_id != first.trial_id and other.preset != first.preset
+    assert (first.vocab_size, first.dropout) == (VOCAB, 0.1)
+
+
+def test_trials_without_a_model_keep_the_ids_of_earlier_versions() -> None:
+    known = Trial(implementation="hf", preset="mini", micro_batch_size=4, data="/a", data_fingerprint="b")
+    assert Trial().trial_id == "pretrain-bertbench-ddp-base-bf16-s128-b8-a1-n1-r0-8006d573"
+    assert known.trial_id == "pretrain-hf-ddp-mini-bf16-s128-b4-a1-n1-r0-e1c4c863"
+
+
+def test_folders_that_cannot_be_used_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    with refused("path-missing", tmp_path / "none"):
+        find_model(str(tmp_path / "none"))
+    (tmp_path / "empty").mkdir()
+    with refused("data-missing", tmp_path / "empty"):
+        find_model(str(tmp_path / "empty"))
+    damaged = write_config(tmp_path / "damaged")
+    (damaged / "config.json").write_text("{")
+    with refused("file-damaged", damaged):
+        find_model(str(damaged))
+    with refused("model-unsupported", tmp_path / "ours"):
+        find_model(str(write_config(tmp_path / "ours", model_type=None)))
+    with refused("vocabulary-mismatch", 500, VOCAB):
+        find_model(str(write_config(tmp_path / "padding", pad_token_id=500)))
+
+
+def test_pickled_weights_alone_are_refused_and_the_configuration_is_not(tmp_path: Path) -> None:
+    folder = write_config(tmp_path / "bert")
+    (folder / "pytorch_model.bin").write_bytes(b"no matter")
+    with refused("file-unsafe", "pytorch_model.bin"):
+        find_model(str(folder))
+    found = find_model(str(folder / "config.json"))
+    assert found.weights == RANDOM and found.label.startswith("bert-")
+
+
+def test_code_of_a_folder_runs_only_where_it_is_trusted(tmp_path: Path) -> None:
+    folder = write_config(tmp_path / "own", "own", auto_map={"AutoConfig": "own.OwnConfig"})
+    ran = tmp_path / "ran"
+    (folder / "own.py").write_text(
+        "from pathlib import Path\nfrom transformers import BertConfig\n"
+        f"Path({str(ran)!r}).touch()\n\n\nclass OwnConfig(BertConfig):\n    model_type = 'own'\n"
+    )
+    with refused("file-unsafe", "--trust-remote-code"):
+        find_model(str(folder))
+    assert not ran.exists()
+    assert find_model(str(folder), trust_remote_code=True).model_type == "own" and ran.exists()
+
+
+def test_a_missing_transformers_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with refused("package-missing", "transformers"):
+        find_model(str(write_config(tmp_path / "bert")))
+
+
+def test_options_that_a_model_excludes_are_refused(tmp_path: Path) -> None:
+    path = str(write_config(tmp_path / "bert"))
+    with refused("unsupported-combination", "bertbench", "hf"):
+        Sweep(model=path)
+    with refused("option-conflict", "--presets"):
+        Sweep(model=path, implementations=("hf",), presets=("tiny",))
+    with refused("option-not-applicable", "squad"):
+        Sweep(model=path, implementations=("hf",), task="squad")
+    with refused("option-missing", "--model"):
+        Sweep(trust_remote_code=True)
+
+
+def test_sequences_and_shards_that_do_not_fit_are_refused(tmp_path: Path) -> None:
+    roberta = write_config(tmp_path / "roberta", "roberta")
+    with refused("option-value", LONGEST, LONGEST + 1):
+        expand(Sweep(model=str(roberta), implementations=("hf",), devices=(1,), seq_lens=(LONGEST + 1,)), CPU)
+    shards = write_folder(tmp_path / "shards")
+    source = json.loads((shards / "metadata.json").read_text())["instances"]["seq_len"]
+
+    def plan(folder: Path) -> list[Trial]:
+        options = {"devices": (1,), "seq_lens": (source,), "data": str(shards)}
+        return expand(Sweep(model=str(folder), implementations=("hf",), **options), CPU)  # type: ignore[arg-type]
+
+    model = write_config(tmp_path / "fits", max_position_embeddings=512)
+    assert plan(model)[0].vocab_size == len(PIECES)
+    with refused("vocabulary-mismatch", len(PIECES), 40):
+        plan(write_config(tmp_path / "few", vocab_size=40, max_position_embeddings=512))
+    (model / "tokenizer.json").write_text(json.dumps({"model": {"type": "BPE"}}))
+    with refused("vocabulary-mismatch", "BPE"):
+        plan(model)
+    (model / "vocab.txt").write_bytes((shards / "vocab.txt").read_bytes())
+    assert plan(model)
+    (model / "vocab.txt").write_text("".join(f"{piece}\n" for piece in reversed(PIECES)))
+    with refused("vocabulary-mismatch", "vocab.txt"):
+        plan(model)
