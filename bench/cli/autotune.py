@@ -13,8 +13,9 @@ from bench.cli.progress import note
 from bench.cli.result import Result
 from bench.cli.sweep_progress import duration, trial_display
 from bench.cli.trial_display import TrialDisplay
+from bench.implementations import OURS
 from bench.machine.devices import Devices, find_devices
-from bench.plan.autotune import Asked, Measured, Outcome, Space, divisions, grid_size, label, search
+from bench.plan.autotune import Asked, Measured, Outcome, Space, divisions, grid_size, label, predicted_memory, search
 from bench.plan.autotune_trials import (
     Runner,
     best_row,
@@ -31,7 +32,6 @@ from bench.plan.sweep import expected_seconds, locked
 from bench.plan.trials import Sweep, expand
 from bench.plan.variants import explore, measured_trials
 from bench.run.launch import LaunchOptions
-from bert.model.memory import predict_memory
 from bert.parallel import STRATEGIES
 from common.atomic import write_json
 from common.errors import Code, UsageError
@@ -65,6 +65,12 @@ class AutotuneOptions(Printed):
     task_flags: Annotated[TaskFlags, tyro.conf.arg(name="")] = field(default_factory=TaskFlags)
     preset: str = "base"
     """Model size."""
+    model: str = ""
+    """Measure this Hugging Face model: folder, config.json or hub id; default a preset."""
+    trust_remote_code: bool = False
+    """Run the Python code that comes with --model."""
+    implementation: str | None = None
+    """Implementation to measure; default bertbench, with --model hf."""
     devices: int | None = None
     """Devices; default every GPU, or one process on all CPU cores."""
     strategies: tuple[str, ...] = (AUTO,)
@@ -183,6 +189,9 @@ def _base(options: AutotuneOptions, devices: Devices, count: int, limit: int | N
         task=options.task,
         task_flags=options.task_flags,
         presets=(options.preset,),
+        model=options.model,
+        trust_remote_code=options.trust_remote_code,
+        implementations=(options.implementation or ("hf" if options.model else OURS),),
         devices=(count,),
         batch_sizes=(options.first_batch,),
         seq_lens=() if options.seq_len is None else (options.seq_len,),
@@ -253,7 +262,7 @@ def _search(
 
 
 def _parts(trial: Trial) -> dict[str, int]:
-    memory = predict_memory(trial, trial.device)
+    memory = predicted_memory(trial)
     names = ("parameters", "gradients", "optimizer", "activations", "workspace", "total")
     return {name: getattr(memory, name) for name in names}
 

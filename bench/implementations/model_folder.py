@@ -11,11 +11,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from bert.tasks import known_tasks, task_data
+from bert.tasks.base import DataSource
 from common.errors import InputError, MissingToolError, UsageError
 from common.json_file import read_json
 
-IMPLEMENTATIONS = ("hf", "hf-compiled")
+IMPLEMENTATIONS = ("hf", "hf-compiled", "hf-trainer")
 """Those that build a given model."""
+HEADS = ("masked words", "classes")
+"""Heads of tasks (bert.tasks.base) that a given model can have."""
 RANDOM, SAFETENSORS = "random", "safetensors"
 CONFIG_FILE = "config.json"
 _WEIGHTS = ("model.safetensors", "model.safetensors.index.json")
@@ -104,14 +108,14 @@ def load_config(path: str, trust_remote_code: bool) -> Any:
         ) from error
 
 
-def check_data(model: ModelFolder, seq_len: int, vocab_size: int, shards: Path | None) -> None:
+def check_data(model: ModelFolder, seq_len: int, source: DataSource, real: Path | None) -> None:
     """Refuse sequences and word pieces that the model has no embedding for.
 
     Args:
         model: the model.
         seq_len: tokens per sequence.
-        vocab_size: word pieces that the data were made with.
-        shards: folder of real data; None for synthetic data.
+        source: the data.
+        real: file or folder of real data; None for synthetic data.
 
     Raises:
         UsageError: sequences longer than the model has positions for.
@@ -123,15 +127,22 @@ def check_data(model: ModelFolder, seq_len: int, vocab_size: int, shards: Path |
             f"--seq-lens {seq_len} is above the {model.positions} positions of {model.path}: use {model.positions} or "
             "less",
         )
-    if shards is None:
+    if real is None:
         return
-    if vocab_size > model.vocab_size:
+    if source.vocab_size > model.vocab_size:
         raise InputError(
             "vocabulary-mismatch",
-            f"{shards} was created with a vocabulary of {vocab_size} word pieces, but {model.path} has "
-            f"{model.vocab_size}: give shards made with the model's vocabulary, or a model with more word pieces",
+            f"{real} was created with a vocabulary of {source.vocab_size} word pieces, but {model.path} has "
+            f"{model.vocab_size}: give data made with the model's vocabulary, or a model with more word pieces",
         )
-    _check_tokenizer(model, shards)
+    _check_tokenizer(model, real, source.vocabulary)
+
+
+def check_task(task: str) -> None:
+    """Refuse a task for which no given model is built. Raises UsageError."""
+    if task_data(task).heads not in HEADS:
+        known = ", ".join(name for name in known_tasks() if task_data(name).heads in HEADS)
+        raise UsageError("option-not-applicable", f"--model does not apply to task {task}: give one of {known}")
 
 
 def first_line(error: Exception) -> str:
@@ -140,20 +151,22 @@ def first_line(error: Exception) -> str:
     return lines[0][:200] if lines else type(error).__name__
 
 
-def _check_tokenizer(model: ModelFolder, shards: Path) -> None:
-    """Compare the tokenizer beside the model, if there is one, with the vocabulary of the shards."""
+def _check_tokenizer(model: ModelFolder, data: Path, fingerprint: str | None) -> None:
+    """Compare the tokenizer beside the model, if there is one, with the vocabulary of the data."""
     from bert.data.vocabulary import load_vocabulary
-    from bert.tasks.pretrain.folder import METADATA_FILE, read_metadata
+    from bert.tasks.pretrain.folder import read_metadata
+    from bert.tasks.pretrain.shards import METADATA_FILE
 
     folder = Path(model.path)
     words, tokenizer = folder / "vocab.txt", folder / "tokenizer.json"
-    beside = [shards, *sorted(path.parent for path in shards.glob(f"*/{METADATA_FILE}"))]
-    fingerprint = next((found for folder in beside if (found := _recorded(read_metadata(folder)))), None)
+    if fingerprint is None and data.is_dir():  # shards, which only the ranks open
+        beside = [data, *sorted(path.parent for path in data.glob(f"*/{METADATA_FILE}"))]
+        fingerprint = next((found for folder in beside if (found := _recorded(read_metadata(folder)))), None)
     if words.is_file() and fingerprint is not None:
         if fingerprint not in [load_vocabulary(words, lower_case).fingerprint for lower_case in (True, False)]:
             raise InputError(
                 "vocabulary-mismatch",
-                f"{shards} was created with another vocabulary than {words}: prepare the shards with --vocab {words}, "
+                f"{data} was created with another vocabulary than {words}: prepare the data with --vocab {words}, "
                 "or measure on synthetic data",
             )
     elif tokenizer.is_file():
@@ -161,8 +174,8 @@ def _check_tokenizer(model: ModelFolder, shards: Path) -> None:
         if kind not in (None, "WordPiece"):
             raise InputError(
                 "vocabulary-mismatch",
-                f"{tokenizer} is of type {kind}, but the shards in {shards} hold WordPiece tokens: measure on "
-                f"synthetic data (--data synthetic), or with their lengths (--data synthetic:{shards})",
+                f"{tokenizer} is of type {kind}, but {data} holds WordPiece tokens: measure on synthetic data "
+                f"(--data synthetic), or with their lengths (--data synthetic:{data})",
             )
 
 

@@ -1,9 +1,10 @@
-"""FLOPs of a module, counted from the matrix products of its forward pass on meta tensors, which compute nothing.
+"""FLOPs of a module, counted from the GEMMs of its forward pass on meta tensors, which compute nothing.
 
 The body of an encoder takes a n^2 + b n + c FLOPs for a sequence of n tokens: scores and weighted values, weight
-matrices, and what each sequence costs whatever its length. DeBERTa adds products of relative positions once a batch.
-The head takes as many FLOPs for every position it predicts. The coefficients follow exactly from a few lengths and
-batch sizes, and further ones have to agree. A module that disagrees or cannot be traced has no known FLOPs.
+matrices, and what each sequence costs whatever its length. DeBERTa adds GEMMs of relative positions once a batch.
+A head that predicts words takes as many FLOPs for every position it predicts, one that classifies as many for every
+sequence. The coefficients follow exactly from a few lengths and batch sizes, and further ones have to agree. A module
+that disagrees or cannot be traced has no known FLOPs.
 
 Training takes three times the forward pass (bert.model.step), so that the figures compare with those of our own model:
 padding and positions without a label do not count. Attention in windows counts as the module computes it, in full.
@@ -52,12 +53,13 @@ class ForwardFlops:
         return float(3 * forward)
 
 
-def forward_flops(model: Any, longest: int) -> ForwardFlops:
-    """Count the FLOPs of a Hugging Face encoder with a masked-language-model head.
+def forward_flops(model: Any, longest: int, predicts_words: bool = True) -> ForwardFlops:
+    """Count the FLOPs of a Hugging Face encoder with its head.
 
     Args:
         model: on the meta device, with attention written out (attn_implementation="eager").
         longest: tokens of the longest sequence.
+        predicts_words: whether the head works on predicted positions; False where it works on whole sequences.
 
     Raises:
         NotTracedError: the forward pass needs values, or its FLOPs do not follow the form above.
@@ -71,7 +73,8 @@ def forward_flops(model: Any, longest: int) -> ForwardFlops:
     one = {length: _count(body, 1, length) for length in lengths}
     # What a batch costs whatever its size: F(1) = s + c, F(2) = 2 s + c.
     fixed = {2 * one[length] - _count(body, 2, length) for length in (lengths[0], lengths[-1])}
-    heads = {Fraction(_count(model, 1, length) - one[length], length) for length in lengths}
+    unit = (lambda length: length) if predicts_words else (lambda length: 1)
+    heads = {Fraction(_count(model, 1, length) - one[length], unit(length)) for length in lengths}
     if len(fixed) > 1 or len(heads) > 1:
         raise NotTracedError(
             f"the FLOPs of {type(model).__name__} are not proportional to its sequences and predictions"
@@ -83,7 +86,10 @@ def forward_flops(model: Any, longest: int) -> ForwardFlops:
             raise NotTracedError(
                 f"the FLOPs of {type(model).__name__} are not a quadratic function of the sequence length"
             )
-    return ForwardFlops(squared=squared, token=token, sequence=sequence, batch=batch, prediction=heads.pop())
+    head = heads.pop()
+    if not predicts_words:
+        sequence, head = sequence + head, Fraction(0)
+    return ForwardFlops(squared=squared, token=token, sequence=sequence, batch=batch, prediction=head)
 
 
 def _parabola(points: list[tuple[int, int]]) -> tuple[Fraction, Fraction, Fraction]:
@@ -100,7 +106,7 @@ def _count(module: Callable[..., Any], sequences: int, length: int) -> int:
     ids = torch.zeros(sequences, length, dtype=torch.long, device="meta")
     try:
         return _forward(module, input_ids=ids)
-    except Exception:  # whatever a model does with values that are not there
+    except Exception:  # whatever a model does with missing values
         try:
             return _forward(module, input_ids=ids, attention_mask=torch.ones_like(ids))
         except Exception as error:

@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from bench.implementations import OURS, TRAININGS
 from bench.machine.devices import Devices, free_memory_share
 from bench.plan.autotune import Asked, Measured, Outcome, predicted_bytes
 from bench.plan.options import AUTO, resolve_strategy, task_words
@@ -175,24 +176,33 @@ def _rate_interval(result: Mapping[str, Any]) -> tuple[float, float] | None:
 
 
 def commands(trial: Trial) -> dict[str, list[str]]:
-    """Return the `bertbench throughput` and `bertbench train` commands for a configuration."""
+    """Return the `bertbench throughput` and `bertbench train` commands for a configuration, as far as they exist."""
     options = read_options(trial.strategy_options)
     own = [flag(name) for name in sorted(options)]
     values = [str(options[name]) for name in sorted(options)]
     more = ["--activation-checkpointing"] * trial.activation_checkpointing
-    shared = ["--device", trial.device, "--dropout", f"{trial.dropout:g}", "--data", trial.data]
+    shared = ["--device", trial.device, "--data", trial.data]
+    shared += [] if trial.model else ["--dropout", f"{trial.dropout:g}"]
     shared += ["--padding", trial.padding] if trial.padding else []
     shared += task_words(trial.task, trial.task_options)
     shared += ["--devices", str(trial.world_size)]
-    throughput = ["--presets", trial.preset, "--precisions", trial.precision, "--seq-lens", str(trial.seq_len)]
+    model = ["--model", trial.model] if trial.model else ["--presets", trial.preset]
+    model += ["--trust-remote-code"] * trial.trust_remote_code
+    if trial.implementation != OURS:
+        model += ["--implementations", trial.implementation]
+    throughput = [*model, "--precisions", trial.precision, "--seq-lens", str(trial.seq_len)]
     throughput += ["--strategies", trial.strategy, "--batch-sizes", str(trial.micro_batch_size)]
     throughput += ["--grad-accum", str(trial.grad_accum_steps)]
     plural = [{"--zero-stage": "--zero-stages"}.get(name, name) for name in own]
+    measured = ["bertbench", "throughput", trial.task, *throughput, *_pairs(plural, values), *more, *shared]
+    if trial.implementation not in TRAININGS or trial.model:
+        return {"throughput": measured}
     train = ["--preset", trial.preset, "--precision", trial.precision, "--seq-len", str(trial.seq_len)]
     train += ["--strategy", trial.strategy, "--micro-batch-size", str(trial.micro_batch_size)]
     train += ["--grad-accum-steps", str(trial.grad_accum_steps)]
+    train += ["--implementation", trial.implementation] if trial.implementation != OURS else []
     return {
-        "throughput": ["bertbench", "throughput", trial.task, *throughput, *_pairs(plural, values), *more, *shared],
+        "throughput": measured,
         "train": ["bertbench", "train", trial.task, *train, *_pairs(own, values), *more, *shared],
     }
 

@@ -13,7 +13,7 @@ import tyro
 from bench.cluster.world import World
 from bench.implementations import IMPLEMENTATIONS, OURS
 from bench.implementations.model_folder import IMPLEMENTATIONS as GIVEN_MODEL
-from bench.implementations.model_folder import ModelFolder, check_data, find_model
+from bench.implementations.model_folder import ModelFolder, check_data, check_task, find_model
 from bench.machine.devices import Devices
 from bench.plan.options import AUTO, TaskFlags, resolve_padding, resolve_precision, resolve_strategy
 from bench.run.resources import ALLOCATORS, DEFAULT, allocator_environment
@@ -45,8 +45,8 @@ class Sweep:
     presets: tuple[str, ...] = ("base",)
     """Model size."""
     model: str = ""
-    """Train this Hugging Face model with implementations hf and hf-compiled: folder, config.json or hub id; default
-    a preset."""
+    """Train this Hugging Face model with implementations hf, hf-compiled and hf-trainer: folder, config.json or hub
+    id; default a preset."""
     trust_remote_code: bool = False
     """Run the Python code that comes with --model."""
     implementations: tuple[str, ...] = ("bertbench",)
@@ -170,10 +170,7 @@ class Sweep:
                     "option-missing", "--trust-remote-code is about the code of --model: give --model, or leave it out"
                 )
             return
-        if task_data(self.task).heads != "masked words":
-            raise UsageError(
-                "option-not-applicable", f"--model trains masked-language models, not {self.task}: use task pretrain"
-            )
+        check_task(self.task)
         others = [name for name in self.implementations if name not in GIVEN_MODEL]
         if others:
             raise UsageError(
@@ -312,13 +309,16 @@ def expand(
                     data=source.source,
                     data_fingerprint=source.fingerprint,
                     max_predictions=source.max_predictions or data.max_predictions(seq_len),
-                    vocab_size=source.vocab_size
-                    if model is None or not is_synthetic(source.source)
-                    else model.vocab_size,
+                    vocab_size=_vocabulary(source, model),
                     round=round_number,
                 )
             )
     return list(dict.fromkeys(trials))
+
+
+def _vocabulary(source: DataSource, model: ModelFolder | None) -> int:
+    """Word pieces: those of the data, or of a given model where ids are drawn."""
+    return source.vocab_size if model is None or not is_synthetic(source.source) else model.vocab_size
 
 
 def _with_model(
@@ -328,7 +328,7 @@ def _with_model(
     for seq_len, found in sources.items():
         for source in found:
             real = None if is_synthetic(source.source) else Path(source.source)
-            check_data(model, seq_len, source.vocab_size, real)
+            check_data(model, seq_len, source, real)
     return dataclasses.replace(
         base, model=model.path, model_fingerprint=model.fingerprint, model_weights=model.weights,
         trust_remote_code=trust_remote_code, dropout=model.dropout,

@@ -24,7 +24,7 @@ from bert.optim.precision import Precision
 from bert.parallel.base import StepPlan
 from bert.speed.registry import AUTO, few_shapes, levers_text, resolve_levers
 from bert.tasks import make_task, task_step
-from bert.tasks.base import BatchStream, DataSpec
+from bert.tasks.base import BatchStream, DataSpec, Task
 from bert.train.agreement import same_on_all
 from bert.train.attention import choose_attention
 from bert.train.feed import Adapt, Feed, data_spec
@@ -84,7 +84,9 @@ class _Measurement:
         self.rank, self.trial, self.strategy = rank, trial, rank.strategy
         self.precision = Precision(trial.precision, trial.device)
         self.task = make_task(trial.task, trial.task_options)
-        self.given = given_model(trial)
+        implementation: Implementation = load(IMPLEMENTATIONS, trial.implementation, "implementation")()
+        implementation.check(trial)
+        self.given = given_model(trial, self.task)
         if self.given is not None:
             self.step, self.model_flops = None, self.given.model_flops
             self.adapter, self.build = self.given.adapter, self.given.build
@@ -92,8 +94,6 @@ class _Measurement:
         config = model_config(trial)
         self.step = task_step(trial.task, trial.task_options, config)
         self.model_flops = self.step.model_flops
-        implementation: Implementation = load(IMPLEMENTATIONS, trial.implementation, "implementation")()
-        implementation.check(trial)
         self.adapter = implementation.adapter
         self.build = lambda: implementation.build(trial, self.task, config, self.observer)
 
@@ -237,13 +237,13 @@ class _Measurement:
         return built, training
 
 
-def given_model(trial: Trial) -> "GivenModel | None":
+def given_model(trial: Trial, task: Task) -> "GivenModel | None":
     """Return the model of a trial that names one, None for a preset. Raises InputError: it cannot be read."""
     if not trial.model:
         return None
     from bench.implementations.given import GivenModel
 
-    return GivenModel(trial)
+    return GivenModel(trial, task)
 
 
 def _profiler_observers(rank: "Rank") -> list[Observer]:

@@ -30,7 +30,7 @@ _MOMENTS = 2
 _ELEMENT_BYTES = {"fp32": 4, "tf32": 4, "bf16": 2, "fp16": 2}
 # What a process that trains needs besides: on a CPU interpreter and libraries (measured: torch 2.13, Linux x86-64), on
 # a GPU the workspaces of the GEMMs, which the allocator counts; the CUDA context it does not count.
-_WORKSPACE_BYTES = {"cpu": 390 << 20, "cuda": 64 << 20}
+WORKSPACE_BYTES = {"cpu": 390 << 20, "cuda": 64 << 20}
 # The first stage of ZeRO that divides each part of the model states.
 _DIVIDED_FROM = {"optimizer": 1, "gradients": 2, "parameters": 3}
 
@@ -82,7 +82,7 @@ def predict_memory(spec: TrainSpec, device: str) -> Memory:
     kept += sum(part.times * part.kept(rows[part.over], element, mask) for part in step.head_passes)
     casts = element * step.parameters if element < FLOAT_BYTES else 0
     passing = 2 * element * tokens * config.intermediate_size
-    return Memory(**held, activations=kept, workspace=casts + passing + _WORKSPACE_BYTES[device])
+    return Memory(**held, activations=kept, workspace=casts + passing + WORKSPACE_BYTES[device])
 
 
 def _layer_bytes(step: Step, tokens: int, seq_len: int, element: int, device: str) -> int:

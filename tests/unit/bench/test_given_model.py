@@ -12,12 +12,14 @@ from support.pretraining_shards import PIECES, write_folder
 from support.refusals import refused
 from torch import nn
 
+from bench.implementations.given import GivenModel
 from bench.implementations.model_folder import RANDOM, SAFETENSORS, find_model
 from bench.machine.devices import Devices
 from bench.plan.trials import Sweep, expand
 from bert.data.batch import Batch, BatchCounts
 from bert.model.config import ModelConfig
 from bert.model.step import Gemm, Step
+from bert.tasks import make_task
 from records.trial import Trial
 
 VOCAB, HIDDEN, INNER, LAYERS, LONGEST = 203, 32, 80, 2, 64
@@ -54,11 +56,18 @@ def write_config(folder: Path, kind: str = "bert", **changes: Any) -> Path:
     return folder
 
 
-def trial_of(folder: Path, implementation: str = "hf", **changes: Any) -> Trial:
+def trial_of(folder: Path, implementation: str = "hf", task: str = "pretrain", **changes: Any) -> Trial:
     (trial,) = expand(
-        Sweep(model=str(folder), implementations=(implementation,), devices=(1,), seq_lens=(LONGEST,), rounds=1), CPU
+        Sweep(
+            task=task, model=str(folder), implementations=(implementation,), devices=(1,), seq_lens=(LONGEST,), rounds=1
+        ),
+        CPU,
     )
     return Trial.from_json({**trial.to_json(), **changes})
+
+
+def given_model(trial: Trial) -> GivenModel:
+    return GivenModel(trial, make_task(trial.task, trial.task_options))
 
 
 def by_hand(kind: str) -> int:
@@ -79,15 +88,12 @@ def by_hand(kind: str) -> int:
 
 @pytest.mark.parametrize("kind", CONFIGS)
 def test_flops_of_the_module_are_those_counted_by_hand(kind: str, tmp_path: Path) -> None:
-    from bench.implementations.given import GivenModel
 
-    given = GivenModel(trial_of(write_config(tmp_path / kind, kind)))
+    given = given_model(trial_of(write_config(tmp_path / kind, kind)))
     assert given.flops_unknown == "" and given.model_flops(COUNTS) == 3 * by_hand(kind)
 
 
 def test_flops_of_a_bert_module_are_those_of_our_closed_form(tmp_path: Path) -> None:
-    from bench.implementations.given import GivenModel
-
     shape = ModelConfig(
         num_layers=LAYERS, hidden_size=HIDDEN, num_heads=4, intermediate_size=INNER, vocab_size=VOCAB,
         max_positions=LONGEST,
@@ -96,7 +102,7 @@ def test_flops_of_a_bert_module_are_those_of_our_closed_form(tmp_path: Path) -> 
         Gemm(name="transform", inner=HIDDEN, columns=HIDDEN, over="predictions"),
         Gemm(name="decoder", inner=HIDDEN, columns=VOCAB, over="predictions"),
     )
-    given = GivenModel(trial_of(write_config(tmp_path / "bert")))
+    given = given_model(trial_of(write_config(tmp_path / "bert")))
     assert given.model_flops(COUNTS) == Step(config=shape, head=head).model_flops(COUNTS)
 
 
@@ -128,6 +134,31 @@ class Body(nn.Module):
         return hidden + (hidden @ near.transpose(1, 2)) @ near
 
 
+# Multiplications for each sequence: pooler or dense layer, and two classes. BERT's pooler is part of its encoder.
+@pytest.mark.parametrize("kind", CONFIGS)
+def test_flops_of_a_classifier_are_those_counted_by_hand(kind: str, tmp_path: Path) -> None:
+    of_words = (HIDDEN**2 + HIDDEN * VOCAB) if kind != "electra" else HIDDEN * 16 + 16 * VOCAB
+    encoder = by_hand(kind) - 2 * COUNTS.predicted_positions * of_words
+    given = given_model(trial_of(write_config(tmp_path / kind, kind), task="classify"))
+    assert given.model_flops(COUNTS) == 3 * (encoder + 2 * COUNTS.samples * (HIDDEN**2 + HIDDEN * 2))
+
+
+@pytest.mark.parametrize("kind", ["bert", "modernbert", "deberta-v2"])
+def test_the_loss_of_a_classifier_is_the_cross_entropy_of_its_classes(kind: str, tmp_path: Path) -> None:
+    trial = trial_of(write_config(tmp_path / kind, kind), task="classify")
+    built = given_model(trial).build()
+    model: Any = built.model.eval()
+    ids = torch.randint(5, VOCAB, (3, 16), generator=torch.Generator().manual_seed(1))
+    labels = torch.tensor([1, 0, 1])
+    tensors = {
+        "input_ids": ids, "attention_mask": torch.ones_like(ids), "token_type_ids": torch.zeros_like(ids),
+        "labels": labels,
+    }  # fmt: skip
+    logits = model(input_ids=ids, attention_mask=tensors["attention_mask"]).logits
+    assert logits.shape == (3, 2)
+    torch.testing.assert_close(built.compute_loss(model, Batch(tensors, COUNTS)), F.cross_entropy(logits, labels))
+
+
 @pytest.mark.parametrize("reads", [True, False])
 def test_flops_are_unknown_where_the_form_does_not_hold_or_values_are_needed(reads: bool) -> None:
     from bench.implementations.module_flops import NotTracedError, forward_flops
@@ -138,10 +169,9 @@ def test_flops_are_unknown_where_the_form_does_not_hold_or_values_are_needed(rea
 
 @pytest.mark.parametrize("kind", ["roberta", "modernbert"])
 def test_the_loss_is_the_cross_entropy_at_the_masked_positions(kind: str, tmp_path: Path) -> None:
-    from bench.implementations.given import GivenModel
 
     trial = trial_of(write_config(tmp_path / kind, kind))
-    given = GivenModel(trial)
+    given = given_model(trial)
     built = given.build()
     model: Any = built.model.eval()
     ids = torch.randint(5, VOCAB, (2, LONGEST), generator=torch.Generator().manual_seed(1))
@@ -164,13 +194,11 @@ def test_the_loss_is_the_cross_entropy_at_the_masked_positions(kind: str, tmp_pa
 def test_weights_of_a_folder_are_loaded(tmp_path: Path) -> None:
     from transformers import AutoConfig, AutoModelForMaskedLM
 
-    from bench.implementations.given import GivenModel
-
     folder = write_config(tmp_path / "bert")
     saved = AutoModelForMaskedLM.from_config(AutoConfig.from_pretrained(folder))
     saved.save_pretrained(folder)
     trial = trial_of(folder)
-    loaded = GivenModel(trial).build().model.state_dict()
+    loaded = given_model(trial).build().model.state_dict()
     assert trial.model_weights == SAFETENSORS
     assert all(torch.equal(loaded[name], tensor) for name, tensor in saved.state_dict().items())
 
