@@ -23,7 +23,7 @@ class Trial(TrainSpec):
     """throughput, input (batches alone, no training), probe (a short one of the max-batch search), profile, train,
     comm (collectives alone, no training), or components (the parts of a step alone)."""
     implementation: str = "bertbench"
-    """Whose code trains: a name in bench.implementations."""
+    """Whose code trains: a name in bench.implementations, or "module:Class" of the user's own."""
     model: str = ""
     """Folder or configuration of Hugging Face whose model is trained, with its own dropout; empty for a preset. Then
     `preset` is its label."""
@@ -118,8 +118,9 @@ class Trial(TrainSpec):
                 del fields[name]
         text = json.dumps(fields, sort_keys=True)
         digest = hashlib.sha256(text.encode()).hexdigest()[:8]
+        maker = self.implementation.replace(":", ".")  # "module:Class" as folders are named everywhere
         words = (
-            f"{self.task}-{self.implementation}-{self.strategy}-{self.preset}-{self.precision}-s{self.seq_len}"
+            f"{self.task}-{maker}-{self.strategy}-{self.preset}-{self.precision}-s{self.seq_len}"
             f"-b{self.micro_batch_size}-a{self.grad_accum_steps}-n{self.world_size}-r{self.round}"
         )
         if self.kind == "comm":

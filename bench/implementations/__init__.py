@@ -1,4 +1,4 @@
-"""The implementations of BERT, by name. An entry is "module:class"; `common.registry.load` imports it on demand."""
+"""The implementations of BERT, by name. An entry is "module:class", imported on demand; `own` loads those of users."""
 
 OURS = "bertbench"
 

@@ -11,9 +11,10 @@ from typing import Annotated, Any
 import tyro
 
 from bench.cluster.world import World
-from bench.implementations import IMPLEMENTATIONS, OURS
+from bench.implementations import OURS
 from bench.implementations.model_folder import IMPLEMENTATIONS as GIVEN_MODEL
 from bench.implementations.model_folder import ModelFolder, check_data, check_task, find_model
+from bench.implementations.own import check_implementation
 from bench.machine.devices import Devices
 from bench.plan.options import AUTO, TaskFlags, resolve_padding, resolve_precision, resolve_strategy
 from bench.run.resources import ALLOCATORS, DEFAULT, allocator_environment
@@ -50,7 +51,7 @@ class Sweep:
     trust_remote_code: bool = False
     """Run the Python code that comes with --model."""
     implementations: tuple[str, ...] = ("bertbench",)
-    """Implementations to measure."""
+    """Implementations to measure: those of bertbench, or module:Class for your own."""
     levers: tuple[str, ...] = (AUTO,)
     """Optimizations of bertbench: auto, none, or names joined by +; each set is measured separately."""
     allocators: tuple[str, ...] = (DEFAULT,)
@@ -113,12 +114,10 @@ class Sweep:
     def __post_init__(self) -> None:
         """Refuse unknown names, empty lists and values out of range."""
         self.task_flags.options(self.task)
-        for names, registry, kind in (
-            (self.presets, PRESETS, "preset"),
-            (self.implementations, IMPLEMENTATIONS, "implementation"),
-        ):
-            for name in names:
-                lookup(registry, name, kind)
+        for name in self.presets:
+            lookup(PRESETS, name, "preset")
+        for name in self.implementations:
+            check_implementation(name)
         for name in self.strategies:
             lookup({AUTO: "", **STRATEGIES}, name, "strategy")
         self._check_strategy_options()

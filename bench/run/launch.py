@@ -17,6 +17,7 @@ from typing import Any, Protocol
 from analysis.load import summarize_trial
 from bench.cluster import STOPPING_VARIABLE
 from bench.cluster.world import World
+from bench.implementations.own import own_variables
 from bench.machine.devices import Devices
 from bench.run.processes import (
     AGENT_FOLDER,
@@ -253,6 +254,7 @@ def _start(
         "PYTHONUNBUFFERED": "1",
         "PYTHONPATH": os.pathsep.join(filter(None, [str(_REPOSITORY), os.environ.get("PYTHONPATH")])),
         **allocator_environment(trial.allocator, trial.device),
+        **own_variables(trial.implementation),
         **options.variables,
     }
     rank = ["-m", "bench.run.worker", str(directory.path)]

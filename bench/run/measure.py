@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from bench.implementations import IMPLEMENTATIONS, OURS
-from bench.implementations.base import Built, Implementation
+from bench.implementations import OURS
+from bench.implementations.base import Built
+from bench.implementations.own import check_built, make_implementation
 from bench.run.clock import StepClock, Stopwatch, stopwatch
 from bench.run.peak import matmul_peak, peak_dtype
 from bench.run.recorder import RowWriter, step_writer
@@ -31,7 +32,6 @@ from bert.train.feed import Adapt, Feed, data_spec
 from bert.train.loop import Training, train
 from bert.train.observer import Observer, Observers, StepResult
 from bert.train.rehearsal import rehearse
-from common.registry import load
 from records.trial import Trial
 
 if TYPE_CHECKING:
@@ -84,7 +84,7 @@ class _Measurement:
         self.rank, self.trial, self.strategy = rank, trial, rank.strategy
         self.precision = Precision(trial.precision, trial.device)
         self.task = make_task(trial.task, trial.task_options)
-        implementation: Implementation = load(IMPLEMENTATIONS, trial.implementation, "implementation")()
+        implementation = make_implementation(trial.implementation)
         implementation.check(trial)
         self.given = given_model(trial, self.task)
         if self.given is not None:
@@ -95,7 +95,9 @@ class _Measurement:
         self.step = task_step(trial.task, trial.task_options, config)
         self.model_flops = self.step.model_flops
         self.adapter = implementation.adapter
-        self.build = lambda: implementation.build(trial, self.task, config, self.observer)
+        self.build = lambda: check_built(
+            trial.implementation, implementation.build(trial, self.task, config, self.observer)
+        )
 
     def begin(self, writer: RowWriter) -> None:
         """Make clock and window, which write and take in a row for each step."""

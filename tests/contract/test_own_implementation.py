@@ -1,0 +1,120 @@
+"""docs/how-to/own-implementation.md: its example is measured beside bertbench, and wrong names are refused."""
+
+import csv
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from support.refusals import check_refusal, refused
+
+from bench.implementations.own import check_built, check_implementation
+from common.errors import Code
+from records.run import RunDirectory
+from records.trial import Trial
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGE = ROOT / "docs/how-to/own-implementation.md"
+NAME = "my_bert:MyImplementation"
+
+
+def example() -> str:
+    (code,) = re.findall(r"^```python\n(.*?)^```", PAGE.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+    return code
+
+
+def throughput(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    """Run the command as installed: nothing but the repository is on the Python path."""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    code = "import sys; sys.path.remove(''); from bench.cli.main import main; main()"
+    argv = [sys.executable, "-c", code, "throughput", "pretrain", *words]
+    return subprocess.run(argv, cwd=folder, env=environment, capture_output=True, text=True, timeout=280, check=False)
+
+
+def test_the_example_of_the_page_is_measured_beside_bertbench(tmp_path: Path) -> None:
+    (tmp_path / "my_bert.py").write_text(example(), encoding="utf-8")
+    done = throughput(
+        tmp_path, "--preset", "tiny", "--seq-lens", "32", "--precisions", "fp32", "--device", "cpu", "--devices", "1",
+        "--batch-sizes", "2", "--start", "1", "--stop", "4", "--rounds", "1",
+        "--implementations", "bertbench", NAME, "--out", "run",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert NAME in done.stdout and "bertbench" in done.stdout
+    run = RunDirectory(tmp_path / "run")
+    with run.results_csv.open(newline="", encoding="utf-8") as file:
+        rows = {row["implementation"]: row for row in csv.DictReader(file)}
+    assert {name: row["status"] for name, row in rows.items()} == {"bertbench": "ok", NAME: "ok"}
+    assert all(float(row["step_time_ms"]) > 0 and float(row["samples_per_second"]) > 0 for row in rows.values())
+    own, ours = (run.trial(rows[name]["trial_id"]) for name in (NAME, "bertbench"))
+    assert ":" not in own.path.name
+    steps = own.read_steps(0)
+    counts = ("samples", "real_tokens", "padded_tokens", "predicted_positions")
+    assert [[row[name] for name in counts] for row in steps] == [
+        [row[name] for name in counts] for row in ours.read_steps(0)
+    ], "both train on the same batches"
+    # An untrained model knows nothing: ln(30522) of the word and ln 2 of the next sentence, and noise.
+    assert 9 < steps[0]["loss"] < 13
+    record = json.loads(own.rank_json(0).read_text())
+    # Of a layer: attention 4 h^2 + 4 h, feed-forward 8 h^2 + 5 h, norms 4 h; tiny has 2 of width 128.
+    h = 128
+    assert record["parameters"] == 30522 * h + 512 * h + 2 * (12 * h * h + 13 * h) + 2 * h + 2
+
+
+def test_a_name_that_leads_nowhere_is_refused_before_any_trial(tmp_path: Path) -> None:
+    done = throughput(tmp_path, "--implementations", NAME, "--preset", "tiny", "--device", "cpu", "--out", "run")
+    assert done.returncode == 2 and not (tmp_path / "run").exists()
+    check_refusal(done.stderr, "option-choice", NAME, "my_bert", tmp_path)
+
+
+MODULES = {
+    "lacks": "class Partial:\n    def check(self, trial): ...\n    def build(self, *parts): ...\n",
+    "needs": "class Two:\n    def __init__(self, size): ...\n",
+    "holds": "NUMBER = 3\n",
+    "breaks": "1 / 0\n",
+    "wrong": "def f(:\n",
+    "leaves": "import sys\nsys.exit(4)\n",
+    "imports": "import a_package_that_nobody_has\n",
+}
+REFUSALS: dict[str, tuple[Code, tuple[str, ...]]] = {
+    "lacks:Partial": ("option-value", ("adapter",)),
+    "lacks:Whole": ("option-choice", ("Whole", "Partial")),
+    "needs:Two": ("option-value", ("without arguments", "size")),
+    "holds:NUMBER": ("option-value", ("int",)),
+    "breaks:X": ("option-value", ("ZeroDivisionError",)),
+    "wrong:X": ("option-value", ("SyntaxError",)),
+    "leaves:X": ("option-value", ("SystemExit",)),
+    "imports:X": ("package-missing", ("a_package_that_nobody_has",)),
+    "nowhere:X": ("option-choice", ("nowhere",)),
+    "no.where:X": ("option-choice", ("no",)),
+    "../lacks:Partial": ("option-value", ("module:Class",)),
+    "lacks:": ("option-value", ("module:Class",)),
+    "brtbench": ("option-choice", ("bertbench", "torch-encoder")),
+}
+
+
+@pytest.mark.parametrize("name", REFUSALS)
+def test_a_wrong_implementation_is_refused_with_what_is_wrong(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module, text in MODULES.items():
+        (tmp_path / f"{module}.py").write_text(text, encoding="utf-8")
+        monkeypatch.delitem(sys.modules, module, raising=False)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    code, facts = REFUSALS[name]
+    with refused(code, name, *facts):
+        check_implementation(name)
+
+
+def test_what_build_returns_has_to_be_built() -> None:
+    with refused("option-value", NAME, "NoneType", "Built"):
+        check_built(NAME, None)
+
+
+def test_ids_of_registered_implementations_are_as_before() -> None:
+    assert Trial().trial_id.startswith("pretrain-bertbench-")
+    own = Trial(implementation=NAME).trial_id
+    assert own.startswith("pretrain-my_bert.MyImplementation-") and own != Trial(implementation="a:B").trial_id
