@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from analysis.diagnose.advice import Advice, Context, disturbance
-from analysis.diagnose.explain import explain, to_do
+from analysis.diagnose.explain import explain, over_all_work, to_do
 from analysis.diagnose.finding import Finding
 from analysis.metrics.kernels.core_utilization import rows as core_rows
 from analysis.metrics.kernels.tables import NameCoverage, name_coverage
@@ -110,6 +110,36 @@ def open_profile(directory: TrialDirectory) -> OpenedProfile:
         native_bf16=(directory.read_environment() or {}).get("native_bf16"),
     )
     return OpenedProfile(source=source, window_ns=window, measured=_measured(directory), context=context)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Analysis:
+    """What `bertbench analyze` reports about paths that are no run directory."""
+
+    source: Source
+    findings: tuple[Finding, ...]
+    advice: tuple[Advice, ...]
+    """The largest gain first."""
+
+
+def analyze_paths(paths: Sequence[Path], all_work: bool = False) -> Analysis:
+    """Read paths as one source and explain it; of the folder of a profiled trial with what the trial says.
+
+    Args:
+        paths: at least one.
+        all_work: count all work instead of the marked steps.
+
+    Raises:
+        InputError: a path does not exist or has nothing to analyze.
+    """
+    source = open_sources(*paths)
+    opened = OpenedProfile(source=source, window_ns=None, measured={})
+    if len(paths) == 1 and (paths[0] / "trial.json").is_file():
+        opened = open_profile(TrialDirectory(paths[0]))
+    if all_work:
+        opened = dataclasses.replace(opened, source=over_all_work(opened.source))
+    found = opened.explained()
+    return Analysis(source=opened.source, findings=tuple(found), advice=tuple(opened.to_do(found)))
 
 
 def summarize(directory: TrialDirectory) -> ProfileSummary:

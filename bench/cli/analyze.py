@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import tyro
 
@@ -41,26 +41,14 @@ def run(options: AnalyzeOptions) -> Result:
         )
     if len(options.paths) == 1 and is_run(options.paths[0]):
         return _run(options.paths[0], options)
-    from analysis.diagnose.explain import explain, over_all_work, to_do
-    from analysis.diagnose.profiles import open_profile
+    from analysis.diagnose.profiles import analyze_paths
     from analysis.render.result_tables import advice_lines
-    from analysis.sources import open_sources
-    from records.run import TrialDirectory
 
-    source = open_sources(*options.paths)
-    about: dict[str, Any] = {}
-    context = None
-    if len(options.paths) == 1 and (options.paths[0] / "trial.json").is_file():
-        opened = open_profile(TrialDirectory(options.paths[0]))
-        source, context = opened.source, opened.context
-        about = {"window_ns": opened.window_ns, "measured": opened.measured, "context": context}
-    if options.window == "kernels":
-        source = over_all_work(source)
-    found = explain(source, **about)
-    advice = to_do(source, found, context)
-    about = {"path": str(source.path), "kinds": list(source.kinds), "advice": [one.to_json() for one in advice]}
-    result = findings_result(found, source.problems, options, **about)
-    return replace(result, blocks=[*advice_lines(advice), *result.blocks])
+    found = analyze_paths(options.paths, all_work=options.window == "kernels")
+    source = found.source
+    about = {"path": str(source.path), "kinds": list(source.kinds), "advice": [one.to_json() for one in found.advice]}
+    result = findings_result(list(found.findings), source.problems, options, **about)
+    return replace(result, blocks=[*advice_lines(found.advice), *result.blocks])
 
 
 def _run(path: Path, options: AnalyzeOptions) -> Result:

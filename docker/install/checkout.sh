@@ -19,6 +19,6 @@ for requirement in map(Requirement, requires("bertbench") or []):
         sys.exit(f"checkout.sh: torch {version('torch')} does not fit {requirement}: take another base image or TORCH_VERSION")
 PYTHON
 chmod -R a+rX .
-"$venv/bin/python" -m compileall -q analysis bench bert common records
+"$venv/bin/python" -m compileall -q analysis bench bert bertbench.py common records
 mkdir -p runs /data
 chmod 1777 runs /data

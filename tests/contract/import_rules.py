@@ -7,8 +7,9 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-PACKAGES = ("analysis", "bench", "bert", "common", "records")
+PACKAGES = ("analysis", "bench", "bert", "bertbench", "common", "records")
 ALLOWED = {
+    "bertbench": {"bertbench", "bench", "analysis", "records", "common"},
     "bench": {"bench", "bert", "analysis", "records", "common"},
     "bert": {"bert", "common"},
     "analysis": {"analysis", "records", "common"},
@@ -54,7 +55,7 @@ class Tree:
         self.root = root
         self.paths: dict[str, Path] = {}
         for package in PACKAGES:
-            for path in sorted((root / package).rglob("*.py")):
+            for path in sorted([*root.glob(f"{package}.py"), *(root / package).rglob("*.py")]):
                 parts = path.relative_to(root).with_suffix("").parts
                 self.paths[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
         self.uses = {name: list(self._uses(name, path)) for name, path in self.paths.items()}

@@ -52,6 +52,10 @@ def test_commands_load_nothing_heavy_before_they_work(tree: Tree) -> None:
     assert heavy_at_load(tree, modules) == []
 
 
+def test_the_module_of_notebooks_loads_nothing_heavy(tree: Tree) -> None:
+    assert heavy_at_load(tree, ["bertbench"]) == []
+
+
 def test_profiling_holds_no_python() -> None:
     assert python_in_profiling(ROOT) == []
 
@@ -86,6 +90,11 @@ RULES: dict[str, Callable[[Path], list[str]]] = {
 VIOLATIONS = {
     "bert imports bench": ("arrow", {"bert/a.py": "import bench.plan.trials\n"}, "bert/a.py:1 uses bench.plan.trials"),
     "lazily": ("arrow", {"bert/a.py": "def f():\n    from analysis import x\n"}, "bert/a.py:2 uses analysis"),
+    "a package imports the module of notebooks": (
+        "arrow",
+        {"bertbench.py": "import analysis\n", "bench/a.py": "def f():\n    import bertbench\n"},
+        "bench/a.py:2 uses bertbench",
+    ),
     "for types": (
         "arrow",
         {"analysis/a.py": "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import bert.model.config\n"},
