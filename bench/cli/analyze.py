@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import tyro
 
@@ -46,7 +46,11 @@ def run(options: AnalyzeOptions) -> Result:
 
     found = analyze_paths(options.paths, all_work=options.window == "kernels")
     source = found.source
-    about = {"path": str(source.path), "kinds": list(source.kinds), "advice": [one.to_json() for one in found.advice]}
+    about: dict[str, Any] = {
+        "path": str(source.path),
+        "kinds": list(source.kinds),
+        "advice": [one.to_json() for one in found.advice],
+    }
     result = findings_result(list(found.findings), source.problems, options, **about)
     return replace(result, blocks=[*advice_lines(found.advice), *result.blocks])
 
