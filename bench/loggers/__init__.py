@@ -3,4 +3,5 @@
 LOGGERS = {
     "tensorboard": "bench.loggers.tensorboard:TensorBoard",
     "mlflow": "bench.loggers.mlflow:Mlflow",
+    "wandb": "bench.loggers.wandb:Wandb",
 }

@@ -1,6 +1,9 @@
 """Scalars reach the loggers that are asked for, and no training fails by one that gets lost."""
 
+import json
+import struct
 import sys
+import time
 import types
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,6 +14,7 @@ from support.refusals import refused
 
 from bench.loggers import LOGGERS
 from bench.loggers.base import VARIABLE, Target, check_loggers, loaded_loggers, open_loggers
+from common.errors import MissingToolError
 from records.training import TrainRun
 
 VALUES: dict[str, float | None] = {"eval/f1": 81.5, "train/loss": None, "train/loss_scale": float("inf")}
@@ -62,7 +66,16 @@ class Client:
 
 @pytest.fixture(autouse=True)
 def nothing_asked(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in (VARIABLE, "MLFLOW_RUN_ID", "MLFLOW_TRACKING_URI", "MLFLOW_EXPERIMENT_NAME"):
+    for name in (
+        VARIABLE,
+        "WANDB_RUN_ID",
+        "WANDB_PROJECT",
+        "WANDB_NAME",
+        "WANDB_MODE",
+        "MLFLOW_RUN_ID",
+        "MLFLOW_TRACKING_URI",
+        "MLFLOW_EXPERIMENT_NAME",
+    ):
         monkeypatch.delenv(name, raising=False)
 
 
@@ -148,8 +161,11 @@ def test_a_waiting_run_without_the_package_is_a_warning(monkeypatch: pytest.Monk
 
 def test_a_logger_that_is_asked_for_and_absent_is_refused_before_anything_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "mlflow", None)
-    with refused("package-missing", "--log-to mlflow", "pip install mlflow"):
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    with refused("package-missing", "--log-to mlflow", "pip install mlflow", kind=MissingToolError):
         check_loggers(["mlflow"])
+    with refused("package-missing", "--log-to wandb", "bertbench[wandb]", kind=MissingToolError):
+        check_loggers(["wandb"])
 
 
 def test_names_of_loggers_are_checked() -> None:
@@ -173,6 +189,103 @@ def test_a_real_mlflow_takes_the_scalars_into_the_run_directory(
     (run,) = client.search_runs([client.get_experiment_by_name("bertbench").experiment_id])
     assert run.info.status == "FINISHED" and run.data.params == {"learning_rate": "3e-05"}
     assert [found.value for found in client.get_metric_history(run.info.run_id, "train/loss")] == [1.5, 1.25]
+
+
+def wandb_records(path: Path) -> list[Any]:
+    """The records of a file of wandb: a log of LevelDB after a header of 7 bytes, with Protocol Buffers in it."""
+    from wandb.proto import wandb_internal_pb2
+
+    data, place, whole, found = path.read_bytes(), 7, b"", []
+    assert data[:4] == b":W&B"
+    while place + 7 <= len(data):
+        if (left := 32768 - place % 32768) < 7:  # the rest of a block
+            place += left
+            continue
+        length, kind = struct.unpack_from("<HB", data, place + 4)
+        whole = (b"" if kind in (1, 2) else whole) + data[place + 7 : place + 7 + length]
+        place += 7 + length
+        if kind in (1, 4):
+            found.append(wandb_internal_pb2.Record.FromString(whole))
+    return found
+
+
+def test_a_real_wandb_keeps_the_scalars_in_the_run_directory_without_a_server(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    pytest.importorskip("wandb")
+    monkeypatch.setenv(VARIABLE, "wandb")
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    assert log(tmp_path / "fast", {"train/loss": 1.5}, finished=False) == []
+    assert log(tmp_path / "fast") == []
+    ids, logged, ended = [], [], []
+    files = sorted((tmp_path / "fast/wandb").glob("offline-run-*/*.wandb"), key=lambda path: path.stat().st_mtime)
+    for record in [record for path in files for record in wandb_records(path)]:
+        kind = record.WhichOneof("record_type")
+        if kind == "run":
+            assert (record.run.project, record.run.display_name) == ("bertbench", "fast")
+            config = {item.key: json.loads(item.value_json) for item in record.run.config.update}
+            assert config.get("learning_rate") == 3e-5 and "init" not in config
+            ids.append(record.run.run_id)
+        elif kind == "history":
+            row = {item.key or item.nested_key[0]: json.loads(item.value_json) for item in record.history.item}
+            logged.append({name: value for name, value in row.items() if not name.startswith("_")})
+        elif kind == "exit":
+            ended.append(record.exit.exit_code)
+    assert logged == [{"applied_steps": 7, "train/loss": 1.5}, {"applied_steps": 7, "eval/f1": 81.5}]
+    assert len(files) == 2 and len(set(ids)) == 1 and ended == [255, 0]  # one run of wandb, killed, then finished
+
+
+class WandbRun:
+    """A run of wandb whose server is lost."""
+
+    id = "one"
+
+    def define_metric(self, name: str, **settings: Any) -> None: ...
+
+    def log(self, values: Mapping[str, float]) -> None:
+        raise ConnectionError("no server at https://me:secret@host")
+
+    def finish(self, exit_code: int) -> None:
+        time.sleep(60)
+
+
+@pytest.fixture
+def lost_wandb(monkeypatch: pytest.MonkeyPatch) -> Any:
+    module: Any = types.ModuleType("wandb")
+    module.init, module.Settings = lambda **settings: WandbRun(), dict
+    monkeypatch.setitem(sys.modules, "wandb", module)
+    monkeypatch.setenv(VARIABLE, "tensorboard wandb")
+    monkeypatch.setattr("bench.loggers.wandb._CLOSE_SECONDS", 0.05)
+    return module
+
+
+def test_a_server_of_wandb_that_fails_costs_no_training(lost_wandb: Any, tmp_path: Path) -> None:
+    (warned,) = log(tmp_path)
+    assert "wandb" in warned and "ConnectionError" in warned and "secret" not in warned
+    assert list((tmp_path / "tensorboard").glob("events.out.*"))
+
+
+def test_the_end_of_a_training_does_not_wait_for_a_server_of_wandb_that_is_gone(
+    lost_wandb: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(WandbRun, "log", lambda self, values: None)
+    (warned,) = log(tmp_path)
+    assert "wandb sync" in warned
+
+
+def test_a_wandb_that_cannot_begin_leaves_the_other_loggers(lost_wandb: Any, tmp_path: Path) -> None:
+    def init(**settings: Any) -> None:
+        raise ValueError("No API key configured.")
+
+    lost_wandb.init = init
+    (warned,) = log(tmp_path)
+    assert "API key" in warned and list((tmp_path / "tensorboard").glob("events.out.*"))
+    assert not (tmp_path / "wandb.json").exists()
+
+
+def test_wandb_logs_only_where_it_is_asked_for(lost_wandb: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(VARIABLE)
+    assert "wandb" not in loaded_loggers(lambda message: None)
 
 
 def test_every_logger_says_what_it_needs() -> None:
