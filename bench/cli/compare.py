@@ -10,6 +10,7 @@ import tyro
 
 from bench.cli.options import Tables
 from bench.cli.result import Result, findings_result, when_writable
+from common.atomic import storage_errors
 from common.errors import InputError, UsageError
 from records.run import RunDirectory
 
@@ -35,6 +36,8 @@ class CompareOptions(Tables):
     """Runs only: exit with 0 instead of 4 where the measurements cannot decide."""
     out: Path | None = None
     """Folder to write report.html with its figures and CSV tables; default no page."""
+    summary: Path | None = None
+    """File to append the result to as Markdown, such as $GITHUB_STEP_SUMMARY; default no file."""
 
 
 UNDECIDED = 4
@@ -57,6 +60,8 @@ def run(options: CompareOptions) -> Result:
                 "path-kind", f"{path} is the folder of trials of a run: give the run directory, {path.parent}"
             )
     found = _runs(options) if all(runs) else _traces(options)
+    if options.summary is not None:
+        found = _with_summary(found, options.summary)
     with suppress(OSError):
         if options.a.samefile(options.b):
             same = f"{options.a} and {options.b} are the same records, so nothing differs"
@@ -97,6 +102,22 @@ def _with_page(found: Result, write: Callable[[], list[Path]]) -> Result:
     written, failure = when_writable(write)
     document = {**found.document, **({"report": str(written[0])} if written else {})}
     return replace(found, document=document, written=[*found.written, *written], failure=failure)
+
+
+def _with_summary(found: Result, path: Path) -> Result:
+    """Append a comparison to a file as Markdown; a failed write becomes the failure of the result."""
+    from analysis.render.markdown import blocks_markdown
+
+    verdict = {0: "no regression", 1: "regression", UNDECIDED: "not conclusive"}[found.code]
+    verdict = "nothing to compare" if found.failure is not None else verdict
+
+    def write() -> list[Path]:
+        with storage_errors(path), path.open("a", encoding="utf-8") as file:
+            file.write(f"### bertbench compare: {verdict}\n\n{blocks_markdown(found.blocks)}")
+        return []
+
+    _, failure = when_writable(write)
+    return replace(found, failure=found.failure or failure)
 
 
 def _traces(options: CompareOptions) -> Result:

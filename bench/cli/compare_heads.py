@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import tyro
 
 from bench.cli.compare_strategies import OUT_HELP, CompareCall, stopped, train_all
-from bench.cli.options import Printed, check_task, parse, parse_known, run_folder
+from bench.cli.options import Printed, check_task, parse_known, run_folder
 from bench.cli.result import Result
+from bench.cli.train import parse_trainings
 from bench.machine.devices import Devices, find_devices
 from bench.plan.training import TrainOptions
 from bench.plan.variants import PlannedVariant, Values, check_comparable, grid, plan_variant
@@ -96,7 +97,7 @@ def read_words(words: list[str], program: str) -> CompareCall:
         raise UsageError(
             "option-not-applicable", "--head does not apply to a comparison: give --heads, such as --heads mul concat"
         )
-    return CompareCall(options, parse(TrainOptions, ["gap", *rest], "bertbench train"))
+    return CompareCall(options, parse_trainings("gap", rest))
 
 
 def _plan(out: Path, base: TrainOptions, values: Values, devices: Devices) -> PlannedVariant:

@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import tyro
 
 from analysis.wording import implementation_label
-from bench.cli.options import Printed, check_task, parse, parse_known, run_folder
+from bench.cli.options import Printed, check_task, parse_known, run_folder
 from bench.cli.progress import note
 from bench.cli.result import Result, show
 from bench.cli.sweep_progress import show_progress
+from bench.cli.train import parse_trainings
 from bench.cli.train_progress import TrainProgress
 from bench.implementations import OURS, TRAININGS
 from bench.machine.devices import Devices, find_devices
@@ -148,7 +149,7 @@ def read_words(words: list[str], program: str) -> CompareCall:
     """Parse the options of the comparison and of its trainings; the first word names the task."""
     check_task(words, program)
     options, rest = parse_known(CompareStrategiesOptions, words, program)
-    return CompareCall(options, parse(TrainOptions, [options.task, *rest], "bertbench train"))
+    return CompareCall(options, parse_trainings(options.task, rest))
 
 
 def train_all(planned: Sequence[PlannedVariant], devices: Devices, stop: StopRequest) -> bool:

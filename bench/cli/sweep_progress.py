@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from analysis.wording import strategy_label
@@ -11,6 +12,7 @@ from bench.cli.trial_display import TrialDisplay
 from bench.machine.devices import Devices
 from bench.plan.options import AUTO, resolve_strategy
 from bench.plan.sweep import Again, Progress, expected_seconds, finished_result, write_results
+from bench.run.metrics_file import MetricsFile
 from common.redact import terminal_text
 from records.run import RunDirectory
 from records.trial import Trial
@@ -24,13 +26,23 @@ def show_progress(number: int, count: int, trial: Trial, result: Mapping[str, An
 
 
 @contextmanager
-def trial_display(show: Progress = show_progress) -> Iterator[TrialDisplay]:
-    """Hand out what shows trials, by `show`, and how far each is, and take its line away at the end."""
-    display = TrialDisplay(show, describe)
+def trial_display(show: Progress = show_progress, metrics: Path | None = None) -> Iterator[TrialDisplay]:
+    """Hand out what shows trials, by `show`, and how far each is, and take its line away at the end.
+
+    Args:
+        show: how to show that a trial begins or ends.
+        metrics: file to keep up to date with the trial that runs.
+    """
+    display = TrialDisplay(show, describe, metrics=metrics_file(metrics))
     try:
         yield display
     finally:
         display.clear()
+
+
+def metrics_file(path: Path | None) -> MetricsFile | None:
+    """Return what --metrics-file asks for; None for none."""
+    return None if path is None else MetricsFile(path, note)
 
 
 def announce(

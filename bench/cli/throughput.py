@@ -10,13 +10,14 @@ from typing import Annotated, Any
 
 import tyro
 
-from bench.cli.options import Printed, RunFolder, parse_task, run_folder
+from bench.cli.options import MetricsPath, Printed, RunFolder, parse_task, run_folder
 from bench.cli.progress import note
 from bench.cli.result import Result
 from bench.cli.sweep_progress import announce, measured_anew, tell_of_cpu, trial_display
 from bench.cluster.inside import run_trial_inside
 from bench.cluster.world import World, joined_world
 from bench.machine.devices import Devices, find_devices, free_memory_share
+from bench.plan.options import check_metrics_file
 from bench.plan.rounds import Verdict, add_rounds, check_reference, spends
 from bench.plan.sweep import locked, record_request, result_rows, run_trials
 from bench.plan.trials import Sweep, expand
@@ -54,6 +55,7 @@ class ThroughputOptions(Printed):
     time_budget: float | None = None
     """Add rounds of the fastest configuration until its comparison with hf is conclusive or this time in s is spent;
     --rounds is 1 by default then. Configurations that do not fit into the time are left to the next call."""
+    metrics_file: MetricsPath = None
     again: bool = False
     """Measure finished trials again; earlier records move to earlier/N in --out."""
     max_batch_search: bool = False
@@ -69,6 +71,7 @@ class ThroughputOptions(Printed):
 
     def __post_init__(self) -> None:
         """Refuse options that exclude each other."""
+        check_metrics_file(self.metrics_file)
         if any(number < 1 for number in self.nodes):
             raise UsageError(
                 "option-value", f"--nodes {' '.join(map(str, self.nodes))}: every number must be at least 1"
@@ -131,7 +134,11 @@ def run(options: ThroughputOptions) -> Result:
     added: list[Trial] = []
     verdicts: list[Verdict] = []
     notes: list[str] = []
-    with locked(directory), measured_anew(options.again, directory, trials) as again, trial_display() as display:
+    with (
+        locked(directory),
+        measured_anew(options.again, directory, trials) as again,
+        trial_display(metrics=options.metrics_file) as display,
+    ):
         launch = dataclasses.replace(launch, look=display.look)
 
         def measure(
@@ -201,6 +208,12 @@ def _inside(options: ThroughputOptions, run: RunDirectory, devices: Devices, wor
             "option-not-applicable",
             "--max-batch-search, --input-only and --against-synthetic start their ranks themselves: "
             "run this without the launcher",
+        )
+    if options.metrics_file is not None:
+        raise UsageError(
+            "option-not-applicable",
+            "--metrics-file: in a world started by a launcher no process watches the ranks: omit the option, or run "
+            "this without the launcher",
         )
     trials = expand(options.sweep, devices, world=world)
     if len(trials) != 1:
@@ -275,7 +288,11 @@ def _largest_batches(options: ThroughputOptions, devices: Devices, run: RunDirec
         note(f"memory limit per rank: {sweep.memory_limit_gib:.1f} GiB (--memory-limit-gib)")
     request = {"command": "throughput", **request_of(options)}
     found: list[dict[str, Any]] = []
-    with locked(run), measured_anew(options.again, run, starts) as again, trial_display() as display:
+    with (
+        locked(run),
+        measured_anew(options.again, run, starts) as again,
+        trial_display(metrics=options.metrics_file) as display,
+    ):
         launch = dataclasses.replace(launch, look=display.look)
         measure = measured_trials(run, request, devices, launch, display.show, note, again=again)
         for start in starts:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from bench.cli.options import check_task, parse, plain_words, run_folder
 from bench.cli.progress import note
 from bench.cli.result import Result
+from bench.cli.sweep_progress import metrics_file
 from bench.cli.train_progress import TrainProgress, append_log, duration
 from bench.cluster.inside import follow
 from bench.cluster.world import World, joined_world, leading
@@ -24,7 +25,7 @@ from bench.run.processes import StopRequest
 from bert.tasks import check_task_options, task_data
 from bert.tasks.base import Trained
 from common import locks
-from common.errors import BertbenchError, InputError, StorageError
+from common.errors import BertbenchError, InputError, StorageError, UsageError
 from common.flags import flag
 from common.redact import terminal_text
 from common.scores import evaluation_text, in_words, parts_text
@@ -104,6 +105,22 @@ def read_words(words: list[str], program: str) -> TrainCall:
     return TrainCall(parse(options, plain_words(words, options), program), words)
 
 
+def parse_trainings(task: str, words: list[str]) -> TrainOptions:
+    """Return the training options of a command that makes several trainings.
+
+    Raises:
+        UsageError: as `parse`, or --metrics-file is given: trainings may run side by side, and the file describes one.
+    """
+    options = parse(TrainOptions, [task, *words], "bertbench train")
+    if options.metrics_file is not None:
+        raise UsageError(
+            "option-not-applicable",
+            f"--metrics-file {options.metrics_file} describes one run: give it to `bertbench train` or `bertbench "
+            "throughput`",
+        )
+    return options
+
+
 def run(call: TrainCall) -> Result:
     """Train; return exit code 0 for a finished or stopped run, 2 for a refused one, 3 for a failed one.
 
@@ -126,7 +143,7 @@ def run(call: TrainCall) -> Result:
         is_new = not place.path.exists()
         plan = plan_training(options, devices, world)
         check_space(place, plan)
-        progress = TrainProgress(stop, _log_of(options))
+        progress = TrainProgress(stop, _log_of(options), metrics_file(options.metrics_file))
         with locks.locked(place.path, "another call", "wait for it, or choose another --out"):
             check_continues(place, plan)
             if devices.note and options.device == "auto" and not options.json:

@@ -12,8 +12,9 @@ from typing import Annotated, Any, ClassVar
 
 import tyro
 
-from bench.cli.options import Printed, check_task, parse, parse_known, run_folder
+from bench.cli.options import Printed, check_task, parse_known, run_folder
 from bench.cli.result import Result
+from bench.cli.train import parse_trainings
 from bench.cluster.world import joined_world
 from bench.machine.devices import Devices, find_devices
 from bench.plan.options import TaskFlags, of_our_tasks
@@ -110,7 +111,8 @@ OPTIONS = {"tune TASK": TuneOptions}
 # Options of a training that do not change its result, or that define the comparison.
 _NOT_SEARCHED = (
     "task", "file", "benchmark_task", "phase", "out", "json", "device", "devices", "threads", "max_seconds", "log_to",
-    "log_every", "save_every", "keep", "eval_every", "eval_data", "eval_samples", "best_by", "deepspeed_config",
+    "metrics_file", "log_every", "save_every", "keep", "eval_every", "eval_data", "eval_samples", "best_by",
+    "deepspeed_config",
 )  # fmt: skip
 # Options above that may change between calls.
 _FREE = ("out", "json", "threads", "max_seconds", "log_to", "log_every", "save_every", "keep", "device")
@@ -192,7 +194,7 @@ def read_words(argv: list[str], program: str) -> TuneCall:
     """Parse the options of the search and of its trainings; the first word names the task."""
     check_task(argv, program)
     options, words = parse_known(TuneOptions, _one_search_each(argv), program)
-    base = parse(TrainOptions, [options.task, *words], "bertbench train")
+    base = parse_trainings(options.task, words)
     if base.best_by is not None:
         raise UsageError(
             "option-not-applicable",

@@ -16,6 +16,7 @@ MAP = {
         "build_image.sh",
         "start_container.sh",
         "bertbench.py",
+        "action.yml",
         "Makefile",
         "README.md",
         "CHANGELOG.md",
