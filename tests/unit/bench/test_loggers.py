@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
 import pytest
+from support.cli import wait_for
 from support.refusals import refused
 
 from bench.loggers import LOGGERS
@@ -209,6 +210,12 @@ def wandb_records(path: Path) -> list[Any]:
     return found
 
 
+def closed_records(path: Path) -> list[Any]:
+    """The records once that of the end is there: wandb's own process may write it after `finish` has returned."""
+    wait_for(lambda: any(record.HasField("exit") for record in wandb_records(path)), f"the end in {path.name}", 30)
+    return wandb_records(path)
+
+
 def test_a_real_wandb_keeps_the_scalars_in_the_run_directory_without_a_server(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -219,7 +226,7 @@ def test_a_real_wandb_keeps_the_scalars_in_the_run_directory_without_a_server(
     assert log(tmp_path / "fast") == []
     ids, logged, ended = [], [], []
     files = sorted((tmp_path / "fast/wandb").glob("offline-run-*/*.wandb"), key=lambda path: path.stat().st_mtime)
-    for record in [record for path in files for record in wandb_records(path)]:
+    for record in [record for path in files for record in closed_records(path)]:
         kind = record.WhichOneof("record_type")
         if kind == "run":
             assert (record.run.project, record.run.display_name) == ("bertbench", "fast")
