@@ -1,14 +1,15 @@
 #!/usr/bin/env bash
 # What action.yml does on a runner: measure, compare with a baseline, write the summary of the job. Anything that sets
 # these variables can run it, in the folder that the paths are relative to. Environment:
-#   INPUT_ARGUMENTS        of `bertbench throughput`, split at blanks and line ends: a task, then options
+#   INPUT_ARGUMENTS        of `bertbench throughput`, split at blanks and line endings: a task, then options
 #   INPUT_OUT              run directory of this measurement               (runs/throughput)
 #   INPUT_BASELINE         run directory to compare with; nothing is compared where it does not exist
 #   INPUT_THRESHOLD        relative change of the step time that counts    (0.02)
-#   INPUT_FAIL_UNDECIDED   true fails where the measurements cannot decide (false)
+#   INPUT_FAIL_NOT_CONCLUSIVE   true fails where the measurements cannot decide (false)
 #   GITHUB_STEP_SUMMARY, GITHUB_OUTPUT    files that get the result as Markdown, and `run` and `verdict`
-# verdict is one of no-regression, regression, undecided, no-baseline, error. Exit code: 0; 1 for a regression; 2 where
-# nothing can be compared, such as a damaged baseline; 3 where a trial failed; 4 for undecided if that is to fail.
+# verdict is one of no-regression, regression, not-conclusive, no-baseline, error. Exit code: 0; 1 for a regression; 2
+# where nothing can be compared, such as a damaged baseline; 3 where a trial failed; 4 for not-conclusive if that is to
+# fail.
 set -euo pipefail
 root=$(cd "$(dirname "$0")/.." && pwd)
 PATH=$root/.venv/bin:$PATH
@@ -53,6 +54,6 @@ keep_errors bertbench compare "$baseline" "$run" --threshold "${INPUT_THRESHOLD:
 case $code in
     0) finish no-regression "$measured" ;;
     1) finish regression 1 ;;
-    4) if [[ ${INPUT_FAIL_UNDECIDED:-false} == true ]]; then measured=4; fi; finish undecided "$measured" ;;
+    4) if [[ ${INPUT_FAIL_NOT_CONCLUSIVE:-false} == true ]]; then measured=4; fi; finish not-conclusive "$measured" ;;
     *) fail "the baseline cannot be compared" "$code" ;;
 esac

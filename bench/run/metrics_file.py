@@ -172,7 +172,7 @@ class MetricsFile:
         if live is None:
             return
         if result is None:
-            with contextlib.suppress(SchemaError):  # whoever needs it tells of it
+            with contextlib.suppress(SchemaError):  # the reader of the file reports it
                 result = live.directory.read_result()
         live.read()
         live.take(result or {})

@@ -100,8 +100,8 @@ def test_no_difference_passes(runner: Path) -> None:
 
 def test_one_round_passes_or_fails_as_asked(runner: Path) -> None:
     runs(runner, 1.2, rounds=1)
-    assert step(runner, arguments="pretrain", baseline="baseline").outputs["verdict"] == "undecided"
-    done = step(runner, arguments="pretrain", baseline="baseline", out="again", fail_undecided="true")
+    assert step(runner, arguments="pretrain", baseline="baseline").outputs["verdict"] == "not-conclusive"
+    done = step(runner, arguments="pretrain", baseline="baseline", out="again", fail_not_conclusive="true")
     assert done.code == 4 and "not conclusive" in done.summary
 
 
