@@ -56,6 +56,7 @@ CIRCUMSTANCES = (
     "threads_per_rank",
     "start_iteration",
     "stop_iteration",
+    "command",
 )
 
 DAMAGED = "damaged"

@@ -94,13 +94,17 @@ def devices(row: Row) -> str:
 
 
 def batch(row: Row) -> str:
-    """Return micro batch, with accumulation where there is any."""
+    """Return micro batch, with accumulation where there is any; a dash for a script, which does not tell."""
+    if row.get("kind") == "measure":
+        return UNKNOWN
     accumulation = int(row.get("grad_accum_steps") or 1)
     return f"{row['micro_batch_size']}" + (f" × {accumulation}" if accumulation > 1 else "")  # noqa: RUF001
 
 
 def model(row: Row) -> str:
-    """Return preset, precision and sequence length."""
+    """Return preset, precision and sequence length; a dash for a script, which does not tell."""
+    if row.get("kind") == "measure":
+        return UNKNOWN
     return f"{row['preset']} {row['precision']} seq {row['seq_len']}"
 
 
@@ -123,7 +127,9 @@ def by(row: Row) -> str:
 
 
 def place(row: Row) -> str:
-    """Return "batch 8 on 2 cuda", with the strategy unless it is the default."""
+    """Return "batch 8 on 2 cuda", with the strategy unless it is the default; of a script "on 2 cuda"."""
+    if row.get("kind") == "measure":
+        return f"on {devices(row)}"
     return f"batch {batch(row)} on {devices(row)}{by(row)}"
 
 
@@ -134,6 +140,8 @@ def implementation(row: Row) -> str:
 
 def data(row: Row) -> str:
     """Return the name of a trial's data: a data set, a folder or file, or "synthetic like" one of these."""
+    if row.get("kind") == "measure":
+        return UNKNOWN
     kind, _, path = str(row.get("data") or "").rpartition(":")
     name = path.rstrip("/").rsplit("/", 1)[-1].removesuffix(".safetensors")
     if kind == "synthetic" and row.get("data_fingerprint"):

@@ -136,7 +136,7 @@ RESULTS = (
     *_MEASURED_HEAD,
     Column("round", int, "", "repetition, from 0", "round", "count"),
     Column("device", str, "", "cpu or cuda"),
-    Column("kind", str, "", "throughput, input, probe, profile, comm or components"),
+    Column("kind", str, "", "throughput, input, probe, profile, comm, components or measure"),
     *_MEASURED_REST,
     Column("strategy_options", str, "", "options of the strategy as JSON; empty without options"),
     Column("task_options", str, "", "options of the task as JSON; empty without options"),

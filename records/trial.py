@@ -3,6 +3,7 @@
 import dataclasses
 import hashlib
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -11,7 +12,7 @@ from common.errors import Code, UsageError
 from common.train_spec import TrainSpec
 from records.files import SCHEMA_VERSION
 
-KINDS = ("throughput", "input", "probe", "profile", "train", "comm", "components")
+KINDS = ("throughput", "input", "probe", "profile", "train", "comm", "components", "measure")
 PRECISIONS = ("fp32", "tf32", "bf16", "fp16")
 
 
@@ -21,7 +22,7 @@ class Trial(TrainSpec):
 
     kind: str = "throughput"
     """throughput, input (batches alone, no training), probe (a short one of the max-batch search), profile, train,
-    comm (collectives alone, no training), or components (the parts of a step alone)."""
+    comm (collectives alone, no training), components (the parts of a step alone), or measure (any training script)."""
     implementation: str = "bertbench"
     """Whose code trains: a name in bench.implementations, or "module:Class" of the user's own."""
     model: str = ""
@@ -67,6 +68,9 @@ class Trial(TrainSpec):
     """How processes keep main memory, a name of bench.run.resources.ALLOCATORS; empty is as the C library does."""
     training: tuple[tuple[str, Any], ...] = ()
     """Of kind train: every setting of the training, (name, plain value), sorted; `round` is then the attempt."""
+    command: tuple[str, ...] = ()
+    """Of kind measure: the words of the command, without secrets; the fields of the model are then without meaning, and
+    `implementation` is the name of the measurement."""
     collective: tuple[tuple[str, Any], ...] = ()
     """Of kind comm: the fields of records.kinds.CollectiveTest, (name, plain value), sorted."""
 
@@ -74,7 +78,7 @@ class Trial(TrainSpec):
         """Refuse invalid trials, with the remedy."""
         _require(self.kind in KINDS, f"kind={self.kind!r}: choose one of {', '.join(KINDS)}", "option-choice")
         _require(
-            self.precision in PRECISIONS,
+            self.precision in PRECISIONS or (self.kind == "measure" and not self.precision),
             f"precision={self.precision!r}: choose one of {', '.join(PRECISIONS)}",
             "option-choice",
         )
@@ -125,6 +129,8 @@ class Trial(TrainSpec):
         )
         if self.kind == "comm":
             words = f"{dict(self.collective).get('name')}-{self.precision}-n{self.world_size}-r{self.round}"
+        if self.kind == "measure":
+            words = f"{_UNSAFE.sub('_', self.implementation)[:60]}-n{self.world_size}-r{self.round}"
         kind = "" if self.kind == "throughput" else f"{self.kind}-"
         return f"{kind}{words}-{digest}"
 
@@ -138,7 +144,8 @@ class Trial(TrainSpec):
         """Read what `to_json` wrote; unknown fields of the same schema version are ignored."""
         names = {field.name for field in dataclasses.fields(cls)}
         fields = {name: item for name, item in value.items() if name in names}
-        fields["profiler_options"] = tuple(fields.get("profiler_options", ()))
+        for name in ("profiler_options", "command"):
+            fields[name] = tuple(fields.get(name, ()))
         for name in ("training", "collective"):
             fields[name] = tuple(sorted(dict(fields.get(name, ())).items()))
         return cls(**fields)
@@ -162,7 +169,10 @@ _ADDED_LATER: dict[str, Any] = {
     "model_weights": "",
     "trust_remote_code": False,
     "collective": (),
+    "command": (),
 }
+# What a folder is not named by.
+_UNSAFE = re.compile(r"[^A-Za-z0-9._+-]")
 
 
 def _require(condition: bool, message: str, code: Code = "option-value") -> None:

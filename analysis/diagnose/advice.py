@@ -118,6 +118,9 @@ class Context:
         row = self.row
         if not row or not self.run or row.get("kind") == "train":
             return ""
+        if row.get("kind") == "measure":
+            again = ["bertbench", "measure", "--out", self.run, "--", *row["command"]]
+            return shlex.join(again) if cause == "machine" else ""
         changes: dict[str, dict[str, object]] = {
             "host": {"batch_sizes": 2 * int(row["micro_batch_size"])},
             "communication": {"grad_accum": 4 * int(row.get("grad_accum_steps") or 1)},

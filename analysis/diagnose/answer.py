@@ -156,6 +156,8 @@ def nothing_measured(trials: Sequence[LoadedTrial]) -> Answer:
     sentences = (f"First reason: {reasons[0]}",) if reasons else ()
     if trials and all(trial.trial.kind == "probe" for trial in trials):
         return Answer("This run only searched for the largest batch. Throughput was not measured.", (), ())
+    if trials and all(trial.trial.kind == "measure" for trial in trials):
+        return script_answer(trials)
     fed = [trial for trial in trials if trial.trial.kind == "input" and trial.row.get("samples_per_second")]
     if fed:
         most = max(float(trial.row["samples_per_second"]) for trial in fed)
@@ -170,6 +172,35 @@ def nothing_measured(trials: Sequence[LoadedTrial]) -> Answer:
     if profiled:
         return Answer("This run contains only profiles. Throughput was not measured.", (), ())
     return Answer(f"No trial succeeded. Of {len(trials)} trials: {tally}.", (), sentences)
+
+
+def script_answer(trials: Sequence[LoadedTrial]) -> Answer:
+    """Return the answer of measured scripts: of each the speed of its last round that has one.
+
+    Args:
+        trials: at least one, all of kind measure.
+    """
+    last: dict[Any, LoadedTrial] = {}
+    for trial in sorted(trials, key=lambda trial: (trial.ok, trial.trial.round)):
+        last[(trial.trial.implementation, trial.trial.command, trial.trial.world_size)] = trial
+    first, *others = [_script_sentence(trial.row) for trial in last.values()][::-1]
+    return Answer(first, (), tuple(others))
+
+
+def _script_sentence(row: Row) -> str:
+    name = f"{row['implementation']} on {wording.devices(row)}"
+    time = row.get("step_time_ms")
+    if row["status"] != "ok" or time is None:
+        return f"{name} was not measured: {wording.status(row)}."
+    rates = [f"{wording.number(1000 / time)} steps/s"]
+    for column, what in (("samples_per_second", "samples/s"), ("tokens_per_second", "tokens/s")):
+        rates += [f"{wording.number(row[column])} {what}"] if row.get(column) is not None else []
+    low, high = row.get("step_time_ms_low"), row.get("step_time_ms_high")
+    span = f" (95 % interval {wording.interval(low, high)} ms)" if wording.is_known(low) else ""
+    return (
+        f"{name}: {', '.join(rates)}; {wording.number(time)} ms per step{span}, "
+        f"median of {row['steps_measured']} steps after {row['steps_warmup']} of warm-up."
+    )
 
 
 def _answer(winner: Winner, ratios: Sequence[Row]) -> Answer:

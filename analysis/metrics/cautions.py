@@ -4,7 +4,7 @@ They are called cautions because `warnings` is a module of Python.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -61,9 +61,11 @@ def of_trial(
         *_of_noise(rows, environment, telemetry),
         *_of_throttling(rows, telemetry),
         *_of_precision(trial, environment),
-        *(_of_reading(result) if trial.kind == "input" else _of_waiting(result)),
+        *(_of_reading(result) if trial.kind == "input" else _of_waiting(trial, result)),
         *_of_peak(result),
     ]
+    if trial.kind == "measure":  # every call measures again
+        found = [replace(caution, remedy=caution.remedy.replace(" (--again)", "")) for caution in found]
     return [asdict(caution) for caution in found]
 
 
@@ -149,6 +151,8 @@ def _of_window(trial: Trial, result: Mapping[str, Any]) -> Iterator[Caution]:
     warmup, measured = int(result["steps_warmup"]), int(result["steps_measured"])
     if trial.start_iteration is not None:
         longer = "raise --stop"
+    elif trial.kind == "measure":
+        longer = "let the script make more steps"
     elif warmup + measured >= trial.max_steps:
         longer = "raise --max-steps"
     else:
@@ -159,7 +163,7 @@ def _of_window(trial: Trial, result: Mapping[str, Any]) -> Iterator[Caution]:
         yield Caution(
             "warmup_long",
             f"warm-up took at least {warmup} of {warmup + measured} steps and may reach into the window",
-            "measure longer (--max-seconds, --max-steps) or set the window (--start, --stop of `throughput`)",
+            f"{longer}, or set the window (--start, --stop)",
         )
     if measured < FEWEST_STEPS:
         yield Caution(
@@ -172,7 +176,7 @@ def _of_window(trial: Trial, result: Mapping[str, Any]) -> Iterator[Caution]:
         yield Caution(
             "interval_wide",
             f"the interval of the median step time is ±{100 * width:.1f} %, "
-            f"wider than the requested ±{100 * trial.relative_half_width:.1f} %",
+            f"wider than {'' if trial.kind == 'measure' else 'the requested '}±{100 * trial.relative_half_width:.1f} %",
             f"{longer}, or use a quieter machine",
         )
 
@@ -258,13 +262,15 @@ def _of_reading(result: Mapping[str, Any]) -> Iterator[Caution]:
         )
 
 
-def _of_waiting(result: Mapping[str, Any]) -> Iterator[Caution]:
+def _of_waiting(trial: Trial, result: Mapping[str, Any]) -> Iterator[Caution]:
     wait, step = result.get("data_wait_ms"), result.get("step_time_ms")
     if wait and step and wait > _DATA_WAIT_SHARE * step:
         yield Caution(
             "data_wait",
             f"each step waits for data for {percent(wait / step)} of its time",
-            "use a faster disk or leave a core for the loader; --data synthetic shows the difference",
+            "give its DataLoader more workers, a faster disk or a core of their own"
+            if trial.kind == "measure"
+            else "use a faster disk or leave a core for the loader; --data synthetic shows the difference",
         )
     for row in result.get("per_rank", []):
         if row["straggler"]:

@@ -5,6 +5,7 @@ window, over all ranks, divided by the median over the window of the slowest ran
 moves the mean of the times but not their median; docs/explanation/measurement.md derives every number.
 """
 
+import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -71,6 +72,9 @@ def summarize(
             "option-value",
             f"--price-per-hour {price_per_hour} must be above 0: give the price of the machine for one hour",
         )
+    made = steps
+    if trial.kind == "measure" and trial.profiler is not None:
+        trial, steps = _not_profiled(trial, steps)
     absent = sorted(set(range(trial.world_size)) - set(steps)) if trial.nodes > 1 else []
     window = find_window(trial, {} if absent else steps)
     unknown: dict[str, str] = {}
@@ -106,7 +110,7 @@ def summarize(
         result["cost_per_million_samples"] = price_per_hour / 3600 / rate * 1e6
     result["unknown"] = {name: unknown.get(name, "not measured") for name in MEASURED_COLUMNS if result[name] is None}
     result["cautions"] = cautions.of_trial(trial, result, window.rows, environment, telemetry)
-    result["cautions"] += cautions.of_records(steps, ranks)
+    result["cautions"] += cautions.of_records(made, ranks)
     return result
 
 
@@ -124,6 +128,18 @@ def find_window(trial: Trial, steps: Mapping[int, Sequence[Row]]) -> Window:
     if not inside:
         return Window([], None, None, before, source)
     return Window(inside, inside[0]["step"], inside[-1]["step"] + 1, before, source)
+
+
+def _not_profiled(trial: Trial, steps: Mapping[int, Sequence[Row]]) -> tuple[Trial, dict[int, list[Row]]]:
+    """Return a script's trial without its window, which was profiled, and the longer run of steps outside of it.
+
+    The step after the profile is left out too: other ranks wait in it for the one that writes its trace last.
+    """
+    start, stop = trial.start_iteration or 0, trial.stop_iteration or 0
+    before = {rank: [row for row in rows if row["step"] < start] for rank, rows in steps.items()}
+    after = {rank: [row for row in rows if row["step"] > stop] for rank, rows in steps.items()}
+    longer = max(before, after, key=lambda part: min(map(len, part.values()), default=0))
+    return dataclasses.replace(trial, start_iteration=None, stop_iteration=None), longer
 
 
 def _not_measured(ranks: Mapping[int, Mapping[str, Any]], result: dict[str, Any]) -> dict[str, str]:
@@ -195,7 +211,7 @@ def _rates(window: Window, unknown: dict[str, str]) -> dict[str, Any]:
 
 def _mean_count(rows: Sequence[Row], name: str) -> float | None:
     values = [row.get(name) for row in rows]
-    if any(value is None or not math.isfinite(value) for value in values):
+    if any(value is None or not math.isfinite(value) for value in values) or not any(values):
         return None
     return float(np.mean([value for value in values if value is not None]))
 
@@ -268,6 +284,12 @@ def _energy(
     telemetry: Sequence[Row],
     unknown: dict[str, str],
 ) -> dict[str, Any]:
+    gpus = len({row["device"] for row in telemetry if str(row["device"]).startswith("gpu")})
+    if trial.kind == "measure" and trial.device == "cuda" and gpus > trial.world_size:
+        unknown["energy_joules"] = unknown["joules_per_sample"] = (
+            f"{gpus} GPUs were read and the script used {trial.world_size}: limit CUDA_VISIBLE_DEVICES to what it uses"
+        )
+        return {}
     begin, end = window.rows[0]["start_ns"], window.rows[-1]["end_ns"]
     if begin is None or end is None:
         unknown["energy_joules"] = unknown["joules_per_sample"] = "the step records have no wall-clock times"

@@ -17,6 +17,8 @@ Row = Mapping[str, Any]
 
 # Codes of cautions.
 _OF_MFU = ("peak_changed", "mfu_above_one")
+# Headings of what a script does not tell.
+_OF_MODEL = ("batch", "MFU", "strategy")
 # Configurations named for one reason; more are counted where the table shows which they are.
 _MOST_NAMED = 3
 _MOST_RANK_TRIALS = 8
@@ -48,7 +50,8 @@ def results_blocks(rows: Sequence[Row], ratios: Sequence[Row] = ()) -> list[tabl
         return ["no trials"]
     shown = sorted(shown_rows(rows) or rows, key=wording.order)
     columns = _result_columns(shown, ratios)
-    title = f"BERT {wording.model(shown[0])}" if all(column.heading != "model" for column in columns) else ""
+    one_model = all(column.heading != "model" for column in columns) and not _of_scripts(shown)
+    title = f"BERT {wording.model(shown[0])}" if one_model else ""
     return [tables.build("results", columns, shown, title), *_failures(shown), *_left_out(shown), *_decisions(ratios)]
 
 
@@ -64,9 +67,15 @@ def results_table(rows: Sequence[Row], ratios: Sequence[Row]) -> tables.Table:
 
 def _result_columns(rows: Sequence[Row], ratios: Sequence[Row]) -> list[tables.Column]:
     columns = tables.without_constant_model(tables.result_columns(ratios), rows)
+    if _of_scripts(rows):
+        columns = [column for column in columns if column.heading not in _OF_MODEL]
     if len({row.get("round") for row in rows}) > 1:
         columns.insert(1, tables.Column("round", wording.round_number, lambda row: str(wording.round_number(row))))
     return columns
+
+
+def _of_scripts(rows: Sequence[Row]) -> bool:
+    return all(row.get("kind") == "measure" for row in rows)
 
 
 def caution_lines(trials: Sequence[LoadedTrial]) -> list[str]:

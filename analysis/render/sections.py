@@ -49,6 +49,10 @@ def facts(trials: Sequence[LoadedTrial]) -> list[tuple[str, str]]:
         names = ", ".join(sorted({str(dict(value.collective).get("name")) for value in values}))
         measured = [("collectives", f"{names}, {listed('precision')}"), ("ranks", listed("world_size"))]
         return [("machine", _machine(first)), *measured, ("trials", tally), ("software", _software(first))]
+    if all(value.kind == "measure" for value in values):
+        commands = [("command", text) for text in dict.fromkeys(" ".join(value.command) for value in values)]
+        measured = [*commands, ("ranks", listed("world_size"))]
+        return [("machine", _machine(first)), *measured, ("trials", tally), ("software", _software(first))]
     rounds = len({value.round for value in values if value.kind != "train"}) or 1
     return [
         ("machine", _machine(first)),

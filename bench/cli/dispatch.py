@@ -50,6 +50,7 @@ COMMANDS: dict[str, str | Group] = {
     "tune": "bench.cli.tune",
     "autotune": "bench.cli.autotune",
     "throughput": "bench.cli.throughput",
+    "measure": "bench.cli.measure",
     "speed-of-light": "bench.cli.speed_of_light",
     "comm": "bench.cli.comm",
     "profile": "bench.cli.profile",

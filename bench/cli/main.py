@@ -18,9 +18,9 @@ from common.redact import terminal_text
 
 _BEGIN_AGAIN = (
     "doctor", "data csv", "convert", "predict", "eval", "results", "analyze", "core-util", "allreduce", "perfetto",
-    "submit", "collect", "report", "compare", "history", "completion",
+    "submit", "collect", "report", "compare", "history", "completion", "measure",
 )  # fmt: skip
-"""Commands that keep no partial results."""
+"""Commands that do not resume: another call starts again."""
 
 _OUT_OF_MEMORY = "out of memory: free some, raise the limit (`ulimit`, cgroup), or use fewer --workers or --devices"
 # Freed when a command fails: without free memory, the message and Python's exit would fail.
@@ -38,6 +38,7 @@ Measures and explains BERT training speed. Start: `bertbench doctor`.
   compare-heads            train GAP with each head and compare them
   tune, autotune           search for the best score; the highest throughput
   throughput               measure samples/s by batch size, devices, library
+  measure                  measure any PyTorch training script, unchanged
   speed-of-light           measure the floor of a step, and where time is lost
   comm                     benchmark collectives by message size
   profile                  profile training steps
@@ -151,7 +152,7 @@ def _command(argv: list[str]) -> int:
 def _after_interrupt(argv: list[str]) -> str:
     """Return how to proceed after an interrupted command."""
     if argv[0] in _BEGIN_AGAIN or " ".join(argv[:2]) in _BEGIN_AGAIN:
-        return "run the same command to start again; partial results are not kept"
+        return "run the same command to start again"
     return "run the same command to resume; finished results are kept"
 
 

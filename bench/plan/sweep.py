@@ -292,6 +292,8 @@ def write_results(run: RunDirectory) -> None:
 _OF_TRAINING = (
     "task", "implementation", "strategy", "preset", "seq_len", "micro_batch_size", "grad_accum_steps"
 )  # fmt: skip
+# Of a training script only its name is known, which stands as the implementation.
+_OF_MODEL = tuple(name for name in (*_OF_TRAINING, "precision") if name != "implementation")
 
 
 def result_rows(run: RunDirectory) -> list[dict[str, Any]]:
@@ -305,6 +307,7 @@ def result_rows(run: RunDirectory) -> list[dict[str, Any]]:
         if result is not None:
             fields = {**dataclasses.asdict(trial), "training": dict(trial.training)}
             fields |= dict.fromkeys(_OF_TRAINING) if trial.kind == "comm" else {}
+            fields |= dict.fromkeys(_OF_MODEL) if trial.kind == "measure" else {}
             rows.append({**fields, **result, "trial_id": trial.trial_id})
     return rows
 

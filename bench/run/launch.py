@@ -35,6 +35,7 @@ from bench.run.processes import (
     stopped_ranks,
 )
 from bench.run.resources import allocator_environment, oom_kill_count
+from bench.run.script import NOTHING_STEPPED, add_to_result, settle, start_program, why_incomplete
 from bench.run.telemetry import Telemetry, telemetry_writer
 from bert.parallel import JOIN_TIMEOUT_VARIABLE
 from common.atomic import atomic_path, storage_errors
@@ -109,6 +110,8 @@ class LaunchOptions:
     """A trial that takes longer is ended; None sets no limit."""
     price_per_hour: float | None = None
     """Price of all devices of a trial together, for the cost columns."""
+    program: tuple[str, ...] = ()
+    """Of kind measure: the command that runs, in the current folder, in place of ranks of our own."""
     world: World | None = None
     """The world whose rank 0 this process is: the trial then joins it as that rank. None starts one for the trial."""
     begun: Callable[[TrialDirectory], None] | None = None
@@ -160,7 +163,8 @@ def run_trial(
         (directory.profile if trial.profiler else directory.path).mkdir(parents=True, exist_ok=True)
     write_record(directory.trial_json, trial.to_json())
     local_world_size = trial.world_size if options.world is None else options.world.local_world_size
-    telemetry = Telemetry([gpu.uuid for gpu in devices.gpus[:local_world_size] if gpu.uuid])
+    used = devices.gpus if options.program else devices.gpus[:local_world_size]
+    telemetry = Telemetry([gpu.uuid for gpu in used if gpu.uuid])
     described = {**environment, "load_average": list(os.getloadavg())}
     write_record(directory.env_json, {**described, "telemetry_unavailable": telemetry.unavailable})
     oom_kills = oom_kill_count()
@@ -177,7 +181,7 @@ def run_trial(
             if options.begun is not None:
                 options.begun(directory)
             stopped = _wait(child, trial, directory, telemetry, options, watcher)
-            if trial.profiler is not None:
+            if trial.profiler is not None or options.program:
                 end_marked(mark, grace_seconds=_TOOL_GRACE_SECONDS)
         except BaseException:
             end_tree(child.pid)
@@ -186,7 +190,7 @@ def run_trial(
             with contextlib.suppress(StorageError):
                 hide_secrets(directory.log)
             if isinstance(sys.exc_info()[1], KeyboardInterrupt):
-                what = "training" if trial.kind == "train" else "sweep"
+                what = {"train": "training", "measure": "measurement"}.get(trial.kind, "sweep")
                 finish(trial, directory, "interrupted", f"the {what} was interrupted", options)
             raise
         finally:
@@ -199,17 +203,33 @@ def run_trial(
     if watcher is not None:
         watcher.look()
     write_record(directory.env_json, {**described, "telemetry_unavailable": telemetry.unavailable})
+    if options.program:
+        trial, directory = settle(trial, directory)
+    killed = oom_kill_count() > oom_kills
+    status, reason, code = _ending(trial, directory, options, child.returncode, stopped, killed)
+    result = finish(trial, directory, status, reason, options, wall_seconds, code)
+    return add_to_result(trial, directory, result, child.returncode) if options.program else result
+
+
+def _ending(
+    trial: Trial,
+    directory: TrialDirectory,
+    options: LaunchOptions,
+    exit_code: int | None,
+    stopped: list[int] | None,
+    oom_killed: bool,
+) -> tuple[str, str, str]:
+    """Return status, reason and the reason's code of a trial whose processes have ended."""
     if trial.profiler is not None and _ranks_ended_well(directory):
         # What the tool did after that is its own affair: what the ranks measured stands.
-        status, reason, code = "ok", "", ""
-    elif options.world is not None and (why := launch_failure()) and child.returncode:
-        status, reason, code = "crashed", f"the launch failed: {why}", "rank-failed"
-    elif stopped is not None:
-        status, reason, code = "timeout", _timeout_reason(directory, options, stopped), "rank-failed"
-    else:
-        killed = oom_kill_count() > oom_kills
-        status, reason, code = _outcome(directory, child.returncode, killed, joined=options.world is not None)
-    return finish(trial, directory, status, reason, options, wall_seconds, code)
+        return "ok", "", ""
+    if options.world is not None and (why := launch_failure()) and exit_code:
+        return "crashed", f"the launch failed: {why}", "rank-failed"
+    if stopped is not None:
+        return "timeout", _timeout_reason(directory, options, stopped), "rank-failed"
+    if options.program:
+        return _outcome_of_program(trial, directory, exit_code or 0, oom_killed)
+    return _outcome(directory, exit_code, oom_killed, joined=options.world is not None)
 
 
 def finish(
@@ -244,6 +264,8 @@ def _start(
     trial: Trial, directory: TrialDirectory, devices: Devices, options: LaunchOptions, output: int, mark: str
 ) -> "subprocess.Popen[bytes]":
     world = options.world
+    if options.program:
+        return start_program(options.program, trial, directory, output, mark)
     threads = trial.threads_per_rank or (
         max(1, devices.cpu_cores // trial.ranks) if world is None else world.threads(devices.cpu_cores)
     )
@@ -326,7 +348,8 @@ def _wait(
     ended_at: float | None = None
     deadline = time.monotonic() + (options.timeout_seconds or math.inf)
     next_sample = next_census = time.monotonic()
-    interval = _SAMPLE_SECONDS_OF_TRAINING if trial.kind == "train" else _SAMPLE_SECONDS[trial.device]
+    endless = trial.kind in ("train", "measure")
+    interval = _SAMPLE_SECONDS_OF_TRAINING if endless else _SAMPLE_SECONDS[trial.device]
     members: list[int] = []
     told: set[int] = set()
     with telemetry_writer(directory.telemetry_csv(0)) as writer:
@@ -369,10 +392,37 @@ def _timeout_reason(directory: TrialDirectory, options: LaunchOptions, stopped: 
     reached = [f"{len(sizes)} sizes were measured"] if sizes else []
     reached += [f"rank {rank} made {len(directory.read_steps(rank))} steps" for rank in directory.ranks()]
     reached += [f"rank {rank} is stopped, by SIGSTOP or a debugger, and the others wait for it" for rank in stopped]
+    nothing = NOTHING_STEPPED if options.program else "no rank had started"
+    stacks = "" if options.program else "log.txt has the stacks of the ranks; "
     return (
-        f"timeout after {options.timeout_seconds:g} s ({', '.join(reached) or 'no rank had started'}); "
-        f"log.txt has the stacks of the ranks; --timeout-seconds raises the limit"
+        f"timeout after {options.timeout_seconds:g} s ({', '.join(reached) or nothing}); "
+        f"{stacks}--timeout-seconds raises the limit"
     )
+
+
+def _outcome_of_program(
+    trial: Trial, directory: TrialDirectory, exit_code: int, oom_killed: bool
+) -> tuple[str, str, str]:
+    """Return status, reason and the reason's code of a command that is not ours, from its exit code and its records.
+
+    A process that steps writes down the exception that ends it.
+    """
+    if exit_code == 0:
+        why = why_incomplete(trial, directory)
+        return ("refused", why, "run-incomplete") if why else ("ok", "", "")
+    made = min((len(directory.read_steps(rank)) for rank in directory.ranks()), default=0)
+    after = f"after {made} steps" if made else f"({NOTHING_STEPPED})"
+    number = exit_code - 128 if exit_code > 128 else 0  # as a shell, and bench.run.processes, report a signal
+    explained = sorted(_failures(directory), key=lambda failure: float(failure["time"]))
+    if explained:
+        first = next((failure for failure in explained if failure["status"] == "oom"), explained[0])
+        code = "out-of-memory" if first["status"] == "oom" else "rank-failed"
+        return str(first["status"]), f"the command failed {after}: {_said(first)}", code
+    if number == signal.SIGKILL and oom_killed:
+        said = f"the command was killed by the kernel {after}: the machine or cgroup is out of memory"
+        return "oom", said, "out-of-memory"
+    how = death_in_words(number) if number else f"ended with exit code {exit_code}"
+    return "crashed", f"the command {how} {after}{_log_tail(directory)}", "rank-failed"
 
 
 def _outcome(

@@ -103,6 +103,8 @@ def _described(trial: LoadedTrial) -> str:
 def describe_key(key: Key) -> str:
     """Return a configuration in words."""
     values = dict(zip(CONFIGURATION, key, strict=True))
+    if not values["preset"]:  # a script
+        return f"{values['implementation']} on {values['world_size']} {values['device']}"
     accumulation = "" if values["grad_accum_steps"] == 1 else f" x {values['grad_accum_steps']}"
     return (
         f"{values['task']} {values['implementation']} {values['preset']} {values['precision']} "
@@ -114,7 +116,7 @@ def describe_key(key: Key) -> str:
 def _groups(trials: Sequence[LoadedTrial]) -> dict[Key, list[LoadedTrial]]:
     groups: dict[Key, list[LoadedTrial]] = defaultdict(list)
     for trial in trials:
-        if trial.trial.kind in ("throughput", "input"):
+        if trial.trial.kind in ("throughput", "input", "measure"):
             groups[measurement(trial.row)].append(trial)
     return groups
 

@@ -1,0 +1,169 @@
+"""`bertbench measure -- COMMAND`: measure any PyTorch training script, without a change to it."""
+
+import dataclasses
+import os
+import shlex
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import tyro
+
+from bench.cli.options import Printed, parse, run_folder, split_command
+from bench.cli.result import Result
+from bench.machine.devices import find_devices
+from bench.plan.script import check_program, measure_script, plan_script
+from bench.plan.sweep import locked, result_rows
+from bench.run.launch import LaunchOptions
+from common.errors import UsageError
+from common.flags import request_of
+from common.redact import terminal_text
+from records.run import RunDirectory, TrialDirectory
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MeasureOptions(Printed):
+    """Measure any PyTorch training script, without a change to it: `measure [options] -- COMMAND`.
+
+    Counts the steps of its optimizer. Reports step time, samples/s and tokens/s where its DataLoader shows them, data
+    wait and peak memory. The output of COMMAND goes to log.txt. Works with plain loops, Hugging Face's Trainer,
+    Lightning and torchrun. If COMMAND fails, its exit code is returned; 3 if no step was measured.
+
+    Examples:
+        bertbench measure -- python train.py --epochs 1
+        bertbench measure --profile --start 20 --stop 25 -- python train.py
+        bertbench measure --out runs/mine -- torchrun --nproc-per-node 2 train.py
+    """
+
+    out: Annotated[Path, tyro.conf.arg(help="Run directory. Every call adds a trial.")] = Path("runs/measure")
+    name: str | None = None
+    """Name in tables; default the name of the script."""
+    start: int | None = None
+    """First measured step, from 0; default the end of warm-up."""
+    stop: int | None = None
+    """One past the last measured step; default the last step."""
+    profile: bool = False
+    """Profile steps [--start, --stop) with PyTorch's profiler; step times are then those of the other steps."""
+    timeout_seconds: float | None = None
+    """Time limit of COMMAND in s; default none."""
+    price_per_hour: float | None = None
+    """Price of the machine per hour, for the cost columns; default no cost columns."""
+
+    def __post_init__(self) -> None:
+        """Refuse a time limit that is none."""
+        if self.timeout_seconds is not None and not self.timeout_seconds > 0:
+            raise UsageError("option-value", f"--timeout-seconds {self.timeout_seconds:g} must be above 0")
+
+
+OPTIONS = {"measure": MeasureOptions}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Measure:
+    """A command and the options of its measurement."""
+
+    options: MeasureOptions
+    command: tuple[str, ...]
+
+    @property
+    def json(self) -> bool:
+        """Whether the result is printed as JSON."""
+        return self.options.json
+
+
+def read_words(words: list[str], program: str) -> Measure:
+    """Return the options before -- and the command after it. Raises UsageError if there is no command."""
+    own, command = split_command(words)
+    options = parse(MeasureOptions, own, program)
+    if not command:
+        raise UsageError(
+            "option-missing",
+            "measure needs a command after --: bertbench measure [options] -- COMMAND, such as -- python train.py",
+        )
+    return Measure(options=options, command=tuple(command))
+
+
+def run(measure: Measure) -> Result:
+    """Measure; the exit code is that of a command that failed, 3 if the measurement itself did."""
+    options, command = measure.options, measure.command
+    if "RANK" in os.environ:
+        raise UsageError(
+            "option-not-applicable",
+            "measure was started by a launcher, once per rank: start it once, with the launcher in its command: "
+            "measure -- torchrun --nproc-per-node 2 train.py",
+        )
+    check_program(command)
+    directory = RunDirectory(run_folder(options.out))
+    devices = find_devices()
+    launch = LaunchOptions(
+        timeout_seconds=options.timeout_seconds, price_per_hour=options.price_per_hour, program=command
+    )
+
+    def begun(trial: TrialDirectory) -> None:
+        print(f"measuring; output: {terminal_text(str(trial.log))}", file=sys.stderr, flush=True)
+
+    with locked(directory):
+        trial = plan_script(directory, command, options.name, options.start, options.stop, options.profile)
+        request = {"command": "measure", **request_of(options), "program": list(trial.command)}
+        measured = measure_script(directory, trial, request, devices, launch, begun)
+    return _measured(directory, measured)
+
+
+def _measured(run: RunDirectory, measured: TrialDirectory) -> Result:
+    from analysis.diagnose.answer import script_answer
+    from analysis.load import load_run
+    from analysis.render.result_tables import caution_lines, results_blocks
+    from analysis.render.tables import Facts
+
+    own = [trial for trial in load_run(run) if trial.directory.path == measured.path]
+    answer = script_answer(own)
+    (row,) = [row for row in result_rows(run) if row["trial_id"] == measured.path.name]
+    found = Result(
+        document={"run": str(run.path), **row, "steps_per_second": _per_second(row["step_time_ms"])}
+        if row["status"] == "ok"
+        else {"run": str(run.path), **row},
+        blocks=[
+            answer.headline,
+            *answer.sentences,
+            *results_blocks([trial.row for trial in own]),
+            *caution_lines(own),
+            Facts(
+                [
+                    ("log", str(measured.log)),
+                    ("results", str(run.results_csv)),
+                    ("report", f"bertbench report {run.path}"),
+                    *_profile_facts(measured, row.get("profile")),
+                ]
+            ),
+        ],
+    )
+    return dataclasses.replace(found, code=exit_code(row))
+
+
+def exit_code(result: Mapping[str, Any]) -> int:
+    """Return 0 for a measured command, that of a command that failed, or 3 if the measurement failed.
+
+    A command that a signal ended has 128 and the number of the signal, as in a shell.
+    """
+    if result["status"] == "ok":
+        return 0
+    own = result.get("exit_code")
+    ended_itself = result["status"] != "timeout" and isinstance(own, int) and 0 < own < 256
+    return int(own) if ended_itself and own is not None else 3
+
+
+def _profile_facts(measured: TrialDirectory, profile: Mapping[str, Any] | None) -> list[tuple[str, str]]:
+    if profile is None:
+        return []
+    if profile["problem"]:
+        return [("profile", f"none: {profile['problem']}")]
+    ratio = profile["step_time_ratio"]
+    cost = "" if ratio is None else f"; a profiled step takes {ratio:.2f} times as long"
+    left = f" ({profile['incomplete']})" if profile["incomplete"] else ""
+    return [("profile", f"bertbench analyze {shlex.quote(str(measured.path))}{cost}{left}")]
+
+
+def _per_second(step_time_ms: float | None) -> float | None:
+    return None if step_time_ms is None else 1000 / step_time_ms

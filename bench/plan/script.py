@@ -1,0 +1,124 @@
+"""Measure a training script in a run directory: every call adds a trial, a further round of the same command."""
+
+import contextlib
+import shutil
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from bench.machine.devices import Devices
+from bench.machine.environment import capture
+from bench.plan.sweep import record_request, tidy, write_results
+from bench.run.launch import LaunchOptions, finish, run_trial
+from common.errors import SchemaError, UsageError
+from common.redact import redact_text
+from records.run import RunDirectory, TrialDirectory
+from records.trial import Trial
+
+_INTERPRETERS = ("python", "torchrun", "accelerate", "deepspeed")
+_LAUNCHERS = ("torch.distributed.run", "torch.distributed.launch", "accelerate.commands.launch")
+
+
+def check_program(command: Sequence[str]) -> None:
+    """Refuse a command that cannot be started. Raises UsageError."""
+    if shutil.which(command[0]) is not None:
+        return
+    if Path(command[0]).suffix == ".py" and Path(command[0]).is_file():
+        raise UsageError("option-value", f"{command[0]} is a Python script: measure -- python {command[0]}")
+    raise UsageError("tool-missing", f"program {command[0]!r} was not found: give its path, or install it")
+
+
+def name_of(command: Sequence[str]) -> str:
+    """Return a name for a command: that of its first Python script, of the module after -m, or of its program."""
+    program = Path(command[0]).name
+    for place, word in enumerate(command):
+        if word.endswith(".py"):
+            return Path(word).name
+        module = command[place + 1] if word == "-m" and place + 1 < len(command) else None
+        if module is not None and module not in _LAUNCHERS and program.startswith(_INTERPRETERS):
+            return module
+    return program
+
+
+def plan_script(
+    run: RunDirectory,
+    command: Sequence[str],
+    name: str | None = None,
+    start: int | None = None,
+    stop: int | None = None,
+    profile: bool = False,
+) -> Trial:
+    """Return the next trial of a command: its round is one more than the last of its kind in the run directory.
+
+    Args:
+        run: the run directory.
+        command: a program and its arguments.
+        name: what tables call it; None takes the script's.
+        start: first measured step; None, with `stop`, finds the end of warm-up.
+        stop: one past the last measured step.
+        profile: profile [start, stop) and measure the other steps.
+
+    Raises:
+        UsageError: the window is empty, or there is none to profile, or it begins with the first step.
+    """
+    if profile and (start is None or stop is None):
+        raise UsageError("option-missing", "--profile needs the steps to profile: give --start and --stop")
+    if profile and start == 0:
+        raise UsageError(
+            "option-value", "--profile with --start 0: when the first step begins is not known; give --start 1 or more"
+        )
+    named = name or name_of(command)
+    words = tuple(redact_text(" ".join(command)).split(" "))
+    rounds = []
+    for directory in run.trials():
+        with contextlib.suppress(SchemaError):  # a damaged trial has a name of its own
+            trial = directory.read_trial()
+            if (trial.kind, trial.implementation, trial.command) == ("measure", named, words):
+                rounds.append(trial.round)
+    return Trial(
+        kind="measure",
+        implementation=named,
+        command=words,
+        round=max(rounds, default=-1) + 1,
+        start_iteration=start,
+        stop_iteration=stop,
+        profiler="torch" if profile else None,
+        **_WITHOUT_MODEL,
+    )
+
+
+# Fields of a model, which a script does not tell.
+_WITHOUT_MODEL: dict[str, Any] = {
+    "task": "measure", "strategy": "", "preset": "", "precision": "", "data": "", "seq_len": 1, "micro_batch_size": 1,
+}  # fmt: skip
+
+
+def measure_script(
+    run: RunDirectory,
+    trial: Trial,
+    request: dict[str, Any],
+    devices: Devices,
+    options: LaunchOptions,
+    begun: Callable[[TrialDirectory], None],
+) -> TrialDirectory:
+    """Run a trial of `plan_script` to its end and return its folder; must be called while the run directory is locked.
+
+    Raises:
+        StorageError: the run directory cannot be written.
+        KeyboardInterrupt: the measurement was interrupted; the steps made so far are kept.
+    """
+    tidy(run)
+    for directory in run.trials():
+        with contextlib.suppress(SchemaError):
+            before = directory.read_trial()
+            if before.kind == "measure" and directory.read_result() is None:  # another kind is resumed
+                reason = "killed with its launcher before it recorded a result"
+                finish(before, directory, "crashed", reason, options, code="worker-lost")
+    record_request(run, [trial], request)
+    directory = run.trial(trial.trial_id)
+    begun(directory)
+    try:
+        result = run_trial(trial, directory, devices, capture(devices), options)
+    finally:
+        write_results(run)
+    return run.trial(str(result["trial_id"]))

@@ -1,0 +1,185 @@
+"""A training script as a trial of kind measure: started with the hook in its processes, and its records completed.
+
+    trials/<trial id>/steps-<rank>.csv  rank-<rank>.json  failure-<rank>.json    written by bench.run.script_hook
+
+How many ranks there are, and on what device, is known only when they have stepped: the trial is completed, and its
+folder renamed, when its processes have ended.
+"""
+
+import dataclasses
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from analysis.metrics.ranks import combine, median_of
+from bench.run import processes
+from bench.run.script_hook import on_path
+from bench.run.script_hook.on_path.sitecustomize import NOTES, VARIABLE
+from common.atomic import storage_errors
+from common.errors import InputError
+from records.files import SCHEMA_VERSION, write_record
+from records.run import TrialDirectory
+from records.schema import STEP_COLUMNS
+from records.trial import Trial
+
+NOTHING_STEPPED = "no optimizer step was seen"
+
+
+def start_program(
+    command: tuple[str, ...], trial: Trial, directory: TrialDirectory, output: int, mark: str
+) -> "subprocess.Popen[bytes]":
+    """Start the command in the current folder with this process's environment and the hook; it ends with the harness.
+
+    Args:
+        command: a program and its arguments.
+        trial: with a profiler, its window is profiled.
+        directory: of the trial.
+        output: file descriptor of stdout and stderr.
+        mark: word that all processes of the trial inherit.
+    """
+    settings = {
+        "folder": str(directory.path),
+        "columns": list(STEP_COLUMNS),
+        "schema_version": SCHEMA_VERSION,
+        "profile": [trial.start_iteration, trial.stop_iteration] if trial.profiler else None,
+    }
+    hook = Path(on_path.__file__).parent
+    variables = {
+        **os.environ,
+        "PYTHONUNBUFFERED": "1",
+        "PYTHONPATH": os.pathsep.join(filter(None, [str(hook), os.environ.get("PYTHONPATH")])),
+        VARIABLE: json.dumps(settings),
+        processes.MARK_VARIABLE: mark,
+        processes.HARNESS_VARIABLE: str(os.getpid()),
+    }
+    # Of the process between, -E keeps the hook out.
+    return subprocess.Popen(
+        [sys.executable, "-E", processes.__file__, *command],
+        stdin=subprocess.DEVNULL,
+        stdout=output,
+        stderr=output,
+        env=variables,
+        start_new_session=True,  # Ctrl-C in the terminal reaches the harness alone, which ends the command itself
+    )
+
+
+def settle(trial: Trial, directory: TrialDirectory) -> tuple[Trial, TrialDirectory]:
+    """Return the trial as its ranks have it, and its folder under that name; its processes have ended.
+
+    Raises:
+        StorageError: the folder cannot be renamed or written.
+        SchemaError: a rank's record is damaged.
+    """
+    ranks = directory.read_ranks()
+    facts = next(iter(ranks.values()), None)
+    if facts is None:
+        return trial, directory
+    settled = dataclasses.replace(trial, world_size=int(facts["world_size"]), device=str(facts["device"]))
+    environment = directory.read_environment()
+    libraries = {**(environment.get("libraries") or {}), "torch": facts["torch"]}
+    write_record(directory.env_json, {**environment, "libraries": libraries})
+    write_record(directory.trial_json, settled.to_json())
+    place = TrialDirectory(directory.path.with_name(settled.trial_id))
+    if place.path != directory.path:
+        with storage_errors(place.path):
+            directory.path.rename(place.path)
+    return settled, place
+
+
+def why_incomplete(trial: Trial, directory: TrialDirectory) -> str:
+    """Return why the steps of a command that ended well are no measurement; "" where they are one."""
+    notes = directory.path / NOTES
+    names = {path.name for path in notes.glob("*")} if notes.is_dir() else set()
+    problem, unseen = _text(notes / "problem"), _text(notes / "unseen")
+    others = sum(name.startswith("second-") for name in names)
+    if problem:
+        return f"the measurement ended early: {problem}"
+    present = directory.ranks()
+    if present:
+        if others:
+            return (
+                f"{others} further process{'es' * (others > 1)} of rank {present[0]} also trained, in turn or at once: "
+                "only the first was recorded; measure a command that trains in one process per rank, without restarts"
+            )
+        missing = sorted(set(range(trial.world_size)) - set(present))
+        if missing:
+            return (
+                f"rank {missing[0]} of {trial.world_size} recorded no step: every rank must step an optimizer on this "
+                "node; several nodes cannot be measured together"
+            )
+        return "" if all(directory.read_steps(rank) for rank in present) else f"{NOTHING_STEPPED} completely"
+    if "torch" in names:
+        return (
+            f"{NOTHING_STEPPED}: PyTorch was imported, but no torch.optim optimizer made a step; measure a command "
+            f"that trains{unseen and '; '}{unseen}"
+        )
+    if "python" in names:
+        return f"{NOTHING_STEPPED}: the command did not import PyTorch's optimizers; measure a command that trains"
+    return (
+        f"{NOTHING_STEPPED}: no Python of the command loaded the hook; run Python without -E, -I and -S, and keep "
+        "PYTHONPATH"
+    )
+
+
+def profile_of(trial: Trial, directory: TrialDirectory, step_time_ms: float | None) -> dict[str, Any]:
+    """Return the field `profile` of a profiled script's result, as bench.run.profiling has it.
+
+    The steps outside the profile are what it is compared with.
+
+    Args:
+        trial: with a profiler.
+        directory: of the trial, with its notes.
+        step_time_ms: median of the steps that were not profiled; None where it is unknown.
+    """
+    from bench.profilers import load_profiler
+    from bench.profilers.base import Scope
+
+    assert trial.profiler is not None and trial.start_iteration is not None and trial.stop_iteration is not None
+    profiler = load_profiler(trial.profiler)
+    files, problem = [], ""
+    said = _text(directory.path / NOTES / "profile")
+    try:
+        files = profiler.collect(Scope(trial=trial, directory=directory.profile))
+    except InputError as error:
+        problem = said or str(error)
+    rows = combine({rank: directory.read_steps(rank) for rank in directory.ranks()})
+    window = [row for row in rows if trial.start_iteration <= row["step"] < trial.stop_iteration]
+    profiled = median_of(window, "step_time_ms")
+    return {
+        "files": [str(file.relative_to(directory.path)) for file in files],
+        "problem": problem,
+        "incomplete": said if files else "",
+        "waits_at_step_ends": profiler.waits_at_step_ends(trial),
+        "unprofiled_trial_id": trial.trial_id,
+        "unprofiled_step_time_ms": step_time_ms,
+        "profiled_step_time_ms": profiled,
+        "step_time_ratio": profiled / step_time_ms if profiled and step_time_ms else None,
+    }
+
+
+def add_to_result(
+    trial: Trial, directory: TrialDirectory, result: dict[str, Any], exit_code: int | None
+) -> dict[str, Any]:
+    """Add what only a script's result has, `exit_code`, `framework` and `profile`, and remove the notes.
+
+    Raises:
+        StorageError: result.json cannot be written.
+    """
+    record = next(iter(directory.read_ranks().values()), {})
+    whole = {**result, "exit_code": exit_code, "framework": record.get("framework")}
+    if trial.profiler is not None and result["status"] == "ok":
+        whole["profile"] = profile_of(trial, directory, result["step_time_ms"])
+    write_record(directory.result_json, whole)
+    shutil.rmtree(directory.path / NOTES, ignore_errors=True)
+    return whole
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8").strip().splitlines()[0]
+    except (OSError, IndexError):
+        return ""

@@ -1,0 +1,1 @@
+"""The one folder that `bertbench measure` puts on PYTHONPATH."""

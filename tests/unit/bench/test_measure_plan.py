@@ -1,0 +1,144 @@
+"""`bertbench measure` around commands that do not train: what is refused, and how each end is told."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from analysis.diagnose.advice import Context
+from analysis.metrics.throughput import summarize
+from bench.cli.dispatch import result_of
+from bench.cli.result import Result
+from bench.plan.script import name_of, plan_script
+from common.errors import UsageError
+from common.locks import LockedError, locked
+from records.files import write_record
+from records.run import RunDirectory
+from records.trial import Trial
+
+
+@pytest.fixture(autouse=True)
+def no_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("RANK", raising=False)
+
+
+def measured(out: Path, *command: str, options: tuple[str, ...] = ()) -> Result:
+    return result_of(["measure", "--out", str(out), *options, "--", *command])
+
+
+def test_ends_without_a_step_are_told_apart_and_each_call_adds_a_round(tmp_path: Path) -> None:
+    ends = {
+        "import json": ("refused", 3, 0, "did not import PyTorch"),
+        "import sys; print('why it fails'); sys.exit(5)": ("crashed", 5, 5, "exit code 5"),
+        "import os; os.kill(os.getpid(), 9)": ("crashed", 137, 137, "SIGKILL"),
+    }
+    for program, (status, code, own, said) in ends.items():
+        result = measured(tmp_path, sys.executable, "-c", program)
+        assert (result.document["status"], result.code, result.document["exit_code"]) == (status, code, own)
+        assert said in result.document["reason"] and "no optimizer step" in result.document["reason"]
+    assert "why it fails" in (tmp_path / "results.csv").read_text(), "the end of the log"
+    again = measured(tmp_path, sys.executable, "-c", "import json")
+    assert again.document["round"] == 1
+    assert len(RunDirectory(tmp_path).trials()) == 4
+    assert not list(tmp_path.glob("trials/*/hook")), "notes are no records"
+
+
+def test_other_trials_of_the_folder_stay_as_they_are(tmp_path: Path) -> None:
+    run = RunDirectory(tmp_path)
+    sweep, damaged = run.trial(Trial().trial_id), run.trial("damaged")
+    for directory in (sweep, damaged):
+        directory.path.mkdir(parents=True)
+    write_record(sweep.trial_json, Trial().to_json())
+    damaged.trial_json.write_text("{")
+    assert measured(tmp_path, "true").document["status"] == "refused"
+    assert sweep.read_result() is None, "an unfinished trial of a sweep is resumed"
+    assert damaged.trial_json.read_text() == "{" and not damaged.result_json.exists()
+
+
+def test_a_program_without_the_hook_is_told_and_a_hang_ends_at_the_limit(tmp_path: Path) -> None:
+    result = measured(tmp_path, "true")
+    assert result.document["status"] == "refused" and "PYTHONPATH" in result.document["reason"]
+    result = measured(tmp_path, "sleep", "300", options=("--timeout-seconds", "1"))
+    assert (result.code, result.document["status"]) == (3, "timeout")
+
+
+def test_what_cannot_be_started_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    script = tmp_path / "train.py"
+    script.write_text("")
+    cases = {
+        "tool-missing": ["measure", "--", "no-such-program"],
+        "option-value": ["measure", "--", str(script)],
+        "option-missing": ["measure"],
+    }
+    profiled = ["measure", "--out", str(tmp_path / "run"), "--profile", "--", "true"]
+    more = [
+        ("option-missing", profiled),
+        ("option-value", [*profiled[:4], "--start", "0", "--stop", "2", *profiled[4:]]),
+    ]
+    for code, words in [*cases.items(), *more]:
+        with pytest.raises(UsageError) as refused:
+            result_of(words)
+        assert refused.value.code == code
+    monkeypatch.setenv("RANK", "0")
+    with pytest.raises(UsageError) as refused:
+        result_of(["measure", "--", "true"])
+    assert refused.value.code == "option-not-applicable"
+
+
+def test_the_steps_outside_of_a_profile_are_measured() -> None:
+    trial = Trial(
+        kind="measure", command=("train",), precision="", profiler="torch", start_iteration=3, stop_iteration=5
+    )
+    times = [9.0, 2.0, 2.0, 7.0, 7.0, 5.0, 2.5, 2.5, 2.5, 2.5]
+    steps = {0: [{"step": number, "step_time_ms": time, "start_ns": None} for number, time in enumerate(times)]}
+    result = summarize(trial, steps, {0: {"steps": 10}}, {})
+    assert (result["window_start"], result["window_stop"], result["step_time_ms"]) == (6, 10, 2.5)
+    assert "records_lost" not in [caution["code"] for caution in result["cautions"]]
+    early = summarize(trial, {0: steps[0][:7]}, {}, {})
+    assert (early["window_stop"], early["step_time_ms"]) == (3, 2.0), "before the profile there are more"
+
+
+def test_energy_of_gpus_that_the_script_may_not_have_used_is_unknown() -> None:
+    trial = Trial(kind="measure", command=("train",), precision="", device="cuda")
+    steps = {0: [{"step": number, "step_time_ms": 1e3, "start_ns": int(number * 1e9)} for number in range(4)]}
+    power = [
+        {"time_ns": int(second * 1e9), "device": device, "quantity": "power_watts", "value": 100.0}
+        for device in ("gpu0", "gpu1")
+        for second in range(6)
+    ]
+    assert summarize(trial, steps, {}, {}, power)["energy_joules"] is None
+    assert summarize(trial, steps, {}, {}, power[:6])["energy_joules"] > 0
+
+
+def test_advice_about_a_script_measures_the_script_again() -> None:
+    row = {"kind": "measure", "command": ("python", "a b.py")}
+    assert Context(row=row, run="runs/x").command("machine") == "bertbench measure --out runs/x -- python 'a b.py'"
+    assert Context(row=row, run="runs/x").command("precision") == ""
+
+
+def test_two_calls_at_once_into_one_folder_are_refused(tmp_path: Path) -> None:
+    with locked(tmp_path, "a test", "wait"), pytest.raises(LockedError) as refused:
+        measured(tmp_path, "true")
+    assert refused.value.code == "folder-locked"
+
+
+@pytest.mark.parametrize(
+    ("command", "name"),
+    [
+        (("python", "-u", "dir/train.py", "--data", "other.py"), "train.py"),
+        (("torchrun", "--nproc-per-node", "2", "train.py"), "train.py"),
+        (("python", "-m", "package.train"), "package.train"),
+        (("python", "-m", "torch.distributed.run", "--nproc-per-node", "2", "train.py"), "train.py"),
+        (("/usr/bin/run", "-m", "fast"), "run"),
+    ],
+)
+def test_a_command_has_the_name_of_its_script(command: tuple[str, ...], name: str) -> None:
+    assert name_of(command) == name
+
+
+def test_a_trial_holds_no_secret_and_survives_its_file(tmp_path: Path) -> None:
+    token = "hf_" + "aB3dE5gH7jK9mN1pQ3sT5vX7zB9dF1hJ2k"
+    trial = plan_script(RunDirectory(tmp_path), ("python", "train.py", f"--token={token}"))
+    assert token not in str(trial.to_json())
+    assert Trial.from_json(trial.to_json()) == trial
+    assert trial.trial_id.startswith("measure-train.py-n1-r0-")

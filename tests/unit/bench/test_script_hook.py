@@ -1,0 +1,236 @@
+"""The hook of `bertbench measure`, in processes of its own, against facts that the scripts know themselves."""
+
+import csv
+import itertools
+import json
+import os
+import statistics
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from bench.run.script_hook import on_path
+from bench.run.script_hook.on_path.sitecustomize import NOTES, VARIABLE
+from bench.run.script_hook.recorder import count_batch
+from records.files import SCHEMA_VERSION
+from records.run import TrialDirectory
+from records.schema import STEP_COLUMNS
+
+# One process makes everything that PyTorch is needed for: importing it is most of a test's time.
+SCRIPT = """
+import json, os, sys, time
+import torch
+from torch.utils.data import DataLoader
+
+class Masks(torch.utils.data.Dataset):
+    def __init__(self, size): self.size = size
+    def __len__(self): return self.size
+    def __getitem__(self, i):
+        mask = torch.tensor([1] * (1 + i % 6) + [0] * (5 - i % 6))
+        return {"input_ids": torch.ones(6, dtype=torch.long), "attention_mask": mask}
+
+class Outer(torch.optim.SGD):
+    def step(self, closure=None):
+        inner.step()
+        return super().step(closure)
+
+weight = torch.nn.Parameter(torch.ones(3))
+inner = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=0.1)
+first, second = Outer([weight], lr=0.25), torch.optim.AdamW([weight], lr=0.1)
+train, evaluation = Masks(20), Masks(12)
+ends = []
+for batch in DataLoader(train, batch_size=4):
+    time.sleep(0.05)
+    weight.grad = torch.ones(3)
+    first.step()
+    ends.append(time.perf_counter())
+    for _ in range(3):
+        second.step()
+    if len(ends) == 2:
+        list(DataLoader(evaluation, batch_size=3))
+scaler = torch.amp.GradScaler("cpu")
+scaler.scale(weight.sum()).backward()
+weight.grad = torch.full((3,), float("inf"))
+scaler.step(first)
+first.step(lambda: weight.sum())
+child = os.fork()
+if child == 0:
+    weight.grad = torch.ones(3)
+    first.step()
+    os._exit(0)
+os.waitpid(child, 0)
+print(json.dumps(ends))
+sys.stdout.flush()
+os._exit(0)
+"""
+
+
+def environment(folder: Path, *more: Path) -> dict[str, str]:
+    settings = {"folder": str(folder), "columns": list(STEP_COLUMNS), "schema_version": SCHEMA_VERSION}
+    path = os.pathsep.join(map(str, (Path(on_path.__file__).parent, *more)))
+    return {**os.environ, VARIABLE: json.dumps(settings), "PYTHONPATH": path}
+
+
+@pytest.fixture(scope="module")
+def stepped(tmp_path_factory: pytest.TempPathFactory) -> tuple[TrialDirectory, list[float]]:
+    folder = tmp_path_factory.mktemp("trial")
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT], env=environment(folder), capture_output=True, text=True, timeout=600, check=True
+    )
+    return TrialDirectory(folder), json.loads(done.stdout)
+
+
+def test_steps_are_those_of_the_first_optimizer_alone(stepped: tuple[TrialDirectory, list[float]]) -> None:
+    directory, ends = stepped
+    rows = directory.read_steps(0)
+    assert [row["step"] for row in rows] == list(range(len(ends) + 2)), "and one skipped, one with a closure"
+    record = directory.read_ranks()[0]
+    assert (record["steps"], record["steps_skipped"], record["other_optimizer_steps"]) == (7, 1, 15)
+    assert record["optimizer"] == "Outer" and record["ranks"] == [0] and record["peak_memory_bytes"] > 2**20
+    assert {row["learning_rate"] for row in rows} == {0.25}
+    assert [row["optimizer_ms"] is None for row in rows] == [False] * 6 + [True], "a closure is not the update"
+    assert "optimizer_ms" in record["unknown"]
+
+
+def test_step_times_are_those_of_the_scripts_clock(stepped: tuple[TrialDirectory, list[float]]) -> None:
+    directory, ends = stepped
+    own = [1000 * (end - begin) for begin, end in itertools.pairwise(ends)]
+    found = [row["step_time_ms"] for row in directory.read_steps(0)]
+    apart = [abs(one / other - 1) for one, other in zip(found[1 : len(ends)], own, strict=True)]
+    assert statistics.median(apart) < 0.05, "on a busy machine a process may wait between the two clocks"
+
+
+def test_counts_are_those_of_the_loader_that_feeds_the_step(stepped: tuple[TrialDirectory, list[float]]) -> None:
+    rows = stepped[0].read_steps(0)
+    assert [row["samples"] for row in rows] == [4, 4, 4, 4, 4, 0, 0], "12 samples of an evaluation are none of training"
+    kept = [1 + i % 6 for i in range(20)]
+    assert [row["real_tokens"] for row in rows[:5]] == [sum(kept[i : i + 4]) for i in range(0, 20, 4)]
+    assert {row["padded_tokens"] for row in rows[:5]} == {24}
+    assert all(0 < row["data_wait_ms"] < row["step_time_ms"] for row in rows[:2])
+
+
+def test_a_process_without_torch_leaves_only_a_note_and_runs_the_next_sitecustomize(tmp_path: Path) -> None:
+    other = tmp_path / "site"
+    other.mkdir()
+    (other / "sitecustomize.py").write_text("import builtins\nbuiltins.seen = 'next'\n")
+    done = subprocess.run(
+        [sys.executable, "-c", "print(seen)"],
+        env=environment(tmp_path, other),
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=True,
+    )
+    assert done.stdout.strip() == "next"
+    assert [path.name for path in (tmp_path / NOTES).iterdir()] == ["python"]
+    assert TrialDirectory(tmp_path).ranks() == []
+
+
+# Frameworks as far as the hook knows them; the real ones are in tests/slow.
+STAND_INS = {
+    "accelerate": """
+class DataLoaderShard:
+    def __init__(self, loader, skip_batches):
+        self.loader, self.skip_batches = loader, skip_batches
+    def __iter__(self):
+        batches = iter(self.loader)
+        number, current = 0, next(batches)
+        while current is not None:
+            following = next(batches, None)
+            if number >= self.skip_batches:
+                yield current
+            number, current = number + 1, following
+""",
+    "transformers": "class TrainerCallback: pass\nDEFAULT_CALLBACKS = []\n",
+    "lightning.pytorch.trainer": """
+class Callback: pass
+class Trainer:
+    accumulate_grad_batches = 3
+    def __init__(self): self.callbacks = ["own"]
+""",
+}
+NAMES = {"accelerate": "data_loader", "transformers": "trainer", "lightning.pytorch.trainer": "trainer"}
+ENGINE = """
+import json
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+from accelerate.data_loader import DataLoaderShard
+from lightning.pytorch.trainer.trainer import Trainer
+from transformers.trainer import DEFAULT_CALLBACKS
+
+class Engine:
+    param_groups = [{"params": [torch.ones(1)], "lr": 0.5}]
+
+class Arguments:
+    gradient_accumulation_steps, per_device_train_batch_size, bf16 = 2, 4, True
+
+first, own = Trainer().callbacks
+first.on_train_start(Trainer(), None)
+watch, engine = DEFAULT_CALLBACKS[0](), Engine()
+watch.on_train_begin(Arguments(), None, None)
+given = []
+for number, (x,) in enumerate(DataLoaderShard(DataLoader(TensorDataset(torch.ones(22, 1)), batch_size=4), 1)):
+    if number % 2 == 0:
+        watch.on_step_begin(None, None, None)
+        given.append(0)
+    given[-1] += len(x)
+    if number % 2 == 1 or len(x) < 4:
+        watch.on_step_end(None, None, None, optimizer=engine)
+print(json.dumps([given, own]))
+"""
+
+
+def test_a_framework_whose_optimizer_is_not_torchs_is_measured_by_its_callback(tmp_path: Path) -> None:
+    for package, text in STAND_INS.items():
+        place = tmp_path / "site" / Path(*package.split("."))
+        place.mkdir(parents=True)
+        for folder in [place, *place.parents][: package.count(".") + 1]:
+            (folder / "__init__.py").touch()
+        (place / f"{NAMES[package]}.py").write_text(text)
+    done = subprocess.run(
+        [sys.executable, "-c", ENGINE],
+        env=environment(tmp_path, tmp_path / "site"),
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=True,
+    )
+    given, own = json.loads(done.stdout)
+    directory = TrialDirectory(tmp_path)
+    rows, record = directory.read_steps(0), directory.read_ranks()[0]
+    assert own == "own" and given == [8, 8, 2], "one of six batches is skipped, and the last has two samples"
+    assert [row["samples"] for row in rows] == given, "not those that the loader has read ahead"
+    assert {(row["optimizer_ms"], row["learning_rate"]) for row in rows} == {(None, 0.5)}
+    assert record["framework"] == {
+        "name": "transformers.Trainer", "grad_accum_steps": 2, "micro_batch_size": 4, "mixed_precision": "bf16"
+    }  # fmt: skip
+    assert not list((tmp_path / NOTES).glob("unseen")) and not list((tmp_path / NOTES).glob("problem"))
+
+
+MASK = torch.tensor([[1, 1, 0], [1, 0, 0]])
+
+
+@pytest.mark.parametrize(
+    ("batch", "counts"),
+    [
+        (torch.zeros(5, 2), (5, None, None)),
+        ([torch.zeros(5, 2), torch.zeros(5)], (5, None, None)),
+        ({"x": [torch.zeros(3)], "y": 1}, (3, None, None)),
+        ({"labels": torch.zeros(9), "input_ids": MASK, "attention_mask": MASK}, (2, 3, 6)),
+        (({"input_ids": MASK}, torch.zeros(2)), (2, None, 6)),
+        ("text", (None, None, None)),
+        (torch.tensor(1.0), (None, None, None)),
+    ],
+)
+def test_counts_of_a_batch(batch: Any, counts: tuple[int | None, ...]) -> None:
+    assert count_batch(batch) == counts
+
+
+def test_the_steps_file_is_plain_csv(stepped: tuple[TrialDirectory, list[float]]) -> None:
+    with stepped[0].steps_csv(0).open(newline="") as file:
+        rows = list(csv.reader(file))
+    assert rows[0] == list(STEP_COLUMNS) and {len(row) for row in rows} == {len(STEP_COLUMNS)}
