@@ -19,7 +19,7 @@ from typing import Self
 from analysis.counters import KernelCounters, Summary
 from analysis.readers.registry import READERS, Reader, find_reader, read_head
 from analysis.timeline import Timeline
-from common.errors import InputError, SchemaError, content_code
+from common.errors import InputError, MissingToolError, SchemaError, content_code
 from common.redact import redact_text
 from records.run import RunDirectory, TrialDirectory
 from records.trial import Trial
@@ -39,7 +39,9 @@ _REMEDIES = {
     ".nvprof": "give what `nvprof --export-profile` or `nvprof --csv` wrote",
 }
 # What a profiler's folder holds besides: reports that only their tool opens, pictures, bertbench's own notes.
-_PASSED_OVER = (".nsys-rep", ".qdrep", ".ncu-rep", ".md", ".png", ".html")
+_PASSED_OVER = (".ncu-rep", ".md", ".png", ".html")
+_EXPORTS = {".nsys-rep": (".sqlite", ".sqlite.gz"), ".qdrep": (".sqlite", ".sqlite.gz")}
+"""Suffixes of the export that says the same as a report beside it."""
 _OWN_FILES = ("collected.json", "summary.json", "trial.json", "result.json", "env.json", "sweep.json")
 
 
@@ -87,6 +89,8 @@ def open_sources(*paths: Path) -> Source:
     Raises:
         InputError: a path does not exist, nothing of it can be used (the reason of the first file is given), or a run
             directory has several profiled trials, which are named.
+        MissingToolError: the only file is a report that a tool must read, and the tool is not installed.
+        StorageError: the export of a report cannot be kept.
     """
     problems: list[str] = []
     with tempfile.TemporaryDirectory(prefix="bertbench-") as scratch:
@@ -242,8 +246,12 @@ def _in_folder(folder: Path) -> list[Path]:
 
 
 def _once(files: Sequence[Path]) -> list[Path]:
-    """Leave out what says the same again: further links to a file, and tables made from a database beside them."""
+    """Leave out what says the same again: further links, and reports and tables of a database beside them."""
     databases = tuple(f"{file.with_suffix('')}_" for file in files if file.suffix == ".sqlite")
+    there = set(files)
+    files = [
+        file for file in files if not any(file.with_suffix(suffix) in there for suffix in _EXPORTS.get(file.suffix, ()))
+    ]
     return _each_once([file for file in files if file.suffix != ".csv" or not str(file).startswith(databases)])
 
 
@@ -335,7 +343,7 @@ def _read(path: Path, by_reader: dict[str, tuple[Reader, list[Path]]], problems:
     summaries: list[Summary] = []
     for reader, files in by_reader.values():
         for file, content in reader.read_all(files):
-            if isinstance(content, InputError):
+            if isinstance(content, InputError | MissingToolError):
                 if single:
                     raise content
                 problems.append(str(content))

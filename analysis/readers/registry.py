@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from analysis.readers.packed import MOST_BYTES, unpacked_stream
-from common.errors import InputError
+from common.errors import InputError, MissingToolError
 
 # In this order they are asked. A module holds FORM, `recognises(head)` and `read(path)`.
 READERS: dict[str, str] = {
@@ -52,14 +52,17 @@ class Reader:
     module that reads many files faster together has `read_many(paths)`, which yields what `read_all` yields."""
 
     def read_all(self, paths: Sequence[Path]) -> Iterator[tuple[Path, Any]]:
-        """Yield (file, what is in it), several times for a file that holds several; an InputError where it fails."""
+        """Yield (file, what is in it), several times for a file that holds several; where it fails, the error.
+
+        Errors are InputError, and MissingToolError where a tool must read the file and is not installed.
+        """
         if hasattr(self.module, "read_many"):
             yield from self.module.read_many(paths)
             return
         for path in paths:
             try:
                 found = self.module.read(path)
-            except InputError as error:
+            except (InputError, MissingToolError) as error:
                 yield path, error
                 continue
             for item in found if isinstance(found, list | tuple) else [found]:

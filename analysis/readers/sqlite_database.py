@@ -33,6 +33,8 @@ MISSING = -(2**63)
 """What `integers` gives for a value that the database does not hold, where no other default was asked for."""
 
 SQLITE_HEADER = b"SQLite format 3\0"
+REPORT_HEADER = b"NVIDIA Tegra Profiler"
+"""What a report of nsys begins with, .nsys-rep and .qdrep."""
 UNPACKED_BYTES_ALWAYS = 1 << 30
 UNPACKED_TIMES = 100
 """A packed file may unpack to the first, or to so many times its own size, whichever is more."""
@@ -325,7 +327,7 @@ def _unpack(path: Path, out: Any) -> None:
     written = 0
     with gzip.open(path) as packed:
         while block := packed.read(1 << 20):
-            if not written and not block.startswith(SQLITE_HEADER):
+            if not written and not block.startswith((SQLITE_HEADER, REPORT_HEADER)):
                 out.write(block[:4096])  # enough to tell what it is instead
                 return
             written += len(block)
@@ -374,7 +376,7 @@ def check_header(path: Path, plain: Path, writer: str) -> None:
             "file-format", f"{path} is a Git LFS pointer, not the export itself: run `git lfs pull`, then try again"
         )
     suffixes = path.suffixes[-2:]
-    if head.startswith(b"NVIDIA Tegra Profiler") or any(suffix in _REPORT_SUFFIXES for suffix in suffixes):
+    if head.startswith(REPORT_HEADER) or any(suffix in _REPORT_SUFFIXES for suffix in suffixes):
         raise InputError(
             "file-format",
             f"{path} is an nsys report, not an export: run `nsys export --type=sqlite --output="

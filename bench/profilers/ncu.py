@@ -17,9 +17,10 @@ from bench.profilers.base import Scope, whole_number, written
 from bench.profilers.nvprof import first_gpu_capability
 from bench.profilers.permission import ALLOW, DENIED, counters_denied
 from bench.profilers.ranges import CAPTURE, DOMAIN, RangeProfiler, check_ranges
-from bench.profilers.tool import Version, dotted, find_tool, run_tool, tool_version
+from bench.profilers.tool import run_tool, tool_version
 from common.atomic import write_json, write_text
 from common.errors import Code, InputError, MissingToolError, UsageError, content_code
+from common.tools import Version, dotted, find_tool
 from records.trial import Trial
 
 FOLDER = Path(__file__).resolve().parents[2] / "profiling" / "ncu"

@@ -6,16 +6,17 @@ and by an NVTX range on a CPU. Its switches follow its --help, so that versions 
 
 import contextlib
 import re
-import sqlite3
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import ClassVar
 
+from analysis.readers.nsys.report import EXPORT_SECONDS, export_arguments, forget_environment, switches
 from bench.profilers.base import Scope, written
 from bench.profilers.ranges import CAPTURE, DOMAIN, RangeProfiler, check_ranges
-from bench.profilers.tool import Version, dotted, find_tool, run_tool, tool_version
+from bench.profilers.tool import run_tool, tool_version
 from common.errors import Code, InputError, MissingToolError, UsageError
+from common.tools import Version, dotted, find_tool
 from records.trial import Trial
 
 OLDEST: Version = (2022, 4)
@@ -29,7 +30,6 @@ REPORTS = {
 }
 # Without these, nsys would record the wrong part of the run or write to another file.
 _NEEDED = ("--trace", "--capture-range", "--capture-range-end", "--force-overwrite", "--output")
-_EXPORT_SECONDS = 900.0
 _PARANOID = Path("/proc/sys/kernel/perf_event_paranoid")
 _REMEDY = (
     "install Nsight Systems 2022.4 or newer (NVIDIA's apt repository; Debian non-free: nsight-systems), or start the "
@@ -118,20 +118,10 @@ class NsightSystems(RangeProfiler):
         written([report], "report", scope.directory)
         database = report.with_suffix(".sqlite")
         nsys = str(self._path)
-        run_tool(
-            [
-                nsys,
-                "export",
-                "--type=sqlite",
-                "--force-overwrite=true",
-                "--quiet=true",
-                f"--output={database}",
-                str(report),
-            ],
-            _EXPORT_SECONDS,
-        )
+        help_text = run_tool([nsys, "export", "--help"], timeout_seconds=60, any_exit_code=True)
+        run_tool([nsys, *export_arguments(help_text, report, database)], EXPORT_SECONDS)
         written([database], "SQLite export", scope.directory)
-        _forget_environment(database)
+        forget_environment(database)
         return [report, database, *self._summaries(database)]
 
     def _summaries(self, database: Path) -> list[Path]:
@@ -142,28 +132,12 @@ class NsightSystems(RangeProfiler):
             names = report_names(run_tool([nsys, "stats", "--help-reports"], timeout_seconds=60, any_exit_code=True))
             options = ["--quiet", "--force-overwrite=true", "--format=csv", f"--report={','.join(names)}"]
             if names:
-                run_tool([nsys, "stats", *options, f"--output={base}", str(database)], _EXPORT_SECONDS)
+                run_tool([nsys, "stats", *options, f"--output={base}", str(database)], EXPORT_SECONDS)
         files = [base.with_name(f"{base.name}_{name}.csv") for name in names]
         for file in files:
             if file.exists() and file.stat().st_size == 0:
                 file.unlink()
         return [file for file in files if file.exists()]
-
-
-def _forget_environment(database: Path) -> None:
-    """Remove the environment variables of the program from an export. Raises InputError if it is damaged."""
-    try:
-        with contextlib.closing(sqlite3.connect(database)) as connection:
-            connection.execute("DROP TABLE IF EXISTS TARGET_INFO_SYSTEM_ENV")
-            connection.commit()
-            connection.execute("VACUUM")
-    except sqlite3.Error as error:
-        raise InputError("file-damaged", f"{database} is not a valid SQLite export ({error}): record again") from error
-
-
-def switches(help_text: str) -> frozenset[str]:
-    """Return the long switches that `nsys profile --help` names, such as "--cuda-graph-trace"."""
-    return frozenset(re.findall(r"^\s+(?:-\w,\s+)?(--[a-z][a-z-]*)", help_text, re.MULTILINE))
 
 
 def traceable(help_text: str) -> tuple[str, ...]:

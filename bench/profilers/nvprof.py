@@ -15,8 +15,8 @@ from bench.machine.environment import compute_capability
 from bench.profilers.base import Scope
 from bench.profilers.permission import ALLOW, DENIED
 from bench.profilers.ranges import RangeProfiler, check_ranges
-from bench.profilers.tool import dotted, find_tool
 from common.errors import BertbenchError, Code, InputError, UsageError
+from common.tools import dotted, find_tool
 from records.trial import Trial
 
 NEWER: tuple[int, int] = (8, 0)

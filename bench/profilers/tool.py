@@ -1,7 +1,6 @@
-"""External tools: find them on PATH, get their version, run them with a time limit."""
+"""External tools that start further programs: get their version, run them with a time limit."""
 
 import os
-import re
 import shutil
 import subprocess
 import sys
@@ -11,31 +10,18 @@ from pathlib import Path
 from bench.run.processes import HARNESS_VARIABLE, MARK_VARIABLE, end_marked
 from common.errors import InputError, MissingToolError
 from common.redact import redact_text, without_secrets
+from common.tools import Version, version_in
 
-Version = tuple[int, ...]
 _REPOSITORY = Path(__file__).resolve().parents[2]
-
-
-def find_tool(name: str, remedy: str) -> Path:
-    """Return the path of a tool. Raises MissingToolError, with the remedy, if it is not on PATH."""
-    found = shutil.which(name)
-    if found is None:
-        raise MissingToolError("tool-missing", f"{name} is not on PATH: {remedy}")
-    return Path(found)
 
 
 def tool_version(path: Path) -> Version:
     """Return the version of a tool, such as (2022, 4, 2). Raises MissingToolError if it is unknown."""
     text = run_tool([str(path), "--version"], timeout_seconds=60)
-    match = re.search(r"[Vv]ersion:?\s+(?:\D*\s)?(\d+(?:\.\d+)+)", text) or re.search(r"\b(\d{2,4}(?:\.\d+)+)", text)
-    if match is None:
+    version = version_in(text)
+    if version is None:
         raise MissingToolError("tool-version", f"{path} --version prints no version ({text[:200]!r}): reinstall it")
-    return tuple(int(part) for part in match[1].split("."))
-
-
-def dotted(version: Version) -> str:
-    """Return a version, or a compute capability, as 2022.4.2."""
-    return ".".join(map(str, version))
+    return version
 
 
 def run_tool(argv: list[str], timeout_seconds: float, any_exit_code: bool = False) -> str:

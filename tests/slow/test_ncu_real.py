@@ -14,7 +14,8 @@ from analysis.readers.ncu.reader import read
 from bench.profilers import ncu as ncu_profiler
 from bench.profilers.base import Scope
 from bench.profilers.ncu import NsightCompute
-from bench.profilers.tool import find_tool, tool_version
+from bench.profilers.tool import tool_version
+from common.tools import find_tool
 from records.trial import Trial
 
 pytestmark = pytest.mark.skipif(shutil.which("ncu") is None, reason="Nsight Compute is not installed (ncu on PATH)")

@@ -1,4 +1,6 @@
-"""SQLite exports of Nsight Systems 2020 to 2026 (`nsys export --type=sqlite`), plain or gzip-compressed.
+"""SQLite exports of Nsight Systems 2020 to 2026 (`nsys export --type=sqlite`), plain or gzip-compressed, and reports.
+
+A report (.nsys-rep) is exported by the nsys on PATH first, see nsys.report.
 
 Versions differ in tables and columns; what one lacks is empty here. The table of the recorded environment variables
 (TARGET_INFO_SYSTEM_ENV) is never read. Times are ns since the recording began.
@@ -16,7 +18,9 @@ import numpy as np
 from analysis.readers.cupti import PROCESS, UNNAMED, Ids, Records, read_api, read_work
 from analysis.readers.nsys.collectives import collectives
 from analysis.readers.nsys.ranges import Ranges, read_ranges
+from analysis.readers.nsys.report import exported, is_report
 from analysis.readers.sqlite_database import (
+    REPORT_HEADER,
     SQLITE_HEADER,
     Database,
     check_header,
@@ -37,14 +41,19 @@ _OWN_TABLES = ("NVTX_EVENTS", "OSRT_API", "ANALYSIS_DETAILS", "META_DATA_EXPORT"
 
 @contextmanager
 def open_export(path: Path) -> Iterator[Database]:
-    """Open an export, plain or gzip-compressed, for reading alone.
+    """Open an export, plain or gzip-compressed, for reading alone; a report is exported first.
 
     Raises:
+        MissingToolError: it is a report, and nsys is not on PATH.
+        StorageError: it is a report, and its export cannot be kept.
         InputError: the file cannot be read, is cut short, or is no SQLite export of nsys; the message says what it
             seems to be and what to give instead.
     """
     with unpacked(path) as plain:
-        check_header(path, plain, "`nsys export --type=sqlite`")
+        if is_report(plain):
+            plain = exported(plain, path)
+        else:
+            check_header(path, plain, "`nsys export --type=sqlite`")
         with open_database(plain, path) as database:
             _check_tables(path, database)
             yield database
@@ -94,12 +103,15 @@ _SM_COLUMNS = ("smCount", "numMultiprocessors", "multiprocessorCount")
 
 
 def recognises(head: "Head") -> bool:
-    """Return whether a file is an SQLite database, nvprof's apart; `read` says what is wrong with one of others."""
-    return head.data.startswith(SQLITE_HEADER) and not is_of_nvprof(head)
+    """Return whether a file is a report of nsys, or an SQLite database, nvprof's apart.
+
+    `read` says what is wrong with a database of others.
+    """
+    return head.data.startswith(REPORT_HEADER) or (head.data.startswith(SQLITE_HEADER) and not is_of_nvprof(head))
 
 
 def read(path: Path) -> list[Timeline]:
-    """Read an export: one timeline per process that has ranges, kernels or copies, by rank, then by process id.
+    """Read an export or a report: one timeline per process with ranges, kernels or copies, by rank, then by process id.
 
     The rank is the payload of the range `bertbench:capture`. Tables hold more than Timeline says. kernels: short_name,
     correlation_id (of the launching call in its process, -1 unknown), bytes (of copies), graph_node (0: not from a
@@ -109,6 +121,8 @@ def read(path: Path) -> list[Timeline]:
     Raises:
         InputError: not an export of nsys, one that is cut short, or one that holds none of these; the message says what
             it seems to be, or why nothing was recorded, in the words of nsys.
+        MissingToolError: a report, and nsys is not on PATH.
+        StorageError: a report whose export cannot be kept.
     """
     problems: list[str] = []
     with open_export(path) as database:

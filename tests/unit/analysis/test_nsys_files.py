@@ -76,11 +76,10 @@ def test_the_file_is_only_read(tmp_path: Path) -> None:
         ("a.sqlite", b"Start (ns),Duration\n1,2\n", "file-format", "SQLite"),
         (
             "run.nsys-rep",
-            b"NVIDIA Tegra Profiler Report 1..",
+            b"something else",
             "file-format",
             "nsys export --type=sqlite --output=run.sqlite run.nsys",
         ),
-        ("a.sqlite", b"NVIDIA Tegra Profiler Report 1..", "file-format", "nsys export --type=sqlite"),
         ("old.qdrep", b"whatever", "file-format", "nsys export --type=sqlite"),
         ("a.sqlite.gz", b"\x1f\x8bgarbage", "file-truncated", ""),
         ("a.sqlite", b"SQLite format 3\0" + b"\xff" * 200, "file-truncated", "216"),
