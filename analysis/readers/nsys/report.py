@@ -47,7 +47,7 @@ def export_arguments(help_text: str, report: Path, database: Path) -> list[str]:
     known = switches(help_text)
     wanted = {"--type": "sqlite", "--force-overwrite": "true", "--quiet": "true", "--output": str(database)}
     options = [f"{name}={value}" for name, value in wanted.items() if name in known or name in ("--type", "--output")]
-    return ["export", *options, str(report)]
+    return ["export", *options, str(report.absolute())]  # a name may begin with a dash
 
 
 def exported(report: Path, given: Path) -> Path:

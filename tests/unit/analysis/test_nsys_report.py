@@ -170,3 +170,12 @@ def test_a_program_that_hangs_is_killed_and_one_that_is_no_program_is_missing(tm
         run_program([str(tmp_path / "tool"), "x"], 5)
     with refused("tool-missing", "no-such-tool", "the remedy"):
         find_tool("no-such-tool", "the remedy")
+
+
+def test_a_report_whose_name_begins_with_a_dash_is_no_option(
+    tmp_path: Path, report: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(report.parent)
+    report.rename("-force.nsys-rep")
+    assert len(read(Path("-force.nsys-rep"))) == 1
+    assert (tmp_path / "exports.log").read_text().splitlines() == [str(report.parent / "-force.nsys-rep")]
