@@ -1,7 +1,8 @@
 """What readers return of other files than traces: counters of every kernel, and tables of totals, readings, events."""
 
+import itertools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -16,6 +17,30 @@ LABELS = ("push_pop_ranges", "start_stop_ranges")
 RULE_CONFLICTS, RULE_WAVEFRONTS = "rule: bank conflicts of shared {}", "rule: wavefronts of shared {}"
 """Metric columns, of "loads" and "stores", that a reader takes from the text of ncu's rule on bank conflicts: the page
 with the rules leaves the metrics out."""
+
+
+GLOBAL, LOCAL = "global", "local"
+"""What a rule estimates, in ncu's words: the time of the kernel, or the efficiency of one unit of the hardware."""
+
+
+@dataclass(frozen=True, slots=True)
+class KernelRule:
+    """What one rule of Nsight Compute says about one launch."""
+
+    row: int
+    """Of the launch in `KernelCounters.kernels`."""
+    rule: str
+    """The rule's identifier, such as SOLBottleneck."""
+    section: str
+    """Identifier of its section, such as SpeedOfLight."""
+    kind: str
+    """optimization, warning (suggestions too, until 2022), information, error, or ""."""
+    text: str
+    """Its message; links are their text, with the address in parentheses."""
+    estimate: str = ""
+    """GLOBAL or LOCAL; "" where nothing is estimated, as until 2022."""
+    speedup: float | None = None
+    """What is estimated, as a fraction: with GLOBAL the decrease of the kernel's run time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +60,8 @@ class KernelCounters:
     """(9, 0) on a GPU of compute capability 9.0; None where the file does not say."""
     problems: tuple[str, ...]
     """What could not be read and why, one sentence each."""
+    rules: tuple[KernelRule, ...] = ()
+    """What ncu's rules say, by launch; the raw page has none."""
 
     @property
     def metrics(self) -> tuple[str, ...]:
@@ -63,6 +90,10 @@ def joined(parts: Sequence[KernelCounters]) -> KernelCounters:
         frames.append(part.kernels.drop(columns=other))
     if not any(len(frame) for frame in frames):
         return parts[0]
+    starts = [0, *itertools.accumulate(len(frame) for frame in frames)]
+    rules = [
+        replace(one, row=one.row + start) for part, start in zip(parts, starts, strict=False) for one in part.rules
+    ]
     kernels = pd.concat([frame for frame in frames if len(frame)], keys=range(len(frames)), names=["file"])
     files = kernels.index.get_level_values("file")
     kernels["process"] = pd.MultiIndex.from_arrays([files, kernels["process"]]).factorize()[0].astype("int64")
@@ -74,6 +105,7 @@ def joined(parts: Sequence[KernelCounters]) -> KernelCounters:
         names.pop() if len(names) == 1 else None,
         capabilities.pop() if len(capabilities) == 1 else None,
         tuple(problems),
+        tuple(rules),
     )
 
 

@@ -33,14 +33,16 @@ UNPACKED_BYTES_ALWAYS, UNPACKED_TIMES = 1 << 30, 100
 _MOST_HEADER_BYTES = 1 << 20
 
 _REMEDIES = {
-    ".nsys-rep": "export it: nsys export --type=sqlite FILE",
-    ".qdrep": "export it: nsys export --type=sqlite FILE",
-    ".ncu-rep": "export it: ncu --import FILE --csv --page raw > FILE.csv",
+    ".nsys-rep": "copy it again, or export it: nsys export --type=sqlite FILE",
+    ".qdrep": "copy it again, or export it: nsys export --type=sqlite FILE",
+    ".ncu-rep": "copy it again, or export it: ncu --import FILE --csv --page raw > FILE.csv",
+    ".ncu-repz": "export it: ncu --import FILE --csv --page raw > FILE.csv",
     ".nvprof": "give what `nvprof --export-profile` or `nvprof --csv` wrote",
 }
-# What a profiler's folder holds besides: reports that only their tool opens, pictures, bertbench's own notes.
-_PASSED_OVER = (".ncu-rep", ".md", ".png", ".html")
-_EXPORTS = {".nsys-rep": (".sqlite", ".sqlite.gz"), ".qdrep": (".sqlite", ".sqlite.gz")}
+# What a profiler's folder holds besides: pictures, bertbench's own notes.
+_PASSED_OVER = (".md", ".png", ".html")
+_DATABASES = (".sqlite", ".sqlite.gz")
+_EXPORTS = {".nsys-rep": _DATABASES, ".qdrep": _DATABASES, ".ncu-rep": (".csv", ".csv.gz")}
 """Suffixes of the export that says the same as a report beside it."""
 _OWN_FILES = ("collected.json", "summary.json", "trial.json", "result.json", "env.json", "sweep.json")
 
@@ -334,7 +336,7 @@ def _not_readable(file: Path) -> str:
         return f"{file} is in an unrecognized format: {supported}"
     export = file.with_suffix(".sqlite")
     remedy = f"give the export that lies beside it, {export}" if export.exists() else remedy
-    return f"{file} is in the profiler's own format, which only the profiler reads: {remedy}"
+    return f"{file} is damaged, or in a format that only its profiler reads: {remedy}"
 
 
 def _read(path: Path, by_reader: dict[str, tuple[Reader, list[Path]]], problems: list[str], single: bool) -> Source:

@@ -21,7 +21,7 @@ class Advice:
 
     cause: str
     """Stable name: machine, host, data, waiting, communication, padding, precision, fusion, copies, kernels, latency,
-    memory, compute, speed, batch. Advice with the same cause competes; one of them is shown."""
+    memory, compute, rules, speed, batch. Advice with the same cause competes; one of them is shown."""
     seen: str
     """What was measured, with its number; a sentence without its full stop."""
     remedy: str

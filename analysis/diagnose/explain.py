@@ -24,6 +24,9 @@ _FIRST = (
     "phases",
     "core_utilization",
     "roofline",
+    "kernel_rules",
+    "warp_stalls",
+    "cache_hits",
 )
 
 
@@ -54,12 +57,16 @@ def explain(
         found += communication_findings.findings(source.timelines, context=context)
     if source.counters:
         from analysis.diagnose import cores as core_findings
+        from analysis.diagnose import kernel_limits
 
         for counters, file, ending in zip(source.counters, source.counter_files, counter_endings(source), strict=True):
             title = f" ({file.name})" if ending else ""
             found += [
                 dataclasses.replace(one, name=f"{one.name}{ending}", title=f"{one.title}{title}")
-                for one in core_findings.findings(counters, window_ns, measured, context)
+                for one in [
+                    *core_findings.findings(counters, window_ns, measured, context),
+                    *kernel_limits.findings(counters),
+                ]
             ]
     if source.summaries:
         from analysis.diagnose import summaries as summary_findings

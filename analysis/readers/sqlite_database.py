@@ -35,6 +35,8 @@ MISSING = -(2**63)
 SQLITE_HEADER = b"SQLite format 3\0"
 REPORT_HEADER = b"NVIDIA Tegra Profiler"
 """What a report of nsys begins with, .nsys-rep and .qdrep."""
+_UNPACKED = (SQLITE_HEADER, REPORT_HEADER, b"NVR\x00")
+"""What a file must begin with to be unpacked as a whole: a database, or a report of nsys or ncu."""
 UNPACKED_BYTES_ALWAYS = 1 << 30
 UNPACKED_TIMES = 100
 """A packed file may unpack to the first, or to so many times its own size, whichever is more."""
@@ -309,7 +311,7 @@ def unpacked(path: Path) -> Iterator[Path]:
     try:
         try:
             with os.fdopen(handle, "wb") as out:
-                # SQLite reads from a file alone; an export can be larger than memory.
+                # SQLite and ncu-report read from a file alone; an export can be larger than memory.
                 _unpack(path, out)
         except (OSError, EOFError, zlib.error) as error:
             raise InputError(
@@ -327,7 +329,7 @@ def _unpack(path: Path, out: Any) -> None:
     written = 0
     with gzip.open(path) as packed:
         while block := packed.read(1 << 20):
-            if not written and not block.startswith((SQLITE_HEADER, REPORT_HEADER)):
+            if not written and not block.startswith(_UNPACKED):
                 out.write(block[:4096])  # enough to tell what it is instead
                 return
             written += len(block)

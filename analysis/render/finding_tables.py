@@ -28,7 +28,7 @@ _UNITS = {
     "_celsius": "°C",
     "_joules": "J",
 }
-# Names of kernels can be thousands of characters long; JSON and CSV have them whole, and a page on hovering.
+# Names of kernels and messages of rules can be very long; JSON and CSV have them whole, and a page on hovering.
 _LONGEST_NAME = 118
 _NUMBER = re.compile(r"\d+")
 _LONGEST_RANGE = 60
@@ -80,7 +80,7 @@ class _Column:
         known = [value for value in self._values if value is not None]
         self.numeric = bool(known) and all(isinstance(value, int | float) and value is not True for value in known)
         self.numeric = self.numeric and not all(isinstance(value, bool) for value in known)
-        self._is_name = name == "name"
+        self._is_name = name in ("name", "message")
         self.heading, self._form = _heading(name), _form(name, known)
 
     def cells(self) -> list[tables.Cell]:

@@ -1,4 +1,4 @@
-"""`bertbench core-util FILE.csv...`: how busy the kinds of cores were, from the CSVs of Nsight Compute."""
+"""`bertbench core-util FILE...`: how busy the kinds of cores were, from CSVs and reports of Nsight Compute."""
 
 import dataclasses
 import re
@@ -22,8 +22,9 @@ from common.errors import InputError, UsageError
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CoreUtilOptions(Tables):
     """Print the utilization of the FMA, FP16, Tensor and SFU pipelines: the fraction of their peak rate while kernels
-    ran, weighted by cycles. FILE is the output of `ncu --csv` (details or raw page), also as .gz. Several files get a
-    block each, and one block for all of them where they can belong to one run: the same device and batch size.
+    ran, weighted by cycles. FILE is the output of `ncu --csv` (details or raw page) or a report (.ncu-rep, needs the
+    package ncu-report), also as .gz. Several files get a block each, and one block for all of them where they can
+    belong to one run: the same device and batch size.
 
     Examples:
         bertbench core-util batch_16.csv
@@ -31,7 +32,7 @@ class CoreUtilOptions(Tables):
     """
 
     files: tyro.conf.Positional[tuple[Path, ...]]
-    """CSV files of Nsight Compute."""
+    """CSV files or reports of Nsight Compute."""
     by: Literal["kernel", "family", "phase", "batch"] | None = None
     """Print a table by kernel, kernel family, phase of the step (from NVTX ranges), or batch size; default a line per
     pipeline."""

@@ -117,6 +117,7 @@ def _packages() -> Iterator[Check]:
         "sklearn": ("scikit-learn", "pip install 'bertbench[scores]' for scores of GLUE and classification results"),
         "tensorboard": ("tensorboard", "pip install 'bertbench[tensorboard]' for the scalars of trainings"),
         "optuna": ("optuna", "pip install 'bertbench[tune]' for `bertbench tune`"),
+        "ncu_report": ("ncu-report", "pip install 'bertbench[ncu]' to read reports of Nsight Compute (.ncu-rep)"),
         "deepspeed": ("deepspeed", "pip install 'bertbench[deepspeed]' for the strategy deepspeed"),
         "horovod": ("horovod", "build the image with WITH_HOROVOD=1 for the strategy horovod"),
     }

@@ -1,16 +1,23 @@
 """The real Nsight Compute, without a GPU: names of metrics against its chips, its sample reports through our reader."""
 
+import os
 import re
 import shutil
 import subprocess
 from pathlib import Path
 
 import pytest
+from support.ncu_reports import old_report
 from support.refusals import refused
 
+from analysis.diagnose.explain import explain
+from analysis.diagnose.finding import plain_rows
+from analysis.diagnose.kernel_limits import findings
 from analysis.metrics.kernels.core_utilization import core_use
 from analysis.metrics.kernels.roofline import roofline
+from analysis.readers.ncu.blocks import results_of
 from analysis.readers.ncu.reader import read
+from analysis.sources import open_sources
 from bench.profilers import ncu as ncu_profiler
 from bench.profilers.base import Scope
 from bench.profilers.ncu import NsightCompute
@@ -189,3 +196,102 @@ def test_a_truncated_real_report_is_told(tmp_path: Path) -> None:
     whole = sample("addConstDouble.ncu-rep").read_bytes()
     with refused("file-damaged", "Failed to load report"):
         collected(tmp_path, whole[: len(whole) // 2])
+
+
+# ---- reports through ncu-report ----
+
+BOTH = ("addConstDouble.ncu-rep", "addConstDouble3.ncu-rep")
+
+
+def exported(folder: Path, report: Path, page: str) -> Path:
+    path = folder / f"{page}.csv"
+    path.write_text(ncu("--import", str(report), "--csv", "--page", page, "--print-units", "base"))
+    return path
+
+
+def readable(name: str) -> Path:
+    pytest.importorskip("ncu_report", reason="ncu-report is not installed: pip install 'bertbench[ncu]'")
+    return sample(name)
+
+
+@pytest.mark.parametrize("name", BOTH)
+def test_a_real_report_has_every_value_that_ncu_prints_of_it(tmp_path: Path, name: str) -> None:
+    """ncu prints decimals to two places, and names some units in other words."""
+    found, printed = read(readable(name)), read(exported(tmp_path, sample(name), "raw"))
+    assert len(found.metrics) > 500 and set(found.metrics) == set(printed.metrics)
+    for metric in printed.metrics:
+        assert found.kernels[metric][0] == pytest.approx(printed.kernels[metric][0], rel=1e-6, abs=0.006), metric
+    for column in ("process", "kernel_id", "name", "device", "duration_ns", "cycles"):
+        assert found.kernels[column].tolist() == printed.kernels[column].tolist(), column
+    plain = {"%", "ns", "cycle", "byte", "byte/s", "hz"}
+    both = [key for key in found.units if found.units[key] in plain and printed.units[key] in plain]
+    assert len(both) > 200 and [found.units[key] for key in both] == [printed.units[key] for key in both]
+    assert (found.device_name, found.compute_capability) == (printed.device_name, printed.compute_capability)
+
+
+@pytest.mark.parametrize("name", BOTH)
+def test_a_real_report_gives_the_findings_of_its_csv_and_the_rules_of_its_details(tmp_path: Path, name: str) -> None:
+    path = readable(name)
+    found = {one.name: one for one in explain(open_sources(path))}
+    printed = {one.name: one for one in explain(open_sources(exported(tmp_path, path, "raw")))}
+    assert set(found) - set(printed) == {"kernel_rules"} and not set(printed) - set(found)
+    for key, finding in printed.items():
+        rows = plain_rows(found[key].table)
+        assert len(rows) == len(finding.table), key
+        for mine, row in zip(rows, plain_rows(finding.table), strict=True):
+            numbers = [column for column, value in row.items() if isinstance(value, float)]
+            assert [mine[one] for one in numbers] == pytest.approx([row[one] for one in numbers], rel=2e-3, abs=1e-4)
+            assert [mine[one] for one in row if one not in numbers] == [row[one] for one in row if one not in numbers]
+    details = read(exported(tmp_path, path, "details"))
+    (rules,) = [one for one in findings(details) if one.name == "kernel_rules"]
+    assert plain_rows(found["kernel_rules"].table) == plain_rows(rules.table) and len(rules.table) >= 8
+
+
+def test_the_share_of_a_stall_is_that_in_the_message_of_the_rule() -> None:
+    counters = read(readable("addConstDouble.ncu-rep"))
+    said = next(one.text for one in counters.rules if one.rule == "CPIStall")
+    cycles, share, total = (
+        float(re.search(pattern, said)[1])  # type: ignore[index]
+        for pattern in (r"spends ([\d.]+) cycles", r"about ([\d.]+)%", r"average of ([\d.]+) cycles")
+    )
+    (stalls,) = [one for one in findings(counters) if one.name == "warp_stalls"]
+    (row,) = plain_rows(stalls.table)
+    assert row["cycles_per_instruction"] == pytest.approx(total, abs=0.06)
+    assert 100 * row["stall_1_share"] == pytest.approx(share, abs=0.06)
+    assert row["cycles_per_instruction"] * row["stall_1_share"] == pytest.approx(cycles, abs=0.06)
+
+
+def test_a_real_report_that_is_cut_is_refused_wherever_it_is_cut(tmp_path: Path) -> None:
+    whole = sample("addConstDouble.ncu-rep").read_bytes()
+    path = tmp_path / "cut.ncu-rep"
+    path.write_bytes(whole)
+    (origin,) = results_of(path, path)
+    assert origin.process == 2489747 and origin.host == "127.0.0.1"
+    between = {146603, 146496, 146320, 146193, 146051, 145924, 138156, 13299, 237}
+    """Between two blocks: the format cannot tell; the results are there as a whole, or none is and that is refused."""
+    sizes = [*range(len(whole) - 1, 300, -499), *range(300, 3, -7)]
+    for size in sizes:
+        os.truncate(path, size)
+        if size not in between:
+            with refused("file-truncated", "cut.ncu-rep"):
+                results_of(path, path)
+    path.write_bytes(whole[:13299])
+    with refused("trace-without-work", "cut.ncu-rep"):
+        read(path)
+    pytest.importorskip("ncu_report", reason="ncu-report is not installed: pip install 'bertbench[ncu]'")
+    path.write_bytes(whole[:138156])
+    assert read(path).kernels.equals(read(sample("addConstDouble.ncu-rep")).kernels)
+
+
+def test_ncu_prints_of_a_report_that_a_test_wrote_what_the_golden_file_has(tmp_path: Path) -> None:
+    """So the reports of the unit tests are reports to NVIDIA's own reader too."""
+    path = tmp_path / "old.ncu-rep"
+    path.write_bytes(old_report())
+    golden = Path(__file__).resolve().parents[1] / "golden" / "ncu" / "raw.csv"
+    command = ["ncu", "--import", str(path), "--csv", "--page", "raw"]
+    zone = {**os.environ, "TZ": "UTC"}
+    printed = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True, env=zone).stdout
+    if version()[:2] == (2022, 3):
+        assert printed.strip() == golden.read_text().strip()
+    (tmp_path / "raw.csv").write_text(printed)
+    assert read(tmp_path / "raw.csv").kernels["duration_ns"].tolist() == read(golden).kernels["duration_ns"].tolist()

@@ -322,6 +322,48 @@ def occupancy_limits(counters: KernelCounters) -> "pd.Series[str]":
     return names if theoretical is None else names.where(~(theoretical >= _FULL), "")
 
 
+_HITS = {
+    L1: (
+        "l1tex__t_sector_hit_rate.pct",
+        "Memory Workload Analysis: L1/TEX Hit Rate",
+        "Memory Workload Analysis: L1 Hit Rate",
+    ),
+    L2: ("lts__t_sector_hit_rate.pct", "Memory Workload Analysis: L2 Hit Rate"),
+}
+_LATENCY = (
+    "smsp__average_warp_latency_per_inst_issued.ratio",
+    "Warp State Statistics: Warp Cycles Per Issued Instruction",
+)
+_STALL = re.compile(r"smsp__average_warps_issue_stalled_(\w+?)_per_issue_active\.ratio|"
+                    r"smsp__average_warp_latency_issue_stalled_(\w+?)\.ratio")  # fmt: skip
+
+
+def hit_percents(counters: KernelCounters) -> "dict[str, pd.Series[float]]":
+    """Return, for L1 and L2 if they are in the file, how many of 100 accessed sectors each kernel found there."""
+    found = {level: _first(counters.kernels, names) for level, names in _HITS.items()}
+    return {level: values for level, values in found.items() if values is not None}
+
+
+def stall_cycles(counters: KernelCounters) -> "pd.DataFrame":
+    """Return the cycles between two instructions of a warp by what it waited for, one column per reason of ncu.
+
+    The reason "selected" is the cycle in which the instruction is issued. Without the metrics there is no column.
+    """
+    import pandas as pd
+
+    frame = counters.kernels
+    columns: dict[str, pd.Series[float]] = {}
+    for name in map(str, frame.columns):
+        if match := _STALL.fullmatch(name):
+            columns.setdefault(match[1] or match[2], frame[name])
+    return pd.DataFrame(columns, index=frame.index)
+
+
+def warp_latency(counters: KernelCounters) -> "pd.Series[float] | None":
+    """Return the cycles between two instructions of a warp: what ncu's rule CPIStall divides by. None: not known."""
+    return _first(counters.kernels, _LATENCY)
+
+
 def waves(counters: KernelCounters) -> "pd.Series[float] | None":
     """Return how often each kernel's grid fills the GPU; below 1 there is room for more blocks; None: not known."""
     return _first(counters.kernels, _WAVES)

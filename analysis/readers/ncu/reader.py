@@ -1,4 +1,5 @@
-"""CSV output of Nsight Compute (`ncu --csv`): the details page (a row per metric) and the raw page (a row per kernel).
+"""CSV output of Nsight Compute (`ncu --csv`), the details page (a row per metric) and the raw page (a row per kernel),
+and its reports (.ncu-rep), see ncu.report.
 
 The table may stand anywhere in a log: what the program printed before, and ncu's own ==PROF== lines, are passed over.
 """
@@ -10,16 +11,17 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from analysis.counters import KernelCounters
+from analysis.readers.ncu.blocks import MAGIC
+from analysis.readers.ncu.report import read_report
 from analysis.readers.ncu.table import Header, Table
 from analysis.readers.packed import unpacked_stream
 from analysis.readers.registry import Head
-from analysis.readers.sqlite_database import SQLITE_HEADER
+from analysis.readers.sqlite_database import SQLITE_HEADER, unpacked
 from common.errors import InputError
 
 MOST_BYTES = 4 << 30
 """Unpacked; a larger file is refused: no session of ncu writes one, a zip bomb does."""
 _LONGEST_LINE = 1 << 22
-_REPORT = b"NVR\x00"
 
 
 def read_lines(path: Path) -> Iterator[str]:
@@ -29,12 +31,10 @@ def read_lines(path: Path) -> Iterator[str]:
     them become replacement characters. A line of more than 4 million characters comes in pieces.
 
     Raises:
-        InputError: the file cannot be read, is damaged, too large, a report of ncu or a Git LFS pointer.
+        InputError: the file cannot be read, is damaged, too large, or a Git LFS pointer.
     """
     stream = unpacked_stream(path, "table", most_bytes=MOST_BYTES, remedy="give the table of one run of ncu")
     head = stream.peek(64)[:64]
-    if head.startswith(_REPORT):
-        raise InputError("file-format", f"{path} is an ncu report: export it with `ncu --import FILE --csv --page raw`")
     if head.startswith(SQLITE_HEADER):
         raise InputError(
             "file-format",
@@ -73,14 +73,14 @@ _FIRST_BYTES_OF_OTHERS = (b"{", b"[", b"<", b"SQLite", b"PK")
 
 
 def recognises(head: Head) -> bool:
-    """Whether a file is ncu's: by its own ==PROF== lines or the columns ID and Kernel Name, however late they come.
+    """Whether a file is ncu's: a report, or a table by ncu's ==PROF== lines or the columns ID and Kernel Name.
 
     A program may print much before the table, so a text that shows neither at once is searched for 16 MiB.
     """
     data = head.data
     if data[:2] in (b"\xff\xfe", b"\xfe\xff"):
         data = data.decode("utf-16", errors="replace").encode()
-    if data.startswith(b"NVR\x00") or re.search(rb"^==(?:PROF|ERROR|WARNING)== ", data, re.MULTILINE):
+    if data.startswith(MAGIC) or re.search(rb"^==(?:PROF|ERROR|WARNING)== ", data, re.MULTILINE):
         return True
     if _has_header(data):
         return True
@@ -106,7 +106,7 @@ def _has_header(data: bytes) -> bool:
 
 
 def read(path: Path) -> KernelCounters:
-    """Read one file, plain or gzip-compressed; several tables in one file are joined.
+    """Read one file, plain or gzip-compressed: a report, or tables, which are joined.
 
     Values are brought to base units (ns, byte, byte/s, hz). A metric of the details page is named
     "<section>: <metric>", unless its name is ncu's own ("dram__bytes.sum"), which is the same in every section. A time
@@ -114,7 +114,12 @@ def read(path: Path) -> KernelCounters:
 
     Raises:
         InputError: the file is damaged, too large, or holds no table of ncu; the message says what it seems to be.
+        MissingToolError: it is a report, and the package ncu-report is not installed.
     """
+    stream = unpacked_stream(path, "table", most_bytes=MOST_BYTES, remedy="give the table of one run of ncu")
+    if stream.peek(len(MAGIC))[: len(MAGIC)] == MAGIC:
+        with unpacked(path) as report:
+            return read_report(report, path)
     table = Table()
     seen = _Seen()
     header: Header | None = None

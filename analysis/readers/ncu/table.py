@@ -3,12 +3,21 @@
 import math
 import re
 from array import array
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any
 
-from analysis.counters import IDENTITY, LABELS, RULE_CONFLICTS, RULE_WAVEFRONTS, KernelCounters
+from analysis.counters import (
+    GLOBAL,
+    IDENTITY,
+    LABELS,
+    LOCAL,
+    RULE_CONFLICTS,
+    RULE_WAVEFRONTS,
+    KernelCounters,
+    KernelRule,
+)
 from common.errors import InputError
 
 # ncu scales times and bytes by 1000 (Nsight Compute CLI, "Metrics and Units"); names of 2019 to 2025.
@@ -119,11 +128,38 @@ _CONFLICTS = re.compile(
 _MOST_NUMBER = 2.0**53
 _MOST_VALUE = 1e60  # sums and multiples of such values stay finite
 _MOST_PROBLEMS = 60
+_MOST_RULES = 500_000
+_LONGEST_TEXT = 4000
+_KINDS = {"OPT": "optimization", "WRN": "warning", "INF": "information", "ERR": "error"}
 _MOST_VALUES = 100_000_000
 # Every kernel of a real file has about the same metrics; a table with this many holes is no output of ncu.
 _MOST_HOLES = 50
 
 Key = tuple[str, int, int]
+
+
+def is_metric(name: str) -> bool:
+    """Return whether a name of ncu is of a metric: not of an attribute of the device, nor of a list of metrics."""
+    return ":" not in name and not name.startswith("device__attribute_")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Launch:
+    """One kernel of a report, as Table.add_launch takes it."""
+
+    host: str
+    process: int
+    kernel: int
+    """Its number in the report."""
+    name: str
+    attributes: Mapping[str, float | str]
+    """Of the device, by ncu's names."""
+    ranges: tuple[tuple[str, ...], tuple[str, ...]] | None
+    """NVTX ranges of Push/Pop and Start/Stop, "domain@name"; None where none were recorded."""
+    metrics: Iterable[tuple[str, float, str]]
+    """Name, value and unit."""
+    rules: Iterable[KernelRule]
+    """Their `row` is set by the table."""
 
 
 @dataclass(slots=True)
@@ -152,7 +188,7 @@ class Header:
         metrics = [
             (position, name)
             for position, name in enumerate(names)
-            if wide and name and name not in _ABOUT and ":" not in name and not name.startswith("device__attribute_")
+            if wide and name and name not in _ABOUT and is_metric(name)
         ]
         return cls(names, at, wide, metrics, [(1.0, "")] * len(metrics))
 
@@ -164,6 +200,21 @@ class Header:
         """Return a field by the name of its column; `default` where the row or the table lacks it."""
         position = self.at.get(name)
         return record[position] if position is not None and position < len(record) else default
+
+
+def _rule(header: Header, record: Sequence[str]) -> KernelRule:
+    """Return the message of a rule in a row of the details page, where an estimate is in percent."""
+    speedup = number(header.get(record, "Estimated Speedup"))
+    estimate = header.get(record, "Estimated Speedup Type").strip().lower()
+    return KernelRule(
+        row=-1,
+        rule=header.get(record, "Rule Name"),
+        section=header.get(record, "Section Name"),
+        kind=_KINDS.get(header.get(record, "Rule Type").strip().upper(), ""),
+        text=header.get(record, "Rule Description"),
+        estimate=estimate if estimate in (GLOBAL, LOCAL) and speedup is not None else "",
+        speedup=None if speedup is None else speedup / 100,
+    )
 
 
 class Table:
@@ -180,6 +231,7 @@ class Table:
         self._device_name: str | None = None
         self._capability: tuple[int, int] | None = None
         self._problems: dict[str, None] = {}
+        self._rules: list[KernelRule] = []
 
     def problem(self, text: str) -> None:
         """Note what could not be read; of very many the first ones are kept."""
@@ -207,7 +259,7 @@ class Table:
             return
         name = header.get(record, "Metric Name")
         if not name:
-            self._add_rule(row, header.get(record, "Rule Description"))
+            self._add_rule(row, _rule(header, record))
             return
         full = name if "__" in name or "." in name else f"{header.get(record, 'Section Name')}: {name}"
         if header.at["Metric Value"] >= len(record):
@@ -216,9 +268,37 @@ class Table:
         factor, base = base_unit(header.get(record, "Metric Unit"))
         self._add_value(row, full, record[header.at["Metric Value"]], factor, base)
 
-    def _add_rule(self, row: int, text: str) -> None:
-        """Take in what only the text of a rule says: bank conflicts."""
-        if found := _CONFLICTS.search(text):
+    def add_launch(self, launch: Launch) -> None:
+        """Take in one kernel of a report, with all its metrics and rules."""
+        row = len(self._about)
+        self._rows[launch.host, launch.process, launch.kernel] = row
+        self._ranges = self._ranges or launch.ranges is not None
+        index, major, minor = (launch.attributes.get(name) for name in (_INDEX, _MAJOR, _MINOR))
+        if isinstance(major, int | float) and isinstance(minor, int | float) and max(abs(major), abs(minor)) < 1000:
+            self._see_capability((int(major), int(minor)))
+        self._device_name = self._device_name or str(launch.attributes.get(_NAME) or "").strip() or None
+        about: dict[str, Any] = {"process": launch.process, "kernel_id": launch.kernel, "name": launch.name}
+        about["device"] = int(index) if isinstance(index, int | float) and abs(index) < _MOST_NUMBER else None
+        about |= zip(LABELS, launch.ranges or ((), ()), strict=True)
+        self._about.append(about)
+        for name, value, unit in launch.metrics:
+            factor, base = base_unit(unit)
+            if math.isfinite(value):
+                self._store(row, name, value * factor, base)
+            else:
+                self._not_counted(name, "not a number")
+        for rule in launch.rules:
+            self._add_rule(row, rule)
+        self._check_size()
+
+    def _add_rule(self, row: int, rule: KernelRule) -> None:
+        """Take in a rule, and what only its text says: bank conflicts."""
+        if rule.rule and rule.text:
+            if len(self._rules) < _MOST_RULES:
+                self._rules.append(replace(rule, row=row, text=rule.text[:_LONGEST_TEXT]))
+            else:
+                self.problem(f"the file has more than {_MOST_RULES:,} messages of rules: the others were skipped")
+        if found := _CONFLICTS.search(rule.text):
             conflicts, wavefronts, operation = found.groups()
             self._add_value(row, RULE_CONFLICTS.format(operation), conflicts, 1.0, "")
             self._add_value(row, RULE_WAVEFRONTS.format(operation), wavefronts, 1.0, "")
@@ -232,9 +312,8 @@ class Table:
             found = (int(match[1]), int(match[2]))
         elif major is not None and minor is not None and max(abs(major), abs(minor)) < 1000:
             found = (int(major), int(minor))
-        if found and self._capability and found != self._capability:
-            self.problem("the file has kernels of GPUs of different compute capability; the first is shown")
-        self._capability = self._capability or found
+        if found:
+            self._see_capability(found)
         self._device_name = self._device_name or header.get(record, _NAME).strip() or None
         about: dict[str, Any] = {
             "process": key[1],
@@ -247,22 +326,31 @@ class Table:
             about[label] = ranges_of(header.get(record, column))
         return about
 
+    def _see_capability(self, found: tuple[int, int]) -> None:
+        if self._capability and found != self._capability:
+            self.problem("the file has kernels of GPUs of different compute capability; the first is shown")
+        self._capability = self._capability or found
+
+    def _not_counted(self, name: str, said: str) -> None:
+        self.problem(f"{name} is {said} for some kernels: this GPU or version of ncu cannot count it")
+
     def _add_value(self, row: int, name: str, text: str, factor: float, base: str) -> None:
         value = number(text)
         if value is None:
             if text and "n/a" in text.lower():
-                self.problem(
-                    f"{name} is {text.strip()[:40]} for some kernels: this GPU or version of ncu cannot count it"
-                )
+                self._not_counted(name, text.strip()[:40])
             elif text and text[0].isdigit() and "," in text:
                 self.problem(f"{name} has values such as {text.strip()[:40]!r}, which is not a number in ncu's format")
             return
+        self._store(row, name, value * factor, base)
+
+    def _store(self, row: int, name: str, value: float, base: str) -> None:
+        """Keep a value in its base unit."""
         column = self._values.get(name)
         known = self._units[name] if column is not None else self._units.setdefault(name, base)
         if known != base:
             self.problem(f"{name} has the units {known!r} and {base!r}: only values in {known!r} are kept")
             return
-        value *= factor
         if abs(value) > _MOST_VALUE:
             self.problem(f"{name} has the value {value:g}, which is out of range, and was skipped")
             return
@@ -314,7 +402,8 @@ class Table:
         frame = pd.DataFrame(columns).astype({"process": "int64", "kernel_id": "int64", "device": "Int64"})
         frame = pd.concat([frame, pd.DataFrame(values)], axis=1) if values else frame
         units = {name: self._units[name] for name in values}
-        return KernelCounters(frame, units, self._device_name, self._capability, tuple(self._problems))
+        problems, rules = tuple(self._problems), tuple(self._rules)
+        return KernelCounters(frame, units, self._device_name, self._capability, problems, rules)
 
     def _first(self, values: Mapping[str, Any], names: tuple[str, ...], unit: str, rows: int) -> Any:
         """Return, per kernel, the first of these metrics that has a value in this unit."""

@@ -371,7 +371,7 @@ def test_a_line_without_end_and_a_field_beyond_the_limit_of_csv_are_survived(
     [
         (b"", "file-empty", ""),
         (b"hello\n", "file-format", "ncu --csv"),
-        (b"NVR\x00 a report", "file-format", "ncu --import"),
+        (b"NVR\x00 a report", "file-truncated", "13"),
         (b"==ERROR== Option '--section x' did not match any section.\n", "tool-failed", "Option '--section x'"),
         (b'"Process ID","Kernel Name","Invocations","Metric Name"\n', "file-format", "--print-summary"),
         (

@@ -1,0 +1,297 @@
+"""Reports of Nsight Compute through ncu-report: the kernels of ncu's own CSV, its rules, and every kind of damage."""
+
+import gzip
+import importlib
+import os
+import shutil
+import struct
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support import shared_files
+from support.mutate import count_from_environment, mutations
+from support.ncu_report_file import DEVICE, Kernel, report
+from support.ncu_reports import CYCLES, GEMM, SOFTMAX, TIME, new_report, old_report
+from support.refusals import refused
+
+from analysis.counters import KernelCounters, joined
+from analysis.diagnose.explain import explain, to_do
+from analysis.diagnose.finding import Finding, plain_rows
+from analysis.diagnose.kernel_limits import findings
+from analysis.readers.ncu import reader
+from analysis.readers.ncu.blocks import results_of
+from analysis.readers.ncu.report import plain_text
+from analysis.sources import open_sources
+from common.errors import InputError, MissingToolError
+
+PRINTED_BY_NCU = Path(__file__).resolve().parents[2] / "golden" / "ncu" / "raw.csv"
+
+
+@pytest.fixture
+def package() -> Any:
+    """The package that reads reports; the tests of the file's structure run without it."""
+    return pytest.importorskip("ncu_report", reason="ncu-report is not installed: pip install 'bertbench[ncu]'")
+
+
+def written(folder: Path, content: bytes, name: str = "x.ncu-rep") -> Path:
+    path = folder / name
+    path.write_bytes(content)
+    return path
+
+
+def by_name(found: Sequence[Finding]) -> dict[str, list[dict[str, Any]]]:
+    return {one.name: plain_rows(one.table) for one in found}
+
+
+# ---- the same as the CSV ----
+
+
+def test_a_report_gives_what_ncu_prints_of_it(tmp_path: Path, package: Any) -> None:
+    found, printed = reader.read(written(tmp_path, old_report())), reader.read(PRINTED_BY_NCU)
+    assert set(found.kernels.columns) == set(printed.kernels.columns)
+    for column in printed.kernels:
+        assert found.kernels[column].tolist() == printed.kernels[column].tolist(), column
+    assert (found.device_name, found.compute_capability) == ("NVIDIA RTX A2000", (8, 6))
+    assert (printed.device_name, printed.compute_capability) == ("NVIDIA RTX A2000", (8, 6))
+    assert found.kernels["process"].tolist() == [7, 7, 7, 8] and found.kernels["duration_ns"].tolist()[3] == 5000
+    assert found.kernels["push_pop_ranges"][0] == ("bertbench@step 1", "bertbench@forward", "other@x:y")
+    assert found.kernels["start_stop_ranges"][1] == ("bertbench@all-reduce",)
+    assert found.problems == printed.problems == ()
+
+
+def test_a_report_gives_the_findings_of_the_csv_and_the_rules(tmp_path: Path, package: Any) -> None:
+    one, other = (open_sources(path) for path in (written(tmp_path, old_report()), PRINTED_BY_NCU))
+    found, printed = explain(one), explain(other)
+    rules = [finding.name for finding in found if finding.name not in by_name(printed)]
+    assert rules == ["kernel_rules"] and {"kernels", "roofline", "warp_stalls", "cache_hits"} <= set(by_name(printed))
+    kept = [finding for finding in found if finding.name != "kernel_rules"]
+    assert by_name(kept) == by_name(printed)
+    assert [finding.sentence for finding in kept] == [finding.sentence for finding in printed]
+    assert to_do(one, found)[0].cause == to_do(other, printed)[0].cause
+
+
+def test_times_are_known_on_a_gpu_that_the_package_does_not_know(tmp_path: Path, package: Any) -> None:
+    device = {name: value for name, value in DEVICE.items() if name.startswith("device__attribute_comp")}
+    found = reader.read(written(tmp_path, report([(7, [Kernel(GEMM, {TIME: 3000, CYCLES: 9})])], device)))
+    assert found.kernels["duration_ns"].tolist() == [3000.0] and found.kernels["cycles"].tolist() == [9.0]
+
+
+def test_a_packed_report_is_read_and_a_report_beside_its_csv_is_not_read_again(tmp_path: Path, package: Any) -> None:
+    whole = reader.read(written(tmp_path, old_report()))
+    packed = open_sources(written(tmp_path, gzip.compress(old_report()), "packed.gz")).counters[0]
+    assert packed.kernels.equals(whole.kernels)
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    written(folder, old_report(), "batch_8.ncu-rep")
+    assert len(open_sources(folder).counters) == 1, "alone it is read"
+    shutil.copy(PRINTED_BY_NCU, folder / "batch_8.csv")
+    assert [file.name for file in open_sources(folder).counter_files] == ["batch_8.csv"]
+
+
+# ---- rules, stalls, caches ----
+
+
+def test_estimates_are_weighted_by_time_and_only_global_ones_save_time(tmp_path: Path, package: Any) -> None:
+    """GEMM: 2 us with 40 % and 6 us with 20 % of 10 us: 0.8 + 1.2 = 2 us of its 8, and of all 10."""
+    source = open_sources(written(tmp_path, new_report()))
+    found = {finding.name: finding for finding in explain(source)}["kernel_rules"]
+    first, second, third = plain_rows(found.table)
+    assert (first["rule"], first["name"], first["launches"], first["estimate"]) == (
+        "TheoreticalOccupancy", GEMM, 2, "global",
+    )  # fmt: skip
+    assert [first[name] for name in ("time_share", "estimate_share", "saves_share")] == pytest.approx([0.8, 0.25, 0.2])
+    assert first["message"] == "Fewer.", "of the longest launch"
+    assert (second["rule"], second["estimate"], second["saves_share"]) == ("UncoalescedAccess", "local", None)
+    assert second["estimate_share"] == pytest.approx(0.9)
+    assert (third["rule"], third["estimate"], third["estimate_share"]) == ("SOLBottleneck", "", None)
+    (advice,) = [one for one in to_do(source, [found]) if one.cause == "rules"]
+    assert advice.saves == pytest.approx(0.2) and "25.0 %" in advice.text
+
+
+def test_the_details_page_gives_the_rules_of_the_report(tmp_path: Path, package: Any) -> None:
+    """With the columns of estimates as Nsight Compute 2025 prints them."""
+    head = '"ID","Process ID","Kernel Name","Section Name","Metric Name","Metric Unit","Metric Value",'
+    head += '"Rule Name","Rule Type","Rule Description","Estimated Speedup Type","Estimated Speedup"'
+    rows = [head]
+    for kernel, (name, time) in enumerate(((GEMM, "2,000"), (GEMM, "6,000"), (SOFTMAX, "2,000"))):
+        rows.append(f'"{kernel}","7","{name}","S","{TIME}","ns","{time}","","","","",""')
+        rows.append(f'"{kernel}","7","{name}","S","{CYCLES}","cycle","1","","","","",""')
+    for kernel, name, section, rule, text, estimate, speedup in (
+        (0, GEMM, "Occupancy", "TheoreticalOccupancy", "Few warps.", "global", "40"),
+        (0, GEMM, "SpeedOfLight", "SOLBottleneck", "Small grid.", "", ""),
+        (1, GEMM, "Occupancy", "TheoreticalOccupancy", "Fewer.", "global", "20.00"),
+        (2, SOFTMAX, "SourceCounters", "UncoalescedAccess", "Apart.", "local", "90"),
+    ):
+        rows.append(f'"{kernel}","7","{name}","{section}","","","","{rule}","OPT","{text}","{estimate}","{speedup}"')
+    printed = reader.read(written(tmp_path, "\n".join(rows).encode(), "details.csv"))
+    found = reader.read(written(tmp_path, new_report()))
+    assert printed.rules == found.rules and len(found.rules) == 4
+    assert by_name(findings(printed)) == by_name(findings(found))
+
+
+def test_rules_stay_with_their_launch_when_files_are_joined(tmp_path: Path, package: Any) -> None:
+    old, new = (reader.read(written(tmp_path, content)) for content in (old_report(), new_report()))
+    whole = joined([old, new])
+    for part, start in ((old, 0), (new, len(old.kernels))):
+        for rule in part.rules:
+            assert any(one.row == rule.row + start and one.text == rule.text for one in whole.rules)
+    assert len(whole.rules) == len(old.rules) + len(new.rules)
+    assert {whole.kernels["name"][one.row] for one in whole.rules if one.rule == "UncoalescedAccess"} == {SOFTMAX}
+
+
+def test_stalls_and_hits_are_means_by_time() -> None:
+    """Softmax: 1 us with 36 and 5 us with 6 cycles of waiting, (36 + 30) / 6 = 11, of (40 + 50) / 6 = 15 in all."""
+    found = {one.name: one for one in findings(reader.read(PRINTED_BY_NCU))}
+    softmax, gemm = plain_rows(found["warp_stalls"].table)
+    assert (softmax["name"], softmax["stall_1"], softmax["stall_2"]) == (SOFTMAX, "long_scoreboard", "barrier")
+    assert softmax["cycles_per_instruction"] == pytest.approx(15)
+    assert [softmax["stall_1_share"], softmax["stall_2_share"]] == pytest.approx([11 / 15, 1 / 15])
+    assert gemm["cycles_per_instruction"] == pytest.approx((3 * 20 + 60) / 4)
+    assert gemm["stall_1_share"] == pytest.approx((3 * 16 + 56) / 4 / 30) and gemm["stall_3"] == ""
+    softmax, gemm = plain_rows(found["cache_hits"].table)
+    assert [softmax["time_share"], gemm["time_share"]] == pytest.approx([0.6, 0.4])
+    assert softmax["l1_hit_share"] == pytest.approx((0 + 5 * 1.0) / 6)
+    assert gemm["l2_hit_share"] == pytest.approx((3 * 0.5025 + 0.9025) / 4)
+    assert "kernel_rules" not in found
+
+
+def test_without_these_counters_there_are_no_such_findings(tmp_path: Path) -> None:
+    rows = ['"ID","Process ID","Kernel Name","gpu__time_duration.sum"', '"","","","nsecond"', '"0","7","gemm","5"']
+    assert findings(reader.read(written(tmp_path, "\n".join(rows).encode(), "a.csv"))) == []
+    nothing = reader.read(written(tmp_path, rows[0].encode(), "b.csv"))
+    assert findings(nothing) == [] and nothing.kernels.empty
+
+
+def test_the_estimates_of_a_real_file_are_read() -> None:
+    path = shared_files.TRACES / "ncu" / "kernel_0001__ncu.details.csv"
+    if not path.exists():
+        pytest.skip(f"{path} is not here")
+    found = reader.read(path)
+    estimated = [one for one in found.rules if one.speedup is not None]
+    assert ("TheoreticalOccupancy", "global", 0.8034) in [(one.rule, one.estimate, one.speedup) for one in estimated]
+    rows = {row["rule"]: row for row in by_name(findings(found))["kernel_rules"]}
+    assert rows["TheoreticalOccupancy"]["saves_share"] == pytest.approx(0.8034), "of the only kernel"
+
+
+@pytest.mark.parametrize(
+    ("text", "plain"),
+    [
+        ("See the @url:Guide:https://a.b/c#d@.", "See the Guide (https://a.b/c#d)."),
+        ("the @section:LaunchStats:Launch Statistics@ section", "the Launch Statistics section"),
+        ("at @source:kernel.cu:12:line 12@ and @sass:0x10:this@", "at line 12 and this"),
+        ("mail a@b.c or d@e.f", "mail a@b.c or d@e.f"),
+    ],
+)
+def test_links_in_messages_are_their_text(text: str, plain: str) -> None:
+    assert plain_text(text) == plain
+
+
+# ---- damage, and what is missing ----
+
+
+def boundaries(content: bytes) -> set[int]:
+    """Where a report can be cut between two blocks, by the sizes of payloads: the last field of the headers here."""
+    at = 8 + struct.unpack_from("<I", content, 4)[0]
+    found = set()
+    while at < len(content):
+        header = content[at + 4 : at + 4 + struct.unpack_from("<I", content, at)[0]]
+        size = shift = 0
+        for byte in header[header.rindex(b"\x28") + 1 :]:
+            size, shift = size | (byte & 127) << shift, shift + 7
+        at += 4 + len(header) + size
+        found.add(at)
+    return found
+
+
+def test_a_report_that_is_cut_anywhere_inside_a_block_is_truncated(tmp_path: Path) -> None:
+    """The format has no end mark: a cut exactly between two blocks leaves a smaller report."""
+    whole = report([(7, [Kernel("a", {TIME: 1})]), (8, [Kernel("b", {TIME: 2})])], {})
+    between = boundaries(whole)
+    assert max(between) == len(whole) and len(between) == 2 * 3
+    accepted = set()
+    path = written(tmp_path, whole)
+    for size in range(len(whole), 0, -1):
+        os.truncate(path, size)
+        try:
+            results_of(path, path)
+        except InputError as error:
+            assert error.code == ("file-truncated" if size >= 4 else "file-format"), size
+            assert str(path) in str(error)
+        else:
+            accepted.add(size)
+    assert accepted == between
+
+
+def test_a_truncated_report_and_an_empty_one_are_refused_by_the_command(tmp_path: Path, package: Any) -> None:
+    whole = old_report()
+    with refused("file-truncated", "x.ncu-rep", f"{len(whole) - 1:,}"):
+        open_sources(written(tmp_path, whole[:-1]))
+    with refused("file-empty", "x.ncu-rep"):
+        open_sources(written(tmp_path, b""))
+    with refused("file-format", "x.ncu-rep", "ncu --import"):
+        open_sources(written(tmp_path, b"\x00" * 100))
+    with refused("file-truncated", "packed.gz"):
+        open_sources(written(tmp_path, gzip.compress(whole)[:-20], "packed.gz"))
+
+
+def test_a_result_that_the_package_leaves_out_is_not_left_out_in_silence(tmp_path: Path, package: Any) -> None:
+    """An entry that is no result: ncu-report 2026.3 loads such a report as one without it."""
+    whole = old_report()
+    kernel = whole.index(GEMM.encode()) - 60
+    damaged = bytearray(whole)
+    damaged[kernel : kernel + 40] = b"\xff" * 40
+    loaded = sum(len(group) for group in package.load_report(str(written(tmp_path, bytes(damaged)))))
+    assert loaded < 4
+    with refused("file-damaged", "x.ncu-rep"):
+        reader.read(tmp_path / "x.ncu-rep")
+
+
+def test_damaged_reports_give_kernels_or_an_input_error(tmp_path: Path, package: Any) -> None:
+    read = 0
+    for content in mutations(old_report(), count_from_environment(60), seed=26):
+        path = written(tmp_path, b"NVR\0" + content[4:])
+        try:
+            found = reader.read(path)
+        except InputError as error:
+            assert str(path) in str(error) and error.code in (
+                "file-damaged",
+                "file-truncated",
+                "file-format",
+                "trace-without-work",
+            )
+        else:
+            assert isinstance(found, KernelCounters)
+            findings(found)
+            read += 1
+    assert read
+
+
+def test_a_report_without_results_says_that_nothing_was_profiled(tmp_path: Path) -> None:
+    with refused("trace-without-work", "x.ncu-rep"):
+        reader.read(written(tmp_path, report([(7, [])])))
+
+
+def test_a_name_of_no_encoding_is_a_name(tmp_path: Path, package: Any) -> None:
+    content = report([(7, [Kernel("kernel_abc", {TIME: 1, CYCLES: 1}, ranges={"domain": ["step_abc"]})])])
+    found = reader.read(written(tmp_path, content.replace(b"_abc", b"_\xff\xe5c")))
+    assert found.kernels["name"].tolist() == ["kernel_\ufffd\ufffdc"]
+    assert found.kernels["push_pop_ranges"].tolist() == [("domain@step_\ufffd\ufffdc",)]
+
+
+def test_without_the_package_the_message_names_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ncu_report", None)
+    with pytest.raises(ImportError):
+        importlib.import_module("ncu_report")
+    path = written(tmp_path, old_report())
+    with pytest.raises(MissingToolError) as caught:
+        open_sources(path)
+    said = str(caught.value)
+    assert caught.value.code == "package-missing" and str(path) in said and "\n" not in said
+    assert "bertbench[ncu]" in said and "ncu --import" in said
+    shutil.copy(PRINTED_BY_NCU, tmp_path / "other.csv")
+    found = open_sources(tmp_path)
+    assert [file.name for file in found.counter_files] == ["other.csv"]
+    assert any("x.ncu-rep" in problem for problem in found.problems), "the rest of a folder is read"
