@@ -241,6 +241,46 @@ HEADS = (
     Column("best", bool, "", "whether this is the head's best evaluation"),
 )
 
+# speedrun.csv of speedrun, one row per seed. Times end with the first evaluation at or below the target; those of a
+# seed that did not reach it end with its last step.
+SPEEDRUN = (
+    Column("seed", int, "", "seed of weights, data order and dropout", "seed", "count"),
+    Column(
+        "status",
+        str,
+        "",
+        "reached; not reached (all steps were made); otherwise how the last attempt ended, or not begun",
+        "status",
+    ),
+    Column("steps", int, "", "updates made", "steps", "count"),
+    Column("samples", int, "", "sequences seen", "samples", "count"),
+    Column("tokens", int, "", "tokens seen, without padding", "tokens", "count"),
+    Column("mlm_loss", float, "", "held-out MLM loss of the evaluation that ended it, in nats", "MLM loss"),
+    Column("step_seconds", float, "s", "training time: time of the steps only", "training s", "fine"),
+    Column(
+        "loop_seconds",
+        float,
+        "s",
+        "from the first step to the end of the evaluation, with earlier evaluations and checkpoints",
+        "with evaluations s",
+        "fine",
+    ),
+    Column(
+        "total_seconds",
+        float,
+        "s",
+        "from the start of the processes to the end of the evaluation, over all attempts",
+        "with start-up s",
+        "fine",
+    ),
+    Column("samples_per_second", float, "1/s", "samples / step_seconds", "samples/s"),
+    Column("energy_joules", float, "J", "energy of the training devices from the first step on", "energy J"),
+    Column("cost", float, "", "total_seconds at --price-per-hour", "cost"),
+    Column("evaluations", int, "", "evaluations up to there", "evaluations", "count"),
+    Column("attempts", int, "", "number of calls that trained it", "attempts", "count"),
+    Column("reason", str, "", "why the status is not reached"),
+)
+
 _PROFILED = (
     Column("trial_id", str, "", "name of the trial's folder"),
     *_SHAPE,
@@ -301,6 +341,7 @@ COLLECTIVE_COLUMNS = types(COLLECTIVES)
 COMPONENT_COLUMNS = types(COMPONENTS)
 COMPARISON_COLUMNS = names(COMPARISON)
 HEAD_COLUMNS = names(HEADS)
+SPEEDRUN_COLUMNS = names(SPEEDRUN)
 PROFILED_COLUMNS = names(_PROFILED)
 COMPUTE_COLUMNS = names(_COMPUTES)
 RANGE_COLUMNS = names(RANGES)

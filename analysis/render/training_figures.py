@@ -459,3 +459,36 @@ def heads_figure(curves: Sequence[HeadCurve], majority: float | None, title: str
         legend="below",
         legend_columns=len(curves) + 1,
     )
+
+
+def speedruns_figure(runs: Mapping[str, Row], title: str = "") -> Figure:
+    """Return the held-out loss of every seed by training time, with the target.
+
+    Args:
+        runs: speedrun.json by the name of each speedrun; all have the target of the first.
+        title: name of the training.
+    """
+    series: list[Series] = []
+    for (name, found), colour in zip(runs.items(), CYCLE, strict=False):
+        for row in found["rows"]:
+            readings = row.get("readings") or []
+            times, losses = column(readings, "step_seconds"), column(readings, "mlm_loss")
+            series.append(
+                Line(name=short_label(name), x=times, y=losses, colour=colour, marker="circle", size=3, width=1.2)
+            )
+    target = float(next(iter(runs.values()))["target"]["value"])
+    series.append(Rule(name="target", axis="y", at=target, colour="grey", dash="dashed", width=1.2, legend=True))
+    return Figure(
+        name="speedrun",
+        title="Time to quality",
+        heading=short_label(title),
+        caption="Held-out MLM loss of each seed by the time of its steps; evaluations and start-up take no part in it.",
+        panels=[
+            Panel(
+                x=Axis(label="training time, s", low=0), y=Axis(label="held-out MLM loss", unit="nats"), series=series
+            )
+        ],
+        size=(7.2, 4.0),
+        legend="below",
+        legend_columns=4,
+    )

@@ -15,7 +15,7 @@ from records.run import RunDirectory
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AnalyzeOptions(Tables):
     """Explain what a profiler recorded. PATH is a trace, a table of counters, a log, a folder of ranks, a tar, a
-    profiled trial, or a run directory. The kind is detected from the content.
+    profiled trial, a run directory, or a speedrun. The kind is detected from the content.
 
     Examples:
         bertbench analyze runs/profile
@@ -34,6 +34,7 @@ OPTIONS = {"analyze PATH...": AnalyzeOptions}
 def run(options: AnalyzeOptions) -> Result:
     """Read and explain; exit code 3 when some trials of a run directory could not be read."""
     from analysis.sources import is_run
+    from records.speedrun import is_speedrun
 
     if not options.paths:
         raise InputError(
@@ -41,6 +42,8 @@ def run(options: AnalyzeOptions) -> Result:
         )
     if len(options.paths) == 1 and is_run(options.paths[0]):
         return _run(options.paths[0], options)
+    if len(options.paths) == 1 and is_speedrun(options.paths[0]):
+        return _speedrun(options.paths[0], options)
     from analysis.diagnose.profiles import analyze_paths
     from analysis.render.result_tables import advice_lines
 
@@ -90,4 +93,22 @@ def _run(path: Path, options: AnalyzeOptions) -> Result:
     document["answers"] = [answer.to_json() for answer in said]
     return Result(
         document=document, blocks=[*answer_lines(said), *blocks], written=written, problems=problems, code=code
+    )
+
+
+def _speedrun(path: Path, options: AnalyzeOptions) -> Result:
+    """What each seed needed, read again from its records."""
+    from analysis.metrics.comparison.speedruns import load_speedrun
+    from analysis.render.speedrun_tables import speedrun_blocks
+    from analysis.render.tables import write_csv
+    from records.schema import SPEEDRUN_COLUMNS
+    from records.speedrun import read_speedrun
+
+    found = load_speedrun(path, read_speedrun(path))
+    written = []
+    if options.csv is not None:
+        written = [options.csv / "speedrun.csv"]
+        write_csv(written[0], found["rows"], SPEEDRUN_COLUMNS, line_end="\n")
+    return Result(
+        document={"path": str(path), **found, "kinds": ["speedrun"]}, blocks=speedrun_blocks(found), written=written
     )

@@ -17,23 +17,26 @@ from records.run import RunDirectory
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CompareOptions(Tables):
-    """Compare B (new) with A (old): two run directories, or two traces (files, folders of ranks, tars, profiled
-    trials). Exit code 0: no regression. 1: B is slower by more than the threshold. 4: the measurements cannot decide
-    for some configuration of a run.
+    """Compare B (new) with A (old): two run directories, two traces (files, folders of ranks, tars, profiled trials),
+    or two speedruns (folders or their speedrun.json). Exit code 0: no regression. 1: B is slower by more than the
+    threshold, or does not reach the target of a speedrun. 4: the measurements cannot decide for some configuration of a
+    run, or between two speedruns.
 
     Examples:
         bertbench compare runs/main runs/change
         bertbench compare old.json.gz new.json.gz --threshold 0.1  # tolerate 10 %
+        bertbench compare runs/speedrun runs/speedrun-bf16  # is the second a new record?
     """
 
     a: tyro.conf.Positional[Path]
-    """Run directory or trace to compare with (old)."""
+    """Run directory, trace or speedrun to compare with (old)."""
     b: tyro.conf.Positional[Path]
-    """Run directory or trace to judge (new)."""
+    """Run directory, trace or speedrun to judge (new)."""
     threshold: float | None = None
-    """Relative change of the step time that counts as a regression; default 0.02 (2 %) for runs, 0.05 for traces."""
+    """Relative change of the step time that counts as a regression; default 0.02 (2 %) for runs, 0.05 for traces.
+    Speedruns have none."""
     undecided_ok: bool = False
-    """Runs only: exit with 0 instead of 4 where the measurements cannot decide."""
+    """Runs and speedruns only: exit with 0 instead of 4 where the measurements cannot decide."""
     out: Path | None = None
     """Folder to write report.html with its figures and CSV tables; default no page."""
     summary: Path | None = None
@@ -48,7 +51,10 @@ OPTIONS = {"compare A B": CompareOptions}
 def run(options: CompareOptions) -> Result:
     """Compare; exit code 1 on a regression, UNDECIDED if that is not conclusive."""
     from analysis.sources import is_run
+    from records.speedrun import is_speedrun
 
+    if any(map(is_speedrun, (options.a, options.b))):
+        return _speedruns(options)
     runs = [is_run(path) for path in (options.a, options.b)]
     if any(runs) and not all(runs):
         other = options.b if runs[0] else options.a
@@ -95,6 +101,27 @@ def _runs(options: CompareOptions) -> Result:
 
     out = options.out
     return _with_page(found, lambda: write_runs_report(comparison, options.a, options.b, out))
+
+
+def _speedruns(options: CompareOptions) -> Result:
+    from analysis.metrics.comparison.speedruns import as_mapping, compare_speedruns, load_speedrun
+    from analysis.render.speedrun_tables import speedrun_comparison_blocks
+    from records.speedrun import read_speedrun
+
+    for name in ("threshold", "csv", "out"):
+        if getattr(options, name) is not None:
+            raise UsageError(
+                "option-not-applicable",
+                f"--{name} is for runs and traces: two speedruns are decided by their seeds; use --json",
+            )
+    a, b = (load_speedrun(path, read_speedrun(path)) for path in (options.a, options.b))
+    found = compare_speedruns(a, b)
+    undecided = 0 if options.undecided_ok else UNDECIDED
+    return Result(
+        document=as_mapping(found) | {"a": a["summary"], "b": b["summary"]},
+        blocks=speedrun_comparison_blocks(a, b, found),
+        code={"faster": 0, "cannot decide": undecided}.get(found.verdict, 1),
+    )
 
 
 def _with_page(found: Result, write: Callable[[], list[Path]]) -> Result:

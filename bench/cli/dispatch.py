@@ -49,6 +49,7 @@ COMMANDS: dict[str, str | Group] = {
     "compare-heads": "bench.cli.compare_heads",
     "tune": "bench.cli.tune",
     "autotune": "bench.cli.autotune",
+    "speedrun": "bench.cli.speedrun",
     "throughput": "bench.cli.throughput",
     "measure": "bench.cli.measure",
     "speed-of-light": "bench.cli.speed_of_light",

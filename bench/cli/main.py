@@ -37,6 +37,7 @@ Measures and explains BERT training speed. Start: `bertbench doctor`.
   compare-strategies       compare training by strategy and precision
   compare-heads            train GAP with each head and compare them
   tune, autotune           search for the best score; the highest throughput
+  speedrun                 measure the time to a held-out loss, over several seeds
   throughput               measure samples/s by batch size, devices, library
   measure                  measure any PyTorch training script, unchanged
   speed-of-light           measure the floor of a step, and where time is lost

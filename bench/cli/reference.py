@@ -47,6 +47,7 @@ _TABLES = {
     "trials/TRIAL/components-RANK.csv of `speed-of-light`: a row per part and round": schema.COMPONENTS,
     "comparison.csv of `compare-strategies`: a row per variant": schema.COMPARISON,
     "heads.csv of `compare-heads`: a row per evaluation": schema.HEADS,
+    "speedrun.csv of `speedrun`: a row per seed": schema.SPEEDRUN,
     "compute_utilization.csv of `profile`: a row per profiled trial and rank": schema.COMPUTE_UTILIZATION,
     "ranges.csv of `analyze --csv`: a row per range": schema.RANGES,
 }

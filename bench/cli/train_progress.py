@@ -3,6 +3,7 @@
 import json
 import sys
 import time
+from collections.abc import Mapping
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -56,6 +57,9 @@ class TrainProgress:
         if self._metrics is not None and self._trial is not None and self._directory is not None:
             self._metrics.look(self._trial, self._directory)
 
+    def heard(self, event: Mapping[str, Any]) -> None:
+        """Take an event; subclasses decide by it."""
+
     def end(self) -> None:
         """Show the remaining events and end the line."""
         if self._metrics is not None:
@@ -77,6 +81,7 @@ class TrainProgress:
         progress: dict[str, Any] | None = None
         for line in whole.splitlines():
             event = json.loads(line)
+            self.heard(event)
             append_log(self._log, progress_text(event) if event["event"] == "progress" else event_text(event))
             if event["event"] != "progress":
                 self._event(event)

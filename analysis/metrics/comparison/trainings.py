@@ -193,7 +193,12 @@ def _losses_of_ranks(directory: TrialDirectory, step: int) -> list[float | None]
 
 def _times(attempts: Sequence[TrialDirectory]) -> dict[int, tuple[float, float]]:
     """Return by step when it ended, in seconds of the loop, and how long it took, ms; the last time it was made."""
-    found: dict[int, tuple[float, float]] = {}
+    return {step: (seconds, row["step_time_ms"]) for step, (seconds, row) in steps_made(attempts).items()}
+
+
+def steps_made(attempts: Sequence[TrialDirectory]) -> dict[int, tuple[float, dict[str, Any]]]:
+    """Return by step when it ended, in seconds of the loop, and its row of ranks.combine; the last time it was made."""
+    found: dict[int, tuple[float, dict[str, Any]]] = {}
     for directory in attempts:
         steps = combine({rank: directory.read_steps(rank) for rank in directory.ranks()})
         steps = [row for row in steps if row["start_ns"] is not None]
@@ -203,7 +208,7 @@ def _times(attempts: Sequence[TrialDirectory]) -> dict[int, tuple[float, float]]
         before = max((seconds for seconds, _ in found.values()), default=0.0)
         began = steps[0]["start_ns"]
         for row in steps:
-            found[row["step"]] = (before + (row["end_ns"] - began) / 1e9, row["step_time_ms"])
+            found[row["step"]] = (before + (row["end_ns"] - began) / 1e9, row)
     return found
 
 

@@ -184,6 +184,10 @@ def of_trainings() -> Iterator[Figure]:
         trainings.HeadCurve(name, [1.0, 2.0, 3.0], [0.9, 0.8, 0.75 + n / 20], [0.5, 0.6, 0.62 - n / 50], 60.0 + 9 * n)
         for n, name in enumerate(("mul", "concat", "span"))
     ]
+    readings = [{"steps": 5 * n, "step_seconds": 2.5 * n, "mlm_loss": 9.0 - 0.5 * n} for n in range(1, 6)]
+    rows: list[dict[str, Any]] = [{"seed": 1, "readings": readings}, {"seed": 2, "readings": []}]
+    speedrun = {"target": {"value": 6.5}, "rows": rows}
+    yield trainings.speedruns_figure({"mini, fp32": speedrun, "mini, bf16": speedrun}, "mini, batch 32")
     yield trainings.heads_figure([*heads, trainings.HeadCurve("other", [1.0], [None], [None], None)], 0.45, "GAP, mini")
 
 

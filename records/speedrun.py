@@ -1,0 +1,88 @@
+"""The files of a speedrun: the only definition of what `bench` writes and `analysis` reads.
+
+    runs/<name>/speedrun.json       target, seeds, settings, data, machine, a row per seed, and the summary
+    runs/<name>/speedrun.csv        the rows
+    runs/<name>/seed-<seed>/        the training of a seed: a run directory as records.training describes it
+
+speedrun.json is renewed after every seed and holds no path, so that a copy of it is a record by itself.
+"""
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from common.errors import InputError, SchemaError
+from records.files import read_record
+from records.training import TrainRun
+
+_DOCUMENT = "speedrun.json"
+_FIELDS = {"target": dict, "seeds": list, "settings": dict, "data": dict, "machine": dict, "rows": list}
+
+
+@dataclass(frozen=True, slots=True)
+class Speedrun:
+    """The files of one speedrun."""
+
+    path: Path
+
+    @property
+    def document(self) -> Path:
+        """speedrun.json."""
+        return self.path / _DOCUMENT
+
+    @property
+    def csv(self) -> Path:
+        """The rows as a table, by records.schema.SPEEDRUN."""
+        return self.path / "speedrun.csv"
+
+    def seed(self, seed: int) -> TrainRun:
+        """The training of a seed."""
+        return TrainRun(self.path / f"seed-{seed}")
+
+
+def is_speedrun(path: Path) -> bool:
+    """Return whether a path is the folder of a speedrun, or its speedrun.json under any name that ends in .json."""
+    try:
+        if path.is_dir():
+            return Speedrun(path).document.is_file()
+        if path.suffix != ".json" or not path.is_file():
+            return False
+        with path.open("rb") as file:  # a trace of gigabytes must not be parsed to find out what it is not
+            head = file.read(_HEAD_BYTES)
+        return f'"{KIND}"'.encode() in head and read_record(path).get("kind") == KIND
+    except (OSError, SchemaError):
+        return False
+
+
+KIND = "speedrun"
+"""Value of `kind` in speedrun.json, near its beginning."""
+_HEAD_BYTES = 256
+
+
+def read_speedrun(path: Path) -> dict[str, Any]:
+    """Return speedrun.json of a folder, or such a file.
+
+    Raises:
+        InputError: there is none.
+        SchemaError: it is damaged, or of a newer bertbench.
+    """
+    file = Speedrun(path).document if path.is_dir() else path
+    if not file.is_file():
+        raise InputError("path-missing", f"{file} does not exist: give the folder of a `bertbench speedrun`")
+    found = read_record(file)
+    wrong = [name for name, kind in _FIELDS.items() if not isinstance(found.get(name), kind)]
+    if not wrong and not _is_number(found["target"].get("value")):
+        wrong = ["target"]
+    if not wrong and not all(isinstance(row, dict) and isinstance(row.get("status"), str) for row in found["rows"]):
+        wrong = ["rows"]
+    if wrong:
+        raise SchemaError(
+            "file-damaged",
+            f"{file} has invalid values of {', '.join(wrong)}: run the command that wrote it again, or restore it",
+        )
+    return found
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)

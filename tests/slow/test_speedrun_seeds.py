@@ -1,0 +1,67 @@
+"""`bertbench speedrun` over several seeds in real processes: kills, more seeds, a target that is never reached."""
+
+import json
+import time
+from pathlib import Path
+
+from support.commands import result
+from support.refusals import check_refusal
+from support.speedrun_cli import SpeedrunCli
+from support.train_cli import kill_all
+
+from records.training import TrainRun
+
+
+def test_after_kill_9_the_same_command_trains_the_seeds_that_are_missing(data: Path, tmp_path: Path) -> None:
+    cli = SpeedrunCli(data, tmp_path / "out", target=4.25, steps=5000)
+    process = cli.start("--seeds", "1", "2", "3")
+    second = cli.out / "seed-2"
+    deadline = time.monotonic() + 120
+    while not list(second.glob("trials/*/steps-0.csv")) and process.poll() is None:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    kill_all(process)
+    first = cli.document()["rows"][0]
+    assert first["status"] == "reached"
+    rows = result("analyze", cli.out).document["rows"]
+    assert rows[0]["status"] == "reached" and rows[2]["status"] == "not begun"
+    done = cli.run("--seeds", "1", "2", "3")
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("already trained") >= 1 and "3 of 3 seeds" in done.stdout
+    found = cli.document()
+    assert [row["status"] for row in found["rows"]] == ["reached"] * 3 and found["rows"][0] == first
+    summary = found["summary"]["step_seconds"]
+    assert summary["low"] < summary["mean"] < summary["high"]
+    before = json.dumps(found["rows"])
+    again = cli.run("--seeds", "1", "2", "3", "4")
+    assert again.returncode == 0 and again.stderr.count("already trained") == 3, again.stderr
+    assert json.dumps(cli.document()["rows"][:3]) == before and len(cli.document()["rows"]) == 4
+    other = cli.run("--seeds", "1", "2", "3", "4", "--learning-rate", "1e-3")
+    assert other.returncode == 2
+    check_refusal(other.stderr, "settings-changed", "learning_rate")
+    assert result("compare", cli.out, cli.out).code == 4
+
+
+def test_seeds_that_make_all_steps_without_reaching_the_target_are_reported(data: Path, tmp_path: Path) -> None:
+    cli = SpeedrunCli(data, tmp_path / "out", target=0.5, steps=8)
+    done = cli.run("--seeds", "1", "2")
+    assert done.returncode == 0 and "0 of 2 seeds" in done.stdout, done.stderr
+    rows = cli.document()["rows"]
+    assert [(row["status"], row["steps"]) for row in rows] == [("not reached", 8)] * 2
+    assert cli.document()["summary"]["step_seconds"] is None
+    again = cli.run("--seeds", "1", "2")
+    assert again.returncode == 0 and again.stderr.count("already trained") == 2
+
+
+def test_a_stop_saves_the_seed_and_the_same_command_resumes_it(data: Path, tmp_path: Path) -> None:
+    cli = SpeedrunCli(data, tmp_path / "out", target=0.5, steps=100_000, every=5000)
+    stopped = cli.run("--seeds", "1", "2", "--max-seconds", "6")
+    assert stopped.returncode == 0 and "stopped" in stopped.stderr, stopped.stderr
+    rows = cli.document()["rows"]
+    assert [row["status"] for row in rows] == ["stopped", "not begun"]
+    made = rows[0]["steps"]
+    assert cli.run("--seeds", "1", "2", "--max-seconds", "8").returncode == 0
+    row = cli.document()["rows"][0]
+    assert row["attempts"] == 2 and row["steps"] > made
+    steps = [entry["step"] for entry in TrainRun(cli.out / "seed-1").read_curve()]
+    assert steps == list(range(row["steps"])), "no step is missing or repeated"

@@ -1,0 +1,38 @@
+"""Runs `bertbench speedrun` in real processes, on shards written for it."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from support.cli import ROOT
+from support.training_runs import SEQ_LEN
+
+SMALL = (
+    "--preset", "tiny", "--seq-len", str(SEQ_LEN), "--device", "cpu", "--threads", "1", "--precision", "fp32",
+    "--global-batch-size", "8", "--micro-batch-size", "8", "--learning-rate", "2e-3", "--log-every", "1",
+    "--save-every", "1000",
+)  # fmt: skip
+
+
+class SpeedrunCli:
+    """One folder, and the command with the options that all calls share."""
+
+    def __init__(self, data: Path, out: Path, target: float, steps: int = 60, every: int = 4) -> None:
+        self.out = out
+        goal = ("--target-mlm-loss", str(target), "--steps", str(steps), "--eval-every", str(every))
+        self.words = ["speedrun", *SMALL, *goal, "--data", str(data), "--out", str(out)]
+
+    def argv(self, *more: str) -> list[str]:
+        return [sys.executable, "-m", "bench.cli.main", *self.words, *more]
+
+    def run(self, *more: str, timeout: float = 240) -> "subprocess.CompletedProcess[str]":
+        return subprocess.run(self.argv(*more), cwd=ROOT, capture_output=True, text=True, timeout=timeout, check=False)
+
+    def start(self, *more: str) -> "subprocess.Popen[str]":
+        return subprocess.Popen(self.argv(*more), cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+    def document(self) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads((self.out / "speedrun.json").read_text())
+        return found
