@@ -57,9 +57,16 @@ OPTIONS = {"report PATH": ReportOptions}
 def run(options: ReportOptions) -> Result:
     """Write the page of a run or of a profile."""
     from analysis.sources import is_run
+    from records.speedrun import is_speedrun
 
     if is_run(options.path):
         return _of_run(options)
+    if is_speedrun(options.path):
+        raise UsageError(
+            "option-not-applicable",
+            f"{options.path} is a speedrun, which has no page: give the run directory of a seed, such as "
+            f"{options.path / 'seed-1'}, or use `bertbench analyze {options.path}`",
+        )
     if options.project:
         raise UsageError(
             "option-not-applicable",

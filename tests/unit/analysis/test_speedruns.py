@@ -242,6 +242,12 @@ def test_analyze_reads_the_folder_from_its_records_and_a_copy_by_itself(tmp_path
     assert document("analyze", copy)["rows"] == content["rows"]
 
 
+def test_report_names_the_runs_of_the_seeds(tmp_path: Path) -> None:
+    place = write_speedrun(tmp_path / "run", SLOW)
+    with refused("option-not-applicable", place.path / "seed-1", "analyze"):
+        result("report", place.path)
+
+
 def test_damaged_records_are_refused(tmp_path: Path) -> None:
     place = write_speedrun(tmp_path / "run", SLOW)
     good = json.loads(place.document.read_text())

@@ -6,14 +6,17 @@ from typing import Any
 
 import pytest
 from support.commands import result
+from support.fake_run import write_events
 from support.refusals import refused
 from support.training_runs import SEQ_LEN, shards
 
-from bench.cli.speedrun import SpeedrunCall, _command, read_words
+from bench.cli.speedrun import SpeedrunCall, _command, _TargetProgress, read_words
 from bench.machine.devices import Devices
 from bench.plan.speedrun import BATCH, EVALUATIONS, RECIPE, SpeedrunPlan, document, plan_speedrun, with_recipe
+from bench.run.processes import StopRequest
 from records.files import write_record
 from records.speedrun import Speedrun, read_speedrun
+from records.training import TrainRun
 
 
 @pytest.fixture(scope="module")
@@ -130,3 +133,24 @@ def test_a_folder_of_something_else_is_left_alone(folder: Path, tmp_path: Path) 
         planned(tmp_path, "--data", folder)
     with refused("path-kind"):
         result("speedrun", "--target-mlm-loss", 4, "--data", folder, "--out", tmp_path / "curve.csv")
+
+
+@pytest.mark.parametrize(("losses", "reached"), [((7.0, None, 6.6), False), ((7.0, 6.5), True), ((6.4, 7.0), True)])
+def test_a_training_is_asked_to_stop_once_an_evaluation_is_at_or_below_the_target(
+    losses: tuple[float | None, ...], reached: bool, tmp_path: Path
+) -> None:
+    directory = TrainRun(tmp_path).run.trial("a")
+    directory.path.mkdir(parents=True)
+    with StopRequest() as stop:
+        progress = _TargetProgress(stop, 6.5)
+        progress.begin(directory)
+        progress.look()
+        assert not progress.stop_wanted()
+        saved = {"event": "saved", "path": "step-1", "applied_steps": 1, "size_bytes": 1, "seconds": 0.1}
+        evaluated = [
+            {"event": "evaluated", "applied_steps": number, "samples": 3, "mlm_loss": loss}
+            for number, loss in enumerate(losses)
+        ]
+        write_events(directory, saved, *evaluated)
+        progress.end()
+        assert progress.stop_wanted() is reached
