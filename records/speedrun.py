@@ -8,12 +8,14 @@ speedrun.json is renewed after every seed and holds no path, so that a copy of i
 """
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from common.errors import InputError, SchemaError
 from records.files import read_record
+from records.schema import SPEEDRUN
 from records.training import TrainRun
 
 _DOCUMENT = "speedrun.json"
@@ -72,10 +74,8 @@ def read_speedrun(path: Path) -> dict[str, Any]:
         raise InputError("path-missing", f"{file} does not exist: give the folder of a `bertbench speedrun`")
     found = read_record(file)
     wrong = [name for name, kind in _FIELDS.items() if not isinstance(found.get(name), kind)]
-    if not wrong and not _is_number(found["target"].get("value")):
-        wrong = ["target"]
-    if not wrong and not all(isinstance(row, dict) and isinstance(row.get("status"), str) for row in found["rows"]):
-        wrong = ["rows"]
+    if not wrong:
+        wrong = [name for name, right in _CHECKS.items() if not right(found)]
     if wrong:
         raise SchemaError(
             "file-damaged",
@@ -86,3 +86,37 @@ def read_speedrun(path: Path) -> dict[str, Any]:
 
 def _is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _is_row(row: object) -> bool:
+    """Whether every column of a row has a value of its type or none, and seed and status have one."""
+    if not isinstance(row, dict) or not isinstance(row.get("status"), str):
+        return False
+    if not isinstance(row.get("seed"), int) or isinstance(row["seed"], bool):  # it names a folder
+        return False
+    known = ((column, row.get(column.name)) for column in SPEEDRUN)
+    return all(
+        value is None or (isinstance(value, str) if column.type is str else _is_number(value))
+        for column, value in known
+    )
+
+
+def _is_caution(value: object) -> bool:
+    return (
+        isinstance(value, dict)
+        and all(isinstance(value.get(name), str) for name in ("message", "remedy"))
+        and isinstance(value.get("seeds"), list)
+    )
+
+
+_CHECKS: dict[str, Callable[[dict[str, Any]], bool]] = {
+    "target": lambda found: _is_number(found["target"].get("value")) and isinstance(found["target"].get("score"), str),
+    "rows": lambda found: all(map(_is_row, found["rows"])),
+    "price_per_hour": lambda found: found.get("price_per_hour") is None or _is_number(found["price_per_hour"]),
+    "cautions": lambda found: (
+        isinstance(found.get("cautions", []), list) and all(map(_is_caution, found.get("cautions", [])))
+    ),
+    "data": lambda found: all(
+        found["data"].get(name) is None or _is_number(found["data"][name]) for name in ("samples", "held_out_samples")
+    ),
+}

@@ -256,7 +256,12 @@ def test_damaged_records_are_refused(tmp_path: Path) -> None:
         ("target", {}),
         ("rows", [{"seed": 1}]),
         ("rows", None),
+        ("rows", [{"seed": "../elsewhere", "status": "reached"}]),
+        ("rows", [{"seed": 1, "status": "reached", "step_seconds": "fast"}]),
         ("data", 3),
+        ("data", {"held_out_samples": "many"}),
+        ("price_per_hour", "low"),
+        ("cautions", [{"message": 3}]),
     ):
         write_record(place.document, good | {name: value})
         with refused("file-damaged", name, place.document):
