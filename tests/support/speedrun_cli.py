@@ -11,15 +11,15 @@ from support.training_runs import SEQ_LEN
 
 SMALL = (
     "--preset", "tiny", "--seq-len", str(SEQ_LEN), "--device", "cpu", "--threads", "1", "--precision", "fp32",
-    "--global-batch-size", "8", "--micro-batch-size", "8", "--learning-rate", "2e-3", "--log-every", "1",
-    "--save-every", "1000",
+    "--global-batch-size", "8", "--micro-batch-size", "8", "--learning-rate", "1e-3", "--log-every", "1",
+    "--save-every", "1000", "--warmup", "0",
 )  # fmt: skip
 
 
 class SpeedrunCli:
     """One folder, and the command with the options that all calls share."""
 
-    def __init__(self, data: Path, out: Path, target: float, steps: int = 60, every: int = 4) -> None:
+    def __init__(self, data: Path, out: Path, target: float, steps: int = 400, every: int = 2) -> None:
         self.out = out
         goal = ("--target-mlm-loss", str(target), "--steps", str(steps), "--eval-every", str(every))
         self.words = ["speedrun", *SMALL, *goal, "--data", str(data), "--out", str(out)]
