@@ -279,3 +279,25 @@ def test_the_wall_starts_with_the_first_reading_of_a_sensor(tmp_path: Path) -> N
     (reading,) = readings(run)
     assert seed_row(1, run, 6.5)["total_seconds"] == pytest.approx((reading.time_ns - first) / 1e9)
     assert reading.time_ns - first == (START_UP_MS + 10 * STEP_MS + EVALUATION_MS) * MILLISECOND
+
+
+RESULTS = Path(__file__).resolve().parents[3] / "docs" / "results"
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "verdict", "ratio"),
+    [("", "-batch-8", "cannot decide", "0.86"), ("", "-batch-64", "slower", "2.00"),
+     ("-batch-8", "-batch-64", "slower", "2.34")],
+)  # fmt: skip
+def test_the_page_of_records_says_what_its_files_say(a: str, b: str, verdict: str, ratio: str) -> None:
+    paths = [RESULTS / f"2026-11-26-speedrun{name}.json" for name in (a, b)]
+    found = document("compare", *paths)
+    assert found["verdict"] == verdict and f"{found['ratios']['step_seconds']:.2f}" == ratio
+    page = (RESULTS / "2026-11-26-speedrun.md").read_text(encoding="utf-8")
+    assert ratio in page
+    for side in ("a", "b"):
+        whole = found[side]
+        time, rate = whole["step_seconds"], whole["samples_per_second"]["mean"]
+        assert f"{time['mean']:.1f} s" in page and f"{time['low']:.1f} to {time['high']:.1f}" in page
+        assert f"{rate:.1f}" in page and f"{whole['loop_seconds']['mean']:.1f} s" in page
+        assert f"{whole['total_seconds']['mean']:.1f} s" in page
