@@ -208,6 +208,10 @@ def throughput_command(row: Mapping[str, Any], out: str, **changes: object) -> s
         given["strategies"] = strategy
     if (bucket := wording.bucket_mib(str(row.get("strategy_options") or ""))) is not None:
         given["bucket_mib"] = bucket
+    if (stage := wording.read_options(str(row.get("strategy_options") or "")).get("zero_stage")) is not None:
+        given["zero_stages"] = stage
+    if row.get("allocator"):
+        given["allocators"] = row["allocator"]
     if row.get("start_iteration") is not None and row.get("stop_iteration") is not None:
         given |= {"start": row["start_iteration"], "stop": row["stop_iteration"]}
     options |= {**given, "rounds": 3, **changes, "out": out}

@@ -92,6 +92,8 @@ class Answer:
     """Values for programs: samples_per_second with its interval and rounds, of_floor, mfu, record."""
     rivals: tuple[str, ...] = ()
     """Other implementations that may be as fast: which one is fastest is too close to call."""
+    best: Point | None = None
+    """The configuration that the advice starts from; None without a measured one."""
 
     @property
     def how_good(self) -> tuple[str, ...]:

@@ -55,7 +55,8 @@ def complete_answers(
             *_of_profiles(winner.best, trials, profiled or {}, out),
         ]
         chosen = tuple(ranked(advice))
-        result.append(dataclasses.replace(answer, badge=badge, good=good, mfu=mfu, advice=chosen, numbers=numbers))
+        whole = dataclasses.replace(answer, badge=badge, good=good, mfu=mfu, advice=chosen, numbers=numbers)
+        result.append(dataclasses.replace(whole, best=winner.best))
     return result
 
 

@@ -45,7 +45,11 @@ class LinkPart:
 
 
 def link_part(
-    trials: Sequence[LoadedTrial], scaling: Sequence[Row], project_to: Sequence[int] = (), same_links: bool = False
+    trials: Sequence[LoadedTrial],
+    scaling: Sequence[Row],
+    project_to: Sequence[int] = (),
+    same_links: bool = False,
+    no_interference: bool = False,
 ) -> LinkPart:
     """Return the collectives of a run and the projections to more devices.
 
@@ -54,6 +58,7 @@ def link_part(
         scaling: what scaling.measured_efficiency returned of them.
         project_to: numbers of devices.
         same_links: as metrics.projection.project takes it.
+        no_interference: the same.
 
     Raises:
         UsageError: a number of devices no projection is made to.
@@ -61,7 +66,7 @@ def link_part(
     measured = [trial for trial in trials if trial.trial.kind == "comm" and trial.row["status"] == "ok"]
     links = fitted_links(measured)
     by_size = [row for trial in measured for row in trial.row["by_size"]]
-    projected = project(trials, project_to, same_links) if project_to else []
+    projected = project(trials, project_to, same_links, no_interference=no_interference) if project_to else []
     return LinkPart(
         sections=(
             Section("Projection to more devices", _projection_blocks(projected, scaling)),

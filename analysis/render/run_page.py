@@ -164,6 +164,7 @@ def write_answered_report(
     out: Path | None = None,
     project_to: Sequence[int] = (),
     same_links: bool = False,
+    no_interference: bool = False,
 ) -> tuple[Path, list[Answer]]:
     """Write report.html, its figures and its CSV tables into the run's report folder; return the page and the answers
     about speed that it shows.
@@ -176,6 +177,7 @@ def write_answered_report(
         out: folder to write into instead.
         project_to: numbers of devices to project to, as metrics.projection does.
         same_links: as metrics.projection.project takes it.
+        no_interference: the same.
 
     Raises:
         InputError: no run directory, or one without trials.
@@ -186,11 +188,16 @@ def write_answered_report(
     folder = out or run.report
     everything = load_run(run, price_per_hour)
     with report_folder(folder):
-        return _write(run, everything, folder, project_to, same_links)
+        return _write(run, everything, folder, project_to, same_links, no_interference)
 
 
 def _write(
-    run: RunDirectory, everything: LoadedRun, folder: Path, project_to: Sequence[int], same_links: bool
+    run: RunDirectory,
+    everything: LoadedRun,
+    folder: Path,
+    project_to: Sequence[int],
+    same_links: bool,
+    no_interference: bool,
 ) -> tuple[Path, list[Answer]]:
     # Collectives and broken-down steps are no trainings to compare; they have sections of their own.
     whole = tuple(trial for trial in everything if trial.trial.kind not in TAKEN_APART)
@@ -199,7 +206,7 @@ def _write(
     ratios = ratios_of(trials, doubts.reference(trials))
     inputs, gaps = input_ratios(trials), synthetic_gaps(trials)
     scaling = measured_efficiency(trials)
-    links = link_part(everything, scaling, project_to, same_links)
+    links = link_part(everything, scaling, project_to, same_links, no_interference)
     found = points(trials)
     training = training_part(TrainRun(run.path), trials, folder)
     profiles = _profiles(trials)

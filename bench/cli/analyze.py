@@ -69,6 +69,7 @@ def _run(path: Path, options: AnalyzeOptions) -> Result:
     from analysis.render.result_tables import answer_lines, results_blocks
     from analysis.render.tables import Block, Plain
     from analysis.sources import profiled_trials
+    from bench.cli.ledger import store_predictions
 
     directory = RunDirectory(path)
     trials = load_run(directory)
@@ -92,7 +93,12 @@ def _run(path: Path, options: AnalyzeOptions) -> Result:
     document = {"path": str(path), "kinds": ["run"], "rows": rows, "ratios": ratios, "profiles": documents}
     document["answers"] = [answer.to_json() for answer in said]
     return Result(
-        document=document, blocks=[*answer_lines(said), *blocks], written=written, problems=problems, code=code
+        document=document,
+        blocks=[*answer_lines(said), *blocks],
+        written=written,
+        notes=store_predictions(directory, trials, said),
+        problems=problems,
+        code=code,
     )
 
 

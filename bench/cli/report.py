@@ -11,6 +11,7 @@ from analysis.render.tables import Plain
 from bench.cli.options import Printed
 from bench.cli.result import Result, document
 from common.errors import UsageError
+from common.flags import flag
 from records.run import RunDirectory
 
 if TYPE_CHECKING:
@@ -42,13 +43,16 @@ class ReportOptions(Printed):
     """Print the table and the answer of a run before the path of its report."""
     same_links: bool = False
     """Project as if links between nodes were as fast as the links measured within a node."""
+    no_interference: bool = False
+    """Project from one CPU rank as if several did not slow each other down; it needs a run with --threads."""
 
     def __post_init__(self) -> None:
         """Refuse an assumption that nothing is based on."""
-        if self.same_links and not self.project:
-            raise UsageError(
-                "option-missing", "--same-links needs a projection: give --project with numbers of devices too"
-            )
+        for name in ("same_links", "no_interference"):
+            if getattr(self, name) and not self.project:
+                raise UsageError(
+                    "option-missing", f"{flag(name)} needs a projection: give --project with numbers of devices too"
+                )
 
 
 OPTIONS = {"report PATH": ReportOptions}
@@ -76,20 +80,26 @@ def run(options: ReportOptions) -> Result:
 
 
 def _of_run(options: ReportOptions) -> Result:
+    from analysis.diagnose.predictions import testable
     from analysis.render.run_page import write_answered_report
 
     run = RunDirectory(options.path)
-    path, said = write_answered_report(run, options.price_per_hour, options.out, options.project, options.same_links)
-    if not options.json and not options.project and not options.summary:
+    assumed = options.same_links, options.no_interference
+    path, said = write_answered_report(run, options.price_per_hour, options.out, options.project, *assumed)
+    predicted = any(testable(advice) for answer in said for advice in answer.advice)
+    if not options.json and not options.project and not options.summary and not predicted:
         return Result(blocks=[Plain(str(path))])
     from analysis.diagnose.run import reference
     from analysis.load import load_run
-    from analysis.metrics.communication.projection import project
+    from analysis.metrics.communication.projection import projections
     from analysis.metrics.comparison.within_run import ratios_of
     from analysis.render.link_tables import projection_blocks
+    from bench.cli.ledger import store_predictions
 
     trials = load_run(run, options.price_per_hour)
-    projected = project(trials, options.project, options.same_links) if options.project else []
+    to = projections(trials, options.project, options.same_links, no_interference=options.no_interference)
+    notes = store_predictions(run, trials, said, to)
+    projected = [one.row for one in to]
     ratios = ratios_of(trials, reference(trials))
     answers = [one.to_json() for one in said]
     rows = [dict(trial.row) for trial in trials]
@@ -98,6 +108,7 @@ def _of_run(options: ReportOptions) -> Result:
     return Result(
         document=shown | ({"projection": projected} if projected else {}),
         blocks=[*summary, *(projection_blocks(projected) if options.project else []), Plain(str(path))],
+        notes=notes,
     )
 
 

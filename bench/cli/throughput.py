@@ -10,6 +10,7 @@ from typing import Annotated, Any
 
 import tyro
 
+from bench.cli.ledger import store_predictions
 from bench.cli.options import MetricsPath, Printed, RunFolder, parse_task, run_folder
 from bench.cli.progress import note
 from bench.cli.result import Result
@@ -164,7 +165,9 @@ def run(options: ThroughputOptions) -> Result:
             record_request(directory, [*trials, *added], request)
     code = 0 if all(result["status"] == "ok" for result in results) else 3
     found = _measured(directory, [*trials, *added], verdicts)
-    return dataclasses.replace(found, code=code, notes=[*notes, *(verdict.sentence for verdict in verdicts)])
+    return dataclasses.replace(
+        found, code=code, notes=[*notes, *(verdict.sentence for verdict in verdicts), *found.notes]
+    )
 
 
 def _how_to_launch(argv: list[str], nodes: tuple[int, ...]) -> str:
@@ -224,12 +227,13 @@ def _inside(options: ThroughputOptions, run: RunDirectory, devices: Devices, wor
         )
     launch = LaunchOptions(price_per_hour=options.price_per_hour)
     request = {"command": "throughput", **request_of(options)}
-    result = run_trial_inside(run, trials[0], request, devices, world, launch)
+    result = run_trial_inside(run, trials[0], request, devices, world, launch, note)
     if result is None:
         return Result()
     unknown = result["samples_per_second"] is None
     notes = [f"no throughput: {result['unknown']['samples_per_second']}"] if unknown else []
-    return dataclasses.replace(_measured(run, trials), notes=notes)
+    found = _measured(run, trials)
+    return dataclasses.replace(found, notes=[*notes, *found.notes])
 
 
 def _measured(run: RunDirectory, asked: Sequence[Trial], verdicts: Sequence[Verdict] = ()) -> Result:
@@ -255,6 +259,7 @@ def _measured(run: RunDirectory, asked: Sequence[Trial], verdicts: Sequence[Verd
     shown = [trial.row for trial in own if trial.row.get("status") is not None]
     found = points(own)
     said = complete_answers(trials, found, ratios, str(run.path), advice_of_profiles(trials, found))
+    notes = store_predictions(run, trials, said)
     return Result(
         document={
             "run": str(run.path), "rows": rows, "ratios": ratios, "input": inputs, "real_against_synthetic": gaps,
@@ -265,6 +270,7 @@ def _measured(run: RunDirectory, asked: Sequence[Trial], verdicts: Sequence[Verd
             *answer_lines(said), *results_blocks(shown, ratios), *input_lines(inputs, gaps), *caution_lines(own),
             Facts([("results", str(run.results_csv)), ("report", f"bertbench report {run.path}")]),
         ],
+        notes=notes,
     )  # fmt: skip
 
 

@@ -301,7 +301,7 @@ def _files(folder: Path, left_out: Callable[[str], None]) -> Iterator[str]:
         )
         for name in sorted(files):
             path = here / name
-            if (top and name in _LEFT_OUT) or name == locks.LOCK_FILE or name.endswith(".tmp"):
+            if (top and name in _LEFT_OUT) or name.endswith((locks.LOCK_FILE, ".tmp")):
                 continue
             if path.is_symlink() or not path.is_file():
                 left_out(f"{path} is {'a link' if path.is_symlink() else 'not a regular file'}")

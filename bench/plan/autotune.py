@@ -16,7 +16,7 @@ from typing import TypeVar
 
 from analysis.metrics.comparison.winner import Candidate, choose, decided
 from analysis.wording import strategy_label
-from bert.model.memory import Memory, predict_memory
+from bench.plan.memory import predicted_bytes
 from bert.parallel import devices_per_rank
 from bert.parallel.options import OPTIONS, options_text, read_options
 from records.trial import Trial
@@ -345,20 +345,6 @@ def _candidate(rounds: Sequence[Measured]) -> Candidate:
     rates = tuple(found.rate for found in rounds)
     low, high = rounds[0].interval or (rates[0], rates[0])
     return Candidate(rates, low, high)
-
-
-def predicted_bytes(trial: Trial) -> int:
-    """Return the peak memory of a rank of a trial, before anything is measured."""
-    return predicted_memory(trial).total
-
-
-def predicted_memory(trial: Trial) -> Memory:
-    """Return that memory by purpose, from the shapes of a preset or from the module of a given model."""
-    if trial.model:
-        from bench.implementations.given import given_memory
-
-        return given_memory(trial)
-    return predict_memory(trial, trial.device)
 
 
 def label(trial: Trial) -> str:

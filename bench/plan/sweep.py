@@ -15,6 +15,7 @@ from typing import Any
 
 from bench.machine.devices import Devices
 from bench.machine.environment import capture
+from bench.plan.memory import store_memory
 from bench.run.launch import LaunchOptions, run_trial
 from bench.run.processes import AGENT_FOLDER, clear_stale
 from common import locks
@@ -146,6 +147,7 @@ def run_trials(
             continue
         progress(number, len(trials), trial, done, done is not None)
         if done is None:
+            store_memory(run, trial, environment, note)
             try:
                 if anew is not None:
                     result = _measure_anew(anew, trial, devices, environment, options)

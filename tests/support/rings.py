@@ -139,6 +139,7 @@ class Machine:
     def write_steps(
         self, run: Path, ranks: int, *, count: int = 60, seed: int = 0, batch: int = 8, round_number: int = 0,
         timeline: bool = True, device: str = "cuda", nodes: int = 1, recomputing: bool = False,
+        threads: int | None = None,
     ) -> Trial:  # fmt: skip
         """Write a throughput trial of this machine."""
         from records.schema import STEP_COLUMNS
@@ -146,7 +147,7 @@ class Machine:
         trial = Trial(
             strategy="ddp" if ranks > 1 else "single", world_size=ranks, nodes=nodes, device=device, precision="fp32",
             micro_batch_size=batch, start_iteration=0, stop_iteration=count, round=round_number,
-            activation_checkpointing=recomputing,
+            activation_checkpointing=recomputing, threads_per_rank=threads,
             strategy_options=f'{{"bucket_mib":{self.bucket_mib}}}' if self.bucket_mib and ranks > 1 else "",
         )  # fmt: skip
         directory = RunDirectory(run).trial(trial.trial_id)

@@ -131,8 +131,22 @@ _VALUES = (
 )  # fmt: skip
 
 
+@dataclass(frozen=True, slots=True)
+class Projected:
+    """One projection, and the trials that it is based on."""
+
+    row: dict[str, Any]
+    """What `project` returns."""
+    members: Sequence[LoadedTrial]
+    """The rounds of the base."""
+
+
 def project(
-    trials: Sequence[LoadedTrial], world_sizes: Sequence[int], same_links: bool = False, seed: int = 0
+    trials: Sequence[LoadedTrial],
+    world_sizes: Sequence[int],
+    same_links: bool = False,
+    seed: int = 0,
+    no_interference: bool = False,
 ) -> list[dict[str, Any]]:
     """Return a row for every configuration that was measured and every number of devices asked for.
 
@@ -144,6 +158,7 @@ def project(
         world_sizes: N.
         same_links: take links between nodes, where none was measured, to be like those inside of one.
         seed: of the draws.
+        no_interference: take ranks on a CPU not to slow each other down, where one alone was measured.
 
     Returns:
         Rows with the configuration, strategy (of the base, with its options), global_batch_size, world_size,
@@ -157,6 +172,17 @@ def project(
         UsageError: a number of devices below 2.
         SchemaError: records of a trial are damaged.
     """
+    return [one.row for one in projections(trials, world_sizes, same_links, seed, no_interference)]
+
+
+def projections(
+    trials: Sequence[LoadedTrial],
+    world_sizes: Sequence[int],
+    same_links: bool = False,
+    seed: int = 0,
+    no_interference: bool = False,
+) -> list[Projected]:
+    """Return what `project` returns, each row with the trials that it is based on."""
     for size in world_sizes:
         if size < 2:
             raise UsageError("option-value", f"--project {size}: a projection is to 2 devices or more")
@@ -166,7 +192,7 @@ def project(
         between = between_processes(trials, members[0])
         for size in sorted(set(world_sizes)):
             link = _link_for(found, trials, size, members[0], same_links)
-            rows.append(_row(members, size, link, between, seed))
+            rows.append(Projected(_row(members, size, link, between, seed, no_interference), members))
     return rows
 
 
@@ -194,6 +220,7 @@ def _row(
     link: tuple[Link | None, str, str],
     between: Spread | None,
     seed: int,
+    no_interference: bool = False,
 ) -> dict[str, Any]:
     first = members[0].trial
     row: dict[str, Any] = {name: getattr(first, name) for name in _NAMES}
@@ -204,7 +231,7 @@ def _row(
     row |= {"base_world_size": first.world_size, "rounds": len(members), "check_error": None}
     row["assumption"] = "; ".join(assumed)
     row |= dict.fromkeys(_VALUES)
-    reason = link[1] or _refused_base(members, size)
+    reason = link[1] or _refused_base(members, size, no_interference)
     if reason or link[0] is None:
         return {**row, "reason": reason}
     backward, shares = _backward(members)
@@ -355,17 +382,24 @@ def _devices_of_a_node(trials: Sequence[LoadedTrial], device: str) -> int | None
     return None
 
 
-def _refused_base(members: Sequence[LoadedTrial], size: int) -> str:
+def _refused_base(members: Sequence[LoadedTrial], size: int, no_interference: bool) -> str:
     if not any(_records(trial) for trial in members):
         return (
             "no trial recorded when its gradients were ready (compiled models and older versions do not): measure "
             "again (`bertbench throughput --again`)"
         )
     if members[0].trial.world_size == 1 and members[0].trial.device == "cpu":
-        return (
-            "one device alone was measured: ranks on a CPU share its memory bandwidth, and nothing shows how much that "
-            "slows them down; measure 2 devices (`bertbench throughput --devices 2`)"
-        )
+        if not no_interference:
+            return (
+                "one device alone was measured: ranks on a CPU share its memory bandwidth, and nothing shows how much "
+                "that slows them down; measure 2 devices (`bertbench throughput --devices 2`), or assume that they do "
+                "not (--no-interference)"
+            )
+        if members[0].trial.threads_per_rank is None:
+            return (
+                "one rank alone was measured on all cores, and several divide the cores: measure it with as many "
+                "threads as each of them gets (`bertbench throughput --devices 1 --threads 1`)"
+            )
     if size < members[0].trial.world_size:
         return f"{members[0].trial.world_size} devices were measured, which is more: see the scaling table"
     if members[0].row.get("samples_per_step") is None:

@@ -11,6 +11,7 @@ from analysis.load import CIRCUMSTANCES, CONFIGURATION, Key, LoadedTrial, load_r
 from analysis.metrics.comparison.ratio import ratio_interval, run_spread, typical_samples, typical_time
 from analysis.metrics.comparison.regression import THRESHOLD, describe_key, judged, status_verdict
 from common.errors import InputError, UsageError
+from records.prediction import machine_of
 from records.run import RunDirectory
 
 _NS = 1_000_000_000
@@ -151,7 +152,7 @@ def _groups(run: RunDirectory, problems: list[str]) -> list[tuple[Key, _Group]]:
     for trial in loaded:
         if trial.trial.kind == "throughput" and trial.row["status"] != "interrupted":
             known = trial if trial.environment.get("device_name") else replace(trial, environment=somewhere)
-            groups[(*measurement(trial.row), *_machine(known).values())].append(known)
+            groups[(*measurement(trial.row), *machine_of(known.environment).values())].append(known)
     began = {key: _began_ns(trials) for key, trials in groups.items()}
     # What failed before its first step is dated by the other measurements of its run.
     usual = min((time for time in began.values() if time is not None), default=None)
@@ -193,7 +194,7 @@ def _series(groups: Sequence[_Group], threshold: float) -> Series:
         before = group if group.good or before is None or not before.good else before
     last = groups[-1].trials[0]
     row = {name: last.row.get(name) for name in (*CONFIGURATION, *CIRCUMSTANCES)}
-    return Series({**row, "machine": _named(_machine(last))}, tuple(points))
+    return Series({**row, "machine": _named(machine_of(last.environment))}, tuple(points))
 
 
 def _point(group: _Group, before: _Group | None, first_ms: float | None, threshold: float) -> Point:
@@ -225,19 +226,6 @@ def _point(group: _Group, before: _Group | None, first_ms: float | None, thresho
         changed=_changed(before, group) if before else (),
         **point,
     )
-
-
-def _machine(trial: LoadedTrial) -> dict[str, Any]:
-    """Return what has to agree before two speeds are those of one kind of machine."""
-    environment = trial.environment
-    cpu = environment.get("cpu") or {}
-    return {
-        "device_name": environment.get("device_name"),
-        "cpu": cpu.get("model"),
-        "cores": cpu.get("physical_cores"),
-        "usable_cores": cpu.get("usable_cores"),
-        "gpus": len(environment.get("gpus") or []),
-    }
 
 
 def _named(machine: Mapping[str, Any]) -> str:
