@@ -4,9 +4,11 @@
     runs/<name>/trials/<trial id>/trial.json  env.json  result.json  log.txt  profile/
                                   steps-<rank>.csv  rank-<rank>.json  telemetry-<node>.csv
     runs/<name>/results.csv
+    runs/<name>/predictions.jsonl
     runs/<name>/report/
 
-A run of kind train holds more: records.training; trials of kind comm and components do: records.kinds.
+A run of kind train holds more: records.training; trials of kind comm and components do: records.kinds. Predictions are
+described in records.prediction.
 
 Every file is written whole by a rename, except steps-*.csv, telemetry-*.csv and log.txt, which grow while a trial
 runs; a last line cut short by a crash is dropped by the reader. A trial is finished when its result.json exists.
