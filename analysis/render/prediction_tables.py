@@ -107,7 +107,7 @@ _COLUMNS = (
     tables.Column("measured", lambda row: row["measured"], _value("measured")),
     tables.measured("rounds", "rounds", wording.count),
     tables.measured("error", "error", signed),
-    _text("measured value", _verdict),
+    _text("verdict", _verdict),
 )
 _ERROR_COLUMNS = (
     tables.plain("kind", "kind"),
@@ -115,8 +115,8 @@ _ERROR_COLUMNS = (
     tables.measured("checked", "checked", wording.count),
     tables.measured("unchecked", "unchecked", wording.count),
     tables.measured("median error", "median_error", wording.percent),
-    tables.measured("90th percentile", "p90_error", wording.percent),
+    tables.measured("p90 error", "p90_error", wording.percent),
     tables.measured("bias", "bias", signed),
-    _text("in the interval", _of("inside", "intervals")),
-    _text("above the bound", _of("held", "bounds")),
+    _text("in interval", _of("inside", "intervals")),
+    _text("above bound", _of("held", "bounds")),
 )

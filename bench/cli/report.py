@@ -97,7 +97,8 @@ def _of_run(options: ReportOptions) -> Result:
     from bench.cli.ledger import store_predictions
 
     trials = load_run(run, options.price_per_hour)
-    to = projections(trials, options.project, options.same_links, no_interference=options.no_interference)
+    assume = {"same_links": options.same_links, "no_interference": options.no_interference}
+    to = projections(trials, options.project, **assume) if options.project else []
     notes = store_predictions(run, trials, said, to)
     projected = [one.row for one in to]
     ratios = ratios_of(trials, reference(trials))

@@ -270,6 +270,8 @@ def _why(others: Sequence[_Measurement]) -> str:
     failed = [trial for one in others for trial in one.trials]
     if not failed:
         return "not measured"
+    if any(trial.row["status"] == "ok" for trial in failed):
+        return "its trial has no measured step"
     row, limit = failed[-1].row, failed[-1].trial.memory_limit_bytes
     known = f" with a limit of {limit / 2**30:.2f} GiB" if limit and row["status"] == "oom" else ""
     return f"its trial ended as {row['status']}{known}"

@@ -63,6 +63,8 @@ def test_the_same_prediction_is_stored_once(tmp_path: Path) -> None:
         json.dumps({**predicted().to_json(), "value": "much"}).encode(),
         json.dumps({**predicted().to_json(), "value": 0}).encode(),
         json.dumps({**predicted().to_json(), "trial": {"seq_len": "long"}}).encode(),
+        json.dumps({**predicted().to_json(), "trial": {**Trial().to_json(), "levers": []}}).encode(),
+        json.dumps({**predicted().to_json(), "value": 10**400}).encode(),
         json.dumps({**predicted().to_json(), "origins": [3]}).encode(),
         json.dumps({**predicted().to_json(), "schema_version": 99}).encode(),
     ],
