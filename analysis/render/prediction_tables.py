@@ -13,6 +13,7 @@ from records.prediction import KINDS, UNITS
 
 Row = Mapping[str, Any]
 
+_MOST_ROWS = 40
 _FORMS: dict[str, Callable[[Any], str]] = {
     "ms": lambda value: f"{wording.number(value)} ms" if wording.is_known(value) else wording.UNKNOWN,
     "B": wording.size,
@@ -28,15 +29,22 @@ def ledger_blocks(ledger: Ledger) -> list[tables.Block]:
                 "`speed-of-light` store them."]  # fmt: skip
     checked = [row for row in rows if not row["reason"]]
     unchecked = [row for row in rows if row["reason"]]
-    blocks: list[tables.Block] = (
-        [tables.build("predictions", _COLUMNS, checked, "Checked predictions")] if checked else []
-    )
+    blocks: list[tables.Block] = []
+    if checked:
+        places = sorted(range(len(checked)), key=lambda place: -abs(checked[place]["error"]))[:_MOST_ROWS]
+        shown = [checked[place] for place in sorted(places)]
+        blocks.append(tables.build("predictions", _COLUMNS, shown, "Checked predictions"))
+        if len(shown) < len(checked):
+            blocks.append(f"The {len(shown)} largest errors of {len(checked):,}: --json and --out have all.")
     blocks.append(
         tables.build("prediction_errors", _ERROR_COLUMNS, ledger.errors(), "Errors: predicted / measured - 1")
     )
     blocks.append(tables.Facts([(row["kind"], KINDS[row["kind"]]) for row in ledger.errors()]))
     if unchecked:
-        blocks.append(tables.Facts(_to_check(unchecked), f"Unchecked: {len(unchecked)} of {len(rows)}"))
+        commands = _to_check(unchecked)
+        blocks.append(tables.Facts(commands[:_MOST_ROWS], f"Unchecked: {len(unchecked):,} of {len(rows):,}"))
+        if len(commands) > _MOST_ROWS:
+            blocks.append(f"{_MOST_ROWS} of {len(commands):,} commands: --json and --out have all.")
     return blocks
 
 

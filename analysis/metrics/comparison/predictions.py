@@ -241,7 +241,7 @@ def _check(prediction: Prediction, run: Path, measured: Mapping[str, Sequence[_M
         default=None,
     )
     if best is None:
-        return Check(prediction=prediction, run=run, reason=_why(others))
+        return Check(prediction=prediction, run=run, reason=_why(prediction, others))
     value, low, high = _value(prediction.quantity, best.good)
     if value is None:
         reason = "its measurement does not record that quantity"
@@ -265,7 +265,7 @@ def _fitting(prediction: Prediction, found: _Measurement) -> _Measurement:
     return _Measurement(found.run, tuple(kept))
 
 
-def _why(others: Sequence[_Measurement]) -> str:
+def _why(prediction: Prediction, others: Sequence[_Measurement]) -> str:
     """Why nothing checks a prediction."""
     failed = [trial for one in others for trial in one.trials]
     if not failed:
@@ -273,8 +273,12 @@ def _why(others: Sequence[_Measurement]) -> str:
     if any(trial.row["status"] == "ok" for trial in failed):
         return "its trial has no measured step"
     row, limit = failed[-1].row, failed[-1].trial.memory_limit_bytes
-    known = f" with a limit of {limit / 2**30:.2f} GiB" if limit and row["status"] == "oom" else ""
-    return f"its trial ended as {row['status']}{known}"
+    if row["status"] != "oom" or not limit:
+        return f"its trial ended as {row['status']}"
+    said = ""
+    if prediction.quantity == "peak_memory_bytes":
+        said = f", {'as' if prediction.value > limit else 'not as'} predicted"
+    return f"its trial ended as oom with a limit of {limit / 2**30:.2f} GiB{said}"
 
 
 def _value(quantity: str, trials: Sequence[LoadedTrial]) -> tuple[float | None, float | None, float | None]:

@@ -19,6 +19,7 @@ from analysis.diagnose.predictions import check_command
 from analysis.load import load_run
 from analysis.metrics.communication.projection import project, projections
 from analysis.metrics.comparison.predictions import Check, Ledger, ledger_of
+from analysis.render.tables import Table
 from bench.cli.ledger import configuration, store_predictions
 from bench.cli.throughput import ThroughputOptions
 from bench.plan.trials import Sweep
@@ -196,7 +197,9 @@ def test_what_ran_out_of_memory_is_unchecked_with_its_limit(tmp_path: Path) -> N
     add_predictions(run, [predicted(1e9, kind="memory", quantity="peak_memory_bytes")])
     write_trial(run, dataclasses.replace(BASE, memory_limit_bytes=2**30), status="oom", reason="too large")
     check = only(run)
-    assert check.measured is None and "oom" in check.reason and "1.00 GiB" in check.reason
+    assert check.measured is None and "oom" in check.reason and "1.00 GiB, not as predicted" in check.reason
+    add_predictions(run, [predicted(2e9, kind="memory", quantity="peak_memory_bytes")])
+    assert "1.00 GiB, as predicted" in ledger_of([run]).checks[1].reason
 
 
 def test_a_floor_is_stored_and_holds_or_not(tmp_path: Path) -> None:
@@ -324,3 +327,18 @@ def test_runs_from_before_the_ledger_have_no_predictions(tmp_path: Path) -> None
     found = result("history", run.path, "--predictions")
     assert found.document == {"predictions": [], "errors": [], "problems": []} and len(found.blocks) == 1
     assert found.code == 0 and not found.problems and not predictions_path(run).exists()
+
+
+def test_long_ledgers_show_the_largest_errors_and_say_so(tmp_path: Path) -> None:
+    run = RunDirectory(tmp_path)
+    measured(run)
+    add_predictions(run, [predicted(40.0 + number / 10) for number in range(60)])
+    other = [dataclasses.replace(BASE, micro_batch_size=100 + number) for number in range(50)]
+    add_predictions(run, [predicted(1.0, trial=trial) for trial in other])
+    found = result("history", run.path, "--predictions")
+    (table,) = [block for block in found.blocks if isinstance(block, Table) and block.name == "predictions"]
+    assert len(table.rows) == 40 and table.rows[-1][3].text == "45.9 ms" and table.rows[0][3].text == "42.0 ms"
+    commands = [value for _, value in facts(found.blocks) if value.startswith("bertbench")]
+    assert len(commands) == 40 and len(found.document["predictions"]) == 110
+    shown = " ".join(text(found.blocks).split())
+    assert "40 largest errors of 60" in shown and "40 of 50 commands" in shown
