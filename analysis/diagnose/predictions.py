@@ -43,10 +43,15 @@ def projections(trials: Sequence[LoadedTrial], projected: Sequence[Projected]) -
                 trial=about,
                 machine=machine_of(base.environment),
                 origins=(*origins(one.members), *links),
-                basis=f"projection from {row['base_world_size']} devices, {row['rounds']} rounds{assumed}",
+                basis=f"projection from {_counted(row['base_world_size'], 'device')}, "
+                f"{_counted(row['rounds'], 'round')}{assumed}",
             )
         )
     return found
+
+
+def _counted(number: int, what: str) -> str:
+    return f"{number} {what}{'s'[: number != 1]}"
 
 
 def floors(trials: Iterable[LoadedTrial]) -> list[Prediction]:

@@ -83,7 +83,8 @@ def _interval(row: Row) -> str:
 
 def _verdict(row: Row) -> str:
     if row["held"] is not None:
-        return "above the bound" if row["held"] else "below the bound"
+        near = not row["held"] and row["measured_high"] is not None and row["measured_high"] >= row["predicted"]
+        return "above the bound" if row["held"] else f"{'just ' * near}below the bound"
     if row["inside"] is not None:
         return "in the interval" if row["inside"] else "outside the interval"
     return wording.UNKNOWN
