@@ -15,7 +15,7 @@ from bench.cli.sweep_progress import duration, trial_display
 from bench.cli.trial_display import TrialDisplay
 from bench.implementations import OURS
 from bench.machine.devices import Devices, find_devices
-from bench.plan.autotune import Asked, Measured, Outcome, Space, divisions, grid_size, label, predicted_memory, search
+from bench.plan.autotune import Asked, Measured, Outcome, Space, divisions, grid_size, label, search
 from bench.plan.autotune_trials import (
     Runner,
     best_row,
@@ -27,6 +27,7 @@ from bench.plan.autotune_trials import (
     strategies_to_try,
     write_state,
 )
+from bench.plan.memory import predicted_memory
 from bench.plan.options import AUTO, TaskFlags
 from bench.plan.sweep import expected_seconds, locked
 from bench.plan.trials import Sweep, expand

@@ -10,7 +10,7 @@ from typing import Any
 from bench.implementations import OURS, TRAININGS
 from bench.machine.devices import Devices, free_memory_share
 from bench.plan.autotune import Asked, Measured, Outcome
-from bench.plan.memory import predicted_bytes, store_corrected_memory
+from bench.plan.memory import predicted_bytes, store_corrected_memory, store_given_memory
 from bench.plan.options import AUTO, resolve_strategy, task_words
 from bench.plan.sweep import finished_result, record_request
 from bert.parallel import STRATEGIES, devices_per_rank
@@ -138,6 +138,11 @@ class Runner:
         self._store_expected(asked)
         found = _measured(asked.trial, self._measure(asked.trial), asked.predicted_bytes, asked.expected_bytes)
         self._succeeded += [found.trial_id] * (found.status == "ok")
+        if asked.trial.model and found.status == "ok":
+            # The prediction is from before the trial, the machine that it is about is known now.
+            with contextlib.suppress(InputError):
+                environment = self._run.trial(found.trial_id).read_environment()
+                store_given_memory(self._run, asked.trial, asked.predicted_bytes, environment, self._note)
         return found
 
     def _store_expected(self, asked: Asked) -> None:

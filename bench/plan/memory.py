@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from bench.implementations import OURS
-from bert.model.memory import predict_memory
+from bert.model.memory import Memory, predict_memory
 from common.errors import InputError, StorageError
 from records.prediction import Origin, Prediction, add_predictions, configuration_of, machine_of
 from records.run import RunDirectory
@@ -17,23 +17,43 @@ _KINDS = ("throughput", "probe")
 """Trials whose peak memory is that of the training alone."""
 _FROM_SHAPES = "model states, activations and workspace from shapes (bert/model/memory.py)"
 
+_FROM_MODULE = "model states, and tensors saved by a step of the module on fake tensors"
+
 
 def predicted_bytes(trial: Trial) -> int:
     """Return the peak memory of a rank of a trial, before anything is measured."""
-    return predict_memory(trial, trial.device).total
+    return predicted_memory(trial).total
+
+
+def predicted_memory(trial: Trial) -> Memory:
+    """Return that memory by purpose, from the shapes of a preset or from the module of a given model."""
+    if trial.model:
+        from bench.implementations.given import given_memory
+
+        return given_memory(trial)
+    return predict_memory(trial, trial.device)
 
 
 def store_memory(run: RunDirectory, trial: Trial, environment: Mapping[str, Any], note: Callable[[str], None]) -> None:
-    """Store the predicted peak memory of a trial that is about to run; nothing for what the formulas do not describe.
+    """Store the predicted peak memory of a trial of bertbench's own model that is about to run.
 
     Args:
         run: the run directory.
-        trial: what is about to run.
+        trial: nothing is stored for other implementations, profiles, and given models.
         environment: env.json of the trial.
         note: called with a sentence if the prediction cannot be stored.
     """
-    if trial.kind in _KINDS and trial.implementation == OURS:
+    if trial.kind in _KINDS and trial.implementation == OURS and not trial.model:
         _store(run, [_prediction("memory", trial, predicted_bytes(trial), environment, _FROM_SHAPES)], note)
+
+
+def store_given_memory(
+    run: RunDirectory, trial: Trial, count: int, environment: Mapping[str, Any], note: Callable[[str], None]
+) -> None:
+    """Store the peak memory in bytes that a search has predicted of a trial of a given model, from a step on fake
+    tensors: `store_memory` leaves it out, because building the model for each trial of a sweep would take too long.
+    """
+    _store(run, [_prediction("memory", trial, count, environment, _FROM_MODULE)], note)
 
 
 def store_corrected_memory(

@@ -196,13 +196,15 @@ def ledger_of(runs: Sequence[RunDirectory]) -> Ledger:
 def configuration_key(trial: Trial, machine: Mapping[str, Any]) -> str:
     """Return what two trials agree in if one says something about the other, as text.
 
-    Data count by their fingerprint where there is one, else by their last name: a run may be moved.
+    Data count by their fingerprint where there is one, else by their last name, and so does a given model: a run may be
+    moved.
     """
     plain = dataclasses.asdict(configuration_of(trial))
     fields = {name: value for name, value in plain.items() if name not in _FREE}
     source = str(trial.data or "")
     name = source if source.startswith("synthetic") else PurePath(source).name
     fields["data"] = "" if trial.data_fingerprint else name
+    fields["model"] = "" if trial.model_fingerprint else PurePath(trial.model).name
     return json.dumps([fields, dict(machine)], sort_keys=True, default=str)
 
 

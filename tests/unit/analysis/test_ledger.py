@@ -144,6 +144,7 @@ def test_a_repetition_of_the_trial_checks_it(tmp_path: Path, monkeypatch: pytest
         {"precision": "bf16"}, {"strategy": "ddp"}, {"world_size": 2}, {"device": "cuda"}, {"levers": "none"},
         {"threads_per_rank": 1}, {"data_fingerprint": "1234"}, {"grad_accum_steps": 2}, {"nodes": 2},
         {"activation_checkpointing": True}, {"strategy_options": '{"bucket_mib":5}'}, {"kind": "probe"},
+        {"model": "/models/a"}, {"model_fingerprint": "1234"},
     ],
 )  # fmt: skip
 def test_another_configuration_checks_nothing(tmp_path: Path, other: dict[str, Any]) -> None:

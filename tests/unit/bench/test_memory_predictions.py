@@ -107,6 +107,22 @@ def test_a_search_stores_what_measured_trials_let_it_expect(tmp_path: Path, ran:
     assert check.measured == 600 * 2**20 and check.rounds == 2
 
 
+def test_what_a_search_predicts_of_a_given_model_is_stored_with_its_machine(
+    tmp_path: Path, ran: list[tuple[Trial, int]]
+) -> None:
+    run = RunDirectory(tmp_path)
+    given = {"model": "/models/a", "model_fingerprint": "1234", "implementation": "hf", "preset": "a"}
+    trial = Trial.from_json({**TINY.to_json(), **given})
+    assert measure(run, trial) == [] and not predictions_path(run).exists(), "a sweep does not build the model"
+    runner = autotune_trials.Runner(run, trial, {}, lambda trial: measured(run, trial))
+    runner.measure(Asked(trial=trial, predicted_bytes=700 * 2**20, expected_bytes=700 * 2**20))
+    moved = Trial.from_json({**trial.to_json(), "model": "/elsewhere/a", "round": 1})
+    measure(run, moved)
+    (check,) = ledger_of([run]).checks
+    assert check.prediction.machine == machine_of(capture(CPU)) and check.prediction.origins == ()
+    assert (check.measured, check.rounds, check.error) == (600 * 2**20, 2, pytest.approx(1 / 6))
+
+
 def measured(run: RunDirectory, trial: Trial) -> dict[str, Any]:
     measure(run, trial)
     return {"status": "ok", "samples_per_second": 200.0, "peak_memory_bytes": 600 * 2**20}
