@@ -12,8 +12,9 @@ from typing import Annotated, Any, ClassVar
 import tyro
 
 from analysis.metrics.comparison.speedruns import NOT_REACHED, REACHED, SCORE
-from bench.cli.options import Printed, parse, parse_known, run_folder
+from bench.cli.options import Printed, parse_known, run_folder
 from bench.cli.result import Result
+from bench.cli.train import parse_trainings
 from bench.cli.train_progress import TrainProgress
 from bench.cluster.world import joined_world
 from bench.machine.devices import Devices, find_devices
@@ -90,7 +91,7 @@ def read_words(words: list[str], program: str) -> SpeedrunCall:
     options, rest = parse_known(SpeedrunOptions, words, program)
     if any(word.partition("=")[0] == "--seed" for word in rest):
         raise UsageError("option-not-applicable", "--seed is for one training: give --seeds, such as --seeds 1 2 3")
-    return SpeedrunCall(options, parse(TrainOptions, ["pretrain", *rest], "bertbench train"), words)
+    return SpeedrunCall(options, parse_trainings("pretrain", rest), words)
 
 
 def run(call: SpeedrunCall) -> Result:

@@ -39,7 +39,7 @@ class TrainProgress:
     def begin(self, directory: TrialDirectory) -> None:
         """Start to show an attempt."""
         self._directory, self._position = directory, 0
-        self._trial = directory.read_trial()
+        self._trial = None if self._metrics is None else directory.read_trial()
 
     def stop_wanted(self) -> bool:
         """Return whether the ranks should save and exit."""
