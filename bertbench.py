@@ -1,4 +1,5 @@
-"""What a notebook imports: `load_run` and `read_trace` give the tables of a run directory or a trace as DataFrames.
+"""What a notebook imports: `load_run` and `read_trace` give the tables of a run directory or a trace as DataFrames,
+`measure` records a loop as a trial.
 
 Importing it loads neither pandas nor PyTorch.
 """
@@ -14,9 +15,10 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from analysis.diagnose.finding import Finding
+    from bench.run.measured_loop import MeasuredLoop
     from records.schema import Column
 
-__all__ = ["BertbenchError", "Run", "Trace", "load_run", "read_trace"]
+__all__ = ["BertbenchError", "Run", "Trace", "load_run", "measure", "read_trace"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +108,37 @@ def read_trace(path: str | Path, *others: str | Path) -> Trace:
         advice=tuple(advice.text for advice in found.advice),
         problems=found.source.problems,
     )
+
+
+def measure(name: str, out: str | Path = "runs/measure", device: str | None = None) -> "MeasuredLoop":
+    """Measure a loop: `with bertbench.measure("name") as m:`, and `m.step()` at the end of each step.
+
+    The block becomes one trial of the run directory, a further round if the name was measured there before. Step times,
+    end of warm-up, median and interval are computed as for every trial.
+
+    Args:
+        name: what tables call it.
+        out: run directory.
+        device: cpu or cuda; None takes cuda if this process uses PyTorch on a GPU.
+
+    Raises:
+        UsageError: an empty name, or a device that does not exist.
+    """
+    import dataclasses
+
+    from bench.plan.script import plan_script
+    from bench.run.measured_loop import MeasuredLoop, used_device
+    from common.errors import UsageError
+    from common.registry import lookup
+    from records.run import RunDirectory
+
+    if not name.strip():
+        raise UsageError("option-value", "the name of a measurement is empty: give one word or more")
+    kind = device or used_device()
+    lookup({"cpu": "", "cuda": ""}, kind, "device")
+    run = RunDirectory(Path(out))
+    trial = plan_script(run, ("bertbench.measure", name), name=name)
+    return MeasuredLoop(run, dataclasses.replace(trial, device=kind))
 
 
 def _frame(rows: Sequence[Mapping[str, Any]], columns: "Iterable[Column]") -> "pd.DataFrame":
