@@ -28,7 +28,8 @@ _PICKLES = ("pytorch_model*.bin", "*.pt", "*.pth", "*.ckpt")
 _POSITIONS_AFTER_PADDING = (
     "roberta", "xlm-roberta", "camembert", "roberta-prelayernorm", "xlm-roberta-xl", "data2vec-text", "mpnet", "xmod",
 )  # fmt: skip
-_HUB_ID = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")
+_HUB_ID = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?(@[\w./-]+)?")
+_LATEST = "main"  # the revision of an id that names none
 _DROPOUTS = ("hidden_dropout_prob", "hidden_dropout", "dropout", "mlp_dropout")
 
 
@@ -58,7 +59,8 @@ def find_model(given: str, trust_remote_code: bool = False) -> ModelFolder:
     """Inspect a model.
 
     Args:
-        given: folder with config.json, file of a configuration, or id on the hub, whose files are downloaded.
+        given: folder with config.json, file of a configuration, or id on the hub, whose files are downloaded; an id
+            may end with @ and a commit, tag or branch.
         trust_remote_code: whether code in the folder may run.
 
     Raises:
@@ -72,7 +74,7 @@ def find_model(given: str, trust_remote_code: bool = False) -> ModelFolder:
     path = Path(given)
     name = path.resolve().name
     if not path.exists():
-        path, name = _downloaded(given), given.rsplit("/", 1)[-1]
+        path, name = _downloaded(given), given.partition("@")[0].rsplit("/", 1)[-1]
     file = path / CONFIG_FILE if path.is_dir() else path
     if not file.exists():
         raise InputError(
@@ -99,7 +101,9 @@ def load_config(path: str, trust_remote_code: bool) -> Any:
     from transformers import AutoConfig
 
     try:
-        return AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code, local_files_only=True)
+        return AutoConfig.from_pretrained(  # nosec B615 # a local folder
+            path, trust_remote_code=trust_remote_code, local_files_only=True
+        )
     except Exception as error:  # what a configuration can be wrong in has no common type
         raise InputError(
             "model-unsupported",
@@ -192,8 +196,10 @@ def _downloaded(given: str) -> Path:
         )
     from huggingface_hub import snapshot_download
 
+    name, _, revision = given.partition("@")
+    files = ["*.json", "*.safetensors", "vocab.txt", "*.py"]
     try:
-        return Path(snapshot_download(given, allow_patterns=["*.json", "*.safetensors", "vocab.txt", "*.py"]))
+        return Path(snapshot_download(name, revision=revision or _LATEST, allow_patterns=files))
     except Exception as error:  # network, permission, no such repository: no common type
         raise InputError(
             "download-failed",

@@ -235,6 +235,24 @@ def test_folders_that_cannot_be_used_are_refused(tmp_path: Path, monkeypatch: py
         find_model(str(write_config(tmp_path / "padding", pad_token_id=500)))
 
 
+@pytest.mark.parametrize(("given", "revision"), [("who/bert", "main"), ("who/bert@0a1b2c", "0a1b2c")])
+def test_an_id_of_the_hub_is_downloaded_at_its_revision_without_pickles(
+    given: str, revision: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import huggingface_hub
+
+    asked = []
+
+    def download(name: str, **how: Any) -> str:
+        asked.append((name, how["revision"], how["allow_patterns"]))
+        return str(write_config(tmp_path / "snapshot"))
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
+    assert find_model(given).label.startswith("bert-")
+    ((name, found, patterns),) = asked
+    assert (name, found) == ("who/bert", revision) and not any("bin" in pattern for pattern in patterns)
+
+
 def test_pickled_weights_alone_are_refused_and_the_configuration_is_not(tmp_path: Path) -> None:
     folder = write_config(tmp_path / "bert")
     (folder / "pytorch_model.bin").write_bytes(b"no matter")
