@@ -36,10 +36,8 @@ Measures and explains BERT training speed. Start: `bertbench doctor`.
   eval, results            official scores; classification results
   compare-strategies       compare training by strategy and precision
   compare-heads            train GAP with each head and compare them
-  tune, autotune           search for the best score; the highest throughput
-  speedrun                 measure the time to a held-out loss, over several seeds
-  throughput               measure samples/s by batch size, devices, library
-  measure                  measure any PyTorch training script, unchanged
+  tune, autotune, speedrun search: best score, throughput; time to a given loss
+  throughput, measure      measure samples/s of BERT; of any PyTorch script
   speed-of-light           measure the floor of a step, and where time is lost
   comm                     benchmark collectives by message size
   profile                  profile training steps

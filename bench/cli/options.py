@@ -16,7 +16,6 @@ from typing import Annotated, Any, TypeVar, get_args, get_origin, get_type_hints
 import tyro
 
 from bench.cli.form import examples_of, form_of, leaves
-from bench.plan.options import METRICS_HELP
 from bert.tasks import TASKS, known_tasks
 from common.errors import Code, UsageError
 from common.flags import flag
@@ -26,10 +25,6 @@ T = TypeVar("T")
 
 RunFolder = Annotated[Path, tyro.conf.arg(help="Run directory. The same command resumes it.")]
 """Type of --out for commands that run trials."""
-
-
-MetricsPath = Annotated[Path | None, tyro.conf.arg(help=METRICS_HELP)]
-"""Type of --metrics-file."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -11,14 +11,14 @@ from typing import Annotated, Any
 import tyro
 
 from bench.cli.ledger import store_predictions
-from bench.cli.options import MetricsPath, Printed, RunFolder, parse_task, run_folder
+from bench.cli.options import Printed, RunFolder, parse_task, run_folder
 from bench.cli.progress import note
 from bench.cli.result import Result
 from bench.cli.sweep_progress import announce, measured_anew, tell_of_cpu, trial_display
 from bench.cluster.inside import run_trial_inside
 from bench.cluster.world import World, joined_world
 from bench.machine.devices import Devices, find_devices, free_memory_share
-from bench.plan.options import check_metrics_file
+from bench.plan.options import METRICS_HELP, check_metrics_file
 from bench.plan.rounds import Verdict, add_rounds, check_reference, spends
 from bench.plan.sweep import locked, record_request, result_rows, run_trials
 from bench.plan.trials import Sweep, expand
@@ -56,7 +56,7 @@ class ThroughputOptions(Printed):
     time_budget: float | None = None
     """Add rounds of the fastest configuration until its comparison with hf is conclusive or this time in s is spent;
     --rounds is 1 by default then. Configurations that do not fit into the time are left to the next call."""
-    metrics_file: MetricsPath = None
+    metrics_file: Annotated[Path | None, tyro.conf.arg(help=METRICS_HELP)] = None
     again: bool = False
     """Measure finished trials again; earlier records move to earlier/N in --out."""
     max_batch_search: bool = False

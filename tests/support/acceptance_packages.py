@@ -36,7 +36,7 @@ ELSEWHERE = {
     "rich": "tables in a terminal, not --json",
     "accelerate": "hf-trainer", "deepspeed": "the strategy deepspeed", "horovod": "the strategy horovod",
     "optuna": "tune", "sqlalchemy": "tune", "markupsafe": "comes with jinja2",
-    "shtab": "shell completion",
+    "shtab": "shell completion", "huggingface_hub": "--model ID, which downloads",
     "vl_convert": "charts of reports, which show pictures without it",
     "google_crc32c": "checkpoints of TensorFlow", "cramjam": "checkpoints of TensorFlow",
 }  # fmt: skip

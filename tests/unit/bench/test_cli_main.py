@@ -159,7 +159,7 @@ def test_after_an_interrupt_is_said_what_is_left_of_the_command(
 
     monkeypatch.setattr("bench.cli.dispatch.call", stopped)
     assert run(words) == 130
-    assert f"the same command to {said}; " in capsys.readouterr().err
+    assert f"the same command to {said}" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("error", [MemoryError(), RuntimeError("can't start new thread"), OSError(errno.ENOMEM, "no")])
