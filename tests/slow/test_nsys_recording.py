@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 from support.nsys_recording import record, skip_unless_nsys_can_record_nvtx
-from support.refusals import refused
 
 from analysis.metrics.kernels.utilization import compute_utilization
 from analysis.metrics.time.ranges import RangeNode, range_tree
@@ -123,8 +122,3 @@ def test_a_run_on_a_cpu_has_no_utilization_and_says_why(timelines: list[Timeline
 def test_environment_variables_of_the_recording_do_not_come_back(timelines: list[Timeline]) -> None:
     for timeline in timelines:
         assert "hush-hush" not in repr(timeline) + timeline.ranges.to_csv()
-
-
-def test_the_report_itself_is_refused_with_the_command_that_exports_it(report: Path, timelines: list[Timeline]) -> None:
-    with refused("file-format", "nsys export --type=sqlite"):
-        read(report)

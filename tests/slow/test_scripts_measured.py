@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import psutil
 import pytest
+from support.cli import lives, wait_for
 
 from bench.cli.dispatch import result_of
 from records.run import RunDirectory, TrialDirectory
@@ -163,7 +164,7 @@ def test_an_interrupt_keeps_the_steps_and_ends_the_script(tmp_path: Path) -> Non
     harness, directory, script = started(tmp_path)
     harness.send_signal(signal.SIGINT)
     assert harness.wait(timeout=100) == 130
-    assert not script.is_running()
+    assert not lives(script.pid)
     result = directory.read_result()
     assert result is not None and result["status"] == "interrupted" and len(directory.read_steps(0)) > 5
     assert "interrupted" in (tmp_path / "run" / "results.csv").read_text()
@@ -173,8 +174,7 @@ def test_a_killed_harness_takes_the_script_along_and_the_next_call_says_so(tmp_p
     harness, directory, script = started(tmp_path)
     os.kill(harness.pid, signal.SIGKILL)
     harness.wait(timeout=100)
-    psutil.wait_procs([script], timeout=60)
-    assert not script.is_running()
+    wait_for(lambda: not lives(script.pid), "the end of the script", 60)
     result_of(["measure", "--out", str(tmp_path / "run"), "--", "true"])
     result = directory.read_result()
     assert result is not None and result["status"] == "crashed" and result["code"] == "worker-lost"

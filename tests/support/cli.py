@@ -69,6 +69,14 @@ class Cli:
         return max(0, len(files[-1].read_text().splitlines()) - 1) if files else 0
 
 
+def lives(pid: int) -> bool:
+    """Whether a process runs; one that only waits for its parent to ask how it ended does not."""
+    try:
+        return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return False
+
+
 def wait_for(condition: Callable[[], object], what: str, seconds: float = 90.0) -> None:
     """Wait until `condition` holds; fail with `what` was waited for."""
     deadline = time.monotonic() + seconds

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-from support.cli import ROOT
+from support.cli import ROOT, lives
 
 from bench.run.processes import marked, send
 
@@ -88,7 +88,7 @@ class Call:
 
     def left(self) -> list[int]:
         """Process ids of the call that still live."""
-        return [pid for pid in marked(self.mark, MARK) if _lives(pid)]
+        return [pid for pid in marked(self.mark, MARK) if lives(pid)]
 
     def kill(self, everything: bool) -> None:
         """Kill -9 the command alone, or all of its processes."""
@@ -330,10 +330,3 @@ def start_and_kill(bench: Bench, drawn: random.Random) -> Call | None:
     scope = scope if operation.startswith("main:") else "all"
     call = bench.start(FAULT_OPERATION=operation, FAULT_SCOPE=scope)
     return call if call.ended().code == -signal.SIGKILL else None
-
-
-def _lives(pid: int) -> bool:
-    try:
-        return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
-    except psutil.NoSuchProcess:
-        return False
