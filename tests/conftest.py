@@ -1,6 +1,7 @@
 """Fixtures for all tests. Helpers that are no fixtures live in tests/support and are imported as `support`."""
 
 import os
+import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,6 +16,10 @@ os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(TESTS.parent), os.e
 # Machines are shared: how long an example takes says nothing about the code.
 settings.register_profile("shared machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("shared machine")
+
+# Shells that are not interactive start background jobs with SIGINT ignored, and processes inherit it: tests send it.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # One core for each worker of `make test`, and for what it starts. What takes more threads must not spin while it waits:
 # two trainings of two threads on two cores are five times slower when they do.

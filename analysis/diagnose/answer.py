@@ -235,12 +235,17 @@ def _first(winner: Winner, rivals: Sequence[str]) -> str:
     )
 
 
+def _name(row: Row) -> str:
+    """BERT-base; of a given model its own name, which need not be a BERT."""
+    return str(row["preset"]) if row.get("model") else f"BERT-{row['preset']}"
+
+
 def _model(row: Row) -> str:
-    return f"BERT-{row['preset']}" if row["task"] == "pretrain" else f"BERT-{row['preset']}, {row['task']}"
+    return _name(row) if row["task"] == "pretrain" else f"{_name(row)}, {row['task']}"
 
 
 def _trains(row: Row) -> str:
-    task, model = str(row["task"]), f"BERT-{row['preset']}"
+    task, model = str(row["task"]), _name(row)
     return f"trains {model}" if task == "pretrain" else f"fine-tunes {model} for {task}"
 
 

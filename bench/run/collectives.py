@@ -11,8 +11,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from bench.run.clock import stopwatch
 from bench.run.recorder import RowWriter
+from bench.run.stopwatch import stopwatch
 from bert.parallel.base import Strategy
 from records.files import write_record
 from records.kinds import COLLECTIVES, CollectiveTest, collectives_csv

@@ -13,10 +13,11 @@ import torch
 from bench.implementations import OURS
 from bench.implementations.base import Built
 from bench.implementations.own import check_built, make_implementation
-from bench.run.clock import StepClock, Stopwatch, stopwatch
+from bench.run.clock import StepClock
 from bench.run.peak import matmul_peak, peak_dtype
 from bench.run.recorder import RowWriter, step_writer
 from bench.run.resources import check_allocator, reset_used_memory, used_memory
+from bench.run.stopwatch import Stopwatch, stopwatch
 from bench.run.window import Window
 from bert.data.batch import Batch, BatchCounts
 from bert.model.config import model_config

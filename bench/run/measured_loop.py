@@ -23,6 +23,7 @@ from bench.plan.sweep import locked, record_request, tidy, write_results
 from bench.run.launch import LaunchOptions, finish
 from bench.run.recorder import RowWriter, step_writer
 from bench.run.resources import used_memory
+from bench.run.stopwatch import stopwatch
 from bench.run.telemetry import Telemetry, telemetry_writer
 from common.errors import StorageError, UsageError
 from common.redact import redact_text
@@ -45,22 +46,6 @@ class _Ended:
     row: dict[str, Any]
     begin: Any
     end: Any
-
-
-class _HostWatch:
-    """bench.run.clock.CpuStopwatch without torch, which a loop need not use."""
-
-    def mark(self) -> int:
-        return time.perf_counter_ns()
-
-    def elapsed_ms(self, begin: int, end: int) -> float:
-        return (end - begin) / 1e6
-
-    def passed(self, mark: int) -> bool:
-        return True
-
-    def synchronize(self) -> None:
-        pass
 
 
 def used_device() -> str:
@@ -117,12 +102,8 @@ class MeasuredLoop:
         self._stop = threading.Event()
         self._sensors = threading.Thread(target=self._sample, name="bertbench-sensors", daemon=True)
         self._sensors.start()
-        self._watch: Any = _HostWatch()
-        if self.trial.device == "cuda":
-            from bench.run.clock import CudaStopwatch
-
-            self._watch = CudaStopwatch()
-            self._watch.synchronize()  # earlier work is not the first step's
+        self._watch = stopwatch(self.trial.device)
+        self._watch.synchronize()  # earlier work is not the first step's
         self._began = time.perf_counter()
         self._mark, self._start_ns = self._watch.mark(), time.time_ns()
         return self

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from bench.run.clock import stopwatch
+from bench.run.stopwatch import stopwatch
 from bert.speed.fp8 import products_dtype
 
 # Sizes that fill a device without long runs; the largest that fits the time limit is used.

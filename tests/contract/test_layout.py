@@ -187,6 +187,7 @@ WALL_CLOCK = {
     "bench/run/telemetry.py": "when a sensor was read, to be held against steps",
     "bench/run/clock.py": "when a step began, to be held against sensors and other ranks",
     "bench/run/script_hook/recorder.py": "when a step of a script began, for the same; when it failed",
+    "bench/run/measured_loop.py": "when a step of a loop began, for the same",
     "bench/run/train_worker.py": "when an event happened",
     "bench/run/worker.py": "the end of a rank, told to others",
 }

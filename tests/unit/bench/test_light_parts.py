@@ -13,9 +13,9 @@ from support.refusals import refused
 
 from bench.cli.speed_of_light import SpeedOfLightOptions, planned
 from bench.machine.devices import find_devices
-from bench.run.clock import CpuStopwatch
 from bench.run.peak import memory_bandwidth, peak_dtype
 from bench.run.recorder import RowWriter
+from bench.run.stopwatch import CpuStopwatch
 from bench.steplight.measure import _Steps, _time_rounds, typical_batch
 from bench.steplight.parts import make_parts
 from bench.steplight.subject import Part, Subject

@@ -5,7 +5,8 @@ from typing import Any
 
 import torch
 
-from bench.run.clock import CpuStopwatch, CudaStopwatch, StepClock, stopwatch
+from bench.run.clock import StepClock
+from bench.run.stopwatch import CpuStopwatch, CudaStopwatch, stopwatch
 from bert.data.batch import BatchCounts
 from bert.train.observer import StepResult
 
