@@ -21,6 +21,15 @@ class TrainSpec:
     """Model shape: a name in bert.model.config.PRESETS; any name where `shape` is given."""
     shape: str = ""
     """Model shape where it is not a preset's, as bert.model.config.shape_from_words takes it; empty if it is one."""
+    model: str = ""
+    """Folder or configuration of Hugging Face whose model is trained, with its own dropout; empty for a preset. Then
+    `preset` is its label."""
+    model_fingerprint: str = ""
+    """Hash of the configuration and of the names and sizes of the weights; empty for a preset."""
+    model_weights: str = ""
+    """Initial weights of `model`: random or safetensors; empty for a preset."""
+    trust_remote_code: bool = False
+    """Whether code in the folder of `model` may run."""
     dropout: float = 0.1
     """Dropout probability everywhere, attention included."""
     activation_checkpointing: bool = False

@@ -25,15 +25,6 @@ class Trial(TrainSpec):
     comm (collectives alone, no training), components (the parts of a step alone), or measure (any training script)."""
     implementation: str = "bertbench"
     """Whose code trains: a name in bench.implementations, or "module:Class" of the user's own."""
-    model: str = ""
-    """Folder or configuration of Hugging Face whose model is trained, with its own dropout; empty for a preset. Then
-    `preset` is its label."""
-    model_fingerprint: str = ""
-    """Hash of the configuration and of the names and sizes of the weights; empty for a preset."""
-    model_weights: str = ""
-    """Initial weights of `model`: random or safetensors; empty for a preset."""
-    trust_remote_code: bool = False
-    """Whether code in the folder of `model` may run."""
     nodes: int = 1
     """Nodes that the ranks are spread over."""
     device: str = "cpu"

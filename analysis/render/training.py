@@ -178,7 +178,8 @@ def _answer(attempts: Sequence[LoadedTrial], told: _Told) -> Answer:
     made = int(told.curve[-1]["applied_steps"]) if told.curve else 0
     sizes = sorted({a.trial.global_batch_size for a in attempts if a.steps} or {last.global_batch_size})
     batch = f"{sizes[0]:,}" if len(sizes) == 1 else f"{sizes[0]:,} to {sizes[-1]:,}"
-    headline = f"BERT-{last.preset} was trained for {made:,} of {total:,} steps of {batch} samples."
+    name = last.preset if last.model else f"BERT-{last.preset}"
+    headline = f"{name} was trained for {made:,} of {total:,} steps of {batch} samples."
     cards: list[Card] = []
     if told.curve:
         cards.append(_training_loss(column(told.curve, "loss"), told.loss))

@@ -16,7 +16,7 @@ from bench.cli.sweep_progress import metrics_file
 from bench.cli.train_progress import TrainProgress, append_log, duration
 from bench.cluster.inside import follow
 from bench.cluster.world import World, joined_world, leading
-from bench.implementations import OURS
+from bench.implementations.model_folder import RANDOM
 from bench.machine.devices import Devices, find_devices
 from bench.plan.options import AUTO
 from bench.plan.training import Plan, TrainOptions, check_continues, check_space, plan_training
@@ -56,13 +56,18 @@ def next_command(options: TrainOptions, words: list[str], run: TrainRun, plan: P
     """
     if not finished:
         return shlex.join(["bertbench", "train", *words])
+    state = run.read_state() or {}
+    checkpoint = state.get("checkpoint")
     if plan.phase == 1:
         out = run.path.with_name(f"{run.path.name}-phase2")
         own = ["--phase", "2", "--data", _data_of_phase_2(options.data or options.file)]
-        own += ["--init", str(run.path), "--out", str(out)]
-        return shlex.join(["bertbench", "train", "pretrain", *_kept_options(options), *own])
-    state = run.read_state() or {}
-    checkpoint = state.get("checkpoint")
+        begun = ["--init", str(run.path)]
+        if options.model:
+            trust = ["--trust-remote-code"] * options.trust_remote_code
+            begun = ["--model", str(run.checkpoints / str(checkpoint)), *trust]
+        return shlex.join(["bertbench", "train", "pretrain", *_kept_options(options), *own, *begun, "--out", str(out)])
+    if options.model:  # no command predicts with models of other architectures
+        return shlex.join(["bertbench", "report", str(run.path)])
     if plan.phase is None:
         checkpoint = (state.get("best") or {}).get("checkpoint") or checkpoint
     source = run.checkpoints / checkpoint if checkpoint else run.checkpoints
@@ -80,7 +85,7 @@ _KEPT = {
         ("preset", "global_batch_size", "micro_batch_size", "optimizer", "learning_rate", "schedule", "weight_decay",
          "dropout", "seed")
     ),
-    "strategy": AUTO, "zero_stage": None, "implementation": OURS, "devices": None, "threads": None, "precision": AUTO,
+    "strategy": AUTO, "zero_stage": None, "implementation": None, "devices": None, "threads": None, "precision": AUTO,
 }  # fmt: skip
 
 
@@ -149,8 +154,10 @@ def run(call: TrainCall) -> Result:
             if devices.note and options.device == "auto" and not options.json:
                 print(f"training on the CPU: {devices.note}", file=sys.stderr)
                 append_log(_log_of(options), f"training on the CPU: {devices.note}")
-            if (plan.phase or 1) > 1 and plan.settings.init is None and not place.attempts():
-                note(f"phase {plan.phase} starts from random weights: give --init RUN to start from a finished run")
+            weights = plan.settings.init or plan.settings.model_weights not in ("", RANDOM)
+            if (plan.phase or 1) > 1 and not weights and not place.attempts():
+                run = "--model CHECKPOINT" if plan.settings.model else "--init RUN"
+                note(f"phase {plan.phase} starts from random weights: give {run} to start from a finished run")
             if stop.wanted():
                 said = f"stopped by {stop.why()} before the training began"
                 return Result(problems=[said], code=130 if stop.signal == signal.SIGINT else 0)

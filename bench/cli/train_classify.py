@@ -48,7 +48,7 @@ class TrainClassifyOptions(TrainOptions):
     out: Annotated[Path, tyro.conf.arg(help=_OUT_HELP)] = _OUT
     form: Annotated[CsvForm, tyro.conf.arg(name="")] = field(default_factory=CsvForm)
     vocab: Path | None = None
-    """BERT vocab.txt; default the one beside --init."""
+    """BERT vocab.txt; default the one beside --init or --model."""
     lower_case: bool = True
     """Text is lower-cased, as for bert-*-uncased; --no-lower-case keeps case, for a cased vocabulary."""
     validation: float = _SHARES["validation"]
@@ -119,6 +119,9 @@ def leave(options: TrainClassifyOptions, run: TrainRun, plan: Plan, devices: Dev
     """Test the model of a finished run and write its results; return the facts. Raises as leave_results does."""
     if is_synthetic(plan.settings.data):
         return []
+    if plan.settings.model:
+        told(options, "no results are written beside the data: predictions need a model of bertbench, not --model")
+        return []
     from bench.classify import leave_results
 
     try:
@@ -172,7 +175,7 @@ def _prepared(options: TrainClassifyOptions, path: Path, given: Sequence[str]) -
     vocabulary = None
     if found is not None and options.vocab is None:
         vocabulary = Vocabulary(found.vocabulary.pieces, bool(values["lower_case"]))
-    vocab = options.vocab or (database if vocabulary else _vocabulary_beside(options.init))
+    vocab = options.vocab or (database if vocabulary else _vocabulary_beside(options))
     config = CsvConfig(input=path.resolve(), vocab=vocab, replace=options.replace, **values)
     summary = prepare(config, show_stages(), vocabulary)
     if found is not None and summary.kept:
@@ -193,11 +196,12 @@ def _say(options: TrainClassifyOptions, summary: "CsvSummary") -> None:
         told(options, printable(text))
 
 
-def _vocabulary_beside(init: Path | None) -> Path:
-    for folder in () if init is None else (init, init.parent):
+def _vocabulary_beside(options: TrainClassifyOptions) -> Path:
+    weights = Path(options.model) if options.model else options.init
+    for folder in () if weights is None else (weights, weights.parent):
         if (folder / VOCABULARY_FILE).is_file():
             return folder / VOCABULARY_FILE
-    beside = "" if init is None else f", and there is none beside --init {init}"
+    beside = "" if weights is None else f", and there is none beside {weights}"
     raise UsageError(
         "option-missing", f"texts need a vocabulary{beside}: give --vocab VOCAB.txt of the pretrained model"
     )

@@ -2,7 +2,7 @@
 
 import inspect
 from collections.abc import Callable
-from functools import lru_cache, partial
+from functools import cached_property, lru_cache, partial
 from typing import Any
 
 import torch
@@ -19,10 +19,10 @@ from bert.optim.precision import AUTOCAST_DTYPE
 from bert.optim.registry import adamw
 from bert.parallel.options import read_options
 from bert.tasks import make_task, task_data
-from bert.tasks.base import BatchStream, Task
+from bert.tasks.base import Task
 from bert.tasks.classification import ClassificationTask
-from bert.train.feed import Adapt
 from common.errors import InputError, UsageError
+from common.train_spec import TrainSpec
 from records.trial import Trial
 
 _CLASSES = {"masked words": "AutoModelForMaskedLM", "classes": "AutoModelForSequenceClassification"}
@@ -35,53 +35,90 @@ _ATTENTION_DROPOUTS = ("attention_probs_dropout_prob", "attention_dropout")
 @lru_cache
 def given_memory(trial: Trial) -> Memory:
     """Return the peak memory of a rank of a trial with `model`. Raises InputError, UsageError: it cannot be built."""
-    return GivenModel(trial, make_task(trial.task, trial.task_options)).memory()
+    return GivenModel(trial, make_task(trial.task, trial.task_options)).memory(trial.device)
+
+
+def traced_model(spec: TrainSpec, task: Task) -> "GivenModel":
+    """Return the model of a training with `model`, traced before steps are timed. Raises InputError, as GivenModel."""
+    given = GivenModel(spec, task)
+    _ = given.flops
+    return given
+
+
+def build_given(given: "GivenModel", trial: Trial) -> Built:
+    """Return the parts that measure a given model by the implementation of a trial. Raises as `GivenModel.module`."""
+    model = given.module()
+    loop = None
+    if trial.implementation == "hf-trainer":
+        from bench.implementations.hf_trainer import train_with_trainer
+
+        loop = partial(train_with_trainer, options=read_options(trial.strategy_options))
+    elif trial.implementation == "hf-compiled":
+        model.compile()
+    return Built(
+        model=model,
+        make_optimizer=lambda wrapped: adamw(wrapped, learning_rate=LEARNING_RATE),
+        compute_loss=given.loss,
+        loop=loop,
+    )
 
 
 class GivenModel:
-    """The model of a trial with `model`. Raises InputError: its configuration cannot be read."""
+    """The model of a training with `model`. Raises InputError: its configuration cannot be read."""
 
-    def __init__(self, trial: Trial, task: Task) -> None:
-        self.trial = trial
+    def __init__(self, spec: TrainSpec, task: Task) -> None:
+        self.spec = spec
         self.task = task
         self.auto_class = _CLASSES[task_data(task.name).heads]
         self.config = self._config()
-        self.flops: ForwardFlops | None = None
-        self.flops_unknown = ""
+        self.not_loaded: tuple[str, ...] = ()
+        """Weights that the folder lacks, after `module`: they begin with random values."""
+        self._names: list[str] = []
+
+    @property
+    def flops(self) -> ForwardFlops | None:
+        """FLOPs of its forward pass, None where they are unknown."""
+        return self._traced[0]
+
+    @property
+    def parameters(self) -> int:
+        """Number of parameters, shared ones once."""
+        return sum(weight.numel() for weight in self._on_meta().parameters())
+
+    @cached_property
+    def _traced(self) -> tuple[ForwardFlops | None, str]:
+        """The FLOPs, or why they are unknown."""
         try:
-            self.flops = forward_flops(
-                self._on_meta(attention="eager"), trial.seq_len, self.auto_class == "AutoModelForMaskedLM"
-            )
+            model = self._on_meta(attention="eager")
+            return forward_flops(model, self.spec.seq_len, self.auto_class == "AutoModelForMaskedLM"), ""
         except NotTracedError as error:
-            self.flops_unknown = f"FLOPs unknown: {error}"
+            return None, f"FLOPs unknown: {error}"
 
     def model_flops(self, counts: BatchCounts) -> float | None:
         """Return the FLOPs of the micro-batches of a step, None where they are unknown."""
-        return None if self.flops is None else self.flops.training(counts, self.trial.grad_accum_steps)
+        return None if self.flops is None else self.flops.training(counts, self.spec.grad_accum_steps)
 
-    def record(self, model: torch.nn.Module) -> dict[str, Any]:
-        """Return what a rank records of it: class, attention, weights, and why columns are unknown."""
-        reasons = dict.fromkeys(("model_flops_per_second", "mfu"), self.flops_unknown) if self.flops_unknown else {}
+    def record(self, model: torch.nn.Module | None = None) -> dict[str, Any]:
+        """Return what a rank records of its model: class, attention, weights, and why columns are unknown."""
+        model = self._on_meta() if model is None else model
+        unknown = self._traced[1]
+        reasons = dict.fromkeys(("model_flops_per_second", "mfu"), unknown) if unknown else {}
         attention = getattr(getattr(model, "config", None), "_attn_implementation", None)
-        described = {"class": type(model).__name__, "weights": self.trial.model_weights, "attention": attention}
+        described = {"class": type(model).__name__, "weights": self.spec.model_weights, "attention": attention}
         return {"model": described, **({"unknown": reasons} if reasons else {})}
 
-    def adapter(self, trial: Trial, streams: Callable[[], BatchStream]) -> Adapt:
-        """Return what makes labels at every position, and the model's own padding."""
+    def adapt(self, batch: Batch) -> Batch:
+        """Return a batch with labels at every position, and the model's own padding."""
         padding = getattr(self.config, "pad_token_id", None)
+        labelled = with_labels(batch)
+        if not padding:
+            return labelled
+        tensors = dict(labelled.tensors)
+        tensors["input_ids"] = tensors["input_ids"].masked_fill(tensors["attention_mask"] == 0, padding)
+        return Batch(tensors, labelled.counts)
 
-        def adapt(batch: Batch) -> Batch:
-            labelled = with_labels(batch)
-            if not padding:
-                return labelled
-            tensors = dict(labelled.tensors)
-            tensors["input_ids"] = tensors["input_ids"].masked_fill(tensors["attention_mask"] == 0, padding)
-            return Batch(tensors, labelled.counts)
-
-        return adapt
-
-    def build(self) -> Built:
-        """Build the model with its own dropout, and the loss of its task.
+    def module(self) -> Any:
+        """Build the model with its own dropout.
 
         Raises:
             InputError: transformers cannot build it, or its weights do not fit it.
@@ -89,39 +126,31 @@ class GivenModel:
         """
         model = self._model()
         self._recompute(model)
-        names = self._arguments(model)
+        self._names = self._arguments(model)
+        return model
 
-        def compute(wrapped: torch.nn.Module, batch: Batch) -> torch.Tensor:
-            loss: torch.Tensor = wrapped(**{name: batch.tensors[name] for name in names}).loss
-            return loss
+    def loss(self, model: torch.nn.Module, batch: Batch) -> torch.Tensor:
+        """Return the loss of the task, a scalar, of a batch that `adapt` returned."""
+        loss: torch.Tensor = self.output(model, batch, "labels").loss
+        return loss
 
-        loop = None
-        if self.trial.implementation == "hf-trainer":
-            from bench.implementations.hf_trainer import train_with_trainer
+    def output(self, model: torch.nn.Module, batch: Batch, *further: str) -> Any:
+        """Return what the module computes of a batch that `adapt` returned; `further` are tensors of it to hand on."""
+        return model(**{name: batch.tensors[name] for name in (*self._names, *further)})
 
-            loop = partial(train_with_trainer, options=read_options(self.trial.strategy_options))
-        elif self.trial.implementation == "hf-compiled":
-            model.compile()
-        return Built(
-            model=model,
-            make_optimizer=lambda wrapped: adamw(wrapped, learning_rate=LEARNING_RATE),
-            compute_loss=compute,
-            loop=loop,
-        )
-
-    def memory(self) -> Memory:
-        """Return the peak memory of a rank, from a step of the module on fake tensors.
+    def memory(self, device: str) -> Memory:
+        """Return the peak memory of a rank on cpu or cuda, from a step of the module on fake tensors.
 
         Attention on a GPU keeps no weights, which is what attention without dropout does on a CPU.
         """
-        trial = self.trial
+        spec = self.spec
         changes: dict[str, float] = {}
-        if trial.device == "cuda":
+        if device == "cuda":
             changes = {name: 0.0 for name in _ATTENTION_DROPOUTS if getattr(self.config, name, None)}
         model = self._on_meta(**changes)
         self._recompute(model)
-        shape: tuple[int, ...] = (trial.micro_batch_size, trial.seq_len)
-        shapes = dict.fromkeys(self._arguments(model), shape)
+        shape: tuple[int, ...] = (spec.micro_batch_size, spec.seq_len)
+        shapes = dict.fromkeys((*self._arguments(model), "labels"), shape)
         value: dict[str, torch.dtype] = {}
         if isinstance(self.task, ClassificationTask):
             shapes["labels"] = shape[:1]
@@ -130,21 +159,21 @@ class GivenModel:
         def inputs() -> dict[str, torch.Tensor]:
             return {name: torch.zeros(of, dtype=value.get(name, torch.int64)) for name, of in shapes.items()}
 
-        weights, most = step_bytes(model, inputs, AUTOCAST_DTYPE.get(trial.precision), trial.grad_accum_steps)
+        weights, most = step_bytes(model, inputs, AUTOCAST_DTYPE.get(spec.precision), spec.grad_accum_steps)
         return Memory(
             parameters=weights, gradients=weights, optimizer=2 * weights, activations=most - weights,
-            workspace=WORKSPACE_BYTES[trial.device] + _TRANSFORMERS_BYTES[trial.device],
+            workspace=WORKSPACE_BYTES[device] + _TRANSFORMERS_BYTES[device],
         )  # fmt: skip
 
     def _arguments(self, model: Any) -> list[str]:
-        """Tensors of a batch that the model takes, labels among them."""
-        names = ["input_ids", "attention_mask", "labels"]
+        """Tensors of a batch that the model takes, labels aside."""
         # Our batches have two segments; an embedding of one, as RoBERTa's, has no row for the second.
         takes = "token_type_ids" in inspect.signature(model.forward).parameters
-        return [*names, *["token_type_ids"] * (takes and int(getattr(self.config, "type_vocab_size", 0) or 0) > 1)]
+        segments = takes and int(getattr(self.config, "type_vocab_size", 0) or 0) > 1
+        return ["input_ids", "attention_mask", *["token_type_ids"] * segments]
 
     def _recompute(self, model: Any) -> None:
-        if not self.trial.activation_checkpointing:
+        if not self.spec.activation_checkpointing:
             return
         try:
             recompute(model)
@@ -156,19 +185,23 @@ class GivenModel:
             ) from error
 
     def _config(self) -> Any:
-        config = load_config(self.trial.model, self.trial.trust_remote_code)
+        config = load_config(self.spec.model, self.spec.trust_remote_code)
         if isinstance(self.task, ClassificationTask):
             config.num_labels = self.task.labels
             config.problem_type = "regression" if self.task.regression else "single_label_classification"
         return config
 
     def _model(self) -> Any:
-        trial, auto = self.trial, self._auto()
-        trust = {"trust_remote_code": trial.trust_remote_code}
-        if trial.model_weights != SAFETENSORS:
+        spec, auto = self.spec, self._auto()
+        trust = {"trust_remote_code": spec.trust_remote_code}
+        if spec.model_weights != SAFETENSORS:
             return self._made(lambda: auto.from_config(self.config, dtype=torch.float32, **trust))
         kept = {"use_safetensors": True, "local_files_only": True, "dtype": torch.float32}
-        return self._made(lambda: auto.from_pretrained(trial.model, config=self.config, **kept, **trust)).train()
+        model, loading = self._made(
+            lambda: auto.from_pretrained(spec.model, config=self.config, output_loading_info=True, **kept, **trust)
+        )
+        self.not_loaded = tuple(sorted(loading["missing_keys"]))
+        return model.train()
 
     def _on_meta(self, **own: Any) -> Any:
         """Make the model on the meta device; `own` are fields of its configuration."""
@@ -179,7 +212,7 @@ class GivenModel:
 
         def make() -> Any:
             with torch.device("meta"):
-                trust = self.trial.trust_remote_code
+                trust = self.spec.trust_remote_code
                 return self._auto().from_config(config, trust_remote_code=trust, **attention)
 
         return self._made(make)
@@ -195,6 +228,6 @@ class GivenModel:
         except Exception as error:  # a model can be wrong in anything
             raise InputError(
                 "model-unsupported",
-                f"transformers cannot build a model for task {self.task.name} from {self.trial.model} "
+                f"transformers cannot build a model for task {self.task.name} from {self.spec.model} "
                 f"({first_line(error)}): give an encoder that {self.auto_class} has, and weights of its shape",
             ) from error

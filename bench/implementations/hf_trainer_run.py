@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -18,9 +18,12 @@ from bench.implementations.hugging_face import check_heads, model_loss, task_mod
 from bert.checkpoints.folder import new_folder
 from bert.checkpoints.hugging_face import load_hugging_face_state, to_hugging_face_state
 from bert.checkpoints.ours import save_model
+from bert.data.batch import Batch
 from bert.data.vocabulary import VOCABULARY_FILE
+from bert.model.config import ModelConfig, model_config
 from bert.parallel.base import Strategy
 from bert.parallel.options import read_options
+from bert.tasks.base import Task
 from bert.train.agreement import any_rank, together
 from bert.train.base_run import BaseRun, make_optimizer
 from bert.train.checkpoint import checkpoint_path, seed_generators
@@ -87,30 +90,62 @@ def _finished_before(settings: TrainSettings, final: Path, report: Report) -> Ru
     )
 
 
+class Trained(Protocol):
+    """A model in a run, and what the run does with it."""
+
+    model: Any
+    """Hugging Face's, on the CPU at first."""
+
+    def loss(self, model: torch.nn.Module, batch: Batch, /) -> torch.Tensor:
+        """Return the loss of a batch that `adapt` returned, a scalar."""
+
+    def adapt(self, batch: Batch, /) -> Batch:
+        """Return a batch with the tensors that the model reads."""
+
+    def scored(self) -> torch.nn.Module:
+        """Return a model that the task's evaluator can call, with the weights as they are now."""
+
+    def write(self, folder: Path) -> None:
+        """Save the weights in an empty folder."""
+
+
 class _Run(BaseRun):
     """A run with Hugging Face's model and loop, which report one loss and save only at the end."""
 
     tells_parts = saves_best = False
 
     def build(self, observer: Observer) -> Training:
-        """Build Hugging Face's model with the initial weights of our model."""
+        """Build the model with its initial weights."""
         settings = self.settings
         torch.manual_seed(settings.seed)
-        ours = self.task.build_model(self.config)
-        if settings.init is not None:
-            whole = not self.task.begins_from_encoder
-            initial = initial_on_all(settings, self.data, self.strategy, self.warn)
-            together(self.strategy, lambda: load_initial(initial, ours, self.config, whole=whole))
-        theirs = task_model(self.task, self.config, settings.activation_checkpointing)
-        copy_weights(ours, theirs)
-        self.model: Any = theirs.to(self.strategy.device)
+        self.trained: Trained = self._given() if settings.model else self._ported()
+        self.model: Any = self.trained.model.to(self.strategy.device)
         pinned = self.strategy.device.type == "cuda"
         return self.make_training(
             self.model,
             make_optimizer(settings, self.model),
-            model_loss(settings.task, self.config),
-            Feed(self.task.batches(self.spec), pinned, with_labels),
+            self.trained.loss,
+            Feed(self.task.batches(self.spec), pinned, self.trained.adapt),
         )
+
+    def _given(self) -> Trained:
+        from bench.implementations.given_run import TrainedGiven
+
+        trained = together(self.strategy, lambda: TrainedGiven(self.settings, self.task))
+        if trained.not_loaded:
+            names = ", ".join(trained.not_loaded)
+            self.warn(f"{len(trained.not_loaded)} weights begin with random values: {names}")
+        return trained
+
+    def _ported(self) -> Trained:
+        """Hugging Face's model with the initial weights of ours."""
+        settings, config = self.settings, model_config(self.settings)
+        ours = self.task.build_model(config)
+        if settings.init is not None:
+            whole = not self.task.begins_from_encoder
+            initial = initial_on_all(settings, self.data, self.strategy, self.warn)
+            together(self.strategy, lambda: load_initial(initial, ours, config, whole=whole))
+        return _TrainedPort(settings, self.task, config, ours)
 
     def go(self) -> RunOutcome:
         """Train to the end or to a stop request."""
@@ -127,22 +162,22 @@ class _Run(BaseRun):
         return best if best is not None and self.done and best.applied_steps == self.counts.applied_steps else None
 
     def model_to_evaluate(self) -> torch.nn.Module:
-        """Return our model with Hugging Face's weights."""
-        return self._ours().to(self.strategy.device)
+        """Return a model that evaluators can call, with the weights as they are now."""
+        return self.trained.scored().to(self.strategy.device)
 
     def due(self, done: bool, stop: bool) -> bool:
         """Return whether to save: only at the end."""
         return done
 
     def save(self, step: int) -> None:
-        """Write the weights in our format, on rank 0."""
+        """Write the weights, on rank 0."""
         began = time.perf_counter()
         final = checkpoint_path(self.folder, self.counts.applied_steps)
 
         def write() -> None:
             if self.strategy.rank == 0:
                 with new_folder(final) as folder:
-                    save_model(folder, self._ours())
+                    self.trained.write(folder)
                     if self.vocabulary is not None:
                         write_text(folder / VOCABULARY_FILE, self.vocabulary)
 
@@ -153,12 +188,34 @@ class _Run(BaseRun):
         applied, best = self.counts.applied_steps, self._best_saved()
         self.report(Saved(applied_steps=applied, path=final, seconds=seconds, size_bytes=size, best=best))
 
-    def _ours(self) -> torch.nn.Module:
+
+class _TrainedPort:
+    """Hugging Face's model in the shape of ours, whose weights are saved and evaluated as ours."""
+
+    def __init__(self, settings: TrainSettings, task: Task, config: ModelConfig, ours: torch.nn.Module) -> None:
+        self._task, self._config = task, config
+        self.model: Any = task_model(task, config, settings.activation_checkpointing)
+        copy_weights(ours, self.model)
+        self._loss = model_loss(settings.task, config)
+
+    def loss(self, model: torch.nn.Module, batch: Batch) -> torch.Tensor:
+        """Return the loss of the task."""
+        return self._loss(model, batch)
+
+    def adapt(self, batch: Batch) -> Batch:
+        """Return a batch with labels at every position."""
+        return with_labels(batch)
+
+    def scored(self) -> torch.nn.Module:
         """Return our model with the current weights, on the CPU, without changing the random state."""
         with torch.random.fork_rng(devices=[]):
-            model = self.task.build_model(self.config)
+            model = self._task.build_model(self._config)
         load_hugging_face_state(model, {name: value.cpu() for name, value in self.model.state_dict().items()})
         return model
+
+    def write(self, folder: Path) -> None:
+        """Save the weights in our format."""
+        save_model(folder, self.scored())
 
 
 def copy_weights(ours: torch.nn.Module, theirs: torch.nn.Module) -> None:

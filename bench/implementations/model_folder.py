@@ -128,8 +128,8 @@ def check_data(model: ModelFolder, seq_len: int, source: DataSource, real: Path 
     if model.positions is not None and seq_len > model.positions:
         raise UsageError(
             "option-value",
-            f"--seq-lens {seq_len} is above the {model.positions} positions of {model.path}: use {model.positions} or "
-            "less",
+            f"sequences of {seq_len} tokens are longer than the {model.positions} positions of {model.path}: use a "
+            f"length of {model.positions} or less",
         )
     if real is None:
         return

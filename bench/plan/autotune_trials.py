@@ -214,8 +214,8 @@ def commands(trial: Trial) -> dict[str, list[str]]:
     shared += ["--padding", trial.padding] if trial.padding else []
     shared += task_words(trial.task, trial.task_options)
     shared += ["--devices", str(trial.world_size)]
-    model = ["--model", trial.model] if trial.model else ["--presets", trial.preset]
-    model += ["--trust-remote-code"] * trial.trust_remote_code
+    trust = ["--trust-remote-code"] * trial.trust_remote_code
+    model = ["--model", trial.model, *trust] if trial.model else ["--presets", trial.preset]
     if trial.implementation != OURS:
         model += ["--implementations", trial.implementation]
     throughput = [*model, "--precisions", trial.precision, "--seq-lens", str(trial.seq_len)]
@@ -223,9 +223,10 @@ def commands(trial: Trial) -> dict[str, list[str]]:
     throughput += ["--grad-accum", str(trial.grad_accum_steps)]
     plural = [{"--zero-stage": "--zero-stages"}.get(name, name) for name in own]
     measured = ["bertbench", "throughput", trial.task, *throughput, *_pairs(plural, values), *more, *shared]
-    if trial.implementation not in TRAININGS or trial.model:
+    if trial.implementation not in TRAININGS:
         return {"throughput": measured}
-    train = ["--preset", trial.preset, "--precision", trial.precision, "--seq-len", str(trial.seq_len)]
+    train = ["--model", trial.model, *trust] if trial.model else ["--preset", trial.preset]
+    train += ["--precision", trial.precision, "--seq-len", str(trial.seq_len)]
     train += ["--strategy", trial.strategy, "--micro-batch-size", str(trial.micro_batch_size)]
     train += ["--grad-accum-steps", str(trial.grad_accum_steps)]
     train += ["--implementation", trial.implementation] if trial.implementation != OURS else []

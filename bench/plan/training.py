@@ -16,20 +16,27 @@ from bench.implementations import OURS, TRAININGS
 from bench.loggers.base import check_loggers
 from bench.machine.devices import Devices
 from bench.plan.options import AUTO, METRICS_HELP, TaskFlags, check_metrics_file, resolve_precision, resolve_strategy
-from bert.checkpoints.model_config import read_config
+from bench.plan.starting_model import (
+    TRAINS_GIVEN,
+    check_model,
+    check_vocabulary,
+    given_settings,
+    initial_weights,
+    shape_of,
+)
 from bert.data.lengths import is_synthetic
-from bert.model.config import ModelConfig, model_config, preset, preset_of, shape_in_words
+from bert.model.config import model_config
 from bert.model.memory import parameter_count
 from bert.parallel import devices_per_rank
 from bert.parallel.deepspeed_config import read_deepspeed_config, said_of_training
 from bert.parallel.options import options_text
 from bert.tasks import check_task_options, make_task, resolve_options, task_data
-from bert.tasks.base import DataSource, TaskData
+from bert.tasks.base import DataSource
 from bert.train.settings import GIVEN, TrainSettings, resolve_settings, task_defaults
 from common.errors import InputError, StorageError, UsageError
 from common.flags import Groups, OfTasks, choice_of, flag, request_of
 from common.registry import lookup
-from records.training import TrainRun, is_train_run
+from records.training import TrainRun
 from records.trial import Trial
 
 _OUT_HELP = "Run directory. The same command resumes it."
@@ -68,6 +75,11 @@ class TrainOptions:
     """Folder of HDF5 shards (pretrain) or features (squad gap glue), CSV or its SQLite file (classify), or
     synthetic."""
     out: Annotated[Path, tyro.conf.arg(help=_OUT_HELP)] = Path("runs/train")
+    model: str = ""
+    """Train this Hugging Face model with implementation hf-trainer: folder, config.json or hub id; default a
+    preset."""
+    trust_remote_code: bool = False
+    """Run the Python code that comes with --model."""
     preset: str | None = None
     """Model size; default pretrain: large; fine-tuning: base; with --init, the size of those weights."""
     device: str = "auto"
@@ -76,8 +88,9 @@ class TrainOptions:
     """Devices, one process each; default every GPU, or one process on all CPU cores."""
     strategy: str = AUTO
     """Parallel strategy; default auto: single on one device, ddp on several."""
-    implementation: Annotated[str, tyro.conf.arg(metavar=choice_of(TRAININGS))] = OURS
-    """Implementation that trains; hf-trainer writes no intermediate checkpoints."""
+    implementation: Annotated[str | None, tyro.conf.arg(metavar=choice_of(TRAININGS))] = None
+    """Implementation that trains; hf-trainer writes no intermediate checkpoints; default bertbench; with --model,
+    hf-trainer."""
     zero_stage: int | None = None
     """ZeRO stage of deepspeed, 0 to 3; default the stage in --deepspeed-config, otherwise no sharding (0)."""
     deepspeed_config: Path | None = None
@@ -211,7 +224,7 @@ class Plan:
     @property
     def implementation(self) -> str:
         """Implementation that trains, a name in bench.implementations.TRAININGS."""
-        return self.options.implementation
+        return self.options.implementation or (TRAINS_GIVEN if self.options.model else OURS)
 
     @property
     def log_to(self) -> tuple[str, ...]:
@@ -252,7 +265,8 @@ def plan_training(options: TrainOptions, devices: Devices, world: World | None =
         InputError: the data, the evaluation data or `init` cannot be read, or the samples have a different length.
     """
     check_loggers(options.log_to)
-    lookup(TRAININGS, options.implementation, "implementation of training runs")
+    lookup(TRAININGS, options.implementation or OURS, "implementation of training runs")
+    check_model(options)
     fields = (field.name for field in dataclasses.fields(TrainOptions) if field.name in GIVEN)
     values = {name: getattr(options, name) for name in fields}
     values |= {"world_size": options.devices, "data": options.data or options.file}
@@ -283,9 +297,11 @@ def plan_training(options: TrainOptions, devices: Devices, world: World | None =
     if source.seq_len not in (None, seq_len):
         raise InputError("data-mismatch", _other_length(phase, seq_len, source, data.prepare_command(seq_len)))
     values |= {"data": source.source, "vocab_size": source.vocab_size, "max_predictions": source.max_predictions}
+    if options.model:
+        values |= given_settings(options, seq_len, source)
     if options.init is not None:
         init = initial_weights(options.init, best=phase is None)
-        values |= {"init": str(init), **_shape(init, options.preset, seq_len, source.vocab_size, data)}
+        values |= {"init": str(init), **shape_of(init, options.preset, seq_len, source.vocab_size, data)}
     if options.eval_data:
         values["eval_data"] = str(Path(options.eval_data).resolve())
     settings = resolve_settings(phase, values, source.samples)
@@ -295,7 +311,7 @@ def plan_training(options: TrainOptions, devices: Devices, world: World | None =
     if settings.best_by is not None:
         _check_best_by(settings, settings.best_by)
     if settings.init is not None:
-        _check_vocabulary(Path(settings.init), source)
+        check_vocabulary(Path(settings.init), source)
     return Plan(options, settings, phase, source)
 
 
@@ -315,18 +331,6 @@ def _check_best_by(settings: TrainSettings, name: str) -> None:
             "option-not-applicable",
             f"--best-by {name} needs evaluations, but this run has none: give --eval-every, or omit the option",
         )
-
-
-def _check_vocabulary(init: Path, source: DataSource) -> None:
-    """Refuse weights whose vocabulary differs from that of the data, if both are known. Raises InputError."""
-    if source.vocabulary is None:
-        return
-    from bert.tasks.base import DataIdentity
-    from bert.train.resume import find_weights
-
-    data = DataIdentity(source=source.source, vocab_size=source.vocab_size, vocabulary=source.vocabulary)
-    needed = f"this run needs a checkpoint of a model with {source.vocab_size} word pieces"
-    find_weights(init, data, lambda message: None, needed, whole=False)  # the ranks report damaged checkpoints
 
 
 def _batch_of_the_file(values: Mapping[str, Any], options: TrainOptions, defaults: Mapping[str, Any]) -> dict[str, Any]:
@@ -362,43 +366,12 @@ def _other_length(phase: int | None, seq_len: int, source: DataSource, made: str
     )
 
 
-def initial_weights(path: Path, best: bool) -> Path:
-    """Return the path of the weights for --init: the checkpoints of a run, whose latest is used; otherwise the path.
-
-    Args:
-        path: value of --init.
-        best: use the best checkpoint of an evaluated run, as fine-tuning does. The next phase of pretraining uses the
-            latest, which has the weights and optimizer state of the end of the run.
-
-    Raises:
-        InputError: the path does not exist.
-        UsageError: it is an unfinished run.
-    """
-    path = path.resolve()
-    if not path.exists() and not path.with_name(f"{path.name}.index").exists():  # the prefix of TensorFlow's files
-        raise InputError(
-            "path-missing", f"--init {path} does not exist: give a run directory, a checkpoint or a folder of weights"
-        )
-    if not is_train_run(path):
-        return path
-    run = TrainRun(path)
-    state = run.read_state() or {}
-    if not state.get("finished"):
-        steps = f" (step {state['applied_steps']} of {state['total_steps']})" if state.get("applied_steps") else ""
-        raise UsageError(
-            "run-incomplete",
-            f"--init {path} is an unfinished run{steps}: finish it with the command that started it, or give one of "
-            f"its checkpoints in {run.checkpoints}",
-        )
-    return (run.best_checkpoint() if best else None) or run.checkpoints
-
-
 def check_space(run: TrainRun, plan: Plan) -> None:
     """Refuse a new run if not even one checkpoint fits; a resumed run may free space. Raises StorageError."""
     if run.attempts():
         return
     settings = plan.settings
-    parameters = parameter_count(model_config(settings), settings.task, settings.task_options)
+    parameters = _parameters(settings)
     # Other implementations save only the weights.
     needed = parameters * (_WEIGHT_BYTES + (_MOMENTS_BYTES if plan.implementation == OURS else 0))
     place = next(folder for folder in (run.path, *run.path.parents) if folder.exists())
@@ -409,6 +382,14 @@ def check_space(run: TrainRun, plan: Plan) -> None:
             f"the disk of {run.path} has {free / 2**20:,.0f} MiB free, but a checkpoint of {parameters:,} parameters "
             f"needs about {needed / 2**20:,.0f} MiB: free some space, or give another --out or a smaller --preset",
         )
+
+
+def _parameters(settings: TrainSettings) -> int:
+    if not settings.model:
+        return parameter_count(model_config(settings), settings.task, settings.task_options)
+    from bench.implementations.given import GivenModel
+
+    return GivenModel(settings, make_task(settings.task, settings.task_options)).parameters
 
 
 def check_continues(run: TrainRun, plan: Plan) -> None:
@@ -461,63 +442,3 @@ def _saved_settings(run: TrainRun) -> dict[str, Any]:
         except (OSError, ValueError, KeyError, TypeError):
             continue
     return {}
-
-
-def _shape(init: Path, given: str | None, seq_len: int, vocab_size: int, data: TaskData) -> dict[str, str]:
-    """Return `preset` and `shape` of the model in `init`; a `given` preset must match it.
-
-    Raises:
-        InputError: there are no weights, their configuration cannot be read, or their vocabulary is too small.
-        UsageError: the preset has another shape, the shape is unknown, or the model has too few positions.
-    """
-    path = _config_file(init)
-    if path is None:
-        if given is None:
-            raise UsageError(
-                "option-missing", f"--init {init} has no config.json or bert_config.json: give --preset too"
-            )
-        return {}
-    config = read_config(path)
-    longest = config.max_positions
-    if seq_len > longest:
-        raise UsageError(
-            "data-mismatch",
-            f"--init {init} is a model with {longest} positions, too few for sequences of {seq_len} tokens: give "
-            f"another model, or prepare shorter data with `{data.prepare_command(longest)}`",
-        )
-    if config.vocab_size < vocab_size:
-        raise InputError(
-            "vocabulary-mismatch",
-            f"--init {init} is a model with {config.vocab_size:,} word pieces, but the data use {vocab_size:,}: give "
-            "another model, or data prepared with its vocabulary",
-        )
-    if given is not None:
-        wanted = preset(given)
-        wanted = wanted.replace(max_positions=max(wanted.max_positions, seq_len))
-        if shape_in_words(wanted) != shape_in_words(config):
-            raise UsageError(
-                "weights-mismatch",
-                f"--preset {given} does not match the model in {init} ({shape_in_words(config)}): omit --preset, or "
-                "give other weights",
-            )
-        return {}
-    name = preset_of(config)
-    return {"preset": name or _label(config), "shape": "" if name else shape_in_words(config)}
-
-
-def _label(config: ModelConfig) -> str:
-    """Return a name for a shape without a preset."""
-    return preset_of(config.replace(max_positions=512)) or f"{config.num_layers}x{config.hidden_size}"
-
-
-def _config_file(init: Path) -> Path | None:
-    """Return the configuration file of a checkpoint, of the newest of several, or of weights in another format."""
-    for folder in (init, init / "checkpoints"):
-        own = sorted(folder.glob("step-*/config.json"), key=lambda path: (len(path.parent.name), path.parent.name))
-        if own:
-            return own[-1]
-    if (init / "state.json").is_file():
-        return init / "config.json"
-    from bert.checkpoints.read import find_checkpoint
-
-    return find_checkpoint(init).config

@@ -26,7 +26,7 @@ from bert.optim.precision import Precision
 from bert.parallel.base import StepPlan
 from bert.speed.registry import AUTO, few_shapes, levers_text, resolve_levers
 from bert.tasks import make_task, task_step
-from bert.tasks.base import BatchStream, DataSpec, Task
+from bert.tasks.base import BatchStream, DataSpec
 from bert.train.agreement import same_on_all
 from bert.train.attention import choose_attention
 from bert.train.feed import Adapt, Feed, data_spec
@@ -87,10 +87,13 @@ class _Measurement:
         self.task = make_task(trial.task, trial.task_options)
         implementation = make_implementation(trial.implementation)
         implementation.check(trial)
-        self.given = given_model(trial, self.task)
-        if self.given is not None:
-            self.step, self.model_flops = None, self.given.model_flops
-            self.adapter, self.build = self.given.adapter, self.given.build
+        self.given: GivenModel | None = None
+        if trial.model:
+            from bench.implementations.given import build_given, traced_model
+
+            self.given = given = traced_model(trial, self.task)
+            self.step, self.model_flops = None, given.model_flops
+            self.adapter, self.build = lambda trial, streams: given.adapt, lambda: build_given(given, trial)
             return
         config = model_config(trial)
         self.step = task_step(trial.task, trial.task_options, config)
@@ -238,15 +241,6 @@ class _Measurement:
 
         self.attention = timed("choose_attention", choose)
         return built, training
-
-
-def given_model(trial: Trial, task: Task) -> "GivenModel | None":
-    """Return the model of a trial that names one, None for a preset. Raises InputError: it cannot be read."""
-    if not trial.model:
-        return None
-    from bench.implementations.given import GivenModel
-
-    return GivenModel(trial, task)
 
 
 def _profiler_observers(rank: "Rank") -> list[Observer]:

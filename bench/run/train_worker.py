@@ -16,11 +16,12 @@ from bench.implementations import OURS, TRAININGS
 from bench.loggers.base import Loggers, Target, loaded_loggers, open_loggers
 from bench.run.clock import StepClock
 from bench.run.recorder import step_writer
+from bert.data.batch import BatchCounts
 from bert.model.config import model_config
 from bert.model.memory import parameter_count
 from bert.parallel.base import Strategy
 from bert.speed.registry import left_out_text
-from bert.tasks import task_step
+from bert.tasks import make_task, task_step
 from bert.tasks.base import Evaluation
 from bert.train.checkpoint import checkpoint_path
 from bert.train.events import (
@@ -65,8 +66,7 @@ def run_attempt(
     """
     run = TrainRun(directory.path.parent.parent)
     settings = TrainSettings.from_json(dict(trial.training))
-    config = model_config(settings)
-    step = task_step(settings.task, settings.task_options, config)
+    model_flops, record = _counted(settings, trial.implementation)
     with ExitStack() as stack:
         writer = stack.enter_context(step_writer(directory.steps_csv(strategy.rank)))
         recorder: TrainRecorder | None = None
@@ -83,18 +83,15 @@ def run_attempt(
             if recorder is not None:
                 recorder.report(event)
 
-        clock = StepClock(trial.device, step.model_flops, on_row)
+        clock = StepClock(trial.device, model_flops, on_row)
         run_training: RunTraining = load(TRAININGS, trial.implementation, "implementation of training runs")
         outcome = run_training(settings, run.checkpoints, strategy, clock, should_stop, report)
-    # Only our vocabulary is padded.
-    shape = config if trial.implementation == OURS else config.replace(vocab_multiple=1)
-    model = {"parameters": parameter_count(shape, settings.task, settings.task_options)}
     if recorder is None:
-        return model
+        return record
     if recorder.summary["evaluation"] is None and outcome.evaluation is not None:
         recorder.summary["evaluation"] = {"applied_steps": None, **flat(outcome.evaluation)}
     return {
-        **model,
+        **record,
         "outcome": {
             **recorder.summary,
             "best": best_checkpoint(outcome.best),
@@ -106,6 +103,22 @@ def run_attempt(
             "checkpoint": None if outcome.checkpoint is None else outcome.checkpoint.name,
         },
     }
+
+
+def _counted(
+    settings: TrainSettings, implementation: str
+) -> tuple[Callable[[BatchCounts], float | None], dict[str, Any]]:
+    """Return the FLOPs of a step by its batches, and what a rank records of its model, the number of parameters."""
+    if settings.model:
+        from bench.implementations.given import traced_model
+
+        given = traced_model(settings, make_task(settings.task, settings.task_options))
+        return given.model_flops, {"parameters": given.parameters, **given.record()}
+    config = model_config(settings)
+    # Only our vocabulary is padded.
+    shape = config if implementation == OURS else config.replace(vocab_multiple=1)
+    parameters = parameter_count(shape, settings.task, settings.task_options)
+    return task_step(settings.task, settings.task_options, config).model_flops, {"parameters": parameters}
 
 
 class TrainRecorder:

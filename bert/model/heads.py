@@ -197,6 +197,13 @@ class BertForPretraining(nn.Module):
             nsp_loss = mean_cross_entropy(sentence_logits, tensors["next_sentence_labels"])
         return PretrainingOutput(mlm_loss + nsp_loss, mlm_loss, nsp_loss)
 
+    def predictions(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        """Return the logits of the predicted positions [M, V] and of the next sentences [B, 2]."""
+        tensors = batch.tensors
+        encoded = self.encoder(tensors["input_ids"], batch.mask, tensors["token_type_ids"], layout=batch.layout)
+        predicted = gather_positions(encoded.hidden, tensors["masked_positions"])
+        return self.masked_words(predicted, self.encoder.embeddings.word.weight), self.next_sentence(encoded.pooled)
+
 
 class BertForQuestionAnswering(nn.Module):
     """Encoder without pooler, and the span head."""

@@ -10,7 +10,7 @@ import torch
 from bert.data.loading.batches import evaluation_rows
 from bert.data.loading.order import spread
 from bert.data.rows import Int64, Labels, TokenRows
-from bert.model.heads import BertForLabels, lay_out
+from bert.model.heads import lay_out
 from bert.optim.precision import Precision
 from bert.tasks.base import DataSpec, Evaluation
 from common.errors import InputError, UsageError
@@ -111,7 +111,8 @@ def row_logits(
     """Return the logits [N, K] of a rank's rows, 0 for those of other ranks.
 
     Args:
-        model: a BertForLabels on `device`, in evaluation mode.
+        model: on `device`, in evaluation mode; its output has `logits` [B, K], and its `labels` are K, as those of
+            BertForLabels.
         rows: the rows, with labels or without.
         classes: K.
         device: where to compute.
@@ -125,8 +126,9 @@ def row_logits(
     Raises:
         UsageError: the model has no head of so many classes.
     """
-    if not isinstance(model, BertForLabels) or model.labels != classes:
-        has = f"a head of {model.labels}" if isinstance(model, BertForLabels) else "no classification head"
+    labels = getattr(model, "labels", None)
+    if labels != classes:
+        has = "no classification head" if labels is None else f"a head of {labels}"
         raise UsageError(
             "weights-mismatch", f"the task needs {classes} logits per row, but {type(model).__name__} has {has}"
         )

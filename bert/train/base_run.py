@@ -8,7 +8,6 @@ from pathlib import Path
 import torch
 
 from bert.data.batch import Batch
-from bert.model.config import model_config
 from bert.optim.precision import Precision
 from bert.optim.registry import OPTIMIZERS, SELF_CLIPPING
 from bert.parallel.base import StepPlan, Strategy
@@ -55,7 +54,6 @@ class BaseRun(ABC):
         self.should_stop = should_stop
         self._report = report
         self.task: Task = make_task(settings.task, settings.task_options)
-        self.config = model_config(settings)
         self.precision = Precision(settings.precision, strategy.device.type)
         self.counts = UpdateCounts()
         self.spec = data_spec(settings, strategy)

@@ -15,6 +15,7 @@ import torch
 
 from bert.checkpoints.model_config import read_config
 from bert.checkpoints.ours import CONFIG_FILE
+from bert.model.config import model_config
 from bert.model.encoder import recompute_activations
 from bert.parallel.base import Strategy
 from bert.speed.registry import (
@@ -118,6 +119,7 @@ class _Run(BaseRun):
     def build(self, observer: Observer) -> Training:
         """Our model with its optimizations, in the state that the run resumes from or begins with."""
         settings, strategy = self.settings, self.strategy
+        self.config = model_config(settings)
         self.resumed_from, initial = self._origin()
         torch.manual_seed(settings.seed)
         self.model = self.task.build_model(self.config, observer)

@@ -83,7 +83,8 @@ class TrainSettings(TrainSpec):
             check_distribution(self.data, self.seq_len, self.task)
         self._check_ranges()
         self.learning_rates()
-        model_config(self)
+        if not self.model:
+            model_config(self)
 
     def _check_ranges(self) -> None:
         for name, least in (

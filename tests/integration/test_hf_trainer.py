@@ -6,6 +6,8 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
+from support.pretraining_shards import PIECES
 from support.refusals import refused
 from support.training_runs import Recorder, run, settings, shards
 
@@ -114,3 +116,52 @@ def test_other_strategies_are_refused(tmp_path: Path) -> None:
         train_theirs(wanted, tmp_path, Recorder())
     with refused("unsupported-combination", "single", "ddp", "'fsdp'"):
         TrainerImplementation().check(Trial(implementation="hf-trainer", strategy="fsdp"))
+
+
+@needs_accelerate
+def test_a_given_model_is_trained_evaluated_and_saved_as_transformers_does(data: Path, tmp_path: Path) -> None:
+    from transformers import AutoConfig, AutoModelForMaskedLM
+
+    from bert.parallel.single import SingleStrategy
+    from bert.tasks.pretrain.task import PretrainTask, TestShards
+    from bert.train.feed import data_spec
+
+    shape = {
+        "vocab_size": len(PIECES), "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4,
+        "intermediate_size": 64, "max_position_embeddings": 130, "pad_token_id": 1, "type_vocab_size": 1,
+        "hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0,
+    }  # fmt: skip
+    given = tmp_path / "roberta"
+    AutoModelForMaskedLM.from_config(AutoConfig.for_model("roberta", **shape)).save_pretrained(given)
+    wanted = settings(
+        data, steps=3, eval_every=3, optimizer="adamw", model=str(given), model_weights="safetensors", preset="roberta"
+    )
+    recorder = Recorder()
+    outcome = train_theirs(wanted, tmp_path / "run", recorder)
+    assert outcome.finished and outcome.checkpoint is not None
+
+    def logits(model: Any, batch: Any) -> torch.Tensor:
+        ids, mask = batch.tensors["input_ids"].clone(), batch.tensors["attention_mask"]
+        ids[mask == 0] = 1
+        return model(input_ids=ids, attention_mask=mask).logits.flatten(0, 1)[batch.tensors["masked_positions"]]
+
+    spec = data_spec(wanted, SingleStrategy())
+    first = next(iter(PretrainTask().batches(spec)))
+    with torch.no_grad():
+        before = F.cross_entropy(
+            logits(AutoModelForMaskedLM.from_pretrained(given), first), first.tensors["masked_labels"]
+        )
+        assert wanted.grad_accum_steps == 1
+        assert recorder.progress[0].loss == pytest.approx(float(before), abs=1e-5)
+        saved = AutoModelForMaskedLM.from_pretrained(outcome.checkpoint).eval()
+        rows = list(TestShards(spec).batches())
+        right = [logits(saved, batch).argmax(-1) == batch.tensors["masked_labels"] for batch in rows]
+        total = sum(
+            float(F.cross_entropy(logits(saved, batch), batch.tensors["masked_labels"], reduction="sum"))
+            for batch in rows
+        )
+    count = sum(len(each) for each in right)
+    (evaluated,) = recorder.of("Evaluated")
+    assert evaluated.evaluation.values == pytest.approx(
+        {"mlm_loss": total / count, "mlm_accuracy": float(torch.cat(right).float().mean())}, abs=1e-5
+    )

@@ -14,7 +14,7 @@ from bert.data.lengths import is_synthetic
 from bert.data.loading.order import spread
 from bert.data.synthetic import SyntheticBatches
 from bert.model.config import ModelConfig
-from bert.model.heads import BertForPretraining, gather_positions, lay_out
+from bert.model.heads import BertForPretraining, lay_out
 from bert.optim.precision import Precision
 from bert.tasks.base import BatchStream, DataIdentity, DataSpec, Evaluation, EvaluationSpec
 from bert.tasks.pretrain.batches import Hdf5Batches, Pieces, to_batch
@@ -74,52 +74,48 @@ class TestShards:
             yield to_batch([(pieces.get(chunk.shard, chunk.which), chunk.rows)])
 
     def measure(self, model: torch.nn.Module, device: torch.device, precision: Precision) -> torch.Tensor:
-        """Return this rank's sums [6]: MLM loss, right words, positions, NSP loss, right labels, samples.
+        """Return this rank's sums [7]: MLM loss, right words, positions, NSP loss, right labels, samples with such a
+        label, samples.
+
+        Args:
+            model: its `predictions` returns the logits of the predicted positions [M, V] and those of the next
+                sentences [B, 2], None for a model without that head.
+            device: where it is.
+            precision: what to compute in.
 
         Raises:
-            UsageError: the model has no pretraining heads.
+            UsageError: the model has no masked-LM head.
             InputError: a shard is damaged.
         """
-        if not isinstance(model, BertForPretraining):
-            raise UsageError(
-                "weights-mismatch", f"{type(model).__name__} has no masked-LM and next-sentence heads to evaluate"
-            )
+        predictions = getattr(model, "predictions", None)
+        if predictions is None:
+            raise UsageError("weights-mismatch", f"{type(model).__name__} has no masked-LM head to evaluate")
         losses = torch.zeros(4, dtype=torch.float64, device=device)
-        positions = samples = 0
+        positions = pairs = samples = 0
         for batch in self.batches():
             moved = lay_out(model, batch).to(device)
             with precision.autocast():
-                words, sentences = _logits(model, moved)
-            losses += torch.stack(
-                [*_loss_and_right(words, moved.tensors["masked_labels"]),
-                 *_loss_and_right(sentences, moved.tensors["next_sentence_labels"])]
-            )  # fmt: skip
+                words, sentences = predictions(moved)
+            losses[:2] += torch.stack(_loss_and_right(words, moved.tensors["masked_labels"]))
             positions += batch.counts.predicted_positions
             samples += batch.counts.samples
+            if sentences is not None:
+                losses[2:] += torch.stack(_loss_and_right(sentences, moved.tensors["next_sentence_labels"]))
+                pairs += batch.counts.samples
         mlm, mlm_right, nsp, nsp_right = losses.tolist()
-        return torch.tensor([mlm, mlm_right, positions, nsp, nsp_right, samples], dtype=torch.float64)
+        return torch.tensor([mlm, mlm_right, positions, nsp, nsp_right, pairs, samples], dtype=torch.float64)
 
     def score(self, total: torch.Tensor) -> Evaluation:
         """Return losses in nats and accuracies: means over all predicted positions and all samples."""
-        mlm, mlm_right, positions, nsp, nsp_right, samples = total.tolist()
+        mlm, mlm_right, positions, nsp, nsp_right, pairs, samples = total.tolist()
+        values = {"mlm_loss": mlm / max(positions, 1.0), "mlm_accuracy": mlm_right / max(positions, 1.0)}
+        if pairs:
+            values |= {"nsp_loss": nsp / pairs, "nsp_accuracy": nsp_right / pairs}
         return Evaluation(
-            values={
-                "mlm_loss": mlm / max(positions, 1.0),
-                "mlm_accuracy": mlm_right / max(positions, 1.0),
-                "nsp_loss": nsp / samples,
-                "nsp_accuracy": nsp_right / samples,
-            },
+            values=values,
             samples=int(samples),
             counts={"predicted_positions": int(positions)},
         )
-
-
-def _logits(model: BertForPretraining, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
-    """Logits of the predicted positions [M, V] and of the samples [B, 2]."""
-    tensors = batch.tensors
-    encoded = model.encoder(tensors["input_ids"], batch.mask, tensors["token_type_ids"], layout=batch.layout)
-    predicted = gather_positions(encoded.hidden, tensors["masked_positions"])
-    return model.masked_words(predicted, model.encoder.embeddings.word.weight), model.next_sentence(encoded.pooled)
 
 
 def _loss_and_right(logits: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -20,7 +20,8 @@ from bench.cli.form import field_docstrings
 from bench.cli.main import run
 from bench.cli.train_progress import TrainProgress, event_text
 from bench.machine.devices import Devices
-from bench.plan.training import Plan, TrainOptions, check_continues, check_space, initial_weights, plan_training
+from bench.plan.starting_model import initial_weights
+from bench.plan.training import Plan, TrainOptions, check_continues, check_space, plan_training
 from bench.run.attempt import train_once
 from bench.run.processes import StopRequest
 from bert.checkpoints.model_config import to_our_json
@@ -58,6 +59,16 @@ def data(tmp_path: Path) -> Path:
         (["pretrain", "--data", "DATA"], "data-mismatch", ["32 tokens", "phase 1", 128, "--seq-len 32"]),
         (["pretrain", "--data", "DATA", "--phase", "3"], "option-choice", ["--phase 3"]),
         (["pretrain", "--data", "DATA", "--max-seconds", "0"], "option-value", ["--max-seconds 0.0"]),
+        (["pretrain", "--data", "DATA", "--model", "m", "--init", "w"], "option-conflict", ["--init"]),
+        (["pretrain", "--data", "DATA", "--model", "m", "--dropout", "0"], "option-conflict", ["--dropout"]),
+        (
+            ["pretrain", "--data", "DATA", "--model", "m", "--implementation", "bertbench"],
+            "unsupported-combination",
+            ["--implementation hf-trainer"],
+        ),
+        (["squad", "--data", "DATA", "--model", "m"], "option-not-applicable", ["squad"]),
+        (["pretrain", "--data", "DATA", "--trust-remote-code"], "option-missing", ["--model"]),
+        (["pretrain", "--data", "DATA", "--seq-len", "32", "--model", "./no where"], "path-missing", ["./no where"]),
         (["pretrain", "--data", "DATA", "--seq-len", "32", "--init", "nowhere"], "path-missing", ["--init", "nowhere"]),
         (["pretrain", "--data", "DATA", "--seq-len", "32", "--optimizer", "sgd"], "option-choice", ["'sgd'"]),
         (["pretrain", "--data", "DATA", "--seq-len", "32", "--devices", "999"], "device-missing", ["999"]),

@@ -12,7 +12,7 @@ from support.pretraining_shards import PIECES, write_folder
 from support.refusals import refused
 from torch import nn
 
-from bench.implementations.given import GivenModel
+from bench.implementations.given import GivenModel, build_given
 from bench.implementations.model_folder import RANDOM, SAFETENSORS, find_model
 from bench.machine.devices import Devices
 from bench.plan.trials import Sweep, expand
@@ -90,7 +90,7 @@ def by_hand(kind: str) -> int:
 def test_flops_of_the_module_are_those_counted_by_hand(kind: str, tmp_path: Path) -> None:
 
     given = given_model(trial_of(write_config(tmp_path / kind, kind)))
-    assert given.flops_unknown == "" and given.model_flops(COUNTS) == 3 * by_hand(kind)
+    assert given.flops is not None and given.model_flops(COUNTS) == 3 * by_hand(kind)
 
 
 def test_flops_of_a_bert_module_are_those_of_our_closed_form(tmp_path: Path) -> None:
@@ -146,7 +146,7 @@ def test_flops_of_a_classifier_are_those_counted_by_hand(kind: str, tmp_path: Pa
 @pytest.mark.parametrize("kind", ["bert", "modernbert", "deberta-v2"])
 def test_the_loss_of_a_classifier_is_the_cross_entropy_of_its_classes(kind: str, tmp_path: Path) -> None:
     trial = trial_of(write_config(tmp_path / kind, kind), task="classify")
-    built = given_model(trial).build()
+    built = build_given(given_model(trial), trial)
     model: Any = built.model.eval()
     ids = torch.randint(5, VOCAB, (3, 16), generator=torch.Generator().manual_seed(1))
     labels = torch.tensor([1, 0, 1])
@@ -172,7 +172,7 @@ def test_the_loss_is_the_cross_entropy_at_the_masked_positions(kind: str, tmp_pa
 
     trial = trial_of(write_config(tmp_path / kind, kind))
     given = given_model(trial)
-    built = given.build()
+    built = build_given(given, trial)
     model: Any = built.model.eval()
     ids = torch.randint(5, VOCAB, (2, LONGEST), generator=torch.Generator().manual_seed(1))
     mask = torch.ones_like(ids)
@@ -182,7 +182,7 @@ def test_the_loss_is_the_cross_entropy_at_the_masked_positions(kind: str, tmp_pa
         "input_ids": ids, "attention_mask": mask, "token_type_ids": torch.ones_like(ids),
         "masked_positions": positions, "masked_labels": labels, "next_sentence_labels": torch.zeros(2).long(),
     }  # fmt: skip
-    adapted = given.adapter(trial, lambda: iter(()))(Batch(tensors, COUNTS))  # type: ignore[arg-type, return-value]
+    adapted = given.adapt(Batch(tensors, COUNTS))
     padding = CONFIGS[kind]["pad_token_id"]
     assert (adapted.tensors["input_ids"][1, 40:] == padding).all() and (ids[1, 40:] == 0).all()
     logits = model(input_ids=adapted.tensors["input_ids"], attention_mask=mask).logits
@@ -198,7 +198,7 @@ def test_weights_of_a_folder_are_loaded(tmp_path: Path) -> None:
     saved = AutoModelForMaskedLM.from_config(AutoConfig.from_pretrained(folder))
     saved.save_pretrained(folder)
     trial = trial_of(folder)
-    loaded = given_model(trial).build().model.state_dict()
+    loaded = build_given(given_model(trial), trial).model.state_dict()
     assert trial.model_weights == SAFETENSORS
     assert all(torch.equal(loaded[name], tensor) for name, tensor in saved.state_dict().items())
 
