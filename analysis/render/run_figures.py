@@ -31,9 +31,10 @@ _NAMED = {
     "hf": "vermilion",
     "hf-compiled": "orange",
     "hf-trainer": "pink",
+    "hf-unpadded": "sky",
     "torch-encoder": "green",
 }
-_OTHERS = ("sky", "purple", "grey", "brown")
+_OTHERS = ("purple", "grey", "brown")
 _PHASES = {
     "data_wait_ms": ("data wait", "pale"),
     "forward_ms": ("forward", "sky"),

@@ -6,6 +6,7 @@ IMPLEMENTATIONS = {
     OURS: "bench.implementations.ours:BertbenchImplementation",
     "hf": "bench.implementations.hugging_face:HuggingFaceImplementation",
     "hf-trainer": "bench.implementations.hf_trainer:TrainerImplementation",
+    "hf-unpadded": "bench.implementations.unpadded:UnpaddedImplementation",
     "hf-compiled": "bench.implementations.hugging_face:CompiledHuggingFaceImplementation",
     "torch-encoder": "bench.implementations.torch_encoder:TorchEncoderImplementation",
 }

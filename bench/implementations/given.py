@@ -38,9 +38,14 @@ def given_memory(trial: Trial) -> Memory:
     return GivenModel(trial, make_task(trial.task, trial.task_options)).memory(trial.device)
 
 
-def traced_model(spec: TrainSpec, task: Task) -> "GivenModel":
+def traced_model(spec: TrainSpec, task: Task, implementation: str) -> "GivenModel":
     """Return the model of a training with `model`, traced before steps are timed. Raises InputError, as GivenModel."""
-    given = GivenModel(spec, task)
+    kind = GivenModel
+    if implementation == "hf-unpadded":
+        from bench.implementations.unpadded import UnpaddedModel
+
+        kind = UnpaddedModel
+    given = kind(spec, task)
     _ = given.flops
     return given
 
@@ -165,12 +170,19 @@ class GivenModel:
             workspace=WORKSPACE_BYTES[device] + _TRANSFORMERS_BYTES[device],
         )  # fmt: skip
 
+    def _attention(self) -> str | None:
+        """Name of the attention in transformers; None for its default."""
+        return None
+
     def _arguments(self, model: Any) -> list[str]:
         """Tensors of a batch that the model takes, labels aside."""
-        # Our batches have two segments; an embedding of one, as RoBERTa's, has no row for the second.
         takes = "token_type_ids" in inspect.signature(model.forward).parameters
-        segments = takes and int(getattr(self.config, "type_vocab_size", 0) or 0) > 1
-        return ["input_ids", "attention_mask", *["token_type_ids"] * segments]
+        return ["input_ids", "attention_mask", *["token_type_ids"] * (takes and self._two_segments)]
+
+    @property
+    def _two_segments(self) -> bool:
+        """Our batches have two segments; an embedding of one, as RoBERTa's, has no row for the second."""
+        return int(getattr(self.config, "type_vocab_size", 0) or 0) > 1
 
     def _recompute(self, model: Any) -> None:
         if not self.spec.activation_checkpointing:
@@ -194,9 +206,11 @@ class GivenModel:
     def _model(self) -> Any:
         spec, auto = self.spec, self._auto()
         trust = {"trust_remote_code": spec.trust_remote_code}
+        attention = self._attention()
+        own = {} if attention is None else {"attn_implementation": attention}
         if spec.model_weights != SAFETENSORS:
-            return self._made(lambda: auto.from_config(self.config, dtype=torch.float32, **trust))
-        kept = {"use_safetensors": True, "local_files_only": True, "dtype": torch.float32}
+            return self._made(lambda: auto.from_config(self.config, dtype=torch.float32, **trust, **own))
+        kept = {"use_safetensors": True, "local_files_only": True, "dtype": torch.float32, **own}
         model, loading = self._made(
             lambda: auto.from_pretrained(spec.model, config=self.config, output_loading_info=True, **kept, **trust)
         )

@@ -16,7 +16,7 @@ from bert.tasks.base import DataSource
 from common.errors import InputError, MissingToolError, UsageError
 from common.json_file import read_json
 
-IMPLEMENTATIONS = ("hf", "hf-compiled", "hf-trainer")
+IMPLEMENTATIONS = ("hf", "hf-compiled", "hf-unpadded", "hf-trainer")
 """Those that build a given model."""
 HEADS = ("masked words", "classes")
 """Heads of tasks (bert.tasks.base) that a given model can have."""
@@ -251,9 +251,14 @@ def _positions(config: Any) -> int | None:
     positions = getattr(config, "max_position_embeddings", None)
     if not isinstance(positions, int) or positions < 1:
         return None
-    if config.model_type in _POSITIONS_AFTER_PADDING:
+    if positions_after_padding(config):
         return positions - int(config.pad_token_id or 0) - 1
     return positions
+
+
+def positions_after_padding(config: Any) -> bool:
+    """Return whether the position of the first token is the padding's number plus 1, as in RoBERTa."""
+    return config.model_type in _POSITIONS_AFTER_PADDING
 
 
 def _fingerprint(path: Path, file: Path, trust_remote_code: bool) -> str:

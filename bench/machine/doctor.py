@@ -110,7 +110,7 @@ def _packages() -> Iterator[Check]:
         "tokenizers": ("tokenizers", "make setup"),
         "transformers": (
             "transformers",
-            "pip install 'bertbench[hf]' for the implementations hf, hf-compiled and hf-trainer",
+            "pip install 'bertbench[hf]' for the implementations hf, hf-compiled, hf-unpadded and hf-trainer",
         ),
         "pynvml": ("nvidia-ml-py", "make setup, for GPU power and clocks"),
         "nvtx": ("nvtx", "pip install 'bertbench[gpu]' for NVTX ranges"),

@@ -46,8 +46,8 @@ class Sweep:
     presets: tuple[str, ...] = ("base",)
     """Model size."""
     model: str = ""
-    """Train this Hugging Face model with implementations hf, hf-compiled and hf-trainer: folder, config.json or hub
-    id; default a preset."""
+    """Train this Hugging Face model with implementations hf, hf-compiled, hf-unpadded and hf-trainer: folder,
+    config.json or hub id; default a preset."""
     trust_remote_code: bool = False
     """Run the Python code that comes with --model."""
     implementations: tuple[str, ...] = ("bertbench",)

@@ -91,7 +91,7 @@ class _Measurement:
         if trial.model:
             from bench.implementations.given import build_given, traced_model
 
-            self.given = given = traced_model(trial, self.task)
+            self.given = given = traced_model(trial, self.task, trial.implementation)
             self.step, self.model_flops = None, given.model_flops
             self.adapter, self.build = lambda trial, streams: given.adapt, lambda: build_given(given, trial)
             return

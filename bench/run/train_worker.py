@@ -112,7 +112,7 @@ def _counted(
     if settings.model:
         from bench.implementations.given import traced_model
 
-        given = traced_model(settings, make_task(settings.task, settings.task_options))
+        given = traced_model(settings, make_task(settings.task, settings.task_options), implementation)
         return given.model_flops, {"parameters": given.parameters, **given.record()}
     config = model_config(settings)
     # Only our vocabulary is padded.

@@ -8,13 +8,16 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from support.given_models import CONFIGS, CPU, HIDDEN, INNER, LAYERS, LONGEST, VOCAB, trial_of, write_config
 from support.pretraining_shards import PIECES, write_folder
 from support.refusals import refused
 from torch import nn
 
+from bench.cli.options import parse
 from bench.implementations.given import GivenModel, build_given
 from bench.implementations.model_folder import RANDOM, SAFETENSORS, find_model
-from bench.machine.devices import Devices
+from bench.plan.autotune_trials import commands
+from bench.plan.training import TrainOptions, plan_training
 from bench.plan.trials import Sweep, expand
 from bert.data.batch import Batch, BatchCounts
 from bert.model.config import ModelConfig
@@ -22,48 +25,9 @@ from bert.model.step import Gemm, Step
 from bert.tasks import make_task
 from records.trial import Trial
 
-VOCAB, HIDDEN, INNER, LAYERS, LONGEST = 203, 32, 80, 2, 64
 COUNTS = BatchCounts(
     samples=3, real_tokens=64 + 31 + 5, padded_tokens=192, predicted_positions=17, squared_lengths=64**2 + 31**2 + 25
 )
-SHAPE = {
-    "vocab_size": VOCAB, "hidden_size": HIDDEN, "num_hidden_layers": LAYERS, "num_attention_heads": 4,
-    "intermediate_size": INNER, "max_position_embeddings": LONGEST, "pad_token_id": 0,
-}  # fmt: skip
-CONFIGS: dict[str, dict[str, Any]] = {
-    "bert": SHAPE,
-    "roberta": {**SHAPE, "max_position_embeddings": LONGEST + 2, "type_vocab_size": 1, "pad_token_id": 1},
-    "distilbert": {
-        "vocab_size": VOCAB, "dim": HIDDEN, "n_layers": LAYERS, "n_heads": 4, "hidden_dim": INNER,
-        "max_position_embeddings": LONGEST,
-    },
-    "electra": {**SHAPE, "embedding_size": 16},
-    "deberta-v2": {
-        **SHAPE, "relative_attention": True, "pos_att_type": ["p2c", "c2p"], "position_buckets": 8,
-        "share_att_key": True, "type_vocab_size": 0,
-    },
-    "modernbert": {**SHAPE, "bos_token_id": 1, "eos_token_id": 2, "cls_token_id": 1, "sep_token_id": 2},
-}  # fmt: skip
-CPU = Devices("cpu", (), 4)
-
-
-def write_config(folder: Path, kind: str = "bert", **changes: Any) -> Path:
-    folder.mkdir(parents=True, exist_ok=True)
-    fields = {"model_type": kind, **CONFIGS.get(kind, SHAPE), **changes}
-    (folder / "config.json").write_text(
-        json.dumps({name: value for name, value in fields.items() if value is not None})
-    )
-    return folder
-
-
-def trial_of(folder: Path, implementation: str = "hf", task: str = "pretrain", **changes: Any) -> Trial:
-    (trial,) = expand(
-        Sweep(
-            task=task, model=str(folder), implementations=(implementation,), devices=(1,), seq_lens=(LONGEST,), rounds=1
-        ),
-        CPU,
-    )
-    return Trial.from_json({**trial.to_json(), **changes})
 
 
 def given_model(trial: Trial) -> GivenModel:
@@ -316,3 +280,15 @@ def test_sequences_and_shards_that_do_not_fit_are_refused(tmp_path: Path) -> Non
     (model / "vocab.txt").write_text("".join(f"{piece}\n" for piece in reversed(PIECES)))
     with refused("vocabulary-mismatch", "vocab.txt"):
         plan(model)
+
+
+def test_a_configuration_that_autotune_found_is_measured_and_trained_by_commands_of_the_same_model(
+    tmp_path: Path,
+) -> None:
+    trial = trial_of(write_config(tmp_path / "bert"), "hf-trainer")
+    found = commands(trial)
+    assert set(found) == {"throughput", "train"} and set(commands(trial_of(tmp_path / "bert"))) == {"throughput"}
+    options = parse(TrainOptions, found["train"][2:], "bertbench train")
+    settings = plan_training(options, CPU).settings
+    assert (settings.model, settings.model_fingerprint) == (trial.model, trial.model_fingerprint)
+    assert (settings.micro_batch_size, settings.vocab_size) == (trial.micro_batch_size, trial.vocab_size)
