@@ -1,5 +1,8 @@
 """Fixtures for all tests. Helpers that are no fixtures live in tests/support and are imported as `support`."""
 
+import functools
+import gc
+import inspect
 import os
 import signal
 import sys
@@ -16,6 +19,11 @@ os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(TESTS.parent), os.e
 # Machines are shared: how long an example takes says nothing about the code.
 settings.register_profile("shared machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("shared machine")
+
+# The heap of a test process is large: collecting all of it as often as usual takes a fifth of the time of the tests.
+gc.set_threshold(50_000, 50, 100)
+# The forms of options read the source of their classes, many times in one test process. It does not change.
+inspect.getsource = functools.cache(inspect.getsource)
 
 # Shells that are not interactive start background jobs with SIGINT ignored, and processes inherit it: tests send it.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -44,10 +52,14 @@ LONGEST_FIRST = (
 )  # fmt: skip
 
 
+def pytest_collection_finish() -> None:
+    gc.freeze()
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
-        if item.path.parent == TESTS / "soak":
-            item.add_marker("soak")
+        if item.path.parent.name in ("slow", "soak"):
+            item.add_marker(item.path.parent.name)
     ranks = {name: number for number, name in enumerate(LONGEST_FIRST)}
     items.sort(key=lambda item: ranks.get(item.path.stem, len(ranks)))
 

@@ -1,6 +1,7 @@
 """The map of folders, and the sizes and habits that keep modules readable."""
 
 import ast
+import functools
 import shutil
 import subprocess
 from collections import Counter
@@ -68,12 +69,22 @@ def modules(root: Path = ROOT) -> list[Path]:
     )
 
 
+@functools.cache
+def tree(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
+@functools.cache
+def nodes(path: Path) -> list[ast.AST]:
+    return list(ast.walk(tree(path)))
+
+
 def line_count(path: Path) -> int:
     return len(path.read_text(encoding="utf-8").splitlines())
 
 
 def long_functions(path: Path) -> Iterator[str]:
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for node in nodes(path):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             lines = (node.end_lineno or node.lineno) - node.lineno + 1
             if lines > MOST_LINES_OF_A_FUNCTION:
@@ -82,11 +93,7 @@ def long_functions(path: Path) -> Iterator[str]:
 
 def prints_and_exits(path: Path) -> Iterator[str]:
     """Calls of print and exit; a module's own `if __name__ == "__main__"` may exit."""
-    body = [
-        top
-        for top in ast.parse(path.read_text(encoding="utf-8")).body
-        if not (isinstance(top, ast.If) and "__main__" in ast.unparse(top.test))
-    ]
+    body = [top for top in tree(path).body if not (isinstance(top, ast.If) and "__main__" in ast.unparse(top.test))]
     found: set[tuple[int, str]] = set()
     for top in body:
         for node in ast.walk(top):
@@ -195,7 +202,7 @@ WALL_CLOCK = {
 
 def wall_clocks(path: Path) -> bool:
     """Whether a module reads time.time or time.time_ns."""
-    names = {ast.unparse(node) for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))}
+    names = {ast.unparse(node) for node in nodes(path) if isinstance(node, ast.Attribute | ast.ImportFrom)}
     return not names.isdisjoint({"time.time", "time.time_ns", "from time import time", "from time import time_ns"})
 
 

@@ -34,6 +34,7 @@ def throughput(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(argv, cwd=folder, env=environment, capture_output=True, text=True, timeout=280, check=False)
 
 
+@pytest.mark.slow
 def test_the_example_of_the_page_is_measured_beside_bertbench(tmp_path: Path) -> None:
     (tmp_path / "my_bert.py").write_text(example(), encoding="utf-8")
     done = throughput(

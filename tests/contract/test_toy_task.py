@@ -182,6 +182,7 @@ def test_a_toy_task_goes_through_every_command(place: Path) -> None:
     assert "accuracy 100.0 %" in done(place, "eval", "toy", *words)
 
 
+@pytest.mark.slow
 def test_its_speed_is_measured_profiled_and_reported_beside_hugging_faces_kind_of_model(place: Path) -> None:
     done(place, "data", "toy", "--input", "lines.tsv", "--output", "rows")
     few = ["--preset", "tiny", "--device", "cpu", "--devices", "1", "--batch-size", "4", "--precisions", "fp32"]

@@ -25,6 +25,7 @@ def bertbench(absent: set[str], folder: Path, *words: str) -> subprocess.Complet
     )  # fmt: skip
 
 
+@pytest.mark.slow
 def test_every_part_runs_with_what_it_says_it_needs(tmp_path: Path) -> None:
     run = ["--out", str(tmp_path / "run")]
     done = bertbench(OPTIONAL, tmp_path, *ONE, "--json", *run)

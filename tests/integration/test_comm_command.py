@@ -5,6 +5,7 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
+import pytest
 from support.cli import ROOT, Cli
 
 from analysis.readers.nccl_tests import read
@@ -20,6 +21,7 @@ def comm(cli: Cli, *options: str, expected: int = 0) -> "subprocess.CompletedPro
     return done
 
 
+@pytest.mark.slow
 def test_collectives_of_two_ranks_are_measured_checked_printed_and_reported(cli: Cli, tmp_path: Path) -> None:
     both = ("--collectives", "all_reduce", "reduce_scatter")
     printed = comm(cli, *both)

@@ -5,6 +5,7 @@ import os
 import subprocess
 from pathlib import Path
 
+import pytest
 from support.cli import ROOT, SHORT, TINY, Cli
 
 SECRET = "correct-horse-SECRET123"
@@ -20,6 +21,7 @@ def contents(folder: Path) -> dict[str, str]:
     return found
 
 
+@pytest.mark.slow
 def test_no_file_of_a_profiled_run_holds_a_secret(cli: Cli, tmp_path: Path) -> None:
     site = tmp_path / "site"
     site.mkdir()

@@ -53,6 +53,7 @@ FAILURES = (
 )
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_a_failed_profile_is_made_again_and_a_good_one_is_not(
     cli: Cli, tool: Path, monkeypatch: pytest.MonkeyPatch
@@ -93,6 +94,7 @@ def test_a_failed_profile_is_made_again_and_a_good_one_is_not(
     assert report.stat().st_mtime_ns == written and "already done" in done.stderr
 
 
+@pytest.mark.slow
 def test_where_the_ranks_hang_is_in_the_log_under_a_tool_too(cli: Cli, tool: Path) -> None:
     done = profile(cli, tool, "ok", "--stop", "1000000", "--timeout-seconds", "12")
     (found,) = json.loads(done.stdout)["profiles"]
@@ -102,6 +104,7 @@ def test_where_the_ranks_hang_is_in_the_log_under_a_tool_too(cli: Cli, tool: Pat
     assert daemons(tool) == [] and cli.processes() == []
 
 
+@pytest.mark.slow
 def test_a_tool_that_hangs_after_the_run_is_ended_and_the_run_stands(cli: Cli, tool: Path) -> None:
     done = profile(cli, tool, "hangs", "--timeout-seconds", "25")
     (found,) = json.loads(done.stdout)["profiles"]

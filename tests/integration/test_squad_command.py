@@ -66,6 +66,7 @@ def test_two_ranks_follow_the_curve_of_one_and_find_the_same_scores(
     assert scores[1][-1]["values"]["f1"] == pytest.approx(scores[0][-1]["values"]["f1"], abs=11), "of ten questions"
 
 
+@pytest.mark.slow
 def test_two_ranks_killed_and_resumed_give_identical_losses_and_the_same_best(
     files: dict[str, Path], tmp_path: Path, pair: dict[str, Any]
 ) -> None:

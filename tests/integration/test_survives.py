@@ -17,6 +17,7 @@ def table(cli: Cli) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
+@pytest.mark.slow
 def test_out_of_memory_is_a_row_and_the_sweep_goes_on(cli: Cli) -> None:
     done = cli.run(*SHORT, "--batch-sizes", "20000", "2", "--memory-limit-gib", "2")
     assert done.returncode == 3, done.stderr
@@ -41,6 +42,7 @@ def test_a_rank_that_dies_by_a_signal_is_a_row_that_names_rank_and_signal(cli: C
     assert "crashed" in output
 
 
+@pytest.mark.slow
 def test_a_trial_that_hangs_is_ended_with_its_whole_process_group(cli: Cli) -> None:
     sweep = cli.start(*ENDLESS, "--batch-sizes", "2", "--devices", "2", "--timeout-seconds", "25")
     wait_for(lambda: cli.steps_written(1) > 2, "steps of rank 1")
@@ -72,6 +74,7 @@ def test_an_interrupt_ends_the_children_and_keeps_what_was_measured(cli: Cli, nu
     assert cli.steps_written() > 2, "the steps made so far are kept"
 
 
+@pytest.mark.slow
 def test_kill_9_of_the_sweep_leaves_no_process_and_a_rerun_continues(cli: Cli) -> None:
     options = ["--batch-sizes", "2", "4", "--start", "1", "--stop", "100"]
     sweep = cli.start(*options)
@@ -100,6 +103,7 @@ def test_a_second_sweep_on_the_same_folder_is_refused(cli: Cli) -> None:
     sweep.communicate(timeout=30)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small file system needs root")
 def test_a_full_disk_is_named_and_earlier_results_are_kept(cli: Cli) -> None:
     cli.out.mkdir()

@@ -77,6 +77,7 @@ def test_tensorboard_reads_the_scalars(whole: TrainCli) -> None:
     assert [event.step for event in events.Scalars("train/loss")] == list(range(1, STEPS + 1))
 
 
+@pytest.mark.slow
 def test_killed_three_times_at_random_moments_the_curve_is_that_of_a_whole_run(
     whole: TrainCli, data: Path, tmp_path: Path
 ) -> None:

@@ -22,7 +22,7 @@ def mutations(data: bytes, count: int, seed: int) -> Iterator[bytes]:
         yield bytes(found)
 
 
-def count_from_environment(default: int = 300) -> int:
+def count_from_environment(default: int = 100) -> int:
     """Return how many damaged inputs to try per reader: FUZZ_INPUTS where it is set."""
     return int(os.environ.get("FUZZ_INPUTS", default))
 

@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.commands import result as command
 from support.commands import text
+from support.examples import examples
 from support.refusals import refused
 
 from analysis.metrics import classification
@@ -28,7 +29,7 @@ LABELS = ["ham", "spam", "=1+1", "Größe"]
 PAIRS = st.lists(st.tuples(st.sampled_from(LABELS), st.sampled_from(LABELS)), min_size=1, max_size=60)
 
 
-@settings(deadline=None, max_examples=25)
+@settings(deadline=None, max_examples=examples(25))
 @given(PAIRS)
 def test_scores_are_those_of_their_definitions(pairs: list[tuple[str, str]]) -> None:
     found = classify(Counter(pairs), LABELS)
@@ -54,7 +55,7 @@ def test_scores_are_those_of_their_definitions(pairs: list[tuple[str, str]]) -> 
     assert sum(count for *_, count, _ in found.most_confused(99)) == sum(true != given for true, given in pairs)
 
 
-@settings(deadline=None, max_examples=15)
+@settings(deadline=None, max_examples=examples(15))
 @given(PAIRS)
 def test_means_over_labels_are_scikit_learns(pairs: list[tuple[str, str]]) -> None:
     from sklearn.metrics import balanced_accuracy_score, f1_score

@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support import shared_files
+from support.examples import examples
 from support.kineto_events import event, write
 from support.refusals import refused
 
@@ -27,7 +28,7 @@ from analysis.spans import _callers_by_stack, nesting
 from analysis.timeline import COLLECTIVE_COLUMNS, Timeline
 from common.errors import Code, InputError
 
-FUZZ_INPUTS = int(os.environ.get("FUZZ_INPUTS", "300"))
+FUZZ_INPUTS = int(os.environ.get("FUZZ_INPUTS", "100"))
 GPU = {"device": 0, "stream": 7}
 
 
@@ -277,7 +278,7 @@ def by_stack(rows: list[tuple[int, int, int]]) -> list[tuple[int, bool]]:
     return [(found[place][0], found[place][1]) for place in range(len(rows))]
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 40), st.integers(0, 25)), max_size=40))
 def test_self_time_equals_that_of_a_stack(rows: list[tuple[int, int, int]]) -> None:
     spans = [(thread, start, start + length) for thread, start, length in rows]

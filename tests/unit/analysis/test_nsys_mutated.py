@@ -1,4 +1,4 @@
-"""Damaged files of nsys and nvprof give a result or an InputError. FUZZ_INPUTS inputs per reader, 300 if not said."""
+"""Damaged files of nsys and nvprof give a result or an InputError. FUZZ_INPUTS inputs per reader, 100 if not said."""
 
 import os
 import random
@@ -24,7 +24,7 @@ from analysis.readers.nvprof import trace_csv as nvprof_trace
 from analysis.readers.registry import read_head
 from common.errors import InputError
 
-INPUTS = int(os.environ.get("FUZZ_INPUTS", "300"))
+INPUTS = int(os.environ.get("FUZZ_INPUTS", "100"))
 MOST_SECONDS = 20.0
 MODULES = (nsys, nsys_csv, nsys_trace_csv, nvprof, nvprof_trace, nvvp)
 

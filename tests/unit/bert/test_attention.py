@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.examples import examples
 
 from bert.model.attention import SelfAttention
 from bert.model.attention import attend as attend_packed
@@ -119,7 +120,7 @@ def test_neighbours_are_dropped_independently():
     probability=st.floats(0.0, 0.99),
     dtype=st.sampled_from([torch.float32, torch.float64, torch.bfloat16, torch.float16]),
 )
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=examples(50), deadline=None)
 def test_dropout_gradient_has_the_same_pattern_as_its_result(shape, probability, dtype):
     x = torch.ones(shape, dtype=dtype, requires_grad=True)
     result = dropout(x, probability, training=True)

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.examples import examples
 from support.pretraining_shards import instances, write
 from support.row_task import VOCAB, made_rows
 from support.shared_files import DATA
@@ -27,7 +28,7 @@ SEQ_LEN = 24
 LARGE = PRESETS["large"]
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(ranks=st.integers(1, 9), size=st.integers(1, 9), seed=st.integers(0, 999), shape=st.integers(0, 3))
 def test_every_rank_gets_as_many_samples_and_none_more_work_than_in_runs(ranks, size, seed, shape):
     rng = np.random.default_rng(seed)

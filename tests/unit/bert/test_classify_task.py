@@ -8,6 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.csv_files import colours_and_animals, prepared, write_rows
+from support.examples import examples
 from support.refusals import refused
 
 from bert.model.config import preset
@@ -19,7 +20,7 @@ from bert.tasks.classify.store import open_source
 from bert.tasks.classify.task import class_scores, probabilities, text_probabilities
 
 
-@settings(deadline=None, max_examples=50)
+@settings(deadline=None, max_examples=examples(50))
 @given(folds=st.lists(st.integers(1, 4), min_size=1, max_size=12), seed=st.integers(0, 99))
 def test_a_text_gets_the_mean_of_what_its_rows_get(folds: list[int], seed: int) -> None:
     texts = np.repeat(np.arange(len(folds)) * 3, folds)

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.csv_files import colours_and_animals, prepared, write_rows, write_vocabulary
+from support.examples import examples
 from support.refusals import refused
 
 from bert.data.vocabulary import load_vocabulary
@@ -47,7 +48,7 @@ def test_folds_of_a_text_hold_all_of_it_in_order(pieces: list[int], longest: int
 TEXTS = st.lists(st.tuples(st.integers(0, 30), st.integers(0, 5)), min_size=1, max_size=60)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=examples(60))
 @given(texts=TEXTS, shares=st.tuples(st.floats(0, 0.45), st.floats(0, 0.45)), seed=st.integers(0, 3))
 def test_equal_texts_are_in_one_split_and_labels_keep_their_share(
     texts: list[tuple[int, int]], shares: tuple[float, float], seed: int
@@ -81,7 +82,7 @@ def test_of_each_label_a_text_is_trained_on(tmp_path: Path, shares: tuple[float,
         assert all(made.sizes[split]["texts"] > 0 for split in SPLITS)
 
 
-@settings(deadline=None, max_examples=15)
+@settings(deadline=None, max_examples=examples(15))
 @given(
     lengths=st.lists(st.integers(1, 30), min_size=4, max_size=40),
     longest=st.integers(3, 12),

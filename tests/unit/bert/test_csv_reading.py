@@ -16,6 +16,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from support import shared_files
 from support.csv_files import pairs, prepared, read
+from support.examples import examples
 from support.refusals import refused
 
 from bert.tasks.classify.config import CsvForm
@@ -257,7 +258,7 @@ def test_an_encoding_of_no_text_is_refused(encoding: str) -> None:
 FIELDS = st.text(st.characters(codec="utf-8", exclude_characters="\0"), min_size=1, max_size=40)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=examples(60))
 @given(rows=st.lists(st.tuples(FIELDS, FIELDS), max_size=8))
 @example(rows=[(" ", "a"), ("b", "\n"), ("c", "d"), ("text", "label")])
 def test_what_csv_writes_is_read_back(rows: list[tuple[str, str]], tmp_path_factory: pytest.TempPathFactory) -> None:

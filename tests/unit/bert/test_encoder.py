@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.examples import examples
 from support.plain_tokenizer import PlainTokenizer
 from support.shared_files import DATA
 
@@ -59,7 +60,7 @@ texts = st.lists(
 
 @pytest.mark.parametrize("lower_case", [True, False])
 @given(text=texts)
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=examples(400), deadline=None)
 def test_any_text_gives_the_ids_of_the_library(lower_case: bool, text: str) -> None:
     vocabulary = Vocabulary(SMALL, lower_case)
     assert_same(ChunkEncoder(vocabulary), vocabulary, text)
@@ -149,7 +150,7 @@ def test_a_long_chunk_is_cut_where_the_rules_cut_it(chunk: str, monkeypatch: pyt
 
 
 @given(text=texts)
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 def test_cutting_text_anywhere_it_may_be_cut_changes_nothing(text: str) -> None:
     vocabulary = Vocabulary(SMALL, True)
     before, encoder._SPAN = encoder._SPAN, 2

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.examples import examples
 from support.refusals import refused
 
 from bert.data.vocabulary import Vocabulary
@@ -240,7 +241,7 @@ def test_bins_hold_rows_of_their_lengths_and_nothing_else_changes(width: int) ->
     assert (np.diff(full) > 0).mean() < 0.7, "shuffled inside a bin"
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(
     st.lists(st.lists(st.lists(st.integers(6, 4999), max_size=12), max_size=6), max_size=5),
     st.integers(5, 40),

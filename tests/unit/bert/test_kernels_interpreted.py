@@ -19,8 +19,8 @@ FILES = sorted(path for path in (Path(__file__).parent / "interpreted").glob("*.
 @pytest.mark.timeout(900)  # all of them in one process, and machines are shared
 def test_values_and_gradients() -> None:
     need_triton()
-    # tests/slow/test_encoder_interpreted.py runs the whole encoder.
-    options = ["-n", "0", "-p", "no:cacheprovider", "--durations=10", "-k", "not an_encoder_computes"]
+    # tests/slow/test_kernels_interpreted_whole.py runs the others.
+    options = ["-n", "0", "-p", "no:cacheprovider", "--durations=10", "-m", "not slow"]
     command = [sys.executable, "-m", "pytest", *options, *FILES]
     own = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
     child = subprocess.run(command, env=own | {"TRITON_INTERPRET": "1"}, capture_output=True, text=True, check=False)

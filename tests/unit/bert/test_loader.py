@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.examples import examples
 from support.refusals import refused
 
 from bert.data.batch import Batch
@@ -114,7 +115,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 SAMPLES = 25
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(st.integers(1, 4), st.integers(1, 9), st.integers(0, 99), st.integers(1, 3))
 def test_ranks_are_disjoint_and_each_epoch_is_complete(
     folder: Path, world_size: int, micro: int, seed: int, epochs: int
@@ -132,7 +133,7 @@ def test_ranks_are_disjoint_and_each_epoch_is_complete(
     assert walked == [number for batch in alone for number in batch]
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 @given(st.integers(1, 3), st.integers(1, 8), st.integers(0, 15), st.integers(0, 2))
 def test_a_saved_position_continues_exactly(folder: Path, world_size: int, micro: int, before: int, rank: int) -> None:
     values = {"micro_batch_size": micro, "rank": rank % world_size, "world_size": world_size}
@@ -344,7 +345,7 @@ def test_flat_positions_count_in_the_columns_of_the_bin(binned: Path) -> None:
         assert [*found] == expected
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=examples(15), deadline=None)
 @given(st.integers(1, 3), st.integers(1, 9), st.integers(0, 50), st.integers(1, 3))
 def test_each_bin_gives_each_sample_once_per_epoch_in_any_number_of_ranks(
     binned: Path, world_size: int, micro: int, seed: int, epochs: int
@@ -377,7 +378,7 @@ def test_bins_take_turns_in_proportion_and_in_another_order_each_epoch() -> None
     assert epochs[0] != epochs[1]
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=examples(20), deadline=None)
 @given(st.booleans(), st.integers(1, 2), st.integers(1, 7), st.integers(0, 25), st.booleans())
 def test_a_saved_position_gives_the_identical_batches(
     binned: Path, plain: bool, world_size: int, micro: int, before: int, large: bool
@@ -398,7 +399,7 @@ def test_a_saved_position_gives_the_identical_batches(
         assert all(map(equal, itertools.islice(second, 8), whole[before:]))
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=examples(20), deadline=None)
 @given(st.integers(1, 9), st.integers(1, 9), st.integers(0, 20), st.integers(1, 12), st.integers(0, 15))
 def test_another_global_batch_goes_on_without_a_sample_twice_or_left_out(
     binned: Path, before_size: int, size: int, before: int, other_size: int, between: int

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 from support import plain_pretraining as plain
+from support.examples import examples
 
 from bert.data.vocabulary import Vocabulary
 from bert.tasks.pretrain.config import InstanceConfig
@@ -65,7 +66,7 @@ def test_half_counts_are_rounded_to_even_as_python_does() -> None:
 segments = st.lists(st.integers(4, SIZE - 1), min_size=1, max_size=14)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(
     st.lists(st.tuples(segments, segments), min_size=1, max_size=8),
     st.integers(1, 40),

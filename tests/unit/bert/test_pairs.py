@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 from support import plain_pretraining as plain
+from support.examples import examples
 
 from bert.tasks.pretrain.config import InstanceConfig
 from bert.tasks.pretrain.instances import Pairs, cut, make_pairs, truncated
@@ -39,7 +40,7 @@ def column(parts: list[Pairs], name: str) -> np.ndarray:
     return np.concatenate([getattr(part, name) for part in parts])
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(structures, st.integers(5, 90), st.sampled_from([0.0, 0.1, 1.0]), st.integers(0, 999))
 def test_pairs_are_whole_sentences_and_every_sentence_of_every_document_is_used(
     documents: list[list[int]], seq_len: int, short: float, seed: int
@@ -65,7 +66,7 @@ def test_pairs_are_whole_sentences_and_every_sentence_of_every_document_is_used(
     assert place == shard.sentence_ends[-1], "nothing is left over"
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(structures, st.integers(5, 90), st.integers(0, 999))
 def test_segments_hold_the_fewest_sentences_that_reach_the_target(
     documents: list[list[int]], seq_len: int, seed: int

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support import shared_files
+from support.examples import examples
 from support.refusals import refused
 
 from bert.corpus import sentences as module
@@ -118,7 +119,7 @@ def test_blingfire_ends_sentences_and_paragraphs() -> None:
 
 
 @pytest.mark.parametrize("name", EVERY)
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(paragraphs=paragraphs_of_words)
 def test_no_character_is_lost_and_a_block_is_cut_as_its_paragraphs_alone(name: str, paragraphs: list[str]) -> None:
     split = load_splitter(name)
@@ -130,7 +131,7 @@ def test_no_character_is_lost_and_a_block_is_cut_as_its_paragraphs_alone(name: s
 
 
 @pytest.mark.parametrize("name", EVERY)
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(text=st.text(max_size=200))
 def test_any_text_survives_lone_surrogates_replaced(name: str, text: str) -> None:
     paragraph = " ".join(text.replace("\0", "").split()).encode("utf-8", errors="replace")

@@ -14,7 +14,7 @@ VOCABULARY = DATA / "vocab/bert-uncased.txt"
 SHORT = {"max_seq_length": 14, "doc_stride": 3, "max_query_length": 4}
 
 
-@pytest.mark.parametrize("name", ["dev-v1.1", "dev-v2.0"])
+@pytest.mark.parametrize("name", ["dev-v1.1", pytest.param("dev-v2.0", marks=pytest.mark.slow)])
 def test_every_field_of_a_whole_dev_set_equals_the_plain_implementation(name: str, tmp_path: Path) -> None:
     source = DATA / f"squad/{name}.json.gz"
     if not source.is_file():

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support import plain_squad_decoding as plain
+from support.examples import examples
 from support.squad_cases import LETTERS, OTHERS, SIGNS, Context, Question, features_of, small_vocabulary
 
 from bert.tasks.squad.features import SquadFeatures
@@ -72,7 +73,7 @@ def test_a_final_sigma_is_found_as_the_tokenizer_writes_it() -> None:
     assert plain.final_text("λογοσ", "(ΛΟΓΟΣ),", True) == "(ΛΟΓΟΣ),"  # Python's rules of case, not the tokenizer's
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(text=TEXTS, lower_case=st.booleans())
 def test_every_span_of_any_text_equals_the_plain_projection(text: str, lower_case: bool) -> None:
     vocabulary = UNCASED if lower_case else CASED
@@ -88,7 +89,7 @@ def test_every_span_of_any_text_equals_the_plain_projection(text: str, lower_cas
             assert projector.text(0, first, last) == plain.final_text(" ".join(joined.split()), original, lower_case)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(text=st.text(st.sampled_from(LETTERS + LETTERS.upper() + "éüñ.,-'()  "), max_size=60))
 def test_an_answer_is_a_part_of_the_text_that_is_cut_into_the_same_pieces(text: str) -> None:
     features = one_context(text, lower_case=True)

@@ -4,6 +4,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support import plain_squad
+from support.examples import examples
 
 from bert.tasks.squad.windows import greatest_context, place_windows
 
@@ -11,7 +12,7 @@ QUESTIONS = st.lists(st.tuples(st.integers(0, 60), st.integers(1, 20)), min_size
 
 
 @given(QUESTIONS, st.integers(1, 25))
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=examples(400), deadline=None)
 def test_windows_and_greatest_context_are_those_of_the_published_loops(
     questions: list[tuple[int, int]], doc_stride: int
 ) -> None:

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.examples import examples
 from support.plain_squad import words_of
 from support.plain_tokenizer import PlainTokenizer
 from support.shared_files import DATA
@@ -34,7 +35,7 @@ def ids_of(pieces: Pieces) -> list[list[int]]:
 
 
 @given(TEXTS)
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 def test_words_are_those_of_the_published_loop(texts: list[str]) -> None:
     expected = [words_of(text) for text in texts]
     assert [split_words(text) for text in texts] == [words for words, _ in expected]
@@ -51,7 +52,7 @@ def test_pieces_are_those_of_the_whole_text_and_of_each_word_alone(lower_case: b
     encoder = WordEncoder(vocabulary, most_words=40)  # forgets now and then
 
     @given(TEXTS)
-    @settings(max_examples=300, deadline=None)
+    @settings(max_examples=examples(300), deadline=None)
     def check(texts: list[str]) -> None:
         pieces = encoder.encode(texts)
         assert ids_of(pieces) == vocabulary.encode(texts), "the whole text at once"
@@ -63,7 +64,9 @@ def test_pieces_are_those_of_the_whole_text_and_of_each_word_alone(lower_case: b
     check()
 
 
-@pytest.mark.parametrize(("name", "lower_case"), [("bert-uncased", True), ("bert-cased", False)])
+@pytest.mark.parametrize(
+    ("name", "lower_case"), [("bert-uncased", True), pytest.param("bert-cased", False, marks=pytest.mark.slow)]
+)
 def test_all_real_contexts_and_questions_have_the_tokenizers_ids_and_the_words_of_its_offsets(
     name: str, lower_case: bool
 ) -> None:

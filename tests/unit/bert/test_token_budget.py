@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support import training_runs
+from support.examples import examples
 from support.layouts import LENGTHS, SHAPE, assert_same, batch_of, loss_and_gradients, model
 
 from bert.data.batch import Batch
@@ -44,7 +45,7 @@ def with_budget(batch: Batch) -> Batch:
         lambda s: st.tuples(st.just(s), st.lists(st.integers(1, s), min_size=1, max_size=70), st.integers(1, s))
     )
 )
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 def test_the_tokens_of_a_batch_are_padded_to_one_of_eight_totals(given_: tuple[int, list[int], int]) -> None:
     columns, lengths, other = given_
     rows, mask = len(lengths), (torch.arange(columns) < torch.tensor(lengths)[:, None]).long()

@@ -4,6 +4,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.examples import examples
 from support.layouts import LENGTHS, assert_same, batch_of, loss_and_gradients, model
 from support.refusals import refused
 
@@ -195,7 +196,7 @@ def test_attention_is_each_sequence_alone(lengths: tuple[int, ...]) -> None:
 
 
 @given(st.lists(st.integers(1, 700), min_size=1, max_size=40), st.integers(1, 16))
-@settings(max_examples=100)
+@settings(max_examples=examples(100))
 def test_chunks_hold_every_sequence_once_and_waste_little(lengths: list[int], heads: int) -> None:
     found = list(chunks(lengths, heads))
     assert [length for chunk in found for length in chunk.lengths] == lengths

@@ -60,8 +60,8 @@ def agree(found: Tensor, expected: Tensor, dtype: torch.dtype) -> None:
     ("dtype", "width", "probability", "tiles"),
     [
         (torch.bfloat16, 64, 0.3, SQUARE),
-        (torch.bfloat16, 64, 0.0, OTHERS),
-        (torch.float16, 16, 0.3, OTHERS),
+        pytest.param(torch.bfloat16, 64, 0.0, OTHERS, marks=pytest.mark.slow),
+        pytest.param(torch.float16, 16, 0.3, OTHERS, marks=pytest.mark.slow),
         (torch.float16, 128, 0.0, SQUARE),
     ],
     ids=["bf16, dropout", "bf16, other tiles", "fp16, dropout, other tiles", "fp16, wide heads"],

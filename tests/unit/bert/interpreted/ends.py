@@ -221,6 +221,7 @@ def test_layers_around_gelu_in_fp8_are_near_float32(
     assert (history > 0).all()
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("on_a_cpu")
 def test_recomputed_layers_around_gelu_cast_the_same_numbers() -> None:
     found = []
@@ -279,6 +280,7 @@ def test_a_model_is_the_one_without_kernels(monkeypatch: pytest.MonkeyPatch) -> 
     assert_same(found, expected, 1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("on_a_cpu", "one_thread")
 def test_recomputed_layers_draw_the_same_masks() -> None:
     found = [_trained(True, 0.3, recomputed) for recomputed in (False, True)]

@@ -59,8 +59,10 @@ def same(found: Tensor, expected: Tensor) -> bool:
 
 
 @pytest.mark.parametrize(("rows", "width", "dtype", "probability", "multiprocessors"), [
-    (1, 16, LOW, 0.3, 132), (16, 48, torch.float32, 0.3, 132), (19, 80, LOW, 0.3, 132), (35, 80, LOW, 0.0, 1),
-    (19, 272, LOW, 0.3, 1),
+    (1, 16, LOW, 0.3, 132), (16, 48, torch.float32, 0.3, 132), *(
+        pytest.param(*case, marks=pytest.mark.slow)
+        for case in ((19, 80, LOW, 0.3, 132), (35, 80, LOW, 0.0, 1), (19, 272, LOW, 0.3, 1))
+    ),
 ])  # fmt: skip
 def test_norms_write_what_a_cast_of_their_results_gives(
     rows: int, width: int, dtype: torch.dtype, probability: float, multiprocessors: int,
@@ -165,6 +167,7 @@ def _run(*, recomputed: bool = False) -> tuple[dict[str, Tensor], dict[str, Tens
     return found, scales_state(made)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("one_thread")
 def test_an_encoder_computes_what_it_does_with_separate_casts(monkeypatch: pytest.MonkeyPatch) -> None:
     launched = list[str]()

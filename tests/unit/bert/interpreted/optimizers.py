@@ -123,7 +123,7 @@ class PlainAdamW:
             value -= rate * (change + (DECAY if value.ndim > 1 else 0.0) * value)
 
 
-@pytest.mark.parametrize("max_norm", [None, 0.5, 1e6])
+@pytest.mark.parametrize("max_norm", [0.5, *(pytest.param(each, marks=pytest.mark.slow) for each in (None, 1e6))])
 def test_adamw_is_its_formulas_in_float64(max_norm: float | None) -> None:
     parameters = made()
     optimizer, plain = fused_adamw(parameters), PlainAdamW(parameters)
@@ -150,7 +150,7 @@ def test_adamw_is_its_formulas_in_float64(max_norm: float | None) -> None:
     assert all(each.keys() == {"step", "exp_avg", "exp_avg_sq"} for each in state.values())
 
 
-@pytest.mark.parametrize("max_norm", [None, 0.5, 1e6])
+@pytest.mark.parametrize("max_norm", [0.5, *(pytest.param(each, marks=pytest.mark.slow) for each in (None, 1e6))])
 def test_lamb_is_its_formulas_in_float64(max_norm: float | None) -> None:
     parameters = made()
     optimizer = fused_lamb(parameters, max_norm)
