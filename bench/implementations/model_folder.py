@@ -204,7 +204,7 @@ def _downloaded(given: str) -> Path:
         raise InputError(
             "download-failed",
             f"--model {given} is no file or folder here, and the hub of Hugging Face did not deliver it "
-            f"({first_line(error)}): give an existing folder, or check the id and the network",
+            f"({type(error).__name__}: {first_line(error)}): give an existing folder, or check the id and the network",
         ) from error
 
 
