@@ -108,6 +108,7 @@ def _packages() -> Iterator[Check]:
         "torch": ("torch", "make setup"),
         "h5py": ("h5py", "make setup"),
         "tokenizers": ("tokenizers", "make setup"),
+        "nanotoken": ("nanotoken", "make setup, for text to tokens in a thirtieth of the time"),
         "transformers": (
             "transformers",
             "pip install 'bertbench[hf]' for the implementations hf, hf-compiled, hf-unpadded and hf-trainer",

@@ -8,6 +8,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from bert.data.tokenizer import Tokenizer
 from common.atomic import write_text
 from common.errors import InputError, UsageError, read_code
 
@@ -36,7 +37,7 @@ class Vocabulary:
     """Text is lowercased and accents are stripped before it is cut into pieces."""
 
     def __reduce__(self) -> tuple[type["Vocabulary"], tuple[tuple[str, ...], bool]]:
-        """Go to other processes without the tokenizer, which is slow to send and fast to make."""
+        """Go to other processes without its tokenizers, which are slow to send and fast to make."""
         return Vocabulary, (self.pieces, self.lower_case)
 
     @cached_property
@@ -76,15 +77,15 @@ class Vocabulary:
 
         return _with_bert_rules(Tokenizer(models.WordPiece(self.ids, unk_token="[UNK]")), self.lower_case)  # noqa: S106
 
+    @cached_property
+    def tokenizer(self) -> Tokenizer:
+        """Return what encodes texts to flat arrays of ids."""
+        return Tokenizer(self._tokenizer, self.pieces)
+
     def encode(self, sentences: Sequence[str]) -> list[list[int]]:
-        """Return the ids of each sentence, without special pieces (a literal "[MASK]" in the text is plain text)."""
+        """Return the ids of each sentence as lists, by the `tokenizers` library; for few of them, see `tokenizer`."""
         encodings = self._tokenizer.encode_batch_fast(list(sentences), add_special_tokens=False)
         return [encoding.ids for encoding in encodings]
-
-    def encode_words(self, words: Sequence[str]) -> list[list[int]]:
-        """Return the ids of each word: normalized text without whitespace and punctuation, or one such sign."""
-        tokenize = self._tokenizer.model.tokenize
-        return [[token.id for token in tokenize(word)] for word in words]
 
     def save(self, path: Path) -> None:
         """Write one piece per line. Raises StorageError."""

@@ -1,12 +1,14 @@
 """Measures how fast pretraining data are made: against the tokenizer alone, and against the published algorithm.
 
-    python tests/slow/bench_data.py [--data DIR | --text DIR] [--out DIR] [--rounds N] [--quick]
+    python tests/slow/bench_data.py [--data DIR | --text DIR] [--out DIR] [--rounds N] [--quick] [--previous DIR]
 
 The real books and the wiki excerpt are made sentence text by the stages of the project. Then, in turns and in this
 process: `encode_batch` of the tokenizers library on all sentences; the stages tokens and hdf5 with one worker, dupe
 factor 1 and 3; the same text in shards with one worker and with two, whose processes have been started before; and the
 published algorithm in plain Python, with its own tokenizer and with the library's. All sides use one thread per
-process. Afterwards the same on the text repeated to 50 MB (not with --quick), and the figures of bench_extract.py.
+process. With --previous, a checkout of an earlier commit (`git worktree add DIR COMMIT`), also its "one worker", each
+in a process of its own whose start does not count. Afterwards the same on the text repeated to 50 MB (not with
+--quick), and the figures of bench_extract.py.
 Results go to DIR/data.json. Ends with 1 where a figure is not as needed.
 """
 
@@ -22,30 +24,35 @@ import json
 import platform
 import shutil
 import statistics
+import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[2]
-sys.path[:0] = [str(ROOT), str(ROOT / "tests"), str(ROOT / "tests/slow")]
+HERE = Path(__file__).resolve().parents[2]
+ROOT = Path(os.environ.get("BENCH_ROOT") or HERE)
+"""Checkout that is measured: another one where this script measures an earlier pipeline in a process of its own."""
+sys.path[:0] = [str(ROOT), str(HERE / "tests"), str(HERE / "tests/slow")]
 
 import bench_extract  # noqa: E402
 from support import plain_pretraining  # noqa: E402
 
+sys.path.insert(0, str(ROOT))  # they put this script's own checkout first
+
 from bert.corpus.files import find_inputs, identify  # noqa: E402
 from bert.corpus.sharding import ShardPlan, shard  # noqa: E402
-from bert.data.encoder import ChunkEncoder  # noqa: E402
 from bert.data.pool import Workers  # noqa: E402
 from bert.data.stages import Part, StageFolder  # noqa: E402
 from bert.data.vocabulary import Vocabulary, load_vocabulary  # noqa: E402
 from bert.tasks.pretrain import hdf5, tokens  # noqa: E402
 from bert.tasks.pretrain.config import InstanceConfig  # noqa: E402
 
-DATA = ROOT.parent / "shared/data"
+DATA = HERE.parent / "shared/data"
 SHARDS = 8
 """For two workers; each has the same number, and some."""
 REPEATED_BYTES = 50_000_000
@@ -78,13 +85,20 @@ class Demand:
 
 
 DEMANDS = (
-    Demand("one worker / encode_batch", "one worker", "encode_batch", most=0.7),
+    Demand("one worker / encode_batch", "one worker", "encode_batch", most=0.12, texts=("unrepeated",)),
+    Demand("one worker / encode_batch, repeated", "one worker", "encode_batch", most=0.08, texts=("repeated",)),
+    Demand("previous pipeline / one worker", "previous, one worker", "one worker"),
     Demand("each further duplicate / encode_batch", "further duplicate", "encode_batch", most=0.15),
     Demand("one worker / two workers", "one worker, in shards", "two workers, in shards", least=1.3),
     Demand("published algorithm / one worker", "published", "one worker", least=5.0),
     Demand("published algorithm / two workers", "published", "two workers, in shards", least=8.0),
     Demand("the same with the library's tokenizer / one worker", "plain", "one worker"),
 )
+
+
+def asked(seconds: Seconds) -> list[Demand]:
+    """Return the demands whose sides were measured."""
+    return [demand for demand in DEMANDS if {demand.what, demand.over} <= seconds.keys()]
 
 
 def silent(stage: str, done: int, total: int | None) -> None:
@@ -119,8 +133,9 @@ def sentence_text(data: Path, scratch: Path) -> list[Path]:
 class Bench:
     """The sides that are compared, on one text."""
 
-    def __init__(self, text: Sequence[bytes], vocabulary_path: Path, scratch: Path) -> None:
+    def __init__(self, text: Sequence[bytes], vocabulary_path: Path, scratch: Path, previous: Path | None) -> None:
         """Write the text as one shard and as several."""
+        self.previous = previous
         scratch.mkdir()
         self.scratch = scratch
         self.vocabulary_path = vocabulary_path
@@ -136,7 +151,7 @@ class Bench:
 
     def sides(self) -> dict[str, Callable[[], float]]:
         """Return what is measured; each returns its seconds."""
-        return {
+        found = {
             "encode_batch": self.library,
             "one worker": lambda: self.ours([self.whole], 1),
             "one worker, dupe factor 3": lambda: self.ours([self.whole], 3),
@@ -145,6 +160,9 @@ class Bench:
             "published": lambda: self.plain(library=False),
             "plain": lambda: self.plain(library=True),
         }
+        if self.previous is not None:
+            found["previous, one worker"] = self.earlier
+        return found
 
     def library(self) -> float:
         """Encode all sentences at once."""
@@ -156,7 +174,11 @@ class Bench:
 
     def ours(self, shards: Sequence[Path], dupe_factor: int, workers: int = 1) -> float:
         """Make HDF5 shards of sentence text; no process has seen the text before."""
-        tokens._encoder_of.cache_clear()
+        tokens.forget_words()
+        return self.timed(shards, dupe_factor, workers)
+
+    def timed(self, shards: Sequence[Path], dupe_factor: int, workers: int) -> float:
+        """Do it in an earlier pipeline's process, too."""
         config = InstanceConfig(seq_len=SEQ_LEN, max_predictions=MAX_PREDICTIONS, dupe_factor=dupe_factor)
         # A vocabulary as it is when it has just been read: the time to make a tokenizer of it counts.
         vocabulary = Vocabulary(self.vocabulary.pieces, lower_case=True)
@@ -170,6 +192,12 @@ class Bench:
             took = time.perf_counter() - begun
         assert made is not None and len(made.files) == len(shards)
         return took
+
+    def earlier(self) -> float:
+        """Do it with one worker of the earlier pipeline."""
+        environment = {**os.environ, "BENCH_ROOT": str(self.previous)}
+        command = [sys.executable, __file__, "--once", str(self.whole), str(self.vocabulary_path), str(self.scratch)]
+        return float(subprocess.run(command, env=environment, check=True, capture_output=True, text=True).stdout)
 
     def plain(self, library: bool) -> float:
         """Do the same with the published algorithm in plain Python, with or without the library's tokenizer."""
@@ -194,7 +222,10 @@ class Bench:
                 seconds[name] = side()
             seconds["further duplicate"] = (seconds["one worker, dupe factor 3"] - seconds["one worker"]) / 2
             every.append(seconds)
-        ratios = {demand.name: [seconds[demand.what] / seconds[demand.over] for seconds in every] for demand in DEMANDS}
+        ratios = {
+            demand.name: [seconds[demand.what] / seconds[demand.over] for seconds in every]
+            for demand in asked(every[0])
+        }
         return {
             "bytes": self.whole.stat().st_size,
             "sentences": len(self.sentences),
@@ -209,7 +240,19 @@ def warm_up(number: int) -> None:
     import h5py  # noqa: F401
     import tokenizers  # noqa: F401
 
+    with suppress(ImportError):
+        import nanotoken  # noqa: F401
+
     time.sleep(0.1)
+
+
+def once(whole: Path, vocabulary: Path, scratch: Path) -> float:
+    """Return the seconds of one worker of the checkout that this process has imported."""
+    assert Path(tokens.__file__).is_relative_to(ROOT), f"{tokens.__file__} is not of {ROOT}"
+    bench = Bench.__new__(Bench)
+    bench.scratch, bench.vocabulary = scratch / "previous", load_vocabulary(vocabulary, lower_case=True)
+    bench.scratch.mkdir(exist_ok=True)
+    return bench.timed([whole], 1, 1)
 
 
 def compare_ids(text: Sequence[bytes], vocabularies: Path) -> dict[str, int]:
@@ -217,15 +260,14 @@ def compare_ids(text: Sequence[bytes], vocabularies: Path) -> dict[str, int]:
     found = {}
     for name, lower_case in (("uncased", True), ("cased", False)):
         vocabulary = load_vocabulary(vocabularies / f"bert-{name}.txt", lower_case)
-        encoder = ChunkEncoder(vocabulary)
         count = 0
         for block in text:
             ids = [ids for ids in vocabulary.encode(block.decode().split("\n")) if ids]
-            encoded = encoder.encode(block)
+            encoded = tokens.encode(block, vocabulary.tokenizer)
             assert encoded.ids.tolist() == [number for sentence in ids for number in sentence], f"{name}: other ids"
             assert len(encoded.sentence_ends) == len(ids), f"{name}: other sentences"
             count += len(encoded.ids)
-        found[name] = count
+        found[f"{name}, by {vocabulary.tokenizer.name}"] = count
     return found
 
 
@@ -239,7 +281,7 @@ def missed(results: dict[str, Any]) -> list[str]:
     """Return what is not as needed, one sentence each."""
     said = []
     for text, found in results["texts"].items():
-        for demand in DEMANDS:
+        for demand in asked(found["seconds"]):
             if not demand.met(text, found["ratios"][demand.name]):
                 said.append(f"{text}, {demand.name}: {found['ratios'][demand.name]:.2f}, needed is {demand}")
     found = results["extraction"] or {}
@@ -257,7 +299,7 @@ def show(results: dict[str, Any]) -> None:
         for name, seconds in found["seconds"].items():
             rate = found["bytes"] / 1e6 / seconds if seconds > 0 else float("inf")
             print(f"  {name:40}{seconds:9.3f} s {rate:9.1f} MB/s")
-        for demand in DEMANDS:
+        for demand in asked(found["seconds"]):
             ratio = found["ratios"][demand.name]
             every = found["rounds"]["ratios"][demand.name]
             spread = f"{min(every):.2f} to {max(every):.2f}"
@@ -277,7 +319,12 @@ def main() -> int:
     parser.add_argument("--out", type=Path, default=Path("runs/bench-data"), help="folder of the results")
     parser.add_argument("--rounds", type=int, default=5, help="turns of all sides on the text as it is")
     parser.add_argument("--quick", action="store_true", help="only the text as it is, not repeated; 3 rounds")
+    parser.add_argument("--previous", type=Path, help="checkout of an earlier commit, measured beside this one")
+    parser.add_argument("--once", type=Path, nargs=3, help=argparse.SUPPRESS)
     options = parser.parse_args()
+    if options.once:
+        print(once(*options.once))
+        return 0
     for needed in (options.text or options.data, options.vocabularies):
         if not needed.is_dir():
             print(f"{needed} is not there: see --help for what is needed", file=sys.stderr)
@@ -292,10 +339,11 @@ def main() -> int:
         results["equal ids"] = compare_ids(text, options.vocabularies)
         uncased = options.vocabularies / "bert-uncased.txt"
         rounds = min(options.rounds, 3) if options.quick else options.rounds
-        results["texts"]["unrepeated"] = Bench(text, uncased, scratch / "unrepeated").measure(rounds)
+        results["texts"]["unrepeated"] = Bench(text, uncased, scratch / "unrepeated", options.previous).measure(rounds)
         if not options.quick:
             times = max(2, round(REPEATED_BYTES / sum(map(len, text))))
-            results["texts"]["repeated"] = Bench(text * times, uncased, scratch / "repeated").measure(1)
+            repeated = Bench(text * times, uncased, scratch / "repeated", options.previous)
+            results["texts"]["repeated"] = repeated.measure(1)
         megabytes = 12.0 if options.quick else REPEATED_BYTES / 1e6
         results["extraction"] = None if options.text else extraction(options.data, scratch, megabytes)
     results["load"] = [round(before, 2), round(os.getloadavg()[0], 2)]

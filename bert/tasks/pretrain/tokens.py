@@ -13,9 +13,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from bert.data.encoder import ChunkEncoder, Ids, Int64
 from bert.data.pool import Progress, Workers
+from bert.data.rows import Int64
 from bert.data.stages import Counts, Finished, Part, StageFolder
+from bert.data.tokenizer import Ids, Tokenizer
 from bert.data.vocabulary import Vocabulary
 from common.atomic import atomic_path
 from common.errors import InputError, content_code, read_code
@@ -25,6 +26,8 @@ VERSION = 1
 """Raised when the files of this stage change for the same text."""
 COUNTED = ("documents", "sentences", "tokens", "unknown tokens")
 """Names of the stage's counts; what has no word pieces is not counted."""
+TOKENIZED_BY = "shards tokenized with {}"
+"""Name of the count of the files that a package encoded."""
 SUFFIX = ".npz"
 """Ending of the files of this stage."""
 _BLOCK = 4 * 2**20
@@ -109,14 +112,19 @@ class _Work:
 
 
 @lru_cache(maxsize=1)
-def _encoder_of(vocabulary: Vocabulary) -> ChunkEncoder:
-    """Return an encoder that the shards of a process share, so that each need not learn the same words again."""
-    return ChunkEncoder(vocabulary)
+def _tokenizer_of(vocabulary: Vocabulary) -> Tokenizer:
+    """Return a tokenizer that the shards of a process share, so that each need not learn the same words again."""
+    return vocabulary.tokenizer
+
+
+def forget_words() -> None:
+    """Forget the vocabulary and the words that this process has met, as if it had just been started."""
+    _tokenizer_of.cache_clear()
 
 
 def _tokenize_shard(work: _Work) -> None:
-    encoder = _encoder_of(work.vocabulary)
-    shard = _encode_shard(work.shard, encoder)
+    tokenizer = _tokenizer_of(work.vocabulary)
+    shard = _encode_shard(work.shard, tokenizer)
     unknown = work.vocabulary.ids["[UNK]"]
     numbers = (
         len(shard.document_ends),
@@ -124,9 +132,42 @@ def _tokenize_shard(work: _Work) -> None:
         sum(map(len, shard.ids)),
         sum(int(np.count_nonzero(ids == unknown)) for ids in shard.ids),
     )
+    counts = Counts(dict(zip(COUNTED, numbers, strict=True)))
+    counts.add(TOKENIZED_BY.format(tokenizer.package), 1, tokenizer.reason and f"{work.name} ({tokenizer.reason})")
     with atomic_path(work.folder.path / work.name) as temporary:
-        _write(temporary, shard, encoder.dtype)
-        work.folder.record(work.name, Counts(dict(zip(COUNTED, numbers, strict=True))))
+        _write(temporary, shard, tokenizer.dtype)
+        work.folder.record(work.name, counts)
+
+
+@dataclass(frozen=True, slots=True)
+class Encoded:
+    """A block of sentence text: T tokens in S sentences, none of them empty."""
+
+    ids: Ids
+    """[T] ids."""
+    sentence_ends: Int64
+    """[S] one past the last token of each sentence, ascending."""
+    document_ends: Int64
+    """Sentences before each empty line, ascending: the documents that end in this block, the empty ones too."""
+
+
+def encode(text: bytes, tokenizer: Tokenizer) -> Encoded:
+    """Return the word pieces of sentence text: "\\n" ends each sentence, an empty line each document.
+
+    Sentences without word pieces are left out. A document may begin in an earlier block and end in a later one.
+
+    Raises:
+        UnicodeDecodeError: the text is not UTF-8.
+    """
+    if not text.isascii():
+        text.decode()
+    lines = text.split(b"\n")
+    if not lines[-1]:
+        lines.pop()
+    found = tokenizer.encode(lines)
+    has_pieces = found.lengths > 0
+    is_empty = np.fromiter(map(len, lines), np.int64, len(lines)) == 0
+    return Encoded(found.values, found.offsets[1:][has_pieces], np.cumsum(has_pieces)[is_empty])
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,14 +178,14 @@ class _EncodedShard:
     document_ends: Int64
 
 
-def _encode_shard(path: Path, encoder: ChunkEncoder) -> _EncodedShard:
+def _encode_shard(path: Path, tokenizer: Tokenizer) -> _EncodedShard:
     """Encode a file of sentence text, a few MiB of text at a time."""
     ids: list[Ids] = []
     sentence_ends, document_ends = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
     tokens = sentences = 0
     for block in _blocks(path):
         try:
-            encoded = encoder.encode(block)
+            encoded = encode(block, tokenizer)
         except UnicodeDecodeError as error:
             raise InputError(
                 "file-encoding", f"{path} is not UTF-8 text: remove it and run the stage shard again"

@@ -19,7 +19,6 @@ from bert.data.vocabulary import Vocabulary
 from bert.tasks.squad.reading import content_of, fingerprint_of_content
 from common.errors import InputError
 
-Ids = npt.NDArray[np.uint16] | npt.NDArray[np.int32]
 Int32 = npt.NDArray[np.int32]
 Bytes = npt.NDArray[np.uint8]
 

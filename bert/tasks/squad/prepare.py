@@ -220,6 +220,7 @@ def _prepare(config: SquadConfig, path: Path, split: str, progress: Progress, po
         shares = shares_of(work.parts, workers.count, work.began, work.made)
         shares["reading"] += read
         shares["starting"] += starting
+        notes += sorted({part.note for part in work.parts if part.note})
     return SquadSummary(
         input=path,
         features=features,

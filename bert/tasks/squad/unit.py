@@ -114,6 +114,8 @@ class Part:
     counts: Counts
     seconds: dict[str, float] = field(default_factory=dict)
     """Where the time went: reading, tokenizing, windowing, writing."""
+    note: str | None = None
+    """Where another tokenizer than the fastest was used, why."""
     process: int = 0
     began: float = 0.0
     """When it began, time.monotonic()."""
@@ -174,7 +176,8 @@ def make_part(unit: Unit) -> Part:
     columns |= _window_columns(chosen, contexts, queries, spans, unit.settings, vocabulary)
     _count(chosen, columns, contexts, queries, vocabulary)
     seconds = {"reading": read - began, "tokenising": tokenised - read, "windowing": time.monotonic() - tokenised}
-    return Part(unit.number, columns, tuple(chosen.ids), chosen.counts, seconds, os.getpid(), began)
+    note = encoder.tokenizer.note
+    return Part(unit.number, columns, tuple(chosen.ids), chosen.counts, seconds, note, os.getpid(), began)
 
 
 def _choose(chosen: _Chosen, paragraph: Paragraph, unit: Unit, place: Place) -> None:

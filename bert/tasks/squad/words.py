@@ -1,8 +1,8 @@
 """Text to words, split on whitespace as in SQuAD's published code, and words to word pieces. Imports no torch.
 
-The published code cuts a context into words first and each word into pieces by itself. So does this: each different
-word is cut once and looked up from then on, and a token's word is known without the tokenizer's offsets. What comes out
-is what the tokenizer gives for the whole text, as none of BERT's rules looks across whitespace.
+The published code cuts a context into words first and each word into pieces by itself. So does this: the tokenizer gets
+words, so a token's word is known without its offsets. The result is that of the whole text, as none of BERT's rules
+looks across whitespace.
 """
 
 from collections.abc import Sequence
@@ -11,17 +11,12 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from bert.data.encoder import ChunkEncoder
 from bert.data.rows import Int64
+from bert.data.tokenizer import Ids
 from bert.data.vocabulary import Vocabulary
-from bert.tasks.squad.features import Ids
 
 WHITE_SPACE = " \t\r\n\u202f"
 """What separates words; the other whitespace of Unicode does not (google-research/bert, run_squad.py)."""
-MOST_WORDS = 2**19
-"""Words that are remembered; with more, all are forgotten and learned again, so that memory does not grow."""
-_END = " .\n"
-"""Follows each word that is learned: makes it a sentence that is never empty, and whose last piece is not its own."""
 _CODES = [ord(character) for character in WHITE_SPACE]
 
 
@@ -76,32 +71,11 @@ class Pieces:
         return np.repeat(words, np.diff(self.piece_offsets)).astype(np.int32)
 
 
-class _Numbers(dict[str, int]):
-    """Numbers words in the order they are first asked for."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.new: list[str] = []
-
-    def __missing__(self, word: str) -> int:
-        self.new.append(word)
-        self[word] = number = len(self)
-        return number
-
-
 class WordEncoder:
     """Cuts texts into words and these into pieces, with one vocabulary."""
 
-    def __init__(self, vocabulary: Vocabulary, most_words: int = MOST_WORDS) -> None:
-        """Remember at most `most_words` words from one call to the next."""
-        self._encoder = ChunkEncoder(vocabulary)
-        self._most_words = most_words
-        self._forget()
-
-    def _forget(self) -> None:
-        self._numbers = _Numbers()
-        self._values: Ids = np.empty(0, self._encoder.dtype)
-        self._offsets: Int64 = np.zeros(1, np.int64)
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        self.tokenizer = vocabulary.tokenizer
 
     def encode(self, texts: Sequence[str]) -> Pieces:
         """Return the pieces of each text, without special ones."""
@@ -109,29 +83,9 @@ class WordEncoder:
         begun, characters = word_numbers(texts)
         word_offsets = np.concatenate([[0], begun])[characters]
         assert word_offsets[-1] == len(words), "both ways of telling words give as many"
-        numbers = self._numbers_of(words)
-        lengths = np.diff(self._offsets)[numbers]
-        piece_offsets = np.concatenate([[0], np.cumsum(lengths)])
-        values = self._values[spread(self._offsets[numbers], lengths)]
-        return Pieces(values, piece_offsets[word_offsets], word_offsets, piece_offsets, begun, characters)
-
-    def _numbers_of(self, words: Sequence[str]) -> Int64:
-        if len(self._numbers) > self._most_words:
-            self._forget()
-        found = np.fromiter(map(self._numbers.__getitem__, words), np.int64, len(words))
-        if self._numbers.new:
-            self._learn(self._numbers.new)
-            self._numbers.new = []
-        return found
-
-    def _learn(self, words: Sequence[str]) -> None:
-        encoded = self._encoder.encode((_END.join(words) + _END).encode("utf-8", "replace"))
-        ends = encoded.sentence_ends
-        assert len(ends) == len(words), "each word is one sentence"
-        is_own = np.ones(len(encoded.ids), np.bool_)
-        is_own[ends - 1] = False
-        self._values = np.concatenate([self._values, encoded.ids[is_own]])
-        self._offsets = np.concatenate([self._offsets, self._offsets[-1] + ends - np.arange(1, len(ends) + 1)])
+        # As bytes: none of the texts shall end in a traceback for half of a surrogate pair.
+        pieces = self.tokenizer.encode("\n".join(words).encode("utf-8", "replace").split(b"\n") if words else [])
+        return Pieces(pieces.values, pieces.offsets[word_offsets], word_offsets, pieces.offsets, begun, characters)
 
 
 def spread(starts: Int64, lengths: Int64) -> Int64:

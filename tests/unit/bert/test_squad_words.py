@@ -49,7 +49,7 @@ def test_words_are_those_of_the_published_loop(texts: list[str]) -> None:
 @pytest.mark.parametrize("lower_case", [True, False])
 def test_pieces_are_those_of_the_whole_text_and_of_each_word_alone(lower_case: bool) -> None:
     vocabulary = Vocabulary(VOCABULARY.pieces, lower_case)
-    encoder = WordEncoder(vocabulary, most_words=40)  # forgets now and then
+    encoder = WordEncoder(vocabulary)
 
     @given(TEXTS)
     @settings(max_examples=examples(300), deadline=None)

@@ -1,3 +1,4 @@
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -8,7 +9,7 @@ from bert.data.pool import Workers
 from bert.data.stages import Finished, Part, StageFolder
 from bert.data.vocabulary import SPECIAL_PIECES, Vocabulary
 from bert.tasks.pretrain import tokens
-from bert.tasks.pretrain.tokens import COUNTED, STAGE, VERSION, read_tokens, tokenize
+from bert.tasks.pretrain.tokens import COUNTED, STAGE, TOKENIZED_BY, VERSION, read_tokens, tokenize
 from common.errors import Code, InputError
 
 VOCABULARY = Vocabulary((*SPECIAL_PIECES, "the", "un", "##able", ",", "a"), lower_case=True)
@@ -44,7 +45,8 @@ def test_a_shard_becomes_ids_with_the_ends_of_sentences_and_documents(tmp_path: 
     assert shard.ids.tolist() == [5, 9, 6, 7, 8, 1, 9, 5] and shard.ids.dtype == np.uint16
     assert shard.sentence_ends.tolist() == [2, 6, 7, 8] and shard.sentence_ends.dtype == np.int64
     assert shard.document_ends.tolist() == [2, 4] and shard.document_ends.dtype == np.int64
-    assert finished.counts.numbers == dict(zip(COUNTED, (2, 4, 8, 1), strict=True))
+    tokenized = {TOKENIZED_BY.format("nanotoken"): 1}
+    assert finished.counts.numbers == {**dict(zip(COUNTED, (2, 4, 8, 1), strict=True)), **tokenized}
 
 
 @pytest.mark.parametrize(
@@ -185,3 +187,19 @@ def test_large_vocabularies_take_32_bits(tmp_path: Path) -> None:
     assert finished is not None
     ids = read_tokens(finished.files[0]).ids
     assert ids.dtype == np.int32 and ids.tolist() == [70_004, 5]
+
+
+def test_without_nanotoken_the_files_are_the_same_and_the_record_says_what_made_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shards = shards_of(tmp_path / "text", TEXT)
+    fast = run(shards, tmp_path / "fast")
+    tokens.forget_words()
+    monkeypatch.setitem(sys.modules, "nanotoken", None)
+    slow = run(shards, tmp_path / "slow", Vocabulary(VOCABULARY.pieces, lower_case=True))
+    tokens.forget_words()
+    assert fast is not None and slow is not None
+    assert slow.files[0].read_bytes() == fast.files[0].read_bytes()
+    name = TOKENIZED_BY.format("tokenizers")
+    assert slow.counts.get(name) == 1 and "not installed" in slow.counts.names[name][0]
+    assert fast.counts.get(name) == 0

@@ -1,0 +1,265 @@
+import random
+import sys
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support import shared_text
+from support.examples import examples
+from support.plain_tokenizer import PlainTokenizer
+from support.shared_files import DATA
+
+from bert.data import tokenizer
+from bert.data.tokenizer import FAST, REFERENCE, Tokenizer
+from bert.data.vocabulary import SPECIAL_PIECES, Vocabulary, load_vocabulary
+from bert.tasks.pretrain.tokens import Encoded, encode
+
+SMALL = (*SPECIAL_PIECES, "the", "The", "un", "##able", "##s", "a", "##a", "b", ",", "!", "'", "\u4e2d", "\u00e9", "e",
+         "x" * 101, "x" * 100, "##x", "U", "\u0301", "3", "##3", "[", "]", "mask", "##\u00df", "ss")  # fmt: skip
+# fmt: off
+WORDS = [
+    "the", "The", "THE", "unable", "Unables", "a,b", "don't!", "[MASK]", "[UNK]", "##a", "\u4e2d\u6587", "\u00c9a",
+    "e\u0301", "\u0301", "\u0301a", "x" * 100, "x" * 101, "X" * 101, "\u00a0", "a\u00a0b", "\u2028", "\u200b",
+    "\u00ad", "\t", "a\tb", "\r", "\x00", "a\x7fb", "\x1c", "\x85", "\ufffd", "\u0130", "\u03a3", "\u00df", "\u3000",
+    "=\u0338", "\u1100\u1161", "\U0001f600", "\U00020000", "\ufeff", "\u0e01\u0e33", "\uff01",
+]
+# fmt: on
+
+
+def bert_rules(model: Any, lower_case: bool) -> Any:
+    from tokenizers import Tokenizer, normalizers, pre_tokenizers
+
+    made = Tokenizer(model)
+    made.normalizer = normalizers.BertNormalizer(lowercase=lower_case)
+    made.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    return made
+
+
+def encoded_by_library(vocabulary: Vocabulary, texts: list[str]) -> list[list[int]]:
+    from tokenizers import models
+
+    library = bert_rules(models.WordPiece(vocabulary.ids, unk_token="[UNK]"), vocabulary.lower_case)
+    return [encoding.ids for encoding in library.encode_batch(texts, add_special_tokens=False)]
+
+
+def rows_of(found: Any) -> list[list[int]]:
+    return [found[row].tolist() for row in range(len(found))]
+
+
+def sentences_of(encoded: Encoded) -> list[list[int]]:
+    cut = np.split(encoded.ids, encoded.sentence_ends)
+    assert not len(cut.pop())
+    return [sentence.tolist() for sentence in cut]
+
+
+def slow(vocabulary: Vocabulary, monkeypatch: pytest.MonkeyPatch) -> Tokenizer:
+    """Return the tokenizer of a machine without nanotoken."""
+    with monkeypatch.context() as patch:
+        patch.setitem(sys.modules, FAST, None)
+        return Vocabulary(vocabulary.pieces, vocabulary.lower_case).tokenizer
+
+
+def assert_same(vocabulary: Vocabulary, texts: list[str]) -> None:
+    expected = encoded_by_library(vocabulary, texts)
+    assert vocabulary.tokenizer.package == FAST, vocabulary.tokenizer.reason
+    for _ in range(2):  # the second time from the cache
+        assert rows_of(vocabulary.tokenizer.encode([text.encode() for text in texts])) == expected
+    assert rows_of(vocabulary.tokenizer.encode(texts)) == expected
+    assert rows_of(slow(vocabulary, pytest.MonkeyPatch()).encode(texts)) == expected
+
+
+texts = st.lists(
+    st.one_of(
+        st.sampled_from([*WORDS, " ", "  "]),
+        st.text(st.characters(exclude_categories=["Cs"]), max_size=6),
+        st.text(st.characters(max_codepoint=0x17F), max_size=6),
+        st.text("abex,!' ", max_size=12),
+    ),
+    max_size=30,
+).map("".join)
+SMALLS = {lower_case: Vocabulary(SMALL, lower_case) for lower_case in (True, False)}
+
+
+@pytest.mark.parametrize("lower_case", [True, False])
+@given(several=st.lists(texts, max_size=4))
+@settings(max_examples=examples(150), deadline=None)
+def test_any_text_gives_the_ids_of_the_library(lower_case: bool, several: list[str]) -> None:
+    assert_same(SMALLS[lower_case], several)
+
+
+@pytest.mark.parametrize("lower_case", [True, False])
+def test_each_hard_word_gives_the_ids_of_the_library_alone_and_beside_others(lower_case: bool) -> None:
+    both = [first + blank + second for first in WORDS for second in WORDS for blank in ("", " ")]
+    assert_same(SMALLS[lower_case], both)
+
+
+@pytest.mark.parametrize("lower_case", [True, False])
+def test_every_character_gives_the_ids_of_the_library(lower_case: bool) -> None:
+    characters = [chr(code) for code in (*range(0x3100), *range(0xFB00, 0x10000), *range(0x1F300, 0x1F400))]
+    assert_same(SMALLS[lower_case], [f"a{sign}the {sign}" for sign in characters])
+
+
+@pytest.mark.parametrize(
+    "pieces",
+    [
+        ("a", "b"),
+        ("##a", "##b", ","),
+        ("the", "quick", "THE", "##"),
+        tuple("abcdefghijklmnopqrstuvwxyz"),
+        ("ab", "##c", "##", "abc\u0301", "[", "a b", "\t", " ", "\x07"),
+    ],
+)
+@pytest.mark.parametrize("lower_case", [True, False])
+def test_any_vocabulary_gives_the_ids_of_the_library(pieces: tuple[str, ...], lower_case: bool) -> None:
+    vocabulary = Vocabulary((*SPECIAL_PIECES, *pieces), lower_case)
+    assert_same(vocabulary, [" ".join(WORDS) + " abc abcd quick a\x07 a b", "ABC, [PAD] ## ab##"])
+
+
+def test_added_and_special_tokens_give_the_ids_of_the_library() -> None:
+    from tokenizers import AddedToken, models
+
+    library = bert_rules(models.WordPiece(SMALLS[True].ids, unk_token="[UNK]"), True)
+    library.add_special_tokens(list(SPECIAL_PIECES))
+    library.add_tokens([AddedToken("<new>", single_word=True), AddedToken("un able", lstrip=True, normalized=True)])
+    chosen = Tokenizer(library, (*SMALL, "<new>", "un able"))
+    texts = ["[MASK] the[CLS]a [SEP]", "a <new>, <new>s <new>", "the Un able un  able", *WORDS]
+    expected = [encoding.ids for encoding in library.encode_batch(texts, add_special_tokens=False)]
+    assert SMALLS[True].mask_id in expected[0] and len(SMALL) in expected[1]
+    assert chosen.package == FAST, chosen.reason
+    assert rows_of(chosen.encode(texts)) == expected
+
+
+def test_ids_beyond_16_bits_are_kept() -> None:
+    words = tuple(f"w{number}" for number in range(tokenizer.MOST_SHORT_IDS - len(SPECIAL_PIECES)))
+    small, large = Vocabulary((*SPECIAL_PIECES, *words), True), Vocabulary((*SPECIAL_PIECES, *words, "more"), True)
+    text = " ".join(random.Random(1).choices(words, k=3000)) + " w65274\nw250! w65030 w251,w0 w507 w65274 w65274 more"
+    assert (small.tokenizer.dtype, large.tokenizer.dtype) == (np.dtype(np.uint16), np.dtype(np.int32))
+    assert_same(small, [text])
+    assert_same(large, [text])
+
+
+def test_special_ids_never_come_from_text() -> None:
+    assert SMALLS[True].mask_id not in SMALLS[True].tokenizer.encode([b"[MASK] [mask]"]).values
+
+
+def test_words_that_come_again_and_again_are_encoded_once_without_nanotoken(monkeypatch: pytest.MonkeyPatch) -> None:
+    words = random.Random(2).choices([word for word in WORDS if word], k=2000)
+    chosen = slow(SMALLS[True], monkeypatch)
+    seen: list[str] = []
+    reference = chosen._reference
+
+    class Counting:
+        def encode_batch_fast(self, batch: list[str], add_special_tokens: bool) -> Any:
+            seen.extend(batch)
+            return reference.encode_batch_fast(batch, add_special_tokens=add_special_tokens)
+
+    monkeypatch.setattr(chosen, "_reference", Counting())
+    assert rows_of(chosen.encode(words)) == encoded_by_library(SMALLS[True], words)
+    assert len(seen) == len(set(words))
+
+
+def test_much_text_goes_to_the_library_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tokenizer, "_BATCH", 50)
+    lines = [f"the {number} un" for number in range(200)]
+    assert rows_of(slow(SMALLS[True], monkeypatch).encode(lines)) == encoded_by_library(SMALLS[True], lines)
+
+
+class Wrong:
+    """Stands for nanotoken: gives other ids for one text, or fails at it."""
+
+    wanted = ""
+
+    def __init__(self, library: Any) -> None:
+        from nanotoken import WordPieceTokenizer
+
+        self.real = WordPieceTokenizer.from_json(library.to_str())
+
+    def encode_batch(self, texts: Any, **options: Any) -> Any:
+        ids, offsets = self.real.encode_batch(texts, **options)
+        return (ids + 1 if self.wanted in texts else ids), offsets
+
+
+class Failing(Wrong):
+    wanted = "the a"
+
+    def encode_batch(self, texts: Any, **options: Any) -> Any:
+        if self.wanted in texts:
+            raise ValueError("it stumbled")
+        return super().encode_batch(texts, **options)
+
+
+def test_without_nanotoken_the_library_encodes_and_a_note_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    chosen = slow(SMALLS[True], monkeypatch)
+    assert (chosen.package, chosen._fast) == (REFERENCE, None)
+    assert chosen.note and "not installed" in chosen.note and chosen.name in chosen.note
+    assert SMALLS[True].tokenizer.note is None
+
+
+def test_nanotoken_with_other_ids_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tokenizer, "_loaded", Wrong)
+    chosen = Vocabulary(SMALL, True).tokenizer
+    assert chosen.package == REFERENCE and chosen.note
+    assert rows_of(chosen.encode(["the a"])) == encoded_by_library(SMALLS[True], ["the a"])
+
+
+def test_nanotoken_that_does_not_load_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(library: Any) -> Any:
+        raise ValueError("no such normalizer")
+
+    monkeypatch.setattr(tokenizer, "_loaded", refuse)
+    chosen = Vocabulary(SMALL, True).tokenizer
+    assert chosen.package == REFERENCE and chosen.note and "no such normalizer" in chosen.note
+
+
+def test_nanotoken_that_fails_later_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tokenizer, "_loaded", Failing)
+    chosen = Vocabulary(SMALL, True).tokenizer
+    assert chosen.package == FAST
+    for _ in range(2):
+        assert rows_of(chosen.encode(["the a", "b"])) == encoded_by_library(SMALLS[True], ["the a", "b"])
+        assert chosen.package == REFERENCE and chosen.note and "it stumbled" in chosen.note
+
+
+def test_a_text_that_no_tokenizer_takes_is_no_failure_of_nanotoken() -> None:
+    chosen = Vocabulary(SMALL, True).tokenizer
+    with pytest.raises((UnicodeEncodeError, TypeError)):
+        chosen.encode(["a \ud800"])
+    assert chosen.package == FAST
+
+
+def test_empty_lines_end_documents_and_lines_without_pieces_do_not() -> None:
+    chosen = SMALLS[True].tokenizer
+    encoded = encode("a b\n\u200b\nthe\n\n \n\na\n\n\nb".encode(), chosen)
+    assert sentences_of(encoded) == [[10, 12], [5], [10], [12]]
+    assert encoded.document_ends.tolist() == [2, 2, 3, 3]
+    assert encode(b"\na\n", chosen).document_ends.tolist() == [0]
+    assert len(encode(b"", chosen).ids) == 0
+
+
+def test_text_that_is_not_utf_8_is_refused() -> None:
+    with pytest.raises(UnicodeDecodeError):
+        encode(b"a \xff\xfe b", SMALLS[True].tokenizer)
+
+
+@pytest.mark.skipif(not DATA.exists(), reason="the real text is not beside this checkout (shared/data)")
+@pytest.mark.parametrize(("name", "lower_case"), [("uncased", True), ("cased", False)])
+def test_real_text_gives_the_ids_of_the_library(name: str, lower_case: bool) -> None:
+    vocabulary = load_vocabulary(DATA / f"vocab/bert-{name}.txt", lower_case)
+    lines = list(shared_text.lines(30))  # tests/slow takes all of them
+    found = vocabulary.tokenizer.encode(lines)
+    assert vocabulary.tokenizer.package == FAST, vocabulary.tokenizer.reason
+    assert rows_of(found) == encoded_by_library(vocabulary, lines)
+    encoded = encode("\n".join(line.replace("\r", "") for line in lines).encode(), vocabulary.tokenizer)
+    assert sentences_of(encoded) == [ids for ids in rows_of(found) if ids]
+
+
+@pytest.mark.skipif(not DATA.exists(), reason="the real text is not beside this checkout (shared/data)")
+@pytest.mark.parametrize(("name", "lower_case"), [("uncased", True), ("cased", False)])
+def test_ids_are_those_of_the_published_tokenizer_in_plain_python(name: str, lower_case: bool) -> None:
+    vocabulary = load_vocabulary(DATA / f"vocab/bert-{name}.txt", lower_case)
+    plain = PlainTokenizer(list(vocabulary.pieces), lower_case)
+    lines = [line for line in shared_text.lines(150) if line.strip()]
+    assert len(lines) > 500
+    assert rows_of(vocabulary.tokenizer.encode(lines)) == [plain.encode(line) for line in lines]
