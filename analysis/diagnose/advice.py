@@ -215,11 +215,42 @@ def throughput_command(row: Mapping[str, Any], out: str, **changes: object) -> s
     if row.get("start_iteration") is not None and row.get("stop_iteration") is not None:
         given |= {"start": row["start_iteration"], "stop": row["stop_iteration"]}
     options |= {**given, "rounds": 3, **changes, "out": out}
-    words = ["bertbench", "throughput", task]
+    return _command("throughput", task, {**_task_flags(row), **options})
+
+
+def light_command(row: Mapping[str, Any], out: str) -> str:
+    """Return the command that measures the speed of light of a trial again, into a run directory.
+
+    `--winner-of` finds the fastest configuration of bertbench's own model; a given model is named.
+
+    Args:
+        row: fields of records.trial.Trial, as a result row has them.
+        out: run directory.
+    """
+    options: dict[str, object] = {"winner_of": out, "out": out, "again": True}
+    if row.get("model"):
+        data = str(row.get("data") or "synthetic")
+        own = {"data": _from_here(data), "trust_remote_code": row.get("trust_remote_code")}
+        options = {
+            "model": _from_here(str(row["model"])), "batch_size": row["micro_batch_size"], "seq_len": row["seq_len"],
+            "precision": row["precision"], "devices": row["world_size"], "device": row["device"],
+            **{name: value for name, value in own.items() if value not in (None, "", False, "synthetic")},
+            "out": out, "again": True,
+        }  # fmt: skip
+        options = {**_task_flags(row), **options}
+    return _command("speed-of-light", str(row["task"]).split(" ", 1)[0], options)
+
+
+def _task_flags(row: Mapping[str, Any]) -> dict[str, object]:
+    """The options of the task by name, without those that follow from the data."""
     chosen = wording.read_options(str(row.get("task_options") or ""))
-    own = {name: value for name, value in chosen.items() if name not in _FROM_DATA and value not in (None, False)}
-    for name, value in {**own, **options}.items():
-        words.append(f"--{name.replace('_', '-')}")
+    return {name: value for name, value in chosen.items() if name not in _FROM_DATA and value not in (None, False)}
+
+
+def _command(name: str, task: str, options: Mapping[str, object]) -> str:
+    words = ["bertbench", name, task]
+    for option, value in options.items():
+        words.append(f"--{option.replace('_', '-')}")
         words += [] if value is True else [str(value)]
     return shlex.join(words)
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from analysis import wording
-from analysis.diagnose.advice import Advice, Context, disturbance, ranked, throughput_command
+from analysis.diagnose.advice import Advice, Context, disturbance, light_command, ranked, throughput_command
 from analysis.diagnose.answer import Answer, Point, Winner, answers, winners
 from analysis.load import LoadedTrial
 from analysis.metrics.comparison.winner import apart
@@ -91,9 +91,7 @@ def _doubt(floor: Row, best: Point) -> str:
 
 
 def _light_again(doubt: str, row: Row, out: str) -> str:
-    task = str(row["task"]).split(" ", 1)[0]
-    command = shlex.join(["bertbench", "speed-of-light", task, "--winner-of", out, "--out", out, "--again"])
-    return f"Measure the speed of light again with `{command}`: {doubt}."
+    return f"Measure the speed of light again with `{light_command(row, out)}`: {doubt}."
 
 
 def _how_good(best: Point, floor: Row | None) -> tuple[tuple[str, ...], str, dict[str, Any]]:

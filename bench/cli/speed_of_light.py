@@ -26,16 +26,20 @@ from records.run import RunDirectory
 from records.trial import Trial
 
 _FEWEST_ROUNDS = 3
+GIVEN_MODEL = "hf"
+"""The implementation whose step of a given model is broken down."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SpeedOfLightOptions(Printed):
     """Measure peak compute, memory bandwidth, and each part of a step alone. The result is the lowest possible step
-    time, and where the rest of the time goes. Measures bertbench's own model. A finished measurement is shown again.
+    time, and where the rest of the time goes. Measures bertbench's own model, or that of --model by hf. A finished
+    measurement is shown again.
 
     Examples:
         bertbench speed-of-light
         bertbench speed-of-light squad --preset large --batch-size 16 --precision bf16
+        bertbench speed-of-light pretrain --model models/roberta-mini  # any Hugging Face encoder
     """
 
     task: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="TASK")] = "pretrain"
@@ -43,6 +47,10 @@ class SpeedOfLightOptions(Printed):
     task_flags: Annotated[TaskFlags, tyro.conf.arg(name="")] = field(default_factory=TaskFlags)
     preset: str = "base"
     """Model size."""
+    model: str = ""
+    """Hugging Face model in place of a preset: configuration, checkpoint folder or hub id; default a preset."""
+    trust_remote_code: bool = False
+    """Run code that comes with --model."""
     batch_size: int = 8
     """Sequences per device."""
     seq_len: int | None = None
@@ -91,6 +99,19 @@ class SpeedOfLightOptions(Printed):
         for name in ("batch_size", "devices"):
             if getattr(self, name) < 1:
                 raise UsageError("option-value", f"{flag(name)} {getattr(self, name)} must be at least 1")
+        _check_model(self)
+
+
+def _check_model(options: SpeedOfLightOptions) -> None:
+    """Refuse what a given model has of its own. Raises UsageError."""
+    usual = {item.name: item.default for item in dataclasses.fields(SpeedOfLightOptions)}
+    other = [name for name in ("preset", "dropout", "levers") if getattr(options, name) != usual[name]]
+    if options.model and other:
+        raise UsageError(
+            "option-conflict",
+            "--model has its own shape and dropout, and no optimizations of bertbench: leave out "
+            f"{' '.join(map(flag, other))}",
+        )
 
 
 def _check_levers(trial: Trial) -> None:
@@ -157,6 +178,9 @@ def _described(options: SpeedOfLightOptions, devices: Devices) -> Trial:
         task=options.task,
         task_flags=options.task_flags,
         presets=(options.preset,),
+        model=options.model,
+        trust_remote_code=options.trust_remote_code,
+        implementations=(GIVEN_MODEL,) if options.model else (OURS,),
         devices=(options.devices,),
         batch_sizes=(options.batch_size,),
         seq_lens=() if options.seq_len is None else (options.seq_len,),

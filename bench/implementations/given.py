@@ -86,6 +86,11 @@ class GivenModel:
         return self._traced[0]
 
     @property
+    def unknown_flops(self) -> str:
+        """Why its FLOPs are unknown; "" where they are known."""
+        return self._traced[1]
+
+    @property
     def parameters(self) -> int:
         """Number of parameters, shared ones once."""
         return sum(weight.numel() for weight in self._on_meta().parameters())

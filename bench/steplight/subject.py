@@ -29,12 +29,9 @@ class Part:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Subject:
-    """The step to break down."""
+class Timed:
+    """A step whose parts are timed, whatever its model."""
 
-    task: Task
-    step: Step
-    """Description of its computation."""
     model: Any
     """The model, on its device, not wrapped by a strategy."""
     training: Training
@@ -55,6 +52,24 @@ class Subject:
     def dtype(self) -> torch.dtype:
         """Type of the operands of a GEMM."""
         return self.precision.matmul_dtype
+
+    def in_fp8(self, gemm: Gemm) -> bool:
+        """Whether the layers multiply this matrix in FP8."""
+        return False
+
+    def tensor(self, *shape: int, dtype: torch.dtype | None = None, grad: bool = False) -> Tensor:
+        """Return normally distributed numbers, by default in the type of a GEMM."""
+        values = torch.randn(shape, device=self.device).to(dtype or self.dtype)
+        return values.requires_grad_(grad)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Subject(Timed):
+    """The step of this suite's BERT."""
+
+    task: Task
+    step: Step
+    """Description of its computation."""
 
     @property
     def extent(self) -> Extent:
@@ -97,8 +112,3 @@ class Subject:
     def kernels_write_fp8(self) -> bool:
         """Whether the kernels of GELU and the norms write inputs and gradients of the linear layers in FP8."""
         return self.by_kernels and all(map(self.in_fp8, self.step.layers))
-
-    def tensor(self, *shape: int, dtype: torch.dtype | None = None, grad: bool = False) -> Tensor:
-        """Return normally distributed numbers, by default in the type of a GEMM."""
-        values = torch.randn(*shape, device=self.device).to(dtype or self.dtype)
-        return values.requires_grad_(grad)
