@@ -194,4 +194,5 @@ def test_help_and_scripts_name_every_implementation() -> None:
     root = Path(__file__).resolve().parents[3]
     for task in ("pretrain", "squad"):
         text = (root / f"bench/measure_throughput_{task}.sh").read_text(encoding="utf-8")
-        assert " ".join(IMPLEMENTATIONS) in text
+        # hf-unpadded builds given models only, and the scripts measure presets.
+        assert " ".join(name for name in IMPLEMENTATIONS if name != "hf-unpadded") in text
