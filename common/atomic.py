@@ -65,6 +65,14 @@ def atomic_path(path: Path) -> Iterator[Path]:
             raise
 
 
+def sync_files(folder: Path) -> None:
+    """Write the files of a folder that another library made to the disk. Raises StorageError."""
+    with storage_errors(folder):
+        for path in sorted(folder.iterdir()):
+            with path.open("rb") as file:
+                os.fsync(file.fileno())
+
+
 def remove_left_overs(folder: Path) -> None:
     """Remove the temporary files of `atomic_path` that killed processes left; nobody else may be writing there."""
     for path in folder.glob(".*.????????.tmp"):

@@ -52,10 +52,6 @@ LONGEST_FIRST = (
 )  # fmt: skip
 
 
-def pytest_collection_finish() -> None:
-    gc.freeze()
-
-
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.path.parent.name in ("slow", "soak"):

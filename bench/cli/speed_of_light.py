@@ -13,6 +13,7 @@ from bench.cli.progress import note
 from bench.cli.result import Result
 from bench.cli.sweep_progress import announce, describe, measured_anew, tell_of_cpu, trial_display
 from bench.implementations import OURS
+from bench.implementations.model_folder import check_options
 from bench.machine.devices import Devices, find_devices
 from bench.plan.options import AUTO, TaskFlags
 from bench.plan.sweep import locked, run_trials
@@ -99,19 +100,9 @@ class SpeedOfLightOptions(Printed):
         for name in ("batch_size", "devices"):
             if getattr(self, name) < 1:
                 raise UsageError("option-value", f"{flag(name)} {getattr(self, name)} must be at least 1")
-        _check_model(self)
-
-
-def _check_model(options: SpeedOfLightOptions) -> None:
-    """Refuse what a given model has of its own. Raises UsageError."""
-    usual = {item.name: item.default for item in dataclasses.fields(SpeedOfLightOptions)}
-    other = [name for name in ("preset", "dropout", "levers") if getattr(options, name) != usual[name]]
-    if options.model and other:
-        raise UsageError(
-            "option-conflict",
-            "--model has its own shape and dropout, and no optimizations of bertbench: leave out "
-            f"{' '.join(map(flag, other))}",
-        )
+        usual = {item.name: item.default for item in dataclasses.fields(SpeedOfLightOptions)}
+        changed = [name for name in ("preset", "dropout", "levers") if getattr(self, name) != usual[name]]
+        check_options(self.model, self.trust_remote_code, self.task, changed)
 
 
 def _check_levers(trial: Trial) -> None:

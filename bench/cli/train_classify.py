@@ -120,7 +120,7 @@ def leave(options: TrainClassifyOptions, run: TrainRun, plan: Plan, devices: Dev
     if is_synthetic(plan.settings.data):
         return []
     if plan.settings.model:
-        told(options, "no results are written beside the data: predictions need a model of bertbench, not --model")
+        told(options, "no results are written beside the data: only models of bertbench predict, not those of --model")
         return []
     from bench.classify import leave_results
 

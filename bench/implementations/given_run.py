@@ -3,12 +3,16 @@
 from pathlib import Path
 
 import torch
+from safetensors import SafetensorError
 
 from bench.implementations.given import GivenModel
+from bench.implementations.model_folder import first_line
+from bert.checkpoints.tensor_files import safetensors_errors
 from bert.data.batch import Batch
 from bert.model.heads import ClassificationOutput
 from bert.tasks.base import Task
 from bert.tasks.classification import ClassificationTask
+from common.atomic import storage_errors, sync_files
 from common.errors import BertbenchError, InputError
 from common.train_spec import TrainSpec
 
@@ -42,15 +46,24 @@ class TrainedGiven:
         return _MaskedWords(self._given, self.model)
 
     def write(self, folder: Path) -> None:
-        """Save configuration and weights as `save_pretrained` does. Raises InputError: the model cannot be saved."""
-        try:
-            self.model.save_pretrained(folder)
-        except (BertbenchError, OSError):
-            raise
-        except Exception as error:  # code of the folder may raise anything
-            raise InputError(
-                "model-unsupported", f"transformers cannot save {type(self.model).__name__}: {error}"
-            ) from error
+        """Save configuration and weights as `save_pretrained` does.
+
+        Raises:
+            StorageError: they cannot be written, or the disk is full.
+            InputError: transformers cannot save this model.
+        """
+        with storage_errors(folder), safetensors_errors(folder):
+            try:
+                self.model.save_pretrained(folder)
+            except (BertbenchError, SafetensorError, OSError):
+                raise
+            except Exception as error:  # code of the folder may raise anything
+                raise InputError(
+                    "model-unsupported",
+                    f"transformers cannot save {type(self.model).__name__} ({first_line(error)}): measure it with "
+                    f"`bertbench throughput --model {self._given.spec.model}`, which saves nothing",
+                ) from error
+        sync_files(folder)
 
 
 class _Classifier(torch.nn.Module):

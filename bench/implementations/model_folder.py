@@ -6,7 +6,7 @@ It is inspected once, before anything runs; `bench.implementations.given` builds
 import hashlib
 import importlib.util
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ from typing import Any
 from bert.tasks import known_tasks, task_data
 from bert.tasks.base import DataSource
 from common.errors import InputError, MissingToolError, UsageError
+from common.flags import flag
 from common.json_file import read_json
 
 IMPLEMENTATIONS = ("hf", "hf-compiled", "hf-unpadded", "hf-trainer")
@@ -142,11 +143,33 @@ def check_data(model: ModelFolder, seq_len: int, source: DataSource, real: Path 
     _check_tokenizer(model, real, source.vocabulary)
 
 
-def check_task(task: str) -> None:
-    """Refuse a task for which no given model is built. Raises UsageError."""
+def check_options(model: str, trust_remote_code: bool, task: str, others: Sequence[str]) -> None:
+    """Refuse a task for which no given model is built, and options that do not go together with `--model`.
+
+    Args:
+        model: value of --model, empty where it is not given.
+        trust_remote_code: whether that is given.
+        task: name of the task.
+        others: names of options that are given although a given model leaves them without meaning.
+
+    Raises:
+        UsageError: one of these.
+    """
+    if not model:
+        if trust_remote_code:
+            raise UsageError(
+                "option-missing", "--trust-remote-code is about the code of --model: give --model, or leave it out"
+            )
+        return
     if task_data(task).heads not in HEADS:
         known = ", ".join(name for name in known_tasks() if task_data(name).heads in HEADS)
         raise UsageError("option-not-applicable", f"--model does not apply to task {task}: give one of {known}")
+    if others:
+        raise UsageError(
+            "option-conflict",
+            "--model has its own weights, shape and dropout, and no optimizations of bertbench: leave out "
+            f"{' '.join(map(flag, others))}",
+        )
 
 
 def first_line(error: Exception) -> str:

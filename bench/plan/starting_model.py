@@ -3,13 +3,12 @@
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bench.implementations.model_folder import check_data, check_task, find_model
+from bench.implementations.model_folder import check_data, check_options, find_model
 from bert.checkpoints.model_config import read_config
 from bert.data.lengths import is_synthetic
 from bert.model.config import ModelConfig, preset, preset_of, shape_in_words
 from bert.tasks.base import DataSource, TaskData
 from common.errors import InputError, UsageError
-from common.flags import flag
 from records.training import TrainRun, is_train_run
 
 if TYPE_CHECKING:
@@ -21,25 +20,13 @@ TRAINS_GIVEN = "hf-trainer"
 
 def check_model(options: "TrainOptions") -> None:
     """Refuse options that do not go together with --model. Raises UsageError."""
-    if not options.model:
-        if options.trust_remote_code:
-            raise UsageError(
-                "option-missing", "--trust-remote-code is about the code of --model: give --model, or leave it out"
-            )
-        return
-    check_task(options.task)
-    if options.implementation not in (None, TRAINS_GIVEN):
+    given = [name for name in ("init", "preset", "dropout", "levers") if getattr(options, name) is not None]
+    check_options(options.model, options.trust_remote_code, options.task, given)
+    if options.model and options.implementation not in (None, TRAINS_GIVEN):
         raise UsageError(
             "unsupported-combination",
             f"--model does not apply to implementation {options.implementation}: use --implementation {TRAINS_GIVEN}",
         )
-    for name in ("init", "preset", "dropout", "levers"):
-        if getattr(options, name) is not None:
-            raise UsageError(
-                "option-conflict",
-                f"--model has its own weights, shape and dropout, and no optimizations of bertbench: leave out "
-                f"{flag(name)}",
-            )
 
 
 def given_settings(options: "TrainOptions", seq_len: int, source: DataSource) -> dict[str, Any]:

@@ -13,7 +13,7 @@ import tyro
 from bench.cluster.world import World
 from bench.implementations import OURS
 from bench.implementations.model_folder import IMPLEMENTATIONS as GIVEN_MODEL
-from bench.implementations.model_folder import ModelFolder, check_data, check_task, find_model
+from bench.implementations.model_folder import ModelFolder, check_data, check_options, find_model
 from bench.implementations.own import check_implementation
 from bench.machine.devices import Devices
 from bench.plan.options import AUTO, TaskFlags, resolve_padding, resolve_precision, resolve_strategy
@@ -163,26 +163,16 @@ class Sweep:
                 )
 
     def _check_model(self) -> None:
-        if not self.model:
-            if self.trust_remote_code:
-                raise UsageError(
-                    "option-missing", "--trust-remote-code is about the code of --model: give --model, or leave it out"
-                )
-            return
-        check_task(self.task)
+        usual = {field.name: field.default for field in dataclasses.fields(Sweep)}
+        changed = [name for name in ("presets", "dropout") if getattr(self, name) != usual[name]]
+        check_options(self.model, self.trust_remote_code, self.task, changed)
         others = [name for name in self.implementations if name not in GIVEN_MODEL]
-        if others:
+        if self.model and others:
             raise UsageError(
                 "unsupported-combination",
                 f"--model does not apply to implementation {' '.join(others)}: use --implementations "
                 f"{' '.join(GIVEN_MODEL)}, and measure {others[0]} by another call, which may share --out",
             )
-        usual = {field.name: field.default for field in dataclasses.fields(Sweep)}
-        for option in ("presets", "dropout"):
-            if getattr(self, option) != usual[option]:
-                raise UsageError(
-                    "option-conflict", f"--model has a shape and a dropout of its own: leave out {flag(option)}"
-                )
 
     def _check_numbers(self) -> None:
         for option in ("devices", "batch_sizes", "grad_accum", "rounds", "min_steps", "max_steps"):

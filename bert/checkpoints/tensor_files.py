@@ -6,7 +6,8 @@ import pickle  # nosec B403 # for the name of its error
 import re
 import warnings
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -24,25 +25,32 @@ _REMEDY = "copy it again from its source"
 
 def write_safetensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
     """Write contiguous tensors on the CPU to `path`, atomically. Raises StorageError."""
-    from safetensors import SafetensorError
     from safetensors.torch import save_file
 
-    with atomic_path(path) as temporary:
-        try:
-            # Hugging Face's readers require the framework's name.
-            save_file(dict(tensors), temporary, metadata={"format": "pt"})
-        except SafetensorError as error:
-            number = re.search(r"\(os error (\d+)\)", str(error))
-            if number is None:
-                raise
-            code = int(number[1])
-            if code == errno.EFBIG:
-                raise StorageError(
-                    "write-failed",
-                    f"cannot write {path}: the file would exceed the size limit; raise it (ulimit -f) or "
-                    "choose another folder",
-                ) from error
-            raise OSError(code, os.strerror(code)) from error
+    with atomic_path(path) as temporary, safetensors_errors(path):
+        # Hugging Face's readers require the framework's name.
+        save_file(dict(tensors), temporary, metadata={"format": "pt"})
+
+
+@contextmanager
+def safetensors_errors(path: Path) -> Iterator[None]:
+    """Turn an error of the system that the library met when it wrote `path` into OSError or StorageError."""
+    from safetensors import SafetensorError
+
+    try:
+        yield
+    except SafetensorError as error:
+        number = re.search(r"\(os error (\d+)\)", str(error))
+        if number is None:
+            raise
+        code = int(number[1])
+        if code == errno.EFBIG:
+            raise StorageError(
+                "write-failed",
+                f"cannot write {path}: the file would exceed the size limit; raise it (ulimit -f) or "
+                "choose another folder",
+            ) from error
+        raise OSError(code, os.strerror(code)) from error
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:

@@ -7,15 +7,15 @@ As a script it runs in a process of its own, since huggingface_hub reads HF_ENDP
 import json
 import os
 import sys
-import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from hashlib import sha1
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
+
+from support.file_server import QuietHandler, running
 
 REPOSITORY = "org/mini"
 OLD, NEW = "a" * 40, "b" * 40
@@ -51,13 +51,10 @@ class Hub:
     """Method and path of every request."""
 
 
-class _Handler(BaseHTTPRequestHandler):
+class _Handler(QuietHandler):
     # HTTP/1.0: no connection outlives its request, or it would be answered after the server has gone.
     protocol_version = "HTTP/1.0"
     hub: Hub
-
-    def log_message(self, format: str, *args: Any) -> None:
-        pass
 
     def do_HEAD(self) -> None:
         self._answer()
@@ -119,17 +116,8 @@ def _tree(commit: str) -> list[dict[str, Any]]:
 def serving() -> Iterator[Hub]:
     """Run a hub."""
     hub = Hub()
-    server = ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (_Handler,), {"hub": hub}))
-    server.daemon_threads = True
-    hub.base = f"http://127.0.0.1:{server.server_address[1]}"
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
-    thread.start()
-    try:
+    with running(type("Handler", (_Handler,), {"hub": hub})) as hub.base:
         yield hub
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join(5)
 
 
 def main(home: Path) -> None:
