@@ -56,6 +56,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.path.parent.name in ("slow", "soak"):
             item.add_marker(item.path.parent.name)
+        if item.get_closest_marker("hypothesis") or "damaged" in item.name or "mutated" in item.name:
+            item.add_marker("more")
     ranks = {name: number for number, name in enumerate(LONGEST_FIRST)}
     items.sort(key=lambda item: ranks.get(item.path.stem, len(ranks)))
 

@@ -1,8 +1,10 @@
-"""How many examples property tests draw."""
+"""How much tests draw that are marked `more`: less in `make test` than in `make test-slow`, which runs them again."""
 
 import os
 
+DRAWS_ALL = os.environ.get("TEST_EXAMPLES") == "all"
+
 
 def examples(most: int) -> int:
-    """Return a quarter of `most` examples in `make test`, all in `make fuzz` (TEST_EXAMPLES=all)."""
-    return most if os.environ.get("TEST_EXAMPLES") == "all" else max(5, most // 4)
+    """Return how many examples to draw: a quarter of `most`, or all (TEST_EXAMPLES=all)."""
+    return most if DRAWS_ALL else max(5, most // 4)

@@ -4,6 +4,8 @@ import os
 import random
 from collections.abc import Callable, Iterator
 
+from support.examples import examples
+
 _STRUCTURE = b"{}[]():,;\"'\n\t =%#<>"
 _TOKENS = (
     b"NaN", b"-Infinity", b"inf", b"null", b"true", b"[]", b"{}", b'""', b"[N/A]", b"n/a", b"-1", b"0", b"1e308",
@@ -22,9 +24,9 @@ def mutations(data: bytes, count: int, seed: int) -> Iterator[bytes]:
         yield bytes(found)
 
 
-def count_from_environment(default: int = 100) -> int:
-    """Return how many damaged inputs to try per reader: FUZZ_INPUTS where it is set."""
-    return int(os.environ.get("FUZZ_INPUTS", default))
+def count_from_environment(most: int = 300) -> int:
+    """Return how many damaged inputs to try per reader: FUZZ_INPUTS, else by support.examples."""
+    return int(os.environ.get("FUZZ_INPUTS") or examples(most))
 
 
 def _place(data: bytearray, dice: random.Random) -> tuple[int, int]:

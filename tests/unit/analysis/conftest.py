@@ -1,9 +1,10 @@
-"""Pages in tests have pictures of one pixel: test_every_figure.py and test_figure.py draw the real ones."""
+"""Pictures of one pixel for tests of what pages say."""
 
 import base64
 from pathlib import Path
 
 import pytest
+from support.examples import DRAWS_ALL
 
 from analysis.render.figure import Figure
 
@@ -12,11 +13,14 @@ PIXEL = base64.b64decode(
 )
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture
 def pictures_of_one_pixel(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Draw no figure of a page in `make test`; `make test-slow` draws them."""
+
     def write(figure: Figure, folder: Path) -> Path:
         path = folder / f"{figure.name}.png"
         path.write_bytes(PIXEL)
         return path
 
-    monkeypatch.setattr("analysis.render.chart_page.write_png", write)
+    if not DRAWS_ALL:
+        monkeypatch.setattr("analysis.render.chart_page.write_png", write)

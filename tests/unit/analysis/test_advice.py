@@ -32,6 +32,8 @@ from analysis.sources import Source, open_sources
 from analysis.timeline import Timeline
 from bench.cli.dispatch import Call, find
 
+pytestmark = [pytest.mark.more, pytest.mark.usefixtures("pictures_of_one_pixel")]
+
 TRACES = shared_files.TRACES
 US = 1_000
 ROW: dict[str, Any] = {

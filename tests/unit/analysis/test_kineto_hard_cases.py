@@ -1,6 +1,5 @@
 import gzip
 import json
-import os
 import random
 import time
 import tracemalloc
@@ -16,6 +15,7 @@ from hypothesis import strategies as st
 from support import shared_files
 from support.examples import examples
 from support.kineto_events import event, write
+from support.mutate import count_from_environment
 from support.refusals import refused
 
 from analysis.diagnose import timelines as timeline_findings
@@ -28,7 +28,7 @@ from analysis.spans import _callers_by_stack, nesting
 from analysis.timeline import COLLECTIVE_COLUMNS, Timeline
 from common.errors import Code, InputError
 
-FUZZ_INPUTS = int(os.environ.get("FUZZ_INPUTS", "100"))
+FUZZ_INPUTS = count_from_environment()
 GPU = {"device": 0, "stream": 7}
 
 

@@ -14,6 +14,8 @@ from analysis.render.run_page import write_report
 from records.kinds import collectives_csv
 from records.run import RunDirectory
 
+pytestmark = [pytest.mark.more, pytest.mark.usefixtures("pictures_of_one_pixel")]
+
 
 def page_of(run: Path, *sizes: int) -> str:
     return write_report(RunDirectory(run), project_to=sizes).read_text(encoding="utf-8")

@@ -1,6 +1,5 @@
-"""Damaged files of nsys and nvprof give a result or an InputError. FUZZ_INPUTS inputs per reader, 100 if not said."""
+"""Damaged files of nsys and nvprof give a result or an InputError. How many: support.mutate."""
 
-import os
 import random
 import sqlite3
 import time
@@ -14,6 +13,7 @@ import pytest
 import test_nsys_calls as exports
 import test_nvvp_reader as nvvps
 import test_profiler_csv as texts
+from support.mutate import count_from_environment
 
 from analysis.readers.nsys import reader as nsys
 from analysis.readers.nsys import summary_csv as nsys_csv
@@ -24,7 +24,7 @@ from analysis.readers.nvprof import trace_csv as nvprof_trace
 from analysis.readers.registry import read_head
 from common.errors import InputError
 
-INPUTS = int(os.environ.get("FUZZ_INPUTS", "100"))
+INPUTS = count_from_environment()
 MOST_SECONDS = 20.0
 MODULES = (nsys, nsys_csv, nsys_trace_csv, nvprof, nvprof_trace, nvvp)
 

@@ -23,6 +23,8 @@ from records.run import RunDirectory
 from records.schema import RESULT_COLUMNS
 from records.trial import Trial
 
+pytestmark = [pytest.mark.more, pytest.mark.usefixtures("pictures_of_one_pixel")]
+
 HOSTILE = "<script>alert(1)<b> & \"quoted' $x^2$ {{ 7 * 7 }}"
 SMALL = {"batches": (8, 16), "worlds": (1,), "count": 15}
 

@@ -14,6 +14,8 @@ from analysis.wording import count, flops, interval, number, percent, size
 from records.run import RunDirectory, TrialDirectory
 from records.trial import Trial
 
+pytestmark = [pytest.mark.more, pytest.mark.usefixtures("pictures_of_one_pixel")]
+
 SMALL = {"batches": (8,), "worlds": (1,), "count": 20}
 
 

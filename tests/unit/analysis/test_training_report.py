@@ -20,6 +20,8 @@ from records.run import TrialDirectory
 from records.training import TrainRun, events_jsonl, read_events, write_curve
 from records.trial import Trial
 
+pytestmark = [pytest.mark.more, pytest.mark.usefixtures("pictures_of_one_pixel")]
+
 
 @pytest.fixture
 def attempt(tmp_path: Path) -> TrialDirectory:

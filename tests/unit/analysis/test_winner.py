@@ -22,6 +22,8 @@ from records.files import write_record
 from records.run import RunDirectory
 from records.trial import Trial
 
+pytestmark = [pytest.mark.more, pytest.mark.usefixtures("pictures_of_one_pixel")]
+
 
 def of(*rates: float, half: float = 0.0) -> Candidate:
     return Candidate(rates, rates[0] - half, rates[0] + half)
