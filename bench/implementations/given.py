@@ -93,7 +93,12 @@ class GivenModel:
     @property
     def parameters(self) -> int:
         """Number of parameters, shared ones once."""
-        return sum(weight.numel() for weight in self._on_meta().parameters())
+        return sum(weight.numel() for weight in self._shape.parameters())
+
+    @cached_property
+    def _shape(self) -> Any:
+        """The model on the meta device, as it is built by default."""
+        return self._on_meta()
 
     @cached_property
     def _traced(self) -> tuple[ForwardFlops | None, str]:
@@ -110,7 +115,7 @@ class GivenModel:
 
     def record(self, model: torch.nn.Module | None = None) -> dict[str, Any]:
         """Return what a rank records of its model: class, attention, weights, and why columns are unknown."""
-        model = self._on_meta() if model is None else model
+        model = self._shape if model is None else model
         unknown = self._traced[1]
         reasons = dict.fromkeys(("model_flops_per_second", "mfu"), unknown) if unknown else {}
         attention = getattr(getattr(model, "config", None), "_attn_implementation", None)

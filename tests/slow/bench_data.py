@@ -20,6 +20,7 @@ os.environ["TOKENIZERS_PARALLELISM"] = "false"
 
 import argparse
 import gc
+import importlib
 import json
 import platform
 import shutil
@@ -39,10 +40,11 @@ ROOT = Path(os.environ.get("BENCH_ROOT") or HERE)
 """Checkout that is measured: another one where this script measures an earlier pipeline in a process of its own."""
 sys.path[:0] = [str(ROOT), str(HERE / "tests"), str(HERE / "tests/slow")]
 
+for package in ("bert", "common"):  # before modules that put this script's own checkout first
+    importlib.import_module(package)
+
 import bench_extract  # noqa: E402
 from support import plain_pretraining  # noqa: E402
-
-sys.path.insert(0, str(ROOT))  # they put this script's own checkout first
 
 from bert.corpus.files import find_inputs, identify  # noqa: E402
 from bert.corpus.sharding import ShardPlan, shard  # noqa: E402
@@ -71,22 +73,26 @@ class Demand:
     what: str
     over: str
     most: float = float("inf")
+    most_repeated: float | None = None
+    """On the repeated text; None is `most`."""
     least: float = 0.0
     texts: tuple[str, ...] = ("unrepeated", "repeated")
     """Where it is asked for."""
 
     def met(self, text: str, ratio: float) -> bool:
-        return text not in self.texts or self.least <= ratio <= self.most
+        return text not in self.texts or self.least <= ratio <= self.limit(text)
 
-    def __str__(self) -> str:
+    def limit(self, text: str) -> float:
+        return self.most if self.most_repeated is None or text != "repeated" else self.most_repeated
+
+    def needed(self, text: str) -> str:
         if self.least > 0.0:
             return f"at least {self.least:g}"
-        return f"at most {self.most:g}" if self.most < float("inf") else ""
+        return f"at most {self.limit(text):g}" if self.limit(text) < float("inf") else ""
 
 
 DEMANDS = (
-    Demand("one worker / encode_batch", "one worker", "encode_batch", most=0.12, texts=("unrepeated",)),
-    Demand("one worker / encode_batch, repeated", "one worker", "encode_batch", most=0.08, texts=("repeated",)),
+    Demand("one worker / encode_batch", "one worker", "encode_batch", most=0.12, most_repeated=0.08),
     Demand("previous pipeline / one worker", "previous, one worker", "one worker"),
     Demand("each further duplicate / encode_batch", "further duplicate", "encode_batch", most=0.15),
     Demand("one worker / two workers", "one worker, in shards", "two workers, in shards", least=1.3),
@@ -283,7 +289,9 @@ def missed(results: dict[str, Any]) -> list[str]:
     for text, found in results["texts"].items():
         for demand in asked(found["seconds"]):
             if not demand.met(text, found["ratios"][demand.name]):
-                said.append(f"{text}, {demand.name}: {found['ratios'][demand.name]:.2f}, needed is {demand}")
+                said.append(
+                    f"{text}, {demand.name}: {found['ratios'][demand.name]:.2f}, needed is {demand.needed(text)}"
+                )
     found = results["extraction"] or {}
     if found and found["one_core_over_parser_alone"] < LEAST_EXTRACTION:
         said.append(f"extraction: {found['one_core_over_parser_alone']:.2f} times the parser alone on one core")
@@ -303,7 +311,9 @@ def show(results: dict[str, Any]) -> None:
             ratio = found["ratios"][demand.name]
             every = found["rounds"]["ratios"][demand.name]
             spread = f"{min(every):.2f} to {max(every):.2f}"
-            needed = f"{demand}{'' if demand.met(text, ratio) else '  MISSED'}" if text in demand.texts else ""
+            needed = (
+                f"{demand.needed(text)}{'' if demand.met(text, ratio) else '  MISSED'}" if text in demand.texts else ""
+            )
             print(f"  {demand.name:40}{ratio:9.2f}   {spread:16} {needed}")
     print("\nextraction")
     for name, figure in (results["extraction"] or {"no dump": None}).items():
