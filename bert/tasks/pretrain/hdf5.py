@@ -18,8 +18,8 @@ from bert.tasks.pretrain.tokens import read_tokens
 from common.errors import InputError
 
 STAGE = "hdf5"
-VERSION = 1
-"""Raised when the code writes other bytes."""
+VERSION = 2
+"""Raised when the code writes other bytes. 2: ISA-L compresses; the values are those of 1."""
 SUFFIX = ".hdf5"
 SPLITS = ("training", "test")
 """In the names of shards; the place in this list goes into the seed."""

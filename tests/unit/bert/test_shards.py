@@ -1,6 +1,7 @@
 import dataclasses
 import errno
 import hashlib
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -89,6 +90,18 @@ def test_the_same_instances_give_the_same_bytes_at_any_time_and_in_any_blocks(tm
     write_shard(tmp_path / "b.hdf5", made, "x", gzip_level)
     digests.add(hashlib.sha256((tmp_path / "b.hdf5").read_bytes()).hexdigest())
     assert len(digests) == 1
+
+
+def test_without_isal_the_values_are_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = instances(1500)
+    write_shard(tmp_path / "fast.hdf5", made)
+    shard_writer._fast_compressor.cache_clear()
+    monkeypatch.setitem(sys.modules, "isal", None)
+    write_shard(tmp_path / "slow.hdf5", made)
+    assert shard_writer._fast_compressor() is None
+    shard_writer._fast_compressor.cache_clear()
+    assert same(read_shard(tmp_path / "fast.hdf5"), made) and same(read_shard(tmp_path / "slow.hdf5"), made)
+    assert (tmp_path / "fast.hdf5").read_bytes() != (tmp_path / "slow.hdf5").read_bytes()
 
 
 def test_a_plain_shard_is_mapped_read_only_and_aligned(tmp_path: Path) -> None:
