@@ -208,10 +208,10 @@ def other_files(form: FeatureForm[S, Any], path: Path, settings: S) -> list[str]
     return [f"{path.parent} also holds other features of this split ({others[0]}): name the file to use"]
 
 
-def casing(vocabulary: Vocabulary) -> list[str]:
-    """Return notes on a vocabulary that does not fit the casing that was asked for."""
-    found = casing_note(vocabulary)
-    return [] if found is None else [found]
+def vocabulary_notes(vocabulary: Vocabulary) -> list[str]:
+    """Return notes on a vocabulary that does not fit the casing that was asked for, and on a slow tokenizer if used."""
+    used = vocabulary.tokenizer.note if "tokenizer" in vars(vocabulary) else None
+    return [note for note in (casing_note(vocabulary), used) if note is not None]
 
 
 def unknown_tokens(counts: Counts, unknown: str, tokens: str, vocab: Path, what: str) -> list[str]:

@@ -24,7 +24,7 @@ CACHE_ENTRIES = 2**18
 """Chunks of text that nanotoken remembers, in each of two caches: up to 33 MiB a process."""
 _BATCH = 2**18
 """Characters that `tokenizers` gets at once: it takes many times the memory of its text."""
-_CHECKED_PIECES = 400
+_CHECKED_PIECES = 150
 """Pieces of the vocabulary that the check encodes, alone and within other words."""
 # fmt: off
 _HARD = (

@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -83,9 +84,10 @@ class Vocabulary:
         return Tokenizer(self._tokenizer, self.pieces)
 
     def encode(self, sentences: Sequence[str]) -> list[list[int]]:
-        """Return the ids of each sentence as lists, by the `tokenizers` library; for few of them, see `tokenizer`."""
-        encodings = self._tokenizer.encode_batch_fast(list(sentences), add_special_tokens=False)
-        return [encoding.ids for encoding in encodings]
+        """Return the ids of each sentence, without special pieces, as lists; `tokenizer` gives arrays."""
+        found = self.tokenizer.encode(sentences)
+        ids = found.values.tolist()
+        return [ids[begin:end] for begin, end in pairwise(found.offsets.tolist())]
 
     def save(self, path: Path) -> None:
         """Write one piece per line. Raises StorageError."""

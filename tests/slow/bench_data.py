@@ -268,7 +268,8 @@ def compare_ids(text: Sequence[bytes], vocabularies: Path) -> dict[str, int]:
         vocabulary = load_vocabulary(vocabularies / f"bert-{name}.txt", lower_case)
         count = 0
         for block in text:
-            ids = [ids for ids in vocabulary.encode(block.decode().split("\n")) if ids]
+            library = vocabulary._tokenizer.encode_batch_fast(block.decode().split("\n"), add_special_tokens=False)
+            ids = [encoding.ids for encoding in library if encoding.ids]
             encoded = tokens.encode(block, vocabulary.tokenizer)
             assert encoded.ids.tolist() == [number for sentence in ids for number in sentence], f"{name}: other ids"
             assert len(encoded.sentence_ends) == len(ids), f"{name}: other sentences"

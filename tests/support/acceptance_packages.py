@@ -30,8 +30,8 @@ VARIANTS = {
 """Implementations and levers that steps of throughput leave out without a package."""
 ELSEWHERE = {
     "h5py": "real pretraining data", "tokenizers": "preparing data", "nanotoken": "preparing data",
-    "mwparserfromhell": "preparing data", "blingfire": "preparing data", "charset_normalizer": "CSV files",
-    "datasets": "preparing data",
+    "zlib_ng": "preparing data", "mwparserfromhell": "preparing data", "blingfire": "preparing data",
+    "charset_normalizer": "CSV files", "datasets": "preparing data",
     "sklearn": "scores of evaluations", "scipy": "scores of evaluations", "tensorboard": "loggers of trainings",
     "mlflow": "loggers of trainings", "wandb": "loggers of trainings", "yaml": "jobs for Kubernetes",
     "rich": "tables in a terminal, not --json",

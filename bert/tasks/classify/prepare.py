@@ -216,7 +216,8 @@ def prepare(config: CsvConfig, progress: Progress, vocabulary: Vocabulary | None
                     left_over.unlink(missing_ok=True)  # of one that was killed: nobody else writes here now
                 _build(config, vocabulary, progress)
                 found = open_source(path)
-    return CsvSummary(found, split_sizes(path), kept, time.monotonic() - began, differs)
+    tokenized = None if kept else vocabulary.tokenizer.note
+    return CsvSummary(found, split_sizes(path), kept, time.monotonic() - began, differs, tokenized)
 
 
 def lock_name(path: Path) -> str:

@@ -34,6 +34,8 @@ class CsvSummary:
     seconds: float
     replaced: str | None = None
     """How the database differed that was there before, in words; None if there was none."""
+    tokenized: str | None = None
+    """Why this call did not use the fastest tokenizer; None if it did, or tokenized nothing."""
 
     def to_json(self) -> dict[str, Any]:
         """Return plain JSON values."""
@@ -69,6 +71,7 @@ def notes(summary: CsvSummary) -> list[str]:
     counts, labels = summary.source.counts, summary.source.labels
     texts = counts.get("texts")
     said = [] if summary.replaced is None else [f"recreated: the previous file {summary.replaced}"]
+    said += [] if summary.tokenized is None else [summary.tokenized]
     said += _version_notes(summary)
     unfitting = counts.get(f"left out: {MORE}") + counts.get(f"left out: {FEWER}")
     if unfitting > _MOST_UNFITTING * counts.get("rows"):

@@ -3,7 +3,7 @@
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate, pairwise
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from bert.data.columns import Columns
 from bert.data.pool import Progress
-from bert.data.preparation import Source, Summary, casing, keep_or_make, new_folder, unknown_tokens
+from bert.data.preparation import Source, Summary, keep_or_make, new_folder, unknown_tokens, vocabulary_notes
 from bert.data.rows import Int64
 from bert.data.stages import Counts
 from bert.data.vocabulary import Vocabulary, load_vocabulary
@@ -42,14 +42,15 @@ def tokenize(examples: Sequence[GapExample], vocabulary: Vocabulary) -> list[Tok
         for example, places in zip(examples, cuts, strict=True)
         for begin, end in pairwise(places)
     ]
-    encoded = iter(vocabulary.encode(pieces))
-    found = []
+    encoded = vocabulary.tokenizer.encode(pieces)
+    ends = encoded.offsets.tolist()
+    found, number = [], 0
     for example, places in zip(examples, cuts, strict=True):
-        own = [next(encoded) for _ in pairwise(places)]
-        before = dict(zip(places, accumulate(map(len, own), initial=0), strict=True))
+        begin, number = number, number + len(places) - 1
+        before = {place: end - ends[begin] for place, end in zip(places, ends[begin : number + 1], strict=True)}
         found.append(
             TokenText(
-                np.array([token for piece in own for token in piece], np.int64),
+                encoded.values[ends[begin] : ends[number]].astype(np.int64),
                 np.array([before[mention.offset] for mention in example.mentions], np.int64),
                 np.array([before[mention.end] for mention in example.mentions], np.int64),
             )
@@ -169,7 +170,7 @@ def _written(config: GapConfig, file: GapFile, settings: Settings, made: _Made, 
         # Those of the file are of the version that made it.
         counts=made.counts,
         flaws=made.flaws,
-        notes=(*notes, *casing(vocabulary)),
+        notes=(*notes, *vocabulary_notes(vocabulary)),
         seconds=made.seconds + time.monotonic() - began,
     )
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from bert.data.columns import Columns
 from bert.data.pool import Progress
-from bert.data.preparation import Source, Summary, casing, examples_of, keep_or_make, new_folder, other_files
+from bert.data.preparation import Source, Summary, examples_of, keep_or_make, new_folder, other_files, vocabulary_notes
 from bert.data.stages import Counts
 from bert.data.vocabulary import Vocabulary, load_vocabulary
 from bert.tasks.glue.config import GlueConfig
@@ -143,7 +143,7 @@ def _prepare(
         kept=kept,
         counts=counts,
         seconds=seconds + time.monotonic() - began,
-        notes=(*_notes(counts, table.source), *notes, *(casing(vocabulary) if vocabulary else ())),
+        notes=(*_notes(counts, table.source), *notes, *(vocabulary_notes(vocabulary) if vocabulary else ())),
         task=spec.name,
         split=split,
         text=text,

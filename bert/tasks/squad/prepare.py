@@ -19,12 +19,12 @@ from bert.data.preparation import (
     PARTS,
     Source,
     Summary,
-    casing,
     examples_of,
     keep_or_make,
     new_folder,
     other_files,
     unknown_tokens,
+    vocabulary_notes,
 )
 from bert.data.stages import Counts
 from bert.data.vocabulary import Vocabulary, load_vocabulary
@@ -231,7 +231,12 @@ def _prepare(config: SquadConfig, path: Path, split: str, progress: Progress, po
         mode=config.mode,
         seconds=sum(shares.values()),
         shares=shares,
-        notes=(*notes, *_notes_of(config, counts), *other_files(FORM, features, settings), *casing(vocabulary)),
+        notes=(
+            *notes,
+            *_notes_of(config, counts),
+            *other_files(FORM, features, settings),
+            *vocabulary_notes(vocabulary),
+        ),
     )
 
 

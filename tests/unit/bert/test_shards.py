@@ -1,7 +1,9 @@
 import dataclasses
 import errno
 import hashlib
+import sys
 import time
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,6 +12,9 @@ import h5py
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.examples import examples
 from support.refusals import refused
 
 from bert.tasks.pretrain import shards as shard_writer
@@ -89,6 +94,31 @@ def test_the_same_instances_give_the_same_bytes_at_any_time_and_in_any_blocks(tm
     write_shard(tmp_path / "b.hdf5", made, "x", gzip_level)
     digests.add(hashlib.sha256((tmp_path / "b.hdf5").read_bytes()).hexdigest())
     assert len(digests) == 1
+
+
+def test_without_zlib_ng_the_bytes_are_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("zlib_ng")
+    made = instances(1500)
+    for path, hidden in ((tmp_path / "fast.hdf5", False), (tmp_path / "slow.hdf5", True)):
+        shard_writer._compressobj.cache_clear()
+        with monkeypatch.context() as patch:
+            if hidden:
+                patch.setitem(sys.modules, "zlib_ng", None)
+            write_shard(path, made)
+        assert (shard_writer._compressobj() is zlib.compressobj) == hidden
+    shard_writer._compressobj.cache_clear()
+    assert same(read_shard(tmp_path / "fast.hdf5"), made)
+    assert (tmp_path / "fast.hdf5").read_bytes() == (tmp_path / "slow.hdf5").read_bytes()
+
+
+@settings(max_examples=examples(200), deadline=None)
+@given(st.lists(st.tuples(st.binary(min_size=1, max_size=40), st.integers(1, 2000)), max_size=60))
+def test_zlib_ng_compresses_to_the_bytes_of_zlib(parts: list[tuple[bytes, int]]) -> None:
+    zlib_ng = pytest.importorskip("zlib_ng.zlib_ng")
+    data = b"".join(part * count for part, count in parts)
+    found = [of.compressobj(1, strategy=zlib.Z_RLE) for of in (zlib, zlib_ng)]
+    one, other = (compressor.compress(data) + compressor.flush() for compressor in found)
+    assert one == other
 
 
 def test_a_plain_shard_is_mapped_read_only_and_aligned(tmp_path: Path) -> None:
