@@ -233,7 +233,7 @@ def _shuffled(chunk: npt.NDArray[Any]) -> bytes:
 
 @cache
 def _compressobj() -> Callable[..., Any]:
-    """Return the compressor of zlib-ng, else of zlib: by runs alone they write the same bytes, zlib-ng in half the time."""
+    """Return the compressor of zlib-ng, else of zlib. By runs alone they write the same bytes, zlib-ng twice as fast."""
     try:
         from zlib_ng import zlib_ng
     except ImportError:
@@ -246,7 +246,7 @@ def _compressed(data: bytes, gzip_level: int) -> bytes:
         return zlib.compress(data, gzip_level)
     # Of masked word pieces little but runs of zeros repeats: looking for runs alone is faster, and no larger.
     compressor = _compressobj()(gzip_level, strategy=zlib.Z_RLE)
-    return compressor.compress(data) + compressor.flush()
+    return bytes(compressor.compress(data) + compressor.flush())
 
 
 _MOST_GROWTH = 1100
