@@ -111,14 +111,30 @@ def load_vocabulary(path: Path, lower_case: bool) -> Vocabulary:
     except UnicodeDecodeError as error:
         raise InputError("file-encoding", f"the vocabulary {path} is not UTF-8 text: {_REMEDY}") from error
     # Only "\n" ends a line: pieces such as U+2028 are line breaks to str.splitlines.
-    pieces = [line.removesuffix("\r") for line in text.removesuffix("\n").split("\n")]
-    if not set(SPECIAL_PIECES).intersection(pieces):
+    pieces = text.removesuffix("\n").split("\n")
+    if "\r" in text:
+        pieces = [line.removesuffix("\r") for line in pieces]
+    different = set(pieces)
+    if not different.intersection(SPECIAL_PIECES):
         kind = "JSON" if text.lstrip()[:1] in ("{", "[") else "another file"
         raise InputError(
             "vocabulary-mismatch",
             f"{path} is not a vocabulary but {kind}: none of its {len(pieces)} lines is one of "
             f"{' '.join(SPECIAL_PIECES)}; {_REMEDY}",
         )
+    if len(different) < len(pieces) or "" in different:
+        _refuse_lines(path, pieces)
+    missing = [piece for piece in SPECIAL_PIECES if piece not in different]
+    if missing:
+        raise InputError(
+            "vocabulary-mismatch",
+            f"the vocabulary {path} lacks {' '.join(missing)}: BERT needs all of {' '.join(SPECIAL_PIECES)}; {_REMEDY}",
+        )
+    return Vocabulary(tuple(pieces), lower_case)
+
+
+def _refuse_lines(path: Path, pieces: Sequence[str]) -> None:
+    """Raise InputError for the first line that is empty or repeats another."""
     seen: dict[str, int] = {}
     for number, piece in enumerate(pieces, start=1):
         if not piece:
@@ -133,13 +149,6 @@ def load_vocabulary(path: Path, lower_case: bool) -> Vocabulary:
                 "each piece needs one id",
             )
         seen[piece] = number
-    missing = [piece for piece in SPECIAL_PIECES if piece not in seen]
-    if missing:
-        raise InputError(
-            "vocabulary-mismatch",
-            f"the vocabulary {path} lacks {' '.join(missing)}: BERT needs all of {' '.join(SPECIAL_PIECES)}; {_REMEDY}",
-        )
-    return Vocabulary(tuple(pieces), lower_case)
 
 
 def either_fingerprint(path: Path) -> set[str]:
@@ -150,7 +159,8 @@ def either_fingerprint(path: Path) -> set[str]:
 
 def casing_note(vocabulary: Vocabulary) -> str | None:
     """Return a note if the vocabulary does not seem to fit the casing of the text, else None."""
-    cased = sum(map(_is_cased, vocabulary.pieces))
+    capitals = [piece for piece in vocabulary.pieces if piece != piece.lower()]
+    cased = sum(piece not in SPECIAL_PIECES and not piece.startswith("[unused") for piece in capitals)
     if vocabulary.lower_case and cased > MOST_CASED * len(vocabulary.pieces):
         return (
             f"{cased:,} pieces of the vocabulary contain capitals, which lowercased text never matches; "
@@ -162,10 +172,6 @@ def casing_note(vocabulary: Vocabulary) -> str | None:
             "--no-lower-case"
         )
     return None
-
-
-def _is_cased(piece: str) -> bool:
-    return piece not in SPECIAL_PIECES and not piece.startswith("[unused") and piece != piece.lower()
 
 
 def sample_lines(paths: Sequence[Path], most_bytes: int) -> list[str]:

@@ -272,11 +272,12 @@ def _texts(name: str, texts: Sequence[str]) -> Columns:
     """Return texts as UTF-8 bytes and the length of each."""
     together = "".join(texts)
     values = together.encode("utf-8")
-    lengths = map(len, texts)
-    if len(values) > len(together):
-        lengths = map(len, [text.encode("utf-8") for text in texts])
-    rows = np.fromiter(lengths, np.int64, len(texts))
-    return {f"{name}.values": np.frombuffer(values, np.uint8), f"{name}.rows": rows}
+    found = np.frombuffer(values, np.uint8)
+    rows = np.fromiter(map(len, texts), np.int64, len(texts))
+    if len(values) > len(together):  # every byte but those of the form 10xxxxxx begins a character
+        begins = np.append(np.flatnonzero((found & 0xC0) != 0x80), len(values))
+        rows = np.diff(begins[np.cumsum(np.concatenate([[0], rows]))])
+    return {f"{name}.values": found, f"{name}.rows": rows}
 
 
 def _window_columns(
