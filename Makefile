@@ -85,8 +85,8 @@ bench-levers: setup ## speedup of each optimization of bertbench's own model, co
 	$(BIN)/python tests/slow/bench_levers.py --out "$(or $(OUT),runs/bench-levers)" --rounds $${ROUNDS:-3} \
 	  --seconds $${SECONDS_EACH:-20}
 
-bench-data: setup ## benchmark data preparation (pretraining, SQuAD, compression) against the tokenizer by itself and other pipelines (OUT=<folder>)
-	status=0; for part in data squad shards; do \
+bench-data: setup ## benchmark data preparation (pretraining, SQuAD, compression, growth) against the tokenizer by itself and other pipelines (OUT=<folder>)
+	status=0; for part in data squad shards scale; do \
 	  $(BIN)/python "tests/slow/bench_$$part.py" --out "$(or $(OUT),runs/bench-data)" || status=1; done; exit $$status
 
 test: setup ## fast tests, under 12 minutes on 2 cores (TEST_WORKERS=<n> processes, 2)
