@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 
 from analysis.metrics import statistics
+from analysis.metrics.loading import shortage
 from analysis.metrics.telemetry import inside, throttle_reasons
-from analysis.wording import percent
+from analysis.wording import percent, shortage_sentence
 from records.trial import Trial
 
 Row = Mapping[str, Any]
@@ -62,6 +63,7 @@ def of_trial(
         *_of_throttling(rows, telemetry),
         *_of_precision(trial, environment),
         *(_of_reading(result) if trial.kind == "input" else _of_waiting(trial, result)),
+        *_of_loading(result),
         *_of_peak(result),
     ]
     if trial.kind == "measure":  # every call measures again
@@ -280,6 +282,21 @@ def _of_waiting(trial: Trial, result: Mapping[str, Any]) -> Iterator[Caution]:
                 "and all others wait for it",
                 "check that rank for other load, throttling or a slower device; give ranks equal devices and cores",
             )
+
+
+def _of_loading(result: Mapping[str, Any]) -> Iterator[Caution]:
+    name = shortage(result)
+    if name == "loading":
+        stored = result["loading"]["storage"] == "compressed"
+        plain = "store the shards uncompressed (data pretrain --gzip-level 0), or " if stored else ""
+        yield Caution("loading_cores", shortage_sentence(result, name), f"{plain}use more cores per device")
+    elif name:
+        yield Caution(
+            "masking_cores",
+            shortage_sentence(result, name),
+            "mask in advance, as data pretrain does (--dupe-factor makes several masks of each text), or use more "
+            "cores per device",
+        )
 
 
 def _of_peak(result: Mapping[str, Any]) -> Iterator[Caution]:

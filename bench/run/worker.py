@@ -69,7 +69,8 @@ class Rank:
 
     def __init__(self, directory: TrialDirectory, trial: Trial) -> None:
         self.directory, self.trial = directory, trial
-        take_share_of_cores(trial)
+        self.cores = take_share_of_cores(trial)
+        """Physical cores that this rank may use."""
         self.seconds = _import_torch()
         import torch
 

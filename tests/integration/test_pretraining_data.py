@@ -1,5 +1,6 @@
 """From a real excerpt of Wikipedia and four novels to batches, by the commands a user types."""
 
+import csv
 import hashlib
 import json
 import os
@@ -15,6 +16,9 @@ import h5py
 import numpy as np
 import pytest
 from support.shared_files import DATA
+
+from analysis.load import load_run
+from records.run import RunDirectory
 
 ROOT = Path(__file__).resolve().parents[2]
 CORPUS = DATA / "pretrain"
@@ -140,7 +144,17 @@ def test_training_runs_on_it(made: Path, tmp_path: Path) -> None:
     words += ["--devices", 1, "--precisions", "fp32", "--batch-sizes", 4, "--start", 1, "--stop", 3]
     done = bertbench(*words, "--out", tmp_path / "run")
     assert done.returncode == 0, done.stderr
-    assert "ok" in (tmp_path / "run/results.csv").read_text()
+    (row,) = csv.DictReader((tmp_path / "run/results.csv").open(encoding="utf-8"))
+    assert row["status"] == "ok"
+    # How many cores load its batches, from these shards: samples/s x s per sample of one core.
+    (found,) = load_run(RunDirectory(tmp_path / "run"))
+    record, rate = found.ranks[0]["loading"], float(row["samples_per_second"])
+    assert (record["source"], record["storage"]) == ("shards", "compressed")
+    us = np.median(np.array(record["read_us"]) + record["batch_us"])
+    assert float(row["loading_cores_per_device"]) == pytest.approx(rate * us / 1e6)
+    assert float(row["masking_cores_per_device"]) > float(row["loading_cores_per_device"]) > 0
+    lines = [line for line in done.stdout.splitlines() if line.startswith("loading: ")]
+    assert len(lines) == 1 and "cores" in lines[0]
 
 
 def test_the_text_of_the_instances_is_that_of_the_corpus(made: Path) -> None:

@@ -185,6 +185,19 @@ class Instances:
         return len(self.input_ids)
 
 
+def unmasked(instances: Instances) -> tuple[Int32, Int32, Int32]:
+    """Return what masking.mask takes of N instances: their ids as they were before it, [N, L], and their lengths and
+    first lengths, [N].
+    """
+    ids = instances.input_ids.copy()
+    used = np.logical_and.accumulate(instances.masked_lm_positions != 0, axis=1)
+    rows = np.nonzero(used)[0]
+    ids[rows, instances.masked_lm_positions[used]] = instances.masked_lm_ids[used]
+    lengths = instances.input_mask.sum(axis=1, dtype=np.int32)
+    second = instances.segment_ids.sum(axis=1, dtype=np.int32)
+    return ids, lengths, np.maximum(lengths - second - np.int32(SPECIAL_TOKENS - 1), np.int32(0))
+
+
 @dataclass(frozen=True, slots=True)
 class Plan:
     """What the instances of a shard will be."""
