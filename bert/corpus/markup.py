@@ -3,10 +3,14 @@
 Comments, extension tags, templates, and links to files and categories are found by one pass each over the whole text,
 with stacks where they nest, so that no input takes more than linear time. The parser itself is quadratic on some of
 them (100,000 unclosed `<ref>`), and several times slower on what is discarded anyway.
+
+Patterns read what nearly all pages consist of: templates and links that are all closed and nested a few levels deep.
+Where a text has others, the stacks read it, to the same effect.
 """
 
 import re
 from collections.abc import Callable, Iterable, Iterator
+from functools import lru_cache
 from typing import Any
 
 REMOVED_TAGS = [
@@ -21,7 +25,10 @@ _BLOCKS = frozenset((
 ))  # fmt: skip
 """Tags that end a paragraph; every other one is taken out without a trace (`br` leaves a space)."""
 _MARK = re.compile(
-    rf"<!--|<(?P<special>nowiki|{'|'.join(REMOVED_TAGS)})(?P<inner>\s[^<>]*|/)?>|</?(?P<tag>[a-z][a-z0-9]*)(?:\s[^<>]*|/)?>",
+    # First whole references with no tag in them, the most frequent by far. All begin with one character in front, which
+    # the search then looks for alone.
+    r"<(?:(?P<reference>ref(?:\s[^<>]*+)?(?:(?<=/)>|(?<!/)>[^<]*+</ref\s*+>))|!--|"
+    rf"(?P<special>nowiki|{'|'.join(REMOVED_TAGS)})(?P<inner>\s[^<>]*|/)?>|/?(?P<tag>[a-z][a-z0-9]*)(?:\s[^<>]*|/)?>)",
     re.IGNORECASE,
 )
 _CLOSING = {name: re.compile(rf"</{name}\s*>", re.IGNORECASE) for name in [*REMOVED_TAGS, "nowiki"]}
@@ -29,6 +36,17 @@ _MAGIC_CHARACTERS = {ord(character): f"&#{ord(character)};" for character in "'[
 BEFORE_TABLES = " \t:*#"
 """What may stand before the beginning or the end of a table."""
 _BRACES = re.compile(r"\{\{+|\}\}+")
+
+
+def _balanced(levels: int) -> str:
+    """Return a pattern of a template that has at most `levels` templates in each other in it."""
+    inner = rf"|{_balanced(levels - 1)}" if levels else ""
+    return rf"\{{\{{(?<!\{{\{{\{{)(?!\{{)[^{{}}]*+(?:(?:\{{(?!\{{)|\}}(?!\}}){inner})[^{{}}]*+)*+\}}\}}"
+
+
+_TEMPLATE = re.compile(_balanced(4))
+"""A closed template, with two braces before every name in it: where all braces of a text are in such templates, the
+stack of `_template_spans` finds the same ones."""
 _TABLE_MARK = re.compile(rf"\n[{BEFORE_TABLES}]*+(?:\{{\||\|\}})")
 _BRACKETS = re.compile(r"\[\[|\]\]")
 _LANGUAGE = r"(?!mw:|wp:)(?:[a-z]{2,3}(?:-[a-z]+){0,2}|simple)"
@@ -53,9 +71,12 @@ def remove_tags(text: str) -> str:
     while (mark := _MARK.search(text, position)) is not None:
         parts.append(text[position : mark.start()])
         position = mark.end()
-        name = mark["special"]
+        reference, name, tag = mark.group("reference", "special", "tag")
+        if reference is not None:
+            if "ref" in unclosed:
+                parts.append(" ")
+            continue
         if name is None:
-            tag = mark["tag"]
             if tag is None:
                 # A comment without an end reaches to the end of the page.
                 end = text.find("-->", position)
@@ -89,6 +110,11 @@ def replace_templates(text: str, expand: Callable[[str], str]) -> str:
 
 def remove_links(text: str, prefix: "re.Pattern[str]") -> str:
     """Take out each outermost closed link that `prefix` matches after its `[[`, with all that is in it."""
+    if "[[[" not in text:
+        simple, whole = _removed_link(prefix)
+        rest = whole.sub("", text)
+        if simple.search(rest) is None:
+            return rest
     spans: list[tuple[int, int]] = []
     stack: list[tuple[int, bool]] = []
     for match in _BRACKETS.finditer(text):
@@ -99,6 +125,15 @@ def remove_links(text: str, prefix: "re.Pattern[str]") -> str:
             if is_removed:
                 _add_span(spans, start, match.end())
     return _replace(text, spans, lambda link: "")
+
+
+@lru_cache(maxsize=8)
+def _removed_link(prefix: "re.Pattern[str]") -> "tuple[re.Pattern[str], re.Pattern[str]]":
+    """Return what begins a link to remove, and such a link with at most one level of links in it."""
+    begin = rf"\[\[(?={prefix.pattern})"
+    single = r"\[(?!\[)|\](?!\])"
+    inner = rf"\[\[[^\[\]]*+(?:(?:{single})[^\[\]]*+)*+\]\]"
+    return re.compile(begin), re.compile(rf"{begin}[^\[\]]*+(?:(?:{single}|{inner})[^\[\]]*+)*+\]\]")
 
 
 def link_prefix(namespaces: Iterable[str]) -> "re.Pattern[str]":
@@ -146,7 +181,11 @@ def pieces_of(text: str, most: int) -> Iterator[str]:
 
 def _template_spans(text: str) -> list[tuple[int, int]]:
     """Match runs of braces as MediaWiki does: at most three of the inner ones close at a time."""
-    spans: list[tuple[int, int]] = []
+    spans = [template.span() for template in _TEMPLATE.finditer(text)]
+    outside = _replace(text, spans, lambda template: " ")
+    if "{{" not in outside and "}}" not in outside:
+        return spans
+    spans = []
     stack: list[list[int]] = []
     for match in _BRACES.finditer(text):
         start, end = match.span()
@@ -221,6 +260,10 @@ _MONTHS = [
     "December",
 ]  # fmt: skip
 _NAME = re.compile(r"\{\{\s*([^|{}\n<\[]*?)\s*[|}\n]")
+_LINK = r"\[\[[^\[\]{}<>|\n:=/]++(?:\|[^\[\]{}<>|\n:=/]*+)?\]\]"
+_SIMPLE_TEMPLATE = re.compile(rf"\{{\{{[^\[\]{{}}<>|\n:=]*+(?:\|(?:[^\[\]{{}}<>|\n:]++|{_LINK})*+)*+\}}\}}")
+"""A template in which nothing but links has a meaning to the parser."""
+_PARAMETER = re.compile(r"\|((?:[^|\[]++|\[\[[^\]]*+\]\])*+)")
 _LANGUAGE_NAME = re.compile(r"lang-[a-z]{2,3}(-[a-z]+)*")
 MOST_TEMPLATE_CHARACTERS = 8192
 """A longer template is removed unread."""
@@ -229,7 +272,12 @@ MOST_TEMPLATE_CHARACTERS = 8192
 def is_kept(template: str) -> bool:
     """Return whether the wikitext of a template begins with a name of the tables."""
     name = _NAME.match(template)
-    return name is not None and len(template) <= MOST_TEMPLATE_CHARACTERS and _is_known(_plain(name[1]))
+    return name is not None and len(template) <= MOST_TEMPLATE_CHARACTERS and _is_kept_name(name[1])
+
+
+@lru_cache(maxsize=4096)
+def _is_kept_name(name: str) -> bool:
+    return _is_known(_plain(name))
 
 
 def expand(template: Any) -> str:
@@ -238,9 +286,38 @@ def expand(template: Any) -> str:
     if not _is_known(name):
         return ""
     values = [_expanded(parameter.value) for parameter in template.params if not parameter.showkey]
-    explicit = {str(parameter.name).strip(): parameter.value for parameter in template.params if parameter.showkey}
+    explicit = {
+        str(parameter.name).strip(): _expanded(parameter.value) for parameter in template.params if parameter.showkey
+    }
+    return _printed(name, values, explicit)
+
+
+def expand_simple(template: str) -> str | None:
+    """Return what `expand` does for the wikitext of a template that holds only text and plain links, else None."""
+    name = _NAME.match(template)
+    if name is None or _SIMPLE_TEMPLATE.fullmatch(template) is None:
+        return None
+    values: list[str] = []
+    explicit: dict[str, str] = {}
+    for parameter in _PARAMETER.findall(template, name.end() - 1, len(template) - 2):
+        key, equals, value = parameter.partition("=")
+        if equals:
+            explicit[key.strip()] = value.strip()
+        else:
+            values.append(key.strip())
+    return _printed(_plain(name[1]), values, explicit)
+
+
+def _printed(name: str, values: list[str], explicit: dict[str, str]) -> str:
+    """Return what a template of the tables prints.
+
+    Args:
+        name: as in the tables.
+        values: its arguments without a name, as wikitext.
+        explicit: its arguments by their names.
+    """
     if not values:
-        values = [_expanded(explicit[key]) for key in ("1", "2", "3", "text", "quote") if key in explicit]
+        values = [explicit[key] for key in ("1", "2", "3", "text", "quote") if key in explicit]
     if name in WORDS:
         filled = [*values, "", ""]
         words = WORDS[name].format(*filled, dates=_dates(values)) if "{" not in WORDS[name] or values else ""

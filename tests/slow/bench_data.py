@@ -7,8 +7,8 @@ process: `encode_batch` of the tokenizers library on all sentences; the stages t
 factor 1 and 3; the same text in shards with one worker and with two, whose processes have been started before; and the
 published algorithm in plain Python, with its own tokenizer and with the library's. All sides use one thread per
 process. With --previous, a checkout of an earlier commit (`git worktree add DIR COMMIT`), also its "one worker", each
-in a process of its own whose start does not count. Afterwards the same on the text repeated to 50 MB (not with
---quick), and the figures of bench_extract.py.
+in a process of its own whose start does not count, and its extraction. Afterwards the same on the text repeated to 50
+MB (not with --quick), and the figures of bench_extract.py.
 Results go to DIR/data.json. Ends with 1 where a figure is not as needed.
 """
 
@@ -278,10 +278,12 @@ def compare_ids(text: Sequence[bytes], vocabularies: Path) -> dict[str, int]:
     return found
 
 
-def extraction(data: Path, scratch: Path, megabytes: float) -> dict[str, Any] | None:
+def extraction(data: Path, scratch: Path, megabytes: float, previous: Path | None) -> dict[str, Any] | None:
     """Return the figures of bench_extract.py on the first dump below `data`, repeated."""
     dumps = find_inputs(data).dumps
-    return dict(bench_extract.measure(bench_extract.repeated(dumps[0], scratch, megabytes))) if dumps else None
+    if not dumps:
+        return None
+    return dict(bench_extract.measure(bench_extract.repeated(dumps[0], scratch, megabytes), previous=previous))
 
 
 def missed(results: dict[str, Any]) -> list[str]:
@@ -356,7 +358,7 @@ def main() -> int:
             repeated = Bench(text * times, uncased, scratch / "repeated", options.previous)
             results["texts"]["repeated"] = repeated.measure(1)
         megabytes = 12.0 if options.quick else REPEATED_BYTES / 1e6
-        results["extraction"] = None if options.text else extraction(options.data, scratch, megabytes)
+        results["extraction"] = None if options.text else extraction(options.data, scratch, megabytes, options.previous)
     results["load"] = [round(before, 2), round(os.getloadavg()[0], 2)]
     results["missed"] = missed(results)
     (options.out / "data.json").write_text(json.dumps(results, indent=1), encoding="utf-8")

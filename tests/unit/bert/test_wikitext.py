@@ -150,6 +150,8 @@ HOSTILE = {
     "comments": "<!--", "nowikis": "<nowiki>", "headings": "==", "holes": ", ; ( ", "commas": ",", "entities": "&amp",
     "mixed": "[[a '' <b> {{x| ",
     "arguments": "{{{", "variants": "-{a:b;", "closing": "]]}}|}", "file-links": "[[File:a|b [[c]]",
+    "single-braces": "{{a { b } ", "single-brackets": "[[File:a [b] c ",
+    "kept": "{{lang|a|[[b|", "short-refs": "<ref a/>", "refs-and-short": "<ref>a<ref b/>",
 }  # fmt: skip
 
 
