@@ -16,6 +16,7 @@ import bz2
 import contextlib
 import hashlib
 import json
+import math
 import os
 import platform
 import shutil
@@ -174,14 +175,18 @@ def measure(options: argparse.Namespace, scratch: Path) -> dict[str, Any]:
 
 
 def estimate(sizes: Sequence[dict[str, Any]]) -> dict[str, float]:
-    """Return what the slope between the two largest sizes gives for the English Wikipedia."""
+    """Return what the two largest sizes give for the English Wikipedia: by the slope, memory by the logarithm."""
     one, other = sizes[-2:]
     more = other["xml"] - one["xml"]
     disk = sum(other["disk"].values()) - sum(one["disk"].values())
     return {
         "core_hours": ENGLISH_XML_BYTES * (other["cpu"] - one["cpu"]) / more / 3600,
         "disk_gigabytes": ENGLISH_XML_BYTES * disk / more / 1e9,
-        "megabytes_of_memory": other["memory"] / 1e6,
+        "megabytes_of_memory": (
+            other["memory"]
+            + (other["memory"] - one["memory"]) * math.log(ENGLISH_XML_BYTES / other["xml"], other["xml"] / one["xml"])
+        )
+        / 1e6,
     }
 
 
