@@ -234,6 +234,13 @@ def shortage_sentence(row: Row, name: str) -> str:
     return f"{what} takes {needed} core{'s'[: needed != 1]} of a node, but training leaves {free} free"
 
 
+def shortage_remedy(row: Row) -> str:
+    """What to change where cores are too few to load shards."""
+    more = "use more cores per device"
+    stored = row["loading"]["storage"] == "compressed"
+    return f"store the shards uncompressed (data pretrain --gzip-level 0), or {more}" if stored else more
+
+
 def cores(value: float) -> str:
     """A number of cores with two decimals; below 0.1 with two digits."""
     return f"{value:,.2f}" if value >= 0.1 else number(value, 2)

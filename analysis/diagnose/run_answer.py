@@ -170,13 +170,10 @@ def _of_data(row: Row, step: float, out: str) -> list[Advice]:
         return [Advice(cause="data", seen=seen, remedy=remedy, command=command, saves=wait / step)]
     if shortage(row) != "loading":
         return []
-    remedy = "use more cores per device"
-    if row["loading"]["storage"] == "compressed":
-        remedy = f"store the shards uncompressed (data pretrain --gzip-level 0), or {remedy}"
     command = "" if is_synthetic else throughput_command(row, out, input_only=True)
     why = "synthetic batches are not loaded" if is_synthetic else "a short run reads few shards"
     seen = wording.shortage_sentence(row, "loading")
-    return [Advice(cause="data", seen=seen, remedy=remedy, command=command, unknown=why)]
+    return [Advice(cause="data", seen=seen, remedy=wording.shortage_remedy(row), command=command, unknown=why)]
 
 
 def _same_shape(winner: Winner) -> list[Point]:

@@ -12,7 +12,7 @@ import numpy as np
 from analysis.metrics import statistics
 from analysis.metrics.loading import shortage
 from analysis.metrics.telemetry import inside, throttle_reasons
-from analysis.wording import percent, shortage_sentence
+from analysis.wording import percent, shortage_remedy, shortage_sentence
 from records.trial import Trial
 
 Row = Mapping[str, Any]
@@ -287,9 +287,7 @@ def _of_waiting(trial: Trial, result: Mapping[str, Any]) -> Iterator[Caution]:
 def _of_loading(result: Mapping[str, Any]) -> Iterator[Caution]:
     name = shortage(result)
     if name == "loading":
-        stored = result["loading"]["storage"] == "compressed"
-        plain = "store the shards uncompressed (data pretrain --gzip-level 0), or " if stored else ""
-        yield Caution("loading_cores", shortage_sentence(result, name), f"{plain}use more cores per device")
+        yield Caution("loading_cores", shortage_sentence(result, name), shortage_remedy(result))
     elif name:
         yield Caution(
             "masking_cores",

@@ -109,7 +109,7 @@ def _packages() -> Iterator[Check]:
         "h5py": ("h5py", "make setup"),
         "tokenizers": ("tokenizers", "make setup"),
         "nanotoken": ("nanotoken", "make setup, for text to tokens in a thirtieth of the time"),
-        "zlib_ng": ("zlib-ng", "make setup, for shards compressed in half the time"),
+        "zlib_ng": ("zlib-ng", "make setup, for shards written in two thirds of the time"),
         "transformers": (
             "transformers",
             "pip install 'bertbench[hf]' for the implementations hf, hf-compiled, hf-unpadded and hf-trainer",
