@@ -25,10 +25,11 @@ def curve(folder: Path) -> list[float]:
         return [float(row["loss"]) for row in csv.DictReader(file)]
 
 
-def both_phases(shards: Path, out: Path, ranks: int, kill: bool) -> tuple[list[float], list[float]]:
+def both_phases(shards: Path, out: Path, ranks: int, kill: bool, levers: str) -> tuple[list[float], list[float]]:
     """Train phase 1 and phase 2, phase 1 ended by kill -9 in the middle and resumed where wished."""
     common: list[object] = ["--preset", "tiny", "--data", shards, "--device", "cpu", "--devices", ranks, "--threads", 1]
     common += ["--precision", "fp32", "--dropout", 0, "--optimizer", "lamb", "--learning-rate", 4e-3, "--log-every", 1]
+    common += ["--levers", levers]
     for phase, steps, batch in ((1, 12, 8), (2, 6, 4)):
         words: list[object] = ["train", "pretrain", "--phase", phase, *common, "--steps", steps, "--save-every", 2]
         words += ["--global-batch-size", batch, "--micro-batch-size", batch // 4, "--out", out / f"phase{phase}"]
@@ -47,10 +48,17 @@ def both_phases(shards: Path, out: Path, ranks: int, kill: bool) -> tuple[list[f
 
 
 @pytest.mark.timeout(900)
-def test_phase_1_to_2_with_a_resume_is_the_same_on_one_and_on_two_processes(shards: Path, tmp_path: Path) -> None:
-    one = both_phases(shards, tmp_path / "one", ranks=1, kill=False)
+@pytest.mark.parametrize(
+    ("levers", "tolerance"),
+    # `balance` groups sequences by rank, and the loss is a mean over the masked words of each micro-batch.
+    [("none", 2e-5), ("auto", 2e-3)],
+)
+def test_phase_1_to_2_with_a_resume_is_the_same_on_one_and_on_two_processes(
+    shards: Path, tmp_path: Path, levers: str, tolerance: float
+) -> None:
+    one = both_phases(shards, tmp_path / "one", 1, False, levers)
     assert [len(losses) for losses in one] == [12, 6]
-    assert both_phases(shards, tmp_path / "killed", ranks=1, kill=True) == one, "to the bit"
-    two = both_phases(shards, tmp_path / "two", ranks=2, kill=True)
+    assert both_phases(shards, tmp_path / "killed", 1, True, levers) == one, "to the bit"
+    two = both_phases(shards, tmp_path / "two", 2, True, levers)
     for alone, together in zip(one, two, strict=True):
-        np.testing.assert_allclose(together, alone, rtol=2e-5)
+        np.testing.assert_allclose(together, alone, rtol=tolerance)

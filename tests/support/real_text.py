@@ -26,7 +26,8 @@ def run(*words: object, timeout: float = 900) -> None:
     assert done.returncode == 0, done.stderr
 
 
-def prepare(output: Path, *seq_lens: int) -> Path:
-    """Write the shards of the whole corpus at these lengths; return the folder."""
-    run("data", "pretrain", "--input", CORPUS, "--output", output, "--vocab", VOCABULARY, "--seq-lens", *seq_lens)
+def prepare(output: Path, *seq_lens: int, corpus: Path = CORPUS, dataset: str = "pretrain") -> Path:
+    """Write the shards of a whole corpus at these lengths; return the folder."""
+    words = ["--input", corpus, "--output", output, "--vocab", VOCABULARY, "--dataset", dataset]
+    run("data", "pretrain", *words, "--seq-lens", *seq_lens)
     return output
