@@ -49,12 +49,18 @@ def findings(
         context: the recorded trial, where it is known.
 
     Returns:
-        all_reduce_by_rank, collectives, buckets and what_if; of several ranks stragglers and clock_offsets too.
+        all_reduce_by_rank, collectives, buckets and what_if; of several ranks stragglers and clock_offsets too. Without
+        communication what_if alone, where `scenarios` change other things.
     """
-    if not any(len(timeline.collectives) for timeline in timelines):
+    talks = any(len(timeline.collectives) for timeline in timelines)
+    if not talks and (scenarios is SCENARIOS or all(scenario.of_communication for scenario in scenarios)):
         return []
     matching = match_collectives(timelines)
     clocks = clock_offsets(timelines, matching)
+    if not talks:
+        answers = what_if(timelines, matching, clocks.offsets_ns, scenarios)
+        on_gpu = any(len(timeline.kernels) for timeline in timelines)
+        return [_what_if(answers, timelines, on_gpu, context or Context())]
     by_rank = communication_by_rank(timelines, matching)
     late = stragglers(timelines, matching, clocks.offsets_ns)
     shown = by_rank.drop(columns="steps")
@@ -285,11 +291,17 @@ def _buckets(timelines: Sequence[Timeline], matching: Matching, by_rank: "pd.Dat
 
 
 def _what_if(answers: WhatIf, timelines: Sequence[Timeline], on_gpu: bool, context: Context) -> Finding:
-    title = "What if communication were faster or slower (slowest rank, to the end of all work launched in the window)"
+    title = "What if something were faster or slower (slowest rank, to the end of all work launched in the window)"
     if not len(answers.table):
         return Finding("what_if", title, answers.table, f"{answers.problems[0].capitalize()}.")
     table = answers.slowest().drop(columns="window_ms")  # the slowest rank need not be the same one
-    told = "; ".join(f"{row['scenario']}: {_change(float(row['saved_share']))}" for row in _rows(table)[1:])
+    known = table["expected_error"].notna().tolist()
+    unusual = [any(known) and not one for one in known]  # where none is known it is said of the trace
+    told = "; ".join(
+        f"{row['scenario']}: {_change(float(row['saved_share']))}"
+        + (" (larger than the changes whose error is known)" if odd else "")
+        for row, odd in zip(_rows(table)[1:], unusual[1:], strict=True)
+    )
     advice = _holds_up(answers, timelines, on_gpu, context)
     doubts = "".join(f"; {problem}" for problem in answers.problems)
     sentence = f"Replayed time of the slowest rank ({told or 'as traced'}); {advice}{_trust(answers)}{doubts}."

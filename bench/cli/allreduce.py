@@ -20,14 +20,16 @@ class AllreduceOptions(Tables):
     Examples:
         bertbench allreduce runs/profile
         bertbench allreduce rank0.json rank1.json --what-if free 100GB/s  # predict the step time
+        bertbench allreduce rank0.json --what-if without:gelu nodata  # fused kernels; data that is always ready
     """
 
     paths: tyro.conf.Positional[tuple[Path, ...]]
     """Files or folders to read. Several are read as one, such as the traces of all ranks of a run."""
     what_if: tuple[str, ...] = ()
     """Scenarios to replay: free (no communication time), half or twice (the speed), nowait (no waiting for other
-    ranks), none (free and nowait), nohost (no host time), a speedup such as 3x, a bus bandwidth such as 100GB/s;
-    default the first six."""
+    ranks), none (free and nowait), nohost (no host time), nodata (no data loading), a speedup such as 3x, a bus
+    bandwidth such as 100GB/s, without:PATTERN (kernels of such a name and their launches are gone), kernel:PATTERN=2x
+    (twice as fast), ranks:N; default the first six. Those of the host, of data and of kernels need no communication."""
 
 
 OPTIONS = {"allreduce PATH...": AllreduceOptions}

@@ -30,15 +30,17 @@ CALL, LATENCY, GAP, WAKE, LEAVE, SLOW, QUEUE = 6.0, 5.0, 1.0, 8.0, 2.0, 30.0, 10
 CLOCK = 1500.0
 NCCL = "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevComm*, unsigned long)"
 GEMM = "ampere_sgemm_128x64_tn"
+GELU = "void at::native::vectorized_elementwise_kernel<4, at::native::GeluCUDAKernelImpl>"
 LOADER = "enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__"
 COMPUTE, COMMUNICATION, BESIDE = 7, 20, 13
 
 Op = tuple[str, float]
-"""("step", 0), ("host", us), ("data", us), ("kernel", us), ("beside", us), ("all_reduce", us of transfer), ("join",
-collectives that it does not wait for), ("item", 0), ("sync", 0), ("thread", number): a step begins; Python; a
-DataLoader; launches; computation waits for communication; the host reads a number (a copy and a cudaStreamSynchronize);
-cudaDeviceSynchronize; what follows is called by another thread. ("event", 0): the host waits for the computation before
-the last such call, by cudaEventSynchronize: it runs ahead by what lies between two of them."""
+"""("step", 0), ("host", us), ("data", us), ("kernel", us), ("gelu", us), ("beside", us), ("all_reduce", us of
+transfer), ("join", collectives that it does not wait for), ("item", 0), ("sync", 0), ("thread", number): a step
+begins; Python; a DataLoader; launches; computation waits for communication; the host reads a number (a copy and a
+cudaStreamSynchronize); cudaDeviceSynchronize; what follows is called by another thread. ("event", 0): the host waits
+for the computation before the last such call, by cudaEventSynchronize: it runs ahead by what lies between two of them.
+"""
 Program = list[Op]
 
 
@@ -49,6 +51,9 @@ class Change:
     transfer_factor: float = 1.0
     waits: bool = True
     host_factor: float = 1.0
+    data_factor: float = 1.0
+    gelu_factor: float = 1.0
+    """On the length of "gelu" kernels; without length they are not launched."""
 
 
 @dataclass
@@ -91,13 +96,18 @@ class _Machine:
             elif what == "host":
                 self._now += amount * self._change.host_factor
             elif what == "data":
-                length = amount * self._change.host_factor
+                length = amount * self._change.host_factor * self._change.data_factor
                 self._event(LOADER, "user_annotation", self._now, length, self._thread)
                 self._now += length
             elif what == "thread":
                 self._thread = int(amount)
             elif what == "kernel":
                 self._work(COMPUTE, GEMM, self._launch("cudaLaunchKernel"), amount)
+            elif what == "gelu" and self._change.gelu_factor:
+                self._work(COMPUTE, GELU, self._launch("cudaLaunchKernel"), amount * self._change.gelu_factor)
+            elif what == "gelu":
+                for _ in range(4):  # what a launch draws: the others stay as they are
+                    self._draw.random()
             elif what == "beside":
                 start = self._begin(BESIDE, self._launch("cudaLaunchKernel"), 0.0)
                 self._done(BESIDE, GEMM, start, start + amount)
@@ -233,6 +243,8 @@ class Training:
     """Of each all-reduce."""
     every: int = 4
     """Layers between all-reduces."""
+    gelu: float = 0.0
+    """Length of a second kernel of each layer's forward pass."""
     backlog: float = 0.0
     """Length of a kernel launched before the first step: the GPU is that far behind the CPU from the beginning."""
     paced: bool = False
@@ -262,6 +274,7 @@ class Training:
                 program += [("host", self.pause(rank, step))] if layer == self.layers // 2 else []
                 program += [("all_reduce", self.transfer), ("join", 1)] if self.prefetch else []
                 program += launch
+                program += [("host", self.python), ("gelu", self.gelu)] if self.gelu else []
             program.append(("thread", 2))
             for layer in range(self.layers):
                 program += [*launch, *launch]

@@ -20,16 +20,20 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
+import numpy.typing as npt
 
 from analysis.metrics.communication.matching import Matching
 from analysis.metrics.communication.what_if_events import add_cpu_rank, add_gpu_rank, at_once
 from analysis.metrics.communication.what_if_graph import (
+    COMPUTE,
+    HOST,
     TRANSFER,
     Dependencies,
     Floats,
     Graph,
     finished,
 )
+from analysis.metrics.time.idle import data_spans
 from analysis.names import bus_factor
 from analysis.timeline import Timeline, empty, typed
 from analysis.wording import percent
@@ -43,6 +47,8 @@ LARGEST_ERROR = 0.05
 """Error of the unchanged replay from which on it says that it is not to be relied on."""
 SCENARIO_ERROR, WORST_ERROR = 0.01, 0.1
 """Largest error of 95 %, and of all, replays of generated traces whose true time is known."""
+MOST_SLOWER = 2.0
+"""Slowest transfers, relative to the trace's, for which these errors were measured."""
 _SELDOM = 0.05
 MOST_WORK = 200_000
 """Most kernels and operators of all ranks that are replayed."""
@@ -55,6 +61,7 @@ WHAT_IF_COLUMNS = {
     "saved_ms": "float64",
     "saved_share": "float64",
     "speedup": "float64",
+    "expected_error": "float64",
     "critical_path": "str",
 }
 
@@ -72,10 +79,25 @@ class Scenario:
     """Whether ranks wait for each other; without, each replays alone, as if all arrived at once."""
     host: bool = True
     """Whether the host takes time: launches, Python, loading of data. It waits for the GPU in any case."""
+    data: bool = True
+    """Whether the host takes time to load data or wait for it."""
+    kernels: str | None = None
+    """Regular expression: kernels (of a CPU trace, operators) in whose name it is found take `kernel_factor` times as
+    long, and their launches no time where that is 0."""
+    kernel_factor: float = 1.0
+    ranks: int | None = None
+    """Number of ranks; each does the work that it does in the trace, and collectives of all ranks have the bus
+    bandwidth that they have there."""
+
+    @property
+    def of_communication(self) -> bool:
+        """Whether it changes nothing but communication."""
+        return self.host and self.data and self.kernels is None
 
 
 AS_TRACED = Scenario(name="as traced")
 NO_HOST = Scenario(name="no host time", host=False)
+NO_DATA = Scenario(name="no data loading", data=False)
 SCENARIOS = (
     AS_TRACED,
     Scenario(name="free", transfer_factor=0.0),
@@ -94,6 +116,7 @@ class WhatIf:
     table: "pd.DataFrame"
     """WHAT_IF_COLUMNS, one row per scenario and rank. window_ms is the traced time from the first marked step's start
     to the end of the last one and of the work launched in it; saved_ms = replayed_ms of "as traced" - replayed_ms;
+    expected_error is SCENARIO_ERROR for traces and changes like those that it was measured with, NaN for others;
     critical_path names what most of the chain that holds up the rank is spent with."""
     error: float | None
     """|replayed - traced| / traced of the unchanged replay, the largest over ranks; None without a replay."""
@@ -122,27 +145,54 @@ class WhatIf:
 
 
 def parse_scenario(text: str) -> Scenario:
-    """Return the scenario that a word names: "free", "half", "twice", "3x" (times as fast), "100GB/s" (bus bandwidth),
-    "nowait", "none" (free, and no waiting), "nohost" (the host takes no time).
+    """Return the scenario that a word names.
+
+    Args:
+        text: "free", "half", "twice", "3x" (transfers times as fast), "100GB/s" (bus bandwidth), "nowait", "none"
+            (free, and no waiting), "nohost" (the host takes no time), "nodata" (loading data takes none),
+            "without:PATTERN" (kernels with such a name are gone, and their launches), "kernel:PATTERN=2x" (they are so
+            many times as fast), "ranks:4" (more ranks with the same work each).
 
     Raises:
         InputError: it names none.
     """
     words = {"free": 1, "half": 2, "twice": 3, "nowait": 4, "none": 5, "nohost": 6}
-    plain = text.strip().lower()
+    given = text.strip()
+    plain = given.lower()
     if plain in words:
         return SCENARIOS[words[plain]]
+    if plain == "nodata":
+        return NO_DATA
+    kind, _, rest = given.partition(":")
+    if kind.lower() == "ranks" and re.fullmatch(r"[1-9]\d{0,6}", rest):
+        return Scenario(name=f"{int(rest)} ranks", ranks=int(rest))
+    if kind.lower() in ("kernel", "without") and rest:
+        pattern, _, speed = (rest, "", "") if kind.lower() == "without" else rest.rpartition("=")
+        times = re.fullmatch(r"(\d{1,12}(?:\.\d{1,12})?)\s*x", speed.strip().lower())
+        if _is_pattern(pattern) and (kind.lower() == "without" or (times and float(times[1]) > 0)):
+            factor = 1 / float(times[1]) if times else 0.0
+            name = f"{pattern} {1 / factor:g} times as fast" if times else f"without {pattern}"
+            return Scenario(name=name, kernels=pattern, kernel_factor=factor)
     match = re.fullmatch(r"(\d{1,12}(?:\.\d{1,12})?)\s*(x|gb/s)", plain)
     value = float(match[1]) if match else 0.0
     if match is None or value <= 0:
         raise InputError(
             "option-value",
-            f"--what-if {text[:60]!r} is not a scenario: give free, half, twice, nowait, none, nohost, a speedup such "
-            "as 3x, or a bus bandwidth such as 100GB/s",
+            f"--what-if {text[:60]!r} is not a scenario: give free, half, twice, nowait, none, nohost, nodata, a "
+            "speedup such as 3x, a bus bandwidth such as 100GB/s, kernels such as without:gelu or kernel:gemm=2x "
+            "(regular expressions), or ranks:N",
         )
     if match[2] == "x":
         return Scenario(name=f"{value:g} times as fast", transfer_factor=1 / value)
     return Scenario(name=f"bus bandwidth {value:g} GB/s", busbw_gb_s=value)
+
+
+def _is_pattern(text: str) -> bool:
+    try:
+        re.compile(text)
+    except re.error:
+        return False
+    return bool(text)
 
 
 def what_if(
@@ -158,8 +208,10 @@ def what_if(
         matching: of `match_collectives`.
         offsets_ns: what each clock is ahead of the first one's, of `clock_offsets`.
         scenarios: what to change; "as traced" is replayed in any case.
-    """
 
+    Raises:
+        InputError: a scenario changes kernels that are not in the traces, or the number of ranks of a trace of one.
+    """
     refused = _refused(timelines)
     if refused:
         return WhatIf(empty(WHAT_IF_COLUMNS), None, (refused,))
@@ -171,8 +223,11 @@ def what_if(
     rows = []
     paths: dict[str, dict[str, float]] = {}
     base: list[float] = []
+    outside = _outside(timelines, bool(problems))
+    world = _world_size(timelines)
     for scenario in chosen:
-        weights = _weights(dependencies, scenario)
+        weights = _weights(dependencies, scenario, world)
+        known = not outside and _is_validated(dependencies, scenario, world)
         moments, held = dependencies.replay(weights)
         windows = _windows(dependencies, moments)
         base = base or windows
@@ -190,6 +245,7 @@ def what_if(
                     "saved_ms": (unchanged - window) / 1e6,
                     "saved_share": 1 - window / unchanged if unchanged > 0 else None,
                     "speedup": unchanged / window if window > 0 else None,
+                    "expected_error": SCENARIO_ERROR if known else None,
                     "critical_path": max(way, key=way.__getitem__),
                 }
             )
@@ -208,18 +264,18 @@ def what_if(
         table=typed(rows, WHAT_IF_COLUMNS),
         error=None if math.isnan(error) else error,
         problems=tuple(problems),
-        outside=_outside(timelines, bool(problems)),
-        limits=_limits(dependencies, max(base), len(timelines)),
+        outside=outside,
+        limits=_limits(dependencies, max(base), len(timelines), world),
         paths_ms=paths,
     )
 
 
-def _limits(dependencies: Dependencies, unchanged: float, ranks: int) -> dict[str, float]:
+def _limits(dependencies: Dependencies, unchanged: float, ranks: int, world: int) -> dict[str, float]:
     """See WhatIf.limits."""
     found = {}
     for name, scenario in (("communication", SCENARIOS[1]), ("waiting", SCENARIOS[4]), ("host", NO_HOST)):
         if scenario.waits or ranks > 1:
-            moments, _ = dependencies.replay(_weights(dependencies, scenario))
+            moments, _ = dependencies.replay(_weights(dependencies, scenario, world))
             found[name] = 1 - max(_windows(dependencies, moments)) / unchanged if unchanged > 0 else 0.0
     return found
 
@@ -239,10 +295,15 @@ def _outside(timelines: Sequence[Timeline], problems: bool) -> str:
     return ""
 
 
+def _world_size(timelines: Sequence[Timeline]) -> int:
+    """Return the number of ranks, as far as the traces say."""
+    sizes = [int(size) for timeline in timelines for size in timeline.collectives["group_size"].unique()]
+    return max([*sizes, *(timeline.world_size or 0 for timeline in timelines)], default=0)
+
+
 def _absent(timelines: Sequence[Timeline]) -> str:
     """Say which ranks the traces are missing of; "" where they are all there, as far as the traces say."""
-    sizes = [int(size) for timeline in timelines for size in timeline.collectives["group_size"].unique()]
-    ranks = max([*sizes, *(timeline.world_size or 0 for timeline in timelines)], default=0)
+    ranks = _world_size(timelines)
     return f"traces of {len(timelines)} of {ranks} ranks" if ranks > len(timelines) else ""
 
 
@@ -253,8 +314,8 @@ def _refused(timelines: Sequence[Timeline]) -> str:
         return "no replay: the trace has neither kernels nor operators; record with --profiler torch or nsys"
     if work > MOST_WORK:
         return f"no replay of {work:,} kernels or operators (limit {MOST_WORK:,}): record fewer steps"
-    if all(len(timeline.kernels) and (timeline.collectives["device"] < 0).all() for timeline in timelines):
-        count = sum(len(timeline.collectives) for timeline in timelines)
+    count = sum(len(timeline.collectives) for timeline in timelines)
+    if count and all(len(timeline.kernels) and (timeline.collectives["device"] < 0).all() for timeline in timelines):
         return (
             f"no replay: {count:,} of the collectives are host calls, not kernels, and the trace does not show what "
             "waits for them"
@@ -269,7 +330,9 @@ def _dependencies(
     nodes = []
     for timeline, offset in zip(timelines, offsets_ns, strict=True):
         nodes.append((add_gpu_rank if len(timeline.kernels) else add_cpu_rank)(graph, timeline, int(offset)))
-        graph.rank_is_complete()
+        graph.rank_is_complete(data_spans(timeline) - int(offset))
+    kinds = [[str(kind) for kind in timeline.collectives["collective"].tolist()] for timeline in timelines]
+    sizes = [timeline.collectives["group_size"].tolist() for timeline in timelines]
     volumes = [_volumes(timeline) for timeline in timelines]
     joined: set[tuple[int, int]] = set()
     rows = matching.members[matching.members["transfer_ns"].notna()]
@@ -280,6 +343,7 @@ def _dependencies(
             groups.setdefault(match, []).append((member, index, transfer))
     for group in groups.values():
         volume = max(volumes[member][index] for member, index, _ in group)
+        members = max(len(group), *(int(sizes[member][index]) for member, index, _ in group))
         # One moment at which all are there: edges grow with the ranks, not with their square.
         begins = [nodes[member][index][0] for member, index, _ in group]
         arrived = graph.node(max(graph.times[begin] for begin in begins))
@@ -287,15 +351,17 @@ def _dependencies(
             joined.add((member, index))
             end = nodes[member][index][1]
             graph.edge(begin, arrived, 0.0, TRANSFER)
-            graph.transfer(arrived, end, transfer, volume, True)
-            graph.transfer(begin, end, transfer, volume, False)
+            label = graph.label(kinds[member][index])
+            graph.transfer(arrived, end, transfer, volume, True, label, members)
+            graph.transfer(begin, end, transfer, volume, False, label, members)
     alone = 0
     for member, own in enumerate(nodes):
         table = timelines[member].collectives
         lengths = (table["end"] - table["start"]).tolist()
         for index, (begin, end) in own.items():
             if (member, index) not in joined:
-                graph.transfer(begin, end, lengths[index], volumes[member][index], False)
+                label, members = graph.label(kinds[member][index]), max(0, int(sizes[member][index]))
+                graph.transfer(begin, end, lengths[index], volumes[member][index], False, label, members)
                 alone += 1
     problems = []
     lost = sum(len(timeline.collectives) for timeline in timelines) - sum(map(len, nodes))
@@ -318,14 +384,73 @@ def _volumes(timeline: Timeline) -> list[float]:
     return [size * factor if factor and size > 0 else math.nan for factor, size in factors]
 
 
-def _weights(dependencies: Dependencies, scenario: Scenario) -> Floats:
+def _weights(dependencies: Dependencies, scenario: Scenario, world: int) -> Floats:
     transfers = dependencies.transfers * scenario.transfer_factor
     if scenario.busbw_gb_s is not None:
         known = (dependencies.transfers > 0) & np.isfinite(dependencies.volumes)
         transfers = np.where(known, dependencies.volumes / scenario.busbw_gb_s, transfers)
-    weights = dependencies.weights if scenario.host else np.where(dependencies.paced, 0.0, dependencies.weights)
+    if scenario.ranks is not None:
+        transfers = transfers * _growth(dependencies, scenario.ranks, world)
+    weights = dependencies.weights
+    if not scenario.data:
+        weights = np.maximum(weights - dependencies.loading, 0.0)
+    if scenario.kernels is not None:
+        changed = _matching(dependencies, scenario.kernels)
+        launch = changed & (dependencies.kinds == HOST)
+        weights = np.where(changed & (dependencies.kinds == COMPUTE), weights * scenario.kernel_factor, weights)
+        weights = np.where(launch & (scenario.kernel_factor == 0), 0.0, weights)
+    if not scenario.host:
+        weights = np.where(dependencies.paced, 0.0, weights)
     weights = weights + transfers
     return weights if scenario.waits else np.where(dependencies.foreign, -np.inf, weights)
+
+
+def _matching(dependencies: Dependencies, pattern: str) -> npt.NDArray[np.bool_]:
+    """Return which edges are the own time of kernels with such a name, or of their launches."""
+    kinds = (dependencies.kinds == COMPUTE) | (dependencies.kinds == HOST)
+    present = set(dependencies.labels[dependencies.kinds == COMPUTE].tolist()) - {-1}
+    found = [number for number in present if re.search(pattern, dependencies.names[number])]
+    if not found:
+        times = {number: float(dependencies.weights[dependencies.labels == number].sum()) for number in present}
+        longest = sorted(present, key=times.__getitem__, reverse=True)[:3]
+        raise InputError(
+            "option-value",
+            f"--what-if: no computation's name contains {pattern[:60]!r} (a regular expression); the longest are "
+            + ", ".join(dependencies.names[number][:60] for number in longest),
+        )
+    changed: npt.NDArray[np.bool_] = kinds & np.isin(dependencies.labels, found)
+    return changed
+
+
+def _growth(dependencies: Dependencies, ranks: int, world: int) -> Floats:
+    """Return by how much each transfer takes longer with another number of ranks, at the same bus bandwidth.
+
+    Collectives of all ranks grow, those of smaller groups do not.
+    """
+    if world < 2:
+        raise InputError(
+            "option-value",
+            f"--what-if ranks:{ranks} needs the traces of 2 or more ranks, these are of {max(1, world)}: their "
+            "communication is what grows; use `bertbench scaling` to predict from one",
+        )
+    factors = np.ones(len(dependencies.transfers))
+    for number in set(dependencies.labels[dependencies.transfers > 0].tolist()) - {-1}:
+        before = bus_factor(dependencies.names[number], world)
+        after = bus_factor(dependencies.names[number], ranks) if ranks > 1 else 0.0
+        if before and after is not None:
+            whole = (dependencies.labels == number) & np.isin(dependencies.members, (0, world))
+            factors[whole & (dependencies.transfers > 0)] = after / before
+    return factors
+
+
+def _is_validated(dependencies: Dependencies, scenario: Scenario, world: int) -> bool:
+    """Whether changes as large as this one were replayed from generated traces."""
+    if scenario.busbw_gb_s is not None:
+        known = (dependencies.transfers > 0) & np.isfinite(dependencies.volumes)
+        asked = (dependencies.volumes[known] / scenario.busbw_gb_s).sum()
+        return bool(asked <= MOST_SLOWER * dependencies.transfers[known].sum())
+    more = scenario.ranks is None or world - 1 <= scenario.ranks <= world + 1
+    return more and scenario.transfer_factor <= MOST_SLOWER and scenario.kernel_factor <= 1
 
 
 def _windows(dependencies: Dependencies, moments: Sequence[float]) -> list[float]:

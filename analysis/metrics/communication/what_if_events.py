@@ -86,6 +86,7 @@ class _Gpu:
         self._streams = list(zip(kernels["device"].tolist(), kernels["stream"].tolist(), strict=True))
         self._communicates = is_communication(kernels).tolist()
         self._copies = (kernels["kind"] == "memcpy").tolist()
+        self._labels = [graph.label(str(name)) for name in kernels["name"].tolist()]
         self._by_end = sorted(range(len(kernels)), key=self._ends.__getitem__)
         self._sorted_ends = [self._ends[work] for work in self._by_end]
         known = "correlation_id" in kernels.columns
@@ -158,7 +159,7 @@ class _Gpu:
             self._nearby(work, candidates[work])
             self._graph.follow(begin, candidates[work])
             if not self._communicates[work]:
-                self._graph.edge(begin, end, self._ends[work] - self._starts[work], COMPUTE)
+                self._graph.edge(begin, end, self._ends[work] - self._starts[work], COMPUTE, self._labels[work])
 
     def _after(self, source: int, target: int) -> tuple[int, float, int]:
         """One piece of work after another, which ended before it."""
@@ -263,7 +264,8 @@ class _Gpu:
                     waited = self._waited_for(start, stop, newest.get(thread))
                 ended = (work for work in waited if self._ends[work] <= stop)
                 candidates = [(begin, 0, HOST), *((self._works[work][1], 0, HOST) for work in ended)]
-            self._graph.follow(end, candidates)
+            launched = {self._labels[work] for work in self._ids.get(number, ())} if action == _LAUNCH else set()
+            self._graph.follow(end, candidates, launched.pop() if len(launched) == 1 else -1)
 
     def _usual_launch(self, calls: list[Call]) -> tuple[int, int]:
         """The median length of a launching call, ns, and how much work the queue holds; 0 where it never was full.
@@ -350,7 +352,8 @@ def add_cpu_rank(graph: Graph, timeline: Timeline, offset_ns: int) -> dict[int, 
     Returns:
         begin and end node of each row of `timeline.collectives`.
     """
-    spans, talks = _computing(timeline), _talking(timeline)
+    named, talks = _computing(timeline), _talking(timeline)
+    spans = [(start, end) for start, end, _ in named]
     hosts, works = _nodes(graph, spans, offset_ns), _nodes(graph, talks, offset_ns)
     before, spoken = Before(spans), Before(talks)
 
@@ -362,12 +365,12 @@ def add_cpu_rank(graph: Graph, timeline: Timeline, offset_ns: int) -> dict[int, 
         idle, after = talks[last][1] - idle_from, moment - talks[last][1]
         return [(works[last][1], 0.0, HOST)] if idle > _QUEUED_NS and after <= max(_QUEUED_NS, idle // 2) else []
 
-    for number, (start, end) in enumerate(spans):
+    for number, (start, end, name) in enumerate(named):
         previous = before.of(start, number)
         if previous is not None:
             others = waited(start, spans[previous][1])
             graph.follow(hosts[number][0], [(hosts[previous][1], 0.0, HOST), *others])
-        graph.edge(hosts[number][0], hosts[number][1], end - start, COMPUTE)
+        graph.edge(hosts[number][0], hosts[number][1], end - start, COMPUTE, graph.label(name))
     moments = sorted([(span[side], nodes[side]) for span, nodes in zip(spans, hosts, strict=True) for side in (0, 1)])
     keys = [moment for moment, _ in moments]
     for number, (start, _) in enumerate(talks):
@@ -388,10 +391,11 @@ def add_cpu_rank(graph: Graph, timeline: Timeline, offset_ns: int) -> dict[int, 
     return dict(enumerate(works))
 
 
-def _computing(timeline: Timeline) -> Spans:
+def _computing(timeline: Timeline) -> list[tuple[int, int, str]]:
     operators = timeline.operators[timeline.operators["outermost"]]
     operators = operators[~is_communication(operators)] if len(operators) else operators
-    return sorted(zip(operators["start"].tolist(), operators["end"].tolist(), strict=True))
+    names = map(str, operators["name"].tolist())
+    return sorted(zip(operators["start"].tolist(), operators["end"].tolist(), names, strict=True))
 
 
 def _talking(timeline: Timeline) -> Spans:

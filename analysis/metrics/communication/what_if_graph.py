@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
+from analysis.spans import Intervals, inside_ns
+
 if TYPE_CHECKING:
     import pandas as pd
 
@@ -50,10 +52,19 @@ class Graph:
     """Part of an edge that is a collective's transfer, ns; 0 for other edges."""
     volumes: list[float] = field(default_factory=list)
     """Bytes of it times the collective's bus factor; NaN unknown."""
+    members: list[int] = field(default_factory=list)
+    """Ranks in the group of such a collective; 0 unknown and for other edges."""
     foreign: list[bool] = field(default_factory=list)
     """Whether an edge waits for all ranks."""
+    labels: list[int] = field(default_factory=list)
+    """What an edge is the own time of, by its number in `names`: a kernel or operator, the call that launches a kernel,
+    a collective; -1 for other edges."""
+    names: dict[str, int] = field(default_factory=dict)
+    """Number of each name."""
     paced: list[bool] = field(default_factory=list)
     """Whether an edge is the host's own time in its rank's window; of the ranks that are complete."""
+    loading: list[int] = field(default_factory=list)
+    """What of that time the host loads data or waits for it, ns."""
     begins: list[int] = field(default_factory=list)
     """Node of each rank at which its window begins."""
     ends: list[list[int]] = field(default_factory=list)
@@ -66,22 +77,37 @@ class Graph:
         self.times.append(time)
         return len(self.times) - 1
 
-    def edge(self, source: int, target: int, weight: float, kind: int) -> None:
+    def label(self, name: str) -> int:
+        """Return the number of a name."""
+        return self.names.setdefault(name, len(self.names))
+
+    def edge(self, source: int, target: int, weight: float, kind: int, label: int = -1) -> None:
         """Let `target` be at least `weight` ns after `source`, which may not be later in the trace."""
-        self._add(source, target, weight, kind, 0.0, float("nan"), False)
+        self._add(source, target, weight, kind, label)
 
-    def transfer(self, source: int, target: int, length: float, volume: float, foreign: bool) -> None:
+    def transfer(
+        self, source: int, target: int, length: float, volume: float, foreign: bool, label: int, members: int
+    ) -> None:
         """Let a collective end its transfer time after `source`: its own begin or, `foreign`, that of the last rank."""
-        self._add(source, target, 0.0, TRANSFER, length, volume, foreign)
+        self._add(source, target, 0.0, TRANSFER, label, (length, volume, foreign, members))
 
-    def rank_is_complete(self) -> None:
-        """Find out which of the edges added since the last call are the host's own time in the rank's window."""
+    def rank_is_complete(self, loading: Intervals) -> None:
+        """Find out which of the edges added since the last call are the host's own time in the rank's window.
+
+        Args:
+            loading: when the host loads data or waits for it, a set of spans on the first rank's clock.
+        """
         begin = self.times[self.begins[-1]]
-        for edge in range(len(self.paced), len(self.sources)):
-            self.paced.append(self.kinds[edge] == HOST and self.times[self.targets[edge]] > begin)
+        new = range(len(self.paced), len(self.sources))
+        self.paced += [self.kinds[edge] == HOST and self.times[self.targets[edge]] > begin for edge in new]
+        starts = [self.times[self.sources[edge]] for edge in new]
+        inside = inside_ns(loading, starts, [self.times[self.targets[edge]] for edge in new]).tolist()
+        self.loading += [part if self.paced[edge] else 0 for edge, part in zip(new, inside, strict=True)]
 
-    def follow(self, target: int, candidates: Sequence[tuple[int, float, int]]) -> None:
+    def follow(self, target: int, candidates: Sequence[tuple[int, float, int]], label: int = -1) -> None:
         """Let `target` come after all candidates (source, least distance, kind), as late as it is in the trace.
+
+        `label` is that of the first candidate's edge.
 
         What it is later than all of them was caused by the last one (a launch that took longer than the least latency).
         Work that is much later waited for something that is not known: that is kept, whichever comes last in a replay.
@@ -100,10 +126,17 @@ class Graph:
         for source, weight, kind in usable:
             late = lag if everywhere or self.times[source] + int(weight) == reached else 0
             # The host's own pace is known; a kernel that starts long after all it waits for is not explained.
-            self.edge(source, target, int(weight) + late, GAP if kind != HOST and late > _LATENCY_NS else kind)
+            of = label if source == candidates[0][0] else -1
+            self.edge(source, target, int(weight) + late, GAP if kind != HOST and late > _LATENCY_NS else kind, of)
 
     def _add(
-        self, source: int, target: int, weight: float, kind: int, length: float, volume: float, foreign: bool
+        self,
+        source: int,
+        target: int,
+        weight: float,
+        kind: int,
+        label: int,
+        transfer: tuple[float, float, bool, int] = (0.0, float("nan"), False, 0),
     ) -> None:
         if self.times[source] > self.times[target]:
             self.contradicted += 1
@@ -112,9 +145,9 @@ class Graph:
         self.targets.append(target)
         self.weights.append(weight)
         self.kinds.append(kind)
-        self.transfers.append(length)
-        self.volumes.append(volume)
-        self.foreign.append(foreign)
+        self.labels.append(label)
+        for column, value in zip((self.transfers, self.volumes, self.foreign, self.members), transfer, strict=True):
+            column.append(value)  # type: ignore[attr-defined]
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,8 +163,12 @@ class Dependencies:
     kinds: Numbers
     transfers: Floats
     volumes: Floats
+    members: Numbers
     foreign: npt.NDArray[np.bool_]
+    labels: Numbers
+    names: tuple[str, ...]
     paced: npt.NDArray[np.bool_]
+    loading: Numbers
     begins: tuple[int, ...]
     ends: tuple[tuple[int, ...], ...]
 
@@ -170,7 +207,7 @@ class Dependencies:
 def finished(graph: Graph) -> Dependencies:
     """Return the graph ready to be replayed. Edges that close a cycle (all at one moment) are left out."""
     count = len(graph.times)
-    paced = graph.paced + [False] * (len(graph.sources) - len(graph.paced))
+    later = len(graph.sources) - len(graph.paced)  # collectives
     targets, sources = np.array(graph.targets, dtype=np.int64), np.array(graph.sources, dtype=np.int64)
     order, kept = _order(count, sources, targets)
     chosen = np.flatnonzero(kept)
@@ -185,8 +222,12 @@ def finished(graph: Graph) -> Dependencies:
         kinds=np.array(graph.kinds, dtype=np.int64)[chosen],
         transfers=np.array(graph.transfers, dtype=np.float64)[chosen],
         volumes=np.array(graph.volumes, dtype=np.float64)[chosen],
+        members=np.array(graph.members, dtype=np.int64)[chosen],
         foreign=np.array(graph.foreign, dtype=bool)[chosen],
-        paced=np.array(paced, dtype=bool)[chosen],
+        labels=np.array(graph.labels, dtype=np.int64)[chosen],
+        names=tuple(graph.names),
+        paced=np.array(graph.paced + [False] * later, dtype=bool)[chosen],
+        loading=np.array(graph.loading + [0] * later, dtype=np.int64)[chosen],
         begins=tuple(graph.begins),
         ends=tuple(map(tuple, graph.ends)),
     )

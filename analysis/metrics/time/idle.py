@@ -90,7 +90,7 @@ def idle_causes(timeline: Timeline, window: Window = "steps") -> IdleCauses | No
         idle = difference(whole, sets.compute)
         host, launching, reason = idle, _NOTHING, "not applicable: a CPU run launches no kernels"
     host, launching = clipped(host, begin, end), clipped(launching, begin, end)
-    loading, talking = _data_spans(timeline), _communication_spans(timeline)
+    loading, talking = data_spans(timeline), _communication_spans(timeline)
     data = intersection(host, loading)
     communication = difference(intersection(host, talking), loading)
     late = difference(launching, union(data, communication))
@@ -179,7 +179,8 @@ def _next_call(starts: Numbers, calls: Numbers, spans: tuple[Numbers, Numbers], 
     return np.asarray(calls[first])
 
 
-def _data_spans(timeline: Timeline) -> Intervals:
+def data_spans(timeline: Timeline) -> Intervals:
+    """Return when the CPU loads data or waits for it, ns of the trace's clock."""
     return union(*(_spans_of(table, lambda name: phase_of(name) == "data") for table in _host_tables(timeline)))
 
 

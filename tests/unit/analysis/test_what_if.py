@@ -188,7 +188,20 @@ def test_a_replay_that_misses_the_trace_says_so() -> None:
     assert "do not rely" in " ".join(answers.problems)
 
 
-@pytest.mark.parametrize("text", ["", "faster", "-1x", "0x", "1e400x", "GB/s", "0GB/s", "9" * 40 + "x"])
+NO_SCENARIOS = ["", "faster", "-1x", "0x", "1e400x", "GB/s", "0GB/s", "9" * 40 + "x"]
+NO_SCENARIOS += [
+    "without:",
+    "without:(",
+    "kernel:gemm",
+    "kernel:=2x",
+    "kernel:gemm=0x",
+    "ranks:0",
+    "ranks:x",
+    "gelu:gemm",
+]
+
+
+@pytest.mark.parametrize("text", NO_SCENARIOS)
 def test_a_word_that_is_no_scenario_is_refused(text: str) -> None:
     with refused("option-value", "--what-if", text[:60], "3x", "100GB/s"):
         parse_scenario(text)
@@ -265,6 +278,18 @@ TRAININGS = {
     "collectives one layer ahead": Training(transfer=350, prefetch=True),
     "host and GPU equally slow": Training(layers=50, forward=17, transfer=60),
 }
+CHANGED_PROGRAMS = {
+    "without:Gelu": Change(gelu_factor=0),
+    "kernel:GeluCUDA=2x": Change(gelu_factor=0.5),
+    "nodata": Change(data_factor=0),
+}
+OTHERS = {
+    "deep queue": Training(gelu=300, data=3000, transfer=6000),
+    "deep queue, one late rank": Training(gelu=300, slower=lambda rank, step: 1.5 if rank == 1 else 1.0),
+    "host-bound": Training(forward=8, gelu=5, python=25, data=1000, transfer=40),
+    "data loading, loss read each step": Training(gelu=300, item=True, data=20_000),
+    "collectives one layer ahead": Training(gelu=300, data=9000, transfer=350, prefetch=True),
+}
 SCATTERED = range(100, 150)
 
 
@@ -282,9 +307,9 @@ def read(ranks: Sequence[Program], folder: Path) -> list[Timeline]:
     return list(open_sources(gpu_programs.write(gpu_programs.play(ranks), folder)).timelines)
 
 
-def answers_of(timelines: Sequence[Timeline]) -> WhatIf:
+def answers_of(timelines: Sequence[Timeline], scenarios: Sequence[Scenario] = SCENARIOS) -> WhatIf:
     matching = match_collectives(timelines)
-    return what_if(timelines, matching, clock_offsets(timelines, matching).offsets_ns)
+    return what_if(timelines, matching, clock_offsets(timelines, matching).offsets_ns, scenarios)
 
 
 def slowest(answers: WhatIf) -> dict[str, float]:
@@ -315,6 +340,52 @@ def test_scenarios_come_to_what_the_program_then_does(name: str, tmp_path: Path)
     )
     shares = [truth(name, CHANGES[scenario]) / traced for scenario in SHOWN]
     assert [100 * number for number in (*shares, worst)] == pytest.approx(documented()[name], abs=0.06)
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_kernels_data_and_one_more_rank_come_to_what_the_program_then_does(name: str, tmp_path: Path) -> None:
+    training = OTHERS[name]
+    three = training.programs(3)
+    asked = [parse_scenario(text) for text in (*CHANGED_PROGRAMS, "ranks:4")]
+    answers = answers_of(read(three, tmp_path), asked)
+    replayed = slowest(answers)
+    assert answers.outside == "" and answers.table["expected_error"].eq(SCENARIO_ERROR).all()
+    for text, change in CHANGED_PROGRAMS.items():
+        true = gpu_programs.slowest_ms(gpu_programs.play(three, change))
+        assert replayed[parse_scenario(text).name] == pytest.approx(true, rel=SCENARIO_ERROR), text
+    # An all-reduce of as many bytes takes 2 (n - 1) / n times as long as one transfer of them.
+    more = Change(transfer_factor=(3 / 4) / (2 / 3))
+    true = gpu_programs.slowest_ms(gpu_programs.play(training.programs(4), more))
+    assert replayed["4 ranks"] == pytest.approx(true, rel=SCENARIO_ERROR)
+
+
+def test_a_kernel_that_is_gone_takes_its_time_and_its_launch_along() -> None:
+    works = [("gemm", 0, 10), ("gelu", 10, 14), ("gemm", 14, 24), ("gelu", 24, 27)]
+    answers = answer([gpu(0, works)], [parse_scenario("without:^gelu$"), parse_scenario("kernel:gelu=2x")])
+    assert times(answers, "without ^gelu$") == [20]
+    assert times(answers, "gelu 2 times as fast") == [23.5]
+
+
+def test_what_was_not_validated_says_so(tmp_path: Path) -> None:
+    timelines = read(programs("deep queue"), tmp_path)
+    texts = ("half", "0.25x", "kernel:gemm=0.5x", "ranks:8", "ranks:2")
+    table = answers_of(timelines, [parse_scenario(text) for text in texts]).table
+    known = table.groupby("scenario", sort=False)["expected_error"].max().notna()
+    assert known.tolist() == [True, True, False, False, False, True]
+    assert table["expected_error"].dropna().eq(SCENARIO_ERROR).all()
+
+
+def test_kernels_that_are_not_there_and_ranks_of_one_are_refused() -> None:
+    works = [("gemm", 0, 10), ("gelu", 10, 14)]
+    with refused("option-value", "relu", "gemm"):
+        answer([gpu(0, works)], [parse_scenario("without:relu")])
+    with refused("option-value", "nccl", "gemm"):  # 2x is for communication
+        answer([gpu(0, [*works, ("all_reduce", 14, 20)])], [parse_scenario("kernel:nccl=2x")])
+    assert findings([gpu(0, works)]) == []  # no communication
+    (found,) = findings([gpu(0, works)], [parse_scenario("without:gelu")])
+    assert found.name == "what_if" and "28.6 %" in found.sentence
+    with refused("option-value", "ranks:4", "scaling"):
+        answer([gpu(0, works)], [parse_scenario("ranks:4")])
 
 
 def test_scenarios_of_programs_in_any_order(tmp_path: Path) -> None:
