@@ -14,7 +14,7 @@ UNFINISHED := $(VENV)/.installing
 # A wheel index for torch, e.g. https://download.pytorch.org/whl/cpu on a machine without a GPU.
 TORCH_INDEX ?=
 TORCH := torch>=2.10,<2.14
-# Without compiled modules each of the thousand processes that tests start compiles bertbench anew.
+# Without compiled modules each of the thousand processes that tests start compiles bertbench again.
 unexport PYTHONDONTWRITEBYTECODE
 # Tests of one file share their fixtures and run in one process.
 BY_FILE := -n $${TEST_WORKERS:-2} --dist loadfile --no-loadscope-reorder

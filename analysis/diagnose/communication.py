@@ -296,7 +296,7 @@ def _what_if(answers: WhatIf, timelines: Sequence[Timeline], on_gpu: bool, conte
         return Finding("what_if", title, answers.table, f"{answers.problems[0].capitalize()}.")
     table = answers.slowest().drop(columns="window_ms")  # the slowest rank need not be the same one
     known = table["expected_error"].notna().tolist()
-    unusual = [any(known) and not one for one in known]  # where none is known it is said of the trace
+    unusual = [any(known) and not one for one in known]  # if none is known, the trace is the reason
     told = "; ".join(
         f"{row['scenario']}: {_change(float(row['saved_share']))}"
         + (" (larger than the changes whose error is known)" if odd else "")
