@@ -1,8 +1,9 @@
 """Spans of time, vectorized: sets of spans (union, intersection, difference), and which span contains which.
 
 A set is an array of shape (n, 2), int64 nanoseconds: half-open intervals [start, end), sorted, none empty, none
-touching another. `merged` makes one out of any intervals; the other functions on sets take and return such sets, and
-are linear in their number. Spans nest as operators call each other, or as a program opens named ranges.
+touching another. A result may be one of the arguments itself, so sets are never written to. `merged` makes one out of
+any intervals; the other functions on sets take and return such sets, and are linear in their number. Spans nest as
+operators call each other, or as a program opens named ranges.
 """
 
 from heapq import heappop, heappush
@@ -11,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 Intervals = npt.NDArray[np.int64]
+_NOTHING: Intervals = np.empty((0, 2), dtype=np.int64)
 
 
 def merged(starts: npt.ArrayLike, ends: npt.ArrayLike) -> Intervals:
@@ -38,7 +40,10 @@ def merged(starts: npt.ArrayLike, ends: npt.ArrayLike) -> Intervals:
 
 def union(*sets: Intervals) -> Intervals:
     """Return what is in any of the sets."""
-    joined = np.concatenate([np.empty((0, 2), dtype=np.int64), *sets])
+    filled = [found for found in sets if len(found)]
+    if len(filled) < 2:
+        return filled[0] if filled else _NOTHING
+    joined = np.concatenate(filled)
     return merged(joined[:, 0], joined[:, 1])
 
 
@@ -49,6 +54,8 @@ def total_ns(intervals: Intervals) -> int:
 
 def clipped(intervals: Intervals, begin: int, end: int) -> Intervals:
     """Return the part of a set inside [begin, end)."""
+    if not len(intervals) or (begin <= intervals[0, 0] and intervals[-1, 1] <= end):
+        return intervals
     starts, ends = intervals[:, 0].clip(min=begin), intervals[:, 1].clip(max=end)
     kept = ends > starts
     return np.column_stack([starts[kept], ends[kept]])
@@ -75,6 +82,16 @@ def _select(first: Intervals, second: Intervals, inside_second: bool) -> Interva
     A piece between two boundaries is wholly inside or outside of each set, and every boundary leaves the result: pieces
     that are kept never touch.
     """
+    if not len(first) or not len(second):
+        return _NOTHING if inside_second else first
+    if len(first) == 1:
+        begin, end = int(first[0, 0]), int(first[0, 1])
+        inside = clipped(second, begin, end)
+        if inside_second:
+            return inside
+        starts, ends = np.append(begin, inside[:, 1]), np.append(inside[:, 0], end)
+        kept = ends > starts
+        return np.column_stack([starts[kept], ends[kept]])
     bounds = np.concatenate([first.ravel(), second.ravel()])
     # Two runs that are sorted already: a stable sort merges them in linear time.
     order = np.argsort(bounds, kind="stable")
@@ -87,11 +104,15 @@ def _select(first: Intervals, second: Intervals, inside_second: bool) -> Interva
 
 def _before(intervals: Intervals, points: Intervals) -> Intervals:
     """Length of the part of a set before each point."""
-    sums = np.concatenate([[0], np.cumsum(intervals[:, 1] - intervals[:, 0])])
+    if not len(intervals):
+        return np.zeros_like(points)
     begun = np.searchsorted(intervals[:, 0], points, side="right")
-    last_end = np.concatenate([[np.iinfo(np.int64).min], intervals[:, 1]])[begun]
-    ahead = np.where(last_end > points, last_end - points, 0)
-    return np.asarray(sums[begun] - ahead)
+    ahead = np.concatenate([[np.iinfo(np.int64).min], intervals[:, 1]])[begun]
+    np.maximum(ahead, points, out=ahead)
+    ahead -= points
+    sums = np.concatenate([[0], np.cumsum(intervals[:, 1] - intervals[:, 0])])[begun]
+    sums -= ahead
+    return sums
 
 
 Integers = npt.NDArray[np.int64]

@@ -54,7 +54,7 @@ class GpuWork:
         device, stream, start, end = (
             kernels[column].to_numpy(dtype=np.int64) for column in ("device", "stream", "start", "end")
         )
-        return cls(names, name % len(names), kinds, kind % len(kinds), device, stream, start, end)
+        return cls(names, name, kinds, kind, device, stream, start, end)
 
     def __len__(self) -> int:
         """Return n."""
@@ -69,16 +69,17 @@ class GpuWork:
         return where(self.name, self.names, wanted)
 
 
-def name_codes(column: "pd.Series[str]") -> tuple[Codes, list[str]]:
-    """Return a number per row and the names that these number; categories are not unpacked."""
+def name_codes(column: "pd.Series[str]") -> tuple[npt.NDArray[Any], list[str]]:
+    """Return a number per row, of any type of integer, and the names that these number; categories are not unpacked."""
     import pandas as pd
 
     if isinstance(column.dtype, pd.CategoricalDtype):
         codes, names = column.cat.codes.to_numpy(), column.cat.categories
     else:
         codes, names = pd.factorize(column)
-    # A missing name has the number -1: the last one.
-    return codes.astype(np.int64, copy=False), [*map(str, names), ""]
+    if (codes < 0).any():  # a missing name
+        codes = np.where(codes < 0, len(names), codes)
+    return codes, [*map(str, names), ""]
 
 
 def named(column: "pd.Series[str]", wanted: Callable[[str], bool]) -> Mask:

@@ -112,8 +112,8 @@ def _kernel_numbers(timeline: Timeline, spans: Spans) -> PhaseNumbers:
         codes, threads = name_codes(timeline.api["thread"])
         thread = codes[calls[known]]
         found = np.full(len(known), _OTHER, dtype=np.int8)
-        for code in np.flatnonzero(np.bincount(thread % len(threads))):
-            own = thread % len(threads) == code
+        for code in np.flatnonzero(np.bincount(thread)):
+            own = thread == code
             found[own] = _innermost(spans.get(threads[code], {}), called[own])
         lost = found == _OTHER
         if lost.any():
@@ -152,7 +152,7 @@ def _named(table: "pd.DataFrame") -> dict[tuple[str, str], Intervals]:
     starts, ends = table["start"].to_numpy(dtype=np.int64)[rows], table["end"].to_numpy(dtype=np.int64)[rows]
     thread, threads = name_codes(table["thread"]) if "thread" in table.columns else (np.zeros(len(table), int), [""])
     number = np.array([_FIRST.index(phase) if phase else 0 for phase in phases])[codes[rows]]
-    key = thread[rows] * len(_FIRST) + number
+    key = thread[rows].astype(np.int64) * len(_FIRST) + number
     found = {}
     for value in np.unique(key):
         own = key == value
