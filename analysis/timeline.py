@@ -106,6 +106,8 @@ def is_communication(table: "pd.DataFrame") -> Mask:
     return named(table["name"], communicates)
 
 
+HOST_NS = 10_000
+"""Shorter rows of Timeline.host are not read: there are very many, and none explains why a GPU is idle."""
 STEP_COLUMNS = {"step": "int64", "start": "int64", "end": "int64"}
 SPAN_COLUMNS = {"name": "str", "thread": "str", "start": "int64", "end": "int64"}
 OPERATOR_COLUMNS = {**SPAN_COLUMNS, "self_ns": "int64", "outermost": "bool"}
@@ -146,6 +148,10 @@ def _no_api() -> "pd.DataFrame":
     return empty(API_COLUMNS)
 
 
+def _no_host() -> "pd.DataFrame":
+    return empty(SPAN_COLUMNS)
+
+
 def _no_collectives() -> "pd.DataFrame":
     return empty(COLLECTIVE_COLUMNS)
 
@@ -173,6 +179,9 @@ class Timeline:
     domain, colon, name); nsys: domain, payload, json, cut too."""
     api: "pd.DataFrame" = field(default_factory=_no_api)
     """name, thread, start, end, correlation_id: calls of the CUDA runtime and driver."""
+    host: "pd.DataFrame" = field(default_factory=_no_host)
+    """name, thread ("" unknown), start, end: what else was recorded of the CPU and took HOST_NS or more: functions of
+    Python, calls of the operating system, work of the profiler ("profiler: ..."), libraries that were loaded."""
     collectives: "pd.DataFrame" = field(default_factory=_no_collectives)
     """COLLECTIVE_COLUMNS: communication, the kernels of a GPU or, where there are none, the spans of CPU threads. Its
     kernels are in `kernels` too."""
@@ -202,7 +211,7 @@ def lost_kernels(timelines: Sequence[Timeline]) -> str:
 
 
 _FIELDS = tuple(field.name for field in fields(Timeline))
-_TABLES = ("steps", "operators", "kernels", "ranges", "api", "collectives")
+_TABLES = ("steps", "operators", "kernels", "ranges", "api", "host", "collectives")
 
 
 class TableSource(Protocol):

@@ -3,13 +3,14 @@ other's on what the device waits for."""
 
 import dataclasses
 import re
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 
 from analysis.diagnose.advice import LEAST, Advice, Context
 from analysis.diagnose.finding import Finding
 from analysis.diagnose.sentences import number, range_over_ranks
 from analysis.metrics.time import launches as queue
-from analysis.metrics.time.idle import CAUSES, IdleCauses, idle_frame
+from analysis.metrics.time.idle import CAUSES, PAUSE, IdleCauses, idle_frame
 from analysis.metrics.time.idle_gaps import LARGEST, Spread, gap_frame
 from analysis.metrics.time.launches import MOSTLY
 from analysis.timeline import Timeline
@@ -18,7 +19,6 @@ from analysis.wording import percent
 _LITTLE = 0.05
 _MUCH = 0.25
 _HALF = 0.5
-_PAUSE = "host_pause"
 _MOST_RANKS = 3
 _WAITS = {
     "data_wait": "for data",
@@ -58,7 +58,7 @@ class Diagnosis:
     @property
     def host(self) -> str:
         """What of the host costs the most: "launch_bound", "host_pause" or "data_wait"; "" where none takes 5 %."""
-        costs = {"launch_bound": self.launches, _PAUSE: self.pauses, "data_wait": self.data}
+        costs = {"launch_bound": self.launches, PAUSE: self.pauses, "data_wait": self.data}
         most = max(costs, key=costs.__getitem__)
         return most if costs[most] >= _LITTLE else ""
 
@@ -72,7 +72,7 @@ def diagnosis(rows: Sequence[IdleCauses], context: Context | None = None) -> Dia
     pauses = steady["launch_bound"] - sum(spread.short_ns for spread in spreads)
     steady["launch_bound"] -= pauses
     repeating["launch_bound"] = sum(spread.short_repeating_ns for spread in spreads)
-    steady[_PAUSE] = repeating[_PAUSE] = pauses
+    steady[PAUSE] = repeating[PAUSE] = pauses
     cause = max(steady, key=steady.__getitem__)
     return Diagnosis(
         idle=sum(row.idle_ns for row in rows) / span,
@@ -119,7 +119,18 @@ def _pausing(spreads: Sequence[Spread], pauses_ns: int) -> str:
         return f"{said}, {'most of them ' if count > 1 else ''}without any CPU call in the trace"
     what = most if len(names[most]) > 1 else next(iter(names[most]))
     share = f"{number(times[most] / 1e6)} of {number(pauses_ns / 1e6)} ms"
-    return f"{said}, {share if times[most] >= _HALF * pauses_ns else f'the most, {share},'} in {what[:80]}"
+    said = f"{said}, {share if times[most] >= _HALF * pauses_ns else f'the most, {share},'} in {what[:80]}"
+    did = _mostly([spread.pause_activities_ns for spread in spreads])
+    return f"{said}; {did}" if did else said
+
+
+def _mostly(activities: Sequence[Mapping[str, int]]) -> str:
+    """Name what the CPU did for a quarter of the time or more, with its shares; "" for nothing."""
+    sums = Counter[str]()
+    for one in activities:
+        sums.update(one)
+    named = [(what, ns / sums.total()) for what, ns in sums.most_common() if ns >= _MUCH * sums.total() > 0]
+    return ", ".join(f"{what} {percent(share)}" for what, share in named)
 
 
 def causes(rows: Sequence[IdleCauses], context: Context | None = None) -> Finding | None:
@@ -129,7 +140,7 @@ def causes(rows: Sequence[IdleCauses], context: Context | None = None) -> Findin
     on_gpu = rows[0].on_gpu
     table = idle_frame(rows)
     if not on_gpu:  # a CPU launches nothing
-        table = table[table["cause"] != "launch_bound"].drop(columns=["note", "short_gaps_ms"]).reset_index(drop=True)
+        table = table[~table["cause"].isin(("launch_bound", PAUSE))].drop(columns="note").reset_index(drop=True)
     title = "Why the GPU is idle" if on_gpu else "Why the CPU does not compute"
     found = diagnosis(rows, context)
     return Finding("idle_causes", title, table, _why(rows, found), tuple(_advice(rows, found)) if on_gpu else ())
@@ -189,7 +200,7 @@ def _why(rows: Sequence[IdleCauses], found: Diagnosis) -> str:
 
 def _cause(rows: Sequence[IdleCauses], found: Diagnosis) -> str:
     """What the device waits for between its first and last work, and what to try."""
-    if found.cause == _PAUSE:
+    if found.cause == PAUSE:
         said = f"for {percent(found.steady)} the CPU pauses without launching ({found.pausing}; {found.few})"
         if found.steady < _LITTLE:
             return f"{said}; no cause takes 5 %"
@@ -251,7 +262,10 @@ def gaps(rows: Sequence[IdleCauses]) -> Finding | None:
         where.append(f"step {longest.step}")
     where += [f"CPU in {longest.cpu}"] if longest.cpu else []
     said = f"{_few(rows).capitalize()}, the longest takes {number(longest.length_ns / 1e6)} ms"
-    return Finding("idle_gaps", title, gap_frame(named), said + (f" ({', '.join(where)})." if where else "."))
+    said += f" ({', '.join(where)})" if where else ""
+    did = _mostly([gap.activities for _, _, spread in named for gap in spread.largest])
+    said += f". What the CPU did in them: {did}" if did else ""
+    return Finding("idle_gaps", title, gap_frame(named), f"{said}.")
 
 
 def launches(

@@ -138,7 +138,12 @@ def read_work(
 
 
 def read_api(
-    database: Database, tables: Sequence[str], told_by: Sequence[str], caller: Caller, problems: list[str]
+    database: Database,
+    tables: Sequence[str],
+    told_by: Sequence[str],
+    caller: Caller,
+    problems: list[str],
+    shortest_ns: int = 0,
 ) -> Records:
     """Read the calls of CUDA's runtime and driver: name, thread "process/thread", start, end, correlation_id.
 
@@ -148,12 +153,17 @@ def read_api(
         told_by: columns that tell name and thread.
         caller: takes a table and the distinct rows of these columns, and gives name, thread and process of each.
         problems: takes what could not be read, one sentence each.
+        shortest_ns: calls that are shorter are left out.
     """
     labels = {"name": Codes(), "thread": Codes()}
     parts: list[dict[str, Any]] = []
     for table in tables:
         wanted = {**_CALL, **dict.fromkeys(told_by, -1)}
-        columns = _timed(database.integers(table, wanted, compact=True), "of CUDA's calls", problems)
+        what = "of calls of the system" if shortest_ns else "of CUDA's calls"
+        columns = _timed(database.integers(table, wanted, compact=True), what, problems)
+        if shortest_ns:
+            lasting = columns["end"] - columns["start"] >= shortest_ns
+            columns = {name: values[lasting] for name, values in columns.items()}
         if parts and not len(columns["start"]):
             continue
         ids, place = _distinct(*(columns.pop(name) for name in told_by))

@@ -37,6 +37,7 @@ def timeline(
     ranges: Rows = (),
     operators: Rows = (),
     collectives: Rows = (),
+    host: Rows = (),
     world_size: int | None = None,
 ) -> Timeline:
     """Build a timeline.
@@ -50,6 +51,7 @@ def timeline(
         operators: (name, start, end[, thread[, outermost]]).
         collectives: (kind, start, end[, bytes[, correlation_id[, stream[, group[, group_size[, seq]]]]]]); of a GPU
             where there are kernels: add its kernel to `kernels` too.
+        host: (name, start, end[, thread]).
         world_size: ranks of the job.
     """
     launched = {**KERNEL_COLUMNS, "correlation_id": "int64"}
@@ -74,5 +76,6 @@ def timeline(
             ],
             COLLECTIVE_COLUMNS,
         ),
+        host=table([(row[0], *(row[3:] or ("main",)), *row[1:3]) for row in host], SPAN_COLUMNS),
         world_size=world_size,
     )

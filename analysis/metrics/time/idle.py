@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
+from analysis.metrics.time.host_activity import COMMUNICATION, DATA
 from analysis.metrics.time.idle_gaps import Spread, idle_spread
 from analysis.metrics.time.launches import launching_calls
 from analysis.metrics.time.phases import phase_of
@@ -107,34 +108,62 @@ def idle_causes(timeline: Timeline, window: Window = "steps") -> IdleCauses | No
         other_ns=total_ns(idle) - sum(found),
         on_gpu=sets.on_gpu,
         reason=reason if len(idle) or not sets.on_gpu else "",
-        spread=idle_spread(timeline, begin, idle, sets.active if sets.on_gpu else sets.compute, causes),
+        spread=idle_spread(
+            timeline,
+            begin,
+            idle,
+            sets.active if sets.on_gpu else sets.compute,
+            causes,
+            {DATA: loading, COMMUNICATION: talking},
+        ),
     )
 
 
+PAUSE = "host_pause"
+_TYPES = dict.fromkeys(("idle_time_share", "repeating_ms"), "float64")
+
+
 def idle_frame(rows: Sequence[IdleCauses]) -> "pd.DataFrame":
-    """Return one row per rank and cause: rank, cause, idle_ms, idle_time_share, window_share, steady_ms (between first
-    and last kernel), repeating_ms (what of that the steps usually have), short_gaps_ms (of the launch-bound steady
-    time what is in gaps as short as a launch, see idle_gaps; missing for the others), note."""
+    """Return one row per rank and cause: rank, cause, idle_ms, idle_time_share, window_share, repeating_ms, note.
+
+    The rows of a rank add up to its idle time. *start_up* and *tear_down* are what lies before the first kernel and
+    after the last, whatever the CPU did; the other rows are of the time between (see idle_gaps). There, *launch_bound*
+    is only what repeats, in gaps as short as a launch; all other time in which the CPU was late is *host_pause*.
+    repeating_ms is what of a row the steps usually have. Without `spread`, the rows are CAUSES.
+    """
     import pandas as pd
 
-    records = [
-        {
-            "rank": row.rank,
-            "cause": cause,
-            "idle_ms": row.ns(cause) / 1e6,
-            "idle_time_share": row.ns(cause) / row.idle_ns if row.idle_ns else None,
-            "window_share": row.ns(cause) / row.span_ns,
-            "steady_ms": row.spread.steady_ns[cause] / 1e6 if row.spread else None,
-            "repeating_ms": row.spread.repeating_ns[cause] / 1e6 if row.spread else None,
-            "short_gaps_ms": row.spread.short_ns / 1e6 if row.spread and cause == "launch_bound" else None,
-            "note": row.reason if cause == "launch_bound" else "",
-        }
-        for row in rows
-        for cause in CAUSES
-    ]
+    records = []
+    for row in rows:
+        for cause, (length, repeating) in _by_row(row).items():
+            note = row.reason if cause == "launch_bound" else ""
+            share = length / row.idle_ns if row.idle_ns else None
+            values = (row.rank, cause, length / 1e6, share, length / row.span_ns, repeating, note)
+            records.append(dict(zip(_COLUMNS, values, strict=True)))
     frame = pd.DataFrame(records)
-    numbers = dict.fromkeys(("idle_time_share", "steady_ms", "repeating_ms", "short_gaps_ms"), "float64")
-    return frame.astype({"rank": "Int64", **numbers}) if records else frame
+    return frame.astype({"rank": "Int64", **_TYPES}) if records else frame
+
+
+_COLUMNS = ("rank", "cause", "idle_ms", "idle_time_share", "window_share", "repeating_ms", "note")
+
+
+def _by_row(row: IdleCauses) -> dict[str, tuple[int, float | None]]:
+    """Time of each row of a rank, ns, and what of it repeats, ms."""
+    spread = row.spread
+    if spread is None:
+        return {cause: (row.ns(cause), None) for cause in CAUSES}
+    found = {cause: (spread.steady_ns[cause], spread.repeating_ns[cause] / 1e6) for cause in CAUSES}
+    late, repeating = spread.steady_ns["launch_bound"], spread.repeating_ns["launch_bound"]
+    bound = spread.short_repeating_ns
+    return {
+        "start_up": (spread.start_up_ns, 0.0),
+        "data_wait": found["data_wait"],
+        "communication_wait": found["communication_wait"],
+        "launch_bound": (bound, bound / 1e6),
+        PAUSE: (late - bound, max(0, repeating - bound) / 1e6),
+        "other": found["other"],
+        "tear_down": (spread.tear_down_ns, 0.0),
+    }
 
 
 def _gaps(timeline: Timeline, sets: WorkSets, begin: int, end: int) -> tuple[Intervals, Intervals, str]:

@@ -4,8 +4,9 @@ A gap is a time in the window in which nothing runs. One before the first kernel
 the last kernel *tear-down* (copies and memsets are no kernels); all others are the *steady* part.
 
 A cause of idle time *repeats* where a step usually has it: its steady time in the median step, times the steps, is what
-repeats. Fewer than three marked steps have no usual one: all of it repeats then, unless a few gaps (a quarter of them,
-five at most) hold more than half of it; in that case, what is left without these.
+repeats. Fewer than three marked steps have no usual one. Then the steady gaps, in order of time, are divided into ten
+groups of equal number: what repeats is the median group's time, times the groups. So a few gaps never repeat, however
+long they are; fewer than three gaps do not either.
 
 What makes every step faster (fewer launches, more loader workers) saves what repeats, and not the one long gap.
 
@@ -17,12 +18,14 @@ back however few launches there are. A gap is short up to `_INTERVALS` times the
 by launching).
 """
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from analysis.metrics.time.host_activity import HostActivity
 from analysis.metrics.time.launches import launching_calls
 from analysis.spans import Intervals, clipped, inside_ns, intersection, total_ns
 from analysis.timeline import Timeline
@@ -32,7 +35,9 @@ if TYPE_CHECKING:
 
 LARGEST = 5
 """Gaps of a rank that are named one by one."""
-_STEPS = 3
+_STEPS, _GROUPS = 3, 10
+_NAMED_PARTS = 3
+"""Calls and operators of a gap that are named."""
 _INTERVALS = 4
 _SHORTEST_NS, _LONGEST_NS = 50_000, 1_000_000
 _NAMED = 200
@@ -52,7 +57,11 @@ class Gap:
     cause: str
     """What most of it is, of idle.CAUSES."""
     cpu: str
-    """Name of what the CPU did for at least half of it, the innermost; "" where the trace has no such name."""
+    """The innermost call, operator or range that holds at least half of it; "" for none."""
+    activities: Mapping[str, int]
+    """What the CPU did meanwhile, ns by activity (see host_activity), the most first; together the gap."""
+    calls: str
+    """The calls and operators that took the most of it, with their times; "" where none was recorded."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,11 +85,18 @@ class Spread:
     """What of that repeats; the rest of the steady launch-bound time is host pauses."""
     pauses: int
     doing_ns: Mapping[str, int]
-    """How long the CPU did what in the longest host pauses: names as in Gap, and how much of the pauses they cover."""
+    """How long the CPU was in what in the longest host pauses: names as in Gap.cpu, and how much they cover."""
+    pause_activities_ns: Mapping[str, int]
+    """The time of these by activity."""
 
 
 def idle_spread(
-    timeline: Timeline, begin: int, idle: Intervals, active: Intervals, causes: Mapping[str, Intervals]
+    timeline: Timeline,
+    begin: int,
+    idle: Intervals,
+    active: Intervals,
+    causes: Mapping[str, Intervals],
+    waits: Mapping[str, Intervals],
 ) -> Spread:
     """Return how idle time is spread.
 
@@ -90,6 +106,7 @@ def idle_spread(
         idle: the idle time of the window.
         active: when a kernel ran, of a CPU an operator, in the whole trace.
         causes: the idle time by cause; together all of `idle`.
+        waits: as HostActivity takes them.
     """
     first, last = (int(active[0, 0]), int(active[-1, 1])) if len(active) else (0, 0)
     parts = np.where(idle[:, 1] <= first, 0, np.where(idle[:, 0] >= last, 2, 1))
@@ -100,31 +117,40 @@ def idle_spread(
         steady[cause] = int(by_cause[cause][parts == 1].sum())
         repeating[cause] = _repeating(timeline, clipped(spans, first, last), by_cause[cause][parts == 1])
     order = np.argsort(-lengths, kind="stable")[:LARGEST].tolist()
-    doing = _Doing(timeline)
+    host = HostActivity(timeline, waits)
     bound = np.where(parts == 1, by_cause["launch_bound"], 0)
     limit = _short_limit(timeline)
     short = (bound > 0) & (bound <= limit)
     launching = intersection(clipped(causes["launch_bound"], first, last), idle[short])
     pauses = np.flatnonzero(bound > limit)
-    named: dict[str, int] = {}
+    named, activities = Counter[str](), Counter[str]()
     for place in pauses[np.argsort(-bound[pauses], kind="stable")][:_NAMED].tolist():
-        name, length = doing.during(int(idle[place, 0]), int(idle[place, 1]))
-        named[name] = named.get(name, 0) + min(length, int(bound[place]))
+        doing = host.during(int(idle[place, 0]), int(idle[place, 1]))
+        named[doing.region] += min(doing.region_ns, int(bound[place]))
+        activities.update(doing.activities)
+
+    def gap(place: int) -> Gap:
+        start, end = (int(moment) for moment in idle[place])
+        doing = host.during(start, end)
+        return Gap(
+            start_ns=start - begin,
+            length_ns=end - start,
+            part=PARTS[int(parts[place])],
+            step=_step(timeline, start),
+            cause=max(by_cause, key=lambda cause: int(by_cause[cause][place])),
+            cpu=doing.region,
+            activities=doing.activities,
+            calls=", ".join(
+                f"{name} {length / 1e6:.4g} ms"
+                for name, length in [(name, ns) for (_, name), ns in doing.parts.items() if name][:_NAMED_PARTS]
+            ),
+        )
+
     return Spread(
         start_up_ns=int(lengths[parts == 0].sum()),
         tear_down_ns=int(lengths[parts == 2].sum()),
         gaps=len(idle),
-        largest=tuple(
-            Gap(
-                start_ns=int(idle[place, 0]) - begin,
-                length_ns=int(lengths[place]),
-                part=PARTS[int(parts[place])],
-                step=_step(timeline, int(idle[place, 0])),
-                cause=max(by_cause, key=lambda cause: int(by_cause[cause][place])),
-                cpu=doing.during(int(idle[place, 0]), int(idle[place, 1]))[0],
-            )
-            for place in order
-        ),
+        largest=tuple(gap(place) for place in order),
         steady_ns=steady,
         repeating_ns=repeating,
         short_limit_ns=limit,
@@ -132,6 +158,7 @@ def idle_spread(
         short_repeating_ns=_repeating(timeline, launching, np.where(short, bound, 0)[parts == 1]),
         pauses=len(pauses),
         doing_ns=named,
+        pause_activities_ns=activities,
     )
 
 
@@ -150,14 +177,16 @@ def _repeating(timeline: Timeline, spans: Intervals, gaps: Intervals) -> int:
     Args:
         timeline: what a reader returned.
         spans: the steady time.
-        gaps: how much of it is in each gap, 0 in those of other causes.
+        gaps: how much of it is in each steady gap, in order of time, 0 in those of other causes.
     """
     whole, steps = total_ns(spans), timeline.steps
     if len(steps) >= _STEPS:
         usual = float(np.median(inside_ns(spans, steps["start"].to_numpy(), steps["end"].to_numpy())))
         return min(whole, round(usual * len(steps)))
-    few = int(np.sort(gaps)[::-1][: min(LARGEST, max(1, len(gaps) // 4))].sum())
-    return whole - few if 2 * few > whole else whole
+    if len(gaps) < _STEPS:
+        return 0
+    groups = [int(group.sum()) for group in np.array_split(gaps, min(_GROUPS, len(gaps)))]
+    return min(whole, round(float(np.median(groups)) * len(groups)))
 
 
 def _step(timeline: Timeline, moment: int) -> int | None:
@@ -166,38 +195,9 @@ def _step(timeline: Timeline, moment: int) -> int | None:
     return int(inside.iloc[0]) if len(inside) else None
 
 
-class _Doing:
-    """What the CPU did in a gap."""
-
-    def __init__(self, timeline: Timeline) -> None:
-        steps = set(zip(timeline.steps["start"].tolist(), timeline.steps["end"].tolist(), strict=True))
-        self._spans, self._names = [], []
-        for table in (timeline.api, timeline.operators, timeline.ranges):
-            starts, ends = (table[name].to_numpy(dtype=np.int64) for name in ("start", "end"))
-            marks = np.isin(starts, [start for start, _ in steps])
-            marked = [place for place in np.flatnonzero(marks).tolist() if (starts[place], ends[place]) in steps]
-            order = np.argsort(starts - ends, kind="stable")  # the longest first
-            order = order[~np.isin(order, marked)]
-            self._spans.append((starts[order], ends[order], (starts - ends)[order]))
-            self._names.append((table["name"], order))
-
-    def during(self, begin: int, end: int) -> tuple[str, int]:
-        """Return, of what covers at least half of a gap, the name of the shortest and how much it covers, ns.
-
-        "" and all of the gap for nothing.
-        """
-        found: list[tuple[int, str, int]] = []
-        for (starts, ends, shorter), (names, order) in zip(self._spans, self._names, strict=True):
-            count = int(np.searchsorted(shorter, (begin - end) / 2, side="right"))  # the others are too short
-            covered = ends[:count].clip(max=end) - starts[:count].clip(min=begin)
-            for place in np.flatnonzero(2 * covered >= end - begin).tolist():
-                found.append((int(ends[place] - starts[place]), str(names.iloc[order[place]]), int(covered[place])))
-        return min(found)[1:] if found else ("", end - begin)
-
-
 def gap_frame(rows: "Sequence[tuple[int | None, int, Spread]]") -> "pd.DataFrame":
     """Return one row per named gap: rank, start_ms (since the begin of the window), length_ms, idle_time_share, part,
-    step, cause, cpu.
+    step, cause, activity (what the CPU did for most of it), activity_ms, calls, cpu.
 
     Args:
         rows: rank, idle time in ns and spread of each rank.
@@ -213,6 +213,9 @@ def gap_frame(rows: "Sequence[tuple[int | None, int, Spread]]") -> "pd.DataFrame
             "part": gap.part,
             "step": gap.step,
             "cause": gap.cause,
+            "activity": (activity := next(iter(gap.activities))),
+            "activity_ms": gap.activities[activity] / 1e6,
+            "calls": gap.calls,
             "cpu": gap.cpu,
         }
         for rank, idle_ns, spread in rows

@@ -10,7 +10,18 @@ from analysis.names import PRECISIONS, is_gpu_library
 from analysis.readers.columns import Codes, categories
 from analysis.readers.kineto.collectives import collectives
 from analysis.readers.kineto.events import Integers
-from analysis.readers.kineto.tables import CALL, KINDS, OPERATOR, RANGE, WORK, HostCall, Tables, label, thread_name
+from analysis.readers.kineto.tables import (
+    CALL,
+    HOST,
+    KINDS,
+    OPERATOR,
+    RANGE,
+    WORK,
+    HostCall,
+    Tables,
+    label,
+    thread_name,
+)
 from analysis.readers.steps import empty_steps, launch_moments, left_out
 from analysis.timeline import GpuWork
 
@@ -20,7 +31,7 @@ if TYPE_CHECKING:
 
 _STEP = re.compile(r"ProfilerStep\s*#\s*(\d{1,18})")
 _LAUNCH = re.compile("LaunchKernel|KernelLaunch|GraphLaunch")
-_SPANS = ("steps", "operators", "ranges")
+_SPANS = ("steps", "operators", "ranges", "host")
 
 _Columns = dict[str, Any]
 
@@ -36,7 +47,7 @@ class Frames:
             base_ns: what is added to the trace's times.
             groups: size of each process group by name.
         """
-        self._columns = {table: tables.columns(table, base_ns) for table in (CALL, OPERATOR, RANGE, WORK)}
+        self._columns = {table: tables.columns(table, base_ns) for table in (CALL, OPERATOR, RANGE, HOST, WORK)}
         self._names = {table: [label(name) for name in tables.names[table]] for table in self._columns}
         self._threads = [thread_name(thread) for thread in tables.threads]
         self._groups = groups
@@ -138,6 +149,8 @@ class Frames:
                     columns["precision"] = told
                 columns["self_ns"], columns["outermost"] = nesting(columns["thread"], columns["start"], columns["end"])
             made[name] = self._table(table, columns, np.lexsort((-columns["end"], columns["start"])))
+        host = self._columns.pop(HOST)
+        made["host"] = self._table(HOST, host, np.lexsort((-host["end"], host["start"])))
         return {"steps": _step_table(self._steps), **made}
 
     def _table(self, table: str, columns: _Columns, order: Integers) -> "pd.DataFrame":

@@ -29,8 +29,9 @@ from analysis.readers.kineto.events import (
     sizes,
     whole_numbers,
 )
+from analysis.timeline import HOST_NS
 
-OPERATOR, RANGE, CALL, WORK, COUNTERS = "operator", "range", "call", "work", "counters"
+OPERATOR, RANGE, CALL, HOST, WORK, COUNTERS = "operator", "range", "call", "host", "work", "counters"
 KINDS = ("kernel", "memcpy", "memset")
 # Of 2021 (capitals) and of later versions.
 TABLES = {
@@ -41,14 +42,15 @@ TABLES = {
     **dict.fromkeys(("kernel", "Kernel"), "kernel"),
     **dict.fromkeys(("gpu_memcpy", "Memcpy"), "memcpy"),
     **dict.fromkeys(("gpu_memset", "Memset"), "memset"),
+    **dict.fromkeys(("python_function", "overhead"), HOST),
     "cuda_profiler_range": COUNTERS,
 }
 """Where the events of a category go: a table, one of KINDS, or COUNTERS."""
 
-# No work of a device of its own: the profiler, the host's stacks, arrows, what a GPU's work belongs to, or says again.
+# No work of its own: arrows, what a GPU's work belongs to, or says again.
 NEEDLESS = frozenset(
     (
-        *("", "Trace", "python_function", "overhead", "cpu_instant_event", "external_correlation"),
+        *("", "Trace", "cpu_instant_event", "external_correlation"),
         *("ac2g", "async_cpu_to_gpu", "async_gpu", "fwdbwd", "forward_backward"),
         *("gpu_user_annotation", "cuda_sync", "cuda_event", "xpu_sync", "collective_comm"),
         *("gpu_pm_counter", "xpu_scope_profiler", "bertbench"),  # the last is this suite's own, in a file for Perfetto
@@ -114,6 +116,7 @@ def _of_device(category: str, events: Sequence[AnyEvent]) -> bool:
 
 
 _HOST_CALL = re.compile(r"record_param_comms$|(?:nccl|gloo|mpi|ucc|xccl)[:_]|c10d::_?allgather_base", re.IGNORECASE)
+_LOADS = re.compile("lazy function loading|module loading", re.IGNORECASE)
 _SPAN = {"name": "int32", "thread": "int32", "start": "int64", "duration": "int64"}
 _SIZES = {name: "int32" for side in ("grid", "block") for name in (f"{side}_x", f"{side}_y", f"{side}_z")}
 _PIECE = {"name": "int32", "kind": "int8", "device": "int64", "stream": "int64", "start": "int64", "duration": "int64",
@@ -122,6 +125,7 @@ _COLUMNS = {
     OPERATOR: {**_SPAN, "precision": "int8"},
     RANGE: _SPAN,
     CALL: {**_SPAN, "correlation_id": "int64"},
+    HOST: _SPAN,
     WORK: _PIECE,
 }
 
@@ -172,6 +176,9 @@ class Tables:
                 self.unknown.add(name, [chunk.events[row] for row in rows.tolist()])
         for table, found in by_table.items():
             rows = np.sort(np.concatenate(found))
+            if table == HOST:
+                self._add_host(chunk, rows[usable[rows] & (chunk.duration[rows] >= HOST_NS)])
+                continue
             self.timeless += int((~usable[rows]).sum())
             rows = rows[usable[rows]]
             self.events += len(rows)
@@ -199,6 +206,19 @@ class Tables:
                     columns["precision"] = self._precisions(events, columns["name"])
                 self._note_host_calls(events, self.names[table], columns)
             self._columns[table].add(columns)
+
+    def _add_host(self, chunk: Chunk, rows: npt.NDArray[np.intp]) -> None:
+        """Functions of Python, and work of the profiler, whose thread is not recorded."""
+        events = [chunk.events[row] for row in rows.tolist()]
+        own = [event.cat == "overhead" for event in events]
+        names = [event.name for event in events]
+        names = [
+            f"profiler: {name}" if mark and not _LOADS.search(str(name)) else name
+            for name, mark in zip(names, own, strict=True)
+        ]
+        threads = [None if mark else (event.pid, event.tid) for event, mark in zip(events, own, strict=True)]
+        spans = {"start": chunk.start[rows], "duration": chunk.duration[rows]}
+        self._columns[HOST].add({"name": self.names[HOST].of(names), "thread": self.threads.of(threads), **spans})
 
     def _add_work(self, kind: str, events: list[AnyEvent], start: Integers, duration: Integers) -> None:
         found = Arguments(KernelArguments).of(events)
@@ -263,16 +283,16 @@ class Tables:
         columns = self._columns[table].joined(**_COLUMNS[table])
         columns["start"] += base_ns
         columns["end"] = columns["start"] + columns.pop("duration")
-        if table != WORK:
+        if table not in (WORK, HOST):
             self._spans_of_thread.update(dict(enumerate(np.bincount(columns["thread"]).tolist())))
         return columns
 
     def process(self) -> int | None:
         """Return the process that most of the spans taken so far are of; None where none has a number."""
         found: Counter[int] = Counter()
-        for number, (process, _) in enumerate(self.threads):
-            if isinstance(process, int):
-                found[process] += self._spans_of_thread[number]
+        for number, thread in enumerate(self.threads):
+            if thread is not None and isinstance(thread[0], int):
+                found[thread[0]] += self._spans_of_thread[number]
         return max(found, key=lambda process: found[process]) if found else None
 
 
@@ -294,6 +314,6 @@ def label(name: Any) -> str:
     return "" if name is None else str(name)
 
 
-def thread_name(thread: tuple[Any, Any]) -> str:
-    """Return how tables name a thread: process/thread."""
-    return f"{thread[0]}/{thread[1]}"
+def thread_name(thread: tuple[Any, Any] | None) -> str:
+    """Return how tables name a thread: process/thread, "" for one that is not known."""
+    return "" if thread is None else f"{thread[0]}/{thread[1]}"

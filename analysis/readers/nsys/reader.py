@@ -29,7 +29,7 @@ from analysis.readers.sqlite_database import (
     unpacked,
 )
 from analysis.readers.steps import captured_rank, take_steps, without_empty
-from analysis.timeline import OPERATOR_COLUMNS, Timeline, empty
+from analysis.timeline import HOST_NS, OPERATOR_COLUMNS, Timeline, empty
 from common.errors import InputError
 from common.redact import REDACTED, redact_text
 
@@ -82,6 +82,8 @@ _WORK_TABLES = {
 }
 _KERNEL_NAMES = ("demangledName", "shortName", "mangledName")
 _API_TABLES = (f"{_PREFIX}RUNTIME", f"{_PREFIX}DRIVER")
+_OVERHEAD = "PROFILER_OVERHEAD"
+_HOST_TABLES = ("OSRT_API", _OVERHEAD)
 _API_VERSION = re.compile(r"_v\d{4,}$")
 
 # Of what nsys says about its own recording, only this where it has GPU work.
@@ -129,11 +131,14 @@ def read(path: Path) -> list[Timeline]:
         ranges = read_ranges(database, _recorded_until(database))
         work = read_work(database, _WORK_TABLES, _KERNEL_NAMES, lambda ids: _kernel_names(database, ids), problems)
         told_by = ("globalTid", "nameId")
-        api = read_api(database, _API_TABLES, told_by, lambda _, ids: _callers(database, ids), problems)
+        api = read_api(database, _API_TABLES, told_by, lambda table, ids: _callers(database, table, ids), problems)
+        host = read_api(
+            database, _HOST_TABLES, told_by, lambda table, ids: _callers(database, table, ids), problems, HOST_NS
+        )
         source = _source(database)
         gpus = _Gpus(database)
         problems += [*_about(database, work), *database.problems, *ranges.problems]
-    timelines = _by_process(work, api, ranges, source, gpus, problems)
+    timelines = _by_process(work, api, host, ranges, source, gpus, problems)
     if not timelines:
         why = "; ".join(problems[:3]) or "no kernel or copy"
         raise InputError(
@@ -151,23 +156,25 @@ def _kernel_names(database: Database, ids: Ids) -> tuple[list[str], list[str]]:
     return full, [short or demangled or mangled or UNNAMED for demangled, short, mangled in found]
 
 
-def _callers(database: Database, ids: Ids) -> tuple[list[str], list[str], list[int]]:
+def _callers(database: Database, table: str, ids: Ids) -> tuple[list[str], list[str], list[int]]:
     """Name (without nsys's suffix _v7000), thread and process of each call, by the numbers of thread and name."""
     threads, numbers = ids
     names = database.strings(np.array(numbers, dtype=np.int64))
     texts = [_API_VERSION.sub("", names.get(number, UNNAMED)) for number in numbers]
+    if table == _OVERHEAD:
+        texts = [text if text.startswith("dlopen") else f"profiler: {text}" for text in texts]
     labels = [f"{number // PROCESS % PROCESS}/{number % PROCESS}" if number >= 0 else "" for number in threads]
     return texts, labels, [number // PROCESS if number >= 0 else -1 for number in threads]
 
 
 def _by_process(
-    work: Records, api: Records, ranges: Ranges, source: str, gpus: "_Gpus", problems: list[str]
+    work: Records, api: Records, host: Records, ranges: Ranges, source: str, gpus: "_Gpus", problems: list[str]
 ) -> list[Timeline]:
     import pandas as pd
 
     marks = ranges.frame["process"].to_numpy(dtype=np.int64, copy=True)
     _adopt([work.process, marks, api.process], problems)
-    (work_of, no_work), (api_of, no_api) = work.by_process(), api.by_process()
+    (work_of, no_work), (api_of, no_api), (host_of, no_host) = (own.by_process() for own in (work, api, host))
     timelines = []
     for key in sorted({*work_of, *pd.unique(marks).tolist()}):
         kernels, calls = work_of.pop(key, no_work), api_of.pop(key, no_api)
@@ -186,6 +193,7 @@ def _by_process(
                 kernels=kernels,
                 ranges=others,
                 api=calls,
+                host=host_of.pop(key, no_host).drop(columns="correlation_id"),
                 collectives=collectives(kernels, calls, others),
                 source=source,
                 process=pid,

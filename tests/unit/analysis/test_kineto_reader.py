@@ -352,7 +352,7 @@ def test_a_file_of_thousands_of_categories_names_a_few(tmp_path: Path) -> None:
 
 
 ROOT = Path(__file__).resolve().parents[3]
-TABLES = ("steps", "operators", "kernels", "ranges", "api", "collectives")
+TABLES = ("steps", "operators", "kernels", "ranges", "api", "host", "collectives")
 
 
 def sample(folder: Path) -> Path:
