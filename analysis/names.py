@@ -197,9 +197,11 @@ _DEVICE_KERNEL = re.compile(r"\b[nr]ccl(?:Symk)?(?:Dev|Generic)?Kernel|\bncclDev
 
 # GPU kernels of libraries other than NCCL, by the function's own name. DeepEP (deepseek-ai/DeepEP, csrc/), its hybrid
 # kernels, MORI (ROCm/mori) and TensorRT-LLM exchange the tokens of experts. What they compute on one rank alone (the
-# layout of a dispatch, the copy out of a buffer, permutations) is no communication.
+# layout of a dispatch, the copy out of a buffer, permutations) is no communication. PyTorch's all-to-alls over NVSHMEM
+# exchange the sizes first; pplx-garden's kernels send and receive apart.
 _EXCHANGE = re.compile(
-    r"\b(?:deep|hybrid)_ep::(?:\w+::)*(\w+)$|\bmoeA2A(\w+Kernel)$|\b(Ep(?:Dispatch|Combine)\w*Kernel\w*)$",
+    r"\b(?:deep|hybrid)_ep::(?:\w+::)*(\w+)$|\bmoeA2A(\w+Kernel)$|\b(Ep(?:Dispatch|Combine)\w*Kernel\w*)$|"
+    r"\b(a2a_(?:dispatch|combine)_\w+)$|\b(exchangeSplitAndOffset\w*)$",
     re.IGNORECASE,
 )
 _EXCHANGE_OPERATIONS: tuple[tuple[str | None, re.Pattern[str]], ...] = tuple(
@@ -207,7 +209,7 @@ _EXCHANGE_OPERATIONS: tuple[tuple[str | None, re.Pattern[str]], ...] = tuple(
     for label, pattern in (
         (None, r"layout|epilogue|permute|prepare|preprocess"),
         ("barrier", r"barrier|sync_kernel|clean_low_latency_buffer"),
-        ("notify", r"notify"),
+        ("notify", r"notify|exchangeSplit"),
         ("combine", r"combine"),
         ("dispatch", r"dispatch"),
         ("send_recv", r"(?:^|_)(?:send|recv)(?:_|$)"),
@@ -217,7 +219,7 @@ _EXCHANGE_OPERATIONS: tuple[tuple[str | None, re.Pattern[str]], ...] = tuple(
 # switch add or copy (multimem).
 _OTHERS = re.compile(
     r"\b(?:barrier|sync|alltoall|broadcast|fcollect|reduce|rdxn)\w*_on_stream_kernel|\b(?:nv|roc)shmem|\bmscclKernel_|"
-    r"\bmscclpp::|\bmultimem_|cross_device_store",
+    r"\bmscclpp::|\bmultimem_|cross_device_store|\ballToAllV(?:_2d\w*|Push|Kernel)?$|\bmoeAllToAll\w*Kernel",
     re.IGNORECASE,
 )
 _KERNEL_OPERATIONS: tuple[tuple[str, re.Pattern[str]], ...] = (
@@ -315,6 +317,30 @@ def bus_factor(collective: str, ranks: int) -> float | None:
     if collective in ("all_gather", "reduce_scatter", "all_to_all", "gather", "scatter"):
         return (ranks - 1) / ranks
     return 1.0 if collective in ("broadcast", "reduce", "send_recv") else None
+
+
+# Words of the names that Megatron, DeviceMesh ("mesh_dp"), torchtitan and FSDP give to process groups.
+_PARALLELISMS = {
+    "tensor": ("tensor", "tp", "etp", "tensorparallel"),
+    "data": ("data", "dp", "ddp", "fsdp", "hsdp", "edp", "efsdp", "shard", "replicate", "dataparallel"),
+    "pipeline": ("pipeline", "pp", "embedding", "pipelineparallel"),
+    "expert": ("expert", "ep", "etp", "edp", "efsdp", "moe", "expertparallel"),
+    "context": ("context", "cp", "contextparallel"),
+    "sequence": ("sequence", "sp", "ulysses"),
+}
+
+
+@lru_cache(maxsize=4096)
+def parallelism(description: str) -> str:
+    """Return what a process group is for, by its description; "" where that does not say.
+
+    One of tensor, data, pipeline, expert, context and sequence, several joined by "+" ("expert+data"), or model (all
+    ranks of one copy of the model).
+    """
+    words = re.findall(r"[a-z]+", description[:_MOST_READ].lower())
+    found = [kind for kind, known in _PARALLELISMS.items() if any(word in known for word in words)]
+    found.sort(key=lambda kind: next(i for i, word in enumerate(words) if word in _PARALLELISMS[kind]))
+    return "+".join(found) or ("model" if "model" in words and "parallel" in words else "")
 
 
 def communicates(name: str) -> bool:

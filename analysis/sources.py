@@ -115,16 +115,24 @@ def profiled_trials(run: RunDirectory) -> list[Path]:
 
 
 def trial_of(path: Path) -> Trial | None:
-    """Return what a profile is of: of a trial's folder, of one in it, of a file there. None where that is not recorded.
+    """Return what a profile is of, as `profile_of`; None where that is not recorded or damaged."""
+    directory = profile_of(path)
+    with suppress(SchemaError, OSError):
+        return directory.read_trial() if directory else None
+    return None
+
+
+def profile_of(path: Path) -> TrialDirectory | None:
+    """Return the folder of the trial that a profile is of: a trial's folder, one in it, a file there; None for others.
 
     Args:
         path: what `open_sources` has read.
     """
     folders = profiled_trials(RunDirectory(path)) if is_run(path) else [path, *path.absolute().parents]
     for directory in map(TrialDirectory, folders):
-        with suppress(SchemaError, OSError):
+        with suppress(OSError):
             if directory.trial_json.is_file():
-                return directory.read_trial()
+                return directory
     return None
 
 

@@ -4,6 +4,7 @@
 kernels without the cost of tables of pandas.
 """
 
+import itertools
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
@@ -157,6 +158,35 @@ def _no_collectives() -> "pd.DataFrame":
 
 
 @dataclass(frozen=True, slots=True)
+class ProcessGroup:
+    """Ranks that communicate with each other."""
+
+    name: str
+    """As in `group` of the collectives."""
+    description: str = ""
+    """What the program calls it, such as "TENSOR_MODEL_PARALLEL_GROUP"; "" unknown."""
+    size: int = -1
+    """Number of its ranks; -1 unknown."""
+    ranks: tuple[int, ...] = ()
+    """Their numbers in the job, ascending; () unknown."""
+
+    @property
+    def label(self) -> str:
+        """The description, or the name where there is none."""
+        return self.description or self.name
+
+    @property
+    def listed(self) -> str:
+        """Ranks in short: "0-7", "0-6 by 2", "0,1,5", "" unknown."""
+        if len(self.ranks) > 2:
+            steps = {second - first for first, second in itertools.pairwise(self.ranks)}
+            if len(steps) == 1:
+                step = steps.pop()
+                return f"{self.ranks[0]}-{self.ranks[-1]}" + (f" by {step}" if step > 1 else "")
+        return ",".join(map(str, self.ranks[:16])) + (",..." if len(self.ranks) > 16 else "")
+
+
+@dataclass(frozen=True, slots=True)
 class Timeline:
     """One rank's trace. Tables are in order of start; a table without rows still has its columns.
 
@@ -197,6 +227,8 @@ class Timeline:
     """Streaming multiprocessors by device number, as far as the trace says."""
     world_size: int | None = None
     """Ranks of the whole job, None where the trace does not say."""
+    groups: Mapping[str, ProcessGroup] = field(default_factory=dict)
+    """Process groups by name, as far as the trace says."""
 
     @property
     def work(self) -> GpuWork:

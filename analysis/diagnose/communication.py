@@ -4,15 +4,17 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from analysis.diagnose.advice import LEAST, Advice, Context
-from analysis.diagnose.finding import Finding
+from analysis.diagnose.finding import Finding, slug
 from analysis.diagnose.idle import diagnosis, launch_bound
 from analysis.diagnose.sentences import number
 from analysis.metrics.communication.exposure import (
     buckets,
+    communication_by_group,
     communication_by_kind,
     communication_by_rank,
     exposed_union_ms,
 )
+from analysis.metrics.communication.link_rates import LinkRates
 from analysis.metrics.communication.matching import ClockOffsets, Matching, clock_offsets, match_collectives, stragglers
 from analysis.metrics.communication.what_if import (
     LARGEST_ERROR,
@@ -34,12 +36,17 @@ if TYPE_CHECKING:
 
 _LITTLE = 0.05
 _SMALL_BYTES = 1 << 20
+_NEAR_THE_LINK = 0.8
+_LONGEST_LABEL = 60
 # What carries gradients or parameters, in pieces of a size that can be chosen.
 _IN_BUCKETS = {"all_reduce", "reduce_scatter", "all_gather"}
 
 
 def findings(
-    timelines: Sequence[Timeline], scenarios: Sequence[Scenario] = SCENARIOS, context: Context | None = None
+    timelines: Sequence[Timeline],
+    scenarios: Sequence[Scenario] = SCENARIOS,
+    context: Context | None = None,
+    links: LinkRates | None = None,
 ) -> list[Finding]:
     """Return what there is to say about communication; nothing where no rank communicates.
 
@@ -47,10 +54,12 @@ def findings(
         timelines: what readers returned, one per rank.
         scenarios: what the replay changes.
         context: the recorded trial, where it is known.
+        links: measured rates of the links; None: published ones only.
 
     Returns:
-        all_reduce_by_rank, collectives, buckets and what_if; of several ranks stragglers and clock_offsets too. Without
-        communication what_if alone, where `scenarios` change other things.
+        all_reduce_by_rank, collectives, buckets and what_if; of several ranks stragglers and clock_offsets too; where
+        the trace describes or has several process groups process_groups, and of several process_group_<label> each.
+        Without communication what_if alone, where `scenarios` change other things.
     """
     talks = any(len(timeline.collectives) for timeline in timelines)
     if not talks and (scenarios is SCENARIOS or all(scenario.of_communication for scenario in scenarios)):
@@ -65,12 +74,14 @@ def findings(
     late = stragglers(timelines, matching, clocks.offsets_ns)
     shown = by_rank.drop(columns="steps")
     on_gpu = any(len(timeline.kernels) for timeline in timelines)
+    by_kind = communication_by_kind(timelines, matching, links)
     answers = what_if(timelines, matching, clocks.offsets_ns, scenarios)
     saves = answers.limits.get("communication", 1.0)
     said = _by_rank(by_rank, late, matching, on_gpu, saves)
     found = [
         Finding("all_reduce_by_rank", "Communication by rank", shown, said),
-        _collectives(timelines, matching),
+        _collectives(by_kind, on_gpu),
+        *_process_groups(timelines, matching, by_kind),
     ]
     if len(timelines) > 1:
         found.append(Finding("stragglers", "Who the others wait for", late, _stragglers(late, on_gpu)))
@@ -149,9 +160,7 @@ def _by_rank(table: "pd.DataFrame", late: "pd.DataFrame", matching: Matching, on
     )
 
 
-def _collectives(timelines: Sequence[Timeline], matching: Matching) -> Finding:
-    table = communication_by_kind(timelines, matching)
-    on_gpu = any(len(timeline.kernels) for timeline in timelines)
+def _collectives(table: "pd.DataFrame", on_gpu: bool) -> Finding:
     sentence = ""
     known = table[table["bytes"].notna()]
     if len(table) and not len(known):
@@ -176,16 +185,67 @@ def _collectives(timelines: Sequence[Timeline], matching: Matching) -> Finding:
             sentence = f"{begin}; the trace does not contain the number of ranks, so the bus bandwidth is unknown."
         elif not on_gpu:
             sentence = f"{begin}; on a CPU that time includes copies of the buffers."
+        elif float(top["link_share"]) >= _NEAR_THE_LINK:
+            sentence = f"{begin}, {_of_link(top)}: the links are used well; send less, or overlap more of it."
         elif size / count < _SMALL_BYTES and count >= 20:
             sentence = f"{begin}: latency dominates messages this small; merge them (larger bucket_cap_mb)."
         else:
-            sentence = (
-                f"{begin}: compare that with nccl-tests at this size; if it is far below, check the topology and "
-                "NCCL's algorithm and protocol (NCCL_DEBUG=INFO), or try larger buckets."
-            )
+            check = "check the topology and NCCL's algorithm and protocol (NCCL_DEBUG=INFO), or try larger buckets"
+            measured = str(top["link_source"]).startswith("measured")
+            compare = f"if nccl-tests at this size is much faster, {check}"
+            known_link = float(top["link_share"]) == float(top["link_share"])
+            sentence = f"{begin}, {_of_link(top)}" if known_link else begin
+            sentence += f": {check if measured else compare}."
+    return Finding("collectives", "Collectives by rank and kind", _shown(table), sentence)
+
+
+def _of_link(row: dict[Any, Any]) -> str:
+    return f"{percent(float(row['link_share']))} of the {number(float(row['link_gb_s']))} GB/s {row['link_source']}"
+
+
+def _shown(table: "pd.DataFrame") -> "pd.DataFrame":
+    """The columns that say something."""
     said = [name for name in table.columns if name in ("rank", "count") or _says(table[name])]
-    kept = [name for name in said if name not in ("exposed_share", "overlap_share")]
-    return Finding("collectives", "Collectives by rank and kind", table[kept], sentence)
+    return table[[name for name in said if name not in ("exposed_share", "overlap_share")]]
+
+
+_GROUP_REMEDIES = {
+    "tensor": "keep its ranks on the fast links of one node, and overlap it with GEMMs (async tensor parallelism)",
+    "data": "overlap it with the backward pass (bucket size), or send less (16-bit gradients, gradient accumulation)",
+    "pipeline": "use more micro-batches, so that stages wait less for each other",
+    "expert": "overlap dispatch and combine with other computation, and balance the experts",
+    "context": "overlap it with the attention of the previous block",
+}
+
+
+def _process_groups(timelines: Sequence[Timeline], matching: Matching, by_kind: "pd.DataFrame") -> Iterator[Finding]:
+    """Yield the groups, then of several each with its collectives; nothing where there is one without a description.
+
+    Args: by_kind: of `communication_by_kind`.
+    """
+    groups = communication_by_group(timelines, matching)
+    if len(groups) < 2 and not (by_kind["description"] != "").any():
+        return
+    yield Finding("process_groups", "Process groups (means over ranks)", _shown(groups), _most_exposed(groups))
+    labels = by_kind["description"].where(by_kind["description"] != "", by_kind["group"])
+    for row in _rows(groups) if len(groups) > 1 else []:
+        label, what = str(row["group"]), str(row["parallelism"])
+        own = by_kind[labels == label].drop(columns=["description", "parallelism"]).reset_index(drop=True)
+        title = f"Process group {label[:_LONGEST_LABEL]}{f' ({what} parallel)' if what else ''}"
+        yield Finding(f"process_group_{slug(label)}", title, _shown(own))
+
+
+def _most_exposed(groups: "pd.DataFrame") -> str:
+    first = _rows(groups)[0]
+    share, kinds = float(first["exposed_share"]), str(first["parallelism"])
+    label = str(first["group"])[:_LONGEST_LABEL]
+    named = f"{kinds} parallel group {label}" if kinds else f"process group {label}"
+    seen = f"The {named} has {number(float(first['exposed_ms']))} ms of exposed communication per rank"
+    seen += f" ({percent(share)} of the window)"
+    if len(groups) > 1:
+        seen += ", the most of all groups"
+    remedy = next((_GROUP_REMEDIES[kind] for kind in kinds.split("+") if kind in _GROUP_REMEDIES), "")
+    return f"{seen}: {remedy}." if remedy and share >= _LITTLE else f"{seen}."
 
 
 def _says(column: "pd.Series[Any]") -> bool:

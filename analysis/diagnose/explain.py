@@ -3,6 +3,7 @@
 import dataclasses
 import shlex
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from analysis.diagnose.advice import Advice, Context, ranked, with_command
 from analysis.diagnose.finding import Finding, distinct, distinct_names, file_stem
@@ -35,6 +36,7 @@ def explain(
     window_ns: float | None = None,
     measured: Mapping[str, float] | None = None,
     context: Context | None = None,
+    own_tests: Sequence[Mapping[str, Any]] = (),
 ) -> list[Finding]:
     """Return the findings of a source: of its traces, their communication, its counters, its tables.
 
@@ -43,18 +45,21 @@ def explain(
         window_ns: length of the counted steps without the profiler, for shares with idle time.
         measured: measured ceilings, as roofline takes them.
         context: the trial that was recorded, where it is known.
+        own_tests: measurements of collectives on the same machine, rows of `collectives.by_size`.
     """
     found: list[Finding] = []
     context = context or Context()
     if source.timelines:
         from analysis.diagnose import communication as communication_findings
         from analysis.diagnose import timelines as timeline_findings
+        from analysis.metrics.communication.link_rates import LinkRates
 
         found += timeline_findings.window_findings(source.timelines)
         found += timeline_findings.findings(source.timelines, context)
         found += timeline_findings.operator_findings(source.timelines, context)
         found += timeline_findings.range_findings(source.timelines)
-        found += communication_findings.findings(source.timelines, context=context)
+        links = LinkRates.of(source.summaries, own_tests)
+        found += communication_findings.findings(source.timelines, context=context, links=links)
     if source.counters:
         from analysis.diagnose import cores as core_findings
         from analysis.diagnose import kernel_limits

@@ -40,8 +40,12 @@ def distinct(findings: Sequence[Finding]) -> list[Finding]:
 
 def file_stem(file: Path) -> str:
     """Return the part of a finding's name that is made from a file name: [a-z0-9_]+, at most 60 characters."""
-    stem = re.sub("[^a-z0-9]+", "_", file.name.partition(".")[0].lower()).strip("_")
-    return stem[:60] or "table"
+    return slug(file.name.partition(".")[0])
+
+
+def slug(text: str) -> str:
+    """Return a text as part of a finding's name: [a-z0-9_]+, at most 60 characters; "table" where nothing is left."""
+    return re.sub("[^a-z0-9]+", "_", text.lower()).strip("_")[:60] or "table"
 
 
 def distinct_names(names: Sequence[str]) -> list[str]:

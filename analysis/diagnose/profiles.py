@@ -8,6 +8,7 @@ import csv
 import dataclasses
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from typing import Any
 from analysis.diagnose.advice import Advice, Context, disturbance
 from analysis.diagnose.explain import explain, over_all_work, to_do
 from analysis.diagnose.finding import Finding
+from analysis.metrics.communication.collectives import by_size
 from analysis.metrics.kernels.core_utilization import rows as core_rows
 from analysis.metrics.kernels.tables import NameCoverage, name_coverage
 from analysis.metrics.kernels.utilization import compute_utilization_rows
@@ -26,6 +28,7 @@ from analysis.wording import implementation_label, inert, strategy_label
 from common.atomic import atomic_path
 from common.errors import InputError, SchemaError
 from records.files import read_record, write_record
+from records.kinds import read_measurements
 from records.run import RunDirectory, TrialDirectory
 from records.schema import COMPUTE_COLUMNS, PROFILED_COLUMNS
 from records.trial import Trial
@@ -73,10 +76,12 @@ class OpenedProfile:
 
     context: Context = field(default_factory=Context)
     """The trial, as advice needs it."""
+    own_tests: Sequence[Mapping[str, Any]] = ()
+    """Collectives that its run measured, rows of `collectives.by_size`."""
 
     def explained(self) -> list[Finding]:
         """Return what the analyses say."""
-        return explain(self.source, self.window_ns, self.measured, self.context)
+        return explain(self.source, self.window_ns, self.measured, self.context, self.own_tests)
 
     def to_do(self, findings: Sequence[Finding]) -> list[Advice]:
         """Return what to do about it, by what the analyses say."""
@@ -109,7 +114,10 @@ def open_profile(directory: TrialDirectory) -> OpenedProfile:
         disturbed=disturbance(result.get("cautions") or []),
         native_bf16=(directory.read_environment() or {}).get("native_bf16"),
     )
-    return OpenedProfile(source=source, window_ns=window, measured=_measured(directory), context=context)
+    tests = own_tests(directory) if source.timelines else []
+    return OpenedProfile(
+        source=source, window_ns=window, measured=_measured(directory), context=context, own_tests=tests
+    )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -236,6 +244,20 @@ def _measured(directory: TrialDirectory) -> dict[str, float]:
         if rates and peak.get("dtype"):
             return measured_ceiling(str(peak["dtype"]), max(rates))
     return {}
+
+
+def own_tests(directory: TrialDirectory) -> list[dict[str, Any]]:
+    """Return what trials of the same run measured of collectives, rows of `collectives.by_size`.
+
+    A damaged or unfinished trial says nothing.
+    """
+    found: list[dict[str, Any]] = []
+    for other in RunDirectory(directory.path.parent.parent).trials():
+        with suppress(SchemaError, OSError):
+            trial = other.read_trial()
+            if trial.kind == "comm" and (other.read_result() or {}).get("status") == "ok":
+                found += by_size(trial, read_measurements(other))
+    return found
 
 
 def _sensors(directory: TrialDirectory, trial: Trial) -> list[dict[str, Any]]:

@@ -38,9 +38,11 @@ OPTIONS = {"allreduce PATH...": AllreduceOptions}
 def run(options: AllreduceOptions) -> Result:
     """Read the traces and break down communication; a trace without any is no error."""
     from analysis.diagnose.communication import findings, no_communication
+    from analysis.diagnose.profiles import own_tests
     from analysis.diagnose.timelines import window_findings
+    from analysis.metrics.communication.link_rates import LinkRates
     from analysis.metrics.communication.what_if import SCENARIOS, parse_scenario
-    from analysis.sources import open_sources
+    from analysis.sources import open_sources, profile_of
 
     if not options.paths:
         raise InputError(
@@ -55,7 +57,9 @@ def run(options: AllreduceOptions) -> Result:
             "`bertbench analyze`",
         )
     about: dict[str, Any] = {"path": str(source.path), "kinds": list(source.kinds), "ranks": len(source.timelines)}
-    found = findings(source.timelines, scenarios)
+    trial = profile_of(source.path)
+    links = LinkRates.of(source.summaries, own_tests(trial) if trial else ())
+    found = findings(source.timelines, scenarios, links=links)
     if not found:
         said = no_communication(source.timelines)
         return Result(document=document([], [*source.problems, said], **about), blocks=[said], problems=source.problems)

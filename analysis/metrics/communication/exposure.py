@@ -5,17 +5,19 @@ overlapped = |C and K|, exposed = |C minus K|. Bandwidths are nccl-tests', in 1e
 busbw = algbw x `names.bus_factor`, the rate at which a link has to run (nccl-tests doc/PERFORMANCE.md).
 """
 
-from collections.abc import Sequence
+import dataclasses
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
+from analysis.metrics.communication.link_rates import LinkRates
 from analysis.metrics.time.launches import calls_with
 from analysis.metrics.time.temporal import Window, WorkSets, work_sets, work_window
-from analysis.names import bus_factor
+from analysis.names import bus_factor, parallelism
 from analysis.spans import Intervals, clipped, difference, inside_ns, intersection, merged, total_ns
-from analysis.timeline import Timeline, empty, typed
+from analysis.timeline import ProcessGroup, Timeline, empty, typed
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -44,6 +46,9 @@ KIND_COLUMNS = {
     "rank": "Int64",
     "collective": "str",
     "group": "str",
+    "description": "str",  # of the group, "" unknown
+    "parallelism": "str",  # of names.parallelism
+    "group_ranks": "str",  # in short: "0-7"
     "group_size": "Int64",
     "count": "int64",
     "sized": "int64",  # of these, those whose size is known
@@ -54,9 +59,27 @@ KIND_COLUMNS = {
     "algbw_gb_s": "float64",
     "busbw_gb_s": "float64",
     "transfer_busbw_gb_s": "float64",
+    "link_gb_s": "float64",  # what the bus bandwidth compares with, and ...
+    "link_share": "float64",  # ... its share of that, without waiting where it is known
+    "link_source": "str",
     "communication_share": "float64",
     "exposed_share": "float64",
     "overlap_share": "float64",
+}
+GROUP_COLUMNS = {
+    "group": "str",  # the description, or the name where there is none
+    "parallelism": "str",
+    "groups": "int64",  # sets of ranks with this description
+    "group_size": "Int64",
+    "traces": "int64",  # of ranks that communicate in it
+    "count": "float64",  # this and all that follows: mean over those ranks
+    "bytes": "Int64",
+    "total_ms": "float64",
+    "exposed_ms": "float64",
+    "exposed_share": "float64",
+    "algbw_gb_s": "float64",
+    "busbw_gb_s": "float64",
+    "transfer_busbw_gb_s": "float64",
 }
 BUCKET_COLUMNS = {
     "rank": "Int64",
@@ -118,7 +141,9 @@ def communication_by_rank(
     return typed(rows, RANK_COLUMNS)
 
 
-def communication_by_kind(timelines: Sequence[Timeline], matching: "Matching | None" = None) -> "pd.DataFrame":
+def communication_by_kind(
+    timelines: Sequence[Timeline], matching: "Matching | None" = None, links: LinkRates | None = None
+) -> "pd.DataFrame":
     """Return one row per rank, kind of collective and group, those that take most first: KIND_COLUMNS.
 
     A collective counts where its middle lies in the window; times are unions. `bytes` is of those whose size is known,
@@ -128,8 +153,66 @@ def communication_by_kind(timelines: Sequence[Timeline], matching: "Matching | N
     Args:
         timelines: what readers returned, one per rank.
         matching: of `match_collectives`, for transfer_busbw_gb_s.
+        links: measured rates of the links; None: published ones only.
     """
     rows = []
+    for timeline, (kind, group, size), values in _parts(timelines, matching, ("collective", "group", "group_size")):
+        own = _group_of(timeline, str(group), int(size))
+        row: dict[str, Any] = {"rank": timeline.rank, "collective": kind, "group": group, **values}
+        row |= {"description": own.description, "parallelism": parallelism(own.description)}
+        row |= {"group_ranks": own.listed, "group_size": own.size if own.size > 0 else None}
+        rate = values["busbw_gb_s"] if values["transfer_busbw_gb_s"] is None else values["transfer_busbw_gb_s"]
+        link = None
+        if rate is not None:
+            link = (links or LinkRates.of()).rate(timeline, str(kind), own, values["bytes"] / values["sized"])
+        row |= {"link_gb_s": link and link.gb_s, "link_share": link and rate / link.gb_s}
+        rows.append({**row, "link_source": link.source if link else ""})
+    return typed(rows, KIND_COLUMNS).sort_values("total_ms", ascending=False, kind="stable", ignore_index=True)
+
+
+def communication_by_group(timelines: Sequence[Timeline], matching: "Matching | None" = None) -> "pd.DataFrame":
+    """Return one row per process group of a description, those with most exposed time first: GROUP_COLUMNS.
+
+    Sets of ranks that have the same description, such as the tensor parallel groups of a job, are one row; collectives
+    whose group is not known have none. Times are as in `communication_by_kind`: what two groups do at the same time
+    counts for both.
+
+    Args:
+        timelines: what readers returned, one per rank.
+        matching: of `match_collectives`, for transfer_busbw_gb_s.
+    """
+    found: dict[str, list[tuple[ProcessGroup, dict[str, Any]]]] = {}
+    for timeline, (name,), values in _parts(timelines, matching, ("group",)):
+        if name:
+            size = int(timeline.collectives["group_size"][timeline.collectives["group"] == name].max())
+            own = _group_of(timeline, str(name), size)
+            found.setdefault(own.label, []).append((own, values))
+    rows = []
+    for label, members in found.items():
+        sizes = {own.size for own, _ in members if own.size > 0}
+        means = {}
+        for name in list(GROUP_COLUMNS)[5:]:
+            known = [values[name] for _, values in members if values[name] is not None]
+            means[name] = float(np.mean(known)) if known else None
+        about = {
+            "group": label, "parallelism": parallelism(members[0][0].description),
+            "groups": len({(own.name, own.ranks) for own, _ in members}),
+            "group_size": sizes.pop() if len(sizes) == 1 else None, "traces": len(members),
+        }  # fmt: skip
+        rows.append({**about, **means, "bytes": None if means["bytes"] is None else round(means["bytes"])})
+    return typed(rows, GROUP_COLUMNS).sort_values("exposed_ms", ascending=False, kind="stable", ignore_index=True)
+
+
+def _group_of(timeline: Timeline, name: str, size: int) -> ProcessGroup:
+    """A group as the trace lists it, with the size that its collectives have where the list has none."""
+    own = timeline.groups.get(name) or ProcessGroup(name)
+    return dataclasses.replace(own, size=size) if size > 0 else own
+
+
+def _parts(
+    timelines: Sequence[Timeline], matching: "Matching | None", keys: Sequence[str]
+) -> Iterator[tuple[Timeline, tuple[Any, ...], dict[str, Any]]]:
+    """Yield (timeline, values of the keys, numbers) of every part of the collectives in the window."""
     for member, timeline in enumerate(timelines):
         sets = work_sets(timeline)
         bounds = work_window(timeline, sets)
@@ -138,33 +221,31 @@ def communication_by_kind(timelines: Sequence[Timeline], matching: "Matching | N
         table = timeline.collectives
         transfers = None if matching is None else matching.transfer_ns(member, len(table))
         middle = table["start"].to_numpy() + (table["end"].to_numpy() - table["start"].to_numpy()) // 2
-        inside = (middle >= bounds[0]) & (middle <= bounds[1])
-        keys = [table[name] for name in ("collective", "group", "group_size")]
-        for (kind, group, size), place in table[inside].groupby(keys, observed=True, sort=False).indices.items():
-            chosen = np.flatnonzero(inside)[place]
-            row = _kind_row(table.iloc[chosen], sets, bounds, None if transfers is None else transfers[chosen])
-            factor = bus_factor(str(kind), int(size))
-            for name in ("busbw_gb_s", "transfer_busbw_gb_s"):
-                row[name] = None if row[name] is None or factor is None else float(row[name] or 0.0) * factor
-            known = int(size) if int(size) > 0 else None
-            rows.append({"rank": timeline.rank, "collective": kind, "group": group, "group_size": known, **row})
-    return typed(rows, KIND_COLUMNS).sort_values("total_ms", ascending=False, kind="stable", ignore_index=True)
+        inside = np.flatnonzero((middle >= bounds[0]) & (middle <= bounds[1]))
+        grouped = table.iloc[inside].groupby(list(keys), observed=True, sort=False)
+        for values, place in grouped.indices.items():
+            chosen = inside[place]
+            row = _numbers(table.iloc[chosen], sets, bounds, None if transfers is None else transfers[chosen])
+            yield timeline, values if isinstance(values, tuple) else (values,), row
 
 
-def _kind_row(
+def _numbers(
     part: "pd.DataFrame", sets: WorkSets, bounds: tuple[int, int], transfers: npt.NDArray[np.float64] | None
-) -> dict[str, int | float | None]:
+) -> dict[str, Any]:
     span = bounds[1] - bounds[0]
     union = clipped(merged(part["start"], part["end"]), *bounds)
     total, exposed = total_ns(union), total_ns(difference(union, sets.compute))
     durations = (part["end"] - part["start"]).to_numpy(dtype=float)
     sizes = part["bytes"].to_numpy(dtype=float)
-    known = (sizes > 0) & (durations > 0)
-    rate: float | None = float(sizes[known].sum() / durations[known].sum()) if known.any() else None
-    moving: float | None = None
-    if transfers is not None:
-        matched = known & (transfers > 0)
-        moving = float(sizes[matched].sum() / transfers[matched].sum()) if matched.any() else None
+    kinds = zip(part["collective"].tolist(), part["group_size"].tolist(), strict=True)
+    factors = np.array([bus_factor(kind, size) for kind, size in kinds], dtype=float)  # NaN where there is none
+
+    def rate(times: npt.NDArray[np.float64] | None, weights: npt.NDArray[np.float64]) -> float | None:
+        if times is None:
+            return None
+        known = (sizes > 0) & (times > 0) & np.isfinite(weights)
+        return float((sizes[known] * weights[known]).sum() / times[known].sum()) if known.any() else None
+
     return {
         "count": len(part),
         "sized": int((sizes > 0).sum()),
@@ -172,9 +253,9 @@ def _kind_row(
         "total_ms": total / 1e6,
         "overlapped_ms": (total - exposed) / 1e6,
         "exposed_ms": exposed / 1e6,
-        "algbw_gb_s": rate,
-        "busbw_gb_s": rate,
-        "transfer_busbw_gb_s": moving,
+        "algbw_gb_s": rate(durations, np.ones_like(sizes)),
+        "busbw_gb_s": rate(durations, factors),
+        "transfer_busbw_gb_s": rate(transfers, factors),
         "communication_share": total / span,
         "exposed_share": exposed / span,
         "overlap_share": (total - exposed) / total if total else None,

@@ -73,9 +73,10 @@ class Matching:
 def match_collectives(timelines: Sequence[Timeline]) -> Matching:
     """Return which collectives of the ranks belong together.
 
-    By group and number in it where the trace has both; else the k-th of the same kind, group and size in order of
-    start on every rank. Where ranks have different numbers of those, a shift is looked for under which their ends keep
-    the same distance. A set over fewer ranks than its group has is matched among those there are, and said.
+    By group (and its ranks, where the trace lists them) and number in it where the trace has both; else the k-th of the
+    same kind, group and size in order of start on every rank. Where ranks have different numbers of those, a shift is
+    looked for under which their ends keep the same distance. A set over fewer ranks than its group has is matched among
+    those there are, and said.
     """
     import pandas as pd
 
@@ -152,7 +153,8 @@ def _by_key(timeline: Timeline) -> dict[Key, list[int]]:
         numbered = bool(group) and int(seq) >= 0
         # Ranks may give different amounts into an all_to_all.
         told = f"seq {seq}" if numbered else "" if kind == "all_to_all" else str(content)
-        key = (str(kind), str(group), str(size), told)
+        ranks = timeline.groups[str(group)].listed if str(group) in timeline.groups else ""
+        key = (str(kind), f"{group} ({ranks})" if ranks else str(group), str(size), told)
         found.setdefault(key, []).append(index)
     return found
 

@@ -15,16 +15,20 @@ import numpy as np
 from analysis.names import collective, kernel_collective
 from analysis.readers.kineto.events import CommunicationArguments, loose_json, whole
 from analysis.readers.kineto.tables import HostCall
-from analysis.timeline import COLLECTIVE_COLUMNS
+from analysis.timeline import COLLECTIVE_COLUMNS, ProcessGroup
 
 if TYPE_CHECKING:
     import pandas as pd
 
 
+# Operators of symmetric memory (PyTorch's SymmetricMemory.cpp) and of vLLM's own all-reduce: tensors, then texts.
+_OF_PYTORCH = re.compile(r"symm_mem::")
+_SYMMETRIC = re.compile(r"symm_mem::|_C_custom_ar::")
 _ON_CPU = re.compile(r"(?:gloo|mpi|ucc)[:_]", re.IGNORECASE)
 # What one rank receives is counted; all others count what one rank gives.
 _BY_OUTPUT = ("all_gather", "gather")
 _DEEPEST = 32
+_MOST_RANKS = 1 << 20
 _BYTES = {
     **dict.fromkeys(("double", "long", "int64", "complexfloat", "complex<float>", "long int", "unsigned long"), 8),
     **dict.fromkeys(("float", "int", "int32", "uint32", "complexhalf", "unsigned int"), 4),
@@ -47,12 +51,53 @@ class _Facts:
     communicator: str = ""
 
 
+def process_groups(information: Mapping[str, Any], calls: Iterable[CommunicationArguments]) -> dict[str, ProcessGroup]:
+    """Return the process groups that a trace lists, by name.
+
+    Args:
+        information: its distributedInfo.
+        calls: arguments of its communication; they name groups that the list lacks.
+    """
+    listed = information.get("pg_config")
+    found: dict[str, ProcessGroup] = {}
+    for group in listed if isinstance(listed, list) else []:
+        if isinstance(group, dict) and (name := _text(group.get("pg_name"))):
+            ranks = _ranks(group.get("ranks"))
+            size = max(_count(group.get("pg_size")), len(ranks)) or -1
+            found[name] = ProcessGroup(name, _described(group.get("pg_desc")), size, ranks)
+    for args in calls:
+        name = _text(args.group)
+        if not name or name in found:
+            continue
+        size, ranks = _count(args.group_size), _ranks(loose_json(args.ranks))
+        first, stride = _count(args.first_rank), _count(args.rank_stride)
+        if not ranks and first >= 0 and stride > 0 and 0 < size <= _MOST_RANKS:
+            ranks = tuple(range(first, first + size * stride, stride))
+        found[name] = ProcessGroup(name, _described(args.description), max(size, len(ranks)) or -1, ranks)
+    return found
+
+
+def _described(value: Any) -> str:
+    """PyTorch says "undefined" where the program gave no description."""
+    text = _text(value).strip()[:200]
+    return "" if text == "undefined" else text
+
+
+def _ranks(value: Any) -> tuple[int, ...]:
+    """A list of ranks, or the text of one; () where it is cut off ("[0, 1, ...]") or no list."""
+    found = loose_json(value.encode()) if isinstance(value, str) else value
+    if not isinstance(found, list) or len(found) > _MOST_RANKS:
+        return ()
+    ranks = [_count(rank) for rank in found]
+    return tuple(sorted(ranks)) if min(ranks, default=-1) >= 0 else ()
+
+
 def collectives(
     kernels: "pd.DataFrame",
     kernel_calls: Mapping[int, CommunicationArguments],
     host_calls: Sequence[HostCall],
     api: "pd.DataFrame",
-    groups: Mapping[str, int],
+    groups: Mapping[str, ProcessGroup],
 ) -> "pd.DataFrame":
     """Return the communication of a trace, in order of start, with COLLECTIVE_COLUMNS.
 
@@ -61,7 +106,7 @@ def collectives(
         kernel_calls: arguments of the communication kernels by their row.
         host_calls: the host's calls of collectives.
         api: calls of the runtime and driver, with times of the same clock as the host calls.
-        groups: size of each process group by name, as far as the trace lists them.
+        groups: process groups by name, of `process_groups`.
     """
     if kernel_calls:
         rows = list(_of_kernels(kernels, kernel_calls, host_calls, api, groups))
@@ -79,7 +124,7 @@ def _of_kernels(
     kernel_calls: Mapping[int, CommunicationArguments],
     host_calls: Sequence[HostCall],
     api: "pd.DataFrame",
-    groups: Mapping[str, int],
+    groups: Mapping[str, ProcessGroup],
 ) -> Iterable[tuple[dict[str, Any], _Facts]]:
     places = list(kernel_calls)
     columns = ("name", "device", "stream", "start", "end", "correlation_id")
@@ -99,11 +144,13 @@ def _of_kernels(
         if kind in ("send_recv", "other"):
             kind = next((told for name, args in said if (told := _host_kind(name, args))), kind)
         # PyTorch's groups are those of the libraries that it runs; others have their own, which a trace does not name.
-        only = _only(groups) if collective(str(row["name"])) else ""
+        only = _only(groups) if collective(str(row["name"])) or any(_OF_PYTORCH.match(n) for n, _ in said) else None
         yield row | {"collective": kind}, _facts(kind, said, groups, only)
 
 
-def _of_cpu(host_calls: Sequence[HostCall], groups: Mapping[str, int]) -> Iterable[tuple[dict[str, Any], _Facts]]:
+def _of_cpu(
+    host_calls: Sequence[HostCall], groups: Mapping[str, ProcessGroup]
+) -> Iterable[tuple[dict[str, Any], _Facts]]:
     """The spans of gloo and MPI; of equal ones inside each other the outer one."""
     reached: dict[tuple[str, str], int] = {}
     for name, thread, start, end, said in sorted(host_calls, key=lambda call: (call[2], -call[3])):
@@ -115,8 +162,12 @@ def _of_cpu(host_calls: Sequence[HostCall], groups: Mapping[str, int]) -> Iterab
         yield row | {"collective": kind}, _facts(kind, [(name, said)], groups, _only(groups))
 
 
-def _only(groups: Mapping[str, int]) -> str:
-    return next(iter(groups)) if len(groups) == 1 else ""
+def _only(groups: Mapping[str, ProcessGroup]) -> ProcessGroup | None:
+    """The group where nothing names one; of several equally large ones only the size is known."""
+    sizes = {group.size for group in groups.values()}
+    if len(groups) == 1:
+        return next(iter(groups.values()))
+    return ProcessGroup("", size=sizes.pop()) if len(sizes) == 1 else None
 
 
 def _records(table: dict[str, Any]) -> list[dict[str, Any]]:
@@ -130,7 +181,10 @@ def _host_kind(name: str, said: CommunicationArguments) -> str | None:
 
 
 def _facts(
-    kind: str, said: Sequence[tuple[str, CommunicationArguments]], groups: Mapping[str, int], only: str
+    kind: str,
+    said: Sequence[tuple[str, CommunicationArguments]],
+    groups: Mapping[str, ProcessGroup],
+    only: ProcessGroup | None,
 ) -> _Facts:
     """Put together what the kernel and the host's calls around its launch, best first, say.
 
@@ -144,10 +198,11 @@ def _facts(
         facts.seq = facts.seq if facts.seq >= 0 else _count(args.seq)
         if name == "record_param_comms":
             _read_inputs(args, facts)
-    if not facts.group and not facts.communicator:
-        facts.group = only
-    if facts.group_size <= 0:
-        facts.group_size = groups.get(facts.group, -1)
+    own = groups.get(facts.group)
+    if not facts.group and not facts.communicator and only is not None:
+        facts.group, own = only.name, only
+    if facts.group_size <= 0 and own is not None:
+        facts.group_size = own.size
     for name, args in said:
         if facts.bytes < 0:
             facts.bytes = _size(kind, name, args, facts)
@@ -172,7 +227,7 @@ def _size(kind: str, name: str, args: CommunicationArguments, facts: _Facts) -> 
         if kind in _BY_OUTPUT:
             return (received if received > 0 else given * max(facts.group_size, 0)) * width or -1
         return (given if given > 0 else received) * width
-    tensors = _tensors(args)
+    tensors = _of_symmetric(kind, name, _tensors(args)) if _SYMMETRIC.match(name) else _tensors(args)
     if not tensors:
         return 0 if kind == "barrier" and max(given, received) == 0 else -1
     if name.startswith("c10d::"):
@@ -181,9 +236,19 @@ def _size(kind: str, name: str, args: CommunicationArguments, facts: _Facts) -> 
         return -1
     facts.dtype = facts.dtype or tensors[0][1]
     total = sum(elements * _BYTES.get(kind_.lower().removeprefix("c10::"), 0) for elements, kind_ in tensors)
-    if kind in _BY_OUTPUT and not name.startswith("c10d::"):
+    if kind in _BY_OUTPUT and not name.startswith(("c10d::", "symm_mem::")):
         total *= max(facts.group_size, 0)
     return total if 0 < total < 2**62 else -1
+
+
+def _of_symmetric(kind: str, name: str, tensors: list[tuple[int, str]]) -> list[tuple[int, str]]:
+    """Of an operator's tensors the one whose size counts: buffers of other all-to-alls have room for more than is sent,
+    and a copying one has its symmetric buffer first."""
+    if kind == "all_gather":
+        return tensors[-1:]
+    if kind in ("all_reduce", "reduce_scatter") or name.endswith("nvshmem_all_to_all"):
+        return tensors[1:2] if "copy" in name else tensors[:1]
+    return []
 
 
 def _tensors(args: CommunicationArguments) -> list[tuple[int, str]]:

@@ -231,6 +231,10 @@ class CommunicationArguments(
         "elements_out": "Out msg nelems",
         "group": "Process Group Name",
         "group_size": "Group size",
+        "description": "Process Group Description",
+        "ranks": "Process Group Ranks",
+        "first_rank": "Global rank start",
+        "rank_stride": "Global rank stride",
         "seq": "Seq",
         "dimensions": "Input Dims",
         "types": "Input type",
@@ -246,6 +250,10 @@ class CommunicationArguments(
     dtype: Scalar = None
     group: Scalar = None
     group_size: Scalar = None
+    description: Scalar = None
+    ranks: Raw = _NULL
+    first_rank: Scalar = None
+    rank_stride: Scalar = None
     seq: Scalar = None
     dimensions: Raw = _NULL
     types: Raw = _NULL

@@ -23,7 +23,7 @@ from analysis.readers.kineto.tables import (
     thread_name,
 )
 from analysis.readers.steps import empty_steps, launch_moments, left_out
-from analysis.timeline import GpuWork
+from analysis.timeline import GpuWork, ProcessGroup
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -39,13 +39,13 @@ _Columns = dict[str, Any]
 class Frames:
     """Makes the tables of one trace; see analysis.timeline."""
 
-    def __init__(self, tables: Tables, base_ns: int, groups: Mapping[str, int]) -> None:
+    def __init__(self, tables: Tables, base_ns: int, groups: Mapping[str, ProcessGroup]) -> None:
         """Take the columns of the tables.
 
         Args:
             tables: all that was read.
             base_ns: what is added to the trace's times.
-            groups: size of each process group by name.
+            groups: process groups by name.
         """
         self._columns = {table: tables.columns(table, base_ns) for table in (CALL, OPERATOR, RANGE, HOST, WORK)}
         self._names = {table: [label(name) for name in tables.names[table]] for table in self._columns}

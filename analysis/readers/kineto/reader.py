@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from analysis.counters import IDENTITY, KernelCounters
+from analysis.readers.kineto.collectives import process_groups
 from analysis.readers.kineto.events import AnyEvent, loose_json, whole, whole_numbers
 from analysis.readers.kineto.frames import Frames
 from analysis.readers.kineto.stream import EventStream
@@ -267,7 +268,8 @@ def _content(path: Path, stream: EventStream, tables: Tables) -> Content:
         raise InputError("file-empty", f"{path} has no events, so nothing was recorded: record again")
     information = about.get("distributedInfo")
     information = information if isinstance(information, dict) else {}
-    frames = Frames(tables, _base(about), _groups(information))
+    groups = process_groups(information, [*tables.kernel_calls.values(), *(call[4] for call in tables.host_calls)])
+    frames = Frames(tables, _base(about), groups)
     if not len(frames.work()) and (active := tables.unknown.accelerator()):
         raise InputError("trace-unsupported", _not_understood(path, active))
     devices = _Devices(about)
@@ -281,6 +283,7 @@ def _content(path: Path, stream: EventStream, tables: Tables) -> Content:
         devices=devices.names,
         sm_counts=devices.sm_counts,
         world_size=_positive(information.get("world_size")),
+        groups=groups,
     )
     if not tables.counted:
         return Content(timeline, None)
@@ -354,17 +357,6 @@ def _rank(about: Mapping[str, Any], path: Path) -> int | None:
             return rank
     match = re.search(r"rank[-_]?(\d{1,9})(?!\d)", path.name)
     return int(match[1]) if match else None
-
-
-def _groups(information: Mapping[str, Any]) -> dict[str, int]:
-    """Size of each process group by name."""
-    listed = information.get("pg_config")
-    groups = {}
-    for group in listed if isinstance(listed, list) else []:
-        size = _positive(group.get("pg_size")) if isinstance(group, dict) else None
-        if size is not None:
-            groups[str(group.get("pg_name", ""))] = size
-    return groups
 
 
 class _Devices:

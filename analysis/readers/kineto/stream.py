@@ -35,6 +35,8 @@ _BLANKED = bytes.maketrans(_CONTROL, b" " * 32)
 _NO_NUMBERS = (b"NaN", b"nan", b"NAN", b"inf", b"Inf", b"INF")
 _NO_NUMBER = re.compile(rb'(?<=":)(?<!\\":)\s*[-+]?(?:nan(?:\([a-z0-9]*\))?|inf(?:inity)?)(?=\s*[,}])', re.IGNORECASE)
 _REACH = 16
+# PyTorch writes nothing where a group has no description: "Process Group Description": ,
+_NO_DESCRIPTION = re.compile(rb'("Process Group Description":)\s*(?=[,}])')
 _NEXT = re.compile(r"\s*,\s*(?=\{)")
 _PIECE_BYTES = 1 << 18
 _END = re.compile(rb"\s*\]")
@@ -64,9 +66,10 @@ class Repaired:
 def sanitized(data: bytes) -> bytes:
     """Return JSON without what commonly makes it malformed; the rest of every value stays.
 
-    Control characters become blanks, bytes that are no UTF-8 the replacement character, NaN and infinities null.
+    Control characters become blanks, bytes that are no UTF-8 the replacement character, NaN and infinities null, and so
+    do missing descriptions of process groups.
     """
-    data = data.translate(_BLANKED)
+    data = _NO_DESCRIPTION.sub(rb"\1 null", data.translate(_BLANKED))
     if not data.isascii():
         data = data.decode("utf-8", errors="replace").encode()
     return _without_no_numbers(data)

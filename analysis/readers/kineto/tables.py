@@ -115,7 +115,10 @@ def _of_device(category: str, events: Sequence[AnyEvent]) -> bool:
     return any(one.stream != MISSING or one.device != MISSING for one in found)
 
 
-_HOST_CALL = re.compile(r"record_param_comms$|(?:nccl|gloo|mpi|ucc|xccl)[:_]|c10d::_?allgather_base", re.IGNORECASE)
+_HOST_CALL = re.compile(
+    r"record_param_comms$|(?:nccl|gloo|mpi|ucc|xccl)[:_]|c10d::_?allgather_base|symm_mem::|_C_custom_ar::",
+    re.IGNORECASE,
+)
 _LOADS = re.compile("lazy function loading|module loading", re.IGNORECASE)
 _SPAN = {"name": "int32", "thread": "int32", "start": "int64", "duration": "int64"}
 _SIZES = {name: "int32" for side in ("grid", "block") for name in (f"{side}_x", f"{side}_y", f"{side}_z")}

@@ -1,0 +1,334 @@
+"""Process groups by name, the sizes of collectives over symmetric memory, and the links that bandwidths compare with.
+
+The traces are made here in Kineto's form; every expected number is worked out in the comments.
+"""
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support import shared_files
+from support.kineto_events import event, write
+from support.rings import ring_all_reduce_us, write_collectives
+from support.timelines import timeline
+
+from analysis.diagnose.communication import findings
+from analysis.diagnose.finding import Finding
+from analysis.diagnose.profiles import own_tests
+from analysis.metrics.communication.exposure import communication_by_group, communication_by_kind
+from analysis.metrics.communication.link_rates import LinkRates, in_one_node, published_rate
+from analysis.metrics.communication.matching import match_collectives
+from analysis.names import kernel_collective, parallelism
+from analysis.readers import nccl_tests
+from analysis.readers.kineto.reader import read, read_ranks
+from analysis.sources import open_sources
+from analysis.timeline import ProcessGroup
+from bench.cli.main import run
+from records.run import RunDirectory
+
+MS = 1000.0  # Kineto counts in microseconds
+NCCL = "ncclDevKernel_AllReduce_Sum_bf16_RING_LL(ncclDevKernelArgsStorage<4096ul>)"
+SEND = "ncclDevKernel_SendRecv(ncclDevKernelArgsStorage<4096ul>)"
+MULTIMEM = "void (anonymous namespace)::multimem_all_reduce_kernel<c10::BFloat16, 16>(c10::BFloat16*)"
+GPUS = [{"id": number, "name": "NVIDIA A100-SXM4-80GB", "numSms": 108} for number in range(8)]
+GROUPS = {
+    "1": ("TENSOR_MODEL_PARALLEL_GROUP", [[0, 1], [2, 3]]),
+    "2": ("DATA_PARALLEL_GROUP_WITH_CP", [[0, 2], [1, 3]]),
+    "3": ("PIPELINE_MODEL_PARALLEL_GROUP", [[0, 2], [1, 3]]),
+    "4": ("EXPERT_MODEL_PARALLEL_GROUP", [[0, 1, 2, 3]]),
+}
+
+
+@pytest.mark.parametrize(
+    ("description", "kind"),
+    [
+        ("TENSOR_MODEL_PARALLEL_GROUP", "tensor"),
+        ("PIPELINE_MODEL_PARALLEL_GROUP", "pipeline"),
+        ("EMBEDDING_GROUP", "pipeline"),
+        ("DATA_PARALLEL_GROUP", "data"),
+        ("EXPERT_MODEL_PARALLEL_GROUP", "expert"),
+        ("EXPERT_DATA_PARALLEL_GROUP", "expert+data"),
+        ("TENSOR_AND_DATA_PARALLEL_GROUP", "tensor+data"),
+        ("MODEL_PARALLEL_GROUP", "model"),
+        ("mesh_tp", "tensor"),
+        ("mesh_dp_shard_cp", "data+context"),
+        ("mesh_dim_0", ""),
+        ("default_pg", ""),
+        ("", ""),
+        ("stepper", ""),  # holds "ep", "pp" and "step", and none of them as a word
+    ],
+)
+def test_a_description_says_what_a_group_is_for(description: str, kind: str) -> None:
+    assert parallelism(description) == kind
+
+
+def collective(name: str, start: float, duration: float, group: str, operation: str, elements: int) -> dict[str, Any]:
+    size = len(GROUPS[group][1][0])
+    said = {"Collective name": operation, "In msg nelems": elements, "Out msg nelems": elements, "dtype": "BFloat16",
+            "Process Group Name": group, "Group size": size}  # fmt: skip
+    return event(name, start * MS, duration * MS, "kernel", pid=0, tid=20, args={"device": 0, "stream": 20, **said})
+
+
+def four_ranks(folder: Path) -> Path:
+    """A step of 100 ms on each of 4 ranks; ranks 1 and 3 arrive last in the tensor group.
+
+    Computation 0 to 40 ms. data all-reduce 10 to 30, 20,000,000 elements of 2 bytes (hidden); tensor all-reduce 40 to
+    50 (ranks 1, 3: 45 to 50), 5,000,000 elements; experts' all-to-all 50 to 54 and 54 to 58, 4,000,000 elements;
+    pipeline send 60 to 61, 1,000,000 elements.
+    """
+    folder.mkdir()
+    for rank in range(4):
+        late = 5.0 if rank % 2 else 0.0
+        events = [
+            event("ProfilerStep#3", 0, 100 * MS, "user_annotation"),
+            event("nvjet_gemm", 0, 40 * MS, "kernel", pid=0, tid=7, args={"device": 0, "stream": 7}),
+            collective(NCCL, 10, 20, "2", "allreduce", 20_000_000),
+            collective(NCCL, 40 + late, 10 - late, "1", "allreduce", 5_000_000),
+            collective(SEND, 50, 4, "4", "all_to_allv", 4_000_000),
+            collective(SEND, 54, 4, "4", "all_to_allv", 4_000_000),
+            collective(SEND, 60, 1, "3", "send", 1_000_000),
+        ]
+        listed = [
+            {"pg_name": name, "pg_desc": said, "pg_size": len(sets[0]),
+             "ranks": next(ranks for ranks in sets if rank in ranks)}
+            for name, (said, sets) in GROUPS.items()
+        ]  # fmt: skip
+        about = {"rank": rank, "world_size": 4, "pg_config": listed}
+        write(folder / f"rank{rank}.json", events, deviceProperties=GPUS[:4], distributedInfo=about)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Finding]:
+    folder = four_ranks(tmp_path_factory.mktemp("groups") / "ranks")
+    return {one.name: one for one in findings(open_sources(folder).timelines)}
+
+
+def test_groups_have_a_row_each_with_their_parallelism(found: dict[str, Finding]) -> None:
+    table = found["process_groups"].table.set_index("parallelism")
+    # Mean over 4 ranks: tensor (10 + 5 + 10 + 5) / 4 = 7.5; experts 8; send 1; data is under computation.
+    assert dict(table["exposed_ms"]) == pytest.approx(
+        {"expert": 8.0, "tensor": 7.5, "pipeline": 1.0, "data+context": 0}
+    )
+    assert list(table.index) == ["expert", "tensor", "pipeline", "data+context"]
+    assert dict(table["groups"]) == {"expert": 1, "tensor": 2, "pipeline": 2, "data+context": 2}
+    assert dict(table["group_size"]) == {"expert": 4, "tensor": 2, "pipeline": 2, "data+context": 2}
+    assert dict(table["bytes"]) == {
+        "expert": 16_000_000, "tensor": 10_000_000, "pipeline": 2_000_000, "data+context": 40_000_000,
+    }  # fmt: skip
+    # 8 MB in 4 ms x 3/4; tensor 10 MB in 10 and 5 ms, factor 2 x 1/2 = 1: (1 + 2) / 2; without waiting 10 MB in 5 ms.
+    assert table.loc["expert", "busbw_gb_s"] == pytest.approx(1.5)
+    assert table.loc["tensor", "busbw_gb_s"] == pytest.approx(1.5)
+    assert table.loc["tensor", "transfer_busbw_gb_s"] == pytest.approx(2.0)
+    assert "EXPERT_MODEL_PARALLEL_GROUP" in found["process_groups"].sentence
+    assert "8" in found["process_groups"].sentence and "8.0 %" in found["process_groups"].sentence
+
+
+def test_each_group_has_a_table_by_rank_and_kind(found: dict[str, Finding]) -> None:
+    names = [name for name in found if name.startswith("process_group_")]
+    assert len(names) == 4 and "process_group_tensor_model_parallel_group" in names
+    table = found["process_group_tensor_model_parallel_group"].table.set_index("rank")
+    assert dict(table["group_ranks"]) == {0: "0,1", 1: "0,1", 2: "2,3", 3: "2,3"}
+    assert dict(table["total_ms"]) == pytest.approx({0: 10, 1: 5, 2: 10, 3: 5})
+    # The last rank to arrive shows the transfer: 10 MB in 5 ms.
+    assert list(table["transfer_busbw_gb_s"]) == pytest.approx([2.0] * 4)
+    # 4 ranks of the job, 4 GPUs in the trace: one node, so the published links of the GPU hold.
+    assert list(table["link_gb_s"]) == [300] * 4 and list(table["link_share"]) == pytest.approx([2 / 300] * 4)
+    expert = found["process_group_expert_model_parallel_group"].table
+    assert set(expert["collective"]) == {"all_to_all"} and set(expert["group_ranks"]) == {"0-3"}
+
+
+def test_ranks_of_groups_that_share_a_name_are_not_paired() -> None:
+    """Two tensor groups of one name, which the trace tells apart by their ranks: pairs are 0 and 1, 2 and 3."""
+    ranks = []
+    for rank in range(4):
+        own = timeline(rank, kernels=[(NCCL, 20, 0, 10 + rank)], world_size=4,
+                       collectives=[("all_reduce", 0, 10 + rank, 100, -1, 20, "1", 2, 0)])  # fmt: skip
+        group = ProcessGroup("1", "mesh_tp", 2, (0, 1) if rank < 2 else (2, 3))
+        ranks.append(dataclasses.replace(own, groups={"1": group}))
+    members = match_collectives(ranks).members
+    assert members.groupby("match")["member"].apply(list).tolist() == [[0, 1], [2, 3]]
+    # Without the ranks 4 members of a group of 2 cannot be told apart.
+    bare = [dataclasses.replace(one, groups={}) for one in ranks]
+    assert not len(match_collectives(bare).members)
+
+
+def test_groups_without_a_list_are_what_the_kernels_say(tmp_path: Path) -> None:
+    def said(name: str, **more: Any) -> dict[str, Any]:
+        arguments = {"Process Group Name": name, "Group size": 4, "In msg nelems": 8, "dtype": "Float", **more}
+        return event(NCCL, 10 * int(name), 5, "kernel", args={"device": 0, "stream": 3, **arguments})
+
+    events = [
+        said("1", **{"Process Group Description": "mesh_tp", "Process Group Ranks": "[0, 1, 2, 3]"}),
+        said("2", **{"Process Group Description": "undefined", "Process Group Ranks": [0, 4, 8, 12]}),
+        # PyTorch cuts long lists off.
+        said("3", **{"Process Group Ranks": "[0, 2, ...]", "Global rank start": 2, "Global rank stride": 2}),
+        said("4", **{"Process Group Ranks": "[0, 1, ...]"}),
+    ]
+    groups = read(write(tmp_path / "rank0.json", events, deviceProperties=GPUS)).groups
+    assert {name: (one.description, one.size, one.ranks) for name, one in groups.items()} == {
+        "1": ("mesh_tp", 4, (0, 1, 2, 3)), "2": ("", 4, (0, 4, 8, 12)), "3": ("", 4, (2, 4, 6, 8)), "4": ("", 4, ()),
+    }  # fmt: skip
+    assert [groups[name].listed for name in "1234"] == ["0-3", "0-12 by 4", "2-8 by 2", ""]
+
+
+def test_collectives_survive_a_description_that_pytorch_left_out(tmp_path: Path) -> None:
+    """`"Process Group Description": ,` is no JSON; PyTorch wrote it for groups without one."""
+    events = [collective(NCCL, 10 * number, 5, "1", "allreduce", 100) for number in range(5)]
+    for one in events:
+        one["args"]["Process Group Description"] = None
+    path = write(tmp_path / "rank0.json", events, deviceProperties=GPUS)
+    path.write_text(path.read_text().replace('"Process Group Description": null', '"Process Group Description": '))
+    found = read(path)
+    assert found.collectives["bytes"].tolist() == [200] * 5 and not found.problems
+
+
+def test_symmetric_memory_has_the_size_of_the_operator_around_it(tmp_path: Path) -> None:
+    """The arguments are those of a real profile of PyTorch 2.13: texts have neither a type nor a value."""
+
+    def call(number: int, name: str, dimensions: list[Any], types: list[str], kernel: str) -> list[dict[str, Any]]:
+        said = {"Input Dims": dimensions, "Input type": types, "Concrete Inputs": [""] * len(types)}
+        return [
+            event(name, 100 * number, 50, args=said),
+            event("cudaLaunchKernel", 100 * number + 10, 5, "cuda_runtime", args={"correlation": number}),
+            event(kernel, 100 * number + 20, 20, "kernel", args={"device": 0, "stream": 7, "correlation": number}),
+        ]
+
+    text = ["", ""]
+    bf16 = "c10::BFloat16"
+    nvshmem = "c10d::nvshmem_extension::allToAllV(void*, void*, long*, unsigned long, int, int)"
+    events = [
+        *call(1, "symm_mem::multimem_all_reduce_", [[1024, 4096], [], []], [bf16, *text], MULTIMEM),
+        *call(2, "symm_mem::one_shot_all_reduce_copy", [[9999], [1000], [], []], ["float", "float", *text],
+              "void (anonymous namespace)::one_shot_all_reduce_kernel<float, 16, 8>(float**)"),
+        *call(3, "symm_mem::multimem_all_gather_out", [[1000], [], [8000]], ["float", "", "float"],
+              "void (anonymous namespace)::multimem_all_gather_kernel<16>(char*)"),
+        *call(4, "symm_mem::all_to_all_vdev", [[9999, 64], [9999, 64], [8], [2, 8], []],
+              [bf16, bf16, "long int", "long int", ""], nvshmem),
+    ]  # fmt: skip
+    about = {"rank": 0, "world_size": 8, "pg_config": [{"pg_name": "0", "pg_desc": "mesh_tp", "pg_size": 8}]}
+    found = read(write(tmp_path / "rank0.json", events, deviceProperties=GPUS, distributedInfo=about))
+    table = found.collectives
+    assert table["collective"].tolist() == ["all_reduce", "all_reduce", "all_gather", "all_to_all"]
+    # 1024 x 4096 x 2; the second tensor's 1000 x 4; what one rank receives, 8000 x 4; a buffer with room for more.
+    assert table["bytes"].tolist() == [8_388_608, 4_000, 32_000, -1]
+    assert set(table["group"]) == {"0"} and set(table["group_size"]) == {8}
+    row = communication_by_kind([found]).set_index("collective").loc["all_gather"]
+    # 32,000 bytes in 20 us are 1.6 GB/s, x 7/8.
+    assert row["busbw_gb_s"] == pytest.approx(1.4) and row["parallelism"] == "tensor"
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("c10d::nvshmem_extension::allToAllV_2d(void*, void*, long*, unsigned long, int)", "all_to_all"),
+        ("c10d::nvshmem_extension::exchangeSplitAndOffset(long*, long*, int, int)", "notify"),
+        ("allToAllV(void*, void*, long*, unsigned long, int, int)", "all_to_all"),
+        ("void flashinfer::trtllm_alltoall::moeAllToAllKernel<1>(MoeCommParam)", "all_to_all"),
+        ("a2a_dispatch_send_kernel", "dispatch"),
+        ("void a2a_combine_recv_kernel<16, 1>(unsigned char*)", "combine"),
+        ("ncclSymkDevKernel_AllReduce_RSxLDMC_AGxSTMC_sum_bf16(ncclSymkDevWorkArgs)", "all_reduce"),
+    ],
+)
+def test_further_kernels_of_expert_parallelism_are_communication(name: str, kind: str) -> None:
+    assert kernel_collective(name) == kind
+
+
+LOG = """\
+# Collective test starting: all_reduce_perf
+# nThread 1 nGpus 4 minBytes 8 maxBytes 1024 step: 2(factor) warmup iters: 5 iters: 20 agg iters: 1
+{ranks}#      size       count     type  redop   root    time   algbw   busbw #wrong    time   algbw   busbw #wrong
+     1000000        250000     float     sum      -1    100.0   10.00   15.00      0    125.0    8.00   12.00      0
+   100000000      25000000     float     sum      -1   4000.0   25.00   37.50      0   5000.0   20.00   30.00      0
+# Avg bus bandwidth    : 23.6
+"""
+RANKS = "".join(f"#  Rank  {n} Group  0 Pid 69 on node0 device  {n} [0000:04:00] NVIDIA H100\n" for n in range(4))
+
+
+def test_a_bandwidth_compares_with_nccl_tests_at_its_size(tmp_path: Path) -> None:
+    (tmp_path / "log.txt").write_text(LOG.format(ranks=RANKS))
+    rates = LinkRates.of(nccl_tests.read(tmp_path / "log.txt"))
+    trace = timeline(0)
+    four = ProcessGroup("0", size=4)
+    # The better placement; 10 MB is half way in the logarithm between 1 and 100 MB: (15 + 37.5) / 2.
+    for size, expected in ((1e6, 15.0), (1e7, 26.25), (1e8, 37.5), (1e9, 37.5)):
+        found = rates.rate(trace, "all_reduce", four, size)
+        assert found is not None and found.gb_s == pytest.approx(expected) and "nccl-tests" in found.source
+    # Smaller than measured, another number of ranks, another collective: nothing is known.
+    assert rates.rate(trace, "all_reduce", four, 1e5) is None
+    assert rates.rate(trace, "all_reduce", ProcessGroup("0", size=8), 1e7) is None
+    assert rates.rate(trace, "all_gather", four, 1e7) is None
+
+
+def test_the_command_says_which_link_it_compares_with(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder, log = four_ranks(tmp_path / "ranks"), tmp_path / "log.txt"
+    log.write_text(LOG.format(ranks=RANKS).replace("all_reduce_perf", "alltoall_perf"))
+    assert run(["allreduce", str(folder), str(log), "--json"]) == 0
+    rows = json.loads(capsys.readouterr().out)["findings"]["collectives"]["rows"]
+    sources = {row["collective"]: row["link_source"] for row in rows}
+    assert sources["all_to_all"] == "measured (nccl-tests, 4 ranks)" and sources["send_recv"].startswith("published")
+    # 8 MB between 1 and 100 MB: 15 + 22.5 x log10(8) / 2 = 25.16; of that 1.5.
+    (share,) = {round(row["link_share"], 4) for row in rows if row["collective"] == "all_to_all"}
+    assert share == pytest.approx(1.5 / 25.1600, abs=1e-4)
+
+
+def test_the_suites_own_measurement_comes_before_nccl_tests(tmp_path: Path) -> None:
+    trial = write_collectives(tmp_path / "run", 4, 10.0, 50.0, noise=0.0, sizes=(1 << 20, 64 << 20, 2.0))
+    wrong = write_collectives(tmp_path / "run", 2, 10.0, 50.0, noise=0.0, wrong=3)
+    directory = RunDirectory(tmp_path / "run").trial(trial.trial_id)
+    (tmp_path / "log.txt").write_text(LOG.format(ranks=RANKS))
+    rates = LinkRates.of(nccl_tests.read(tmp_path / "log.txt"), own_tests(directory))
+    found = rates.rate(timeline(0), "all_reduce", ProcessGroup("0", size=4), 1 << 24)
+    # busbw = bytes / time x 2 x 3/4.
+    expected = (1 << 24) / ring_all_reduce_us(4, 1 << 24, 10.0, 50.0) / 1e3 * 1.5
+    assert found is not None and found.gb_s == pytest.approx(expected, rel=1e-6) and "bertbench comm" in found.source
+    assert wrong.world_size == 2 and ("all_reduce", 2) not in rates.measured
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("NVIDIA H100 80GB HBM3", 450),
+        ("NVIDIA A100-SXM4-40GB", 300),
+        ("Tesla V100-SXM2-32GB", 150),
+        ("AMD Instinct MI300X", 448),
+        ("NVIDIA H100 PCIe", None),
+        ("NVIDIA H100 NVL", None),
+        ("NVIDIA A100-PG509-200", None),
+        ("Tesla T4", None),
+    ],
+)
+def test_links_are_published_for_known_gpus_only(name: str, expected: float | None) -> None:
+    found = published_rate(name)
+    assert (None if found is None else found.gb_s) == expected
+
+
+def test_published_links_hold_inside_one_node_only() -> None:
+    trace = dataclasses.replace(timeline(0, world_size=16), devices=dict.fromkeys(range(8), "G"))
+    assert in_one_node(trace, ProcessGroup("0", size=8, ranks=tuple(range(8, 16))))
+    assert not in_one_node(trace, ProcessGroup("0", size=2, ranks=(7, 8)))
+    assert not in_one_node(trace, ProcessGroup("0", size=8))  # which ranks is not known
+    assert in_one_node(dataclasses.replace(trace, world_size=8), ProcessGroup("0", size=8))
+
+
+@pytest.mark.skipif(not shared_files.TRACES.is_dir(), reason="needs the public traces of ../shared")
+def test_a_public_trace_names_its_group() -> None:
+    found = read(shared_files.TRACES / "kineto/hta/nccl_parser_config__nccl_data.json.gz")
+    (row,) = communication_by_group([found]).to_dict("records")
+    assert (row["group"], row["group_size"], row["traces"]) == ("default_pg", 2, 1)
+    # HTA's facts: 21 NCCL kernels on ranks [0, 1].
+    assert row["count"] == 21 and found.groups["0"].ranks == (0, 1)
+    table = found.collectives
+    assert row["bytes"] == int(table["bytes"].sum())
+
+
+@pytest.mark.skipif(not shared_files.TRACES.is_dir(), reason="needs the public traces of ../shared")
+def test_megatrons_links_compare_with_the_published_rate() -> None:
+    ranks = read_ranks(sorted((shared_files.TRACES / "kineto/megatron-8-ranks").glob("*.json.gz"))[:2])
+    table = communication_by_kind(ranks, match_collectives(ranks))
+    # 8 A100 SXM in one node: NVLink 3 carries 600 GB/s, 300 in one direction; these are 2 of its 8 ranks.
+    assert set(table["link_gb_s"]) == {300} and set(table["link_source"]) == {"published (NVLink 3)"}
+    assert list(table["link_share"]) == pytest.approx(list(table["transfer_busbw_gb_s"] / 300))
+    assert (table["link_share"] < 1).all()
