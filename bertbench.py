@@ -88,19 +88,20 @@ def load_run(path: str | Path, price_per_hour: float | None = None) -> Run:
     )
 
 
-def read_trace(path: str | Path, *others: str | Path) -> Trace:
+def read_trace(path: str | Path, *others: str | Path, window: str = "steps") -> Trace:
     """Read and explain what a profiler recorded, as `bertbench analyze` does.
 
     Args:
         path: a trace, a table of counters, a log, a folder of ranks, a tar or the folder of a profiled trial.
         others: further paths that are read with the first as one source.
+        window: the part to analyze, as `bertbench analyze --window` takes it.
 
     Raises:
         InputError: a path does not exist or has nothing to analyze.
     """
     from analysis.diagnose.profiles import analyze_paths
 
-    found = analyze_paths([Path(one) for one in (path, *others)])
+    found = analyze_paths([Path(one) for one in (path, *others)], window)
     return Trace(
         kinds=found.source.kinds,
         findings=found.findings,

@@ -61,6 +61,11 @@ def clipped(intervals: Intervals, begin: int, end: int) -> Intervals:
     return np.column_stack([starts[kept], ends[kept]])
 
 
+def within(intervals: Intervals, window: Intervals) -> Intervals:
+    """Return the part of a set inside another one, of few intervals."""
+    return clipped(intervals, *window[0].tolist()) if len(window) == 1 else intersection(intervals, window)
+
+
 def intersection(first: Intervals, second: Intervals) -> Intervals:
     """Return what is in both sets."""
     return _select(first, second, inside_second=True)

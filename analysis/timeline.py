@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from analysis.names import communicates
+from analysis.spans import Intervals
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -187,6 +188,18 @@ class ProcessGroup:
 
 
 @dataclass(frozen=True, slots=True)
+class ChosenWindow:
+    """The part of a trace that was asked for."""
+
+    label: str
+    """How it was asked for; "steps" for some of the marked steps."""
+    spans: Intervals
+    """What it is, see analysis.spans; not empty."""
+    origin_ns: int
+    """Where times of windows count from."""
+
+
+@dataclass(frozen=True, slots=True)
 class Timeline:
     """One rank's trace. Tables are in order of start; a table without rows still has its columns.
 
@@ -229,11 +242,31 @@ class Timeline:
     """Ranks of the whole job, None where the trace does not say."""
     groups: Mapping[str, ProcessGroup] = field(default_factory=dict)
     """Process groups by name, as far as the trace says."""
+    window: ChosenWindow | None = None
+    """The part to analyze; None: the marked steps, or everything where none is marked. `steps` are in it."""
 
     @property
     def work(self) -> GpuWork:
         """`kernels` as arrays, created at each access."""
         return GpuWork.of_frame(self.kernels)
+
+    @property
+    def spans(self) -> Intervals | None:
+        """What is analyzed: the window, or from the first marked step's start to the last one's end; None: all."""
+        if self.window is not None:
+            return self.window.spans
+        if not len(self.steps):
+            return None
+        return np.array([[self.steps["start"].min(), self.steps["end"].max()]], dtype=np.int64)
+
+    def inside(self, moments: npt.NDArray[Any]) -> Mask:
+        """Return which of n moments, ns, are in what is analyzed, shape (n,)."""
+        spans = self.spans
+        if spans is None:
+            return np.ones(len(moments), dtype=bool)
+        place = np.searchsorted(spans[:, 0], moments, side="right") - 1
+        found: Mask = (place >= 0) & (moments < spans[place, 1])
+        return found
 
 
 def lost_kernels(timelines: Sequence[Timeline]) -> str:
@@ -266,7 +299,7 @@ class LazyTimeline(Timeline):
     def of(cls, tables: TableSource, **known: Any) -> "LazyTimeline":
         """Return a timeline of these tables; `known`: all its other fields."""
         made = cls.__new__(cls)
-        for name, value in known.items():
+        for name, value in {"window": None, **known}.items():
             object.__setattr__(made, name, value)
         object.__setattr__(made, "_tables", tables)
         return made

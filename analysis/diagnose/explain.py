@@ -9,7 +9,6 @@ from analysis.diagnose.advice import Advice, Context, ranked, with_command
 from analysis.diagnose.finding import Finding, distinct, distinct_names, file_stem
 from analysis.metrics.comparison.traces import TraceComparison
 from analysis.sources import Source
-from analysis.timeline import STEP_COLUMNS, empty
 from analysis.wording import percent
 
 # Findings in order of importance.
@@ -59,7 +58,9 @@ def explain(
         found += timeline_findings.operator_findings(source.timelines, context)
         found += timeline_findings.range_findings(source.timelines)
         links = LinkRates.of(source.summaries, own_tests)
-        found += communication_findings.findings(source.timelines, context=context, links=links)
+        talks = communication_findings.findings(source.timelines, context=context, links=links)
+        parts = any(own.window is not None and own.window.label != "steps" for own in source.timelines)
+        found += [one for one in talks if not (parts and one.name.startswith("what_if"))]  # it replays whole steps
     if source.counters:
         from analysis.diagnose import cores as core_findings
         from analysis.diagnose import kernel_limits
@@ -106,10 +107,14 @@ def counter_endings(source: Source) -> list[str]:
     return distinct_names([f"_{file_stem(file)}" for file in source.counter_files])
 
 
-def over_all_work(source: Source) -> Source:
-    """Return the source with no step marked, so that every analysis is over all work, from first start to last end."""
-    without = [dataclasses.replace(found, steps=empty(STEP_COLUMNS)) for found in source.timelines]
-    return dataclasses.replace(source, timelines=tuple(without))
+def in_window(source: Source, window: str) -> Source:
+    """Return the source with every analysis over a window, as `metrics.time.window.windowed` takes it and raises."""
+    from analysis.metrics.time.window import STEPS, windowed
+
+    if window == STEPS:
+        return source
+    kept, said = windowed(source.timelines, window)
+    return dataclasses.replace(source, timelines=kept, problems=(*source.problems, *said))
 
 
 def by_weight(findings: Sequence[Finding]) -> list[Finding]:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from analysis.diagnose.advice import Advice, Context, disturbance
-from analysis.diagnose.explain import explain, over_all_work, to_do
+from analysis.diagnose.explain import explain, in_window, to_do
 from analysis.diagnose.finding import Finding
 from analysis.metrics.communication.collectives import by_size
 from analysis.metrics.kernels.core_utilization import rows as core_rows
@@ -22,6 +22,7 @@ from analysis.metrics.kernels.tables import NameCoverage, name_coverage
 from analysis.metrics.kernels.utilization import compute_utilization_rows
 from analysis.metrics.telemetry import telemetry_in_window
 from analysis.metrics.time.ranges import RangeNode, range_tree
+from analysis.metrics.time.window import check_window
 from analysis.sources import Source, open_sources
 from analysis.timeline import Timeline
 from analysis.wording import implementation_label, inert, strategy_label
@@ -130,22 +131,23 @@ class Analysis:
     """The largest gain first."""
 
 
-def analyze_paths(paths: Sequence[Path], all_work: bool = False) -> Analysis:
+def analyze_paths(paths: Sequence[Path], window: str = "steps") -> Analysis:
     """Read paths as one source and explain it; of the folder of a profiled trial with what the trial says.
 
     Args:
         paths: at least one.
-        all_work: count all work instead of the marked steps.
+        window: the part of each trace to analyze, see metrics.time.window.windowed.
 
     Raises:
-        InputError: a path does not exist or has nothing to analyze.
+        InputError: a path does not exist, has nothing to analyze, or no trace has the window.
+        UsageError: the window is none.
     """
+    check_window(window)
     source = open_sources(*paths)
     opened = OpenedProfile(source=source, window_ns=None, measured={})
     if len(paths) == 1 and (paths[0] / "trial.json").is_file():
         opened = open_profile(TrialDirectory(paths[0]))
-    if all_work:
-        opened = dataclasses.replace(opened, source=over_all_work(opened.source))
+    opened = dataclasses.replace(opened, source=in_window(opened.source, window))
     found = opened.explained()
     return Analysis(source=opened.source, findings=tuple(found), advice=tuple(opened.to_do(found)))
 

@@ -24,9 +24,11 @@ from analysis.metrics.kernels.tables import operators_over_ranks
 from analysis.metrics.kernels.utilization import compute_utilization
 from analysis.metrics.time import phases, temporal
 from analysis.metrics.time.idle import idle_causes
-from analysis.metrics.time.launches import before_recording, launched_compute
+from analysis.metrics.time.launches import before_recording, launched_work
 from analysis.metrics.time.ranges import range_rows
-from analysis.metrics.time.temporal import analysis_window
+from analysis.metrics.time.temporal import analysis_window, window_set
+from analysis.metrics.time.window import origin_ns
+from analysis.spans import total_ns
 from analysis.timeline import Timeline, lost_kernels
 from analysis.wording import percent
 from records.schema import COMPUTE_COLUMNS
@@ -111,7 +113,7 @@ def _temporal(timelines: Sequence[Timeline], context: Context) -> Finding | None
     else:
         advice = f": only faster {'kernels' if rows[0].on_gpu else 'operators'} save time"
     table = temporal.temporal_frame(rows)
-    given = [None if (own := launched_compute(found)) is None else own.total_ns / 1e6 for found in timelines]
+    given = [None if (own := launched_work(found)) is None else own.total_compute_ns / 1e6 for found in timelines]
     given = [ms for ms, found in zip(given, map(temporal.temporal_breakdown, timelines), strict=True) if found]
     first = ["rank", "steps", "span_ms", *(name for name in _SHARES_FIRST if name in table)]
     if any(ms is not None for ms in given):
@@ -137,7 +139,7 @@ def _copy_advice(timelines: Sequence[Timeline], exposed: float) -> Iterator[Advi
 
 def _outside(timelines: Sequence[Timeline], rows: Sequence[temporal.Temporal]) -> str:
     """Say how much work lies outside the marked steps: a GPU runs on after the CPU has ended the last one."""
-    if not any(row.steps and row.on_gpu for row in rows):
+    if not any(row.steps and row.on_gpu for row in rows) or any(found.window for found in timelines):
         return ""
     whole = [row for row in (temporal.temporal_breakdown(found, "kernels") for found in timelines) if row is not None]
     outside = sum(row.busy_ns for row in whole) - sum(row.busy_ns for row in rows)
@@ -327,7 +329,7 @@ def _iterations(timelines: Sequence[Timeline]) -> list[Finding]:
     spread = temporal.iteration_spread(table.loc[longest])
     on_gpu = any(len(timeline.kernels) for timeline in timelines)
     if not on_gpu:
-        unsaid = ["memory_ms", "exposed_memory_ms", "launched_compute_ms", "kernels"]
+        unsaid = ["memory_ms", "exposed_memory_ms", "kernels", *temporal.LAUNCHED]
         table, spread = table.drop(columns=unsaid), spread[~spread["quantity"].isin(unsaid)].reset_index(drop=True)
     times = spread[spread["quantity"] == "step_time_ms"].iloc[0]
     said = f"The median step takes {number(times['median'])} ms"
@@ -353,13 +355,23 @@ def _iterations(timelines: Sequence[Timeline]) -> list[Finding]:
     which = f"The slowest is step {int(step)}{of}"
     if len(longest) == 1:
         which = f"Step {int(step)}{f' is slowest on rank {int(rank)}' if len(table) > 1 and of else ''}"
-    slowest = f"{which}: {number(float(taken_ms))} ms{idle}."
-    unknown = table.columns if table["idle_ms"].isna().all() else ["launched_compute_ms"]
+    slowest = f"{which}: {number(float(taken_ms))} ms{idle}." + _behind(table, times["median"])
+    unknown = table.columns if table["idle_ms"].isna().all() else temporal.LAUNCHED
     table = table.drop(columns=[name for name in unknown if name in table and table[name].isna().all()])
     return [
         Finding("iterations", f"Spread over the steps{_OF_SLOWEST if len(timelines) > 1 else ''}", spread, said + "."),
         Finding("steps", "Every step", table, slowest),
     ]
+
+
+def _behind(table: "pd.DataFrame", step_ms: float) -> str:
+    """Say that steps do not compare by what ran in them, where the GPU runs far behind."""
+    if "behind_ms" not in table or not (behind := table["behind_ms"].median()) > _LITTLE * step_ms:
+        return ""
+    said = f" The GPU ends the work of a step {number(float(behind))} ms after the CPU has ended the step (median): "
+    said += "compare steps and ranks by what they launched (launched_...)"
+    device = table["device_step_ms"].median()
+    return f"{said} and by device_step_ms (median {number(float(device))} ms)." if device > 0 else f"{said}."
 
 
 def _joined(tables: "Sequence[pd.DataFrame]") -> "pd.DataFrame | None":
@@ -445,7 +457,8 @@ def _operator_advice(
 
 
 def window_findings(timelines: Sequence[Timeline]) -> list[Finding]:
-    """Return window: rank, window ("steps" | "work"), first_step, last_step, steps, span_ms; nothing without events.
+    """Return window: rank, window ("steps" | "work" | what was asked for), first_step, last_step, steps, start_ms (on
+    the clock of --window), span_ms; nothing without events.
 
     Args:
         timelines: what readers returned, one per rank.
@@ -457,14 +470,16 @@ def window_findings(timelines: Sequence[Timeline]) -> list[Finding]:
         bounds, steps = analysis_window(timeline), timeline.steps["step"]
         if bounds is None:
             continue
+        kind = "steps" if len(steps) else "work"
         rows.append(
             {
                 "rank": timeline.rank,
-                "window": "steps" if len(steps) else "work",
+                "window": kind if timeline.window is None else timeline.window.label,
                 "first_step": int(steps.iloc[0]) if len(steps) else None,
                 "last_step": int(steps.iloc[-1]) if len(steps) else None,
                 "steps": len(steps),
-                "span_ms": (bounds[1] - bounds[0]) / 1e6,
+                "start_ms": (bounds[0] - origin_ns(timeline)) / 1e6,
+                "span_ms": total_ns(window_set(timeline, bounds)) / 1e6,
             }
         )
     if not rows:
@@ -489,12 +504,17 @@ def _window_sentence(table: "pd.DataFrame", timelines: Sequence[Timeline]) -> st
         worked = on_gpu or any(len(timeline.operators) for timeline in timelines)
         what = "all work, from its first start to its last end" if worked else "all that was recorded"
         what += f", {span}"
+    elif (chosen := timelines[0].window) is not None and chosen.label != "steps":
+        what = f"{chosen.label}, {span}"
+        if chosen.label.startswith("range:"):
+            steps = len(timelines[0].steps)
+            what += f" in {steps} occurrences without the time between them" if steps > 1 else " in one occurrence"
     else:
         first, last, steps = (int(table[name].iloc[0]) for name in ("first_step", "last_step", "steps"))
         what = f"step {first}, {span}" if steps == 1 else f"the {steps} steps {first} to {last}, {span}"
     tables = "All tables of the trace cover" if len(timelines) == 1 else "All tables of the traces cover"
     said = f"{tables} {what}, unless a sentence names another window"
-    if not on_gpu or "steps" not in set(table["window"]):
+    if not on_gpu or set(table["window"]) == {"work"}:
         return f"{said}."
     early = sum(map(before_recording, timelines))
     left = f", without {early:,} that were launched before the recording began" if early else ""

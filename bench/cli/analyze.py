@@ -2,13 +2,13 @@
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import tyro
 
 from bench.cli.options import Tables
 from bench.cli.result import Result, findings_result
-from common.errors import InputError
+from common.errors import InputError, UsageError
 from records.run import RunDirectory
 
 
@@ -20,12 +20,14 @@ class AnalyzeOptions(Tables):
     Examples:
         bertbench analyze runs/profile
         bertbench analyze trace.json.gz --csv tables  # also write every table as CSV
+        bertbench analyze trace.json.gz --window range:forward  # only what ran while this range was open
     """
 
     paths: tyro.conf.Positional[tuple[Path, ...]]
     """Files or folders to read. Several are read as one, such as the traces of all ranks of a run."""
-    window: Literal["steps", "kernels"] = "steps"
-    """Part of a trace to analyze: steps is the marked steps; kernels extends to the end of the last GPU kernel."""
+    window: str = "steps"
+    """Part of a trace to analyze: steps is the marked steps; kernels extends to the end of the last GPU kernel; step:5
+    and step:5..8 choose steps, range:NAME a named range (* matches any text), 1.2s..3.4s a time (s, ms or us)."""
 
 
 OPTIONS = {"analyze PATH...": AnalyzeOptions}
@@ -43,11 +45,13 @@ def run(options: AnalyzeOptions) -> Result:
     if len(options.paths) == 1 and is_run(options.paths[0]):
         return _run(options.paths[0], options)
     if len(options.paths) == 1 and is_speedrun(options.paths[0]):
+        if options.window != "steps":
+            raise UsageError("option-not-applicable", f"{options.paths[0]} is a speedrun: --window needs a trace")
         return _speedrun(options.paths[0], options)
     from analysis.diagnose.profiles import analyze_paths
     from analysis.render.result_tables import advice_lines
 
-    found = analyze_paths(options.paths, all_work=options.window == "kernels")
+    found = analyze_paths(options.paths, options.window)
     source = found.source
     about: dict[str, Any] = {
         "path": str(source.path),
@@ -61,6 +65,7 @@ def run(options: AnalyzeOptions) -> Result:
 def _run(path: Path, options: AnalyzeOptions) -> Result:
     """The table of trials, then what each profiled one shows."""
     from analysis.diagnose.answer import points
+    from analysis.diagnose.explain import in_window
     from analysis.diagnose.profiles import open_profile
     from analysis.diagnose.run import reference
     from analysis.diagnose.run_answer import complete_answers
@@ -80,6 +85,7 @@ def _run(path: Path, options: AnalyzeOptions) -> Result:
     code, documents, advised = 0, {}, {}
     for folder in profiled_trials(directory):
         opened = open_profile(directory.trial(folder.name))
+        opened = replace(opened, source=in_window(opened.source, options.window))
         findings = opened.explained()
         own = replace(options, csv=None if options.csv is None else options.csv / folder.name)
         found = findings_result(findings, opened.source.problems, own, kinds=list(opened.source.kinds))

@@ -14,9 +14,9 @@ import numpy.typing as npt
 
 from analysis.metrics.communication.link_rates import LinkRates
 from analysis.metrics.time.launches import calls_with
-from analysis.metrics.time.temporal import Window, WorkSets, work_sets, work_window
+from analysis.metrics.time.temporal import Window, WorkSets, window_set, work_sets, work_window
 from analysis.names import bus_factor, parallelism
-from analysis.spans import Intervals, clipped, difference, inside_ns, intersection, merged, total_ns
+from analysis.spans import Intervals, difference, inside_ns, intersection, merged, total_ns, within
 from analysis.timeline import ProcessGroup, Timeline, empty, typed
 
 if TYPE_CHECKING:
@@ -114,14 +114,15 @@ def communication_by_rank(
         bounds = work_window(timeline, sets, window)
         if bounds is None or bounds[1] <= bounds[0]:
             continue
+        whole = window_set(timeline, bounds, window)
         computation, communication = (
-            clipped(found, *bounds) for found in (sets.compute, communication_set(timeline, sets))
+            within(found, whole) for found in (sets.compute, communication_set(timeline, sets))
         )
-        span, total = bounds[1] - bounds[0], total_ns(communication)
+        span, total = total_ns(whole), total_ns(communication)
         exposed = difference(communication, computation)
         transfer: float | None = None
         if matching is not None and matching.complete(member):
-            transfer = total_ns(intersection(exposed, clipped(matching.transfer_set(member), *bounds)))
+            transfer = total_ns(intersection(exposed, within(matching.transfer_set(member), whole)))
         rows.append(
             {
                 "rank": timeline.rank,
@@ -221,19 +222,20 @@ def _parts(
         table = timeline.collectives
         transfers = None if matching is None else matching.transfer_ns(member, len(table))
         middle = table["start"].to_numpy() + (table["end"].to_numpy() - table["start"].to_numpy()) // 2
-        inside = np.flatnonzero((middle >= bounds[0]) & (middle <= bounds[1]))
+        whole = window_set(timeline, bounds)
+        inside = np.flatnonzero(inside_ns(whole, middle, middle + 1))
         grouped = table.iloc[inside].groupby(list(keys), observed=True, sort=False)
         for values, place in grouped.indices.items():
             chosen = inside[place]
-            row = _numbers(table.iloc[chosen], sets, bounds, None if transfers is None else transfers[chosen])
+            row = _numbers(table.iloc[chosen], sets, whole, None if transfers is None else transfers[chosen])
             yield timeline, values if isinstance(values, tuple) else (values,), row
 
 
 def _numbers(
-    part: "pd.DataFrame", sets: WorkSets, bounds: tuple[int, int], transfers: npt.NDArray[np.float64] | None
+    part: "pd.DataFrame", sets: WorkSets, whole: Intervals, transfers: npt.NDArray[np.float64] | None
 ) -> dict[str, Any]:
-    span = bounds[1] - bounds[0]
-    union = clipped(merged(part["start"], part["end"]), *bounds)
+    span = total_ns(whole)
+    union = within(merged(part["start"], part["end"]), whole)
     total, exposed = total_ns(union), total_ns(difference(union, sets.compute))
     durations = (part["end"] - part["start"]).to_numpy(dtype=float)
     sizes = part["bytes"].to_numpy(dtype=float)

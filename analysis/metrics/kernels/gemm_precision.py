@@ -70,9 +70,8 @@ def _launchers(timeline: Timeline, rows: Numbers) -> Numbers:
 
 def _of_operators(timeline: Timeline) -> tuple[Numbers, Numbers]:
     table = timeline.operators
-    if len(table) and len(timeline.steps):
-        starts = table["start"]
-        table = table[(starts >= timeline.steps["start"].min()) & (starts < timeline.steps["end"].max())]
+    if len(table):
+        table = table[timeline.inside(table["start"].to_numpy(dtype=np.int64))]
     table = table[table["name"].isin([name for name in table["name"].unique() if _multiplies(str(name))])]
     return _places(table), table["self_ns"].to_numpy(dtype=np.int64)
 

@@ -301,9 +301,8 @@ def operator_rows(timeline: Timeline) -> "pd.DataFrame":
         OPERATOR_ROW_COLUMNS, in order of first appearance: self_ns is the sum over calls, ns.
     """
     table = timeline.operators
-    if len(table) and len(timeline.steps):
-        starts = table["start"]
-        table = table[(starts >= timeline.steps["start"].min()) & (starts < timeline.steps["end"].max())]
+    if len(table):
+        table = table[timeline.inside(table["start"].to_numpy(dtype=np.int64))]
     if not len(table):
         return empty(OPERATOR_ROW_COLUMNS)
     sums = table.groupby("name", sort=False, observed=True)["self_ns"].agg(["size", "sum"]).reset_index()

@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from analysis.metrics.time.temporal import analysis_window, cpu_computation
-from analysis.spans import clipped, merged, total_ns
+from analysis.metrics.time.temporal import analysis_window, cpu_computation, window_set
+from analysis.spans import Intervals, inside_ns, merged, total_ns, within
 from analysis.timeline import Timeline, is_communication, lost_kernels
 from records.schema import COMPUTE_COLUMNS, PROFILED_COLUMNS
 
@@ -67,16 +67,16 @@ def compute_utilization(timeline: Timeline) -> Utilization:
     window = analysis_window(timeline)
     if window is None or window[1] <= window[0]:
         return Utilization(rank=timeline.rank, steps=steps, reason="no event of the trace has a duration")
-    begin, end = window
-    length = end - begin
+    whole = window_set(timeline, window)
+    length = total_ns(whole)
     kernels = timeline.kernels[timeline.kernels["kind"].isin(_COMPUTING)]
     if len(kernels):
         counted, devices = GPU_KERNELS, kernels["device"].nunique()
-        all_busy, own_busy = _gpu_busy_ns(kernels, begin, end)
-        weighted, reason = _sm_weighted(kernels, timeline.sm_counts, begin, end)
+        all_busy, own_busy = _gpu_busy_ns(kernels, whole)
+        weighted, reason = _sm_weighted(kernels, timeline.sm_counts, whole)
     elif len(timeline.operators):
         counted, devices = CPU_OPERATORS, None
-        all_busy = own_busy = float(total_ns(clipped(cpu_computation(timeline.operators), begin, end)))
+        all_busy = own_busy = float(total_ns(within(cpu_computation(timeline.operators), whole)))
         weighted, reason = None, ""
     else:
         reason = _without_work(timeline)
@@ -113,19 +113,17 @@ def compute_utilization_rows(
     return [{**fields, **{name: getattr(item, name) for name in COMPUTE_COLUMNS}} for item in found]
 
 
-def _gpu_busy_ns(kernels: "pd.DataFrame", begin: int, end: int) -> tuple[float, float]:
+def _gpu_busy_ns(kernels: "pd.DataFrame", whole: Intervals) -> tuple[float, float]:
     """Busy time of all kernels, and of those that compute, each the mean over devices."""
     everything, own = [], []
     for _, part in kernels.assign(communicates=is_communication(kernels)).groupby("device"):
-        everything.append(total_ns(clipped(merged(part["start"], part["end"]), begin, end)))
+        everything.append(total_ns(within(merged(part["start"], part["end"]), whole)))
         part = part[~part["communicates"]]
-        own.append(total_ns(clipped(merged(part["start"], part["end"]), begin, end)))
+        own.append(total_ns(within(merged(part["start"], part["end"]), whole)))
     return float(np.mean(everything)), float(np.mean(own))
 
 
-def _sm_weighted(
-    kernels: "pd.DataFrame", sm_counts: Mapping[int, int], begin: int, end: int
-) -> tuple[float | None, str]:
+def _sm_weighted(kernels: "pd.DataFrame", sm_counts: Mapping[int, int], whole: Intervals) -> tuple[float | None, str]:
     """The mean over devices, or None and why."""
     sizes = ("grid_x", "grid_y", "grid_z")
     if not set(sizes) <= set(kernels.columns):
@@ -133,7 +131,8 @@ def _sm_weighted(
     blocks = np.ones(len(kernels))
     for name in sizes:
         blocks = blocks * kernels[name].to_numpy(dtype=float)
-    inside = ((kernels["start"] < end) & (kernels["end"] > begin)).to_numpy()
+    starts, ends = (kernels[name].to_numpy(dtype=np.int64) for name in ("start", "end"))
+    inside = inside_ns(whole, starts, ends) > 0
     unknown = int((inside & ~(blocks > 0)).sum())
     if unknown:
         said = f"{unknown:,} of {int(inside.sum()):,} kernels have no grid size"
@@ -146,18 +145,18 @@ def _sm_weighted(
             said = f"the trace does not record the number of SMs of device {number}"
             return None, f"sm_weighted_utilization is unknown: {said}"
         own = inside & (device == number)
-        starts, ends = kernels["start"].to_numpy()[own].clip(min=begin), kernels["end"].to_numpy()[own].clip(max=end)
-        found.append(_capped_area(starts, ends, np.minimum(blocks[own], most).astype(np.int64), most) / most)
-    return float(np.mean(found)) / (end - begin), ""
+        heights = np.minimum(blocks[own], most).astype(np.int64)
+        found.append(_capped_area(starts[own], ends[own], heights, most, whole) / most)
+    return float(np.mean(found)) / total_ns(whole), ""
 
 
-def _capped_area(starts: Numbers, ends: Numbers, heights: Numbers, cap: int) -> int:
-    """Integral over time of min(cap, sum of the heights of what runs)."""
+def _capped_area(starts: Numbers, ends: Numbers, heights: Numbers, cap: int, whole: Intervals) -> int:
+    """Integral over the window of min(cap, sum of the heights of what runs)."""
     times = np.concatenate([starts, ends])
     changes = np.concatenate([heights, -heights])
     order = np.argsort(times, kind="stable")
     running = np.cumsum(changes[order])[:-1]
-    return int((np.minimum(running, cap) * np.diff(times[order])).sum())
+    return int((np.minimum(running, cap) * inside_ns(whole, times[order][:-1], times[order][1:])).sum())
 
 
 def _without_work(timeline: Timeline) -> str:

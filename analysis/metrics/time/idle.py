@@ -28,9 +28,9 @@ from analysis.metrics.time.host_activity import COMMUNICATION, DATA
 from analysis.metrics.time.idle_gaps import Spread, idle_spread
 from analysis.metrics.time.launches import launching_calls
 from analysis.metrics.time.phases import phase_of
-from analysis.metrics.time.temporal import Window, WorkSets, cpu_communication, work_sets, work_window
+from analysis.metrics.time.temporal import Window, WorkSets, cpu_communication, window_set, work_sets, work_window
 from analysis.names import collective
-from analysis.spans import Intervals, clipped, difference, intersection, merged, total_ns, union
+from analysis.spans import Intervals, difference, intersection, merged, total_ns, union, within
 from analysis.timeline import Timeline, named
 
 if TYPE_CHECKING:
@@ -83,14 +83,14 @@ def idle_causes(timeline: Timeline, window: Window = "steps") -> IdleCauses | No
     if bounds is None or bounds[1] <= bounds[0]:
         return None
     begin, end = bounds
-    whole = merged([begin], [end])
+    whole = window_set(timeline, bounds, window)
     if sets.on_gpu:
         host, launching, reason = _gaps(timeline, sets, begin, end)
         idle = difference(whole, sets.busy)
     else:
         idle = difference(whole, sets.compute)
         host, launching, reason = idle, _NOTHING, "not applicable: a CPU run launches no kernels"
-    host, launching = clipped(host, begin, end), clipped(launching, begin, end)
+    host, launching = within(host, whole), within(launching, whole)
     loading, talking = data_spans(timeline), _communication_spans(timeline)
     data = intersection(host, loading)
     communication = difference(intersection(host, talking), loading)
@@ -100,7 +100,7 @@ def idle_causes(timeline: Timeline, window: Window = "steps") -> IdleCauses | No
     causes = dict(zip(CAUSES, (data, communication, late, difference(idle, told)), strict=True))
     return IdleCauses(
         rank=timeline.rank,
-        span_ns=end - begin,
+        span_ns=total_ns(whole),
         idle_ns=total_ns(idle),
         data_wait_ns=found[0],
         communication_wait_ns=found[1],

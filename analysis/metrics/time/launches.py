@@ -11,7 +11,7 @@ of the *end* of its call (the call takes 5 us, under a profiler 10) found the qu
 long delay is healthy: the CPU runs ahead.
 
 What ran in the marked steps depends on how far behind the GPU is at either end; what was launched in them
-(`launched_compute`) does not, and is what to compare between ranks.
+(`launched_work`) does not, and is what to compare between ranks.
 """
 
 from dataclasses import dataclass
@@ -64,16 +64,15 @@ def calls_with(api: "pd.DataFrame", correlations: Numbers) -> Numbers:
 
 def in_window(timeline: Timeline) -> tuple[Mask, int]:
     """Return which rows of `kernels` are of the window, and the window's length in ns."""
-    work = timeline.work
-    if not len(work) or not len(timeline.steps):
+    work, spans = timeline.work, timeline.spans
+    if not len(work) or spans is None:
         return whole_trace(work)
     moments = work.start
-    begin, end = int(timeline.steps["start"].min()), int(timeline.steps["end"].max())
     calls = launching_calls(timeline)
     if calls is None:
-        return (moments >= begin) & (moments < end), end - begin
+        return timeline.inside(moments), total_ns(spans)
     moments = np.where(calls >= 0, timeline.api["start"].to_numpy(dtype=np.int64)[calls], moments)
-    return (moments >= begin) & (moments < end) & ~_early(work, calls), end - begin
+    return timeline.inside(moments) & ~_early(work, calls), total_ns(spans)
 
 
 def before_recording(timeline: Timeline) -> int:
@@ -85,11 +84,10 @@ def before_recording(timeline: Timeline) -> int:
     launched belongs to it though it runs later: so the work of each step counts once.
     """
     calls = launching_calls(timeline)
-    if calls is None or not len(timeline.steps):
+    if calls is None or timeline.spans is None:
         return 0
     work = timeline.work
-    begin, end = int(timeline.steps["start"].min()), int(timeline.steps["end"].max())
-    return int((_early(work, calls) & (work.start >= begin) & (work.start < end)).sum())
+    return int((_early(work, calls) & timeline.inside(work.start)).sum())
 
 
 def _early(work: GpuWork, calls: Numbers) -> Mask:
@@ -218,17 +216,25 @@ MOSTLY = 0.9
 
 
 @dataclass(frozen=True, slots=True)
-class LaunchedCompute:
-    """Computation of one rank by the step whose CPU launched it."""
+class LaunchedWork:
+    """Work of one rank by the marked step whose CPU launched it, in order of start; arrays of one value per step.
 
-    steps_ns: Numbers
-    """Of each marked step, in order of start: length of the union of the computing kernels launched in it."""
-    total_ns: int
-    """The same of all steps together."""
+    Times are lengths of unions, ns, of whole pieces of work, wherever they ran.
+    """
+
+    compute_ns: Numbers
+    communication_ns: Numbers
+    memory_ns: Numbers
+    busy_ns: Numbers
+    kernels: Numbers
+    end_ns: Numbers
+    """When the last of it ended; -1 where the step launched nothing."""
+    total_compute_ns: int
+    """Computation of all steps together."""
 
 
-def launched_compute(timeline: Timeline) -> LaunchedCompute | None:
-    """Return the computation launched in each marked step.
+def launched_work(timeline: Timeline) -> LaunchedWork | None:
+    """Return the work launched in each marked step.
 
     None where no step is marked, or less than MOSTLY of the kernels that compute can be tied to a call.
     """
@@ -236,18 +242,30 @@ def launched_compute(timeline: Timeline) -> LaunchedCompute | None:
         return None
     calls = launching_calls(timeline)
     work = timeline.work
-    computes = ~work.is_kind("memcpy", "memset") & ~work.is_named(communicates)
+    copies, talks = work.is_kind("memcpy", "memset"), work.is_named(communicates)
+    computes = ~copies & ~talks
     if calls is None or (calls[computes] >= 0).sum() < MOSTLY * computes.sum():
         return None
-    known = computes & (calls >= 0)
+    known = np.flatnonzero(calls >= 0)
     called = timeline.api["start"].to_numpy(dtype=np.int64)[calls[known]]
-    starts, ends = work.start[known], work.end[known]
     steps = timeline.steps.sort_values("start", kind="stable")
     begins, stops = (steps[name].to_numpy(dtype=np.int64) for name in ("start", "end"))
     place = np.searchsorted(begins, called, side="right") - 1
-    inside = (place >= 0) & (called < stops[place])
-    order = np.argsort(place, kind="stable")
-    order = order[inside[order]]
-    parts = np.split(order, np.searchsorted(place[order], np.arange(1, len(steps))))
-    by_step = [total_ns(merged(starts[own], ends[own])) for own in parts]
-    return LaunchedCompute(np.array(by_step, dtype=np.int64), total_ns(merged(starts[inside], ends[inside])))
+    inside = np.flatnonzero((place >= 0) & (called < stops[place]))
+    order = inside[np.argsort(place[inside], kind="stable")]
+    parts = np.split(known[order], np.searchsorted(place[order], np.arange(1, len(steps))))
+
+    def lengths(wanted: Mask) -> Numbers:
+        chosen = [own[wanted[own]] for own in parts]
+        return np.array([total_ns(merged(work.start[own], work.end[own])) for own in chosen], dtype=np.int64)
+
+    every = known[order][computes[known[order]]]
+    return LaunchedWork(
+        compute_ns=lengths(computes),
+        communication_ns=lengths(talks & ~copies),
+        memory_ns=lengths(copies),
+        busy_ns=lengths(np.ones(len(work), dtype=bool)),
+        kernels=np.array([int((~copies[own]).sum()) for own in parts], dtype=np.int64),
+        end_ns=np.array([int(work.end[own].max(initial=-1)) for own in parts], dtype=np.int64),
+        total_compute_ns=total_ns(merged(work.start[every], work.end[every])),
+    )

@@ -18,9 +18,9 @@ import numpy as np
 import numpy.typing as npt
 
 from analysis.metrics.time.launches import in_window, launching_calls
-from analysis.metrics.time.temporal import analysis_window
+from analysis.metrics.time.temporal import analysis_window, window_set
 from analysis.names import OTHER
-from analysis.spans import Intervals, clipped, difference, merged, total_ns, union
+from analysis.spans import Intervals, difference, merged, total_ns, union, within
 from analysis.timeline import Timeline, is_communication, is_kind, name_codes
 
 if TYPE_CHECKING:
@@ -182,11 +182,11 @@ def _host_ns(timeline: Timeline, spans: Spans) -> dict[str, int]:
     window = analysis_window(timeline)
     if window is None:
         return {}
-    begin, end = window
+    whole = window_set(timeline, window)
     taken = np.empty((0, 2), dtype=np.int64)
     found = {}
     for phase in _FIRST:
-        own = union(*(clipped(by_phase[phase], begin, end) for by_phase in spans.values() if phase in by_phase))
+        own = union(*(within(by_phase[phase], whole) for by_phase in spans.values() if phase in by_phase))
         found[phase] = total_ns(difference(own, taken))
         taken = union(taken, own)
-    return {**found, OTHER: end - begin - total_ns(taken)}
+    return {**found, OTHER: total_ns(whole) - total_ns(taken)}

@@ -130,9 +130,8 @@ def range_rows(timelines: Sequence[Timeline]) -> "pd.DataFrame":
     parts: list[pd.DataFrame] = []
     for timeline in timelines:
         ranges = timeline.ranges
-        if len(ranges) and len(timeline.steps):
-            begins, first, last = ranges["start"], timeline.steps["start"].min(), timeline.steps["end"].max()
-            ranges = ranges[(begins >= first) & (begins < last)]
+        if len(ranges):
+            ranges = ranges[timeline.inside(ranges["start"].to_numpy(dtype=np.int64))]
         if len(ranges):
             starts, ends = (ranges[name].to_numpy(dtype=np.int64) for name in ("start", "end"))
             own = own_times(pd.factorize(ranges["thread"])[0].astype(np.int64), starts, ends)

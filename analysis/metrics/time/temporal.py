@@ -16,10 +16,11 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
+import numpy.typing as npt
 
-from analysis.metrics.time.launches import launched_compute
+from analysis.metrics.time.launches import launched_work
 from analysis.names import collective, communicates, is_gpu_library
-from analysis.spans import Intervals, clipped, difference, inside_ns, merged, total_ns, union
+from analysis.spans import Intervals, difference, inside_ns, merged, total_ns, union, within
 from analysis.timeline import Timeline, is_communication
 
 if TYPE_CHECKING:
@@ -50,7 +51,8 @@ class Temporal:
     rank: int | None
     """Rank, None where the trace does not say."""
     window: str
-    """"steps": first marked step's start to last one's end; "kernels": first start to last end of work."""
+    """"steps": first marked step's start to last one's end; "kernels": first start to last end of work; a window that
+    was chosen: its label."""
     steps: int
     """Marked steps in the window; 0 where the window is that of the kernels."""
     span_ns: int
@@ -100,11 +102,17 @@ def work_window(timeline: Timeline, sets: WorkSets, window: Window = "steps") ->
     work = timeline.work
     if not len(work) and not len(sets.busy):
         return None
-    if window == "steps" and len(timeline.steps):
-        return int(timeline.steps["start"].min()), int(timeline.steps["end"].max())
+    if window == "steps" and (chosen := timeline.spans) is not None:
+        return int(chosen[0, 0]), int(chosen[-1, 1])
     if len(work):  # with those of no length
         return int(work.start.min()), int(work.end.max())
     return int(sets.busy[0, 0]), int(sets.busy[-1, 1])
+
+
+def window_set(timeline: Timeline, bounds: tuple[int, int], window: Window = "steps") -> Intervals:
+    """Return what is counted between the bounds of `work_window` or `analysis_window`: all, but for a chosen window."""
+    chosen = None if window == "kernels" or timeline.window is None else timeline.spans
+    return merged([bounds[0]], [bounds[1]]) if chosen is None else chosen
 
 
 def analysis_window(timeline: Timeline) -> tuple[int, int] | None:
@@ -112,8 +120,8 @@ def analysis_window(timeline: Timeline) -> tuple[int, int] | None:
 
     A trace without work has one too: its marked steps, or all that was recorded. None for nothing.
     """
-    if len(timeline.steps):
-        return int(timeline.steps["start"].min()), int(timeline.steps["end"].max())
+    if (chosen := timeline.spans) is not None:
+        return int(chosen[0, 0]), int(chosen[-1, 1])
     if not len(timeline.kernels) and (found := work_window(timeline, _cpu_sets(timeline))) is not None:
         return found
     tables = [timeline.kernels] if len(timeline.kernels) else [timeline.operators, timeline.ranges]
@@ -138,20 +146,21 @@ def temporal_breakdown(
     bounds = work_window(timeline, sets, window)
     if bounds is None or bounds[1] <= bounds[0]:
         return None
-    begin, end = bounds
-    of_steps = window == "steps" and len(timeline.steps) > 0
-    cut = (lambda found: clipped(found, begin, end)) if of_steps else (lambda found: found)
+    whole = window_set(timeline, bounds, window)
+    span = total_ns(whole)
+    of_steps = window == "steps" and timeline.spans is not None
+    cut = (lambda found: within(found, whole)) if of_steps else (lambda found: found)
     compute, communication, memory, busy, active = (
         total_ns(cut(found)) for found in (sets.compute, sets.communication, sets.memory, sets.busy, sets.active)
     )
     overlapped = compute + communication - active
     return Temporal(
         rank=timeline.rank,
-        window="steps" if of_steps else "kernels",
+        window="kernels" if not of_steps else "steps" if timeline.window is None else timeline.window.label,
         steps=len(timeline.steps) if of_steps else 0,
-        span_ns=end - begin,
+        span_ns=span,
         busy_ns=busy,
-        idle_ns=end - begin - busy,
+        idle_ns=span - busy,
         compute_ns=compute,
         communication_ns=communication,
         overlapped_communication_ns=overlapped,
@@ -182,10 +191,13 @@ def iterations(timeline: Timeline) -> "pd.DataFrame":
     """Return one row per marked step, in order of start, times in ms: where the time of each went.
 
     Columns: rank, step, step_time_ms, busy_ms, idle_ms, compute_ms, launched_compute_ms, communication_ms,
-    exposed_communication_ms, memory_ms, exposed_memory_ms, kernels (that begin in it; copies and memsets are none).
-    Work counts in the step in whose time it ran, also where the step before launched it; launched_compute_ms is the
-    computation that the step launched, whenever it ran (NaN where that is not known). Of a trace without work all but
-    the first three are NaN.
+    exposed_communication_ms, memory_ms, exposed_memory_ms, kernels (that begin in it; copies and memsets are none),
+    launched_communication_ms, launched_memory_ms, launched_busy_ms, launched_kernels, behind_ms, device_step_ms.
+    Work counts in the step in whose time it ran, also where the step before launched it. The columns launched_... are
+    of what the step launched, whenever it ran. behind_ms: from the step's end to that of the last work it launched, 0
+    where that is earlier. device_step_ms: from the end of the last work of the step before to that of this one (NaN in
+    the first). These are NaN where it is not known who launched what. Of a trace without work all but the first three
+    are NaN.
     """
     import pandas as pd
 
@@ -198,13 +210,13 @@ def iterations(timeline: Timeline) -> "pd.DataFrame":
     work = timeline.work
     starts = np.sort(work.start[~work.is_kind("memcpy", "memset")])
     length = ends - begins
-    launched = launched_compute(timeline)
+    launched = _launched(timeline, ends)
     times = {
         "step_time_ms": length,
         "busy_ms": busy,
         "idle_ms": length - busy,
         "compute_ms": compute,
-        "launched_compute_ms": np.full(len(steps), np.nan) if launched is None else launched.steps_ns,
+        "launched_compute_ms": launched["launched_compute_ms"],
         "communication_ms": communication,
         "exposed_communication_ms": active - compute,
         "memory_ms": memory,
@@ -216,11 +228,37 @@ def iterations(timeline: Timeline) -> "pd.DataFrame":
             "step": steps["step"].to_numpy(),
             **{name: values / 1e6 for name, values in times.items()},
             "kernels": np.searchsorted(starts, ends) - np.searchsorted(starts, begins),
+            **{name: launched[name] / (1 if name == "launched_kernels" else 1e6) for name in LAUNCHED[1:]},
         }
     )
     if work_window(timeline, sets) is None:
         frame[[*(name for name in times if name != "step_time_ms"), "kernels"]] = np.nan
     return frame
+
+
+LAUNCHED = (
+    "launched_compute_ms",
+    "launched_communication_ms",
+    "launched_memory_ms",
+    "launched_busy_ms",
+    "launched_kernels",
+    "behind_ms",
+    "device_step_ms",
+)
+"""Columns of `iterations` about what the steps launched."""
+
+
+def _launched(timeline: Timeline, ends: Intervals) -> dict[str, npt.NDArray[np.float64]]:
+    """The columns of LAUNCHED in ns and counts. Args: ends: of the steps, in order of start."""
+    found = launched_work(timeline)
+    if found is None:
+        return dict.fromkeys(LAUNCHED, np.full(len(ends), np.nan))
+    base = int(ends[0])  # floats hold no ns of today's clocks
+    done = np.where(found.end_ns < 0, np.nan, (found.end_ns - base).astype(float))
+    columns = (found.compute_ns, found.communication_ns, found.memory_ns, found.busy_ns, found.kernels)
+    behind = (done - (ends - base)).clip(min=0)
+    values = [*(column.astype(float) for column in columns), behind, np.diff(done, prepend=np.nan)]
+    return dict(zip(LAUNCHED, values, strict=True))
 
 
 def iteration_spread(frame: "pd.DataFrame") -> "pd.DataFrame":
@@ -233,7 +271,7 @@ def iteration_spread(frame: "pd.DataFrame") -> "pd.DataFrame":
     columns = ["quantity", "steps", "median", "p5", "p95", "min", "max"]
     rows = []
     for name in frame.columns:
-        if not (str(name).endswith("_ms") or name == "kernels") or not len(frame):
+        if not str(name).endswith(("_ms", "kernels")) or not len(frame):
             continue
         values = frame[name].to_numpy(dtype=float)
         values = values[~np.isnan(values)]

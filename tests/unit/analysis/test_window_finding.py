@@ -12,9 +12,9 @@ from support.kineto_events import event, write
 from support.timelines import timeline
 
 from analysis.diagnose import timelines as timeline_findings
-from analysis.diagnose.explain import explain, over_all_work
+from analysis.diagnose.explain import explain, in_window
 from analysis.metrics.kernels.utilization import compute_utilization
-from analysis.metrics.time.launches import launched_compute
+from analysis.metrics.time.launches import launched_work
 from analysis.metrics.time.temporal import iterations, temporal_breakdown
 from analysis.readers.kineto import reader as kineto
 from analysis.sources import open_sources
@@ -83,7 +83,7 @@ def test_every_span_of_a_page_is_that_of_its_window() -> None:
 def without_steps(made: Timeline) -> Timeline:
     from analysis.sources import Source
 
-    return over_all_work(Source(path=Path(), timelines=(made,))).timelines[0]
+    return in_window(Source(path=Path(), timelines=(made,)), "kernels").timelines[0]
 
 
 def behind(rank: int, delay_ms: int, length_ms: int = 60) -> Timeline:
@@ -145,7 +145,7 @@ def test_marks_of_a_cpu_that_runs_far_ahead_are_not_called_the_time_of_a_step() 
 def test_launched_work_is_not_known_without_calls_or_steps() -> None:
     made = behind(0, 20)
     bare = timeline(steps=[(3, 0, 100 * MS)], kernels=[("sgemm", 7, 0, MS)])
-    assert launched_compute(bare) is None and launched_compute(without_steps(made)) is None
+    assert launched_work(bare) is None and launched_work(without_steps(made)) is None
     ranks = [bare, timeline(1, steps=[(3, 0, 100 * MS)], kernels=[("sgemm", 7, 0, 2 * MS)])]
     (found,) = [one for one in timeline_findings.findings(ranks) if one.name == "temporal_breakdown"]
     assert "launched_compute_ms" not in found.table and "unknown" in found.sentence

@@ -1,0 +1,197 @@
+"""The part of a trace that was asked for: marked steps, a named range, or a time.
+
+A range that occurs several times is analyzed as all its occurrences together, each counted as a step; the time between
+them is not in the window. Occurrences that overlap are one.
+"""
+
+import dataclasses
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from analysis.spans import Intervals, merged
+from analysis.timeline import STEP_COLUMNS, ChosenWindow, Timeline, empty, named
+from analysis.wording import number
+from common.errors import InputError, UsageError
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+STEPS, KERNELS = "steps", "kernels"
+_FORMS = "steps, kernels, step:N, step:N..M, range:NAME, or a time such as 1.2s..3.4s (units s, ms, us)"
+_TIME = re.compile(r"(\d+(?:\.\d*)?|\.\d+)(s|ms|us)?\.\.(\d+(?:\.\d*)?|\.\d+)(s|ms|us)", re.IGNORECASE)
+_STEP = re.compile(r"step:(\d{1,18})(?:\.\.(\d{1,18}))?")
+_MARK = re.compile(r"(?:ProfilerStep\s*#|(?:bertbench:)?step\s+)(\d{1,18})", re.IGNORECASE)
+_UNITS_NS = {"s": 10**9, "ms": 10**6, "us": 10**3}
+_PREFIX = "bertbench:"
+_MOST_NAMES = 12
+_DAY_NS = 24 * 3600 * 10**9
+
+
+@dataclass(frozen=True, slots=True)
+class _Choice:
+    """What was asked for."""
+
+    text: str
+    name: str = ""
+    """Of a range."""
+    steps: tuple[int, int] | None = None
+    """First and last step."""
+    time_ns: tuple[int, int] | None = None
+    """Begin and end since the origin."""
+
+
+def check_window(text: str) -> None:
+    """Look at the text of a window.
+
+    Raises:
+        UsageError: it is none of the forms, or it is empty.
+    """
+    _parsed(text)
+
+
+def windowed(timelines: Sequence[Timeline], text: str) -> tuple[tuple[Timeline, ...], tuple[str, ...]]:
+    """Return the timelines with a window, and one sentence on ranks that are left out because they do not have it.
+
+    Args:
+        timelines: what readers returned, one per rank.
+        text: "steps": unchanged; "kernels": no step is marked, so that everything counts; "step:N", "step:N..M";
+            "range:NAME", in which * stands for any text; a time, "1.2s..3.4s", counted from `origin_ns`.
+
+    Raises:
+        UsageError: the text is none of these.
+        InputError: no trace has it; the message says what there is.
+    """
+    choice = _parsed(text)
+    if text == STEPS:
+        return tuple(timelines), ()
+    if text == KERNELS:
+        return tuple(dataclasses.replace(found, steps=empty(STEP_COLUMNS)) for found in timelines), ()
+    if not timelines:
+        raise UsageError("option-not-applicable", f"--window {text} needs a trace: tables of totals have no time line")
+    made = [_cut(found, choice) for found in timelines]
+    kept = tuple(found for found in made if found is not None)
+    if not kept:
+        raise InputError("trace-without-work", f"--window {text}: {_there_is(timelines, choice)}")
+    lost = [str(old.rank) for old, new in zip(timelines, made, strict=True) if new is None]
+    said = f"rank{'s'[: len(lost) > 1]} {', '.join(lost)} {'have' if len(lost) > 1 else 'has'} no window {text}"
+    return kept, (f"{said}: left out",) if lost else ()
+
+
+def origin_ns(timeline: Timeline) -> int:
+    """Return where times of a window count from, ns.
+
+    nsys and nvprof count from the start of the recording, as their viewers do; absolute times count from the first
+    event.
+    """
+    if timeline.window is not None:
+        return timeline.window.origin_ns
+    first, _ = _recorded(timeline) or (0, 0)
+    return 0 if timeline.source.startswith(("nsys", "nvprof")) and 0 <= first < _DAY_NS else first
+
+
+def _parsed(text: str) -> _Choice:
+    if text in (STEPS, KERNELS):
+        return _Choice(text)
+    if text.startswith("range:") and text.removeprefix("range:").strip():
+        name = text.removeprefix("range:")
+        mark = _MARK.fullmatch(name)
+        return _Choice(text, name) if mark is None else _Choice(text, name, (int(mark[1]), int(mark[1])))
+    if (found := _STEP.fullmatch(text)) is not None:
+        first, last = int(found[1]), int(found[2] or found[1])
+        if last < first:
+            raise UsageError("option-value", f"--window {text} is empty: step {last} is before {first}")
+        return _Choice(text, steps=(first, last))
+    if (times := _TIME.fullmatch(text)) is None:
+        raise UsageError("option-value", f"--window {text} is not a window: give {_FORMS}")
+    units = [_UNITS_NS[(unit or times[4]).lower()] for unit in (times[2], times[4])]
+    begin, end = (round(float(value) * unit) for value, unit in zip((times[1], times[3]), units, strict=True))
+    if end <= begin:
+        raise UsageError("option-value", f"--window {text} is empty: give an end that is after the begin")
+    return _Choice(text, time_ns=(begin, end))
+
+
+def _cut(timeline: Timeline, choice: _Choice) -> Timeline | None:
+    """The timeline with the window; None where it does not have it."""
+    steps = timeline.steps.sort_values("start", kind="stable")
+    if choice.time_ns is not None:
+        begin, end = (origin_ns(timeline) + moment for moment in choice.time_ns)
+        if (recorded := _recorded(timeline)) is None or begin >= recorded[1] or end <= recorded[0]:
+            return None
+        inside = steps[(steps["start"] >= begin) & (steps["end"] <= end)]
+        return _with(timeline, inside, np.array([[begin, end]], dtype=np.int64), choice.text)
+    if choice.steps is not None:
+        chosen = steps[(steps["step"] >= choice.steps[0]) & (steps["step"] <= choice.steps[1])]
+        if len(chosen):
+            whole = np.array([[chosen["start"].min(), chosen["end"].max()]], dtype=np.int64)
+            return _with(timeline, chosen, whole, STEPS)
+        if not choice.name:
+            return None
+    found = _occurrences(timeline, choice.name)
+    return None if found is None else _with(timeline, *found, choice.text)
+
+
+def _with(timeline: Timeline, steps: "pd.DataFrame", spans: Intervals, label: str) -> Timeline:
+    window = ChosenWindow(label, spans, origin_ns(timeline))
+    return dataclasses.replace(timeline, steps=steps.reset_index(drop=True), window=window)
+
+
+def _occurrences(timeline: Timeline, name: str) -> "tuple[pd.DataFrame, Intervals] | None":
+    """The occurrences of a range, or of an operator where no range has the name, as steps; and their union."""
+    import pandas as pd
+
+    pattern = re.compile(".*".join(map(re.escape, name.split("*"))), re.DOTALL)
+    for table in (timeline.ranges, timeline.operators):
+        if not len(table):
+            continue
+        chosen = named(table["name"], lambda one: name in (one, one.removeprefix(_PREFIX)))
+        if not chosen.any() and "*" in name:
+            chosen = named(table["name"], lambda one: pattern.fullmatch(one) is not None)
+        chosen &= (table["end"] > table["start"]).to_numpy()
+        if not chosen.any():
+            continue
+        starts, ends = (table[column].to_numpy(dtype=np.int64)[chosen] for column in ("start", "end"))
+        order = np.lexsort((-ends, starts))
+        starts, ends = starts[order], np.maximum.accumulate(ends[order])
+        first = np.append(True, starts[1:] >= ends[:-1])
+        ends = ends[np.append(np.flatnonzero(first)[1:], len(ends)) - 1]
+        steps = pd.DataFrame({"step": np.arange(int(first.sum())), "start": starts[first], "end": ends})
+        return steps.astype(STEP_COLUMNS), merged(steps["start"], steps["end"])
+    return None
+
+
+def _recorded(timeline: Timeline) -> tuple[int, int] | None:
+    tables = (timeline.steps, timeline.kernels, timeline.api, timeline.operators, timeline.ranges)
+    filled = [table for table in tables if len(table)]
+    if not filled:
+        return None
+    return min(int(table["start"].min()) for table in filled), max(int(table["end"].max()) for table in filled)
+
+
+def _there_is(timelines: Sequence[Timeline], choice: _Choice) -> str:
+    """Say what there is instead of what was asked for."""
+    if choice.time_ns is not None:
+        recorded = [(found, _recorded(found)) for found in timelines]
+        spans = [[(moment - origin_ns(found)) / 1e9 for moment in own] for found, own in recorded if own is not None]
+        if not spans:
+            return "nothing was recorded"
+        begin, end = min(span[0] for span in spans), max(span[1] for span in spans)
+        return f"nothing was recorded then; the trace is from {number(begin)}s to {number(end)}s"
+    if choice.steps is not None:
+        have = sorted({int(step) for found in timelines for step in found.steps["step"]})
+        if not have:
+            return "the trace marks no steps; give range:NAME or a time"
+        return f"the trace has no such step; it has {_listed([str(step) for step in have])}"
+    names = [str(name) for found in timelines for name in found.ranges["name"].unique()]
+    if not names:
+        return "the trace has no named ranges; give step:N or a time"
+    close = [name for name in dict.fromkeys(names) if choice.name.strip("*").casefold() in name.casefold()]
+    return f"no range has this name; there are {_listed(list(dict.fromkeys([*close, *names])))}"
+
+
+def _listed(names: Sequence[str]) -> str:
+    more = f" and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else ""
+    return ", ".join(name[:80] for name in names[:_MOST_NAMES]) + more

@@ -1,0 +1,320 @@
+"""`--window`: a range, steps or a time of each reader's trace; numbers by hand, on public traces by SQL."""
+
+import dataclasses
+import gzip
+import json
+import sqlite3
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support import shared_files
+from support.commands import document
+from support.kineto_events import event, write
+from support.timelines import timeline
+
+from analysis.diagnose.explain import explain, in_window
+from analysis.metrics.communication.exposure import communication_by_rank
+from analysis.metrics.kernels.tables import kernel_times, operator_rows
+from analysis.metrics.kernels.utilization import compute_utilization
+from analysis.metrics.time.idle import CAUSES, idle_causes
+from analysis.metrics.time.phases import phase_rows
+from analysis.metrics.time.ranges import range_rows
+from analysis.metrics.time.temporal import iterations, temporal_breakdown
+from analysis.metrics.time.window import windowed
+from analysis.sources import Source, open_sources
+from analysis.timeline import Timeline
+from bench.cli.main import run
+from common.errors import BertbenchError, InputError, UsageError
+
+MS = 1_000_000
+LAUNCH = "cudaLaunchKernel"
+NCCL = "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevComm*)"
+needs_traces = pytest.mark.skipif(not shared_files.TRACES.is_dir(), reason="the shared traces are not here")
+
+
+def three_steps() -> Timeline:
+    """Steps of 100 ms; in each, "forward" from 10 to 40 and "backward" from 50 to 90 ms on the CPU.
+
+    forward launches a GEMM at 20 that runs from 25 to 45 (15 ms of it in forward), backward an all-reduce at 60 that
+    runs from 65 to 85 and a GEMM at 62 that runs from 75 to 105: 30 ms, 5 of them in the next step.
+    """
+    kernels, api, ranges, operators = [], [], [], []
+    for step in range(3):
+        at = 100 * step
+        ranges += [("forward", (at + 10) * MS, (at + 40) * MS), ("backward", (at + 50) * MS, (at + 90) * MS)]
+        operators.append(("aten::mm", (at + 19) * MS, (at + 21) * MS))
+        for number, (name, called, start, end) in enumerate(
+            [("sgemm", 20, 25, 45), (NCCL, 60, 65, 85), ("sgemm", 62, 75, 105)], start=3 * step + 1
+        ):
+            api.append((LAUNCH, (at + called) * MS, (at + called + 1) * MS, number))
+            kernels.append((name, 7, (at + start) * MS, (at + end) * MS, number))
+    steps = [(number, 100 * number * MS, 100 * (number + 1) * MS) for number in range(3)]
+    return timeline(steps=steps, kernels=kernels, api=api, ranges=ranges, operators=operators)
+
+
+def chosen(text: str, made: Timeline | None = None) -> Timeline:
+    ((found,), said) = windowed([made or three_steps()], text)
+    assert said == ()
+    return found
+
+
+def times(found: Timeline) -> dict[str, float]:
+    row = temporal_breakdown(found)
+    assert row is not None
+    names = ("span", "busy", "idle", "compute", "communication", "exposed_communication")
+    return {name: getattr(row, f"{name}_ns") / MS for name in names}
+
+
+@pytest.mark.parametrize(
+    ("text", "expected", "steps"),
+    [
+        # Step 0: GEMMs of 20 and 25 ms, an all-reduce of 20, 10 of it beside the second GEMM; 5 ms more in the others.
+        ("steps", (300, 175, 125, 145, 60, 30), 3),
+        ("step:1", (100, 60, 40, 50, 20, 10), 1),
+        ("step:1..2", (200, 120, 80, 100, 40, 20), 2),
+        # forward alone: three times 15 of 30 ms, whatever lies between.
+        ("range:forward", (90, 45, 45, 45, 0, 0), 3),
+        ("range:back*", (120, 75, 45, 45, 60, 30), 3),
+        ("range:ProfilerStep#1", (100, 60, 40, 50, 20, 10), 1),
+        ("range:aten::mm", (6, 0, 6, 0, 0, 0), 3),
+        # 130 to 190: 15 ms of the GEMM, 20 of the all-reduce, 15 of the GEMM, 10 of both.
+        ("130ms..190ms", (60, 40, 20, 30, 20, 10), 0),
+        ("0.1s..0.2s", (100, 60, 40, 50, 20, 10), 1),
+        ("50..250ms", (200, 35 + 60 + 25, 80, 25 + 50 + 25, 40, 20), 1),
+    ],
+)
+def test_where_the_time_of_a_window_goes(text: str, expected: tuple[float, ...], steps: int) -> None:
+    found = chosen(text)
+    measured = times(found)
+    assert tuple(measured.values()) == expected, measured
+    assert len(found.steps) == steps
+    causes = idle_causes(found)
+    assert causes is not None
+    assert sum(causes.ns(cause) for cause in CAUSES) == causes.idle_ns == expected[2] * MS
+
+
+def test_every_table_is_of_the_range_alone() -> None:
+    """forward: 90 ms; its three GEMMs of 20 ms count whole in sums, because it launched them."""
+    found = chosen("range:forward")
+    assert kernel_times(found).window_ns == 90 * MS
+    assert compute_utilization(found).compute_utilization == pytest.approx(0.5)
+    phases = phase_rows(found).set_index("phase")
+    assert phases["host_ms"].to_dict() == {"forward": 90.0}
+    assert phases.loc["forward", "gpu_ms"] == 60.0
+    assert range_rows([found])["name"].tolist() == ["forward"]
+    assert operator_rows(found)["calls"].tolist() == [3]
+    assert communication_by_rank([found])["window_ms"].tolist() == [90.0]
+    assert operator_rows(chosen("range:backward"))["calls"].tolist() == []
+    backward = communication_by_rank([chosen("range:backward")]).iloc[0]
+    assert (backward["communication_ms"], backward["exposed_ms"]) == (60.0, 30.0)
+
+
+def test_sm_weighted_utilization_is_of_the_window_alone() -> None:
+    made = three_steps()
+    sizes = {f"{side}_{axis}": 1 for side in ("grid", "block") for axis in "xyz"}
+    kernels = made.kernels.assign(**{**sizes, "grid_x": 50})
+    found = chosen("range:forward", dataclasses.replace(made, kernels=kernels, sm_counts={0: 100}))
+    assert compute_utilization(found).sm_weighted_utilization == pytest.approx(0.25)
+
+
+@settings(deadline=None, max_examples=40)
+@given(st.lists(st.tuples(st.integers(0, 60), st.integers(1, 15)), min_size=1, max_size=6))
+def test_ranges_that_overlap_count_each_nanosecond_once(spans: list[tuple[int, int]]) -> None:
+    made = timeline(
+        kernels=[("sgemm", 7, 5, 30, 1), (NCCL, 8, 20, 50, 2)],
+        api=[(LAUNCH, 0, 1, 1), (LAUNCH, 10, 11, 2)],
+        ranges=[("part", start, start + length, f"thread {n % 2}") for n, (start, length) in enumerate(spans)],
+    )
+    found = chosen("range:part", made)
+    moments = {t for start, length in spans for t in range(start, start + length)}
+    row = temporal_breakdown(found)
+    assert row is not None
+    compute, talks = set(range(5, 30)) & moments, set(range(20, 50)) & moments
+    assert (row.span_ns, row.compute_ns, row.communication_ns) == (len(moments), len(compute), len(talks))
+    assert (row.exposed_communication_ns, row.busy_ns) == (len(talks - compute), len(talks | compute))
+    lengths = (found.steps["end"] - found.steps["start"]).to_numpy()
+    assert lengths.sum() == len(moments) and (found.steps["start"].diff().dropna() > 0).all()
+    every = np.arange(-2, 90)
+    assert {int(t) for t in every[found.inside(every)]} == moments
+
+
+@pytest.mark.parametrize(
+    ("text", "kind", "code", "named"),
+    [
+        ("range:backwards", InputError, "trace-without-work", "forward"),
+        ("range:nothing*", InputError, "trace-without-work", "backward"),
+        ("step:7", InputError, "trace-without-work", "0, 1, 2"),
+        ("step:7..9", InputError, "trace-without-work", "0, 1, 2"),
+        ("5s..6s", InputError, "trace-without-work", "0.305"),
+        ("3s..2s", UsageError, "option-value", "empty"),
+        ("200ms..0.2s", UsageError, "option-value", "empty"),
+        ("step:5..4", UsageError, "option-value", "empty"),
+        ("range:", UsageError, "option-value", "range:NAME"),
+        ("1.2..3.4", UsageError, "option-value", "s, ms, us"),
+        ("kernel", UsageError, "option-value", "range:NAME"),
+    ],
+)
+def test_a_window_that_does_not_exist_is_refused_with_what_there_is(
+    text: str, kind: type[BertbenchError], code: str, named: str
+) -> None:
+    with pytest.raises(kind) as raised:
+        windowed([three_steps()], text)
+    assert raised.value.code == code and named in str(raised.value)
+
+
+def test_a_rank_without_the_range_is_named_and_left_out() -> None:
+    other = dataclasses.replace(timeline(3, kernels=[("sgemm", 7, 0, MS)]), rank=3)
+    kept, said = windowed([three_steps(), other], "range:forward")
+    assert [found.rank for found in kept] == [0] and len(said) == 1 and "rank 3" in said[0]
+    with pytest.raises(InputError, match="no named ranges"):
+        windowed([other], "range:forward")
+
+
+def test_times_count_from_the_first_event_or_from_the_start_of_a_recording_of_nsys() -> None:
+    shift = 1_700_000_000_000_000_000
+    made = three_steps()
+    later = {
+        name: (table := getattr(made, name)).assign(start=table["start"] + shift, end=table["end"] + shift)
+        for name in ("steps", "kernels", "api", "ranges", "operators")
+    }
+    assert times(chosen("130ms..190ms", dataclasses.replace(made, **later))) == times(chosen("130ms..190ms"))
+    begun = {
+        name: (table := getattr(made, name)).assign(start=table["start"] + 2000 * MS, end=table["end"] + 2000 * MS)
+        for name in later
+    }
+    nsys = dataclasses.replace(made, **begun, source="nsys 2024.1")
+    assert times(chosen("2.13s..2.19s", nsys)) == times(chosen("130ms..190ms"))
+
+
+def test_the_command_takes_windows_and_names_them(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    events: list[dict[str, Any]] = [event("train", 0, 1_000_000, "user_annotation")]
+    for number in range(2):
+        at = 100_000 + 400_000 * number
+        events.append(event("forward", at, 100_000, "user_annotation"))
+        events.append(event(LAUNCH, at + 10, 10, "cuda_runtime", args={"correlation": number + 1}))
+        place = {"device": 0, "stream": 7, "correlation": number + 1}
+        events.append(event("ampere_sgemm_128x64_tn", at + 50_000, 200_000, "kernel", args=place))
+    path = write(tmp_path / "trace.json", events)
+    found = document("analyze", path, "--window", "range:forward")["findings"]
+    (row,) = found["window"]["rows"]
+    assert (row["window"], row["start_ms"], row["span_ms"], row["steps"]) == ("range:forward", 100, 200, 2)
+    assert found["temporal_breakdown"]["rows"][0]["compute_share"] == pytest.approx(0.5)
+    assert found["kernel_families"]["rows"][0]["mean_ms"] == pytest.approx(400)
+    assert "what_if" not in found
+    assert run(["analyze", str(path), "--window", "range:loss"]) == 2
+    message = capsys.readouterr().err
+    assert "forward" in message and "train" in message and "[trace-without-work]" in message
+    assert run(["analyze", str(path), "--window", "yesterday"]) == 2 and "[option-value]" in capsys.readouterr().err
+
+
+def behind(rank: int, late: int) -> Timeline:
+    """Two steps of 100 ms; each launches a GEMM of 60, an all-reduce of 20 and a copy of 10 ms, one after another.
+
+    They run from `late` ms after the step's start on.
+    """
+    kernels, api = [], []
+    for step in range(2):
+        now = 100 * step + late
+        for place, (name, length, kind) in enumerate(
+            [("sgemm", 60, "kernel"), (NCCL, 20, "kernel"), ("c", 10, "memcpy")]
+        ):
+            number = 3 * step + place + 1
+            kernels.append((name, 7, now * MS, (now + length) * MS, number, kind))
+            api.append((LAUNCH, (100 * step + place) * MS, (100 * step + place) * MS + 5, number))
+            now += length
+    return timeline(rank, steps=[(n, 100 * n * MS, 100 * (n + 1) * MS) for n in range(2)], kernels=kernels, api=api)
+
+
+def test_launched_work_beside_executed_work_of_each_step() -> None:
+    """70 ms late: 30 ms of the first GEMM ran in step 0, its other 30, the rest of that step and 30 in step 1."""
+    near, far = iterations(behind(0, 5)), iterations(behind(1, 70))
+    assert far["compute_ms"].tolist() == [30, 60] and near["compute_ms"].tolist() == [60, 60]
+    assert far["communication_ms"].tolist() == [0, 20] and far["memory_ms"].tolist() == [0, 10]
+    for found in (near, far):  # what was launched compares
+        assert found["launched_compute_ms"].tolist() == [60, 60]
+        assert found["launched_communication_ms"].tolist() == [20, 20]
+        assert found["launched_memory_ms"].tolist() == [10, 10]
+        assert found["launched_busy_ms"].tolist() == [90, 90]
+        assert found["launched_kernels"].tolist() == [2, 2]
+        assert found["device_step_ms"].isna().tolist() == [True, False]
+        assert found["device_step_ms"].iloc[1] == 100
+    # The work of a step ends 95 and 160 ms after its start.
+    assert near["behind_ms"].tolist() == [0, 0] and far["behind_ms"].tolist() == [60, 60]
+
+
+def test_the_sentence_says_to_compare_launched_work_where_the_gpu_is_behind() -> None:
+    def said(late: int) -> str:
+        found = explain(Source(path=Path(), timelines=(behind(0, late),)))
+        return next(one.sentence for one in found if one.name == "steps")
+
+    assert "60 ms after" in said(70) and "device_step_ms" in said(70)
+    assert "device_step_ms" not in said(5)
+
+
+@needs_traces
+def test_a_range_of_a_public_nsys_recording_has_the_busy_time_that_sql_gives(tmp_path: Path) -> None:
+    """Ranges "Compute 10", "Compute 20", ...: kernels and copies inside them, each nanosecond once."""
+    (path,) = shared_files.TRACES.glob("nsys/tests__power_iteration__baseline*")
+    plain = tmp_path / "plain.sqlite"
+    plain.write_bytes(gzip.decompress(path.read_bytes()))
+    database = sqlite3.connect(plain)
+    marks = database.execute(
+        "select n.start, n.end from NVTX_EVENTS n left join StringIds s on s.id = n.textId "
+        "where coalesce(n.text, s.value) like 'Compute %' and coalesce(n.text, s.value) not like '%&%' "
+        "and n.end is not null order by 1"
+    ).fetchall()
+    work = [
+        span
+        for table in ("KERNEL", "MEMCPY")
+        for span in database.execute(f"select start, end from CUPTI_ACTIVITY_KIND_{table} order by 1")
+    ]
+    busy, until = 0, 0
+    for start, end in sorted(work):
+        start = max(start, until)
+        busy += sum(max(0, min(end, stop) - max(start, begin)) for begin, stop in marks if begin < end and stop > start)
+        until = max(until, end)
+    (whole,) = open_sources(plain).timelines
+    others = whole.ranges["name"].astype(str).str.contains("&")
+    alone = dataclasses.replace(whole, ranges=whole.ranges[~others].reset_index(drop=True))
+    ((found,), _) = windowed([alone], "range:Compute *")
+    row = temporal_breakdown(found)
+    assert row is not None and len(marks) > 40
+    assert (row.steps, row.span_ns, row.busy_ns) == (len(marks), sum(b - a for a, b in marks), busy)
+
+
+@needs_traces
+@pytest.mark.parametrize(
+    ("name", "window"),
+    [
+        ("kineto/megatron-8-ranks/*rank0*", "100ms..200ms"),
+        ("nsys/tests__power*", "1.1s..1.2s"),
+        ("nvprof/*trace.csv", "590ms..600ms"),
+    ],
+)
+def test_a_time_of_each_reader_s_trace_has_its_length(name: str, window: str) -> None:
+    (path,) = shared_files.TRACES.glob(name)
+    source = in_window(open_sources(path), window)
+    (row,) = [temporal_breakdown(found) for found in source.timelines]
+    assert row is not None and row.window == window and row.span_ns in (100 * MS, 10 * MS)
+    (table,) = [one.table for one in explain(source) if one.name == "window"]
+    begin = float(window.partition("..")[0].rstrip("ms")) * (1 if "ms" in window else 1000)
+    assert table["start_ms"].tolist() == [pytest.approx(begin)] and 0 < row.busy_ns < row.span_ns
+
+
+@needs_traces
+def test_the_ranges_of_all_ranks_are_those_of_the_raw_events() -> None:
+    """`## forward ##` of 8 DLRM ranks, out of the JSON by hand."""
+    folder = shared_files.TRACES / "kineto" / "dlrm-8-ranks"
+    lengths = {}
+    for path in folder.glob("worker*"):
+        raw = json.loads(gzip.decompress(path.read_bytes()))
+        spans = [one for one in raw["traceEvents"] if one.get("name") == "## forward ##" and one["cat"] != "kernel"]
+        lengths[raw["distributedInfo"]["rank"]] = [one["dur"] for one in spans if one["cat"] == "user_annotation"]
+    source = in_window(open_sources(folder), "range:## forward ##")
+    for found in source.timelines:
+        row = temporal_breakdown(found)
+        assert row is not None and row.span_ns == sum(lengths[found.rank or 0]) * 1000
