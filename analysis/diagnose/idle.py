@@ -10,8 +10,8 @@ from analysis.diagnose.advice import LEAST, Advice, Context
 from analysis.diagnose.finding import Finding
 from analysis.diagnose.sentences import number, range_over_ranks
 from analysis.metrics.time import launches as queue
-from analysis.metrics.time.idle import CAUSES, PAUSE, IdleCauses, idle_frame
-from analysis.metrics.time.idle_gaps import LARGEST, Spread, gap_frame
+from analysis.metrics.time.idle import CAUSES, IdleCauses, idle_frame
+from analysis.metrics.time.idle_gaps import LARGEST, PAUSE, Spread, gap_frame
 from analysis.metrics.time.launches import MOSTLY
 from analysis.timeline import Timeline
 from analysis.wording import percent

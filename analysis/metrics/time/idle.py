@@ -25,7 +25,7 @@ import numpy as np
 import numpy.typing as npt
 
 from analysis.metrics.time.host_activity import COMMUNICATION, DATA
-from analysis.metrics.time.idle_gaps import Spread, idle_spread
+from analysis.metrics.time.idle_gaps import PAUSE, Spread, idle_spread
 from analysis.metrics.time.launches import launching_calls
 from analysis.metrics.time.phases import phase_of
 from analysis.metrics.time.temporal import Window, WorkSets, cpu_communication, window_set, work_sets, work_window
@@ -119,7 +119,6 @@ def idle_causes(timeline: Timeline, window: Window = "steps") -> IdleCauses | No
     )
 
 
-PAUSE = "host_pause"
 _TYPES = dict.fromkeys(("idle_time_share", "repeating_ms"), "float64")
 
 

@@ -42,6 +42,7 @@ _INTERVALS = 4
 _SHORTEST_NS, _LONGEST_NS = 50_000, 1_000_000
 _NAMED = 200
 """Host pauses, the longest, whose names are looked up."""
+PAUSE = "host_pause"
 PARTS = ("start-up", "steady", "tear-down")
 
 
@@ -55,7 +56,7 @@ class Gap:
     step: int | None
     """Marked step in which it begins; None outside of all."""
     cause: str
-    """What most of it is, of idle.CAUSES."""
+    """What most of it is, of idle.CAUSES; PAUSE where the CPU was late and the gap is not a short, steady one."""
     cpu: str
     """The innermost call, operator or range that holds at least half of it; "" for none."""
     activities: Mapping[str, int]
@@ -132,12 +133,13 @@ def idle_spread(
     def gap(place: int) -> Gap:
         start, end = (int(moment) for moment in idle[place])
         doing = host.during(start, end)
+        cause = max(by_cause, key=lambda cause: int(by_cause[cause][place]))
         return Gap(
             start_ns=start - begin,
             length_ns=end - start,
             part=PARTS[int(parts[place])],
             step=_step(timeline, start),
-            cause=max(by_cause, key=lambda cause: int(by_cause[cause][place])),
+            cause=PAUSE if cause == "launch_bound" and not short[place] else cause,
             cpu=doing.region,
             activities=doing.activities,
             calls=", ".join(
@@ -197,7 +199,7 @@ def _step(timeline: Timeline, moment: int) -> int | None:
 
 def gap_frame(rows: "Sequence[tuple[int | None, int, Spread]]") -> "pd.DataFrame":
     """Return one row per named gap: rank, start_ms (since the begin of the window), length_ms, idle_time_share, part,
-    step, cause, activity (what the CPU did for most of it), activity_ms, calls, cpu.
+    step, cause, activity (what the CPU did for most of it), activity_ms, cpu, calls.
 
     Args:
         rows: rank, idle time in ns and spread of each rank.
@@ -215,8 +217,8 @@ def gap_frame(rows: "Sequence[tuple[int | None, int, Spread]]") -> "pd.DataFrame
             "cause": gap.cause,
             "activity": (activity := next(iter(gap.activities))),
             "activity_ms": gap.activities[activity] / 1e6,
-            "calls": gap.calls,
             "cpu": gap.cpu,
+            "calls": gap.calls,
         }
         for rank, idle_ns, spread in rows
         for gap in spread.largest

@@ -13,7 +13,8 @@ from support.timelines import timeline
 
 from analysis.diagnose.idle import diagnosis, gaps
 from analysis.metrics.time.host_activity import HostActivity, activity_of
-from analysis.metrics.time.idle import PAUSE, idle_causes, idle_frame
+from analysis.metrics.time.idle import idle_causes, idle_frame
+from analysis.metrics.time.idle_gaps import PAUSE
 from analysis.readers.kineto.reader import read as read_kineto
 from analysis.readers.nsys.reader import read as read_nsys
 
@@ -255,6 +256,7 @@ def test_libraries_that_are_loaded_in_a_real_gap_have_the_time_of_their_records(
         ).fetchone()[0]
         for table, like in (("PROFILER_OVERHEAD", "dlopen%"), ("CUPTI_ACTIVITY_KIND_RUNTIME", "cuLibraryLoadData%"))
     }
+    assert longest.cause == PAUSE
     activity, length = next(iter(longest.activities.items()))
     assert activity == "library loading" and round(length / MS) == round(sum(loaded.values()) / MS) == 132
     assert longest.calls.startswith("dlopen(libcuda.so.1) 112.8 ms, cuLibraryLoadData 19.66 ms")
