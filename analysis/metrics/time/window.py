@@ -180,8 +180,8 @@ def _there_is(timelines: Sequence[Timeline], choice: _Choice) -> str:
             return "nothing was recorded"
         begin, end = min(span[0] for span in spans), max(span[1] for span in spans)
         return f"nothing was recorded then; the trace is from {number(begin)}s to {number(end)}s"
-    if choice.steps is not None:
-        have = sorted({int(step) for found in timelines for step in found.steps["step"]})
+    have = sorted({int(step) for found in timelines for step in found.steps["step"]})
+    if choice.steps is not None and (have or not choice.name):
         if not have:
             return "the trace marks no steps; give range:NAME or a time"
         return f"the trace has no such step; it has {_listed([str(step) for step in have])}"

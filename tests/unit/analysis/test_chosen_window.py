@@ -148,6 +148,7 @@ def test_ranges_that_overlap_count_each_nanosecond_once(spans: list[tuple[int, i
         ("range:backwards", InputError, "trace-without-work", "forward"),
         ("range:nothing*", InputError, "trace-without-work", "backward"),
         ("step:7", InputError, "trace-without-work", "0, 1, 2"),
+        ("range:ProfilerStep#7", InputError, "trace-without-work", "0, 1, 2"),
         ("step:7..9", InputError, "trace-without-work", "0, 1, 2"),
         ("5s..6s", InputError, "trace-without-work", "0.305"),
         ("3s..2s", UsageError, "option-value", "empty"),
