@@ -21,8 +21,9 @@ if TYPE_CHECKING:
     import pandas as pd
 
 _SIZE, _GROUP, _RANKS = "Message size [bytes]", ("NCCL communicator ID", "Communicator"), "No. of ranks"
-# NCCL gives what one rank puts in or, of a scatter, takes out; the whole is so many times that.
-_TIMES_RANKS = ("all_gather", "reduce_scatter")
+# NCCL gives what one rank puts in or, of a scatter, takes out, and of an all-to-all what goes to one rank; the whole is
+# so many times that.
+_TIMES_RANKS = ("all_gather", "reduce_scatter", "all_to_all", "gather", "scatter")
 _DTYPE = re.compile(r"_(bf16|[fiu]\d{1,2}(?:e\dm\d)?)(?=_|\(|$)")
 _ON_CPU = re.compile(r"\bmpi|gloo", re.IGNORECASE)
 _DEPTH = 16
