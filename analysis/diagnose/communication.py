@@ -218,6 +218,9 @@ _GROUP_REMEDIES = {
 }
 
 
+_SAID_BY_TITLE = ["description", "parallelism", "group", "sized", "overlapped_ms"]  # or by the table of all kinds
+
+
 def _process_groups(timelines: Sequence[Timeline], matching: Matching, by_kind: "pd.DataFrame") -> Iterator[Finding]:
     """Yield the groups, then of several each with its collectives; nothing where there is one without a description.
 
@@ -230,7 +233,7 @@ def _process_groups(timelines: Sequence[Timeline], matching: Matching, by_kind: 
     labels = by_kind["description"].where(by_kind["description"] != "", by_kind["group"])
     for row in _rows(groups) if len(groups) > 1 else []:
         label, what = str(row["group"]), str(row["parallelism"])
-        own = by_kind[labels == label].drop(columns=["description", "parallelism"]).reset_index(drop=True)
+        own = by_kind[labels == label].drop(columns=_SAID_BY_TITLE).reset_index(drop=True)
         title = f"Process group {label[:_LONGEST_LABEL]}{f' ({what} parallel)' if what else ''}"
         yield Finding(f"process_group_{slug(label)}", title, _shown(own))
 

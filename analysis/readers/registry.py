@@ -17,6 +17,8 @@ READERS: dict[str, str] = {
     "nsys_trace_csv": "analysis.readers.nsys.trace_csv",
     "nvprof_trace": "analysis.readers.nvprof.trace_csv",
     "nvprof": "analysis.readers.nvprof.summary_csv",
+    "rocprofv3": "analysis.readers.rocprof.reader",
+    "rocprofv3_csv": "analysis.readers.rocprof.trace_csv",
     "kineto": "analysis.readers.kineto.reader",
     "ncu": "analysis.readers.ncu.reader",
     "nvidia-smi": "analysis.readers.nvidia_smi",

@@ -15,6 +15,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
@@ -24,7 +25,7 @@ from analysis.readers.kineto.events import AnyEvent, loose_json, whole, whole_nu
 from analysis.readers.kineto.frames import Frames
 from analysis.readers.kineto.stream import EventStream
 from analysis.readers.kineto.tables import Tables, label
-from analysis.readers.packed import damage_code
+from analysis.readers.packed import damage_code, unpacked_blocks
 from analysis.timeline import LazyTimeline, Timeline
 from common.errors import InputError
 
@@ -195,7 +196,12 @@ _FIELD = re.compile(
     rb'"(?:traceEvents|deviceProperties|schemaVersion|distributedInfo|baseTimeNanoseconds|trace_id|displayTimeUnit)"\s*:'
 )
 _EXECUTION_TRACE = re.compile(rb'"schema"\s*:\s*"[^"]*"|"nodes"\s*:\s*\[')
-_LIST_OF_EVENTS = re.compile(rb'\s*\[\s*\{[^{}]*"ph"\s*:')
+_LIST_OF_EVENTS = re.compile(rb'\s*\[\s*\{(?:[^{}]|\{[^{}]*\})*"ph"\s*:')
+_PROCESS = re.compile(
+    rb'"name"\s*:\s*"process_name"[^{}]{0,200}"args"\s*:\s*\{\s*"name"\s*:\s*"([^"]{1,200})"|'
+    rb'"args"\s*:\s*\{\s*"name"\s*:\s*"([^"]{1,200})"\s*\}[^{}]{0,200}"name"\s*:\s*"process_name"'
+)
+_MOST_BLOCKS = 8
 _MOST = 2**61
 
 
@@ -257,6 +263,9 @@ def _no_collection() -> Iterator[None]:
 
 def _content(path: Path, stream: EventStream, tables: Tables) -> Content:
     about = stream.about
+    foreign = tables.unknown.nameless and not tables.has_work
+    if foreign and (active := tables.unknown.accelerator(_process_names(path))):
+        raise InputError("trace-unsupported", _not_understood(path, active))
     if stream.damage and not tables.events and not tables.unknown.counts:
         raise InputError(damage_code(stream.damage[0]), _nothing(path, stream))
     if not (stream.damage or stream.lost or tables.events or tables.timeless or tables.unknown.counts):
@@ -301,11 +310,19 @@ def _nothing(path: Path, stream: EventStream) -> str:
     )
 
 
+def _process_names(path: Path) -> list[str]:
+    """Names of the processes in the first blocks of a trace."""
+    found: list[str] = []
+    for block in islice(unpacked_blocks(path, "trace", lambda _: None), _MOST_BLOCKS):
+        found += [(match[1] or match[2]).decode(errors="replace") for match in _PROCESS.finditer(block)]
+    return found
+
+
 def _not_understood(path: Path, active: str) -> str:
     return (
-        f"{path} contains {active}, which is not supported, and no GPU work: its times would cover only the host. "
-        "Supported are traces of CUDA, ROCm and XPU devices (categories kernel, gpu_memcpy, gpu_memset) and of runs on "
-        "a CPU; use the tools of that accelerator's vendor"
+        f"{path} contains {active}, which is not supported, and no GPU work of the PyTorch profiler: its times would "
+        "cover only the host. Supported are traces of CUDA, ROCm and XPU devices (categories kernel, gpu_memcpy, "
+        "gpu_memset), of runs on a CPU, and of rocprofv3; use the tools of that accelerator's vendor"
     )
 
 

@@ -58,11 +58,27 @@ NEEDLESS = frozenset(
 )
 """Categories that are left out on purpose."""
 
-_ACCELERATORS = {"mtia": "MTIA", "hpu": "HPU (Gaudi)", "glow": "Glow", "gcu": "GCU", "privateuse1": "PrivateUse1"}
+_ACCELERATORS = {
+    "mtia": "MTIA", "hpu": "HPU (Gaudi)", "glow": "Glow", "gcu": "GCU", "privateuse1": "PrivateUse1", "npu": "NPU",
+    "tpu": "TPU", "xpu": "XPU", "mlu": "MLU", "musa": "MUSA",
+}  # fmt: skip
+# Names of the processes that hold the events of a device which have no category.
+_PROCESSES = (
+    (re.compile(r"\bAscend|\bCANN\b|\bHCCL\b|\bNPU\b"), "Ascend NPU"),
+    (re.compile(r"/device:TPU|\bTPU\b|SparseCore"), "TPU"),
+    (re.compile(r"/device:GPU"), "GPU (trace of XLA: JAX or TensorFlow)"),
+    (re.compile(r"\bNeuron"), "Neuron"),
+    (re.compile(r"\bHPU\b|Gaudi|^DEVICE \("), "HPU (Gaudi)"),
+    (re.compile(r"\bMTIA\b"), "MTIA"),
+    (re.compile(r"Level.?Zero|\bXPU\b|\bze_"), "XPU (Level Zero)"),
+    (re.compile(r"\b(?:HIP|HSA|COPY|GPU ?\d+)\b.*|^\d+ GPU\d+$"), "AMD GPU (rocprof before version 3)"),
+)
 # How Kineto and its forks name what a device, or the runtime of one, did.
 _OF_A_DEVICE = re.compile(
     r"kernel|memcpy|memset|runtime|driver|device|accelerator|(?<!cpu)_op$|(?:^|_)ccp(?:_|$)", re.I
 )
+# Arguments of what an accelerator ran, by the tools of Ascend and of XLA, and by rocprof before version 3.
+_TASK = re.compile(rb'"(?:Task Type|Physic Stream Id|hlo_op|hlo_module|run_id|BeginNs)"')
 _LOOKED_AT = 64
 _MOST_NAMED = 16
 _MOST_LISTED = 5
@@ -74,6 +90,10 @@ class Unknown:
 
     counts: Counter[str] = field(default_factory=Counter)
     """How many there are, by category."""
+    nameless: int = 0
+    """Events without a category."""
+    of_a_task: bool = False
+    """Whether arguments of those say that they ran on a device."""
     _devices: set[str] = field(default_factory=set)
 
     def add(self, category: str, events: Sequence[AnyEvent]) -> None:
@@ -85,10 +105,23 @@ class Unknown:
         if of_device:
             self._devices.add(category)
 
-    def accelerator(self) -> str:
-        """Return what was active besides the host, with the number of events; "" where nothing says that any was."""
+    def add_nameless(self, events: Sequence[AnyEvent]) -> None:
+        """Count events without a category: other tools' traces have none."""
+        self.nameless += len(events)
+        self.of_a_task = self.of_a_task or any(_TASK.search(event.args) for event in events[:_LOOKED_AT])
+
+    def accelerator(self, processes: Sequence[str] = ()) -> str:
+        """Return what was active besides the host, with the number of events; "" where nothing says that any was.
+
+        Args:
+            processes: names of the trace's processes, asked where events have no category.
+        """
         if not self._devices:
-            return ""
+            named = {label for pattern, label in _PROCESSES if any(pattern.search(name) for name in processes)}
+            if not self.nameless or not (named or self.of_a_task):
+                return ""
+            what = f"{' and '.join(sorted(named))} activity" if named else "activity of an unknown accelerator"
+            return f"{what} ({self.nameless:,} event{'s' if self.nameless > 1 else ''} without a category)"
         names = {_ACCELERATORS.get(category.split("_")[0].lower(), "") for category in self._devices}
         known = " and ".join(sorted(names - {""})) or "activity of an unknown accelerator"
         return f"{known + ' activity' if names - {''} else known} ({self.listed(self._devices)})"
@@ -162,6 +195,11 @@ class Tables:
         self._spans_of_thread: Counter[int] = Counter()
         self._multiplies: list[bool] = []
 
+    @property
+    def has_work(self) -> bool:
+        """Whether any work of a GPU was found."""
+        return self._columns[WORK].rows > 0
+
     def add(self, chunk: Chunk) -> None:
         """Sort the events of a chunk into the tables."""
         codes = Codes()
@@ -170,6 +208,8 @@ class Tables:
         self.damaged += int((~usable).sum())
         by_table: dict[str, list[npt.NDArray[np.intp]]] = {}
         for name, code in codes.items():
+            if not name:
+                self.unknown.add_nameless([chunk.events[row] for row in np.flatnonzero(category == code).tolist()])
             if not isinstance(name, str) or name in NEEDLESS:
                 continue
             rows = np.flatnonzero(category == code)

@@ -21,11 +21,13 @@ if TYPE_CHECKING:
     import pandas as pd
 
 _SIZE, _GROUP, _RANKS = "Message size [bytes]", ("NCCL communicator ID", "Communicator"), "No. of ranks"
-# NCCL gives what one rank puts in or, of a scatter, takes out; the whole is so many times that.
-_TIMES_RANKS = ("all_gather", "reduce_scatter")
+# NCCL gives what one rank puts in or, of a scatter, takes out, and of an all-to-all what goes to one rank; the whole is
+# so many times that.
+_TIMES_RANKS = ("all_gather", "reduce_scatter", "all_to_all", "gather", "scatter")
 _DTYPE = re.compile(r"_(bf16|[fiu]\d{1,2}(?:e\dm\d)?)(?=_|\(|$)")
 _ON_CPU = re.compile(r"\bmpi|gloo", re.IGNORECASE)
 _DEPTH = 16
+_UNNAMED = ("other", "send_recv")
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,11 +54,14 @@ def collectives(kernels: "pd.DataFrame", api: "pd.DataFrame", ranges: "pd.DataFr
         return _on_cpu(ranges)
     calls, ranks = _nccl_calls(ranges)
     launches = _launches(api, found["correlation_id"].to_numpy()) if calls else {}
-    sizes, groups, members = [], [], []
+    sizes, groups, members, named = [], [], [], []
     names = [str(name) for name in found["name"].tolist()]
     for name, correlation in zip(names, found["correlation_id"].tolist(), strict=True):
         kind = kinds[name] or ""
         call = _call_of(calls, launches.get(correlation), kind)
+        # An all-to-all is sends and receives, and RCCL's kernels are all of one name: the call says which it was.
+        named.append(call.collective if call and kind in _UNNAMED else kind)
+        kind = named[-1]
         group = call.group if call else ""
         # A process with one communicator needs no name for it.
         count = ranks.get(group, -1) if group or len(ranks) != 1 else next(iter(ranks.values()))
@@ -68,9 +73,7 @@ def collectives(kernels: "pd.DataFrame", api: "pd.DataFrame", ranges: "pd.DataFr
         members.append(count)
     dtypes = [match[1] if (match := _DTYPE.search(name)) else "" for name in names]
     own: dict[str, Any] = {"bytes": sizes, "dtype": dtypes, "group": groups, "group_size": members, "seq": -1}
-    table = found[["start", "end", "device", "stream", "correlation_id"]].assign(
-        name=names, collective=[kinds[name] or "" for name in names], **own
-    )
+    table = found[["start", "end", "device", "stream", "correlation_id"]].assign(name=names, collective=named, **own)
     return table[list(COLLECTIVE_COLUMNS)].astype(COLLECTIVE_COLUMNS).reset_index(drop=True)
 
 
@@ -130,9 +133,9 @@ def _launches(api: "pd.DataFrame", correlations: Any) -> dict[int, tuple[str, in
 
 
 def _call_of(calls: dict[str, list[_Call]], launch: tuple[str, int] | None, kind: str) -> _Call | None:
-    """The innermost call of this kind during which a thread launched."""
+    """The innermost call during which a thread launched: of this kind, or of any where the kernel does not say it."""
     if launch is None or not (own := calls.get(launch[0])):
         return None
     last = bisect.bisect_right(own, launch[1], key=lambda call: call.start)
     inside = (call for call in reversed(own[max(0, last - _DEPTH) : last]) if call.end >= launch[1])
-    return next((call for call in inside if call.collective == kind), None)
+    return next((call for call in inside if call.collective == kind or kind in _UNNAMED), None)

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from support.profiles import MLPERF, NCCL, NCU, NSYS, NVPROF, SAMPLES, kineto, sqlite_with
 from support.refusals import refused
+from support.rocprof import two_steps
 
 from analysis.readers.registry import READERS
 from analysis.sources import open_sources
@@ -58,7 +59,16 @@ def _mlperf(path: Path) -> None:
     path.write_text("\n".join([f"export TOKEN={PLAIN}", MLPERF, *(f":::MLLOG {line}" for line in lines)]))
 
 
+def _rocprof(path: Path) -> None:
+    document = two_steps()
+    about, records = (document["rocprofiler-sdk-tool"][0][name] for name in ("metadata", "buffer_records"))
+    records |= {"kernel_dispatch": records["kernel_dispatch"][:1], "rccl_api": [], "marker_api": []}  # fewer figures
+    about |= {"command": COMMAND.split(), "config": {"env": {"TOKEN": PLAIN}}, "node": {"hostname": PLAIN}}
+    path.write_text(json.dumps(document))
+
+
 PLANTED = {
+    "rocprofv3": _rocprof,
     "kineto": _kineto,
     "nsys": _nsys,
     "mlperf": _mlperf,
@@ -121,4 +131,4 @@ def test_a_message_of_a_failed_run_of_ncu_hides_the_tokens_of_its_command(
 
 def test_every_reader_of_texts_with_commands_is_tried() -> None:
     # The rest are tables whose every cell is a number, a unit, or a name that was recorded to be shown.
-    assert set(READERS) - set(PLANTED) == {"nvvp", "nsys_trace_csv", "nvprof_trace"}
+    assert set(READERS) - set(PLANTED) == {"nvvp", "nsys_trace_csv", "nvprof_trace", "rocprofv3_csv"}

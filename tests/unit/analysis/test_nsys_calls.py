@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from support import shared_files
 
+from analysis.metrics.communication.exposure import communication_by_group
 from analysis.readers.nsys.reader import read, recognises
 from analysis.readers.registry import find_reader, read_head
 from analysis.timeline import COLLECTIVE_COLUMNS, Timeline
@@ -265,3 +266,30 @@ def test_instances_and_total_time_of_every_kernel_and_call_are_sqlite_s_own(tmp_
         if kind:
             assert sorted(sums) == expected
     connection.close()
+
+
+def test_an_all_to_all_of_sends_is_that_of_its_call_and_communicators_are_groups(tmp_path: Path) -> None:
+    send = "ncclDevKernel_SendRecv(ncclDevKernelArgsStorage<4096>)"
+    names = strings(send, "ncclDevKernel_AllReduce_Sum_bf16_RING_LL(x)", "cudaLaunchKernelExC_v11060")
+    ranges = [DOMAIN]
+    ranges += [nccl(5 + number, 9, "ncclCommInitRank", **{GROUP: 77 + number, RANKS: 4}) for number in range(2)]
+    ranges += [nccl(100, 140, "ncclAlltoAll", **{GROUP: 77, SIZE: 1000})]
+    ranges += [nccl(200, 240, "ncclAllReduce", **{GROUP: 78, SIZE: 500})]
+    calls = [call(110, 120, 2, 1), call(210, 220, 2, 2)]
+    kernels = [kernel(150, 190, 0, 1, 13), kernel(250, 270, 1, 2, 13)]
+    found = only(
+        export(
+            tmp_path / "a.sqlite",
+            StringIds=names,
+            NVTX_EVENTS=ranges,
+            CUPTI_ACTIVITY_KIND_RUNTIME=calls,
+            CUPTI_ACTIVITY_KIND_KERNEL=kernels,
+        )
+    )
+    assert list(found.collectives["collective"]) == ["all_to_all", "all_reduce"]
+    # NCCL's size of an all-to-all is what goes to each of the 4 ranks.
+    assert list(found.collectives["bytes"]) == [4000, 500]
+    groups = communication_by_group([found]).set_index("group")
+    assert dict(groups["total_ms"]) == {"77": 40e-6, "78": 20e-6} and set(groups["group_size"]) == {4}
+    # 4000 bytes in 40 ns are 100 GB/s, x 3/4; 500 in 20 are 25, x 2 x 3/4.
+    assert dict(groups["busbw_gb_s"]) == pytest.approx({"77": 75.0, "78": 37.5})

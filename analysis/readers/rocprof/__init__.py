@@ -1,0 +1,1 @@
+"""Traces of ROCm's rocprofv3."""
