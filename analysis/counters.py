@@ -17,6 +17,8 @@ LABELS = ("push_pop_ranges", "start_stop_ranges")
 RULE_CONFLICTS, RULE_WAVEFRONTS = "rule: bank conflicts of shared {}", "rule: wavefronts of shared {}"
 """Metric columns, of "loads" and "stores", that a reader takes from the text of ncu's rule on bank conflicts: the page
 with the rules leaves the metrics out."""
+RULE_STALLED = "rule: cycles stalled, {}"
+"""The same of the rule on warp stalls, by ncu's reason: cycles between two instructions of a warp."""
 
 
 GLOBAL, LOCAL = "global", "local"

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 from analysis.counters import KernelCounters
 from analysis.diagnose.advice import LEAST, Advice, Context
 from analysis.diagnose.finding import Finding
+from analysis.diagnose.kernel_limits import LIMIT_ADVICE, REASONS
+from analysis.metrics.kernels.ceilings import LEVEL_KINDS, is_bandwidth
 from analysis.metrics.kernels.core_utilization import (
     BY_ORDER,
     FOUR,
@@ -20,7 +22,7 @@ from analysis.metrics.kernels.core_utilization import (
 from analysis.metrics.kernels.ncu_metrics import DRAM_LEVEL, L1, L2, LEVELS, MEMORY, PIPES
 from analysis.metrics.kernels.roofline import COMPUTE, LATENCY, UNKNOWN, Roofline, roofline
 from analysis.names import family, precision
-from analysis.wording import percent
+from analysis.wording import flops, percent
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -40,7 +42,7 @@ def findings(
     measured: Mapping[str, float] | None = None,
     context: Context | None = None,
 ) -> list[Finding]:
-    """Return core_utilization, ..._by_family, ..._by_phase (where there are ranges), kernels, roofline, ..._by_family.
+    """Return core_utilization, ..._by_family, ..._by_phase (where there are ranges), kernels, and roofline_findings.
 
     Args:
         counters: what a reader returned.
@@ -295,24 +297,18 @@ _COMPUTE_ADVICE = {
     "issue slots": "fewer instructions: wider ones (vectors, tensor cores), less index arithmetic",
     "SM": "`ncu --section ComputeWorkloadAnalysis` names the pipe",
 }
-_LIMIT_ADVICE = {
-    "registers": "fewer registers per thread",
-    "shared memory": "less shared memory per block (smaller tiles, fewer stages)",
-    "warps per block": "a block size that divides the warps of an SM",
-    "blocks": "larger blocks",
-    "barriers": "fewer barriers per block",
-}
 
 
 def roofline_findings(found: Roofline, context: Context | None = None) -> list[Finding]:
-    """Return roofline (per kernel) and roofline_by_family."""
+    """Return roofline (per kernel), roofline_by_family, and flop_rates and memory_levels where they were counted."""
     context = context or Context()
     sentence = _bound_sentence(found, context)
+    labels = {kind: level for level, kind in LEVEL_KINDS.items()}
     ceilings = "; ".join(
-        f"{'DRAM' if kind == 'dram' else kind} {ceiling.rate / 1e9:,.0f} {'GB/s' if kind == 'dram' else 'GFLOP/s'} "
+        f"{labels.get(kind, kind)} {ceiling.rate / 1e9:,.0f} {'GB/s' if is_bandwidth(kind) else 'GFLOP/s'} "
         f"({ceiling.source})"
         for kind, ceiling in sorted(found.ceilings.items())
-        if kind == "dram" or kind in set(found.kernels["flop_type"])
+        if is_bandwidth(kind) or kind in set(found.kernels["flop_type"])
     )
     sentence += f" Ceilings: {ceilings}." if ceilings else ""
     return [
@@ -329,7 +325,53 @@ def roofline_findings(found: Roofline, context: Context | None = None) -> list[F
             _table(found.families, "family"),
             " ".join([_family_sentence(found), *(_sentence(text) for text in found.problems)]),
         ),
+        *(one for one in (flop_rates(found), memory_levels(found)) if len(one.table)),
     ]
+
+
+_RATES = ("fp32_flops", "fp64_flops", "fp16_flops", "tensor_flops")
+
+
+def flop_rates(found: Roofline) -> Finding:
+    """Return flop_rates: a row per kernel name that did floating-point work, longest first, with FLOP/s by type.
+
+    attainable_fraction is of the lowest roof above the kernel, attainable_by what that roof is.
+    """
+    columns = ["name", "time_share", *_RATES, "attainable_fraction", "attainable_by"]
+    kernels = found.kernels[found.kernels[list(_RATES)].gt(0).any(axis=1)]
+    table = kernels[columns].replace("", None).dropna(axis="columns", how="all").reset_index(drop=True)
+    sentence = ""
+    if len(table):
+        first = kernels.iloc[0]
+        known = {name.removesuffix("_flops"): float(first[name]) for name in _RATES if first[name] > 0}
+        said = ", ".join(
+            f"{flops(rate)} in {'tensor cores' if kind == 'tensor' else kind}" for kind, rate in known.items()
+        )
+        sentence = f"{_short(str(first['name']))} reaches {said}."
+    return Finding("flop_rates", "Floating-point rates by type", table, sentence)
+
+
+def memory_levels(found: Roofline) -> Finding:
+    """Return memory_levels: a row per kernel name, longest first, with intensity and bytes/s at L1/TEX, L2 and DRAM.
+
+    There is no row where the bytes of neither L1/TEX nor L2 were counted.
+    """
+    names = {"intensity_flop_per_byte": "dram_flop_per_byte"}
+    columns = ["name", "bound", "time_share", *(f"{kind}_gb_s" for kind in LEVEL_KINDS.values())]
+    columns += [*(f"{kind}_flop_per_byte" for kind in LEVEL_KINDS.values()), "attainable_flops", "attainable_by"]
+    kernels = found.kernels[found.kernels[["l1_bytes", "l2_bytes"]].notna().any(axis=1)].rename(columns=names)
+    table = kernels[columns].replace("", None).dropna(axis="columns", how="all").reset_index(drop=True)
+    sentence = ""
+    if len(table):
+        first = kernels.iloc[0]
+        per = {level: float(first[f"{kind}_bytes"]) / float(first["dram_bytes"]) for level, kind in LEVEL_KINDS.items()}
+        said = [f"{per[level]:.3g} in {level}" for level in (L2, L1) if math.isfinite(per[level])]
+        sentence = f"{_short(str(first['name']))} moves {' and '.join(said)} for each byte of DRAM." if said else ""
+        if first["attainable_by"]:
+            sentence += (
+                f" Its lowest roof is that of {first['attainable_by']}: {flops(float(first['attainable_flops']))}."
+            )
+    return Finding("memory_levels", "Roofline by level of the memory", table, sentence.strip())
 
 
 _FRACTIONS = ("compute_fraction", "memory_fraction")
@@ -379,7 +421,6 @@ def advice(row: Mapping[str, Any], context: Context | None = None) -> str:
             "accounts for it alone: see `ncu --section MemoryWorkloadAnalysis`"
         )
         return text + _limits(row)
-    column = {L1: "l1_fraction", L2: "l2_fraction", DRAM_LEVEL: "dram_fraction"}[bound]
     conflicts = _number(row, "bank_conflicts")
     if bound == L1 and conflicts >= _CONFLICTS:
         help_ = (
@@ -388,7 +429,7 @@ def advice(row: Mapping[str, Any], context: Context | None = None) -> str:
         )
     else:
         help_ = _LEVEL_ADVICE[bound].replace(_NARROWER if context.narrow else "", "")
-    return f"{bound} is at {percent(row[column])} of its peak: {help_}" + _limits(row)
+    return f"{bound} is at {percent(row[f'{LEVEL_KINDS[bound]}_fraction'])} of its peak: {help_}" + _limits(row)
 
 
 _NARROWER = " keep activations in bf16,"
@@ -418,10 +459,12 @@ def _latency_advice(row: Mapping[str, Any]) -> str:
             row
         )
     text = "no unit is busy: its warps wait"
+    if row["stall"]:
+        text += f", {percent(row['stall_share'])} of the cycles for {REASONS.get(row['stall'], row['stall'])}"
     if conflicts >= _CONFLICTS:
         text += f"; {percent(conflicts)} of the shared-memory wavefronts are bank conflicts (pad or swizzle the layout)"
     limits = _limits(row)
-    return text + (limits or "; see `ncu --section WarpStateStats`")
+    return text + (limits or ("" if row["stall"] else "; see `ncu --section WarpStateStats`"))
 
 
 def _limits(row: Mapping[str, Any]) -> str:
@@ -433,7 +476,7 @@ def _limits(row: Mapping[str, Any]) -> str:
     limit = str(row["occupancy_limit"])
     text = f"; occupancy is {percent(lowest)}"
     if limit and not theoretical >= _FEW_WARPS:
-        help_ = " or ".join(_LIMIT_ADVICE[name] for name in limit.split(" and "))
+        help_ = " or ".join(LIMIT_ADVICE[name] for name in limit.split(" and "))
         return f"{text}, limited by {limit}: {help_}"
     if achieved < theoretical:
         return f"{text} of a possible {percent(theoretical)}: blocks or warps have unequal work, or end early"
@@ -484,10 +527,12 @@ def _family_sentence(found: Roofline) -> str:
     first = {str(key): value for key, value in found.families.iloc[0].to_dict().items()}
     reached, bound = float(first["attainable_fraction"]), str(first["bound"])
     if math.isfinite(reached):
-        text = f"{first['family']} reaches {percent(reached)} of the rate that its intensity allows"
-        if bound in (L1, L2, MEMORY):
-            return f"{text} by DRAM and {first['flop_type']}; {bound}, which that excludes, is the limit."
-        near = {DRAM_LEVEL: float(first["dram_fraction"])}.get(bound, float(first["compute_fraction"]))
+        roof = "" if not first["attainable_by"] else f" (roof: {first['attainable_by']})"
+        text = f"{first['family']} reaches {percent(reached)} of the rate that its intensity allows{roof}"
+        kind = LEVEL_KINDS.get(bound, "")
+        if bound == MEMORY or (kind and (kind not in found.ceilings or math.isnan(first[f"{kind}_bytes"]))):
+            return f"{text}; {bound}, which that excludes, is the limit."
+        near = float(first[f"{kind}_fraction" if kind else "compute_fraction"])
         little = reached >= _NEAR or (bound != LATENCY and near >= _NEAR)
         return f"{text}; {'little is left to gain' if little else 'the rest can be gained'} there."
     why = "the ceiling of its kind of operations is unknown"

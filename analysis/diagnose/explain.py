@@ -25,7 +25,10 @@ _FIRST = (
     "core_utilization",
     "roofline",
     "kernel_rules",
+    "memory_levels",
+    "flop_rates",
     "warp_stalls",
+    "occupancy",
     "cache_hits",
 )
 

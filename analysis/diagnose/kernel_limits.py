@@ -1,6 +1,7 @@
 """Findings on what holds single kernels back, as ncu counted it: its rules, stalls of warps, hits in the caches."""
 
 import math
+import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -11,18 +12,19 @@ from analysis.metrics.kernels.ncu_metrics import (
     L1,
     L2,
     hit_percents,
+    launch_sizes,
     occupancy_limits,
     occupancy_percents,
     stall_cycles,
     warp_latency,
+    waves,
 )
+from analysis.metrics.kernels.roofline import ISSUING
 from analysis.wording import percent
 
 if TYPE_CHECKING:
     import pandas as pd
 
-ISSUING = "selected"
-"""What ncu calls the cycle in which a warp issues its instruction; every other reason is a stall."""
 # What warps wait for, by ncu's reason (Kernel Profiling Guide, "Warp Stall Reasons").
 REASONS: Mapping[str, str] = {
     "barrier": "other warps at a barrier of the block",
@@ -46,6 +48,24 @@ REASONS: Mapping[str, str] = {
     "wait": "a fixed latency of the pipeline",
     "warpgroup_arrive": "the other warps of its group",
 }
+LIMIT_ADVICE: Mapping[str, str] = {
+    "registers": "fewer registers per thread",
+    "shared memory": "less shared memory per block (smaller tiles, fewer stages)",
+    "warps per block": "a block size that divides the warps of an SM",
+    "blocks": "larger blocks",
+    "barriers": "fewer barriers per block",
+}
+"""What lets more blocks run on an SM, by what limits them."""
+# How ncu's rules begin to say what to do, and where to look: sentences that ask for a change come first.
+_ACTS = re.compile(
+    r"(?:Also|Assign|Avoid|Consider|If|Launch|Make|Reduce|To (?:reduce|increase|improve|further)|Try|Use|When|Whenever)"
+    r"\b|.*\b(?:consider|recommended to)\b"
+)
+_LOOKS = re.compile(r"(?:Check|Consult|Find|Look|See|Start)\b")
+_LIMITED = re.compile(r"occupancy \([\d.]+%\) is limited by (?:the )?([^.]*)")
+_LIMIT_WORDS = {"registers": "registers", "shared memory": "shared memory", "warps within": "warps per block",
+                "blocks that can fit": "blocks", "barriers": "barriers"}  # fmt: skip
+_LONGEST_REMEDY = 300
 _SHOWN = 3
 """Reasons that have columns."""
 _OF_KERNELS = "kernels' time"
@@ -60,8 +80,8 @@ _SECTIONS = (
 
 
 def findings(counters: KernelCounters) -> list[Finding]:
-    """Return kernel_rules, warp_stalls and cache_hits: those whose data is in the file."""
-    found = [rules(counters), stalls(counters), cache_hits(counters)]
+    """Return kernel_rules, warp_stalls, occupancy and cache_hits: those whose data is in the file."""
+    found = [rules(counters), stalls(counters), occupancy(counters), cache_hits(counters)]
     return [one for one in found if len(one.table)]
 
 
@@ -69,7 +89,7 @@ def rules(counters: KernelCounters) -> Finding:
     """Return kernel_rules: a row per kernel name and message of a rule, the largest estimated saving first.
 
     estimate_share is the mean over the launches with an estimate, by their time; saves_share, of global estimates
-    alone, is the time that the kernel's launches would save of all counted time.
+    alone, is the time that the kernel's launches would save of all counted time. remedy is what the message asks for.
     """
     import pandas as pd
 
@@ -110,10 +130,23 @@ def _rule_row(name: str, own: list[KernelRule], shares: "pd.Series[float]") -> d
         "estimate": estimate,
         "estimate_share": saved / sum(weights) if sum(weights) > 0 else math.nan,
         "saves_share": saved if estimate == GLOBAL else math.nan,
+        "remedy": remedy(first),
         "kind": first.kind,
         "section": first.section,
         "message": first.text,
     }
+
+
+def remedy(rule: KernelRule) -> str:
+    """Return what a rule's message asks the reader to do, or else where to look; "" where it asks for nothing.
+
+    A message about the occupancy names its limit alone: then it is what lifts that limit.
+    """
+    sentences = re.split(r"(?<=[.!]) +(?=[A-Z])", rule.text)
+    limited = _LIMITED.search(rule.text)
+    limits = [name for words, name in _LIMIT_WORDS.items() if limited and words in limited[1]]
+    acts, looks = (next((one for one in sentences if kind.match(one)), "") for kind in (_ACTS, _LOOKS))
+    return (acts or " or ".join(LIMIT_ADVICE[name] for name in limits) or looks)[:_LONGEST_REMEDY]
 
 
 def _order(row: dict[str, Any]) -> tuple[float, float, bool, float, int, str]:
@@ -146,8 +179,10 @@ def _rules_advice(rows: list[dict[str, Any]]) -> list[Advice]:
         f"the rule {first['rule']} of Nsight Compute estimates {percent(first['estimate_share'])} less time for "
         f"{_short(first['name'])}"
     )
-    remedy = "read its message in the table kernel_rules, and change or replace that kernel"
-    return [Advice(cause="rules", seen=seen, remedy=remedy, saves=min(1.0, first["saves_share"]), of=_OF_KERNELS)]
+    asked = (
+        first["remedy"].rstrip(".") or "read its message in the table kernel_rules, and change or replace that kernel"
+    )
+    return [Advice(cause="rules", seen=seen, remedy=asked, saves=min(1.0, first["saves_share"]), of=_OF_KERNELS)]
 
 
 def stalls(counters: KernelCounters) -> Finding:
@@ -188,34 +223,59 @@ def stalls(counters: KernelCounters) -> Finding:
     return Finding("warp_stalls", "What warps wait for", pd.DataFrame(rows), sentence)
 
 
-def cache_hits(counters: KernelCounters) -> Finding:
-    """Return cache_hits: a row per kernel name, longest first: hit rates of L1 and L2, occupancy and what limits it."""
+def occupancy(counters: KernelCounters) -> Finding:
+    """Return occupancy: a row per kernel name, longest first: warps on an SM, what limits them, what a launch asks for.
+
+    Shares are of the warps that an SM can hold. Numbers are means over the launches by their time, the limit is the
+    commonest.
+    """
     import pandas as pd
 
-    title = "Hits in the caches, and occupancy"
-    hits, occupancy = hit_percents(counters), occupancy_percents(counters)
-    if not hits or not len(counters.kernels):
-        return Finding("cache_hits", title, pd.DataFrame())
-    columns = {
-        "l1_hit_share": hits.get(L1),
-        "l2_hit_share": hits.get(L2),
-        "achieved_occupancy_share": occupancy.get("achieved_occupancy"),
-        "theoretical_occupancy_share": occupancy.get("theoretical_occupancy"),
-    }
-    known = pd.DataFrame({name: values for name, values in columns.items() if values is not None})
-    means = _means(known, counters) / 100
+    title = "Occupancy"
+    shares = {f"{name}_share": values / 100 for name, values in occupancy_percents(counters).items()}
+    if not shares or not len(counters.kernels):
+        return Finding("occupancy", title, pd.DataFrame())
+    filled = waves(counters)
+    others = {**launch_sizes(counters), **({} if filled is None else {"waves": filled})}
+    means = _means(pd.DataFrame({**shares, **others}), counters)
     limits = occupancy_limits(counters).groupby(counters.kernels["name"], sort=False).agg(_commonest)
     rows = [
-        {"name": name, "time_share": share, **means.loc[name].to_dict(), "occupancy_limit": limits[name]}
+        {"name": name, "time_share": share, **{key: means[key][name] for key in shares}, "limit": limits[name],
+         **{key: means[key][name] for key in others}}
         for name, share in _by_name(counters)
-    ]
+    ]  # fmt: skip
     table = pd.DataFrame(rows)
-    table = table if (table["occupancy_limit"] != "").any() else table.drop(columns="occupancy_limit")
-    first = rows[0]
-    shares = {level: float(first.get(f"{level.lower()}_hit_share", math.nan)) for level in ("L1", "L2")}
+    table = table if (table["limit"] != "").any() else table.drop(columns="limit")
+    return Finding("occupancy", title, table.dropna(axis="columns", how="all"), _occupancy_sentence(rows[0]))
+
+
+def _occupancy_sentence(row: Mapping[str, Any]) -> str:
+    achieved, possible = (float(row.get(f"{kind}_occupancy_share", math.nan)) for kind in ("achieved", "theoretical"))
+    name, whole = _short(str(row["name"])), "of the warps that an SM can hold"
+    text = f"{name} keeps {percent(achieved)} {whole} active"
+    text += f"; {percent(possible)} fit" if math.isfinite(possible) else ""
+    text = text if math.isfinite(achieved) else f"{percent(possible)} {whole} fit in {name}"
+    if limit := str(row["limit"]):
+        help_ = " or ".join(LIMIT_ADVICE[name] for name in limit.split(" and "))
+        return f"{text}, limited by {limit}: more fit with {help_}."
+    return f"{text}."
+
+
+def cache_hits(counters: KernelCounters) -> Finding:
+    """Return cache_hits: a row per kernel name, longest first: hit rates of L1 and L2."""
+    import pandas as pd
+
+    title = "Hits in the caches"
+    known = hit_percents(counters)
+    hits = {f"{column}_hit_share": known[level] / 100 for level, column in ((L1, "l1"), (L2, "l2")) if level in known}
+    if not hits or not len(counters.kernels):
+        return Finding("cache_hits", title, pd.DataFrame())
+    means = _means(pd.DataFrame(hits), counters)
+    rows = [{"name": name, "time_share": share, **means.loc[name].to_dict()} for name, share in _by_name(counters)]
+    shares = {level: float(rows[0].get(f"{level.lower()}_hit_share", math.nan)) for level in ("L1", "L2")}
     said = " and ".join(f"{percent(share)} in {level}" for level, share in shares.items() if math.isfinite(share))
-    sentence = f"{_short(first['name'])} finds {said} of the sectors it accesses there." if said else ""
-    return Finding("cache_hits", title, table.dropna(axis="columns", how="all"), sentence)
+    sentence = f"{_short(rows[0]['name'])} finds {said} of the sectors it accesses there." if said else ""
+    return Finding("cache_hits", title, pd.DataFrame(rows).dropna(axis="columns", how="all"), sentence)
 
 
 def _commonest(values: "pd.Series[str]") -> str:

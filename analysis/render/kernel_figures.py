@@ -6,10 +6,11 @@ from typing import Any
 
 from analysis import wording
 from analysis.counters import KernelCounters
+from analysis.metrics.kernels.ceilings import DRAM, LEVEL_KINDS, Ceiling, is_bandwidth
 from analysis.metrics.kernels.core_utilization import FOUR, CoreUse, core_use_by_family
-from analysis.metrics.kernels.ncu_metrics import L1, L2, MEMORY
-from analysis.metrics.kernels.roofline import DRAM, Ceiling, Roofline, roofline
-from analysis.render.figure import Axis, Bars, Figure, Line, Panel, Series, Text, short_label
+from analysis.metrics.kernels.ncu_metrics import DRAM_LEVEL, L1, L2, MEMORY
+from analysis.metrics.kernels.roofline import Roofline, roofline
+from analysis.render.figure import Axis, Bars, Figure, Line, Marker, Panel, Series, Text, short_label
 from analysis.render.trace_figures import Figures
 
 Row = Mapping[str, Any]
@@ -24,6 +25,13 @@ _FAMILIES = {
 _MOST_GROUPS = 12
 _MOST_KERNELS = 200
 _LARGEST_AREA, _SMALLEST_AREA = 420.0, 14.0
+_MOST_LEVELS = 12
+# Where a kernel lies by the bytes of each level: column of its intensity, and marker.
+_PLACES: Mapping[str, tuple[str, Marker]] = {
+    L1: ("l1_flop_per_byte", "triangle"),
+    L2: ("l2_flop_per_byte", "square"),
+    DRAM_LEVEL: ("intensity_flop_per_byte", "circle"),
+}
 _LETTERS = 13
 """Of a line of a group's name."""
 
@@ -138,34 +146,46 @@ def _wrapped(name: str) -> str:
 
 
 def roofline_figure(found: Roofline, name: str = "roofline") -> Figure:
-    """Return every kernel by arithmetic intensity and rate, with the ceilings.
+    """Return every kernel by arithmetic intensity and rate, with the ceilings: a hierarchical roofline.
 
-    Colors are kinds of work, areas the time a kernel takes, both axes logarithmic. Kernels whose operations or bytes
-    are not known, or that do no floating-point work, cannot be placed; the note says how many, with their time. Bytes
-    and ceiling are those of DRAM alone: the note says how many kernels L1/TEX or L2 holds back, which it cannot show.
+    Colors are kinds of work, areas the time a kernel takes, both axes logarithmic. The circle of a kernel is at its
+    operations per byte of DRAM; where the bytes of L2 and L1/TEX were counted, a square and a triangle at the same
+    height are at its operations per byte there (of the 12 kernels that take longest). Each level with a known peak has
+    its own slope. Kernels whose operations or bytes are not known, or that do no floating-point work, cannot be placed;
+    the note says how many, with their time, and how many a level without a slope holds back.
     """
     table = found.kernels.head(_MOST_KERNELS)
-    placed = table[(table["intensity_flop_per_byte"] > 0) & (table["achieved_flops"] > 0)]
+    columns = [column for column, _ in _PLACES.values()]
+    placed = table[table[columns].gt(0).any(axis=1) & (table["achieved_flops"] > 0)]
     rows = [{str(key): value for key, value in row.items()} for row in placed.to_dict("records")]
     used = {str(row["flop_type"]) for row in rows}
-    ceilings = {kind: ceiling for kind, ceiling in found.ceilings.items() if kind == DRAM or kind in used or not rows}
+    drawn = {
+        kind
+        for kind in found.ceilings
+        if kind == DRAM or any(row[f"{kind}_bytes"] > 0 for row in rows if is_bandwidth(kind))
+    }
+    ceilings = {
+        kind: one for kind, one in found.ceilings.items() if kind in drawn | used or not (rows or is_bandwidth(kind))
+    }
     x, y = _limits(rows, ceilings)
+    several = any(row[column] > 0 for row in rows for column in columns[:-1])
+    levels = "Circle: bytes of DRAM; square: of L2; triangle: of L1/TEX. " if several else ""
     return Figure(
         name=name,
         title="Roofline",
-        caption="Memory limits kernels near the slope, cores those near the roof; latency those far below both.",
+        caption="Memory limits kernels near a slope, cores those near the roof; latency those far below both.",
         panels=[
             Panel(
                 x=Axis(
-                    label="arithmetic intensity", unit="FLOP per byte of DRAM", scale="log", form="si", low=x[0],
-                    high=x[1],
+                    label="arithmetic intensity", unit="FLOP per byte" if several else "FLOP per byte of DRAM",
+                    scale="log", form="si", low=x[0], high=x[1],
                 ),
                 y=Axis(label="FLOP/s", scale="log", form="si", low=y[0], high=y[1]),
                 series=[*_ceilings(ceilings, x, y), *_kernels(rows)],
             )
         ],
         size=(8.2, 4.6),
-        note=_note(found, rows),
+        note=f"{levels}{_note(found, rows)}".strip(),
         legend="right",
         legend_title="kind of work",
         legend_columns=1,
@@ -177,11 +197,10 @@ Ends = tuple[float, float]
 
 def _limits(rows: Sequence[Row], ceilings: Mapping[str, Ceiling]) -> tuple[Ends, Ends]:
     """Return the limits of both axes, around the kernels and the corners of the roof."""
-    peaks = [ceiling.rate for kind, ceiling in ceilings.items() if kind != DRAM]
-    xs = [float(row["intensity_flop_per_byte"]) for row in rows]
+    peaks = [ceiling.rate for kind, ceiling in ceilings.items() if not is_bandwidth(kind)]
+    xs = [float(row[column]) for row in rows for column, _ in _PLACES.values() if row[column] > 0]
     ys = [float(row["achieved_flops"]) for row in rows] + peaks
-    if DRAM in ceilings:
-        xs += [peak / ceilings[DRAM].rate for peak in peaks]
+    xs += [peak / one.rate for kind, one in ceilings.items() if is_bandwidth(kind) for peak in peaks]
     left, right = (min(xs), max(xs)) if xs else (0.1, 1000.0)
     low, high = (min(ys), max(ys)) if ys else (1e9, 1e13)
     x = (10 ** math.floor(math.log10(left) - 0.3), 10 ** math.ceil(math.log10(right) + 0.3))
@@ -189,13 +208,13 @@ def _limits(rows: Sequence[Row], ceilings: Mapping[str, Ceiling]) -> tuple[Ends,
 
 
 def _ceilings(ceilings: Mapping[str, Ceiling], x: Ends, y: Ends) -> list[Series]:
-    """The roof, each type's peak from where memory is no longer its ceiling, and their labels as there is room."""
+    """The slopes of the levels, each type's peak from where no level is its ceiling, and labels as there is room."""
     found: list[Series] = []
-    peaks = sorted((one for kind, one in ceilings.items() if kind != DRAM), key=lambda ceiling: ceiling.rate)
-    memory = ceilings.get(DRAM)
+    peaks = sorted((one for kind, one in ceilings.items() if not is_bandwidth(kind)), key=lambda ceiling: ceiling.rate)
+    slopes = {level: ceilings[kind].rate for level, kind in LEVEL_KINDS.items() if kind in ceilings}
     previous = 0.0
     for ceiling in peaks:
-        ridge = x[0] if memory is None else max(x[0], ceiling.rate / memory.rate)
+        ridge = max(x[0], ceiling.rate / max(slopes.values())) if slopes else x[0]
         found.append(_ceiling(ceiling.kind, (ridge, ceiling.rate), (x[1], ceiling.rate)))
         if math.log10(ceiling.rate / max(previous, 1e-300)) * 3.4 / math.log10(y[1] / y[0]) > 0.16:
             words = f"{ceiling.kind.replace('_', ' ')} {wording.flops(ceiling.rate)}"
@@ -206,15 +225,12 @@ def _ceilings(ceilings: Mapping[str, Ceiling], x: Ends, y: Ends) -> list[Series]
                 )
             )  # fmt: skip
             previous = ceiling.rate
-    if memory is not None:
-        end = min(x[1], (peaks[-1].rate if peaks else y[1]) / memory.rate)
-        found.append(_ceiling(DRAM, (x[0], x[0] * memory.rate), (end, end * memory.rate)))
-        at = max(x[0], y[0] / memory.rate) * 10 ** (0.04 * math.log10(x[1] / x[0]))
-        further = at * 10
-        words = f"DRAM {memory.rate / 1e9:,.0f} GB/s"
-        found.append(
-            Text(name="DRAM peak", x=at, y=at * memory.rate, text=words, along=(further, further * memory.rate))
-        )  # fmt: skip
+    for level, rate in slopes.items():
+        end = min(x[1], (peaks[-1].rate if peaks else y[1]) / rate)
+        found.append(_ceiling(LEVEL_KINDS[level], (x[0], x[0] * rate), (end, end * rate)))
+        at = max(x[0], y[0] / rate) * 10 ** (0.04 * math.log10(x[1] / x[0]))
+        words = f"{level} {rate / 1e9:,.0f} GB/s"
+        found.append(Text(name=f"{level} peak", x=at, y=at * rate, text=words, along=(at * 10, at * 10 * rate)))
     return found
 
 
@@ -230,19 +246,25 @@ def _kernels(rows: Sequence[Row]) -> list[Line]:
     longest = max((_time(row) for row in rows), default=0.0)
     found = []
     for family in sorted(times, key=lambda name: -times[name]):
-        members = [row for row in rows if row["family"] == family]
-        found.append(
-            Line(
-                name=short_label(family),
-                x=[row["intensity_flop_per_byte"] for row in members],
-                y=[row["achieved_flops"] for row in members],
-                areas=[max(_SMALLEST_AREA, _LARGEST_AREA * _time(r) / longest if longest else 0.0) for r in members],
-                colour=_FAMILIES.get(family, "pale"),
-                opacity=0.75,
-                dash="none",
-                marker="circle",
+        for level, (column, marker) in _PLACES.items():
+            near = rows if level == DRAM_LEVEL else rows[:_MOST_LEVELS]
+            members = [row for row in near if row["family"] == family and row[column] > 0]
+            if not members and level != DRAM_LEVEL:
+                continue
+            areas = [max(_SMALLEST_AREA, _LARGEST_AREA * _time(r) / longest if longest else 0.0) for r in members]
+            found.append(
+                Line(
+                    name=short_label(family) if level == DRAM_LEVEL else f"{short_label(family)}, {level}",
+                    x=[row[column] for row in members],
+                    y=[row["achieved_flops"] for row in members],
+                    areas=areas if level == DRAM_LEVEL else (),
+                    colour=_FAMILIES.get(family, "pale"),
+                    opacity=0.75,
+                    dash="none",
+                    marker=marker,
+                    legend=level == DRAM_LEVEL,
+                )
             )
-        )
     return found
 
 
@@ -260,15 +282,18 @@ def _note(found: Roofline, rows: Sequence[Row]) -> str:
         parts.append(
             f"{left} of {len(found.kernels)} kernels{of_time} cannot be placed: no operations, or not counted."
         )
-    cached = found.kernels[found.kernels["bound"].isin((L1, L2, MEMORY))]
+    seen = {level for level, kind in LEVEL_KINDS.items() if kind in found.ceilings and level != DRAM_LEVEL}
+    cached = found.kernels[found.kernels["bound"].isin({L1, L2, MEMORY} - seen)]
     if len(cached):
         levels = " or ".join(dict.fromkeys(cached["bound"]))
         parts.append(
-            f"Bytes and ceiling are those of DRAM; {levels} holds back {len(cached)} of {len(found.kernels)} kernels, "
+            f"The peak of {levels} is not in this file; it holds back {len(cached)} of {len(found.kernels)} kernels, "
             "which this does not show."
         )
+    if any(found.kernels[f"{LEVEL_KINDS[level]}_bytes"].gt(0).any() for level in (L1, L2)) and len(rows) > _MOST_LEVELS:
+        parts.append(f"L1/TEX and L2 are drawn for the {_MOST_LEVELS} longest kernels.")
     if DRAM not in found.ceilings:
         parts.append("The memory peak is unknown.")
-    if all(kind == DRAM for kind in found.ceilings):
+    if all(map(is_bandwidth, found.ceilings)):
         parts.append("The compute peak is unknown.")
     return " ".join(parts)

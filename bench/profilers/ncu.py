@@ -1,4 +1,4 @@
-"""Nsight Compute: counters of every kernel of the window, one report per node, exported to CSV.
+"""Nsight Compute: counters of every kernel of the window and what its rules say, one report per node, exported to CSV.
 
 `ncu` wraps the launcher of the node, records between cudaProfilerStart and cudaProfilerStop, and replays each kernel
 alone several times. Kernels of collectives are excluded, since a replayed kernel would wait forever for the other
@@ -6,6 +6,8 @@ ranks. Only the first of several ranks is counted, so that ranks do not wait for
 follow its --help, metrics follow profiling/ncu and its --query-metrics.
 """
 
+import csv
+import io
 import re
 from collections.abc import Mapping
 from functools import cached_property
@@ -74,6 +76,30 @@ def metric_names(identifier: str) -> dict[str, bool]:
     return {name: not mark for name, mark in _NAME.findall(text)}
 
 
+RULE_SECTIONS = (
+    "SpeedOfLight", "ComputeWorkloadAnalysis", "MemoryWorkloadAnalysis", "SchedulerStats", "WarpStateStats",
+    "LaunchStats", "Occupancy",
+)  # fmt: skip
+"""Sections of ncu that are collected for their rules: a rule needs the counters of its section. The larger ones, of
+tables and of source lines, are left out: they take the most replays."""
+
+
+def rules_of(page: str) -> str:
+    """Return the header of a details page and its rows that are messages of rules; "" where there is none."""
+    header: list[str] = []
+    kept: list[list[str]] = []
+    for row in csv.reader(io.StringIO(page)):
+        if "Rule Name" in row and "Metric Name" in row:
+            header = row
+        elif len(row) > (at := header.index("Rule Name") if header else len(row)) and row[at]:
+            kept.append(row)
+    if not kept:
+        return ""
+    text = io.StringIO()
+    csv.writer(text, quoting=csv.QUOTE_ALL, lineterminator="\n").writerows([header, *kept])
+    return text.getvalue()
+
+
 def known_metrics(query: str) -> frozenset[str]:
     """Return the base names ("dram__bytes") that `ncu --query-metrics` lists."""
     return frozenset(re.findall(r"^([a-z]\w*__\w+)\s", query, re.MULTILINE))
@@ -128,6 +154,7 @@ class NsightCompute(RangeProfiler):
         "kernels": f"maximum number of kernels to count ({MOST_KERNELS})",
         "skip": "number of kernels to skip first (0)",
         "metrics": "comma-separated ncu metrics (those of profiling/ncu for this GPU)",
+        "rules": "yes: collect the sections that ncu's rules need, and apply them; no: fewer replays (yes)",
         "replay": "kernel: each kernel alone; range: the whole window at once, one rank, ncu 2022.1 or newer (kernel)",
         "ranks": "first: count the first rank; all: count every rank, which may deadlock (first)",
         "cache-control": "all: flush the caches before each replay, for repeatable counters; none: do not (all)",
@@ -221,7 +248,6 @@ class NsightCompute(RangeProfiler):
             ("--devices", "0" if several and self.options.get("ranks", "first") == "first" else None),
             ("--cache-control", self.options.get("cache-control", "all")),
             ("--clock-control", self.options.get("clock-control", "none")),
-            ("--apply-rules", "no"),
             ("--force-overwrite", ""),
             ("--export", str(report.with_suffix("")).replace("%", "%%")),  # ncu expands %h, %p and others
         ]
@@ -255,12 +281,17 @@ class NsightCompute(RangeProfiler):
         return []
 
     def _what(self) -> list[tuple[str, str | None]]:
-        """Return the switches that select the metrics: the GPU's section, or its metrics that this ncu supports."""
+        """Return the switches that select the metrics and rules.
+
+        With rules: ncu's own sections, and the GPU's metrics that this ncu supports by name, for a folder of sections
+        hides ncu's own. Else the GPU's section, or those metrics where ncu lacks some.
+        """
+        without: tuple[str, str | None] = ("--apply-rules", "no")
         if "metrics" in self.options:
-            return [("--metrics", self.options["metrics"])]
+            return [without, ("--metrics", self.options["metrics"])]
         identifier, _ = section_for(_capability())
         names = metric_names(identifier)
-        section: list[tuple[str, str | None]] = [("--section-folder", str(FOLDER)), ("--section", identifier)]
+        section = [without, ("--section-folder", str(FOLDER)), ("--section", identifier)]
         try:
             known = known_metrics(run_tool([str(self._path), "--query-metrics"], timeout_seconds=120))
         except InputError:
@@ -273,10 +304,22 @@ class NsightCompute(RangeProfiler):
             )
         if self._replay == "range":  # a range has no launch
             found = [name for name in found if not of_launch(name)]
-        return section if len(found) == len(names) else [("--metrics", ",".join(found))]
+        elif sections := self._rule_sections():
+            own = [("--section", name) for name in sections]
+            return [("--apply-rules", "yes"), ("--metrics", ",".join(found)), *own]
+        return section if len(found) == len(names) else [without, ("--metrics", ",".join(found))]
+
+    def _rule_sections(self) -> list[str]:
+        """Return those of RULE_SECTIONS that this ncu has; none without --with rules=yes."""
+        if self.options.get("rules", "yes") == "no" or "--list-sections" not in self._switches:
+            return []
+        listed = run_tool([str(self._path), "--list-sections"], timeout_seconds=120, any_exit_code=True)
+        return [name for name in RULE_SECTIONS if re.search(rf"^{name}\s", listed, re.MULTILINE)]
 
     def collect(self, scope: Scope) -> list[Path]:
-        """Export the report; return it, the CSV (a row per kernel) and collected.json (counted and missing metrics).
+        """Export the report; return it, the CSV and collected.json (counted and missing metrics).
+
+        The CSV has a row per kernel, and below a table of what ncu's rules say.
 
         Raises:
             InputError: there is no permission, no report or no kernel in it, or the report is truncated.
@@ -307,7 +350,8 @@ class NsightCompute(RangeProfiler):
         for page in ("raw", "details"):
             argv = [ncu, "--import", str(report), "--csv", "--page", page, *([units, "base"] if units else [])]
             try:
-                write_text(table, run_tool(argv, _IMPORT_SECONDS))
+                text = run_tool(argv, _IMPORT_SECONDS)
+                write_text(table, text if page == "details" else f"{text.rstrip()}\n{self._rules(argv)}")
                 return page
             except InputError as error:
                 if "load report" in str(error) or "open report" in str(error):
@@ -320,6 +364,15 @@ class NsightCompute(RangeProfiler):
                     raise
                 problem = error
         raise problem
+
+    def _rules(self, raw_page: list[str]) -> str:
+        """Return the messages of the rules, which the raw page lacks, as a table of their own; "" without any."""
+        if self.options.get("rules", "yes") == "no":
+            return ""
+        try:
+            return rules_of(run_tool(["details" if word == "raw" else word for word in raw_page], _IMPORT_SECONDS))
+        except InputError:
+            return ""
 
     def _collected(self, counters: KernelCounters, page: str) -> dict[str, Any]:
         reached = len(counters.kernels) >= self._limit
@@ -336,6 +389,7 @@ class NsightCompute(RangeProfiler):
             "kernel_limit": self._limit,
             "limit_reached": reached,
             "metrics": list(counters.metrics),
+            "rules": len(counters.rules),
             "device": counters.device_name,
             "compute_capability": counters.compute_capability and dotted(counters.compute_capability),
             "problems": problems,
@@ -353,6 +407,7 @@ class NsightCompute(RangeProfiler):
 _CHOICES: Mapping[str, tuple[str, ...]] = {
     "replay": ("kernel", "range"),
     "ranks": ("first", "all"),
+    "rules": ("yes", "no"),
     "cache-control": ("all", "none"),
     "clock-control": ("base", "none"),
 }

@@ -40,7 +40,12 @@ CHIPS = {
 }
 # Chips that share the memory of their host.
 WITHOUT_DRAM = ("gv11b", "ga10b")
-OF_DRAM = {"dram__bytes.sum", "dram__throughput.avg.pct_of_peak_sustained_elapsed"}
+OF_DRAM = {
+    "dram__bytes.sum",
+    "dram__bytes.sum.peak_sustained",
+    "dram__cycles_elapsed.avg.per_second",
+    "dram__throughput.avg.pct_of_peak_sustained_elapsed",
+}
 SAMPLES = Path("/usr/share/doc/nsight-compute/examples/uncoalescedGlobalAccesses")
 
 
@@ -113,7 +118,8 @@ def test_every_switch_is_found_in_the_real_help() -> None:
     needed = (
         "--target-processes --profile-from-start --nvtx --nvtx-include --replay-mode --launch-skip --launch-count "
         "--devices --cache-control --clock-control --apply-rules --force-overwrite --export --import --csv --page "
-        "--print-units --kernel-name --kernel-name-base --section --section-folder --metrics --query-metrics"
+        "--print-units --kernel-name --kernel-name-base --section --section-folder --metrics --query-metrics "
+        "--list-sections"
     )
     assert set(needed.split()) <= ncu_profiler.switches(text)
     assert {"kernel", "application", "range"} <= ncu_profiler.replay_modes(text)
@@ -128,6 +134,19 @@ def test_the_whole_command_is_accepted_by_the_real_ncu(tmp_path: Path, monkeypat
         done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
         assert "the program ran" in done.stdout, done.stdout + done.stderr
         assert done.returncode == 0 and "==ERROR==" not in done.stdout + done.stderr, done.stdout + done.stderr
+
+
+def test_the_sections_whose_rules_are_applied_are_those_of_the_real_ncu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("bench.profilers.ncu.first_gpu_capability", lambda: (8, 0))
+    known = ncu("--query-metrics", "--chips", "ga100")
+    real = ncu_profiler.run_tool
+    monkeypatch.setattr(
+        "bench.profilers.ncu.run_tool",
+        lambda argv, *rest, **options: known if "--query-metrics" in argv else real(argv, *rest, **options),
+    )
+    words = NsightCompute({})._what()
+    assert tuple(value for name, value in words if name == "--section") == ncu_profiler.RULE_SECTIONS
+    assert dict(words)["--apply-rules"] == "yes"
 
 
 def collected(tmp_path: Path, report: bytes) -> list[Path]:
@@ -156,6 +175,9 @@ def test_a_real_report_is_exported_and_read(tmp_path: Path, name: str, duration_
     assert (row["duration_ns"], row["cycles"]) == (duration_ns, cycles)
     assert (found.device_name, found.compute_capability) == ("NVIDIA RTX A2000", (8, 6))
     assert core_use(found).kernel_time_ms == pytest.approx(duration_ns / 1e6)
+    said = {(one.rule, one.section, one.text) for one in found.rules}
+    details = read(exported(tmp_path, sample(name), "details"))
+    assert said == {(one.rule, one.section, one.text) for one in details.rules} and len(said) > 3
 
 
 @pytest.mark.parametrize("units", ["base", "auto"])
@@ -218,13 +240,14 @@ def readable(name: str) -> Path:
 def test_a_real_report_has_every_value_that_ncu_prints_of_it(tmp_path: Path, name: str) -> None:
     """ncu prints decimals to two places, and names some units in other words."""
     found, printed = read(readable(name)), read(exported(tmp_path, sample(name), "raw"))
-    assert len(found.metrics) > 500 and set(found.metrics) == set(printed.metrics)
+    counted = {name for name in found.metrics if not name.startswith("rule: ")}  # those are from texts
+    assert len(counted) > 500 and counted == set(printed.metrics)
     for metric in printed.metrics:
         assert found.kernels[metric][0] == pytest.approx(printed.kernels[metric][0], rel=1e-6, abs=0.006), metric
     for column in ("process", "kernel_id", "name", "device", "duration_ns", "cycles"):
         assert found.kernels[column].tolist() == printed.kernels[column].tolist(), column
     plain = {"%", "ns", "cycle", "byte", "byte/s", "hz"}
-    both = [key for key in found.units if found.units[key] in plain and printed.units[key] in plain]
+    both = [key for key in printed.units if found.units[key] in plain and printed.units[key] in plain]
     assert len(both) > 200 and [found.units[key] for key in both] == [printed.units[key] for key in both]
     assert (found.device_name, found.compute_capability) == (printed.device_name, printed.compute_capability)
 

@@ -1,7 +1,8 @@
 """A stand-in for Nsight Compute: the command line of several versions, and ways to fail.
 
 What it does is set by FAKE_NCU: ok, hangs (the raw page never ends), bad-import (the report cannot be loaded), no-raw
-(only the details page can be exported), no-query (--query-metrics finds no driver), no-kernels (an export without one).
+(only the details page can be exported), no-details (only the raw page can), no-query (--query-metrics finds no driver),
+no-kernels (an export without one).
 """
 
 import sys
@@ -10,7 +11,7 @@ from pathlib import Path
 _COMMON = (
     "--target-processes --profile-from-start --export --import --csv --page --nvtx --nvtx-include --launch-count "
     "--launch-skip --section --section-folder --metrics --force-overwrite --devices --query-metrics --apply-rules "
-    "--cache-control --clock-control"
+    "--list-sections --cache-control --clock-control"
 )
 # The switches of three generations (names only), as each version's own help lists them.
 SWITCHES = {
@@ -52,6 +53,10 @@ elif words == ["--query-metrics"]:
     print("Device NVIDIA H200 (GH100)\\n---------- ----------\\nMetric Name  Metric Type\\n---------- ----------")
     for name in METRICS:
         print(name.ljust(70) + " Counter         inst            # of things")
+elif words == ["--list-sections"]:
+    print("Identifier   Display Name   Enabled Filename")
+    for name in ("LaunchStats", "Occupancy", "SourceCounters", "SpeedOfLight", "SpeedOfLight_RooflineChart"):
+        print(name + "   Of " + name + "   yes   ..." + name + ".section")
 elif words[0] == "--import":
     page = words[words.index("--page") + 1]
     if mode == "hangs" and page == "raw":
@@ -62,6 +67,9 @@ elif words[0] == "--import":
     if mode == "no-raw" and page == "raw":
         print("==ERROR== unknown page raw")
         sys.exit(1)
+    if mode == "no-details" and page == "details":
+        print("==ERROR== unknown page details")
+        sys.exit(1)
     print("==PROF== a line before the table")
     kernels = 0 if mode == "no-kernels" else 3
     if page == "raw":
@@ -70,10 +78,12 @@ elif words[0] == "--import":
         for kernel in range(kernels):
             print('"%d","7","python3","h","gemm","1","7","0","9.0","%d"' % (kernel, kernel + 1))
     else:
-        print({header!r} + ',"Section Name","Metric Name","Metric Unit","Metric Value"')
+        print({header!r} + ',"Section Name","Metric Name","Metric Unit","Metric Value","Rule Name","Rule Type",'
+              '"Rule Description","Estimated Speedup Type","Estimated Speedup"')
         for kernel in range(kernels):
             start = '"%d","7","python3","h","gemm","1","7","0","9.0"' % kernel
-            print(start + ',"s","gpu__time_duration.sum","usecond","%d"' % (kernel + 1))
+            print(start + ',"s","gpu__time_duration.sum","usecond","%d","","",""' % (kernel + 1))
+            print(start + ',"Occupancy","","","","TheoreticalOccupancy","OPT","Few, ""very few"" warps.","global","40"')
 else:
     sys.exit("unexpected " + " ".join(words))
 """

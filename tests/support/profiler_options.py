@@ -63,6 +63,7 @@ _NCU: Options = {
     "--kernel-name-base": _one_of("function demangled mangled"),
     "--metrics": None,
     "--query-metrics": _FLAG,
+    "--list-sections": _FLAG,
     "--section": None,
     "--section-folder": None,
 }

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from analysis.counters import RULE_CONFLICTS, RULE_WAVEFRONTS, KernelCounters
+from analysis.counters import RULE_CONFLICTS, RULE_STALLED, RULE_WAVEFRONTS, KernelCounters
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -27,12 +27,31 @@ VOLTA_TENSOR_FLOP = 512
 """Operations of one tensor instruction of a warp on compute capability 7.0 (the factor in ncu's
 SpeedOfLight_HierarchicalTensorRooflineChart section). Later chips have instructions of several sizes."""
 
-_THREADS = "{unit}__sass_thread_inst_executed_op_{letter}{op}_pred_on.sum"
-_TENSOR = re.compile(r"sm__ops_path_tensor_src_((?:tf|fp|bf)\d+)\w*?_dst_((?:fp|bf)\d+)\.sum")
-_TENSOR_INSTRUCTIONS = ("sm__inst_executed_pipe_tensor.sum", "smsp__inst_executed_pipe_tensor.sum")
-_BYTES = "dram__bytes.sum"
+_THREADS = "{unit}__sass_thread_inst_executed_op_{letter}{op}_pred_on"
+_TENSOR = re.compile(
+    r"(?P<base>sm__ops_path_tensor_src_(?P<kind>(?:tf|fp|bf)\d+)\w*?_dst_(?:fp|bf)\d+)(?P<sparsity>_sparsity_(?:on|off))?"
+    r"\.sum(?:\.per_cycle_elapsed|\.per_second)?"
+)
+TENSOR_INSTRUCTIONS = ("sm__inst_executed_pipe_tensor", "smsp__inst_executed_pipe_tensor")
 _BYTES_READ, _BYTES_WRITTEN = "dram__bytes_read.sum", "dram__bytes_write.sum"
-_BYTE_RATES = ("dram__bytes.sum.per_second", "Memory Workload Analysis: Memory Throughput")
+_BYTE_RATE = "Memory Workload Analysis: Memory Throughput"
+
+
+def total(frame: "pd.DataFrame", base: str) -> "pd.Series[float] | None":
+    """Return a counter's sum per kernel, or its rate x time; None where the file has neither.
+
+    Args:
+        frame: kernels of KernelCounters.
+        base: the counter without its suffix, such as "lts__t_bytes".
+    """
+    clock = f"{base.partition('__')[0]}__cycles_elapsed.avg.per_second"
+    if f"{base}.sum" in frame:
+        return frame[f"{base}.sum"]
+    if f"{base}.sum.per_second" in frame:
+        return frame[f"{base}.sum.per_second"] * frame["duration_ns"] / 1e9
+    if f"{base}.sum.per_cycle_elapsed" in frame and clock in frame:
+        return frame[f"{base}.sum.per_cycle_elapsed"] * frame[clock] * frame["duration_ns"] / 1e9
+    return None
 
 
 def thread_flop(frame: "pd.DataFrame", kind: str) -> "pd.Series[float] | None":
@@ -42,16 +61,25 @@ def thread_flop(frame: "pd.DataFrame", kind: str) -> "pd.Series[float] | None":
         frame: kernels of KernelCounters.
         kind: one of THREAD_TYPES.
     """
-    letter = THREAD_TYPES[kind]
     for unit in ("sm", "smsp"):
-        add, mul, fma = (_THREADS.format(unit=unit, letter=letter, op=op) for op in ("add", "mul", "fma"))
-        if all(name in frame for name in (add, mul, fma)):
-            return frame[add] + frame[mul] + 2 * frame[fma]
-        add, mul, fma = (f"{name}.per_cycle_elapsed" for name in (add, mul, fma))
-        rate = f"{unit}__cycles_elapsed.avg.per_second"
-        if all(name in frame for name in (add, mul, fma, rate)):
-            return (frame[add] + frame[mul] + 2 * frame[fma]) * frame[rate] * frame["duration_ns"] / 1e9
+        bases = [_THREADS.format(unit=unit, letter=THREAD_TYPES[kind], op=op) for op in ("add", "mul", "fma")]
+        add, mul, fma = (total(frame, base) for base in bases)
+        if add is not None and mul is not None and fma is not None:
+            return add + mul + 2 * fma
     return None
+
+
+def tensor_counters(frame: "pd.DataFrame") -> dict[str, list[str]]:
+    """Return the counters of the tensor cores' operations by type of the inputs, those of a whole before its parts."""
+    found: dict[str, dict[str, str]] = {}
+    for name in sorted(map(str, frame.columns)):
+        if match := _TENSOR.fullmatch(name):
+            own = match["base"] + (match["sparsity"] or "")
+            if match["base"] not in found.get(match["kind"], {}):  # with and without sparsity are parts of it
+                found.setdefault(match["kind"], {})[own] = match["base"]
+    return {
+        kind: [own for own, base in bases.items() if own == base or base not in bases] for kind, bases in found.items()
+    }
 
 
 def tensor_flop(frame: "pd.DataFrame", capability: tuple[int, int] | None = None) -> "dict[str, pd.Series[float]]":
@@ -62,27 +90,25 @@ def tensor_flop(frame: "pd.DataFrame", capability: tuple[int, int] | None = None
         capability: compute capability; instructions tell operations only on (7, 0), where all have one size.
     """
     found: dict[str, pd.Series[float]] = {}
-    for name in map(str, frame.columns):
-        if match := _TENSOR.fullmatch(name):
-            found[match[1]] = found[match[1]].add(frame[name]) if match[1] in found else frame[name]
+    for kind, bases in tensor_counters(frame).items():
+        for base in bases:
+            if (own := total(frame, base)) is not None:
+                found[kind] = found[kind].add(own) if kind in found else own
     if found or capability != (7, 0):
         return found
-    for name in _TENSOR_INSTRUCTIONS:
-        if name in frame:
-            return {"fp16": frame[name] * VOLTA_TENSOR_FLOP}
+    for base in TENSOR_INSTRUCTIONS:
+        if (instructions := total(frame, base)) is not None:
+            return {"fp16": instructions * VOLTA_TENSOR_FLOP}
     return {}
 
 
 def dram_bytes(frame: "pd.DataFrame") -> "pd.Series[float] | None":
     """Return the bytes each kernel moved to and from the GPU's memory; None where the file does not tell them."""
-    if _BYTES in frame:
-        return frame[_BYTES]
-    if _BYTES_READ in frame and _BYTES_WRITTEN in frame:
+    if _BYTES_READ in frame and _BYTES_WRITTEN in frame and "dram__bytes.sum" not in frame:
         return frame[_BYTES_READ] + frame[_BYTES_WRITTEN]
-    for name in _BYTE_RATES:
-        if name in frame:
-            return frame[name] * frame["duration_ns"] / 1e9
-    return None
+    if (moved := total(frame, "dram__bytes")) is not None:
+        return moved
+    return frame[_BYTE_RATE] * frame["duration_ns"] / 1e9 if _BYTE_RATE in frame else None
 
 
 _PERCENT = ".avg.pct_of_peak_sustained_elapsed"
@@ -172,6 +198,44 @@ def no_metric(frame: "pd.DataFrame", metrics: Sequence[str]) -> str:
 L1, L2, DRAM_LEVEL, MEMORY, SM = "L1/TEX", "L2", "DRAM", "memory", "SM"
 LEVELS = (L1, L2, DRAM_LEVEL)
 """Levels of the memory, the SM's own first."""
+
+# Counters of a level's bytes, with the bytes of one count: of ncu's hierarchical rooflines of 2020 to 2022.3 first,
+# then of later ones, which count reads of L2 alone. L1/TEX counts global, local, surface and texture accesses, only
+# "lgds" those of shared memory too.
+_TRAFFIC: Mapping[str, tuple[tuple[str, int], ...]] = {
+    L1: (
+        ("l1tex__t_bytes", 1),
+        ("derived__l1tex__lsu_writeback_bytes_mem_lgds", 1),
+        ("derived__l1tex__lsu_writeback_bytes_mem_lg", 1),
+        ("derived__l1tex__lsu_writeback_bytes", 1),
+    ),
+    L2: (("lts__t_bytes", 1), ("lts__t_sectors", 32), ("derived__lts__lts2xbar_bytes", 1),
+         ("l1tex__m_xbar2l1tex_read_bytes", 1)),
+    DRAM_LEVEL: (("dram__bytes", 1),),
+}  # fmt: skip
+_CLOCKS = {L1: "l1tex", L2: "lts", DRAM_LEVEL: "dram"}
+
+
+def peak_rate(frame: "pd.DataFrame", base: str, unit: str) -> "pd.Series[float] | None":
+    """Return a counter's highest rate per second at the clock of each kernel, as ncu's rooflines have it, or None."""
+    peak, clock = f"{base}.sum.peak_sustained", f"{unit}__cycles_elapsed.avg.per_second"
+    return frame[peak] * frame[clock] if peak in frame and clock in frame else None
+
+
+def level_traffic(frame: "pd.DataFrame", level: str) -> "tuple[pd.Series[float] | None, pd.Series[float] | None, str]":
+    """Return the bytes of each kernel at one of LEVELS, the highest bytes per second there, and the counter of both.
+
+    Bytes and peak are of one counter, for different counters see different parts of the traffic. Of several that the
+    file has, one with a peak comes first. None where the file does not tell.
+    """
+    known: list[tuple[pd.Series[float] | None, pd.Series[float] | None, str]] = []
+    for base, size in _TRAFFIC[level]:
+        moved = dram_bytes(frame) if level == DRAM_LEVEL else total(frame, base)
+        peak = peak_rate(frame, base, _CLOCKS[level])
+        if moved is not None or peak is not None:
+            known.append((None if moved is None else moved * size, None if peak is None else peak * size, base))
+    return max(known, key=lambda one: (one[0] is not None, one[1] is not None), default=(None, None, ""))
+
 
 _ELAPSED, _ACTIVE = ".avg.pct_of_peak_sustained_elapsed", ".avg.pct_of_peak_sustained_active"
 _SPEED_OF_LIGHT = ("GPU Speed Of Light Throughput", "GPU Speed Of Light")  # the second until 2021
@@ -347,7 +411,8 @@ def hit_percents(counters: KernelCounters) -> "dict[str, pd.Series[float]]":
 def stall_cycles(counters: KernelCounters) -> "pd.DataFrame":
     """Return the cycles between two instructions of a warp by what it waited for, one column per reason of ncu.
 
-    The reason "selected" is the cycle in which the instruction is issued. Without the metrics there is no column.
+    The reason "selected" is the cycle in which the instruction is issued. Without the metrics, as on the details page,
+    the columns are the long waits (more than 30 % of the cycles) that the rule CPIStall names; else there is none.
     """
     import pandas as pd
 
@@ -356,12 +421,41 @@ def stall_cycles(counters: KernelCounters) -> "pd.DataFrame":
     for name in map(str, frame.columns):
         if match := _STALL.fullmatch(name):
             columns.setdefault(match[1] or match[2], frame[name])
-    return pd.DataFrame(columns, index=frame.index)
+    start = RULE_STALLED.format("")
+    said = {name.removeprefix(start): frame[name] for name in map(str, frame.columns) if name.startswith(start)}
+    return pd.DataFrame(columns or said, index=frame.index)
 
 
 def warp_latency(counters: KernelCounters) -> "pd.Series[float] | None":
     """Return the cycles between two instructions of a warp: what ncu's rule CPIStall divides by. None: not known."""
     return _first(counters.kernels, _LATENCY)
+
+
+_LAUNCH = {
+    "registers_per_thread": ("launch__registers_per_thread", "Launch Statistics: Registers Per Thread"),
+    "threads_per_block": ("launch__block_size", "Launch Statistics: Block Size"),
+}
+_SHARED = (
+    ("launch__shared_mem_per_block_static", "Launch Statistics: Static Shared Memory Per Block"),
+    ("launch__shared_mem_per_block_dynamic", "Launch Statistics: Dynamic Shared Memory Per Block"),
+    ("launch__shared_mem_per_block_driver", "Launch Statistics: Driver Shared Memory Per Block"),
+)
+
+
+def launch_sizes(counters: KernelCounters) -> "dict[str, pd.Series[float]]":
+    """Return what a launch asks of an SM: registers_per_thread, threads_per_block, shared_bytes, blocks_per_sm.
+
+    blocks_per_sm is the number of blocks that fit at once by the scarcest resource. Those in the file.
+    """
+    import pandas as pd
+
+    frame = counters.kernels
+    found = {name: _first(frame, columns) for name, columns in _LAUNCH.items()}
+    parts = [part for names in _SHARED if (part := _first(frame, names)) is not None]
+    found["shared_bytes"] = pd.concat(parts, axis=1).sum(axis=1, min_count=1) if parts else None
+    blocks = [values for columns in _BLOCKS.values() if (values := _first(frame, columns)) is not None]
+    found["blocks_per_sm"] = pd.concat(blocks, axis=1).min(axis=1) if blocks else None
+    return {name: values for name, values in found.items() if values is not None}
 
 
 def waves(counters: KernelCounters) -> "pd.Series[float] | None":

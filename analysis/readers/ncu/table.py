@@ -14,6 +14,7 @@ from analysis.counters import (
     LABELS,
     LOCAL,
     RULE_CONFLICTS,
+    RULE_STALLED,
     RULE_WAVEFRONTS,
     KernelCounters,
     KernelRule,
@@ -125,6 +126,22 @@ _CONFLICTS = re.compile(
     r"results in ([\d,]+) bank conflicts,\s+which represent [\d.]+% of the overall ([\d,]+) wavefronts for "
     r"shared (loads|stores)"
 )
+# The rule CPIStall, whose metrics are not on the details page either, and what it calls each reason in 2020 to 2025.
+_STALLED = re.compile(
+    r"each warp of this \w+ spends ([\d,.]+) cycles being stalled ((?:after|due|for|on|waiting)\b[^.]*)"
+)
+_REASONS: tuple[tuple[str, str], ...] = (
+    ("sibling warps", "barrier"), ("branch target", "branch_resolving"), ("dispatch stall", "dispatch_stall"),
+    ("after EXIT", "drain"), ("after an EXIT", "drain"), ("immediate constant", "imc_miss"),
+    ("memory barrier", "membar"), ("dependency on a L1TEX", "long_scoreboard"),
+    ("dependency on a MIO", "short_scoreboard"), ("dependency on an MIO", "short_scoreboard"),
+    ("local and global", "lg_throttle"), ("local/global", "lg_throttle"), ("for texture", "tex_throttle"),
+    ("L1TEX instruction queue", "tex_throttle"), ("MIO", "mio_throttle"), ("math execution", "math_pipe_throttle"),
+    ("execution pipe", "math_pipe_throttle"), ("instruction fetched", "no_instruction"),
+    ("instruction cache miss", "no_instruction"), ("not being selected", "not_selected"),
+    ("micro scheduler", "not_selected"), ("sleep state", "sleeping"), ("fixed latency", "wait"),
+    ("miscellaneous", "misc"),
+)  # fmt: skip
 _MOST_NUMBER = 2.0**53
 _MOST_VALUE = 1e60  # sums and multiples of such values stay finite
 _MOST_PROBLEMS = 60
@@ -292,7 +309,7 @@ class Table:
         self._check_size()
 
     def _add_rule(self, row: int, rule: KernelRule) -> None:
-        """Take in a rule, and what only its text says: bank conflicts."""
+        """Take in a rule, and what only its text says: bank conflicts and stalls."""
         if rule.rule and rule.text:
             if len(self._rules) < _MOST_RULES:
                 self._rules.append(replace(rule, row=row, text=rule.text[:_LONGEST_TEXT]))
@@ -302,6 +319,10 @@ class Table:
             conflicts, wavefronts, operation = found.groups()
             self._add_value(row, RULE_CONFLICTS.format(operation), conflicts, 1.0, "")
             self._add_value(row, RULE_WAVEFRONTS.format(operation), wavefronts, 1.0, "")
+        if found := _STALLED.search(rule.text):
+            reason = next((name for words, name in _REASONS if words in found[2]), "")
+            if reason:
+                self._add_value(row, RULE_STALLED.format(reason), found[1], 1.0, "cycle")
 
     def _describe(self, header: Header, record: Sequence[str], key: Key) -> dict[str, Any]:
         device = number(header.get(record, "Device") or header.get(record, _INDEX))

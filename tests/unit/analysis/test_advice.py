@@ -421,7 +421,8 @@ def test_counters_advise_by_what_the_busiest_unit_leaves() -> None:
     table = pd.DataFrame(
         {"name": ["gemm", "gelu"], "bound": ["latency"] * 2, "time_share": [0.75, 0.25], "time_ms": [3.0, 1.0],
          "launches": [1, 1], "compute_fraction": [0.2, 0.1], "memory_fraction": [0.1, 0.4], "waves": [9.0, 9.0],
-         "bank_conflicts": [0.0, 0.0], "achieved_occupancy": [0.9, 0.9], "theoretical_occupancy": [1.0, 1.0]}
+         "bank_conflicts": [0.0, 0.0], "stall": ["", ""], "achieved_occupancy": [0.9, 0.9],
+             "theoretical_occupancy": [1.0, 1.0]}
     )  # fmt: skip
     (one,) = _roofline_advice(Roofline(table, table, {}, ()), Context())
     assert one.saves == pytest.approx(0.75) and one.cause == "latency" and "gemm" in one.seen

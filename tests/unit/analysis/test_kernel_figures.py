@@ -7,8 +7,9 @@ from every_figure import counters
 from support import ncu_csv
 
 from analysis.counters import KernelCounters
+from analysis.metrics.kernels.ceilings import DRAM
 from analysis.metrics.kernels.core_utilization import core_use, core_use_by_family
-from analysis.metrics.kernels.roofline import DRAM, roofline
+from analysis.metrics.kernels.roofline import roofline
 from analysis.readers.ncu.reader import read
 from analysis.render.figure import Bars, Line, Text
 from analysis.render.kernel_figures import core_utilization_figure, roofline_figure
@@ -46,6 +47,21 @@ def test_kernels_lie_where_their_work_and_bytes_put_them_under_labelled_ceilings
     assert (gemm.x[0], gemm.y[0]) == (row["intensity_flop_per_byte"], row["achieved_flops"])
     texts = [one.text for one in panel.series if isinstance(one, Text)]
     assert "DRAM 4,800 GB/s" in texts and any(text.startswith("tensor bf16 989 TFLOP/s") for text in texts)
+
+
+def test_each_level_has_its_own_place_and_slope(tmp_path: Path) -> None:
+    own = counters(tmp_path)
+    more = {"lts__t_bytes.sum": 4e6, "lts__t_bytes.sum.peak_sustained": 5.0, "lts__cycles_elapsed.avg.per_second": 1e12}
+    found = roofline(KernelCounters(own.kernels.assign(**more), {}, own.device_name, own.compute_capability, ()))
+    figure = roofline_figure(found)
+    (panel,) = figure.panels
+    (dram,), (l2,) = (panel.named(name) for name in ("GEMM", "GEMM, L2"))
+    assert isinstance(dram, Line) and isinstance(l2, Line) and (dram.marker, l2.marker) == ("circle", "square")
+    assert l2.x[0] == pytest.approx(dram.x[0] / 4) and l2.y[0] == dram.y[0]
+    (slope,) = [one for one in panel.named("l2") if isinstance(one, Line)]
+    assert slope.y[0] / slope.x[0] == pytest.approx(5e12) and "square" in figure.note
+    assert "L2 5,000 GB/s" in [one.text for one in panel.series if isinstance(one, Text)]
+    assert not panel.named("GEMM, L1/TEX") and write_png(figure, tmp_path).is_file()
 
 
 def test_what_cannot_be_placed_is_counted_in_a_note(tmp_path: Path) -> None:

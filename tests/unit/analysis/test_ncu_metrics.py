@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 from support import shared_files
 
-from analysis.counters import KernelCounters
+from analysis.counters import KernelCounters, KernelRule
+from analysis.diagnose import kernel_limits
 from analysis.diagnose.cores import advice, findings, roofline_findings
 from analysis.metrics.kernels.roofline import LATENCY, UNKNOWN, roofline
 from analysis.readers.ncu.reader import read
@@ -222,9 +223,9 @@ def test_shares_of_several_launches_are_weighted_by_their_time(tmp_path: Path) -
     assert text.index("second (75.0 % of the time)") < text.index("first (25.0 % of the time)")
 
 
-def test_the_figure_says_that_it_is_of_dram_alone(tmp_path: Path) -> None:
+def test_the_figure_says_how_many_kernels_a_level_without_a_slope_holds_back(tmp_path: Path) -> None:
     figure = roofline_figure(roofline(raw(tmp_path, {"gpu__time_duration.sum": 1, L2: 80, MEMORY: 80, SM: 5})))
-    assert "those of DRAM; L2 holds back 1 of 1 kernels" in figure.note
+    assert "peak of L2 is not in this file; it holds back 1 of 1 kernels" in figure.note
     assert figure.panels[0].x.unit == "FLOP per byte of DRAM"
 
 
@@ -298,3 +299,137 @@ def test_what_dram_alone_would_allow_is_no_gain_where_a_cache_holds_the_kernel_b
     ):
         found = roofline_findings(roofline(raw(tmp_path, {**kernel, L1: 20, L2: l2}), measured))[1].sentence
         assert all(term in found for term in terms) and without not in found.partition(". ")[0]
+
+
+# ---- stalls, which the details page has in texts alone ----
+
+STALL = (
+    "On average, each warp of this {of} spends {cycles} cycles being stalled {why}. This stall type represents about "
+    "52.7% of the total average of 933.1 cycles between issuing two instructions."
+)
+LATENCY_OF_WARPS = ("Warp State Statistics", "Warp Cycles Per Issued Instruction", "cycle", "2,000")
+
+
+@pytest.mark.parametrize(
+    ("why", "reason"),
+    [  # the words of 2022 and, where they differ, of 2024
+        ("waiting for sibling warps at a CTA barrier", "barrier"),
+        ("waiting for a branch target to be computed, and the warp program counter to be updated", "branch_resolving"),
+        ("waiting on a dispatch stall", "dispatch_stall"),
+        ("waiting after an EXIT instruction for all outstanding memory instructions to complete", "drain"),
+        ("after EXIT waiting for all outstanding memory operations to complete", "drain"),
+        ("waiting for an immediate constant cache (IMC) miss", "imc_miss"),
+        ("waiting for the local/global instruction queue to be not full", "lg_throttle"),
+        ("waiting for the L1 instruction queue for local and global (LG) memory operations to be not full",
+         "lg_throttle"),
+        ("waiting for a scoreboard dependency on a L1TEX (local, global, surface, texture) operation",
+         "long_scoreboard"),
+        ("waiting for a math execution pipeline to be available", "math_pipe_throttle"),
+        ("waiting for the execution pipe to be available", "math_pipe_throttle"),
+        ("waiting on a memory barrier", "membar"),
+        ("waiting for an MIO instruction queue to be not full", "mio_throttle"),
+        ("waiting for the MIO (memory input/output) instruction queue to be not full", "mio_throttle"),
+        ("on a miscellaneous hardware reason", "misc"),
+        ("for a miscellaneous hardware reason", "misc"),
+        ("due to not having the next instruction fetched yet", "no_instruction"),
+        ("waiting to be selected to fetch an instruction or waiting on an instruction cache miss", "no_instruction"),
+        ("due to not being selected by the scheduler", "not_selected"),
+        ("waiting for the micro scheduler to select the warp to issue", "not_selected"),
+        ("waiting for a scoreboard dependency on an MIO operation (not to TEX or L1)", "short_scoreboard"),
+        ("waiting for a scoreboard dependency on a MIO (memory input/output) operation (not to L1TEX)",
+         "short_scoreboard"),
+        ("waiting for a thread in the warp to come out of the sleep state", "sleeping"),
+        ("waiting for the L1TEX instruction queue to be not full", "tex_throttle"),
+        ("waiting for the L1 instruction queue for texture operations to be not full", "tex_throttle"),
+        ("on a fixed latency execution dependency", "wait"),
+    ],
+)  # fmt: skip
+def test_a_stall_is_known_by_the_words_of_its_rule(tmp_path: Path, why: str, reason: str) -> None:
+    """1,500 of 2,000 cycles are three quarters."""
+    text = STALL.format(of="workload", cycles="1,500.0", why=why)
+    row = only(page(tmp_path, [*BUSY_L1, LATENCY_OF_WARPS], [text]))
+    assert (row["stall"], row["stall_share"]) == (reason, pytest.approx(0.75))
+
+
+def test_metrics_of_stalls_come_before_the_words_of_rules(tmp_path: Path) -> None:
+    name = "smsp__average_warps_issue_stalled_{}_per_issue_active.ratio"
+    rows = [("W", name.format(reason), "", value) for reason, value in (("wait", "3"), ("selected", "1"))]
+    text = STALL.format(of="kernel", cycles="1.0", why="waiting on a memory barrier")
+    row = only(page(tmp_path, [*BUSY_L1, *rows], [text]))
+    assert (row["stall"], row["stall_share"]) == ("wait", 0.75)
+
+
+def test_a_kernel_bound_by_latency_is_told_what_its_warps_wait_for(tmp_path: Path) -> None:
+    idle = speed_of_light("20.00", "20.00", "12.00", "3.00", "41.00", ("350,000,000.00", "350,000,000"))
+    text = STALL.format(of="kernel", cycles="1000", why="waiting for sibling warps at a CTA barrier")
+    row = only(page(tmp_path, [*idle, LATENCY_OF_WARPS], [text]))
+    assert row["bound"] == LATENCY
+    assert "50.0 % of the cycles for other warps at a barrier" in advice(row)
+    assert not any(word in advice(row) for word in WRONG)
+
+
+def test_the_stalls_of_a_real_details_page_are_those_of_its_rules() -> None:
+    """491.9 and 437.2 of 933.13 cycles, as its two rules say; 52.7 % and 46.9 %."""
+    path = TRACES / "tests__copy_blocked.csv"
+    if not path.exists():
+        pytest.skip(f"{path} is not here: real traces are not part of the project")
+    found = {one.name: one for one in kernel_limits.findings(read(path))}
+    (row,) = found["warp_stalls"].table.to_dict("records")
+    assert [row[f"stall_{place}"] for place in (1, 2)] == ["long_scoreboard", "lg_throttle"]
+    assert [row[f"stall_{place}_share"] for place in (1, 2)] == pytest.approx([491.9 / 933.13, 437.2 / 933.13])
+    assert row["cycles_per_instruction"] == pytest.approx(933.13)
+
+
+# ---- occupancy ----
+
+
+def test_the_occupancy_of_a_real_file_has_its_limit() -> None:
+    """Blocks that fit: 24 by SM and barriers, 2 by registers, 4 by shared memory, 12 by warps."""
+    path = TRACES / "kernel_0001__ncu.details.csv"
+    if not path.exists():
+        pytest.skip(f"{path} is not here: real traces are not part of the project")
+    found = {one.name: one for one in kernel_limits.findings(read(path))}["occupancy"]
+    (row,) = found.table.to_dict("records")
+    assert (row["achieved_occupancy_share"], row["theoretical_occupancy_share"]) == pytest.approx((0.1132, 0.1667))
+    assert (row["limit"], row["blocks_per_sm"]) == ("registers", 2) and "fewer registers" in found.sentence
+
+
+def test_occupancy_is_a_mean_by_time_with_what_a_launch_asks_for(tmp_path: Path) -> None:
+    """1 ms with 10 % and 3 ms with 50 %: 40 %. Shared memory: 1,024 static, 2,048 dynamic, 1,024 of the driver."""
+    shared = {f"launch__shared_mem_per_block_{kind}": size for kind, size in
+              (("static", 1024), ("dynamic", 2048), ("driver", 1024))}  # fmt: skip
+    launch = {**LIMITED, **shared, "launch__registers_per_thread": 64, "launch__block_size": 256}
+    achieved = "sm__warps_active.avg.pct_of_peak_sustained_active"
+    launches = ({**launch, "gpu__time_duration.sum": ms, achieved: value} for ms, value in ((1, 10), (3, 50)))
+    found = {one.name: one for one in kernel_limits.findings(raw(tmp_path, *launches))}["occupancy"]
+    (row,) = found.table.to_dict("records")
+    assert row["achieved_occupancy_share"] == pytest.approx(0.4) and row["shared_bytes"] == 4096
+    assert (row["registers_per_thread"], row["threads_per_block"]) == (64, 256)
+
+
+# ---- what rules ask for ----
+
+
+@pytest.mark.parametrize(
+    ("text", "asked"),
+    [
+        ("The grid is small. Look at Launch Statistics for more. Try a larger grid. Avoid x.", "Try a larger grid."),
+        ("One in ten. Check the table for the 3.5 locations. It is long.", "Check the table for the 3.5 locations."),
+        ("This is so. If it matters, consider fewer.", "If it matters, consider fewer."),
+        ("This kernel's theoretical occupancy (25.0%) is limited by the required amount of shared memory, and the "
+         "number of required registers. See the guide.",
+         f"{kernel_limits.LIMIT_ADVICE['registers']} or {kernel_limits.LIMIT_ADVICE['shared memory']}"),
+        ("No compute pipeline is over-utilized.", ""),
+    ],
+)  # fmt: skip
+def test_the_remedy_of_a_rule_is_what_its_message_asks_for(text: str, asked: str) -> None:
+    rule = KernelRule(row=0, rule="R", section="S", kind="optimization", text=text)
+    assert kernel_limits.remedy(rule) == asked
+
+
+def test_the_advice_of_a_real_rule_has_its_estimate_and_its_remedy() -> None:
+    path = TRACES / "kernel_0001__ncu.details.csv"
+    if not path.exists():
+        pytest.skip(f"{path} is not here: real traces are not part of the project")
+    (said,) = kernel_limits.rules(read(path)).advice
+    assert said.saves == pytest.approx(0.8034) and said.remedy == "fewer registers per thread"

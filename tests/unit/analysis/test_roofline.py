@@ -11,16 +11,8 @@ from support import shared_files
 
 from analysis.counters import KernelCounters
 from analysis.diagnose import cores as core_findings
-from analysis.metrics.kernels.roofline import (
-    _TABLE,
-    DRAM,
-    LATENCY,
-    UNKNOWN,
-    ceilings,
-    device_peaks,
-    measured_ceiling,
-    roofline,
-)
+from analysis.metrics.kernels.ceilings import _TABLE, DRAM, ceilings, device_peaks, measured_ceiling
+from analysis.metrics.kernels.roofline import LATENCY, UNKNOWN, roofline
 from analysis.readers.ncu.reader import read
 
 TRACES = shared_files.TRACES / "ncu"
@@ -71,6 +63,87 @@ def test_intensity_rates_and_the_attainable_rate_worked_by_hand() -> None:
 )
 def test_what_holds_a_kernel_back(dram: float, fp32: float, bound: str) -> None:
     assert only(counters({**ONE, **IDLE}), {DRAM: dram, "fp32": fp32})["bound"] == bound
+
+
+# Peaks of every level, at 1 GHz: 40 GB/s of L1/TEX, 6 of L2 and 4 of DRAM; 2 x 50 = 100 GFLOP/s of fp32.
+PEAKS = {
+    "l1tex__t_bytes.sum.peak_sustained": 40, "lts__t_bytes.sum.peak_sustained": 6, "dram__bytes.sum.peak_sustained": 4,
+    "sm__sass_thread_inst_executed_op_ffma_pred_on.sum.peak_sustained": 50,
+    **{f"{unit}__cycles_elapsed.avg.per_second": 1e9 for unit in ("l1tex", "lts", "dram", "sm")},
+}  # fmt: skip
+
+
+def test_every_level_has_its_intensity_and_the_lowest_roof_counts() -> None:
+    """10,000 operations with 20,000 bytes of L1/TEX, 4,000 of L2 and 2,000 of DRAM: roofs of 20, 15 and 20 GFLOP/s."""
+    row = only(counters({**ONE, **PEAKS, "l1tex__t_bytes.sum": 20_000.0, "lts__t_bytes.sum": 4000.0}))
+    assert [row[f"{level}_flop_per_byte"] for level in ("l1", "l2")] == [0.5, 2.5]
+    assert row["intensity_flop_per_byte"] == 5
+    assert [row[f"{level}_gb_s"] for level in ("l1", "l2", "dram")] == pytest.approx([20, 4, 2])
+    assert (row["attainable_flops"], row["attainable_by"]) == (pytest.approx(15e9), "L2")
+    assert row["attainable_fraction"] == pytest.approx(10 / 15) == row["l2_fraction"]
+    assert row["bound"] == "L2" and row["dram_fraction"] == pytest.approx(0.5)
+    assert math.isnan(row["l1_fraction"]), "half of the bytes says nothing of the other limits of L1/TEX"
+    found = roofline(counters({**ONE, **PEAKS, "l1tex__t_bytes.sum": 20_000.0, "lts__t_bytes.sum": 4000.0}))
+    assert {kind: one.rate for kind, one in found.ceilings.items()} == pytest.approx(
+        {"l1": 40e9, "l2": 6e9, "dram": 4e9, "fp32": 100e9}
+    )
+
+
+def test_a_compute_roof_counts_where_it_is_the_lowest() -> None:
+    row = only(counters({**ONE, **PEAKS, "dram__bytes.sum": 10.0}), {"fp32": 12e9})
+    assert (row["attainable_flops"], row["attainable_by"]) == (12e9, "fp32")
+
+
+@pytest.mark.parametrize(
+    ("base", "clock", "level"),
+    [("derived__l1tex__lsu_writeback_bytes_mem_lgds", "l1tex", "l1"), ("derived__lts__lts2xbar_bytes", "lts", "l2"),
+     ("l1tex__m_xbar2l1tex_read_bytes", "lts", "l2")],
+)  # fmt: skip
+def test_bytes_and_peak_of_a_level_are_of_one_counter(base: str, clock: str, level: str) -> None:
+    """3 GB/s for 1 us are 3,000 bytes; sectors without a peak do not mix with it."""
+    names = {f"{base}.sum.per_second": 3e9, f"{base}.sum.peak_sustained": 4.0, "lts__t_sectors.sum": 1e6}
+    found = roofline(counters({**ONE, **names, f"{clock}__cycles_elapsed.avg.per_second": 2e9}))
+    (row,) = found.kernels.to_dict("records")
+    assert row[f"{level}_bytes"] == pytest.approx(3000) and found.ceilings[level].rate == pytest.approx(8e9)
+    assert found.ceilings[level].source == f"counters, {base}.sum.peak_sustained"
+    sectors = only(counters({**ONE, "lts__t_sectors.sum": 125.0}))
+    assert sectors["l2_bytes"] == 4000 and "l2" not in roofline(counters({**ONE, "lts__t_sectors.sum": 1.0})).ceilings
+
+
+def test_rates_of_every_type_are_apart() -> None:
+    """In 1 us: 10,000 fp32, 2 + 3 + 2 x 5 = 15 fp64, 6 fp16 operations, and 4,096 of the tensor cores."""
+    own = {**ONE, **ops("d", 2, 3, 5), **ops("h", 2, 2, 1), TENSOR: 3.0, TENSOR_OPS.format("bf16"): 4096.0}
+    row = only(counters(own))
+    rates = [row[f"{kind}_flops"] for kind in ("fp32", "fp64", "fp16", "tensor")]
+    assert rates == pytest.approx([10_000e6, 15e6, 6e6, 4096e6])
+    assert row["achieved_flops"] == pytest.approx(sum(rates))
+    unknown = only(counters({**ONE, TENSOR: 3.0}))
+    assert math.isnan(unknown["tensor_flops"]) and math.isnan(unknown["fp64_flops"])
+    finding = core_findings.flop_rates(roofline(counters(own, {**own, "name": "idle", **ops("f", 0, 0, 0)})))
+    assert (
+        list(finding.table["name"]) == ["k", "idle"]
+        and "15 MFLOP/s in fp64, 6 MFLOP/s in fp16, 4.1 GFLOP/s in tensor cores" in finding.sentence
+    )
+
+
+@pytest.mark.parametrize("end", ["", "_sparsity_off"])
+def test_operations_of_tensor_cores_are_read_as_rates_and_with_their_peak(end: str) -> None:
+    """4 per cycle at 1 GHz for 1 us are 4,000; the parts by sparsity are not added to their whole."""
+    base = f"sm__ops_path_tensor_src_fp16_dst_fp32{end}"
+    parts = {f"{base}.sum.per_cycle_elapsed": 4.0, f"{base}.sum.peak_sustained": 64.0, TENSOR: 5.0}
+    clock = {"sm__cycles_elapsed.avg.per_second": 1e9}
+    whole = {} if end else {f"{base}_sparsity_off.sum": 1000.0, f"{base}_sparsity_on.sum": 3000.0}
+    found = roofline(counters({**ONE, **parts, **clock, **whole}))
+    (row,) = found.kernels.to_dict("records")
+    assert row["tensor_flops"] == pytest.approx(4e9) and found.ceilings["tensor_fp16"].rate == 64e9
+
+
+def test_what_was_done_is_no_peak() -> None:
+    """derived__smsp__..._x2 is what a kernel did per cycle; only derived__sm__... is the most it could do."""
+    name = "derived__{}__sass_thread_inst_executed_op_ffma_pred_on_x2"
+    clocks = {f"{unit}__cycles_elapsed.avg.per_second": 1e9 for unit in ("sm", "smsp")}
+    assert "fp32" not in ceilings(counters({**ONE, **clocks, name.format("smsp"): 8.0}))
+    assert ceilings(counters({**ONE, **clocks, name.format("sm"): 8.0}))["fp32"].rate == 8e9
 
 
 def test_launches_of_one_name_are_summed_and_the_longest_comes_first() -> None:
@@ -268,3 +341,38 @@ def counted(kernel: str, instruction: str) -> int:
     rows = csv.DictReader(text.splitlines())
     found = [row["Metric Value"] for row in rows if (row["Kernel Name"], row["Metric Name"]) == (kernel, metric)]
     return sum(int(value.replace(",", "")) for value in found)
+
+
+def test_levels_of_a_real_file_are_those_that_its_rows_add_up_to() -> None:
+    """Of the four launches of the sliced GEMM: bytes of each level, operations and times, from the rows themselves."""
+    path = TRACES / "attention_5-9__bert_torch_nsight.csv.gz"
+    if not path.exists():
+        pytest.skip(f"{path} is not here: real traces are not part of the project")
+    sums: dict[str, float] = {}
+    seconds = 0.0
+    cycles: dict[str, float] = {}
+    for row in csv.DictReader(gzip.decompress(path.read_bytes()).decode().splitlines()):
+        if row["Kernel Name"] != "ampere_sgemm_32x32_sliced1x4_tn" or not row["Metric Name"]:
+            continue
+        name, text = row["Metric Name"], row["Metric Value"].replace(",", "")
+        if name in ("sm__cycles_elapsed.avg", "sm__cycles_elapsed.avg.per_second"):
+            cycles[name] = float(text)
+            if len(cycles) == 2:
+                seconds += cycles["sm__cycles_elapsed.avg"] / cycles["sm__cycles_elapsed.avg.per_second"]
+                cycles = {}
+        elif "__" in name and name.endswith(".sum"):
+            sums[name] = sums.get(name, 0.0) + float(text)
+    work = {op: sums[f"sm__sass_thread_inst_executed_op_{op}_pred_on.sum"] for op in ("fadd", "fmul", "ffma")}
+    flop = work["fadd"] + work["fmul"] + 2 * work["ffma"]
+    found = roofline(read(path)).kernels.set_index("name").loc["ampere_sgemm_32x32_sliced1x4_tn"]
+    assert found["fp32_flops"] == pytest.approx(flop / seconds) and found["tensor_flops"] == 0 == found["fp64_flops"]
+    for level, base in (("l1", "l1tex__t_bytes"), ("l2", "lts__t_bytes"), ("dram", "dram__bytes")):
+        assert found[f"{level}_bytes"] == sums[f"{base}.sum"] > 0
+        assert found[f"{level}_gb_s"] == pytest.approx(sums[f"{base}.sum"] / seconds / 1e9)
+    assert found["l2_flop_per_byte"] == pytest.approx(flop / sums["lts__t_bytes.sum"])
+    conflicts = "l1tex__data_{}_mem_shared.sum"
+    assert found["bank_conflicts"] == pytest.approx(
+        sums[conflicts.format("bank_conflicts_pipe_lsu")] / sums[conflicts.format("pipe_lsu_wavefronts")]
+    )
+    table = core_findings.memory_levels(roofline(read(path))).table
+    assert "attainable_by" not in table and len(table) == 12, "no peak is in the file"

@@ -1,5 +1,6 @@
 """Nsight Compute as a profiler: what it is told, and what is said when it cannot or did not."""
 
+import itertools
 import json
 import re
 from pathlib import Path
@@ -8,6 +9,7 @@ import pytest
 from support import fake_ncu
 from support.refusals import refused
 
+from analysis.readers.ncu.reader import read
 from bench.profilers import ncu, permission
 from bench.profilers.base import Scope, parse_options
 from bench.profilers.ncu import NsightCompute
@@ -126,21 +128,35 @@ def test_of_several_ranks_the_first_is_counted_unless_all_are_asked_for(machine:
 def test_an_ncu_that_knows_every_metric_gets_the_section(machine: Path) -> None:
     fake_ncu.install(machine / "bin", "2025.3.1.0", ALL_HOPPER)
     given = told(machine)
-    assert given["--section"] == "BertbenchCores90" and "--metrics" not in given
+    assert told(machine, "rules=yes") == given and given["--metrics"].split(",") == list(HOPPER)
+    given = told(machine, "rules=no")
+    assert given["--section"] == "BertbenchCores90" and "--metrics" not in given and given["--apply-rules"] == "no"
     assert (Path(given["--section-folder"]) / "BertbenchCores90.section").is_file()
 
 
 def test_metrics_that_this_ncu_does_not_know_are_left_out(machine: Path) -> None:
     given = told(machine)
     asked = given["--metrics"].split(",")
-    assert "--section" not in given
+    assert "--section-folder" not in given
     assert asked == [name for name, checked in HOPPER.items() if checked]
     assert "sm__inst_executed_pipe_tensor.avg.pct_of_peak_sustained_elapsed" in asked
 
 
 def test_where_the_chip_cannot_be_asked_the_section_is_given(machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FAKE_NCU", "no-query")
-    assert told(machine)["--section"] == "BertbenchCores90"
+    given = told(machine)
+    assert (given["--section"], given["--apply-rules"]) == ("BertbenchCores90", "no")
+
+
+def test_rules_come_with_the_sections_of_this_ncu_that_they_need(machine: Path) -> None:
+    command = profiler().wrap(["app"], scope(machine))
+    assert [after for word, after in itertools.pairwise(command) if word == "--section"] == [
+        "SpeedOfLight", "LaunchStats", "Occupancy",
+    ]  # fmt: skip
+    assert switches_of(command)["--apply-rules"] == "yes"
+    for words in (("rules=no",), ("replay=range",), ("metrics=dram__bytes.sum",)):
+        given = told(machine, *words)
+        assert given["--apply-rules"] == "no" and "--section" not in given
 
 
 def test_an_ncu_that_knows_none_of_the_metrics_is_told(machine: Path) -> None:
@@ -166,7 +182,7 @@ def test_range_replay_takes_the_capture_range_and_every_kernel_in_it(machine: Pa
 def test_what_ncu_takes_from_a_launch_is_in_no_list_of_a_chip_and_never_asked_of_a_range(machine: Path) -> None:
     listed = tuple(name for name in ALL_HOPPER if not ncu.of_launch(name))
     fake_ncu.install(machine / "bin", "2025.3.1.0", listed)
-    assert told(machine)["--section"] == "BertbenchCores90"
+    assert told(machine, "rules=no")["--section"] == "BertbenchCores90"
     asked = told(machine, "replay=range")["--metrics"].split(",")
     assert "l1tex__throughput.avg.pct_of_peak_sustained_elapsed" in asked
     assert not [name for name in asked if name.startswith("launch__")]
@@ -201,6 +217,12 @@ def test_every_architecture_has_a_section_with_its_own_names(capability: tuple[i
     # Every level of the memory, the SM, the occupancy with its limits, and bank conflicts.
     levels = {"l1tex__throughput", "lts__throughput", "dram__throughput", "gpu__compute_memory_throughput"}
     limits = {f"launch__occupancy_limit_{what}" for what in ("blocks", "registers", "shared_mem", "warps")}
+    assert {f"{unit}__t_bytes.sum{end}" for unit in ("l1tex", "lts") for end in ("", ".peak_sustained")} <= set(names)
+    assert {
+        "smsp__average_warp_latency_per_inst_issued",
+        "lts__t_sector_hit_rate",
+        "sm__pipe_fp64_cycles_active",
+    } <= bases
     assert levels | limits | {"sm__throughput", "sm__warps_active", "launch__waves_per_multiprocessor"} <= bases
     assert {f"l1tex__data_{what}_mem_shared" for what in ("bank_conflicts_pipe_lsu", "pipe_lsu_wavefronts")} <= bases
     assert ("sm__pipe_tensor_cycles_active_v2" in bases) == (number == 89)
@@ -271,6 +293,7 @@ def test_a_gpu_without_a_section_is_told(
         (("metrics=a,,b",), "option-value", ("--with metrics", "ncu --query-metrics")),
         (("replay=app",), "option-choice", ("--with replay=app", "kernel, range")),
         (("clock-control=boost",), "option-choice", ("--with clock-control=boost", "base, none")),
+        (("rules=1",), "option-choice", ("--with rules=1", "yes, no")),
         (("ranks=1",), "option-choice", ("--with ranks=1", "first, all")),
         (("nvtx=all",), "option-choice", ("--nvtx all", "bertbench, emit")),
     ],
@@ -334,6 +357,23 @@ def test_the_report_is_exported_with_a_note_of_what_was_counted(machine: Path) -
     assert (note["page"], note["ncu_version"], note["compute_capability"]) == ("raw", "2022.3.0.0", "9.0")
     assert note["metrics"] == ["gpu__time_duration.sum"]
     assert not any("kernels=N" in problem for problem in note["problems"])
+
+
+@pytest.mark.parametrize(
+    ("words", "mode", "rules"), [((), "ok", 3), (("rules=no",), "ok", 0), ((), "no-raw", 3), ((), "no-details", 0)]
+)
+def test_what_rules_say_stands_below_the_kernels(
+    machine: Path, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], mode: str, rules: int
+) -> None:
+    monkeypatch.setenv("FAKE_NCU", mode)
+    _, table, note = profiler(*words).collect(reported(machine))
+    found = read(table)
+    assert (len(found.kernels), len(found.rules)) == (3, rules)
+    assert json.loads(note.read_text(encoding="utf-8"))["rules"] == rules
+    assert {(one.rule, one.speedup, one.text) for one in found.rules} <= {
+        ("TheoreticalOccupancy", 0.4, 'Few, "very few" warps.')
+    }
+    assert found.kernels["duration_ns"].tolist() == [1000, 2000, 3000]
 
 
 def test_a_reached_limit_is_noted(machine: Path) -> None:
