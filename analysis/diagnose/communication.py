@@ -26,7 +26,7 @@ from analysis.metrics.communication.what_if import (
     WhatIf,
     what_if,
 )
-from analysis.metrics.time.idle import idle_causes
+from analysis.metrics.time.idle import IdleCauses, idle_causes
 from analysis.metrics.time.temporal import work_sets
 from analysis.timeline import Timeline, lost_kernels
 from analysis.wording import percent
@@ -365,20 +365,21 @@ def _what_if(answers: WhatIf, timelines: Sequence[Timeline], on_gpu: bool, conte
         + (" (larger than the changes whose error is known)" if odd else "")
         for row, odd in zip(_rows(table)[1:], unusual[1:], strict=True)
     )
-    advice = _holds_up(answers, timelines, on_gpu, context)
+    idles = [row for row in map(idle_causes, timelines) if row is not None and row.span_ns] if on_gpu else []
+    host_remedy = _host_advice(idles, context) if on_gpu else f"use fewer, larger operators ({context.fewer_operators})"
+    advice = _holds_up(answers, host_remedy)
     doubts = "".join(f"; {problem}" for problem in answers.problems)
     sentence = f"Replayed time of the slowest rank ({told or 'as traced'}); {advice}{_trust(answers)}{doubts}."
     if "free:" in told and len(answers.table["rank"].unique()) > 1:
         sentence = sentence.removesuffix(".") + "; free communication still waits for late ranks."
-    return Finding("what_if", title, table, sentence, tuple(_advice(answers, timelines, on_gpu, context)))
+    return Finding("what_if", title, table, sentence, tuple(_advice(answers, idles, host_remedy, context)))
 
 
-def _advice(answers: WhatIf, timelines: Sequence[Timeline], on_gpu: bool, context: Context) -> Iterator[Advice]:
+def _advice(answers: WhatIf, rows: Sequence[IdleCauses], host_remedy: str, context: Context) -> Iterator[Advice]:
     """Yield one piece of advice per limit of the replay: what the slowest rank's window loses when that takes no time.
 
     Where some ranks are launch-bound and the others wait for them, that is one cause: the host.
     """
-    rows = [row for row in map(idle_causes, timelines) if row is not None and row.span_ns] if on_gpu else []
     found = diagnosis(rows) if rows else None
     host, waiting = answers.limits.get("host", 0.0), answers.limits.get("waiting", 0.0)
     shares = [diagnosis([row]).launches for row in rows]
@@ -386,7 +387,6 @@ def _advice(answers: WhatIf, timelines: Sequence[Timeline], on_gpu: bool, contex
     unequal = bound and max(shares) - min(shares) >= LEAST
     one_cause = unequal and host >= LEAST and waiting >= LEAST
     if "host" in answers.limits:
-        remedy = _host_advice(timelines, on_gpu, context)
         if found is not None and bound and found.host in ("", "launch_bound"):
             seen = launch_bound(rows, others_wait=one_cause)
         elif found is not None and found.host == "data_wait":
@@ -394,7 +394,7 @@ def _advice(answers: WhatIf, timelines: Sequence[Timeline], on_gpu: bool, contex
         else:
             seen = "the host limits the step"
         cause = "data" if found is not None and found.host == "data_wait" else "host"
-        yield Advice(cause=cause, seen=seen, remedy=remedy, saves=max(0.0, host), firm=True)
+        yield Advice(cause=cause, seen=seen, remedy=host_remedy, saves=max(0.0, host), firm=True)
     if waiting >= LEAST and not one_cause:
         seen, remedy = "ranks wait for late ranks", "find out why they are late, and balance the work"
         yield Advice(cause="waiting", seen=seen, remedy=remedy, saves=waiting, firm=True)
@@ -407,12 +407,12 @@ def _advice(answers: WhatIf, timelines: Sequence[Timeline], on_gpu: bool, contex
         yield Advice(cause="communication", seen=seen, remedy=remedy, saves=saves, firm=True)
 
 
-def _holds_up(answers: WhatIf, timelines: Sequence[Timeline], on_gpu: bool, context: Context) -> str:
+def _holds_up(answers: WhatIf, host_remedy: str) -> str:
     """Say what the step waits for: what saves the most when it takes no time, not what the time is spent with."""
     most = max(answers.limits, key=answers.limits.__getitem__)
     if answers.limits[most] >= _LITTLE:
         advice = {
-            "host": f"the host limits it most: {_host_advice(timelines, on_gpu, context)}",
+            "host": f"the host limits it most: {host_remedy}",
             "waiting": "waiting for late ranks limits it most: find out why they are late",
             "communication": "transfers limit it most: overlap more of them, or send less"
             if "waiting" in answers.limits
@@ -434,11 +434,8 @@ def _holds_up(answers: WhatIf, timelines: Sequence[Timeline], on_gpu: bool, cont
     return said
 
 
-def _host_advice(timelines: Sequence[Timeline], on_gpu: bool, context: Context) -> str:
+def _host_advice(rows: Sequence[IdleCauses], context: Context) -> str:
     """What to try against a slow host: what the idle time of all ranks says, or of the rank that has the most."""
-    if not on_gpu:
-        return f"use fewer, larger operators ({context.fewer_operators})"
-    rows = [row for row in map(idle_causes, timelines) if row is not None and row.span_ns]
     if not rows:
         return "check what the CPU does in the largest idle gaps (`bertbench analyze`)"
     most = max(rows, key=lambda row: row.idle_ns / row.span_ns)
