@@ -77,13 +77,15 @@ QUANTITIES = {
     "kernel_calls": Quantity("kernels", "", "Calls of this kernel.", 0),
     "kernel_total_ms": Quantity("kernels", "ms", "Sum of the durations of this kernel."),
     "idle_launch_ms": Quantity(
-        "idle causes", "ms", "Of each idle gap of idle_ms before whose end the CPU launches the next work: the time "
-        "until that launch call ends, without idle_data_ms.",
+        "idle causes", "ms", "Of each idle gap of work_span_ms in which the CPU launches the next work: the time until "
+        "that launch call ends, without idle_data_ms.",
     ),
     "idle_data_ms": Quantity(
         "idle causes", "ms", "The part of it in which the CPU is in the marked range of the data loader."
     ),
-    "idle_queued_ms": Quantity("idle causes", "ms", "The rest of idle_ms: the next work had been launched."),
+    "idle_queued_ms": Quantity(
+        "idle causes", "ms", "The rest of idle_in_work_span_ms: the next work had been launched."
+    ),
     "wait_ms": Quantity(
         "ranks", "ms", "Of this rank's collectives: the time from its start to the start of the last rank that joins."
     ),

@@ -77,8 +77,11 @@ def one_gpu(seed: int, *, unit: int = 1000, steps: int = 20, stretches: int = 40
     for _ in range(steps):
         begin = now
         for place in range(stretches):
-            # No two alike in a row; idle first and not last in a step; after idle, one kernel starts first.
+            # No two alike in a row; idle first and not last in a step; after idle, one kernel or copy starts first.
+            # Next to the ends of a step none copies alone: whether a span begins with a copy is a matter of definition.
             names = [name for name in sums if name != kind and (kind != "idle" or name in _ALONE)]
+            if place in (1, stretches - 1):
+                names = [name for name in names if name != "copy"]
             if place == stretches - 1:
                 names = [name for name in names if name != "idle"]
             kind = "idle" if place == 0 else choose.choice(names)
@@ -86,7 +89,8 @@ def one_gpu(seed: int, *, unit: int = 1000, steps: int = 20, stretches: int = 40
             sums[kind] += length
             if kind == "idle":
                 launch = _rest(choose, trace, causes, now, length, previous, place == 0)
-                lead = lead or length
+                if not lead:
+                    lead, causes = length, dict.fromkeys(causes, 0)  # nothing ran before: no gap between work
             else:
                 work = list(_busy(choose, kind, now, length, unit))
                 trace.work += [replace(one, call=launch + unit * number) for number, one in enumerate(work)]

@@ -132,8 +132,8 @@ with contextlib.redirect_stdout(sys.stderr):
         parts, summary = overlap_analysis(profile, 0), gpu_summary(profile, 0)
         bubbles = skill("pipeline_bubble_metrics", path)[0]
         found[f"{name}:steps"] = len(skill("iteration_timing", path, "-p", "marker=step"))
+        found[f"{name}:work_span_ms"] = bubbles["total_span_ms"]
         if name == "nsys-queue":
-            found[f"{name}:work_span_ms"] = bubbles["total_span_ms"]  # its span is that of kernels: there are no copies
             found[f"{name}:launched_compute_ms"] = parts["compute_only_ms"]
             continue
         found[f"{name}:idle_in_work_span_ms"] = bubbles["bubble_ms"]

@@ -27,7 +27,11 @@ _COLUMNS = {
     "copied_bytes": ("memory_copies", "bytes"),
 }
 _WHOLE = {"work_span_ms": "span_ms", "idle_in_work_span_ms": "idle_ms"}
-_CAUSES = {"idle_launch_ms": "launch_bound", "idle_data_ms": "data_wait", "idle_queued_ms": "other"}
+_CAUSES = {
+    "idle_launch_ms": ("launch_bound", "host_pause"),
+    "idle_data_ms": ("data_wait",),
+    "idle_queued_ms": ("other",),
+}
 _RANKS = ("communication_ms", "overlapped_ms", "exposed_ms", "compute_ms")
 
 
@@ -75,7 +79,7 @@ def _of_trace(tables: Mapping[str, list[dict[str, Any]]]) -> Answers:
         row["median"] for row in tables["iterations"] if row["quantity"] == "step_time_ms"
     )
     causes = {row["cause"]: row["idle_ms"] for row in tables["idle_causes"]}
-    found |= {quantity: causes[cause] for quantity, cause in _CAUSES.items()}
+    found |= {quantity: sum(causes[cause] for cause in own) for quantity, own in _CAUSES.items()}
     for row in tables["top_kernels"]:
         found[f"kernel_calls[{row['name']}]"] = row["calls"]
         found[f"kernel_total_ms[{row['name']}]"] = row["mean_ms"] * row["ranks"]
