@@ -125,11 +125,16 @@ def hta_python(given: str | None) -> str:
     """Return the Python of an environment with HTA; make one in the cache folder where none is given."""
     if given:
         return given
-    folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "bertbench" / "hta-0.5.0"
+    return environment("hta-0.5.0", HTA)
+
+
+def environment(name: str, requirements: Sequence[str]) -> str:
+    """Return the Python of an environment in the cache folder; make it with these packages where there is none."""
+    folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "bertbench" / name
     python, complete = folder / "bin" / "python", folder / "complete"
     if not complete.exists():
         venv.create(folder, with_pip=True, clear=folder.exists())
-        subprocess.run([str(python), "-m", "pip", "install", "--quiet", *HTA], check=True)
+        subprocess.run([str(python), "-m", "pip", "install", "--quiet", *requirements], check=True)
         complete.touch()
     return str(python)
 

@@ -1,32 +1,21 @@
 """A small valid input of every registered reader, made on the spot, and what readers make of damaged ones."""
 
 import json
-import sqlite3
 import time
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
 from support.mutate import count_from_environment, mutations
 from support.rocprof import two_steps
 
 from analysis.readers.registry import read_head
+from bench.truth.formats import Tables, write_sqlite
 from common.errors import InputError
 
 
-def sqlite_with(tables: dict[str, tuple[str, list[tuple[Any, ...]]]]) -> Callable[[Path], None]:
-    def make(path: Path) -> None:
-        with sqlite3.connect(path) as connection:
-            # Small pages: damage hits rows as often as what lies between them.
-            connection.execute("PRAGMA page_size = 512")
-            for name, (columns, rows) in tables.items():
-                quoted = name.replace('"', '""')
-                connection.execute(f'CREATE TABLE "{quoted}" ({columns})')
-                connection.executemany(f'INSERT INTO "{quoted}" VALUES ({", ".join("?" * len(rows[0]))})', rows)
-        connection.close()
-
-    return make
+def sqlite_with(tables: Tables) -> Callable[[Path], None]:
+    return lambda path: write_sqlite(path, tables)
 
 
 def _text(text: str) -> Callable[[Path], object]:

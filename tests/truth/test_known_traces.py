@@ -1,4 +1,4 @@
-"""Recordings of a GPU whose computing, communication, overlap and rest are known by construction."""
+"""The truth corpus, whose numbers are known by construction, through the command line."""
 
 import json
 import subprocess
@@ -8,43 +8,22 @@ from typing import Any
 
 import pytest
 from support.cli import ROOT
-from support.known_trace import WRITERS, make
+from support.corpus_answers import answers
 from support.truth_book import Book
 
 
-def findings(command: str, path: Path) -> dict[str, dict[str, Any]]:
-    """First row of every table of a command, by the table's name."""
-    argv = [sys.executable, "-m", "bench.cli.main", command, str(path), "--json"]
+def called(*words: object) -> Any:
+    argv = [sys.executable, "-m", "bench.cli.main", *map(str, words), "--json"]
     done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, timeout=300, check=True)
-    tables = json.loads(done.stdout)["findings"]
-    return {name: table["rows"][0] for name, table in tables.items() if table["rows"]}
+    return json.loads(done.stdout)
 
 
-@pytest.mark.parametrize("form", WRITERS)
-def test_a_recording_is_read_as_it_was_made(form: str, book: Book, tmp_path: Path) -> None:
-    trace = make(seed=len(form))
-    name, write = WRITERS[form]
-    path = write(trace, tmp_path / name)
-    found = findings("analyze", path)
-    busy, split, talk = (found[name] for name in ("compute_utilization", "temporal_breakdown", "all_reduce_by_rank"))
-    assert findings("allreduce", path)["all_reduce_by_rank"] == talk
-    true = trace.nanoseconds
-    computing, talking = true["compute"] + true["both"], true["talk"] + true["both"]
-    for quantity, nanoseconds, row, column in (
-        ("window", trace.window, busy, "window_ms"),
-        ("computation", computing, split, "compute_ms"),
-        ("idle time", true["idle"], split, "idle_ms"),
-        ("communication", talking, talk, "communication_ms"),
-        ("overlapped communication", true["both"], talk, "overlapped_ms"),
-        ("exposed communication", true["talk"], talk, "exposed_ms"),
-    ):
-        book.check("traces", f"{form}: {quantity}", nanoseconds / 1e6, row[column], "ms")
-    for quantity, share, row, column in (
-        ("compute utilization", 1 - true["idle"] / trace.window, busy, "compute_utilization"),
-        ("the same without communication", computing / trace.window, busy, "compute_utilization_without_communication"),
-        ("SM-weighted utilization", trace.filled / trace.window, busy, "sm_weighted_utilization"),
-        ("overlap, of communication", true["both"] / talking, talk, "overlap_share"),
-        ("exposed, of the window", true["talk"] / trace.window, talk, "exposed_share"),
-    ):
-        book.check("traces", f"{form}: {quantity}", share, row[column], "share")
+@pytest.mark.parametrize("seed", [0, 1])
+def test_recordings_are_read_as_they_were_made(seed: int, book: Book, tmp_path: Path) -> None:
+    corpus, path = tmp_path / "corpus", tmp_path / "answers.json"
+    called("truth-corpus", corpus, "--seed", seed)
+    path.write_text(json.dumps({"answers": answers(corpus, called)}))
+    for fact in called("truth-corpus", corpus, "--score", path)["facts"]:
+        name, within = f"{fact['id']}, seed {seed}", fact["allowed"] / abs(fact["truth"] or 1)
+        book.check("traces", name, fact["truth"], fact["answer"], fact["unit"] or "share", within)
     assert not book.failures()

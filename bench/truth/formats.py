@@ -1,0 +1,159 @@
+"""Writes recordings in the formats of the PyTorch profiler, Nsight Systems and Nsight Compute.
+
+A recording has the same bytes each time; of compressed files with the same zlib.
+"""
+
+import csv
+import gzip
+import io
+import json
+import sqlite3
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from bench.truth.recordings import BLOCKS, COPY, LOADING, PIPES, SMS, Counted, Trace, Work
+
+GPU, THREADS = "NVIDIA H100 80GB HBM3", 128
+Tables = dict[str, tuple[str, Sequence[tuple[Any, ...]]]]
+"""Columns as SQL declares them, and rows, by table."""
+
+_PID, _ANNOTATIONS = 40, 1_000_000
+_SQLITE_VERSION = slice(96, 100)  # of the library that wrote last: the only bytes that depend on it
+
+
+def write_kineto(trace: Trace, folder: Path) -> None:
+    """Write a trace as the PyTorch profiler exports it, compressed; its times are microseconds."""
+    document = {
+        "schemaVersion": 1,
+        "deviceProperties": [{"id": 0, "name": GPU, "computeMajor": 9, "computeMinor": 0, "numSms": SMS,
+                              "maxThreadsPerMultiprocessor": 2048, "warpSize": 32}],
+        "distributedInfo": {"backend": "nccl", "rank": trace.rank, "world_size": trace.world_size},
+        "displayTimeUnit": "ms",
+        "traceEvents": list(_kineto_events(trace)),
+    }  # fmt: skip
+    text = json.dumps(document, separators=(",", ": "))
+    path = folder / f"rank{trace.rank}.pt.trace.json.gz"
+    with path.open("wb") as file, gzip.GzipFile("", "wb", mtime=0, fileobj=file) as packed:
+        packed.write(text.encode())
+
+
+def _kineto_events(trace: Trace) -> Iterator[dict[str, Any]]:
+    def event(category: str, name: str, start: int, end: int, args: dict[str, Any], gpu: int = -1) -> dict[str, Any]:
+        place = {"pid": 0, "tid": gpu} if gpu >= 0 else {"pid": _PID, "tid": _PID}
+        times = {"ts": start / 1000, "dur": (end - start) / 1000}
+        return {"ph": "X", "cat": category, "name": name, **place, **times, "args": args}
+
+    for number, (begin, end) in enumerate(trace.steps):
+        yield event("user_annotation", f"ProfilerStep#{number}", begin, end, {"External id": number + 1})
+    for begin, end in trace.loading:
+        yield event("user_annotation", LOADING, begin, end, {})
+    for number, one in enumerate(trace.work, start=len(trace.steps) + 1):
+        called, ids = one.call + trace.unit, {"External id": number}
+        copies, talk = one.name == COPY, _collective(trace, one) if one.elements else {}
+        operator = "aten::copy_" if copies else "record_param_comms" if talk else "aten::op"
+        yield event("cpu_op", operator, one.call, called, {**ids, **talk})
+        if talk:
+            own = {"External id": number + _ANNOTATIONS}
+            yield event("user_annotation", "nccl:all_reduce", one.call, called, own)
+            yield event("gpu_user_annotation", "nccl:all_reduce", one.start, one.end, own, one.stream)
+        launch = "cudaMemcpyAsync" if copies else "cudaLaunchKernel"
+        yield event("cuda_runtime", launch, one.call, called, {**ids, "correlation": number})
+        flow = {"id": number, "cat": "ac2g", "name": "ac2g"}
+        yield {"ph": "s", "pid": _PID, "tid": _PID, "ts": one.call / 1000, **flow}
+        yield {"ph": "f", "pid": 0, "tid": one.stream, "ts": one.start / 1000, "bp": "e", **flow}
+        args = {**ids, "device": 0, "context": 1, "stream": one.stream, "correlation": number}
+        if copies:
+            rate = {"bytes": one.bytes, "memory bandwidth (GB/s)": one.bytes / (one.end - one.start)}
+            yield event("gpu_memcpy", one.name, one.start, one.end, {**args, **rate}, one.stream)
+        else:
+            warps = BLOCKS * THREADS / 32 / SMS
+            size = {"grid": [BLOCKS, 1, 1], "block": [THREADS, 1, 1], "blocks per SM": BLOCKS / SMS,
+                    "warps per SM": warps, "est. achieved occupancy %": round(100 * warps / 64)}  # fmt: skip
+            yield event("kernel", one.name, one.start, one.end, {**args, **size, **talk}, one.stream)
+
+
+def _collective(trace: Trace, work: Work) -> dict[str, Any]:
+    group = {"Process Group Name": "0", "Process Group Description": "default_pg",
+             "Process Group Ranks": str(list(range(trace.world_size)))}  # fmt: skip
+    size = {"In msg nelems": work.elements, "Out msg nelems": work.elements, "Group size": trace.world_size}
+    return {"Collective name": "allreduce", "dtype": "Float", **size, **group}
+
+
+def write_nsys(trace: Trace, folder: Path) -> None:
+    """Write a trace as Nsight Systems exports it to SQLite; its times are nanoseconds."""
+    process = _PID << 24
+    thread, place = process | _PID, "start INTEGER, end INTEGER, deviceId INTEGER, contextId INTEGER, streamId INTEGER"
+    launches = ("cudaLaunchKernel_v7000", "cudaMemcpyAsync_v3020")
+    names = {name: number for number, name in enumerate(dict.fromkeys([*(one.name for one in trace.work), *launches]))}
+    numbered = list(enumerate(trace.work, start=1))
+    calls = [
+        (one.call, one.call + trace.unit, 0, thread, number, names[launches[one.name == COPY]], 0)
+        for number, one in numbered
+    ]
+    kernels = [
+        (one.start, one.end, 0, 1, one.stream, number, process, names[one.name], names[one.name],
+         BLOCKS, 1, 1, THREADS, 1, 1)
+        for number, one in numbered if one.name != COPY
+    ]  # fmt: skip
+    copies = [
+        (one.start, one.end, 0, 1, one.stream, number, process, one.bytes, 1, 0, 2)  # host to device, pinned
+        for number, one in numbered if one.name == COPY
+    ]  # fmt: skip
+    marks = [(begin, end, f"step {number}") for number, (begin, end) in enumerate(trace.steps)]
+    marks += [(begin, end, LOADING) for begin, end in trace.loading]
+    sizes = ", ".join(f"{name}{axis} INTEGER" for name in ("grid", "block") for axis in "XYZ")
+    write_sqlite(folder / f"rank{trace.rank}.sqlite", {
+        "StringIds": ("id INTEGER PRIMARY KEY, value TEXT", [(number, name) for name, number in names.items()]),
+        "CUPTI_ACTIVITY_KIND_RUNTIME": (
+            "start INTEGER, end INTEGER, eventClass INTEGER, globalTid INTEGER, correlationId INTEGER, "
+            "nameId INTEGER, returnValue INTEGER", calls),
+        "CUPTI_ACTIVITY_KIND_KERNEL": (
+            f"{place}, correlationId INTEGER, globalPid INTEGER, demangledName INTEGER, shortName INTEGER, {sizes}",
+            kernels),
+        "CUPTI_ACTIVITY_KIND_MEMCPY": (
+            f"{place}, correlationId INTEGER, globalPid INTEGER, bytes INTEGER, copyKind INTEGER, srcKind INTEGER, "
+            "dstKind INTEGER", copies),
+        "NVTX_EVENTS": (
+            "start INTEGER, end INTEGER, eventType INTEGER, text TEXT, globalTid INTEGER, textId INTEGER, "
+            "domainId INTEGER", [(begin, end, 59, text, thread, None, 0) for begin, end, text in sorted(marks)]),
+        "TARGET_INFO_GPU": (
+            "id INTEGER, name TEXT, busLocation TEXT, totalMemory INTEGER, smCount INTEGER, chipName TEXT, "
+            "computeMajor INTEGER, computeMinor INTEGER, threadsPerWarp INTEGER, maxWarpsPerSm INTEGER",
+            [(0, GPU, "0000:00:04.0", 85_000_000_000, SMS, "GH100", 9, 0, 32, 64)]),
+    })  # fmt: skip
+
+
+def write_sqlite(path: Path, tables: Tables) -> None:
+    """Write a database with small pages, the same bytes by every version of SQLite that lays out pages alike."""
+    with sqlite3.connect(path) as connection:
+        connection.execute(
+            "PRAGMA page_size = 512"
+        )  # damage, in tests of readers, hits rows as often as what is between
+        for name, (columns, rows) in tables.items():
+            quoted = name.replace('"', '""')
+            connection.execute(f'CREATE TABLE "{quoted}" ({columns})')
+            if rows:
+                marks = ", ".join("?" * len(rows[0]))
+                connection.executemany(f'INSERT INTO "{quoted}" VALUES ({marks})', rows)  # noqa: S608 # own tables
+    connection.close()
+    data = bytearray(path.read_bytes())
+    data[_SQLITE_VERSION] = (3_040_000).to_bytes(4, "big")
+    path.write_bytes(data)
+
+
+def write_ncu(kernels: Sequence[Counted], folder: Path) -> None:
+    """Write counters as `ncu --csv --page raw` prints them."""
+    metrics = [f"sm__inst_executed_pipe_{pipe}.avg.pct_of_peak_sustained_elapsed" for pipe in PIPES]
+    text = io.StringIO()
+    rows = csv.writer(text, quoting=csv.QUOTE_ALL, lineterminator="\n")
+    rows.writerow(["ID", "Process ID", "Kernel Name", "gpc__cycles_elapsed.max", "gpu__time_duration.sum", *metrics])
+    rows.writerow(["", "", "", "cycle", "ns", *["%"] * len(metrics)])
+    for number, one in enumerate(kernels):
+        percents = [f"{value:.2f}" for value in one.percents]
+        rows.writerow([number, _PID, one.name, f"{one.cycles:,}", f"{one.ns:,}", *percents])
+    (folder / "raw.csv").write_text(text.getvalue())
+
+
+WRITERS: dict[str, Callable[[Any, Path], None]] = {"kineto": write_kineto, "nsys": write_nsys, "ncu": write_ncu}
+"""What writes a recording into a folder, by format."""
