@@ -26,7 +26,7 @@ _MOST = float(2**62)
 _LONGEST_NOTE = 2000
 _LONGEST_NAME = 300  # of a column or device: patterns take time that grows with the square
 _UNIT = re.compile(r"^(.*?)\s*\(([^()]*)\)\s*$")
-# Under the header of columns of text; two blanks stand between two columns.
+# Under the header of columns of text, which two blanks separate.
 _RULE = re.compile(r"\s*-+(?: +-+)+\s*")
 _GAP = re.compile(r"\s{2,}")
 _CUT = ("\u2026", "...")
