@@ -33,7 +33,10 @@ def merged(starts: npt.ArrayLike, ends: npt.ArrayLike) -> Intervals:
         begin, end = begin[order], end[order]
     reached = np.maximum.accumulate(end)
     # A new interval begins where nothing before it reaches.
-    first = np.concatenate([[True], begin[1:] > reached[:-1]])
+    apart = begin[1:] > reached[:-1]
+    if apart.all():
+        return np.column_stack([begin, end])
+    first = np.concatenate([[True], apart])
     last = np.concatenate([first[1:], [True]])
     return np.column_stack([begin[first], reached[last]])
 
@@ -49,16 +52,20 @@ def union(*sets: Intervals) -> Intervals:
 
 def total_ns(intervals: Intervals) -> int:
     """Return the length of a set, ns."""
-    return int((intervals[:, 1] - intervals[:, 0]).sum())
+    return int(
+        intervals[:, 1].sum() - intervals[:, 0].sum()
+    )  # beyond 64 bits both wrap around, the difference is right
 
 
 def clipped(intervals: Intervals, begin: int, end: int) -> Intervals:
     """Return the part of a set inside [begin, end)."""
     if not len(intervals) or (begin <= intervals[0, 0] and intervals[-1, 1] <= end):
         return intervals
-    starts, ends = intervals[:, 0].clip(min=begin), intervals[:, 1].clip(max=end)
-    kept = ends > starts
-    return np.column_stack([starts[kept], ends[kept]])
+    inside = intervals[np.searchsorted(intervals[:, 1], begin, "right") : np.searchsorted(intervals[:, 0], end)].copy()
+    if begin >= end or not len(inside):
+        return _NOTHING
+    inside[0, 0], inside[-1, 1] = max(inside[0, 0], begin), min(inside[-1, 1], end)
+    return inside
 
 
 def within(intervals: Intervals, window: Intervals) -> Intervals:
@@ -78,7 +85,21 @@ def difference(first: Intervals, second: Intervals) -> Intervals:
 
 def inside_ns(intervals: Intervals, begins: npt.ArrayLike, ends: npt.ArrayLike) -> Intervals:
     """Return how much of a set lies in each of n windows [begin, end), ns, n values; windows may overlap."""
-    return _before(intervals, np.asarray(ends, dtype=np.int64)) - _before(intervals, np.asarray(begins, dtype=np.int64))
+    begins, ends = np.asarray(begins, dtype=np.int64), np.asarray(ends, dtype=np.int64)
+    if len(intervals) == 1:
+        inside: Intervals = ends.clip(*intervals[0]) - begins.clip(*intervals[0])
+        return inside
+    return _before(intervals, ends) - _before(intervals, begins)
+
+
+def inside_each(intervals: Intervals, parts: Intervals) -> Intervals:
+    """Return how much of a set lies in each interval of another one that holds all of it, ns, n values."""
+    lengths = intervals[:, 1] - intervals[:, 0]
+    if intervals is parts:
+        return lengths
+    found = np.zeros(len(parts), dtype=np.int64)
+    np.add.at(found, np.searchsorted(parts[:, 0], intervals[:, 0], "right") - 1, lengths)
+    return found
 
 
 def _select(first: Intervals, second: Intervals, inside_second: bool) -> Intervals:
@@ -96,7 +117,9 @@ def _select(first: Intervals, second: Intervals, inside_second: bool) -> Interva
             return inside
         starts, ends = np.append(begin, inside[:, 1]), np.append(inside[:, 0], end)
         kept = ends > starts
-        return np.column_stack([starts[kept], ends[kept]])
+        if not kept.all():
+            starts, ends = starts[kept], ends[kept]
+        return np.column_stack([starts, ends])
     bounds = np.concatenate([first.ravel(), second.ravel()])
     # Two runs that are sorted already: a stable sort merges them in linear time.
     order = np.argsort(bounds, kind="stable")
@@ -109,8 +132,8 @@ def _select(first: Intervals, second: Intervals, inside_second: bool) -> Interva
 
 def _before(intervals: Intervals, points: Intervals) -> Intervals:
     """Length of the part of a set before each point."""
-    if not len(intervals):
-        return np.zeros_like(points)
+    if not len(intervals) or not len(points):
+        return np.zeros(points.shape, dtype=np.int64)
     begun = np.searchsorted(intervals[:, 0], points, side="right")
     ahead = np.concatenate([[np.iinfo(np.int64).min], intervals[:, 1]])[begun]
     np.maximum(ahead, points, out=ahead)
@@ -123,6 +146,20 @@ def _before(intervals: Intervals, points: Intervals) -> Intervals:
 Integers = npt.NDArray[np.int64]
 
 _MOST_ROUNDS = 256
+
+
+def by_start(start: Integers, end: Integers) -> Integers | None:
+    """Return the order by start, then falling end; None where the n spans are in that order."""
+    follows = start[1:] > start[:-1]
+    follows |= (start[1:] == start[:-1]) & (end[1:] <= end[:-1])
+    return None if follows.all() else np.lexsort((-end, start))
+
+
+def _by_thread(thread: Integers, start: Integers, end: Integers) -> Integers:
+    """The order by thread, start and falling end."""
+    if thread.max(initial=0) >= 2**15 or by_start(start, end) is not None:
+        return np.lexsort((-end, start, thread))
+    return np.argsort(thread.astype(np.int16), kind="stable")  # in linear time, for numbers of 16 bits
 
 
 def nesting(thread: Integers, start: Integers, end: Integers) -> tuple[Integers, npt.NDArray[np.bool_]]:
@@ -139,7 +176,7 @@ def nesting(thread: Integers, start: Integers, end: Integers) -> tuple[Integers,
     Returns:
         self_ns (n,), a span's duration less what it called, at least 0; outermost (n,), called by none.
     """
-    order = np.lexsort((-end, start, thread))
+    order = _by_thread(thread, start, end)
     caller = _callers(thread[order], start[order], end[order])
     begin, stop = start[order], end[order]
     called = np.flatnonzero(caller >= 0)
@@ -147,9 +184,11 @@ def nesting(thread: Integers, start: Integers, end: Integers) -> tuple[Integers,
     inside = np.minimum(stop[called], stop[by]) - begin[called]
     self_ns = stop - begin
     np.subtract.at(self_ns, by, inside)
-    back = np.empty_like(order)
-    back[order] = np.arange(len(order))
-    return np.maximum(self_ns, 0)[back], (caller < 0)[back]
+    outermost = np.empty(len(order), dtype=bool)
+    outermost[order] = caller < 0
+    own = np.empty_like(self_ns)
+    own[order] = np.maximum(self_ns, 0)
+    return own, outermost
 
 
 def own_times(thread: Integers, start: Integers, end: Integers) -> Integers:

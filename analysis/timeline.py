@@ -90,11 +90,15 @@ def named(column: "pd.Series[str]", wanted: Callable[[str], bool]) -> Mask:
 
 
 def where(codes: npt.NDArray[Any], names: Sequence[str], wanted: Callable[[str], bool]) -> Mask:
-    """Return which of n codes stand for a name that is wanted, shape (n,); asked once for each name that occurs."""
-    used = np.zeros(len(names), dtype=bool)
-    used[codes] = True
-    marks = [bool(mark) and wanted(name) for mark, name in zip(used.tolist(), names, strict=True)]
-    found: Mask = np.array(marks, dtype=bool)[codes]
+    """Return which of n codes stand for a name that is wanted, shape (n,); asked once for each name."""
+    used = np.ones(len(names), dtype=bool)
+    if len(names) > len(codes):
+        used[:] = False
+        used[codes] = True
+    marks = np.array([bool(mark) and wanted(name) for mark, name in zip(used.tolist(), names, strict=True)], dtype=bool)
+    if (marks == used).all() or not marks.any():  # most often: no row needs to be looked up
+        return np.full(len(codes), marks.any() and len(codes) > 0)
+    found: Mask = marks[codes]
     return found
 
 

@@ -1,6 +1,6 @@
 """Columns that grow chunk by chunk: compact arrays, and texts as numbers into a list of them."""
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
@@ -25,9 +25,9 @@ class Codes(dict[Any, int]):
         self[value] = code
         return code
 
-    def of(self, values: Sequence[Any]) -> npt.NDArray[np.int32]:
+    def of(self, values: Iterable[Any]) -> npt.NDArray[np.int32]:
         """Return the numbers of several values."""
-        return np.fromiter(map(self.__getitem__, values), dtype=np.int32, count=len(values))
+        return np.fromiter(map(self.__getitem__, values), dtype=np.int32)
 
     def flags(self, wanted: Callable[[Any], bool]) -> npt.NDArray[np.bool_]:
         """Return by code whether a value is wanted; asked once for each value, so always with the same function."""
@@ -36,26 +36,31 @@ class Codes(dict[Any, int]):
 
 
 class Columns:
-    """The columns of one table."""
+    """The columns of one table, each in one array with room to grow: many small ones would leave holes in memory."""
 
     def __init__(self) -> None:
         """Start without rows."""
-        self._parts: dict[str, list[npt.NDArray[Any]]] = {}
+        self._arrays: dict[str, npt.NDArray[Any]] = {}
         self.rows = 0
 
     def add(self, columns: dict[str, npt.NDArray[Any]]) -> None:
         """Append rows: arrays of one length."""
+        rows = self.rows + len(next(iter(columns.values())))
         for name, values in columns.items():
-            self._parts.setdefault(name, []).append(values)
-        self.rows += len(next(iter(columns.values())))
+            array = self._arrays.get(name, values[:0])
+            if len(array) < rows:
+                grown = np.empty(max(rows, len(array) + len(array) // 4), dtype=values.dtype)
+                grown[: self.rows] = array[: self.rows]
+                self._arrays[name] = array = grown
+            array[self.rows : rows] = values
+        self.rows = rows
 
     def joined(self, **types: str) -> dict[str, npt.NDArray[Any]]:
-        """Return the whole columns, and forget the parts; `types`: the columns to expect, and their types if empty."""
-        joined: dict[str, npt.NDArray[Any]] = {}
-        for name, kind in types.items():
-            parts = self._parts.pop(name, None)
-            joined[name] = np.concatenate(parts) if parts else np.empty(0, dtype=kind)
-        return joined
+        """Return the columns, and forget them; `types`: the columns to expect, and their types if empty."""
+        return {
+            name: self._arrays.pop(name)[: self.rows] if name in self._arrays else np.empty(0, dtype=kind)
+            for name, kind in types.items()
+        }
 
 
 def categories(codes: npt.NDArray[Any], labels: Sequence[str]) -> "pd.Categorical":

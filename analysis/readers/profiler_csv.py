@@ -1,9 +1,12 @@
-"""Tables in the CSV output of nsys and nvprof: several in one file, between lines of other kinds, in several units."""
+"""Tables in the output of nsys and nvprof: several in one file, between lines of other kinds, in several units.
+
+They are CSV, or columns of text over a rule of dashes, as nsys prints them without `--format csv`.
+"""
 
 import csv
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,6 +26,11 @@ _MOST = float(2**62)
 _LONGEST_NOTE = 2000
 _LONGEST_NAME = 300  # of a column or device: patterns take time that grows with the square
 _UNIT = re.compile(r"^(.*?)\s*\(([^()]*)\)\s*$")
+# Under the header of columns of text, which two blanks separate.
+_RULE = re.compile(r"\s*-+(?: +-+)+\s*")
+_GAP = re.compile(r"\s{2,}")
+_CUT = ("\u2026", "...")
+_HEAD_LINES = 2000
 _DEVICE = re.compile(r"^(.*?)\s*\((\d{1,6})\)\s*$")
 
 
@@ -60,11 +68,17 @@ class Table:
     """Cells as they are, as many as there are columns."""
     torn: int = 0
     """Lines that are no row of the table."""
+    aligned: bool = False
+    """Whether it is columns of text, where nsys cuts long names."""
 
     @property
     def problems(self) -> list[str]:
         """What of it could not be read, one sentence each."""
-        return [f"{self.torn:,} lines are not rows of the table and were skipped"] if self.torn else []
+        said = [f"{self.torn:,} lines are not rows of the table and were skipped"] if self.torn else []
+        names = self.texts("name", "range", "operation") or [] if self.aligned else []
+        if cut := sum(name.endswith(_CUT) for name in names):
+            said.append(f"{cut:,} names are cut by the column format: use --format csv for whole names")
+        return said
 
     def place(self, *names: str) -> int | None:
         """Return where the first of these columns is, None where the table has none of them."""
@@ -84,6 +98,20 @@ class Table:
 def header_cells(line: str) -> list[str]:
     """Return the cells of a line that may be a header, without quotes; quicker than csv where most lines are none."""
     return [cell.strip().strip('"') for cell in line.split(",")]
+
+
+def headers(text: str, word: str) -> Iterator[list[str]]:
+    """Yield the cells of the lines that may be headers, of CSV or of columns of text.
+
+    Args:
+        text: the beginning of a file.
+        word: what a header contains.
+    """
+    lines = text.splitlines()[:_HEAD_LINES]
+    for line, following in zip(lines, [*lines[1:], ""], strict=True):
+        if word in line:
+            places = _places(following)
+            yield _aligned(line, places) if places else header_cells(line)
 
 
 def split_unit(name: str) -> tuple[str, str]:
@@ -129,19 +157,18 @@ def read_tables(
     """
     table: Table | None = None
     title, fresh = "", False
-    for line in log_lines(path):
+    for line, cells, aligned in _rows(log_lines(path)):
         said = title_of(line[:_LONGEST_NOTE])
         if said is not None or not line.strip():
             if table:
                 yield table
             table, title = None, said if said else "" if table else title
             continue
-        cells = _cells(line)
         if is_header(cells):
             if table:
                 yield table
             split = [split_unit(cell) for cell in cells]
-            table = Table(title, tuple(name for name, _ in split), [unit for _, unit in split])
+            table = Table(title, tuple(name for name, _ in split), [unit for _, unit in split], aligned=aligned)
             fresh = has_units_row
         elif table and fresh and _are_units(cells, table):
             table.units = [cell.strip().lower() for cell in cells]
@@ -153,6 +180,39 @@ def read_tables(
             table.torn += 1
     if table:
         yield table
+
+
+def _rows(lines: Iterable[str]) -> Iterator[tuple[str, list[str], bool]]:
+    """Yield each line, its cells, and whether they are columns of text; rules are left out."""
+    held: str | None = None
+    places: list[tuple[int, int]] = []
+    for line in lines:
+        if held is not None and held.strip() and (found := _places(line)):
+            yield held, _aligned(held, found), True
+            held, places = None, found
+            continue
+        if held is not None:
+            places = places if held.strip() else []
+            yield held, _aligned(held, places) if places else _cells(held), bool(places)
+        held = line
+    if held is not None:
+        yield held, _aligned(held, places) if places else _cells(held), bool(places)
+
+
+def _places(line: str) -> list[tuple[int, int]]:
+    """Return begin and end of each column over a rule; nothing for any other line."""
+    if "---" not in line[:_LONGEST_NAME] or not _RULE.fullmatch(line):
+        return []
+    return [match.span() for match in re.finditer("-+", line)]
+
+
+def _aligned(line: str, places: Sequence[tuple[int, int]]) -> list[str]:
+    """Return the cells of a line by the columns of its rule; by its gaps where it is not aligned with them."""
+    following = [begin for begin, _ in places[1:]]
+    if any(line[end:begin].strip() for (_, end), begin in zip(places, following, strict=False)):
+        return _GAP.split(line.strip())
+    begins = [0, *following]
+    return [line[begin:end].strip() for begin, end in zip(begins, [*following, None], strict=True)]
 
 
 def _cells(line: str) -> list[str]:

@@ -116,10 +116,16 @@ def compute_utilization_rows(
 def _gpu_busy_ns(kernels: "pd.DataFrame", whole: Intervals) -> tuple[float, float]:
     """Busy time of all kernels, and of those that compute, each the mean over devices."""
     everything, own = [], []
-    for _, part in kernels.assign(communicates=is_communication(kernels)).groupby("device"):
-        everything.append(total_ns(within(merged(part["start"], part["end"]), whole)))
-        part = part[~part["communicates"]]
-        own.append(total_ns(within(merged(part["start"], part["end"]), whole)))
+    device, starts, ends = (kernels[name].to_numpy() for name in ("device", "start", "end"))
+    computes = ~is_communication(kernels)
+    for number in np.unique(device).tolist():
+        here = device == number
+        busy = total_ns(within(merged(starts[here], ends[here]), whole))
+        everything.append(busy)
+        computing = here & computes
+        own.append(
+            total_ns(within(merged(starts[computing], ends[computing]), whole)) if (computing != here).any() else busy
+        )
     return float(np.mean(everything)), float(np.mean(own))
 
 
@@ -130,7 +136,7 @@ def _sm_weighted(kernels: "pd.DataFrame", sm_counts: Mapping[int, int], whole: I
         return None, "sm_weighted_utilization is unknown: the trace has no grid sizes"
     blocks = np.ones(len(kernels))
     for name in sizes:
-        blocks = blocks * kernels[name].to_numpy(dtype=float)
+        blocks *= kernels[name].to_numpy(dtype=float)
     starts, ends = (kernels[name].to_numpy(dtype=np.int64) for name in ("start", "end"))
     inside = inside_ns(whole, starts, ends) > 0
     unknown = int((inside & ~(blocks > 0)).sum())

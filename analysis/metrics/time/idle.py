@@ -95,6 +95,7 @@ def idle_causes(timeline: Timeline, window: Window = "steps") -> IdleCauses | No
     data = intersection(host, loading)
     communication = difference(intersection(host, talking), loading)
     late = difference(launching, union(data, communication))
+    del host, launching
     found = [total_ns(part) for part in (data, communication, late)]
     told = union(data, communication, late)
     causes = dict(zip(CAUSES, (data, communication, late, difference(idle, told)), strict=True))

@@ -27,7 +27,7 @@ import numpy as np
 
 from analysis.metrics.time.host_activity import HostActivity
 from analysis.metrics.time.launches import launching_calls
-from analysis.spans import Intervals, clipped, inside_ns, intersection, total_ns
+from analysis.spans import Intervals, clipped, inside_each, inside_ns, intersection, total_ns
 from analysis.timeline import Timeline
 
 if TYPE_CHECKING:
@@ -110,36 +110,37 @@ def idle_spread(
         waits: as HostActivity takes them.
     """
     first, last = (int(active[0, 0]), int(active[-1, 1])) if len(active) else (0, 0)
-    parts = np.where(idle[:, 1] <= first, 0, np.where(idle[:, 0] >= last, 2, 1))
+    begun = int(np.searchsorted(idle[:, 1], first, "right"))  # gaps before it lie before the first kernel
+    ended = max(begun, int(np.searchsorted(idle[:, 0], last)))
     lengths = idle[:, 1] - idle[:, 0]
-    by_cause = {cause: inside_ns(spans, idle[:, 0], idle[:, 1]) for cause, spans in causes.items()}
+    by_cause = {cause: inside_each(spans, idle) for cause, spans in causes.items()}
     steady, repeating = {}, {}
     for cause, spans in causes.items():
-        steady[cause] = int(by_cause[cause][parts == 1].sum())
-        repeating[cause] = _repeating(timeline, clipped(spans, first, last), by_cause[cause][parts == 1])
-    order = np.argsort(-lengths, kind="stable")[:LARGEST].tolist()
+        steady[cause] = int(by_cause[cause][begun:ended].sum())
+        repeating[cause] = _repeating(timeline, clipped(spans, first, last), by_cause[cause][begun:ended])
     host = HostActivity(timeline, waits)
-    bound = np.where(parts == 1, by_cause["launch_bound"], 0)
+    bound, within = by_cause["launch_bound"][begun:ended], idle[begun:ended]
     limit = _short_limit(timeline)
     short = (bound > 0) & (bound <= limit)
-    launching = intersection(clipped(causes["launch_bound"], first, last), idle[short])
+    launching = intersection(clipped(causes["launch_bound"], first, last), within[short])
     pauses = np.flatnonzero(bound > limit)
     named, activities = Counter[str](), Counter[str]()
-    for place in pauses[np.argsort(-bound[pauses], kind="stable")][:_NAMED].tolist():
-        doing = host.during(int(idle[place, 0]), int(idle[place, 1]))
+    for place in pauses[_largest(bound[pauses], _NAMED)].tolist():
+        doing = host.during(int(within[place, 0]), int(within[place, 1]))
         named[doing.region] += min(doing.region_ns, int(bound[place]))
         activities.update(doing.activities)
 
     def gap(place: int) -> Gap:
         start, end = (int(moment) for moment in idle[place])
+        part = 0 if place < begun else 1 if place < ended else 2
         doing = host.during(start, end)
         cause = max(by_cause, key=lambda cause: int(by_cause[cause][place]))
         return Gap(
             start_ns=start - begin,
             length_ns=end - start,
-            part=PARTS[int(parts[place])],
+            part=PARTS[part],
             step=_step(timeline, start),
-            cause=PAUSE if cause == "launch_bound" and not short[place] else cause,
+            cause=PAUSE if cause == "launch_bound" and not (part == 1 and short[place - begun]) else cause,
             cpu=doing.region,
             activities=doing.activities,
             calls=", ".join(
@@ -149,19 +150,27 @@ def idle_spread(
         )
 
     return Spread(
-        start_up_ns=int(lengths[parts == 0].sum()),
-        tear_down_ns=int(lengths[parts == 2].sum()),
+        start_up_ns=int(lengths[:begun].sum()),
+        tear_down_ns=int(lengths[ended:].sum()),
         gaps=len(idle),
-        largest=tuple(gap(place) for place in order),
+        largest=tuple(gap(place) for place in _largest(lengths, LARGEST).tolist()),
         steady_ns=steady,
         repeating_ns=repeating,
         short_limit_ns=limit,
         short_ns=int(bound[short].sum()),
-        short_repeating_ns=_repeating(timeline, launching, np.where(short, bound, 0)[parts == 1]),
+        short_repeating_ns=_repeating(timeline, launching, np.where(short, bound, 0)),
         pauses=len(pauses),
         doing_ns=named,
         pause_activities_ns=activities,
     )
+
+
+def _largest(values: Intervals, count: int) -> Intervals:
+    """Places of the largest values, the largest first; of equal ones the first."""
+    places = np.arange(len(values))
+    if len(values) > count:
+        places = np.flatnonzero(values >= np.partition(values, len(values) - count)[len(values) - count])
+    return places[np.argsort(-values[places], kind="stable")[:count]]
 
 
 def _short_limit(timeline: Timeline) -> int:

@@ -88,8 +88,8 @@ def work_sets(timeline: Timeline, memset_as_compute: bool = False) -> WorkSets:
     starts, ends = work.start, work.end
     copies = work.is_kind("memcpy") if memset_as_compute else work.is_kind("memcpy", "memset")
     communicating = work.is_named(communicates) & ~copies
-    computes = ~copies & ~communicating
-    compute = merged(starts[computes], ends[computes])
+    computes = ~(copies | communicating)
+    compute = merged(starts, ends) if computes.all() else merged(starts[computes], ends[computes])
     communication = merged(starts[communicating], ends[communicating]) if communicating.any() else _NOTHING
     memory = merged(starts[copies], ends[copies]) if copies.any() else _NOTHING
     active = union(compute, communication) if len(communication) else compute
@@ -208,7 +208,7 @@ def iterations(timeline: Timeline) -> "pd.DataFrame":
         for found in (sets.compute, sets.communication, sets.memory, sets.busy, sets.active)
     )
     work = timeline.work
-    starts = np.sort(work.start[~work.is_kind("memcpy", "memset")])
+    starts = np.sort(work.start[~work.is_kind("memcpy", "memset")]) if len(steps) else begins
     length = ends - begins
     launched = _launched(timeline, ends)
     times = {

@@ -7,6 +7,8 @@ import types
 from collections.abc import Sequence
 from dataclasses import dataclass
 from decimal import Decimal, InvalidOperation
+from itertools import chain
+from operator import attrgetter
 from typing import Any, TypeVar
 
 import msgspec
@@ -111,8 +113,8 @@ def decode_chunk(data: bytes) -> Chunk:
     except msgspec.ValidationError:  # among other reasons, of an event that does not say its phase
         return exact_chunk(decode_exact(data))
     events = [event for event in found if type(event) is Event]
-    start = _quick_ns([event.ts for event in events])
-    duration = _quick_ns([event.dur for event in events])
+    start = _quick_ns(events, "ts")
+    duration = _quick_ns(events, "dur")
     if start is None or duration is None:
         return exact_chunk(decode_exact(data))
     return Chunk(events, start, duration)
@@ -164,14 +166,16 @@ def _scalar(value: Any) -> Scalar:
     return value if value is None or (isinstance(value, int) and not isinstance(value, bool)) else str(value)
 
 
-def _quick_ns(values: Sequence[Scalar]) -> Integers | None:
+def _quick_ns(events: Sequence[Event], name: str) -> Integers | None:
     """Nanoseconds, None where float64 cannot tell them or a value is no number."""
-    array = np.array(values) if values else np.empty(0, dtype=np.int64)
-    if array.dtype == np.int64:
-        return None if np.any(np.abs(array) > _MOST // 1000) else array * 1000
-    if array.dtype != np.float64 or not np.all(np.abs(array) < _EXACT_BELOW_US):
+    try:
+        array = np.fromiter(map(attrgetter(name), events), dtype=np.float64, count=len(events))
+    except (TypeError, ValueError, OverflowError):
         return None
-    return np.rint(array * 1000.0).astype(np.int64)
+    if not np.all(np.abs(array) < _EXACT_BELOW_US):
+        return None
+    array *= 1000.0
+    return np.rint(array, out=array).astype(np.int64)
 
 
 def _exact_ns(values: Sequence[Raw]) -> Integers:
@@ -261,6 +265,7 @@ class CommunicationArguments(
 
 
 A = TypeVar("A", bound=msgspec.Struct)
+_ARGS = attrgetter("args")
 
 
 class Arguments(msgspec.Struct):
@@ -272,7 +277,7 @@ class Arguments(msgspec.Struct):
         """Return the arguments of each event; what is missing, or cannot be read, has its default."""
         default = self.kind()
         try:
-            data = b"[" + b",".join([event.args for event in events]) + b"]"
+            data = b"[" + b",".join(map(_ARGS, events)) + b"]"
             found = msgspec.json.decode(data, type=list[self.kind | None])  # type: ignore[name-defined]
         except DAMAGES:
             return [_tolerant(event.args, self.kind) for event in events]
@@ -290,7 +295,10 @@ def whole_numbers(values: Sequence[Any], missing: int) -> Integers:
 
 def sizes(values: Sequence[tuple[int, int, int]]) -> npt.NDArray[np.int32]:
     """Return sizes of grids or blocks, shape (n, 3); 0 for what no GPU can have."""
-    array: npt.NDArray[Any] = np.array(values) if len(values) else np.empty((0, 3), dtype=np.int64)
+    try:
+        array = np.fromiter(chain.from_iterable(values), dtype=np.int64, count=3 * len(values)).reshape(-1, 3)
+    except OverflowError:
+        array = np.array(values, dtype=object)
     array[(array < 0) | (array >= 2**31)] = 0
     return array.astype(np.int32)
 

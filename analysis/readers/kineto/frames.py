@@ -94,7 +94,9 @@ class Frames:
         import pandas as pd
 
         calls = self._columns.pop(CALL)
-        api = self._table(CALL, calls, np.argsort(calls["start"], kind="stable"))
+        order = np.argsort(calls["start"], kind="stable")
+        api = self._table(CALL, {name: values[order] for name, values in calls.items()})
+        del calls
         columns: _Columns = self._columns.pop(WORK)
         columns["name"] = categories(columns["name"], self._names[WORK])
         columns["kind"] = categories(columns["kind"], KINDS)
@@ -138,31 +140,38 @@ class Frames:
         from analysis.spans import nesting
 
         made = {}
-        for table, name in ((OPERATOR, "operators"), (RANGE, "ranges")):
+        for table, name in ((OPERATOR, "operators"), (RANGE, "ranges"), (HOST, "host")):
             is_step = self._step_numbers(table) >= 0
             columns = self._columns.pop(table)
-            if is_step.any():
+            if table != HOST and is_step.any():
                 columns = {column: values[~is_step] for column, values in columns.items()}
+            _sort(columns)
             if table == OPERATOR:
                 told = columns.pop("precision")
                 if told.any():
                     columns["precision"] = told
                 columns["self_ns"], columns["outermost"] = nesting(columns["thread"], columns["start"], columns["end"])
-            made[name] = self._table(table, columns, np.lexsort((-columns["end"], columns["start"])))
-        host = self._columns.pop(HOST)
-        made["host"] = self._table(HOST, host, np.lexsort((-host["end"], host["start"])))
+            made[name] = self._table(table, columns)
         return {"steps": _step_table(self._steps), **made}
 
-    def _table(self, table: str, columns: _Columns, order: Integers) -> "pd.DataFrame":
+    def _table(self, table: str, columns: _Columns) -> "pd.DataFrame":
         import pandas as pd
 
-        columns = {name: values[order] for name, values in columns.items()}
         columns["name"] = categories(columns["name"], self._names[table])
         columns["thread"] = categories(columns["thread"], self._threads)
         if "precision" in columns:
             columns["precision"] = categories(columns["precision"], PRECISIONS)
         ordered = {name: columns.pop(name) for name in ("name", "thread", "start", "end")}
         return pd.DataFrame(ordered | columns, copy=False)
+
+
+def _sort(columns: _Columns) -> None:
+    """Put spans into the order of their start, the longest first, one column after another."""
+    from analysis.spans import by_start
+
+    order = by_start(columns["start"], columns["end"])
+    for name in columns if order is not None else ():
+        columns[name] = columns[name][order]
 
 
 def _distinct(labels: Sequence[str]) -> tuple[list[str], Integers]:

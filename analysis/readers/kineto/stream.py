@@ -297,7 +297,7 @@ class EventStream:
         for _ in range(_MOST_CUTS):
             if cut is None:
                 break
-            chunk, stop = _decoded(data[: cut[0]])
+            chunk, stop = _decoded(memoryview(data)[: cut[0]])
             if chunk is not None:
                 return (chunk, data[cut[1] :], False) if stop is None else (chunk, data[stop:], True)
             if stop is None:  # malformed before its end: another cut would not help
@@ -360,14 +360,14 @@ class EventStream:
         self.about |= found
 
 
-def _decoded(data: bytes, closed: bool = False) -> tuple[Chunk | None, int | None]:
+def _decoded(data: bytes | memoryview, closed: bool = False) -> tuple[Chunk | None, int | None]:
     """Decode the events that a piece begins with.
 
     Returns:
         the events, and where what follows their list begins, if it ended in the piece. Malformed: no events, and the
         piece's length if brackets are still open there.
     """
-    text = b"[" + data if closed else b"[" + data + b"]"
+    text = b"".join((b"[", data, b"" if closed else b"]"))
     try:
         return decode_chunk(text), None
     except DAMAGES as error:

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import islice
+from operator import attrgetter, itemgetter
 from typing import Any
 
 import numpy as np
@@ -168,6 +169,9 @@ _COLUMNS = {
 # Several times faster than decoding arguments of which only this is wanted; lists of tensors have a list of types.
 _INPUT_TYPES = re.compile(rb'"Input type"\s*:\s*\[((?:[^][]|\[[^][]*\])*)\]')
 
+_CATEGORY, _NAME, _THREAD = attrgetter("cat"), attrgetter("name"), attrgetter("pid", "tid")
+_CORRELATION, _BYTES, _BLOCKS = attrgetter("correlation"), attrgetter("bytes"), attrgetter("blocks_per_sm")
+
 HostCall = tuple[str, str, int, int, CommunicationArguments]
 
 
@@ -203,7 +207,7 @@ class Tables:
     def add(self, chunk: Chunk) -> None:
         """Sort the events of a chunk into the tables."""
         codes = Codes()
-        category = codes.of([event.cat for event in chunk.events])
+        category = codes.of(map(_CATEGORY, chunk.events))
         usable = (chunk.start != MISSING) & (chunk.duration >= 0)
         self.damaged += int((~usable).sum())
         by_table: dict[str, list[npt.NDArray[np.intp]]] = {}
@@ -226,24 +230,23 @@ class Tables:
             rows = rows[usable[rows]]
             self.events += len(rows)
             if len(rows):
-                events = [chunk.events[row] for row in rows.tolist()]
-                self._add(table, events, chunk.start[rows], chunk.duration[rows])
+                self._add(table, _chosen(chunk.events, rows), chunk.start[rows], chunk.duration[rows])
 
-    def _add(self, table: str, events: list[AnyEvent], start: Integers, duration: Integers) -> None:
+    def _add(self, table: str, events: Sequence[AnyEvent], start: Integers, duration: Integers) -> None:
         if table in KINDS:
             self._add_work(table, events, start, duration)
         elif table == COUNTERS:
             self.counted += zip(events, start.tolist(), duration.tolist(), strict=True)
         else:
             columns: dict[str, npt.NDArray[Any]] = {
-                "name": self.names[table].of([event.name for event in events]),
-                "thread": self.threads.of([(event.pid, event.tid) for event in events]),
+                "name": self.names[table].of(map(_NAME, events)),
+                "thread": self.threads.of(map(_THREAD, events)),
                 "start": start,
                 "duration": duration,
             }
             if table == CALL:
                 found = Arguments(CallArguments).of(events)
-                columns["correlation_id"] = whole_numbers([one.correlation for one in found], -1)
+                columns["correlation_id"] = whole_numbers(list(map(_CORRELATION, found)), -1)
             else:
                 if table == OPERATOR:
                     columns["precision"] = self._precisions(events, columns["name"])
@@ -263,19 +266,20 @@ class Tables:
         spans = {"start": chunk.start[rows], "duration": chunk.duration[rows]}
         self._columns[HOST].add({"name": self.names[HOST].of(names), "thread": self.threads.of(threads), **spans})
 
-    def _add_work(self, kind: str, events: list[AnyEvent], start: Integers, duration: Integers) -> None:
+    def _add_work(self, kind: str, events: Sequence[AnyEvent], start: Integers, duration: Integers) -> None:
         found = Arguments(KernelArguments).of(events)
-        names = self.names[WORK].of([event.name for event in events])
+        names = self.names[WORK].of(map(_NAME, events))
         place: dict[str, Integers] = {}
         for column, own in (("device", "pid"), ("stream", "tid")):
-            values = whole_numbers([getattr(one, column) for one in found], MISSING)
+            values = whole_numbers(list(map(attrgetter(column), found)), MISSING)
             absent = values == MISSING
             if absent.any():
-                values[absent] = whole_numbers([getattr(events[row], own) for row in np.flatnonzero(absent)], -1)
+                others = [getattr(events[row], own) for row in np.flatnonzero(absent).tolist()]
+                values[absent] = whole_numbers(others, -1)
             place[column] = values
         shape: dict[str, npt.NDArray[Any]] = {}
         for side in ("grid", "block"):
-            found_sizes = sizes([getattr(one, side) for one in found])
+            found_sizes = sizes(list(map(attrgetter(side), found)))
             shape |= {f"{side}_{letter}": found_sizes[:, axis] for axis, letter in enumerate("xyz")}
         self._note_kernel_calls(kind, events, names)
         self._columns[WORK].add(
@@ -285,10 +289,10 @@ class Tables:
                 **place,
                 "start": start,
                 "duration": duration,
-                "correlation_id": whole_numbers([one.correlation for one in found], -1),
-                "bytes": whole_numbers([one.bytes for one in found], 0),
+                "correlation_id": whole_numbers(list(map(_CORRELATION, found)), -1),
+                "bytes": whole_numbers(list(map(_BYTES, found)), 0),
                 **shape,
-                "blocks_per_sm": np.array([one.blocks_per_sm for one in found], dtype=np.float64),
+                "blocks_per_sm": np.fromiter(map(_BLOCKS, found), dtype=np.float64),
             }
         )
 
@@ -325,7 +329,8 @@ class Tables:
         """Return the columns of a table with times of the clock, `name` and `thread` as numbers; forget them."""
         columns = self._columns[table].joined(**_COLUMNS[table])
         columns["start"] += base_ns
-        columns["end"] = columns["start"] + columns.pop("duration")
+        columns["end"] = columns.pop("duration")
+        columns["end"] += columns["start"]
         if table not in (WORK, HOST):
             self._spans_of_thread.update(dict(enumerate(np.bincount(columns["thread"]).tolist())))
         return columns
@@ -337,6 +342,13 @@ class Tables:
             if thread is not None and isinstance(thread[0], int):
                 found[thread[0]] += self._spans_of_thread[number]
         return max(found, key=lambda process: found[process]) if found else None
+
+
+def _chosen(events: Sequence[AnyEvent], rows: npt.NDArray[np.intp]) -> Sequence[AnyEvent]:
+    if len(rows) < 2:  # itemgetter of one place returns no tuple
+        return [events[row] for row in rows.tolist()]
+    found: tuple[AnyEvent, ...] = itemgetter(*rows.tolist())(events)
+    return found
 
 
 @lru_cache(maxsize=4096)

@@ -1,1 +1,1 @@
-"""What Nsight Systems writes: SQLite exports, and the CSV of `nsys stats`."""
+"""What Nsight Systems writes: SQLite exports, and the tables of `nsys stats`."""

@@ -1,5 +1,6 @@
-"""Summaries that `nsys stats --format csv` wrote, of all versions: totals by name of kernels, copies, calls, ranges.
+"""Summaries that `nsys stats` wrote, of all versions: totals by name of kernels, copies, calls, ranges.
 
+They are CSV (`--format csv`) or columns of text, as nsys prints them by default; there it cuts names to 100 letters.
 Names and headers changed: gpukernsum, cuda_gpu_kern_sum; "Time(%)", "Time (%)"; "Average" without a unit beside "Total
 Time (ns)", "Avg (ns)". Kernels stand by name, or by name, grid and block; ranges may stand by thread.
 """
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from analysis.counters import Summary
-from analysis.readers.profiler_csv import NS, Statistics, Table, header_cells, read_tables, totals
+from analysis.readers.profiler_csv import NS, Statistics, Table, headers, read_tables, totals
 from common.errors import InputError
 
 if TYPE_CHECKING:
@@ -42,18 +43,16 @@ _TITLES = {
     "ranges": "NVTX Range Summary",
 }
 _TITLE_LINE = re.compile(
-    r"^\s*(?:Processing\b.*[/\[](\w+)(?:\.py)?\b[^/\]]*\]?|\*\*\s*(.*?)\s*:?\s*$|SKIPPED\b|NOTICE\b)"
+    r"^\s*(?:Processing\b.*[/\[](\w+)(?:\.py)?\b[^/\]]*\]?|\*\*\s*(.*?)\s*:?\s*$|SKIPPED\b|NOTICE\b|"
+    r"([A-Z][\w ()]* Statistics(?: \([\w ]*\))?):?\s*$)"
 )
+# Of 2020 and 2021: "CUDA Memory Operation Statistics (by size in KiB)" over a column "Total".
+_UNIT_IN_TITLE = re.compile(r"by size in (\w+)\)")
 
 
 def recognises(head: "Head") -> bool:
     """Return whether a file holds a summary of nsys."""
-    lines = head.text.splitlines()[:2000]
-    return any(_looks_like_header(line) for line in lines)
-
-
-def _looks_like_header(line: str) -> bool:
-    return ("Time" in line or "Total (" in line) and _is_header(header_cells(line))
+    return any(map(_is_header, headers(head.text, "T")))
 
 
 def read(path: Path) -> list[Summary]:
@@ -72,7 +71,7 @@ def read(path: Path) -> list[Summary]:
     if not found:
         raise InputError(
             "trace-without-work",
-            f"{path} has no summary with rows: give the output of `nsys stats --format csv --report cuda_gpu_kern_sum`",
+            f"{path} has no summary with rows: give the output of `nsys stats --report cuda_gpu_kern_sum`",
         )
     return found
 
@@ -80,7 +79,7 @@ def read(path: Path) -> list[Summary]:
 def title_of(line: str) -> str | None:
     """Return the report that a line between tables names, "" where it names none; None where it is no such line."""
     match = _TITLE_LINE.match(line)
-    return match[1] or match[2] or "" if match else None
+    return match[1] or match[2] or match[3] or "" if match else None
 
 
 def _is_header(cells: Sequence[str]) -> bool:
@@ -96,6 +95,8 @@ def _summaries(table: Table) -> list[Summary]:
     if not names or total_place is None or table.place(*_COUNTS) is None:
         return []
     unit = table.units[total_place]
+    if not unit and (match := _UNIT_IN_TITLE.search(table.title)):
+        unit = table.units[total_place] = match[1].lower()
     sizes = unit in BYTES
     factor = BYTES[unit] if sizes else NS.get(unit)
     if factor is None:

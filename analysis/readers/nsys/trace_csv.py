@@ -1,5 +1,5 @@
-"""Traces that `nsys stats --format csv` wrote: GPU work (cuda_gpu_trace), CUDA calls (cuda_api_trace) and NVTX ranges
-(nvtx_pushpop_trace, nvtx_startend_trace), of all versions; several tables may be in one file."""
+"""Traces that `nsys stats` wrote, CSV or columns of text: GPU work (cuda_gpu_trace), CUDA calls (cuda_api_trace) and
+NVTX ranges (nvtx_pushpop_trace, nvtx_startend_trace), of all versions; several tables may be in one file."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,7 +10,7 @@ from analysis.readers.nsys.summary_csv import BYTES, title_of
 from analysis.readers.profiler_csv import (
     Table,
     gpu_work,
-    header_cells,
+    headers,
     in_order,
     read_tables,
     times_of,
@@ -33,8 +33,7 @@ _SOURCE = "nsys stats"
 
 def recognises(head: "Head") -> bool:
     """Return whether a file holds a trace of nsys."""
-    lines = head.text.splitlines()[:2000]
-    return any("Start" in line and "Name" in line and _is_header(header_cells(line)) for line in lines)
+    return any(map(_is_header, headers(head.text, "Start")))
 
 
 def read(path: Path) -> list[Timeline]:

@@ -45,6 +45,39 @@ Time (%),Total Time (ns),Instances,Avg (ns),Med (ns),Min (ns),Max (ns),StdDev (n
 """
 
 
+def as_columns(text: str) -> str:
+    """Print the tables of CSV output as `nsys stats` does without --format csv: each over a rule, names cut to 100."""
+    lines: list[str] = []
+    rows: list[list[str]] = []
+    for line in [*text.splitlines(), ""]:
+        if line.startswith(("Time", "Total", "Start")) or (rows and line):
+            rows.append(next(csv.reader([line])))
+            continue
+        if rows:
+            rows[1:] = [[with_commas(cell) for cell in row] for row in rows[1:]]
+            cut = [[cell if len(cell) <= 100 else cell[:99] + "\u2026" for cell in row] for row in rows]
+            widths = [max(map(len, column)) for column in zip(*cut, strict=True)]
+            header = [cell.center(width) for cell, width in zip(cut[0], widths, strict=True)]
+            body = [
+                [
+                    cell.ljust(width) if at == len(row) - 1 else cell.rjust(width)
+                    for at, (cell, width) in enumerate(zip(row, widths, strict=True))
+                ]
+                for row in cut[1:]
+            ]
+            lines += [" " + "  ".join(row) for row in (header, ["-" * width for width in widths], *body)]
+        rows = []
+        lines.append(line)
+        if line.startswith("Processing"):
+            name = line.rpartition("/")[2].partition(".py")[0]
+            lines += ["", f" ** A Summary ({name}):", ""]
+    return "\n".join(lines)
+
+
+def with_commas(cell: str) -> str:
+    return f"{int(cell):,}" if cell.isdigit() else cell
+
+
 def file(tmp_path: Path, text: str, name: str = "a.csv") -> Path:
     path = tmp_path / name
     path.write_text(text, encoding="utf-8")
@@ -91,6 +124,83 @@ def test_several_reports_in_one_file_between_lines_of_other_kinds(tmp_path: Path
     assert row["average_bytes"] == 1_250_000 and "total_ns" not in sizes.table
     assert list(api.table["name"]) == ["cudaLaunchKernel"] and list(ranges.table["name"]) == ["bertbench:forward"]
     assert all(not item.problems for item in (kernels, sizes, api, ranges))
+
+
+@pytest.mark.parametrize(
+    "text", [KERNELS_2024, KERNELS_2020, SEVERAL, SEVERAL.replace(",300,3,100.0", ",300000,3,100000")]
+)
+def test_columns_of_text_are_read_like_csv(tmp_path: Path, text: str) -> None:
+    expected, path = nsys_csv.read(file(tmp_path, text)), file(tmp_path, as_columns(text), "a.txt")
+    assert "---" in path.read_text() and (reader := find_reader(read_head(path))) and reader.name == "nsys_csv"
+    found = nsys_csv.read(path)
+    assert [(item.what, item.problems) for item in found] == [(item.what, item.problems) for item in expected]
+    for item, other in zip(found, expected, strict=True):
+        assert item.table.to_dict("records") == other.table.to_dict("records")
+    if text is SEVERAL:
+        assert found[0].facts["report"] == "A Summary (cuda_gpu_kern_sum)"
+
+
+# Printed by nsys 2021 (OpenMP offloading) and 2025 (an inference server); numbers and layout as they were printed.
+OLD_COLUMNS = """Collecting data...
+CUDA Kernel Statistics:
+
+ Time(%)  Total Time (ns)  Instances   Average   Minimum  Maximum                  Name
+ -------  ---------------  ---------  ---------  -------  -------  -------------------------------------
+   100.0          222,080          1  222,080.0  222,080  222,080  __omp_offloading_30_736b0b47_main_l20
+
+
+
+CUDA Memory Operation Statistics (by size in KiB):
+
+   Total     Operations  Average  Minimum  Maximum      Operation
+ ----------  ----------  -------  -------  -------  ------------------
+      2.500           4     .625     .500     .750  [CUDA memcpy HtoD]
+"""
+NEW_COLUMNS = """Processing [n.sqlite] with [/opt/nsight-systems-2025.3.2/host-linux-x64/reports/nvtx_sum.py]...
+
+ ** NVTX Range Summary (nvtx_sum):
+
+ Time (%)  Total Time (ns)  Instances    Avg (ns)      Med (ns)     Min (ns)    Max (ns)   StdDev (ns)   Style   Range
+ --------  ---------------  ---------  ------------  ------------  ----------  ----------  -----------  -------  -----
+     51.8       23,518,204          1  23,518,204.0  23,518,204.0  23,518,204  23,518,204          0.0  PushPop  :a  b
+     48.2       21,848,142          1  21,848,142.0  21,848,142.0  21,848,142  21,848,142          0.0  PushPop  :c
+
+Processing [n.sqlite] with [/opt/nsight-systems-2025.3.2/host-linux-x64/reports/osrt_sum.py]...
+SKIPPED: n.sqlite does not contain OS Runtime trace data.
+
+ ** CUDA GPU Kernel Summary (cuda_gpu_kern_sum):
+
+ Time (%)  Total Time (ns)  Instances  Avg (ns)  Med (ns)      GridXYZ       Name
+ --------  ---------------  ---------  --------  --------  ----------------  -----------
+    100.0           82,112         45   1,824.7   1,824.0  125000    1    1  void at::n\u2026
+    99 torn
+"""
+
+
+def test_columns_of_text_of_old_and_new_versions(tmp_path: Path) -> None:
+    kernels, copies = nsys_csv.read(file(tmp_path, OLD_COLUMNS, "a.txt"))
+    assert (kernels.what, kernels.title, kernels.problems) == ("kernels", "CUDA Kernel Statistics", ())
+    assert kernels.table.to_dict("records") == [
+        {"name": "__omp_offloading_30_736b0b47_main_l20", "count": 1, "total_ns": 222080, "average_ns": 222080.0,
+         "min_ns": 222080.0, "max_ns": 222080.0}
+    ]  # fmt: skip
+    assert copies.what == "copies" and copies.table["total_bytes"].tolist() == [2560]
+    ranges, kernels = nsys_csv.read(file(tmp_path, NEW_COLUMNS, "a.txt"))
+    assert (ranges.what, ranges.facts["report"]) == ("ranges", "NVTX Range Summary (nvtx_sum)")
+    assert ranges.table["name"].tolist() == [":a  b", ":c"] and ranges.table["style"].tolist() == ["PushPop"] * 2
+    assert ranges.table["total_ns"].tolist() == [23_518_204, 21_848_142] and not ranges.problems
+    (row,) = kernels.table.to_dict("records")
+    assert (row["count"], row["total_ns"], row["grid"].split()) == (45, 82112, ["125000", "1", "1"])
+    assert len(kernels.problems) == 2 and "--format csv" in kernels.problems[1]
+
+
+def test_a_trace_in_columns_of_text_is_read_like_csv(tmp_path: Path) -> None:
+    text = GPU_TRACE + "\n" + API_TRACE
+    (expected,), path = nsys_trace_csv.read(file(tmp_path, text)), file(tmp_path, as_columns(text), "a.txt")
+    assert (reader := find_reader(read_head(path))) and reader.name == "nsys_trace_csv"
+    (found,) = nsys_trace_csv.read(path)
+    assert found.kernels.to_dict("records") == expected.kernels.to_dict("records") and len(found.kernels) == 2
+    assert found.api.to_dict("records") == expected.api.to_dict("records") and found.devices == expected.devices
 
 
 def test_kernels_by_name_grid_and_block_keep_both(tmp_path: Path) -> None:
@@ -143,6 +253,9 @@ Start (ns),Duration (ns),CorrId,GrdX,GrdY,GrdZ,BlkX,BlkY,BlkZ,Reg/Trd,StcSMem (M
 1000,500,123,,,,,,,,,,4.194,6337.593,Pinned,Device,NVIDIA RTX 5000 Ada (0),1,,13,[CUDA memcpy Host-to-Device]
 900,50,122,4096,2,1,256,1,1,16,0.000,0.000,,,,,NVIDIA RTX 5000 Ada (0),1,,7,"saxpy(float, int)"
 """
+API_TRACE = """Start (ns),Duration (ns),Name,Result,CorrID,Pid,Tid,T-Pri,Thread Name
+880,10,cudaLaunchKernel,0,122,53,54,20,python
+"""
 PUSH_POP = """Start (ns),End (ns),Duration (ns),DurChild (ns),DurNonChild (ns),Name,PID,TID,Lvl,NumChild,RangeId,\
 ParentId,RangeStack,NameTree
 100,900,800,300,500,:step 3,53,54,0,1,1,,:1,:step 3
@@ -172,9 +285,7 @@ def test_a_range_trace_gives_steps_ranges_and_communication(tmp_path: Path) -> N
 
 
 def test_traces_of_one_process_in_one_file_are_one_timeline(tmp_path: Path) -> None:
-    calls = "Start (ns),Duration (ns),Name,Result,CorrID,Pid,Tid,T-Pri,Thread Name\n"
-    calls += "880,10,cudaLaunchKernel,0,122,53,54,20,python\n"
-    (found,) = nsys_trace_csv.read(file(tmp_path, f"{GPU_TRACE}\n{PUSH_POP}\n{calls}"))
+    (found,) = nsys_trace_csv.read(file(tmp_path, f"{GPU_TRACE}\n{PUSH_POP}\n{API_TRACE}"))
     assert (found.process, len(found.kernels), len(found.steps)) == (53, 2, 1)
     assert found.api.values.tolist() == [["cudaLaunchKernel", "53/54", 880, 890, 122]]
 

@@ -5,7 +5,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from analysis.spans import clipped, difference, inside_ns, intersection, merged, total_ns, union
+from analysis.spans import (
+    by_start,
+    clipped,
+    difference,
+    inside_each,
+    inside_ns,
+    intersection,
+    merged,
+    nesting,
+    total_ns,
+    union,
+)
 
 SPANS = st.lists(
     st.tuples(st.integers(-60, 60), st.integers(-3, 25)).map(lambda item: (item[0], sum(item))), max_size=25
@@ -98,3 +109,26 @@ def test_nanoseconds_since_1970_keep_their_last_digit() -> None:
 @pytest.mark.parametrize("spans", [[(5, 3)], [(5, 5)]])
 def test_what_ends_before_it_starts_covers_nothing(spans: list[tuple[int, int]]) -> None:
     assert total_ns(made(spans)) == 0
+
+
+@given(SPANS, SPANS)
+def test_lengths_in_the_parts_that_hold_a_set_agree_with_windows(
+    first: list[tuple[int, int]], second: list[tuple[int, int]]
+) -> None:
+    parts = union(made(first), made(second))
+    assert inside_each(made(first), parts).tolist() == inside_ns(made(first), parts[:, 0], parts[:, 1]).tolist()
+    assert inside_each(parts, parts).tolist() == (parts[:, 1] - parts[:, 0]).tolist()
+
+
+@given(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 30), st.integers(0, 30)), max_size=20))
+def test_nesting_does_not_depend_on_how_the_spans_are_ordered(rows: list[tuple[int, int, int]]) -> None:
+    table = np.array(rows, dtype=np.int64).reshape(-1, 3)
+    thread, start, end = table[:, 0], table[:, 1], table[:, 1] + table[:, 2]
+    order = np.lexsort((-end, start))
+    assert by_start(start[order], end[order]) is None
+    assert (found := by_start(start, end)) is None or found.tolist() == order.tolist()
+    own, outermost = nesting(thread, start, end)
+    sorted_own, sorted_outermost = nesting(thread[order], start[order], end[order])
+    assert own[order].tolist() == sorted_own.tolist() and outermost[order].tolist() == sorted_outermost.tolist()
+    far = nesting(thread + 2**15, start, end)  # too large to be sorted as numbers of 16 bits
+    assert far[0].tolist() == own.tolist() and far[1].tolist() == outermost.tolist()
