@@ -17,6 +17,7 @@ from pathlib import Path, PurePosixPath
 from typing import Self
 
 from analysis.counters import KernelCounters, Summary
+from analysis.readers.parts import join_parts
 from analysis.readers.registry import READERS, Reader, find_reader, read_head
 from analysis.timeline import Timeline
 from common.errors import InputError, MissingToolError, SchemaError, content_code
@@ -352,6 +353,7 @@ def _read(path: Path, by_reader: dict[str, tuple[Reader, list[Path]]], problems:
     counters: list[tuple[Path, KernelCounters]] = []
     summaries: list[Summary] = []
     for reader, files in by_reader.values():
+        before = len(timelines)
         for file, content in reader.read_all(files):
             if isinstance(content, InputError | MissingToolError):
                 if single:
@@ -363,10 +365,13 @@ def _read(path: Path, by_reader: dict[str, tuple[Reader, list[Path]]], problems:
                 counters.append((file, content))
             else:
                 summaries.append(content)
+        if reader.name == "kineto" and len(timelines) - before > 1 and _may_be_parts(timelines[before:]):
+            timelines[before:], said = join_parts(timelines[before:])
+            problems += said
     ordered = _ranked(timelines, problems)
     read: list[Timeline | KernelCounters | Summary] = [*ordered, *(own for _, own in counters), *summaries]
     problems += _mixed(ordered)
-    said = [problem for found in read for problem in found.problems]
+    lost = [problem for found in read for problem in found.problems]
     return Source(
         path=path,
         kinds=tuple(by_reader),
@@ -374,8 +379,14 @@ def _read(path: Path, by_reader: dict[str, tuple[Reader, list[Path]]], problems:
         counters=tuple(own for _, own in counters),
         counter_files=tuple(file for file, _ in counters),
         summaries=tuple(summaries),
-        problems=tuple(dict.fromkeys(map(redact_text, [*problems, *said]))),
+        problems=tuple(dict.fromkeys(map(redact_text, [*problems, *lost]))),
     )
+
+
+def _may_be_parts(timelines: Sequence[Timeline]) -> bool:
+    """Whether two are of one rank and process, or of none: only then are their tables looked at."""
+    known = [(found.rank, found.process) for found in timelines if found.process is not None]
+    return len(set(known)) < len(known)
 
 
 def _mixed(timelines: Sequence[Timeline]) -> list[str]:
