@@ -2,10 +2,14 @@
 
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from itertools import islice
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
+
+from common.errors import InputError
+from common.memory import available_bytes
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -35,6 +39,28 @@ class Codes(dict[Any, int]):
         return np.array(self._flags, dtype=bool)
 
 
+TIMES = 3
+"""Memory that the analysis of a trace takes at its peak, in sizes of the columns that were read."""
+_ALWAYS_BYTES = 64 << 20
+
+
+def require_memory(path: Path, column_bytes: int) -> None:
+    """Stop before a trace takes more memory than there is, asked again as its columns grow.
+
+    Raises:
+        InputError: what the analysis of the columns read so far still takes is more than the memory available.
+    """
+    if column_bytes <= _ALWAYS_BYTES:
+        return
+    free, wanted = available_bytes(), (TIMES - 1) * column_bytes
+    if free is not None and wanted > free:
+        raise InputError(
+            "file-limit",
+            f"{path} is too large for the memory: reading stopped at {column_bytes:,} bytes of tables, analyzing them "
+            f"takes {wanted:,} more, and {free:,} are available; record fewer steps, or use a machine with more memory",
+        )
+
+
 class Columns:
     """The columns of one table, each in one array with room to grow: many small ones would leave holes in memory."""
 
@@ -42,6 +68,11 @@ class Columns:
         """Start without rows."""
         self._arrays: dict[str, npt.NDArray[Any]] = {}
         self.rows = 0
+
+    @property
+    def bytes(self) -> int:
+        """What the rows take."""
+        return self.rows * sum(array.itemsize for array in self._arrays.values())
 
     def add(self, columns: dict[str, npt.NDArray[Any]]) -> None:
         """Append rows: arrays of one length."""

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from analysis.readers.columns import require_memory
 from analysis.readers.sqlite_pages import PageTable, UnusualError, read_blocks
 from common.errors import InputError, content_code
 
@@ -131,10 +132,10 @@ class Database:
         if present:
             asked = {name: columns[name] for name in taken}
             try:
-                _fill(kept, self._decoded(table, asked))
+                _fill(kept, self._decoded(table, asked), self._path)
             except UnusualError:
                 kept = {name: _Column(compact) for name in names}
-                _fill(kept, self._queried(table, asked))
+                _fill(kept, self._queried(table, asked), self._path)
         found = {name: column.done() for name, column in kept.items()}
         rows = len(next(iter(found.values()), np.empty(0)))
         for name, value in columns.items():
@@ -242,15 +243,21 @@ class _Column:
         self._values[self._rows : rows] = values
         self._rows = rows
 
+    @property
+    def bytes(self) -> int:
+        """What the rows take."""
+        return self._rows * self._values.itemsize
+
     def done(self) -> Numbers:
         self._values.resize(self._rows, refcheck=False)
         return self._values
 
 
-def _fill(columns: Mapping[str, _Column], blocks: Iterator[dict[str, Integers]]) -> None:
+def _fill(columns: Mapping[str, _Column], blocks: Iterator[dict[str, Integers]], path: Path) -> None:
     for block in blocks:
         for name, column in columns.items():
             column.add(block[name])
+        require_memory(path, sum(column.bytes for column in columns.values()))
 
 
 def distinct_rows(*columns: npt.NDArray[Any]) -> tuple[list[tuple[Any, ...]], npt.NDArray[np.intp]]:

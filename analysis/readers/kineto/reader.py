@@ -1,7 +1,8 @@
 """Traces of the PyTorch profiler (Kineto's Chrome trace JSON), plain or gzip-compressed.
 
 A trace is unpacked and decoded in blocks of some megabytes; its size is limited by the tables that it makes, not by the
-text. Times are exact to the nanosecond. See docs/explanation/analysis.md.
+text, and reading stops before they take more memory than there is. Times are exact to the nanosecond. See
+docs/explanation/analysis.md.
 """
 
 import gc
@@ -20,6 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from analysis.counters import IDENTITY, KernelCounters
+from analysis.readers.columns import require_memory
 from analysis.readers.kineto.collectives import process_groups
 from analysis.readers.kineto.events import AnyEvent, loose_json, whole, whole_numbers
 from analysis.readers.kineto.frames import Frames
@@ -246,6 +248,7 @@ def _scanned(path: Path) -> tuple[EventStream, Tables]:
     with _no_collection():
         for chunk in stream.chunks():
             tables.add(chunk)
+            require_memory(path, tables.bytes)
     return stream, tables
 
 

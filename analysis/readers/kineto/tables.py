@@ -204,6 +204,11 @@ class Tables:
         """Whether any work of a GPU was found."""
         return self._columns[WORK].rows > 0
 
+    @property
+    def bytes(self) -> int:
+        """What the columns take."""
+        return sum(columns.bytes for columns in self._columns.values())
+
     def add(self, chunk: Chunk) -> None:
         """Sort the events of a chunk into the tables."""
         codes = Codes()
