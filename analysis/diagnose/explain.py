@@ -22,6 +22,8 @@ _FIRST = (
     "kernel_families",
     "operator_families",
     "phases",
+    "module_classes",
+    "modules",
     "core_utilization",
     "roofline",
     "kernel_rules",
@@ -53,12 +55,14 @@ def explain(
     context = context or Context()
     if source.timelines:
         from analysis.diagnose import communication as communication_findings
+        from analysis.diagnose import modules as module_findings
         from analysis.diagnose import timelines as timeline_findings
         from analysis.metrics.communication.link_rates import LinkRates
 
         found += timeline_findings.window_findings(source.timelines)
         found += timeline_findings.findings(source.timelines, context)
         found += timeline_findings.operator_findings(source.timelines, context)
+        found += module_findings.findings(source.timelines)
         found += timeline_findings.range_findings(source.timelines)
         links = LinkRates.of(source.summaries, own_tests)
         talks = communication_findings.findings(source.timelines, context=context, links=links)
