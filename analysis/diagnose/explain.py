@@ -24,6 +24,7 @@ _FIRST = (
     "phases",
     "module_classes",
     "modules",
+    "operator_roofline",
     "core_utilization",
     "roofline",
     "kernel_rules",
@@ -63,6 +64,7 @@ def explain(
         found += timeline_findings.findings(source.timelines, context)
         found += timeline_findings.operator_findings(source.timelines, context)
         found += module_findings.findings(source.timelines)
+        found += module_findings.roofline_findings(source.timelines)
         found += timeline_findings.range_findings(source.timelines)
         links = LinkRates.of(source.summaries, own_tests)
         talks = communication_findings.findings(source.timelines, context=context, links=links)

@@ -1,4 +1,4 @@
-"""Where in the model the time goes: by class of module, and as a tree."""
+"""Where in the model the time goes, and how close to the peaks of the GPU its operators run."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING
 from analysis.diagnose.finding import Finding
 from analysis.diagnose.sentences import number
 from analysis.metrics.kernels.modules import class_rows, module_rows
+from analysis.metrics.kernels.operator_roofline import operator_roofline
 from analysis.timeline import Timeline
-from analysis.wording import percent
+from analysis.wording import flops, percent
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -16,6 +17,7 @@ _LEAST = 0.001
 """Share of the time from which a place is shown."""
 _LITTLE = 0.01
 _INDENT = "  "
+_TOP = 30
 
 
 def findings(timelines: Sequence[Timeline]) -> list[Finding]:
@@ -59,3 +61,25 @@ def _sentence(places: "pd.DataFrame") -> str:
     lost = float(outer.loc[outer["kind"] == "none", "own_ms"].sum()) / whole
     said += f"; {percent(lost)} belongs to no place" if lost > _LITTLE else ""
     return f"{said}."
+
+
+def roofline_findings(timelines: Sequence[Timeline]) -> list[Finding]:
+    """Return operator_roofline; nothing where the trace has no sizes of inputs, or no GPU work in such operators."""
+    table = operator_roofline(timelines)
+    if not len(table):
+        return []
+    first = table.iloc[0]
+    said = f"{first['operator']} {first['sizes']} ({first['dtype'] or 'unknown type'}) takes longest: "
+    said += f"{number(float(first['time_ms']))} ms"
+    said += f" at {flops(float(first['achieved_flops']))}" if first["achieved_flops"] > 0 else ""
+    known = table[table["attainable_fraction"].notna()]
+    if first["attainable_fraction"] > 0:
+        said += f", {percent(float(first['attainable_fraction']))} of what the published peaks of {first['peak_of']} "
+        said += f"allow ({first['bound']})"
+    if len(known):
+        taken, least = float(known["time_ms"].sum()), float((known["time_ms"] * known["attainable_fraction"]).sum())
+        said += f". The rows with known peaks take {number(taken)} ms, {number(least)} ms at the peaks"
+    else:
+        said += ". The published peaks of this GPU and type are not known"
+    title = f"Roofline of GEMMs, attention and norms by sizes and type, mean per rank (at most {_TOP})"
+    return [Finding("operator_roofline", title, table.head(_TOP), f"{said}.")]
