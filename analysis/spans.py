@@ -303,7 +303,7 @@ class Nested:
             ahead = np.searchsorted(self._start[first:last], moment[own], side="right")
             place[own] = np.where(ahead > 0, first + ahead - 1, -1)
         over = np.flatnonzero(place >= 0)
-        # A span that is open now was open when the candidate began: it is among its callers.
+        # A span around the moment began before the candidate and ends after it: it is among its callers.
         while len(over := over[self._end[place[over]] <= moment[over]]):
             place[over] = self._caller[place[over]]
             over = over[place[over] >= 0]

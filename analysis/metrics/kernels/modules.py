@@ -72,7 +72,7 @@ def module_rows(timelines: Sequence[Timeline]) -> "pd.DataFrame":
         part = found.within(tree.parents, size)
         sums += part
         ranks += part[1] > 0
-    return _frame(tree, sums, ranks, len(parts))
+    return _frame(tree, sums, ranks, len(timelines))
 
 
 class _Tree:

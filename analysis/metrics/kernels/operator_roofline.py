@@ -120,7 +120,7 @@ def _attention(
 ) -> tuple[float, int]:
     """The same of attention on sizes (batch, heads, length, dimension).
 
-    The forward pass has the products QK' and PV; the backward pass repeats the first and has two for the gradients of
+    The forward pass has the GEMMs QK' and PV; the backward pass repeats the first and has two for the gradients of
     each. Causal attention needs the pairs on and below the diagonal.
     """
     batch, heads, length, wide = query

@@ -10,13 +10,16 @@ import pytest
 from support import shared_files
 from support.kineto_events import event, write
 
+from analysis.diagnose.explain import comparison_findings
 from analysis.diagnose.modules import findings
+from analysis.metrics.comparison.traces import compare_traces, trace_diff
 from analysis.metrics.kernels.modules import BETWEEN, NOWHERE, _makers, class_rows, module_rows
 from analysis.metrics.kernels.tables import kernel_rows
 from analysis.readers.kineto.reader import read
 from analysis.timeline import EVALUATES
 
 BERT = shared_files.TRACES / "kineto" / "tracelens" / "h100__gaunernst_bert-small-uncased__1016001.json.gz"
+AMD = BERT.with_name(BERT.name.replace("h100", "mi300"))
 RECSYS = shared_files.TRACES / "kineto" / "hta" / "trace_diff__control__control.json.gz"
 
 
@@ -173,3 +176,31 @@ def test_the_backward_pass_is_tied_as_by_the_arrows_of_the_profiler(tmp_path: Pa
     for name in ("Linear_0", "LayerNorm_0", "GELU_0"):
         (row,) = [one for one in rows.itertuples() if one.name == name]
         assert 0 < row.backward_ms < row.total_ms and row.path.startswith("Sequential_0") and row.calls == 2
+
+
+def test_two_traces_differ_by_place_and_the_changes_add_up(tmp_path: Path) -> None:
+    slower = [
+        one | {"dur": {"kernel6": 140, "kernel9": 70}[one["name"]]} if one["name"] in ("kernel6", "kernel9") else one
+        for one in step()
+    ]
+    slower += [module("New_0", 600, 9), *launch(11, 601, 3500, 5)]
+    sides = [[read(write(tmp_path / f"{name}.json", events))] for name, events in (("a", step()), ("b", slower))]
+    rows = trace_diff(*sides, "path").set_index("path")
+    layer = BETWEEN.join(("Net_0", "Block_0", "Linear_1"))
+    assert rows.loc[layer, ["delta_ms", "total_delta_ms"]].tolist() == pytest.approx([0.1, 0.1])
+    assert rows.loc["Net_0", ["delta_ms", "total_delta_ms"]].tolist() == pytest.approx([0, 0.1])
+    assert rows.index[0] == layer and rows.loc["New_0", "change"] == "added"
+    assert rows["delta_ms"].sum() == pytest.approx(0.1 - 0.03 + 0.005)
+    said = {one.name: one.sentence for one in comparison_findings(compare_traces(*sides))}["changed_places"]
+    assert all(part in said for part in ("+0.075 ms", "+0.105 ms", "-0.030 ms", layer))
+
+
+@pytest.mark.skipif(not AMD.exists(), reason=f"{AMD} is not there")
+def test_the_same_model_on_two_gpus_is_compared_by_module() -> None:
+    sides = [[read(BERT)], [read(AMD)]]
+    rows = trace_diff(*sides, "path")
+    totals = [kernel_rows(side[0])["total_ms"].sum() for side in sides]
+    assert rows["delta_ms"].sum() == pytest.approx(totals[1] - totals[0])
+    assert set(rows["change"]) <= {"slower", "faster", "same"}  # every place is in both
+    by_path = rows.set_index("path")
+    assert by_path.loc["BertLMHeadModel_0", "total_delta_ms"] == pytest.approx(totals[1] - totals[0])
