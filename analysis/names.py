@@ -348,6 +348,27 @@ def communicates(name: str) -> bool:
     return family(name) == COMMUNICATION
 
 
+ROOFLINES = {
+    **dict.fromkeys(("mm", "addmm", "bmm", "baddbmm", "_scaled_mm"), "GEMM"),
+    **dict.fromkeys(
+        (
+            f"_scaled_dot_product_{kind}_attention{way}"
+            for kind in ("flash", "efficient", "cudnn")
+            for way in ("", "_backward")
+        ),
+        "attention",
+    ),
+    **dict.fromkeys(("native_layer_norm", "_fused_rms_norm"), "norm"),
+    **dict.fromkeys(("native_layer_norm_backward", "_fused_rms_norm_backward"), "norm"),
+}
+"""ATen operators that are compared with the roofline, and what they are."""
+
+
+def has_roofline(name: str) -> bool:
+    """Return whether the work of an operator is known by the sizes of its inputs."""
+    return name.startswith("aten::") and name[6:] in ROOFLINES
+
+
 PRECISIONS = ("", "mxfp4", "nvfp4", "fp4", "mxfp8", "fp8", "int4", "int8", "bf16", "fp16", "tf32", "fp64", "fp32")
 """What `precision` returns; "" where a name does not tell."""
 

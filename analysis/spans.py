@@ -272,3 +272,39 @@ def _callers_by_stack(thread: Integers, start: Integers, end: Integers) -> Integ
         callers.append(stack[-1][0] if stack else -1)
         stack.append((place, owner, stop))
     return np.array(callers, dtype=np.int64)
+
+
+class Nested:
+    """Spans of threads: which one called each, and which one a moment lies in."""
+
+    def __init__(self, thread: Integers, start: Integers, end: Integers) -> None:
+        """Take n spans, as `nesting` does."""
+        self._order = np.lexsort((-end, start, thread))
+        self._thread, self._start, self._end = thread[self._order], start[self._order], end[self._order]
+        self._caller = _callers(self._thread, self._start, self._end)
+
+    def callers(self) -> Integers:
+        """Return each span's caller as its number among the n, -1 without one, shape (n,); see `nesting`."""
+        found = np.full(len(self._order), -1, dtype=np.int64)
+        has = np.flatnonzero(self._caller >= 0)
+        found[self._order[has]] = self._order[self._caller[has]]
+        return found
+
+    def in_order(self) -> Integers:
+        """Return the numbers of the spans, each after its caller, shape (n,)."""
+        return self._order
+
+    def around(self, thread: Integers, moment: Integers) -> Integers:
+        """Return for each of m moments the span of its thread that began last of those open, -1 none, shape (m,)."""
+        place = np.full(len(moment), -1, dtype=np.int64)
+        for number in np.unique(thread).tolist():
+            first, last = np.searchsorted(self._thread, (number, number + 1)).tolist()
+            own = np.flatnonzero(thread == number)
+            ahead = np.searchsorted(self._start[first:last], moment[own], side="right")
+            place[own] = np.where(ahead > 0, first + ahead - 1, -1)
+        over = np.flatnonzero(place >= 0)
+        # A span around the moment began before the candidate and ends after it: it is among its callers.
+        while len(over := over[self._end[place[over]] <= moment[over]]):
+            place[over] = self._caller[place[over]]
+            over = over[place[over] >= 0]
+        return np.where(place >= 0, self._order[place], -1) if len(self._order) else place

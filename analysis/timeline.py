@@ -114,6 +114,10 @@ def is_communication(table: "pd.DataFrame") -> Mask:
 
 HOST_NS = 10_000
 """Shorter rows of Timeline.host are not read: there are very many, and none explains why a GPU is idle."""
+MODULE = "nn.Module: "
+"""How rows of Timeline.host begin that are calls of modules; these are read whatever their length."""
+EVALUATES = "autograd::engine::evaluate_function: "
+"""How rows of Timeline.operators begin in which autograd evaluates a node of the backward pass."""
 STEP_COLUMNS = {"step": "int64", "start": "int64", "end": "int64"}
 SPAN_COLUMNS = {"name": "str", "thread": "str", "start": "int64", "end": "int64"}
 OPERATOR_COLUMNS = {**SPAN_COLUMNS, "self_ns": "int64", "outermost": "bool"}

@@ -8,6 +8,7 @@ from typing import Any
 from analysis.diagnose.advice import Advice, Context, ranked, with_command
 from analysis.diagnose.finding import Finding, distinct, distinct_names, file_stem
 from analysis.metrics.comparison.traces import TraceComparison
+from analysis.metrics.kernels.modules import NOWHERE
 from analysis.sources import Source
 from analysis.wording import percent
 
@@ -22,6 +23,9 @@ _FIRST = (
     "kernel_families",
     "operator_families",
     "phases",
+    "module_classes",
+    "modules",
+    "operator_roofline",
     "core_utilization",
     "roofline",
     "kernel_rules",
@@ -53,12 +57,15 @@ def explain(
     context = context or Context()
     if source.timelines:
         from analysis.diagnose import communication as communication_findings
+        from analysis.diagnose import modules as module_findings
         from analysis.diagnose import timelines as timeline_findings
         from analysis.metrics.communication.link_rates import LinkRates
 
         found += timeline_findings.window_findings(source.timelines)
         found += timeline_findings.findings(source.timelines, context)
         found += timeline_findings.operator_findings(source.timelines, context)
+        found += module_findings.findings(source.timelines)
+        found += module_findings.roofline_findings(source.timelines)
         found += timeline_findings.range_findings(source.timelines)
         links = LinkRates.of(source.summaries, own_tests)
         talks = communication_findings.findings(source.timelines, context=context, links=links)
@@ -130,10 +137,13 @@ def by_weight(findings: Sequence[Finding]) -> list[Finding]:
 
 
 def comparison_findings(found: TraceComparison) -> list[Finding]:
-    """Return the kinds of time, the families and the kernels that changed, each with its sentence."""
+    """Return the kinds of time, the families, the places and the kernels that changed, each with its sentence."""
+    placed = (found.places["path"] != NOWHERE).any()
+    places = Finding("changed_places", "Places in the model that changed, own time", found.places, _place(found))
     return [
         Finding("time", f"Time per {found.per} and rank", found.time, _verdict(found)),
         Finding("changed_families", "Kinds of work that changed", found.families, ""),
+        *([places] if placed else []),
         Finding("changed_kernels", "Kernels that changed", found.kernels, _largest(found)),
     ]
 
@@ -150,6 +160,19 @@ def _verdict(found: TraceComparison) -> str:
     return (
         f"{took} {change}: {verdict}.{means} A process can be slow as a whole, so two recordings are not "
         "conclusive: run `bertbench throughput --rounds 3` for both and compare the run directories."
+    )
+
+
+def _place(found: TraceComparison) -> str:
+    rows = found.places[found.places["delta_ms"] != 0]
+    if not len(rows):
+        return ""
+    first, change = rows.iloc[0], float(rows["delta_ms"].sum())
+    slower = float(rows.loc[rows["delta_ms"] > 0, "delta_ms"].sum())
+    return (
+        f"Work takes {change:+.3f} ms per {found.per}: {slower:+.3f} ms in places that became slower, "
+        f"{change - slower:+.3f} ms in places that became faster. The largest change is {str(first['path'])[-200:]}: "
+        f"{first['delta_ms']:+.3f} ms ({first['change']})."
     )
 
 

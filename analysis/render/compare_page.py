@@ -35,6 +35,7 @@ _MOST_ROWS = 40
 """Configurations, kinds of work or kernels of a figure."""
 _COLOURS = {"regression": "vermilion", "slower": "orange", "no change": "blue", "quicker": "sky",
             "improvement": "green", "cannot decide": "grey"}  # fmt: skip
+_LONGEST_PATH = 40
 _FURTHEST = 1.6
 """Length of the axis relative to the largest change; intervals of few processes may be far longer."""
 
@@ -212,6 +213,7 @@ def traces_figures(found: TraceComparison) -> dict[str, list[Figure]]:
         name: [_deltas_figure(frame, column, name, title, found.per)]
         for name, frame, column, title in (
             ("changed_families", found.families, "family", "Change by kind of work"),
+            ("changed_places", found.places, "path", "Change by place in the model"),
             ("changed_kernels", found.kernels, "name", "Change by kernel"),
         )
         if (frame["delta_ms"] != 0).any()
@@ -259,9 +261,14 @@ def _deltas_figure(frame: "pd.DataFrame", column: str, name: str, title: str, pe
         panels=[
             Panel(
                 x=Axis(label="change", unit=f"ms per {per}"),
-                y=categories([short_label(str(text)) for text in rows[column]]),
+                y=categories([_label(str(text), column) for text in rows[column]]),
                 series=series,
             )
         ],
         size=(10.6, 1.5 + 0.3 * len(deltas)),
     )
+
+
+def _label(text: str, column: str) -> str:
+    """Name a row: of a place in the model the innermost part, which tells places apart."""
+    return short_label(text if column != "path" or len(text) <= _LONGEST_PATH else f"…{text[1 - _LONGEST_PATH :]}")

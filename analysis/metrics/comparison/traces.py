@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
+from analysis.metrics.kernels.modules import BETWEEN, module_rows
 from analysis.metrics.kernels.tables import kernel_rows, operator_rows
 from analysis.metrics.time.temporal import temporal_breakdown
 from analysis.timeline import Timeline, empty
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 
-By = Literal["name", "family"]
+By = Literal["name", "family", "path"]
 COLUMNS = (
     "change",
     "calls_before",
@@ -31,16 +32,18 @@ COLUMNS = (
 
 
 def trace_diff(before: Sequence[Timeline], after: Sequence[Timeline], by: By = "name") -> "pd.DataFrame":
-    """Return one row per kernel name or family, the largest change of time first, whichever its sign.
+    """Return one row per kernel name, family or place in the model, the largest change first, whichever its sign.
 
     Sums over all ranks of a side are divided by its number of steps (ranks times marked steps), so that traces of
     different length and number of ranks compare. Where a side has no marked step, both sides are divided by their
     traces (ranks), and `per` says so. Without GPU work on either side, operators with their own time (less what they
     called) are compared.
 
-    Columns: name (with by="name"), family, change (added | removed | slower | faster | same), calls_before, calls_after
-    (per step or trace), before_ms, after_ms, delta_ms (after less before), ratio (after / before, missing for added
-    ones), change_share (of the sum of all absolute changes), per ("step" or "trace").
+    Columns: path (with by="path"), or name (with by="name") and family; change (added | removed | slower | faster |
+    same), calls_before, calls_after (per step or trace), before_ms, after_ms, delta_ms (after less before), ratio
+    (after / before, missing for added ones), change_share (of the sum of all absolute changes), per ("step" or
+    "trace"). Places have their own time, without what they contain, so that the sum over delta_ms is the change of all
+    work with any `by`; in addition total_delta_ms, with what they contain.
 
     Args:
         before: one timeline per rank of the first trace.
@@ -59,7 +62,7 @@ def trace_diff(before: Sequence[Timeline], after: Sequence[Timeline], by: By = "
             f"the {'second' if on_gpu[0] else 'first'} trace has no GPU work, the other one does: times of kernels and "
             "of operators do not compare; record both on the same kind of device",
         )
-    keys = ["name", "family"] if by == "name" else ["family"]
+    keys: list[str] = ["name", "family"] if by == "name" else [by]
     tables = [_work(side, on_gpu[0], keys) for side in (before, after)]
     for side, table in zip(("first", "second"), tables, strict=True):
         if not len(table):
@@ -83,7 +86,22 @@ def trace_diff(before: Sequence[Timeline], after: Sequence[Timeline], by: By = "
     found["per"] = "step" if stepped else "trace"
     found.insert(len(keys), "change", _change(found))
     order = found["delta_ms"].abs().sort_values(ascending=False, kind="stable").index
-    return found.loc[order, [*keys, *COLUMNS]].reset_index(drop=True)
+    totals = []
+    if by == "path":
+        totals = ["total_delta_ms"]
+        found["total_delta_ms"] = _with_contents(found["path"].tolist(), found["delta_ms"].tolist())
+    return found.loc[order, [*keys, *COLUMNS, *totals]].reset_index(drop=True)
+
+
+def _with_contents(paths: Sequence[str], deltas: Sequence[float]) -> list[float]:
+    """Sum the changes of each place and of what it contains."""
+    sums: dict[str, float] = {}
+    for path, delta in zip(paths, deltas, strict=True):
+        names = path.split(BETWEEN)
+        for depth in range(1, len(names) + 1):
+            above = BETWEEN.join(names[:depth])
+            sums[above] = sums.get(above, 0.0) + delta
+    return [sums[path] for path in paths]
 
 
 def _change(found: "pd.DataFrame") -> list[str]:
@@ -100,6 +118,11 @@ def _work(side: Sequence[Timeline], on_gpu: bool, keys: list[str]) -> "pd.DataFr
     import pandas as pd
 
     parts = []
+    if keys == ["path"]:
+        places = module_rows(side)
+        calls = places["calls"].where(places["calls"] > 0, places["kernels"])
+        whole = (places["own_ms"] * len(side) * 1e6).round().astype("int64")
+        return places[["path"]].assign(calls=calls, ns=whole).groupby(keys, sort=False).sum().reset_index()
     for timeline in side:
         if on_gpu:
             rows = kernel_rows(timeline)
@@ -110,6 +133,7 @@ def _work(side: Sequence[Timeline], on_gpu: bool, keys: list[str]) -> "pd.DataFr
     return joined.groupby(keys, sort=False)[["calls", "ns"]].sum().reset_index()
 
 
+_EACH: tuple[By, ...] = ("family", "name", "path")
 # Relative change of the step time above which a change counts, unless another one is asked for. One recording per side
 # says nothing of how processes differ: more than of runs is asked for.
 THRESHOLD = 0.05
@@ -137,6 +161,8 @@ class TraceComparison:
     """trace_diff by family."""
     kernels: "pd.DataFrame"
     """trace_diff by name."""
+    places: "pd.DataFrame"
+    """trace_diff by path."""
     differences: tuple[str, ...]
     """What else differs: settings, devices, ranks; one sentence each. Then it is not the kernels alone that changed."""
 
@@ -170,7 +196,7 @@ def compare_traces(
     """
     if not threshold > 0:
         raise UsageError("option-value", f"--threshold {threshold} is not above 0: give a fraction such as 0.05")
-    families, kernels = trace_diff(before, after, "family"), trace_diff(before, after, "name")
+    families, kernels, places = (trace_diff(before, after, by) for by in _EACH)
     stepped = all(len(found.steps) for found in (*before, *after))
     old, new = (_step_ms(side) if stepped else _span_ms(side) for side in (before, after))
     if old <= 0 or new <= 0:
@@ -187,6 +213,7 @@ def compare_traces(
         time=_time(before, after, stepped),
         families=families,
         kernels=kernels,
+        places=places,
         differences=(*_settings(*trials), *_differences(before, after)),
     )
 

@@ -50,6 +50,7 @@ class Frames:
         self._columns = {table: tables.columns(table, base_ns) for table in (CALL, OPERATOR, RANGE, HOST, WORK)}
         self._names = {table: [label(name) for name in tables.names[table]] for table in self._columns}
         self._threads = [thread_name(thread) for thread in tables.threads]
+        self._inputs = [str(text) for text in tables.inputs]
         self._groups = groups
         self._host_calls: list[HostCall] = [
             (name, thread, start + base_ns, end + base_ns, said) for name, thread, start, end, said in tables.host_calls
@@ -147,9 +148,9 @@ class Frames:
                 columns = {column: values[~is_step] for column, values in columns.items()}
             _sort(columns)
             if table == OPERATOR:
-                told = columns.pop("precision")
-                if told.any():
-                    columns["precision"] = told
+                for column, unknown in (("precision", 0), ("inputs", 0), ("sequence", -1), ("forward_thread", -1)):
+                    if not (columns[column] != unknown).any():
+                        del columns[column]
                 columns["self_ns"], columns["outermost"] = nesting(columns["thread"], columns["start"], columns["end"])
             made[name] = self._table(table, columns)
         return {"steps": _step_table(self._steps), **made}
@@ -159,8 +160,9 @@ class Frames:
 
         columns["name"] = categories(columns["name"], self._names[table])
         columns["thread"] = categories(columns["thread"], self._threads)
-        if "precision" in columns:
-            columns["precision"] = categories(columns["precision"], PRECISIONS)
+        for column, labels in (("precision", PRECISIONS), ("inputs", self._inputs)):
+            if column in columns:
+                columns[column] = categories(columns[column], labels)
         ordered = {name: columns.pop(name) for name in ("name", "thread", "start", "end")}
         return pd.DataFrame(ordered | columns, copy=False)
 

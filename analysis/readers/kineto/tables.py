@@ -6,7 +6,7 @@ of CUDA's.
 
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import islice
@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from analysis.names import PRECISIONS, family, kernel_collective, precision
+from analysis.names import PRECISIONS, family, has_roofline, kernel_collective, precision
 from analysis.readers.columns import Codes, Columns
 from analysis.readers.kineto.events import (
     MISSING,
@@ -30,7 +30,7 @@ from analysis.readers.kineto.events import (
     sizes,
     whole_numbers,
 )
-from analysis.timeline import HOST_NS
+from analysis.timeline import EVALUATES, HOST_NS, MODULE
 
 OPERATOR, RANGE, CALL, HOST, WORK, COUNTERS = "operator", "range", "call", "host", "work", "counters"
 KINDS = ("kernel", "memcpy", "memset")
@@ -159,7 +159,7 @@ _SIZES = {name: "int32" for side in ("grid", "block") for name in (f"{side}_x", 
 _PIECE = {"name": "int32", "kind": "int8", "device": "int64", "stream": "int64", "start": "int64", "duration": "int64",
         "correlation_id": "int64", "bytes": "int64", **_SIZES, "blocks_per_sm": "float64"}  # fmt: skip
 _COLUMNS = {
-    OPERATOR: {**_SPAN, "precision": "int8"},
+    OPERATOR: {**_SPAN, "precision": "int8", "sequence": "int64", "forward_thread": "int32", "inputs": "int32"},
     RANGE: _SPAN,
     CALL: {**_SPAN, "correlation_id": "int64"},
     HOST: _SPAN,
@@ -168,11 +168,29 @@ _COLUMNS = {
 
 # Several times faster than decoding arguments of which only this is wanted; lists of tensors have a list of types.
 _INPUT_TYPES = re.compile(rb'"Input type"\s*:\s*\[((?:[^][]|\[[^][]*\])*)\]')
+_SEQUENCE = re.compile(rb'Sequence number"\s*:\s*(\d{1,18})\b')
+_FORWARD_THREAD = re.compile(rb'Fwd thread id"\s*:\s*(\d{1,9})\b')
+_INPUTS = re.compile(rb'"(Input Dims|Input type|Concrete Inputs)"\s*:\s*(\[(?:[^][]|\[[^][]*\])*\])')
 
 _CATEGORY, _NAME, _THREAD = attrgetter("cat"), attrgetter("name"), attrgetter("pid", "tid")
 _CORRELATION, _BYTES, _BLOCKS = attrgetter("correlation"), attrgetter("bytes"), attrgetter("blocks_per_sm")
 
 HostCall = tuple[str, str, int, int, CommunicationArguments]
+
+
+class _Marks:
+    """Which names are wanted; asked once for each name."""
+
+    def __init__(self, wanted: Callable[[str], bool]) -> None:
+        self._wanted = wanted
+        self._known: list[bool] = []
+
+    def flags(self, codes: npt.NDArray[np.int32], names: Codes) -> npt.NDArray[np.bool_]:
+        """Return which of n codes of names are wanted."""
+        new = islice(names, len(self._known), None)
+        self._known += [isinstance(name, str) and self._wanted(name) for name in new]
+        found: npt.NDArray[np.bool_] = np.array(self._known, dtype=bool)[codes]
+        return found
 
 
 class Tables:
@@ -182,6 +200,9 @@ class Tables:
         """Start without rows."""
         self.names: dict[str, Codes] = {table: Codes() for table in _COLUMNS}
         self.threads = Codes()
+        self.inputs = Codes()
+        """Inputs of operators as JSON: list of their sizes, types and values."""
+        self.inputs[""]
         self.events = 0
         """Events that are in the tables."""
         self.timeless = 0
@@ -197,7 +218,9 @@ class Tables:
         self.unknown = Unknown()
         self._columns = {table: Columns() for table in _COLUMNS}
         self._spans_of_thread: Counter[int] = Counter()
-        self._multiplies: list[bool] = []
+        self._multiplies = _Marks(lambda name: family(name) == "GEMM")
+        self._evaluates = _Marks(lambda name: name.startswith(EVALUATES))
+        self._sized = _Marks(has_roofline)
 
     @property
     def has_work(self) -> bool:
@@ -229,7 +252,11 @@ class Tables:
         for table, found in by_table.items():
             rows = np.sort(np.concatenate(found))
             if table == HOST:
-                self._add_host(chunk, rows[usable[rows] & (chunk.duration[rows] >= HOST_NS)])
+                rows = rows[usable[rows]]
+                long = chunk.duration[rows] >= HOST_NS
+                short = np.flatnonzero(~long)
+                long[short] = [_is_module(chunk.events[row].name) for row in rows[short].tolist()]
+                self._add_host(chunk, rows[long])
                 continue
             self.timeless += int((~usable[rows]).sum())
             rows = rows[usable[rows]]
@@ -255,6 +282,8 @@ class Tables:
             else:
                 if table == OPERATOR:
                     columns["precision"] = self._precisions(events, columns["name"])
+                    columns |= self._ties(events, columns["name"])
+                    columns["inputs"] = self._inputs(events, columns["name"])
                 self._note_host_calls(events, self.names[table], columns)
             self._columns[table].add(columns)
 
@@ -303,12 +332,29 @@ class Tables:
 
     def _precisions(self, events: Sequence[AnyEvent], names: npt.NDArray[np.int32]) -> npt.NDArray[np.int8]:
         """Return the index in PRECISIONS of each GEMM's input types, 0 for all else."""
-        known = islice(self.names[OPERATOR], len(self._multiplies), None)
-        self._multiplies += [isinstance(name, str) and family(name) == "GEMM" for name in known]
         found = np.zeros(len(events), dtype=np.int8)
-        for row in np.flatnonzero(np.array(self._multiplies, dtype=bool)[names]).tolist():
+        for row in np.flatnonzero(self._multiplies.flags(names, self.names[OPERATOR])).tolist():
             types = _INPUT_TYPES.search(events[row].args)
             found[row] = _precision_of(types[1]) if types else 0
+        return found
+
+    def _ties(self, events: Sequence[AnyEvent], names: npt.NDArray[np.int32]) -> dict[str, npt.NDArray[Any]]:
+        """What ties the backward pass to the forward pass: numbers of autograd's nodes, -1 without one."""
+        found = [_SEQUENCE.search(event.args) for event in events]
+        sequence = np.array([int(one[1]) if one else -1 for one in found], dtype=np.int64)
+        thread = np.full(len(events), -1, dtype=np.int32)
+        for row in np.flatnonzero((sequence >= 0) & self._evaluates.flags(names, self.names[OPERATOR])).tolist():
+            if said := _FORWARD_THREAD.search(events[row].args):
+                thread[row] = int(said[1])
+        return {"sequence": sequence, "forward_thread": thread}
+
+    def _inputs(self, events: Sequence[AnyEvent], names: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
+        found = np.zeros(len(events), dtype=np.int32)
+        for row in np.flatnonzero(self._sized.flags(names, self.names[OPERATOR])).tolist():
+            said = dict(_INPUTS.findall(events[row].args))
+            if b"Input Dims" in said and b"Input type" in said:
+                parts = (said[b"Input Dims"], said[b"Input type"], said.get(b"Concrete Inputs", b"[]"))
+                found[row] = self.inputs["[" + ",".join(part.decode(errors="replace") for part in parts) + "]"]
         return found
 
     def _note_host_calls(self, events: Sequence[AnyEvent], names: Codes, columns: dict[str, Any]) -> None:
@@ -359,6 +405,10 @@ def _chosen(events: Sequence[AnyEvent], rows: npt.NDArray[np.intp]) -> Sequence[
 @lru_cache(maxsize=4096)
 def _precision_of(types: bytes) -> int:
     return PRECISIONS.index(precision(types.decode(errors="replace")))
+
+
+def _is_module(name: Any) -> bool:
+    return isinstance(name, str) and name.startswith(MODULE)
 
 
 def _is_host_call(name: Any) -> bool:

@@ -1,0 +1,206 @@
+"""GPU time by place in the model: worked by hand, by brute force on a public trace, by the profiler's own arrows."""
+
+import gzip
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support import shared_files
+from support.kineto_events import event, write
+
+from analysis.diagnose.explain import comparison_findings
+from analysis.diagnose.modules import findings
+from analysis.metrics.comparison.traces import compare_traces, trace_diff
+from analysis.metrics.kernels.modules import BETWEEN, NOWHERE, _makers, class_rows, module_rows
+from analysis.metrics.kernels.tables import kernel_rows
+from analysis.readers.kineto.reader import read
+from analysis.timeline import EVALUATES
+
+BERT = shared_files.TRACES / "kineto" / "tracelens" / "h100__gaunernst_bert-small-uncased__1016001.json.gz"
+AMD = BERT.with_name(BERT.name.replace("h100", "mi300"))
+RECSYS = shared_files.TRACES / "kineto" / "hta" / "trace_diff__control__control.json.gz"
+
+
+def launch(number: int, moment: float, start: float, length: float, thread: int = 1, call: str = "Launch") -> list[Any]:
+    api = event(f"cuda{call}", moment, 1, "cuda_runtime", args={"correlation": number})
+    place = {"device": 0, "stream": 7, "correlation": number}
+    return [api | {"tid": thread}, event(f"kernel{number}", start, length, "kernel", args=place)]
+
+
+def numbered(name: str, start: float, length: float, number: int, owner: int = 0, thread: int = 1) -> dict[str, Any]:
+    return event(name, start, length, args={"Fwd thread id": owner, "Sequence number": number}) | {"tid": thread}
+
+
+def module(name: str, start: float, length: float) -> dict[str, Any]:
+    return event(f"nn.Module: {name}", start, length, "python_function")
+
+
+def step() -> list[Any]:
+    """Two layers; their backward pass on a thread of autograd; an optimizer, a CUDA graph and a lone kernel."""
+    return [
+        module("Net_0", 0, 100), module("Linear_0", 10, 5), module("Block_0", 30, 60), module("Linear_1", 40, 20),
+        numbered("aten::linear", 10, 5, 4), numbered("aten::addmm", 11, 3, 5), *launch(1, 12, 1000, 10),
+        numbered("aten::addmm", 41, 8, 6), *launch(2, 42, 1010, 20), *launch(3, 70, 1030, 3),
+        numbered("aten::mse_loss", 110, 10, 7), *launch(4, 112, 1033, 5),
+        numbered(f"{EVALUATES}MseLossBackward0", 200, 10, 7, 1, 2), *launch(5, 205, 1040, 7, 2),
+        numbered(f"{EVALUATES}AddmmBackward0", 220, 30, 6, 1, 2), *launch(6, 225, 1050, 40, 2),
+        numbered(f"{EVALUATES}AddmmBackward0", 260, 30, 5, 1, 2), *launch(7, 265, 1100, 80, 2),
+        event(f"{EVALUATES}torch::autograd::AccumulateGrad", 300, 9, args={}) | {"tid": 2}, *launch(8, 301, 1200, 2, 2),
+        event("Optimizer.step#SGD.step", 400, 50, "user_annotation"), event("aten::_foreach_add_", 410, 20),
+        *launch(9, 420, 1300, 100),
+        module("Graphed_0", 500, 50), *launch(10, 510, 1400, 1000, call="GraphLaunch"),
+        *launch(10, 510, 2500, 500, call="GraphLaunch")[1:],
+        event("nowhere", 3000, 9, "kernel", args={"device": 0, "stream": 7, "correlation": 0}),
+    ]  # fmt: skip
+
+
+def test_each_kernel_is_of_the_innermost_module_and_backward_kernels_of_the_forward_module(tmp_path: Path) -> None:
+    rows = module_rows([read(write(tmp_path / "trace.json", step()))])
+    found = {
+        row.path.replace(BETWEEN, "/"): (row.own_ms * 1e3, row.total_ms * 1e3, row.backward_ms * 1e3, row.calls)
+        for row in rows.itertuples()
+    }
+    assert {path: tuple(round(value) for value in values) for path, values in found.items()} == {
+        "Net_0": (0, 153, 120, 1),
+        "Net_0/Linear_0": (90, 90, 80, 1),  # called in 5 us: short modules are read too
+        "Net_0/Block_0": (3, 63, 40, 1),
+        "Net_0/Block_0/Linear_1": (60, 60, 40, 1),
+        "aten::mse_loss": (12, 12, 7, 1),
+        f"{EVALUATES}torch::autograd::AccumulateGrad": (2, 2, 0, 1),
+        "Optimizer.step#SGD.step": (0, 100, 0, 1),
+        "Optimizer.step#SGD.step/aten::_foreach_add_": (100, 100, 0, 1),
+        "Graphed_0": (1500, 1500, 0, 1),
+        NOWHERE: (9, 9, 0, 0),
+    }
+    assert list(found)[:4] == ["Net_0", "Net_0/Linear_0", "Net_0/Block_0", "Net_0/Block_0/Linear_1"]
+    classes = class_rows(rows).set_index("name")
+    assert classes.loc["Linear", "own_ms"] == pytest.approx(0.150) and classes.loc["Linear", "instances"] == 2
+    assert classes.loc["Linear", "own_share"] == pytest.approx(150 / 1776)
+
+
+def test_a_second_rank_halves_the_means_that_it_has_no_part_in(tmp_path: Path) -> None:
+    one = read(write(tmp_path / "one.json", step()))
+    other = read(write(tmp_path / "other.json", [module("Net_0", 0, 100), *launch(1, 50, 1000, 47)]))
+    rows = module_rows([one, other]).set_index("path")
+    assert rows.loc["Net_0", ["total_ms", "own_ms", "ranks"]].tolist() == pytest.approx([0.100, 0.0235, 2])
+    assert rows.loc["Graphed_0", ["total_ms", "ranks"]].tolist() == pytest.approx([0.75, 1])
+
+
+def test_ranges_of_a_whole_pass_do_not_part_an_operator_from_its_backward_pass(tmp_path: Path) -> None:
+    events = [
+        event("## forward ##", 0, 100, "user_annotation"), numbered("aten::mm", 10, 9, 3), *launch(1, 12, 1000, 10),
+        event("## backward ##", 200, 100, "user_annotation"),
+        numbered(f"{EVALUATES}MmBackward0", 210, 30, 3, 1), *launch(2, 220, 1100, 20),
+    ]  # fmt: skip
+    rows = module_rows([read(write(tmp_path / "trace.json", events))])
+    assert rows[["path", "own_ms", "backward_ms"]].values.tolist() == [["aten::mm", 0.03, 0.02]]
+
+
+def test_sequence_numbers_count_per_thread(tmp_path: Path) -> None:
+    """Two threads of the forward pass count alike: each evaluation finds the operator of its own."""
+    events = [
+        numbered("aten::mm", 10, 5, 1, thread=1), numbered("aten::bmm", 12, 5, 1, thread=3),
+        numbered("aten::relu", 20, 5, 2, thread=1), numbered("aten::sum", 22, 5, 3, thread=3),
+        numbered(f"{EVALUATES}MmBackward0", 100, 9, 1, 1, 9), *launch(1, 101, 1000, 1, 9),
+        numbered(f"{EVALUATES}ReluBackward0", 110, 9, 2, 1, 9), *launch(2, 111, 1010, 2, 9),
+        numbered(f"{EVALUATES}BmmBackward0", 120, 9, 1, 2, 9), *launch(3, 121, 1020, 4, 9),
+        numbered(f"{EVALUATES}SumBackward0", 130, 9, 3, 2, 9), *launch(4, 131, 1030, 8, 9),
+    ]  # fmt: skip
+    rows = module_rows([read(write(tmp_path / "trace.json", events))]).set_index("path")
+    assert (rows["backward_ms"] * 1e3).round().to_dict() == {
+        "aten::mm": 1,
+        "aten::relu": 2,
+        "aten::bmm": 4,
+        "aten::sum": 8,
+    }
+
+
+@pytest.mark.skipif(not BERT.exists(), reason=f"{BERT} is not there")
+def test_a_public_trace_of_bert_by_brute_force() -> None:
+    events = [one for one in json.loads(gzip.decompress(BERT.read_bytes()))["traceEvents"] if one.get("ph") == "X"]
+    modules = [one for one in events if one["name"].startswith("nn.Module: ")]
+    calls = {one["args"]["correlation"]: one for one in events if one["cat"] in ("cuda_runtime", "cuda_driver")}
+    expected: Counter[str] = Counter()
+    for work in events:
+        if work["cat"] in ("kernel", "gpu_memcpy", "gpu_memset"):
+            call = calls[work["args"]["correlation"]]
+            around = [
+                one for one in modules
+                if one["tid"] == call["tid"] and one["ts"] <= call["ts"] < one["ts"] + one["dur"]
+            ]  # fmt: skip
+            expected[min(around, key=lambda one: one["dur"])["name"].removeprefix("nn.Module: ")] += work["dur"]
+    timeline = read(BERT)
+    rows = module_rows([timeline])
+    own = {name: ms * 1e3 for name, ms in zip(rows["name"], rows["own_ms"], strict=True) if ms}
+    assert own == pytest.approx(dict(expected)) and len(own) > 40
+    assert rows["own_ms"].sum() == pytest.approx(kernel_rows(timeline)["total_ms"].sum())
+    said = {one.name: one for one in findings([timeline])}
+    assert said["module_classes"].table["name"].iloc[0] == "Linear" and "63.9 %" in said["module_classes"].sentence
+
+
+@pytest.mark.skipif(not RECSYS.exists(), reason=f"{RECSYS} is not there")
+def test_a_public_trace_of_training_is_attributed_as_a_whole() -> None:
+    timeline = read(RECSYS)
+    rows = module_rows([timeline])
+    assert rows["own_ms"].sum() == pytest.approx(kernel_rows(timeline)["total_ms"].sum())
+    outer = rows[rows["depth"] == 0]
+    assert outer["total_ms"].sum() == pytest.approx(rows["own_ms"].sum())
+    assert 0.3 < outer["backward_ms"].sum() / outer["total_ms"].sum() < 0.7
+
+
+def test_the_backward_pass_is_tied_as_by_the_arrows_of_the_profiler(tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    net = torch.nn.Sequential(torch.nn.Linear(16, 32), torch.nn.GELU(), torch.nn.LayerNorm(32), torch.nn.Linear(32, 4))
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], with_stack=True) as profiler:
+        for _ in range(2):
+            net(torch.randn(8, 16)).square().mean().backward()
+    path = tmp_path / "trace.json"
+    profiler.export_chrome_trace(str(path))
+    document = json.loads(path.read_text())
+    base = int(document.get("baseTimeNanoseconds", 0))
+    arrows: dict[int, dict[str, int]] = {}
+    for one in document["traceEvents"]:
+        if one.get("cat") == "fwdbwd":
+            arrows.setdefault(one["id"], {})[one["ph"]] = round(float(one["ts"]) * 1e3) + base
+    timeline = read(path)
+    evaluations, makers = _makers(timeline.operators, {})
+    expected = sorted((one["f"], one["s"]) for one in arrows.values())
+    found = sorted(zip(evaluations.start.tolist(), makers[:, 1].tolist(), strict=True))
+    assert len(expected) >= 12 and [made for _, made in found] == [made for _, made in expected]
+    starts = [start for start, _ in found]
+    for (start, _), (node, _), following in zip(found, expected, [*starts[1:], 2**62], strict=True):
+        assert start <= node < following  # an arrow ends at the node, within its evaluation
+    rows = module_rows([timeline])
+    for name in ("Linear_0", "LayerNorm_0", "GELU_0"):
+        (row,) = [one for one in rows.itertuples() if one.name == name]
+        assert 0 < row.backward_ms < row.total_ms and row.path.startswith("Sequential_0") and row.calls == 2
+
+
+def test_two_traces_differ_by_place_and_the_changes_add_up(tmp_path: Path) -> None:
+    slower = [
+        one | {"dur": {"kernel6": 140, "kernel9": 70}[one["name"]]} if one["name"] in ("kernel6", "kernel9") else one
+        for one in step()
+    ]
+    slower += [module("New_0", 600, 9), *launch(11, 601, 3500, 5)]
+    sides = [[read(write(tmp_path / f"{name}.json", events))] for name, events in (("a", step()), ("b", slower))]
+    rows = trace_diff(*sides, "path").set_index("path")
+    layer = BETWEEN.join(("Net_0", "Block_0", "Linear_1"))
+    assert rows.loc[layer, ["delta_ms", "total_delta_ms"]].tolist() == pytest.approx([0.1, 0.1])
+    assert rows.loc["Net_0", ["delta_ms", "total_delta_ms"]].tolist() == pytest.approx([0, 0.1])
+    assert rows.index[0] == layer and rows.loc["New_0", "change"] == "added"
+    assert rows["delta_ms"].sum() == pytest.approx(0.1 - 0.03 + 0.005)
+    said = {one.name: one.sentence for one in comparison_findings(compare_traces(*sides))}["changed_places"]
+    assert all(part in said for part in ("+0.075 ms", "+0.105 ms", "-0.030 ms", layer))
+
+
+@pytest.mark.skipif(not AMD.exists(), reason=f"{AMD} is not there")
+def test_the_same_model_on_two_gpus_is_compared_by_module() -> None:
+    sides = [[read(BERT)], [read(AMD)]]
+    rows = trace_diff(*sides, "path")
+    totals = [kernel_rows(side[0])["total_ms"].sum() for side in sides]
+    assert rows["delta_ms"].sum() == pytest.approx(totals[1] - totals[0])
+    assert set(rows["change"]) <= {"slower", "faster", "same"}  # every place is in both
+    by_path = rows.set_index("path")
+    assert by_path.loc["BertLMHeadModel_0", "total_delta_ms"] == pytest.approx(totals[1] - totals[0])
