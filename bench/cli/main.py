@@ -46,8 +46,7 @@ Measures and explains BERT training speed. Start: `bertbench doctor`.
   launch, submit, collect  run on nodes; submit a cluster job; merge runs
   report                   write an HTML report of a run or a profile
   compare, history         find regressions: between two runs, over many runs
-  truth-corpus             recordings with known answers; score any tool on them
-  completion               shell completion for bash, zsh and fish
+  truth-corpus, completion recordings with known answers; shell completion
 
 Options and examples: bertbench COMMAND --help. Version: bertbench -V.
 """
