@@ -113,8 +113,8 @@ def decode_chunk(data: bytes) -> Chunk:
     except msgspec.ValidationError:  # among other reasons, of an event that does not say its phase
         return exact_chunk(decode_exact(data))
     events = [event for event in found if type(event) is Event]
-    start = _quick_ns(events, "ts")
-    duration = _quick_ns(events, "dur")
+    start = _quick_ns([event.ts for event in events])
+    duration = _quick_ns([event.dur for event in events])
     if start is None or duration is None:
         return exact_chunk(decode_exact(data))
     return Chunk(events, start, duration)
@@ -166,13 +166,12 @@ def _scalar(value: Any) -> Scalar:
     return value if value is None or (isinstance(value, int) and not isinstance(value, bool)) else str(value)
 
 
-def _quick_ns(events: Sequence[Event], name: str) -> Integers | None:
+def _quick_ns(values: Sequence[Scalar]) -> Integers | None:
     """Nanoseconds, None where float64 cannot tell them or a value is no number."""
-    try:
-        array = np.fromiter(map(attrgetter(name), events), dtype=np.float64, count=len(events))
-    except (TypeError, ValueError, OverflowError):
-        return None
-    if not np.all(np.abs(array) < _EXACT_BELOW_US):
+    array = np.array(values) if values else np.empty(0, dtype=np.int64)
+    if array.dtype == np.int64:
+        return None if np.any(np.abs(array) > _MOST // 1000) else array * 1000
+    if array.dtype != np.float64 or not np.all(np.abs(array) < _EXACT_BELOW_US):
         return None
     array *= 1000.0
     return np.rint(array, out=array).astype(np.int64)
