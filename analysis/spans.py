@@ -297,7 +297,7 @@ class Nested:
     def around(self, thread: Integers, moment: Integers) -> Integers:
         """Return for each of m moments the span of its thread that began last of those open, -1 none, shape (m,)."""
         place = np.full(len(moment), -1, dtype=np.int64)
-        for number in np.unique(thread).tolist():
+        for number in np.flatnonzero(np.bincount(thread)).tolist():
             first, last = np.searchsorted(self._thread, (number, number + 1)).tolist()
             own = np.flatnonzero(thread == number)
             ahead = np.searchsorted(self._start[first:last], moment[own], side="right")

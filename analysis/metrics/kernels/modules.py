@@ -14,9 +14,9 @@ All kernels of a CUDA graph are of the place that launched the graph, those of c
 it. Without GPU work, operators with their own time (less what they called) take the place of kernels.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 
 Numbers = npt.NDArray[np.int64]
 
+_AT_ONCE = 1 << 18
+"""Pieces of work whose places are looked up together."""
 NOWHERE = "(no launching call in a module, range or operator)"
 _SCRIPTED = "torch::jit"
 """In names of nodes of TorchScript: no operator of the forward pass is recorded that has their number."""
@@ -113,43 +115,53 @@ class _Sums:
 
 
 def _sums(timeline: Timeline, tree: _Tree) -> _Sums | None:
-    pieces = _pieces(timeline)
-    if not len(pieces.ns):
-        return None
-    places = _Places(timeline, tree)
-    place, backward = places.of(pieces.thread, pieces.moment)
-    calls = places.calls()
-    size = len(tree.names)
-    ns, backward_ns = np.zeros((2, size), dtype=np.int64)
-    np.add.at(ns, place, pieces.ns)
-    np.add.at(backward_ns, place[backward], pieces.ns[backward])
-    return _Sums(np.bincount(calls, minlength=size), np.bincount(place, minlength=size), ns, backward_ns)
+    places: _Places | None = None
+    sums = np.zeros((3, 0), dtype=np.int64)
+    for pieces in _pieces(timeline):
+        places = places or _Places(timeline, tree)
+        place, backward = places.of(pieces)
+        sums = np.pad(sums, ((0, 0), (0, len(tree.names) - sums.shape[1])))
+        np.add.at(sums[0], place, 1)
+        np.add.at(sums[1], place, pieces.ns)
+        np.add.at(sums[2], place[backward], pieces.ns[backward])
+    return None if places is None else _Sums(np.bincount(places.calls(), minlength=len(tree.names)), *sums)
 
 
 @dataclass(frozen=True, slots=True)
 class _Pieces:
-    """n pieces of work: the thread that launched them ("" unknown), when, and their lengths."""
+    """n pieces of work: the thread that launched them by its place in `threads`, when, and their lengths."""
 
-    thread: npt.NDArray[np.object_]
+    threads: Sequence[str]
+    """Names of threads, "" an unknown one."""
+    thread: npt.NDArray[Any]
     moment: Numbers
     ns: Numbers
 
 
-def _pieces(timeline: Timeline) -> _Pieces:
-    if len(timeline.kernels):
-        rows = np.flatnonzero(in_window(timeline)[0])
-        work, calls = timeline.work, launching_calls(timeline)
-        thread, moment = np.full(len(rows), "", dtype=object), work.start[rows]
+def _pieces(timeline: Timeline) -> Iterator[_Pieces]:
+    """Yield the pieces of the window, so many at once that their arrays stay small."""
+    if not len(timeline.kernels):
+        table = timeline.operators
+        start, own = (table[name].to_numpy(dtype=np.int64) for name in ("start", "self_ns"))
+        codes, threads = name_codes(table["thread"])
+        for rows in _in_parts(np.flatnonzero(timeline.inside(start))):
+            yield _Pieces(threads, codes[rows], start[rows], own[rows])
+        return
+    work, calls = timeline.work, launching_calls(timeline)
+    codes, threads = name_codes(timeline.api["thread"])
+    called = timeline.api["start"].to_numpy(dtype=np.int64)
+    for rows in _in_parts(np.flatnonzero(in_window(timeline)[0])):
+        # The last name is that of what has none.
+        thread, moment = np.full(len(rows), len(threads) - 1), work.start[rows]
         if calls is not None:
             tied = np.flatnonzero(calls[rows] >= 0)
             call = calls[rows[tied]]
-            thread[tied] = timeline.api["thread"].astype(object).to_numpy()[call]
-            moment[tied] = timeline.api["start"].to_numpy(dtype=np.int64)[call]
-        return _Pieces(thread, moment, (work.end - work.start)[rows])
-    table = timeline.operators
-    table = table[timeline.inside(table["start"].to_numpy(dtype=np.int64))]
-    thread = table["thread"].astype(object).to_numpy()
-    return _Pieces(thread, *(table[name].to_numpy(dtype=np.int64) for name in ("start", "self_ns")))
+            thread[tied], moment[tied] = codes[call], called[call]
+        yield _Pieces(threads, thread, moment, work.end[rows] - work.start[rows])
+
+
+def _in_parts(rows: Numbers) -> Iterator[Numbers]:
+    return (rows[begin : begin + _AT_ONCE] for begin in range(0, len(rows), _AT_ONCE))
 
 
 class _Spans:
@@ -192,11 +204,10 @@ class _Places:
         self._called: set[tuple[int, int]] = set()
         self._evaluations, self._makers = _makers(operators, self._threads)
 
-    def of(self, threads: npt.NDArray[np.object_], moment: Numbers) -> tuple[Numbers, npt.NDArray[np.bool_]]:
-        """Return the place of each of n moments, and whether it is of the backward pass."""
-        labels, codes = np.unique(threads.astype(str), return_inverse=True)
-        known = [self._threads.setdefault(str(label), len(self._threads)) for label in labels]
-        thread = np.array(known, dtype=np.int64)[codes.reshape(-1)]
+    def of(self, pieces: _Pieces) -> tuple[Numbers, npt.NDArray[np.bool_]]:
+        """Return the place of each of n pieces of work, and whether it is of the backward pass, shape (n,)."""
+        known = [self._threads.setdefault(label, len(self._threads)) for label in pieces.threads]
+        thread, moment = np.array(known, dtype=np.int64)[pieces.thread], pieces.moment
         place = _taken(self._modules.nested.around(thread, moment), self._module_places)
         backward = np.zeros(len(place), dtype=bool)
         lost = np.flatnonzero(place < 0)
@@ -209,22 +220,36 @@ class _Places:
         place[lost] = self._direct(thread[lost], moment[lost])
         lost = np.flatnonzero(place < 0)
         phase = self._phases.nested.around(np.zeros(len(lost), dtype=np.int64), moment[lost])
-        for row, span in zip(lost.tolist(), phase.tolist(), strict=True):
-            name = self._phases.names[self._phases.codes[span]] if span >= 0 else NOWHERE
-            place[row] = self._tree.child(0, name, "range" if span >= 0 else "none")
+        place[lost] = self._children(np.zeros(len(lost), dtype=np.int64), self._phases, phase, "range")
+        lost = np.flatnonzero(place < 0)
+        if len(lost):
+            place[lost] = self._tree.child(0, NOWHERE, "none")
         return place, backward
 
     def _direct(self, thread: Numbers, moment: Numbers) -> Numbers:
         """The module, else the range with the outermost operator in it; -1 for none."""
         place = _taken(self._modules.nested.around(thread, moment), self._module_places)
         lost = np.flatnonzero(place < 0)
-        place[lost] = _taken(self._ranges.nested.around(thread[lost], moment[lost]), self._range_places)
+        around = _taken(self._ranges.nested.around(thread[lost], moment[lost]), self._range_places)
         operator = self._outermost.nested.around(thread[lost], moment[lost])
-        for row, span in zip(lost[operator >= 0].tolist(), operator[operator >= 0].tolist(), strict=True):
-            name = self._outermost.names[self._outermost.codes[span]]
-            place[row] = self._tree.child(max(0, int(place[row])), name, "operator")
-            self._called.add((int(place[row]), span))
+        inner = self._children(around.clip(min=0), self._outermost, operator, "operator")
+        place[lost] = np.where(operator >= 0, inner, around)
+        launched = np.flatnonzero(operator >= 0)
+        self._called.update(zip(inner[launched].tolist(), operator[launched].tolist(), strict=True))
         return place
+
+    def _children(self, parents: Numbers, spans: _Spans, rows: Numbers, kind: str) -> Numbers:
+        """Return the place below each of n others by the name of a span; -1 where the row is -1."""
+        found = np.full(len(rows), -1, dtype=np.int64)
+        has = np.flatnonzero(rows >= 0)
+        pairs = parents[has] * len(spans.names) + spans.codes[rows[has]]
+        numbers, first, pair = np.unique(pairs, return_index=True, return_inverse=True)
+        made = np.empty(len(numbers), dtype=np.int64)
+        for at in np.argsort(first).tolist():  # in order of appearance
+            parent, name = divmod(int(numbers[at]), len(spans.names))
+            made[at] = self._tree.child(parent, spans.names[name], kind)
+        found[has] = made[pair.reshape(-1)]
+        return found
 
     def calls(self) -> Numbers:
         """Return the place of each call in the window; asked after `of`, of operators those that launched work."""

@@ -176,7 +176,9 @@ def _largest(values: Intervals, count: int) -> Intervals:
 def _short_limit(timeline: Timeline) -> int:
     """How long a launch-bound gap is at most that a launch explains, ns."""
     calls = launching_calls(timeline)
-    used = np.unique(calls[calls >= 0]) if calls is not None else np.empty(0, dtype=np.int64)
+    used = np.zeros(len(timeline.api), dtype=bool)
+    if calls is not None:
+        used[calls[calls >= 0]] = True
     between = np.diff(np.sort(timeline.api["start"].to_numpy(dtype=np.int64)[used]))
     usual = float(np.median(between)) if len(between) else 0.0
     return max(_SHORTEST_NS, min(_LONGEST_NS, round(_INTERVALS * usual)))

@@ -30,6 +30,10 @@ if TYPE_CHECKING:
 
 Numbers = npt.NDArray[np.int64]
 
+_DENSE = 4
+"""Correlation ids are looked up in a table of all from the least to the largest where those are so many times the calls
+at most; else by search."""
+
 
 def launching_calls(timeline: Timeline) -> Numbers | None:
     """Return for each row of `kernels` the row of `api` that launched it, -1 unknown; None where no row is known.
@@ -54,9 +58,16 @@ def calls_with(api: "pd.DataFrame", correlations: Numbers) -> Numbers:
     have = api["correlation_id"].to_numpy()
     if not len(have):
         return np.full(len(correlations), -1, dtype=np.int64)
-    rising = bool((have[1:] > have[:-1]).all())
-    order = np.arange(len(have)) if rising else np.argsort(have, kind="stable")
-    identifiers = have if rising else have[order]
+    low, high = int(have.min()), int(have.max())
+    if high - low <= _DENSE * len(have):
+        table = np.full(high - low + 1, -1, dtype=np.int64)
+        table[have[::-1] - low] = np.arange(len(have))[::-1]  # of several the one set last: the first
+        known = (correlations >= max(low, 0)) & (correlations <= high)
+        found = np.full(len(correlations), -1, dtype=np.int64)
+        found[known] = table[correlations[known] - low]
+        return found
+    order = np.argsort(have, kind="stable")
+    identifiers = have[order]
     place = np.searchsorted(identifiers, correlations).clip(max=len(identifiers) - 1)
     known = (identifiers[place] == correlations) & (correlations >= 0)
     return np.where(known, order[place], -1).astype(np.int64, copy=False)

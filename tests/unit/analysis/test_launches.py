@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -25,7 +26,7 @@ from analysis.metrics.communication.matching import clock_offsets, match_collect
 from analysis.metrics.communication.what_if import what_if
 from analysis.metrics.kernels.tables import family_rows
 from analysis.metrics.time.idle import idle_causes
-from analysis.metrics.time.launches import before_recording, launch_queue, launching_calls, queue_depth
+from analysis.metrics.time.launches import before_recording, calls_with, launch_queue, launching_calls, queue_depth
 from analysis.metrics.time.temporal import iterations
 from analysis.readers.kineto import reader as kineto
 from analysis.readers.ncu import reader as ncu
@@ -43,6 +44,17 @@ def test_kernels_are_tied_to_calls_by_correlation_and_a_graph_s_share_one() -> N
     )
     calls = launching_calls(trace)
     assert calls is not None and calls.tolist() == [1, 1, -1, -1, 0]
+
+
+@pytest.mark.parametrize("largest", [3, 40, 10**6, 2**60])
+def test_the_first_call_of_an_id_is_found_however_far_apart_ids_are(largest: int) -> None:
+    draw = np.random.default_rng(largest)
+    for _ in range(50):
+        have = draw.integers(-3, largest, draw.integers(0, 30))
+        wanted = np.append(draw.integers(-5, largest, 10), have[::2])
+        first = {number: row for row, number in reversed(list(enumerate(have.tolist())))}
+        found = calls_with(pd.DataFrame({"correlation_id": have}), wanted)
+        assert found.tolist() == [first.get(number, -1) if number >= 0 else -1 for number in wanted.tolist()]
 
 
 def test_without_calls_or_ids_nothing_is_tied() -> None:

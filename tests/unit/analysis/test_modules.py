@@ -56,6 +56,17 @@ def step() -> list[Any]:
     ]  # fmt: skip
 
 
+def test_places_are_the_same_for_any_number_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    timeline = read(write(tmp_path / "trace.json", step()))
+
+    def rows() -> list[dict[str, Any]]:
+        return sorted(module_rows([timeline]).to_dict("records"), key=lambda row: str(row["path"]))
+
+    whole = rows()
+    monkeypatch.setattr("analysis.metrics.kernels.modules._AT_ONCE", 1)
+    assert rows() == whole and len(whole) > 5
+
+
 def test_each_kernel_is_of_the_innermost_module_and_backward_kernels_of_the_forward_module(tmp_path: Path) -> None:
     rows = module_rows([read(write(tmp_path / "trace.json", step()))])
     found = {
