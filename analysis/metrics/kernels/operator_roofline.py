@@ -19,7 +19,7 @@ from analysis.metrics.kernels.ceilings import device_peaks
 from analysis.metrics.time.launches import in_window, launching_calls
 from analysis.names import ROOFLINES, precision
 from analysis.spans import Nested
-from analysis.timeline import Timeline, empty, is_kind, name_codes
+from analysis.timeline import Timeline, empty, name_codes
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -172,12 +172,13 @@ def operator_roofline(timelines: Sequence[Timeline]) -> "pd.DataFrame":
 def _add(timeline: Timeline, sums: "dict[tuple[str, str, str, str], _Sum]") -> int:
     """Add the calls of one rank by operator, inputs, type (of fp32 what the kernels used) and GPU; return all ns."""
     operators, calls = timeline.operators, launching_calls(timeline)
-    kept = in_window(timeline)[0] if len(timeline.kernels) else np.zeros(0, dtype=bool)
-    if calls is None or "inputs" not in operators.columns:
-        return int((timeline.work.end - timeline.work.start)[kept].sum())
-    kept = kept & ~is_kind(timeline.kernels, "memcpy", "memset")
     work = timeline.work
+    if not len(work):
+        return 0
+    kept = in_window(timeline)[0] & ~work.is_kind("memcpy", "memset")
     lengths = work.end - work.start
+    if calls is None or "inputs" not in operators.columns:
+        return int(lengths[kept].sum())
     sized = operators[(operators["inputs"] != "").to_numpy()]
     rows = np.flatnonzero(kept & (calls >= 0))
     threads: dict[str, int] = {}
