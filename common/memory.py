@@ -1,33 +1,57 @@
-"""How much memory a process may still take: that of the machine, or of the container it runs in."""
+"""How much memory a process may still take: that of the machine, or of the control groups (v2) it runs in."""
 
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
 _MACHINE = Path("/proc/meminfo")
-_CONTAINER = Path("/sys/fs/cgroup")
+_OWN_GROUP = Path("/proc/self/cgroup")
+_GROUPS = Path("/sys/fs/cgroup")
+_FREED_ON_DEMAND = ("inactive_file", "active_file", "slab_reclaimable")
 
 
 def available_bytes() -> int | None:
-    """Return the memory that can be taken without swapping or being ended for it; None where that is not known."""
-    found = [size for size in (_of_machine(), _of_container()) if size is not None]
+    """Return the memory and swap that can be taken before the system ends the process; None where that is not known.
+
+    What only caches files counts as free. Version 1 of control groups is not read.
+    """
+    machine = _table(_MACHINE)
+    swap = machine.get("SwapFree", 0) * 1024
+    found = [room for group in _groups() if (room := _room(group, swap)) is not None]
+    if "MemAvailable" in machine:
+        found.append(machine["MemAvailable"] * 1024 + swap)
     return max(0, min(found)) if found else None
 
 
-def _of_machine() -> int | None:
+def _table(path: Path) -> dict[str, int]:
+    """The first number of each line, by the word before it."""
     with suppress(OSError, ValueError, IndexError):
-        for line in _MACHINE.read_text(encoding="ascii").splitlines():
-            if line.startswith("MemAvailable:"):
-                return int(line.split()[1]) * 1024
+        lines = map(str.split, path.read_text(encoding="ascii").splitlines())
+        return {words[0].rstrip(":"): int(words[1]) for words in lines}
+    return {}
+
+
+def _groups() -> Iterator[Path]:
+    """The group of this process and those around it: each can have a limit."""
+    own = _GROUPS
+    with suppress(OSError):
+        for line in _OWN_GROUP.read_text(encoding="utf-8", errors="replace").splitlines():
+            if line.startswith("0::"):
+                own = _GROUPS / line.removeprefix("0::").lstrip("/")
+    yield from (group for group in (own, *own.parents) if group.is_relative_to(_GROUPS))
+
+
+def _room(group: Path, swap: int) -> int | None:
+    """What a group may still take of memory and of the machine's swap; None without a limit ("max")."""
+    with suppress(OSError, ValueError):
+        room = _number(group / "memory.max") - _number(group / "memory.current")
+        cached = _table(group / "memory.stat")
+        room += sum(cached.get(name, 0) for name in _FREED_ON_DEMAND)
+        with suppress(OSError, ValueError):
+            swap = max(0, min(swap, _number(group / "memory.swap.max") - _number(group / "memory.swap.current")))
+        return room + swap
     return None
 
 
-def _of_container() -> int | None:
-    """Of cgroup v2; what only caches files can be freed."""
-    with suppress(OSError, ValueError, IndexError):
-        limit = int((_CONTAINER / "memory.max").read_text(encoding="ascii"))
-        used = int((_CONTAINER / "memory.current").read_text(encoding="ascii"))
-        for line in (_CONTAINER / "memory.stat").read_text(encoding="ascii").splitlines():
-            if line.startswith("inactive_file "):
-                used -= int(line.split()[1])
-        return limit - used
-    return None
+def _number(path: Path) -> int:
+    return int(path.read_text(encoding="ascii"))

@@ -2,6 +2,7 @@
 
 import sqlite3
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -50,16 +51,61 @@ def test_columns_know_what_their_rows_take() -> None:
     assert joined["a"].tolist() == list(range(10)) * 5 and (len(joined["b"]), len(joined["c"])) == (50, 0)
 
 
-def test_the_memory_is_that_of_the_container_where_it_has_less(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    machine = tmp_path / "meminfo"
-    machine.write_text("MemTotal: 100 kB\nMemAvailable:   50 kB\n")
-    monkeypatch.setattr(memory, "_MACHINE", machine)
-    monkeypatch.setattr(memory, "_CONTAINER", tmp_path)
+@pytest.fixture
+def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A machine with 50 kB and no swap, and this process in the group job_7/step_0 without limits."""
+    monkeypatch.setattr(memory, "_MACHINE", tmp_path / "meminfo")
+    monkeypatch.setattr(memory, "_OWN_GROUP", tmp_path / "own")
+    monkeypatch.setattr(memory, "_GROUPS", tmp_path / "groups")
+    (tmp_path / "groups" / "job_7" / "step_0").mkdir(parents=True)
+    (tmp_path / "meminfo").write_text("MemTotal: 100 kB\nMemAvailable:   50 kB\nHugePages_Total:  0\nSwapFree: 0 kB\n")
+    (tmp_path / "own").write_text("4:memory:/old\n0::/job_7/step_0\n")
+    return tmp_path
+
+
+def limit(group: Path, **files: Any) -> None:
+    for name, text in files.items():
+        (group / f"memory.{name.replace('_', '.')}").write_text(f"{text}\n")
+
+
+def test_the_memory_is_that_of_the_group_where_it_has_less(machine: Path) -> None:
+    groups = machine / "groups"
     assert memory.available_bytes() == 50 * 1024
-    for name, text in (("max", "30000"), ("current", "25000"), ("stat", "anon 1\ninactive_file 4000\n")):
-        (tmp_path / f"memory.{name}").write_text(text)
-    assert memory.available_bytes() == 30000 - 25000 + 4000
-    (tmp_path / "memory.max").write_text("max\n")
-    assert memory.available_bytes() == 50 * 1024
-    machine.unlink()
+    # What caches files is free: 4000 + 3000 + 500. shmem is not.
+    stat = "anon 1\nshmem 9000\ninactive_file 4000\nactive_file 3000\nslab_reclaimable 500"
+    limit(groups / "job_7", max=30000, current=25000, stat=stat)  # of the group around the own one
+    limit(groups / "job_7" / "step_0", max="max", current=25000, stat=stat)
+    assert memory.available_bytes() == 30000 - 25000 + 7500
+    limit(groups / "job_7" / "step_0", max=26000)
+    assert memory.available_bytes() == 26000 - 25000 + 7500
+    limit(groups / "job_7", max="max")
+    limit(groups / "job_7" / "step_0", max=10)  # lowered below what is used
+    assert memory.available_bytes() == 0
+
+
+def test_swap_counts_as_far_as_the_group_may_use_it(machine: Path) -> None:
+    text = (machine / "meminfo").read_text()
+    (machine / "meminfo").write_text(text.replace("SwapFree: 0", "SwapFree: 20"))
+    assert memory.available_bytes() == 70 * 1024
+    group = machine / "groups" / "job_7"
+    limit(group, max=30000, current=25000, stat="anon 1")
+    assert memory.available_bytes() == 5000 + 20 * 1024
+    limit(group, swap_max="max", swap_current=0)
+    assert memory.available_bytes() == 5000 + 20 * 1024
+    limit(group, swap_max=1000, swap_current=400)
+    assert memory.available_bytes() == 5000 + 600
+
+
+@pytest.mark.parametrize("own", ["", "4:memory:/only/version/1\n", "0::/\n", "0::/../elsewhere\n"])
+def test_a_container_has_its_limit_at_the_top(machine: Path, own: str) -> None:
+    (machine / "own").write_text(own)
+    limit(machine / "groups", max=30000, current=25000, stat="anon 1")
+    assert memory.available_bytes() == 5000
+
+
+def test_memory_that_is_not_known_is_none(machine: Path) -> None:
+    for name in ("meminfo", "own"):
+        (machine / name).unlink()
+    assert memory.available_bytes() is None
+    (machine / "meminfo").write_text("nothing that is known\n")
     assert memory.available_bytes() is None
