@@ -125,10 +125,11 @@ def _in_order(tables: "Sequence[pd.DataFrame]") -> "pd.DataFrame":
     names = dict.fromkeys(name for table in filled for name in table.columns)
     columns: dict[str, Any] = {}
     for name in names:
-        own = [table[name] if name in table else pd.Series(pd.NA, table.index) for table in filled]
-        if any(isinstance(column.dtype, pd.CategoricalDtype) for column in own):
-            texts = [column.astype(object).fillna("") if column.isna().any() else column for column in own]
-            columns[name] = pd.api.types.union_categoricals([text.astype("category") for text in texts])
+        is_text = any(name in table and isinstance(table[name].dtype, pd.CategoricalDtype) for table in filled)
+        unknown = "" if is_text else -1
+        own = [table[name] if name in table else pd.Series(unknown, table.index) for table in filled]
+        if is_text:
+            columns[name] = pd.api.types.union_categoricals([texts.astype("category") for texts in own])
         else:
             columns[name] = pd.concat(own, ignore_index=True)
     frame = pd.DataFrame(columns)

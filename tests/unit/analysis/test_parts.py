@@ -94,6 +94,21 @@ def test_rows_that_two_parts_repeat_count_once_and_that_is_said(tmp_path: Path) 
     assert "10 rows" in found.problems[0]
 
 
+def test_what_only_one_part_records_is_unknown_in_the_other(tmp_path: Path) -> None:
+    first = steps(0, 1)
+    tied = {"Sequence number": 5, "Fwd thread id": 1}
+    for event in first:
+        if event["name"] == "aten::mm_0":
+            event |= {"name": "aten::mm", "args": {"Input Dims": [[2, 3]], "Input type": ["float"], **tied}}
+        elif event["name"] == "aten::mm_1":
+            event |= {"name": "autograd::engine::evaluate_function: MmBackward0", "args": tied}
+    whole = read(write(tmp_path / "whole", [*first, *steps(2, 3)]))
+    (joined,) = open_sources(write(tmp_path / "a.json", first), write(tmp_path / "b.json", steps(2, 3))).timelines
+    assert_same_tables(joined, whole)
+    types = joined.operators.dtypes[["sequence", "forward_thread"]]
+    assert [kind.kind for kind in types] == ["i", "i"] and set(joined.operators["sequence"][4:]) == {-1}
+
+
 @pytest.mark.parametrize(
     ("events", "rank"),
     [
