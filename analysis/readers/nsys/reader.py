@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from analysis.readers.assembly import assembled
 from analysis.readers.cupti import PROCESS, UNNAMED, Ids, Records, read_api, read_work
-from analysis.readers.nsys.collectives import collectives
 from analysis.readers.nsys.ranges import Ranges, read_ranges
 from analysis.readers.nsys.report import exported, is_report
 from analysis.readers.sqlite_database import (
@@ -28,8 +28,7 @@ from analysis.readers.sqlite_database import (
     open_database,
     unpacked,
 )
-from analysis.readers.steps import captured_rank, take_steps, without_empty
-from analysis.timeline import HOST_NS, OPERATOR_COLUMNS, Timeline, empty
+from analysis.timeline import HOST_NS, Timeline
 from common.errors import InputError
 from common.redact import REDACTED, redact_text
 
@@ -179,25 +178,17 @@ def _by_process(
     for key in sorted({*work_of, *pd.unique(marks).tolist()}):
         kernels, calls = work_of.pop(key, no_work), api_of.pop(key, no_api)
         marked = ranges.frame[marks == key].drop(columns="process").reset_index(drop=True)
-        steps, others, cut = take_steps(marked)
-        steps, left_out = without_empty(steps, kernels, calls)
-        said = [*problems, *left_out]
-        said += [f"steps cut off by the end of the recording were skipped: {cut}"] if cut else []
         pid = int(key) % PROCESS if key >= 0 else None
         used = kernels["device"].unique().tolist()
         timelines.append(
-            Timeline(
-                rank=captured_rank(others),
-                steps=steps,
-                operators=empty(OPERATOR_COLUMNS),  # nsys does not record them
-                kernels=kernels,
-                ranges=others,
-                api=calls,
-                host=host_of.pop(key, no_host).drop(columns="correlation_id"),
-                collectives=collectives(kernels, calls, others),
+            assembled(
+                kernels,
+                calls,
+                marked,
                 source=source,
+                problems=problems,
+                host=host_of.pop(key, no_host).drop(columns="correlation_id"),
                 process=pid,
-                problems=tuple(dict.fromkeys(said)),
                 devices={device: str(name) for device, name in gpus.of(pid, used, "name").items()},
                 sm_counts={device: int(count) for device, count in gpus.of(pid, used, "sm_count").items()},
             )

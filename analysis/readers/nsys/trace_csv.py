@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from analysis.readers.nsys.collectives import collectives
+from analysis.readers.assembly import assembled
 from analysis.readers.nsys.summary_csv import BYTES, title_of
 from analysis.readers.profiler_csv import (
     Table,
@@ -17,8 +17,7 @@ from analysis.readers.profiler_csv import (
     together,
     whole,
 )
-from analysis.readers.steps import take_steps, without_empty
-from analysis.timeline import API_COLUMNS, KERNEL_COLUMNS, OPERATOR_COLUMNS, SPAN_COLUMNS, Timeline, empty
+from analysis.timeline import API_COLUMNS, KERNEL_COLUMNS, SPAN_COLUMNS, Timeline
 from common.errors import InputError
 
 if TYPE_CHECKING:
@@ -117,21 +116,6 @@ def _timelines(
             table[table["process"] == owner].drop(columns="process").reset_index(drop=True)
             for table in (every_call, every_range)
         )
-        steps, others, _ = take_steps(marked)
-        steps, left_out = without_empty(steps, own, api)
-        found.append(
-            Timeline(
-                rank=None,
-                steps=steps,
-                operators=empty(OPERATOR_COLUMNS),
-                kernels=own,
-                ranges=others,
-                api=api,
-                collectives=collectives(own, api, others),
-                source=_SOURCE,
-                process=owner if owner >= 0 else None,
-                problems=(*problems, *left_out),
-                devices=devices if len(own) else {},
-            )
-        )
+        process, gpus = owner if owner >= 0 else None, devices if len(own) else {}
+        found.append(assembled(own, api, marked, source=_SOURCE, problems=problems, process=process, devices=gpus))
     return found

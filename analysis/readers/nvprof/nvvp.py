@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from analysis.readers.assembly import assembled
 from analysis.readers.cupti import LAST_TIME, UNNAMED, Ids, read_api, read_work
-from analysis.readers.nsys.collectives import collectives
 from analysis.readers.sqlite_database import (
     SQLITE_HEADER,
     Database,
@@ -22,8 +22,8 @@ from analysis.readers.sqlite_database import (
     open_database,
     unpacked,
 )
-from analysis.readers.steps import DOMAIN, captured_rank, take_steps, without_empty
-from analysis.timeline import OPERATOR_COLUMNS, Timeline, empty
+from analysis.readers.steps import DOMAIN
+from analysis.timeline import Timeline
 from common.errors import InputError
 
 if TYPE_CHECKING:
@@ -111,26 +111,17 @@ def _timelines(database: Database) -> list[Timeline]:
     owners |= more
     if len(owners) > 1:
         problems.append(f"the file holds {len(owners)} processes and does not separate their GPU work")
-    steps, ranges, cut = take_steps(marked)
-    if cut:
-        problems.append(f"steps cut off by the end of the recording were skipped: {cut}")
-    steps, left_out = without_empty(steps, kernels, api)
-    problems += left_out
     gpus = database.rows(_PREFIX + "DEVICE", ("id", "name", "numMultiprocessors"))
     gpus = [row for row in gpus if isinstance(row[0], int)]
     names = _texts(database, np.array([row[1] for row in gpus if isinstance(row[1], int)], dtype=np.int64))
     return [
-        Timeline(
-            rank=captured_rank(ranges),
-            steps=steps,
-            operators=empty(OPERATOR_COLUMNS),
-            kernels=kernels,
-            ranges=ranges,
-            api=api,
-            collectives=collectives(kernels, api, ranges),
+        assembled(
+            kernels,
+            api,
+            marked,
             source="nvprof",
+            problems=[*problems, *database.problems],
             process=owners.pop() if len(owners) == 1 else None,
-            problems=tuple(dict.fromkeys([*problems, *database.problems])),
             devices={row[0]: names[row[1]] for row in gpus if row[1] in names},
             sm_counts={row[0]: row[2] for row in gpus if isinstance(row[2], int) and 0 < row[2] < 2**20},
         )

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from analysis.readers.nsys.collectives import collectives
+from analysis.readers.assembly import assembled
 from analysis.readers.profiler_csv import gpu_work, header_cells, in_order, read_tables, times_of, together
-from analysis.timeline import API_COLUMNS, KERNEL_COLUMNS, OPERATOR_COLUMNS, SPAN_COLUMNS, STEP_COLUMNS, Timeline, empty
+from analysis.timeline import API_COLUMNS, KERNEL_COLUMNS, Timeline
 from common.errors import InputError
 
 if TYPE_CHECKING:
@@ -67,21 +67,9 @@ def read(path: Path) -> Timeline:
     if len(processes) > 1:
         problems.append(f"the file holds {len(processes)} processes and does not separate them")
     kernels = together(work, {**KERNEL_COLUMNS, "correlation_id": "int64"})
+    process = processes.pop() if len(processes) == 1 else None
     api = together(calls, API_COLUMNS)
-    none = empty({**SPAN_COLUMNS, "json": "str", "payload": "Int64"})
-    return Timeline(
-        rank=None,
-        steps=empty(STEP_COLUMNS),
-        operators=empty(OPERATOR_COLUMNS),
-        kernels=kernels,
-        ranges=none,
-        api=api,
-        collectives=collectives(kernels, api, none),
-        source="nvprof",
-        process=processes.pop() if len(processes) == 1 else None,
-        problems=tuple(dict.fromkeys(problems)),
-        devices=devices,
-    )
+    return assembled(kernels, api, None, source="nvprof", problems=problems, process=process, devices=devices)
 
 
 def _is_header(cells: Sequence[str]) -> bool:

@@ -12,11 +12,10 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import numpy as np
 
+from analysis.readers.assembly import assembled
 from analysis.readers.kineto.events import loose_json
-from analysis.readers.nsys.collectives import collectives
 from analysis.readers.packed import unpacked_stream
-from analysis.readers.steps import take_steps, without_empty
-from analysis.timeline import API_COLUMNS, KERNEL_COLUMNS, OPERATOR_COLUMNS, SPAN_COLUMNS, Timeline, empty
+from analysis.timeline import API_COLUMNS, KERNEL_COLUMNS, SPAN_COLUMNS, Timeline
 from common.errors import InputError
 
 if TYPE_CHECKING:
@@ -195,20 +194,15 @@ def _timeline(process: _Process, path: Path) -> Timeline | None:
         return None
     if not len(kernels):
         problems.append(f"{path.name} has no kernels: record with --kernel-trace")
-    steps, others, _ = take_steps(ranges)
-    steps, left_out = without_empty(steps, kernels, api)
     match = _RANK.search(path.name)
-    return Timeline(
-        rank=int(match[1]) if match else None,
-        steps=steps,
-        operators=empty(OPERATOR_COLUMNS),
-        kernels=kernels,
-        ranges=others,
-        api=api,
-        collectives=collectives(kernels, api, others),
+    return assembled(
+        kernels,
+        api,
+        ranges,
         source=SOURCE,
+        problems=problems,
+        rank=int(match[1]) if match else None,
         process=process.metadata.pid,
-        problems=(*problems, *left_out),
         devices={number: agent.product_name or agent.name for number, agent in gpus.values()},
         sm_counts={number: agent.cu_count for number, agent in gpus.values() if agent.cu_count > 0},
     )

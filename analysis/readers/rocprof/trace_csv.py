@@ -5,10 +5,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from analysis.readers.nsys.collectives import collectives
+from analysis.readers.assembly import assembled
 from analysis.readers.profiler_csv import Table, header_cells, in_order, read_tables, together
 from analysis.readers.rocprof.reader import SOURCE, WORK_COLUMNS
-from analysis.timeline import API_COLUMNS, OPERATOR_COLUMNS, SPAN_COLUMNS, STEP_COLUMNS, Timeline, empty
+from analysis.timeline import API_COLUMNS, Timeline, empty
 from common.errors import InputError
 
 if TYPE_CHECKING:
@@ -42,18 +42,7 @@ def read(path: Path) -> Timeline:
             "trace-without-work",
             f"{path} has no kernels: record again with `rocprofv3 --kernel-trace --output-format json -- PROGRAM`",
         )
-    api, none = empty(API_COLUMNS), empty({**SPAN_COLUMNS, "json": "str", "payload": "Int64"})
-    return Timeline(
-        rank=None,
-        steps=empty(STEP_COLUMNS),
-        operators=empty(OPERATOR_COLUMNS),
-        kernels=kernels,
-        ranges=none,
-        api=api,
-        collectives=collectives(kernels, api, none),
-        source=SOURCE,
-        problems=tuple(dict.fromkeys(problems)),
-    )
+    return assembled(kernels, empty(API_COLUMNS), None, source=SOURCE, problems=problems)
 
 
 def _columns(table: Table) -> dict[str, Any]:

@@ -67,6 +67,19 @@ def only(path: Path) -> Timeline:
     return found
 
 
+def recorded(folder: Path, names: Any, ranges: Any, calls: Any, kernels: Any) -> Timeline:
+    """The only timeline of an export with these rows."""
+    return only(
+        export(
+            folder / "a.sqlite",
+            StringIds=names,
+            NVTX_EVENTS=ranges,
+            CUPTI_ACTIVITY_KIND_RUNTIME=calls,
+            CUPTI_ACTIVITY_KIND_KERNEL=kernels,
+        )
+    )
+
+
 def test_calls_have_names_without_versions_threads_and_correlation(tmp_path: Path) -> None:
     names = strings("cudaLaunchKernel_v7000", "cuGetProcAddress_v2", "cudaStreamGetCaptureInfo_v2_v11030")
     runtime = [call(30, 40, 0, 5), call(10, 20, 2, 4), call(50, 45, 0, 6)]
@@ -108,15 +121,7 @@ def test_an_nccl_kernel_takes_size_and_ranks_from_the_call_that_launched_it(tmp_
         kernel(320, 350, 0, 3, 13),
         kernel(410, 450, 2, 4),
     ]
-    found = only(
-        export(
-            tmp_path / "a.sqlite",
-            StringIds=names,
-            NVTX_EVENTS=ranges,
-            CUPTI_ACTIVITY_KIND_RUNTIME=calls,
-            CUPTI_ACTIVITY_KIND_KERNEL=kernels,
-        )
-    )
+    found = recorded(tmp_path, names, ranges, calls, kernels)
     table = found.collectives
     assert table.dtypes.astype(str).to_dict() == COLLECTIVE_COLUMNS
     assert list(table["collective"]) == ["all_reduce", "all_gather", "all_reduce"]
@@ -277,15 +282,7 @@ def test_an_all_to_all_of_sends_is_that_of_its_call_and_communicators_are_groups
     ranges += [nccl(200, 240, "ncclAllReduce", **{GROUP: 78, SIZE: 500})]
     calls = [call(110, 120, 2, 1), call(210, 220, 2, 2)]
     kernels = [kernel(150, 190, 0, 1, 13), kernel(250, 270, 1, 2, 13)]
-    found = only(
-        export(
-            tmp_path / "a.sqlite",
-            StringIds=names,
-            NVTX_EVENTS=ranges,
-            CUPTI_ACTIVITY_KIND_RUNTIME=calls,
-            CUPTI_ACTIVITY_KIND_KERNEL=kernels,
-        )
-    )
+    found = recorded(tmp_path, names, ranges, calls, kernels)
     assert list(found.collectives["collective"]) == ["all_to_all", "all_reduce"]
     # NCCL's size of an all-to-all is what goes to each of the 4 ranks.
     assert list(found.collectives["bytes"]) == [4000, 500]
