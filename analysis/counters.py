@@ -3,6 +3,7 @@
 import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -19,6 +20,11 @@ RULE_CONFLICTS, RULE_WAVEFRONTS = "rule: bank conflicts of shared {}", "rule: wa
 with the rules leaves the metrics out."""
 RULE_STALLED = "rule: cycles stalled, {}"
 """The same of the rule on warp stalls, by ncu's reason: cycles between two instructions of a warp."""
+
+
+def rules_file(table: Path) -> Path:
+    """Return the file beside a table of kernels that holds what ncu's rules say of them; it is read with the table."""
+    return table.with_name(f"rules_{table.name}")
 
 
 GLOBAL, LOCAL = "global", "local"

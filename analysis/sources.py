@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Self
 
-from analysis.counters import KernelCounters, Summary
+from analysis.counters import KernelCounters, Summary, rules_file
 from analysis.readers.parts import join_parts
 from analysis.readers.registry import READERS, Reader, find_reader, read_head
 from analysis.timeline import Timeline
@@ -263,6 +263,8 @@ def _once(files: Sequence[Path]) -> list[Path]:
     files = [
         file for file in files if not any(file.with_suffix(suffix) in there for suffix in _EXPORTS.get(file.suffix, ()))
     ]
+    rules = set(map(rules_file, files))  # read with their tables
+    files = [file for file in files if file not in rules]
     return _each_once([file for file in files if file.suffix != ".csv" or not str(file).startswith(databases)])
 
 
@@ -276,9 +278,10 @@ def _each_once(files: Sequence[Path]) -> list[Path]:
 
 
 def _unpacked(path: Path, scratch: Path, problems: list[str]) -> list[Path]:
-    """Unpack the regular files of a tar into `scratch`, flat; links, devices and names outside stay where they are."""
+    """Unpack the regular files of a tar, those of a folder into one in `scratch`; links and devices are left out."""
     scratch.mkdir(parents=True)
     files: list[Path] = []
+    folders: dict[PurePosixPath, int] = {}
     total = 0
     most = min(MOST_BYTES_OF_A_TAR, max(UNPACKED_BYTES_ALWAYS, UNPACKED_TIMES * path.stat().st_size))
     try:
@@ -294,9 +297,12 @@ def _unpacked(path: Path, scratch: Path, problems: list[str]) -> list[Path]:
                         "skipped; if that size is expected, unpack it and give the folder"
                     )
                     break
-                name = PurePosixPath(member.name).name
-                target = scratch / f"{len(files):05d}" / ("unnamed" if name in ("", "..") else name)
-                target.parent.mkdir()
+                folder, name = PurePosixPath(member.name).parent, PurePosixPath(member.name).name
+                name = "unnamed" if name in ("", "..") else name
+                target = scratch / f"{folders.setdefault(folder, len(folders)):05d}" / name
+                if target.exists():
+                    target = scratch / f"repeated-{len(files):05d}" / name
+                target.parent.mkdir(exist_ok=True)
                 content = archive.extractfile(member)
                 if content is None:
                     continue
@@ -311,7 +317,7 @@ def _unpacked(path: Path, scratch: Path, problems: list[str]) -> list[Path]:
         problems.append(f"{path} is damaged or truncated ({error}): only the files before that point are read")
     if not files:
         raise InputError("file-empty", f"{path} is a tar without a regular file")
-    return files
+    return _once(files)
 
 
 def _recognised(files: Iterable[Path], problems: list[str], single: bool) -> dict[str, tuple[Reader, list[Path]]]:

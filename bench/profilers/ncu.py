@@ -14,7 +14,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar
 
-from analysis.counters import KernelCounters
+from analysis.counters import KernelCounters, rules_file
 from bench.profilers.base import Scope, whole_number, written
 from bench.profilers.nvprof import first_gpu_capability
 from bench.profilers.permission import ALLOW, DENIED, counters_denied
@@ -317,9 +317,9 @@ class NsightCompute(RangeProfiler):
         return [name for name in RULE_SECTIONS if re.search(rf"^{name}\s", listed, re.MULTILINE)]
 
     def collect(self, scope: Scope) -> list[Path]:
-        """Export the report; return it, the CSV and collected.json (counted and missing metrics).
+        """Export the report; return it, its CSV files and collected.json (counted and missing metrics).
 
-        The CSV has a row per kernel, and below a table of what ncu's rules say.
+        One has a row per kernel, and one beside it the messages of ncu's rules, if there are any.
 
         Raises:
             InputError: there is no permission, no report or no kernel in it, or the report is truncated.
@@ -332,6 +332,7 @@ class NsightCompute(RangeProfiler):
         written([report], "report", scope.directory)
         table = report.with_suffix(".csv")
         page = self._export(report, table)
+        problems = self._export_rules(report, rules_file(table), page)
         try:
             counters = read(table)
         except InputError as error:
@@ -339,19 +340,15 @@ class NsightCompute(RangeProfiler):
         if counters.kernels.empty:
             raise _nothing(scope, f"{report} has no kernels", "trace-without-work")
         note = table.with_name("collected.json")
-        write_json(note, self._collected(counters, page))
-        return [report, table, note]
+        write_json(note, self._collected(counters, page, problems))
+        return [report, table, *([rules_file(table)] if rules_file(table).exists() else []), note]
 
     def _export(self, report: Path, table: Path) -> str:
         """Write the CSV and return its page: raw, or details if this ncu cannot export the raw page."""
-        ncu = str(self._path)
-        units = next((name for name in ("--print-units", "--units") if name in self._switches), None)
         problem = InputError("tool-failed", f"no page of {report} could be exported")
         for page in ("raw", "details"):
-            argv = [ncu, "--import", str(report), "--csv", "--page", page, *([units, "base"] if units else [])]
             try:
-                text = run_tool(argv, _IMPORT_SECONDS)
-                write_text(table, text if page == "details" else f"{text.rstrip()}\n{self._rules(argv)}")
+                write_text(table, self._page(report, page))
                 return page
             except InputError as error:
                 if "load report" in str(error) or "open report" in str(error):
@@ -365,18 +362,26 @@ class NsightCompute(RangeProfiler):
                 problem = error
         raise problem
 
-    def _rules(self, raw_page: list[str]) -> str:
-        """Return the messages of the rules, which the raw page lacks, as a table of their own; "" without any."""
-        if self.options.get("rules", "yes") == "no":
-            return ""
-        try:
-            return rules_of(run_tool(["details" if word == "raw" else word for word in raw_page], _IMPORT_SECONDS))
-        except InputError:
-            return ""
+    def _page(self, report: Path, page: str) -> str:
+        units = next((name for name in ("--print-units", "--units") if name in self._switches), None)
+        argv = [str(self._path), "--import", str(report), "--csv", "--page", page, *([units, "base"] if units else [])]
+        return run_tool(argv, _IMPORT_SECONDS)
 
-    def _collected(self, counters: KernelCounters, page: str) -> dict[str, Any]:
+    def _export_rules(self, report: Path, path: Path, page: str) -> list[str]:
+        """Write the messages of the rules, which the raw page lacks, if there are any; return why that failed."""
+        path.unlink(missing_ok=True)
+        if page == "details" or self.options.get("rules", "yes") == "no":
+            return []
+        try:
+            if found := rules_of(self._page(report, "details")):
+                write_text(path, found)
+            return []
+        except InputError as error:
+            return [f"the messages of ncu's rules could not be exported: {error}"]
+
+    def _collected(self, counters: KernelCounters, page: str, problems: list[str]) -> dict[str, Any]:
         reached = len(counters.kernels) >= self._limit
-        problems = list(counters.problems)
+        problems = [*problems, *counters.problems]
         if reached:
             problems.append(
                 f"counted only {self._limit} kernels, so the rest of the window is missing: raise --with kernels=N"

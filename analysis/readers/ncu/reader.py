@@ -8,9 +8,10 @@ import csv
 import io
 import re
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
-from analysis.counters import KernelCounters
+from analysis.counters import KernelCounters, rules_file
 from analysis.readers.ncu.blocks import MAGIC
 from analysis.readers.ncu.report import read_report
 from analysis.readers.ncu.table import Header, Table
@@ -121,6 +122,18 @@ def read(path: Path) -> KernelCounters:
         with unpacked(path) as report:
             return read_report(report, path)
     table = Table()
+    _add(table, path)
+    with suppress(OSError):  # its name may be too long
+        if (rules := rules_file(path)).is_file():
+            try:
+                _add(table, rules)
+            except InputError as error:
+                table.problem(str(error))
+    return table.counters()
+
+
+def _add(table: Table, path: Path) -> None:
+    """Add the tables of one file. Raises InputError where it has none."""
     seen = _Seen()
     header: Header | None = None
     for line, record in _records(seen.watch(read_lines(path))):
@@ -137,7 +150,6 @@ def read(path: Path) -> KernelCounters:
                 table.add(header, record, line)
     if header is None:
         raise seen.no_table(path)
-    return table.counters()
 
 
 class _Seen:

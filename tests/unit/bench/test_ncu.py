@@ -3,13 +3,16 @@
 import itertools
 import json
 import re
+import tarfile
 from pathlib import Path
 
 import pytest
 from support import fake_ncu
 from support.refusals import refused
 
+from analysis.counters import rules_file
 from analysis.readers.ncu.reader import read
+from analysis.sources import open_sources
 from bench.profilers import ncu, permission
 from bench.profilers.base import Scope, parse_options
 from bench.profilers.ncu import NsightCompute
@@ -351,8 +354,10 @@ def reported(machine: Path, trial: Trial = GPU, log: str = "", content: bytes = 
 
 def test_the_report_is_exported_with_a_note_of_what_was_counted(machine: Path) -> None:
     files = profiler("kernels=4").collect(reported(machine))
-    assert [file.name for file in files] == ["batch_16.ncu-rep", "batch_16.csv", "collected.json"]
-    note = json.loads(files[2].read_text(encoding="utf-8"))
+    assert [file.name for file in files] == [
+        "batch_16.ncu-rep", "batch_16.csv", "rules_batch_16.csv", "collected.json",
+    ]  # fmt: skip
+    note = json.loads(files[-1].read_text(encoding="utf-8"))
     assert (note["kernels"], note["kernel_limit"], note["limit_reached"]) == (3, 4, False)
     assert (note["page"], note["ncu_version"], note["compute_capability"]) == ("raw", "2022.3.0.0", "9.0")
     assert note["metrics"] == ["gpu__time_duration.sum"]
@@ -362,22 +367,53 @@ def test_the_report_is_exported_with_a_note_of_what_was_counted(machine: Path) -
 @pytest.mark.parametrize(
     ("words", "mode", "rules"), [((), "ok", 3), (("rules=no",), "ok", 0), ((), "no-raw", 3), ((), "no-details", 0)]
 )
-def test_what_rules_say_stands_below_the_kernels(
+def test_what_rules_say_stands_in_a_file_beside_the_kernels(
     machine: Path, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], mode: str, rules: int
 ) -> None:
+    here = reported(machine)
+    profiler().collect(here)  # an earlier export, whose rules do not stay
     monkeypatch.setenv("FAKE_NCU", mode)
-    _, table, note = profiler(*words).collect(reported(machine))
+    _, table, *beside, note = profiler(*words).collect(here)
+    assert [file.name for file in beside] == ["rules_batch_16.csv"] * (mode == "ok" and not words)
+    assert rules_file(table).exists() == bool(beside)
     found = read(table)
     assert (len(found.kernels), len(found.rules)) == (3, rules)
-    assert json.loads(note.read_text(encoding="utf-8"))["rules"] == rules
+    collected = json.loads(note.read_text(encoding="utf-8"))
+    assert collected["rules"] == rules
+    assert any("rules could not be exported" in text for text in collected["problems"]) == (mode == "no-details")
     assert {(one.rule, one.speedup, one.text) for one in found.rules} <= {
         ("TheoreticalOccupancy", 0.4, 'Few, "very few" warps.')
     }
     assert found.kernels["duration_ns"].tolist() == [1000, 2000, 3000]
 
 
+@pytest.mark.parametrize("packed", [False, True])
+def test_rules_are_read_with_their_table_and_a_report_beside_it_is_not(machine: Path, packed: bool) -> None:
+    report, table, rules, _ = profiler().collect(reported(machine))
+    folder = report.parent
+    if packed:
+        with tarfile.open(machine / "ncu.tar", "w") as tar:
+            tar.add(folder, "trial/ncu")
+    found = open_sources(machine / "ncu.tar" if packed else folder)
+    assert [file.name for file in found.counter_files] == ["batch_16.csv"]
+    assert [(len(one.kernels), len(one.rules)) for one in found.counters] == [(3, 3)]
+    rules.write_text("no table")
+    found = open_sources(table)
+    assert [(len(one.kernels), len(one.rules)) for one in found.counters] == [(3, 0)]
+    assert any(rules.name in problem for problem in found.problems)
+
+
+def test_the_table_is_one_that_other_programs_read(machine: Path) -> None:
+    import pandas as pd
+
+    _, table, rules, _ = profiler().collect(reported(machine))
+    kernels, said = (pd.read_csv(path, comment="=", dtype=str) for path in (table, rules))
+    assert kernels["gpu__time_duration.sum"].tolist() == ["usecond", "1", "2", "3"]
+    assert said["Rule Name"].tolist() == ["TheoreticalOccupancy"] * 3
+
+
 def test_a_reached_limit_is_noted(machine: Path) -> None:
-    note = json.loads(profiler("kernels=3").collect(reported(machine))[2].read_text(encoding="utf-8"))
+    note = json.loads(profiler("kernels=3").collect(reported(machine))[-1].read_text(encoding="utf-8"))
     assert note["limit_reached"]
     assert any("3 kernels" in problem and "kernels=N" in problem for problem in note["problems"])
 
@@ -386,7 +422,7 @@ def test_where_the_raw_page_cannot_be_exported_the_details_page_is(
     machine: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FAKE_NCU", "no-raw")
-    note = json.loads(profiler().collect(reported(machine))[2].read_text(encoding="utf-8"))
+    note = json.loads(profiler().collect(reported(machine))[-1].read_text(encoding="utf-8"))
     assert (note["page"], note["kernels"]) == ("details", 3)
 
 
