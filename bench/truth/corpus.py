@@ -2,6 +2,7 @@
 
 import contextlib
 import errno
+import glob
 import gzip
 import hashlib
 import shutil
@@ -152,14 +153,17 @@ def _digest(path: Path) -> str:
 @contextlib.contextmanager
 def _new_folder(folder: Path) -> Iterator[Path]:
     """Yield a folder beside `folder` that gets its name on success, and is removed on failure or by the next call."""
+    folder = folder.absolute()
     with storage_errors(folder):
+        if folder == Path.cwd():  # replacing it would leave the user's shell in a folder that is gone
+            raise StorageError("folder-occupied", f"{folder} is the current folder: choose a new one for the corpus")
         if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
             raise StorageError(
                 "folder-occupied", f"{folder} exists and is not empty: choose a new folder for the corpus, or remove it"
             )
         folder.parent.mkdir(parents=True, exist_ok=True)
         begin = f".{folder.name}."
-        for left in folder.parent.glob(f"{begin}????????.tmp"):
+        for left in folder.parent.glob(f"{glob.escape(begin)}????????.tmp"):
             shutil.rmtree(left, ignore_errors=True)
         made = Path(tempfile.mkdtemp(prefix=begin, suffix=".tmp", dir=folder.parent))
         try:

@@ -127,9 +127,8 @@ def write_nsys(trace: Trace, folder: Path) -> None:
 def write_sqlite(path: Path, tables: Tables) -> None:
     """Write a database with small pages, the same bytes by every version of SQLite that lays out pages alike."""
     with sqlite3.connect(path) as connection:
-        connection.execute(
-            "PRAGMA page_size = 512"
-        )  # damage, in tests of readers, hits rows as often as what is between
+        # Damage, in tests of readers, hits rows as often as what is between them.
+        connection.execute("PRAGMA page_size = 512")
         for name, (columns, rows) in tables.items():
             quoted = name.replace('"', '""')
             connection.execute(f'CREATE TABLE "{quoted}" ({columns})')
@@ -152,7 +151,7 @@ def write_ncu(kernels: Sequence[Counted], folder: Path) -> None:
     for number, one in enumerate(kernels):
         percents = [f"{value:.2f}" for value in one.percents]
         rows.writerow([number, _PID, one.name, f"{one.cycles:,}", f"{one.ns:,}", *percents])
-    (folder / "raw.csv").write_text(text.getvalue())
+    (folder / "raw.csv").write_text(text.getvalue(), encoding="utf-8")
 
 
 WRITERS: dict[str, Callable[[Any, Path], None]] = {"kineto": write_kineto, "nsys": write_nsys, "ncu": write_ncu}

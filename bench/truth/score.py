@@ -18,7 +18,7 @@ _FORM = '{"tool": NAME, "answers": {ID: NUMBER, ...}}'
 def score(corpus: Path, answers: Path) -> dict[str, Any]:
     """Return {"tool", "facts": [...], "kinds": [...], "total": {...}}: a row per fact, counts per kind of fact, all.
 
-    A fact has id, kind, unit, truth, answer, error (answer - truth), relative_error and verdict.
+    A fact has id, kind, unit, truth, answer, error (answer - truth), relative_error, allowed and verdict.
 
     Args:
         corpus: a folder that `write_corpus` wrote.
@@ -31,9 +31,9 @@ def score(corpus: Path, answers: Path) -> dict[str, Any]:
     manifest = read_record(path)
     try:
         rows = [
-            {"id": fact["id"], **{name: manifest["quantities"][fact["quantity"]][name] for name in _KEPT},
-             "truth": float(fact["value"])}
-            for fact in manifest["facts"]
+            {"id": str(fact["id"]), "kind": str(about["kind"]), "unit": str(about["unit"]),
+             "relative": float(about["relative"]), "absolute": float(about["absolute"]), "truth": float(fact["value"])}
+            for fact in manifest["facts"] for about in [manifest["quantities"][fact["quantity"]]]
         ]  # fmt: skip
     except (KeyError, TypeError, ValueError) as error:
         raise InputError("record-foreign", f"{path} is no manifest of a truth corpus: {error!r}") from error
@@ -45,9 +45,6 @@ def score(corpus: Path, answers: Path) -> dict[str, Any]:
     total = _counts(Counter(row["verdict"] for row in facts))
     return {"tool": tool, "total": total, "kinds": [{"kind": name, **found} for name, found in kinds.items()],
             "facts": facts}  # fmt: skip
-
-
-_KEPT = ("kind", "unit", "relative", "absolute")
 
 
 def _counts(found: Counter[str]) -> dict[str, int]:

@@ -165,8 +165,30 @@ def test_answers_that_cannot_be_scored_are_refused(corpus: Path, tmp_path: Path)
     (tmp_path / "manifest.json").write_text('{"schema_version": 1}')
     with refused("record-foreign", tmp_path / "manifest.json", kind=InputError):
         command("truth-corpus", tmp_path, "--score", path)
+    manifest = json.loads((corpus / "manifest.json").read_text())
+    for place, name in (("quantities", "relative"), ("facts", "value")):
+        other = json.loads(json.dumps(manifest))
+        (other["facts"][0] if place == "facts" else other["quantities"]["idle_ms"])[name] = "many"
+        (tmp_path / "manifest.json").write_text(json.dumps(other))
+        with refused("record-foreign", tmp_path / "manifest.json", "many", kind=InputError):
+            command("truth-corpus", tmp_path, "--score", path)
     with refused("option-value", -1, kind=UsageError):
         command("truth-corpus", tmp_path / "b", "--seed", "-1")
+
+
+def test_names_with_wildcards_remove_nothing_of_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(made, "RECORDINGS", {"ncu": made.RECORDINGS["ncu"]})
+    other = tmp_path / ".other.12345678.tmp"
+    other.mkdir()
+    made.write_corpus(tmp_path / "*", 0)
+    assert other.is_dir() and (tmp_path / "*" / "manifest.json").is_file()
+
+
+def test_the_current_folder_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with refused("folder-occupied", tmp_path, kind=StorageError):
+        command("truth-corpus", ".")
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_folder_with_something_in_it_is_kept(corpus: Path, tmp_path: Path) -> None:
