@@ -23,7 +23,7 @@ RULE_STALLED = "rule: cycles stalled, {}"
 
 
 def rules_file(table: Path) -> Path:
-    """Return the file beside a table of kernels that holds what ncu's rules say of them; it is read with the table."""
+    """Return the file beside a table of kernels with the messages of ncu's rules; it is read with the table."""
     return table.with_name(f"rules_{table.name}")
 
 

@@ -1,7 +1,7 @@
 """Traces of the PyTorch profiler that are parts of one rank's: one file per cycle of its schedule, or cut by size.
 
-Parts are of one rank and one process, lie one after another in time, and their marked steps count on. Rows that two
-parts repeat are counted once.
+Parts have the same rank and process and follow each other in time, and their step numbers continue. Rows that two parts
+repeat are counted once.
 """
 
 import dataclasses
@@ -22,13 +22,13 @@ _SAME = ("step", "name", "thread", "device", "stream", "start", "end")
 """Rows that agree in those of these columns that they have are one."""
 _LAUNCHED = ("api", "kernels", "collectives")
 _LONGEST_PAUSE_NS = 1_000_000
-"""A longer time without any record between two parts was not recorded, unless their steps count on."""
+"""A longer time without any record between two parts was not recorded, unless their step numbers continue."""
 
 
 def join_parts(timelines: Sequence[Timeline]) -> tuple[list[Timeline], list[str]]:
     """Return the timelines, parts of one rank joined in order of time, and one sentence on each that was.
 
-    The window of a joined timeline is that of its parts together, without the time between them that nobody recorded.
+    The window of a joined timeline is that of its parts together, without unrecorded time between them.
     """
     groups: dict[Any, list[Timeline]] = {}
     for place, found in enumerate(timelines):
@@ -49,7 +49,7 @@ def join_parts(timelines: Sequence[Timeline]) -> tuple[list[Timeline], list[str]
         where = "a trace without a rank" if whole.rank is None else f"rank {whole.rank}"
         said.append(
             f"{len(group)} files are parts of {where} (process {whole.process}): they are read as one timeline in "
-            f"order of time{once}; if they are of different runs, give those of one"
+            f"order of time{once}; if they are of different runs, give the files of one run"
         )
     return [one for found in timelines for one in joined.get(id(found), [found])], said
 

@@ -304,14 +304,17 @@ class NsightCompute(RangeProfiler):
             )
         if self._replay == "range":  # a range has no launch
             found = [name for name in found if not of_launch(name)]
-        elif sections := self._rule_sections():
-            own = [("--section", name) for name in sections]
+        if self._rule_sections:
+            own = [("--section", name) for name in self._rule_sections]
             return [("--apply-rules", "yes"), ("--metrics", ",".join(found)), *own]
         return section if len(found) == len(names) else [without, ("--metrics", ",".join(found))]
 
+    @cached_property
     def _rule_sections(self) -> list[str]:
-        """Return those of RULE_SECTIONS that this ncu has; none without --with rules=yes."""
-        if self.options.get("rules", "yes") == "no" or "--list-sections" not in self._switches:
+        """Those of RULE_SECTIONS that this ncu has; none where the options rule them out: then no rule is applied."""
+        if self.options.get("rules", "yes") == "no" or "metrics" in self.options or self._replay == "range":
+            return []
+        if "--list-sections" not in self._switches:
             return []
         listed = run_tool([str(self._path), "--list-sections"], timeout_seconds=120, any_exit_code=True)
         return [name for name in RULE_SECTIONS if re.search(rf"^{name}\s", listed, re.MULTILINE)]
@@ -370,7 +373,7 @@ class NsightCompute(RangeProfiler):
     def _export_rules(self, report: Path, path: Path, page: str) -> list[str]:
         """Write the messages of the rules, which the raw page lacks, if there are any; return why that failed."""
         path.unlink(missing_ok=True)
-        if page == "details" or self.options.get("rules", "yes") == "no":
+        if page == "details" or not self._rule_sections:
             return []
         try:
             if found := rules_of(self._page(report, "details")):
