@@ -30,7 +30,7 @@ def score(corpus: Path, answers: Path) -> dict[str, Any]:
     path = corpus / MANIFEST
     manifest = read_record(path)
     try:
-        rows = [
+        rows: list[dict[str, Any]] = [
             {"id": str(fact["id"]), "kind": str(about["kind"]), "unit": str(about["unit"]),
              "relative": float(about["relative"]), "absolute": float(about["absolute"]), "truth": float(fact["value"])}
             for fact in manifest["facts"] for about in [manifest["quantities"][fact["quantity"]]]
