@@ -263,15 +263,17 @@ def _once(files: Sequence[Path]) -> list[Path]:
     files = [
         file for file in files if not any(file.with_suffix(suffix) in there for suffix in _EXPORTS.get(file.suffix, ()))
     ]
-    rules = set(map(rules_file, files))  # read with their tables
-    files = [file for file in files if file not in rules]
     return _each_once([file for file in files if file.suffix != ".csv" or not str(file).startswith(databases)])
 
 
 def _each_once(files: Sequence[Path]) -> list[Path]:
-    """Leave out further links to a file, and a file that was named again: it would count as another rank."""
+    """Leave out further links to a file, a file that was named again (it would count as another rank), and rules of
+    ncu, which are read with their table."""
     kept: dict[tuple[int, int], Path] = {}
+    rules = set(map(rules_file, files))
     for file in files:
+        if file in rules:
+            continue
         status = file.stat()
         kept.setdefault((status.st_dev, status.st_ino), file)
     return list(kept.values())

@@ -168,7 +168,7 @@ def sample(name: str) -> Path:
     [("addConstDouble.ncu-rep", 239_008, 129_977), ("addConstDouble3.ncu-rep", 294_336, 164_711)],
 )
 def test_a_real_report_is_exported_and_read(tmp_path: Path, name: str, duration_ns: int, cycles: int) -> None:
-    _, table, _ = collected(tmp_path, sample(name).read_bytes())
+    _, table, *_ = collected(tmp_path, sample(name).read_bytes())
     found = read(table)
     (row,) = found.kernels.to_dict("records")
     assert row["name"].startswith(name.partition(".")[0]) and row["device"] == 0

@@ -397,6 +397,7 @@ def test_rules_are_read_with_their_table_and_a_report_beside_it_is_not(machine: 
     found = open_sources(machine / "ncu.tar" if packed else folder)
     assert [file.name for file in found.counter_files] == ["batch_16.csv"]
     assert [(len(one.kernels), len(one.rules)) for one in found.counters] == [(3, 3)]
+    assert [file.name for file in open_sources(rules, table).counter_files] == ["batch_16.csv"]
     rules.write_text("no table")
     found = open_sources(table)
     assert [(len(one.kernels), len(one.rules)) for one in found.counters] == [(3, 0)]
