@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from analysis.metrics.communication.matching import Matching
-    from analysis.timeline import Timeline
 
 
 Numbers = npt.NDArray[np.int64]
@@ -348,7 +347,7 @@ def communication_set(timeline: Timeline, sets: WorkSets) -> Intervals:
     return merged(timeline.collectives["start"], timeline.collectives["end"])
 
 
-def all_reduce(timelines: Sequence["Timeline"]) -> dict[str, Any]:
+def all_reduce(timelines: Sequence[Timeline]) -> dict[str, Any]:
     """Return what communication, and all-reduces, are of the profiled steps, as means over the ranks.
 
     all_reduce_share is the time in which at least one runs over the time of the steps, of which
