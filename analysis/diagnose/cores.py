@@ -364,8 +364,9 @@ def memory_levels(found: Roofline) -> Finding:
     sentence = ""
     if len(table):
         first = kernels.iloc[0]
-        per = {level: float(first[f"{kind}_bytes"]) / float(first["dram_bytes"]) for level, kind in LEVEL_KINDS.items()}
-        said = [f"{per[level]:.3g} in {level}" for level in (L2, L1) if math.isfinite(per[level])]
+        moved = {level: float(first[f"{kind}_bytes"]) for level, kind in LEVEL_KINDS.items()}
+        dram = moved[DRAM_LEVEL]
+        said = [f"{moved[level] / dram:.3g} in {level}" for level in (L2, L1) if dram > 0 and moved[level] >= 0]
         sentence = f"{_short(str(first['name']))} moves {' and '.join(said)} for each byte of DRAM." if said else ""
         if first["attainable_by"]:
             sentence += (

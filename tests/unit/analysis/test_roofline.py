@@ -89,6 +89,12 @@ def test_every_level_has_its_intensity_and_the_lowest_roof_counts() -> None:
     )
 
 
+def test_a_kernel_that_needs_no_dram_has_no_ratio_to_it() -> None:
+    found = core_findings.memory_levels(roofline(counters({**ONE, "dram__bytes.sum": 0.0, "lts__t_bytes.sum": 4000.0})))
+    (row,) = found.table.to_dict("records")
+    assert found.sentence == "" and (row["l2_gb_s"], row["dram_gb_s"]) == (4.0, 0.0)
+
+
 def test_a_compute_roof_counts_where_it_is_the_lowest() -> None:
     row = only(counters({**ONE, **PEAKS, "dram__bytes.sum": 10.0}), {"fp32": 12e9})
     assert (row["attainable_flops"], row["attainable_by"]) == (12e9, "fp32")
