@@ -57,26 +57,27 @@ def findings(
         links: measured rates of the links; None: published ones only.
 
     Returns:
-        all_reduce_by_rank, collectives, buckets and what_if; of several ranks stragglers and clock_offsets too; where
-        the trace describes or has several process groups process_groups, and of several process_group_<label> each.
-        Without communication what_if alone, where `scenarios` change other things.
+        all_reduce_by_rank, collectives, buckets and what_if (which replays whole steps, so not of a range or a time);
+        of several ranks stragglers and clock_offsets too; where the trace describes or has several process groups
+        process_groups, and of several process_group_<label> each. Without communication what_if alone, where
+        `scenarios` change other things.
     """
     talks = any(len(timeline.collectives) for timeline in timelines)
     if not talks and (scenarios is SCENARIOS or all(scenario.of_communication for scenario in scenarios)):
         return []
     matching = match_collectives(timelines)
     clocks = clock_offsets(timelines, matching)
+    on_gpu = any(len(timeline.kernels) for timeline in timelines)
+    whole = all(timeline.window is None or timeline.window.label == "steps" for timeline in timelines)
+    answers = what_if(timelines, matching, clocks.offsets_ns, scenarios) if whole else None
+    replayed = [] if answers is None else [_what_if(answers, timelines, on_gpu, context or Context())]
     if not talks:
-        answers = what_if(timelines, matching, clocks.offsets_ns, scenarios)
-        on_gpu = any(len(timeline.kernels) for timeline in timelines)
-        return [_what_if(answers, timelines, on_gpu, context or Context())]
+        return replayed
     by_rank = communication_by_rank(timelines, matching)
     late = stragglers(timelines, matching, clocks.offsets_ns)
     shown = by_rank.drop(columns="steps")
-    on_gpu = any(len(timeline.kernels) for timeline in timelines)
     by_kind = communication_by_kind(timelines, matching, links)
-    answers = what_if(timelines, matching, clocks.offsets_ns, scenarios)
-    saves = answers.limits.get("communication", 1.0)
+    saves = 1.0 if answers is None else answers.limits.get("communication", 1.0)
     said = _by_rank(by_rank, late, matching, on_gpu, saves)
     found = [
         Finding("all_reduce_by_rank", "Communication by rank", shown, said),
@@ -86,7 +87,7 @@ def findings(
     if len(timelines) > 1:
         found.append(Finding("stragglers", "Who the others wait for", late, _stragglers(late, on_gpu)))
     found.append(_buckets(timelines, matching, by_rank, saves))
-    found.append(_what_if(answers, timelines, on_gpu, context or Context()))
+    found += replayed
     if len(timelines) > 1:
         found.append(Finding("clock_offsets", "Clocks of the ranks", clocks.table, _clocks(clocks)))
     return found
