@@ -11,6 +11,7 @@ from support import shared_files
 
 from analysis.counters import KernelCounters
 from analysis.diagnose import cores as core_findings
+from analysis.diagnose.roofline import flop_rates, memory_levels
 from analysis.metrics.kernels.ceilings import _TABLE, DRAM, ceilings, device_peaks, measured_ceiling
 from analysis.metrics.kernels.roofline import LATENCY, UNKNOWN, roofline
 from analysis.readers.ncu.reader import read
@@ -90,7 +91,7 @@ def test_every_level_has_its_intensity_and_the_lowest_roof_counts() -> None:
 
 
 def test_a_kernel_that_needs_no_dram_has_no_ratio_to_it() -> None:
-    found = core_findings.memory_levels(roofline(counters({**ONE, "dram__bytes.sum": 0.0, "lts__t_bytes.sum": 4000.0})))
+    found = memory_levels(roofline(counters({**ONE, "dram__bytes.sum": 0.0, "lts__t_bytes.sum": 4000.0})))
     (row,) = found.table.to_dict("records")
     assert found.sentence == "" and (row["l2_gb_s"], row["dram_gb_s"]) == (4.0, 0.0)
 
@@ -125,7 +126,7 @@ def test_rates_of_every_type_are_apart() -> None:
     assert row["achieved_flops"] == pytest.approx(sum(rates))
     unknown = only(counters({**ONE, TENSOR: 3.0}))
     assert math.isnan(unknown["tensor_flops"]) and math.isnan(unknown["fp64_flops"])
-    finding = core_findings.flop_rates(roofline(counters(own, {**own, "name": "idle", **ops("f", 0, 0, 0)})))
+    finding = flop_rates(roofline(counters(own, {**own, "name": "idle", **ops("f", 0, 0, 0)})))
     assert (
         list(finding.table["name"]) == ["k", "idle"]
         and "15 MFLOP/s in fp64, 6 MFLOP/s in fp16, 4.1 GFLOP/s in tensor cores" in finding.sentence
@@ -380,5 +381,5 @@ def test_levels_of_a_real_file_are_those_that_its_rows_add_up_to() -> None:
     assert found["bank_conflicts"] == pytest.approx(
         sums[conflicts.format("bank_conflicts_pipe_lsu")] / sums[conflicts.format("pipe_lsu_wavefronts")]
     )
-    table = core_findings.memory_levels(roofline(read(path))).table
+    table = memory_levels(roofline(read(path))).table
     assert "attainable_by" not in table and len(table) == 12, "no peak is in the file"
