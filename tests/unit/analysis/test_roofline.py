@@ -145,6 +145,15 @@ def test_operations_of_tensor_cores_are_read_as_rates_and_with_their_peak(end: s
     assert row["tensor_flops"] == pytest.approx(4e9) and found.ceilings["tensor_fp16"].rate == 64e9
 
 
+def test_the_tensor_peak_is_that_of_the_output_type_with_most_operations() -> None:
+    """GeForce accumulates in fp16 at twice the rate."""
+    own = {"sm__cycles_elapsed.avg.per_second": 1e9}
+    for kind, peak, done in (("fp16", 2048.0, 100.0), ("fp32", 1024.0, 300.0)):
+        base = f"sm__ops_path_tensor_src_fp16_dst_{kind}.sum"
+        own |= {base: done, f"{base}.peak_sustained": peak}
+    assert ceilings(counters(own))["tensor_fp16"].rate == pytest.approx(1024e9)
+
+
 def test_what_was_done_is_no_peak() -> None:
     """derived__smsp__..._x2 is what a kernel did per cycle; only derived__sm__... is the most it could do."""
     name = "derived__{}__sass_thread_inst_executed_op_ffma_pred_on_x2"
