@@ -3,12 +3,9 @@ data types of a GEMM.
 """
 
 import re
+from fnmatch import fnmatchcase
 from functools import lru_cache
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    pass
-
+from glob import escape
 
 COMMUNICATION = "communication"
 OTHER = "other"
@@ -341,6 +338,11 @@ def parallelism(description: str) -> str:
     found = [kind for kind, known in _PARALLELISMS.items() if any(word in known for word in words)]
     found.sort(key=lambda kind: next(i for i, word in enumerate(words) if word in _PARALLELISMS[kind]))
     return "+".join(found) or ("model" if "model" in words and "parallel" in words else "")
+
+
+def is_like(name: str, pattern: str) -> bool:
+    """Return whether a whole name fits a pattern in which * stands for any text; no pattern takes long."""
+    return fnmatchcase(name, escape(pattern).replace("[*]", "*"))
 
 
 def communicates(name: str) -> bool:

@@ -38,6 +38,7 @@ _LITTLE = 0.05
 _SMALL_BYTES = 1 << 20
 _NEAR_THE_LINK = 0.8
 _LONGEST_LABEL = 60
+_MOST_GROUPS = 12
 # What carries gradients or parameters, in pieces of a size that can be chosen.
 _IN_BUCKETS = {"all_reduce", "reduce_scatter", "all_gather"}
 
@@ -57,26 +58,27 @@ def findings(
         links: measured rates of the links; None: published ones only.
 
     Returns:
-        all_reduce_by_rank, collectives, buckets and what_if; of several ranks stragglers and clock_offsets too; where
-        the trace describes or has several process groups process_groups, and of several process_group_<label> each.
-        Without communication what_if alone, where `scenarios` change other things.
+        all_reduce_by_rank, collectives, buckets and what_if (which replays whole steps, so not of a range or a time);
+        of several ranks stragglers and clock_offsets too; where the trace describes or has several process groups
+        process_groups, and of several process_group_<label> of those with most exposed time. Without communication
+        what_if alone, where `scenarios` change other things.
     """
     talks = any(len(timeline.collectives) for timeline in timelines)
     if not talks and (scenarios is SCENARIOS or all(scenario.of_communication for scenario in scenarios)):
         return []
     matching = match_collectives(timelines)
     clocks = clock_offsets(timelines, matching)
+    on_gpu = any(len(timeline.kernels) for timeline in timelines)
+    whole = all(timeline.window is None or timeline.window.label == "steps" for timeline in timelines)
+    answers = what_if(timelines, matching, clocks.offsets_ns, scenarios) if whole else None
+    replayed = [] if answers is None else [_what_if(answers, timelines, on_gpu, context or Context())]
     if not talks:
-        answers = what_if(timelines, matching, clocks.offsets_ns, scenarios)
-        on_gpu = any(len(timeline.kernels) for timeline in timelines)
-        return [_what_if(answers, timelines, on_gpu, context or Context())]
+        return replayed
     by_rank = communication_by_rank(timelines, matching)
     late = stragglers(timelines, matching, clocks.offsets_ns)
     shown = by_rank.drop(columns="steps")
-    on_gpu = any(len(timeline.kernels) for timeline in timelines)
     by_kind = communication_by_kind(timelines, matching, links)
-    answers = what_if(timelines, matching, clocks.offsets_ns, scenarios)
-    saves = answers.limits.get("communication", 1.0)
+    saves = 1.0 if answers is None else answers.limits.get("communication", 1.0)
     said = _by_rank(by_rank, late, matching, on_gpu, saves)
     found = [
         Finding("all_reduce_by_rank", "Communication by rank", shown, said),
@@ -86,7 +88,7 @@ def findings(
     if len(timelines) > 1:
         found.append(Finding("stragglers", "Who the others wait for", late, _stragglers(late, on_gpu)))
     found.append(_buckets(timelines, matching, by_rank, saves))
-    found.append(_what_if(answers, timelines, on_gpu, context or Context()))
+    found += replayed
     if len(timelines) > 1:
         found.append(Finding("clock_offsets", "Clocks of the ranks", clocks.table, _clocks(clocks)))
     return found
@@ -222,7 +224,7 @@ _SAID_BY_TITLE = ["description", "parallelism", "group", "sized", "overlapped_ms
 
 
 def _process_groups(timelines: Sequence[Timeline], matching: Matching, by_kind: "pd.DataFrame") -> Iterator[Finding]:
-    """Yield the groups, then of several each with its collectives; nothing where there is one without a description.
+    """Yield the groups, then of several the first ones with their collectives; nothing for one without a description.
 
     Args: by_kind: of `communication_by_kind`.
     """
@@ -231,7 +233,7 @@ def _process_groups(timelines: Sequence[Timeline], matching: Matching, by_kind: 
         return
     yield Finding("process_groups", "Process groups (means over ranks)", _shown(groups), _most_exposed(groups))
     labels = by_kind["description"].where(by_kind["description"] != "", by_kind["group"])
-    for row in _rows(groups) if len(groups) > 1 else []:
+    for row in _rows(groups)[:_MOST_GROUPS] if len(groups) > 1 else []:
         label, what = str(row["group"]), str(row["parallelism"])
         own = by_kind[labels == label].drop(columns=_SAID_BY_TITLE).reset_index(drop=True)
         title = f"Process group {label[:_LONGEST_LABEL]}{f' ({what} parallel)' if what else ''}"

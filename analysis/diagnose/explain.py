@@ -68,9 +68,7 @@ def explain(
         found += module_findings.roofline_findings(source.timelines)
         found += timeline_findings.range_findings(source.timelines)
         links = LinkRates.of(source.summaries, own_tests)
-        talks = communication_findings.findings(source.timelines, context=context, links=links)
-        parts = any(own.window is not None and own.window.label != "steps" for own in source.timelines)
-        found += [one for one in talks if not (parts and one.name.startswith("what_if"))]  # it replays whole steps
+        found += communication_findings.findings(source.timelines, context=context, links=links)
     if source.counters:
         from analysis.diagnose import cores as core_findings
         from analysis.diagnose import kernel_limits

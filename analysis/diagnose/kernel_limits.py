@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from analysis.counters import GLOBAL, KernelCounters, KernelRule
 from analysis.diagnose.advice import Advice
 from analysis.diagnose.finding import Finding
+from analysis.diagnose.sentences import OF_KERNELS, short_name
 from analysis.metrics.kernels.ncu_metrics import (
     L1,
     L2,
@@ -68,8 +69,6 @@ _LIMIT_WORDS = {"registers": "registers", "shared memory": "shared memory", "war
 _LONGEST_REMEDY = 300
 _SHOWN = 3
 """Reasons that have columns."""
-_OF_KERNELS = "kernels' time"
-_LONGEST_NAME = 60
 _SUGGESTS = ("optimization", "warning")
 _KINDS = (*_SUGGESTS, "information", "error")
 _SECTIONS = (
@@ -161,7 +160,7 @@ def _rules_sentence(rows: list[dict[str, Any]]) -> str:
     first = rows[0]
     if math.isfinite(first["saves_share"]):
         return (
-            f"The largest estimate is of the rule {first['rule']} for {_short(first['name'])}: "
+            f"The largest estimate is of the rule {first['rule']} for {short_name(first['name'])}: "
             f"{percent(first['estimate_share'])} of its time, {percent(first['saves_share'])} of all kernels' time. "
             "Estimates of several rules for one kernel do not add up."
         )
@@ -177,12 +176,12 @@ def _rules_advice(rows: list[dict[str, Any]]) -> list[Advice]:
         return []
     seen = (
         f"the rule {first['rule']} of Nsight Compute estimates {percent(first['estimate_share'])} less time for "
-        f"{_short(first['name'])}"
+        f"{short_name(first['name'])}"
     )
     asked = (
         first["remedy"].rstrip(".") or "read its message in the table kernel_rules, and change or replace that kernel"
     )
-    return [Advice(cause="rules", seen=seen, remedy=asked, saves=min(1.0, first["saves_share"]), of=_OF_KERNELS)]
+    return [Advice(cause="rules", seen=seen, remedy=asked, saves=min(1.0, first["saves_share"]), of=OF_KERNELS)]
 
 
 def stalls(counters: KernelCounters) -> Finding:
@@ -216,7 +215,7 @@ def stalls(counters: KernelCounters) -> Finding:
     if rows:
         first = rows[0]
         sentence = (
-            f"A warp of {_short(first['name'])} issues an instruction every "
+            f"A warp of {short_name(first['name'])} issues an instruction every "
             f"{first['cycles_per_instruction']:.1f} cycles; for {percent(first['stall_1_share'])} of them it waits for "
             f"{REASONS.get(first['stall_1'], first['stall_1'])}."
         )
@@ -251,7 +250,7 @@ def occupancy(counters: KernelCounters) -> Finding:
 
 def _occupancy_sentence(row: Mapping[str, Any]) -> str:
     achieved, possible = (float(row.get(f"{kind}_occupancy_share", math.nan)) for kind in ("achieved", "theoretical"))
-    name, whole = _short(str(row["name"])), "of the warps that an SM can hold"
+    name, whole = short_name(str(row["name"])), "of the warps that an SM can hold"
     text = f"{name} keeps {percent(achieved)} {whole} active"
     text += f"; {percent(possible)} fit" if math.isfinite(possible) else ""
     text = text if math.isfinite(achieved) else f"{percent(possible)} {whole} fit in {name}"
@@ -274,7 +273,7 @@ def cache_hits(counters: KernelCounters) -> Finding:
     rows = [{"name": name, "time_share": share, **means.loc[name].to_dict()} for name, share in _by_name(counters)]
     shares = {level: float(rows[0].get(f"{level.lower()}_hit_share", math.nan)) for level in ("L1", "L2")}
     said = " and ".join(f"{percent(share)} in {level}" for level, share in shares.items() if math.isfinite(share))
-    sentence = f"{_short(rows[0]['name'])} finds {said} of the sectors it accesses there." if said else ""
+    sentence = f"{short_name(rows[0]['name'])} finds {said} of the sectors it accesses there." if said else ""
     return Finding("cache_hits", title, pd.DataFrame(rows).dropna(axis="columns", how="all"), sentence)
 
 
@@ -315,7 +314,3 @@ def _means(columns: "pd.DataFrame", counters: KernelCounters) -> "pd.DataFrame":
 
 def _known(value: float) -> float:
     return value if math.isfinite(value) else -1.0
-
-
-def _short(name: str) -> str:
-    return name if len(name) <= _LONGEST_NAME else f"{name[: _LONGEST_NAME - 3]}..."

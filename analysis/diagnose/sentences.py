@@ -1,4 +1,5 @@
-"""Sentences about the work itself: whether ranks have equal work, and which types its GEMMs ran in."""
+"""Sentences and parts of them that several findings share: numbers, names, whether ranks have equal work, the types of
+GEMMs."""
 
 from collections.abc import Sequence
 
@@ -11,11 +12,24 @@ _ALIKE = 0.05
 """Relative spread over ranks within which they compute alike."""
 _NARROW = 0.01
 _MOST = 0.5
+_LONGEST_NAME = 60
+OF_KERNELS = "kernels' time"
+"""What shares of tables of counters are of."""
 
 
 def number(value: float) -> str:
     """Four significant digits, whole and separated from 1000 on: 0.4, 116.9, 1,230."""
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
+
+
+def short_name(name: str) -> str:
+    """Return the name of a kernel as a sentence has room for it."""
+    return name if len(name) <= _LONGEST_NAME else f"{name[: _LONGEST_NAME - 3]}..."
+
+
+def sentence_of(text: str) -> str:
+    """Return a text with a capital letter and a full stop."""
+    return text[:1].upper() + text[1:] + ("" if text.endswith(".") else ".")
 
 
 def range_over_ranks(shares: Sequence[float]) -> str:

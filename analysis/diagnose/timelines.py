@@ -17,10 +17,8 @@ from analysis.diagnose.sentences import (
     precision_clause,
     range_over_ranks,
 )
-from analysis.metrics.kernels import tables as copies
 from analysis.metrics.kernels import tables as kernel_tables
 from analysis.metrics.kernels.gemm_precision import gemm_time_by_precision
-from analysis.metrics.kernels.tables import operators_over_ranks
 from analysis.metrics.kernels.utilization import compute_utilization
 from analysis.metrics.time import phases, temporal
 from analysis.metrics.time.idle import idle_causes
@@ -277,7 +275,7 @@ def _phases(timelines: Sequence[Timeline]) -> Finding | None:
 def _copied_from(timelines: Sequence[Timeline]) -> tuple[str, float]:
     """Which memory of the CPU most of the copies to the GPU are from ("pageable", "pinned", "" unknown, "none" for no
     copies), by time, and the share of their time that computation hides."""
-    table = _joined([copies.copy_rows(timeline) for timeline in timelines])
+    table = _joined([kernel_tables.copy_rows(timeline) for timeline in timelines])
     inputs = table[table["direction"] == "HtoD"] if table is not None else None
     total = float(inputs["total_ms"].sum()) if inputs is not None else 0.0
     if inputs is None or not total:
@@ -302,7 +300,7 @@ def _input_advice(timelines: Sequence[Timeline]) -> str:
 
 
 def _copies(timelines: Sequence[Timeline]) -> Finding | None:
-    table = _joined([copies.copy_rows(timeline) for timeline in timelines])
+    table = _joined([kernel_tables.copy_rows(timeline) for timeline in timelines])
     if table is None:
         return None
     total = float(table["total_ms"].sum())
@@ -410,7 +408,7 @@ def operator_findings(timelines: Sequence[Timeline], context: Context | None = N
     context = context or Context()
     if any(len(timeline.kernels) for timeline in timelines):
         return []
-    families, names = (operators_over_ranks(timelines, by) for by in ("family", "name"))
+    families, names = (kernel_tables.operators_over_ranks(timelines, by) for by in ("family", "name"))
     if not len(families):
         return []
     if not int(names["calls"].sum()) or not float(names["self_ms"].sum()):

@@ -28,8 +28,9 @@ class AllreduceOptions(Tables):
     what_if: tuple[str, ...] = ()
     """Scenarios to replay: free (no communication time), half or twice (the speed), nowait (no waiting for other
     ranks), none (free and nowait), nohost (no host time), nodata (no data loading), a speedup such as 3x, a bus
-    bandwidth such as 100GB/s, without:PATTERN (kernels of such a name and their launches are gone), kernel:PATTERN=2x
-    (twice as fast), ranks:N; default the first six. Those of the host, of data and of kernels need no communication."""
+    bandwidth such as 100GB/s, without:NAME (kernels with this in their name, * for any text, and their launches are
+    gone), kernel:NAME=2x (twice as fast), ranks:N. Those of the host, of data and of kernels need no communication;
+    default the first six."""
 
 
 OPTIONS = {"allreduce PATH...": AllreduceOptions}

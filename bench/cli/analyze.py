@@ -8,7 +8,7 @@ import tyro
 
 from bench.cli.options import Tables
 from bench.cli.result import Result, findings_result
-from common.errors import InputError, UsageError
+from common.errors import BertbenchError, InputError, UsageError
 from records.run import RunDirectory
 
 
@@ -71,11 +71,13 @@ def _run(path: Path, options: AnalyzeOptions) -> Result:
     from analysis.diagnose.run_answer import complete_answers
     from analysis.load import load_run
     from analysis.metrics.comparison.within_run import ratios_of
+    from analysis.metrics.time.window import check_window
     from analysis.render.result_tables import answer_lines, results_blocks
     from analysis.render.tables import Block, Plain
     from analysis.sources import profiled_trials
     from bench.cli.ledger import store_predictions
 
+    check_window(options.window)
     directory = RunDirectory(path)
     trials = load_run(directory)
     rows, ratios = [dict(trial.row) for trial in trials], ratios_of(trials, reference(trials))
@@ -85,7 +87,12 @@ def _run(path: Path, options: AnalyzeOptions) -> Result:
     code, documents, advised = 0, {}, {}
     for folder in profiled_trials(directory):
         opened = open_profile(directory.trial(folder.name))
-        opened = replace(opened, source=in_window(opened.source, options.window))
+        try:
+            opened = replace(opened, source=in_window(opened.source, options.window))
+        except BertbenchError as error:  # the other trials may have the window
+            problems.append(f"{folder.name}: {error}")
+            code = 3
+            continue
         findings = opened.explained()
         own = replace(options, csv=None if options.csv is None else options.csv / folder.name)
         found = findings_result(findings, opened.source.problems, own, kinds=list(opened.source.kinds))

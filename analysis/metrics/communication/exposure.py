@@ -23,11 +23,12 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from analysis.metrics.communication.matching import Matching
-    from analysis.timeline import Timeline
 
 
 Numbers = npt.NDArray[np.int64]
 
+_BANDWIDTHS = dict.fromkeys(("algbw_gb_s", "busbw_gb_s", "transfer_busbw_gb_s"), "float64")
+_SHARES = dict.fromkeys(("communication_share", "exposed_share", "overlap_share"), "float64")
 RANK_COLUMNS = {
     "rank": "Int64",
     "steps": "int64",
@@ -38,9 +39,7 @@ RANK_COLUMNS = {
     "exposed_ms": "float64",
     "exposed_transfer_ms": "float64",
     "exposed_wait_ms": "float64",
-    "communication_share": "float64",
-    "exposed_share": "float64",
-    "overlap_share": "float64",
+    **_SHARES,
 }
 KIND_COLUMNS = {
     "rank": "Int64",
@@ -56,15 +55,17 @@ KIND_COLUMNS = {
     "total_ms": "float64",
     "overlapped_ms": "float64",
     "exposed_ms": "float64",
-    "algbw_gb_s": "float64",
-    "busbw_gb_s": "float64",
-    "transfer_busbw_gb_s": "float64",
+    **_BANDWIDTHS,
     "link_gb_s": "float64",  # what the bus bandwidth compares with, and ...
     "link_share": "float64",  # ... its share of that, without waiting where it is known
     "link_source": "str",
-    "communication_share": "float64",
-    "exposed_share": "float64",
-    "overlap_share": "float64",
+    **_SHARES,
+}
+_MEANS = {
+    "count": "float64",
+    "bytes": "Int64",
+    **dict.fromkeys(("total_ms", "exposed_ms", "exposed_share"), "float64"),
+    **_BANDWIDTHS,
 }
 GROUP_COLUMNS = {
     "group": "str",  # the description, or the name where there is none
@@ -72,14 +73,7 @@ GROUP_COLUMNS = {
     "groups": "int64",  # sets of ranks with this description
     "group_size": "Int64",
     "traces": "int64",  # of ranks that communicate in it
-    "count": "float64",  # this and all that follows: mean over those ranks
-    "bytes": "Int64",
-    "total_ms": "float64",
-    "exposed_ms": "float64",
-    "exposed_share": "float64",
-    "algbw_gb_s": "float64",
-    "busbw_gb_s": "float64",
-    "transfer_busbw_gb_s": "float64",
+    **_MEANS,  # over those ranks
 }
 BUCKET_COLUMNS = {
     "rank": "Int64",
@@ -192,7 +186,7 @@ def communication_by_group(timelines: Sequence[Timeline], matching: "Matching | 
     for label, members in found.items():
         sizes = {own.size for own, _ in members if own.size > 0}
         means = {}
-        for name in list(GROUP_COLUMNS)[5:]:
+        for name in _MEANS:
             known = [values[name] for _, values in members if values[name] is not None]
             means[name] = float(np.mean(known)) if known else None
         about = {
@@ -348,7 +342,7 @@ def communication_set(timeline: Timeline, sets: WorkSets) -> Intervals:
     return merged(timeline.collectives["start"], timeline.collectives["end"])
 
 
-def all_reduce(timelines: Sequence["Timeline"]) -> dict[str, Any]:
+def all_reduce(timelines: Sequence[Timeline]) -> dict[str, Any]:
     """Return what communication, and all-reduces, are of the profiled steps, as means over the ranks.
 
     all_reduce_share is the time in which at least one runs over the time of the steps, of which

@@ -34,7 +34,7 @@ from analysis.metrics.communication.what_if_graph import (
     finished,
 )
 from analysis.metrics.time.idle import data_spans
-from analysis.names import bus_factor
+from analysis.names import bus_factor, is_like
 from analysis.timeline import Timeline, empty, typed
 from analysis.wording import percent
 from common.errors import InputError
@@ -50,6 +50,7 @@ SCENARIO_ERROR, WORST_ERROR = 0.01, 0.1
 MOST_SLOWER = 2.0
 """Slowest transfers, relative to the trace's, for which these errors were measured."""
 _SELDOM = 0.05
+_NAME = 120
 MOST_WORK = 200_000
 """Most kernels and operators of all ranks that are replayed."""
 
@@ -82,8 +83,8 @@ class Scenario:
     data: bool = True
     """Whether the host takes time to load data or wait for it."""
     kernels: str | None = None
-    """Regular expression: kernels (of a CPU trace, operators) in whose name it is found take `kernel_factor` times as
-    long, and their launches no time where that is 0."""
+    """Kernels (of a CPU trace, operators) whose name contains this, whatever its case, take `kernel_factor` times as
+    long, and their launches no time where that is 0; * stands for any text."""
     kernel_factor: float = 1.0
     ranks: int | None = None
     """Number of ranks; each does the work that it does in the trace, and collectives of all ranks have the bus
@@ -150,7 +151,7 @@ def parse_scenario(text: str) -> Scenario:
     Args:
         text: "free", "half", "twice", "3x" (transfers times as fast), "100GB/s" (bus bandwidth), "nowait", "none"
             (free, and no waiting), "nohost" (the host takes no time), "nodata" (loading data takes none),
-            "without:PATTERN" (kernels with such a name are gone, and their launches), "kernel:PATTERN=2x" (they are so
+            "without:NAME" (kernels with this in their name are gone, and their launches), "kernel:NAME=2x" (they are so
             many times as fast), "ranks:4" (more ranks with the same work each).
 
     Raises:
@@ -169,7 +170,7 @@ def parse_scenario(text: str) -> Scenario:
     if kind.lower() in ("kernel", "without") and rest:
         pattern, _, speed = (rest, "", "") if kind.lower() == "without" else rest.rpartition("=")
         times = re.fullmatch(r"(\d{1,12}(?:\.\d{1,12})?)\s*x", speed.strip().lower())
-        if _is_pattern(pattern) and (kind.lower() == "without" or (times and float(times[1]) > 0)):
+        if pattern.strip("* ") and (kind.lower() == "without" or (times and float(times[1]) > 0)):
             factor = 1 / float(times[1]) if times else 0.0
             name = f"{pattern} {1 / factor:g} times as fast" if times else f"without {pattern}"
             return Scenario(name=name, kernels=pattern, kernel_factor=factor)
@@ -179,20 +180,12 @@ def parse_scenario(text: str) -> Scenario:
         raise InputError(
             "option-value",
             f"--what-if {text[:60]!r} is not a scenario: give free, half, twice, nowait, none, nohost, nodata, a "
-            "speedup such as 3x, a bus bandwidth such as 100GB/s, kernels such as without:gelu or kernel:gemm=2x "
-            "(regular expressions), or ranks:N",
+            "speedup such as 3x, a bus bandwidth such as 100GB/s, kernels by a part of their name, such as "
+            "without:gelu or kernel:gemm*bf16=2x, or ranks:N",
         )
     if match[2] == "x":
         return Scenario(name=f"{value:g} times as fast", transfer_factor=1 / value)
     return Scenario(name=f"bus bandwidth {value:g} GB/s", busbw_gb_s=value)
-
-
-def _is_pattern(text: str) -> bool:
-    try:
-        re.compile(text)
-    except re.error:
-        return False
-    return bool(text)
 
 
 def what_if(
@@ -409,14 +402,16 @@ def _matching(dependencies: Dependencies, pattern: str) -> npt.NDArray[np.bool_]
     """Return which edges are the own time of kernels with such a name, or of their launches."""
     kinds = (dependencies.kinds == COMPUTE) | (dependencies.kinds == HOST)
     present = set(dependencies.labels[dependencies.kinds == COMPUTE].tolist()) - {-1}
-    found = [number for number in present if re.search(pattern, dependencies.names[number])]
+    wanted = f"*{pattern.casefold()}*"
+    found = [number for number in present if is_like(dependencies.names[number].casefold(), wanted)]
     if not found:
         times = {number: float(dependencies.weights[dependencies.labels == number].sum()) for number in present}
-        longest = sorted(present, key=times.__getitem__, reverse=True)[:3]
+        longest = sorted(present, key=times.__getitem__, reverse=True)
+        names = list(dict.fromkeys(dependencies.names[number][:_NAME] for number in longest))[:3]
         raise InputError(
             "option-value",
-            f"--what-if: no computation's name contains {pattern[:60]!r} (a regular expression); the longest are "
-            + ", ".join(dependencies.names[number][:60] for number in longest),
+            f"--what-if: no computation's name contains {pattern[:60]!r} (* stands for any text); the longest are "
+            + ", ".join(names),
         )
     changed: npt.NDArray[np.bool_] = kinds & np.isin(dependencies.labels, found)
     return changed

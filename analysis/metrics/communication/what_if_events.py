@@ -18,7 +18,6 @@
 import re
 from bisect import bisect_right
 from itertools import pairwise
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -35,10 +34,6 @@ from analysis.metrics.communication.what_if_graph import (
     marks,
 )
 from analysis.timeline import Timeline, is_communication
-
-if TYPE_CHECKING:
-    pass
-
 
 _SYNCHRONISES = re.compile(r"(?:Stream|Device|Event|Ctx)Synchronize")
 _WAITS_FOR_ALL = re.compile(r"(?:Device|Ctx)Synchronize|^(?:cuda|hip)Free(?:Host)?(?:_v\d+)?$")

@@ -20,6 +20,7 @@ from analysis.metrics.kernels.ncu_metrics import (
     MEMORY,
     PIPES,
     SM,
+    TENSOR_INSTRUCTIONS,
     THREAD_TYPES,
     bank_conflicts,
     level_traffic,
@@ -54,7 +55,7 @@ ISSUING = "selected"
 """What ncu calls the cycle in which a warp issues its instruction; every other reason is a stall."""
 _MEMORY_REMEDY = "collect `ncu --section SpeedOfLight_RooflineChart`"
 _NEEDED = ("fp32", "tensor")  # without these the rest is no total
-_REMEDY = "collect `ncu --section SpeedOfLight_RooflineChart`, or use `bertbench profile`, which measures the peak"
+_REMEDY = f"{_MEMORY_REMEDY}, or use `bertbench profile`, which measures the peak"
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +147,7 @@ def _work(counters: KernelCounters) -> "pd.DataFrame":
 
 def _tensor_worked(frame: "pd.DataFrame") -> "pd.Series[float] | None":
     """Something that is 0 where the tensor cores stood still, whatever the file has."""
-    for name in ("sm__inst_executed_pipe_tensor.sum", "smsp__inst_executed_pipe_tensor.sum"):
+    for name in (f"{base}.sum" for base in TENSOR_INSTRUCTIONS):
         if name not in frame:
             continue
         # A chip that runs packed fp16 on this pipe (GA100) counts those warps here: 32 threads each, and no matrix.

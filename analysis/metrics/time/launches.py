@@ -247,7 +247,8 @@ class LaunchedWork:
 def launched_work(timeline: Timeline) -> LaunchedWork | None:
     """Return the work launched in each marked step.
 
-    None where no step is marked, or less than MOSTLY of the kernels that compute can be tied to a call.
+    None where no step is marked, or less than MOSTLY of the kernels that compute can be tied to a call; those that were
+    launched before the recording began are of no step.
     """
     if not len(timeline.steps) or not len(timeline.kernels):
         return None
@@ -255,7 +256,10 @@ def launched_work(timeline: Timeline) -> LaunchedWork | None:
     work = timeline.work
     copies, talks = work.is_kind("memcpy", "memset"), work.is_named(communicates)
     computes = ~copies & ~talks
-    if calls is None or (calls[computes] >= 0).sum() < MOSTLY * computes.sum():
+    if calls is None:
+        return None
+    counted = computes & ~_early(work, calls)
+    if (calls[counted] >= 0).sum() < MOSTLY * counted.sum():
         return None
     known = np.flatnonzero(calls >= 0)
     called = timeline.api["start"].to_numpy(dtype=np.int64)[calls[known]]

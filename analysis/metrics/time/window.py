@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from analysis.names import is_like
 from analysis.spans import Intervals, merged
 from analysis.timeline import STEP_COLUMNS, ChosenWindow, Timeline, empty, named
 from analysis.wording import number
@@ -29,6 +30,8 @@ _UNITS_NS = {"s": 10**9, "ms": 10**6, "us": 10**3}
 _PREFIX = "bertbench:"
 _MOST_NAMES = 12
 _DAY_NS = 24 * 3600 * 10**9
+_LATEST_NS = 2**62
+"""Later than any trace; with today's time added it still fits into 64 bits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +111,8 @@ def _parsed(text: str) -> _Choice:
     if (times := _TIME.fullmatch(text)) is None:
         raise UsageError("option-value", f"--window {text} is not a window: give {_FORMS}")
     units = [_UNITS_NS[(unit or times[4]).lower()] for unit in (times[2], times[4])]
-    begin, end = (round(float(value) * unit) for value, unit in zip((times[1], times[3]), units, strict=True))
+    moments = (float(value) * unit for value, unit in zip((times[1], times[3]), units, strict=True))
+    begin, end = (round(min(moment, _LATEST_NS)) for moment in moments)
     if end <= begin:
         raise UsageError("option-value", f"--window {text} is empty: give an end that is after the begin")
     return _Choice(text, time_ns=(begin, end))
@@ -143,13 +147,12 @@ def _occurrences(timeline: Timeline, name: str) -> "tuple[pd.DataFrame, Interval
     """The occurrences of a range, or of an operator where no range has the name, as steps; and their union."""
     import pandas as pd
 
-    pattern = re.compile(".*".join(map(re.escape, name.split("*"))), re.DOTALL)
     for table in (timeline.ranges, timeline.operators):
         if not len(table):
             continue
         chosen = named(table["name"], lambda one: name in (one, one.removeprefix(_PREFIX)))
         if not chosen.any() and "*" in name:
-            chosen = named(table["name"], lambda one: pattern.fullmatch(one) is not None)
+            chosen = named(table["name"], lambda one: is_like(one, name))
         chosen &= (table["end"] > table["start"]).to_numpy()
         if not chosen.any():
             continue

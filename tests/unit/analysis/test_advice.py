@@ -17,8 +17,8 @@ from support.timelines import timeline
 
 from analysis.diagnose.advice import LEAST, MOST, Advice, Context, ranked, throughput_command
 from analysis.diagnose.answer import points
-from analysis.diagnose.cores import _roofline_advice
 from analysis.diagnose.explain import explain, to_do
+from analysis.diagnose.roofline import _roofline_advice
 from analysis.diagnose.run import cautions_of_run
 from analysis.diagnose.run_answer import complete_answers
 from analysis.load import load_run

@@ -12,7 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support import shared_files
-from support.commands import document
+from support.commands import document, result
+from support.fake_run import step_rows, write_trial
 from support.kineto_events import event, write
 from support.timelines import timeline
 
@@ -29,6 +30,8 @@ from analysis.sources import Source, open_sources
 from analysis.timeline import Timeline
 from bench.cli.main import run
 from common.errors import BertbenchError, InputError, UsageError
+from records.run import RunDirectory
+from records.trial import Trial
 
 MS = 1_000_000
 LAUNCH = "cudaLaunchKernel"
@@ -151,6 +154,9 @@ def test_ranges_that_overlap_count_each_nanosecond_once(spans: list[tuple[int, i
         ("range:ProfilerStep#7", InputError, "trace-without-work", "0, 1, 2"),
         ("step:7..9", InputError, "trace-without-work", "0, 1, 2"),
         ("5s..6s", InputError, "trace-without-work", "0.305"),
+        ("5s..99999999999s", InputError, "trace-without-work", "0.305"),
+        ("5s..1" + "0" * 400 + "s", InputError, "trace-without-work", "0.305"),
+        (f"range:{'*a' * 40}", InputError, "trace-without-work", "forward"),
         ("3s..2s", UsageError, "option-value", "empty"),
         ("200ms..0.2s", UsageError, "option-value", "empty"),
         ("step:5..4", UsageError, "option-value", "empty"),
@@ -210,6 +216,24 @@ def test_the_command_takes_windows_and_names_them(tmp_path: Path, capsys: pytest
     message = capsys.readouterr().err
     assert "forward" in message and "train" in message and "[trace-without-work]" in message
     assert run(["analyze", str(path), "--window", "yesterday"]) == 2 and "[option-value]" in capsys.readouterr().err
+
+
+def test_a_trial_without_the_window_leaves_the_others_of_its_run(tmp_path: Path) -> None:
+    trials = [Trial(preset="mini", kind="profile", profiler="torch", seed=seed) for seed in (1, 2)]
+    for trial, name in zip(trials, ("forward", "loss"), strict=True):
+        write_trial(RunDirectory(tmp_path), trial, {0: step_rows([90.0] * 6, 8)})
+        folder = RunDirectory(tmp_path).trial(trial.trial_id).profile
+        folder.mkdir()
+        write(
+            folder / "trace-rank0.json",
+            [event(name, 0, 1000, "user_annotation"), event("aten::mm", 0, 700), event("aten::add", 2000, 100)],
+        )
+    found = result("analyze", tmp_path, "--window", "range:forward")
+    (profile,) = found.document["profiles"]
+    assert profile == trials[0].trial_id and found.code == 3
+    assert len(found.problems) == 1 and trials[1].trial_id in found.problems[0] and "loss" in found.problems[0]
+    with pytest.raises(UsageError):
+        result("analyze", tmp_path, "--window", "yesterday")
 
 
 def behind(rank: int, late: int) -> Timeline:

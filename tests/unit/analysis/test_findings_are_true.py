@@ -13,9 +13,9 @@ from support.timelines import timeline
 from analysis.counters import KernelCounters, Summary
 from analysis.diagnose import communication as communication_findings
 from analysis.diagnose import timelines as timeline_findings
-from analysis.diagnose.cores import roofline_findings
 from analysis.diagnose.explain import counter_endings, explain
 from analysis.diagnose.finding import Finding, distinct_names
+from analysis.diagnose.roofline import roofline_findings
 from analysis.diagnose.summaries import findings as summary_findings
 from analysis.metrics.communication.exposure import (
     buckets,

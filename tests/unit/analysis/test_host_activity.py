@@ -6,6 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from support import shared_files
 from support.kineto_events import event, write
 from support.nsys_export import Export, kernel, nvtx, tid
@@ -90,6 +92,40 @@ def test_each_moment_goes_to_the_innermost_call_and_the_rest_to_nothing() -> Non
         ("file access", "read"): 50,
         ("launching", LAUNCH): 10,
     }
+
+
+@given(
+    st.lists(
+        st.tuples(st.sampled_from(("operators", "api", "host")), st.integers(0, 60), st.integers(1, 40)), max_size=8
+    )
+)
+def test_the_activities_of_a_gap_are_those_of_each_nanosecond(calls: list[tuple[str, int, int]]) -> None:
+    names = {"operators": "aten::add", "api": "cudaMalloc", "host": "train.py(1): step"}
+    rows: list[tuple[str, int, int]] = []
+    for kind, start, length in calls:  # calls nest
+        if all(
+            start >= b
+            or start + length <= a
+            or (a <= start and start + length <= b)
+            or (start <= a and b <= start + length)
+            for _, a, b in [*rows, ("", 70, 75)]
+        ):
+            rows.append((kind, start, start + length))
+    tables = {kind: [(names[kind], *span) for own, *span in rows if own == kind] for kind in names}
+    tables["api"].append((LAUNCH, 70, 75, 1))
+    trace = timeline(kernels=[("a", 7, 0, 10), ("b", 7, 80, 90, 1)], **tables)
+    calls = [row for row in [*rows, ("api", 70, 75)] if row[0] == "api"]
+    rows = [row for row in rows if row[0] != "host" or not any(a <= row[1] and row[2] <= b for _, a, b in calls)]
+    expected: dict[str, int] = {}
+    depth = ("host", "operators", "api")
+    for moment in range(10, 80):
+        there = [row for row in [*rows, ("launch", 70, 75)] if row[1] <= moment < row[2]]
+        # The one that began last; of several, the shortest; of the same span, the innermost kind.
+        inner = max(there, key=lambda row: (row[1], -row[2], (*depth, "launch").index(row[0])), default=("", 0, 0))
+        expected[inner[0]] = expected.get(inner[0], 0) + 1
+    called = {"operators": "operators", "memory allocation": "api", "Python": "host", "launching": "launch"}
+    found = HostActivity(trace, {}).during(10, 80).activities
+    assert {called.get(activity, ""): length for activity, length in found.items()} == expected
 
 
 def test_a_library_that_is_loaded_inside_a_call_is_told_from_the_call() -> None:

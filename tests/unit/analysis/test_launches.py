@@ -1,5 +1,7 @@
 """The launch queue: delays, depth and calls, counted by hand and by brute force."""
 
+import gzip
+import json
 import os
 import shutil
 import subprocess
@@ -163,6 +165,30 @@ def test_an_unknown_call_in_the_middle_is_of_the_window() -> None:
         api=[("cudaLaunchKernel", at * MS, at * MS + 5000, at + 1) for at in (0, 2)],
     )
     assert family_rows(trace)["calls"].tolist() == [3]
+
+
+@pytest.mark.skipif(not shared_files.TRACES.is_dir(), reason="the shared traces are not here")
+def test_launched_work_of_a_public_trace_by_brute_force() -> None:
+    """Also of ranks 1 and 3, where the GPU still ran a fifth of its kernels from before the recording."""
+    for path in sorted((shared_files.TRACES / "kineto" / "dlrm-8-ranks").glob("*.json.gz")):
+        events = [one for one in json.loads(gzip.decompress(path.read_bytes()))["traceEvents"] if one.get("ph") == "X"]
+        (step,) = [one for one in events if one["name"].startswith("ProfilerStep") and one["cat"] == "user_annotation"]
+        calls = {
+            one["args"]["correlation"]: one["ts"] - step["ts"]
+            for one in events
+            if one["cat"] == "cuda_runtime" and "correlation" in one["args"]
+        }
+        work = [one for one in events if one["cat"] in ("kernel", "gpu_memcpy", "gpu_memset")]
+        own = [one for one in work if 0 <= calls.get(one["args"]["correlation"], -1) < step["dur"]]
+        moments: dict[str, set[int]] = {"compute": set(), "communication": set(), "memory": set()}
+        for one in own:
+            kind = "communication" if "nccl" in one["name"].lower() else "compute"
+            moments[kind if one["cat"] == "kernel" else "memory"] |= set(range(one["ts"], one["ts"] + one["dur"]))
+        ((row,),) = (iterations(found).to_dict("records") for found in open_sources(path).timelines)
+        for kind, covered in moments.items():
+            assert row[f"launched_{kind}_ms"] == pytest.approx(len(covered) / 1e3), (path.name, kind)
+        assert row["launched_busy_ms"] == pytest.approx(len(set().union(*moments.values())) / 1e3)
+        assert row["launched_kernels"] == sum(one["cat"] == "kernel" for one in own)
 
 
 def test_without_a_gap_there_is_no_note_on_gaps() -> None:

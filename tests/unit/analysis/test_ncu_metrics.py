@@ -14,7 +14,8 @@ from support import shared_files
 
 from analysis.counters import KernelCounters, KernelRule
 from analysis.diagnose import kernel_limits
-from analysis.diagnose.cores import advice, findings, roofline_findings
+from analysis.diagnose.cores import findings
+from analysis.diagnose.roofline import advice, roofline_findings
 from analysis.metrics.kernels.roofline import LATENCY, UNKNOWN, roofline
 from analysis.readers.ncu.reader import read
 from analysis.render.kernel_figures import roofline_figure

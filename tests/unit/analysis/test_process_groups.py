@@ -140,6 +140,15 @@ def test_each_group_has_a_table_by_rank_and_kind(found: dict[str, Finding]) -> N
     assert set(expert["collective"]) == {"all_to_all"} and set(expert["group_ranks"]) == {"0-3"}
 
 
+def test_of_many_groups_those_with_most_exposed_time_have_tables() -> None:
+    calls = [("all_reduce", 100 * n, 100 * n + n + 1, 100, -1, 20, f"g{n}", 2, 0) for n in range(40)]
+    made = timeline(kernels=[(NCCL, 20, start, end) for _, start, end, *_ in calls], collectives=calls)
+    named = {one.name: one for one in findings([made])}
+    assert len(named["process_groups"].table) == 40
+    wanted = {f"process_group_g{n}" for n in range(28, 40)}
+    assert {name for name in named if name.startswith("process_group_")} == wanted
+
+
 def test_ranks_of_groups_that_share_a_name_are_not_paired() -> None:
     """Two tensor groups of one name, which the trace tells apart by their ranks: pairs are 0 and 1, 2 and 3."""
     ranks = []

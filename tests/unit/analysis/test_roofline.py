@@ -11,6 +11,7 @@ from support import shared_files
 
 from analysis.counters import KernelCounters
 from analysis.diagnose import cores as core_findings
+from analysis.diagnose.roofline import flop_rates, memory_levels
 from analysis.metrics.kernels.ceilings import _TABLE, DRAM, ceilings, device_peaks, measured_ceiling
 from analysis.metrics.kernels.roofline import LATENCY, UNKNOWN, roofline
 from analysis.readers.ncu.reader import read
@@ -89,6 +90,12 @@ def test_every_level_has_its_intensity_and_the_lowest_roof_counts() -> None:
     )
 
 
+def test_a_kernel_that_needs_no_dram_has_no_ratio_to_it() -> None:
+    found = memory_levels(roofline(counters({**ONE, "dram__bytes.sum": 0.0, "lts__t_bytes.sum": 4000.0})))
+    (row,) = found.table.to_dict("records")
+    assert found.sentence == "" and (row["l2_gb_s"], row["dram_gb_s"]) == (4.0, 0.0)
+
+
 def test_a_compute_roof_counts_where_it_is_the_lowest() -> None:
     row = only(counters({**ONE, **PEAKS, "dram__bytes.sum": 10.0}), {"fp32": 12e9})
     assert (row["attainable_flops"], row["attainable_by"]) == (12e9, "fp32")
@@ -119,7 +126,7 @@ def test_rates_of_every_type_are_apart() -> None:
     assert row["achieved_flops"] == pytest.approx(sum(rates))
     unknown = only(counters({**ONE, TENSOR: 3.0}))
     assert math.isnan(unknown["tensor_flops"]) and math.isnan(unknown["fp64_flops"])
-    finding = core_findings.flop_rates(roofline(counters(own, {**own, "name": "idle", **ops("f", 0, 0, 0)})))
+    finding = flop_rates(roofline(counters(own, {**own, "name": "idle", **ops("f", 0, 0, 0)})))
     assert (
         list(finding.table["name"]) == ["k", "idle"]
         and "15 MFLOP/s in fp64, 6 MFLOP/s in fp16, 4.1 GFLOP/s in tensor cores" in finding.sentence
@@ -136,6 +143,15 @@ def test_operations_of_tensor_cores_are_read_as_rates_and_with_their_peak(end: s
     found = roofline(counters({**ONE, **parts, **clock, **whole}))
     (row,) = found.kernels.to_dict("records")
     assert row["tensor_flops"] == pytest.approx(4e9) and found.ceilings["tensor_fp16"].rate == 64e9
+
+
+def test_the_tensor_peak_is_that_of_the_output_type_with_most_operations() -> None:
+    """GeForce accumulates in fp16 at twice the rate."""
+    own = {"sm__cycles_elapsed.avg.per_second": 1e9}
+    for kind, peak, done in (("fp16", 2048.0, 100.0), ("fp32", 1024.0, 300.0)):
+        base = f"sm__ops_path_tensor_src_fp16_dst_{kind}.sum"
+        own |= {base: done, f"{base}.peak_sustained": peak}
+    assert ceilings(counters(own))["tensor_fp16"].rate == pytest.approx(1024e9)
 
 
 def test_what_was_done_is_no_peak() -> None:
@@ -374,5 +390,5 @@ def test_levels_of_a_real_file_are_those_that_its_rows_add_up_to() -> None:
     assert found["bank_conflicts"] == pytest.approx(
         sums[conflicts.format("bank_conflicts_pipe_lsu")] / sums[conflicts.format("pipe_lsu_wavefronts")]
     )
-    table = core_findings.memory_levels(roofline(read(path))).table
+    table = memory_levels(roofline(read(path))).table
     assert "attainable_by" not in table and len(table) == 12, "no peak is in the file"

@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from analysis.spans import (
+    Nested,
     by_start,
     clipped,
     difference,
@@ -132,3 +133,14 @@ def test_nesting_does_not_depend_on_how_the_spans_are_ordered(rows: list[tuple[i
     assert own[order].tolist() == sorted_own.tolist() and outermost[order].tolist() == sorted_outermost.tolist()
     far = nesting(thread + 2**15, start, end)  # too large to be sorted as numbers of 16 bits
     assert far[0].tolist() == own.tolist() and far[1].tolist() == outermost.tolist()
+
+
+@given(st.lists(st.tuples(st.integers(0, 1), st.integers(0, 12), st.integers(0, 10)), min_size=1, max_size=8))
+def test_the_span_around_a_moment_is_the_one_that_began_last_of_those_open(rows: list[tuple[int, int, int]]) -> None:
+    thread, start, length = (np.array(column, dtype=np.int64) for column in zip(*rows, strict=True))
+    nested, moments = Nested(thread, start, start + length), np.arange(-1, 25)
+    for number in (0, 1):
+        for moment, found in zip(moments, nested.around(np.full(len(moments), number), moments), strict=True):
+            there = [row for row in rows if row[0] == number and row[1] <= moment < row[1] + row[2]]
+            last = max(there, key=lambda row: (row[1], -row[2]), default=None)
+            assert (None if found < 0 else rows[found]) == last
