@@ -166,7 +166,7 @@ def parse_scenario(text: str) -> Scenario:
         return NO_DATA
     kind, _, rest = given.partition(":")
     if kind.lower() == "ranks" and re.fullmatch(r"[1-9]\d{0,6}", rest):
-        return Scenario(name=f"{int(rest)} ranks", ranks=int(rest))
+        return Scenario(name=f"{int(rest)} rank{'s'[: int(rest) != 1]}", ranks=int(rest))
     if kind.lower() in ("kernel", "without") and rest:
         pattern, _, speed = (rest, "", "") if kind.lower() == "without" else rest.rpartition("=")
         times = re.fullmatch(r"(\d{1,12}(?:\.\d{1,12})?)\s*x", speed.strip().lower())
