@@ -6,6 +6,7 @@ The kind of every file is found out from its content. What cannot be read is nam
 import dataclasses
 import lzma
 import os
+import re
 import shutil
 import tarfile
 import tempfile
@@ -45,6 +46,7 @@ _PASSED_OVER = (".md", ".png", ".html")
 _DATABASES = (".sqlite", ".sqlite.gz")
 _EXPORTS = {".nsys-rep": _DATABASES, ".qdrep": _DATABASES, ".ncu-rep": (".csv", ".csv.gz")}
 """Suffixes of the export that says the same as a report beside it."""
+_NAMED = 4
 _OWN_FILES = ("collected.json", "summary.json", "trial.json", "result.json", "env.json", "sweep.json")
 
 
@@ -102,12 +104,21 @@ def open_sources(*paths: Path) -> Source:
             files += _files(path, Path(scratch) / str(number), problems)
         files = _each_once(files)
         single = len(files) == 1
-        by_reader = _recognised(files, problems, single)
-        source = _read(paths[0], by_reader, problems, single)
+        try:
+            by_reader = _recognised(files, problems, single)
+            source = _read(paths[0], by_reader, problems, single)
+        except InputError as error:
+            raise InputError(error.code, _of_tars(str(error), scratch, paths)) from error
+    source = dataclasses.replace(source, problems=tuple(_of_tars(text, scratch, paths) for text in source.problems))
     if not (source.timelines or source.counters or source.summaries):
         reason = source.problems[0] if source.problems else f"supported formats are {', '.join(READERS)}"
         raise InputError("data-missing", f"{', '.join(map(str, paths))} has no data to analyze: {reason}")
     return source
+
+
+def _of_tars(text: str, scratch: str, paths: Sequence[Path]) -> str:
+    """Name the tar and its member in a message about a file that was unpacked into `scratch`."""
+    return re.sub(rf"{re.escape(scratch)}/(\d+)/[^/ ]+/", lambda found: f"{paths[int(found[1])]}: ", text)
 
 
 def profiled_trials(run: RunDirectory) -> list[Path]:
@@ -201,7 +212,9 @@ def _files_of(path: Path, scratch: Path, problems: list[str]) -> list[Path]:
             )
         path = trials[0]
     if path.is_dir():
-        return _in_folder(path / "profile" if (path / "trial.json").exists() else path)
+        if (path / "trial.json").exists():
+            return _in_folder(path / "profile", [])  # it has deeper folders that are no traces of their own
+        return _in_folder(path, problems)
     if path.is_file() and _is_tar(path):
         return _unpacked(path, scratch, problems)
     if not path.is_file():
@@ -226,15 +239,21 @@ def _is_tar(path: Path) -> bool:
         return False
 
 
-def _in_folder(folder: Path) -> list[Path]:
-    """The files of a folder and of the folders in it."""
+def _in_folder(folder: Path, problems: list[str]) -> list[Path]:
+    """The files of a folder and of those in it; of deeper ones where these have none, otherwise they are named."""
     try:
-        entries = sorted(folder.iterdir()) if folder.is_dir() else []
-        files = [entry for entry in entries if entry.is_file()]
-        for entry in entries:
-            if entry.is_dir() and not entry.is_symlink():
-                files += [inner for inner in sorted(entry.iterdir()) if inner.is_file()]
+        files, deeper = _level([folder] if folder.is_dir() else [])
+        inner, deeper = _level(deeper)
+        files += inner
+        while deeper and not files:
+            files, deeper = _level(deeper)
         files = _once(files)
+        left = [path for path in deeper if any(inside for _, _, inside in os.walk(path))] if files else []
+        if left:
+            some = ", ".join(map(str, left[:_NAMED])) + (
+                f" and {len(left) - _NAMED} more" if len(left) > _NAMED else ""
+            )
+            problems.append(f"left out, as they are deeper in {folder} than other files: {some}; give them by name")
     except OSError as error:
         raise InputError(
             content_code(error), f"cannot list {folder}: {error.strerror}; ask its owner for permission (chmod -R +rX)"
@@ -254,6 +273,13 @@ def _in_folder(folder: Path) -> list[Path]:
         )
         raise InputError("file-format", f"{folder} holds nothing that can be read: {remedy}")
     return kept
+
+
+def _level(folders: Sequence[Path]) -> tuple[list[Path], list[Path]]:
+    """Return the files of folders and the folders in them, without links to folders, in order of name."""
+    entries = [entry for folder in folders for entry in sorted(folder.iterdir())]
+    below = [entry for entry in entries if entry.is_dir() and not entry.is_symlink()]
+    return [entry for entry in entries if entry.is_file()], below
 
 
 def _once(files: Sequence[Path]) -> list[Path]:

@@ -391,6 +391,7 @@ def _advice(answers: WhatIf, rows: Sequence[IdleCauses], host_remedy: str, conte
     if "host" in answers.limits:
         if found is not None and bound and found.host in ("", "launch_bound"):
             seen = launch_bound(rows, others_wait=one_cause)
+            seen += f"; a replay in which the host takes no time is {percent(host)} shorter"
         elif found is not None and found.host == "data_wait":
             seen = "the GPU waits while the CPU loads data"
         else:

@@ -208,12 +208,15 @@ def _cause(rows: Sequence[IdleCauses], found: Diagnosis) -> str:
         if found.launches >= _LITTLE:
             return f"{said}; {percent(found.launches)} recurs in every step in shorter gaps: try {found.fewer}"
         return said
-    said = f"for {percent(found.steady)} it waits {_waits(rows, found.cause)}"
+    recurs = found.repeating >= _HALF * found.steady
+    # The row of the table is what recurs.
+    share = found.repeating if found.cause == "launch_bound" and recurs else found.steady
+    said = f"for {percent(share)} it waits {_waits(rows, found.cause)}"
     if found.cause == "other":
         said += f" ({rows[0].reason})" if rows[0].reason and rows[0].on_gpu else ""
     elif found.steady < _LITTLE:
         said += "; no cause takes 5 %"
-    elif found.repeating >= _HALF * found.steady:
+    elif recurs:
         small = found.repeating < _LITTLE
         said += (
             f", {percent(found.repeating)} of that in every step: little to gain" if small else f": {_try(rows, found)}"

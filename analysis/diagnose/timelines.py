@@ -26,6 +26,7 @@ from analysis.metrics.time.launches import before_recording, launched_work
 from analysis.metrics.time.ranges import range_rows
 from analysis.metrics.time.temporal import analysis_window, window_set
 from analysis.metrics.time.window import origin_ns
+from analysis.names import family
 from analysis.spans import total_ns
 from analysis.timeline import Timeline, lost_kernels
 from analysis.wording import percent
@@ -43,6 +44,8 @@ _SHARES_FIRST = (
     "idle_share",
     "overlap_share",
 )
+_MOVING = ("elementwise", "norm", "dropout", "activation")
+"""Families of kernels that only move memory."""
 _LITTLE = 0.05
 _MUCH = 0.25
 _HALF = 0.5
@@ -198,12 +201,12 @@ def _families(timelines: Sequence[Timeline], context: Context) -> Finding | None
     ran = precision_clause(timelines, context) if share.get("GEMM", 0.0) > _MUCH else ""
     if ran and largest == "GEMM":
         said.append(f"it {ran}")
-    small = sum(share.get(name, 0.0) for name in ("elementwise", "norm", "dropout", "activation"))
+    small = sum(share.get(name, 0.0) for name in _MOVING)
     talks = share.get("communication", 0.0)
     if talks > _MUCH:
         said += [] if largest == "communication" else [f"communication takes {percent(talks)}"]
         said[-1] += " (Where the time goes shows how much of it is exposed)"
-    advice = tuple(_kernel_advice(timelines, table, share, small, context))
+    advice = tuple(_kernel_advice(timelines, context))
     if small > 0.4:
         fuse = f": fuse them {context.fusing}" if any(one.cause == "fusion" for one in advice) else ""
         said.append(f"kernels that only move memory take {percent(small)}{fuse}")
@@ -212,16 +215,17 @@ def _families(timelines: Sequence[Timeline], context: Context) -> Finding | None
     return Finding("kernel_families", "Kernels by family", table, "; ".join(said) + ".", advice)
 
 
-def _kernel_advice(
-    timelines: Sequence[Timeline], table: "pd.DataFrame", share: Mapping[str, float], small: float, context: Context
-) -> Iterator[Advice]:
+def _kernel_advice(timelines: Sequence[Timeline], context: Context) -> Iterator[Advice]:
     """Yield what other kernels could save: at most the part of the window in which these run."""
     rows = [row for row in map(temporal.temporal_breakdown, timelines) if row is not None]
     span = sum(row.span_ns for row in rows)
-    # Kernels overlap: their lengths added up are more than the time in which one runs, so these are bounds.
-    lengths = float(table["mean_ms"].sum()) * 1e6 * len(timelines) / span if span else 0.0
-    gemm, narrow = min(1.0, share.get("GEMM", 0.0) * lengths), fp32_share(timelines)
-    moving = min(1.0, small * lengths)
+    if not span:
+        return
+
+    def running(*families: str) -> float:
+        return sum(temporal.running_ns(one, lambda name: family(name) in families) for one in timelines) / span
+
+    gemm, moving, narrow = running("GEMM"), running(*_MOVING), fp32_share(timelines)
     if gemm * narrow >= LEAST and narrow > _HALF and not context.narrow:
         seen = f"GEMMs run in fp32 for {percent(gemm * narrow)} of the time"
         remedy = "train in bf16 (fp16 before Ampere), or let fp32 GEMMs use tf32"

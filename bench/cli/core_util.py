@@ -15,7 +15,7 @@ from analysis.diagnose.finding import Finding, distinct, file_stem
 from analysis.metrics.kernels.core_utilization import FOUR, CoreUse, core_use, rows
 from analysis.render.tables import Plain
 from bench.cli.options import Tables
-from bench.cli.result import Result, document, findings_result, write_csvs
+from bench.cli.result import Result, document, findings_result, tables_into
 from common.errors import InputError, UsageError
 
 
@@ -83,12 +83,14 @@ def run(options: CoreUtilOptions) -> Result:
         blocks = [[str(file), *lines] for file, lines in zip(options.files, blocks, strict=True)]
         if whole is not None:
             blocks.append([f"all {len(counters)} files", *_lines(core_use(whole, window_ns))])
-    written = [] if options.csv is None else write_csvs(found, options.csv)
+    written, left, failure = tables_into(found, options.csv)
+    notes = [f"{len(written)} tables are in {options.csv}"] if written else []  # four lines are all that stdout gets
     return Result(
         document=document(found, problems, files=uses, joint=joint, **about),
         blocks=[Plain("\n".join(lines)) for lines in blocks],
-        notes=[f"{len(written)} tables are in {options.csv}"] if written else [],  # four lines are all that stdout gets
+        notes=[*notes, *left],
         problems=problems,
+        failure=failure,
     )
 
 

@@ -94,7 +94,7 @@ def terminal_width() -> int:
 def findings_result(
     findings: "Sequence[Finding]", problems: Sequence[str], options: "Tables", *, code: int = 0, **about: Any
 ) -> Result:
-    """Return findings as a result, and write their tables if --csv is given.
+    """Return findings as a result, and write their tables if --csv is given; its failure is that they cannot be.
 
     Args:
         findings: findings to show.
@@ -102,17 +102,17 @@ def findings_result(
         options: rows to print, and the folder of CSV files.
         code: exit code.
         about: further fields of the document.
-
-    Raises:
-        StorageError: a CSV file cannot be written.
     """
     from analysis.render.finding_tables import finding_blocks
 
+    written, left, failure = tables_into(findings, options.csv)
     return Result(
         document=document(findings, problems, **about),
         blocks=finding_blocks(findings, options.rows or None),
-        written=() if options.csv is None else write_csvs(findings, options.csv),
+        written=written,
+        notes=left,
         problems=problems,
+        failure=failure,
         code=code,
     )
 
@@ -123,6 +123,20 @@ def when_writable(write: Callable[[], Sequence[Path]]) -> tuple[Sequence[Path], 
         return write(), None
     except StorageError as error:
         return (), error
+
+
+def tables_into(
+    findings: "Sequence[Finding]", folder: Path | None
+) -> tuple[Sequence[Path], Sequence[str], StorageError | None]:
+    """Write tables into the folder of --csv; return them, a note on others that are there, and why they cannot be."""
+    if folder is None:
+        return (), (), None
+    written, failure = when_writable(lambda: write_csvs(findings, folder))
+    others = [] if failure else sorted(path.name for path in set(folder.glob("*.csv")) - set(written))
+    if not others:
+        return written, (), failure
+    named = ", ".join(others[:_MOST_FILES]) + (" and others" if len(others) > _MOST_FILES else "")
+    return written, (f"{folder} also has tables that are not of this result: {named}",), None
 
 
 def document(findings: "Sequence[Finding]", problems: Sequence[str], **about: Any) -> dict[str, Any]:

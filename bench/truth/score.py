@@ -28,6 +28,10 @@ def score(corpus: Path, answers: Path) -> dict[str, Any]:
         InputError: one of them cannot be read, an answer is no number, or is to no fact of this corpus.
     """
     path = corpus / MANIFEST
+    if not path.is_file():
+        raise InputError(
+            "path-missing", f"{path} does not exist: give a folder that `bertbench truth-corpus` has written"
+        )
     manifest = read_record(path)
     try:
         rows: list[dict[str, Any]] = [

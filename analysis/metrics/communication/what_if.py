@@ -425,8 +425,8 @@ def _growth(dependencies: Dependencies, ranks: int, world: int) -> Floats:
     if world < 2:
         raise InputError(
             "option-value",
-            f"--what-if ranks:{ranks} needs the traces of 2 or more ranks, these are of {max(1, world)}: their "
-            "communication is what grows; use `bertbench scaling` to predict from one",
+            f"--what-if ranks:{ranks} needs the traces of 2 or more ranks, these are of {max(1, world)}: "
+            "only their communication grows; profile a run on 2 or more",
         )
     factors = np.ones(len(dependencies.transfers))
     for number in set(dependencies.labels[dependencies.transfers > 0].tolist()) - {-1}:

@@ -11,7 +11,7 @@ A rank with several GPUs is busy when any of them is. On a trace without GPU wor
 outermost operators less the communication in them, and C the spans of communication (gloo, MPI).
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Literal
 
@@ -169,6 +169,14 @@ def temporal_breakdown(
         exposed_memory_ns=busy - active,
         on_gpu=sets.on_gpu,
     )
+
+
+def running_ns(timeline: Timeline, wanted: Callable[[str], bool]) -> int:
+    """Return the time of what is analyzed in which a kernel runs whose name is wanted, ns; copies are no kernels."""
+    work = timeline.work
+    chosen = work.is_named(wanted) & ~work.is_kind("memcpy", "memset")
+    found = merged(work.start[chosen], work.end[chosen])
+    return total_ns(found if timeline.spans is None else within(found, timeline.spans))
 
 
 def temporal_frame(rows: Sequence[Temporal]) -> "pd.DataFrame":

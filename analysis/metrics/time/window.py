@@ -88,7 +88,7 @@ def origin_ns(timeline: Timeline) -> int:
     """Return where times of a window count from, ns.
 
     nsys and nvprof count from the start of the recording, as their viewers do; absolute times count from the first
-    event.
+    step, operator, call, range or piece of work.
     """
     if timeline.window is not None:
         return timeline.window.origin_ns

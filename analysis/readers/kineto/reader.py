@@ -353,8 +353,8 @@ def _problems(
         remedy = "copy the whole file again" if stream.damage else "record with ProfilerActivity.CUDA, and read its log"
         what = "is of a program on a GPU" if ran else "names a GPU"
         said.append(
-            f"{path.name} {what}, but no kernels, because GPU work was not recorded: the tables show only the CPU's "
-            f"side alone; {remedy}"
+            f"{path.name} {what}, but has no kernels, because GPU work was not recorded: the tables show only what the "
+            f"CPU did; {remedy}"
         )
     return tuple(said)
 

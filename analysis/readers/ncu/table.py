@@ -415,7 +415,7 @@ class Table:
         for name in ("duration_ns", "cycles"):
             missing = int(np.isnan(columns[name]).sum())
             if missing:
-                self.problem(f"{name} of {missing} of {rows} kernels is missing in the file")
+                self.problem(f"the file has no {name} for {missing} of {rows} kernels")
         if not rows:
             self.problem("the table has no kernels: nothing was profiled")
         if self._ranges:

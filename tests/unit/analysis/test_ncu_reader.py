@@ -175,7 +175,7 @@ def test_a_metric_in_two_sections_is_one_column_and_a_label_in_two_sections_is_t
     )
     found = read(path)
     assert set(found.metrics) == {"a__b.sum", "one: Memory Throughput", "two: Memory Throughput"}
-    assert found.units["two: Memory Throughput"] == "byte/s" and found.problems[0].startswith("duration_ns of 1")
+    assert found.units["two: Memory Throughput"] == "byte/s" and "duration_ns" in found.problems[0]
 
 
 def test_two_different_values_of_one_metric_are_told(tmp_path: Path) -> None:

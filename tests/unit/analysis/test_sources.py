@@ -59,6 +59,20 @@ def test_a_folder_of_ranks_is_in_their_order(tmp_path: Path) -> None:
     assert [found.rank for found in open_sources(tmp_path).timelines] == [0, 1, 2]
 
 
+def test_deeper_folders_are_read_or_named(tmp_path: Path) -> None:
+    deep = tmp_path / "a/b/c"
+    deep.mkdir(parents=True)
+    (tmp_path / "empty/x/y").mkdir(parents=True)
+    (deep / "t.json").write_bytes(trace(0))
+    found = open_sources(tmp_path)
+    assert len(found.timelines) == 1 and not any(str(tmp_path) in text for text in found.problems)
+    (tmp_path / "a/t.json").write_bytes(trace(1))
+    found = open_sources(tmp_path)
+    assert [one.rank for one in found.timelines] == [1]
+    (said,) = (text for text in found.problems if str(tmp_path) in text)
+    assert str(tmp_path / "a/b") in said and "empty" not in said
+
+
 @pytest.mark.parametrize("mode", ["w", "w:gz", "w:bz2", "w:xz"])
 def test_a_tar_is_read_like_a_folder(tmp_path: Path, mode: str) -> None:
     path = archive(tmp_path / "traces", {"x/rank1.json": trace(1), "x/rank0.json": trace(0)}, mode)
@@ -83,6 +97,14 @@ def test_what_a_tar_holds_before_it_is_cut_is_read_and_the_loss_told(tmp_path: P
     (tmp_path / "cut.tar").write_bytes(whole[:1600])
     found = open_sources(tmp_path / "cut.tar")
     assert len(found.timelines) == 1 and "cut" in found.problems[0]
+
+
+def test_what_is_said_of_a_member_names_the_tar(tmp_path: Path) -> None:
+    path = archive(tmp_path / "t.tar", {"x/numbers.json": b"[1, 2]"}, "w")
+    with refused("file-format", f"{path}: numbers.json"):
+        open_sources(path)
+    archive(path, {"x/numbers.json": b"[1, 2]", "x/a.json": trace(0)}, "w")
+    assert not any("bertbench-" in text for text in open_sources(path).problems)
 
 
 def test_traces_that_do_not_say_distinct_ranks_are_numbered_and_that_is_told(tmp_path: Path) -> None:
@@ -348,6 +370,20 @@ def test_outputs_that_cannot_be_are_one_message(tmp_path: Path, capfd: pytest.Ca
     said = capfd.readouterr().err
     assert said.count("[write-failed]") == 4 and "Traceback" not in said
     assert said.count(str(tmp_path / TOO_LONG)) == 1
+
+
+def test_tables_that_cannot_be_written_are_shown_and_those_of_others_named(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    path = str(sample("kineto", tmp_path / "t.json"))
+    (tmp_path / "csv" / "temporal_breakdown.csv").mkdir(parents=True)
+    assert run(["analyze", path, "--csv", str(tmp_path / "csv")]) == 2
+    assert "compute utilization" in capfd.readouterr().out.casefold()
+    (tmp_path / "csv" / "temporal_breakdown.csv").rmdir()
+    (tmp_path / "csv" / "stragglers.csv").write_text("of an earlier call")
+    assert run(["analyze", path, "--csv", str(tmp_path / "csv")]) == 0
+    notes = [line for line in capfd.readouterr().err.splitlines() if line.startswith("note: ")]
+    assert len(notes) == 1 and "stragglers.csv" in notes[0] and "temporal" not in notes[0]
 
 
 def test_json_and_csv_go_together(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

@@ -14,6 +14,7 @@ from analysis.metrics.time.temporal import (
     Temporal,
     iteration_spread,
     iterations,
+    running_ns,
     temporal_breakdown,
     temporal_frame,
 )
@@ -130,6 +131,17 @@ def test_every_time_agrees_with_counting_nanoseconds(spans: list[tuple[str, int,
     assert (result.overlapped_communication_ns, result.exposed_communication_ns) == (len(k & c), len(c - k))
     assert (result.exposed_memory_ns, result.busy_ns) == (len(m - k - c), len(k | c | m))
     assert result.idle_ns == 60 - len(k | c | m)
+
+
+@given(SPANS)
+def test_the_time_in_which_some_kernels_run_agrees_with_counting_nanoseconds(spans: list[tuple[str, int, int]]) -> None:
+    rows = work(*((name, start, start + length) for name, start, length in spans))
+    trace = timeline(steps=[(1, -10, 20), (2, 20, 50)], kernels=rows)
+    covered = set[int]()
+    for name, start, length in spans:
+        if KINDS[name] == "kernel" and name != NCCL:
+            covered |= set(range(max(start, -10), min(start + length, 50)))
+    assert running_ns(trace, lambda name: name != NCCL) == len(covered)
 
 
 @given(SPANS)

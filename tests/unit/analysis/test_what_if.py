@@ -391,7 +391,7 @@ def test_kernels_that_are_not_there_and_ranks_of_one_are_refused() -> None:
     assert findings([gpu(0, works)]) == []  # no communication
     (found,) = findings([gpu(0, works)], [parse_scenario("without:gelu")])
     assert found.name == "what_if" and "28.6 %" in found.sentence
-    with refused("option-value", "ranks:4", "scaling"):
+    with refused("option-value", "ranks:4", "2 or more ranks"):
         answer([gpu(0, works)], [parse_scenario("ranks:4")])
 
 
