@@ -134,7 +134,8 @@ def write_sqlite(path: Path, tables: Tables) -> None:
             connection.execute(f'CREATE TABLE "{quoted}" ({columns})')
             if rows:
                 marks = ", ".join("?" * len(rows[0]))
-                connection.executemany(f'INSERT INTO "{quoted}" VALUES ({marks})', rows)  # noqa: S608 # own tables
+                insert = f'INSERT INTO "{quoted}" VALUES ({marks})'  # noqa: S608 # nosec B608 # own tables
+                connection.executemany(insert, rows)
     connection.close()
     data = bytearray(path.read_bytes())
     data[_SQLITE_VERSION] = (3_040_000).to_bytes(4, "big")
