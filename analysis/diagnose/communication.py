@@ -360,7 +360,7 @@ def _what_if(answers: WhatIf, timelines: Sequence[Timeline], on_gpu: bool, conte
     if not len(answers.table):
         return Finding("what_if", title, answers.table, f"{answers.problems[0].capitalize()}.")
     table = answers.slowest().drop(columns="window_ms")  # the slowest rank need not be the same one
-    known = table["expected_error"].notna().tolist()
+    known = table["expected_error_share"].notna().tolist()
     unusual = [any(known) and not one for one in known]  # if none is known, the trace is the reason
     told = "; ".join(
         f"{row['scenario']}: {_change(float(row['saved_share']))}"

@@ -32,7 +32,11 @@ class TruthCorpusOptions(Printed):
     """JSON file with a tool's answers: {"tool": NAME, "answers": {ID: NUMBER, ...}}; default write a corpus."""
 
     def __post_init__(self) -> None:
-        """Refuse a negative seed, which would give the recordings of the positive one."""
+        """Refuse a negative seed, which would give the recordings of the positive one, and one that has no effect."""
+        if self.seed and self.score is not None:
+            raise UsageError(
+                "option-conflict", f"--seed {self.seed} has no effect with --score: a written corpus has its seed"
+            )
         if self.seed < 0:
             raise UsageError("option-value", f"--seed {self.seed} is negative: give an integer from 0")
 

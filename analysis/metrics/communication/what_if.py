@@ -62,7 +62,7 @@ WHAT_IF_COLUMNS = {
     "saved_ms": "float64",
     "saved_share": "float64",
     "speedup": "float64",
-    "expected_error": "float64",
+    "expected_error_share": "float64",
     "critical_path": "str",
 }
 
@@ -117,7 +117,7 @@ class WhatIf:
     table: "pd.DataFrame"
     """WHAT_IF_COLUMNS, one row per scenario and rank. window_ms is the traced time from the first marked step's start
     to the end of the last one and of the work launched in it; saved_ms = replayed_ms of "as traced" - replayed_ms;
-    expected_error is SCENARIO_ERROR for traces and changes like those that it was measured with, NaN for others;
+    expected_error_share is SCENARIO_ERROR for traces and changes like those that it was measured with, NaN for others;
     critical_path names what most of the chain that holds up the rank is spent with."""
     error: float | None
     """|replayed - traced| / traced of the unchanged replay, the largest over ranks; None without a replay."""
@@ -238,7 +238,7 @@ def what_if(
                     "saved_ms": (unchanged - window) / 1e6,
                     "saved_share": 1 - window / unchanged if unchanged > 0 else None,
                     "speedup": unchanged / window if window > 0 else None,
-                    "expected_error": SCENARIO_ERROR if known else None,
+                    "expected_error_share": SCENARIO_ERROR if known else None,
                     "critical_path": max(way, key=way.__getitem__),
                 }
             )

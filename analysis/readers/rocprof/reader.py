@@ -13,6 +13,7 @@ import msgspec
 import numpy as np
 
 from analysis.readers.assembly import assembled
+from analysis.readers.columns import require_memory
 from analysis.readers.kineto.events import loose_json
 from analysis.readers.packed import unpacked_stream
 from analysis.timeline import API_COLUMNS, KERNEL_COLUMNS, SPAN_COLUMNS, Timeline
@@ -27,6 +28,8 @@ FORM = "timelines"
 
 SOURCE = "rocprofv3"
 MOST_BYTES = 4 << 30
+_BLOCK_BYTES = 1 << 24
+_RECORDS = 2  # bytes of memory that records take per byte of JSON, measured
 """Unpacked size of a file that is read: it is held in memory as a whole."""
 _TOOL = re.compile(rb'\s*\{\s*"rocprofiler-sdk-tool"\s*:')
 _RANK = re.compile(r"rank[-_]?(\d{1,9})(?!\d)")
@@ -155,7 +158,11 @@ def read(path: Path) -> list[Timeline]:
     Raises:
         InputError: the file cannot be read, is damaged, larger than the limit, or holds no trace.
     """
-    data = unpacked_stream(path, "trace of rocprofv3", most_bytes=MOST_BYTES, remedy="record fewer steps").read()
+    data = bytearray()
+    stream = unpacked_stream(path, "trace of rocprofv3", most_bytes=MOST_BYTES, remedy="record fewer steps")
+    while block := stream.read(_BLOCK_BYTES):
+        data += block
+        require_memory(path, _RECORDS * len(data))
     try:
         found = msgspec.json.decode(data, type=_Document).processes
     except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:

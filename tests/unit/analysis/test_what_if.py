@@ -349,7 +349,7 @@ def test_kernels_data_and_one_more_rank_come_to_what_the_program_then_does(name:
     asked = [parse_scenario(text) for text in (*CHANGED_PROGRAMS, "ranks:4")]
     answers = answers_of(read(three, tmp_path), asked)
     replayed = slowest(answers)
-    assert answers.outside == "" and answers.table["expected_error"].eq(SCENARIO_ERROR).all()
+    assert answers.outside == "" and answers.table["expected_error_share"].eq(SCENARIO_ERROR).all()
     for text, change in CHANGED_PROGRAMS.items():
         true = gpu_programs.slowest_ms(gpu_programs.play(three, change))
         assert replayed[parse_scenario(text).name] == pytest.approx(true, rel=SCENARIO_ERROR), text
@@ -377,9 +377,9 @@ def test_what_was_not_validated_says_so(tmp_path: Path) -> None:
     timelines = read(programs("deep queue"), tmp_path)
     texts = ("half", "0.25x", "kernel:gemm=0.5x", "ranks:8", "ranks:2")
     table = answers_of(timelines, [parse_scenario(text) for text in texts]).table
-    known = table.groupby("scenario", sort=False)["expected_error"].max().notna()
+    known = table.groupby("scenario", sort=False)["expected_error_share"].max().notna()
     assert known.tolist() == [True, True, False, False, False, True]
-    assert table["expected_error"].dropna().eq(SCENARIO_ERROR).all()
+    assert table["expected_error_share"].dropna().eq(SCENARIO_ERROR).all()
 
 
 def test_kernels_that_are_not_there_and_ranks_of_one_are_refused() -> None:

@@ -174,6 +174,8 @@ def test_answers_that_cannot_be_scored_are_refused(corpus: Path, tmp_path: Path)
             command("truth-corpus", tmp_path, "--score", path)
     with refused("option-value", -1, kind=UsageError):
         command("truth-corpus", tmp_path / "b", "--seed", "-1")
+    with refused("option-conflict", "--seed 3", "--score", kind=UsageError):
+        command("truth-corpus", tmp_path, "--score", path, "--seed", "3")
 
 
 def test_names_with_wildcards_remove_nothing_of_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
