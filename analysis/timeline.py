@@ -81,7 +81,7 @@ def name_codes(column: "pd.Series[str]") -> tuple[npt.NDArray[Any], list[str]]:
         codes, names = pd.factorize(column)
     if (codes < 0).any():  # a missing name
         codes = np.where(codes < 0, len(names), codes)
-    return codes, [*map(str, names), ""]
+    return codes, [*map(str, names.tolist()), ""]
 
 
 def named(column: "pd.Series[str]", wanted: Callable[[str], bool]) -> Mask:
@@ -252,11 +252,15 @@ class Timeline:
     """Process groups by name, as far as the trace says."""
     window: ChosenWindow | None = None
     """The part to analyze; None: the marked steps, or everything where none is marked. `steps` are in it."""
+    _kept: dict[str, GpuWork] = field(default_factory=dict, init=False, repr=False, compare=False)
+    """`work` once it was asked for: every analysis asks for it."""
 
     @property
     def work(self) -> GpuWork:
-        """`kernels` as arrays, created at each access."""
-        return GpuWork.of_frame(self.kernels)
+        """`kernels` as arrays."""
+        if "work" not in self._kept:
+            self._kept["work"] = GpuWork.of_frame(self.kernels)
+        return self._kept["work"]
 
     @property
     def spans(self) -> Intervals | None:
@@ -265,7 +269,7 @@ class Timeline:
             return self.window.spans
         if not len(self.steps):
             return None
-        return np.array([[self.steps["start"].min(), self.steps["end"].max()]], dtype=np.int64)
+        return np.array([[self.steps["start"].to_numpy().min(), self.steps["end"].to_numpy().max()]], dtype=np.int64)
 
     def inside(self, moments: npt.NDArray[Any]) -> Mask:
         """Return which of n moments, ns, are in what is analyzed, shape (n,)."""
@@ -307,7 +311,7 @@ class LazyTimeline(Timeline):
     def of(cls, tables: TableSource, **known: Any) -> "LazyTimeline":
         """Return a timeline of these tables; `known`: all its other fields."""
         made = cls.__new__(cls)
-        for name, value in {"window": None, **known}.items():
+        for name, value in {"window": None, "_kept": {}, **known}.items():
             object.__setattr__(made, name, value)
         object.__setattr__(made, "_tables", tables)
         return made
@@ -315,9 +319,7 @@ class LazyTimeline(Timeline):
     @property
     def work(self) -> GpuWork:
         """Timeline.work."""
-        if "kernels" in self._known():
-            return GpuWork.of_frame(self.kernels)
-        return self._tables.work()
+        return super().work if "kernels" in self._known() else self._tables.work()
 
     def __getattr__(self, name: str) -> Any:
         """Make a missing table."""
@@ -329,7 +331,7 @@ class LazyTimeline(Timeline):
 
     def __getstate__(self) -> Any:
         """Pickle what is there; tables that nobody asked for are made on the other side."""
-        return self._known()
+        return {**self._known(), "_kept": {}}
 
     def __setstate__(self, state: Any) -> None:
         """Take what was pickled."""

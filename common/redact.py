@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Mapping
+from functools import cache
 
 REDACTED = "[redacted]"
 
@@ -59,18 +60,23 @@ _FORMS = (
     r"|wandb_v\d_\w{20,}|nvapi-[\w-]{40,}|pypi-A[\w-]{50,}|dckr_[op]at_[\w-]{20,}"
     r"|eyJ[\w-]{8,}\.[\w-]{10,}\.[\w-]+"  # JSON web tokens
 )
-# Of an address with git@ everybody knows the name. GitHub's tokens are known behind letters, too: no name has such.
-_SECRET_TEXT = re.compile(
-    rf"(?<=://)(?!git@)[^/\s?#\"'<>]{{1,500}}(?=@)|{_PEM}"
-    rf"|(?-i:gh[opsur]_{_MIXED}[A-Za-z0-9]{{30,}})|(?<![A-Za-z0-9])(?-i:{_FORMS})"
-    rf"|(?P<kept>{_BEFORE})(?:[\"']?{_PEM}|\"[^\"]{{0,500}}\"|'[^']{{0,500}}'|[\"']?[^\s&;,\"']+)",
-    re.IGNORECASE,
-)
+
+
+@cache
+def _secret_text() -> re.Pattern[str]:
+    """Return what finds a secret in a text; compiled when first needed, which takes 10 ms."""
+    # Of an address with git@ everybody knows the name. GitHub's tokens are known behind letters, too: no name has such.
+    return re.compile(
+        rf"(?<=://)(?!git@)[^/\s?#\"'<>]{{1,500}}(?=@)|{_PEM}"
+        rf"|(?-i:gh[opsur]_{_MIXED}[A-Za-z0-9]{{30,}})|(?<![A-Za-z0-9])(?-i:{_FORMS})"
+        rf"|(?P<kept>{_BEFORE})(?:[\"']?{_PEM}|\"[^\"]{{0,500}}\"|'[^']{{0,500}}'|[\"']?[^\s&;,\"']+)",
+        re.IGNORECASE,
+    )
 
 
 def redact_text(text: str) -> str:
     """Replace in `text`: credentials in URLs, well-known forms of tokens, values of names that suggest a secret."""
-    return _SECRET_TEXT.sub(lambda match: (match["kept"] or "") + REDACTED, text)
+    return _secret_text().sub(lambda match: (match["kept"] or "") + REDACTED, text)
 
 
 def terminal_text(text: str) -> str:

@@ -14,6 +14,11 @@ from common.memory import available_bytes
 if TYPE_CHECKING:
     import pandas as pd
 
+Integers = npt.NDArray[np.int64]
+
+MISSING = -(2**63)
+"""A whole number that a file does not have."""
+
 
 class Codes(dict[Any, int]):
     """Numbers values as they come: codes[value]."""
@@ -107,3 +112,16 @@ def categories(codes: npt.NDArray[Any], labels: Sequence[str]) -> "pd.Categorica
         place[code] = distinct[labels[code]]
     texts = pd.Index(list(distinct), dtype="str")
     return pd.Categorical.from_codes(place[codes] if len(codes) else codes, categories=texts)
+
+
+def distinct_rows(*columns: npt.NDArray[Any]) -> tuple[list[tuple[Any, ...]], npt.NDArray[np.intp]]:
+    """Return the distinct rows of equally long columns, and for each row which of them it is. Hashes, never sorts."""
+    import pandas as pd
+
+    place = np.zeros(len(columns[0]), dtype=np.intp)
+    for column in columns:
+        codes, values = pd.factorize(column)
+        place = pd.factorize(place * max(1, len(values)) + codes)[0]
+    first = np.full(int(place.max(initial=-1)) + 1, -1, dtype=np.intp)
+    first[place[::-1]] = np.arange(len(place))[::-1]
+    return list(zip(*(column[first].tolist() for column in columns), strict=True)), place

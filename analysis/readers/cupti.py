@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from analysis.readers.columns import Codes, categories
-from analysis.readers.sqlite_database import MISSING, Database, Integers, Numbers, distinct_rows
+from analysis.readers.columns import MISSING, Codes, Integers, categories, distinct_rows
+from analysis.readers.sqlite_database import Database, Numbers
 
 if TYPE_CHECKING:
     import pandas as pd

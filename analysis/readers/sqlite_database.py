@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from analysis.readers.columns import require_memory
+from analysis.readers.columns import Integers, require_memory
 from analysis.readers.sqlite_pages import PageTable, UnusualError, read_blocks
 from common.errors import InputError, content_code
 
@@ -27,11 +27,7 @@ if TYPE_CHECKING:
     from analysis.readers.registry import Head
 
 
-Integers = npt.NDArray[np.int64]
 Numbers = npt.NDArray[np.integer[Any]]
-
-MISSING = -(2**63)
-"""What `integers` gives for a value that the database does not hold, where no other default was asked for."""
 
 SQLITE_HEADER = b"SQLite format 3\0"
 REPORT_HEADER = b"NVIDIA Tegra Profiler"
@@ -258,19 +254,6 @@ def _fill(columns: Mapping[str, _Column], blocks: Iterator[dict[str, Integers]],
         for name, column in columns.items():
             column.add(block[name])
         require_memory(path, sum(column.bytes for column in columns.values()))
-
-
-def distinct_rows(*columns: npt.NDArray[Any]) -> tuple[list[tuple[Any, ...]], npt.NDArray[np.intp]]:
-    """Return the distinct rows of equally long columns, and for each row which of them it is. Hashes, never sorts."""
-    import pandas as pd
-
-    place = np.zeros(len(columns[0]), dtype=np.intp)
-    for column in columns:
-        codes, values = pd.factorize(column)
-        place = pd.factorize(place * max(1, len(values)) + codes)[0]
-    first = np.full(int(place.max(initial=-1)) + 1, -1, dtype=np.intp)
-    first[place[::-1]] = np.arange(len(place))[::-1]
-    return list(zip(*(column[first].tolist() for column in columns), strict=True)), place
 
 
 @contextmanager

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from analysis.readers.sqlite_database import MISSING, Integers, distinct_rows
+from analysis.readers.columns import MISSING, Integers, distinct_rows
 
 if TYPE_CHECKING:
     import pandas as pd

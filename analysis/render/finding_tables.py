@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from analysis import wording
+from analysis.diagnose.advice import Advice
 from analysis.diagnose.finding import Finding, plain_value
 from analysis.metrics.time.ranges import RangeNode
 from analysis.render import tables
@@ -121,6 +122,11 @@ def _form(name: str, known: list[Any]) -> Callable[[Any], str]:
     if all(isinstance(value, int) for value in known):
         return wording.count
     return wording.number
+
+
+def advice_lines(advice: Sequence[Advice]) -> list[str]:
+    """Return one line per piece of advice, the first one marked."""
+    return [f"{'then' if number else 'do this first'}: {one.text}" for number, one in enumerate(advice)]
 
 
 def range_tree_table(tree: RangeNode, limit: int = 3) -> tables.Table:

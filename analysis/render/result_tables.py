@@ -4,13 +4,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from analysis import wording
-from analysis.diagnose.advice import Advice
 from analysis.diagnose.answer import Answer
 from analysis.diagnose.run import grouped_cautions, trial_name
 from analysis.load import LoadedTrial
 from analysis.metrics.cautions import quotable
 from analysis.metrics.comparison.regression import Comparison
 from analysis.render import tables
+from analysis.render.finding_tables import advice_lines
 from analysis.render.sections import NOT_MEASURED, shown_rows
 
 Row = Mapping[str, Any]
@@ -32,11 +32,6 @@ def answer_lines(said: Sequence[Answer]) -> list[str]:
         lines += [f"{answer.headline.removesuffix('.')}{badge}.", *answer.how_good]
         lines += advice_lines(answer.advice)
     return lines
-
-
-def advice_lines(advice: Sequence[Advice]) -> list[str]:
-    """Return one line per piece of advice, the first one marked."""
-    return [f"{'then' if number else 'do this first'}: {one.text}" for number, one in enumerate(advice)]
 
 
 def results_blocks(rows: Sequence[Row], ratios: Sequence[Row] = ()) -> list[tables.Block]:

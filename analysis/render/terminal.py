@@ -1,7 +1,7 @@
 """What is shown of results, as lines of text for a terminal."""
 
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from io import StringIO
 
 from analysis.render import tables
@@ -21,11 +21,14 @@ def blocks_text(blocks: Sequence[tables.Block], width: int = DEFAULT_WIDTH) -> s
         blocks: what to show, in this order.
         width: characters per line, which Plain and the values of Facts may exceed.
     """
-    parts: list[str] = []
-    for block in blocks:
-        between = "\n" if parts and not isinstance(block, str) else ""
-        parts.append(f"{between}{_block_text(block, width)}")
-    return "\n".join(parts)
+    return "\n".join(block_texts(blocks, width))
+
+
+def block_texts(blocks: Sequence[tables.Block], width: int = DEFAULT_WIDTH) -> Iterator[str]:
+    """Yield the lines of `blocks_text` block by block, so that the first can be shown while others are drawn."""
+    for number, block in enumerate(blocks):
+        between = "\n" if number and not isinstance(block, str) else ""
+        yield f"{between}{_block_text(block, width)}"
 
 
 def _block_text(block: tables.Block, width: int) -> str:
@@ -45,16 +48,61 @@ def _table_text(table: tables.Table, width: int) -> str:
 
     Headings are broken at blanks. Columns that even so do not fit are left out from the right and named below.
     """
+    headings = _broken(table.headings)
+    fitting, least = _fitting(table, headings, width)
+    rows = [[printable(cell.text) for cell in row[:fitting]] for row in table.rows]
+    drawn = _aligned(table, headings[:fitting], least, rows, width) or _folded(
+        table, headings[:fitting], least, rows, width
+    )
+    lines = "\n".join(line.rstrip() for line in drawn).strip("\n").split("\n")
+    if fitting < len(headings):
+        said = f"columns left out for lack of width (--json and --csv have them): {', '.join(table.headings[fitting:])}"
+        lines += textwrap.wrap(printable(said), width, break_on_hyphens=False)
+    return "\n".join(lines)
+
+
+def _aligned(
+    table: tables.Table, headings: Sequence[str], least: Sequence[int], rows: Sequence[Sequence[str]], width: int
+) -> list[str]:
+    """The lines of a table of which no text needs to be folded, as `_folded` draws it; [] for another one."""
+    from rich.cells import cell_len
+
+    head = list(zip(*(heading.split("\n") for heading in headings), strict=True))
+    columns = zip(*head, *rows, strict=True)
+    widest = [max(narrowest, *map(cell_len, texts)) for narrowest, texts in zip(least, columns, strict=False)]
+    numeric = table.numeric[: len(widest)]
+    whole = 1 + sum(widest) + _BETWEEN_COLUMNS * len(widest)
+    long = any(size > _WIDEST_TEXT for size, right in zip(widest, numeric, strict=True) if not right)
+    title = printable(table.title)
+    if long or not widest or max(whole, cell_len(title)) > width or cell_len(title) > whole:
+        return []
+
+    def line(texts: Sequence[str]) -> str:
+        cells = []
+        for text, size, right in zip(texts, widest, numeric, strict=True):
+            shown = text.rstrip() if right else text
+            blanks = " " * (size - cell_len(shown))
+            cells.append(blanks + shown if right else shown + blanks)
+        return " " + (" " * _BETWEEN_COLUMNS).join(cells)
+
+    rule = f" {'─' * (whole - 2)}"
+    return (
+        [title, "", *map(line, head), rule, *map(line, rows)] if title else [*map(line, head), rule, *map(line, rows)]
+    )
+
+
+def _folded(
+    table: tables.Table, headings: Sequence[str], least: Sequence[int], rows: Sequence[Sequence[str]], width: int
+) -> list[str]:
+    """The lines of a table whose texts are folded where they must."""
     from rich import box
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
-    headings = _broken(table.headings)
-    fitting, least = _fitting(table, headings, width)
     heading = Text(printable(table.title)) if table.title else None
     view = Table(box=box.SIMPLE_HEAD, title=heading, title_justify="left", padding=(0, 1, 0, 0))
-    for name, numeric, narrowest in zip(headings[:fitting], table.numeric, least, strict=False):
+    for name, numeric, narrowest in zip(headings, table.numeric, least, strict=False):
         view.add_column(
             Text(name),
             justify="right" if numeric else "left",
@@ -63,16 +111,12 @@ def _table_text(table: tables.Table, width: int) -> str:
             max_width=None if numeric else _WIDEST_TEXT,
             min_width=narrowest,
         )
-    for row in table.rows:
+    for row in rows:
         # Text, not str: names from outside must not be read as rich's markup.
-        view.add_row(*(Text(printable(cell.text)) for cell in row[:fitting]))
+        view.add_row(*map(Text, row))
     output = StringIO()
     Console(file=output, width=width, color_system=None, force_terminal=False).print(view)
-    lines = "\n".join(line.rstrip() for line in output.getvalue().splitlines()).strip("\n").split("\n")
-    if fitting < len(headings):
-        said = f"columns left out for lack of width (--json and --csv have them): {', '.join(table.headings[fitting:])}"
-        lines += textwrap.wrap(printable(said), width, break_on_hyphens=False)
-    return "\n".join(lines)
+    return output.getvalue().splitlines()
 
 
 def printable(text: str) -> str:

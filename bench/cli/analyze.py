@@ -49,7 +49,7 @@ def run(options: AnalyzeOptions) -> Result:
             raise UsageError("option-not-applicable", f"{options.paths[0]} is a speedrun: --window needs a trace")
         return _speedrun(options.paths[0], options)
     from analysis.diagnose.profiles import analyze_paths
-    from analysis.render.result_tables import advice_lines
+    from analysis.render.finding_tables import advice_lines
 
     found = analyze_paths(options.paths, options.window)
     source = found.source

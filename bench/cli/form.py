@@ -335,6 +335,7 @@ def examples_of(options: type) -> list[tuple[str, str]]:
     return [(command, says) for command, _, says in split if command]
 
 
+@cache
 def field_docstrings(options: type) -> dict[str, str]:
     """Return the docstring below each field."""
     found: dict[str, str] = {}

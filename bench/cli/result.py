@@ -74,10 +74,10 @@ def show(result: Result, as_json: bool) -> int:
 
 
 def _show_blocks(result: Result) -> None:
-    from analysis.render.terminal import blocks_text, printable
+    from analysis.render.terminal import block_texts, printable
 
-    if result.blocks:
-        print(blocks_text(result.blocks, terminal_width()))
+    for text in block_texts(result.blocks, terminal_width()):
+        print(text, flush=True)
     folders = Counter(path.parent for path in result.written)
     named = [path for path in result.written if folders[path.parent] <= _MOST_FILES]
     lines = [f"wrote {path}" for path in named]

@@ -6,8 +6,8 @@ import sys
 import time
 from pathlib import Path
 
+from bench.run.out_of_memory import memory_is_short
 from bench.run.processes import STOP_VARIABLE, die_with_parent, hold_stop_signals
-from bench.run.resources import memory_is_short
 from records.files import write_record
 
 

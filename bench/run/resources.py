@@ -1,4 +1,4 @@
-"""What a rank may take of its machine and what it took: cores, memory, libraries; and what a lack of memory looks like.
+"""What a rank may take of its machine and what it took: cores, memory, libraries.
 
 Allocators are environment variables, for every implementation alike. On the host they are the C library's: glibc gives
 large blocks back to the kernel as soon as they are freed, and the next step has every page of them zeroed again; that
@@ -7,7 +7,6 @@ section "Memory Allocation Tunables". On a GPU they configure PyTorch's caching 
 section "Optimizing memory usage with PYTORCH_ALLOC_CONF").
 """
 
-import errno
 import os
 import platform
 import resource
@@ -37,23 +36,6 @@ ALLOCATORS: dict[str, dict[str, str]] = {
 _OLDER_NAME = "PYTORCH_CUDA_ALLOC_CONF"
 # The first torch that reads PYTORCH_ALLOC_CONF of CUDA memory; 2.9.1 ignores it (pytorch#183387).
 _NEW_NAME_FROM = (2, 11)
-
-# What allocators say when memory is refused: torch's CPU allocator, CUDA and cuBLAS, the C++ runtime, oneDNN; then
-# Python for a thread's stack, and the loader of libraries.
-_WORDS = (
-    "can't allocate memory",
-    "Cannot allocate memory",
-    "cannot allocate memory",
-    "out of memory",
-    "bad_alloc",
-    "bad allocation",
-    "ALLOC_FAILED",
-    "can't start new thread",
-    "failed to map segment",
-    "cannot map zero-fill pages",
-    "cannot apply additional memory protection",
-    "cannot create TLS data structures",
-)
 
 
 def take_share_of_cores(trial: Trial) -> float:
@@ -206,26 +188,6 @@ def check_allocator(trial: Trial) -> None:
             f"--allocators {EXPANDABLE}: torch {torch.__version__} made no expandable segment on this device: omit the "
             "option",
         )
-
-
-def ran_out_of_memory(error: BaseException) -> bool:
-    """Whether an error, or one that it came from, says that memory was refused, on the host or on a device."""
-    found: BaseException | None = error
-    while found is not None:
-        refused = isinstance(found, MemoryError) or getattr(found, "errno", None) == errno.ENOMEM
-        if refused or type(found).__name__ == "OutOfMemoryError" or any(words in str(found) for words in _WORDS):
-            return True
-        found = found.__cause__ or (None if found.__suppress_context__ else found.__context__)
-    return False
-
-
-def memory_is_short() -> bool:
-    """Whether 64 MiB are refused: CPython and libraries may then raise SystemError or OSError too."""
-    try:
-        bytearray(64 * 2**20)
-    except MemoryError:
-        return True
-    return False
 
 
 def oom_kill_count() -> int:

@@ -9,12 +9,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
+from bench.run.out_of_memory import memory_is_short, ran_out_of_memory
 from bench.run.processes import STOP_VARIABLE, die_with_parent, listen_for_stop
 from bench.run.resources import (
     backend,
     limit_memory,
-    memory_is_short,
-    ran_out_of_memory,
     take_share_of_cores,
     torch_versions,
     used_memory,

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from analysis.readers.columns import MISSING, Integers, distinct_rows
 from analysis.readers.cupti import LAST_TIME, PROCESS
-from analysis.readers.sqlite_database import MISSING, Database, Integers, distinct_rows
+from analysis.readers.sqlite_database import Database
 from analysis.readers.steps import CAPTURE, DOMAIN
 
 if TYPE_CHECKING:

@@ -374,11 +374,13 @@ def sample(folder: Path) -> Path:
 
 def eager(timeline: Timeline) -> Timeline:
     """The same with its tables given to the constructor."""
-    return Timeline(**{field.name: getattr(timeline, field.name) for field in dataclasses.fields(Timeline)})
+    return Timeline(
+        **{field.name: getattr(timeline, field.name) for field in dataclasses.fields(Timeline) if field.init}
+    )
 
 
 def assert_same(one: Timeline, other: Timeline) -> None:
-    for field in dataclasses.fields(Timeline):
+    for field in filter(lambda field: field.init, dataclasses.fields(Timeline)):
         if field.name in TABLES:
             pd.testing.assert_frame_equal(getattr(one, field.name), getattr(other, field.name))
         else:

@@ -13,8 +13,9 @@ import pytest
 from support.refusals import refused
 
 from analysis.readers import sqlite_database
+from analysis.readers.columns import MISSING
 from analysis.readers.nsys.reader import read
-from analysis.readers.sqlite_database import MISSING, Database, open_database, unpacked
+from analysis.readers.sqlite_database import Database, open_database, unpacked
 from analysis.readers.sqlite_pages import PageTable, UnusualError, read_blocks
 from common.errors import InputError
 

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from bench.run.resources import memory_is_short, ran_out_of_memory
+from bench.run.out_of_memory import memory_is_short, ran_out_of_memory
 
 
 @pytest.mark.parametrize(
@@ -43,7 +43,7 @@ def test_other_errors_are_no_lack_of_memory(error: Exception) -> None:
 def test_memory_is_short_where_a_limit_leaves_little_of_it() -> None:
     assert not memory_is_short()
     code = (
-        "import resource, psutil; from bench.run.resources import memory_is_short; "
+        "import resource, psutil; from bench.run.out_of_memory import memory_is_short; "
         "most = psutil.Process().memory_info().data + 32 * 2**20; "
         "resource.setrlimit(resource.RLIMIT_DATA, (most, most)); print(memory_is_short())"
     )
