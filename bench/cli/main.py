@@ -62,7 +62,7 @@ def main(argv: list[str] | None = None) -> None:
     code = run(sys.argv[1:] if argv is None else argv)
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)  # all output is written: it would only change the exit code
-    gc.freeze()  # the process ends: Python need not search everything for garbage once more
+    gc.freeze()  # the process ends: without this, Python would search everything for garbage again
     sys.exit(code)
 
 
