@@ -6,7 +6,9 @@ import io
 import stat
 import zlib
 from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 from common.errors import Code, InputError, content_code
 
@@ -134,9 +136,20 @@ def _blocks(path: Path, damaged: Callable[[str], None], block_bytes: int) -> Ite
         raise unreadable(path, error) from error
 
 
+@cache
+def _zlib() -> tuple[Callable[..., Any], Any]:
+    """Return decompressobj and its error: of zlib-ng, which takes less than half the time, else of zlib."""
+    try:
+        from zlib_ng import zlib_ng
+    except ImportError:
+        return zlib.decompressobj, zlib.error
+    return zlib_ng.decompressobj, zlib_ng.error
+
+
 def _unpacked(packed: Iterator[bytes], damaged: Callable[[str], None], block_bytes: int) -> Iterator[bytes]:
     """Unpack member after member; zeros between and after them are padding."""
-    member = zlib.decompressobj(_WITH_GZIP_HEADER)
+    decompressobj, damage = _zlib()
+    member = decompressobj(_WITH_GZIP_HEADER)
     parts: list[bytes] = []
     size, reason, inside = 0, "", True
     for piece in packed:
@@ -144,7 +157,7 @@ def _unpacked(packed: Iterator[bytes], damaged: Callable[[str], None], block_byt
             room = block_bytes - size
             try:
                 part = member.decompress(piece, room)
-            except zlib.error as error:
+            except damage as error:
                 reason = str(error)
                 break
             parts.append(part)
@@ -154,7 +167,7 @@ def _unpacked(packed: Iterator[bytes], damaged: Callable[[str], None], block_byt
             if member.eof:
                 piece = member.unused_data.lstrip(b"\0")
                 inside = bool(piece)
-                member = zlib.decompressobj(_WITH_GZIP_HEADER)
+                member = decompressobj(_WITH_GZIP_HEADER)
             if size >= block_bytes:
                 yield b"".join(parts)
                 parts, size = [], 0

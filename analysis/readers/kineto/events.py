@@ -4,6 +4,7 @@ import functools
 import json
 import operator
 import types
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 from decimal import Decimal, InvalidOperation
@@ -102,7 +103,7 @@ class Chunk:
     """Their durations, ns; MISSING if absent."""
 
 
-def decode_chunk(data: bytes) -> Chunk:
+def decode_chunk(data: bytes | memoryview) -> Chunk:
     """Decode a JSON list of events.
 
     Raises:
@@ -120,7 +121,7 @@ def decode_chunk(data: bytes) -> Chunk:
     return Chunk(events, start, duration)
 
 
-def decode_exact(data: bytes) -> list[ExactEvent]:
+def decode_exact(data: bytes | memoryview) -> list[ExactEvent]:
     """Decode a JSON list of events, times as they are written. Raises like decode_chunk."""
     try:
         return [event for event in _EXACT.decode(data) if type(event) is ExactEvent]
@@ -168,13 +169,22 @@ def _scalar(value: Any) -> Scalar:
 
 def _quick_ns(values: Sequence[Scalar]) -> Integers | None:
     """Nanoseconds, None where float64 cannot tell them or a value is no number."""
-    array = np.array(values) if values else np.empty(0, dtype=np.int64)
-    if array.dtype == np.int64:
-        return None if np.any(np.abs(array) > _MOST // 1000) else array * 1000
-    if array.dtype != np.float64 or not np.all(np.abs(array) < _EXACT_BELOW_US):
+    found = _numbers(values)
+    if found.dtype == np.int64:
+        return None if np.any(np.abs(found) > _MOST // 1000) else found * 1000
+    if found.dtype != np.float64 or not np.all(np.abs(found) < _EXACT_BELOW_US):
         return None
-    array *= 1000.0
-    return np.rint(array, out=array).astype(np.int64)
+    found *= 1000.0
+    rounded: Integers = np.rint(found, out=found).astype(np.int64)
+    return rounded
+
+
+def _numbers(values: Sequence[Any]) -> npt.NDArray[Any]:
+    """Return values as an array of the type that numpy gives them; whole numbers of 64 bits in half of its time."""
+    try:
+        return np.frombuffer(array("q", values), dtype=np.int64) if values else np.empty(0, dtype=np.int64)
+    except (TypeError, OverflowError):
+        return np.array(values)
 
 
 def _exact_ns(values: Sequence[Raw]) -> Integers:
@@ -285,21 +295,21 @@ class Arguments(msgspec.Struct):
 
 def whole_numbers(values: Sequence[Any], missing: int) -> Integers:
     """Return values as integers of 64 bits, numbers in texts too; `missing` for everything else."""
-    array: npt.NDArray[Any] = np.array(values) if len(values) else np.empty(0, dtype=np.int64)
-    if array.dtype != np.int64:
-        array = np.array([whole(value) for value in values], dtype=np.int64)
-    array[array == MISSING] = missing
-    return array
+    found = _numbers(values)
+    if found.dtype != np.int64:
+        found = np.array([whole(value) for value in values], dtype=np.int64)
+    found[found == MISSING] = missing
+    return found
 
 
 def sizes(values: Sequence[tuple[int, int, int]]) -> npt.NDArray[np.int32]:
     """Return sizes of grids or blocks, shape (n, 3); 0 for what no GPU can have."""
     try:
-        array = np.fromiter(chain.from_iterable(values), dtype=np.int64, count=3 * len(values)).reshape(-1, 3)
+        found = np.fromiter(chain.from_iterable(values), dtype=np.int64, count=3 * len(values)).reshape(-1, 3)
     except OverflowError:
-        array = np.array(values, dtype=object)
-    array[(array < 0) | (array >= 2**31)] = 0
-    return array.astype(np.int32)
+        found = np.array(values, dtype=object)
+    found[(found < 0) | (found >= 2**31)] = 0
+    return found.astype(np.int32)
 
 
 def whole(value: Any) -> int:

@@ -34,7 +34,7 @@ from common.errors import InputError
 if TYPE_CHECKING:
     from analysis.readers.registry import Head
 
-PAYS_FROM_BYTES = 16 << 20
+PAYS_FROM_BYTES = 4 << 20
 """Size of all files, packed ones counted PACKED_RATIO times, from which more processes are faster."""
 PACKED_RATIO = 15
 

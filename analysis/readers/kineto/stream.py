@@ -242,12 +242,13 @@ class EventStream:
         Raises:
             InputError: the file cannot be read, is no trace, or has an event over the limit.
         """
-        data, bare = self._opened()
+        data, begin, bare = self._opened()
         while True:
             block = next(self._blocks, None)
             if block is not None:
-                data += block
-            chunk, data, ended = self._final(data) if block is None else self._whole_events(data)
+                data, begin = data[begin:] + block, 0
+            chunk, data, ended = self._final(data, begin) if block is None else self._whole_events(data)
+            begin = 0
             if self.lost > MOST_LOST:
                 raise InputError(
                     "file-damaged", f"{self.path} is malformed in more than {MOST_LOST:,} places: record it again"
@@ -267,29 +268,29 @@ class EventStream:
                 self.damage.append(CUT_SHORT)
                 return
 
-    def _opened(self) -> tuple[bytes, bool]:
-        """Return what follows the opening bracket of the events, and whether the whole file is a list."""
+    def _opened(self) -> tuple[bytes, int, bool]:
+        """Return the first data, the place behind the opening bracket of the events, whether the file is a list."""
         data = b""
         while True:
             block = next(self._blocks, None)
             data += block or b""
             data = data.removeprefix(_BYTE_ORDER_MARK)
             if match := _BARE.match(data):
-                return data[match.end() :], True
+                return data, match.end(), True
             for match in islice(_OPENING.finditer(data), _MOST_OPENINGS):
                 head = _about(data[: match.end()] + b"]}")
                 if head is not None and head.pop("traceEvents", None):
                     self.about |= head
-                    return data[match.end() :], False
+                    return data, match.end(), False
             if block is None or len(data) > MOST_EVENT_BYTES:
                 return self._opened_by_force(data)
 
-    def _opened_by_force(self, data: bytes) -> tuple[bytes, bool]:
+    def _opened_by_force(self, data: bytes) -> tuple[bytes, int, bool]:
         match = _OPENING.search(data)
         if match is None:
             raise _no_trace(self.path, data, self.damage)
         self.damage.append("the part before its events cannot be read")
-        return data[match.end() :], False
+        return data, match.end(), False
 
     def _whole_events(self, data: bytes) -> tuple[Chunk | None, bytes, bool]:
         """Decode the whole events of a piece: (events, what follows them, whether the list ended)."""
@@ -297,7 +298,7 @@ class EventStream:
         for _ in range(_MOST_CUTS):
             if cut is None:
                 break
-            chunk, stop = _decoded(memoryview(data)[: cut[0]])
+            chunk, stop = _decoded(data, end=cut[0])
             if chunk is not None:
                 return (chunk, data[cut[1] :], False) if stop is None else (chunk, data[stop:], True)
             if stop is None:  # malformed before its end: another cut would not help
@@ -313,16 +314,16 @@ class EventStream:
             )
         return None, data, False
 
-    def _final(self, data: bytes) -> tuple[Chunk | None, bytes, bool]:
-        end = data.rfind(b"]", -_MOST_GUESSED_TAIL)
+    def _final(self, data: bytes, begin: int) -> tuple[Chunk | None, bytes, bool]:
+        end = data.rfind(b"]", max(begin, len(data) - _MOST_GUESSED_TAIL))
         if end >= 0:  # most traces end soon behind their events; what is cut wrong is refused and cut by what follows
-            chunk, stop = _decoded(data[:end])
+            chunk, stop = _decoded(data, begin, end)
             if chunk is not None:
-                return chunk, data[end + 1 :] if stop is None else data[stop:], True
-        chunk, stop = _decoded(data, closed=True)
+                return chunk, data[end + 1 :] if stop is None else data[begin + stop :], True
+        chunk, stop = _decoded(data, begin, closed=True)
         if chunk is not None:
-            return chunk, b"" if stop is None else data[stop:], True
-        return self._repaired(data, b"")
+            return chunk, b"" if stop is None else data[begin + stop :], True
+        return self._repaired(data[begin:], b"")
 
     def _repaired(self, data: bytes, following: bytes) -> tuple[Chunk, bytes, bool]:
         """Read a malformed piece that begins with an event; `following` comes after the comma behind it."""
@@ -360,24 +361,31 @@ class EventStream:
         self.about |= found
 
 
-def _decoded(data: bytes | memoryview, closed: bool = False) -> tuple[Chunk | None, int | None]:
-    """Decode the events that a piece begins with.
+def _decoded(
+    data: bytes, begin: int = 0, end: int | None = None, closed: bool = False
+) -> tuple[Chunk | None, int | None]:
+    """Decode the events that a piece of the data begins with; the piece's own end of the list is `closed`.
 
     Returns:
-        the events, and where what follows their list begins, if it ended in the piece. Malformed: no events, and the
-        piece's length if brackets are still open there.
+        the events, and where in the piece what follows their list begins, if it ended in it. Malformed: no events, and
+        the piece's length if brackets are still open there.
     """
-    text = b"".join((b"[", data, b"" if closed else b"]"))
+    end = len(data) if end is None else end
+    size = end - begin
+    if begin and not closed and data.startswith(b"[", begin - 1) and data.startswith(b"]", end):
+        text = memoryview(data)[begin - 1 : end + 1]  # both brackets stand there: no copy is needed
+    else:
+        text = memoryview(b"".join((b"[", memoryview(data)[begin:end], b"" if closed else b"]")))
     try:
         return decode_chunk(text), None
     except DAMAGES as error:
         said = str(error)
     match = _AT_BYTE.search(said)
     if match is None:
-        return None, len(data) if "truncated" in said else None
+        return None, size if "truncated" in said else None
     place = int(match[2])
     if match[1].strip() != "trailing characters":
-        return None, len(data) if place > len(data) else None
+        return None, size if place > size else None
     try:
         return decode_chunk(text[: place - 1]), place - 2  # the decoder counts from 1 here
     except DAMAGES:
