@@ -3,6 +3,7 @@ data types of a GEMM.
 """
 
 import re
+from collections.abc import Sequence
 from fnmatch import fnmatchcase
 from functools import lru_cache
 from glob import escape
@@ -14,7 +15,7 @@ OTHER = "other"
 # in the name in small letters, several times faster than patterns; patterns are for what a word cannot tell.
 _FAMILIES: tuple[tuple[str, tuple[str, ...], str], ...] = (
     (
-        COMMUNICATION,  # stays the first: see `family`
+        COMMUNICATION,  # stays the first: see `communicates`
         ("nccl", "rccl", "gloo", "allreduce", "all_reduce", "record_param_comms", "cross_device_reduce", "nvshmem"),
         r"\bc10d|\bmpi_",
     ),
@@ -239,15 +240,23 @@ def family(name: str) -> str:
     A fused kernel is of the first family whose operator its name tells (Triton lists them): norm before softmax,
     softmax before dropout, dropout before activation, activation before elementwise.
     """
-    text, families = name[:_MOST_READ].lower(), _COMPILED
-    if _COMPILED_BY_INDUCTOR.match(text):
-        families = families[1:]
-    elif collective(name) is not None or _other_library(name) is not None:
+    if communicates(name):
         return COMMUNICATION
-    for label, words, pattern in families:
-        if any(word in text for word in words) or (pattern and pattern.search(text)):
-            return label
-    return OTHER
+    text = name[:_MOST_READ].lower()
+    return next((label for label, words, pattern in _COMPILED[1:] if _tells(text, words, pattern)), OTHER)
+
+
+@lru_cache(maxsize=65536)
+def communicates(name: str) -> bool:
+    """Return whether work of this name is communication: whether that is its family, in less time."""
+    text = name[:_MOST_READ].lower()
+    if _COMPILED_BY_INDUCTOR.match(text):
+        return False
+    return collective(name) is not None or _other_library(name) is not None or _tells(text, *_COMPILED[0][1:])
+
+
+def _tells(text: str, words: Sequence[str], pattern: re.Pattern[str] | None) -> bool:
+    return any(word in text for word in words) or (pattern is not None and pattern.search(text) is not None)
 
 
 @lru_cache(maxsize=65536)
@@ -279,7 +288,7 @@ def kernel_collective(name: str) -> str | None:
     Takes what `collective` takes, and the kernels of DeepEP, MORI, NVSHMEM, MSCCL, PyTorch's symmetric memory and the
     all-reduces of vLLM, SGLang, FlashInfer and TensorRT-LLM.
     """
-    if family(name) != COMMUNICATION:
+    if not communicates(name):
         return None
     return collective(name) or _other_library(name) or _operation(_own_name(name))
 
@@ -343,11 +352,6 @@ def parallelism(description: str) -> str:
 def is_like(name: str, pattern: str) -> bool:
     """Return whether a whole name fits a pattern in which * stands for any text; no pattern takes long."""
     return fnmatchcase(name, escape(pattern).replace("[*]", "*"))
-
-
-def communicates(name: str) -> bool:
-    """Return whether work of this name is communication."""
-    return family(name) == COMMUNICATION
 
 
 ROOFLINES = {

@@ -20,6 +20,12 @@ MISSING = -(2**63)
 """A whole number that a file does not have."""
 
 
+Integers = npt.NDArray[np.int64]
+
+MISSING = -(2**63)
+"""In columns of integers: the file does not say."""
+
+
 class Codes(dict[Any, int]):
     """Numbers values as they come: codes[value]."""
 
