@@ -22,6 +22,7 @@ from analysis.diagnose import timelines as timeline_findings
 from analysis.diagnose.communication import no_communication
 from analysis.readers import packed
 from analysis.readers.kineto import stream as kineto_stream
+from analysis.readers.kineto import tables as kineto_tables
 from analysis.readers.kineto.reader import read, read_many, read_ranks, recognises
 from analysis.readers.registry import Head
 from analysis.spans import _callers_by_stack, nesting
@@ -425,3 +426,14 @@ def test_every_public_trace_has_the_work_that_its_own_json_has() -> None:
         assert lengths(read(path)) == sorted(expected), path.name
         seen += len(expected)
     assert seen > 1000
+
+
+def test_the_first_sequence_number_of_an_event_counts_and_no_other_events() -> None:
+    arguments = [
+        b'{"a": 1}',
+        b'{"Sequence number": 7, "x": {"Sequence number": 8}}',
+        b"null",
+        b'{"Sequence number": "9"}',
+    ]
+    assert kineto_tables._sequence_numbers([]).tolist() == []
+    assert kineto_tables._sequence_numbers(arguments).tolist() == [-1, 7, -1, -1]
