@@ -17,12 +17,6 @@ if TYPE_CHECKING:
 Integers = npt.NDArray[np.int64]
 
 MISSING = -(2**63)
-"""A whole number that a file does not have."""
-
-
-Integers = npt.NDArray[np.int64]
-
-MISSING = -(2**63)
 """In columns of integers: the file does not say."""
 
 
