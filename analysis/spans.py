@@ -6,10 +6,13 @@ any intervals; the other functions on sets take and return such sets, and are li
 operators call each other, or as a program opens named ranges.
 """
 
+from collections.abc import Iterator
 from heapq import heappop, heappush
 
 import numpy as np
 import numpy.typing as npt
+
+from analysis.blocks import ROWS, blocks, in_order
 
 Intervals = npt.NDArray[np.int64]
 _NOTHING: Intervals = np.empty((0, 2), dtype=np.int64)
@@ -28,14 +31,14 @@ def merged(starts: npt.ArrayLike, ends: npt.ArrayLike) -> Intervals:
         begin, end = begin[kept], end[kept]
     if not len(begin):
         return np.empty((0, 2), dtype=np.int64)
-    if (begin[1:] < begin[:-1]).any():
+    if not in_order(begin):
         order = np.argsort(begin)
         begin, end = begin[order], end[order]
-    reached = np.maximum.accumulate(end)
+    reached = end if in_order(end) else np.maximum.accumulate(end)
     # A new interval begins where nothing before it reaches.
     apart = begin[1:] > reached[:-1]
     if apart.all():
-        return np.column_stack([begin, end])
+        return np.stack([begin, end], axis=1)
     first = np.concatenate([[True], apart])
     last = np.concatenate([first[1:], [True]])
     return np.column_stack([begin[first], reached[last]])
@@ -115,11 +118,16 @@ def _select(first: Intervals, second: Intervals, inside_second: bool) -> Interva
         inside = clipped(second, begin, end)
         if inside_second:
             return inside
-        starts, ends = np.append(begin, inside[:, 1]), np.append(inside[:, 0], end)
-        kept = ends > starts
-        if not kept.all():
-            starts, ends = starts[kept], ends[kept]
-        return np.column_stack([starts, ends])
+        between = np.empty((len(inside) + 1, 2), dtype=np.int64)
+        between[0, 0], between[-1, 1] = begin, end
+        between[1:, 0], between[:-1, 1] = inside[:, 1], inside[:, 0]
+        # Only the first and the last can be empty.
+        return between[int(between[0, 0] == between[0, 1]) : len(between) - int(between[-1, 0] == between[-1, 1])]
+    if len(first) > ROWS:  # the set ends at the end of each of its intervals, so no result reaches beyond one
+        parts = (first[part] for part in blocks(len(first)))
+        return np.concatenate(
+            [_select(part, clipped(second, *part[[0, -1], [0, 1]].tolist()), inside_second) for part in parts]
+        )
     bounds = np.concatenate([first.ravel(), second.ravel()])
     # Two runs that are sorted already: a stable sort merges them in linear time.
     order = np.argsort(bounds, kind="stable")
@@ -130,17 +138,55 @@ def _select(first: Intervals, second: Intervals, inside_second: bool) -> Interva
     return np.column_stack([bounds[:-1][kept], bounds[1:][kept]])
 
 
+def levels(start: Intervals, end: Intervals, height: Intervals | None = None) -> Iterator[tuple[Intervals, Intervals]]:
+    """Yield the moments at which one of n intervals begins or ends, and how many are open from then on.
+
+    Args:
+        start: their starts, ns, in any order.
+        end: their ends, ns, no earlier.
+        height: what each counts, n whole numbers; None: 1.
+
+    Yields:
+        Moments, ns, ascending from one part to the next, each once; the sum of the heights of those open from then on.
+    """
+    up, down = height, height
+    if height is not None:
+        order = np.argsort(end, kind="stable")
+        end, down = end[order], height[order]
+    if not in_order(start):
+        order = np.argsort(start, kind="stable")
+        start, up = start[order], None if height is None else height[order]
+    end = end if in_order(end) else np.sort(end, kind="stable")
+    open_, first, last = 0, 0, 0
+    while last < len(end):
+        # All changes up to the end of so many intervals.
+        until = end[min(last + ROWS, len(end)) - 1]
+        begun, over = (int(np.searchsorted(times, until, side="right")) for times in (start, end))
+        times = np.concatenate([start[first:begun], end[last:over]])
+        changes = np.ones(len(times), dtype=np.int64)
+        if up is not None and down is not None:
+            changes[: begun - first], changes[begun - first :] = up[first:begun], down[last:over]
+        changes[begun - first :] *= -1
+        order = np.argsort(times, kind="stable")
+        times, level = times[order], open_ + np.cumsum(changes[order])
+        each = np.append(times[1:] > times[:-1], True)
+        yield times[each], level[each]
+        open_, first, last = int(level[-1]), begun, over
+
+
 def _before(intervals: Intervals, points: Intervals) -> Intervals:
     """Length of the part of a set before each point."""
     if not len(intervals) or not len(points):
         return np.zeros(points.shape, dtype=np.int64)
     begun = np.searchsorted(intervals[:, 0], points, side="right")
-    ahead = np.concatenate([[np.iinfo(np.int64).min], intervals[:, 1]])[begun]
-    np.maximum(ahead, points, out=ahead)
+    sums = np.zeros(len(intervals) + 1, dtype=np.int64)
+    np.subtract(intervals[:, 1], intervals[:, 0], out=sums[1:])
+    np.cumsum(sums, out=sums)
+    # Less what of the last one that has begun lies behind the point.
+    ahead = intervals[begun - 1, 1]
     ahead -= points
-    sums = np.concatenate([[0], np.cumsum(intervals[:, 1] - intervals[:, 0])])[begun]
-    sums -= ahead
-    return sums
+    ahead[(begun == 0) | (ahead < 0)] = 0
+    return np.asarray(sums[begun] - ahead)
 
 
 Integers = npt.NDArray[np.int64]
@@ -297,6 +343,8 @@ class Nested:
     def around(self, thread: Integers, moment: Integers) -> Integers:
         """Return for each of m moments the span of its thread that began last of those open, -1 none, shape (m,)."""
         place = np.full(len(moment), -1, dtype=np.int64)
+        if not len(self._order):
+            return place
         for number in np.flatnonzero(np.bincount(thread)).tolist():
             first, last = np.searchsorted(self._thread, (number, number + 1)).tolist()
             own = np.flatnonzero(thread == number)
@@ -307,4 +355,4 @@ class Nested:
         while len(over := over[self._end[place[over]] <= moment[over]]):
             place[over] = self._caller[place[over]]
             over = over[place[over] >= 0]
-        return np.where(place >= 0, self._order[place], -1) if len(self._order) else place
+        return np.where(place >= 0, self._order[place], -1)

@@ -36,10 +36,10 @@ class GpuWork:
     """Kinds of work, as in Timeline.kernels; some may not occur."""
     kind: npt.NDArray[Any]
     """Of each piece its place in `kinds`, shape (n,)."""
-    device: Codes
-    """Number of its GPU, shape (n,)."""
-    stream: Codes
-    """Number of its stream, shape (n,)."""
+    device: npt.NDArray[Any]
+    """Number of its GPU, of any type of integer, shape (n,)."""
+    stream: npt.NDArray[Any]
+    """Number of its stream, of any type of integer, shape (n,)."""
     start: Codes
     """Its start, ns, shape (n,)."""
     end: Codes
@@ -53,9 +53,8 @@ class GpuWork:
             return cls((), none, (), none, none, none, none, none)
         name, names = name_codes(kernels["name"])
         kind, kinds = name_codes(kernels["kind"])
-        device, stream, start, end = (
-            kernels[column].to_numpy(dtype=np.int64) for column in ("device", "stream", "start", "end")
-        )
+        device, stream = (kernels[column].to_numpy() for column in ("device", "stream"))
+        start, end = (kernels[column].to_numpy(dtype=np.int64) for column in ("start", "end"))
         return cls(names, name, kinds, kind, device, stream, start, end)
 
     def __len__(self) -> int:

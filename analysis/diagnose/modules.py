@@ -22,6 +22,8 @@ _TOP = 30
 
 def findings(timelines: Sequence[Timeline]) -> list[Finding]:
     """Return module_classes (where modules were recorded) and modules; nothing where no work belongs to any place."""
+    if not any(len(table) for found in timelines for table in (found.host, found.operators, found.ranges)):
+        return []
     places = module_rows(timelines)
     if not (places["kind"] != "none").any() or not float(places["own_ms"].sum()):
         return []

@@ -63,24 +63,31 @@ def findings(timelines: Sequence[Timeline], context: Context | None = None) -> l
     memory_copies, launch_queue, iterations, steps.
     """
     context = context or Context()
+    times = [temporal.temporal_breakdown(timeline) for timeline in timelines]
     idles = [row for row in map(idle_causes, timelines) if row is not None]
     made = [
-        _temporal(timelines, context),
+        _temporal(timelines, times, context),
         _utilization(timelines),
         idle_findings.causes(idles, context),
         idle_findings.gaps(idles),
-        _families(timelines, context),
+        _families(timelines, _known(times), context),
         _top_kernels(timelines),
         _phases(timelines),
-        _copies(timelines),
+        _copies(timelines, _known(times)),
         idle_findings.launches(timelines, idles, context),
         *_iterations(timelines),
     ]
     return [finding for finding in made if finding is not None]
 
 
-def _temporal(timelines: Sequence[Timeline], context: Context) -> Finding | None:
-    rows = [row for row in map(temporal.temporal_breakdown, timelines) if row is not None]
+def _known(times: Sequence[temporal.Temporal | None]) -> list[temporal.Temporal]:
+    return [row for row in times if row is not None]
+
+
+def _temporal(
+    timelines: Sequence[Timeline], times: Sequence[temporal.Temporal | None], context: Context
+) -> Finding | None:
+    rows = _known(times)
     if not rows:
         return None
     span = sum(row.span_ns for row in rows)
@@ -115,7 +122,7 @@ def _temporal(timelines: Sequence[Timeline], context: Context) -> Finding | None
         advice = f": only faster {'kernels' if rows[0].on_gpu else 'operators'} save time"
     table = temporal.temporal_frame(rows)
     given = [None if (own := launched_work(found)) is None else own.total_compute_ns / 1e6 for found in timelines]
-    given = [ms for ms, found in zip(given, map(temporal.temporal_breakdown, timelines), strict=True) if found]
+    given = [ms for ms, row in zip(given, times, strict=True) if row is not None]
     first = ["rank", "steps", "span_ms", *(name for name in _SHARES_FIRST if name in table)]
     if any(ms is not None for ms in given):
         table.insert(0, "launched_compute_ms", [float("nan") if ms is None else ms for ms in given])
@@ -188,7 +195,7 @@ def _utilization(timelines: Sequence[Timeline]) -> Finding | None:
     return Finding("compute_utilization", "Compute utilization", table, said + ".")
 
 
-def _families(timelines: Sequence[Timeline], context: Context) -> Finding | None:
+def _families(timelines: Sequence[Timeline], times: Sequence[temporal.Temporal], context: Context) -> Finding | None:
     rows = [kernel_tables.family_rows(timeline) for timeline in timelines]
     table = kernel_tables.over_ranks(rows, "family")
     if not len(table):
@@ -206,7 +213,7 @@ def _families(timelines: Sequence[Timeline], context: Context) -> Finding | None
     if talks > _MUCH:
         said += [] if largest == "communication" else [f"communication takes {percent(talks)}"]
         said[-1] += " (Where the time goes shows how much of it is exposed)"
-    advice = tuple(_kernel_advice(timelines, context))
+    advice = tuple(_kernel_advice(timelines, times, context))
     if small > 0.4:
         fuse = f": fuse them {context.fusing}" if any(one.cause == "fusion" for one in advice) else ""
         said.append(f"kernels that only move memory take {percent(small)}{fuse}")
@@ -215,10 +222,11 @@ def _families(timelines: Sequence[Timeline], context: Context) -> Finding | None
     return Finding("kernel_families", "Kernels by family", table, "; ".join(said) + ".", advice)
 
 
-def _kernel_advice(timelines: Sequence[Timeline], context: Context) -> Iterator[Advice]:
+def _kernel_advice(
+    timelines: Sequence[Timeline], times: Sequence[temporal.Temporal], context: Context
+) -> Iterator[Advice]:
     """Yield what other kernels could save: at most the part of the window in which these run."""
-    rows = [row for row in map(temporal.temporal_breakdown, timelines) if row is not None]
-    span = sum(row.span_ns for row in rows)
+    span = sum(row.span_ns for row in times)
     if not span:
         return
 
@@ -303,7 +311,7 @@ def _input_advice(timelines: Sequence[Timeline]) -> str:
     )
 
 
-def _copies(timelines: Sequence[Timeline]) -> Finding | None:
+def _copies(timelines: Sequence[Timeline], times: Sequence[temporal.Temporal]) -> Finding | None:
     table = _joined([kernel_tables.copy_rows(timeline) for timeline in timelines])
     if table is None:
         return None
@@ -314,8 +322,7 @@ def _copies(timelines: Sequence[Timeline]) -> Finding | None:
     said = (
         f"Copies and memsets take {number(per_rank)} ms per rank, {percent(hidden)} of it overlapped with computation"
     )
-    spans = [row.span_ns / 1e6 for row in map(temporal.temporal_breakdown, timelines) if row is not None]
-    if spans and pageable > 0.01 * sum(spans):
+    if times and pageable > 0.01 * sum(row.span_ns / 1e6 for row in times):
         said += f"; {percent(pageable / total)} are from pageable memory: use pin_memory=True and non_blocking=True"
     return Finding("memory_copies", "Memory copies by direction", table, said + ".")
 

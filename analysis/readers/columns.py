@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from analysis.blocks import blocks, narrow, taken
 from common.errors import InputError
 from common.memory import available_bytes
 
@@ -105,13 +106,19 @@ def categories(codes: npt.NDArray[Any], labels: Sequence[str]) -> "pd.Categorica
     """Return a column of texts; only labels that occur become categories, each once."""
     import pandas as pd
 
-    counts = np.bincount(codes, minlength=len(labels)) if len(codes) else np.zeros(len(labels), dtype=np.int64)
+    occurs = np.zeros(len(labels), dtype=bool)
+    for part in blocks(len(codes)):
+        occurs[codes[part]] = True
+        if occurs.all():  # most often
+            break
     distinct = Codes()
-    place = np.zeros(len(labels), dtype=np.int16 if len(labels) < 2**15 else np.int32)
-    for code in np.flatnonzero(counts).tolist():
+    place = np.zeros(len(labels), dtype=np.int32)
+    for code in np.flatnonzero(occurs).tolist():
         place[code] = distinct[labels[code]]
+    if len(distinct) < len(labels):
+        codes = taken(narrow(place), codes)
     texts = pd.Index(list(distinct), dtype="str")
-    return pd.Categorical.from_codes(place[codes] if len(codes) else codes, categories=texts)
+    return pd.Categorical.from_codes(codes, categories=texts)
 
 
 def distinct_rows(*columns: npt.NDArray[Any]) -> tuple[list[tuple[Any, ...]], npt.NDArray[np.intp]]:
@@ -120,8 +127,10 @@ def distinct_rows(*columns: npt.NDArray[Any]) -> tuple[list[tuple[Any, ...]], np
 
     place = np.zeros(len(columns[0]), dtype=np.intp)
     for column in columns:
+        if column.dtype != object and (column == column[:1]).all():  # most often
+            continue
         codes, values = pd.factorize(column)
-        place = pd.factorize(place * max(1, len(values)) + codes)[0]
+        place = pd.factorize(place * max(1, len(values)) + codes)[0] if place.any() or column.dtype == object else codes
     first = np.full(int(place.max(initial=-1)) + 1, -1, dtype=np.intp)
     first[place[::-1]] = np.arange(len(place))[::-1]
     return list(zip(*(column[first].tolist() for column in columns), strict=True)), place

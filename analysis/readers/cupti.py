@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from analysis.blocks import blocks, in_order, narrow, taken
 from analysis.readers.columns import MISSING, Codes, Integers, categories, distinct_rows
 from analysis.readers.sqlite_database import Database, Numbers
 
@@ -39,7 +40,6 @@ _OWN: Mapping[str, Mapping[str, int]] = {
     "graph": {"graphId": -1},
 }
 _CALL = {"start": MISSING, "end": MISSING, "correlationId": -1}
-_ROWS_AT_ONCE = 1 << 20
 UNNAMED = "(name not recorded)"
 
 Ids = list[list[int]]
@@ -58,10 +58,14 @@ class Records:
     """Numbers of the texts of the columns that hold texts."""
 
     @property
-    def process(self) -> Integers:
+    def process(self) -> Numbers:
         """Process of each row."""
-        found: Integers = self.values["process"]
+        found: Numbers = self.values["process"]
         return found
+
+    @process.setter
+    def process(self, owners: Numbers) -> None:
+        self.values["process"] = owners
 
     def by_process(self) -> tuple[dict[int, "pd.DataFrame"], "pd.DataFrame"]:
         """Return the table of each process, in order of start, and a table without rows. Gives the columns away."""
@@ -74,14 +78,14 @@ class Records:
             for name in list(self.values):
                 self.values[name] = self.values[name][order]
             process = process[order]
-        ends = [len(process)] if len(keys) == 1 else np.searchsorted(process, keys, side="right").tolist()
+        ends = [len(process)] if len(keys) == 1 else _ends(process, keys)
         del process, order
         tables = {key: self._table(first, end) for key, first, end in zip(keys, [0, *ends], ends, strict=False)}
         return tables, self._table(0, 0)
 
     def table(self) -> "pd.DataFrame":
         """Return the rows of all processes together, in order of start. Gives the columns away."""
-        self.values["process"] = np.full(len(self.process), -1, dtype=np.int64)
+        self.process = np.full(len(self.process), -1, dtype=np.int8)
         tables, nothing = self.by_process()
         return next(iter(tables.values()), nothing)
 
@@ -94,11 +98,17 @@ class Records:
         return pd.DataFrame(own, copy=False)
 
 
-def _order(process: Integers, start: Integers, one: bool) -> Any:
+def _order(process: Numbers, start: Integers, one: bool) -> Any:
     """The rows by process and start; None where they stand so already."""
     if not one:
         return np.lexsort((start, process))
-    return None if (start[1:] >= start[:-1]).all() else np.argsort(start, kind="stable")
+    return None if in_order(start) else np.argsort(start, kind="stable")
+
+
+def _ends(process: Numbers, keys: Sequence[int]) -> list[int]:
+    """Where the rows of each process end, of sorted ones."""
+    found: list[int] = np.searchsorted(process, np.array(keys, dtype=process.dtype), side="right").tolist()
+    return found
 
 
 def read_work(
@@ -131,7 +141,9 @@ def read_work(
         else:
             full, place = _copy_names(kind, columns)
             brief = full
-        name, short = _at(labels["name"].of(full), place), _at(labels["short_name"].of(brief), place)
+        name, short = (
+            _at(narrow(labels[key].of(texts)), place) for key, texts in (("name", full), ("short_name", brief))
+        )
         kinds = np.full(len(place), labels["kind"][kind], dtype=np.int8)
         parts.append({"name": name, "kind": kinds, **_work(columns), "short_name": short})
     return Records({name: _joined([part.pop(name) for part in parts]) for name in list(parts[0])}, labels)
@@ -169,19 +181,25 @@ def read_api(
         ids, place = _distinct(*(columns.pop(name) for name in told_by))
         names, threads, owners = caller(table, ids)
         part = {
-            "name": _at(labels["name"].of(names), place),
-            "thread": _at(labels["thread"].of(threads), place),
+            "name": _at(narrow(labels["name"].of(names)), place),
+            "thread": _at(narrow(labels["thread"].of(threads)), place),
             "start": columns["start"],
             "end": columns["end"],
-            "correlation_id": columns["correlationId"],
-            "process": _at(np.array(owners, dtype=np.int64), place),
+            "correlation_id": _identifiers(columns["correlationId"]),
+            "process": _at(narrow(np.array(owners, dtype=np.int64)), place),
         }
         parts.append(part)
     return Records({name: _joined([part.pop(name) for part in parts]) for name in list(parts[0])}, labels)
 
 
 def _at(values: Numbers, place: Numbers) -> Numbers:
-    return values[place] if len(place) else values[:0]
+    found: Numbers = taken(values, place) if len(values) != 1 else np.full(len(place), values[0])
+    return found
+
+
+def _identifiers(values: Numbers) -> Numbers:
+    """Correlation ids, wide enough to count with."""
+    return values.astype(np.promote_types(values.dtype, np.int32), copy=False)
 
 
 def _timed(columns: dict[str, Any], what: str, problems: list[str]) -> dict[str, Any]:
@@ -197,16 +215,16 @@ def _timed(columns: dict[str, Any], what: str, problems: list[str]) -> dict[str,
 
 def _work(columns: dict[str, Any]) -> dict[str, Any]:
     rows = len(columns["start"])
-    process = columns.pop("globalPid").astype(np.int64, copy=False)
-    process //= PROCESS  # -1 stays -1
-    process[process < 0] = -1
+    (owners,), place = _distinct(columns.pop("globalPid"))
+    process = _at(narrow(np.array([max(-1, owner // PROCESS) for owner in owners], dtype=np.int64)), place)
+    del place
     return {
         "device": columns.pop("deviceId"),
         "stream": columns.pop("streamId"),
         "start": columns.pop("start"),
         "end": columns.pop("end"),
         "short_name": None,
-        "correlation_id": columns.pop("correlationId"),
+        "correlation_id": _identifiers(columns.pop("correlationId")),
         "bytes": columns.pop("bytes", np.zeros(rows, dtype=np.int64)).astype(np.int64, copy=False),
         "graph_node": columns.pop("graphNodeId"),
         **{f"{size[:-1]}_{size[-1].lower()}": _size(columns.pop(size, None), rows) for size in _SIZES},
@@ -215,7 +233,10 @@ def _work(columns: dict[str, Any]) -> dict[str, Any]:
 
 
 def _size(values: Numbers | None, rows: int) -> Numbers:
-    return np.zeros(rows, dtype=np.int32) if values is None else values.clip(0, 2**31 - 1).astype(np.int32, copy=False)
+    if values is None:
+        return np.zeros(rows, dtype=np.int8)
+    usual = values.itemsize < 8 and values.min(initial=0) >= 0
+    return values if usual else values.clip(0, 2**31 - 1).astype(np.int32)
 
 
 def _copy_names(kind: str, columns: dict[str, Any]) -> tuple[list[str], Numbers]:
@@ -237,8 +258,7 @@ def _distinct(*columns: Numbers) -> tuple[list[list[int]], Numbers]:
     """Distinct rows as columns, and for each row which of them it is; some rows at a time, to need little memory."""
     known: dict[tuple[int, ...], int] = {}
     place = np.zeros(len(columns[0]), dtype=np.int32)
-    for first in range(0, len(place), _ROWS_AT_ONCE):
-        part = slice(first, first + _ROWS_AT_ONCE)
+    for part in blocks(len(place)):
         rows, own = distinct_rows(*(column[part] for column in columns))
         place[part] = np.array([known.setdefault(row, len(known)) for row in rows], dtype=np.int32)[own]
     return [list(column) for column in zip(*known, strict=True)] or [[] for _ in columns], place

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from analysis.blocks import narrowest
 from analysis.readers.columns import Integers, require_memory
 from analysis.readers.sqlite_pages import PageTable, UnusualError, read_blocks
 from common.errors import InputError, content_code
@@ -43,6 +44,7 @@ DAMAGE = (sqlite3.Error, UnicodeDecodeError)
 
 # Rows taken at a time.
 _BLOCK = 1 << 16
+_ASKED_EVERY = 16 << 20
 _IDS_PER_QUERY = 500
 _ROWID = "ifnull(CAST(rowid AS INTEGER), -1)"  # a column of that name may hold anything
 _LONGEST_TEXT = 1 << 26
@@ -116,10 +118,10 @@ class Database:
         Args:
             table: table's name, a constant of the reader.
             columns: column -> value where it is NULL or the table has no such column.
-            compact: columns are int32 where all their values fit, and "rowid" is left out.
+            compact: columns are of the narrowest type that holds their values, and "rowid" is left out.
 
         Returns:
-            Arrays of int64 (int32), equally long.
+            Arrays of int64 (compact: int8 to int64), equally long.
         """
         present = self._stored.get(table, {})
         taken = [name for name in columns if name in present]
@@ -136,7 +138,7 @@ class Database:
         rows = len(next(iter(found.values()), np.empty(0)))
         for name, value in columns.items():
             if name not in found:
-                found[name] = np.full(rows, value, np.int32 if compact and abs(value) < 2**31 else np.int64)
+                found[name] = np.full(rows, value, narrowest(value, value) if compact else np.int64)
         return found
 
     def _decoded(self, table: str, columns: Mapping[str, int]) -> Iterator[dict[str, Integers]]:
@@ -226,14 +228,14 @@ class _Column:
     """One column that grows in place: parts that are joined at the end would take twice the memory."""
 
     def __init__(self, compact: bool) -> None:
-        self._values: Numbers = np.empty(0, dtype=np.int32 if compact else np.int64)
+        self._values: Numbers = np.empty(0, dtype=np.int8 if compact else np.int64)
         self._rows = 0
 
     def add(self, values: Integers) -> None:
         rows = self._rows + len(values)
-        narrow = self._values.dtype == np.int32
-        if narrow and len(values) and not (values.min() >= -(2**31) and values.max() < 2**31):
-            self._values = self._values.astype(np.int64)
+        if self._values.dtype != np.int64 and len(values):
+            kind = np.promote_types(self._values.dtype, narrowest(int(values.min()), int(values.max())))
+            self._values = self._values.astype(kind, copy=False)
         if rows > len(self._values):
             self._values.resize(rows + rows // 8, refcheck=False)
         self._values[self._rows : rows] = values
@@ -250,10 +252,14 @@ class _Column:
 
 
 def _fill(columns: Mapping[str, _Column], blocks: Iterator[dict[str, Integers]], path: Path) -> None:
+    asked = 0
     for block in blocks:
         for name, column in columns.items():
             column.add(block[name])
-        require_memory(path, sum(column.bytes for column in columns.values()))
+        size = sum(column.bytes for column in columns.values())
+        if size > asked + _ASKED_EVERY:  # how much memory there is takes reading several files
+            require_memory(path, size)
+            asked = size
 
 
 @contextmanager

@@ -150,21 +150,24 @@ def _decode(pages: _Pages, numbers: Integers, table: PageTable) -> dict[str, Int
     names = {place: name for name, place in table.positions.items()}
     kind_at, value_at = record + taken, record + header
     words = np.ndarray((len(data) - 7,), dtype="<u8", buffer=data, strides=(1,))
+    # Where all rows are alike, the places stay, and what is read from moves on.
+    kinds, values = data, words
     for place in range(max(names, default=-1) + 1):
-        kind = data[kind_at]
-        one_kind = bool(len(kind)) and bool((kind == kind[0]).all())
+        kind = kinds[kind_at]
         wanted = names.get(place)
-        if one_kind and kind[0] < 128:
+        if len(kind) and kind[0] < 128 and (kind == kind[0]).all():
             size = int(_SIZES[kind[0]])
             if wanted is not None:
-                found[wanted] = _uniform(words, value_at, int(kind[0]), size, table.defaults[wanted])
-            kind_at, value_at = kind_at + 1, value_at + size
+                found[wanted] = _uniform(values, value_at, int(kind[0]), size, table.defaults[wanted])
+            kinds, values = kinds[1:], values[size:]
             continue
-        sizes, width = _sizes(data, kind_at, kind)
+        sizes, width = _sizes(kinds, kind_at, kind)
         if wanted is not None:
-            found[wanted] = _mixed(words, value_at, kind, sizes, table.defaults[wanted])
+            found[wanted] = _mixed(values, value_at, kind, sizes, table.defaults[wanted])
         kind_at, value_at = kind_at + width, value_at + sizes
-    if (kind_at > record + header).any() or (value_at > end).any():
+    if (kind_at + (len(data) - len(kinds)) > record + header).any() or (
+        value_at + (len(words) - len(values)) > end
+    ).any():
         raise UnusualError("a record with fewer columns than the table, or a damaged one")
     return found
 

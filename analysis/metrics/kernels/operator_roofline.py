@@ -159,6 +159,8 @@ def operator_roofline(timelines: Sequence[Timeline]) -> "pd.DataFrame":
 
     sums: dict[tuple[str, str, str, str], _Sum] = defaultdict(_Sum)
     everything = 0
+    if not any("inputs" in timeline.operators.columns for timeline in timelines):
+        return empty(OPERATOR_ROOFLINE_COLUMNS)
     for timeline in timelines:
         everything += _add(timeline, sums)
     rows = [_row(*key, found, everything, len(timelines)) for key, found in sums.items()]
@@ -171,14 +173,15 @@ def operator_roofline(timelines: Sequence[Timeline]) -> "pd.DataFrame":
 
 def _add(timeline: Timeline, sums: "dict[tuple[str, str, str, str], _Sum]") -> int:
     """Add the calls of one rank by operator, inputs, type (of fp32 what the kernels used) and GPU; return all ns."""
-    operators, calls = timeline.operators, launching_calls(timeline)
-    work = timeline.work
+    operators, work = timeline.operators, timeline.work
     if not len(work):
         return 0
     kept = in_window(timeline)[0] & ~work.is_kind("memcpy", "memset")
+    everything = int(work.end[kept].sum() - work.start[kept].sum())
+    calls = launching_calls(timeline) if "inputs" in operators.columns else None
+    if calls is None:
+        return everything
     lengths = work.end - work.start
-    if calls is None or "inputs" not in operators.columns:
-        return int(lengths[kept].sum())
     sized = operators[(operators["inputs"] != "").to_numpy()]
     rows = np.flatnonzero(kept & (calls >= 0))
     threads: dict[str, int] = {}
@@ -198,7 +201,7 @@ def _add(timeline: Timeline, sums: "dict[tuple[str, str, str, str], _Sum]") -> i
         key = (str(names[operator]), str(inputs[operator]), "tf32" if narrow[part].any() else "", device)
         sums[key].calls += 1
         sums[key].ns += int(lengths[rows[part]].sum())
-    return int(lengths[kept].sum())
+    return everything
 
 
 def _numbered(table: "pd.DataFrame", threads: dict[str, int]) -> Numbers:

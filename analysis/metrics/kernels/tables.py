@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 import numpy.typing as npt
 
+from analysis.blocks import blocks
 from analysis.counters import KernelCounters
 from analysis.metrics.time.launches import in_window, whole_trace
 from analysis.metrics.time.temporal import work_sets
@@ -79,15 +80,15 @@ def kernel_times(timeline: Timeline, copies: bool = True, window: Literal["steps
     kept, window_ns = whole_trace(work) if window == "kernels" else in_window(timeline)
     if not copies:
         kept = kept & ~work.is_kind(*_COPIES)
-    codes, length = work.name, work.end - work.start
-    if not kept.all():
-        codes, length = codes[kept], length[kept]
-    calls = np.bincount(codes, minlength=len(work.names))
+    calls, longest, total = np.zeros((3, len(work.names)), dtype=np.int64)
     shortest = np.full(len(calls), np.iinfo(np.int64).max)
-    longest, total = np.zeros(len(calls), dtype=np.int64), np.zeros(len(calls), dtype=np.int64)
-    np.minimum.at(shortest, codes, length)
-    np.maximum.at(longest, codes, length)
-    np.add.at(total, codes, length)
+    for part in blocks(len(work)):
+        own = kept[part]
+        codes, length = work.name[part][own].astype(np.intp), (work.end[part] - work.start[part])[own]
+        calls += np.bincount(codes, minlength=len(calls))
+        np.minimum.at(shortest, codes, length)
+        np.maximum.at(longest, codes, length)
+        np.add.at(total, codes, length)
     order = np.argsort(-total, kind="stable")
     order = order[calls[order] > 0]
     names = [work.names[index] for index in order.tolist()]

@@ -21,9 +21,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from analysis.blocks import blocks
 from analysis.metrics.time.temporal import analysis_window, cpu_computation, window_set
-from analysis.spans import Intervals, inside_ns, merged, total_ns, within
-from analysis.timeline import Timeline, is_communication, lost_kernels
+from analysis.spans import Intervals, inside_ns, levels, merged, total_ns, within
+from analysis.timeline import Mask, Timeline, is_communication, is_kind, lost_kernels
 from records.schema import COMPUTE_COLUMNS, PROFILED_COLUMNS
 
 if TYPE_CHECKING:
@@ -69,7 +70,8 @@ def compute_utilization(timeline: Timeline) -> Utilization:
         return Utilization(rank=timeline.rank, steps=steps, reason="no event of the trace has a duration")
     whole = window_set(timeline, window)
     length = total_ns(whole)
-    kernels = timeline.kernels[timeline.kernels["kind"].isin(_COMPUTING)]
+    computing = is_kind(timeline.kernels, *_COMPUTING)
+    kernels = timeline.kernels if computing.all() else timeline.kernels[computing]
     if len(kernels):
         counted, devices = GPU_KERNELS, kernels["device"].nunique()
         all_busy, own_busy = _gpu_busy_ns(kernels, whole)
@@ -118,14 +120,16 @@ def _gpu_busy_ns(kernels: "pd.DataFrame", whole: Intervals) -> tuple[float, floa
     everything, own = [], []
     device, starts, ends = (kernels[name].to_numpy() for name in ("device", "start", "end"))
     computes = ~is_communication(kernels)
+
+    def busy(chosen: Mask) -> int:
+        times = (starts, ends) if chosen.all() else (starts[chosen], ends[chosen])
+        return total_ns(within(merged(*times), whole))
+
     for number in np.unique(device).tolist():
         here = device == number
-        busy = total_ns(within(merged(starts[here], ends[here]), whole))
-        everything.append(busy)
+        everything.append(busy(here))
         computing = here & computes
-        own.append(
-            total_ns(within(merged(starts[computing], ends[computing]), whole)) if (computing != here).any() else busy
-        )
+        own.append(busy(computing) if (computing != here).any() else everything[-1])
     return float(np.mean(everything)), float(np.mean(own))
 
 
@@ -134,12 +138,12 @@ def _sm_weighted(kernels: "pd.DataFrame", sm_counts: Mapping[int, int], whole: I
     sizes = ("grid_x", "grid_y", "grid_z")
     if not set(sizes) <= set(kernels.columns):
         return None, "sm_weighted_utilization is unknown: the trace has no grid sizes"
-    blocks = np.ones(len(kernels))
-    for name in sizes:
-        blocks *= kernels[name].to_numpy(dtype=float)
     starts, ends = (kernels[name].to_numpy(dtype=np.int64) for name in ("start", "end"))
-    inside = inside_ns(whole, starts, ends) > 0
-    unknown = int((inside & ~(blocks > 0)).sum())
+    grids = [kernels[name].to_numpy() for name in sizes]
+    inside, unknown = np.empty(len(kernels), dtype=bool), 0
+    for part in blocks(len(kernels)):
+        inside[part] = inside_ns(whole, starts[part], ends[part]) > 0
+        unknown += int((inside[part] & ~(_product(grids, part) > 0)).sum())
     if unknown:
         said = f"{unknown:,} of {int(inside.sum()):,} kernels have no grid size"
         return None, f"sm_weighted_utilization is unknown: {said}"
@@ -151,18 +155,26 @@ def _sm_weighted(kernels: "pd.DataFrame", sm_counts: Mapping[int, int], whole: I
             said = f"the trace does not record the number of SMs of device {number}"
             return None, f"sm_weighted_utilization is unknown: {said}"
         own = inside & (device == number)
-        heights = np.minimum(blocks[own], most).astype(np.int64)
-        found.append(_capped_area(starts[own], ends[own], heights, most, whole) / most)
+        heights = [np.minimum(_product(grids, part)[own[part]], most) for part in blocks(len(own))]
+        area = _capped_area(starts[own], ends[own], np.concatenate(heights).astype(np.int64), most, whole)
+        found.append(area / most)
     return float(np.mean(found)) / total_ns(whole), ""
+
+
+def _product(sizes: Sequence[npt.NDArray[Any]], part: slice) -> npt.NDArray[np.float64]:
+    """Blocks of each grid of a part of the kernels."""
+    x, y, z = (size[part].astype(np.float64) for size in sizes)
+    return np.asarray(x * y * z)
 
 
 def _capped_area(starts: Numbers, ends: Numbers, heights: Numbers, cap: int, whole: Intervals) -> int:
     """Integral over the window of min(cap, sum of the heights of what runs)."""
-    times = np.concatenate([starts, ends])
-    changes = np.concatenate([heights, -heights])
-    order = np.argsort(times, kind="stable")
-    running = np.cumsum(changes[order])[:-1]
-    return int((np.minimum(running, cap) * inside_ns(whole, times[order][:-1], times[order][1:])).sum())
+    area, last, running = 0, None, 0
+    for times, level in levels(starts, ends, heights):
+        begins = np.append(times[0] if last is None else last, times[:-1])
+        area += int((np.append(running, level[:-1]).clip(max=cap) * inside_ns(whole, begins, times)).sum())
+        last, running = int(times[-1]), int(level[-1])
+    return area
 
 
 def _without_work(timeline: Timeline) -> str:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from analysis.blocks import blocks, narrow, taken
 from analysis.metrics.time.launches import launching_calls
 from analysis.spans import Intervals, clipped, difference, intersection, merged, own_times, total_ns
 from analysis.timeline import Timeline, name_codes
@@ -131,24 +132,30 @@ class HostActivity:
     def _table(self, table: "pd.DataFrame", steps: "pd.DataFrame") -> _Table:
         starts, ends = (table[name].to_numpy(dtype=np.int64) for name in ("start", "end"))
         codes, names = name_codes(table["thread"])
-        numbers = np.array([self._numbers.setdefault(name, len(self._numbers)) for name in names], dtype=np.int32)
-        long = np.flatnonzero(ends - starts > _LONG_NS)
+        numbers = narrow(np.array([self._numbers.setdefault(name, len(self._numbers)) for name in names]))
+        parts = [part.start + np.flatnonzero(ends[part] - starts[part] > _LONG_NS) for part in blocks(len(starts))]
+        long = np.concatenate([np.empty(0, dtype=np.int64), *parts])
         marks = set(zip(steps["start"].tolist(), steps["end"].tolist(), strict=True))
         is_step = [row for row in long.tolist() if (int(starts[row]), int(ends[row])) in marks]
-        return _Table(starts, ends, numbers[codes], table["name"].array, long[~np.isin(long, is_step)])
+        return _Table(starts, ends, taken(numbers, codes), table["name"].array, long[~np.isin(long, is_step)])
 
     def _launches(self, timeline: Timeline) -> None:
         """Note which thread launched what, and the first launch of each kernel."""
-        calls, none = launching_calls(timeline), np.empty(0, dtype=np.int64)
-        self._starts, self._by, self._launchers, self._first = none, none, frozenset[int](), frozenset[int]()
+        calls, work = launching_calls(timeline), timeline.work
+        self._starts, self._calls = work.start[:0], np.empty(0, dtype=np.int64)
+        self._launchers, self._first = frozenset[int](), frozenset[int]()
         if calls is None:
             return
-        rows, work = np.flatnonzero(calls >= 0), timeline.work
-        self._starts, self._by = work.start[rows], self._tables[_API].threads[calls[rows]]
-        self._launchers = frozenset(np.flatnonzero(np.bincount(self._by)).tolist())
+        known = calls >= 0
+        self._starts, self._calls = (work.start, calls) if known.all() else (work.start[known], calls[known])
+        threads = self._tables[_API].threads
+        launches = np.zeros(len(self._numbers), dtype=bool)
         first = np.full(len(work.names), -1, dtype=np.int64)
-        first[work.name[rows[::-1]]] = calls[rows[::-1]]
-        self._first = frozenset(first.tolist())
+        for part in reversed(list(blocks(len(calls)))):
+            rows = part.start + np.flatnonzero(known[part])[::-1]
+            launches[threads[calls[rows]]] = True
+            first[work.name[rows]] = calls[rows]
+        self._launchers, self._first = frozenset(np.flatnonzero(launches).tolist()), frozenset(first.tolist())
 
     def during(self, begin: int, end: int) -> Doing:
         """Return what the CPU did in [begin, end), ns."""
@@ -194,7 +201,7 @@ class HostActivity:
     def _thread(self, spans: "_Spans", begin: int, end: int) -> int:
         """The thread that launches what ends the gap, or another launching one that has more of it; 0 for none."""
         place = int(np.searchsorted(self._starts, end))
-        launcher: int = int(self._by[place]) if place < len(self._by) else 0
+        launcher = int(self._tables[_API].threads[self._calls[place]]) if place < len(self._calls) else 0
         there = set(spans.threads.tolist())
         wanted = sorted((self._launchers or there) & there)
         shares: dict[int, int] = {thread: spans.of_thread(thread).covered(begin, end) for thread in wanted}

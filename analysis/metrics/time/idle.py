@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
+from analysis.blocks import blocks, in_order
 from analysis.metrics.time.host_activity import COMMUNICATION, DATA
 from analysis.metrics.time.idle_gaps import PAUSE, Spread, idle_spread
 from analysis.metrics.time.launches import launching_calls
@@ -84,12 +85,15 @@ def idle_causes(timeline: Timeline, window: Window = "steps") -> IdleCauses | No
         return None
     begin, end = bounds
     whole = window_set(timeline, bounds, window)
-    if sets.on_gpu:
+    on_gpu, active = sets.on_gpu, sets.active if sets.on_gpu else sets.compute
+    worked = (int(active[0, 0]), int(active[-1, 1])) if len(active) else (0, 0)
+    if on_gpu:
         host, launching, reason = _gaps(timeline, sets, begin, end)
         idle = difference(whole, sets.busy)
     else:
         idle = difference(whole, sets.compute)
         host, launching, reason = idle, _NOTHING, "not applicable: a CPU run launches no kernels"
+    del sets, active  # large, as is what is made below
     host, launching = within(host, whole), within(launching, whole)
     loading, talking = data_spans(timeline), _communication_spans(timeline)
     data = intersection(host, loading)
@@ -107,16 +111,9 @@ def idle_causes(timeline: Timeline, window: Window = "steps") -> IdleCauses | No
         communication_wait_ns=found[1],
         launch_bound_ns=found[2],
         other_ns=total_ns(idle) - sum(found),
-        on_gpu=sets.on_gpu,
-        reason=reason if len(idle) or not sets.on_gpu else "",
-        spread=idle_spread(
-            timeline,
-            begin,
-            idle,
-            sets.active if sets.on_gpu else sets.compute,
-            causes,
-            {DATA: loading, COMMUNICATION: talking},
-        ),
+        on_gpu=on_gpu,
+        reason=reason if len(idle) or not on_gpu else "",
+        spread=idle_spread(timeline, begin, idle, worked, causes, {DATA: loading, COMMUNICATION: talking}),
     )
 
 
@@ -173,39 +170,62 @@ def _gaps(timeline: Timeline, sets: WorkSets, begin: int, end: int) -> tuple[Int
         return merged([begin], [end]), _NOTHING, "all work of the trace has zero duration"
     # The first gap begins before anything that could end it, the last one is ended by nothing.
     first = min(begin, int(busy[0, 0]), *(int(table["start"].min()) for table in (timeline.api,) if len(table))) - 1
-    starts, stops = np.append(first, busy[:, 1]), np.append(busy[:, 0], max(end, int(busy[-1, 1])) + 1)
+    last = max(end, int(busy[-1, 1])) + 1
     calls = launching_calls(timeline)
     if calls is None:
         said = "the trace does not record which calls launched its kernels"
-        return merged(starts, stops), _NOTHING, said
+        return difference(merged([first], [last]), busy), _NOTHING, said
     call_starts, call_ends = (timeline.api[name].to_numpy(dtype=np.int64) for name in ("start", "end"))
-    work_starts, work_ends = (timeline.kernels[name].to_numpy(dtype=np.int64) for name in ("start", "end"))
-    lasting = work_ends > work_starts
-    next_call = _next_call(work_starts[lasting], calls[lasting], (call_starts, call_ends), stops[:-1])
-    known = next_call >= 0
-    late = known & (call_starts[next_call] > starts[:-1])
-    reached = np.minimum(call_ends[next_call], stops[:-1])
-    cause_end = np.where(late, reached, np.where(known, starts[:-1], stops[:-1]))
-    host = merged(starts, np.append(cause_end, stops[-1]))
-    inside = (stops[:-1] > begin) & (starts[:-1] < end)
-    unknown, count = int((~known & inside).sum()), int(inside.sum())
+    work = _Launched.of(timeline, calls, (call_starts, call_ends), busy)
+    host, launching = [], []
+    unknown = count = 0
+    for part in blocks(len(busy)):
+        starts, stops = np.append(first, busy[part, 1][:-1]), busy[part, 0]
+        first = int(busy[part.stop - 1, 1])
+        next_call = work.next_call(stops)
+        known = next_call >= 0
+        late = known & (call_starts[next_call] > starts)
+        reached = np.minimum(call_ends[next_call], stops)
+        host.append(merged(starts, np.where(late, reached, np.where(known, starts, stops))))
+        launching.append(merged(starts[late], reached[late]))
+        inside = (stops > begin) & (starts < end)
+        unknown += int((~known & inside).sum())
+        count += int(inside.sum())
+    host.append(merged([first], [last]))
     reason = f"{unknown:,} of {count:,} gaps end with work whose call is not in the trace" if unknown else ""
-    return host, merged(starts[:-1][late], reached[late]), reason
+    return np.concatenate(host), np.concatenate(launching), reason  # gaps do not touch: together they are sets
 
 
-def _next_call(starts: Numbers, calls: Numbers, spans: tuple[Numbers, Numbers], moments: Numbers) -> Numbers:
-    """The call of the work that starts at each moment; of several that start together, the first launched.
+@dataclass(frozen=True, slots=True)
+class _Launched:
+    """Work that takes time, in order of start, and the call of each piece, -1 unknown."""
 
-    Of calls that begin together, in traces of coarse clocks, the first to end: the order of the rows decides nothing.
-    """
-    if (starts[1:] < starts[:-1]).any():
-        order = np.argsort(starts, kind="stable")
-        starts, calls = starts[order], calls[order]
-    first = np.searchsorted(starts, moments)
-    if (starts[(first + 1).clip(max=len(starts) - 1)] == moments)[first + 1 < len(starts)].any():
-        called, ended = (np.where(calls >= 0, times[calls], np.iinfo(np.int64).max) for times in spans)
-        calls = calls[np.lexsort((ended, called, starts))]
-    return np.asarray(calls[first])
+    starts: Numbers
+    calls: Numbers
+
+    @classmethod
+    def of(cls, timeline: Timeline, calls: Numbers, spans: tuple[Numbers, Numbers], busy: Intervals) -> "_Launched":
+        """Put work in order; of pieces that start together where the GPU becomes busy, the first launched is first.
+
+        Of calls that begin together, in traces of coarse clocks, the first to end: the order of the rows decides
+        nothing.
+        """
+        starts, ends = (timeline.kernels[name].to_numpy(dtype=np.int64) for name in ("start", "end"))
+        lasting = ends > starts
+        if not lasting.all():
+            starts, calls = starts[lasting], calls[lasting]
+        if not in_order(starts):
+            order = np.argsort(starts, kind="stable")
+            starts, calls = starts[order], calls[order]
+        together = starts[1:][starts[1:] == starts[:-1]]
+        if len(together) and np.isin(together, busy[:, 0]).any():
+            called, ended = (np.where(calls >= 0, times[calls], np.iinfo(np.int64).max) for times in spans)
+            calls = calls[np.lexsort((ended, called, starts))]
+        return cls(starts, calls)
+
+    def next_call(self, moments: Numbers) -> Numbers:
+        """Return the call of the work that starts at each of n moments, shape (n,)."""
+        return np.asarray(self.calls[np.searchsorted(self.starts, moments)])
 
 
 def data_spans(timeline: Timeline) -> Intervals:

@@ -25,10 +25,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from analysis.blocks import blocks, in_order
 from analysis.metrics.time.host_activity import HostActivity
 from analysis.metrics.time.launches import launching_calls
 from analysis.spans import Intervals, clipped, inside_each, inside_ns, intersection, total_ns
-from analysis.timeline import Timeline
+from analysis.timeline import Mask, Timeline
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -95,7 +96,7 @@ def idle_spread(
     timeline: Timeline,
     begin: int,
     idle: Intervals,
-    active: Intervals,
+    worked: tuple[int, int],
     causes: Mapping[str, Intervals],
     waits: Mapping[str, Intervals],
 ) -> Spread:
@@ -105,22 +106,23 @@ def idle_spread(
         timeline: what a reader returned.
         begin: of the window, ns.
         idle: the idle time of the window.
-        active: when a kernel ran, of a CPU an operator, in the whole trace.
+        worked: when the first kernel of the whole trace begins and the last one ends, of a CPU the first and the last
+            operator, ns.
         causes: the idle time by cause; together all of `idle`.
         waits: as HostActivity takes them.
     """
-    first, last = (int(active[0, 0]), int(active[-1, 1])) if len(active) else (0, 0)
+    first, last = worked
     begun = int(np.searchsorted(idle[:, 1], first, "right"))  # gaps before it lie before the first kernel
     ended = max(begun, int(np.searchsorted(idle[:, 0], last)))
     lengths = idle[:, 1] - idle[:, 0]
-    by_cause = {cause: inside_each(spans, idle) for cause, spans in causes.items()}
+    by_cause = {cause: lengths if spans is idle else inside_each(spans, idle) for cause, spans in causes.items()}
     steady, repeating = {}, {}
     for cause, spans in causes.items():
         steady[cause] = int(by_cause[cause][begun:ended].sum())
         repeating[cause] = _repeating(timeline, clipped(spans, first, last), by_cause[cause][begun:ended])
+    limit = _short_limit(timeline)
     host = HostActivity(timeline, waits)
     bound, within = by_cause["launch_bound"][begun:ended], idle[begun:ended]
-    limit = _short_limit(timeline)
     short = (bound > 0) & (bound <= limit)
     launching = intersection(clipped(causes["launch_bound"], first, last), within[short])
     pauses = np.flatnonzero(bound > limit)
@@ -157,8 +159,8 @@ def idle_spread(
         steady_ns=steady,
         repeating_ns=repeating,
         short_limit_ns=limit,
-        short_ns=int(bound[short].sum()),
-        short_repeating_ns=_repeating(timeline, launching, np.where(short, bound, 0)),
+        short_ns=int(bound.sum(where=short)),
+        short_repeating_ns=_repeating(timeline, launching, bound, short),
         pauses=len(pauses),
         doing_ns=named,
         pause_activities_ns=activities,
@@ -167,10 +169,17 @@ def idle_spread(
 
 def _largest(values: Intervals, count: int) -> Intervals:
     """Places of the largest values, the largest first; of equal ones the first."""
-    places = np.arange(len(values))
-    if len(values) > count:
-        places = np.flatnonzero(values >= np.partition(values, len(values) - count)[len(values) - count])
-    return places[np.argsort(-values[places], kind="stable")[:count]]
+    found = np.empty(0, dtype=np.int64)
+    for part in blocks(len(values)):
+        own = values[part]
+        least = int(values[found[-1]]) if len(found) == count else np.iinfo(np.int64).min
+        if own.max() <= least:
+            continue
+        if len(own) > count:
+            least = max(least, int(np.partition(own, len(own) - count)[len(own) - count]) - 1)
+        places = np.append(found, part.start + np.flatnonzero(own > least))
+        found = places[np.argsort(-values[places], kind="stable")[:count]]
+    return found
 
 
 def _short_limit(timeline: Timeline) -> int:
@@ -178,19 +187,24 @@ def _short_limit(timeline: Timeline) -> int:
     calls = launching_calls(timeline)
     used = np.zeros(len(timeline.api), dtype=bool)
     if calls is not None:
-        used[calls[calls >= 0]] = True
-    between = np.diff(np.sort(timeline.api["start"].to_numpy(dtype=np.int64)[used]))
-    usual = float(np.median(between)) if len(between) else 0.0
+        for part in blocks(len(calls)):
+            used[calls[part][calls[part] >= 0]] = True
+    del calls
+    called = timeline.api["start"].to_numpy(dtype=np.int64)
+    called = called if used.all() else called[used]
+    between = np.diff(called if in_order(called) else np.sort(called))
+    usual = float(np.median(between, overwrite_input=True)) if len(between) else 0.0
     return max(_SHORTEST_NS, min(_LONGEST_NS, round(_INTERVALS * usual)))
 
 
-def _repeating(timeline: Timeline, spans: Intervals, gaps: Intervals) -> int:
+def _repeating(timeline: Timeline, spans: Intervals, gaps: Intervals, counted: Mask | None = None) -> int:
     """What of a cause's steady time repeats, ns.
 
     Args:
         timeline: what a reader returned.
         spans: the steady time.
         gaps: how much of it is in each steady gap, in order of time, 0 in those of other causes.
+        counted: which of these count; None: all.
     """
     whole, steps = total_ns(spans), timeline.steps
     if len(steps) >= _STEPS:
@@ -198,7 +212,9 @@ def _repeating(timeline: Timeline, spans: Intervals, gaps: Intervals) -> int:
         return min(whole, round(usual * len(steps)))
     if len(gaps) < _STEPS:
         return 0
-    groups = [int(group.sum()) for group in np.array_split(gaps, min(_GROUPS, len(gaps)))]
+    counted = np.broadcast_to(np.True_, len(gaps)) if counted is None else counted
+    parts = (np.array_split(values, min(_GROUPS, len(gaps))) for values in (gaps, counted))
+    groups = [int(group.sum(where=own)) for group, own in zip(*parts, strict=True)]
     return min(whole, round(float(np.median(groups)) * len(groups)))
 
 

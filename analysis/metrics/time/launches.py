@@ -14,14 +14,16 @@ What ran in the marked steps depends on how far behind the GPU is at either end;
 (`launched_work`) does not, and is what to compare between ranks.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
+from analysis.blocks import blocks
 from analysis.names import communicates
-from analysis.spans import merged, total_ns
+from analysis.spans import levels, merged, total_ns
 from analysis.timeline import GpuWork, Mask, Timeline
 
 if TYPE_CHECKING:
@@ -29,13 +31,15 @@ if TYPE_CHECKING:
 
 
 Numbers = npt.NDArray[np.int64]
+Rows = npt.NDArray[Any]
+"""Places in a table, of int32 where it is not longer."""
 
 _DENSE = 4
 """Correlation ids are looked up in a table of all from the least to the largest where those are so many times the calls
 at most; else by search."""
 
 
-def launching_calls(timeline: Timeline) -> Numbers | None:
+def launching_calls(timeline: Timeline) -> Rows | None:
     """Return for each row of `kernels` the row of `api` that launched it, -1 unknown; None where no row is known.
 
     Several rows of one call (a CUDA graph's) have the same. Of calls that share an id the first counts.
@@ -49,28 +53,40 @@ def launching_calls(timeline: Timeline) -> Numbers | None:
     ):
         return None
     wanted = kernels["correlation_id"].to_numpy()
-    found = np.where(wanted > 0, calls_with(api, wanted), -1)
+    found = calls_with(api, wanted)
+    found[wanted <= 0] = -1
     return found if (found >= 0).any() else None
 
 
-def calls_with(api: "pd.DataFrame", correlations: Numbers) -> Numbers:
+def calls_with(api: "pd.DataFrame", correlations: Rows) -> Rows:
     """Return for each of n correlation ids the row of `api` that has it, the first of several; -1 where none has."""
     have = api["correlation_id"].to_numpy()
+    found: Rows = np.full(len(correlations), -1, dtype=np.int32 if len(have) < 2**31 else np.int64)
     if not len(have):
-        return np.full(len(correlations), -1, dtype=np.int64)
-    low, high = int(have.min()), int(have.max())
-    if high - low <= _DENSE * len(have):
-        table = np.full(high - low + 1, -1, dtype=np.int64)
-        table[have[::-1] - low] = np.arange(len(have))[::-1]  # of several the one set last: the first
-        known = (correlations >= max(low, 0)) & (correlations <= high)
-        found = np.full(len(correlations), -1, dtype=np.int64)
-        found[known] = table[correlations[known] - low]
         return found
+    low, high = int(have.min()), int(have.max())
+    if high - low > _DENSE * len(have):
+        _search(have, correlations, found)
+        return found
+    table = np.full(high - low + 1, -1, dtype=found.dtype)
+    for part in reversed(list(blocks(len(have)))):  # of several the one set last: the first
+        table[have[part][::-1] - low] = np.arange(part.start, part.stop, dtype=found.dtype)[::-1]
+    for part in blocks(len(correlations)):
+        own = correlations[part]
+        known = (own >= max(low, 0)) & (own <= high)
+        found[part][known] = table[own[known] - low]
+    return found
+
+
+def _search(have: Rows, correlations: Rows, found: Rows) -> None:
+    """Write the same into `found`."""
     order = np.argsort(have, kind="stable")
     identifiers = have[order]
-    place = np.searchsorted(identifiers, correlations).clip(max=len(identifiers) - 1)
-    known = (identifiers[place] == correlations) & (correlations >= 0)
-    return np.where(known, order[place], -1).astype(np.int64, copy=False)
+    for part in blocks(len(correlations)):
+        own = correlations[part]
+        place = np.searchsorted(identifiers, own).clip(max=len(identifiers) - 1)
+        known = (identifiers[place] == own) & (own >= 0)
+        found[part][known] = order[place[known]]
 
 
 def in_window(timeline: Timeline) -> tuple[Mask, int]:
@@ -101,7 +117,7 @@ def before_recording(timeline: Timeline) -> int:
     return int((_early(work, calls) & timeline.inside(work.start)).sum())
 
 
-def _early(work: GpuWork, calls: Numbers) -> Mask:
+def _early(work: GpuWork, calls: Rows) -> Mask:
     """Return which pieces were launched before the recording began, shape (n,); none where most are tied to no call."""
     known = calls >= 0
     if known.all() or 2 * known.sum() <= len(known):
@@ -162,43 +178,100 @@ def launch_queue(timeline: Timeline) -> LaunchQueue | None:
     calls = launching_calls(timeline)
     kept, _ = in_window(timeline)
     kept = kept & ~timeline.work.is_kind("memcpy", "memset")
-    if calls is None or not (kept & (calls >= 0)).any():
+    if calls is None:
         return None
     chosen = kept & (calls >= 0)
-    called = timeline.api["start"].to_numpy()[calls[chosen]]
-    started = timeline.kernels["start"].to_numpy()[chosen]
-    delays, since_end = started - called, started - timeline.api["end"].to_numpy()[calls[chosen]]
-    low, median, high = np.percentile(delays.clip(min=0) / 1e3, [5, 50, 95])
-    times, depth = queue_depth(called, started)
-    lengths = np.diff(times)
-    total = int(lengths.sum())
+    matched = int(chosen.sum())
+    if not matched:
+        return None
+    delays = _delays(timeline, calls, chosen, matched)
+    low, median, high = np.percentile(delays.us, [5, 50, 95], overwrite_input=True)
+    launches = _used(timeline, calls, chosen) if len(timeline.steps) else 0
+    del calls
+    depth = _depth(delays.called, delays.started)
     return LaunchQueue(
         rank=timeline.rank,
         kernels=int(kept.sum()),
-        matched=int(chosen.sum()),
+        matched=matched,
         delay_median_us=float(median),
         delay_p5_us=float(low),
         delay_p95_us=float(high),
-        short_delay_share=float((since_end < SHORT_DELAY_US * 1e3).mean()),
-        found_idle_share=float(
-            ((since_end < SHORT_DELAY_US * 1e3) | (_running_until(timeline)[chosen] <= called)).mean()
-        ),
-        negative_delays=int((delays < 0).sum()),
-        depth_mean=float((depth[:-1] * lengths).sum() / total) if total else 0.0,
-        depth_max=int(depth.max()),
-        empty_share=float(lengths[depth[:-1] == 0].sum() / total) if total else 0.0,
-        launches_per_step=_distinct(calls[chosen]) / len(timeline.steps) if len(timeline.steps) else None,
+        short_delay_share=delays.short / matched,
+        found_idle_share=delays.idle / matched,
+        negative_delays=delays.negative,
+        depth_mean=depth.area / depth.span_ns if depth.span_ns else 0.0,
+        depth_max=depth.most,
+        empty_share=depth.empty_ns / depth.span_ns if depth.span_ns else 0.0,
+        launches_per_step=launches / len(timeline.steps) if len(timeline.steps) else None,
     )
 
 
-def _running_until(timeline: Timeline) -> Numbers:
-    """Until when, of each row of `kernels`, the work before it runs."""
-    ends = np.maximum.accumulate(timeline.kernels["end"].to_numpy(dtype=np.int64))
-    return np.concatenate([[np.iinfo(np.int64).min], ends[:-1]])
+def _used(timeline: Timeline, calls: Rows, chosen: Mask) -> int:
+    """How many calls launched the chosen pieces of work."""
+    used = np.zeros(len(timeline.api), dtype=bool)
+    used[calls[chosen]] = True
+    return int(used.sum())
 
 
-def _distinct(numbers: Numbers) -> int:
-    return int(np.count_nonzero(np.bincount(numbers)))
+@dataclass(slots=True)
+class _Delays:
+    """Of m pieces of work: when each was launched and started, ns, and its delay; how many are of which sort."""
+
+    called: Numbers
+    started: Numbers
+    us: npt.NDArray[np.float64]
+    short: int = 0
+    idle: int = 0
+    negative: int = 0
+
+
+def _delays(timeline: Timeline, calls: Rows, chosen: Mask, matched: int) -> _Delays:
+    begins, stops = (timeline.api[name].to_numpy(dtype=np.int64) for name in ("start", "end"))
+    starts, ends = (timeline.kernels[name].to_numpy(dtype=np.int64) for name in ("start", "end"))
+    called_at, started_at = np.empty((2, matched), dtype=np.int64)
+    found = _Delays(called_at, started_at, np.empty(matched))
+    first, running_until = 0, np.iinfo(np.int64).min
+    for part in blocks(len(chosen)):
+        own = chosen[part]
+        call, started = calls[part][own], starts[part][own]
+        called, after = begins[call], started - stops[call]
+        # Until when the work before each piece runs.
+        until = np.maximum.accumulate(np.append(running_until, ends[part]))
+        running_until, until = int(until[-1]), until[:-1][own]
+        short = after < SHORT_DELAY_US * 1e3
+        place = slice(first, first + len(call))
+        found.called[place], found.started[place] = called, started
+        found.us[place] = (started - called).clip(min=0) / 1e3
+        found.short += int(short.sum())
+        found.idle += int((short | (until <= called)).sum())
+        found.negative += int((started < called).sum())
+        first = place.stop
+    return found
+
+
+@dataclass(slots=True)
+class _Depth:
+    """The depth of the queue over time."""
+
+    span_ns: int = 0
+    area: int = 0
+    """Depth times time, ns."""
+    empty_ns: int = 0
+    most: int = 0
+
+
+def _depth(called: Numbers, started: Numbers) -> _Depth:
+    found = _Depth()
+    last, waiting = None, 0
+    for times, depth in _queue(called, started):
+        lengths = np.diff(times, prepend=times[0] if last is None else last)
+        before = np.append(waiting, depth[:-1])
+        found.span_ns += int(lengths.sum())
+        found.area += int((before * lengths).sum())
+        found.empty_ns += int(lengths[before == 0].sum())
+        found.most = max(found.most, int(depth.max()))
+        last, waiting = int(times[-1]), int(depth[-1])
+    return found
 
 
 def queue_depth(called: Numbers, started: Numbers) -> tuple[Numbers, Numbers]:
@@ -210,16 +283,20 @@ def queue_depth(called: Numbers, started: Numbers) -> tuple[Numbers, Numbers]:
         called: when each of n pieces of work was launched, ns.
         started: when each of them started, ns.
     """
-    waits = started > called
-    called, started = called[waits], started[waits]
-    if not len(called):
+    parts = list(_queue(called, started))
+    if not parts:
         return np.zeros(1, dtype=np.int64), np.zeros(1, dtype=np.int64)
-    times = np.concatenate([called, started])
-    order = np.argsort(times, kind="stable")
-    times = times[order]
-    depth = np.cumsum(np.where(order < len(called), 1, -1))
-    last = np.append(times[1:] > times[:-1], True)
-    return times[last], depth[last]
+    times, depth = (np.concatenate(values) for values in zip(*parts, strict=True))
+    return times, depth
+
+
+def _queue(called: Numbers, started: Numbers) -> Iterator[tuple[Numbers, Numbers]]:
+    """Yield the same some moments at a time."""
+    waits = started > called
+    if not waits.all():
+        called, started = called[waits], started[waits]
+    del waits
+    return levels(called, started)
 
 
 MOSTLY = 0.9

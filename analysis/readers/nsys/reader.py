@@ -23,6 +23,7 @@ from analysis.readers.sqlite_database import (
     REPORT_HEADER,
     SQLITE_HEADER,
     Database,
+    Numbers,
     check_header,
     is_of_nvprof,
     open_database,
@@ -117,7 +118,8 @@ def read(path: Path) -> list[Timeline]:
     The rank is the payload of the range `bertbench:capture`. Tables hold more than Timeline says. kernels: short_name,
     correlation_id (of the launching call in its process, -1 unknown), bytes (of copies), graph_node (0: not from a
     CUDA graph), grid_x, grid_y, grid_z, block_x, block_y, block_z (0 unknown); ranges: see nsys.ranges; steps: thread.
-    Columns of texts are categories; device, stream, correlation_id and graph_node are int32 where the values fit.
+    Columns of texts are categories. Numbers but start, end and bytes are of the narrowest type that holds them,
+    correlation_id of int32 at least: convert them before they are multiplied or added.
 
     Raises:
         InputError: not an export of nsys, one that is cut short, or one that holds none of these; the message says what
@@ -171,8 +173,8 @@ def _by_process(
 ) -> list[Timeline]:
     import pandas as pd
 
-    marks = ranges.frame["process"].to_numpy(dtype=np.int64, copy=True)
-    _adopt([work.process, marks, api.process], problems)
+    marks = ranges.frame["process"].to_numpy(dtype=np.int64)
+    work.process, marks, api.process = _adopt([work.process, marks, api.process], problems)
     (work_of, no_work), (api_of, no_api), (host_of, no_host) = (own.by_process() for own in (work, api, host))
     timelines = []
     for key in sorted({*work_of, *pd.unique(marks).tolist()}):
@@ -197,19 +199,19 @@ def _by_process(
     return sorted(timelines, key=lambda found: (found.rank is None, found.rank or 0, found.process or 0))
 
 
-def _adopt(processes: Sequence[Any], problems: list[str]) -> None:
+def _adopt(processes: Sequence[Numbers], problems: list[str]) -> list[Numbers]:
     """Give work, ranges and calls whose process was not recorded to the only process there is."""
-    known = [set(np.unique(process[process >= 0]).tolist()) for process in processes]
-    everyone = set().union(*known)
+    import pandas as pd
+
+    everyone = {owner for process in processes for owner in pd.unique(process).tolist() if owner >= 0}
     lost = sum(int((process < 0).sum()) for process in processes)
     if not lost or not everyone:
-        return
+        return list(processes)
     if len(everyone) > 1:
         problems.append(f"{lost:,} records do not name their process: they form a separate timeline")
-        return
+        return list(processes)
     (only,) = everyone
-    for process in processes:
-        process[process < 0] = only
+    return [np.full(len(process), only, dtype=np.int64) for process in processes]
 
 
 def _with_distinct_ranks(timelines: list[Timeline]) -> list[Timeline]:

@@ -134,10 +134,10 @@ def test_a_column_that_was_added_later_has_its_default(tmp_path: Path) -> None:
 
 
 def test_compact_columns_are_narrow_where_all_values_fit(tmp_path: Path) -> None:
-    path = write(tmp_path / "a.db", "CREATE TABLE t (a, b)", [(1, 2**40), (-(2**31), 1)])
+    path = write(tmp_path / "a.db", "CREATE TABLE t (a, b, c)", [(1, 2**40, 2), (-(2**31), 1, -128)])
     with open_database(path) as database:
-        found = database.integers("t", {"a": 0, "b": 0}, compact=True)
-    assert (found["a"].dtype, found["b"].dtype) == ("int32", "int64")
+        found = database.integers("t", {"a": 0, "b": 0, "c": 0, "none": 300}, compact=True)
+    assert [str(found[name].dtype) for name in ("a", "b", "c", "none")] == ["int32", "int64", "int8", "int16"]
     assert found["a"].tolist() == [1, -(2**31)] and found["b"].tolist() == [2**40, 1]
 
 
