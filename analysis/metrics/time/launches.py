@@ -70,11 +70,11 @@ def calls_with(api: "pd.DataFrame", correlations: Rows) -> Rows:
         return found
     table = np.full(high - low + 1, -1, dtype=found.dtype)
     for part in reversed(list(blocks(len(have)))):  # of several the one set last: the first
-        table[have[part][::-1] - low] = np.arange(part.start, part.stop, dtype=found.dtype)[::-1]
+        table[have[part][::-1].astype(np.int64) - low] = np.arange(part.start, part.stop, dtype=found.dtype)[::-1]
     for part in blocks(len(correlations)):
         own = correlations[part]
         known = (own >= max(low, 0)) & (own <= high)
-        found[part][known] = table[own[known] - low]
+        found[part][known] = table[own[known].astype(np.int64) - low]
     return found
 
 

@@ -59,6 +59,13 @@ def test_the_first_call_of_an_id_is_found_however_far_apart_ids_are(largest: int
         assert found.tolist() == [first.get(number, -1) if number >= 0 else -1 for number in wanted.tolist()]
 
 
+def test_ids_of_narrow_columns_are_looked_up_among_wide_ones() -> None:
+    ids = pd.DataFrame({"correlation_id": np.arange(2**40, 2**40 + 5)})
+    assert calls_with(ids, np.array([1, 2], dtype=np.int32)).tolist() == [-1, -1]
+    narrow = pd.DataFrame({"correlation_id": np.arange(100, 120, dtype=np.int8)})
+    assert calls_with(narrow, np.array([2**40, 101])).tolist() == [-1, 1]
+
+
 def test_without_calls_or_ids_nothing_is_tied() -> None:
     kernels = [("a", 7, 10, 20, 5)]
     assert launching_calls(timeline(kernels=kernels)) is launch_queue(timeline(kernels=kernels)) is None
