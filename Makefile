@@ -95,10 +95,8 @@ test: setup ## fast tests, under 12 minutes on 2 cores (TEST_WORKERS=<n> process
 	$(BIN)/python -m pytest -m "not slow" -n $${TEST_WORKERS:-2} --dist worksteal
 
 test-slow: setup ## one test of each real tool: a kill, two ranks, profilers, Slurm, a browser, a resume; under 25 minutes on 2 cores
-	status=0; $(BIN)/python -m pytest tests/slow tests/integration tests/contract tests/unit/bert \
-	  -m "slow and not alone and not soak" --timeout 900 $(BY_FILE) || status=1; \
-	TEST_EXAMPLES=all $(BIN)/python -m pytest tests/unit -m "more and not slow" --timeout 900 -n $${TEST_WORKERS:-2} \
-	  --dist worksteal || status=1; exit $$status
+	TEST_EXAMPLES=all $(BIN)/python -m pytest tests/slow tests/integration tests/contract tests/unit \
+	  -m "(slow or more) and not alone and not soak" --timeout 900 $(BY_FILE)
 
 test-soak: setup ## trainings, many kills, decompression bombs, speed and scaling, under 45 minutes on 2 cores; before a release
 	status=0; $(BIN)/python -m pytest tests/slow tests/soak -m "soak and not alone" --timeout 900 $(BY_FILE) || status=1; \

@@ -1,5 +1,6 @@
 """Fixtures for all tests. Helpers that are no fixtures live in tests/support and are imported as `support`."""
 
+import base64
 import functools
 import gc
 import inspect
@@ -15,10 +16,6 @@ from hypothesis import HealthCheck, settings
 TESTS = Path(__file__).resolve().parent
 sys.path.insert(0, str(TESTS))
 os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(TESTS.parent), os.environ.get("PYTHONPATH")]))
-
-# Machines are shared: how long an example takes says nothing about the code.
-settings.register_profile("shared machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.load_profile("shared machine")
 
 # The heap of a test process is large: collecting all of it as often as usual takes a fifth of the time of the tests.
 gc.set_threshold(50_000, 50, 100)
@@ -39,13 +36,25 @@ if "PYTEST_XDIST_WORKER" in os.environ:
 os.environ.setdefault("BERTBENCH_COMPILE", "0")
 
 from support.cli import Cli  # noqa: E402
+from support.examples import DRAWS_ALL, examples  # noqa: E402
+
+# Machines are shared: how long an example takes says nothing about the code.
+settings.register_profile(
+    "shared machine", deadline=None, suppress_health_check=[HealthCheck.too_slow], max_examples=examples(100)
+)
+settings.load_profile("shared machine")
+
+PIXEL = base64.b64decode(
+    "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
+)
 
 # Files of tests/slow and tests/soak by the seconds they take, longest first; the others take less. Of several processes
 # none begins the longest file when the others have no more to do.
 LONGEST_FIRST = (
     "test_pretraining_learns", "test_acceptance_on_cpu", "test_launch_nodes", "test_train_kill", "test_squad_learns",
     "test_classify_real", "test_pretraining_real", "test_compare_strategies_command", "test_scaling_whole",
-    "test_slurm", "test_profile_squad", "test_strategies_two_ranks", "test_bench", "test_resume_anywhere",
+    "test_slurm", "test_profile_squad", "test_strategies_two_ranks", "test_kernels_interpreted_whole",
+    "test_kernels_compiled", "test_bench", "test_resume_anywhere",
     "test_squad_whole", "test_autotune_command", "test_bombs", "test_pages", "test_charts", "test_profile_reports",
     "test_tune_workers", "test_compiled_layers", "test_profile_nsys", "test_fused_elementwise", "test_train_two_ranks",
     "test_projection_coverage",
@@ -77,3 +86,17 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from support.training_runs import shards
 
     return shards(tmp_path_factory.mktemp("shards") / "data")
+
+
+@pytest.fixture
+def pictures_of_one_pixel(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Draw no figure of a page in `make test`; `make test-slow` draws them."""
+    from analysis.render.figure import Figure
+
+    def write(figure: Figure, folder: Path) -> Path:
+        path = folder / f"{figure.name}.png"
+        path.write_bytes(PIXEL)
+        return path
+
+    if not DRAWS_ALL:
+        monkeypatch.setattr("analysis.render.chart_page.write_png", write)

@@ -53,7 +53,7 @@ def test_numbers_are_compared_without_a_test_runner(tmp_path: Path) -> None:
     assert done.returncode == 0 and len(json.loads(done.stdout)["checks"]) > 20, done.stderr[-2000:]
 
 
-@pytest.mark.parametrize("name", sorted(NEEDED))
+@pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.slow] * (n != "torch")) for n in sorted(NEEDED)])
 def test_without_a_package_that_every_step_needs_nothing_runs(name: str, tmp_path: Path) -> None:
     words = [word.replace("cpu", "cuda") for word in ONE] if name == "pynvml" else ONE
     done = bertbench({name}, tmp_path, *words, "--json", "--out", str(tmp_path / "run"))

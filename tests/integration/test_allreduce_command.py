@@ -154,7 +154,7 @@ def test_bad_use_is_one_message(words: list[str], code: Code, fact: str) -> None
         result("allreduce", *words)
 
 
-@pytest.mark.parametrize("name", ["dlrm-8-ranks", "megatron-8-ranks"])
+@pytest.mark.parametrize("name", ["dlrm-8-ranks", pytest.param("megatron-8-ranks", marks=pytest.mark.slow)])
 def test_real_folders_of_ranks(name: str) -> None:
     found = document("allreduce", real(name))["findings"]
     assert list(found) == NAMES

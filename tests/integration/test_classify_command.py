@@ -3,12 +3,10 @@
 import csv
 import json
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-from support.cli import ROOT
+from support.commands import called
 from support.csv_files import colours_and_animals, write_rows, write_vocabulary
 from support.refusals import check_refusal, refused
 
@@ -20,13 +18,6 @@ SMALL = (
 )  # fmt: skip
 
 
-def call(*words: object, code: int = 0) -> "subprocess.CompletedProcess[str]":
-    argv = [sys.executable, "-m", "bench.cli.main", *map(str, words)]
-    done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, timeout=240, check=False)
-    assert done.returncode == code, done.stderr
-    return done
-
-
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a CSV that was trained on, and all that this left."""
@@ -34,7 +25,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_vocabulary(folder)
     write_rows(folder / "things.csv", colours_and_animals(300), header=("what", "kind"))
     words = ("--text", "what", "--label", "kind", "--vocab", folder / "vocab.txt", "--seq-len", "24")
-    done = call("train", "classify", folder / "things.csv", *words, *SMALL, "--logfile", folder / "log.txt",
+    done = called("train", "classify", folder / "things.csv", *words, *SMALL, "--logfile", folder / "log.txt",
                 "--out", folder / "run")  # fmt: skip
     assert "encoding    utf-8" in done.stderr
     assert " ".join(done.stdout.split()).count("test accuracy") == 1
@@ -64,7 +55,7 @@ def test_a_training_leaves_all_files_beside_the_csv(trained: Path) -> None:
 def test_a_finished_training_that_is_called_again_adds_no_time_and_no_result(trained: Path, tmp_path: Path) -> None:
     before = json.loads((trained / "things_train_test_stats.json").read_text())
     assert read_runs(trained / "things.sqlite") == [before]
-    call("train", "classify", trained / "things.sqlite", *SMALL, "--out", trained / "run")
+    called("train", "classify", trained / "things.sqlite", *SMALL, "--out", trained / "run")
     # One of the two attempts made the 12 updates: its wall time is that of the training.
     results = [json.loads(path.read_text()) for path in (trained / "run").glob("trials/*/result.json")]
     assert len(results) == 2
@@ -82,21 +73,22 @@ def test_a_model_is_not_tested_with_texts_that_were_divided_anew(trained: Path, 
 
     run = TrainRun(trained / "run")
     _check_trained_on(run, open_source(trained / "things.sqlite"), print)
-    call("data", "csv", trained / "things.csv", "--text", "what", "--label", "kind", "--vocab", trained / "vocab.txt",
+    called("data", "csv", trained / "things.csv", "--text", "what", "--label", "kind", "--vocab", trained / "vocab.txt",
          "--max-seq-length", "24", "--seed", "7", "--output", tmp_path / "other.sqlite")  # fmt: skip
     with refused("data-mismatch"):
         _check_trained_on(run, open_source(tmp_path / "other.sqlite"), print)
 
 
 def test_results_are_printed_from_a_file_and_a_page_is_written(trained: Path, tmp_path: Path) -> None:
-    found = json.loads(call("results", trained / "things.sqlite", "--json", "--out", tmp_path / "page").stdout)
+    found = json.loads(called("results", trained / "things.sqlite", "--json", "--out", tmp_path / "page").stdout)
     assert found["labels"] == ["colour", "animal", "number"] and found["texts"] == 30
     assert (tmp_path / "page/report.html").is_file()
 
 
 def test_the_model_predicts_other_texts(trained: Path, tmp_path: Path) -> None:
     (tmp_path / "new.csv").write_text("what\nred green blue\n\ncat dog\none two three\n")
-    done = call("predict", "classify", "--checkpoint", trained / "things_trained_model", "--data", tmp_path / "new.csv",
+    done = called("predict", "classify", "--checkpoint", trained / "things_trained_model",
+                  "--data", tmp_path / "new.csv",
                 "--text", "what", "--device", "cpu")  # fmt: skip
     assert "left out 1 row (line 3: blank line)" in " ".join(done.stdout.split())
     with (tmp_path / "new_predictions.csv").open(newline="") as file:
@@ -108,17 +100,18 @@ def test_a_run_that_takes_the_place_of_another_ones_files_says_so(trained: Path,
     for name in ("things.sqlite", "things_train_test_stats.json"):
         shutil.copy(trained / name, tmp_path)
     words = (*SMALL, "--steps", "2", "--out", tmp_path / "other")
-    said = call("train", "classify", tmp_path / "things.sqlite", *words).stderr
+    said = called("train", "classify", tmp_path / "things.sqlite", *words).stderr
     (note,) = (line for line in said.splitlines() if line.startswith("note:") and str(trained / "run") in line)
     assert str(tmp_path / "other") in note
-    done = call("results", tmp_path / "things_train_test_stats.json", "--out", tmp_path / "page")
+    done = called("results", tmp_path / "things_train_test_stats.json", "--out", tmp_path / "page")
     assert f"replaced the files of run {trained / 'run'}" in " ".join(done.stdout.split())
     assert len(read_runs(tmp_path / "things.sqlite")) == 2
 
 
 def test_texts_without_a_label_are_predicted_too(trained: Path, tmp_path: Path) -> None:
     (tmp_path / "new.csv").write_text("what,kind\nred green,colour\ncat dog,\none two\n")
-    done = call("predict", "classify", "--checkpoint", trained / "things_trained_model", "--data", tmp_path / "new.csv",
+    done = called("predict", "classify", "--checkpoint", trained / "things_trained_model",
+                  "--data", tmp_path / "new.csv",
                 "--text", "what", "--label", "kind", "--device", "cpu")  # fmt: skip
     assert "of 1 labels in the file" in done.stdout and "left out" not in done.stdout
     with (tmp_path / "new_predictions.csv").open(newline="") as file:
@@ -130,30 +123,30 @@ def test_a_training_takes_the_division_that_is_there_unless_an_option_says_other
     write_vocabulary(tmp_path)
     path = write_rows(tmp_path / "d.csv", colours_and_animals(60), header=("what", "kind"))
     columns = ("--text", "what", "--label", "kind")
-    call("data", "csv", path, *columns, "--vocab", tmp_path / "vocab.txt", "--seed", "7", "--validation", "0.3")
+    called("data", "csv", path, *columns, "--vocab", tmp_path / "vocab.txt", "--seed", "7", "--validation", "0.3")
     for words in (columns, ()):
-        done = call("train", "classify", path, *words, "--prep-only")
+        done = called("train", "classify", path, *words, "--prep-only")
         assert "validation 0.3, test 0.1, seed 7" in done.stderr
         assert "validate 18, test 6" in done.stderr and "time        finished before" in done.stderr
-    assert "splits      " in call("train", "classify", tmp_path / "d.sqlite", "--prep-only").stderr
-    done = call("train", "classify", path, "--validation", "0.1", "--prep-only")  # the default, but said
+    assert "splits      " in called("train", "classify", tmp_path / "d.sqlite", "--prep-only").stderr
+    done = called("train", "classify", path, "--validation", "0.1", "--prep-only")  # the default, but said
     assert "had validation 0.3, not 0.1" in done.stderr
 
 
 def test_what_cannot_be_is_refused_without_a_traceback(trained: Path, tmp_path: Path) -> None:
-    said = call("train", "classify", trained / "things.sqlite", "--text", "other", code=2).stderr
+    said = called("train", "classify", trained / "things.sqlite", "--text", "other", code=2).stderr
     check_refusal(said, "option-not-applicable", "things.sqlite", "--text")
     (tmp_path / "empty.csv").write_text("")
     words = ("--vocab", trained / "vocab.txt")
-    said = call("train", "classify", tmp_path / "empty.csv", *words, code=2).stderr
+    said = called("train", "classify", tmp_path / "empty.csv", *words, code=2).stderr
     check_refusal(said, "file-empty", "empty.csv")
     write_rows(tmp_path / "new.csv", [("red", "a")])
-    said = call("train", "classify", tmp_path / "new.csv", code=2).stderr
+    said = called("train", "classify", tmp_path / "new.csv", code=2).stderr
     check_refusal(said, "option-missing", "--vocab")
-    said = call("train", "classify", trained / "things.csv", "--text", "x", code=2).stderr
+    said = called("train", "classify", trained / "things.csv", "--text", "x", code=2).stderr
     check_refusal(said, "columns-missing", "'x'")
     words = ("--checkpoint", tmp_path, "--data", trained / "things.csv", "--text", "what")
-    said = call("predict", "classify", *words, code=2).stderr
+    said = called("predict", "classify", *words, code=2).stderr
     check_refusal(said, "checkpoint-missing", tmp_path, "*_trained_model")
 
 
@@ -161,7 +154,7 @@ def test_predictions_that_are_there_stay_where_no_text_can_be_used(trained: Path
     (tmp_path / "new.csv").write_text("what,kind\n  ,animal\n")
     (tmp_path / "new_predictions.csv").write_text("those of yesterday")
     words = ("--checkpoint", trained / "things_trained_model", "--data", tmp_path / "new.csv", "--text", "what")
-    said = call("predict", "classify", *words, "--device", "cpu", code=2).stderr
+    said = called("predict", "classify", *words, "--device", "cpu", code=2).stderr
     check_refusal(said, "rows-invalid", "new.csv", 1)
     assert (tmp_path / "new_predictions.csv").read_text() == "those of yesterday"
     assert {path.name for path in tmp_path.iterdir()} == {"new.csv", "new_predictions.csv"}

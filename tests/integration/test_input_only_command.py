@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from bert.tasks.pretrain.instances import Instances
 from bert.tasks.pretrain.shards import write_shard
@@ -35,6 +36,7 @@ def throughput(*options: str) -> dict[str, object]:
     return found
 
 
+@pytest.mark.slow
 def test_the_input_of_two_ranks_is_measured_without_a_model(tmp_path: Path) -> None:
     folder = make_shards(tmp_path / "shards")
     window = ("--start", "2", "--stop", "12")

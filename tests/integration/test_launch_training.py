@@ -5,9 +5,11 @@ import sys
 import time
 from pathlib import Path
 
+import pytest
 from support.cli import ROOT
 
 
+@pytest.mark.slow
 def test_a_training_that_cannot_begin_ends_on_all_ranks_with_one_message(tmp_path: Path) -> None:
     argv = [sys.executable, "-m", "bench.cli.main", "launch", "--quiet", "--here-gpus", "2", "--", "bertbench"]
     argv += ["train", "pretrain", "--device", "cpu", "--out", str(tmp_path / "run"), "--data", str(tmp_path / "none")]

@@ -35,6 +35,7 @@ with open(f"own-{dist.get_rank()}.json", "w") as file:
 dist.destroy_process_group()
 """
 
+pytestmark = pytest.mark.slow  # two ranks under torchrun
 WINDOW = ("--profile", "--start", "4", "--stop", "6")
 
 

@@ -15,6 +15,7 @@ from pathlib import Path
 import h5py
 import numpy as np
 import pytest
+from support.commands import called
 from support.shared_files import DATA
 
 from analysis.load import load_run
@@ -37,13 +38,6 @@ pytestmark = pytest.mark.skipif(
     not (CORPUS.is_dir() and VOCABULARY.is_file()),
     reason="the corpus is not beside this checkout (shared/data/pretrain)",
 )
-
-
-def bertbench(*words: object, **environment: str) -> "subprocess.CompletedProcess[str]":
-    argv = [sys.executable, "-m", "bench.cli.main", *map(str, words)]
-    return subprocess.run(
-        argv, cwd=ROOT, env={**os.environ, **environment}, capture_output=True, text=True, timeout=280, check=False
-    )
 
 
 def prepare(output: Path, *more: object) -> list[object]:
@@ -98,12 +92,10 @@ def test_both_phases_have_the_folders_datasets_and_types_that_scripts_rely_on(ma
 def test_inspect_passes_on_both_and_verify_finds_a_copy_equal(made: Path, tmp_path: Path) -> None:
     for seq_len, predictions in ((128, 20), (512, 80)):
         folder = made / NAME.format(seq_len, predictions)
-        done = bertbench("data", "inspect", folder, "--json")
-        assert done.returncode == 0, done.stdout[-2000:] + done.stderr
-        json.loads(done.stdout)
+        json.loads(called("data", "inspect", folder, "--json").stdout)
         shutil.copytree(folder, tmp_path / str(seq_len))
-        assert bertbench("data", "verify", folder, tmp_path / str(seq_len)).returncode == 0
-    assert bertbench("data", "verify", made / NAME.format(128, 20), made / NAME.format(512, 80)).returncode == 1
+        called("data", "verify", folder, tmp_path / str(seq_len))
+    called("data", "verify", made / NAME.format(128, 20), made / NAME.format(512, 80), code=1)
 
 
 def test_a_run_killed_at_any_moment_and_run_again_with_one_worker_gives_the_same_bytes(
@@ -133,17 +125,16 @@ def test_a_run_killed_at_any_moment_and_run_again_with_one_worker_gives_the_same
         kills += 1
         assert len(digests(output)) >= before - 2, "finished files stay"
     assert kills, "it was stopped in the middle at least once"
-    done = bertbench(*prepare(output, "--seq-lens", 128, 512))
-    assert done.returncode == 0, done.stderr
+    called(*prepare(output, "--seq-lens", 128, 512))
     assert digests(output) == digests(made)
     assert not list(output.rglob("*.tmp"))
 
 
+@pytest.mark.slow
 def test_training_runs_on_it(made: Path, tmp_path: Path) -> None:
     words = ["throughput", "pretrain", "--data", made, "--preset", "tiny", "--seq-lens", 128, "--device", "cpu"]
     words += ["--devices", 1, "--precisions", "fp32", "--batch-sizes", 4, "--start", 1, "--stop", 3]
-    done = bertbench(*words, "--out", tmp_path / "run")
-    assert done.returncode == 0, done.stderr
+    done = called(*words, "--out", tmp_path / "run")
     (row,) = csv.DictReader((tmp_path / "run/results.csv").open(encoding="utf-8"))
     assert row["status"] == "ok"
     # How many cores load its batches, from these shards: samples/s x s per sample of one core.

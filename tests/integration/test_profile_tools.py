@@ -112,7 +112,10 @@ def test_a_tool_that_hangs_after_the_run_is_ended_and_the_run_stands(cli: Cli, t
     assert daemons(tool) == [] and cli.processes() == []
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize(
+    "number",
+    [signal.SIGKILL, *(pytest.param(each, marks=pytest.mark.slow) for each in (signal.SIGINT, signal.SIGTERM))],
+)
 def test_neither_tool_nor_daemon_is_left_when_the_harness_ends(cli: Cli, tool: Path, number: int) -> None:
     argv = cli.argv("profile", "pretrain", *TINY, *WINDOW, "--profiler", "nsys", "--out", str(cli.out))
     process = subprocess.Popen(argv, cwd=ROOT, env=environment(tool, "hangs"), stderr=subprocess.DEVNULL)

@@ -80,6 +80,7 @@ def test_two_ranks_killed_and_resumed_give_identical_losses_and_the_same_best(
     assert last[0] == last[1]
 
 
+@pytest.mark.slow
 def test_from_features_to_scores_by_the_script(files: dict[str, Path], tmp_path: Path) -> None:
     out = tmp_path / "my run"
     variables = {

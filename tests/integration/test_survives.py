@@ -28,6 +28,7 @@ def test_out_of_memory_is_a_row_and_the_sweep_goes_on(cli: Cli) -> None:
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.slow
 def test_a_rank_that_dies_by_a_signal_is_a_row_that_names_rank_and_signal(cli: Cli) -> None:
     sweep = cli.start(*ENDLESS, "--batch-sizes", "2", "--devices", "2")
     wait_for(lambda: cli.steps_written(1) > 2, "steps of rank 1")
@@ -57,7 +58,7 @@ def test_a_trial_that_hangs_is_ended_with_its_whole_process_group(cli: Cli) -> N
     assert "Current thread" in log or "Thread 0x" in log, "the ranks say where they hang"
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [pytest.param(signal.SIGINT, marks=pytest.mark.slow), signal.SIGTERM])
 def test_an_interrupt_ends_the_children_and_keeps_what_was_measured(cli: Cli, number: signal.Signals) -> None:
     done = cli.run(*SHORT, "--batch-sizes", "2")
     assert done.returncode == 0, done.stderr

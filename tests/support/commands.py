@@ -1,12 +1,40 @@
-"""Commands run in this process: what they come to, without printing it."""
+"""Commands run in this process: what they come to, and what they print."""
 
+import io
+import signal
 from collections.abc import Sequence
+from contextlib import redirect_stderr, redirect_stdout
+from dataclasses import dataclass
 from typing import Any
 
 from analysis.render.tables import Block, Facts
 from analysis.render.terminal import DEFAULT_WIDTH, blocks_text
 from bench.cli.dispatch import result_of
+from bench.cli.main import run
 from bench.cli.result import Result
+
+
+@dataclass(frozen=True, slots=True)
+class Called:
+    """What a command printed."""
+
+    stdout: str
+    stderr: str
+
+
+def called(*words: object, code: int = 0) -> Called:
+    """Run a command line as a process would, without the seconds that its start takes; check its exit code.
+
+    What the command starts, such as the ranks of a training, are processes of their own.
+    """
+    out, err, before = io.StringIO(), io.StringIO(), signal.getsignal(signal.SIGTERM)
+    try:
+        with redirect_stdout(out), redirect_stderr(err):
+            found = run([str(word) for word in words])
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert found == code, err.getvalue()
+    return Called(out.getvalue(), err.getvalue())
 
 
 def result(*words: object) -> Result:

@@ -120,7 +120,7 @@ def updates(tensors: int, clips: bool) -> None:
         optimizer.step()
 
 
-def launched(whole: bool) -> list[dict[str, Any]]:
+def launched() -> list[dict[str, Any]]:
     """Return every launch: its kernel, form, architecture and code."""
     found = list[dict[str, Any]]()
 
@@ -137,9 +137,9 @@ def launched(whole: bool) -> list[dict[str, Any]]:
         module.launch = launch  # type: ignore[attr-defined]
     kernels.DEVICES.add("meta")
     driver.set_active(Driver())
-    for Driver.architecture in ARCHITECTURES if whole else (90,):
+    for Driver.architecture in ARCHITECTURES:
         for form, dtype in FORMS.items():
-            if form == "bf16" or (whole and Driver.architecture == 90):
+            if form == "bf16" or Driver.architecture == 90:
                 layer(ROWS, dtype, form != "bf16")
                 ends(ROWS, dtype, form != "bf16")
                 updates(ROWS, form == "bf16")
@@ -191,4 +191,4 @@ def resources(cubin: bytes, casts: bool) -> dict[str, int]:
 
 
 if __name__ == "__main__":
-    json.dump(launched(whole=sys.argv[1:] == ["whole"]), sys.stdout)
+    json.dump(launched(), sys.stdout)

@@ -32,8 +32,6 @@ from analysis.sources import Source, open_sources
 from analysis.timeline import Timeline
 from bench.cli.dispatch import Call, find
 
-pytestmark = [pytest.mark.more, pytest.mark.usefixtures("pictures_of_one_pixel")]
-
 TRACES = shared_files.TRACES
 US = 1_000
 ROW: dict[str, Any] = {
@@ -105,12 +103,18 @@ def test_the_answer_of_a_run_says_how_fast_and_what_to_do(tmp_path: Path) -> Non
     assert document["do_first"] == (said.advice[0].to_json() if said.advice else None)
 
 
-def recordings() -> list[Path]:
+def recordings() -> list[Any]:
     """Every recording among the shared traces; ranks of one job are one. Expected values and failures are none."""
     jobs = [TRACES / "kineto" / name for name in ("dlrm-8-ranks", "megatron-8-ranks", "resnet")]
     single = [*TRACES.glob("kineto/hta/*"), *TRACES.glob("kineto/tracelens/*.json.gz")]
     single += [path for kind in ("nsys", "ncu", "nvprof", "misc") for path in TRACES.glob(f"{kind}/*")]
-    return [path for path in (*jobs, *sorted(single)) if not path.name.startswith("ERROR_ONLY")]
+    found = [path for path in (*jobs, *sorted(single)) if not path.name.startswith("ERROR_ONLY")]
+    return [pytest.param(path, marks=pytest.mark.slow) if is_long(path) else path for path in found]
+
+
+def is_long(path: Path) -> bool:
+    """Whether reading and explaining a recording takes seconds."""
+    return path.name in ("dlrm-8-ranks", "megatron-8-ranks") or (path.is_file() and path.stat().st_size > 500_000)
 
 
 @pytest.mark.skipif(not TRACES.is_dir(), reason="the shared traces are not beside this checkout")
@@ -397,6 +401,8 @@ def test_a_disturbed_recording_says_nothing_about_the_measured_speed(tmp_path: P
     parses(host.command)
 
 
+@pytest.mark.more
+@pytest.mark.usefixtures("pictures_of_one_pixel")
 def test_page_terminal_and_json_say_the_same_first(tmp_path: Path) -> None:
     """Also of a run with a profile, and without hf, where another implementation is the reference."""
     run = write_sweep(tmp_path, implementations=("bertbench", "torch-stock"), batches=(8,), worlds=(1,), count=15)

@@ -91,6 +91,7 @@ def test_of_too_many_values_the_extremes_are_kept_and_the_chart_says_how_many_th
     assert 2000 in chart(figure(bars), most=100)["panels"][0]["series"][0]["data"]["end"]
 
 
+@pytest.mark.usefixtures("pictures_of_one_pixel")
 def test_a_page_of_large_traces_stays_small(tmp_path: Path) -> None:
     charts = ChartsOfPage(tmp_path)
     for number in range(12):

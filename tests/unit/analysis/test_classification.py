@@ -219,6 +219,8 @@ def test_labels_that_no_font_can_draw_have_numbers_that_the_page_explains(tmp_pa
     assert f"<dt>label 3 in the figures</dt><dd>{labels[2]}</dd>" in page
 
 
+@pytest.mark.more
+@pytest.mark.usefixtures("pictures_of_one_pixel")
 @pytest.mark.parametrize("count", [2, 40])
 def test_the_page_holds_its_pictures_and_escapes_labels(tmp_path: Path, count: int) -> None:
     names = ["<script>alert(1)</script>", "$x_1$", *(f"label_{number}" for number in range(count - 2))]

@@ -325,6 +325,7 @@ def recordings() -> list[Path]:
     return sorted(path for path in found if path.name not in (NO_FRAMEWORK, "ERROR_ONLY_raw.csv"))
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not ALL_TRACES.is_dir(), reason="../shared/traces is not here")
 def test_in_every_real_recording_less_than_two_percent_is_other() -> None:
     shares = {}

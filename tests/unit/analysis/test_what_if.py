@@ -233,6 +233,7 @@ def test_time_grows_linearly_with_the_work() -> None:
     assert large < 40 * small  # 10 times the work; a quadratic one takes 100 times
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("folder", ["dlrm-8-ranks", "megatron-8-ranks"])
 def test_the_unchanged_replay_gives_real_traces_again(folder: str) -> None:
     if not (KINETO / folder).exists():
@@ -395,6 +396,7 @@ def test_kernels_that_are_not_there_and_ranks_of_one_are_refused() -> None:
         answer([gpu(0, works)], [parse_scenario("ranks:4")])
 
 
+@pytest.mark.slow
 def test_scenarios_of_programs_in_any_order(tmp_path: Path) -> None:
     errors = []
     for seed in SCATTERED:
@@ -429,7 +431,7 @@ def test_a_trace_unlike_the_generated_ones_says_so(tmp_path: Path) -> None:
     assert "unknown for this trace" in sentence and "no partner" in sentence and "95 %" not in sentence
 
 
-@pytest.mark.parametrize("folder", ["dlrm-8-ranks", "megatron-8-ranks"])
+@pytest.mark.parametrize("folder", ["dlrm-8-ranks", pytest.param("megatron-8-ranks", marks=pytest.mark.slow)])
 def test_no_scenario_of_a_real_trace_is_faster_than_its_computation(folder: str) -> None:
     if not (KINETO / folder).exists():
         pytest.skip("shared/traces is not here")

@@ -94,7 +94,7 @@ WORDS = [(), ("metrics=dram__bytes.sum", "kernels=5"), ("clock-control=base", "c
 
 
 @pytest.mark.parametrize("words", WORDS, ids=str)
-@pytest.mark.parametrize("trial", [GPU, GPUS], ids=["gpu", "gpus"])
+@pytest.mark.parametrize("trial", [GPU, pytest.param(GPUS, marks=pytest.mark.slow)], ids=["gpu", "gpus"])
 def test_ncu(trial: Trial, words: tuple[str, ...], ncu_options: Options, tmp_path: Path) -> None:
     profiler = load_profiler("ncu", words)
     if "replay=range" in words and trial.ranks > 1:

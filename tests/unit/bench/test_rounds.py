@@ -209,6 +209,8 @@ def test_refusals(more: tuple[str, ...], code: str, tmp_path: Path) -> None:
         result("throughput", *WORDS, *more, "--out", str(tmp_path / "run"))
 
 
+@pytest.mark.more
+@pytest.mark.usefixtures("pictures_of_one_pixel")
 def test_a_summary_ends_with_table_answer_and_path(tmp_path: Path, machine: Machine) -> None:
     call(tmp_path)
     said = text(result("report", tmp_path / "run", "--summary").blocks)

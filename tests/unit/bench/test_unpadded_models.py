@@ -43,7 +43,14 @@ def loss_and_gradients(folder: Path, implementation: str) -> tuple[float, list[t
     return loss.item(), [weight.grad for weight in model.parameters() if weight.grad is not None]
 
 
-@pytest.mark.parametrize("kind", [name for name in CONFIGS if name != "deberta-v2"])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        name if name in ("roberta", "modernbert") else pytest.param(name, marks=pytest.mark.slow)
+        for name in CONFIGS
+        if name != "deberta-v2"
+    ],
+)
 def test_loss_and_gradients_are_those_with_padding(kind: str, tmp_path: Path) -> None:
     changes: dict[str, Any] = WINDOW if kind == "modernbert" else {}
     folder = write_config(tmp_path / kind, kind, **NO_DROPOUT, **changes)

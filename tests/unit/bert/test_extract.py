@@ -189,6 +189,7 @@ def test_multistream_dumps_give_the_same_text(tmp_path: Path, monkeypatch: pytes
     assert b"".join(contents(tmp_path / "m").values()) == b"".join(contents(tmp_path / "s").values()) != b""
 
 
+@pytest.mark.slow
 def test_a_page_of_50_mb_passes_in_bounded_time(tmp_path: Path) -> None:
     path = tmp_path / "x.xml"
     text = "This is one [[sentence]] of a very long page, and it is not even the last.\n\n" * 685_000
@@ -199,6 +200,7 @@ def test_a_page_of_50_mb_passes_in_bounded_time(tmp_path: Path) -> None:
     assert found.counts.get(extract.OVERSIZED) == 1
 
 
+@pytest.mark.slow
 def test_a_run_killed_half_way_and_run_again_writes_the_same_bytes(tmp_path: Path) -> None:
     path = tmp_path / "x.xml"
     path.write_text(dump(6000))

@@ -191,7 +191,9 @@ def test_evaluation_between_steps_changes_nothing() -> None:
 
 
 @pytest.mark.usefixtures("one_thread")
-@pytest.mark.parametrize(("accumulation", "eval_every", "optimizer"), [(1, 3, "adamw"), (2, 5, "lamb")])
+@pytest.mark.parametrize(
+    ("accumulation", "eval_every", "optimizer"), [pytest.param(1, 3, "adamw", marks=pytest.mark.slow), (2, 5, "lamb")]
+)
 def test_a_stopped_run_goes_on_with_identical_losses(
     tmp_path: Path, accumulation: int, eval_every: int, optimizer: str
 ) -> None:

@@ -59,26 +59,18 @@ MOST_REGISTERS, MOST_SHARED_BYTES = 128 * 8, 8192
 Launches = list[dict[str, Any]]
 
 
-SOME, WHOLE = "sm_90 and bf16", "every architecture and type"
-
-
-@pytest.fixture(scope="module", params=[SOME, pytest.param(WHOLE, marks=pytest.mark.slow)])
-def compiled(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Launches]:
+@pytest.fixture(scope="module")
+def launches(tmp_path_factory: pytest.TempPathFactory) -> Launches:
     need_triton()
     own = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     own["TRITON_CACHE_DIR"] = str(tmp_path_factory.mktemp("cache"))
-    words = ["whole"] * (request.param == WHOLE)
-    child = subprocess.run([sys.executable, PROGRAM, *words], env=own, capture_output=True, text=True, check=False)
+    child = subprocess.run([sys.executable, PROGRAM], env=own, capture_output=True, text=True, check=False)
     assert child.returncode == 0, child.stderr[-4000:]
     found: Launches = json.loads(child.stdout)
-    return request.param, found
+    return found
 
 
-@pytest.fixture
-def launches(compiled: tuple[str, Launches]) -> Launches:
-    return compiled[1]
-
-
+@pytest.mark.slow
 def test_every_kernel_is_compiled_and_has_a_family(launches: Launches) -> None:
     sources = [path.read_text() for path in (PROGRAM.parents[2] / "bert/speed/kernels").glob("*.py")]
     named = {name for text in sources for name in re.findall(r"[^.]\blaunch\(\s*(\w+),", text)}
@@ -96,12 +88,11 @@ def test_reads_of_a_register_that_nothing_wrote_are_found() -> None:
         assert undefined_reads("\n".join(f"        /*0cf0*/                   {line}" for line in lines)) == found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", KERNELS)
-def test_a_kernel_fits_its_processors(name: str, compiled: tuple[str, Launches]) -> None:
-    which, launches = compiled
+def test_a_kernel_fits_its_processors(name: str, launches: Launches) -> None:
     own = [launch for launch in launches if launch["kernel"] == name]
-    architectures = {90} if which == SOME else {90, 100} if name in FP8 else {80, 90, 100}
-    assert {launch["architecture"] for launch in own} >= architectures
+    assert {launch["architecture"] for launch in own} >= ({90, 100} if name in FP8 else {80, 90, 100})
     for launch in own:
         assert launch["stack_bytes"] == launch["local_bytes"] == 0, f"registers spill: {launch}"
         assert launch["undefined_reads"] == 0, f"wrong code: {launch}"
@@ -116,6 +107,7 @@ def test_a_kernel_fits_its_processors(name: str, compiled: tuple[str, Launches])
             assert set(sorted(launch["stores"])[stores:]) <= {128}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", KERNELS)
 def test_numbers_of_rows_share_their_code(name: str, launches: Launches) -> None:
     codes = {
