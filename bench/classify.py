@@ -146,6 +146,7 @@ def logits_of(
 
     from bert.optim.precision import Precision
     from bert.parallel.single import SingleStrategy
+    from bert.tasks.base import Ready
     from bert.tasks.evaluation import check_logits, row_logits
 
     if threads is not None:
@@ -153,7 +154,7 @@ def logits_of(
     strategy = SingleStrategy.alone(devices.kind)  # this process is still a rank after a launched training
     chosen = Precision(resolve_precision(precision, devices), devices.kind)
     model = opened.model.to(strategy.device)
-    logits = row_logits(model, rows, classes, strategy.device, chosen, batch_size)
+    logits = row_logits(Ready(model, strategy.device, chosen, batch_size), rows, classes)
     check_logits(logits)
     return logits
 

@@ -3,7 +3,6 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 from torch import nn
 
@@ -68,25 +67,6 @@ def open_model(checkpoint: Path, task: Task, data: DataIdentity, warn: Callable[
             f"first: train it with `bertbench train {task.name} --init {checkpoint}`",
         )
     return Opened(model.eval(), config, initial.weights)
-
-
-class FeatureSettings(Protocol):
-    """The vocabulary in the settings of all features."""
-
-    @property
-    def vocab_size(self) -> int:
-        """Word pieces."""
-
-    @property
-    def vocabulary(self) -> str:
-        """Its fingerprint."""
-
-
-def identity_of(path: Path, fingerprint: str, settings: FeatureSettings) -> DataIdentity:
-    """Return what a model must fit: the features in `path`."""
-    return DataIdentity(
-        source=str(path), fingerprint=fingerprint, vocab_size=settings.vocab_size, vocabulary=settings.vocabulary
-    )
 
 
 def settings_of(checkpoint: Path) -> TrainSettings | None:

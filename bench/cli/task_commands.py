@@ -18,7 +18,8 @@ from bench.cli.result import Result, when_writable
 from bench.machine.devices import find_devices
 from bench.plan.options import AUTO, resolve_precision
 from bert.tasks import TASKS, known_tasks, task_data
-from bert.tasks.commands import Grid, Outcome, Ready, Shown, TaskCommand
+from bert.tasks.base import Ready
+from bert.tasks.commands import Grid, Outcome, Shown, TaskCommand
 from common.errors import InputError, UsageError
 from common.registry import load
 from records.training import TrainRun, is_train_run

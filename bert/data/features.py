@@ -45,29 +45,20 @@ _OTHER_CONTENT = (ValueError, KeyError, TypeError, RecursionError, InputError, U
 """What is raised of metadata and columns that are not those of a task."""
 
 
-class FeatureSettings(Protocol):
-    """What the settings of all features say: a dataclass of JSON values, everything the columns depend on besides the
-    content they were made of."""
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class FeatureSettings:
+    """Everything features depend on besides the content they were made of, as JSON values. Those of a task inherit
+    these fields."""
 
-    @property
-    def split(self) -> str:
-        """What they are for."""
-
-    @property
-    def lower_case(self) -> bool:
-        """Text is lowercased and accents are stripped before it is cut into pieces."""
-
-    @property
-    def vocabulary(self) -> str:
-        """Vocabulary.fingerprint."""
-
-    @property
-    def vocab_size(self) -> int:
-        """Word pieces."""
-
-    @property
-    def max_seq_length(self) -> int:
-        """Maximum tokens of a row."""
+    split: str
+    """What they are for."""
+    lower_case: bool
+    """Text is lowercased and accents are stripped before it is cut into pieces."""
+    vocabulary: str
+    """Vocabulary.fingerprint."""
+    vocab_size: int
+    max_seq_length: int
+    """Maximum tokens of a row."""
 
 
 class Features(Protocol):
@@ -170,7 +161,7 @@ class FeatureForm(ABC, Generic[S, F]):
         words += ["--input", str(source or self.inputs.get(split or "", self.inputs[""]))]
         words += ["--vocab", str(vocabulary or "VOCAB.txt"), *(["--split", split] if split and source else [])]
         words += [] if max_seq_length is None else ["--max-seq-length", str(max_seq_length)]
-        for field in () if settings is None else dataclasses.fields(settings):  # type: ignore[arg-type]
+        for field in () if settings is None else dataclasses.fields(settings):
             value = getattr(settings, field.name)
             if field.default not in (dataclasses.MISSING, value):
                 words += [flag(field.name), *([] if value is True else [str(value)])]

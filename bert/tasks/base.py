@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     import torch
 
     from bert.data.batch import Batch
+    from bert.data.rows import Int64, TokenRows
     from bert.optim.precision import Precision
     from bert.train.observer import Observer
 
@@ -203,6 +204,13 @@ class DataIdentity:
     vocabulary: str | None = None
     """Hash of that vocabulary; None if nothing beside the data says it."""
 
+    @classmethod
+    def of(cls, source: object, rows: "TokenRows") -> "DataIdentity":
+        """Return that of rows: what a model must fit that computes them."""
+        return cls(
+            source=str(source), fingerprint=rows.fingerprint, vocab_size=rows.vocab_size, vocabulary=rows.vocabulary
+        )
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EvaluationSpec:
@@ -223,6 +231,22 @@ class Evaluation:
     samples: int
     counts: Mapping[str, int] = field(default_factory=dict)
     """What else they were measured on, by name (predicted_positions)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """A model where it computes, and the samples that it computes there: without gradients, a batch at a time."""
+
+    model: "torch.nn.Module"
+    """On `device`, in evaluation mode."""
+    device: "torch.device"
+    precision: "Precision"
+    batch_size: int
+    rank: int = 0
+    world_size: int = 1
+    """Ranks that share the samples."""
+    chosen: "Int64 | None" = None
+    """Numbers of the samples that are wanted; None is all."""
 
 
 class Evaluator(Protocol):

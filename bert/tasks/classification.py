@@ -97,13 +97,7 @@ class ClassificationTask(ABC):
         """Inspect the rows of a run. Raises InputError if they are missing, damaged or do not fit the task."""
         if is_synthetic(spec.data):
             return DataIdentity(source=spec.data)
-        rows = self.rows(spec, split)
-        return DataIdentity(
-            source=spec.data,
-            fingerprint=rows.fingerprint,
-            vocab_size=rows.vocab_size,
-            vocabulary=rows.vocabulary,
-        )
+        return DataIdentity.of(spec.data, self.rows(spec, split))
 
     def evaluator(self, spec: DataSpec, wanted: EvaluationSpec) -> LabelledRows:
         """Open the rows to evaluate on.

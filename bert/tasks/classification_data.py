@@ -1,4 +1,4 @@
-"""Data of tasks on whole rows for plans: labeled texts and pairs of texts. Imports no torch."""
+"""Data of tasks on rows of word pieces for plans, and of those that label whole rows. Imports no torch."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
@@ -40,24 +40,11 @@ def check_judging(rows: TokenRows, place: str, seq_len: int, training: TokenRows
         )
 
 
-class ClassificationData(ABC):
-    """Labeled rows, real or synthetic. Implementations are stateless.
-
-    A task gives `name`, `rows`, `labels` and `prepare_command`; what differs from the rest it overrides.
-    """
+class RowData(ABC):
+    """Rows of word pieces, real or synthetic, of a task that masks none. Implementations are stateless."""
 
     name: str
     """In bert.tasks."""
-    trained_by: str
-    """"module:class" of the ClassificationTask."""
-    heads: Heads = "classes"
-    commands: Mapping[str, tuple[str, str]] = MappingProxyType(
-        {
-            "predict": ("bert.tasks.commands:RowPredict", "labels of prepared rows"),
-            "eval": ("bert.tasks.commands:RowEval", "scores of such labels"),
-        }
-    )
-    seq_len = 128
     paddings: tuple[str, ...] = PADDINGS
     options: tuple[TaskOption, ...] = ()
     defaults: Mapping[str, Any] = FINE_TUNING
@@ -76,6 +63,55 @@ class ClassificationData(ABC):
             InputError: there are none, or damaged ones; the message names the file and the command that makes it.
         """
 
+    def training_rows(self, source: Path, options: Mapping[str, Any], seq_len: int | None) -> TokenRows:
+        """Return rows to train on. Raises InputError: there are none, or damaged ones."""
+        return self.rows(source, TRAINING, options, seq_len)
+
+    def inspect(self, data: str, seq_len: int | None = None, options: Mapping[str, Any] = NO_OPTIONS) -> DataSource:
+        """Inspect rows to train on.
+
+        Raises:
+            InputError: there are none to train on, or they are damaged.
+            UsageError: no such synthetic data.
+        """
+        modelled = lengths_folder(data)
+        if modelled is None and is_synthetic(data):
+            check_distribution(data, seq_len, self.name)
+            return DataSource(data, "", None, None, BERT_UNCASED_VOCAB_SIZE)
+        path = (modelled or Path(data)).resolve()
+        rows = self.training_rows(path, options, seq_len)
+        longest = rows.max_seq_length
+        if modelled is None:
+            return DataSource(str(path), rows.fingerprint, longest, None, rows.vocab_size, len(rows), rows.vocabulary)
+        fingerprint = lengths_fingerprint(longest, rows.lengths)
+        return DataSource(f"{SYNTHETIC}:{path}", fingerprint, longest, None, rows.vocab_size)
+
+    def resolve(self, options: Mapping[str, Any], source: DataSource) -> Mapping[str, Any]:
+        """Return the options unchanged: none depends on the data."""
+        return options
+
+    def max_predictions(self, seq_len: int) -> int:
+        """0: no word is masked."""
+        return 0
+
+
+class ClassificationData(RowData):
+    """Labeled rows, real or synthetic.
+
+    A task gives `name`, `rows`, `labels` and `prepare_command`; what differs from the rest it overrides.
+    """
+
+    trained_by: str
+    """"module:class" of the ClassificationTask."""
+    heads: Heads = "classes"
+    commands: Mapping[str, tuple[str, str]] = MappingProxyType(
+        {
+            "predict": ("bert.tasks.commands:RowPredict", "labels of prepared rows"),
+            "eval": ("bert.tasks.commands:RowEval", "scores of such labels"),
+        }
+    )
+    seq_len = 128
+
     @abstractmethod
     def labels(self, options: Mapping[str, Any]) -> int:
         """Return K, the number of classes with these resolved options; 1 for a regression."""
@@ -88,31 +124,11 @@ class ClassificationData(ABC):
     def prepare_command(self, seq_len: int) -> str:
         """The command that prepares data of this length."""
 
-    def inspect(self, data: str, seq_len: int | None = None, options: Mapping[str, Any] = NO_OPTIONS) -> DataSource:
-        """Inspect rows to train on.
-
-        Raises:
-            InputError: there are none with labels, or they are damaged.
-            UsageError: no such synthetic data.
-        """
-        modelled = lengths_folder(data)
-        if modelled is None and is_synthetic(data):
-            check_distribution(data, seq_len, self.name)
-            return DataSource(data, "", None, None, BERT_UNCASED_VOCAB_SIZE)
-        path = (modelled or Path(data)).resolve()
-        rows = self.rows(path, TRAINING, options, seq_len)
-        check_rows(rows, str(path), rows.max_seq_length)
-        if modelled is not None:
-            source = f"{SYNTHETIC}:{path}"
-            fingerprint = lengths_fingerprint(rows.max_seq_length, rows.lengths)
-            return DataSource(source, fingerprint, rows.max_seq_length, None, rows.vocab_size)
-        return DataSource(
-            str(path), rows.fingerprint, rows.max_seq_length, None, rows.vocab_size, len(rows), rows.vocabulary
-        )
-
-    def resolve(self, options: Mapping[str, Any], source: DataSource) -> Mapping[str, Any]:
-        """Return the options unchanged: none depends on the data."""
-        return options
+    def training_rows(self, source: Path, options: Mapping[str, Any], seq_len: int | None) -> TokenRows:
+        """Return rows with labels. Raises InputError: there are none, or damaged ones."""
+        rows = super().training_rows(source, options, seq_len)
+        check_rows(rows, str(source), rows.max_seq_length)
+        return rows
 
     def check_evaluation(
         self, source: str, seq_len: int, wanted: str | None, options: Mapping[str, Any] = NO_OPTIONS
@@ -138,10 +154,6 @@ class ClassificationData(ABC):
         rows = self.rows(Path(place), EVALUATION, options, seq_len)
         check_judging(rows, place, seq_len, training, source)
         return rows
-
-    def max_predictions(self, seq_len: int) -> int:
-        """0: no word is masked."""
-        return 0
 
     def next_command(self, trained: Trained) -> list[str] | None:
         """Return the command that converts the checkpoint; tasks with a prediction command return that."""

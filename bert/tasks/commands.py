@@ -10,23 +10,21 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
+from bert.tasks.base import DataIdentity, Ready
 from bert.tasks.classification_data import EVALUATION
 from common.errors import InputError
 from common.scores import in_words
 
 if TYPE_CHECKING:
-    import torch
-
-    from bert.data.pool import Progress
     from bert.data.preparation import Summary
     from bert.data.rows import TokenRows
-    from bert.optim.precision import Precision
     from bert.predict import Opened
     from bert.tasks.classification import ClassificationTask
 
@@ -63,17 +61,6 @@ class Outcome:
     """What the pictures of an evaluation are made of (bench.cli.score_pictures)."""
 
 
-@dataclass(frozen=True, slots=True)
-class Ready:
-    """A model where it is to compute."""
-
-    model: "torch.nn.Module"
-    """On `device`, in evaluation mode."""
-    device: "torch.device"
-    precision: "Precision"
-    batch_size: int
-
-
 class Host(Protocol):
     """What the command line does for a task: it alone prints, chooses devices and knows run directories."""
 
@@ -96,14 +83,18 @@ class Host(Protocol):
         """Put a model on the device that was asked for. Raises UsageError: no such device or precision."""
 
 
-class TaskCommand(Protocol):
-    """One command of a task. It is made with the name of the task; its docstring is the command's help."""
+class TaskCommand(ABC):
+    """One command of a task; its docstring is the command's help."""
 
     options: type[Any]
     """A dataclass: its fields are the flags, the docstrings below them the help."""
-    computes: bool
+    computes = False
     """Whether it runs a model: the command then has --device, --precision and --batch-size."""
 
+    def __init__(self, task: str) -> None:
+        self.task = task
+
+    @abstractmethod
     def run(self, options: Any, host: Host) -> Outcome:
         """Do it. Raises BertbenchError."""
 
@@ -119,18 +110,9 @@ def plain_scores(scores: Mapping[str, float]) -> dict[str, float | None]:
     return {name: float(value) if math.isfinite(value) else None for name, value in scores.items()}
 
 
-class PrepareCommand(ABC):
-    """The `data` command of a task whose data become feature files (bert.data.preparation)."""
-
-    options: type[Any]
-    computes = False
-
-    def __init__(self, task: str) -> None:
-        self.task = task
-
-    @abstractmethod
-    def prepare(self, options: Any, progress: "Progress") -> "Sequence[Summary]":
-        """Make what was asked for of every source."""
+class PrepareCommand(TaskCommand):
+    """The `data` command of a task whose data become feature files (bert.data.preparation): `prepare` in prepare.py,
+    beside the module of the command, makes them."""
 
     def facts(self, summary: Any) -> list[tuple[str, object]]:
         """Return the facts about one of them."""
@@ -146,7 +128,8 @@ class PrepareCommand(ABC):
 
     def run(self, options: Any, host: Host) -> Outcome:
         """Prepare, and sum up."""
-        summaries = self.prepare(options, host.progress)
+        beside = import_module(".prepare", type(self).__module__.rpartition(".")[0])
+        summaries: Sequence[Summary] = beside.prepare(options, host.progress)
         return Outcome(
             document=[summary.to_json() for summary in summaries],
             shown=self.shown(summaries),
@@ -180,12 +163,7 @@ def timed_logits(
     """Return the logits [N, K] of rows, and the seconds they took. Raises InputError: one is not a finite number."""
     from bert.tasks.evaluation import check_logits, row_logits
 
-    logits, seconds = timed(
-        host,
-        what,
-        len(rows),
-        lambda told: row_logits(ready.model, rows, classes, ready.device, ready.precision, ready.batch_size, told=told),
-    )
+    logits, seconds = timed(host, what, len(rows), lambda told: row_logits(ready, rows, classes, told))
     check_logits(logits)
     return logits, seconds
 
@@ -215,7 +193,7 @@ class RowPredictOptions:
     """Folder for predictions.tsv: index, prediction, and the logits."""
 
 
-class RowPredict:
+class RowPredict(TaskCommand):
     """Predict the class, or the value, of each row with a trained model. Runs as one process on one device.
 
     Examples:
@@ -225,15 +203,12 @@ class RowPredict:
     options = RowPredictOptions
     computes = True
 
-    def __init__(self, task: str) -> None:
-        self._task = task
-
     def run(self, options: RowPredictOptions, host: Host) -> Outcome:
         """Write the predictions."""
         from common.atomic import check_writable
 
         checkpoint = host.checkpoint(options.checkpoint)
-        task = _trained(self._task, checkpoint)
+        task = _trained(self.task, checkpoint)
         rows = task.data.rows(options.data, options.split, task.options)
         opened = _open(checkpoint, task, rows, options.data, host)
         check_writable(options.out)
@@ -243,7 +218,7 @@ class RowPredict:
         _write(path, logits, task.regression)
         scores = plain_scores(task.score(logits, rows.labels)) if rows.has_labels else None
         found: dict[str, Any] = {
-            "task": self._task,
+            "task": self.task,
             "checkpoint": str(opened.source),
             "data": str(options.data),
             "split": options.split,
@@ -253,7 +228,7 @@ class RowPredict:
             "scores": scores,
             "written": str(path),
         }
-        words = ["eval", self._task, "--checkpoint", str(options.checkpoint), "--data", str(options.data)]
+        words = ["eval", self.task, "--checkpoint", str(options.checkpoint), "--data", str(options.data)]
         words += ["--split", options.split, "--predictions", str(path)]
         facts = [("checkpoint", found["checkpoint"]), ("rows", rate(len(rows), seconds)), *_told(scores)]
         return Outcome(document=found, shown=[[*facts, ("wrote", path)]], following=words if rows.has_labels else None)
@@ -273,7 +248,7 @@ class RowEvalOptions:
     """Split that was predicted."""
 
 
-class RowEval:
+class RowEval(TaskCommand):
     """Score predictions with the scores of the task.
 
     Examples:
@@ -281,14 +256,10 @@ class RowEval:
     """
 
     options = RowEvalOptions
-    computes = False
-
-    def __init__(self, task: str) -> None:
-        self._task = task
 
     def run(self, options: RowEvalOptions, host: Host) -> Outcome:
         """Score the predictions."""
-        task = _trained(self._task, host.checkpoint(options.checkpoint))
+        task = _trained(self.task, host.checkpoint(options.checkpoint))
         rows = task.data.rows(options.data, options.split, task.options)
         task.check_labels(rows, str(options.data))
         if not rows.has_labels:
@@ -302,7 +273,7 @@ class RowEval:
             )
         scores = plain_scores(task.score(logits, rows.labels))
         found = {
-            "task": self._task,
+            "task": self.task,
             "data": str(options.data),
             "split": options.split,
             "predictions": str(options.predictions),
@@ -330,11 +301,11 @@ def _trained(name: str, checkpoint: Path) -> "ClassificationTask":
 
 
 def _open(checkpoint: Path, task: "ClassificationTask", rows: "TokenRows", data: Path, host: Host) -> "Opened":
-    from bert.predict import identity_of, open_model
+    from bert.predict import open_model
 
     if not len(rows):
         raise InputError("file-empty", f"{data} holds no rows: prepare it from other data")
-    opened = open_model(checkpoint, task, identity_of(data, rows.fingerprint, rows), host.note)
+    opened = open_model(checkpoint, task, DataIdentity.of(data, rows), host.note)
     check_positions(opened, int(rows.lengths.max()), data)
     return opened
 

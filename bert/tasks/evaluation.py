@@ -1,7 +1,7 @@
 """Evaluate a model: its outputs by numbered samples and, for labeled rows, the scores of the task."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -12,37 +12,26 @@ from bert.data.loading.order import spread
 from bert.data.rows import Int64, Labels, TokenRows
 from bert.model.heads import lay_out
 from bert.optim.precision import Precision
-from bert.tasks.base import DataSpec, Evaluation
+from bert.tasks.base import DataSpec, Evaluation, Ready
 from common.errors import InputError, UsageError
-
-if TYPE_CHECKING:
-    from bert.data.batch import Batch
 
 Float32 = npt.NDArray[np.float32]
 Score = Callable[[Float32, Labels], Mapping[str, float]]
 """(logits [N, K], labels [N]) -> scores by name."""
 
 
-def outputs(
-    model: torch.nn.Module,
-    batches: "Iterable[tuple[Int64, Batch]]",
-    device: torch.device,
-    precision: Precision,
-    told: Callable[[int], None] | None = None,
-) -> Iterator[tuple[Int64, Any]]:
-    """Yield a model's output for each batch, with the numbers [B] of its samples.
+def outputs(ready: Ready, rows: TokenRows, told: Callable[[int], None] | None = None) -> Iterator[tuple[Int64, Any]]:
+    """Yield a model's output for each batch of rows, with the numbers [B] of its rows.
 
     Args:
-        model: on `device`, in evaluation mode.
-        batches: with the numbers of their samples.
-        device: where to compute.
-        precision: what to compute in.
-        told: called with the number of samples done so far.
+        ready: what computes, and which of the rows.
+        rows: the rows, with labels or without.
+        told: called with the number of rows done so far.
     """
     done = 0
-    for numbers, batch in batches:
-        with torch.inference_mode(), precision.autocast():
-            output = model(lay_out(model, batch).to(device))
+    for numbers, batch in evaluation_rows(rows, ready.batch_size, ready.rank, ready.world_size, ready.chosen):
+        with torch.inference_mode(), ready.precision.autocast():
+            output = ready.model(lay_out(ready.model, batch).to(ready.device))
         yield numbers, output
         done += len(numbers)
         if told is not None:
@@ -75,17 +64,8 @@ class LabelledRows:
             UsageError: the model has no head of so many classes.
         """
         spec = self._spec
-        logits = row_logits(
-            model,
-            self.rows,
-            self._classes,
-            device,
-            precision,
-            spec.micro_batch_size,
-            spec.rank,
-            spec.world_size,
-            self._chosen,
-        )
+        ready = Ready(model, device, precision, spec.micro_batch_size, spec.rank, spec.world_size, self._chosen)
+        logits = row_logits(ready, self.rows, self._classes)
         return torch.from_numpy(logits[self._chosen].astype(np.float64).reshape(-1))
 
     def score(self, total: torch.Tensor) -> Evaluation:
@@ -96,45 +76,26 @@ class LabelledRows:
         return Evaluation(values={name: float(value) for name, value in values.items()}, samples=len(logits))
 
 
-def row_logits(
-    model: torch.nn.Module,
-    rows: TokenRows,
-    classes: int,
-    device: torch.device,
-    precision: Precision,
-    micro_batch_size: int,
-    rank: int = 0,
-    world_size: int = 1,
-    chosen: Int64 | None = None,
-    told: Callable[[int], None] | None = None,
-) -> Float32:
-    """Return the logits [N, K] of a rank's rows, 0 for those of other ranks.
+def row_logits(ready: Ready, rows: TokenRows, classes: int, told: Callable[[int], None] | None = None) -> Float32:
+    """Return the logits [N, K] of the rows that `ready` computes, 0 for the others.
 
     Args:
-        model: on `device`, in evaluation mode; its output has `logits` [B, K], and its `labels` are K, as those of
-            BertForLabels.
+        ready: the output of its model has `logits` [B, K], and its `labels` are K, as those of BertForLabels.
         rows: the rows, with labels or without.
         classes: K.
-        device: where to compute.
-        precision: what to compute in.
-        micro_batch_size: rows at a time.
-        rank: this rank.
-        world_size: ranks in all.
-        chosen: numbers of the rows that are wanted; None is all.
         told: called with the number of rows done so far.
 
     Raises:
         UsageError: the model has no head of so many classes.
     """
-    labels = getattr(model, "labels", None)
+    labels = getattr(ready.model, "labels", None)
     if labels != classes:
         has = "no classification head" if labels is None else f"a head of {labels}"
         raise UsageError(
-            "weights-mismatch", f"the task needs {classes} logits per row, but {type(model).__name__} has {has}"
+            "weights-mismatch", f"the task needs {classes} logits per row, but {type(ready.model).__name__} has {has}"
         )
     logits = np.zeros((len(rows), classes), dtype=np.float32)
-    batches = evaluation_rows(rows, micro_batch_size, rank, world_size, chosen)
-    for numbers, output in outputs(model, batches, device, precision, told):
+    for numbers, output in outputs(ready, rows, told):
         logits[numbers] = output.logits.float().cpu().numpy()
     return logits
 

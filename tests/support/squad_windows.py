@@ -42,7 +42,14 @@ def squad_windows(
     ends = np.where(answered, first + 1, 0).astype(np.int32)
     texts = ragged([list(b"ab")] * count, np.uint8)
     return SquadFeatures(
-        settings=Settings(split, version, True, "vocabulary", VOCAB, max_seq_length),
+        settings=Settings(
+            split=split,
+            version=version,
+            lower_case=True,
+            vocabulary="vocabulary",
+            vocab_size=VOCAB,
+            max_seq_length=max_seq_length,
+        ),
         fingerprint=f"windows-{count}-{max_seq_length}-{seed}-{split}-{version}",
         pad_id=PAD,
         cls_id=CLS,

@@ -13,8 +13,9 @@ import numpy as np
 
 from bert.data.rows import Ragged, TokenRows
 from bert.data.vocabulary import VOCABULARY_FILE, Vocabulary, load_vocabulary
+from bert.tasks.base import Ready
 from bert.tasks.classify.config import CsvConfig, CsvForm
-from bert.tasks.commands import Host, Outcome, Ready
+from bert.tasks.commands import Host, Outcome, TaskCommand
 from common.atomic import atomic_path
 from common.errors import InputError, UsageError, content_code
 
@@ -29,7 +30,7 @@ _BATCH_TEXTS = 2000
 _MOST_SHOWN = 5
 
 
-class Prepare:
+class Prepare(TaskCommand):
     """Convert a CSV of texts and labels to a SQLite file for training. The same command keeps a finished file.
 
     Encoding and delimiter are detected and reported. Invalid rows are skipped, counted and listed.
@@ -40,10 +41,6 @@ class Prepare:
     """
 
     options = CsvConfig
-    computes = False
-
-    def __init__(self, task: str) -> None:
-        pass
 
     def run(self, options: CsvConfig, host: Host) -> Outcome:
         """Make the database; the document has every line that was left out."""
@@ -77,7 +74,7 @@ class PredictOptions:
             raise UsageError("option-value", f"--threads {self.threads} must be at least 1")
 
 
-class Predict:
+class Predict(TaskCommand):
     """Predict the label of each text in a CSV of any size. Writes line, prediction and probability and, if the CSV has
     labels, true_label (empty for a row without one). Runs as one process on one device.
 
@@ -87,9 +84,6 @@ class Predict:
 
     options = PredictOptions
     computes = True
-
-    def __init__(self, task: str) -> None:
-        pass
 
     def run(self, options: PredictOptions, host: Host) -> Outcome:
         """Write the labels."""
@@ -250,7 +244,7 @@ class TextClassifier:
         found: list[tuple[str, float] | None] = [None] * len(texts)
         if not len(rows):
             return found
-        logits = row_logits(ready.model, rows, len(self.labels), ready.device, ready.precision, ready.batch_size)
+        logits = row_logits(ready, rows, len(self.labels))
         check_logits(logits)
         _, shares = text_probabilities(logits, numbers)
         for number, share in zip(np.unique(numbers), shares, strict=True):

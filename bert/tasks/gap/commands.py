@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from bert.tasks.base import DataIdentity
 from bert.tasks.commands import (
     PREDICTIONS_FILE,
     Grid,
@@ -15,6 +16,7 @@ from bert.tasks.commands import (
     Outcome,
     PrepareCommand,
     Shown,
+    TaskCommand,
     check_positions,
     rate,
     some_of,
@@ -25,7 +27,6 @@ from bert.tasks.gap.reading import LABELS
 from common.errors import InputError
 
 if TYPE_CHECKING:
-    from bert.data.pool import Progress
     from bert.predict import Opened
     from bert.tasks.gap.features import GapFeatures
     from bert.tasks.gap.prepare import GapSummary
@@ -83,15 +84,26 @@ class Prepare(PrepareCommand):
 
     options = GapConfig
 
-    def prepare(self, options: GapConfig, progress: "Progress") -> "list[GapSummary]":
-        """Make the features of each input."""
-        from bert.tasks.gap.prepare import prepare
-
-        return prepare(options, progress)
-
     def facts(self, summary: "GapSummary") -> list[tuple[str, object]]:
         """Return the facts about one input."""
-        return _prepared(summary)
+        counts, settings = summary.counts, summary.settings
+        features = counts.get("features")
+        return [
+            ("input", f"{summary.input}, for {settings.split}"),
+            ("rows", f"{counts.get('rows'):,}, {features:,} of them used, {counts.get('left out'):,} left out"),
+            (
+                "pronouns",
+                f"{counts.get('pronouns: masculine'):,} masculine, {counts.get('pronouns: feminine'):,} feminine",
+            ),
+            (
+                "tokens",
+                f"{counts.get('tokens') / max(1, features):.1f} per text, {settings.max_seq_length - 2} at most; "
+                f"{counts.get('windowed'):,} texts were cut around their mentions",
+            ),
+            ("time", "finished before" if summary.kept else f"{summary.seconds:.1f} s"),
+            ("features", str(summary.features)),
+            ("readable", str(summary.features.with_suffix(".tsv"))),
+        ]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -108,7 +120,7 @@ class PredictOptions:
     """Also write the probabilities as submission.csv: ID,A,B,NEITHER."""
 
 
-class Predict:
+class Predict(TaskCommand):
     """Predict, for each row of a features file, whether the pronoun refers to A, B or neither. The rows need no
     answers.
 
@@ -120,9 +132,6 @@ class Predict:
 
     options = PredictOptions
     computes = True
-
-    def __init__(self, task: str) -> None:
-        pass
 
     def run(self, options: PredictOptions, host: Host) -> Outcome:
         """Write decisions as the official scorer takes them."""
@@ -164,37 +173,16 @@ class Predict:
 
 def _open_model(options: PredictOptions, features: "GapFeatures", host: Host) -> "tuple[Opened, str]":
     """Return the model, and the name of its head."""
-    from bert.predict import identity_of, open_model
+    from bert.predict import open_model
     from bert.tasks.gap.task import GapTask
     from bert.train.resume import find_weights
 
-    data = identity_of(options.features, features.fingerprint, features.settings)
+    data = DataIdentity.of(options.features, features.rows)
     place = host.checkpoint(options.checkpoint)
     head = head_of(find_weights(place, data, host.note, "predictions need a model trained on gap").weights)
     opened = open_model(place, GapTask(head=head), data, host.note)
     check_positions(opened, int(features.rows.lengths.max()), options.features)
     return opened, head
-
-
-def _prepared(summary: "GapSummary") -> list[tuple[str, object]]:
-    counts, settings = summary.counts, summary.settings
-    features = counts.get("features")
-    return [
-        ("input", f"{summary.input}, for {settings.split}"),
-        ("rows", f"{counts.get('rows'):,}, {features:,} of them used, {counts.get('left out'):,} left out"),
-        (
-            "pronouns",
-            f"{counts.get('pronouns: masculine'):,} masculine, {counts.get('pronouns: feminine'):,} feminine",
-        ),
-        (
-            "tokens",
-            f"{counts.get('tokens') / max(1, features):.1f} per text, {settings.max_seq_length - 2} at most; "
-            f"{counts.get('windowed'):,} texts were cut around their mentions",
-        ),
-        ("time", "finished before" if summary.kept else f"{summary.seconds:.1f} s"),
-        ("features", str(summary.features)),
-        ("readable", str(summary.features.with_suffix(".tsv"))),
-    ]
 
 
 def _predicted(found: dict[str, Any]) -> list[tuple[str, object]]:
@@ -227,7 +215,7 @@ class EvalOptions:
     """Folder for scores.json and scores.png; it must not contain scores of another task; default no files."""
 
 
-class Eval:
+class Eval(TaskCommand):
     """Score predictions as the official scorer of GAP does, with accuracy, log loss and scores of subsets of the rows.
 
     A and B are separate decisions. A row without a prediction counts as two false negatives and is listed.
@@ -237,10 +225,6 @@ class Eval:
     """
 
     options = EvalOptions
-    computes = False
-
-    def __init__(self, task: str) -> None:
-        pass
 
     def run(self, options: EvalOptions, host: Host) -> Outcome:
         """Score the predictions."""

@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from bert.data.columns import IDS, TEXT, Column, Columns
-from bert.data.features import FeatureForm
+from bert.data.features import FeatureForm, FeatureSettings
 from bert.data.rows import Ragged, TokenRows
 from bert.data.vocabulary import Vocabulary
 from bert.tasks.gap.config import DEFAULT_LENGTH, MENTIONS, Split
@@ -27,19 +27,13 @@ READABLE_COLUMNS = (
 """Of the TSV beside the features; P is the pronoun, positions count from 0 = [CLS]."""
 
 
-@dataclass(frozen=True, slots=True)
-class Settings:
-    """Everything the columns depend on besides the content of the TSV."""
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Settings(FeatureSettings):
+    """Those of the features of a TSV."""
 
     split: Split
     """What they are for: training (every row has a label), validation or test."""
-    lower_case: bool
-    """Text is lowercased and accents are stripped before it is cut into pieces."""
-    vocabulary: str
-    """Vocabulary.fingerprint."""
-    vocab_size: int
     max_seq_length: int = DEFAULT_LENGTH
-    """Maximum tokens of a row."""
 
 
 @dataclass(frozen=True, slots=True)

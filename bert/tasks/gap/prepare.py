@@ -132,7 +132,13 @@ def prepare(config: GapConfig, progress: Progress) -> list[GapSummary]:
     splits = [config.split_of(path) for path in config.input]
     vocabulary = load_vocabulary(config.vocab, config.lower_case)
     settings = [
-        Settings(split, config.lower_case, vocabulary.fingerprint, len(vocabulary.pieces), config.max_seq_length)
+        Settings(
+            split=split,
+            lower_case=config.lower_case,
+            vocabulary=vocabulary.fingerprint,
+            vocab_size=len(vocabulary.pieces),
+            max_seq_length=config.max_seq_length,
+        )
         for split in splits
     ]
     made = [_features(file, own, vocabulary, progress) for file, own in zip(files, settings, strict=True)]

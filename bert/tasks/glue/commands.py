@@ -6,13 +6,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
+from bert.tasks.base import DataIdentity, Ready
 from bert.tasks.commands import (
     Grid,
     Host,
     Outcome,
     PrepareCommand,
-    Ready,
     Shown,
+    TaskCommand,
     check_positions,
     plain_scores,
     timed_logits,
@@ -24,7 +25,6 @@ from common.flags import OneOf
 from common.scores import in_words, score
 
 if TYPE_CHECKING:
-    from bert.data.pool import Progress
     from bert.predict import Opened
     from bert.tasks.glue.features import GlueFeatures
     from bert.tasks.glue.prepare import GlueSummary
@@ -43,12 +43,6 @@ class Prepare(PrepareCommand):
     """
 
     options = GlueConfig
-
-    def prepare(self, options: GlueConfig, progress: "Progress") -> "list[GlueSummary]":
-        """Make what was asked for of every table."""
-        from bert.tasks.glue.prepare import prepare
-
-        return prepare(options, progress)
 
     def shown(self, summaries: "Sequence[GlueSummary]") -> list[Shown]:
         """One line for each table."""
@@ -79,7 +73,7 @@ class PredictOptions:
             raise UsageError("option-missing", "give --features: files of `bertbench data glue`, or a folder of them")
 
 
-class Predict:
+class Predict(TaskCommand):
     """Predict the rows of a GLUE task. Writes index and prediction, one file per table, named as the GLUE server
     expects (CoLA.tsv, MNLI-m.tsv, ...; CoLA-dev.tsv for rows with labels). Runs as one process on one device.
 
@@ -89,9 +83,6 @@ class Predict:
 
     options = PredictOptions
     computes = True
-
-    def __init__(self, task: str) -> None:
-        pass
 
     def run(self, options: PredictOptions, host: Host) -> Outcome:
         """Write the answers to every table."""
@@ -127,7 +118,7 @@ class EvalOptions:
     """Predictions from `bertbench predict glue`, in the format of the GLUE server: index, prediction."""
 
 
-class Eval:
+class Eval(TaskCommand):
     """Score predictions for a GLUE task as the benchmark does.
 
     Examples:
@@ -135,10 +126,6 @@ class Eval:
     """
 
     options = EvalOptions
-    computes = False
-
-    def __init__(self, task: str) -> None:
-        pass
 
     def run(self, options: EvalOptions, host: Host) -> Outcome:
         """Score the answers."""
@@ -246,12 +233,12 @@ def _features(files: list[Path], task: str | None) -> "list[GlueFeatures]":
 
 
 def _open_model(checkpoint: Path, files: Sequence[Path], features: "Sequence[GlueFeatures]", host: Host) -> "Opened":
-    from bert.predict import identity_of, open_model
+    from bert.predict import open_model
     from bert.tasks.glue.task import GlueTask
 
     task = features[0].settings.task
     _check_task(checkpoint, task)
-    data = identity_of(files[0], features[0].rows.fingerprint, features[0].settings)
+    data = DataIdentity.of(files[0], features[0].rows)
     opened = open_model(checkpoint, GlueTask(task=task), data, host.note)
     check_positions(opened, max(one.settings.max_seq_length for one in features), ", ".join(map(str, files)))
     return opened

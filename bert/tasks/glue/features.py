@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from bert.data.columns import IDS, Column, Columns
-from bert.data.features import SUFFIX, FeatureForm
+from bert.data.features import SUFFIX, FeatureForm, FeatureSettings
 from bert.data.rows import Int64, Ragged, TokenRows
 from bert.data.stages import Counts
 from bert.data.vocabulary import Vocabulary
@@ -26,20 +26,13 @@ CUT = "rows cut to the sequence length"
 _BATCH = 20_000
 
 
-@dataclass(frozen=True, slots=True)
-class Settings:
-    """Everything features depend on besides the content of the table."""
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Settings(FeatureSettings):
+    """Those of the features of a table."""
 
     task: str
     """A name in bert.tasks.glue.tasks.TASKS."""
-    split: str
-    lower_case: bool
-    """Text is lowercased and accents are stripped before it is cut into pieces."""
-    vocabulary: str
-    """Vocabulary.fingerprint."""
-    vocab_size: int
     max_seq_length: int = DEFAULT_MAX_SEQ_LENGTH
-    """Maximum tokens of a row."""
 
     @property
     def spec(self) -> GlueSpec:

@@ -5,12 +5,23 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bert.tasks.commands import Grid, Host, Outcome, PrepareCommand, Shown, check_positions, rate, some_of, timed
+from bert.tasks.base import DataIdentity
+from bert.tasks.commands import (
+    Grid,
+    Host,
+    Outcome,
+    PrepareCommand,
+    Shown,
+    TaskCommand,
+    check_positions,
+    rate,
+    some_of,
+    timed,
+)
 from bert.tasks.squad.config import SquadConfig
 from common.errors import UsageError
 
 if TYPE_CHECKING:
-    from bert.data.pool import Progress
     from bert.tasks.squad.predictions import Answers
     from bert.tasks.squad.prepare import SquadSummary
     from bert.tasks.squad.scores import Scores
@@ -32,15 +43,26 @@ class Prepare(PrepareCommand):
 
     options = SquadConfig
 
-    def prepare(self, options: SquadConfig, progress: "Progress") -> "list[SquadSummary]":
-        """Make the features of each input."""
-        from bert.tasks.squad.prepare import prepare
-
-        return prepare(options, progress)
-
     def facts(self, summary: "SquadSummary") -> list[tuple[str, object]]:
         """Return the facts about one input."""
-        return _prepared(summary)
+        counts, settings = summary.counts, summary.settings
+        left_out = sum(count for name, count in counts.numbers.items() if name.startswith("left out"))
+        rows: list[tuple[str, object]] = [("input", f"{summary.input}: SQuAD {settings.version}, for {settings.split}")]
+        rows += [(title, f"{counts.get(name):,}") for name, title in _SHOWN if counts.get(name) or name == "windows"]
+        rows.append(("left out", f"{left_out:,} questions"))
+        if settings.split == "training":
+            kind = "left out" if settings.drop_unanswerable_windows else "kept, with [CLS] as target"
+            rows.append(("no answer", f"{counts.get('windows without the answer'):,} windows, {kind}"))
+        windows = max(1, counts.get("windows"))
+        mean = counts.get("window tokens") / windows
+        rows.append(("tokens", f"{mean:.1f} per window, {settings.max_seq_length} at most"))
+        if summary.kept:
+            rows.append(("time", "finished before"))
+        else:
+            workers = f"{summary.workers} process{'es' * (summary.workers > 1)}"
+            rows.append(("time", f"{summary.seconds:.1f} s with {workers}, {summary.mode}"))
+        rows.append(("features", str(summary.features)))
+        return rows
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -64,7 +86,7 @@ class PredictOptions:
     """SQuAD 2.0: answer "" unless the best answer scores higher than no answer by more than this."""
 
 
-class Predict:
+class Predict(TaskCommand):
     """Answer the questions of a features file. Writes predictions.json, nbest_predictions.json and, for SQuAD 2.0,
     null_odds.json. Runs as one process on one device.
 
@@ -75,12 +97,9 @@ class Predict:
     options = PredictOptions
     computes = True
 
-    def __init__(self, task: str) -> None:
-        pass
-
     def run(self, options: PredictOptions, host: Host) -> Outcome:
         """Write the files of the official scripts."""
-        from bert.predict import identity_of, open_model
+        from bert.predict import open_model
         from bert.tasks.squad.evaluation import window_logits
         from bert.tasks.squad.features import FORM
         from bert.tasks.squad.predictions import NBestOptions, WindowLogits, decode
@@ -94,20 +113,13 @@ class Predict:
         )
         features = FORM.open(options.features, "evaluation")
         vocabulary = FORM.vocabulary_of(options.features, features.settings, options.vocab)
-        data = identity_of(options.features, features.fingerprint, features.settings)
+        data = DataIdentity.of(options.features, features.rows)
         opened = open_model(host.checkpoint(options.checkpoint), SquadTask(), data, host.note)
         if len(features):
             check_positions(opened, int(features.lengths.max()), options.features)
         check_writable(options.out)
         ready = host.ready(opened)
-        (start, end), seconds = timed(
-            host,
-            "windows",
-            len(features),
-            lambda told: window_logits(
-                ready.model, features, ready.device, ready.precision, ready.batch_size, told=told
-            ),
-        )
+        (start, end), seconds = timed(host, "windows", len(features), lambda told: window_logits(ready, features, told))
         offsets = features.input_ids.offsets
         answers = decode(features, WindowLogits(start, end, offsets - offsets[0]), vocabulary, wanted)
         written = answers.write(options.out)
@@ -123,27 +135,6 @@ class Predict:
             "written": [str(path) for path in written],
         }
         return Outcome(document=found, shown=[_predicted(found, answers)], following=_evaluation(found))
-
-
-def _prepared(summary: "SquadSummary") -> list[tuple[str, object]]:
-    counts, settings = summary.counts, summary.settings
-    left_out = sum(count for name, count in counts.numbers.items() if name.startswith("left out"))
-    rows: list[tuple[str, object]] = [("input", f"{summary.input}: SQuAD {settings.version}, for {settings.split}")]
-    rows += [(title, f"{counts.get(name):,}") for name, title in _SHOWN if counts.get(name) or name == "windows"]
-    rows.append(("left out", f"{left_out:,} questions"))
-    if settings.split == "training":
-        kind = "left out" if settings.drop_unanswerable_windows else "kept, with [CLS] as target"
-        rows.append(("no answer", f"{counts.get('windows without the answer'):,} windows, {kind}"))
-    windows = max(1, counts.get("windows"))
-    mean = counts.get("window tokens") / windows
-    rows.append(("tokens", f"{mean:.1f} per window, {settings.max_seq_length} at most"))
-    if summary.kept:
-        rows.append(("time", "finished before"))
-    else:
-        workers = f"{summary.workers} process{'es' * (summary.workers > 1)}"
-        rows.append(("time", f"{summary.seconds:.1f} s with {workers}, {summary.mode}"))
-    rows.append(("features", str(summary.features)))
-    return rows
 
 
 def _predicted(found: dict[str, Any], answers: "Answers") -> list[tuple[str, object]]:
@@ -192,7 +183,7 @@ class EvalOptions:
             raise UsageError("option-value", "--threshold nan is no number: give one such as 0")
 
 
-class Eval:
+class Eval(TaskCommand):
     """Score predictions exactly as the official scripts of SQuAD 1.1 and 2.0 do.
 
     The dataset determines the version. A question without a prediction counts as 0 and is listed.
@@ -202,10 +193,6 @@ class Eval:
     """
 
     options = EvalOptions
-    computes = False
-
-    def __init__(self, task: str) -> None:
-        pass
 
     def run(self, options: EvalOptions, host: Host) -> Outcome:
         """Score the predictions."""

@@ -9,12 +9,11 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from bert.data.loading.batches import evaluation_rows
 from bert.data.loading.order import spread
 from bert.data.rows import Int64
 from bert.model.heads import BertForQuestionAnswering
 from bert.optim.precision import Precision
-from bert.tasks.base import DataSpec, Evaluation
+from bert.tasks.base import DataSpec, Evaluation, Ready
 from bert.tasks.evaluation import outputs
 from bert.tasks.squad.features import SquadFeatures
 from bert.tasks.squad.predictions import WindowLogits, decode
@@ -50,9 +49,8 @@ class Questions:
         """
         spec = self._spec
         chosen = np.flatnonzero(np.isin(self.features.window_question, self._questions))
-        logits = window_logits(
-            model, self.features, device, precision, spec.micro_batch_size, spec.rank, spec.world_size, chosen
-        )
+        ready = Ready(model, device, precision, spec.micro_batch_size, spec.rank, spec.world_size, chosen)
+        logits = window_logits(ready, self.features)
         return torch.from_numpy(logits.astype(np.float64).reshape(-1))
 
     def score(self, total: torch.Tensor) -> Evaluation:
@@ -71,39 +69,25 @@ class Questions:
 
 
 def window_logits(
-    model: torch.nn.Module,
-    features: SquadFeatures,
-    device: torch.device,
-    precision: Precision,
-    micro_batch_size: int,
-    rank: int = 0,
-    world_size: int = 1,
-    chosen: Int64 | None = None,
-    told: Callable[[int], None] | None = None,
+    ready: Ready, features: SquadFeatures, told: Callable[[int], None] | None = None
 ) -> npt.NDArray[np.float32]:
-    """Return the logits [2, sum of lengths] of a rank's windows, starts and ends, 0 for those of other ranks.
+    """Return the logits [2, sum of lengths] of the windows that `ready` computes, starts and ends, 0 for the others.
 
     Args:
-        model: a BertForQuestionAnswering on `device`, in evaluation mode.
+        ready: its model is a BertForQuestionAnswering.
         features: the windows.
-        device: where to compute.
-        precision: what to compute in.
-        micro_batch_size: windows at a time.
-        rank: this rank.
-        world_size: ranks in all.
-        chosen: numbers of the windows that are wanted; None is all.
         told: called with the number of windows done so far.
 
     Raises:
         UsageError: the model has no head for answers.
     """
-    if not isinstance(model, BertForQuestionAnswering):
+    if not isinstance(ready.model, BertForQuestionAnswering):
         raise UsageError(
-            "weights-mismatch", f"{type(model).__name__} has no question-answering head: give a model trained on squad"
+            "weights-mismatch",
+            f"{type(ready.model).__name__} has no question-answering head: give a model trained on squad",
         )
     flat = np.zeros((2, int(features.lengths.sum())), dtype=np.float32)
-    batches = evaluation_rows(features.rows, micro_batch_size, rank, world_size, chosen)
-    for numbers, output in outputs(model, batches, device, precision, told):
+    for numbers, output in outputs(ready, features.rows, told):
         for row, logits in enumerate((output.start_logits, output.end_logits)):
             put_values(features, numbers, logits.float().cpu().numpy(), flat[row])
     return flat

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from bert.data.columns import IDS, TEXT, Column, Columns
-from bert.data.features import FeatureForm
+from bert.data.features import FeatureForm, FeatureSettings
 from bert.data.rows import Int64, Ragged, TokenRows
 from bert.data.vocabulary import Vocabulary
 from bert.tasks.squad.reading import content_of, fingerprint_of_content
@@ -26,19 +26,14 @@ FIRST_UNIQUE_ID = 1_000_000_000
 """Window i has the unique id FIRST_UNIQUE_ID + i, as in google-research/bert."""
 
 
-@dataclass(frozen=True, slots=True)
-class Settings:
-    """Everything the columns depend on besides the dataset's content."""
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Settings(FeatureSettings):
+    """Those of the features of a dataset."""
 
     split: str
     """'training' (questions whose answer cannot be found are left out, windows have targets) or 'evaluation'."""
     version: str
     """'1.1' or '2.0'."""
-    lower_case: bool
-    """Text is lowercased and accents are stripped before it is cut into pieces."""
-    vocabulary: str
-    """Vocabulary.fingerprint."""
-    vocab_size: int
     max_seq_length: int = 384
     """Maximum tokens of a window: [CLS] question [SEP] document [SEP]."""
     doc_stride: int = 128

@@ -5,11 +5,12 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from bert.data.lengths import PADDINGS, SYNTHETIC, check_distribution, is_synthetic, lengths_folder
-from bert.model.config import BERT_UNCASED_VOCAB_SIZE, ModelConfig
+from bert.data.lengths import is_synthetic
+from bert.data.rows import TokenRows
+from bert.model.config import ModelConfig
 from bert.model.step import Gemm, Pass, Step
-from bert.tasks.base import FINE_TUNING, NO_OPTIONS, DataSource, Heads, Trained
-from bert.tasks.options import TaskOption
+from bert.tasks.base import FINE_TUNING, NO_OPTIONS, Heads, Trained
+from bert.tasks.classification_data import RowData
 from common.errors import InputError, UsageError
 
 if TYPE_CHECKING:
@@ -45,9 +46,10 @@ def open_evaluation(source: Path, seq_len: int) -> "tuple[SquadFeatures, Vocabul
     return features, FORM.vocabulary_of(source, settings)
 
 
-class SquadData:
+class SquadData(RowData):
     """Windows of questions and contexts, real or synthetic."""
 
+    name = "squad"
     trained_by = "bert.tasks.squad.task:SquadTask"
     heads: Heads = "answer spans"
     commands = MappingProxyType(
@@ -61,36 +63,13 @@ class SquadData:
         }
     )
     seq_len = 384
-    paddings: tuple[str, ...] = PADDINGS
-    options: tuple[TaskOption, ...] = ()
     defaults: Mapping[str, Any] = MappingProxyType({**FINE_TUNING, "seq_len": 384, "epochs": 2.0, "evaluates": False})
 
-    def inspect(self, data: str, seq_len: int | None = None, options: Mapping[str, Any] = NO_OPTIONS) -> DataSource:
-        """Inspect a features file. Raises InputError: there is none, or it is damaged."""
-        modelled = lengths_folder(data)
-        if modelled is None and is_synthetic(data):
-            check_distribution(data, seq_len, "squad")
-            return DataSource(data, "", None, None, BERT_UNCASED_VOCAB_SIZE)
-        from bert.data.loading.batches import lengths_fingerprint
+    def rows(self, source: Path, split: str, options: Mapping[str, Any], seq_len: int | None = None) -> TokenRows:
+        """Read the windows of a features file. Raises InputError: there is none, or it is damaged."""
         from bert.tasks.squad.features import FORM
 
-        path = (modelled or Path(data)).resolve()
-        features = FORM.open(path, "training")
-        settings = features.settings
-        source, fingerprint = str(path), features.fingerprint
-        if modelled is not None:
-            source, fingerprint = (
-                f"{SYNTHETIC}:{source}",
-                lengths_fingerprint(settings.max_seq_length, features.lengths),
-            )
-        samples = None if modelled is not None else len(features)
-        return DataSource(
-            source, fingerprint, settings.max_seq_length, None, settings.vocab_size, samples, settings.vocabulary
-        )
-
-    def resolve(self, options: Mapping[str, Any], source: DataSource) -> Mapping[str, Any]:
-        """Return no options: the task has none."""
-        return options
+        return FORM.open(source, split).rows
 
     def check_evaluation(
         self, source: str, seq_len: int, wanted: str | None, options: Mapping[str, Any] = NO_OPTIONS
@@ -117,10 +96,6 @@ class SquadData:
                 f"the features in {wanted} and {source} were created with different vocabularies: their "
                 "ids mean different words; create both with the same vocab.txt and casing",
             )
-
-    def max_predictions(self, seq_len: int) -> int:
-        """0: no word is masked."""
-        return 0
 
     def prepare_command(self, seq_len: int) -> str:
         """The command that makes features."""

@@ -54,14 +54,7 @@ class SquadTask:
         """Inspect the features of a run. Raises InputError if they are missing, damaged or do not fit `spec`."""
         if is_synthetic(spec.data):
             return DataIdentity(source=spec.data)
-        features = find_features(Path(spec.data), split, spec.seq_len)
-        settings = features.settings
-        return DataIdentity(
-            source=spec.data,
-            fingerprint=features.fingerprint,
-            vocab_size=settings.vocab_size,
-            vocabulary=settings.vocabulary,
-        )
+        return DataIdentity.of(spec.data, find_features(Path(spec.data), split, spec.seq_len).rows)
 
     def evaluator(self, spec: DataSpec, wanted: EvaluationSpec) -> Questions:
         """Open the features to evaluate on.
