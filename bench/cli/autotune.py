@@ -2,13 +2,12 @@
 
 import shlex
 import sys
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
-import tyro
-
-from bench.cli.options import Printed, RunFolder, parse_task, run_folder
+from bench.cli.configuration import OneConfiguration
+from bench.cli.options import RunFolder, parse_task, run_folder
 from bench.cli.progress import note
 from bench.cli.result import Result
 from bench.cli.sweep_progress import duration, trial_display
@@ -28,9 +27,9 @@ from bench.plan.autotune_trials import (
     write_state,
 )
 from bench.plan.memory import predicted_memory
-from bench.plan.options import AUTO, TaskFlags
+from bench.plan.options import AUTO
 from bench.plan.sweep import expected_seconds, locked
-from bench.plan.trials import Sweep, expand
+from bench.plan.trials import expand
 from bench.plan.variants import explore, measured_trials
 from bench.run.launch import LaunchOptions
 from bert.parallel import STRATEGIES
@@ -52,7 +51,7 @@ _MOST_CLOSE = 3
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class AutotuneOptions(Printed):
+class AutotuneOptions(OneConfiguration):
     """Find the configuration with the highest throughput by short trials, without running all combinations of
     micro-batch size, strategy and ZeRO stage, activation checkpointing, and bucket size. The same command resumes.
 
@@ -61,15 +60,6 @@ class AutotuneOptions(Printed):
         bertbench autotune squad --preset large --deepspeed-json ds_config.json  # write a DeepSpeed configuration
     """
 
-    task: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="TASK")] = "pretrain"
-    """Task to train: pretrain squad gap classify glue."""
-    task_flags: Annotated[TaskFlags, tyro.conf.arg(name="")] = field(default_factory=TaskFlags)
-    preset: str = "base"
-    """Model size."""
-    model: str = ""
-    """Measure this Hugging Face model: folder, config.json or hub id; default a preset."""
-    trust_remote_code: bool = False
-    """Run the Python code that comes with --model."""
     implementation: str | None = None
     """Implementation to measure; default bertbench, with --model hf."""
     devices: int | None = None
@@ -86,18 +76,6 @@ class AutotuneOptions(Printed):
     """Never use activation checkpointing."""
     buckets_mib: tuple[int, ...] = (5, 10, 50, 100)
     """Gradient bucket sizes in MiB to try besides the strategy's own."""
-    seq_len: int | None = None
-    """Maximum tokens per sequence; default squad: 384; gap: 512; others: 128."""
-    padding: str = AUTO
-    """Padding of fine-tuning batches: to the longest sequence, or to --seq-len; default auto: longest."""
-    precision: str = AUTO
-    """Numeric precision; default auto: bf16 where the hardware supports it, otherwise fp32."""
-    data: str = "synthetic"
-    """Data of the batches: synthetic, synthetic:<lengths or path>, or a path."""
-    dropout: float = 0.1
-    """Dropout probability everywhere, attention included."""
-    seed: int = 42
-    """Seed of weights, data order and dropout."""
     max_seconds: float = 10.0
     """Maximum measuring time per trial in s."""
     min_steps: int = 5
@@ -110,14 +88,8 @@ class AutotuneOptions(Printed):
     """Maximum trials after that to decide between the fastest configuration and close competitors."""
     memory_limit_gib: float | None = None
     """Memory limit per rank in GiB; default that of the GPU, or a share of the free memory."""
-    threads: int | None = None
-    """CPU threads per rank; default an equal share."""
-    device: str = "auto"
-    """Device type; default auto: CUDA where a GPU is present, otherwise the CPU."""
     timeout_seconds: float = 600.0
     """Time limit of a trial in s; a trial that exceeds it has the status timeout."""
-    retry_failed: bool = False
-    """Run failed trials again."""
     deepspeed_json: Path | None = None
     """File for a DeepSpeed configuration of the winner, whatever its strategy; default no file."""
     out: RunFolder = Path("runs/autotune")
@@ -186,26 +158,14 @@ def run(options: AutotuneOptions) -> Result:
 
 def _base(options: AutotuneOptions, devices: Devices, count: int, limit: int | None) -> Trial:
     """Return the trial that all others derive from."""
-    sweep = Sweep(
-        task=options.task,
-        task_flags=options.task_flags,
-        presets=(options.preset,),
-        model=options.model,
-        trust_remote_code=options.trust_remote_code,
+    sweep = options.sweep(
         implementations=(options.implementation or ("hf" if options.model else OURS),),
         devices=(count,),
         batch_sizes=(options.first_batch,),
-        seq_lens=() if options.seq_len is None else (options.seq_len,),
-        padding=options.padding,
-        precisions=(options.precision,),
-        data=options.data,
-        dropout=options.dropout,
-        seed=options.seed,
         min_steps=options.min_steps,
         max_steps=options.max_steps,
         max_seconds=options.max_seconds,
         memory_limit_gib=None if limit is None else limit / 2**30,
-        threads=options.threads,
     )
     (trial,) = expand(sweep, devices)
     return trial

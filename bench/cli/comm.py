@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import tyro
 
-from bench.cli.options import Printed, RunFolder, run_folder
+from bench.cli.options import RetriesTrials, RunFolder, run_folder
 from bench.cli.progress import note
 from bench.cli.result import Result
 from bench.cli.sweep_progress import announce, tell_of_cpu, trial_display
@@ -21,7 +21,7 @@ from records.trial import Trial
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class CommOptions(Printed):
+class CommOptions(RetriesTrials):
     """Benchmark collectives by message size (gloo on CPUs, NCCL on GPUs): time, algbw and busbw, with checked results.
     Started by torchrun or `launch`, it uses the ranks that were launched.
 
@@ -32,12 +32,6 @@ class CommOptions(Printed):
 
     sweep: Annotated[CommSweep, tyro.conf.arg(name="")] = field(default_factory=CommSweep)
     out: RunFolder = Path("runs/comm")
-    device: str = "auto"
-    """Device type; default auto: CUDA where a GPU is present, otherwise the CPU."""
-    timeout_seconds: float = 900.0
-    """Time limit of a trial in s; a trial that exceeds it has the status timeout."""
-    retry_failed: bool = False
-    """Run failed trials again."""
 
 
 OPTIONS = {"comm": CommOptions}

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
-from bench.cli.compare_strategies import OUT_HELP, CompareCall, stopped, train_all
+from bench.cli.compare_strategies import OUT_HELP, stopped, train_all
 from bench.cli.options import Printed, check_task, parse_known, run_folder
 from bench.cli.result import Result
-from bench.cli.train import parse_trainings
+from bench.cli.train import TrainingsCall, parse_trainings
 from bench.machine.devices import Devices, find_devices
 from bench.plan.training import TrainOptions
 from bench.plan.variants import PlannedVariant, Values, check_comparable, grid, plan_variant
@@ -58,7 +58,7 @@ class CompareHeadsOptions(Printed):
 OPTIONS = {"compare-heads gap": CompareHeadsOptions}
 
 
-def run(call: CompareCall) -> Result:
+def run(call: TrainingsCall[CompareHeadsOptions]) -> Result:
     """Compare; return exit code 0 for a finished or stopped comparison, 3 if a training failed."""
     options, base = call.options, call.base
     with StopRequest() as stop:
@@ -89,7 +89,7 @@ def run(call: CompareCall) -> Result:
     )
 
 
-def read_words(words: list[str], program: str) -> CompareCall:
+def read_words(words: list[str], program: str) -> TrainingsCall[CompareHeadsOptions]:
     """Parse the options of the comparison and of its trainings; the first word is gap."""
     check_task(words, program, ("gap",), "task with several heads")
     options, rest = parse_known(CompareHeadsOptions, words, program)
@@ -97,7 +97,7 @@ def read_words(words: list[str], program: str) -> CompareCall:
         raise UsageError(
             "option-not-applicable", "--head does not apply to a comparison: give --heads, such as --heads mul concat"
         )
-    return CompareCall(options, parse_trainings("gap", rest))
+    return TrainingsCall(options, parse_trainings("gap", rest))
 
 
 def _plan(out: Path, base: TrainOptions, values: Values, devices: Devices) -> PlannedVariant:

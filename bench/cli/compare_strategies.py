@@ -14,13 +14,12 @@ from bench.cli.options import Printed, check_task, parse_known, run_folder
 from bench.cli.progress import note
 from bench.cli.result import Result, show
 from bench.cli.sweep_progress import show_progress
-from bench.cli.train import parse_trainings
+from bench.cli.train import TrainingsCall, parse_trainings
 from bench.cli.train_progress import TrainProgress
 from bench.implementations import OURS, TRAININGS
 from bench.machine.devices import Devices, find_devices
 from bench.plan.comparison import combinations, profile_variants, remarks, with_same_batches
 from bench.plan.options import AUTO
-from bench.plan.training import TrainOptions
 from bench.plan.variants import PlannedVariant, check_comparable, explore, in_turn, plan_variant
 from bench.run.processes import StopRequest
 from bert.parallel import STRATEGIES
@@ -89,22 +88,7 @@ class CompareStrategiesOptions(Printed):
 OPTIONS = {"compare-strategies TASK": CompareStrategiesOptions}
 
 
-@dataclass(frozen=True, slots=True)
-class CompareCall:
-    """A call of a command that compares trainings."""
-
-    options: Any
-    """Options of the comparison."""
-    base: TrainOptions
-    """Options common to all trainings."""
-
-    @property
-    def json(self) -> bool:
-        """Whether the result is for programs."""
-        return bool(self.options.json)
-
-
-def run(call: CompareCall) -> Result:
+def run(call: TrainingsCall[CompareStrategiesOptions]) -> Result:
     """Compare; return exit code 0 for a finished or stopped comparison, 3 if a variant failed or has no profile."""
     options, base = call.options, call.base
     with StopRequest() as stop:
@@ -145,11 +129,11 @@ def run(call: CompareCall) -> Result:
     return _result(out, document, comparison)
 
 
-def read_words(words: list[str], program: str) -> CompareCall:
+def read_words(words: list[str], program: str) -> TrainingsCall[CompareStrategiesOptions]:
     """Parse the options of the comparison and of its trainings; the first word names the task."""
     check_task(words, program)
     options, rest = parse_known(CompareStrategiesOptions, words, program)
-    return CompareCall(options, parse_trainings(options.task, rest))
+    return TrainingsCall(options, parse_trainings(options.task, rest))
 
 
 def train_all(planned: Sequence[PlannedVariant], devices: Devices, stop: StopRequest) -> bool:

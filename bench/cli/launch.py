@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
-from bench.cli.options import parse, split_command
+from bench.cli.options import WithCommand, parse_with_command
 from bench.cli.result import Result
 from bench.cluster.layout import Layout, in_words, ranks_in_words, read_layout
 from bench.cluster.node import Job, launch_node
@@ -96,27 +96,12 @@ class LaunchOptions:
 OPTIONS = {"launch": LaunchOptions}
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Launch:
-    """A program and the options of its launch."""
-
-    options: LaunchOptions
-    command: tuple[str, ...]
-
-
-def read_words(words: list[str], program: str) -> Launch:
+def read_words(words: list[str], program: str) -> WithCommand[LaunchOptions]:
     """Return the options before -- and the command after it. Raises UsageError if there is no command."""
-    own, command = split_command(words)
-    options = parse(LaunchOptions, own, program)
-    if not command:
-        raise UsageError(
-            "option-missing",
-            "launch needs a command after --: bertbench launch [options] -- COMMAND, such as -- train.py --epochs 3",
-        )
-    return Launch(options=options, command=tuple(command))
+    return parse_with_command(LaunchOptions, words, program, "train.py --epochs 3")
 
 
-def run(launch: Launch) -> Result:
+def run(launch: WithCommand[LaunchOptions]) -> Result:
     """Launch; return exit code 0 if all processes of all nodes succeed, 3 if one fails."""
     options, command = launch.options, launch.command
     program = program_of(command, options.module, options.no_python)

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 import tyro
 
-from bench.cli.options import Printed, parse, run_folder, split_command
+from bench.cli.options import Printed, WithCommand, parse_with_command, run_folder
 from bench.cli.result import Result
 from bench.machine.devices import find_devices
 from bench.plan.script import check_program, measure_script, plan_script
@@ -60,32 +60,12 @@ class MeasureOptions(Printed):
 OPTIONS = {"measure": MeasureOptions}
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Measure:
-    """A command and the options of its measurement."""
-
-    options: MeasureOptions
-    command: tuple[str, ...]
-
-    @property
-    def json(self) -> bool:
-        """Whether the result is printed as JSON."""
-        return self.options.json
-
-
-def read_words(words: list[str], program: str) -> Measure:
+def read_words(words: list[str], program: str) -> WithCommand[MeasureOptions]:
     """Return the options before -- and the command after it. Raises UsageError if there is no command."""
-    own, command = split_command(words)
-    options = parse(MeasureOptions, own, program)
-    if not command:
-        raise UsageError(
-            "option-missing",
-            "measure needs a command after --: bertbench measure [options] -- COMMAND, such as -- python train.py",
-        )
-    return Measure(options=options, command=tuple(command))
+    return parse_with_command(MeasureOptions, words, program, "python train.py")
 
 
-def run(measure: Measure) -> Result:
+def run(measure: WithCommand[MeasureOptions]) -> Result:
     """Measure; the exit code is that of a command that failed, 3 if the measurement itself did."""
     options, command = measure.options, measure.command
     if "RANK" in os.environ:

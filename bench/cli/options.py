@@ -11,7 +11,7 @@ import typing
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, TypeVar, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Generic, TypeVar, get_args, get_origin, get_type_hints
 
 import tyro
 
@@ -50,6 +50,37 @@ class Tables(Printed):
             raise UsageError(
                 "option-value", f"--rows {self.rows} must be at least 0: give the rows of a table to print, 0 for all"
             )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunsTrials(Printed):
+    """Options of commands that run trials."""
+
+    device: str = "auto"
+    """Device type; default auto: CUDA where a GPU is present, otherwise the CPU."""
+    timeout_seconds: float = 900.0
+    """Time limit of a trial in s; a trial that exceeds it has the status timeout."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RetriesTrials(RunsTrials):
+    """Options of commands that run trials, where a failed one may be run again."""
+
+    retry_failed: bool = False
+    """Run failed trials again."""
+
+
+@dataclass(frozen=True, slots=True)
+class WithCommand(Generic[T]):
+    """The options of a command of ours, and the command of the user that follows them."""
+
+    options: T
+    command: tuple[str, ...]
+
+    @property
+    def json(self) -> bool:
+        """Whether the result is printed as JSON."""
+        return bool(getattr(self.options, "json", False))
 
 
 def parse(options: type[T], argv: list[str], program: str) -> T:
@@ -256,6 +287,29 @@ def split_command(argv: Sequence[str]) -> tuple[list[str], list[str]]:
     words = list(argv)
     place = words.index("--") if "--" in words else len(words)
     return words[:place], words[place + 1 :]
+
+
+def parse_with_command(options: type[T], argv: Sequence[str], program: str, example: str) -> WithCommand[T]:
+    """Return the options before -- and the command after it.
+
+    Args:
+        options: a dataclass.
+        argv: the words of the command line.
+        program: what is called.
+        example: a command, for the message.
+
+    Raises:
+        UsageError: as `parse`, or there is no command.
+    """
+    own, command = split_command(argv)
+    found = parse(options, own, program)
+    if not command:
+        name = program.rpartition(" ")[2]
+        raise UsageError(
+            "option-missing",
+            f"{name} needs a command after --: {program} [options] -- COMMAND, such as -- {example}",
+        )
+    return WithCommand(found, tuple(command))
 
 
 def plain_words(argv: Sequence[str], options: type[Any]) -> list[str]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
-from bench.cli.options import Printed, RunFolder, given_names, parse_task, run_folder
+from bench.cli.options import RunFolder, RunsTrials, given_names, parse_task, run_folder
 from bench.cli.progress import note
 from bench.cli.result import Result
 from bench.cli.sweep_progress import announce, describe, measured_anew, trial_display
@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ProfileOptions(Printed):
+class ProfileOptions(RunsTrials):
     """Run each trial without and with a profiler that records the steps from --start to --stop, then show what it
     recorded.
 
@@ -70,10 +70,6 @@ class ProfileOptions(Printed):
     winner_of: Path | None = None
     """Profile the fastest configuration of this run directory; excludes sweep options; default the given options."""
     out: RunFolder = Path("runs/profile")
-    device: str = "auto"
-    """Device type; default auto: CUDA where a GPU is present, otherwise the CPU."""
-    timeout_seconds: float = 900.0
-    """Time limit of a trial in s; a trial that exceeds it has the status timeout."""
     again: bool = False
     """Measure finished trials again; earlier records move to earlier/N in --out."""
 

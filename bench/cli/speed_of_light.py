@@ -1,21 +1,22 @@
 """`bertbench speed-of-light [TASK]`: the floor of a step, and where the measured step is above it."""
 
 import dataclasses
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
 import tyro
 
+from bench.cli.configuration import OneConfiguration
 from bench.cli.ledger import store_predictions
-from bench.cli.options import Printed, RunFolder, given_names, parse_task, run_folder
+from bench.cli.options import RunFolder, given_names, parse_task, run_folder
 from bench.cli.progress import note
 from bench.cli.result import Result
 from bench.cli.sweep_progress import announce, describe, measured_anew, tell_of_cpu, trial_display
 from bench.implementations import OURS
 from bench.implementations.model_folder import check_options
 from bench.machine.devices import Devices, find_devices
-from bench.plan.options import AUTO, TaskFlags
+from bench.plan.options import AUTO
 from bench.plan.sweep import locked, run_trials
 from bench.plan.trials import Sweep, expand
 from bench.run.launch import LaunchOptions
@@ -32,7 +33,7 @@ GIVEN_MODEL = "hf"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class SpeedOfLightOptions(Printed):
+class SpeedOfLightOptions(OneConfiguration):
     """Measure peak compute, memory bandwidth, and each part of a step alone. The result is the lowest possible step
     time, and where the rest of the time goes. Measures bertbench's own model, or that of --model by hf. A finished
     measurement is shown again.
@@ -45,45 +46,18 @@ class SpeedOfLightOptions(Printed):
 
     task: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="TASK")] = "pretrain"
     """Task to train: pretrain squad classify glue; default pretrain."""
-    task_flags: Annotated[TaskFlags, tyro.conf.arg(name="")] = field(default_factory=TaskFlags)
-    preset: str = "base"
-    """Model size."""
-    model: str = ""
-    """Hugging Face model in place of a preset: configuration, checkpoint folder or hub id; default a preset."""
-    trust_remote_code: bool = False
-    """Run code that comes with --model."""
     batch_size: int = 8
     """Sequences per device."""
-    seq_len: int | None = None
-    """Maximum tokens per sequence; default squad: 384; others: 128."""
-    padding: str = AUTO
-    """Padding of fine-tuning batches: to the longest sequence, or to --seq-len; default auto: longest."""
-    precision: str = AUTO
-    """Numeric precision; default auto: bf16 where the hardware supports it, otherwise fp32."""
     levers: str = AUTO
     """Optimizations: auto, none, or names joined by + (docs/explanation/speed.md)."""
     allocator: str = DEFAULT
     """Memory allocator setting of the processes; expandable-segments is for GPU memory."""
     devices: int = 1
     """Ranks. Each measures all parts; communication is the exposed time of their steps."""
-    data: str = "synthetic"
-    """Data of the batches: synthetic, synthetic:<lengths or path>, or a path."""
-    dropout: float = 0.1
-    """Dropout probability everywhere, attention included."""
-    seed: int = 42
-    """Seed of weights, data order and dropout."""
     rounds: int = 12
     """Interleaved repetitions of each part; the median is reported."""
     max_seconds: float = 90.0
     """Maximum measuring time in s; three rounds run in any case."""
-    threads: int | None = None
-    """CPU threads per rank; default an equal share."""
-    device: str = "auto"
-    """Device type; default auto: CUDA where a GPU is present, otherwise the CPU."""
-    timeout_seconds: float = 900.0
-    """Time limit in s; a measurement that exceeds it has the status timeout."""
-    retry_failed: bool = False
-    """Run failed measurements again."""
     again: bool = False
     """Measure again what is finished; earlier records move to earlier/N in --out."""
     winner_of: Path | None = None
@@ -165,27 +139,15 @@ def planned(options: SpeedOfLightOptions, devices: Devices) -> Trial:
 
 
 def _described(options: SpeedOfLightOptions, devices: Devices) -> Trial:
-    sweep = Sweep(
-        task=options.task,
-        task_flags=options.task_flags,
-        presets=(options.preset,),
-        model=options.model,
-        trust_remote_code=options.trust_remote_code,
+    sweep = options.sweep(
         implementations=(GIVEN_MODEL,) if options.model else (OURS,),
         devices=(options.devices,),
         batch_sizes=(options.batch_size,),
-        seq_lens=() if options.seq_len is None else (options.seq_len,),
-        padding=options.padding,
-        precisions=(options.precision,),
         levers=(options.levers,),
         allocators=(options.allocator,),
-        data=options.data,
-        dropout=options.dropout,
-        seed=options.seed,
         min_steps=_FEWEST_ROUNDS,
         max_steps=options.rounds,
         max_seconds=options.max_seconds,
-        threads=options.threads,
     )
     (trial,) = expand(sweep, devices, "components")
     return trial

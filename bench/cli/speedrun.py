@@ -14,12 +14,11 @@ import tyro
 from analysis.metrics.comparison.speedruns import NOT_REACHED, REACHED, SCORE
 from bench.cli.options import Printed, parse_known, run_folder
 from bench.cli.result import Result
-from bench.cli.train import parse_trainings
+from bench.cli.train import TrainingsCall, parse_trainings
 from bench.cli.train_progress import TrainProgress
 from bench.cluster.world import joined_world
 from bench.machine.devices import Devices, find_devices
 from bench.plan.speedrun import SpeedrunPlan, document, plan_speedrun
-from bench.plan.training import TrainOptions
 from bench.plan.variants import explore, in_turn
 from bench.run.processes import StopRequest
 from common import locks
@@ -71,30 +70,15 @@ class SpeedrunOptions(Printed):
 OPTIONS = {"speedrun": SpeedrunOptions}
 
 
-@dataclass(frozen=True, slots=True)
-class SpeedrunCall:
-    """A call of the command."""
-
-    options: SpeedrunOptions
-    base: TrainOptions
-    """Options common to all seeds."""
-    words: list[str]
-
-    @property
-    def json(self) -> bool:
-        """Whether the result is for programs."""
-        return self.options.json
-
-
-def read_words(words: list[str], program: str) -> SpeedrunCall:
+def read_words(words: list[str], program: str) -> TrainingsCall[SpeedrunOptions]:
     """Parse the options of the speedrun and of its trainings."""
     options, rest = parse_known(SpeedrunOptions, words, program)
     if any(word.partition("=")[0] == "--seed" for word in rest):
         raise UsageError("option-not-applicable", "--seed is for one training: give --seeds, such as --seeds 1 2 3")
-    return SpeedrunCall(options, parse_trainings("pretrain", rest), words)
+    return TrainingsCall(options, parse_trainings("pretrain", rest), words)
 
 
-def run(call: SpeedrunCall) -> Result:
+def run(call: TrainingsCall[SpeedrunOptions]) -> Result:
     """Train all seeds; return exit code 0 if all ended or on a stop, 3 if a training failed."""
     options, base = call.options, call.base
     with StopRequest() as stop:

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import tyro
 
 from bench.cli.ledger import store_predictions
-from bench.cli.options import Printed, RunFolder, parse_task, run_folder
+from bench.cli.options import RetriesTrials, RunFolder, parse_task, run_folder
 from bench.cli.progress import note
 from bench.cli.result import Result
 from bench.cli.sweep_progress import announce, measured_anew, tell_of_cpu, trial_display
@@ -31,7 +31,7 @@ from records.trial import Trial
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ThroughputOptions(Printed):
+class ThroughputOptions(RetriesTrials):
     """Measure samples/s. Every combination of the listed values is one trial. The same command with the same --out
     resumes; finished trials run again only with --again.
 
@@ -45,14 +45,8 @@ class ThroughputOptions(Printed):
     out: RunFolder = Path("runs/throughput")
     nodes: tuple[int, ...] = ()
     """Numbers of nodes that the launched ranks must span; default any number."""
-    device: str = "auto"
-    """Device type; default auto: CUDA where a GPU is present, otherwise the CPU."""
-    timeout_seconds: float = 900.0
-    """Time limit of a trial in s; a trial that exceeds it has the status timeout."""
     price_per_hour: float | None = None
     """Price of the machine per hour, for the cost columns; default no cost columns."""
-    retry_failed: bool = False
-    """Run failed trials again."""
     time_budget: float | None = None
     """Add rounds of the fastest configuration until its comparison with hf is conclusive or this time in s is spent;
     --rounds is 1 by default then. Configurations that do not fit into the time are left to the next call."""

@@ -4,12 +4,12 @@ import os
 import shlex
 import signal
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar
 
-from bench.cli.options import check_task, parse, plain_words, run_folder
+from bench.cli.options import Printed, check_task, parse, plain_words, run_folder
 from bench.cli.progress import note
 from bench.cli.result import Result
 from bench.cli.sweep_progress import metrics_file
@@ -36,6 +36,9 @@ if TYPE_CHECKING:
     from bench.cli.train_classify import TrainClassifyOptions
 
 
+C = TypeVar("C", bound=Printed)
+
+
 @dataclass(frozen=True, slots=True)
 class TrainCall:
     """A call of the command."""
@@ -43,6 +46,23 @@ class TrainCall:
     options: TrainOptions
     words: list[str]
     """The command line as given; the same words resume the training."""
+
+    @property
+    def json(self) -> bool:
+        """Whether the result is for programs."""
+        return self.options.json
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingsCall(Generic[C]):
+    """A call of a command that trains several times."""
+
+    options: C
+    """The command's own."""
+    base: TrainOptions
+    """Options common to all trainings."""
+    words: Sequence[str] = ()
+    """Those words of the command line that are written out again."""
 
     @property
     def json(self) -> bool:

@@ -6,6 +6,7 @@ import signal
 import sys
 import types
 import typing
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
@@ -14,7 +15,7 @@ import tyro
 
 from bench.cli.options import Printed, check_task, parse_known, run_folder
 from bench.cli.result import Result
-from bench.cli.train import parse_trainings
+from bench.cli.train import TrainingsCall, parse_trainings
 from bench.cluster.world import joined_world
 from bench.machine.devices import Devices, find_devices
 from bench.plan.options import TaskFlags, of_our_tasks
@@ -118,23 +119,7 @@ _NOT_SEARCHED = (
 _FREE = ("out", "json", "threads", "max_seconds", "log_to", "log_every", "save_every", "keep", "device")
 
 
-@dataclass(frozen=True, slots=True)
-class TuneCall:
-    """A call of the command."""
-
-    options: TuneOptions
-    base: TrainOptions
-    """The options common to all trainings."""
-    words: list[str]
-    """The same options as command-line words."""
-
-    @property
-    def json(self) -> bool:
-        """Whether the result is for programs."""
-        return self.options.json
-
-
-def run(call: TuneCall) -> Result:
+def run(call: TrainingsCall[TuneOptions]) -> Result:
     """Search; return exit code 0 for a finished or stopped search, 3 if no trial completed."""
     options, base, rest = call.options, call.base, call.words
     with StopRequest() as stop:
@@ -190,7 +175,7 @@ def search_kinds() -> dict[str, Kind]:
     return found
 
 
-def read_words(argv: list[str], program: str) -> TuneCall:
+def read_words(argv: list[str], program: str) -> TrainingsCall[TuneOptions]:
     """Parse the options of the search and of its trainings; the first word names the task."""
     check_task(argv, program)
     options, words = parse_known(TuneOptions, _one_search_each(argv), program)
@@ -201,7 +186,7 @@ def read_words(argv: list[str], program: str) -> TuneCall:
             f"--best-by {base.best_by} does not apply to a study, whose trials choose their best checkpoint by the "
             f"objective: give --objective {base.best_by}",
         )
-    return TuneCall(options, base, words)
+    return TrainingsCall(options, base, words)
 
 
 def _one_search_each(argv: list[str]) -> list[str]:
@@ -247,7 +232,7 @@ def _question(options: TuneOptions, base: TrainOptions, space: SearchSpace, obje
 class _Maker:
     """Plans the training for the values of a trial."""
 
-    def __init__(self, base: TrainOptions, rest: list[str], evaluations: int, devices: Devices) -> None:
+    def __init__(self, base: TrainOptions, rest: Sequence[str], evaluations: int, devices: Devices) -> None:
         self._base = base
         self._rest = rest
         self._evaluations = evaluations

@@ -10,7 +10,8 @@ from support.fake_run import write_events
 from support.refusals import refused
 from support.training_runs import SEQ_LEN, shards
 
-from bench.cli.speedrun import SpeedrunCall, _command, _TargetProgress, read_words
+from bench.cli.speedrun import SpeedrunOptions, _command, _TargetProgress, read_words
+from bench.cli.train import TrainingsCall
 from bench.machine.devices import Devices
 from bench.plan.speedrun import BATCH, EVALUATIONS, RECIPE, SpeedrunPlan, document, plan_speedrun, with_recipe
 from bench.run.processes import StopRequest
@@ -24,7 +25,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return shards(tmp_path_factory.mktemp("shards"))
 
 
-def call(*words: object) -> SpeedrunCall:
+def call(*words: object) -> TrainingsCall[SpeedrunOptions]:
     return read_words([str(word) for word in words], "bertbench speedrun")
 
 
