@@ -28,7 +28,7 @@ from bench.plan.autotune_trials import (
 )
 from bench.plan.memory import predicted_memory
 from bench.plan.options import AUTO
-from bench.plan.sweep import expected_seconds, locked
+from bench.plan.sweep import Session, expected_seconds, locked
 from bench.plan.trials import expand
 from bench.plan.variants import explore, measured_trials
 from bench.run.launch import LaunchOptions
@@ -182,7 +182,11 @@ def _search(
 ) -> Result:
     request = {"command": "autotune", **request_of(options)}
     launch = LaunchOptions(timeout_seconds=options.timeout_seconds, look=display.look)
-    trials = measured_trials(run, request, devices, launch, display.show, note, options.retry_failed)
+    session = Session(
+        run=run, request=request, devices=devices, options=launch, progress=display.show, note=note,
+        retry_failed=options.retry_failed,
+    )  # fmt: skip
+    trials = measured_trials(session)
     each = expected_seconds(run, [base])
     said = "" if each is None else f", about {duration(each)} per trial"
     print(f"searching among {grid_size(space):,} configurations{said}", file=sys.stderr, flush=True)

@@ -12,7 +12,7 @@ from bench.cli.result import Result
 from bench.cli.sweep_progress import announce, tell_of_cpu, trial_display
 from bench.cluster.world import World, joined_world
 from bench.machine.devices import Devices, find_devices
-from bench.plan.sweep import locked, run_trials
+from bench.plan.sweep import Session, locked, run_trials
 from bench.run.comm import CommSweep, expand_collectives, run_inside
 from bench.run.launch import LaunchOptions
 from common.flags import request_of
@@ -49,8 +49,12 @@ def run(options: CommOptions) -> Result:
         return replace(_inside(directory, trials, request, devices, world), at_once=True)
     tell_of_cpu(devices, options.device, options.json)
     with locked(directory), trial_display() as display:
-        announce(directory, trials, None, options.retry_failed)
-        results = run_trials(directory, trials, request, devices, launch, display.show, note, options.retry_failed)
+        session = Session(
+            run=directory, request=request, devices=devices, options=launch, progress=display.show, note=note,
+            retry_failed=options.retry_failed,
+        )  # fmt: skip
+        announce(session, trials)
+        results = run_trials(session, trials)
     return _measured(directory, trials, results)
 
 

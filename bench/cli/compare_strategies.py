@@ -18,9 +18,11 @@ from bench.cli.train import TrainingsCall, parse_trainings
 from bench.cli.train_progress import TrainProgress
 from bench.implementations import OURS, TRAININGS
 from bench.machine.devices import Devices, find_devices
-from bench.plan.comparison import combinations, profile_variants, remarks, with_same_batches
+from bench.plan.comparison import PROFILE_FOLDER, combinations, profile_variants, remarks, with_same_batches
 from bench.plan.options import AUTO
+from bench.plan.sweep import Session
 from bench.plan.variants import PlannedVariant, check_comparable, explore, in_turn, plan_variant
+from bench.run.launch import LaunchOptions
 from bench.run.processes import StopRequest
 from bert.parallel import STRATEGIES
 from bert.speed.registry import check_levers
@@ -28,6 +30,7 @@ from common import locks
 from common.errors import UsageError
 from common.flags import choice_of, request_of
 from common.registry import lookup
+from records.run import RunDirectory
 from records.trial import PRECISIONS
 
 if TYPE_CHECKING:
@@ -171,7 +174,11 @@ def _profile(
     """Profile the variants whose training finished."""
     trained = [item for item in planned if item.finished]
     request = {"command": "compare-strategies", **request_of(options)}
-    return profile_variants(out, trained, options.profile_steps, request, devices, show_progress, note)
+    session = Session(
+        run=RunDirectory(out / PROFILE_FOLDER), request=request, devices=devices, options=LaunchOptions(),
+        progress=show_progress, note=note,
+    )  # fmt: skip
+    return profile_variants(session, trained, options.profile_steps)
 
 
 def _written(

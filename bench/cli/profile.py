@@ -14,7 +14,7 @@ from bench.cli.result import Result
 from bench.cli.sweep_progress import announce, describe, measured_anew, trial_display
 from bench.implementations import OURS
 from bench.machine.devices import Devices, find_devices
-from bench.plan.sweep import locked
+from bench.plan.sweep import Session, locked
 from bench.plan.trials import Sweep, expand
 from bench.profilers import PROFILERS, load_profiler
 from bench.profilers.ranges import KINDS
@@ -115,9 +115,12 @@ def run(options: ProfileOptions) -> Result:
     launch = LaunchOptions(timeout_seconds=options.timeout_seconds)
     pairs = with_unprofiled(trials)
     with locked(directory), measured_anew(options.again, directory, pairs) as again, trial_display() as display:
-        launch = dataclasses.replace(launch, look=display.look)
-        announce(directory, pairs, again=again)
-        profiled = profile_trials(directory, trials, request, devices, launch, display.show, note, again)
+        session = Session(
+            run=directory, request=request, devices=devices, options=dataclasses.replace(launch, look=display.look),
+            progress=display.show, note=note, again=again,
+        )  # fmt: skip
+        announce(session, pairs)
+        profiled = profile_trials(session, trials)
         summaries = [summarize(directory.trial(item.trial.trial_id)) for item in profiled]
         profiled = [
             mark_unread(directory.trial(item.trial.trial_id), item, found.unread)

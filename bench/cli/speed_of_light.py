@@ -17,7 +17,7 @@ from bench.implementations import OURS
 from bench.implementations.model_folder import check_options
 from bench.machine.devices import Devices, find_devices
 from bench.plan.options import AUTO
-from bench.plan.sweep import locked, run_trials
+from bench.plan.sweep import Session, locked, run_trials
 from bench.plan.trials import Sweep, expand
 from bench.run.launch import LaunchOptions
 from bench.run.resources import DEFAULT
@@ -123,11 +123,12 @@ def run(options: SpeedOfLightOptions) -> Result:
     launch = LaunchOptions(timeout_seconds=options.timeout_seconds)
     request = {"command": "speed-of-light", **request_of(options)}
     with locked(directory), measured_anew(options.again, directory, [trial]) as again, trial_display() as display:
-        launch = dataclasses.replace(launch, look=display.look)
-        announce(directory, [trial], None, options.retry_failed, again)
-        (result,) = run_trials(
-            directory, [trial], request, devices, launch, display.show, note, options.retry_failed, again
-        )
+        session = Session(
+            run=directory, request=request, devices=devices, options=dataclasses.replace(launch, look=display.look),
+            progress=display.show, note=note, retry_failed=options.retry_failed, again=again,
+        )  # fmt: skip
+        announce(session, [trial])
+        (result,) = run_trials(session, [trial])
     return _measured(directory, trial) if result["status"] == "ok" else Result(code=3)
 
 

@@ -11,7 +11,7 @@ from bench.cli.progress import note
 from bench.cli.trial_display import TrialDisplay
 from bench.machine.devices import Devices
 from bench.plan.options import AUTO, resolve_strategy
-from bench.plan.sweep import Again, Progress, expected_seconds, finished_result, write_results
+from bench.plan.sweep import Again, Progress, Session, expected_seconds, finished_result, write_results
 from bench.run.metrics_file import MetricsFile
 from common.redact import terminal_text
 from records.run import RunDirectory
@@ -45,18 +45,13 @@ def metrics_file(path: Path | None) -> MetricsFile | None:
     return None if path is None else MetricsFile(path, note)
 
 
-def announce(
-    run: RunDirectory,
-    trials: Sequence[Trial],
-    budget: float | None = None,
-    retry_failed: bool = False,
-    again: Again | None = None,
-) -> None:
+def announce(session: Session, trials: Sequence[Trial], budget: float | None = None) -> None:
     """Say on stderr how many trials are to run and about how long that takes; nothing where none is."""
+    run, again = session.run, session.again
     due = [
         trial
         for trial in trials
-        if finished_result(run.trial(trial.trial_id), retry_failed) is None
+        if finished_result(run.trial(trial.trial_id), session.retry_failed) is None
         or (again is not None and again.wants(trial.trial_id))
     ]
     if not due:

@@ -20,7 +20,7 @@ from bench.cluster.world import World, joined_world
 from bench.machine.devices import Devices, find_devices, free_memory_share
 from bench.plan.options import METRICS_HELP, check_metrics_file
 from bench.plan.rounds import Verdict, add_rounds, check_reference, spends
-from bench.plan.sweep import locked, record_request, result_rows, run_trials
+from bench.plan.sweep import Session, locked, record_request, result_rows, run_trials
 from bench.plan.trials import Sweep, expand
 from bench.run.launch import LaunchOptions
 from common.errors import UsageError
@@ -134,17 +134,19 @@ def run(options: ThroughputOptions) -> Result:
         measured_anew(options.again, directory, trials) as again,
         trial_display(metrics=options.metrics_file) as display,
     ):
-        launch = dataclasses.replace(launch, look=display.look)
+        session = Session(
+            run=directory, request=request, devices=devices, options=dataclasses.replace(launch, look=display.look),
+            progress=display.show, note=note, retry_failed=options.retry_failed, again=again,
+        )  # fmt: skip
 
         def measure(
             some: Sequence[Trial], enough: Callable[[int], bool] = lambda place: False
         ) -> Sequence[Mapping[str, Any]]:
-            retry = options.retry_failed
-            found = run_trials(directory, some, request, devices, launch, display.show, note, retry, again, enough)
+            found = run_trials(session, some, enough)
             results.extend(found)
             return found
 
-        announce(directory, trials, options.time_budget, options.retry_failed, again)
+        announce(session, trials, options.time_budget)
         if options.time_budget is None:
             measure(trials)
         else:
@@ -294,8 +296,11 @@ def _largest_batches(options: ThroughputOptions, devices: Devices, run: RunDirec
         measured_anew(options.again, run, starts) as again,
         trial_display(metrics=options.metrics_file) as display,
     ):
-        launch = dataclasses.replace(launch, look=display.look)
-        measure = measured_trials(run, request, devices, launch, display.show, note, again=again)
+        session = Session(
+            run=run, request=request, devices=devices, options=dataclasses.replace(launch, look=display.look),
+            progress=display.show, note=note, again=again,
+        )  # fmt: skip
+        measure = measured_trials(session)
         for start in starts:
             outcome = explore(largest_batch(start, options.max_batch_limit, options.max_batch_step), measure)
             assert outcome is not None, "nothing stops it"

@@ -14,7 +14,7 @@ IMPLEMENTATIONS = {
 TRAINER_STRATEGIES = ("single", "ddp")
 """The strategies that Hugging Face's Trainer supports here."""
 
-# Implementations for complete training runs with evaluations; each has the signature of bert.train.run.run_training.
+# Implementations for complete training runs with evaluations; each takes a bert.train.base_run.RunRequest.
 TRAININGS = {
     OURS: "bert.train.run:run_training",
     "hf-trainer": "bench.implementations.hf_trainer_run:run_training",

@@ -5,7 +5,6 @@ our format, so that `bertbench predict` and `bertbench eval` can read them.
 """
 
 import time
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -21,11 +20,10 @@ from bert.checkpoints.ours import save_model
 from bert.data.batch import Batch
 from bert.data.vocabulary import VOCABULARY_FILE
 from bert.model.config import ModelConfig, model_config
-from bert.parallel.base import Strategy
 from bert.parallel.options import read_options
 from bert.tasks.base import Task
 from bert.train.agreement import any_rank, together
-from bert.train.base_run import BaseRun, make_optimizer
+from bert.train.base_run import BaseRun, RunRequest, make_optimizer
 from bert.train.checkpoint import checkpoint_path, seed_generators
 from bert.train.events import Best, Report, RunOutcome, Saved, Warned
 from bert.train.feed import Feed
@@ -40,15 +38,8 @@ from common.errors import UsageError
 _NAME = "hf-trainer"
 
 
-def run_training(
-    settings: TrainSettings,
-    folder: Path,
-    strategy: Strategy,
-    observer: Observer,
-    should_stop: Callable[[], bool],
-    report: Report,
-) -> RunOutcome:
-    """Train from the first update to `settings.steps`; takes the arguments of bert.train.run.run_training.
+def run_training(asked: RunRequest) -> RunOutcome:
+    """Train from the first update to `settings.steps`.
 
     Raises:
         MissingToolError: transformers or accelerate is not installed.
@@ -57,6 +48,7 @@ def run_training(
         StorageError: the weights cannot be written.
         DivergenceError: the loss is not finite.
     """
+    settings, strategy = asked.settings, asked.strategy
     check_packages(_NAME)
     if settings.strategy not in TRAINER_STRATEGIES:
         raise UsageError(
@@ -65,10 +57,10 @@ def run_training(
             f"{' or '.join(TRAINER_STRATEGIES)}",
         )
     check_heads(_NAME, settings.task)
-    final = checkpoint_path(folder, settings.steps)
+    final = checkpoint_path(asked.folder, settings.steps)
     if any_rank(strategy, strategy.rank == 0 and final.is_dir()):
-        return _finished_before(settings, final, report if strategy.rank == 0 else lambda event: None)
-    return _Run(settings, folder, strategy, observer, should_stop, report).go()
+        return _finished_before(settings, final, asked.report if strategy.rank == 0 else lambda event: None)
+    return _Run(asked).go()
 
 
 def _finished_before(settings: TrainSettings, final: Path, report: Report) -> RunOutcome:

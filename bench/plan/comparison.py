@@ -1,9 +1,8 @@
 """The same training run with several strategies or numbers of devices: its variants and their cost."""
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from analysis.diagnose.profiles import open_profile
@@ -11,16 +10,14 @@ from analysis.metrics.communication.exposure import all_reduce
 from bench.implementations import OURS, TRAINER_STRATEGIES
 from bench.machine.devices import Devices
 from bench.plan.options import AUTO, resolve_strategy
-from bench.plan.sweep import Progress, locked
+from bench.plan.sweep import Session, locked
 from bench.plan.variants import PlannedVariant, Values, grid
-from bench.run.launch import LaunchOptions
 from bench.run.profiling import profile_trials
 from bert.data.lengths import is_synthetic
 from bert.model.config import PRESETS
 from bert.speed.registry import NONE, Setup, effective, levers_text, resolve_levers
 from bert.tasks import task_data
 from common.errors import UsageError
-from records.run import RunDirectory
 from records.trial import Trial
 
 PROFILE_FOLDER = "profile"
@@ -167,25 +164,13 @@ def remarks(planned: Sequence[PlannedVariant], devices: Devices) -> list[str]:
     return found
 
 
-def profile_variants(
-    out: Path,
-    planned: Sequence[PlannedVariant],
-    steps: int,
-    request: Mapping[str, Any],
-    devices: Devices,
-    progress: Progress,
-    note: Callable[[str], None],
-) -> dict[str, dict[str, Any]]:
-    """Profile a few steps of every variant with several devices, in the run directory `out`/profile.
+def profile_variants(session: Session, planned: Sequence[PlannedVariant], steps: int) -> dict[str, dict[str, Any]]:
+    """Profile a few steps of every variant with several devices.
 
     Args:
-        out: folder of the comparison.
+        session: the call; its run directory is PROFILE_FOLDER in the folder of the comparison.
         planned: all its variants.
         steps: number of steps to profile, at least 1.
-        request: the recorded options of the command.
-        devices: available devices.
-        progress: called for every trial.
-        note: called with notes.
 
     Returns:
         By the name of the variant the result of analysis.metrics.communication.exposure.all_reduce, or
@@ -197,16 +182,15 @@ def profile_variants(
     several = [item for item in planned if item.plan.settings.world_size > 1]
     if not several:
         return {}
-    trials = [_profile_trial(item, steps, devices) for item in several]
-    run = RunDirectory(out / PROFILE_FOLDER)
+    trials = [_profile_trial(item, steps, session.devices) for item in several]
     found: dict[str, dict[str, Any]] = {}
-    with locked(run):
-        profiled = profile_trials(run, trials, request, devices, LaunchOptions(), progress, note)
+    with locked(session.run):
+        profiled = profile_trials(session, trials)
     for item, profile in zip(several, profiled, strict=True):
         if profile.problem:
             found[item.name] = {"profile_problem": profile.problem}
             continue
-        source = open_profile(run.trial(profile.trial.trial_id)).source
+        source = open_profile(session.run.trial(profile.trial.trial_id)).source
         if not source.timelines:
             found[item.name] = {"profile_problem": "; ".join(source.problems) or "the profile holds no trace"}
         else:

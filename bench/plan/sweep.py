@@ -11,6 +11,7 @@ import shutil
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from typing import Any
 
 from bench.machine.devices import Devices
@@ -113,41 +114,51 @@ def locked(run: RunDirectory) -> AbstractContextManager[None]:
     return locks.locked(run.path, "another sweep", "wait for it, or choose another --out")
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Session:
+    """A call that runs trials of a run directory. Used inside `locked(run)`."""
+
+    run: RunDirectory
+    request: Mapping[str, Any]
+    """The recorded options of the command."""
+    devices: Devices
+    options: LaunchOptions
+    progress: Progress
+    note: Callable[[str], None]
+    """Called with notes for the user."""
+    retry_failed: bool = False
+    """Whether trials that failed run again."""
+    again: Again | None = None
+    """Which finished trials are repeated; None is none."""
+
+
 def run_trials(
-    run: RunDirectory,
-    trials: Sequence[Trial],
-    request: Mapping[str, Any],
-    devices: Devices,
-    options: LaunchOptions,
-    progress: Progress,
-    note: Callable[[str], None],
-    retry_failed: bool = False,
-    again: Again | None = None,
-    enough: Callable[[int], bool] = lambda place: False,
+    session: Session, trials: Sequence[Trial], enough: Callable[[int], bool] = lambda place: False
 ) -> list[dict[str, Any]]:
     """Run unfinished trials, update results.csv after every trial, and return the results in order.
 
-    With `again`, the finished trials that it wants are repeated. Must be called inside `locked(run)`.
-
     Args:
+        session: where and how.
+        trials: in order.
         enough: called with the position of a trial before its first run; the trial is skipped if this returns true.
     """
+    run, devices, options, again = session.run, session.devices, session.options, session.again
     tidy(run)
     environment = capture(devices)
-    record_request(run, trials, request)
+    record_request(run, trials, session.request)
     kept = [trial for trial in trials if again is None or not again.wants(trial.trial_id)]
-    note_differences(run, kept, environment, note)
+    note_differences(run, kept, environment, session.note)
     results = []
     for number, trial in enumerate(trials, start=1):
         directory = run.trial(trial.trial_id)
-        done = finished_result(directory, retry_failed, options.timeout_seconds or math.inf)
+        done = finished_result(directory, session.retry_failed, options.timeout_seconds or math.inf)
         anew = again if done is not None and again is not None and again.wants(trial.trial_id) else None
         done = None if anew is not None else done
         if done is None and anew is None and enough(number - 1):
             continue
-        progress(number, len(trials), trial, done, done is not None)
+        session.progress(number, len(trials), trial, done, done is not None)
         if done is None:
-            store_memory(run, trial, environment, note)
+            store_memory(run, trial, environment, session.note)
             try:
                 if anew is not None:
                     result = _measure_anew(anew, trial, devices, environment, options)
@@ -157,7 +168,7 @@ def run_trials(
                         again.done(trial.trial_id)
             finally:
                 write_results(run)
-            progress(number, len(trials), trial, result, False)
+            session.progress(number, len(trials), trial, result, False)
             done = result
         results.append(done)
     write_results(run)

@@ -17,13 +17,12 @@ from typing import Any, TypeVar
 
 from bench.machine.devices import Devices
 from bench.plan.options import AUTO
-from bench.plan.sweep import Again, Progress, run_trials
+from bench.plan.sweep import Session, run_trials
 from bench.plan.training import Plan, TrainOptions, check_continues, plan_training
 from bench.run.attempt import train_once
-from bench.run.launch import LaunchOptions, Watcher
+from bench.run.launch import Watcher
 from common import locks
 from common.errors import UsageError
-from records.run import RunDirectory
 from records.training import TrainRun, is_train_run
 from records.trial import Trial
 
@@ -165,25 +164,13 @@ def largest_batch(trial: Trial, limit: int, step: int = 1) -> Probes[MaxBatch]:
     return MaxBatch(fits, proved, fails, f"{failure['status']}: {failure.get('reason', '')}", tried)
 
 
-def measured_trials(
-    run: RunDirectory,
-    request: Mapping[str, Any],
-    devices: Devices,
-    options: LaunchOptions,
-    progress: Progress,
-    note: Callable[[str], None],
-    retry_failed: bool = False,
-    again: Again | None = None,
-) -> Callable[[Trial], dict[str, Any]]:
-    """Return a function that runs a trial of a run directory, or reads its result if it is finished.
-
-    Arguments are those of bench.plan.sweep.run_trials; used inside `locked(run)`. Other hardware is noted once.
-    """
-    told = [note]
+def measured_trials(session: Session) -> Callable[[Trial], dict[str, Any]]:
+    """Return a function that runs a trial, or reads its result if it is finished. Other hardware is noted once."""
+    quiet = dataclasses.replace(session, note=lambda text: None)
+    sessions = itertools.chain([session], itertools.repeat(quiet))
 
     def measure(trial: Trial) -> dict[str, Any]:
-        own = told.pop() if told else lambda text: None
-        (result,) = run_trials(run, [trial], request, devices, options, progress, own, retry_failed, again)
+        (result,) = run_trials(next(sessions), [trial])
         return result
 
     return measure

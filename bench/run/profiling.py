@@ -1,19 +1,17 @@
 """Trials under a profiler: each is run twice, unprofiled and profiled, so that what the profiler costs is known."""
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bench.machine.devices import Devices
-from bench.plan.sweep import Again, Progress, finished_result, run_trials
+from bench.plan.sweep import Session, finished_result, run_trials
 from bench.profilers import load_profiler
 from bench.profilers.base import Scope
-from bench.run.launch import LaunchOptions
 from common.errors import BertbenchError
 from records.files import write_record
-from records.run import RunDirectory, TrialDirectory
+from records.run import TrialDirectory
 from records.trial import Trial
 
 
@@ -40,25 +38,16 @@ def with_unprofiled(trials: Sequence[Trial]) -> list[Trial]:
     return [item for trial in trials for item in (unprofiled(trial), trial)]
 
 
-def profile_trials(
-    run: RunDirectory,
-    trials: Sequence[Trial],
-    request: Mapping[str, Any],
-    devices: Devices,
-    options: LaunchOptions,
-    progress: Progress,
-    note: Callable[[str], None],
-    again: Again | None = None,
-) -> list[Profiled]:
+def profile_trials(session: Session, trials: Sequence[Trial]) -> list[Profiled]:
     """Run every trial without and with its profiler, collect what the profiler wrote, and record both.
 
-    A trial whose profile could not be collected the last time is run again, with `again` every one that it wants.
-    Must be called inside `locked(run)`.
+    A trial whose profile could not be collected the last time is run again, and so is what the session repeats.
     """
+    run, again = session.run, session.again
     for trial in trials:
         if again is None or not again.wants(trial.trial_id):
             _forget_useless_profile(run.trial(trial.trial_id), trial)
-    results = run_trials(run, with_unprofiled(trials), request, devices, options, progress, note, again=again)
+    results = run_trials(session, with_unprofiled(trials))
     return [
         _collected(run.trial(trial.trial_id), trial, without, result)
         for trial, without, result in zip(trials, results[::2], results[1::2], strict=True)

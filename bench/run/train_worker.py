@@ -23,6 +23,7 @@ from bert.parallel.base import Strategy
 from bert.speed.registry import left_out_text
 from bert.tasks import make_task, task_step
 from bert.tasks.base import Evaluation
+from bert.train.base_run import RunRequest
 from bert.train.checkpoint import checkpoint_path
 from bert.train.events import (
     AttentionChosen,
@@ -44,7 +45,7 @@ from records.run import TrialDirectory
 from records.training import TrainRun, curve_fields, events_jsonl, write_curve
 from records.trial import Trial
 
-RunTraining = Callable[..., RunOutcome]
+RunTraining = Callable[[RunRequest], RunOutcome]
 
 
 def run_attempt(
@@ -85,7 +86,7 @@ def run_attempt(
 
         clock = StepClock(trial.device, model_flops, on_row)
         run_training: RunTraining = load(TRAININGS, trial.implementation, "implementation of training runs")
-        outcome = run_training(settings, run.checkpoints, strategy, clock, should_stop, report)
+        outcome = run_training(RunRequest(settings, run.checkpoints, strategy, clock, should_stop, report))
     if recorder is None:
         return record
     if recorder.summary["evaluation"] is None and outcome.evaluation is not None:

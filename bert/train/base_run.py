@@ -24,35 +24,36 @@ from bert.train.observer import Observer, Observers, StepResult
 from bert.train.settings import TrainSettings
 
 
-class BaseRun(ABC):
-    """One rank of a run. Subclasses build model, optimizer and batches, train, and save.
+@dataclass(frozen=True, slots=True)
+class RunRequest:
+    """A training run as one of its ranks is asked for it."""
 
-    Args:
-        settings: what to train.
-        folder: where its checkpoints lie.
-        strategy: the ranks, set up.
-        observer: of the loop and the model.
-        should_stop: asked between steps; a yes on any rank ends the run.
-        report: called with each event, on the first rank only.
-    """
+    settings: TrainSettings
+    """What to train; the same on every rank."""
+    folder: Path
+    """Where its checkpoints lie; made where it is missing."""
+    strategy: Strategy
+    """The ranks, already set up; the caller tears it down."""
+    observer: Observer
+    """Of the loop and the model."""
+    should_stop: Callable[[], bool]
+    """Asked between steps on every rank; a yes of any of them saves a checkpoint and ends the run."""
+    report: Report
+    """Called with each event, on the first rank only."""
+
+
+class BaseRun(ABC):
+    """One rank of a run. Subclasses build model, optimizer and batches, train, and save."""
 
     saves_best = True
     """Whether an evaluation that is the best so far is a reason to save."""
 
-    def __init__(
-        self,
-        settings: TrainSettings,
-        folder: Path,
-        strategy: Strategy,
-        observer: Observer,
-        should_stop: Callable[[], bool],
-        report: Report,
-    ) -> None:
-        self.settings = settings
-        self.folder = folder
-        self.strategy = strategy
-        self.should_stop = should_stop
-        self._report = report
+    def __init__(self, asked: RunRequest) -> None:
+        self.settings = settings = asked.settings
+        self.folder = asked.folder
+        self.strategy = strategy = asked.strategy
+        self.should_stop = asked.should_stop
+        self._report = asked.report
         self.task: Task = make_task(settings.task, settings.task_options)
         self.precision = Precision(settings.precision, strategy.device.type)
         self.counts = UpdateCounts()
@@ -63,8 +64,8 @@ class BaseRun(ABC):
         self.evaluations.open(self.spec, self.data)
         self.checkpoint: Path | None = None
         self.log = LossLog(self.task if self.tells_parts else None, self.counts, settings, 0)
-        self.training = self.build(observer)
-        self.observer = Observers([self.log, observer])
+        self.training = self.build(asked.observer)
+        self.observer = Observers([self.log, asked.observer])
         self.evaluations.begin(self.counts.applied_steps)
 
     tells_parts = True

@@ -7,7 +7,7 @@ bert.train.resume.
 """
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
@@ -33,7 +33,7 @@ from bert.speed.registry import (
 )
 from bert.train.agreement import any_rank, same_on_all, together
 from bert.train.attention import choose_attention
-from bert.train.base_run import BaseRun, make_optimizer, step_plan
+from bert.train.base_run import BaseRun, RunRequest, make_optimizer, step_plan
 from bert.train.checkpoint import (
     OPTIMIZER_FILE,
     Checkpoint,
@@ -49,35 +49,20 @@ from bert.train.checkpoint import (
     versions,
 )
 from bert.train.checkpoint import save as write_checkpoint
-from bert.train.events import LAST_GOOD_CHECKPOINT, AttentionChosen, Optimized, Report, Resumed, RunOutcome, Saved
+from bert.train.events import LAST_GOOD_CHECKPOINT, AttentionChosen, Optimized, Resumed, RunOutcome, Saved
 from bert.train.feed import Feed, data_spec, layouts
 from bert.train.loop import DivergenceError, Training, parameters_are_finite, train
 from bert.train.observer import Observer
 from bert.train.rehearsal import rehearse
 from bert.train.resume import Initial, changed_settings, check_resumable, initial_on_all
-from bert.train.settings import TrainSettings
 from bert.train.weights import NotTaken, check_same_shape, load_initial, load_moments, load_weights
 from common.errors import UsageError
 from common.locks import locked
 
 
-def run_training(
-    settings: TrainSettings,
-    folder: Path,
-    strategy: Strategy,
-    observer: Observer,
-    should_stop: Callable[[], bool],
-    report: Report,
-) -> RunOutcome:
-    """Train until `settings.steps` updates are made, resuming where an earlier run in `folder` stopped.
-
-    Args:
-        settings: what to train.
-        folder: where the checkpoints lie; made where it is missing, and locked meanwhile.
-        strategy: the ranks, already set up; the caller tears it down.
-        observer: of the loop and the model.
-        should_stop: asked between steps on every rank; a yes of any of them saves a checkpoint and ends the run.
-        report: called with each event, on the first rank only.
+def run_training(asked: RunRequest) -> RunOutcome:
+    """Train until `settings.steps` updates are made, resuming where an earlier run in the folder stopped; the folder is
+    locked meanwhile.
 
     Raises:
         UsageError: settings that cannot be run here, or differ from the interrupted run's in what must not.
@@ -86,13 +71,14 @@ def run_training(
         StorageError: a checkpoint cannot be written; earlier ones are as they were.
         DivergenceError: the loss is not a number; step, learning rate and last good checkpoint are named.
     """
+    settings, strategy = asked.settings, asked.strategy
     given = strategy.world_size * strategy.devices_per_rank
     if settings.world_size != given:
         raise UsageError(
             "option-conflict", f"the settings have world_size={settings.world_size}, but {given} devices were given"
         )
-    with _locked_by_first(folder, strategy):
-        run = _Run(settings, folder, strategy, observer, should_stop, report)
+    with _locked_by_first(asked.folder, strategy):
+        run = _Run(asked)
         try:
             return run.go()
         finally:

@@ -85,11 +85,12 @@ class Recorder:
 def run(wanted: Any, folder: Path, recorder: Recorder | None = None, strategy: Any = None) -> Any:
     """Make a run in this process; return its outcome."""
     from bert.parallel.single import SingleStrategy
+    from bert.train.base_run import RunRequest
     from bert.train.observer import Observer
     from bert.train.run import run_training
 
     heard = recorder or Recorder()
-    return run_training(wanted, folder, strategy or SingleStrategy(), Observer(), heard.should_stop, heard)
+    return run_training(RunRequest(wanted, folder, strategy or SingleStrategy(), Observer(), heard.should_stop, heard))
 
 
 def start(job: dict[str, Any], place: Path) -> list[BaseProcess]:
@@ -111,6 +112,7 @@ def be_rank(job: dict[str, Any]) -> int:
     import torch
 
     from bert.parallel.options import make_strategy
+    from bert.train.base_run import RunRequest
     from bert.train.observer import Observer
     from bert.train.run import run_training
     from bert.train.settings import TrainSettings
@@ -130,7 +132,7 @@ def be_rank(job: dict[str, Any]) -> int:
             log.flush()
 
         try:
-            run_training(wanted, Path(job["folder"]), strategy, Observer(), stop_file.exists, report)
+            run_training(RunRequest(wanted, Path(job["folder"]), strategy, Observer(), stop_file.exists, report))
         except BertbenchError as error:
             Path(f"{job['log']}.error-{strategy.rank}").write_text(f"{type(error).__name__}: {error}")
             code = 3

@@ -17,6 +17,7 @@ from analysis.metrics.comparison.winner import Candidate, choose
 from bench.cli import profile
 from bench.machine.devices import Devices
 from bench.plan import variants
+from bench.plan.sweep import Session
 from bench.plan.trials import Sweep, expand
 from records.files import write_record
 from records.run import RunDirectory
@@ -62,8 +63,8 @@ RATES = {1: (100.0,) * 9, 2: (104.0, *(90.0,) * 8), 3: (50.0,) * 9, 4: (106.0, *
 def measured_as(rates: dict[int, Sequence[float]]) -> Callable[..., list[dict[str, Any]]]:
     """In place of running a trial: write its records, steps that all take as long, and return its result."""
 
-    def run_trials(run: RunDirectory, trials: Sequence[Trial], *rest: object) -> list[dict[str, Any]]:
-        (trial,) = trials
+    def run_trials(session: Session, trials: Sequence[Trial]) -> list[dict[str, Any]]:
+        (trial,), run = trials, session.run
         time_ms = 1000 * trial.micro_batch_size / rates[trial.micro_batch_size][trial.round]
         if not run.trial(trial.trial_id).path.exists():
             write_trial(run, trial, {0: step_rows([time_ms] * 30, trial.micro_batch_size)})
@@ -181,7 +182,7 @@ PROFILE = ["pretrain", "--device", "cpu", "--start", "3", "--stop", "6"]
 def profiled(words: list[str], monkeypatch: pytest.MonkeyPatch) -> Trial:
     """The one trial that `bertbench profile` would run."""
     asked: list[Trial] = []
-    monkeypatch.setattr(profile, "profile_trials", lambda run, trials, *rest: asked.extend(trials) or [])
+    monkeypatch.setattr(profile, "profile_trials", lambda session, trials: asked.extend(trials) or [])
     assert result("profile", *PROFILE, *words).code == 0
     (trial,) = asked
     return trial

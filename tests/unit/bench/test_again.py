@@ -62,10 +62,11 @@ def measure_anew(run: RunDirectory, runner: Runner, *, again: bool = True) -> li
     try:
         with sweep.locked(run):
             asked = Again(run, IDS) if again else None
-            found = sweep.run_trials(
-                run, TRIALS, {}, Devices("cpu", (), 2), LaunchOptions(), lambda *rest: None, lambda text: None,
-                again=asked,
+            session = sweep.Session(
+                run=run, request={}, devices=Devices("cpu", (), 2), options=LaunchOptions(),
+                progress=lambda *rest: None, note=lambda text: None, again=asked,
             )  # fmt: skip
+            found = sweep.run_trials(session, TRIALS)
             if asked is not None:
                 asked.finish()
             return found

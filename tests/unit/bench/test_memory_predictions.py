@@ -44,7 +44,10 @@ def measure(run: RunDirectory, *trials: Trial) -> list[str]:
     """Run trials as a sweep does; return the notes."""
     notes: list[str] = []
     with sweep.locked(run):
-        sweep.run_trials(run, trials, {}, CPU, LaunchOptions(), lambda *rest: None, notes.append)
+        session = sweep.Session(
+            run=run, request={}, devices=CPU, options=LaunchOptions(), progress=lambda *rest: None, note=notes.append
+        )
+        sweep.run_trials(session, trials)
     return notes
 
 
