@@ -1,6 +1,20 @@
 # shellcheck shell=bash
-# Read by the run_*.sh scripts: `run COMMAND...` runs it beside this shell, which passes signals on to it and waits until
-# it has saved. `signals` counts the signals that came.
+# Read first by the run_*.sh scripts: it answers what they are given besides the environment, and finds bertbench.
+PATH=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)/.venv/bin:$PATH
+if [[ $# -gt 0 ]]; then
+    sed -n '2,/^[^#]/s/^# \{0,1\}//p' "$0"
+    [[ $1 == -h || $1 == --help ]] && exit 0 || exit 2
+fi
+
+# need_data WHAT: end unless DATA is set.
+need_data() {
+    [[ -z ${DATA:-} ]] || return 0
+    echo "$(basename "$0"): DATA is not set: give $1" >&2
+    exit 2
+}
+
+# `run COMMAND...` runs it beside this shell, which passes signals on to it and waits until it has saved. `signals`
+# counts the signals that came.
 child=""
 signals=0
 trap 'signals=$((signals + 1)); [[ -n $child ]] && kill -TERM "$child" 2>/dev/null || true' INT TERM

@@ -24,21 +24,10 @@
 #   EVAL_EVERY            updates between evaluations on the test shards; 0: never                     (0)
 #   MAX_SECONDS           save and end after this time in s, for the limits of queues                  (none)
 set -euo pipefail
-root=$(cd "$(dirname "$0")/.." && pwd)
-PATH=$root/.venv/bin:$PATH
-
-if [[ $# -gt 0 ]]; then
-    sed -n '2,/^[^#]/s/^# \{0,1\}//p' "$0"
-    [[ $1 == -h || $1 == --help ]] && exit 0 || exit 2
-fi
-if [[ -z ${DATA:-} ]]; then
-    echo "run_pretraining.sh: DATA is not set: give the folder that 'bertbench data pretrain --output' wrote" >&2
-    exit 2
-fi
-out=${OUT:-runs/pretraining}
-
 # shellcheck source=bert/child.sh
-source "$root/bert/child.sh"
+source "$(dirname "$0")/child.sh"
+need_data "the folder that 'bertbench data pretrain --output' wrote"
+out=${OUT:-runs/pretraining}
 
 # Seconds on a clock that nobody sets, where there is one.
 clock() {

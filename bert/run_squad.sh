@@ -23,23 +23,13 @@
 #   EVAL_EVERY            updates between evaluations                                                  (an epoch)
 #   MAX_SECONDS           save and end after this time in s, for the limits of queues                  (none)
 set -euo pipefail
-root=$(cd "$(dirname "$0")/.." && pwd)
-PATH=$root/.venv/bin:$PATH
-
-if [[ $# -gt 0 ]]; then
-    sed -n '2,/^[^#]/s/^# \{0,1\}//p' "$0"
-    [[ $1 == -h || $1 == --help ]] && exit 0 || exit 2
-fi
-if [[ -z ${DATA:-} ]]; then
-    echo "run_squad.sh: DATA is not set: give the features that 'bertbench data squad --output' wrote" >&2
-    exit 2
-fi
+# shellcheck source=bert/child.sh
+source "$(dirname "$0")/child.sh"
+need_data "the features that 'bertbench data squad --output' wrote"
 out=${OUT:-runs/squad}
 evaluation=${EVAL_DATA:-}
 [[ -n $evaluation || ! -d $DATA ]] || evaluation=$DATA
 [[ $evaluation != none ]] || evaluation=""
-# shellcheck source=bert/child.sh
-source "$root/bert/child.sh"
 
 options=(--data "$DATA" --out "$out" --precision "${PRECISION:-auto}" --save-every "${SAVE_EVERY:-200}")
 options+=(${evaluation:+--eval-data "$evaluation"} ${INIT:+--init "$INIT"} ${PRESET:+--preset "$PRESET"})

@@ -11,12 +11,12 @@ import json
 import sqlite3
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from contextlib import closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from common.errors import InputError, LockedError, SchemaError, StorageError, content_code
+from common.errors import InputError, SchemaError, content_code
+from common.sqlite import connected
 
 Pairs = Mapping[tuple[str, str], int]
 """(true label, predicted label) -> how often."""
@@ -34,7 +34,6 @@ _OTHERS = "train again, or give another file of the training"
 _NEEDED = "give a file written by `bertbench train classify`: *_train_test_stats.json, *_testset_predictions.csv, "
 _NEEDED += "*_trained_model or *.sqlite"
 _MOST_BYTES = 2**30
-_WAIT_SECONDS = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,26 +147,10 @@ def _count(value: Any) -> int:
 
 def _of_database(path: Path) -> ClassificationResult:
     """Read the last result of a training on the samples that a database holds now."""
-    # Who was killed while it wrote leaves a journal, by which the file is put right when it is opened for writing.
-    mode = "rw" if path.with_name(f"{path.name}-journal").exists() else "ro"
-    try:
-        with closing(
-            sqlite3.connect(f"{path.resolve().as_uri()}?mode={mode}", timeout=_WAIT_SECONDS, uri=True)
-        ) as connection:
-            _check_tables(path, connection)
-            found = connection.execute("SELECT value FROM meta WHERE name = 'fingerprint'").fetchone()
-            rows = connection.execute("SELECT fingerprint, result FROM runs ORDER BY number DESC").fetchall()
-    except sqlite3.Error as error:
-        said = str(error)
-        if "locked" in said or "busy" in said:
-            raise LockedError(
-                "folder-locked", f"{path} is locked by another program ({said}): close the program, or wait for it"
-            ) from error
-        if "readonly" in said or "unable to open" in said:
-            raise StorageError(
-                "path-unreadable", f"cannot open {path} ({said}): check the permissions of the file and folder"
-            ) from error
-        raise InputError("file-damaged", f"{path} is damaged or not a SQLite file ({said}): {_OTHERS}") from error
+    with connected(path, _OTHERS) as connection:
+        _check_tables(path, connection)
+        found = connection.execute("SELECT value FROM meta WHERE name = 'fingerprint'").fetchone()
+        rows = connection.execute("SELECT fingerprint, result FROM runs ORDER BY number DESC").fetchall()
     if not rows:
         raise InputError("run-incomplete", f"{path} has no result yet: train with `bertbench train classify {path}`")
     try:

@@ -4,12 +4,31 @@ import csv
 import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from common.atomic import write_json
 from common.errors import SchemaError, content_code
 
 SCHEMA_VERSION = 1
+
+
+class InFolder(Protocol):
+    """What has a folder."""
+
+    @property
+    def path(self) -> Path:
+        """The folder."""
+
+
+class Inside:
+    """A field of what has a folder: the path of this name in it."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __get__(self, owner: InFolder, kind: type) -> Path:
+        """Return the path."""
+        return owner.path / self._name
 
 
 class NewerSchemaError(SchemaError):

@@ -23,7 +23,7 @@ from typing import Any
 
 from common.atomic import atomic_path
 from common.errors import InputError, SchemaError, UsageError
-from records.files import read_record, typed_rows
+from records.files import Inside, read_record, typed_rows
 from records.schema import RESULT_COLUMNS, STEP_COLUMNS, TELEMETRY_COLUMNS
 from records.trial import Trial
 
@@ -34,30 +34,16 @@ class TrialDirectory:
 
     path: Path
 
-    @property
-    def trial_json(self) -> Path:
-        """The resolved configuration."""
-        return self.path / "trial.json"
-
-    @property
-    def env_json(self) -> Path:
-        """Hardware, topology, versions, measured peak."""
-        return self.path / "env.json"
-
-    @property
-    def result_json(self) -> Path:
-        """Status and metrics; its existence says the trial is finished."""
-        return self.path / "result.json"
-
-    @property
-    def log(self) -> Path:
-        """Output of all ranks."""
-        return self.path / "log.txt"
-
-    @property
-    def profile(self) -> Path:
-        """What the profiler wrote."""
-        return self.path / "profile"
+    trial_json = Inside("trial.json")
+    """The resolved configuration."""
+    env_json = Inside("env.json")
+    """Hardware, topology, versions, measured peak."""
+    result_json = Inside("result.json")
+    """Status and metrics; its existence says the trial is finished."""
+    log = Inside("log.txt")
+    """Output of all ranks."""
+    profile = Inside("profile")
+    """What the profiler wrote."""
 
     def steps_csv(self, rank: int) -> Path:
         """Step records of one rank."""
@@ -128,20 +114,12 @@ class RunDirectory:
 
     path: Path
 
-    @property
-    def sweep_json(self) -> Path:
-        """The request of the command."""
-        return self.path / "sweep.json"
-
-    @property
-    def results_csv(self) -> Path:
-        """One row per trial."""
-        return self.path / "results.csv"
-
-    @property
-    def report(self) -> Path:
-        """Folder of the HTML page, figures and tables."""
-        return self.path / "report"
+    sweep_json = Inside("sweep.json")
+    """The request of the command."""
+    results_csv = Inside("results.csv")
+    """One row per trial."""
+    report = Inside("report")
+    """Folder of the HTML page, figures and tables."""
 
     def trial(self, trial_id: str) -> TrialDirectory:
         """The folder of one trial."""

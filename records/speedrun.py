@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from common.errors import InputError, SchemaError
-from records.files import read_record
+from records.files import Inside, read_record
 from records.schema import SPEEDRUN
 from records.training import TrainRun
 
@@ -28,15 +28,9 @@ class Speedrun:
 
     path: Path
 
-    @property
-    def document(self) -> Path:
-        """speedrun.json."""
-        return self.path / _DOCUMENT
-
-    @property
-    def csv(self) -> Path:
-        """The rows as a table, by records.schema.SPEEDRUN."""
-        return self.path / "speedrun.csv"
+    document = Inside(_DOCUMENT)
+    csv = Inside("speedrun.csv")
+    """The rows as a table, by records.schema.SPEEDRUN."""
 
     def seed(self, seed: int) -> TrainRun:
         """The training of a seed."""

@@ -21,7 +21,7 @@ from typing import Any
 
 from common.atomic import atomic_path
 from common.errors import SchemaError, content_code
-from records.files import read_record, typed_rows
+from records.files import Inside, read_record, typed_rows
 from records.run import RunDirectory, TrialDirectory
 from records.schema import CURVE_COLUMNS
 
@@ -51,25 +51,14 @@ class TrainRun:
         """The same folder, as every run is."""
         return RunDirectory(self.path)
 
-    @property
-    def state_json(self) -> Path:
-        """State of the run: finished, step, total_steps, phase, checkpoint, attempts, stopped_because."""
-        return self.path / "train.json"
-
-    @property
-    def curve_csv(self) -> Path:
-        """The loss curve over all attempts."""
-        return self.path / "curve.csv"
-
-    @property
-    def checkpoints(self) -> Path:
-        """Folder of the checkpoints."""
-        return self.path / "checkpoints"
-
-    @property
-    def tensorboard(self) -> Path:
-        """Folder of TensorBoard's event files."""
-        return self.path / "tensorboard"
+    state_json = Inside("train.json")
+    """State of the run: finished, step, total_steps, phase, checkpoint, attempts, stopped_because."""
+    curve_csv = Inside("curve.csv")
+    """The loss curve over all attempts."""
+    checkpoints = Inside("checkpoints")
+    """Folder of the checkpoints."""
+    tensorboard = Inside("tensorboard")
+    """Folder of TensorBoard's event files."""
 
     def attempts(self) -> list[TrialDirectory]:
         """Trials of kind train that can be read, in the order they were made."""

@@ -9,7 +9,6 @@ are Kineto's, so tools that read its files also read these. Nothing else is copi
 import gzip
 import json
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, cast
 
@@ -63,20 +62,10 @@ _MOST_LANES = 64
 _PROCESSES = 1000  # process ids per rank: 0 derived tracks, 1 host, 10 and on the GPUs
 
 
-@dataclass(frozen=True, slots=True)
-class Exported:
-    """What was written."""
-
-    path: Path
-    ranks: int
-    events: int
-    """Slices in it: kernels, operators, calls, ranges, steps and those of the derived tracks."""
-    problems: tuple[str, ...]
-    """Data that the timelines lack, one sentence each."""
-
-
-def write_perfetto(timelines: Sequence[Timeline], path: Path) -> Exported:
+def write_perfetto(timelines: Sequence[Timeline], path: Path) -> int:
     """Write timelines to one file atomically, gzip-compressed if its name ends in .gz.
+
+    Returns the number of slices in it: kernels, operators, calls, ranges, steps and those of the derived tracks.
 
     Times are microseconds since the earliest event, with all nanoseconds as decimals; baseTimeNanoseconds is the time
     of that event. Slices of one track that overlap without nesting go to further tracks of the same name.
@@ -103,8 +92,7 @@ def write_perfetto(timelines: Sequence[Timeline], path: Path) -> Exported:
         file.write(b"\n]}\n")
         if packed:
             packed.close()
-    problems = dict.fromkeys(problem for timeline in timelines for problem in timeline.problems)
-    return Exported(path, len(timelines), writer.slices, tuple(problems))
+    return writer.slices
 
 
 def _tables(timeline: Timeline) -> tuple["pd.DataFrame", ...]:

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -303,19 +304,13 @@ def precision_recall_figure(curves: Sequence[Curve], title: str = "") -> Figure:
             Line(name=label, x=recall[-1:], y=precision[-1:], colour=colour, dash="none", marker="circle", size=4.5,
                  beyond=True, legend=False)
         )  # fmt: skip
-    return Figure(
-        name="precision_recall",
-        title="Precision and recall",
-        panels=[
-            Panel(
-                title=_titled("Precision and recall", title),
-                x=Axis(
-                    label="recall: correct answers of all answerable questions", form="percent", low=-1.5, high=101.5
-                ),
-                y=Axis(label="precision: correct answers of all given", form="percent", low=0, high=103),
-                series=series,
-            )
-        ],
+    return _of_one_panel(
+        "precision_recall",
+        "Precision and recall",
+        title,
+        x=Axis(label="recall: correct answers of all answerable questions", form="percent", low=-1.5, high=101.5),
+        y=Axis(label="precision: correct answers of all given", form="percent", low=0, high=103),
+        series=series,
         size=(6.4, 4.4),
         legend="below",
         legend_columns=1,
@@ -350,19 +345,13 @@ def null_odds_figure(
             )  # fmt: skip
             series.append(_outline(name, edges, share, colour=colour))
     beyond = "" if (low, high) == (0.0, 1.0) else "; outermost bars: and beyond"
-    return Figure(
-        name="no_answer_scores",
-        title="No-answer scores",
-        panels=[
-            Panel(
-                title=_titled("No-answer scores", title),
-                x=Axis(
-                    label=f"no-answer score (higher: no answer is more likely{beyond})", low=low, high=high, grid=False
-                ),
-                y=Axis(label="share of these questions", form="percent", low=0, high=1.25 * tallest),
-                series=[*series, *_thresholds(best, low, high, 1.25 * tallest)],
-            )
-        ],
+    return _of_one_panel(
+        "no_answer_scores",
+        "No-answer scores",
+        title,
+        x=Axis(label=f"no-answer score (higher: no answer is more likely{beyond})", low=low, high=high, grid=False),
+        y=Axis(label="share of these questions", form="percent", low=0, high=1.25 * tallest),
+        series=[*series, *_thresholds(best, low, high, 1.25 * tallest)],
         size=(6.8, 4.0),
         legend="below",
     )
@@ -407,27 +396,27 @@ def thresholds_figure(sweep: Sweep, best: Sequence[Best], title: str = "") -> Fi
                  x=[min(max(one.threshold, low), high)], y=[one.score], colour=colour, dash="none", marker="circle",
                  size=7, beyond=True)
         )  # fmt: skip
-    return Figure(
-        name="thresholds",
-        title="Scores by threshold",
-        panels=[
-            Panel(
-                title=_titled("Scores by threshold", title),
-                x=Axis(label="threshold: questions with a higher no-answer score count as unanswered", low=low,
-                       high=high),
-                y=Axis(label="score over all questions", form="percent", low=max(0.0, float(scores.min()) - room),
-                       high=float(scores.max()) + room),
-                series=series,
-            )
-        ],
+    return _of_one_panel(
+        "thresholds",
+        "Scores by threshold",
+        title,
+        x=Axis(label="threshold: questions with a higher no-answer score count as unanswered", low=low,
+               high=high),
+        y=Axis(label="score over all questions", form="percent", low=max(0.0, float(scores.min()) - room),
+               high=float(scores.max()) + room),
+        series=series,
         size=(6.8, 4.0),
         legend="below",
         legend_columns=2,
     )  # fmt: skip
 
 
-def _titled(what: str, name: str) -> str:
-    return f"{what}, {short_label(name)}" if name else what
+def _of_one_panel(
+    name: str, what: str, of: str, *, x: Axis, y: Axis, series: Sequence[Series], **options: Any
+) -> Figure:
+    """Return a figure of one panel, whose title names the predictions where `of` does; options are those of Figure."""
+    title = f"{what}, {short_label(of)}" if of else what
+    return Figure(name=name, title=what, panels=[Panel(title=title, x=x, y=y, series=series)], **options)
 
 
 def _range(scores: Floats) -> tuple[float, float]:

@@ -55,18 +55,13 @@ def loss_figure(curve: Sequence[Row], evaluations: Sequence[Row], resumes: Seque
     for (label, held_out), colour in zip(_held_out_losses(evaluations, sum_of).items(), _HELD_OUT, strict=False):
         series.append(Line(name=label, x=after, y=held_out, colour=colour, marker="circle", size=4, width=1))
     caption = "One curve over all attempts: steps repeated after a resume replace the earlier ones."
-    return Figure(
-        name="loss",
-        title="Loss",
-        caption=f"{caption} Dotted lines mark resumes." if resumes else caption,
-        panels=[
-            Panel(
-                x=Axis(label="step", whole=True),
-                y=Axis(label="loss", unit=loss_unit(sum_of)),
-                series=[*series, *_resumed(resumes)],
-                legend="inside",
-            )
-        ],
+    return _by_step(
+        "loss",
+        "Loss",
+        f"{caption} Dotted lines mark resumes." if resumes else caption,
+        Axis(label="loss", unit=loss_unit(sum_of)),
+        [*series, *_resumed(resumes)],
+        inside=True,
     )
 
 
@@ -75,17 +70,12 @@ def learning_rate_figure(curve: Sequence[Row], resumes: Sequence[int]) -> Figure
     rate = Line(
         name="learning rate", x=column(curve, "applied_steps"), y=column(curve, "learning_rate"), colour="green"
     )
-    return Figure(
-        name="learning_rate",
-        title="Learning rate",
-        caption="Learning rate of each step.",
-        panels=[
-            Panel(
-                x=Axis(label="step", whole=True),
-                y=Axis(label="learning rate", low=0, form="number"),
-                series=[rate, *_resumed(resumes)],
-            )
-        ],
+    return _by_step(
+        "learning_rate",
+        "Learning rate",
+        "Learning rate of each step.",
+        Axis(label="learning rate", low=0, form="number"),
+        [rate, *_resumed(resumes)],
         size=(5.2, 3.2),
         legend="",
         half=True,
@@ -111,21 +101,24 @@ def evaluation_figure(evaluations: Sequence[Row], best_step: float | None) -> Fi
     if best_step is not None:
         best = Rule(name="best checkpoint", axis="x", at=best_step, colour="ink", dash="dashed", width=0.9, legend=True)
         series.append(best)
-    return Figure(
-        name="evaluation",
-        title="Held-out scores",
-        caption="Scores on held-out data.",
-        panels=[
-            Panel(
-                x=Axis(label="step", whole=True),
-                y=Axis(label="held-out scores", unit="%", low=1.05 * lowest, high=100),
-                series=series,
-                legend="inside",
-            )
-        ],
+    return _by_step(
+        "evaluation",
+        "Held-out scores",
+        "Scores on held-out data.",
+        Axis(label="held-out scores", unit="%", low=1.05 * lowest, high=100),
+        series,
+        inside=True,
         size=(5.2, 3.2),
         half=True,
     )
+
+
+def _by_step(
+    name: str, title: str, caption: str, y: Axis, series: Sequence[Series], inside: bool = False, **options: Any
+) -> Figure:
+    """Return a figure of one panel over the steps; its legend may be inside the panel. Options are those of Figure."""
+    panel = Panel(x=Axis(label="step", whole=True), y=y, series=series, legend="inside" if inside else "")
+    return Figure(name=name, title=title, caption=caption, panels=[panel], **options)
 
 
 def throughput_figure(attempts: Sequence[LoadedTrial], pauses: Sequence[Sequence[int]]) -> Figure | None:

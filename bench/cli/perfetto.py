@@ -48,10 +48,9 @@ def run(options: PerfettoOptions) -> Result:
             f"{options.path} holds {', '.join(source.kinds)} and no trace: perfetto needs the timestamps of events, as "
             "in JSON of the PyTorch profiler and SQLite exports of nsys; use `bertbench analyze` for other profiles",
         )
-    exported = write_perfetto(source.timelines, output)
-    about = {"path": str(exported.path), "ranks": exported.ranks, "events": exported.events}
-    ranks = "1 rank" if exported.ranks == 1 else f"{exported.ranks} ranks"
-    said = f"{exported.path}: {ranks}, {exported.events:,} events; open it in https://ui.perfetto.dev"
+    events, count = write_perfetto(source.timelines, output), len(source.timelines)
+    said = f"{output}: {count} rank{'s'[: count != 1]}, {events:,} events; open it in https://ui.perfetto.dev"
+    about = {"path": str(output), "ranks": count, "events": events}
     return Result(document={**about, "problems": list(source.problems)}, blocks=[Plain(said)], problems=source.problems)
 
 

@@ -11,10 +11,9 @@ import tyro
 from bench.cli.options import RunFolder, RunsTrials, given_names, parse_task, run_folder
 from bench.cli.progress import note
 from bench.cli.result import Result
-from bench.cli.sweep_progress import announce, describe, measured_anew, trial_display
+from bench.cli.sweep_progress import announce, describe, session
 from bench.implementations import OURS
 from bench.machine.devices import Devices, find_devices
-from bench.plan.sweep import Session, locked
 from bench.plan.trials import Sweep, expand
 from bench.profilers import PROFILERS, load_profiler
 from bench.profilers.ranges import KINDS
@@ -114,13 +113,9 @@ def run(options: ProfileOptions) -> Result:
     request = {"command": "profile", **request_of(options)}
     launch = LaunchOptions(timeout_seconds=options.timeout_seconds)
     pairs = with_unprofiled(trials)
-    with locked(directory), measured_anew(options.again, directory, pairs) as again, trial_display() as display:
-        session = Session(
-            run=directory, request=request, devices=devices, options=dataclasses.replace(launch, look=display.look),
-            progress=display.show, note=note, again=again,
-        )  # fmt: skip
-        announce(session, pairs)
-        profiled = profile_trials(session, trials)
+    with session(directory, pairs, request, devices, launch, again=options.again) as call:
+        announce(call, pairs)
+        profiled = profile_trials(call, trials)
         summaries = [summarize(directory.trial(item.trial.trial_id)) for item in profiled]
         profiled = [
             mark_unread(directory.trial(item.trial.trial_id), item, found.unread)

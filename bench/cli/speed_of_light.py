@@ -12,12 +12,12 @@ from bench.cli.ledger import store_predictions
 from bench.cli.options import RunFolder, given_names, parse_task, run_folder
 from bench.cli.progress import note
 from bench.cli.result import Result
-from bench.cli.sweep_progress import announce, describe, measured_anew, tell_of_cpu, trial_display
+from bench.cli.sweep_progress import announce, describe, session, tell_of_cpu
 from bench.implementations import OURS
 from bench.implementations.model_folder import check_options
 from bench.machine.devices import Devices, find_devices
 from bench.plan.options import AUTO
-from bench.plan.sweep import Session, locked, run_trials
+from bench.plan.sweep import run_trials
 from bench.plan.trials import Sweep, expand
 from bench.run.launch import LaunchOptions
 from bench.run.resources import DEFAULT
@@ -122,13 +122,11 @@ def run(options: SpeedOfLightOptions) -> Result:
     tell_of_cpu(devices, options.device, options.json)
     launch = LaunchOptions(timeout_seconds=options.timeout_seconds)
     request = {"command": "speed-of-light", **request_of(options)}
-    with locked(directory), measured_anew(options.again, directory, [trial]) as again, trial_display() as display:
-        session = Session(
-            run=directory, request=request, devices=devices, options=dataclasses.replace(launch, look=display.look),
-            progress=display.show, note=note, retry_failed=options.retry_failed, again=again,
-        )  # fmt: skip
-        announce(session, [trial])
-        (result,) = run_trials(session, [trial])
+    with session(
+        directory, [trial], request, devices, launch, again=options.again, retry_failed=options.retry_failed
+    ) as call:
+        announce(call, [trial])
+        (result,) = run_trials(call, [trial])
     return _measured(directory, trial) if result["status"] == "ok" else Result(code=3)
 
 

@@ -1,5 +1,6 @@
 """What the user sees while trials run: one line per trial, on stderr."""
 
+import dataclasses
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -11,7 +12,8 @@ from bench.cli.progress import note
 from bench.cli.trial_display import TrialDisplay
 from bench.machine.devices import Devices
 from bench.plan.options import AUTO, resolve_strategy
-from bench.plan.sweep import Again, Progress, Session, expected_seconds, finished_result, write_results
+from bench.plan.sweep import Again, Progress, Session, expected_seconds, finished_result, locked, write_results
+from bench.run.launch import LaunchOptions
 from bench.run.metrics_file import MetricsFile
 from common.redact import terminal_text
 from records.run import RunDirectory
@@ -137,3 +139,34 @@ def measured_anew(wanted: bool, run: RunDirectory, trials: Sequence[Trial]) -> I
         if again.earlier.trials():
             write_results(again.earlier)
             note(f"earlier records: {again.earlier.path}; `bertbench compare` compares them with {run.path}")
+
+
+@contextmanager
+def session(
+    run: RunDirectory,
+    trials: Sequence[Trial],
+    request: Mapping[str, Any],
+    devices: Devices,
+    options: LaunchOptions,
+    *,
+    again: bool,
+    retry_failed: bool = False,
+    metrics: Path | None = None,
+) -> Iterator[Session]:
+    """Lock a run directory for a call that runs trials in it, and show on the terminal how far each is.
+
+    Args:
+        run: the run directory.
+        trials: those of the call.
+        request: the recorded options of the command.
+        devices: where they run.
+        options: how they run.
+        again: whether finished ones are repeated.
+        retry_failed: whether failed ones are.
+        metrics: file to keep up to date with the trial that runs.
+    """
+    with locked(run), measured_anew(again, run, trials) as repeated, trial_display(metrics=metrics) as display:
+        yield Session(
+            run=run, request=request, devices=devices, options=dataclasses.replace(options, look=display.look),
+            progress=display.show, note=note, retry_failed=retry_failed, again=repeated,
+        )  # fmt: skip

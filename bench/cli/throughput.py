@@ -14,13 +14,13 @@ from bench.cli.ledger import store_predictions
 from bench.cli.options import RetriesTrials, RunFolder, parse_task, run_folder
 from bench.cli.progress import note
 from bench.cli.result import Result
-from bench.cli.sweep_progress import announce, measured_anew, tell_of_cpu, trial_display
+from bench.cli.sweep_progress import announce, session, tell_of_cpu
 from bench.cluster.inside import run_trial_inside
 from bench.cluster.world import World, joined_world
 from bench.machine.devices import Devices, find_devices, free_memory_share
 from bench.plan.options import METRICS_HELP, check_metrics_file
 from bench.plan.rounds import Verdict, add_rounds, check_reference, spends
-from bench.plan.sweep import Session, locked, record_request, result_rows, run_trials
+from bench.plan.sweep import record_request, result_rows, run_trials
 from bench.plan.trials import Sweep, expand
 from bench.run.launch import LaunchOptions
 from common.errors import UsageError
@@ -129,24 +129,19 @@ def run(options: ThroughputOptions) -> Result:
     added: list[Trial] = []
     verdicts: list[Verdict] = []
     notes: list[str] = []
-    with (
-        locked(directory),
-        measured_anew(options.again, directory, trials) as again,
-        trial_display(metrics=options.metrics_file) as display,
-    ):
-        session = Session(
-            run=directory, request=request, devices=devices, options=dataclasses.replace(launch, look=display.look),
-            progress=display.show, note=note, retry_failed=options.retry_failed, again=again,
-        )  # fmt: skip
+    with session(
+        directory, trials, request, devices, launch, again=options.again, retry_failed=options.retry_failed,
+        metrics=options.metrics_file,
+    ) as call:  # fmt: skip
 
         def measure(
             some: Sequence[Trial], enough: Callable[[int], bool] = lambda place: False
         ) -> Sequence[Mapping[str, Any]]:
-            found = run_trials(session, some, enough)
+            found = run_trials(call, some, enough)
             results.extend(found)
             return found
 
-        announce(session, trials, options.time_budget)
+        announce(call, trials, options.time_budget)
         if options.time_budget is None:
             measure(trials)
         else:
@@ -157,7 +152,7 @@ def run(options: ThroughputOptions) -> Result:
                     f"{left_out} of {len(trials)} trials were left out: the time budget of {options.time_budget:g} s "
                     "is spent; run the same command again to measure them"
                 )
-            added, verdicts = add_rounds(directory, trials, measure, ends - time.monotonic(), again)
+            added, verdicts = add_rounds(directory, trials, measure, ends - time.monotonic(), call.again)
             record_request(directory, [*trials, *added], request)
     code = 0 if all(result["status"] == "ok" for result in results) else 3
     found = _measured(directory, [*trials, *added], verdicts)
@@ -291,16 +286,8 @@ def _largest_batches(options: ThroughputOptions, devices: Devices, run: RunDirec
         note(f"memory limit per rank: {sweep.memory_limit_gib:.1f} GiB (--memory-limit-gib)")
     request = {"command": "throughput", **request_of(options)}
     found: list[dict[str, Any]] = []
-    with (
-        locked(run),
-        measured_anew(options.again, run, starts) as again,
-        trial_display(metrics=options.metrics_file) as display,
-    ):
-        session = Session(
-            run=run, request=request, devices=devices, options=dataclasses.replace(launch, look=display.look),
-            progress=display.show, note=note, again=again,
-        )  # fmt: skip
-        measure = measured_trials(session)
+    with session(run, starts, request, devices, launch, again=options.again, metrics=options.metrics_file) as call:
+        measure = measured_trials(call)
         for start in starts:
             outcome = explore(largest_batch(start, options.max_batch_limit, options.max_batch_step), measure)
             assert outcome is not None, "nothing stops it"

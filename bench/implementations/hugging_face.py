@@ -9,6 +9,7 @@ import torch
 
 from bench.implementations.base import Built
 from bench.implementations.ours import LEARNING_RATE
+from bert.checkpoints.model_config import hugging_face_fields
 from bert.data.batch import Batch
 from bert.model.config import ModelConfig
 from bert.optim.registry import adamw
@@ -128,7 +129,7 @@ def model_loss(task: str, config: ModelConfig) -> ComputeLoss:
 def _pretraining_model(config: ModelConfig, task: Task) -> Any:
     from transformers.models.bert.modeling_bert import BertForPreTraining
 
-    model: torch.nn.Module = BertForPreTraining(_bert_config(config))
+    model: torch.nn.Module = BertForPreTraining(_config(config))
     return model
 
 
@@ -137,11 +138,11 @@ def _question_model(config: ModelConfig, task: Task) -> Any:
     if config.type_vocab_size == 0:
         from transformers.models.distilbert.modeling_distilbert import DistilBertForQuestionAnswering
 
-        model = DistilBertForQuestionAnswering(_distilbert_config(config, qa_dropout=0.0))
+        model = DistilBertForQuestionAnswering(_config(config, qa_dropout=0.0))
     else:
         from transformers.models.bert.modeling_bert import BertForQuestionAnswering
 
-        model = BertForQuestionAnswering(_bert_config(config))
+        model = BertForQuestionAnswering(_config(config))
     return model
 
 
@@ -157,47 +158,24 @@ def _classification_model(config: ModelConfig, task: Task) -> Any:
         from transformers.models.distilbert.modeling_distilbert import DistilBertForSequenceClassification
 
         dropout = {"seq_classif_dropout": config.hidden_dropout}
-        model = DistilBertForSequenceClassification(_distilbert_config(config, **dropout, **classes))
+        model = DistilBertForSequenceClassification(_config(config, **dropout, **classes))
     else:
         from transformers.models.bert.modeling_bert import BertForSequenceClassification
 
-        model = BertForSequenceClassification(_bert_config(config, **classes))
+        model = BertForSequenceClassification(_config(config, **classes))
     return model
 
 
-def _distilbert_config(config: ModelConfig, **further: Any) -> Any:
-    from transformers.models.distilbert.configuration_distilbert import DistilBertConfig
+def _config(config: ModelConfig, **further: Any) -> Any:
+    """Return Hugging Face's configuration of the same shape; no segments make a DistilBERT."""
+    fields = {**hugging_face_fields(config), "attn_implementation": "sdpa", **further}
+    if config.type_vocab_size == 0:
+        from transformers.models.distilbert.configuration_distilbert import DistilBertConfig
 
-    return DistilBertConfig(
-        **further,
-        vocab_size=config.vocab_size,
-        dim=config.hidden_size,
-        n_layers=config.num_layers,
-        n_heads=config.num_heads,
-        hidden_dim=config.intermediate_size,
-        dropout=config.hidden_dropout,
-        attention_dropout=config.attention_dropout,
-        max_position_embeddings=config.max_positions,
-        attn_implementation="sdpa",
-    )
-
-
-def _bert_config(config: ModelConfig, **further: Any) -> Any:
+        return DistilBertConfig(**fields)
     from transformers.models.bert.configuration_bert import BertConfig
 
-    return BertConfig(
-        **further,
-        vocab_size=config.vocab_size,
-        hidden_size=config.hidden_size,
-        num_hidden_layers=config.num_layers,
-        num_attention_heads=config.num_heads,
-        intermediate_size=config.intermediate_size,
-        hidden_dropout_prob=config.hidden_dropout,
-        attention_probs_dropout_prob=config.attention_dropout,
-        type_vocab_size=config.type_vocab_size,
-        max_position_embeddings=config.max_positions,
-        attn_implementation="sdpa",
-    )
+    return BertConfig(**fields)
 
 
 MODELS = {

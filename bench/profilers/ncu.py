@@ -18,11 +18,11 @@ from analysis.counters import KernelCounters, rules_file
 from bench.profilers.base import Scope, whole_number, written
 from bench.profilers.nvprof import first_gpu_capability
 from bench.profilers.permission import ALLOW, DENIED, counters_denied
-from bench.profilers.ranges import CAPTURE, DOMAIN, RangeProfiler, check_ranges
-from bench.profilers.tool import run_tool, tool_version
+from bench.profilers.ranges import CAPTURE, DOMAIN, check_ranges
+from bench.profilers.tool import ToolProfiler, run_tool
 from common.atomic import write_json, write_text
 from common.errors import Code, InputError, MissingToolError, UsageError, content_code
-from common.tools import Version, dotted, find_tool
+from common.tools import Version, dotted
 from records.trial import Trial
 
 FOLDER = Path(__file__).resolve().parents[2] / "profiling" / "ncu"
@@ -139,18 +139,18 @@ COLLECTIVES = (
 
 _IMPORT_SECONDS = 900.0
 _NEEDED = ("--target-processes", "--profile-from-start", "--export", "--csv", "--page", "--import")
-_REMEDY = (
-    "install Nsight Compute (NVIDIA's apt repository; Debian non-free: nsight-compute), or start the container with "
-    "start_container.sh; --profiler nsys gives a timeline without counters"
-)
 
 
-class NsightCompute(RangeProfiler):
+class NsightCompute(ToolProfiler):
     """Wraps the launcher of a node with `ncu`."""
 
     NAME: ClassVar[str] = "ncu"
+    REMEDY: ClassVar[str] = (
+        "install Nsight Compute (NVIDIA's apt repository; Debian non-free: nsight-compute), or start the container "
+        "with start_container.sh; --profiler nsys gives a timeline without counters"
+    )
     OPTIONS: ClassVar[Mapping[str, str]] = {
-        **RangeProfiler.OPTIONS,
+        **ToolProfiler.OPTIONS,
         "kernels": f"maximum number of kernels to count ({MOST_KERNELS})",
         "skip": "number of kernels to skip first (0)",
         "metrics": "comma-separated ncu metrics (those of profiling/ncu for this GPU)",
@@ -160,18 +160,6 @@ class NsightCompute(RangeProfiler):
         "cache-control": "all: flush the caches before each replay, for repeatable counters; none: do not (all)",
         "clock-control": "base: lock the clocks to base; none: clocks as in training (none)",
     }
-
-    @cached_property
-    def _path(self) -> Path:
-        return find_tool("ncu", _REMEDY)
-
-    @cached_property
-    def _version(self) -> Version:
-        return tool_version(self._path)
-
-    @cached_property
-    def _help(self) -> str:
-        return run_tool([str(self._path), "--help"], timeout_seconds=60, any_exit_code=True)
 
     @cached_property
     def _switches(self) -> frozenset[str]:
@@ -189,17 +177,7 @@ class NsightCompute(RangeProfiler):
         needed = OLDEST
         if "metrics" not in self.options:
             needed = section_for(_capability())[1]
-        if self._version[:2] < needed:
-            raise MissingToolError(
-                "tool-version",
-                f"ncu {dotted(self._version)} at {self._path} is too old for this GPU, which needs "
-                f"{dotted(needed)}: {_REMEDY}",
-            )
-        lacking = [name for name in _NEEDED if name not in self._switches]
-        if lacking:
-            raise MissingToolError(
-                "tool-version", f"ncu {dotted(self._version)} at {self._path} lacks {', '.join(lacking)}: {_REMEDY}"
-            )
+        self._check_version(needed, f" for this GPU, which needs {dotted(needed)}", _NEEDED)
         if self._replay not in (replay_modes(self._help) or {"kernel"}):
             raise UsageError(
                 "tool-version",
@@ -276,7 +254,7 @@ class NsightCompute(RangeProfiler):
             raise MissingToolError(
                 "tool-version",
                 f"ncu {dotted(self._version)} cannot exclude NCCL kernels and would deadlock at the first one: "
-                f"use --devices 1, or {_REMEDY}",
+                f"use --devices 1, or {self.REMEDY}",
             )
         return []
 
@@ -300,7 +278,7 @@ class NsightCompute(RangeProfiler):
         if not found:
             raise MissingToolError(
                 "tool-version",
-                f"ncu {dotted(self._version)} at {self._path} supports no metric of {identifier}: {_REMEDY}",
+                f"ncu {dotted(self._version)} at {self._path} supports no metric of {identifier}: {self.REMEDY}",
             )
         if self._replay == "range":  # a range has no launch
             found = [name for name in found if not of_launch(name)]

@@ -13,10 +13,10 @@ from typing import ClassVar
 
 from analysis.readers.nsys.report import EXPORT_SECONDS, export_arguments, forget_environment, switches
 from bench.profilers.base import Scope, written
-from bench.profilers.ranges import CAPTURE, DOMAIN, RangeProfiler, check_ranges
-from bench.profilers.tool import run_tool, tool_version
+from bench.profilers.ranges import CAPTURE, DOMAIN, check_ranges
+from bench.profilers.tool import ToolProfiler, run_tool
 from common.errors import Code, InputError, MissingToolError, UsageError
-from common.tools import Version, dotted, find_tool
+from common.tools import Version, dotted
 from records.trial import Trial
 
 OLDEST: Version = (2022, 4)
@@ -31,33 +31,22 @@ REPORTS = {
 # Without these, nsys would record the wrong part of the run or write to another file.
 _NEEDED = ("--trace", "--capture-range", "--capture-range-end", "--force-overwrite", "--output")
 _PARANOID = Path("/proc/sys/kernel/perf_event_paranoid")
-_REMEDY = (
-    "install Nsight Systems 2022.4 or newer (NVIDIA's apt repository; Debian non-free: nsight-systems), or start the "
-    "container with start_container.sh; --profiler torch needs no tool"
-)
 
 
-class NsightSystems(RangeProfiler):
+class NsightSystems(ToolProfiler):
     """Wraps the launcher of a node with `nsys profile`."""
 
     NAME: ClassVar[str] = "nsys"
+    REMEDY: ClassVar[str] = (
+        "install Nsight Systems 2022.4 or newer (NVIDIA's apt repository; Debian non-free: nsight-systems), or start "
+        "the container with start_container.sh; --profiler torch needs no tool"
+    )
+    HELP: ClassVar[tuple[str, ...]] = ("profile", "--help")
     OPTIONS: ClassVar[Mapping[str, str]] = {
-        **RangeProfiler.OPTIONS,
+        **ToolProfiler.OPTIONS,
         "sampling": "also sample CPU stacks (off by default: it adds overhead, and hangs on some virtual machines)",
         "trace": "comma-separated APIs that nsys traces (cuda,nvtx,osrt,cublas,cudnn; on a CPU nvtx,osrt)",
     }
-
-    @cached_property
-    def _path(self) -> Path:
-        return find_tool("nsys", _REMEDY)
-
-    @cached_property
-    def _version(self) -> Version:
-        return tool_version(self._path)
-
-    @cached_property
-    def _help(self) -> str:
-        return run_tool([str(self._path), "profile", "--help"], timeout_seconds=60, any_exit_code=True)
 
     @cached_property
     def _switches(self) -> frozenset[str]:
@@ -66,15 +55,7 @@ class NsightSystems(RangeProfiler):
     def check(self, trial: Trial) -> None:
         """Raise MissingToolError or UsageError, with the remedy, if nsys cannot profile here."""
         check_ranges(self.ranges, trial.device)
-        if self._version[:2] < OLDEST:
-            raise MissingToolError(
-                "tool-version", f"nsys {dotted(self._version)} at {self._path} is too old: {_REMEDY}"
-            )
-        lacking = [name for name in _NEEDED if name not in self._switches]
-        if lacking:
-            raise MissingToolError(
-                "tool-version", f"nsys {dotted(self._version)} at {self._path} lacks {', '.join(lacking)}: {_REMEDY}"
-            )
+        self._check_version(OLDEST, "", _NEEDED)
         _check_importer(self._path)
         _check_nvtx(self._version)
         if "sampling" in self.options:

@@ -5,12 +5,16 @@ import shutil
 import subprocess
 import sys
 import uuid
+from collections.abc import Sequence
+from functools import cached_property
 from pathlib import Path
+from typing import ClassVar
 
+from bench.profilers.ranges import RangeProfiler
 from bench.run.processes import HARNESS_VARIABLE, MARK_VARIABLE, end_marked
 from common.errors import InputError, MissingToolError
 from common.redact import redact_text, without_secrets
-from common.tools import Version, version_in
+from common.tools import Version, dotted, find_tool, version_in
 
 _REPOSITORY = Path(__file__).resolve().parents[2]
 
@@ -68,3 +72,38 @@ def run_tool(argv: list[str], timeout_seconds: float, any_exit_code: bool = Fals
         said = redact_text((done.stderr.strip() or done.stdout.strip() or "nothing")[-800:])
         raise InputError("tool-failed", f"{name} {argv[1]} failed (exit code {done.returncode}): {said}")
     return done.stdout
+
+
+class ToolProfiler(RangeProfiler):
+    """A profiler of NVIDIA's whose switches follow its --help."""
+
+    REMEDY: ClassVar[str]
+    """How to get the tool."""
+    HELP: ClassVar[tuple[str, ...]] = ("--help",)
+    """What prints its switches."""
+
+    @cached_property
+    def _path(self) -> Path:
+        return find_tool(self.NAME, self.REMEDY)
+
+    @cached_property
+    def _version(self) -> Version:
+        return tool_version(self._path)
+
+    @cached_property
+    def _help(self) -> str:
+        return run_tool([str(self._path), *self.HELP], timeout_seconds=60, any_exit_code=True)
+
+    @property
+    def _switches(self) -> frozenset[str]:
+        """Those that the help names."""
+        raise NotImplementedError
+
+    def _check_version(self, oldest: Version, reason: str, needed: Sequence[str]) -> None:
+        """Raise MissingToolError if the tool is older, for this reason, or lacks one of the needed switches."""
+        found = f"{self.NAME} {dotted(self._version)} at {self._path}"
+        if self._version[:2] < oldest:
+            raise MissingToolError("tool-version", f"{found} is too old{reason}: {self.REMEDY}")
+        lacking = [name for name in needed if name not in self._switches]
+        if lacking:
+            raise MissingToolError("tool-version", f"{found} lacks {', '.join(lacking)}: {self.REMEDY}")

@@ -9,6 +9,7 @@ import random
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from statistics import median
+from typing import NamedTuple
 
 SGEMM, SOFTMAX = "ampere_sgemm_128x64_tn", "softmax_warp_forward<float, float, 9, false>"
 ELEMENTWISE = "vectorized_elementwise_kernel<4, GeluFunctor<float>>"
@@ -57,8 +58,7 @@ class Trace:
     """Start and end of each wait of the CPU for data, ns."""
 
 
-@dataclass(frozen=True, slots=True)
-class Counted:
+class Counted(NamedTuple):
     """A kernel with counters: name, cycles, ns, percent of peak by pipe."""
 
     name: str

@@ -108,7 +108,6 @@ def to_hugging_face_json(config: ModelConfig, architecture: str, labels: int | N
         labels: of a classifier; one is a regression there, as here.
     """
     distilled = config.type_vocab_size == 0
-    names = _DISTILBERT if distilled else _BERT
     numbers = range(labels or 0)
     classes = {
         "id2label": {str(number): f"LABEL_{number}" for number in numbers},
@@ -122,8 +121,14 @@ def to_hugging_face_json(config: ModelConfig, architecture: str, labels: int | N
         "activation" if distilled else "hidden_act": "gelu",
         "pad_token_id": 0,
         "dtype": "float32",
-        **{theirs: getattr(config, field) for field, theirs in names.items()},
+        **hugging_face_fields(config),
     }
+
+
+def hugging_face_fields(config: ModelConfig) -> dict[str, Any]:
+    """Return the shape of a model by Hugging Face's names, those of DistilBERT for a model without segments."""
+    names = _DISTILBERT if config.type_vocab_size == 0 else _BERT
+    return {theirs: getattr(config, field) for field, theirs in names.items()}
 
 
 def is_ours(content: Mapping[str, Any]) -> bool:

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NamedTuple
 
 from bert.corpus import wikitext
 from bert.corpus.dumps import Dump, Header, Unit, split_pages
@@ -38,8 +38,7 @@ _TITLE = re.compile(rb"<title>([^<]*)</title>")
 _TEXT = re.compile(rb"<text[\s>/]")
 
 
-@dataclass(frozen=True, slots=True)
-class Work:
+class Work(NamedTuple):
     """A unit on its way to a worker."""
 
     part: str

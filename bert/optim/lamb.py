@@ -100,10 +100,7 @@ class Lamb(torch.optim.Optimizer):
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> Any:
         """Update every parameter that has a gradient. Returns what `closure` returns, called before, if given."""
-        loss: float | None = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
+        loss = called(closure)
         gradients = [_part(p.grad) for group in self.param_groups for p in group["params"] if p.grad is not None]
         step = self.steps + 1
         for group in self.param_groups:
@@ -289,3 +286,11 @@ def _check_parameters(parameters: list[torch.Tensor]) -> None:
             "unsupported-combination",
             "LAMB needs contiguous parameters: call .contiguous() on them before creating the optimizer",
         )
+
+
+def called(closure: Callable[[], float] | None) -> float | None:
+    """Return what a closure given to `step` returns, called with gradients; None without one."""
+    if closure is None:
+        return None
+    with torch.enable_grad():
+        return closure()

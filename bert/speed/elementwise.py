@@ -163,9 +163,9 @@ class _ResidualNorm(Function):
         levels = random_levels(x, by_loops) if probability else None
         with torch.autocast("cpu", enabled=False):
             forward = _norm_loop_forward if by_loops else _norm_forward
-            x, residual = x.contiguous(), residual.contiguous()
-            *results, mean, inverse = forward(x, residual, levels, weight, bias, eps, probability)
-        ctx.save_for_backward(x, residual, levels, weight, mean, inverse)
+            terms = _Terms(x.contiguous(), residual.contiguous(), levels, probability)
+            *results, mean, inverse = forward(terms, weight, bias, eps)
+        ctx.save_for_backward(*terms[:3], weight, mean, inverse)
         ctx.probability = probability
         return tuple(results)
 
@@ -176,7 +176,8 @@ class _ResidualNorm(Function):
         with torch.autocast("cpu", enabled=False):
             backward = _norm_loop_backward if _has_loops(x, residual) else _norm_backward
             own = [grad.contiguous() for grad in grads]
-            return *backward(own, x, residual, levels, weight, mean, inverse, ctx.probability), None, None
+            terms = _Terms(x, residual, levels, ctx.probability)
+            return *backward(own, terms, weight, mean, inverse), None, None
 
 
 class _Gelu(Function):
@@ -202,53 +203,55 @@ def _has_loops(x: Tensor, residual: Tensor) -> bool:
     return residual.dtype == torch.float32 and x.dtype in LOOP_TYPES and is_wanted()
 
 
-def _norm_forward(
-    x: Tensor, residual: Tensor, levels: Tensor | None, weight: Tensor, bias: Tensor, eps: float, probability: float
-) -> tuple[Tensor, ...]:
+class _Terms(NamedTuple):
+    """The terms of dropout(x) + residual [..., H]."""
+
+    x: Tensor
+    residual: Tensor
+    levels: Tensor | None
+    """Random bits of dropout; None without dropout."""
+    probability: float
+    """Of dropout."""
+
+    def sum(self) -> Tensor:
+        """Return the sum, in the type of the residual."""
+        wide = self.x.to(self.residual.dtype)
+        return self.residual + (wide if self.levels is None else wide * self.factors(wide.dtype))
+
+    def factors(self, dtype: torch.dtype) -> Tensor:
+        """Return what dropout multiplies x by."""
+        assert self.levels is not None
+        return keep_mask(self.levels, self.probability, dtype).mul_(keep_scale(self.probability))
+
+
+def _norm_forward(terms: _Terms, weight: Tensor, bias: Tensor, eps: float) -> tuple[Tensor, ...]:
     """Return the norm [..., H], in the type of x too if that is another one, and of the sum the mean and the inverse of
     the standard deviation [..., 1] (Ba et al. 2016, arXiv 1607.06450, eq. 3 over H).
     """
-    summed = _sum(x, residual, levels, probability)
+    summed = terms.sum()
     mean = summed.mean(-1, keepdim=True)
     inverse = torch.rsqrt((summed - mean).square().mean(-1, keepdim=True) + eps)
     wide = (summed - mean) * inverse * weight + bias
-    return wide, *([] if x.dtype == wide.dtype else [wide.to(x.dtype)]), mean, inverse
+    return wide, *([] if terms.x.dtype == wide.dtype else [wide.to(terms.x.dtype)]), mean, inverse
 
 
 def _norm_backward(
-    grads: list[Tensor],
-    x: Tensor,
-    residual: Tensor,
-    levels: Tensor | None,
-    weight: Tensor,
-    mean: Tensor,
-    inverse: Tensor,
-    probability: float,
+    grads: list[Tensor], terms: _Terms, weight: Tensor, mean: Tensor, inverse: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return the gradients of x and residual [..., H], and of weight and bias [H], from those of the results."""
     grad = grads[0] if len(grads) == 1 else grads[0] + grads[1].to(grads[0].dtype)
-    normed = (_sum(x, residual, levels, probability) - mean) * inverse
+    normed = (terms.sum() - mean) * inverse
     weighted = grad * weight
     along = (weighted * normed).mean(-1, keepdim=True)
     grad_sum = (weighted - weighted.mean(-1, keepdim=True) - normed * along) * inverse
-    grad_x = grad_sum if levels is None else grad_sum * _factors(levels, probability, grad_sum.dtype)
+    grad_x = grad_sum if terms.levels is None else grad_sum * terms.factors(grad_sum.dtype)
     rows = tuple(range(grad.dim() - 1))
-    return grad_x.to(x.dtype), grad_sum, (grad * normed).sum(rows), grad.sum(rows)
+    return grad_x.to(terms.x.dtype), grad_sum, (grad * normed).sum(rows), grad.sum(rows)
 
 
-def _sum(x: Tensor, residual: Tensor, levels: Tensor | None, probability: float) -> Tensor:
-    wide = x.to(residual.dtype)
-    return residual + (wide if levels is None else wide * _factors(levels, probability, wide.dtype))
-
-
-def _factors(levels: Tensor, probability: float, dtype: torch.dtype) -> Tensor:
-    return keep_mask(levels, probability, dtype).mul_(keep_scale(probability))
-
-
-def _norm_loop_forward(
-    x: Tensor, residual: Tensor, levels: Tensor | None, weight: Tensor, bias: Tensor, eps: float, probability: float
-) -> tuple[Tensor, ...]:
+def _norm_loop_forward(terms: _Terms, weight: Tensor, bias: Tensor, eps: float) -> tuple[Tensor, ...]:
     """`_norm_forward`, in one pass."""
+    x, residual, levels, probability = terms
     width = x.shape[-1]
     wide = torch.empty_like(residual)
     narrow = None if x.dtype == wide.dtype else torch.empty_like(x)
@@ -263,16 +266,10 @@ def _norm_loop_forward(
 
 
 def _norm_loop_backward(
-    grads: list[Tensor],
-    x: Tensor,
-    residual: Tensor,
-    levels: Tensor | None,
-    weight: Tensor,
-    mean: Tensor,
-    inverse: Tensor,
-    probability: float,
+    grads: list[Tensor], terms: _Terms, weight: Tensor, mean: Tensor, inverse: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """`_norm_backward`, in one pass."""
+    x, residual, levels, probability = terms
     width, threads = x.shape[-1], torch.get_num_threads()
     grad_x, grad_residual = torch.empty_like(x), torch.empty_like(residual)
     sums, weight = torch.zeros(threads, 3, width), weight.contiguous()

@@ -159,18 +159,22 @@ def load_weights(folder: Path, model: nn.Module, config: ModelConfig) -> None:
     saved, state = load_model(folder)
     check_same_shape(saved, config, folder)
     expected = model.state_dict()
-    differ = sorted(expected.keys() ^ state.keys())
-    if differ:
-        raise InputError(
-            "weights-mismatch",
-            f"the weights in {folder} and the model of this run differ in {len(differ)} tensors, {differ[0]} first: "
-            "give a pretraining checkpoint with all heads",
-        )
+    _check_names(state, expected, f"the weights in {folder}", "tensors", "give a pretraining checkpoint with all heads")
     fitted = {
         name: fit_vocabulary(value, expected[name], config, f"{name} of {folder}") for name, value in state.items()
     }
     with torch.no_grad():
         model.load_state_dict(fitted)
+
+
+def _check_names(saved: Mapping[str, object], own: Mapping[str, object], where: str, what: str, remedy: str) -> None:
+    """Refuse saved values by other names than this run's. Raises InputError."""
+    differ = sorted(saved.keys() ^ own.keys())
+    if differ:
+        raise InputError(
+            "weights-mismatch",
+            f"{where} and the model of this run differ in {len(differ)} {what}, {differ[0]} first: {remedy}",
+        )
 
 
 def fit_vocabulary(saved: Tensor, current: Tensor, config: ModelConfig, what: str) -> Tensor:
@@ -202,13 +206,7 @@ def load_moments(path: Path, shapes: Mapping[str, torch.Size], config: ModelConf
     for full_name, value in read_tensors(path).items():
         name, _, key = full_name.rpartition(".")
         saved.setdefault(name, {})[key] = value
-    differ = sorted(saved.keys() ^ shapes.keys())
-    if differ:
-        raise InputError(
-            "weights-mismatch",
-            f"{path} and the model of this run differ in {len(differ)} parameters, {differ[0]} first: use the "
-            "optimizer and preset it was saved with",
-        )
+    _check_names(saved, shapes, str(path), "parameters", "use the optimizer and preset it was saved with")
 
     def fitted(name: str, value: Tensor) -> Tensor:
         return value if value.ndim == 0 else fit_vocabulary(value, zeros[name], config, f"{name} of {path}")

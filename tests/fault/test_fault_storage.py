@@ -4,14 +4,15 @@ import os
 import random
 import resource
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 from support.fault_table import Tally
 from support.fault_workloads import WORKLOADS
-from support.faults import Bench, BrokenError, digests, without_a_traceback
+from support.faults import Bench, BrokenError, Call, digests, without_a_traceback
 
 ALL = list(WORKLOADS)
 NEEDS_ROOT = "mounting a small file system needs root"
@@ -74,15 +75,7 @@ def test_a_full_disk_is_named_and_with_more_space_the_command_goes_on(
 def _fill(bench: Bench, left: int) -> None:
     with mounted(bench) as remount:
         remount(f"size={used(bench.place) + left}")
-        call = bench.start()
-        ended = without_a_traceback(call.ended())
-        kept = bench.look(call)
-        if ended.code not in (0, 2, 3):
-            raise BrokenError(f"exit code {ended.code}: {ended.errors[-500:]}")
-        if ended.code:
-            bench.check_no_left_over()
-            if not any(words in ended.errors + ended.output for words in FULL):
-                raise BrokenError(f"that the disk is full is not said: {ended.errors[-800:]}")
+        kept = _kept(bench, bench.start(), FULL, "that the disk is full")
         remount("size=1g")
         bench.finish(kept)
 
@@ -102,15 +95,20 @@ def test_a_file_larger_than_allowed_is_named(
 def _limit(bench: Bench, limit: int) -> None:
     bench.fresh()
     call = bench.start({resource.RLIMIT_FSIZE: max(limit, 4096)})
+    bench.finish(_kept(bench, call, TOO_LARGE, "that a file grew too large"))
+
+
+def _kept(bench: Bench, call: Call, said: Sequence[str], what: str) -> Any:
+    """What a call leaves that ends where nothing more can be written. Raises BrokenError unless it says `what`."""
     ended = without_a_traceback(call.ended())
     kept = bench.look(call)
     if ended.code not in (0, 2, 3):
         raise BrokenError(f"exit code {ended.code}: {ended.errors[-500:]}")
     if ended.code:
         bench.check_no_left_over()
-        if not any(words in ended.errors + ended.output for words in TOO_LARGE):
-            raise BrokenError(f"that a file grew too large is not said: {ended.errors[-800:]}")
-    bench.finish(kept)
+        if not any(words in ended.errors + ended.output for words in said):
+            raise BrokenError(f"{what} is not said: {ended.errors[-800:]}")
+    return kept
 
 
 @pytest.mark.parametrize("workload", ALL)

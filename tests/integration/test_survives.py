@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from support.cli import ENDLESS, ROOT, SHORT, Cli, wait_for
 from support.refusals import check_refusal
+from support.small_disk import small_disk
 
 
 def table(cli: Cli) -> list[dict[str, str]]:
@@ -107,13 +108,7 @@ def test_a_second_sweep_on_the_same_folder_is_refused(cli: Cli) -> None:
 @pytest.mark.slow
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small file system needs root")
 def test_a_full_disk_is_named_and_earlier_results_are_kept(cli: Cli) -> None:
-    cli.out.mkdir()
-    mount = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=160k", "tmpfs", str(cli.out)], capture_output=True, text=True, check=False
-    )
-    if mount.returncode != 0:
-        pytest.skip(f"cannot mount a tmpfs here: {mount.stderr.strip()}")
-    try:
+    with small_disk(cli.out, "160k"):
         assert cli.run(*SHORT, "--batch-sizes", "2").returncode == 0
         (cli.out / "other").write_bytes(bytes(max(0, shutil.disk_usage(cli.out).free - 2**15)))
         done = cli.run(*ENDLESS, "--batch-sizes", "4")
@@ -122,8 +117,6 @@ def test_a_full_disk_is_named_and_earlier_results_are_kept(cli: Cli) -> None:
         assert [row["status"] for row in table(cli)][:1] == ["ok"]
         assert cli.steps_written() > 2, "the disk was full in the middle of the steps"
         assert not cli.processes()
-    finally:
-        subprocess.run(["umount", "-l", str(cli.out)], check=True)
 
 
 def test_a_truncated_shard_is_named_before_anything_runs(cli: Cli, tmp_path: Path) -> None:

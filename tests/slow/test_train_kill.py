@@ -11,6 +11,7 @@ import psutil
 import pytest
 from support.cli import ROOT
 from support.refusals import check_refusal
+from support.small_disk import small_disk
 from support.train_cli import ENDLESS, TrainCli, kill_all, send_to_all, tree, wait_for_steps
 from support.training_runs import shards
 
@@ -152,21 +153,13 @@ def test_a_loss_that_is_not_finite_stops_with_step_rate_and_checkpoint(data: Pat
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small file system needs root")
 def test_a_full_disk_is_one_message_and_the_checkpoint_before_stays_good(data: Path, tmp_path: Path) -> None:
     cli = TrainCli(data, tmp_path / "run")
-    cli.out.mkdir()
-    mount = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=15m", "tmpfs", str(cli.out)], capture_output=True, text=True, check=False
-    )
-    if mount.returncode != 0:
-        pytest.skip(f"cannot mount a tmpfs here: {mount.stderr.strip()}")
-    try:
+    with small_disk(cli.out, "15m"):
         done = cli.run()
         assert done.returncode in (2, 3), done.stdout
         assert "disk is full" in done.stderr and "log.txt" in done.stderr and "Traceback" not in done.stderr
         assert cli.checkpoints()[:1] == ["step-0000005"] and not living(cli)
         resumed = cli.run("--keep", "1", "--steps", "25")
         assert "resumes after step" in resumed.stderr, resumed.stderr
-    finally:
-        subprocess.run(["umount", "-l", str(cli.out)], check=True)
 
 
 def test_the_script_makes_both_phases_and_stops_between_them_when_told(tmp_path: Path) -> None:

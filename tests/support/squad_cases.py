@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
+from support.plain_squad import place_windows
 
 from bert.data.rows import Ragged
 from bert.data.vocabulary import SPECIAL_PIECES, Vocabulary
@@ -68,7 +69,7 @@ def features_of(
     inputs, greatest, window_question, first, counts, question_windows = [], [], [], [], [], [0]
     for number, (context_number, _) in enumerate(questions):
         document, query = tokens[context_number], queries[number]
-        spans = _windows(len(document), max_seq_length - len(query) - 3, doc_stride)
+        spans = place_windows(len(document), max_seq_length - len(query) - 3, doc_stride) if document else []
         for index, (begin, length) in enumerate(spans):
             piece_ids = document[begin : begin + length]
             inputs.append([vocabulary.cls_id, *query, vocabulary.sep_id, *piece_ids, vocabulary.sep_id])
@@ -123,18 +124,6 @@ def random_logits(features: SquadFeatures, seed: int, *, steps: int = 0) -> Wind
     if steps:
         drawn = np.round(drawn * steps) / np.float32(steps)
     return WindowLogits(drawn[0], drawn[1], offsets)
-
-
-def _windows(length: int, room: int, stride: int) -> list[tuple[int, int]]:
-    spans: list[tuple[int, int]] = []
-    begin = 0
-    while begin < length:
-        count = min(length - begin, room)
-        spans.append((begin, count))
-        if begin + count == length:
-            break
-        begin += min(count, stride)
-    return spans
 
 
 def _best_window(spans: list[tuple[int, int]], place: int) -> int:

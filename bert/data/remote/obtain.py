@@ -64,17 +64,6 @@ class Obtained:
     """Names of files without a published checksum."""
 
 
-def download_named(
-    name: str,
-    folder: Path,
-    options: RemoteOptions | None = None,
-    progress: Progress | None = None,
-    transfer: Transfer | None = None,
-) -> list[Path]:
-    """Fetch the files of `name` into `folder`/`name` and return them in order; see `obtain`."""
-    return list(obtain(name, folder, options, progress, transfer).files)
-
-
 def obtain(
     name: str,
     folder: Path,

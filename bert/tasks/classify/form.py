@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import NamedTuple
 
 from bert.tasks.classify.config import CsvForm
 from bert.tasks.classify.records import (
@@ -241,8 +242,7 @@ class FoundForm:
         return 1 + max(needed)
 
 
-@dataclass(frozen=True, slots=True)
-class _Sample:
+class _Sample(NamedTuple):
     """The beginning of the text."""
 
     text: str

@@ -5,7 +5,7 @@ import json
 import shlex
 import sqlite3
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -19,7 +19,8 @@ from bert.data.stages import Counts, fingerprint_of
 from bert.data.vocabulary import Vocabulary
 from bert.tasks.classify.config import SUFFIX
 from common.atomic import storage_errors
-from common.errors import InputError, LockedError, SchemaError, StorageError
+from common.errors import InputError, SchemaError
+from common.sqlite import connected
 
 SCHEMA_VERSION = 4
 """Raised when tables change or hold other values for the same CSV and settings. Of version 1 texts are divided by how
@@ -44,35 +45,6 @@ CREATE TABLE samples (number INTEGER PRIMARY KEY, text INTEGER NOT NULL REFERENC
 CREATE TABLE left_out (line INTEGER NOT NULL, reason TEXT NOT NULL);
 CREATE TABLE runs (number INTEGER PRIMARY KEY, ended TEXT NOT NULL, fingerprint TEXT NOT NULL, result TEXT NOT NULL);
 """
-_WAIT_SECONDS = 10.0
-_FULL = ("disk is full", "disk I/O error")
-
-
-@contextmanager
-def database_errors(path: Path, remedy: str) -> Iterator[None]:
-    """Turn what sqlite3 raises into LockedError, StorageError and InputError that name the file."""
-    try:
-        yield
-    except sqlite3.Error as error:
-        said = str(error)
-        if "locked" in said or "busy" in said:
-            raise LockedError(
-                "folder-locked", f"{path} is locked by another program ({said}): close the program, or wait for it"
-            ) from error
-        if any(word in said for word in _FULL):
-            raise StorageError(
-                "disk-full" if "full" in said else "write-failed",
-                f"cannot write {path}: {said}: free some space or choose another folder, then run the same command "
-                "again",
-            ) from error
-        if "readonly" in said or "unable to open" in said:
-            raise StorageError(
-                "write-failed" if "readonly" in said else "path-unreadable",
-                f"cannot open {path} ({said}): check the permissions of the file and its folder",
-            ) from error
-        raise InputError(
-            "file-damaged", f"{path} is damaged or not a SQLite file ({said}): remove it, then {remedy}"
-        ) from error
 
 
 @contextmanager
@@ -96,14 +68,7 @@ def opened(path: Path, remedy: str, write: bool = False) -> Iterator[sqlite3.Con
     with suppress(OSError):
         if not path.stat().st_size:
             raise InputError("file-empty", f"{path} is empty, 0 bytes: remove it, then {remedy}")
-    # Who was killed while it wrote leaves a journal, by which the file is put right when it is opened for writing.
-    unfinished = path.with_name(f"{path.name}-journal").exists()
-    address = f"{path.resolve().as_uri()}?mode={'rw' if write or unfinished else 'ro'}"
-    with (
-        database_errors(path, remedy),
-        closing(sqlite3.connect(address, timeout=_WAIT_SECONDS, uri=True)) as connection,
-    ):
-        connection.execute("PRAGMA trusted_schema = OFF")  # it may come from elsewhere, with views and triggers
+    with connected(path, f"remove it, then {remedy}", write) as connection:
         _check(path, connection, remedy)
         yield connection
         connection.commit()

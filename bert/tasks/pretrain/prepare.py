@@ -196,16 +196,16 @@ _DIGESTS_FILE = ".inputs.json"
 def _download(runner: StageRunner) -> list[Path]:
     """Fetch what `--download` names, or find it where an earlier call put it; return its files.
 
-    Raises as bert.data.remote.obtain.download_named.
+    Raises as bert.data.remote.obtain.obtain.
     """
-    from bert.data.remote.obtain import RemoteOptions, download_named
+    from bert.data.remote.obtain import RemoteOptions, obtain
 
     config, began = runner.config, time.perf_counter()
     options = RemoteOptions(
         language=config.language, date=config.date, books_limit=config.books_limit, mirror=config.mirror or ""
     )
     folder = config.output / DOWNLOAD_FOLDER
-    files = [path for name in config.download for path in download_named(name, folder, options, runner.progress)]
+    files = [path for name in config.download for path in obtain(name, folder, options, runner.progress).files]
     if "download" in config.stages:
         runner.add("download", folder, len(files), began, kept=False, complete=True, counts=None)
     return files

@@ -194,7 +194,7 @@ def test_what_is_wrong_with_a_database_is_named(
 
 def test_a_locked_database_is_told_as_that(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = leave(tmp_path)["a.sqlite"]
-    monkeypatch.setattr("records.classification._WAIT_SECONDS", 0.05)
+    monkeypatch.setattr("common.sqlite._WAIT_SECONDS", 0.05)
     holder = sqlite3.connect(path, isolation_level=None)
     holder.execute("BEGIN EXCLUSIVE")
     with refused("folder-locked", path, kind=LockedError):

@@ -79,6 +79,13 @@ def found_in(path: Path) -> dict[str, Finding]:
         (RCCL, "other"),
         (RCCL_TEMPLATE, "other"),
         ("ncclDevKernel_AllGather_RING_LL(ncclDevKernelArgsStorage<4096ul>)", "all_gather"),
+        ("c10d::nvshmem_extension::allToAllV_2d(void*, void*, long*, unsigned long, int)", "all_to_all"),
+        ("c10d::nvshmem_extension::exchangeSplitAndOffset(long*, long*, int, int)", "notify"),
+        ("allToAllV(void*, void*, long*, unsigned long, int, int)", "all_to_all"),
+        ("void flashinfer::trtllm_alltoall::moeAllToAllKernel<1>(MoeCommParam)", "all_to_all"),
+        ("a2a_dispatch_send_kernel", "dispatch"),
+        ("void a2a_combine_recv_kernel<16, 1>(unsigned char*)", "combine"),
+        ("ncclSymkDevKernel_AllReduce_RSxLDMC_AGxSTMC_sum_bf16(ncclSymkDevWorkArgs)", "all_reduce"),
     ],
 )
 def test_kernels_of_known_libraries_are_communication_of_a_kind(name: str, kind: str) -> None:

@@ -20,7 +20,7 @@ from analysis.diagnose.profiles import own_tests
 from analysis.metrics.communication.exposure import communication_by_group, communication_by_kind
 from analysis.metrics.communication.link_rates import LinkRates, in_one_node, published_rate
 from analysis.metrics.communication.matching import match_collectives
-from analysis.names import kernel_collective, parallelism
+from analysis.names import parallelism
 from analysis.readers import nccl_tests
 from analysis.readers.kineto.reader import read, read_ranks
 from analysis.sources import open_sources
@@ -227,22 +227,6 @@ def test_symmetric_memory_has_the_size_of_the_operator_around_it(tmp_path: Path)
     row = communication_by_kind([found]).set_index("collective").loc["all_gather"]
     # 32,000 bytes in 20 us are 1.6 GB/s, x 7/8.
     assert row["busbw_gb_s"] == pytest.approx(1.4) and row["parallelism"] == "tensor"
-
-
-@pytest.mark.parametrize(
-    ("name", "kind"),
-    [
-        ("c10d::nvshmem_extension::allToAllV_2d(void*, void*, long*, unsigned long, int)", "all_to_all"),
-        ("c10d::nvshmem_extension::exchangeSplitAndOffset(long*, long*, int, int)", "notify"),
-        ("allToAllV(void*, void*, long*, unsigned long, int, int)", "all_to_all"),
-        ("void flashinfer::trtllm_alltoall::moeAllToAllKernel<1>(MoeCommParam)", "all_to_all"),
-        ("a2a_dispatch_send_kernel", "dispatch"),
-        ("void a2a_combine_recv_kernel<16, 1>(unsigned char*)", "combine"),
-        ("ncclSymkDevKernel_AllReduce_RSxLDMC_AGxSTMC_sum_bf16(ncclSymkDevWorkArgs)", "all_reduce"),
-    ],
-)
-def test_further_kernels_of_expert_parallelism_are_communication(name: str, kind: str) -> None:
-    assert kernel_collective(name) == kind
 
 
 LOG = """\

@@ -16,7 +16,7 @@ from support.refusals import refused
 
 from bert.data.remote import obtain as obtaining
 from bert.data.remote.download import Fetched
-from bert.data.remote.obtain import RemoteOptions, agent_of, download_named, obtain
+from bert.data.remote.obtain import RemoteOptions, agent_of, obtain
 from bert.data.remote.sources import SOURCES, Choice
 from bert.data.remote.web import Transfer
 from common.locks import locked
@@ -63,7 +63,7 @@ SMALL = {"articlesmultistreamdump": ["pages-articles-multistream.xml.bz2", "page
 
 
 def wikipedia(site: Site, folder: Path, **options: Any) -> list[Path]:
-    return download_named("wikipedia", folder, RemoteOptions(mirror=site.base, **options), None, QUICK)
+    return obtain("wikipedia", folder, RemoteOptions(mirror=site.base, **options), None, QUICK).files
 
 
 def add_bucket(site: Site, books: int, page: int) -> None:
@@ -199,7 +199,7 @@ def test_progress_counts_bytes_of_all_files_with_those_that_are_there(site: Site
     add_dump(site, "enwiki", "20261101", LARGE)
     seen: list[tuple[str, int, int | None]] = []
     options = RemoteOptions(mirror=site.base)
-    (first, *_) = download_named("wikipedia", tmp_path, options, lambda *call: seen.append(call), QUICK)
+    (first, *_) = obtain("wikipedia", tmp_path, options, lambda *call: seen.append(call), QUICK).files
     assert seen[-1] == ("download wikipedia", 600_000, 600_000)
     assert [done for _, done, _ in seen] == sorted(done for _, done, _ in seen)
     first.unlink()
@@ -221,15 +221,15 @@ def test_exports_take_every_file_of_the_list_of_sums(site: Site, tmp_path: Path)
     site.files[root + "2026-10-01/xml/bzip2/SHA256SUMS"] = "\n".join(sums).encode()
     for date in ("latest", "20261001"):
         options = RemoteOptions(mirror=site.base, date=date)
-        paths = download_named("wikipedia-exports", tmp_path / date, options, None, QUICK)
+        paths = obtain("wikipedia-exports", tmp_path / date, options, None, QUICK).files
         assert [path.name for path in paths] == [f"enwiki-2026-10-01-{pages}.xml.bz2" for pages in ("p1p9", "p10p99")]
     with refused("download-failed", "enwiki", "2026-11-01", "--date"):
-        download_named("wikipedia-exports", tmp_path, RemoteOptions(mirror=site.base, date="20261101"), None, QUICK)
+        obtain("wikipedia-exports", tmp_path, RemoteOptions(mirror=site.base, date="20261101"), None, QUICK)
 
 
 def test_books_come_page_by_page_and_a_larger_limit_keeps_what_is_there(site: Site, tmp_path: Path) -> None:
     add_bucket(site, 25, page=10)
-    few = download_named("pg19", tmp_path, RemoteOptions(mirror=site.base, books_limit=12), None, QUICK)
+    few = obtain("pg19", tmp_path, RemoteOptions(mirror=site.base, books_limit=12), None, QUICK).files
     assert [path.name for path in few] == [f"{number}.txt" for number in range(10, 22)]
     assert few[0].read_text().startswith("The book train/10.txt.") and few[0].parent == tmp_path / "pg19" / "train"
     every = obtain("pg19", tmp_path, RemoteOptions(mirror=site.base), None, QUICK)
@@ -244,7 +244,7 @@ def test_a_list_of_books_of_another_form_is_refused(site: Site, tmp_path: Path) 
     for content in (b"[]", b"{}", b'{"items": [{"size": "1"}]}'):
         site.files[address] = content
         with refused("download-mismatch", "--mirror"):
-            download_named("pg19", tmp_path, RemoteOptions(mirror=site.base), None, QUICK)
+            obtain("pg19", tmp_path, RemoteOptions(mirror=site.base), None, QUICK)
 
 
 def test_a_disk_too_small_is_noticed_before_anything_is_fetched(
@@ -259,7 +259,7 @@ def test_a_disk_too_small_is_noticed_before_anything_is_fetched(
 
 def test_two_downloads_into_one_folder_are_kept_apart(site: Site, tmp_path: Path) -> None:
     with locked(tmp_path / "squad", "a test", "wait"), refused("folder-locked", tmp_path / "squad"):
-        download_named("squad", tmp_path, RemoteOptions(mirror=site.base), None, QUICK)
+        obtain("squad", tmp_path, RemoteOptions(mirror=site.base), None, QUICK)
 
 
 def test_a_plan_cannot_lead_out_of_the_folder(site: Site, tmp_path: Path) -> None:
@@ -311,9 +311,9 @@ def test_every_name_has_terms_and_either_an_address_or_the_way_to_get_it() -> No
         assert bool(source.plan) == bool(source.base) != bool(source.instead)
     for name in ("gutenberg", "bookcorpus", "bookcorpusopen"):
         with refused("option-choice", name, *SOURCES[name].instead):
-            download_named(name, Path("nowhere"))
+            obtain(name, Path("nowhere"))
     with refused("option-choice", "'wikipediax'", "'wikipedia'", *SOURCES):
-        download_named("wikipediax", Path("nowhere"))
+        obtain("wikipediax", Path("nowhere"))
 
 
 def test_a_server_that_is_busy_for_a_while_is_waited_for(site: Site, tmp_path: Path) -> None:

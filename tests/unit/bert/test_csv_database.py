@@ -361,7 +361,7 @@ os._exit(1)
 
 def test_a_locked_database_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = damaged_copy(tmp_path)
-    monkeypatch.setattr("bert.tasks.classify.store._WAIT_SECONDS", 0.05)
+    monkeypatch.setattr("common.sqlite._WAIT_SECONDS", 0.05)
     holder = sqlite3.connect(path, isolation_level=None)
     holder.execute("BEGIN EXCLUSIVE")
     try:
