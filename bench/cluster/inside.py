@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from bench.cluster.world import Notice, World
 from bench.machine.devices import Devices
@@ -77,13 +77,6 @@ def _prepare(directory: TrialDirectory, trial: Trial, devices: Devices) -> None:
     unavailable = {"telemetry": "ranks started by another launcher have no harness to read sensors"}
     write_record(directory.env_json, {**capture(devices), "telemetry_unavailable": unavailable})
     write_record(directory.trial_json, trial.to_json())
-
-
-def end_process(code: int) -> NoReturn:
-    """End a rank at once, so that threads of a broken process group neither block nor abort it."""
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)
 
 
 def follow(world: World, devices: Devices) -> int:

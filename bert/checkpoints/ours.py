@@ -4,7 +4,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from bert.checkpoints.model_config import from_our_json, is_ours, to_our_json
@@ -57,35 +56,6 @@ def load_model(folder: Path) -> tuple[ModelConfig, dict[str, Tensor]]:
             f"`bertbench convert {folder} NEW --to bertbench`",
         )
     return from_our_json(content, path), read_tensors(folder / WEIGHTS_FILE)
-
-
-def load_into(model: nn.Module, folder: Path) -> None:
-    """Copy what `save_model` wrote into a model of the same kind and shape; it stays as it was where that fails.
-
-    Raises:
-        UsageError: the model has no ModelConfig.
-        InputError: as `load_model`, or the names or shapes are those of another model.
-    """
-    config_of(model)
-    _, state = load_model(folder)
-    expected = model.state_dict()
-    absent, foreign = sorted(expected.keys() - state.keys()), sorted(state.keys() - expected.keys())
-    if absent or foreign:
-        name, side = (absent[0], "lack") if absent else (foreign[0], "have beyond the model")
-        raise InputError(
-            "weights-mismatch",
-            f"the weights in {folder} belong to another model: they {side} {len(absent or foreign)} tensors, {name} "
-            "first; use the preset and task they were saved with",
-        )
-    for name, value in state.items():
-        if value.shape != expected[name].shape:
-            raise InputError(
-                "weights-mismatch",
-                f"{name} in {folder} has shape {list(value.shape)}, the model needs {list(expected[name].shape)}: use "
-                "the preset it was saved with",
-            )
-    with torch.no_grad():
-        model.load_state_dict(state)
 
 
 def is_model_folder(folder: Path) -> bool:

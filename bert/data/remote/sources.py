@@ -8,7 +8,7 @@ import binascii
 import json
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 from urllib.parse import quote
 
@@ -280,27 +280,25 @@ _GUTENBERG_TERMS = (
     "files that carry the name.",
 )
 
+_WIKIPEDIA = NamedSource(
+    name="wikipedia",
+    what="articles of one Wikipedia: the pages-articles dump (XML, bz2)",
+    base="https://dumps.wikimedia.org",
+    terms=_WIKIPEDIA_TERMS,
+    needs="reported before the download starts; English: over 20 GB",
+    connections=2,
+    key=lambda choice: f"{choice.wiki}-{choice.date}",
+    plan=plan_dump,
+)
 SOURCES: dict[str, NamedSource] = {
     source.name: source
     for source in (
-        NamedSource(
-            name="wikipedia",
-            what="articles of one Wikipedia: the pages-articles dump (XML, bz2)",
-            base="https://dumps.wikimedia.org",
-            terms=_WIKIPEDIA_TERMS,
-            needs="reported before the download starts; English: over 20 GB",
-            connections=2,
-            key=lambda choice: f"{choice.wiki}-{choice.date}",
-            plan=plan_dump,
-        ),
-        NamedSource(
+        _WIKIPEDIA,
+        replace(
+            _WIKIPEDIA,
             name="wikipedia-exports",
             what="the same from the MediaWiki Content File Exports, the successor of the dumps; all namespaces",
-            base="https://dumps.wikimedia.org",
-            terms=_WIKIPEDIA_TERMS,
             needs="larger than wikipedia: pages of all namespaces; the list gives no sizes",
-            connections=2,
-            key=lambda choice: f"{choice.wiki}-{choice.date}",
             plan=plan_exports,
         ),
         NamedSource(

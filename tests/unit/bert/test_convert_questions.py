@@ -21,11 +21,11 @@ from support.refusals import refused
 from torch import Tensor
 
 from bert.checkpoints.conversion import convert
-from bert.checkpoints.ours import load_into, load_model, save_model
+from bert.checkpoints.ours import load_model, save_model
 from bert.data.batch import Batch, BatchCounts
 from bert.model.heads import BertForPretraining, BertForQuestionAnswering
 from bert.train.resume import Initial
-from bert.train.weights import NotTaken, load_initial
+from bert.train.weights import NotTaken, load_initial, load_weights
 
 REAL = MASK.bool()
 POOLER = {"bert/pooler/dense/bias": torch.ones(16), "bert/pooler/dense/kernel": torch.ones(16, 16)}
@@ -79,7 +79,7 @@ def test_a_model_of_ours_answers_alike_in_transformers_and_comes_back_bit_by_bit
     done = convert(tmp_path / "hf", tmp_path / "back", target="bertbench")
     assert (done.architecture, done.missing, done.unexpected) == (kind, (), ())
     back = BertForQuestionAnswering(model.config)
-    load_into(back, tmp_path / "back")
+    load_weights(tmp_path / "back", back, back.config)
     assert all(torch.equal(value, back.state_dict()[name]) for name, value in model.state_dict().items())
     convert(tmp_path / "ours", tmp_path / "copy", target="bertbench")
     assert load_model(tmp_path / "copy")[1].keys() == model.state_dict().keys()
@@ -90,7 +90,7 @@ def test_a_model_of_transformers_answers_alike_here(tmp_path: Path, kind: str) -
     source = theirs(kind)
     done = convert(saved(tmp_path / "hf", source), tmp_path / "ours", target="bertbench")
     model = BertForQuestionAnswering(done.config).eval()
-    load_into(model, tmp_path / "ours")
+    load_weights(tmp_path / "ours", model, model.config)
     assert_close(results(model), their_results(source))
 
 
@@ -103,7 +103,7 @@ def test_a_tensorflow_checkpoint_of_run_squad_keeps_its_head_and_loses_its_poole
     assert (done.architecture, done.missing, done.unexpected) == ("BertForQuestionAnswering", (), tuple(sorted(POOLER)))
     assert done.skipped == tuple(sorted(slots)) and done.converted == done.tensors_read - 2
     if target == "bertbench":
-        load_into(BertForQuestionAnswering(done.config), tmp_path / "dst")
+        load_weights(tmp_path / "dst", BertForQuestionAnswering(done.config), done.config)
         convert(tmp_path / "dst", tmp_path / "back")
     written = loaded(tmp_path / ("dst" if target == "hugging-face" else "back"))
     assert all(torch.equal(written.state_dict()[name], value) for name, value in source.state_dict().items())

@@ -22,7 +22,7 @@ from support.refusals import check_refusal, refused
 
 from bert.checkpoints.conversion import convert
 from bert.checkpoints.model_config import read_config
-from bert.checkpoints.ours import load_into, load_model, save_model
+from bert.checkpoints.ours import load_model, save_model
 from bert.checkpoints.read import find_checkpoint
 from bert.checkpoints.tensor_files import read_tensors
 from bert.checkpoints.tensorflow_index import MAGIC
@@ -30,6 +30,7 @@ from bert.model.encoder import BertEncoder
 from bert.model.heads import BertForPretraining
 from bert.tasks.base import DataIdentity
 from bert.train.resume import find_weights
+from bert.train.weights import load_weights
 from common.errors import BertbenchError, Code, InputError
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -220,7 +221,7 @@ def test_missing_encoder_weights_are_an_error_unless_allowed_and_then_are_not_ma
     with refused("weights-mismatch", "ours", "4 encoder parameters"):
         convert(tmp_path / "ours", tmp_path / "back")
     with refused("weights-mismatch", "ours", "2 tensors"):
-        load_into(BertForPretraining(SHAPE), tmp_path / "ours")
+        load_weights(tmp_path / "ours", BertForPretraining(SHAPE), SHAPE)
 
 
 @pytest.mark.parametrize("allow_missing", [False, True])
@@ -344,7 +345,7 @@ def test_our_folder_makes_the_exact_round_trip(tmp_path: Path) -> None:
     save_model(tmp_path / "new" / "folder", model)
     config, state = load_model(tmp_path / "new" / "folder")
     assert config == SHAPE and state.keys() == model.state_dict().keys()
-    load_into(other, tmp_path / "new" / "folder")
+    load_weights(tmp_path / "new" / "folder", other, other.config)
     assert all(torch.equal(value, other.state_dict()[name]) for name, value in model.state_dict().items())
     bare = BertEncoder(SHAPE)
     save_model(tmp_path / "bare", bare)
@@ -353,9 +354,13 @@ def test_our_folder_makes_the_exact_round_trip(tmp_path: Path) -> None:
     assert bare.pooler is not None
     assert torch.equal(loaded(tmp_path / "dst").pooler.dense.weight, bare.pooler.weight)
     with refused("weights-mismatch", tmp_path / "new" / "folder", "31 tensors", "embeddings.norm.bias"):
-        load_into(bare, tmp_path / "new" / "folder")
-    with refused("weights-mismatch", tmp_path / "new" / "folder", "[32]", "[16]"):
-        load_into(BertForPretraining(SHAPE.replace(intermediate_size=16)), tmp_path / "new" / "folder")
+        load_weights(tmp_path / "new" / "folder", bare, bare.config)
+    with refused("weights-mismatch", tmp_path / "new" / "folder", "intermediate_size=32", "intermediate_size=16"):
+        load_weights(
+            tmp_path / "new" / "folder",
+            BertForPretraining(SHAPE.replace(intermediate_size=16)),
+            SHAPE.replace(intermediate_size=16),
+        )
     with refused("model-unsupported", "Linear"):
         save_model(tmp_path, torch.nn.Linear(1, 1))
 

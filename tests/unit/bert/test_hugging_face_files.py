@@ -17,10 +17,11 @@ from torch import Tensor
 
 from bert.checkpoints.conversion import convert
 from bert.checkpoints.hugging_face import load_hugging_face_state
-from bert.checkpoints.ours import load_into, load_model, save_model
+from bert.checkpoints.ours import load_model, save_model
 from bert.checkpoints.tensorflow import open_checkpoint
 from bert.model.encoder import BertEncoder
 from bert.model.heads import BertForPretraining
+from bert.train.weights import load_weights
 
 ROOT = Path(__file__).resolve().parents[3]
 CHECKPOINTS = shared_files.DATA / "checkpoints"
@@ -88,7 +89,7 @@ def test_the_real_tensorflow_checkpoint_becomes_a_folder_without_missing_or_unex
     assert (done.source_format, done.architecture) == ("tensorflow", "BertForPreTraining")
     assert (done.tensors_read, done.converted, len(done.skipped), done.missing, done.unexpected) == (46, 46, 93, (), ())
     if target == "bertbench":
-        load_into(BertForPretraining(done.config), tmp_path / "dst")
+        load_weights(tmp_path / "dst", BertForPretraining(done.config), done.config)
         convert(tmp_path / "dst", tmp_path / "back")
     back = loaded(tmp_path / ("dst" if target == "hugging-face" else "back"))
     checkpoint = open_checkpoint(source / "bert_model.ckpt")

@@ -8,6 +8,7 @@ from pathlib import Path
 import h5py
 import numpy as np
 import pytest
+from support.pretraining_shards import overwrite
 from support.refusals import refused
 from test_loader import BINNED, BINS, PREDICTIONS, SEQ_LEN, TOTALS, instances, make_binned, make_folder, spec
 
@@ -63,11 +64,7 @@ def test_a_truncated_shard_is_named(tmp_path: Path, keep: float) -> None:
 
 def test_overwritten_bytes_are_named_when_the_data_is_read(tmp_path: Path) -> None:
     path = make_folder(tmp_path, [3000]) / "d_training_0.hdf5"
-    with h5py.File(path) as file:
-        chunk = file["input_ids"].id.get_chunk_info(0)
-    with path.open("r+b") as file:
-        file.seek(chunk.byte_offset + 20)
-        file.write(b"\x55" * (chunk.size // 2))
+    overwrite(path)
     with refused("file-damaged", path):
         read_shard(path)
     with refused("file-damaged", path):

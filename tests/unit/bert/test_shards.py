@@ -15,6 +15,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.examples import examples
+from support.pretraining_shards import overwrite
 from support.refusals import refused
 
 from bert.tasks.pretrain import shards as shard_writer
@@ -278,10 +279,6 @@ def test_a_truncated_shard_is_named(tmp_path: Path, keep: float, gzip_level: int
 def test_overwritten_bytes_are_named_when_the_data_is_read(tmp_path: Path) -> None:
     path = tmp_path / "a.hdf5"
     write_shard(path, instances(3000))
-    with h5py.File(path) as file:
-        chunk = file["input_ids"].id.get_chunk_info(0)
-    with path.open("r+b") as plain:
-        plain.seek(chunk.byte_offset + 20)
-        plain.write(b"\x55" * (chunk.size // 2))
+    overwrite(path)
     with refused("file-damaged", path):
         read_shard(path)
