@@ -22,9 +22,9 @@ from analysis.metrics.kernels.tables import NameCoverage, name_coverage
 from analysis.metrics.kernels.utilization import compute_utilization_rows
 from analysis.metrics.telemetry import telemetry_in_window
 from analysis.metrics.time.ranges import RangeNode, range_tree
-from analysis.metrics.time.window import check_window
 from analysis.sources import Source, open_sources
 from analysis.timeline import Timeline
+from analysis.window_choice import parse_window
 from analysis.wording import implementation_label, inert, strategy_label
 from common.atomic import atomic_path
 from common.errors import InputError, SchemaError
@@ -142,8 +142,7 @@ def analyze_paths(paths: Sequence[Path], window: str = "steps") -> Analysis:
         InputError: a path does not exist, has nothing to analyze, or no trace has the window.
         UsageError: the window is none.
     """
-    check_window(window)
-    source = open_sources(*paths)
+    source = open_sources(*paths, choice=parse_window(window))
     opened = OpenedProfile(source=source, window_ns=None, measured={})
     if len(paths) == 1 and (paths[0] / "trial.json").is_file():
         opened = open_profile(TrialDirectory(paths[0]))

@@ -6,7 +6,7 @@ later. Such a step has launched nothing. One that is merely idle has a length, a
 """
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -22,6 +22,15 @@ Mask = npt.NDArray[np.bool_]
 
 NEGLIGIBLE = 0.01
 """A step shorter than this share of the median of those that launched something, and empty, is none."""
+
+
+_PROFILER_STEP = re.compile(r"ProfilerStep\s*#\s*(\d{1,18})")
+
+
+def marked_steps(names: Sequence[str]) -> Integers:
+    """Return the number of the step of PyTorch's profiler that each of n names marks, -1 for none."""
+    found = [_PROFILER_STEP.match(name) for name in names]
+    return np.array([int(match[1]) if match else -1 for match in found], dtype=np.int64)
 
 
 def empty_steps(start: Integers, end: Integers, launches: Callable[[], Integers]) -> Mask:

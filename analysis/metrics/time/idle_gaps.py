@@ -183,7 +183,7 @@ def _largest(values: Intervals, count: int) -> Intervals:
 
 
 def _short_limit(timeline: Timeline) -> int:
-    """How long a launch-bound gap is at most that a launch explains, ns."""
+    """How long a launch-bound gap is at most that a launch explains, ns; of a chosen window by its own launches."""
     calls = launching_calls(timeline)
     used = np.zeros(len(timeline.api), dtype=bool)
     if calls is not None:
@@ -191,6 +191,8 @@ def _short_limit(timeline: Timeline) -> int:
             used[calls[part][calls[part] >= 0]] = True
     del calls
     called = timeline.api["start"].to_numpy(dtype=np.int64)
+    if timeline.window is not None:
+        used &= timeline.inside(called)
     called = called if used.all() else called[used]
     between = np.diff(called if in_order(called) else np.sort(called))
     usual = float(np.median(between, overwrite_input=True)) if len(between) else 0.0

@@ -5,46 +5,22 @@ them is not in the window. Occurrences that overlap are one.
 """
 
 import dataclasses
-import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from analysis.names import is_like
 from analysis.spans import Intervals, merged
 from analysis.timeline import STEP_COLUMNS, ChosenWindow, Timeline, empty, named
+from analysis.window_choice import KERNELS, STEPS, WindowChoice, parse_window
 from analysis.wording import number
 from common.errors import InputError, UsageError
 
 if TYPE_CHECKING:
     import pandas as pd
 
-STEPS, KERNELS = "steps", "kernels"
-_FORMS = "steps, kernels, step:N, step:N..M, range:NAME, or a time such as 1.2s..3.4s (units s, ms, us)"
-_TIME = re.compile(r"(\d+(?:\.\d*)?|\.\d+)(s|ms|us)?\.\.(\d+(?:\.\d*)?|\.\d+)(s|ms|us)", re.IGNORECASE)
-_STEP = re.compile(r"step:(\d{1,18})(?:\.\.(\d{1,18}))?")
-_MARK = re.compile(r"(?:ProfilerStep\s*#|(?:bertbench:)?step\s+)(\d{1,18})", re.IGNORECASE)
-_UNITS_NS = {"s": 10**9, "ms": 10**6, "us": 10**3}
-_PREFIX = "bertbench:"
 _MOST_NAMES = 12
 _DAY_NS = 24 * 3600 * 10**9
-_LATEST_NS = 2**62
-"""Later than any trace; with today's time added it still fits into 64 bits."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Choice:
-    """What was asked for."""
-
-    text: str
-    name: str = ""
-    """Of a range."""
-    steps: tuple[int, int] | None = None
-    """First and last step."""
-    time_ns: tuple[int, int] | None = None
-    """Begin and end since the origin."""
 
 
 def check_window(text: str) -> None:
@@ -53,7 +29,7 @@ def check_window(text: str) -> None:
     Raises:
         UsageError: it is none of the forms, or it is empty.
     """
-    _parsed(text)
+    parse_window(text)
 
 
 def windowed(timelines: Sequence[Timeline], text: str) -> tuple[tuple[Timeline, ...], tuple[str, ...]]:
@@ -68,7 +44,7 @@ def windowed(timelines: Sequence[Timeline], text: str) -> tuple[tuple[Timeline, 
         UsageError: the text is none of these.
         InputError: no trace has it; the message says what there is.
     """
-    choice = _parsed(text)
+    choice = parse_window(text)
     if text == STEPS:
         return tuple(timelines), ()
     if text == KERNELS:
@@ -96,29 +72,7 @@ def origin_ns(timeline: Timeline) -> int:
     return 0 if timeline.source.startswith(("nsys", "nvprof")) and 0 <= first < _DAY_NS else first
 
 
-def _parsed(text: str) -> _Choice:
-    if text in (STEPS, KERNELS):
-        return _Choice(text)
-    if text.startswith("range:") and text.removeprefix("range:").strip():
-        name = text.removeprefix("range:")
-        mark = _MARK.fullmatch(name)
-        return _Choice(text, name) if mark is None else _Choice(text, name, (int(mark[1]), int(mark[1])))
-    if (found := _STEP.fullmatch(text)) is not None:
-        first, last = int(found[1]), int(found[2] or found[1])
-        if last < first:
-            raise UsageError("option-value", f"--window {text} is empty: step {last} is before {first}")
-        return _Choice(text, steps=(first, last))
-    if (times := _TIME.fullmatch(text)) is None:
-        raise UsageError("option-value", f"--window {text} is not a window: give {_FORMS}")
-    units = [_UNITS_NS[(unit or times[4]).lower()] for unit in (times[2], times[4])]
-    moments = (float(value) * unit for value, unit in zip((times[1], times[3]), units, strict=True))
-    begin, end = (round(min(moment, _LATEST_NS)) for moment in moments)
-    if end <= begin:
-        raise UsageError("option-value", f"--window {text} is empty: give an end that is after the begin")
-    return _Choice(text, time_ns=(begin, end))
-
-
-def _cut(timeline: Timeline, choice: _Choice) -> Timeline | None:
+def _cut(timeline: Timeline, choice: WindowChoice) -> Timeline | None:
     """The timeline with the window; None where it does not have it."""
     steps = timeline.steps.sort_values("start", kind="stable")
     if choice.time_ns is not None:
@@ -134,7 +88,7 @@ def _cut(timeline: Timeline, choice: _Choice) -> Timeline | None:
             return _with(timeline, chosen, whole, STEPS)
         if not choice.name:
             return None
-    found = _occurrences(timeline, choice.name)
+    found = _occurrences(timeline, choice)
     return None if found is None else _with(timeline, *found, choice.text)
 
 
@@ -143,16 +97,17 @@ def _with(timeline: Timeline, steps: "pd.DataFrame", spans: Intervals, label: st
     return dataclasses.replace(timeline, steps=steps.reset_index(drop=True), window=window)
 
 
-def _occurrences(timeline: Timeline, name: str) -> "tuple[pd.DataFrame, Intervals] | None":
+def _occurrences(timeline: Timeline, choice: WindowChoice) -> "tuple[pd.DataFrame, Intervals] | None":
     """The occurrences of a range, or of an operator where no range has the name, as steps; and their union."""
     import pandas as pd
 
     for table in (timeline.ranges, timeline.operators):
         if not len(table):
             continue
-        chosen = named(table["name"], lambda one: name in (one, one.removeprefix(_PREFIX)))
-        if not chosen.any() and "*" in name:
-            chosen = named(table["name"], lambda one: is_like(one, name))
+        chosen = np.zeros(len(table), dtype=bool)
+        for matches in choice.matchers():
+            if not chosen.any():
+                chosen = named(table["name"], matches)
         chosen &= (table["end"] > table["start"]).to_numpy()
         if not chosen.any():
             continue
@@ -174,7 +129,7 @@ def _recorded(timeline: Timeline) -> tuple[int, int] | None:
     return min(int(table["start"].min()) for table in filled), max(int(table["end"].max()) for table in filled)
 
 
-def _there_is(timelines: Sequence[Timeline], choice: _Choice) -> str:
+def _there_is(timelines: Sequence[Timeline], choice: WindowChoice) -> str:
     """Say what there is instead of what was asked for."""
     if choice.time_ns is not None:
         recorded = [(found, _recorded(found)) for found in timelines]

@@ -22,14 +22,13 @@ from analysis.readers.kineto.tables import (
     label,
     thread_name,
 )
-from analysis.readers.steps import empty_steps, launch_moments, left_out
+from analysis.readers.steps import empty_steps, launch_moments, left_out, marked_steps
 from analysis.timeline import GpuWork, ProcessGroup
 
 if TYPE_CHECKING:
     import pandas as pd
 
 
-_STEP = re.compile(r"ProfilerStep\s*#\s*(\d{1,18})")
 _LAUNCH = re.compile("LaunchKernel|KernelLaunch|GraphLaunch")
 _SPANS = ("steps", "operators", "ranges", "host")
 
@@ -123,8 +122,7 @@ class Frames:
 
     def _step_numbers(self, table: str) -> Integers:
         """The number of the step that each row marks, -1 for none."""
-        found = [_STEP.match(text) for text in self._names[table]]
-        numbers = np.array([int(match[1]) if match else -1 for match in found], dtype=np.int64)
+        numbers = marked_steps(self._names[table])
         names = self._columns[table]["name"]
         return numbers[names] if (numbers >= 0).any() else np.full(len(names), -1, dtype=np.int64)
 

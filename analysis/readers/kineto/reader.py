@@ -10,12 +10,14 @@ import math
 import os
 import pickle  # nosec B403 # between this process and its own children
 import re
+import shlex
 import signal
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
@@ -25,10 +27,12 @@ from analysis.readers.columns import require_memory
 from analysis.readers.kineto.collectives import process_groups
 from analysis.readers.kineto.events import AnyEvent, loose_json, whole, whole_numbers
 from analysis.readers.kineto.frames import Frames
+from analysis.readers.kineto.spill import Spill
 from analysis.readers.kineto.stream import EventStream
 from analysis.readers.kineto.tables import Tables, label
 from analysis.readers.packed import damage_code, unpacked_blocks
 from analysis.timeline import LazyTimeline, Timeline
+from analysis.window_choice import WindowChoice
 from common.errors import InputError
 
 if TYPE_CHECKING:
@@ -193,6 +197,8 @@ def _number(value: object) -> float:
 
 
 FORM = "timelines"
+SPILL_BYTES = 64 << 20
+"""Size of the tables from which a trace with a window is spilled to a file, and narrowed to what the window needs."""
 
 _FIELD = re.compile(
     rb'"(?:traceEvents|deviceProperties|schemaVersion|distributedInfo|baseTimeNanoseconds|trace_id|displayTimeUnit)"\s*:'
@@ -241,18 +247,42 @@ class Content:
     """Its counters, if any."""
 
 
-def _read(path: Path) -> Content:
-    return _content(path, *_scanned(path))
+def _read(path: Path, choice: WindowChoice | None = None) -> Content:
+    return _content(path, *_scanned(path, choice))
 
 
-def _scanned(path: Path) -> tuple[EventStream, Tables]:
+def _scanned(path: Path, choice: WindowChoice | None) -> tuple[EventStream, Tables]:
+    """Read all events; of a large trace with a window, keep what the window needs."""
     stream = EventStream(path)
     tables = Tables()
+    spill: Spill | None = None
     with _no_collection():
         for chunk in stream.chunks():
             tables.add(chunk)
-            require_memory(path, tables.bytes)
+            if choice is None:
+                _require_memory(path, tables)
+            elif tables.bytes > SPILL_BYTES:
+                spill = spill or Spill()
+                tables.spill(spill)
+    if spill is not None and choice is not None:
+        from analysis.readers.kineto.narrowing import narrow
+
+        tables.spill(spill)
+        narrow(path, tables, spill, choice)
     return stream, tables
+
+
+def _require_memory(path: Path, tables: Tables) -> None:
+    """Stop before the tables take more memory than there is, and say how to read a part of the trace."""
+    try:
+        require_memory(path, tables.bytes)
+    except InputError as error:
+        steps = sorted(tables.steps())
+        found = f"the steps {steps[0]} to {steps[-1]} were found so far" if steps else "no marked step was found so far"
+        window = f"step:{steps[len(steps) // 2]}" if steps else "1s..1.5s"
+        remedy = f"or analyze a part, which takes memory for that part alone ({found}): "
+        command = shlex.join(["bertbench", "analyze", str(path), "--window", window])
+        raise InputError(error.code, f"{error}; {remedy}`{command}`") from error
 
 
 @contextmanager
@@ -283,7 +313,7 @@ def _content(path: Path, stream: EventStream, tables: Tables) -> Content:
         raise InputError("file-empty", f"{path} has no events, so nothing was recorded: record again")
     information = about.get("distributedInfo")
     information = information if isinstance(information, dict) else {}
-    groups = process_groups(information, [*tables.kernel_calls.values(), *(call[4] for call in tables.host_calls)])
+    groups = process_groups(information, tables.naming_groups())
     frames = Frames(tables, _base(about), groups)
     if not len(frames.work()) and (active := tables.unknown.accelerator()):
         raise InputError("trace-unsupported", _not_understood(path, active))
@@ -425,9 +455,18 @@ def read_ranks(paths: Sequence[Path], problems: list[str] | None = None) -> list
     return sorted(found, key=lambda timeline: (timeline.rank is None, timeline.rank or 0))
 
 
-def read_many(paths: Sequence[Path]) -> Iterator[tuple[Path, Timeline | KernelCounters | InputError]]:
-    """Yield (file, what is in it) in the order given: a timeline, then counters if any, or why it cannot be read."""
-    for path, content in each(_read, paths):
+def read_many(
+    paths: Sequence[Path], choice: WindowChoice | None = None
+) -> Iterator[tuple[Path, Timeline | KernelCounters | InputError]]:
+    """Yield (file, what is in it) in the order given: a timeline, then counters if any, or why it cannot be read.
+
+    Args:
+        paths: the files.
+        choice: the part of the trace that will be analyzed. Of a single large trace the timeline has what that part
+            needs; several are related to each other, and stay whole.
+    """
+    wanted = choice if choice is not None and choice.is_part and len(paths) == 1 else None
+    for path, content in each(partial(_read, choice=wanted), paths):
         if isinstance(content, InputError):
             yield path, content
             continue

@@ -1,0 +1,174 @@
+"""A large trace that is read for a window: what is kept of it says the same as the whole trace."""
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+from support import shared_files
+from support.kineto_events import event, write
+
+from analysis.diagnose.explain import explain, in_window
+from analysis.readers.kineto import reader
+from analysis.sources import Source, open_sources
+from analysis.window_choice import parse_window
+from common.errors import InputError, StorageError
+
+NCCL = "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevComm*)"
+TRACES = shared_files.TRACES / "kineto/hta"
+
+
+def launched(number: int, called: float, start: float, length: float, name: str = "sgemm", **more: Any) -> list[Any]:
+    own = {"device": 0, "stream": 7 + number % 2, "correlation": number, "grid": [8, 1, 1], "block": [64, 1, 1]}
+    return [
+        event("cudaLaunchKernel", called, 4, "cuda_runtime", pid=1, tid=1, args={"correlation": number}),
+        event(name, start, length, "kernel", pid=0, tid=7, args=own | more),
+    ]
+
+
+def trace(path: Path, steps: int = 6) -> Path:
+    """Steps of 1 ms with a module in a range around all of them, a backward pass on its own thread, an all-reduce, a
+    copy; the GPU runs 600 us behind; the last step is empty; one kernel waits 3 ms and runs for two steps."""
+    found = [event("the whole run", 0, 1000 * steps, "user_annotation", pid=1, tid=1)]
+    found += launched(9001, 20, 3100, 1500, "elementwise_kernel")
+    found += launched(0, 5, 6, 10)  # without a correlation id
+    found.append(
+        event("early_kernel", 1, 30, "kernel", pid=0, tid=7, args={"device": 0, "stream": 7, "correlation": 8888})
+    )
+    for step in range(steps):
+        at, number = 1000 * step, 100 * step
+        found.append(event(f"ProfilerStep#{step + 10}", at, 990, "user_annotation", pid=1, tid=1))
+        found.append(event(f"nn.Module: Layer_{step % 2}", at + 50, 300, "python_function", pid=1, tid=1))
+        for one in range(10):
+            begin, node = at + 60 + 28 * one, 1000 + number + one
+            inputs = {"Input Dims": [[8, 64], [64, 64]], "Input type": ["float", "float"], "Sequence number": node}
+            found.append(event("aten::linear", begin, 20, pid=1, tid=1, args=inputs))
+            found.append(event("aten::mm", begin + 2, 12, pid=1, tid=1, args=inputs))
+            found += launched(number + 1 + one, begin + 3, begin + 600, 15 + one)
+            name = "autograd::engine::evaluate_function: AddmmBackward0"
+            back = {"Sequence number": node, "Fwd thread id": 1}
+            found.append(event(name, at + 500 + 30 * one, 25, pid=1, tid=2, args=back))
+            found += launched(number + 31 + one, at + 505 + 30 * one, at + 1100 + 30 * one, 20, "elementwise_kernel")
+            found[-2]["tid"] = 2
+        found.append(event("bertbench:optimizer", at + 850, 100, "user_annotation", pid=1, tid=1))
+        group = {"Collective name": "allreduce", "In msg nelems": 1000, "dtype": "Float", "Process Group Name": "0"}
+        found += launched(number + 71, at + 860, at + 1420, 60, NCCL, **group, **{"Group size": 2})
+        found += launched(number + 72, at + 900, at + 1490, 7, "Memcpy HtoD (Pageable -> Device)")
+        found[-1] |= {"cat": "gpu_memcpy"}
+    found.append(event("ProfilerStep#99", 1000 * steps, 3, "user_annotation", pid=1, tid=1))
+    return write(path, found, deviceProperties=[{"id": 0, "name": "NVIDIA H100", "numSms": 132}])
+
+
+def answers(source: Source, window: str) -> dict[str, Any]:
+    """All that is said of the window but the replay, which begins with the first event that it has."""
+    found = [one for one in explain(in_window(source, window)) if one.name != "what_if"]
+    return {one.name: (one.sentence, one.table, [dataclasses.asdict(advice) for advice in one.advice]) for one in found}
+
+
+def both(path: Path, window: str, monkeypatch: pytest.MonkeyPatch) -> tuple[Source, Source]:
+    whole = open_sources(path)
+    with monkeypatch.context() as patch:
+        patch.setattr(reader, "SPILL_BYTES", 1000)
+        return whole, open_sources(path, choice=parse_window(window))
+
+
+def assert_equal_answers(whole: Source, kept: Source, window: str) -> None:
+    assert kept.problems == whole.problems
+    expected, found = answers(whole, window), answers(kept, window)
+    assert list(found) == list(expected)
+    for name, (sentence, table, advice) in expected.items():
+        assert found[name][0] == sentence, name
+        pd.testing.assert_frame_equal(found[name][1], table, check_exact=True, check_categorical=False)
+        assert [one | {"saves": None} for one in found[name][2]] == [one | {"saves": None} for one in advice]
+
+
+WINDOWS = [
+    "step:13", "step:12..13", "step:10", "step:15", "range:bertbench:optimizer", "range:*optim*",
+    "range:aten::mm", "range:ProfilerStep#12", "3100us..3200us", "2ms..2.9ms", "3.5ms..3.9ms", "0us..5us", "5.9ms..9ms",
+    "range:the whole run",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("window", WINDOWS)
+def test_what_is_kept_says_what_the_whole_trace_says(
+    window: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole, kept = both(trace(tmp_path / "trace.json"), window, monkeypatch)
+    assert_equal_answers(whole, kept, window)
+    if window not in ("range:the whole run", "range:*optim*"):
+        assert len(kept.timelines[0].operators) < len(whole.timelines[0].operators)
+
+
+def test_memory_grows_with_the_window_and_not_with_the_trace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = []
+    for steps in (20, 60):
+        _, kept = both(trace(tmp_path / f"{steps}.json", steps), "step:14..15", monkeypatch)
+        rows.append([len(getattr(kept.timelines[0], name)) for name in ("operators", "kernels", "api", "host")])
+    growth = [after - before for before, after in zip(*rows, strict=True)]
+    assert max(growth) <= 4 * 40  # of each step one launch, its work and what ran around it; all would be 21 to 31
+
+
+def test_work_that_was_launched_long_before_the_window_keeps_its_call(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, kept = both(trace(tmp_path / "trace.json"), "step:13", monkeypatch)
+    assert 9001 in kept.timelines[0].api["correlation_id"].tolist()
+    assert "the whole run" in kept.timelines[0].ranges["name"].tolist()
+
+
+@pytest.mark.parametrize("window", ["step:77", "range:nothing", "90ms..91ms"])
+def test_a_window_that_is_not_there_is_refused_with_the_same_words(
+    window: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said = []
+    for source in both(trace(tmp_path / "trace.json"), window, monkeypatch):
+        with pytest.raises(InputError) as caught:
+            in_window(source, window)
+        said.append((caught.value.code, str(caught.value)))
+    assert said[0] == said[1]
+
+
+@pytest.mark.skipif(not TRACES.is_dir(), reason="the shared traces are not here")
+@pytest.mark.parametrize(
+    ("name", "window"),
+    [
+        ("timeline_analysis__sampled_rank-0.json.gz", "step:551"),
+        ("timeline_analysis__sampled_rank-0.json.gz", "range:*back*"),
+        ("timeline_analysis__sampled_rank-0.json.gz", "274648us..335472us"),
+        ("nccl_parser_config__nccl_data.json.gz", "range:*back*"),
+        ("cpu_only__rank-34.old_b8cce2cd.json.gz", "step:554"),
+        ("rank_unavailable__rank_not_found.json.gz", "range:*back*"),
+    ],
+)
+def test_public_traces_say_the_same(name: str, window: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole, kept = both(TRACES / name, window, monkeypatch)
+    assert_equal_answers(whole, kept, window)
+
+
+def test_a_full_disk_is_named_with_its_remedy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = trace(tmp_path / "trace.json")
+    monkeypatch.setattr(reader, "SPILL_BYTES", 1000)
+
+    class Full:
+        def seek(self, _: int) -> None: ...
+
+        def write(self, _: bytes) -> None:
+            raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("tempfile.TemporaryFile", lambda **_: Full())
+    with pytest.raises(StorageError, match="TMPDIR") as caught:
+        open_sources(path, choice=parse_window("step:12"))
+    assert caught.value.code == "disk-full"
+
+
+def test_a_trace_that_does_not_fit_names_its_steps_and_a_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = trace(tmp_path / "trace.json")
+    monkeypatch.setattr("analysis.readers.columns._ALWAYS_BYTES", 1000)
+    monkeypatch.setattr("analysis.readers.columns.available_bytes", lambda: 10)
+    with pytest.raises(InputError, match="steps 10 to 99") as caught:
+        open_sources(path)
+    assert caught.value.code == "file-limit"
+    assert f"bertbench analyze {path} --window step:13" in str(caught.value)
