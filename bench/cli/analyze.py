@@ -71,13 +71,13 @@ def _run(path: Path, options: AnalyzeOptions) -> Result:
     from analysis.diagnose.run_answer import complete_answers
     from analysis.load import load_run
     from analysis.metrics.comparison.within_run import ratios_of
-    from analysis.metrics.time.window import check_window
     from analysis.render.result_tables import answer_lines, results_blocks
     from analysis.render.tables import Block, Plain
     from analysis.sources import profiled_trials
+    from analysis.window_choice import parse_window
     from bench.cli.ledger import store_predictions
 
-    check_window(options.window)
+    choice = parse_window(options.window)
     directory = RunDirectory(path)
     trials = load_run(directory)
     rows, ratios = [dict(trial.row) for trial in trials], ratios_of(trials, reference(trials))
@@ -86,7 +86,7 @@ def _run(path: Path, options: AnalyzeOptions) -> Result:
     written: list[Path] = []
     code, documents, advised = 0, {}, {}
     for folder in profiled_trials(directory):
-        opened = open_profile(directory.trial(folder.name))
+        opened = open_profile(directory.trial(folder.name), choice)
         try:
             opened = replace(opened, source=in_window(opened.source, options.window))
         except BertbenchError as error:  # the other trials may have the window

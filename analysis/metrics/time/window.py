@@ -23,15 +23,6 @@ _MOST_NAMES = 12
 _DAY_NS = 24 * 3600 * 10**9
 
 
-def check_window(text: str) -> None:
-    """Look at the text of a window.
-
-    Raises:
-        UsageError: it is none of the forms, or it is empty.
-    """
-    parse_window(text)
-
-
 def windowed(timelines: Sequence[Timeline], text: str) -> tuple[tuple[Timeline, ...], tuple[str, ...]]:
     """Return the timelines with a window, and one sentence on ranks that are left out because they do not have it.
 
