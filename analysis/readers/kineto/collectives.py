@@ -14,7 +14,7 @@ import numpy as np
 
 from analysis.names import collective, kernel_collective
 from analysis.readers.kineto.events import CommunicationArguments, loose_json, whole
-from analysis.readers.kineto.tables import HostCall
+from analysis.readers.kineto.spill import HostCall
 from analysis.timeline import COLLECTIVE_COLUMNS, ProcessGroup
 
 if TYPE_CHECKING:

@@ -10,6 +10,7 @@ from analysis.names import PRECISIONS, is_gpu_library
 from analysis.readers.columns import Codes, categories
 from analysis.readers.kineto.collectives import collectives
 from analysis.readers.kineto.events import Integers
+from analysis.readers.kineto.spill import HostCall
 from analysis.readers.kineto.tables import (
     CALL,
     HOST,
@@ -17,7 +18,6 @@ from analysis.readers.kineto.tables import (
     OPERATOR,
     RANGE,
     WORK,
-    HostCall,
     Tables,
     label,
     thread_name,

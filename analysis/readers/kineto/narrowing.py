@@ -213,7 +213,7 @@ class _Narrowing:
 
     def _one_collective_per_group(self) -> Integers:
         first: dict[Any, int] = {}
-        for kernel_calls, _ in self._spill.objects():
+        for kernel_calls, _ in self._spill.calls():
             for place, said in kernel_calls.items():
                 first.setdefault((said.group, said.group_size), place)
         return np.array(list(first.values()), dtype=np.int64)
@@ -337,13 +337,13 @@ class _Narrowing:
     def _put_back_communication(self, rows: Integers, around: Integers) -> None:
         """Arguments of the communication kernels that are kept, and the host's calls that say more of them."""
         tables, named = self._tables, set[Any]()
-        for kernel_calls, _ in self._spill.objects():
+        for kernel_calls, _ in self._spill.calls():
             place, kept = _found(rows, np.array(list(kernel_calls), dtype=np.int64))
             for said, new in zip(np.array(list(kernel_calls.values()), dtype=object)[kept], place[kept], strict=True):
                 tables.kernel_calls[int(new)] = said
                 named.add(said.external_id)
         first = set[Any]()
-        for _, host_calls in self._spill.objects():
+        for _, host_calls in self._spill.calls():
             start, end = (np.array([call[side] for call in host_calls], dtype=np.int64) for side in (2, 3))
             near = _meets(around, start, end)
             for call, kept in zip(host_calls, near.tolist(), strict=True):

@@ -30,7 +30,7 @@ from analysis.readers.kineto.events import (
     sizes,
     whole_numbers,
 )
-from analysis.readers.kineto.spill import Part, Spill
+from analysis.readers.kineto.spill import HostCall, Part, Spill
 from analysis.readers.steps import marked_steps
 from analysis.timeline import EVALUATES, HOST_NS, MODULE
 
@@ -178,8 +178,6 @@ _INPUTS = re.compile(rb'"(Input Dims|Input type|Concrete Inputs)"\s*:\s*(\[' + _
 _CATEGORY, _NAME, _THREAD = attrgetter("cat"), attrgetter("name"), attrgetter("pid", "tid")
 _ARGUMENTS = attrgetter("args")
 _CORRELATION, _BYTES, _BLOCKS = attrgetter("correlation"), attrgetter("bytes"), attrgetter("blocks_per_sm")
-
-HostCall = tuple[str, str, int, int, CommunicationArguments]
 
 
 class _Marks:
@@ -410,7 +408,7 @@ class Tables:
         for groups, calls in zip(self._spilled_groups, self._communication(), strict=True):
             for said in calls:
                 groups.setdefault(said.group, said)
-        into.put_objects((self.kernel_calls, self.host_calls))
+        into.put_calls(self.kernel_calls, self.host_calls)
         self.kernel_calls, self.host_calls = {}, []
 
     def naming_groups(self) -> list[CommunicationArguments]:
