@@ -373,7 +373,7 @@ def _decoded(
     end = len(data) if end is None else end
     size = end - begin
     if begin and not closed and data.startswith(b"[", begin - 1) and data.startswith(b"]", end):
-        text = memoryview(data)[begin - 1 : end + 1]  # both brackets stand there: no copy is needed
+        text = memoryview(data)[begin - 1 : end + 1]  # both brackets are in the data: no copy
     else:
         text = memoryview(b"".join((b"[", memoryview(data)[begin:end], b"" if closed else b"]")))
     try:

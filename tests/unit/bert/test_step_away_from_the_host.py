@@ -21,8 +21,8 @@ from bert.optim.lamb import Lamb
 from bert.optim.precision import Precision
 from bert.speed import kernels
 from bert.speed.registry import NONE, resolve_levers, use_levers
-from bert.tasks import make_task
-from bert.tasks.base import DataSpec, Task
+from bert.tasks import evaluation, make_task
+from bert.tasks.base import DataSpec, Ready, Task
 from bert.tasks.evaluation import outputs
 from bert.train.feed import Feed
 from bert.train.observer import Observer
@@ -95,7 +95,9 @@ def test_an_evaluation_waits_for_its_results_alone(name: str, options: str, monk
 
     rows = np.arange(4)
     apart = [(rows, replace(batch, layout=None))]
-    ((numbers, output),) = outputs(forward, apart, AWAY, Precision("fp32", "cpu"))  # type: ignore[arg-type]
+    monkeypatch.setattr(evaluation, "evaluation_rows", lambda *request: apart)
+    ready = Ready(forward, AWAY, Precision("fp32", "cpu"), 4)  # type: ignore[arg-type]
+    ((numbers, output),) = outputs(ready, ())  # type: ignore[arg-type]
     assert numbers is rows and output is not None
     layout = seen[0].layout
     assert layout is not None and batch.layout is not None
