@@ -111,7 +111,8 @@ truth-test: setup ## reported numbers compared with the truth, under 10 minutes 
 	TRUTH_OUT="$(or $(OUT),runs/truth)" $(BIN)/python -m pytest tests/truth --timeout 1800
 
 fuzz: setup ## 10,000 damaged inputs per reader (FUZZ_INPUTS=<n>)
-	FUZZ_INPUTS=$${FUZZ_INPUTS:-10000} $(BIN)/python -m pytest tests/unit/analysis -k "damaged or mutated" --timeout 7200
+	FUZZ_INPUTS=$${FUZZ_INPUTS:-10000} $(BIN)/python -m pytest tests/unit/analysis -k "damaged or mutated" --timeout 7200 \
+	  -n $${TEST_WORKERS:-2} --dist worksteal
 
 # Without setup: GPU machines have their own torch.
 gpu-acceptance: ## checks that need a CUDA device, most important first, under 9 minutes; call it again for the rest (OUT=<folder>)
