@@ -31,7 +31,7 @@ from analysis.metrics.time.launches import launching_calls
 from analysis.metrics.time.phases import phase_of
 from analysis.metrics.time.temporal import Window, WorkSets, cpu_communication, window_set, work_sets, work_window
 from analysis.names import collective
-from analysis.spans import Intervals, difference, intersection, merged, total_ns, union, within
+from analysis.spans import Intervals, difference, inside_ns, intersection, merged, total_ns, union, within
 from analysis.timeline import Timeline, named
 
 if TYPE_CHECKING:
@@ -83,12 +83,11 @@ def idle_causes(timeline: Timeline, window: Window = "steps") -> IdleCauses | No
     bounds = work_window(timeline, sets, window)
     if bounds is None or bounds[1] <= bounds[0]:
         return None
-    begin, end = bounds
     whole = window_set(timeline, bounds, window)
     on_gpu, active = sets.on_gpu, sets.active if sets.on_gpu else sets.compute
     worked = (int(active[0, 0]), int(active[-1, 1])) if len(active) else (0, 0)
     if on_gpu:
-        host, launching, reason = _gaps(timeline, sets, begin, end)
+        host, launching, reason = _gaps(timeline, sets, whole)
         idle = difference(whole, sets.busy)
     else:
         idle = difference(whole, sets.compute)
@@ -113,7 +112,7 @@ def idle_causes(timeline: Timeline, window: Window = "steps") -> IdleCauses | No
         other_ns=total_ns(idle) - sum(found),
         on_gpu=on_gpu,
         reason=reason if len(idle) or not on_gpu else "",
-        spread=idle_spread(timeline, begin, idle, worked, causes, {DATA: loading, COMMUNICATION: talking}),
+        spread=idle_spread(timeline, bounds[0], idle, worked, causes, {DATA: loading, COMMUNICATION: talking}),
     )
 
 
@@ -163,9 +162,9 @@ def _by_row(row: IdleCauses) -> dict[str, tuple[int, float | None]]:
     }
 
 
-def _gaps(timeline: Timeline, sets: WorkSets, begin: int, end: int) -> tuple[Intervals, Intervals, str]:
+def _gaps(timeline: Timeline, sets: WorkSets, window: Intervals) -> tuple[Intervals, Intervals, str]:
     """Parts of gaps that the CPU can be the cause of, those of them that a late call ended, and why none was found."""
-    busy = sets.busy
+    busy, begin, end = sets.busy, int(window[0, 0]), int(window[-1, 1])
     if not len(busy):
         return merged([begin], [end]), _NOTHING, "all work of the trace has zero duration"
     # The first gap begins before anything that could end it, the last one is ended by nothing.
@@ -188,7 +187,7 @@ def _gaps(timeline: Timeline, sets: WorkSets, begin: int, end: int) -> tuple[Int
         reached = np.minimum(call_ends[next_call], stops)
         host.append(merged(starts, np.where(late, reached, np.where(known, starts, stops))))
         launching.append(merged(starts[late], reached[late]))
-        inside = (stops > begin) & (starts < end)
+        inside = inside_ns(window, starts, stops) > 0
         unknown += int((~known & inside).sum())
         count += int(inside.sum())
     host.append(merged([first], [last]))

@@ -10,6 +10,7 @@ from support.timelines import timeline
 
 from analysis.metrics.time.idle import CAUSES, IdleCauses, idle_causes, idle_frame
 from analysis.metrics.time.temporal import temporal_breakdown
+from analysis.metrics.time.window import windowed
 from analysis.readers.kineto.reader import read
 from analysis.timeline import Timeline
 
@@ -130,6 +131,24 @@ def test_without_calls_only_waits_are_told_apart_and_the_reason_is_said() -> Non
     found = idle_causes(trace)
     assert found is not None and "which calls launched" in found.reason
     assert idle_frame([found]).set_index("cause").loc["launch_bound", "note"] == found.reason
+
+
+def test_of_a_range_that_occurs_twice_only_the_gaps_that_it_meets_are_counted() -> None:
+    """The gaps are 100..200, 210..220, 230..300 and 310..400; "copy" meets the first and the last of them."""
+    work = [(0, 100), (200, 210), (220, 230), (300, 310), (400, 500)]
+    trace = timeline(
+        kernels=[("gemm", 7, *span, number) for number, span in enumerate(work, start=1)],
+        api=[(LAUNCH, -9, -5, 1), (LAUNCH, 110, 120, 2)],
+        ranges=[("copy", 150, 160), ("copy", 350, 360), ("all", 150, 360)],
+    )
+    said = {}
+    for name in ("copy", "all"):
+        (chosen,), _ = windowed([trace], f"range:{name}")
+        found = idle_causes(chosen)
+        assert found is not None
+        said[name] = found.reason
+    assert said["copy"].startswith("1 of 2 gaps")
+    assert said["all"].startswith("3 of 4 gaps")
 
 
 def test_on_a_cpu_idle_is_where_no_operator_computes() -> None:

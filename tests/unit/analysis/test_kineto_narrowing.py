@@ -139,6 +139,7 @@ def test_a_window_that_is_not_there_is_refused_with_the_same_words(
         ("nccl_parser_config__nccl_data.json.gz", "range:*back*"),
         ("cpu_only__rank-34.old_b8cce2cd.json.gz", "step:554"),
         ("rank_unavailable__rank_not_found.json.gz", "range:*back*"),
+        ("trace_compare__base__base.json.gz", "range:nccl:all_reduce"),
     ],
 )
 def test_public_traces_say_the_same(name: str, window: str, monkeypatch: pytest.MonkeyPatch) -> None:
