@@ -2,8 +2,10 @@
 
 What is kept, beside every event that meets the window:
 
-- work launched in the window, what runs until it ends, and the calls of all work that is kept;
-- operators that began in the window with all they called, and what ran around the calls that are kept;
+- work of the window (launched in it, or begun in it where the launch is not known), what runs until it ends, and the
+  calls of all work that is kept;
+- operators and collectives of the CPU that began in the window, what runs until they end, and what ran around the calls
+  that are kept;
 - operators of the forward pass whose backward pass is in the window, with what ran around them;
 - the nearest work before and after the window, which bounds idle time at its ends;
 - of the whole trace marked steps, one launch of each, the first and last event of each name, the first work of each
@@ -24,7 +26,7 @@ from analysis.names import communicates
 from analysis.readers.columns import require_memory
 from analysis.readers.kineto.events import Integers
 from analysis.readers.kineto.spill import Part, Spill
-from analysis.readers.kineto.tables import CALL, HOST, KINDS, OPERATOR, RANGE, WORK, Tables, label
+from analysis.readers.kineto.tables import CALL, HOST, KINDS, OPERATOR, RANGE, WORK, Tables, is_host_call, label
 from analysis.readers.steps import marked_steps
 from analysis.timeline import EVALUATES
 from analysis.window_choice import WindowChoice
@@ -191,24 +193,32 @@ class _Narrowing:
         self._launched, self._launched_in = ids, np.concatenate(pieces)[first]
 
     def _look_at_work(self) -> None:
-        """Until when work of each piece of the window runs, its neighbors, and the first known work of each stream."""
+        """When work of each piece of the window runs, its neighbors, and the first known work of each stream.
+
+        Work is of the piece in which it was launched; where that is not known, of the one in which it begins.
+        """
         begins, stops = self._window.T
-        reached, before, after = stops.copy(), np.full(len(begins) + 1, _LEAST), np.full(len(begins) + 1, _MOST)
+        began, reached = begins.copy(), stops.copy()
+        before, after = np.full(len(begins) + 1, _LEAST), np.full(len(begins) + 1, _MOST)
         self._first_known: dict[tuple[int, int], int] = {}
         for part in self._spill.parts(WORK):
             ids, start, end = part["correlation_id"], part["start"], _ends(part)
             self._work.add(ids)
+            known = self._calls.has(ids)
             place, own = _found(self._launched, ids)
-            np.maximum.at(reached, self._launched_in[place[own]], end[own])
+            piece = np.where(known, -1, _piece(self._window, start))
+            piece[own] = self._launched_in[place[own]]
+            inside = piece >= 0
+            np.minimum.at(began, piece[inside], start[inside])
+            np.maximum.at(reached, piece[inside], end[inside])
             lasting = end > start
             np.maximum.at(before, np.searchsorted(begins, end[lasting]), end[lasting])
             np.minimum.at(after, np.searchsorted(stops, start[lasting], side="right"), start[lasting])
-            known = self._calls.has(ids)
             for stream, rows in _by_stream(part):
                 if len(tied := rows[known[rows]]):
                     earliest = self._first_known.get(stream, _MOST)
                     self._first_known[stream] = min(earliest, int(start[tied].min()))
-        self._runs = _closed(begins, reached)
+        self._runs = _closed(began, reached)
         self._neighbors = (np.unique(before), np.unique(after))
 
     def _one_collective_per_group(self) -> Integers:
@@ -299,9 +309,13 @@ class _Narrowing:
 
     def _makers(self) -> Integers:
         """When the operators were called whose nodes autograd evaluates in the window; finds their numbers too, and
-        until when the operators run that begin in the window."""
+        until when the operators and collectives run that begin in the window."""
         begins, stops = self._window.T
         reached, evaluated = stops.copy(), [_NONE]
+        communicate = np.array([is_host_call(name) for name in self._labels[RANGE]], dtype=bool)
+        for part in self._spill.parts(RANGE) if communicate.any() else ():
+            piece = np.where(communicate[part["name"]], _piece(self._window, part["start"]), -1)
+            np.maximum.at(reached, piece[piece >= 0], _ends(part)[piece >= 0])
         evaluates = np.array([name.startswith(EVALUATES) for name in self._labels[OPERATOR]], dtype=bool)
         for part in self._spill.parts(OPERATOR):
             start, end = part["start"], _ends(part)

@@ -366,7 +366,7 @@ class Tables:
         return found
 
     def _note_host_calls(self, events: Sequence[AnyEvent], names: Codes, columns: dict[str, Any]) -> None:
-        rows = np.flatnonzero(names.flags(_is_host_call)[columns["name"]]).tolist()
+        rows = np.flatnonzero(names.flags(is_host_call)[columns["name"]]).tolist()
         if not rows:
             return
         arguments = Arguments(CommunicationArguments).of([events[row] for row in rows])
@@ -464,7 +464,8 @@ def _is_module(name: Any) -> bool:
     return isinstance(name, str) and name.startswith(MODULE)
 
 
-def _is_host_call(name: Any) -> bool:
+def is_host_call(name: Any) -> bool:
+    """Return whether an operator or range of this name is the host's call of a collective."""
     return isinstance(name, str) and _HOST_CALL.match(name) is not None
 
 

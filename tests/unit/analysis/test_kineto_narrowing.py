@@ -100,6 +100,33 @@ def test_what_is_kept_says_what_the_whole_trace_says(
         assert len(kept.timelines[0].operators) < len(whole.timelines[0].operators)
 
 
+GROUP = {"Collective name": "allreduce", "In msg nelems": 1000, "dtype": "Float", "Process Group Name": "0"}
+COLLECTIVES = {  # each beside computation outside the window, 2..3 ms
+    "of a CPU ends after it": [
+        event("gloo:all_reduce", 2500, 2000, "user_annotation", pid=1, tid=3),
+        *(event("aten::mm", at, 40, pid=1, tid=1) for at in range(2000, 6000, 100)),
+    ],
+    "of an unknown call ends after it": [
+        launched(900, 0, 2500, 2000, NCCL, **GROUP)[1],
+        *(one for at in range(0, 6000, 100) for one in launched(1 + at, at, at + 10, 40)),
+    ],
+    "begins before it by the GPU's clock": [
+        *launched(900, 2010, 1500, 2000, NCCL, **GROUP),
+        *(one for at in range(0, 6000, 100) for one in launched(1 + at, at, at + 10, 40)),
+    ],
+}
+
+
+@pytest.mark.parametrize("name", COLLECTIVES)
+def test_what_hides_a_collective_is_kept_outside_of_the_window_too(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ends = [event("aten::add", 0, 1, pid=1, tid=1), event("aten::add", 9000, 1, pid=1, tid=1)]
+    whole, kept = both(write(tmp_path / "trace.json", [*ends, *COLLECTIVES[name]]), "2ms..3ms", monkeypatch)
+    assert_equal_answers(whole, kept, "2ms..3ms")
+    assert answers(whole, "2ms..3ms")["buckets"][1]["exposed_ms"].tolist() == [2 - 20 * 0.04]
+
+
 def test_memory_grows_with_the_window_and_not_with_the_trace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rows = []
     for steps in (20, 60):
@@ -138,6 +165,7 @@ def test_a_window_that_is_not_there_is_refused_with_the_same_words(
         ("timeline_analysis__sampled_rank-0.json.gz", "274648us..335472us"),
         ("nccl_parser_config__nccl_data.json.gz", "range:*back*"),
         ("cpu_only__rank-34.old_b8cce2cd.json.gz", "step:554"),
+        ("cpu_only__rank-34.old_b8cce2cd.json.gz", "384844us..577267us"),
         ("rank_unavailable__rank_not_found.json.gz", "range:*back*"),
         ("trace_compare__base__base.json.gz", "range:nccl:all_reduce"),
     ],
