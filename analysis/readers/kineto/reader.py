@@ -7,29 +7,27 @@ docs/explanation/analysis.md.
 
 import gc
 import math
-import os
-import pickle  # nosec B403 # between this process and its own children
 import re
 import shlex
-import signal
-import threading
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, Any
 
 from analysis.counters import IDENTITY, KernelCounters
 from analysis.readers.columns import require_memory
 from analysis.readers.kineto.collectives import process_groups
-from analysis.readers.kineto.events import AnyEvent, loose_json, whole, whole_numbers
+from analysis.readers.kineto.events import AnyEvent, Chunk, loose_json, whole, whole_numbers
 from analysis.readers.kineto.frames import Frames
+from analysis.readers.kineto.processes import each
 from analysis.readers.kineto.spill import Spill
 from analysis.readers.kineto.stream import EventStream
 from analysis.readers.kineto.tables import Tables, label
+from analysis.readers.kineto.turns import second_reader
 from analysis.readers.packed import damage_code, unpacked_blocks
 from analysis.timeline import LazyTimeline, Timeline
 from analysis.window_choice import WindowChoice
@@ -37,111 +35,6 @@ from common.errors import InputError
 
 if TYPE_CHECKING:
     from analysis.readers.registry import Head
-
-PAYS_FROM_BYTES = 4 << 20
-"""Size of all files, packed ones counted PACKED_RATIO times, from which more processes are faster."""
-PACKED_RATIO = 15
-
-
-def each(read: Callable[[Path], Any], paths: Sequence[Path]) -> Iterator[tuple[Path, Any]]:
-    """Yield (file, what `read` returns, or the InputError that it raises) in the order given.
-
-    Args:
-        read: called in another process where it pays; what it returns is pickled there.
-        paths: the files.
-    """
-    workers = min(len(paths), _cores())
-    if workers < 2 or not _may_fork() or not _pays(paths):
-        for path in paths:
-            yield path, _caught(read, path)
-        return
-    children = [_Child(read, paths[share::workers]) for share in range(1, workers)]
-    try:
-        own = [_caught(read, path) for path in paths[::workers]]
-        shares = [own, *(child.results() for child in children)]
-    finally:
-        for child in children:
-            child.end()
-    for place, path in enumerate(paths):
-        share = shares[place % workers]
-        # A child that died, for want of memory, leaves its files to this process.
-        yield path, share[place // workers] if place // workers < len(share) else _caught(read, path)
-
-
-class _Child:
-    """A forked process that reads its share and sends it back."""
-
-    def __init__(self, read: Callable[[Path], Any], paths: Sequence[Path]) -> None:
-        self._count = len(paths)
-        reading, writing = os.pipe()
-        try:
-            self._pid = os.fork()
-        except OSError:  # no process may be started: nothing comes back
-            os.close(writing)
-            self._pid, self._pipe = 0, os.fdopen(reading, "rb")
-            return
-        if self._pid == 0:
-            os.close(reading)
-            _send(read, paths, os.fdopen(writing, "wb"))
-        os.close(writing)
-        self._pipe = os.fdopen(reading, "rb")
-
-    def results(self) -> list[Any]:
-        """Return what came back; less than its share where the process died."""
-        found: list[Any] = []
-        try:
-            while len(found) < self._count:
-                found.append(pickle.load(self._pipe))  # noqa: S301 # nosec B301 # written by our own child
-        except (EOFError, OSError, pickle.UnpicklingError):
-            pass
-        return found
-
-    def end(self) -> None:
-        """Close the pipe and wait for the process, which is ended where it still works."""
-        self._pipe.close()
-        if self._pid:
-            os.kill(self._pid, signal.SIGKILL)
-            os.waitpid(self._pid, 0)
-
-
-def _send(read: Callable[[Path], Any], paths: Sequence[Path], pipe: BinaryIO) -> None:
-    """In the child: send every result, then end without what a process does at its end, which is the parent's."""
-    try:
-        # All first: the parent takes them when its own share is read, and a pipe holds little.
-        for result in [_caught(read, path) for path in paths]:
-            pickle.dump(result, pipe, protocol=pickle.HIGHEST_PROTOCOL)
-        pipe.flush()
-    finally:
-        os._exit(0)
-
-
-def _caught(read: Callable[[Path], Any], path: Path) -> Any:
-    try:
-        return read(path)
-    except InputError as error:
-        return InputError(error.code, str(error))
-
-
-def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def _may_fork() -> bool:
-    """Whether no other thread runs that could hold a lock; those of numerical libraries only wait."""
-    return hasattr(os, "fork") and threading.active_count() == 1
-
-
-def _pays(paths: Sequence[Path]) -> bool:
-    return sum(map(_estimated_bytes, paths)) >= PAYS_FROM_BYTES
-
-
-def _estimated_bytes(path: Path) -> int:
-    try:
-        size = path.stat().st_size
-    except OSError:
-        return 0
-    return size * PACKED_RATIO if path.suffix == ".gz" else size
-
 
 _UNITS = {".pct": "%", "bytes": "byte", "inst": "inst", "cycles": "cycle"}
 
@@ -247,18 +140,28 @@ class Content:
     """Its counters, if any."""
 
 
-def _read(path: Path, choice: WindowChoice | None = None) -> Content:
-    return _content(path, *_scanned(path, choice))
+def _read(path: Path, choice: WindowChoice | None = None, alone: bool = True) -> Content:
+    return _content(path, *_scanned(path, choice, alone))
 
 
-def _scanned(path: Path, choice: WindowChoice | None) -> tuple[EventStream, Tables]:
-    """Read all events; of a large trace with a window, keep what the window needs."""
+def _scanned(path: Path, choice: WindowChoice | None, alone: bool) -> tuple[EventStream, Tables]:
+    """Read all events; of a large trace with a window, keep what the window needs.
+
+    Args:
+        path: the file.
+        choice: the window, if any.
+        alone: no other file is read meanwhile, so that a second process may help.
+    """
     stream = EventStream(path)
     tables = Tables()
     spill: Spill | None = None
-    with _no_collection():
-        for chunk in stream.chunks():
-            tables.add(chunk)
+    with _no_collection(), second_reader(path) if alone else nullcontext() as shared:
+        for piece in stream.pieces(shared):
+            if isinstance(piece, Chunk):
+                tables.add(piece)
+            else:
+                tables.append(piece.found)
+            del piece
             if choice is None:
                 _require_memory(path, tables)
             elif tables.bytes > SPILL_BYTES:
@@ -466,7 +369,7 @@ def read_many(
             needs; several are related to each other, and stay whole.
     """
     wanted = choice if choice is not None and choice.is_part and len(paths) == 1 else None
-    for path, content in each(partial(_read, choice=wanted), paths):
+    for path, content in each(partial(_read, choice=wanted, alone=len(paths) == 1), paths):
         if isinstance(content, InputError):
             yield path, content
             continue

@@ -6,8 +6,7 @@ of CUDA's.
 
 import re
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from itertools import islice
 from operator import attrgetter, itemgetter
@@ -31,6 +30,7 @@ from analysis.readers.kineto.events import (
     whole_numbers,
 )
 from analysis.readers.kineto.spill import HostCall, Part, Spill
+from analysis.readers.kineto.unknown import Unknown
 from analysis.readers.steps import marked_steps
 from analysis.timeline import EVALUATES, HOST_NS, MODULE
 
@@ -60,96 +60,6 @@ NEEDLESS = frozenset(
     )
 )
 """Categories that are left out on purpose."""
-
-_ACCELERATORS = {
-    "mtia": "MTIA", "hpu": "HPU (Gaudi)", "glow": "Glow", "gcu": "GCU", "privateuse1": "PrivateUse1", "npu": "NPU",
-    "tpu": "TPU", "xpu": "XPU", "mlu": "MLU", "musa": "MUSA",
-}  # fmt: skip
-# Names of the processes that hold the events of a device which have no category.
-_PROCESSES = (
-    (re.compile(r"\bAscend|\bCANN\b|\bHCCL\b|\bNPU\b"), "Ascend NPU"),
-    (re.compile(r"/device:TPU|\bTPU\b|SparseCore"), "TPU"),
-    (re.compile(r"/device:GPU"), "GPU (trace of XLA: JAX or TensorFlow)"),
-    (re.compile(r"\bNeuron"), "Neuron"),
-    (re.compile(r"\bHPU\b|Gaudi|^DEVICE \("), "HPU (Gaudi)"),
-    (re.compile(r"\bMTIA\b"), "MTIA"),
-    (re.compile(r"Level.?Zero|\bXPU\b|\bze_"), "XPU (Level Zero)"),
-    (re.compile(r"\b(?:HIP|HSA|COPY|GPU ?\d+)\b.*|^\d+ GPU\d+$"), "AMD GPU (rocprof before version 3)"),
-)
-# How Kineto and its forks name what a device, or the runtime of one, did.
-_OF_A_DEVICE = re.compile(
-    r"kernel|memcpy|memset|runtime|driver|device|accelerator|(?<!cpu)_op$|(?:^|_)ccp(?:_|$)", re.I
-)
-# Arguments of what an accelerator ran, by the tools of Ascend and of XLA, and by rocprof before version 3.
-_TASK = re.compile(rb'"(?:Task Type|Physic Stream Id|hlo_op|hlo_module|run_id|BeginNs)"')
-_LOOKED_AT = 64
-_MOST_NAMED = 16
-_MOST_LISTED = 5
-
-
-@dataclass(slots=True)
-class Unknown:
-    """Events of categories that are not understood."""
-
-    counts: Counter[str] = field(default_factory=Counter)
-    """How many there are, by category."""
-    nameless: int = 0
-    """Events without a category."""
-    of_a_task: bool = False
-    """Whether arguments of those say that they ran on a device."""
-    _devices: set[str] = field(default_factory=set)
-
-    def add(self, category: str, events: Sequence[AnyEvent]) -> None:
-        """Count events of a category that is neither in TABLES nor in NEEDLESS."""
-        of_device = category in self._devices or _of_device(category, events)
-        if category not in self.counts and len(self.counts) >= _MOST_NAMED:
-            category = "other categories"
-        self.counts[category] += len(events)
-        if of_device:
-            self._devices.add(category)
-
-    def add_nameless(self, events: Sequence[AnyEvent]) -> None:
-        """Count events without a category: other tools' traces have none."""
-        self.nameless += len(events)
-        self.of_a_task = self.of_a_task or any(_TASK.search(event.args) for event in events[:_LOOKED_AT])
-
-    def accelerator(self, processes: Sequence[str] = ()) -> str:
-        """Return what was active besides the host, with the number of events; "" where nothing says that any was.
-
-        Args:
-            processes: names of the trace's processes, asked where events have no category.
-        """
-        if not self._devices:
-            named = {label for pattern, label in _PROCESSES if any(pattern.search(name) for name in processes)}
-            if not self.nameless or not (named or self.of_a_task):
-                return ""
-            what = f"{' and '.join(sorted(named))} activity" if named else "activity of an unknown accelerator"
-            return f"{what} ({self.nameless:,} event{'s' if self.nameless > 1 else ''} without a category)"
-        names = {_ACCELERATORS.get(category.split("_")[0].lower(), "") for category in self._devices}
-        known = " and ".join(sorted(names - {""})) or "activity of an unknown accelerator"
-        return f"{known + ' activity' if names - {''} else known} ({self.listed(self._devices)})"
-
-    def listed(self, categories: set[str] | None = None) -> str:
-        """Return categories, all by default, with their numbers of events, the largest first."""
-        wanted: Mapping[str, int] = self.counts
-        if categories is not None:
-            wanted = {name: count for name, count in self.counts.items() if name in categories}
-        ordered = sorted(wanted.items(), key=lambda item: (-item[1], item[0]))
-        said = [f"{_plain(name)}: {count:,} event{'s' if count > 1 else ''}" for name, count in ordered]
-        more = [f"{len(said) - _MOST_LISTED} more"] if len(said) > _MOST_LISTED else []
-        return ", ".join(said[:_MOST_LISTED] + more)
-
-
-def _plain(name: str) -> str:
-    return "".join(letter if letter.isprintable() else "?" for letter in name[:60])
-
-
-def _of_device(category: str, events: Sequence[AnyEvent]) -> bool:
-    if category.split("_")[0].lower() in _ACCELERATORS or _OF_A_DEVICE.search(category):
-        return True
-    found = Arguments(KernelArguments).of(events[:_LOOKED_AT])
-    return any(one.stream != MISSING or one.device != MISSING for one in found)
-
 
 _HOST_CALL = re.compile(
     r"record_param_comms$|(?:nccl|gloo|mpi|ucc|xccl)[:_]|c10d::_?allgather_base|symm_mem::|_C_custom_ar::",
@@ -222,8 +132,8 @@ class Tables:
         self._spilled_work = 0
         self._columns = {table: Columns() for table in _COLUMNS}
         self._spans_of_thread: Counter[int] = Counter()
-        self._multiplies = _Marks(lambda name: family(name) == "GEMM")
-        self._evaluates = _Marks(lambda name: name.startswith(EVALUATES))
+        self._multiplies = _Marks(_is_gemm)
+        self._evaluates = _Marks(_evaluates)
         self._sized = _Marks(has_roofline)
 
     @property
@@ -384,6 +294,27 @@ class Tables:
         for row, said in zip(rows, Arguments(CommunicationArguments).of([events[row] for row in rows]), strict=True):
             self.kernel_calls[before + row] = said
 
+    def append(self, other: "Tables") -> None:
+        """Add all rows of tables that were made of the next chunk of events alone; these forget them.
+
+        Names, threads and inputs get the numbers that `add` would have given them.
+        """
+        before = self._columns[WORK].rows + self._spilled_work
+        numbers = {"thread": self.threads.of(other.threads), "inputs": self.inputs.of(other.inputs)}
+        for table, columns in other._columns.items():
+            numbers["name"] = self.names[table].of(other.names[table])
+            if columns.rows:
+                part = columns.joined(**_COLUMNS[table])
+                part |= {name: numbers[name][part[name]] for name in numbers.keys() & part.keys()}
+                self._columns[table].add(part)
+        self.events += other.events
+        self.timeless += other.timeless
+        self.damaged += other.damaged
+        self.host_calls += other.host_calls
+        self.kernel_calls |= {before + row: said for row, said in other.kernel_calls.items()}
+        self.counted += other.counted
+        self.unknown.append(other.unknown)
+
     def columns(self, table: str, base_ns: int) -> dict[str, npt.NDArray[Any]]:
         """Return the columns of a table with times of the clock, `name` and `thread` as numbers; forget them."""
         columns = self._columns[table].joined(**_COLUMNS[table])
@@ -458,6 +389,14 @@ def _chosen(events: Sequence[AnyEvent], rows: npt.NDArray[np.intp]) -> Sequence[
 @lru_cache(maxsize=4096)
 def _precision_of(types: bytes) -> int:
     return PRECISIONS.index(precision(types.decode(errors="replace")))
+
+
+def _is_gemm(name: str) -> bool:
+    return family(name) == "GEMM"
+
+
+def _evaluates(name: str) -> bool:
+    return name.startswith(EVALUATES)
 
 
 def _is_module(name: Any) -> bool:

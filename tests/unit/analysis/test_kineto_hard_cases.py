@@ -253,7 +253,7 @@ def test_ranks_are_read_in_order_and_a_damaged_one_is_named(tmp_path: Path, monk
     paths = [write(tmp_path / f"{n}.json", [event("a", n, 1)], distributedInfo={"rank": 3 - n}) for n in range(3)]
     paths.append(text_of(tmp_path / "damaged.json", "{}"))
     for pays in (1 << 40, 0):
-        monkeypatch.setattr("analysis.readers.kineto.reader.PAYS_FROM_BYTES", pays)
+        monkeypatch.setattr("analysis.readers.kineto.processes.PAYS_FROM_BYTES", pays)
         problems: list[str] = []
         assert [found.rank for found in read_ranks(paths, problems)] == [1, 2, 3]
         assert len(problems) == 1 and "damaged.json" in problems[0]
