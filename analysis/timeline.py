@@ -117,6 +117,8 @@ MODULE = "nn.Module: "
 """How rows of Timeline.host begin that are calls of modules; these are read whatever their length."""
 EVALUATES = "autograd::engine::evaluate_function: "
 """How rows of Timeline.operators begin in which autograd evaluates a node of the backward pass."""
+MOSTLY = 0.9
+"""Share of the computing kernels whose launching call has to be known: fewer would pass for less work."""
 STEP_COLUMNS = {"step": "int64", "start": "int64", "end": "int64"}
 SPAN_COLUMNS = {"name": "str", "thread": "str", "start": "int64", "end": "int64"}
 OPERATOR_COLUMNS = {**SPAN_COLUMNS, "self_ns": "int64", "outermost": "bool"}

@@ -12,8 +12,7 @@ from analysis.diagnose.sentences import number, range_over_ranks
 from analysis.metrics.time import launches as queue
 from analysis.metrics.time.idle import CAUSES, IdleCauses, idle_frame
 from analysis.metrics.time.idle_gaps import LARGEST, PAUSE, Spread, gap_frame
-from analysis.metrics.time.launches import MOSTLY
-from analysis.timeline import Timeline
+from analysis.timeline import MOSTLY, Timeline
 from analysis.wording import percent
 
 _LITTLE = 0.05

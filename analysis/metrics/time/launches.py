@@ -24,7 +24,7 @@ import numpy.typing as npt
 from analysis.blocks import blocks
 from analysis.names import communicates
 from analysis.spans import levels, merged, total_ns
-from analysis.timeline import GpuWork, Mask, Timeline
+from analysis.timeline import MOSTLY, GpuWork, Mask, Timeline
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -297,10 +297,6 @@ def _queue(called: Numbers, started: Numbers) -> Iterator[tuple[Numbers, Numbers
         called, started = called[waits], started[waits]
     del waits
     return levels(called, started)
-
-
-MOSTLY = 0.9
-"""Share of the computing kernels whose launching call has to be known: fewer would pass for less work."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,13 +28,12 @@ from analysis.readers.kineto.events import Integers
 from analysis.readers.kineto.spill import Part, Spill
 from analysis.readers.kineto.tables import CALL, HOST, KINDS, OPERATOR, RANGE, WORK, Tables, is_host_call, label
 from analysis.readers.steps import marked_steps
-from analysis.timeline import EVALUATES
+from analysis.timeline import EVALUATES, MOSTLY
 from analysis.window_choice import WindowChoice
 
 Mask = npt.NDArray[np.bool_]
 _MOST, _LEAST = np.iinfo(np.int64).max, np.iinfo(np.int64).min
 _NONE = np.empty(0, dtype=np.int64)
-_MOSTLY = 0.9  # of metrics.time.launches
 
 
 def narrow(path: Path, tables: Tables, spill: Spill, choice: WindowChoice) -> None:
@@ -251,7 +250,7 @@ class _Narrowing:
             whole += flags.sum(axis=1)
             kept += flags[:, self._keeps_work(part, row)].sum(axis=1)
             row += len(known)
-        decisions = [(2 * n[1] <= n[0], n[3] < _MOSTLY * n[2]) for n in (whole, kept)]
+        decisions = [(2 * n[1] <= n[0], n[3] < MOSTLY * n[2]) for n in (whole, kept)]
         return decisions[0] == decisions[1]
 
     def _early(self, part: Part, known: Mask) -> Mask:

@@ -4,6 +4,7 @@ import errno
 import json
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import IO, Any
 
 import msgspec
@@ -23,8 +24,9 @@ class Spill:
     """Parts of tables, in the order in which they came. The file has no name and goes with this object."""
 
     def __init__(self) -> None:
-        """Make the file, in the folder for temporary files (TMPDIR)."""
-        self._file: IO[bytes] = tempfile.TemporaryFile(prefix="bertbench-")  # noqa: SIM115 # closed with the object
+        """Make the file, in the folder for temporary files (TMPDIR). Raises StorageError where none can be written."""
+        with _stored():
+            self._file: IO[bytes] = tempfile.TemporaryFile(prefix="bertbench-")  # noqa: SIM115 # closed with the object
         self._end = 0
         self._parts: dict[str, list[tuple[int, int, dict[str, np.dtype[Any]]]]] = {}
         self._calls: list[tuple[int, int]] = []
@@ -56,17 +58,24 @@ class Spill:
             yield {row: _arguments(said) for row, said in kernels}, [(*call[:4], _arguments(call[4])) for call in host]
 
     def _write(self, *pieces: Any) -> None:
-        try:
+        with _stored():
             self._file.seek(self._end)
             for piece in pieces:
                 self._file.write(piece)
             self._end = self._file.tell()
-        except OSError as error:
-            raise StorageError(
-                "disk-full" if error.errno in (errno.ENOSPC, errno.EDQUOT) else "write-failed",
-                f"cannot keep the tables of a trace in {tempfile.gettempdir()}: {error.strerror}; set TMPDIR to a "
-                "folder on a disk with more room",
-            ) from error
+
+
+@contextmanager
+def _stored() -> Iterator[None]:
+    """Raise StorageError where the folder for temporary files cannot be written."""
+    try:
+        yield
+    except OSError as error:
+        raise StorageError(
+            "disk-full" if error.errno in (errno.ENOSPC, errno.EDQUOT) else "write-failed",
+            f"cannot keep the tables of a trace in a temporary file: {error.strerror}; set TMPDIR to a folder with more "
+            "room that can be written",
+        ) from error
 
 
 _IS_TEXT = [field.type is Raw for field in msgspec.structs.fields(CommunicationArguments)]

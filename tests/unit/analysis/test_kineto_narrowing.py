@@ -191,6 +191,21 @@ def test_a_full_disk_is_named_with_its_remedy(tmp_path: Path, monkeypatch: pytes
     assert caught.value.code == "disk-full"
 
 
+def test_a_missing_folder_for_temporary_files_is_named_with_its_remedy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = trace(tmp_path / "trace.json")
+    monkeypatch.setattr(reader, "SPILL_BYTES", 1000)
+
+    def missing(**_: object) -> None:
+        raise FileNotFoundError(2, "No usable temporary directory found")
+
+    monkeypatch.setattr("tempfile.TemporaryFile", missing)
+    with pytest.raises(StorageError, match="TMPDIR") as caught:
+        open_sources(path, choice=parse_window("step:12"))
+    assert caught.value.code == "write-failed"
+
+
 def test_a_trace_that_does_not_fit_names_its_steps_and_a_command(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
