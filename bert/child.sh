@@ -1,9 +1,12 @@
 # shellcheck shell=bash
-# Read first by the run_*.sh scripts: it answers what they are given besides the environment, and finds bertbench.
+# Sourced first by the run_*.sh scripts: prints the help and rejects arguments, since options are environment
+# variables; adds .venv/bin to PATH.
 PATH=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)/.venv/bin:$PATH
 if [[ $# -gt 0 ]]; then
     sed -n '2,/^[^#]/s/^# \{0,1\}//p' "$0"
-    [[ $1 == -h || $1 == --help ]] && exit 0 || exit 2
+    [[ $1 == -h || $1 == --help ]] && exit 0
+    echo "$(basename "$0"): takes no arguments, but $1 was given: options are the environment variables above" >&2
+    exit 2
 fi
 
 # need_data WHAT: end unless DATA is set.

@@ -4,8 +4,8 @@
 #   DATA=<folder> bash bert/run_pretraining.sh
 #
 # A second call with the same OUT resumes. SIGTERM and Ctrl-C save a checkpoint before they end it. Environment:
-#   DATA                  folder above the HDF5 shards of both lengths, of `bertbench data pretrain`   (needed)
-#   DATA_PHASE2           that of phase 2 where it is another one                                      (DATA)
+#   DATA                  folder above the HDF5 shards of both lengths, of `bertbench data pretrain`   (required)
+#   DATA_PHASE2           the same for phase 2                                                         (DATA)
 #   OUT                   its folders phase1 and phase2 are the run directories                        (runs/pretraining)
 #   PHASES                which phases                                                                 ("1 2")
 #   INIT                  weights to begin the first of PHASES from                                    (none; for "2": OUT/phase1)
@@ -18,7 +18,7 @@
 #   MICRO_BATCH_SIZE      sequences per device and micro-step, phase 1; accumulation follows           (32)
 #   MICRO_BATCH_SIZE_PHASE2                                                                            (8)
 #   STEPS, STEPS_PHASE2                   updates                                                      (7038, 1563)
-#   LEARNING_RATE, LEARNING_RATE_PHASE2   what the warm-up climbs to                                   (6e-3, 4e-3)
+#   LEARNING_RATE, LEARNING_RATE_PHASE2   peak learning rate                                           (6e-3, 4e-3)
 #   WARMUP, WARMUP_PHASE2                 fraction of the updates                                      (.2843, .128)
 #   SAVE_EVERY            updates between checkpoints                                                  (200)
 #   EVAL_EVERY            updates between evaluations on the test shards; 0: never                     (0)
@@ -36,9 +36,17 @@ clock() {
     echo "${seconds%.*}"
 }
 
+if [[ -n ${MAX_SECONDS:-} && ! $MAX_SECONDS =~ ^[1-9][0-9]{0,8}$ ]]; then
+    echo "run_pretraining.sh: MAX_SECONDS='$MAX_SECONDS' is not a whole number of seconds above 0" >&2
+    exit 2
+fi
 began=$(clock)
 init=${INIT:-}
 read -ra phases <<<"${PHASES:-1 2}"
+if [[ ${#phases[@]} -eq 0 ]]; then
+    echo "run_pretraining.sh: PHASES is blank: give 1, 2 or both" >&2
+    exit 2
+fi
 for phase in "${phases[@]}"; do
     folder=$out/phase$phase
     options=(--phase "$phase" --out "$folder" --preset "${PRESET:-large}" --precision "${PRECISION:-auto}")

@@ -4,7 +4,7 @@
 #   DATA=<features> EVAL_DATA=<features> INIT=<weights> bash bert/run_squad.sh
 #
 # A second call with the same OUT resumes. SIGTERM and Ctrl-C save a checkpoint before they end it. Environment:
-#   DATA                  features to train on, of `bertbench data squad` (a folder or a file)         (needed)
+#   DATA                  features to train on, of `bertbench data squad` (a folder or a file)         (required)
 #   EVAL_DATA             features to evaluate on; "none" evaluates and predicts nothing               (DATA, where a folder)
 #   INIT                  a run, a checkpoint, or anything that `bertbench convert` reads              (none: random weights)
 #   OUT                   run directory; the answers go to its folder predictions                      (runs/squad)
@@ -14,9 +14,9 @@
 #   SEED                  of weights, data order and dropout                                           (42)
 #   BATCH_SIZE            windows per update over all devices                                          (32)
 #   MICRO_BATCH_SIZE      windows per device and micro-step; accumulation follows                      (8)
-#   EPOCHS                how often each window is seen                                                (2)
+#   EPOCHS                passes over the windows                                                      (2)
 #   STEPS                 updates, in place of EPOCHS                                                  (none)
-#   LEARNING_RATE         what the warm-up climbs to                                                   (3e-5)
+#   LEARNING_RATE         peak learning rate                                                           (3e-5)
 #   WARMUP                fraction of the updates                                                      (.1)
 #   PADDING               longest: to the longest window of a micro-batch; fixed: to the most          (longest)
 #   SAVE_EVERY            updates between checkpoints                                                  (200)

@@ -192,8 +192,15 @@ LONGEST_LINE = 1 << 20
 _MARKS = ((codecs.BOM_UTF16_LE, "utf-16"), (codecs.BOM_UTF16_BE, "utf-16"), (codecs.BOM_UTF8, "utf-8-sig"))
 
 
-def log_lines(path: Path) -> Iterator[str]:
+UNENDED = "the last line has no end, so the file may be cut short: copy it again, or record again"
+
+
+def log_lines(path: Path, unended: Callable[[str], None] | None = None) -> Iterator[str]:
     """Yield the lines without their ends; UTF-8, or UTF-16 by its mark; what cannot be decoded is replaced.
+
+    Args:
+        path: the file, plain or gzip-compressed.
+        unended: called with UNENDED, before the last line, if that has no end.
 
     Raises:
         InputError: it is no regular file, cannot be read, is a damaged gzip file, or is larger than MOST_LOG_BYTES.
@@ -203,4 +210,6 @@ def log_lines(path: Path) -> Iterator[str]:
     encoding = next((name for mark, name in _MARKS if begin.startswith(mark)), "utf-8")
     text = io.TextIOWrapper(stream, encoding=encoding, errors="replace", newline=None)
     while line := text.readline(LONGEST_LINE):
+        if unended is not None and len(line) < LONGEST_LINE and not line.endswith("\n"):
+            unended(UNENDED)
         yield line.rstrip("\n")

@@ -70,11 +70,15 @@ class Table:
     """Lines that are no row of the table."""
     aligned: bool = False
     """Whether it is columns of text, where nsys cuts long names."""
+    damage: list[str] = field(default_factory=list)
+    """What the file lost, one clause each."""
 
     @property
     def problems(self) -> list[str]:
         """What of it could not be read, one sentence each."""
-        said = [f"{self.torn:,} lines are not rows of the table and were skipped"] if self.torn else []
+        said = [*self.damage]
+        if self.torn:
+            said.append(f"{self.torn:,} lines are not rows of the table and were skipped")
         names = self.texts("name", "range", "operation") or [] if self.aligned else []
         if cut := sum(name.endswith(_CUT) for name in names):
             said.append(f"{cut:,} names are cut by the column format: use --format csv for whole names")
@@ -157,7 +161,8 @@ def read_tables(
     """
     table: Table | None = None
     title, fresh = "", False
-    for line, cells, aligned in _rows(log_lines(path)):
+    damage: list[str] = []
+    for line, cells, aligned in _rows(log_lines(path, damage.append)):
         said = title_of(line[:_LONGEST_NOTE])
         if said is not None or not line.strip():
             if table:
@@ -173,12 +178,13 @@ def read_tables(
         elif table and fresh and _are_units(cells, table):
             table.units = [cell.strip().lower() for cell in cells]
             fresh = False
-        elif table and len(cells) == len(table.names):
+        elif table and len(cells) == len(table.names) and (aligned or line.count('"') % 2 == 0):
             table.rows.append(cells)
             fresh = False
         elif table:
             table.torn += 1
     if table:
+        table.damage += damage
         yield table
 
 

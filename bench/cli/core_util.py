@@ -71,7 +71,7 @@ def run(options: CoreUtilOptions) -> Result:
     counters = [ncu.read(file) for file in options.files]
     sizes = _batch_sizes(options)
     whole = joined(counters) if _of_one_run(counters, sizes) else None
-    problems = _problems(options.files, counters)
+    problems = _problems(options.files, counters, window_ns)
     found = _findings(options, counters, whole, sizes, window_ns)
     about = _advice(options, found, counters if whole is None else [whole], window_ns) if options.json else {}
     if options.by is not None and not options.json:
@@ -120,12 +120,12 @@ def _lines(use: CoreUse) -> list[str]:
     return lines
 
 
-def _problems(files: Sequence[Path], counters: Sequence[KernelCounters]) -> list[str]:
+def _problems(files: Sequence[Path], counters: Sequence[KernelCounters], window_ns: float | None) -> list[str]:
     """What could not be read and why a pipe has no number, each once, with the file where there are several."""
     found: dict[str, None] = {}
     for file, part in zip(files, counters, strict=True):
         where = f"{file.name}: " if len(files) > 1 else ""
-        use = core_use(part)
+        use = core_use(part, window_ns)
         reasons: dict[str, list[str]] = {}
         for name in FOUR:
             if use.pipes[name].reason:

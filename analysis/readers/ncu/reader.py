@@ -7,7 +7,7 @@ The table may stand anywhere in a log: what the program printed before, and ncu'
 import csv
 import io
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -15,7 +15,7 @@ from analysis.counters import KernelCounters, rules_file
 from analysis.readers.ncu.blocks import MAGIC
 from analysis.readers.ncu.report import read_report
 from analysis.readers.ncu.table import Header, Table
-from analysis.readers.packed import unpacked_stream
+from analysis.readers.packed import UNENDED, unpacked_stream
 from analysis.readers.registry import Head
 from analysis.readers.sqlite_database import SQLITE_HEADER, unpacked
 from common.errors import InputError
@@ -25,8 +25,8 @@ MOST_BYTES = 4 << 30
 _LONGEST_LINE = 1 << 22
 
 
-def read_lines(path: Path) -> Iterator[str]:
-    """Yield the lines, without their ends, holding one at a time.
+def read_lines(path: Path, unended: Callable[[str], None] | None = None) -> Iterator[str]:
+    """Yield the lines, without their ends, holding one at a time; `unended` as of `packed.log_lines`.
 
     Text is UTF-8, with or without a mark, UTF-16 with its mark (a redirect in PowerShell), or CP949; bytes of none of
     them become replacement characters. A line of more than 4 million characters comes in pieces.
@@ -46,6 +46,8 @@ def read_lines(path: Path) -> Iterator[str]:
     # latin-1 keeps every byte, so that each line's own encoding can be found; the ends of lines are the same in all.
     text = io.TextIOWrapper(stream, "utf-16" if wide else "latin-1", errors="replace")
     while line := text.readline(_LONGEST_LINE):
+        if unended is not None and len(line) < _LONGEST_LINE and not line.endswith("\n"):
+            unended(UNENDED)
         line = line.removesuffix("\n")
         yield line if wide or line.isascii() else _decoded(line)
 
@@ -136,7 +138,7 @@ def _add(table: Table, path: Path) -> None:
     """Add the tables of one file. Raises InputError where it has none."""
     seen = _Seen()
     header: Header | None = None
-    for line, record in _records(seen.watch(read_lines(path))):
+    for line, record in _records(seen.watch(read_lines(path, table.problem))):
         if record is None:
             table.problem(f"line {line} cannot be split into fields and was skipped")
         elif _is_header(record):
@@ -212,10 +214,11 @@ def _records(lines: Iterator[str]) -> Iterator[tuple[int, list[str] | None]]:
         if _RECORD.match(line):
             wait_for_units = False
             parts = [line]
-            quotes = line.count('"')
+            quotes, torn = line.count('"'), False
             while quotes % 2 and len(parts) < _MOST_LINES_OF_A_RECORD:
                 held = next(lines, None)
                 if held is None:
+                    torn = True
                     break
                 count += 1
                 if _RECORD.match(held) or "Kernel Name" in held:
@@ -223,7 +226,8 @@ def _records(lines: Iterator[str]) -> Iterator[tuple[int, list[str] | None]]:
                 parts.append(held)
                 quotes += held.count('"')
                 held = None
-            yield start, _fields("\n".join(parts), delimiter)
+            fields = _fields("\n".join(parts), delimiter)
+            yield start, fields[:-1] if fields and torn else fields  # what ends inside quotes may be a part of a value
         elif "Kernel Name" in line:
             delimiter = _delimiter(line)
             fields = _fields(line, delimiter) or []

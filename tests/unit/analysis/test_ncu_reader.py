@@ -15,6 +15,7 @@ from analysis.counters import IDENTITY
 from analysis.diagnose import cores as core_findings
 from analysis.readers.ncu.reader import FORM, read, recognises
 from analysis.readers.ncu.table import base_unit, number, ranges_of
+from analysis.readers.packed import UNENDED
 from analysis.readers.registry import FORMS, read_head
 from common.errors import Code, InputError
 
@@ -109,6 +110,14 @@ def test_a_row_that_is_cut_off_is_told(tmp_path: Path) -> None:
     found = read(table(tmp_path, LONG, long_row(0, "a__b.sum", "inst", "5"), '"0","7","gemm","1","s","c__d.sum","in'))
     assert any("line 3 ends before the value of c__d.sum" in problem for problem in found.problems)
     assert list(found.kernels["a__b.sum"]) == [5.0]
+
+
+def test_a_value_that_is_cut_inside_its_quotes_is_not_taken(tmp_path: Path) -> None:
+    path = table(tmp_path, LONG, long_row(0, "a__b.sum", "inst", "5"), long_row(0, "c__d.sum", "inst", "1234"))
+    path.write_bytes(path.read_bytes().rstrip()[:-3])
+    found = read(path)
+    assert "c__d.sum" not in found.metrics or found.kernels["c__d.sum"].isna().all()
+    assert UNENDED in found.problems and list(found.kernels["a__b.sum"]) == [5.0]
 
 
 def test_a_row_longer_than_the_header_is_left_out_and_told(tmp_path: Path) -> None:

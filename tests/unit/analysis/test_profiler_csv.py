@@ -12,6 +12,7 @@ from analysis.readers.nsys import summary_csv as nsys_csv
 from analysis.readers.nsys import trace_csv as nsys_trace_csv
 from analysis.readers.nvprof import summary_csv as nvprof
 from analysis.readers.nvprof import trace_csv as nvprof_trace
+from analysis.readers.packed import UNENDED
 from analysis.readers.registry import find_reader, read_head
 
 TRACES = shared_files.TRACES / "nsys"
@@ -485,3 +486,17 @@ def test_public_metrics_are_all_read() -> None:
     rows = {row["metric"]: row for row in found.table.to_dict("records")}
     assert rows["branch_efficiency"]["average"] == 100 and rows["branch_efficiency"]["unit"] == "%"
     assert rows["dram_utilization"]["average"] == 1 and rows["dram_utilization"]["unit"] == nvprof.LEVEL
+
+
+@needs_traces
+def test_a_table_that_is_cut_short_says_so_and_has_no_cut_row(tmp_path: Path) -> None:
+    data = (TRACES / "nbody-nvtx__trace.csv").read_bytes()
+    (whole,) = nsys_trace_csv.read(TRACES / "nbody-nvtx__trace.csv")
+    known = set(whole.ranges["name"])
+    cut = tmp_path / "nbody-nvtx__trace.csv"
+    for size in range(3000, len(data), 997):
+        cut.write_bytes(data[:size])
+        (found,) = nsys_trace_csv.read(cut)
+        ends = data[:size].endswith(b"\n")
+        assert ends or any(UNENDED in problem for problem in found.problems)
+        assert ends or len(set(found.ranges["name"]) - known) <= 1
