@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 Integers = npt.NDArray[np.int64]
 
 MISSING = -(2**63)
-"""In columns of integers: the file does not say."""
+"""In columns of integers: the file does not say, or what it says is no whole number of 64 bits."""
 
 
 class Codes(dict[Any, int]):

@@ -233,10 +233,8 @@ def _work(columns: dict[str, Any]) -> dict[str, Any]:
 
 
 def _size(values: Numbers | None, rows: int) -> Numbers:
-    if values is None:
-        return np.zeros(rows, dtype=np.int8)
-    usual = values.itemsize < 8 and values.min(initial=0) >= 0
-    return values if usual else values.clip(0, 2**31 - 1).astype(np.int32)
+    """Sizes of 32 bits, as they are multiplied with each other."""
+    return np.zeros(rows, dtype=np.int32) if values is None else values.clip(0, 2**31 - 1).astype(np.int32, copy=False)
 
 
 def _copy_names(kind: str, columns: dict[str, Any]) -> tuple[list[str], Numbers]:

@@ -13,7 +13,8 @@ from typing import BinaryIO
 import numpy as np
 import numpy.typing as npt
 
-Integers = npt.NDArray[np.int64]
+from analysis.readers.columns import Integers
+
 Bytes = npt.NDArray[np.uint8]
 
 _LEAF, _INTERIOR = 13, 5

@@ -10,15 +10,13 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
-import numpy.typing as npt
 
 from analysis.readers.columns import MISSING, Integers, distinct_rows
+from analysis.timeline import Mask
 
 if TYPE_CHECKING:
     import pandas as pd
 
-
-Mask = npt.NDArray[np.bool_]
 
 NEGLIGIBLE = 0.01
 """A step shorter than this share of the median of those that launched something, and empty, is none."""

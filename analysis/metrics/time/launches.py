@@ -52,14 +52,15 @@ def launching_calls(timeline: Timeline) -> Rows | None:
         or not len(api)
     ):
         return None
-    wanted = kernels["correlation_id"].to_numpy()
-    found = calls_with(api, wanted)
-    found[wanted <= 0] = -1
+    found = calls_with(api, kernels["correlation_id"].to_numpy())
     return found if (found >= 0).any() else None
 
 
 def calls_with(api: "pd.DataFrame", correlations: Rows) -> Rows:
-    """Return for each of n correlation ids the row of `api` that has it, the first of several; -1 where none has."""
+    """Return for each of n correlation ids the row of `api` that has it, the first of several; -1 where none has.
+
+    Ids begin with 1; 0 is no call's.
+    """
     have = api["correlation_id"].to_numpy()
     found: Rows = np.full(len(correlations), -1, dtype=np.int32 if len(have) < 2**31 else np.int64)
     if not len(have):
@@ -73,7 +74,7 @@ def calls_with(api: "pd.DataFrame", correlations: Rows) -> Rows:
         table[have[part][::-1].astype(np.int64) - low] = np.arange(part.start, part.stop, dtype=found.dtype)[::-1]
     for part in blocks(len(correlations)):
         own = correlations[part]
-        known = (own >= max(low, 0)) & (own <= high)
+        known = (own >= max(low, 1)) & (own <= high)
         found[part][known] = table[own[known].astype(np.int64) - low]
     return found
 
@@ -85,7 +86,7 @@ def _search(have: Rows, correlations: Rows, found: Rows) -> None:
     for part in blocks(len(correlations)):
         own = correlations[part]
         place = np.searchsorted(identifiers, own).clip(max=len(identifiers) - 1)
-        known = (identifiers[place] == own) & (own >= 0)
+        known = (identifiers[place] == own) & (own > 0)
         found[part][known] = order[place[known]]
 
 

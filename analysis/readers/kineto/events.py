@@ -17,11 +17,9 @@ import numpy as np
 import numpy.typing as npt
 from msgspec import Raw
 
-Scalar = int | float | str | None
-Integers = npt.NDArray[np.int64]
+from analysis.readers.columns import MISSING, Integers
 
-MISSING = -(2**63)
-"""In arrays of integers: the trace does not say, or what it says is no whole number of 64 bits."""
+Scalar = int | float | str | None
 _MOST = 2**61
 # Below it float64 is spaced by at most 2^-10 us: what has three decimals gives the exact nanosecond.
 _EXACT_BELOW_US = 2.0**43

@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from analysis.names import PRECISIONS, is_gpu_library
-from analysis.readers.columns import Codes, categories
+from analysis.readers.columns import Codes, Integers, categories
 from analysis.readers.kineto.collectives import collectives
-from analysis.readers.kineto.events import Integers
 from analysis.readers.kineto.spill import HostCall
 from analysis.readers.kineto.tables import (
     CALL,

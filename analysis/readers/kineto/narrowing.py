@@ -11,8 +11,9 @@ What is kept, beside every event that meets the window:
 - of the whole trace marked steps, one launch of each, the first and last event of each name, the first work of each
   stream whose call is known, one collective per process group.
 
-So the analyses of the window find what they find in the whole trace; memory grows with the window. Where the share of
-work that is tied to calls decides something, and would decide it otherwise, everything is kept.
+So tables of the window are those of the whole trace, except for what is replayed: a replay begins with what was kept.
+Memory grows with the window. Where the share of work that is tied to calls decides something, and would decide it
+otherwise, everything is kept.
 """
 
 from collections.abc import Callable, Iterator
@@ -23,15 +24,13 @@ import numpy as np
 import numpy.typing as npt
 
 from analysis.names import communicates
-from analysis.readers.columns import require_memory
-from analysis.readers.kineto.events import Integers
+from analysis.readers.columns import Integers, require_memory
 from analysis.readers.kineto.spill import Part, Spill
 from analysis.readers.kineto.tables import CALL, HOST, KINDS, OPERATOR, RANGE, WORK, Tables, is_host_call, label
 from analysis.readers.steps import marked_steps
-from analysis.timeline import EVALUATES, MOSTLY
+from analysis.timeline import EVALUATES, MOSTLY, Mask
 from analysis.window_choice import WindowChoice
 
-Mask = npt.NDArray[np.bool_]
 _MOST, _LEAST = np.iinfo(np.int64).max, np.iinfo(np.int64).min
 _NONE = np.empty(0, dtype=np.int64)
 

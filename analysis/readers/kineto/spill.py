@@ -73,8 +73,8 @@ def _stored() -> Iterator[None]:
     except OSError as error:
         raise StorageError(
             "disk-full" if error.errno in (errno.ENOSPC, errno.EDQUOT) else "write-failed",
-            f"cannot keep the tables of a trace in a temporary file: {error.strerror}; set TMPDIR to a folder with more "
-            "room that can be written",
+            f"cannot keep the tables of a trace in a temporary file: {error.strerror}; it takes a tenth of the trace: "
+            "set TMPDIR to a folder with enough room",
         ) from error
 
 

@@ -16,15 +16,13 @@ import numpy as np
 import numpy.typing as npt
 
 from analysis.names import PRECISIONS, family, has_roofline, kernel_collective, precision
-from analysis.readers.columns import Codes, Columns
+from analysis.readers.columns import MISSING, Codes, Columns, Integers
 from analysis.readers.kineto.events import (
-    MISSING,
     AnyEvent,
     Arguments,
     CallArguments,
     Chunk,
     CommunicationArguments,
-    Integers,
     KernelArguments,
     sizes,
     whole_numbers,

@@ -5,7 +5,8 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from analysis.readers.kineto.events import MISSING, AnyEvent, Arguments, KernelArguments
+from analysis.readers.columns import MISSING
+from analysis.readers.kineto.events import AnyEvent, Arguments, KernelArguments
 
 _ACCELERATORS = {
     "mtia": "MTIA", "hpu": "HPU (Gaudi)", "glow": "Glow", "gcu": "GCU", "privateuse1": "PrivateUse1", "npu": "NPU",

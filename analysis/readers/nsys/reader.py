@@ -119,7 +119,7 @@ def read(path: Path) -> list[Timeline]:
     correlation_id (of the launching call in its process, -1 unknown), bytes (of copies), graph_node (0: not from a
     CUDA graph), grid_x, grid_y, grid_z, block_x, block_y, block_z (0 unknown); ranges: see nsys.ranges; steps: thread.
     Columns of texts are categories. Numbers but start, end and bytes are of the narrowest type that holds them,
-    correlation_id of int32 at least: convert them before they are multiplied or added.
+    correlation_id and the sizes of int32 at least: convert them before they are multiplied or added.
 
     Raises:
         InputError: not an export of nsys, one that is cut short, or one that holds none of these; the message says what

@@ -28,9 +28,9 @@ FORM = "timelines"
 
 SOURCE = "rocprofv3"
 MOST_BYTES = 4 << 30
+"""Unpacked size of a file that is read: it is held in memory as a whole."""
 _BLOCK_BYTES = 1 << 24
 _RECORDS = 2  # bytes of memory that records take per byte of JSON, measured
-"""Unpacked size of a file that is read: it is held in memory as a whole."""
 _TOOL = re.compile(rb'\s*\{\s*"rocprofiler-sdk-tool"\s*:')
 _RANK = re.compile(r"rank[-_]?(\d{1,9})(?!\d)")
 _GPU = 2
