@@ -14,10 +14,10 @@ import numpy as np
 from bench.machine.devices import Devices
 from bench.plan.options import resolve_precision
 from bert.data.vocabulary import VOCABULARY_FILE
-from bert.tasks.classification_data import TRAINING
 from bert.tasks.classify.prepare import lock_name
 from bert.tasks.classify.source import TEST, ClassifyData, rows_fingerprint, token_rows
 from bert.tasks.classify.store import SPLITS, TextSource, add_run, label_distribution, read_runs
+from bert.tasks.row_data import TRAINING
 from common.atomic import atomic_path, write_json
 from common.errors import InputError
 from common.locks import locked

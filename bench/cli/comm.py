@@ -6,13 +6,13 @@ from typing import Annotated, Any
 
 import tyro
 
-from bench.cli.options import RetriesTrials, RunFolder, run_folder
-from bench.cli.progress import note
+from bench.cli.options import RetryOptions, RunFolder, run_folder
 from bench.cli.result import Result
-from bench.cli.sweep_progress import announce, tell_of_cpu, trial_display
+from bench.cli.session import session
+from bench.cli.sweep_progress import announce, tell_of_cpu
 from bench.cluster.world import World, joined_world
 from bench.machine.devices import Devices, find_devices
-from bench.plan.sweep import Session, locked, run_trials
+from bench.plan.sweep import locked, run_trials
 from bench.run.comm import CommSweep, expand_collectives, run_inside
 from bench.run.launch import LaunchOptions
 from common.flags import request_of
@@ -21,7 +21,7 @@ from records.trial import Trial
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class CommOptions(RetriesTrials):
+class CommOptions(RetryOptions):
     """Benchmark collectives by message size (gloo on CPUs, NCCL on GPUs): time, algbw and busbw, with checked results.
     Started by torchrun or `launch`, it uses the ranks that were launched.
 
@@ -48,13 +48,9 @@ def run(options: CommOptions) -> Result:
     if world is not None:
         return replace(_inside(directory, trials, request, devices, world), at_once=True)
     tell_of_cpu(devices, options.device, options.json)
-    with locked(directory), trial_display() as display:
-        session = Session(
-            run=directory, request=request, devices=devices, options=launch, progress=display.show, note=note,
-            retry_failed=options.retry_failed,
-        )  # fmt: skip
-        announce(session, trials)
-        results = run_trials(session, trials)
+    with session(directory, trials, request, devices, launch, again=False, retry_failed=options.retry_failed) as opened:
+        announce(opened, trials)
+        results = run_trials(opened, trials)
     return _measured(directory, trials, results)
 
 

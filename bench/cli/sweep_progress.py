@@ -1,6 +1,5 @@
 """What the user sees while trials run: one line per trial, on stderr."""
 
-import dataclasses
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -12,11 +11,9 @@ from bench.cli.progress import note
 from bench.cli.trial_display import TrialDisplay
 from bench.machine.devices import Devices
 from bench.plan.options import AUTO, resolve_strategy
-from bench.plan.sweep import Again, Progress, Session, expected_seconds, finished_result, locked, write_results
-from bench.run.launch import LaunchOptions
+from bench.plan.sweep import Progress, Session, expected_seconds, finished_result
 from bench.run.metrics_file import MetricsFile
 from common.redact import terminal_text
-from records.run import RunDirectory
 from records.trial import Trial
 
 
@@ -121,52 +118,3 @@ def _outcome(result: Mapping[str, Any]) -> str:
         return f"{result['sizes']} sizes, busbw up to {result['peak_busbw_gb_s'] or 0:.3g} GB/s{wrong}"
     rate = result.get("samples_per_second")
     return "no step measured" if rate is None else f"{rate:.1f} samples/s"
-
-
-@contextmanager
-def measured_anew(wanted: bool, run: RunDirectory, trials: Sequence[Trial]) -> Iterator[Again | None]:
-    """Hand out what --again asks for, and say where the earlier records are; used while the run is locked."""
-    if not wanted:
-        yield None
-        return
-    again = Again(run, [trial.trial_id for trial in trials])
-    if again.continued:
-        note("resuming an interrupted call with --again: trials that it has already repeated are not repeated")
-    try:
-        yield again
-        again.finish()  # an interrupted call continues
-    finally:
-        if again.earlier.trials():
-            write_results(again.earlier)
-            note(f"earlier records: {again.earlier.path}; `bertbench compare` compares them with {run.path}")
-
-
-@contextmanager
-def session(
-    run: RunDirectory,
-    trials: Sequence[Trial],
-    request: Mapping[str, Any],
-    devices: Devices,
-    options: LaunchOptions,
-    *,
-    again: bool,
-    retry_failed: bool = False,
-    metrics: Path | None = None,
-) -> Iterator[Session]:
-    """Lock a run directory for a call that runs trials in it, and show on the terminal how far each is.
-
-    Args:
-        run: the run directory.
-        trials: those of the call.
-        request: the recorded options of the command.
-        devices: where they run.
-        options: how they run.
-        again: whether finished ones are repeated.
-        retry_failed: whether failed ones are.
-        metrics: file to keep up to date with the trial that runs.
-    """
-    with locked(run), measured_anew(again, run, trials) as repeated, trial_display(metrics=metrics) as display:
-        yield Session(
-            run=run, request=request, devices=devices, options=dataclasses.replace(options, look=display.look),
-            progress=display.show, note=note, retry_failed=retry_failed, again=repeated,
-        )  # fmt: skip

@@ -20,9 +20,10 @@ from bert.data.synthetic import Content, Slots, SyntheticBatches, row_batch
 from bert.model.config import ModelConfig
 from bert.model.heads import BertForSequenceClassification
 from bert.tasks.base import BatchStream, DataIdentity, DataSpec, EvaluationSpec
-from bert.tasks.classification_data import TRAINING, ClassificationData
+from bert.tasks.classification_data import ClassificationData
 from bert.tasks.evaluation import Float32, LabelledRows
 from bert.tasks.options import check_options, with_defaults
+from bert.tasks.row_data import TRAINING
 from bert.train.observer import Observer
 from common.errors import InputError
 

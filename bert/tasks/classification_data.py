@@ -1,21 +1,19 @@
-"""Data of tasks on rows of word pieces for plans, and of those that label whole rows. Imports no torch."""
+"""Data of tasks that label whole rows, for plans. Imports no torch."""
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from bert.data.lengths import PADDINGS, SYNTHETIC, check_distribution, is_synthetic, lengths_folder
-from bert.data.loading.batches import check_rows, lengths_fingerprint
+from bert.data.lengths import is_synthetic
+from bert.data.loading.batches import check_rows
 from bert.data.rows import TokenRows
-from bert.model.config import BERT_UNCASED_VOCAB_SIZE, ModelConfig
+from bert.model.config import ModelConfig
 from bert.model.step import Pass, Step, classifier, pooler
-from bert.tasks.base import FINE_TUNING, NO_OPTIONS, DataSource, Heads, Trained
-from bert.tasks.options import TaskOption
+from bert.tasks.base import NO_OPTIONS, Heads, Trained
+from bert.tasks.row_data import EVALUATION, TRAINING, RowData
 from common.errors import InputError
-
-TRAINING, EVALUATION = "training", "evaluation"
 
 
 def check_judging(rows: TokenRows, place: str, seq_len: int, training: TokenRows, source: str) -> None:
@@ -38,61 +36,6 @@ def check_judging(rows: TokenRows, place: str, seq_len: int, training: TokenRows
             f"the rows in {place} and {source} were prepared with different vocabularies: their ids mean different "
             "words; prepare both with the same vocab.txt and casing",
         )
-
-
-class RowData(ABC):
-    """Rows of word pieces, real or synthetic, of a task that masks none. Implementations are stateless."""
-
-    name: str
-    """In bert.tasks."""
-    paddings: tuple[str, ...] = PADDINGS
-    options: tuple[TaskOption, ...] = ()
-    defaults: Mapping[str, Any] = FINE_TUNING
-
-    @abstractmethod
-    def rows(self, source: Path, split: str, options: Mapping[str, Any], seq_len: int | None = None) -> TokenRows:
-        """Read rows.
-
-        Args:
-            source: a file or folder.
-            split: TRAINING or EVALUATION; or another that the task knows, such as one to predict.
-            options: of the task, with its defaults.
-            seq_len: maximum tokens of a row, for data that are cut when they are read; None is their own.
-
-        Raises:
-            InputError: there are none, or damaged ones; the message names the file and the command that makes it.
-        """
-
-    def training_rows(self, source: Path, options: Mapping[str, Any], seq_len: int | None) -> TokenRows:
-        """Return rows to train on. Raises InputError: there are none, or damaged ones."""
-        return self.rows(source, TRAINING, options, seq_len)
-
-    def inspect(self, data: str, seq_len: int | None = None, options: Mapping[str, Any] = NO_OPTIONS) -> DataSource:
-        """Inspect rows to train on.
-
-        Raises:
-            InputError: there are none to train on, or they are damaged.
-            UsageError: no such synthetic data.
-        """
-        modelled = lengths_folder(data)
-        if modelled is None and is_synthetic(data):
-            check_distribution(data, seq_len, self.name)
-            return DataSource(data, "", None, None, BERT_UNCASED_VOCAB_SIZE)
-        path = (modelled or Path(data)).resolve()
-        rows = self.training_rows(path, options, seq_len)
-        longest = rows.max_seq_length
-        if modelled is None:
-            return DataSource(str(path), rows.fingerprint, longest, None, rows.vocab_size, len(rows), rows.vocabulary)
-        fingerprint = lengths_fingerprint(longest, rows.lengths)
-        return DataSource(f"{SYNTHETIC}:{path}", fingerprint, longest, None, rows.vocab_size)
-
-    def resolve(self, options: Mapping[str, Any], source: DataSource) -> Mapping[str, Any]:
-        """Return the options unchanged: none depends on the data."""
-        return options
-
-    def max_predictions(self, seq_len: int) -> int:
-        """0: no word is masked."""
-        return 0
 
 
 class ClassificationData(RowData):

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from bert.tasks.base import DataIdentity, Ready
-from bert.tasks.classification_data import EVALUATION
+from bert.tasks.row_data import EVALUATION
 from common.errors import InputError
 from common.scores import in_words
 

@@ -13,8 +13,9 @@ from bert.data.lengths import is_synthetic, lengths_folder
 from bert.data.rows import Ragged, TokenRows
 from bert.tasks import TASKS
 from bert.tasks.base import FINE_TUNING, DataSource
-from bert.tasks.classification_data import EVALUATION, ClassificationData
+from bert.tasks.classification_data import ClassificationData
 from bert.tasks.options import TaskOption
+from bert.tasks.row_data import EVALUATION
 from common.errors import InputError
 
 NAME = "rows"
@@ -61,7 +62,7 @@ def made_rows(
 
 
 def write_rows(folder: Path, training: TokenRows, evaluation: TokenRows) -> Path:
-    """Write both splits into a folder that RowData reads."""
+    """Write both splits into a folder that ExampleData reads."""
     folder.mkdir(parents=True, exist_ok=True)
     for split, rows in (("training", training), ("evaluation", evaluation)):
         np.savez(
@@ -73,7 +74,7 @@ def write_rows(folder: Path, training: TokenRows, evaluation: TokenRows) -> Path
     return folder
 
 
-class RowData(ClassificationData):
+class ExampleData(ClassificationData):
     """Folders of two .npz files."""
 
     name = NAME
@@ -127,7 +128,7 @@ class RowData(ClassificationData):
 
 def register() -> None:
     """Make the task known in this process: row_task_site does it, tests in one process do it by monkeypatch."""
-    TASKS[NAME] = "support.row_task:RowData"
+    TASKS[NAME] = "support.row_task:ExampleData"
 
 
 def environment() -> dict[str, str]:

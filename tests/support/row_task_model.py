@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from support.row_task import NAME, RowData
+from support.row_task import NAME, ExampleData
 
 from bert.data.rows import Labels
 from bert.tasks.classification import ClassificationTask
@@ -13,7 +13,7 @@ class RowTask(ClassificationTask):
     """Accuracy of made-up rows."""
 
     name = NAME
-    data = RowData()
+    data = ExampleData()
     scores = ("accuracy", "log_loss")
     deciding_score = "accuracy"
     higher_is_better = True

@@ -12,8 +12,9 @@ import numpy as np
 from bert.data.lengths import is_synthetic
 from bert.data.rows import Int64, Ragged, TokenRows
 from bert.tasks.base import DataSource, Trained
-from bert.tasks.classification_data import EVALUATION, TRAINING, ClassificationData, check_judging
+from bert.tasks.classification_data import ClassificationData, check_judging
 from bert.tasks.options import TaskOption
+from bert.tasks.row_data import EVALUATION, TRAINING
 from common.errors import InputError, UsageError
 
 if TYPE_CHECKING:

@@ -10,9 +10,9 @@ from bert.data.loading.order import spread
 from bert.data.rows import Int64, Labels, TokenRows
 from bert.tasks.base import DataSpec, Evaluation, EvaluationSpec
 from bert.tasks.classification import ClassificationTask
-from bert.tasks.classification_data import TRAINING
 from bert.tasks.classify.source import ClassifyData
 from bert.tasks.evaluation import Float32, LabelledRows, check_logits
+from bert.tasks.row_data import TRAINING
 
 Float64 = npt.NDArray[np.float64]
 

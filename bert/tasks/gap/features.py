@@ -29,7 +29,7 @@ READABLE_COLUMNS = (
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Settings(FeatureSettings):
-    """Those of the features of a TSV."""
+    """Settings of GAP features."""
 
     split: Split
     """What they are for: training (every row has a label), validation or test."""

@@ -15,11 +15,12 @@ from bert.data.stages import fingerprint_of
 from bert.model.config import ModelConfig
 from bert.model.step import Gemm, Step, classifier, pooler
 from bert.tasks.base import FINE_TUNING, NO_OPTIONS, Trained
-from bert.tasks.classification_data import EVALUATION, ClassificationData, check_judging
+from bert.tasks.classification_data import ClassificationData, check_judging
 from bert.tasks.gap.config import DEFAULT_LENGTH, MENTIONS, SPLITS
 from bert.tasks.gap.features import FORM, GapFeatures
 from bert.tasks.gap.reading import LABELS
 from bert.tasks.options import TaskOption
+from bert.tasks.row_data import EVALUATION
 from common.errors import InputError, UsageError
 
 TRAINING, VALIDATION, TEST = SPLITS

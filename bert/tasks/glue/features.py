@@ -28,7 +28,7 @@ _BATCH = 20_000
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Settings(FeatureSettings):
-    """Those of the features of a table."""
+    """Settings of GLUE features."""
 
     task: str
     """A name in bert.tasks.glue.tasks.TASKS."""

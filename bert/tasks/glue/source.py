@@ -8,11 +8,12 @@ from typing import Any
 from bert.data.lengths import is_synthetic
 from bert.data.rows import TokenRows
 from bert.tasks.base import DataSource, Trained
-from bert.tasks.classification_data import EVALUATION, TRAINING, ClassificationData
+from bert.tasks.classification_data import ClassificationData
 from bert.tasks.glue.features import FORM, training_splits
 from bert.tasks.glue.scores import check_packages
 from bert.tasks.glue.tasks import TASKS, GlueSpec, task_of
 from bert.tasks.options import TaskOption
+from bert.tasks.row_data import EVALUATION, TRAINING
 from common.errors import InputError, UsageError
 
 

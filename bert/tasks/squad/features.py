@@ -28,7 +28,7 @@ FIRST_UNIQUE_ID = 1_000_000_000
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Settings(FeatureSettings):
-    """Those of the features of a dataset."""
+    """Settings of SQuAD features."""
 
     split: str
     """'training' (questions whose answer cannot be found are left out, windows have targets) or 'evaluation'."""

@@ -10,7 +10,7 @@ from bert.data.rows import TokenRows
 from bert.model.config import ModelConfig
 from bert.model.step import Gemm, Pass, Step
 from bert.tasks.base import FINE_TUNING, NO_OPTIONS, Heads, Trained
-from bert.tasks.classification_data import RowData
+from bert.tasks.row_data import RowData
 from common.errors import InputError, UsageError
 
 if TYPE_CHECKING:

@@ -28,7 +28,7 @@ from records.trial import Trial
 
 @pytest.fixture(autouse=True)
 def rows_task(monkeypatch):
-    monkeypatch.setitem(TASKS, NAME, "support.row_task:RowData")
+    monkeypatch.setitem(TASKS, NAME, "support.row_task:ExampleData")
 
 
 @pytest.fixture

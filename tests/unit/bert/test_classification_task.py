@@ -24,7 +24,7 @@ SHAPE = preset("tiny").replace(vocab_size=VOCAB, hidden_size=16, num_heads=2, in
 
 @pytest.fixture(autouse=True)
 def rows_task(monkeypatch):
-    monkeypatch.setitem(TASKS, NAME, "support.row_task:RowData")
+    monkeypatch.setitem(TASKS, NAME, "support.row_task:ExampleData")
 
 
 @pytest.fixture
