@@ -4,7 +4,7 @@ import csv
 import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, overload
 
 from common.atomic import write_json
 from common.errors import SchemaError, content_code
@@ -12,7 +12,7 @@ from common.errors import SchemaError, content_code
 SCHEMA_VERSION = 1
 
 
-class InFolder(Protocol):
+class HasPath(Protocol):
     """What has a folder."""
 
     @property
@@ -20,15 +20,21 @@ class InFolder(Protocol):
         """The folder."""
 
 
-class Inside:
+class PathInFolder:
     """A field of what has a folder: the path of this name in it."""
 
     def __init__(self, name: str) -> None:
         self._name = name
 
-    def __get__(self, owner: InFolder, kind: type) -> Path:
-        """Return the path."""
-        return owner.path / self._name
+    @overload
+    def __get__(self, owner: None, kind: type) -> "PathInFolder": ...
+
+    @overload
+    def __get__(self, owner: HasPath, kind: type) -> Path: ...
+
+    def __get__(self, owner: HasPath | None, kind: type) -> "PathInFolder | Path":
+        """Return the path; of the class, the field."""
+        return self if owner is None else owner.path / self._name
 
 
 class NewerSchemaError(SchemaError):

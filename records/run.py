@@ -23,7 +23,7 @@ from typing import Any
 
 from common.atomic import atomic_path
 from common.errors import InputError, SchemaError, UsageError
-from records.files import Inside, read_record, typed_rows
+from records.files import PathInFolder, read_record, typed_rows
 from records.schema import RESULT_COLUMNS, STEP_COLUMNS, TELEMETRY_COLUMNS
 from records.trial import Trial
 
@@ -34,15 +34,15 @@ class TrialDirectory:
 
     path: Path
 
-    trial_json = Inside("trial.json")
+    trial_json = PathInFolder("trial.json")
     """The resolved configuration."""
-    env_json = Inside("env.json")
+    env_json = PathInFolder("env.json")
     """Hardware, topology, versions, measured peak."""
-    result_json = Inside("result.json")
+    result_json = PathInFolder("result.json")
     """Status and metrics; its existence says the trial is finished."""
-    log = Inside("log.txt")
+    log = PathInFolder("log.txt")
     """Output of all ranks."""
-    profile = Inside("profile")
+    profile = PathInFolder("profile")
     """What the profiler wrote."""
 
     def steps_csv(self, rank: int) -> Path:
@@ -114,11 +114,11 @@ class RunDirectory:
 
     path: Path
 
-    sweep_json = Inside("sweep.json")
+    sweep_json = PathInFolder("sweep.json")
     """The request of the command."""
-    results_csv = Inside("results.csv")
+    results_csv = PathInFolder("results.csv")
     """One row per trial."""
-    report = Inside("report")
+    report = PathInFolder("report")
     """Folder of the HTML page, figures and tables."""
 
     def trial(self, trial_id: str) -> TrialDirectory:

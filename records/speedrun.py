@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from common.errors import InputError, SchemaError
-from records.files import Inside, read_record
+from records.files import PathInFolder, read_record
 from records.schema import SPEEDRUN
 from records.training import TrainRun
 
@@ -28,8 +28,8 @@ class Speedrun:
 
     path: Path
 
-    document = Inside(_DOCUMENT)
-    csv = Inside("speedrun.csv")
+    document = PathInFolder(_DOCUMENT)
+    csv = PathInFolder("speedrun.csv")
     """The rows as a table, by records.schema.SPEEDRUN."""
 
     def seed(self, seed: int) -> TrainRun:

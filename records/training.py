@@ -21,7 +21,7 @@ from typing import Any
 
 from common.atomic import atomic_path
 from common.errors import SchemaError, content_code
-from records.files import Inside, read_record, typed_rows
+from records.files import PathInFolder, read_record, typed_rows
 from records.run import RunDirectory, TrialDirectory
 from records.schema import CURVE_COLUMNS
 
@@ -51,13 +51,13 @@ class TrainRun:
         """The same folder, as every run is."""
         return RunDirectory(self.path)
 
-    state_json = Inside("train.json")
+    state_json = PathInFolder("train.json")
     """State of the run: finished, step, total_steps, phase, checkpoint, attempts, stopped_because."""
-    curve_csv = Inside("curve.csv")
+    curve_csv = PathInFolder("curve.csv")
     """The loss curve over all attempts."""
-    checkpoints = Inside("checkpoints")
+    checkpoints = PathInFolder("checkpoints")
     """Folder of the checkpoints."""
-    tensorboard = Inside("tensorboard")
+    tensorboard = PathInFolder("tensorboard")
     """Folder of TensorBoard's event files."""
 
     def attempts(self) -> list[TrialDirectory]:

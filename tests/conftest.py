@@ -48,7 +48,7 @@ PIXEL = base64.b64decode(
     "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
 )
 
-# Files of tests/slow and tests/soak by the seconds they take, longest first; the others take less. Of several processes
+# Files of slow tests by the seconds they take, longest first; the others take less. Of several processes
 # none begins the longest file when the others have no more to do.
 LONGEST_FIRST = (
     "test_pretraining_learns", "test_acceptance_on_cpu", "test_launch_nodes", "test_train_kill", "test_squad_learns",

@@ -5,13 +5,13 @@ from typing import Annotated, Any
 
 import tyro
 
-from bench.cli.options import RetriesTrials
+from bench.cli.options import RetryOptions
 from bench.plan.options import AUTO, TaskFlags
 from bench.plan.trials import Sweep
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class OneConfiguration(RetriesTrials):
+class OneConfiguration(RetryOptions):
     """Model, data and precision of one configuration, by the names that `Sweep` has for several."""
 
     task: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="TASK")] = "pretrain"

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
-from bench.cli.options import WithCommand, parse_with_command
+from bench.cli.options import WrappedCommand, parse_with_command
 from bench.cli.result import Result
 from bench.cluster.layout import Layout, in_words, ranks_in_words, read_layout
 from bench.cluster.node import Job, launch_node
@@ -96,12 +96,12 @@ class LaunchOptions:
 OPTIONS = {"launch": LaunchOptions}
 
 
-def read_words(words: list[str], program: str) -> WithCommand[LaunchOptions]:
+def read_words(words: list[str], program: str) -> WrappedCommand[LaunchOptions]:
     """Return the options before -- and the command after it. Raises UsageError if there is no command."""
     return parse_with_command(LaunchOptions, words, program, "train.py --epochs 3")
 
 
-def run(launch: WithCommand[LaunchOptions]) -> Result:
+def run(launch: WrappedCommand[LaunchOptions]) -> Result:
     """Launch; return exit code 0 if all processes of all nodes succeed, 3 if one fails."""
     options, command = launch.options, launch.command
     program = program_of(command, options.module, options.no_python)

@@ -24,7 +24,9 @@ _BEGIN_AGAIN = (
 """Commands that do not resume: another call starts again."""
 
 _OUT_OF_MEMORY = "out of memory: free some, raise the limit (`ulimit`, cgroup), or use fewer --workers or --devices"
-# Python's 700 would search the objects of imported libraries again and again, for a tenth of a short command's time.
+# Commands that only read. Python's own limit, hundreds, would search the objects of imported libraries again and again,
+# for a tenth of a short command's time. Those that measure or train keep it: ranks may run in this process.
+_READS = frozenset({"analyze", "compare", "core-util", "history", "perfetto", "report", "results"})
 _OBJECTS_PER_COLLECTION = 100_000
 # Freed when a command fails: without free memory, the message and Python's exit would fail.
 _RESERVE = bytearray(4 * 2**20)
@@ -58,8 +60,10 @@ Options and examples: bertbench COMMAND --help. Version: bertbench -V.
 def main(argv: list[str] | None = None) -> None:
     """Run the command line and exit with its code."""
     threading.excepthook = _end_of_a_thread
-    gc.set_threshold(_OBJECTS_PER_COLLECTION)
-    code = run(sys.argv[1:] if argv is None else argv)
+    words = sys.argv[1:] if argv is None else argv
+    if words and words[0] in _READS:
+        gc.set_threshold(_OBJECTS_PER_COLLECTION)
+    code = run(words)
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)  # all output is written: it would only change the exit code
     gc.freeze()  # the process ends: without this, Python would search everything for garbage again

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 import tyro
 
-from bench.cli.options import Printed, WithCommand, parse_with_command, run_folder
+from bench.cli.options import Printed, WrappedCommand, parse_with_command, run_folder
 from bench.cli.result import Result
 from bench.machine.devices import find_devices
 from bench.plan.script import check_program, measure_script, plan_script
@@ -60,12 +60,12 @@ class MeasureOptions(Printed):
 OPTIONS = {"measure": MeasureOptions}
 
 
-def read_words(words: list[str], program: str) -> WithCommand[MeasureOptions]:
+def read_words(words: list[str], program: str) -> WrappedCommand[MeasureOptions]:
     """Return the options before -- and the command after it. Raises UsageError if there is no command."""
     return parse_with_command(MeasureOptions, words, program, "python train.py")
 
 
-def run(measure: WithCommand[MeasureOptions]) -> Result:
+def run(measure: WrappedCommand[MeasureOptions]) -> Result:
     """Measure; the exit code is that of a command that failed, 3 if the measurement itself did."""
     options, command = measure.options, measure.command
     if "RANK" in os.environ:

@@ -53,7 +53,7 @@ class Tables(Printed):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class RunsTrials(Printed):
+class TrialOptions(Printed):
     """Options of commands that run trials."""
 
     device: str = "auto"
@@ -63,7 +63,7 @@ class RunsTrials(Printed):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class RetriesTrials(RunsTrials):
+class RetryOptions(TrialOptions):
     """Options of commands that run trials, where a failed one may be run again."""
 
     retry_failed: bool = False
@@ -71,7 +71,7 @@ class RetriesTrials(RunsTrials):
 
 
 @dataclass(frozen=True, slots=True)
-class WithCommand(Generic[T]):
+class WrappedCommand(Generic[T]):
     """The options of a command of ours, and the command of the user that follows them."""
 
     options: T
@@ -289,7 +289,7 @@ def split_command(argv: Sequence[str]) -> tuple[list[str], list[str]]:
     return words[:place], words[place + 1 :]
 
 
-def parse_with_command(options: type[T], argv: Sequence[str], program: str, example: str) -> WithCommand[T]:
+def parse_with_command(options: type[T], argv: Sequence[str], program: str, example: str) -> WrappedCommand[T]:
     """Return the options before -- and the command after it.
 
     Args:
@@ -309,7 +309,7 @@ def parse_with_command(options: type[T], argv: Sequence[str], program: str, exam
             "option-missing",
             f"{name} needs a command after --: {program} [options] -- COMMAND, such as -- {example}",
         )
-    return WithCommand(found, tuple(command))
+    return WrappedCommand(found, tuple(command))
 
 
 def plain_words(argv: Sequence[str], options: type[Any]) -> list[str]:

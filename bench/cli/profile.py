@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
-from bench.cli.options import RunFolder, RunsTrials, given_names, parse_task, run_folder
+from bench.cli.options import RunFolder, TrialOptions, given_names, parse_task, run_folder
 from bench.cli.progress import note
 from bench.cli.result import Result
-from bench.cli.sweep_progress import announce, describe, session
+from bench.cli.session import session
+from bench.cli.sweep_progress import announce, describe
 from bench.implementations import OURS
 from bench.machine.devices import Devices, find_devices
 from bench.plan.trials import Sweep, expand
@@ -49,7 +50,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ProfileOptions(RunsTrials):
+class ProfileOptions(TrialOptions):
     """Run each trial without and with a profiler that records the steps from --start to --stop, then show what it
     recorded.
 

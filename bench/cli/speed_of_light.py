@@ -12,7 +12,8 @@ from bench.cli.ledger import store_predictions
 from bench.cli.options import RunFolder, given_names, parse_task, run_folder
 from bench.cli.progress import note
 from bench.cli.result import Result
-from bench.cli.sweep_progress import announce, describe, session, tell_of_cpu
+from bench.cli.session import session
+from bench.cli.sweep_progress import announce, describe, tell_of_cpu
 from bench.implementations import OURS
 from bench.implementations.model_folder import check_options
 from bench.machine.devices import Devices, find_devices
@@ -46,6 +47,8 @@ class SpeedOfLightOptions(OneConfiguration):
 
     task: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="TASK")] = "pretrain"
     """Task to train: pretrain squad classify glue; default pretrain."""
+    seq_len: int | None = None
+    """Maximum tokens per sequence; default squad: 384; others: 128."""
     batch_size: int = 8
     """Sequences per device."""
     levers: str = AUTO
@@ -58,6 +61,8 @@ class SpeedOfLightOptions(OneConfiguration):
     """Interleaved repetitions of each part; the median is reported."""
     max_seconds: float = 90.0
     """Maximum measuring time in s; three rounds run in any case."""
+    retry_failed: bool = False
+    """Run failed measurements again."""
     again: bool = False
     """Measure again what is finished; earlier records move to earlier/N in --out."""
     winner_of: Path | None = None

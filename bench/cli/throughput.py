@@ -11,10 +11,11 @@ from typing import Annotated, Any
 import tyro
 
 from bench.cli.ledger import store_predictions
-from bench.cli.options import RetriesTrials, RunFolder, parse_task, run_folder
+from bench.cli.options import RetryOptions, RunFolder, parse_task, run_folder
 from bench.cli.progress import note
 from bench.cli.result import Result
-from bench.cli.sweep_progress import announce, session, tell_of_cpu
+from bench.cli.session import session
+from bench.cli.sweep_progress import announce, tell_of_cpu
 from bench.cluster.inside import run_trial_inside
 from bench.cluster.world import World, joined_world
 from bench.machine.devices import Devices, find_devices, free_memory_share
@@ -31,7 +32,7 @@ from records.trial import Trial
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ThroughputOptions(RetriesTrials):
+class ThroughputOptions(RetryOptions):
     """Measure samples/s. Every combination of the listed values is one trial. The same command with the same --out
     resumes; finished trials run again only with --again.
 

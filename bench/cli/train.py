@@ -62,7 +62,7 @@ class TrainingsCall(Generic[C]):
     base: TrainOptions
     """Options common to all trainings."""
     words: Sequence[str] = ()
-    """Those words of the command line that are written out again."""
+    """Command-line words to repeat in commands that are shown."""
 
     @property
     def json(self) -> bool:

@@ -5,6 +5,7 @@ import shutil
 import subprocess
 import sys
 import uuid
+from abc import abstractmethod
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
@@ -75,7 +76,7 @@ def run_tool(argv: list[str], timeout_seconds: float, any_exit_code: bool = Fals
 
 
 class ToolProfiler(RangeProfiler):
-    """A profiler of NVIDIA's whose switches follow its --help."""
+    """An NVIDIA profiler whose switches are read from its --help output."""
 
     REMEDY: ClassVar[str]
     """How to get the tool."""
@@ -95,9 +96,9 @@ class ToolProfiler(RangeProfiler):
         return run_tool([str(self._path), *self.HELP], timeout_seconds=60, any_exit_code=True)
 
     @property
+    @abstractmethod
     def _switches(self) -> frozenset[str]:
         """Those that the help names."""
-        raise NotImplementedError
 
     def _check_version(self, oldest: Version, reason: str, needed: Sequence[str]) -> None:
         """Raise MissingToolError if the tool is older, for this reason, or lacks one of the needed switches."""

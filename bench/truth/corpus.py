@@ -157,7 +157,9 @@ def _new_folder(folder: Path) -> Iterator[Path]:
     with storage_errors(folder):
         if folder == Path.cwd():  # replacing it would leave the user's shell in a folder that is gone
             raise StorageError("folder-occupied", f"{folder} is the current folder: choose a new one for the corpus")
-        if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        if folder.exists() and not folder.is_dir():
+            raise StorageError("folder-occupied", f"{folder} is a file: give a folder for the corpus")
+        if folder.exists() and any(folder.iterdir()):
             raise StorageError(
                 "folder-occupied", f"{folder} exists and is not empty: choose a new folder for the corpus, or remove it"
             )

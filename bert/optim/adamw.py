@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
-from bert.optim.lamb import called
+from bert.optim.lamb import evaluate_closure
 from bert.speed.copies import LOW, copy_of, has_low_gradients
 
 # Elements of a parameter that are worked on together on a CPU: with moments and scratch 4 MiB, which stay in a cache.
@@ -45,7 +45,7 @@ class AdamW(torch.optim.AdamW):
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> Any:
         """Update every parameter that has a gradient. Returns what `closure` returns, called before, if given."""
-        loss = called(closure)
+        loss = evaluate_closure(closure)
         divisor, self._divisor = self._divisor, None
         low: list[tuple[Tensor, Tensor]] = []
         for group in self.param_groups:

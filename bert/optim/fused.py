@@ -21,7 +21,7 @@ from torch.autograd.graph import increment_version
 from torch.optim.optimizer import ParamsT
 
 from bert.optim.adamw import AdamW, keep_memory
-from bert.optim.lamb import Lamb, called
+from bert.optim.lamb import Lamb, evaluate_closure
 from bert.speed.copies import LOW, copy_of
 
 if TYPE_CHECKING:
@@ -137,7 +137,7 @@ class FusedAdamW(_Fused, AdamW):
         from bert.speed.kernels.adamw import update
         from bert.speed.kernels.multi_tensor import prepare
 
-        loss = called(closure)
+        loss = evaluate_closure(closure)
         table = self._table()
         max_norm, self._max_norm = self._max_norm, None
         if table is not None:
@@ -193,7 +193,7 @@ class FusedLamb(_Fused, Lamb):
         from bert.speed.kernels.lamb import update
         from bert.speed.kernels.multi_tensor import prepare
 
-        loss = called(closure)
+        loss = evaluate_closure(closure)
         table = self._table()
         scale, found = getattr(self, "grad_scale", None), getattr(self, "found_inf", None)
         if self._count is None:

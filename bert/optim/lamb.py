@@ -100,7 +100,7 @@ class Lamb(torch.optim.Optimizer):
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> Any:
         """Update every parameter that has a gradient. Returns what `closure` returns, called before, if given."""
-        loss = called(closure)
+        loss = evaluate_closure(closure)
         gradients = [_part(p.grad) for group in self.param_groups for p in group["params"] if p.grad is not None]
         step = self.steps + 1
         for group in self.param_groups:
@@ -288,7 +288,7 @@ def _check_parameters(parameters: list[torch.Tensor]) -> None:
         )
 
 
-def called(closure: Callable[[], float] | None) -> float | None:
+def evaluate_closure(closure: Callable[[], float] | None) -> float | None:
     """Return what a closure given to `step` returns, called with gradients; None without one."""
     if closure is None:
         return None

@@ -26,7 +26,7 @@ from bert.train.settings import TrainSettings
 
 @dataclass(frozen=True, slots=True)
 class RunRequest:
-    """A training run as one of its ranks is asked for it."""
+    """Arguments of a training run on one rank."""
 
     settings: TrainSettings
     """What to train; the same on every rank."""

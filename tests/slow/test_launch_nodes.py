@@ -120,7 +120,6 @@ def test_after_a_kill_the_whole_world_restarts_from_the_checkpoint_with_the_same
     assert cli.curve() == whole.curve()
 
 
-@pytest.mark.soak
 def test_a_rank_killed_in_a_step_ends_all_within_30_s_and_is_named_with_its_host(
     hosts: Hosts, data: Path, tmp_path: Path
 ) -> None:
