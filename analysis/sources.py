@@ -19,7 +19,7 @@ from typing import Self
 
 from analysis.counters import KernelCounters, Summary, rules_file
 from analysis.readers.parts import join_parts
-from analysis.readers.registry import READERS, Reader, find_reader, read_head
+from analysis.readers.registry import SUPPORTED, Reader, find_reader, read_head
 from analysis.timeline import Timeline
 from analysis.window_choice import WindowChoice
 from common.errors import InputError, MissingToolError, SchemaError, content_code
@@ -74,7 +74,7 @@ class Source:
     path: Path
     """What was asked for; of several, the first."""
     kinds: tuple[str, ...] = ()
-    """Names in READERS of what was read, each once."""
+    """Names in registry.READERS of what was read, each once."""
     timelines: tuple[Timeline, ...] = ()
     """Traces, by rank; ranks are distinct or all unknown."""
     counters: tuple[KernelCounters, ...] = ()
@@ -116,7 +116,7 @@ def open_sources(*paths: Path, choice: WindowChoice | None = None) -> Source:
             raise InputError(error.code, _of_tars(str(error), scratch, paths)) from error
     source = dataclasses.replace(source, problems=tuple(_of_tars(text, scratch, paths) for text in source.problems))
     if not (source.timelines or source.counters or source.summaries):
-        reason = source.problems[0] if source.problems else f"supported formats are {', '.join(READERS)}"
+        reason = source.problems[0] if source.problems else SUPPORTED
         raise InputError("data-missing", f"{', '.join(map(str, paths))} has no data to analyze: {reason}")
     return source
 
@@ -380,8 +380,7 @@ def _recognised(files: Iterable[Path], problems: list[str], single: bool) -> dic
 def _not_readable(file: Path) -> str:
     remedy = _REMEDIES.get(file.suffix)
     if remedy is None:
-        supported = f"supported formats are {', '.join(READERS)} (see docs/how-to/analyze.md)"
-        return f"{file} is in an unrecognized format: {supported}"
+        return f"{file} is in an unrecognized format: {SUPPORTED} (see docs/how-to/analyze.md)"
     export = file.with_suffix(".sqlite")
     remedy = f"give the export that lies beside it, {export}" if export.exists() else remedy
     return f"{file} is damaged, or in a format that only its profiler reads: {remedy}"

@@ -150,8 +150,11 @@ QUERY = (
 
 _DEVICE_COLUMNS = ("gpu", "index", "gpu_index", "gpu_id", "uuid", "gpu_uuid", "pci.bus_id", "gpu_bus_id")  # best first
 _TABLE = re.compile(r"^\|\s*NVIDIA-SMI\s|^=+NVSMI LOG=+|^\s*<nvidia_smi_log", re.MULTILINE)
-_MONITOR = re.compile(r"^#\s*(?:(?:Date|Time)[\s,]+){0,2}gpu[\s,]+([a-z]+)", re.IGNORECASE)  # dmon, pmon
+_MONITOR = re.compile(  # the first column of each group of dmon, and that of pmon
+    r"^#\s*(?:(?:Date|Time)[\s,]+){0,2}gpu[\s,]+(pwr|sm|mclk|pviol|fb|sbecc|rxpci|pid)\b", re.IGNORECASE
+)
 _WITHOUT_HEADER = re.compile(r"^[^,\n]*,.*?\b\d+ (?:MiB|%|W|MHz)\s*(?:,|$)", re.MULTILINE)
+_COLUMN = re.compile(r"\s*([a-z0-9_.]*)\s*(?:\[[^\]]{0,20}\]?)?\s*")  # name [unit]
 _TIMES = ("%Y/%m/%d %H:%M:%S.%f", "%Y/%m/%d %H:%M:%S", "%a %b %d %H:%M:%S %Y")
 
 
@@ -325,7 +328,8 @@ class _Readings:
 def _is_query_header(line: str) -> bool:
     if "," not in line or len(line) > 10_000:
         return False
-    return any(QUERIED.fullmatch(name.partition("[")[0].strip().lower()) for name in line.split(","))
+    names = [_COLUMN.fullmatch(name.lower()) for name in line.split(",")]
+    return all(names) and any(name is not None and QUERIED.fullmatch(name[1]) for name in names)
 
 
 def _unix_ns(text: str) -> tuple[int, bool]:

@@ -27,6 +27,12 @@ READERS: dict[str, str] = {
     "mlperf": "analysis.readers.mlperf",
 }
 FORMS = ("timelines", "counters", "summaries")
+SUPPORTED = (
+    "supported are traces of the PyTorch profiler (JSON), nsys (.nsys-rep, SQLite, CSV and text of `nsys stats`), "
+    "nvprof (.nvvp, CSV) and rocprofv3 (JSON, CSV), counters of ncu (.ncu-rep, CSV), and logs of nvidia-smi, "
+    "nccl-tests and MLPerf"
+)
+"""What READERS read, for messages."""
 
 _HEAD_BYTES = 1 << 16
 

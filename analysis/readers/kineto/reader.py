@@ -283,12 +283,11 @@ def _problems(
         if not about.get("deviceProperties"):
             said.append(f"{path.name} does not name its GPU (no deviceProperties)")
     elif (ran := frames.launches() or frames.calls_nccl()) or (stream.damage and about.get("deviceProperties")):
-        remedy = "copy the whole file again" if stream.damage else "record with ProfilerActivity.CUDA, and read its log"
         what = "is of a program on a GPU" if ran else "names a GPU"
-        said.append(
-            f"{path.name} {what}, but has no kernels, because GPU work was not recorded: the tables show only what the "
-            f"CPU did; {remedy}"
-        )
+        why, remedy = "", "copy the whole file again"
+        if not stream.damage:
+            why, remedy = ", because GPU work was not recorded", "record with ProfilerActivity.CUDA, and read its log"
+        said.append(f"{path.name} {what}, but has no kernels{why}: the tables show only what the CPU did; {remedy}")
     return tuple(said)
 
 

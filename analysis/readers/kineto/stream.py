@@ -294,7 +294,8 @@ class EventStream:
                 self._read_tail(data, bare)
                 return
             elif block is None:
-                self.damage.append(CUT_SHORT)
+                if not self.damage:  # unpacking has said it already
+                    self.damage.append(CUT_SHORT)
                 return
 
     def _opened(self) -> tuple[bytes, int, bool]:

@@ -137,7 +137,17 @@ def test_other_forms_are_recognised_and_named_with_the_command(tmp_path: Path, t
         read(path)
 
 
-@pytest.mark.parametrize("text", ["a,b\n1,2\n", "ID,Kernel Name,power.draws\n", '{"traceEvents": []}', "\0\0\0"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "a,b\n1,2\n",
+        "ID,Kernel Name,power.draws\n",
+        "# GPU kernels,\n",
+        "read power.draw, then go on\n",
+        '{"traceEvents": []}',
+        "\0\0\0",
+    ],
+)
 def test_other_files_are_not_taken(tmp_path: Path, text: str) -> None:
     assert not recognises(Head(tmp_path, text.encode()))
 
