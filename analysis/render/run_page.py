@@ -153,17 +153,6 @@ def write_report(
     out: Path | None = None,
     project_to: Sequence[int] = (),
     same_links: bool = False,
-) -> Path:
-    """Write the page as `write_answered_report` does; return its path."""
-    return write_answered_report(run, price_per_hour, out, project_to, same_links)[0]
-
-
-def write_answered_report(
-    run: RunDirectory,
-    price_per_hour: float | None = None,
-    out: Path | None = None,
-    project_to: Sequence[int] = (),
-    same_links: bool = False,
     no_interference: bool = False,
 ) -> tuple[Path, list[Answer]]:
     """Write report.html, its figures and its CSV tables into the run's report folder; return the page and the answers

@@ -81,11 +81,11 @@ def run(options: ReportOptions) -> Result:
 
 def _of_run(options: ReportOptions) -> Result:
     from analysis.diagnose.predictions import testable
-    from analysis.render.run_page import write_answered_report
+    from analysis.render.run_page import write_report
 
     run = RunDirectory(options.path)
     assumed = options.same_links, options.no_interference
-    path, said = write_answered_report(run, options.price_per_hour, options.out, options.project, *assumed)
+    path, said = write_report(run, options.price_per_hour, options.out, options.project, *assumed)
     predicted = any(testable(advice) for answer in said for advice in answer.advice)
     if not options.json and not options.project and not options.summary and not predicted:
         return Result(blocks=[Plain(str(path))])

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from support.charts import Opened, comes_true, drawn_charts
 from support.fake_run import write_sweep
+from support.page import report_page
 
 from analysis import wording
 from analysis.render.chart_colours import contrast
-from analysis.render.run_page import write_report
 
 pytestmark = [
     pytest.mark.timeout(300),
@@ -22,7 +22,7 @@ pytestmark = [
 
 @pytest.fixture(scope="module")
 def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_report(write_sweep(tmp_path_factory.mktemp("run"), batches=(8, 16), worlds=(1, 2), count=15, rounds=3))
+    return report_page(write_sweep(tmp_path_factory.mktemp("run"), batches=(8, 16), worlds=(1, 2), count=15, rounds=3))
 
 
 @pytest.fixture(scope="module", params=[1280, 390])

@@ -13,6 +13,7 @@ import pytest
 from support import fake_run
 from support.charts import Opened, drawn_charts
 from support.fake_run import ENVIRONMENT, EVALUATED, START_NS, write_sweep, write_training, write_trial
+from support.page import report_page
 from support.rings import Machine, write_collectives
 from unit.analysis.every_figure import recording, study
 
@@ -24,7 +25,6 @@ from analysis.metrics.comparison.traces import compare_traces
 from analysis.render.chart_colours import contrast
 from analysis.render.compare_page import write_runs_report, write_traces_report
 from analysis.render.history_page import write_history_report
-from analysis.render.run_page import write_report
 from analysis.render.tune_page import write_tune_report
 from records.run import RunDirectory
 from records.training import TrainRun
@@ -62,12 +62,12 @@ def reports(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     comparison = compare_runs(runs[0], runs[1])
     training = write_training(folder / "training", [EVALUATED, {**EVALUATED, "applied_steps": 40}])
     return {
-        "run": write_report(runs[0]),
-        "projection": write_report(RunDirectory(cluster), project_to=(8, 16)),
+        "run": report_page(runs[0]),
+        "projection": report_page(RunDirectory(cluster), project_to=(8, 16)),
         "compare": write_runs_report(comparison, runs[0].path, runs[1].path, folder / "compare")[0],
         "history": write_history_report(history_of(runs), folder / "history")[0],
         "traces": traces_report(folder / "traces"),
-        "training": write_report(TrainRun(training.path.parents[1]).run),
+        "training": report_page(TrainRun(training.path.parents[1]).run),
         "tune": write_tune_report(study(), folder / "tune")[0],
     }
 

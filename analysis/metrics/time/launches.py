@@ -275,24 +275,11 @@ def _depth(called: Numbers, started: Numbers) -> _Depth:
     return found
 
 
-def queue_depth(called: Numbers, started: Numbers) -> tuple[Numbers, Numbers]:
-    """Return the times at which the depth of the queue changes, ns, in order, and the depth from then on.
+def _queue(called: Numbers, started: Numbers) -> Iterator[tuple[Numbers, Numbers]]:
+    """Yield times at which the depth of the queue changes, ns, in order, and the depth from then on, some at a time.
 
     What starts before its call never waits.
-
-    Args:
-        called: when each of n pieces of work was launched, ns.
-        started: when each of them started, ns.
     """
-    parts = list(_queue(called, started))
-    if not parts:
-        return np.zeros(1, dtype=np.int64), np.zeros(1, dtype=np.int64)
-    times, depth = (np.concatenate(values) for values in zip(*parts, strict=True))
-    return times, depth
-
-
-def _queue(called: Numbers, started: Numbers) -> Iterator[tuple[Numbers, Numbers]]:
-    """Yield the same some moments at a time."""
     waits = started > called
     if not waits.all():
         called, started = called[waits], started[waits]

@@ -28,7 +28,7 @@ from analysis.metrics.communication.matching import clock_offsets, match_collect
 from analysis.metrics.communication.what_if import what_if
 from analysis.metrics.kernels.tables import family_rows
 from analysis.metrics.time.idle import idle_causes
-from analysis.metrics.time.launches import before_recording, calls_with, launch_queue, launching_calls, queue_depth
+from analysis.metrics.time.launches import before_recording, calls_with, launch_queue, launching_calls
 from analysis.metrics.time.temporal import iterations
 from analysis.readers.kineto import reader as kineto
 from analysis.readers.ncu import reader as ncu
@@ -88,9 +88,6 @@ def test_delays_and_depth_by_hand() -> None:
     # waiting: 0..5 one, 5..10 none, 10..60 one, 60..110 two, 110..120 one, 120..210 none, 210..230 one
     assert found.depth_max == 2 and found.depth_mean == pytest.approx((5 + 50 + 100 + 10 + 20) / 230)
     assert found.empty_share == pytest.approx(95 / 230)
-    times, depth = queue_depth(np.array([0, 10, 60, 210]), np.array([5, 110, 120, 230]))
-    assert times.tolist() == [0, 5, 10, 60, 110, 120, 210, 230]
-    assert depth.tolist() == [1, 0, 1, 2, 1, 0, 1, 0]
 
 
 def test_work_that_starts_before_its_call_is_counted_and_never_waits() -> None:
@@ -101,12 +98,18 @@ def test_work_that_starts_before_its_call_is_counted_and_never_waits() -> None:
 
 @given(st.lists(st.tuples(st.integers(0, 40), st.integers(-5, 40)), min_size=1, max_size=12))
 def test_the_depth_agrees_with_counting_at_every_nanosecond(launches: list[tuple[int, int]]) -> None:
-    called, delays = np.array(launches).T
-    changes = dict(zip(*(values.tolist() for values in queue_depth(called, called + delays)), strict=True))
-    depth = 0
-    for moment in range(-10, 90):
-        depth = changes.get(moment, depth)
-        assert depth == sum(call <= moment < call + delay for call, delay in launches), moment
+    trace = timeline(
+        kernels=[(f"k{i}", 7, call + delay, call + delay + 50, i) for i, (call, delay) in enumerate(launches, 1)],
+        api=[(LAUNCH, call, call + 1, i) for i, (call, _) in enumerate(launches, 1)],
+    )
+    found = launch_queue(trace)
+    assert found is not None
+    waits = [(call, call + delay) for call, delay in launches if delay > 0]
+    begin, end = min((call for call, _ in waits), default=0), max((start for _, start in waits), default=0)
+    depth = [sum(call <= moment < start for call, start in waits) for moment in range(begin, end)]
+    assert found.depth_max == max(depth, default=0)
+    assert found.depth_mean == pytest.approx(sum(depth) / max(len(depth), 1))
+    assert found.empty_share == pytest.approx(depth.count(0) / len(depth) if depth else found.empty_share)
 
 
 def test_work_that_starts_late_on_an_idle_gpu_found_it_waiting() -> None:

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+from support.page import report_page
 from support.rings import Machine, write_collectives
 
 from analysis.load import load_run
@@ -10,7 +11,6 @@ from analysis.metrics.communication.links import Link
 from analysis.metrics.communication.projection import Backward, exposed_ms
 from analysis.metrics.scaling import measured_efficiency
 from analysis.render.link_tables import projection_blocks
-from analysis.render.run_page import write_report
 from records.kinds import collectives_csv
 from records.run import RunDirectory
 
@@ -18,7 +18,7 @@ pytestmark = [pytest.mark.more, pytest.mark.usefixtures("pictures_of_one_pixel")
 
 
 def page_of(run: Path, *sizes: int) -> str:
-    return write_report(RunDirectory(run), project_to=sizes).read_text(encoding="utf-8")
+    return report_page(RunDirectory(run), project_to=sizes).read_text(encoding="utf-8")
 
 
 def test_a_run_of_both_shows_links_scaling_and_a_projection_that_is_marked_as_one(tmp_path: Path) -> None:

@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 from support import refusals
 from support.commands import text
+from support.page import report_page
 from support.rings import Machine, write_collectives
 
 from analysis.load import load_run
 from analysis.metrics.communication import projection
 from analysis.metrics.communication.projection import backward_pass, bucket_ends, exposed_ms, project
 from analysis.render.link_tables import projection_blocks
-from analysis.render.run_page import write_report
 from analysis.render.tables import Table
 from analysis.wording import UNKNOWN
 from records.run import RunDirectory
@@ -264,7 +264,7 @@ def test_as_many_devices_as_were_measured_stand_beside_the_measurement_without_a
     assert isinstance(table, Table)
     of = {name: [row[table.headings.index(name)].text for row in table.rows] for name in table.headings}
     assert of["measured samples/s"][1] == of["efficiency"][0] == UNKNOWN != of["efficiency"][1]
-    page = write_report(RunDirectory(tmp_path), project_to=(4,)).read_text()
+    page = report_page(RunDirectory(tmp_path), project_to=(4,)).read_text()
     assert "measured samples/s" in page
 
 

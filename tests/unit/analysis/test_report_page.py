@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from support.fake_run import ATTENTION, ENVIRONMENT, rank_record, step_rows, write_sweep, write_trial
 from support.kineto_events import event, write
+from support.page import report_page
 from support.refusals import refused
 
 from analysis.diagnose.answer import answers, points
@@ -16,7 +17,6 @@ from analysis.metrics.comparison.regression import compare_runs
 from analysis.metrics.comparison.within_run import ratios_of
 from analysis.render.page import report_folder
 from analysis.render.run_figures import run_figures
-from analysis.render.run_page import write_report
 from common.errors import UsageError
 from records.files import write_record
 from records.run import RunDirectory
@@ -49,7 +49,7 @@ class Page(html.parser.HTMLParser):
 
 
 def test_the_page_holds_everything_it_needs_and_its_files_lie_beside_it(tmp_path: Path) -> None:
-    path = write_report(write_sweep(tmp_path, batches=(8, 16), worlds=(1, 2), count=15))
+    path = report_page(write_sweep(tmp_path, batches=(8, 16), worlds=(1, 2), count=15))
     page = Page(path.read_text(encoding="utf-8"))
     assert path == tmp_path / "report" / "report.html"
     assert len(page.sources) == page.text.count('<div class="chart">') == 5, "a picture for each chart, without scripts"
@@ -76,7 +76,7 @@ def test_the_page_says_which_operator_attention_used_and_why_not_another(tmp_pat
     for number, chosen in enumerate((ATTENTION, {**ATTENTION, "operator": "efficient"}, None)):
         record = {**rank_record(), "attention": chosen}
         write_trial(run, dataclasses.replace(base, round=number), {0: step_rows([100.0] * 9, 8)}, ranks={0: record})
-    text = html.unescape(write_report(run).read_text(encoding="utf-8"))
+    text = html.unescape(report_page(run).read_text(encoding="utf-8"))
     assert "flash (64 sequences, 17408 tokens)" in text and "efficient (64 sequences" in text
     assert "cudnn-padded 2.5" in text and "needs PyTorch 2.14" in text
 
@@ -100,7 +100,7 @@ def test_names_from_outside_are_escaped_everywhere(tmp_path: Path) -> None:
         write_record(directory / "trial.json", trial.to_json())
     failed = dataclasses.replace(base, micro_batch_size=64)
     write_trial(run, failed, status="crashed", reason=HOSTILE)
-    text = write_report(run).read_text(encoding="utf-8")
+    text = report_page(run).read_text(encoding="utf-8")
     page = Page(text)
     assert page.tags.count("script") == 1 and "b" not in page.tags
     assert "alert(1)&lt;b&gt;" in text and "{{ 7 * 7 }}" in text
@@ -110,7 +110,7 @@ def test_a_run_with_only_failures_says_so_first(tmp_path: Path) -> None:
     run = RunDirectory(tmp_path)
     write_trial(run, Trial(preset="mini"), status="oom", reason="rank 0: out of memory")
     write_trial(run, Trial(preset="mini", seed=2), status=None)
-    text = write_report(run).read_text(encoding="utf-8")
+    text = report_page(run).read_text(encoding="utf-8")
     assert "No trial succeeded. Of 2 trials: " in text and "rank 0: out of memory" in text
     assert "interrupted" in text and "<img" not in text
 
@@ -126,7 +126,7 @@ def test_a_profile_shows_its_operators_and_a_damaged_trace_is_named(tmp_path: Pa
         [event("ProfilerStep#3", 0, 1000, "user_annotation"), event("aten::my_operator", 0, 700)],
     )
     (folder / "trace-rank1.json.gz").write_bytes(b"\x1f\x8bcut")
-    text = write_report(run).read_text(encoding="utf-8")
+    text = report_page(run).read_text(encoding="utf-8")
     assert "aten::my_operator" in text and "trace-rank1.json.gz" in text and "damaged or truncated" in text
     assert (run.report / "profiles" / trial.trial_id / "top_operators.csv").is_file()
     rows = points(load_run(run))
@@ -156,7 +156,7 @@ def test_other_data_and_padding_are_curves_of_their_own_and_padded_lengths_are_a
     curves = {line.name: line.x for line in throughput.panels[0].series}
     assert len(curves) == 2 and all(batches == (8, 16) for batches in curves.values())
     assert sum("all pad" in name for name in curves) == 1, curves
-    text = write_report(run).read_text(encoding="utf-8")
+    text = report_page(run).read_text(encoding="utf-8")
     assert "sequences of 384, at most 384" in text
 
 
@@ -177,7 +177,7 @@ def test_what_is_too_close_to_call_has_no_fastest_in_its_headline(tmp_path: Path
         assert said.to_json()["too_close_to_call"] == rivals
         assert ("too close to call" in said.headline) == bool(rivals)
         assert said.headline.startswith("hf and bertbench" if rivals else "hf trains BERT-mini fastest: 81.6")
-        assert html.escape(said.headline) in write_report(run).read_text(encoding="utf-8")
+        assert html.escape(said.headline) in report_page(run).read_text(encoding="utf-8")
 
 
 def test_a_smaller_batch_that_is_nearly_as_fast_is_named(tmp_path: Path) -> None:
@@ -200,16 +200,16 @@ def test_rounds_are_combined_into_one_point(tmp_path: Path) -> None:
 
 def test_a_price_adds_cost_and_a_bad_one_is_refused(tmp_path: Path) -> None:
     run = write_sweep(tmp_path, **SMALL)
-    assert "a million samples cost" in write_report(run, price_per_hour=3.0).read_text(encoding="utf-8")
+    assert "a million samples cost" in report_page(run, price_per_hour=3.0).read_text(encoding="utf-8")
     with refused("option-value", "--price-per-hour -1.0"):
-        write_report(run, price_per_hour=-1.0)
+        report_page(run, price_per_hour=-1.0)
 
 
 def test_one_configuration_with_one_step_still_makes_a_page(tmp_path: Path) -> None:
     run = RunDirectory(tmp_path)
     trial = Trial(preset="mini", start_iteration=0, stop_iteration=1)
     write_trial(run, trial, {0: step_rows([100.0], 8)}, environment={}, ranks={0: {"peak_memory_bytes": None}})
-    text = write_report(run).read_text(encoding="utf-8")
+    text = report_page(run).read_text(encoding="utf-8")
     assert "80.0 samples/s" in text and "rank 0 measured no peak" in text
 
 
@@ -217,14 +217,14 @@ def test_a_report_can_be_written_again_and_says_the_same(tmp_path: Path) -> None
     run = write_sweep(tmp_path, **SMALL)
 
     def stable() -> str:
-        return re.sub(r"written \S+ \S+ UTC", "", write_report(run).read_text(encoding="utf-8"))
+        return re.sub(r"written \S+ \S+ UTC", "", report_page(run).read_text(encoding="utf-8"))
 
     assert stable() == stable()
 
 
 def test_no_run_is_an_input_error(tmp_path: Path) -> None:
     with refused("run-incomplete", tmp_path):
-        write_report(RunDirectory(tmp_path))
+        report_page(RunDirectory(tmp_path))
 
 
 def test_stragglers_and_peaks_reach_the_page(tmp_path: Path) -> None:
@@ -232,16 +232,16 @@ def test_stragglers_and_peaks_reach_the_page(tmp_path: Path) -> None:
     trial = Trial(preset="mini", world_size=2)
     steps = {0: step_rows([100.0] * 20, 8, communication=20.0), 1: step_rows([100.0] * 20, 8, communication=1.0)}
     write_trial(run, trial, steps, ranks={0: rank_record(peak=1e9), 1: rank_record(peak=1e9)})
-    text = write_report(run).read_text(encoding="utf-8")
+    text = report_page(run).read_text(encoding="utf-8")
     assert ">straggler<" in text and "the peak was measured too low" in text
 
 
 def test_a_run_of_several_versions_is_read_with_care(tmp_path: Path) -> None:
     run = write_sweep(tmp_path, **SMALL)
-    assert "trials differ in" not in write_report(run).read_text(encoding="utf-8")
+    assert "trials differ in" not in report_page(run).read_text(encoding="utf-8")
     other = {**ENVIRONMENT, "libraries": {"torch": "2.14.0"}}
     write_trial(run, Trial(preset="mini", micro_batch_size=4), {0: step_rows([9.0] * 20, 4)}, environment=other)
-    text = write_report(run).read_text(encoding="utf-8")
+    text = report_page(run).read_text(encoding="utf-8")
     assert (
         "compared here differ in torch (2.14.0, 2.13.0)" in text
         or "compared here differ in torch (2.13.0, 2.14.0)" in text
@@ -267,14 +267,14 @@ def test_the_largest_batch_has_its_section_and_its_probes_are_in_no_other(tmp_pa
     write_trial(run, Trial(kind="probe", preset="mini", micro_batch_size=64), status="oom", reason="no memory left")
     ended = {**FOUND, "fails_at": None, "failure": "the limit of 4096 was reached", "micro_batch_size": 4096}
     write_record(run.path / "max_batch.json", {"found": [FOUND, ended]})
-    text = write_report(run).read_text(encoding="utf-8")
+    text = report_page(run).read_text(encoding="utf-8")
     assert "This run only searched for the largest batch" in text and "Largest batch</h2>" in text
     assert "mini fp32 seq 32" in text and ">48<" in text and ">49<" in text and "oom: rank 1: out of memory" in text
     assert "32 ok, 64 oom, 48 ok" in text and "the limit of 4096 was reached" in text and ">4,096<" in text
     assert "<script>alert" not in text and "Trials without a result" not in text
     assert "only probes, and 1 probe of" in text
     write_trial(run, Trial(preset="mini"), {0: step_rows([9.0] * 20, 8)})
-    text = write_report(run).read_text(encoding="utf-8")
+    text = report_page(run).read_text(encoding="utf-8")
     assert "1 (1 ok), 1 round, and 1 probe of the largest batch" in text and "no memory left" not in text
 
 
@@ -282,13 +282,13 @@ def test_the_run_beside_a_profile_is_no_probe_of_the_largest_batch(tmp_path: Pat
     run, window = RunDirectory(tmp_path), {"preset": "mini", "start_iteration": 3, "stop_iteration": 6}
     for trial in (Trial(kind="probe", **window), Trial(kind="profile", profiler="torch", **window)):  # type: ignore[arg-type]
         write_trial(run, trial, {0: step_rows([9.0] * 6, 8)})
-    text = write_report(run).read_text(encoding="utf-8")
+    text = report_page(run).read_text(encoding="utf-8")
     assert "1 (1 ok), 1 round, and 1 probe beside a profile" in text and "of the largest batch" not in text
 
 
 def test_rounds_are_counted_from_one_on_the_page_as_on_the_terminal(tmp_path: Path) -> None:
     run = write_sweep(tmp_path, **{**SMALL, "rounds": 2})
-    text = write_report(run).read_text(encoding="utf-8")
+    text = report_page(run).read_text(encoding="utf-8")
     (table,) = [part for part in re.findall("<table.*?</table>", text, re.DOTALL) if ">round<" in part]
     assert ">1<" in table and ">2<" in table and ">0<" not in table
 
@@ -305,9 +305,9 @@ def test_rounds_are_counted_from_one_on_the_page_as_on_the_terminal(tmp_path: Pa
 )
 def test_a_damaged_record_of_the_largest_batch_is_named(tmp_path: Path, content: str, named: str) -> None:
     run = write_sweep(tmp_path, **SMALL)
-    assert "Largest batch</h2>" not in write_report(run).read_text(encoding="utf-8")
+    assert "Largest batch</h2>" not in report_page(run).read_text(encoding="utf-8")
     (run.path / "max_batch.json").write_text(content)
-    text = write_report(run).read_text(encoding="utf-8")
+    text = report_page(run).read_text(encoding="utf-8")
     assert "Largest batch</h2>" in text and named in text
 
 
@@ -315,7 +315,7 @@ def test_odd_values_in_a_record_of_the_largest_batch_are_shown_as_not_recorded(t
     run = write_sweep(tmp_path, **SMALL)
     odd = {**FOUND, "proved": [], "tried": 3, "failure": None, "fails_at": None, "micro_batch_size": 0}
     write_record(run.path / "max_batch.json", {"found": [odd]})
-    assert write_report(run).read_text(encoding="utf-8").count("not recorded") >= 3
+    assert report_page(run).read_text(encoding="utf-8").count("not recorded") >= 3
 
 
 def test_a_damaged_trial_costs_neither_the_report_nor_the_comparison(tmp_path: Path) -> None:
@@ -323,7 +323,7 @@ def test_a_damaged_trial_costs_neither_the_report_nor_the_comparison(tmp_path: P
     other = write_sweep(tmp_path / "b", rounds=3, **SMALL)
     damaged = run.trials()[0]
     damaged.trial_json.write_text('{"schema_version": 1, "kind"')
-    text = write_report(run).read_text(encoding="utf-8")
+    text = report_page(run).read_text(encoding="utf-8")
     assert f"skipped trial {damaged.path.name}" in text and "trains BERT-mini" in text
     found = compare_runs(run, other)
     assert len(found.rows) == 4 and any(damaged.path.name in text for text in found.differences)
@@ -331,10 +331,10 @@ def test_a_damaged_trial_costs_neither_the_report_nor_the_comparison(tmp_path: P
 
 def test_a_report_removes_what_a_killed_one_left_and_leaves_no_lock(tmp_path: Path) -> None:
     run = write_sweep(tmp_path, **SMALL)
-    write_report(run)
+    report_page(run)
     names = sorted(run.report.rglob("*"))
     (run.report / ".results.csv.abcd1234.tmp").touch()
-    write_report(run)
+    report_page(run)
     assert sorted(run.report.rglob("*")) == names
     assert not [path for path in names if path.name.startswith(".")]
 
@@ -352,6 +352,6 @@ def test_the_page_says_which_peak_mfu_is_of(tmp_path: Path) -> None:
         record["measured_peak"] |= {"dtype": dtype, "products": dtype}
         trial = Trial(preset="mini", levers=levers, precision="bf16")
         write_trial(run, trial, {0: step_rows([100.0] * 20, 8)}, ranks={0: record})
-        text = write_report(run).read_text(encoding="utf-8")
+        text = report_page(run).read_text(encoding="utf-8")
         # 8 sequences of 1e9 FLOPs in 0.1 s are a fifth of 400 GFLOP/s.
         assert "20.0 %" in text and "measured" in text and ("measured in FP8" in text) == (name == "fp8")

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from support.commands import text as shown_text
+from support.page import report_page
 from support.refusals import refused
 
 from analysis.load import load_run
@@ -20,7 +21,6 @@ from analysis.metrics.speed_of_light import (
 )
 from analysis.render.light_tables import light_blocks, with_floor
 from analysis.render.run_figures import spans
-from analysis.render.run_page import write_report
 from analysis.wording import floor_sentence
 from common.errors import Code
 from records.files import write_record
@@ -180,7 +180,7 @@ def test_a_large_rest_is_named(tmp_path: Path) -> None:
 
 def test_the_report_shows_table_and_picture(tmp_path: Path) -> None:
     write_trial(tmp_path)
-    page = write_report(RunDirectory(tmp_path)).read_text(encoding="utf-8")
+    page = report_page(RunDirectory(tmp_path)).read_text(encoding="utf-8")
     assert "Speed of light" in page and "= floor" in page and "This run breaks down a step" in page
     assert {path.name for path in (tmp_path / "report").iterdir()} >= {
         "waterfall-0.png", "waterfall-0.csv", "components-0.csv"
@@ -196,7 +196,7 @@ def test_the_report_shows_table_and_picture(tmp_path: Path) -> None:
 def test_two_broken_down_steps_have_sections_of_their_own(tmp_path: Path, changes: dict[str, Any]) -> None:
     write_trial(tmp_path)
     write_trial(tmp_path, **changes)
-    page = write_report(RunDirectory(tmp_path)).read_text(encoding="utf-8")
+    page = report_page(RunDirectory(tmp_path)).read_text(encoding="utf-8")
     headings = re.findall(r"<h2[^>]*>(Speed of light[^<]*)<", page)
     assert len(headings) == len(set(headings)) == 2
 

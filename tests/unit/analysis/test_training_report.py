@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 from support.fake_run import EVALUATED, curve_row, write_events, write_training
+from support.page import report_page
 from support.refusals import refused
 
 from analysis.load import load_run
 from analysis.render.figure import Line
-from analysis.render.run_page import write_report
 from analysis.render.training import TrainingPart, training_part
 from records.files import write_record
 from records.run import TrialDirectory
@@ -126,7 +126,7 @@ def test_a_damaged_event_is_named_and_the_rest_is_shown(attempt: TrialDirectory,
     write_events(attempt, event)
     with refused("file-damaged", "events.jsonl line 1"):
         read_events(attempt)
-    page = write_report(run_of(attempt).run).read_text()
+    page = report_page(run_of(attempt).run).read_text()
     assert "events.jsonl line 1" in page and "BERT-tiny was trained for 40 of 40 steps" in page
 
 
@@ -156,7 +156,7 @@ def test_a_damaged_curve_is_named_and_the_rest_is_shown(
     run_of(attempt).curve_csv.write_text(content)
     with refused("file-damaged", "curve.csv", *facts):
         run_of(attempt).read_curve()
-    page = write_report(run_of(attempt).run).read_text()
+    page = report_page(run_of(attempt).run).read_text()
     assert "curve.csv" in page and "BERT-tiny was trained for 0 of 40 steps" in page
 
 

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from support.commands import text
 from support.fake_run import noisy_times, step_rows, write_sweep, write_trial
+from support.page import report_page
 
 from analysis.diagnose.answer import nothing_measured, points
 from analysis.load import load_run
@@ -14,7 +15,6 @@ from analysis.metrics.comparison.regression import compare_runs
 from analysis.metrics.comparison.within_run import input_ratios, ratios_of, synthetic_gaps
 from analysis.metrics.scaling import efficiency
 from analysis.render.result_tables import comparison_blocks, input_lines, results_blocks
-from analysis.render.run_page import write_report
 from bench.cli import throughput
 from records.run import RunDirectory
 from records.trial import Trial
@@ -175,7 +175,7 @@ def test_terminal_and_report_show_both(tmp_path: Path) -> None:
     said = " ".join(input_lines(input_ratios(trials), synthetic_gaps(trials)))
     assert "times the rate of training" in said and "real compared with synthetic data, bertbench mini" in said
     assert [point.row["data"] for point in points(trials)] == ["/data/books"], "the answer is about real data"
-    page = write_report(run).read_text(encoding="utf-8")
+    page = report_page(run).read_text(encoding="utf-8")
     assert "<h2>Input</h2>" in page and "Real compared with synthetic data" in page and "synthetic like books" in page
     assert (run.report / "input.csv").exists() and (run.report / "real_against_synthetic.csv").exists()
 
@@ -184,5 +184,5 @@ def test_a_run_without_them_shows_neither(tmp_path: Path) -> None:
     run = write_sweep(tmp_path, **SMALL, **REAL)
     trials = load_run(run)
     assert input_lines(input_ratios(trials), synthetic_gaps(trials)) == []
-    page = write_report(run).read_text(encoding="utf-8")
+    page = report_page(run).read_text(encoding="utf-8")
     assert "<h2>Input</h2>" not in page and "Real compared with synthetic data" not in page and "folder books" in page

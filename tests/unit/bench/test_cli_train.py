@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 from support import squad_runs
 from support.commands import result
+from support.page import report_page
 from support.refusals import check_refusal, refused
 from support.training_runs import settings, shards
 
-from analysis.render.run_page import write_report
 from bench.cli import train as command
 from bench.cli.form import field_docstrings
 from bench.cli.main import run
@@ -374,11 +374,11 @@ def test_the_report_of_a_training_shows_one_curve_and_names_damage(tmp_path: Pat
             )
     rows = [{"step": n, "applied_steps": n + 1, "samples": n, "loss": 3.0, "learning_rate": 0.1} for n in range(5)]
     write_curve(place.curve_csv, rows)
-    page = write_report(place.run).read_text()
+    page = report_page(place.run).read_text()
     assert "BERT-tiny was trained for 5 of 8 steps" in page and "It took 2 attempts, 1 of which resumed" in page
     assert (place.run.report / "loss.png").stat().st_size > 1000
     place.curve_csv.write_text("step,loss\nx,1\n")
-    page = write_report(place.run).read_text()
+    page = report_page(place.run).read_text()
     assert "curve.csv line 2" in page
 
 
