@@ -10,6 +10,8 @@ from glob import escape
 
 COMMUNICATION = "communication"
 OTHER = "other"
+MOVES_MEMORY = ("elementwise", "norm", "dropout", "activation", "copy")
+"""Families of kernels and operators that only move memory."""
 
 # First match wins; names of ATen operators, and of the CUDA, ROCm and Triton kernels behind them. Words are looked for
 # in the name in small letters, several times faster than patterns; patterns are for what a word cannot tell.

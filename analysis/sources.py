@@ -73,6 +73,8 @@ class Source:
 
     path: Path
     """What was asked for; of several, the first."""
+    given: int = 1
+    """How many paths were asked for."""
     kinds: tuple[str, ...] = ()
     """Names in registry.READERS of what was read, each once."""
     timelines: tuple[Timeline, ...] = ()
@@ -114,7 +116,8 @@ def open_sources(*paths: Path, choice: WindowChoice | None = None) -> Source:
             source = _read(paths[0], by_reader, problems, single, choice)
         except InputError as error:
             raise InputError(error.code, _of_tars(str(error), scratch, paths)) from error
-    source = dataclasses.replace(source, problems=tuple(_of_tars(text, scratch, paths) for text in source.problems))
+    problems = [_of_tars(text, scratch, paths) for text in source.problems]
+    source = dataclasses.replace(source, given=len(paths), problems=tuple(problems))
     if not (source.timelines or source.counters or source.summaries):
         reason = source.problems[0] if source.problems else SUPPORTED
         raise InputError("data-missing", f"{', '.join(map(str, paths))} has no data to analyze: {reason}")

@@ -82,7 +82,7 @@ def findings(
     said = _by_rank(by_rank, late, matching, on_gpu, saves)
     found = [
         Finding("all_reduce_by_rank", "Communication by rank", shown, said),
-        _collectives(by_kind, on_gpu),
+        _collectives(by_kind, matching, on_gpu),
         *_process_groups(timelines, matching, by_kind),
     ]
     if len(timelines) > 1:
@@ -162,7 +162,7 @@ def _by_rank(table: "pd.DataFrame", late: "pd.DataFrame", matching: Matching, on
     )
 
 
-def _collectives(table: "pd.DataFrame", on_gpu: bool) -> Finding:
+def _collectives(table: "pd.DataFrame", matching: Matching, on_gpu: bool) -> Finding:
     sentence = ""
     known = table[table["bytes"].notna()]
     if len(table) and not len(known):
@@ -174,10 +174,11 @@ def _collectives(table: "pd.DataFrame", on_gpu: bool) -> Finding:
         top = _rows(known)[0]
         count, size = int(top["sized"]), int(top["bytes"])
         moving = float(top["transfer_busbw_gb_s"])
+        alone = moving != moving or bool(matching.absent)
         rate = moving if moving == moving else float(top["busbw_gb_s"])
         speed = (
             f"at a bus bandwidth of {rate:.3g} GB/s"
-            f"{' once all ranks have arrived' if moving == moving else ', waiting for other ranks included'}"
+            f"{', waiting for other ranks included' if alone else ' once all ranks have arrived'}"
             if rate == rate
             else ""
         )
@@ -197,7 +198,10 @@ def _collectives(table: "pd.DataFrame", on_gpu: bool) -> Finding:
             compare = f"if nccl-tests at this size is much faster, {check}"
             known_link = float(top["link_share"]) == float(top["link_share"])
             sentence = f"{begin}, {_of_link(top)}" if known_link else begin
-            sentence += f": {check if measured else compare}."
+            if matching.absent:
+                sentence += f": {matching.absent}."
+            else:
+                sentence += f": {check if measured else compare}."
     return Finding("collectives", "Collectives by rank and kind", _shown(table), sentence)
 
 
@@ -368,7 +372,9 @@ def _what_if(answers: WhatIf, timelines: Sequence[Timeline], on_gpu: bool, conte
         for row, odd in zip(_rows(table)[1:], unusual[1:], strict=True)
     )
     idles = [row for row in map(idle_causes, timelines) if row is not None and row.span_ns] if on_gpu else []
-    host_remedy = _host_advice(idles, context) if on_gpu else f"use fewer, larger operators ({context.fewer_operators})"
+    host_remedy = f"use fewer, larger operators ({context.fewer_operators})"
+    if on_gpu:
+        host_remedy = _host_advice(idles, answers.limits.get("host", 0.0), context)
     advice = _holds_up(answers, host_remedy)
     doubts = "".join(f"; {problem}" for problem in answers.problems)
     sentence = f"Replayed time of the slowest rank ({told or 'as traced'}); {advice}{_trust(answers)}{doubts}."
@@ -437,19 +443,29 @@ def _holds_up(answers: WhatIf, host_remedy: str) -> str:
     return said
 
 
-def _host_advice(rows: Sequence[IdleCauses], context: Context) -> str:
-    """What to try against a slow host: what the idle time of all ranks says, or of the rank that has the most."""
+def _host_advice(rows: Sequence[IdleCauses], saves: float, context: Context) -> str:
+    """What to try against a slow host: what the idle time of all ranks says, or of the rank that has the most.
+
+    Args:
+        rows: of all ranks.
+        saves: share of the time that a replay without host time saves.
+        context: the recorded trial, where it is known.
+    """
     if not rows:
         return "check what the CPU does in the largest idle gaps (`bertbench analyze`)"
     most = max(rows, key=lambda row: row.idle_ns / row.span_ns)
+    idle = most.idle_ns / most.span_ns
+    fewer = f"launch fewer, larger kernels ({context.fewer_launches})"
     for found in (diagnosis(rows), diagnosis([most])):
         if found.host:
             return {
-                "launch_bound": f"launch fewer, larger kernels ({context.fewer_launches})",
+                "launch_bound": fewer,
                 "host_pause": f"find out what the CPU does in its pauses ({found.pausing})",
                 "data_wait": "use more loader workers or prefetching, as it loads data while the GPU is idle",
             }[found.host]
-    if most.idle_ns < _LITTLE * most.span_ns:
+    if saves > idle + _LITTLE:
+        return f"{fewer}, as GPUs that wait for it run other work meanwhile, such as collectives, and are not idle"
+    if idle < _LITTLE:
         return "no GPU is idle for 5 % of the time, so it only delays the first or the last work"
     return "check what the CPU does in the largest idle gaps (`bertbench analyze`)"
 

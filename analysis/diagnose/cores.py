@@ -8,7 +8,7 @@ from analysis.counters import KernelCounters
 from analysis.diagnose.advice import LEAST, Advice, Context
 from analysis.diagnose.finding import Finding
 from analysis.diagnose.roofline import roofline_findings
-from analysis.diagnose.sentences import OF_KERNELS, sentence_of
+from analysis.diagnose.sentences import OF_KERNELS, faster_gemms, sentence_of
 from analysis.metrics.kernels.core_utilization import (
     BY_ORDER,
     FOUR,
@@ -196,10 +196,11 @@ def _precision_advice(
 ) -> Iterator[Advice]:
     """Yield what tensor cores could save where they are idle: at most the time of the GEMMs."""
     tensor, gemm = use.pipes["tensor"].percent, _time_share(families.get("GEMM"), families)
-    if tensor is None or tensor >= _IDLE or not gemm >= LEAST or _narrow_share(counters) or context.narrow:
+    if tensor is None or tensor >= _IDLE or not gemm >= LEAST:
+        return
+    if context.narrow or _narrow_share(counters) or not (remedy := _faster_gemms(counters)):
         return
     seen = f"the tensor cores are idle while GEMMs take {percent(gemm)} of the kernels' time"
-    remedy = "train in bf16, or let fp32 GEMMs use tf32 (torch.set_float32_matmul_precision('high'))"
     yield Advice(cause="precision", seen=seen, remedy=remedy, saves=gemm, of=OF_KERNELS)
 
 
@@ -225,12 +226,18 @@ def _pipes_sentence(use: CoreUse, families: Mapping[str, CoreUse], counters: Ker
             return f"{start}, although {percent(narrow)} of that runs in narrower types, by their names."
         if context.narrow:
             return f"{start}, although the trial is in {context.narrow}: check which GEMMs autocast leaves in fp32."
-        return f"{start}: train in bf16, or let fp32 GEMMs use tf32 (torch.set_float32_matmul_precision('high'))."
+        remedy = _faster_gemms(counters)
+        return f"{start}: {remedy}." if remedy else f"{start}."
     if tensor >= _BUSY:
         return f"{start} The tensor cores are near their limit: only fewer operations or a lower precision help."
     if max(value or 0.0 for value in known.values()) < 20:
         return f"{start} No kind of core is busy: see the roofline below for the limits of the kernels."
     return f"{start} See the table by kind of work below for what limits the tensor cores."
+
+
+def _faster_gemms(counters: KernelCounters) -> str:
+    remedy = faster_gemms([counters.device_name] if counters.device_name else [])
+    return remedy.replace("use tf32", "use tf32 (torch.set_float32_matmul_precision('high'))")
 
 
 def _narrow_share(counters: KernelCounters) -> float:

@@ -104,7 +104,8 @@ def to_do(source: Source, findings: Sequence[Finding], context: Context | None =
     chosen = [dataclasses.replace(one, command=one.command or context.command(one.cause)) for one in ranked(found)]
     if not any(len(timeline.steps) for timeline in source.timelines):
         chosen = [dataclasses.replace(one, of=one.of.replace("step time", "recorded time")) for one in chosen]
-    again = ["compare", str(source.path)] if source.timelines else ["analyze"]  # tables of totals do not compare
+    # Tables of totals do not compare, and a side of a comparison is one path.
+    again = ["compare", str(source.path)] if source.timelines and source.given == 1 else ["analyze"]
     return with_command(chosen, shlex.join(["bertbench", *again, "NEW_PROFILE"]))
 
 

@@ -24,8 +24,8 @@ _NEAR = 0.8  # of a ceiling: ncu's rule SOLBottleneck calls a kernel near its li
 
 _COMPUTE_ADVICE = {
     "tensor": "only fewer operations (no padding) or a lower precision help",
-    "FMA": "bf16 or tf32 on the tensor cores, or fewer operations",
-    "fp32": "bf16 or tf32 on the tensor cores, or fewer operations",
+    "FMA": "a 16-bit type or tf32 (from Ampere on) on the tensor cores, or fewer operations",
+    "fp32": "a 16-bit type or tf32 (from Ampere on) on the tensor cores, or fewer operations",
     "FP64": "use fp32, which is much faster",
     "fp64": "use fp32, which is much faster",
     "SFU": "fewer exponentials, roots and conversions, or faster approximations",
@@ -280,4 +280,6 @@ def _family_sentence(found: Roofline) -> str:
         why = str(first["reason"]) or why
     elif float(first["flop"]) == 0:
         why = "it does no floating-point work"
-    return f"The limit of {first['family']} is unknown: {why}."
+    if bound == UNKNOWN:
+        return f"The limit of {first['family']} is unknown: {why}."
+    return f"{first['family']} {_bound_by(bound)}; what rate its intensity allows is unknown: {why}."

@@ -1,9 +1,10 @@
 """Sentences and parts of them that several findings share: numbers, names, whether ranks have equal work, the types of
 GEMMs."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from analysis.diagnose.advice import Context
+from analysis.metrics.kernels.ceilings import faster_types
 from analysis.metrics.kernels.gemm_precision import gemm_time_by_precision
 from analysis.metrics.time.temporal import Temporal
 from analysis.timeline import Timeline
@@ -111,10 +112,42 @@ def precision_clause(timelines: Sequence[Timeline], context: Context) -> str:
     if context.narrow:
         return f"{said}, although the trial is in {context.narrow}: check which GEMMs autocast leaves in fp32"
     if any(len(timeline.kernels) for timeline in timelines):
-        return f"{said}: on tensor cores, bf16 or tf32 (fp16 before Ampere) is several times as fast"
+        types = _faster_types(devices_of(timelines))
+        if types is None:
+            return f"{said}: on tensor cores, bf16 or tf32 (fp16 before Ampere) is several times as fast"
+        named = " or ".join(kind for kind in ("bf16", "tf32") if kind in types) or "".join(types[:1])
+        return f"{said}: {named} is several times as fast on this GPU" if named else said
     if context.native_bf16 is not None:
         return f"{said}: try bf16, for which this CPU has instructions" if context.native_bf16 else said
     return f"{said}: bf16 helps on a CPU with instructions for it (avx512_bf16, amx)"
+
+
+def _faster_types(devices: Iterable[str]) -> tuple[str, ...] | None:
+    """The types in which GEMMs of all these GPUs are faster than in fp32; None where one is unknown."""
+    found = [faster_types(name) for name in dict.fromkeys(devices)]
+    known = [types for types in found if types is not None]
+    if not found or len(known) < len(found):
+        return None
+    return tuple(kind for kind in known[0] if all(kind in types for types in known))
+
+
+def devices_of(timelines: Sequence[Timeline]) -> Iterator[str]:
+    """Yield the names of the GPUs of all traces, as far as these have them."""
+    for timeline in timelines:
+        yield from timeline.devices.values()
+
+
+def faster_gemms(devices: Iterable[str]) -> str:
+    """Return what to do about GEMMs that run in fp32; "" where these GPUs have nothing faster.
+
+    Args:
+        devices: names of the GPUs.
+    """
+    types = _faster_types(devices)
+    if types is None:
+        return "train in bf16 (fp16 before Ampere), or let fp32 GEMMs use tf32"
+    train = next((f"train in {kind}" for kind in ("bf16", "fp16") if kind in types), "")
+    return f"{train}, or let fp32 GEMMs use tf32" if "tf32" in types else train
 
 
 def fp32_share(timelines: Sequence[Timeline]) -> float:

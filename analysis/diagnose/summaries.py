@@ -11,11 +11,15 @@ from analysis.diagnose.finding import Finding, distinct
 from analysis.diagnose.sentences import number
 from analysis.metrics.communication.links import alpha_beta
 from analysis.metrics.telemetry import COUNTERS, POWER_CAP, SLOWED_DOWN, reason_names
-from analysis.names import COMMUNICATION, family
+from analysis.names import COMMUNICATION, MOVES_MEMORY, family
 from analysis.wording import percent
 
 if TYPE_CHECKING:
     import pandas as pd
+
+
+_RISING = 1.1
+"""Bandwidth of the largest size over that of all smaller ones from which on it has not reached its peak."""
 
 
 def collective_findings(summary: Summary) -> Iterator[Finding]:
@@ -71,6 +75,14 @@ def _sentence(frame: "pd.DataFrame", summary: Summary) -> str:
     half = int(best["half_peak_from_bytes"])
     ranks = summary.facts.get("ranks")
     between = f" between {ranks} ranks" if ranks else ""
+    own = summary.table[summary.table["placement"] == best["placement"]]
+    largest = int(own["size_bytes"].max())
+    if not best["peak_busbw_gb_s"] <= _RISING * own.loc[own["size_bytes"] < largest, "busbw_gb_s"].max():
+        return (
+            f"The largest size, {_size(largest)}, has by far the highest bandwidth, {best['peak_busbw_gb_s']:.4g} GB/s"
+            f"{between}, so what the links carry is unknown: measure up to 1 GB (-e 1G). The smallest messages take "
+            f"{best['shortest_us']:.3g} µs."
+        )
     return (
         f"The links carry up to {best['peak_busbw_gb_s']:.4g} GB/s{between} and half of it from {_size(half)} on, "
         f"and the smallest messages take {best['shortest_us']:.3g} µs: use gradient buckets well above {_size(half)}; "
@@ -126,7 +138,7 @@ def _kernels(summary: Summary) -> Iterator[Finding]:
 
 def _fusing(families: "pd.DataFrame") -> Iterator[Advice]:
     """Yield what fusing could save: at most the time of the kernels that only move memory."""
-    small = families[families["family"].isin(["elementwise", "norm", "dropout", "activation"])]
+    small = families[families["family"].isin(MOVES_MEMORY)]
     saves = float(small["share"].sum())
     if saves >= LEAST:
         seen = f"kernels that only move memory take {percent(saves)} of the kernels' time"

@@ -11,6 +11,8 @@ from analysis.diagnose.advice import LEAST, Advice, Context
 from analysis.diagnose.finding import Finding
 from analysis.diagnose.sentences import (
     balance_sentence,
+    devices_of,
+    faster_gemms,
     fp32_share,
     least_to_most,
     number,
@@ -26,7 +28,7 @@ from analysis.metrics.time.launches import before_recording, launched_work
 from analysis.metrics.time.ranges import range_rows
 from analysis.metrics.time.temporal import analysis_window, window_set
 from analysis.metrics.time.window import origin_ns
-from analysis.names import family
+from analysis.names import MOVES_MEMORY, family
 from analysis.spans import total_ns
 from analysis.timeline import Timeline, lost_kernels
 from analysis.wording import percent
@@ -44,8 +46,6 @@ _SHARES_FIRST = (
     "idle_share",
     "overlap_share",
 )
-_MOVING = ("elementwise", "norm", "dropout", "activation")
-"""Families of kernels that only move memory."""
 _LITTLE = 0.05
 _MUCH = 0.25
 _HALF = 0.5
@@ -93,6 +93,8 @@ def _temporal(
     span = sum(row.span_ns for row in rows)
     names = ("compute_ns", "idle_ns", "exposed_communication_ns", "exposed_memory_ns")
     compute, idle_share, exposed, copying = (sum(getattr(row, name) for row in rows) / span for name in names)
+    filling = sum(temporal.start_up_copies_ns(timeline) for timeline in timelines) / span
+    copying -= filling
     most = max(len(np.unique(timeline.work.device)) for timeline in timelines)
     somewhere = f" on any of a rank's {most} GPUs" if most > 1 else ""
     hidden = f"{percent(exposed)} exposed communication"
@@ -105,6 +107,7 @@ def _temporal(
     of_ranks = range_over_ranks([row.compute_ns / row.span_ns for row in rows])
     what = f"{percent(compute)} of the time is computation{somewhere}{of_ranks}, {hidden}, "
     what += f"{percent(idle_share)} idle{least_to_most([row.idle_ns / row.span_ns for row in rows])}"
+    what += f", {percent(filling)} copies before the first kernel (start-up)" if filling >= _LITTLE else ""
     if exposed >= max(idle_share, _LITTLE):
         advice = ": see Communication by rank for what to do about the communication"
     elif copying > max(idle_share, _LITTLE):
@@ -137,7 +140,12 @@ def _temporal(
 
 
 def _copy_advice(timelines: Sequence[Timeline], exposed: float) -> Iterator[Advice]:
-    """Yield what copies of a GPU could save that nothing overlaps. Args: exposed: share of the time of all ranks."""
+    """Yield what copies of a GPU could save that nothing overlaps.
+
+    Args:
+        timelines: one per rank.
+        exposed: their share of the time of all ranks, without those before the first kernel.
+    """
     if exposed >= LEAST:
         seen = f"copies that overlap with nothing take {percent(exposed)} of the time"
         pinned = "" if _copied_from(timelines)[0] == "pinned" else " from pinned memory"
@@ -208,7 +216,7 @@ def _families(timelines: Sequence[Timeline], times: Sequence[temporal.Temporal],
     ran = precision_clause(timelines, context) if share.get("GEMM", 0.0) > _MUCH else ""
     if ran and largest == "GEMM":
         said.append(f"it {ran}")
-    small = sum(share.get(name, 0.0) for name in _MOVING)
+    small = sum(share.get(name, 0.0) for name in MOVES_MEMORY)
     talks = share.get("communication", 0.0)
     if talks > _MUCH:
         said += [] if largest == "communication" else [f"communication takes {percent(talks)}"]
@@ -233,10 +241,10 @@ def _kernel_advice(
     def running(*families: str) -> float:
         return sum(temporal.running_ns(one, lambda name: family(name) in families) for one in timelines) / span
 
-    gemm, moving, narrow = running("GEMM"), running(*_MOVING), fp32_share(timelines)
-    if gemm * narrow >= LEAST and narrow > _HALF and not context.narrow:
+    gemm, moving, narrow = running("GEMM"), running(*MOVES_MEMORY), fp32_share(timelines)
+    remedy = faster_gemms(devices_of(timelines))
+    if gemm * narrow >= LEAST and narrow > _HALF and not context.narrow and remedy:
         seen = f"GEMMs run in fp32 for {percent(gemm * narrow)} of the time"
-        remedy = "train in bf16 (fp16 before Ampere), or let fp32 GEMMs use tf32"
         yield Advice(cause="precision", seen=seen, remedy=remedy, saves=gemm * narrow)
     if moving >= LEAST:
         seen = f"kernels that only move memory run for {percent(moving)} of the time"
@@ -390,9 +398,6 @@ def _joined(tables: "Sequence[pd.DataFrame]") -> "pd.DataFrame | None":
     return pd.concat(filled, ignore_index=True) if filled else None
 
 
-_MOVES_DATA = ("elementwise", "norm", "dropout", "activation", "copy")
-
-
 def range_findings(timelines: Sequence[Timeline]) -> list[Finding]:
     """Return ranges: the named ranges of the program; nothing where there are none.
 
@@ -428,7 +433,7 @@ def operator_findings(timelines: Sequence[Timeline], context: Context | None = N
     share = {str(name): float(part) for name, part in zip(families["family"], families["self_time_share"], strict=True)}
     largest = next(iter(share))
     said = f"{largest} takes {percent(share[largest])} of the operators' self time"
-    moving = sum(share.get(name, 0.0) for name in _MOVES_DATA)
+    moving = sum(share.get(name, 0.0) for name in MOVES_MEMORY)
     if share.get("GEMM", 0.0) > 0.5:
         said += f"; it {ran}" if (ran := precision_clause(timelines, context)) else ""
     elif moving > 0.4 and not lost_kernels(timelines):  # what operators of a GPU take on the CPU is their launch

@@ -35,7 +35,7 @@ _PLACE = {
 }
 _OWN: Mapping[str, Mapping[str, int]] = {
     "kernel": dict.fromkeys(_SIZES, 0),
-    "memcpy": {"copyKind": 0, "bytes": 0},
+    "memcpy": {"copyKind": 0, "srcKind": -1, "dstKind": -1, "bytes": 0},
     "memset": {"bytes": 0},
     "graph": {"graphId": -1},
 }
@@ -116,6 +116,7 @@ def read_work(
     tables: Mapping[str, str],
     named_by: Sequence[str],
     kernel_names: KernelNames,
+    memory_kinds: Sequence[str],
     problems: list[str],
 ) -> Records:
     """Read kernels, copies, memsets and whole CUDA graphs: name, kind, device, stream, start, end, short_name,
@@ -126,6 +127,7 @@ def read_work(
         tables: kind of work by table.
         named_by: columns that name a kernel.
         kernel_names: takes the distinct rows of these columns, and gives full and short name of each.
+        memory_kinds: what the numbers of memory kinds mean, from 0, as Kineto writes them: "Pageable"; "" unknown.
         problems: takes what could not be read, one sentence each.
     """
     labels = {name: Codes() for name in ("name", "kind", "short_name")}
@@ -139,7 +141,7 @@ def read_work(
             ids, place = _distinct(*(columns.pop(name) for name in named_by))
             full, brief = kernel_names(ids)
         else:
-            full, place = _copy_names(kind, columns)
+            full, place = _copy_names(kind, columns, memory_kinds)
             brief = full
         name, short = (
             _at(narrow(labels[key].of(texts)), place) for key, texts in (("name", full), ("short_name", brief))
@@ -237,19 +239,22 @@ def _size(values: Numbers | None, rows: int) -> Numbers:
     return np.zeros(rows, dtype=np.int32) if values is None else values.clip(0, 2**31 - 1).astype(np.int32, copy=False)
 
 
-def _copy_names(kind: str, columns: dict[str, Any]) -> tuple[list[str], Numbers]:
+def _copy_names(kind: str, columns: dict[str, Any], memory_kinds: Sequence[str]) -> tuple[list[str], Numbers]:
     """Names of copies, memsets or graphs, and which of them each record has."""
-    number = columns.pop("copyKind", columns.pop("graphId", None))
-    (numbers,), place = _distinct(np.zeros(len(columns["start"]), dtype=np.int32) if number is None else number)
-    return [_label(kind, number) for number in numbers], place
-
-
-def _label(kind: str, number: int) -> str:
     if kind == "memcpy":
-        return f"Memcpy {_COPY_KINDS.get(number, f'of kind {number}')}"
+        rows, place = _distinct(*(columns.pop(name) for name in ("copyKind", "srcKind", "dstKind")))
+        return [_copy(direction, ends, memory_kinds) for direction, *ends in zip(*rows, strict=True)], place
     if kind == "graph":
-        return "CUDA graph" if number < 0 else f"CUDA graph {number}"
-    return "Memset"
+        (numbers,), place = _distinct(columns.pop("graphId"))
+        return ["CUDA graph" if number < 0 else f"CUDA graph {number}" for number in numbers], place
+    return ["Memset"], np.zeros(len(columns["start"]), dtype=np.int32)
+
+
+def _copy(kind: int, ends: Sequence[int], memory_kinds: Sequence[str]) -> str:
+    """The name of a copy, with the memory at its ends where both are known, as Kineto has it."""
+    name = f"Memcpy {_COPY_KINDS.get(kind, f'of kind {kind}')}"
+    memories = [memory_kinds[end] if 0 <= end < len(memory_kinds) else "" for end in ends]
+    return f"{name} ({' -> '.join(memories)})" if all(memories) else name
 
 
 def _distinct(*columns: Numbers) -> tuple[list[list[int]], Numbers]:

@@ -19,7 +19,7 @@ KERNEL_2022 = f"{KERNEL_2020} mangledName sharedMemoryExecuted graphNodeId share
 
 KERNEL_2026 = f"{KERNEL_2022} greenContextId " + " ".join(f"later{number}" for number in range(13))
 
-COPY = f"{PLACE} bytes copyKind"
+COPY = f"{PLACE} bytes copyKind srcKind dstKind"
 
 NVTX_2020 = "start end eventType rangeId category color text globalTid endGlobalTid textId"
 

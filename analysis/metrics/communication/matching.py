@@ -50,6 +50,8 @@ class Matching:
     """Collectives of each timeline that have no partner."""
     problems: tuple[str, ...]
     """What could not be matched and why, one sentence each."""
+    absent: str = ""
+    """That ranks of the job were not given, and what follows, one of these; "" as far as the traces say."""
 
     def complete(self, member: int) -> bool:
         """Return whether everything that a rank communicates is matched and split."""
@@ -99,7 +101,9 @@ def match_collectives(timelines: Sequence[Timeline]) -> Matching:
     members = _split(pd.DataFrame(rows, columns=["match", "member", "index"]), timelines)
     counts = np.bincount(members["member"].to_numpy(dtype=np.int64), minlength=len(timelines))
     unmatched = tuple(len(timeline.collectives) - int(counts[i]) for i, timeline in enumerate(timelines))
-    return Matching(members, unmatched, (*_missing(timelines), *problems, *_without(timelines, unmatched)))
+    absent = _absent(timelines)
+    said = (*([absent] if absent else []), *problems, *_without(timelines, unmatched))
+    return Matching(members, unmatched, said, absent)
 
 
 def stragglers(
@@ -221,17 +225,17 @@ def _split(rows: "pd.DataFrame", timelines: Sequence[Timeline]) -> "pd.DataFrame
     return frame.sort_values(["match", "member"], kind="stable", ignore_index=True)
 
 
-def _missing(timelines: Sequence[Timeline]) -> list[str]:
+def _absent(timelines: Sequence[Timeline]) -> str:
     sizes = [timeline.world_size for timeline in timelines if timeline.world_size]
     if not sizes or max(sizes) <= len(timelines):
-        return []
+        return ""
     there = sorted(timeline.rank for timeline in timelines if timeline.rank is not None)
     ranks = ", ".join(map(str, there[:16])) + (", ..." if len(there) > 16 else "")
     named = f" (rank{'s'[: len(there) > 1]} {ranks})" if there else ""
-    return [
+    return (
         f"{len(timelines)} of the job's {max(sizes)} ranks were given{named}: waiting for others counts as transfer; "
         "give the folder with all traces"
-    ]
+    )
 
 
 def _without(timelines: Sequence[Timeline], unmatched: Sequence[int]) -> list[str]:

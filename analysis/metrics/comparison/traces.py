@@ -8,8 +8,9 @@ import numpy as np
 
 from analysis.metrics.kernels.modules import BETWEEN, module_rows
 from analysis.metrics.kernels.tables import kernel_rows, operator_rows
+from analysis.metrics.time.launches import before_recording
 from analysis.metrics.time.temporal import temporal_breakdown
-from analysis.timeline import Timeline, empty
+from analysis.timeline import Timeline, empty, lost_kernels
 from common.errors import InputError, UsageError
 from records.trial import Trial
 
@@ -57,10 +58,11 @@ def trace_diff(before: Sequence[Timeline], after: Sequence[Timeline], by: By = "
 
     on_gpu = [any(len(timeline.kernels) for timeline in side) for side in (before, after)]
     if on_gpu[0] != on_gpu[1]:
+        lost = lost_kernels(after if on_gpu[0] else before)
         raise InputError(
             "run-mismatch",
             f"the {'second' if on_gpu[0] else 'first'} trace has no GPU work, the other one does: times of kernels and "
-            "of operators do not compare; record both on the same kind of device",
+            f"of operators do not compare; {lost or 'record both on the same kind of device'}",
         )
     keys: list[str] = ["name", "family"] if by == "name" else [by]
     tables = [_work(side, on_gpu[0], keys) for side in (before, after)]
@@ -237,6 +239,10 @@ def _differences(before: Sequence[Timeline], after: Sequence[Timeline]) -> Itera
     for what, facts in (
         ("devices", [sorted({name for found in side for name in found.devices.values()}) for side in (before, after)]),
         ("ranks in the trace", [[str(len(side))] for side in (before, after)]),
+        (
+            "kernels and copies launched before the recording, which only the times of all work count",
+            [[str(sum(map(before_recording, side)))] for side in (before, after)],
+        ),
         ("ranks of the job", [sorted({str(found.world_size) for found in side}) for side in (before, after)]),
     ):
         one, other = (", ".join(names) or "not named" for names in facts)

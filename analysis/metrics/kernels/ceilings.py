@@ -104,6 +104,26 @@ def device_peaks(device_name: str | None) -> DevicePeaks | None:
     return None
 
 
+# GPUs without tensor cores, and those whose tensor cores know 16-bit floats alone, that are not in the table.
+_WITHOUT_TENSOR_CORES = r"\bGTX\b|\b[KMP]\d{1,3}\b|TITAN (?:X|Xp|Z|Black)\b|Quadro [KMP]"
+_ONLY_FP16 = r"\bV100|\bT4|RTX 20\d\d|TITAN (?:V|RTX)\b|Quadro (?:RTX|GV)"
+_FASTER = 1.5
+
+
+def faster_types(device_name: str) -> tuple[str, ...] | None:
+    """Return the types in which a GPU's GEMMs are much faster than in fp32, of fp16, bf16, tf32; None: not known.
+
+    Args:
+        device_name: what the driver calls it.
+    """
+    if peaks := device_peaks(device_name):
+        rates = {kind.removeprefix("tensor_"): rate for kind, rate in peaks.flops.items()}
+        return tuple(kind for kind in ("fp16", "bf16", "tf32") if rates.get(kind, 0) >= _FASTER * rates["fp32"])
+    if re.search(_WITHOUT_TENSOR_CORES, device_name, re.IGNORECASE):
+        return ()
+    return ("fp16",) if re.search(_ONLY_FP16, device_name, re.IGNORECASE) else None
+
+
 @dataclass(frozen=True, slots=True)
 class Ceiling:
     """One highest rate."""

@@ -24,7 +24,9 @@ _DAY_NS = 24 * 3600 * 10**9
 
 
 def windowed(timelines: Sequence[Timeline], text: str) -> tuple[tuple[Timeline, ...], tuple[str, ...]]:
-    """Return the timelines with a window, and one sentence on ranks that are left out because they do not have it.
+    """Return the timelines with a window, and a sentence each on what is left out.
+
+    That are ranks that do not have it, and time in which nothing was recorded yet, or no longer.
 
     Args:
         timelines: what readers returned, one per rank.
@@ -47,8 +49,15 @@ def windowed(timelines: Sequence[Timeline], text: str) -> tuple[tuple[Timeline, 
     if not kept:
         raise InputError("trace-without-work", f"--window {text}: {_there_is(timelines, choice)}")
     lost = [str(old.rank) for old, new in zip(timelines, made, strict=True) if new is None]
-    said = f"rank{'s'[: len(lost) > 1]} {', '.join(lost)} {'have' if len(lost) > 1 else 'has'} no window {text}"
-    return kept, (f"{said}: left out",) if lost else ()
+    said = []
+    if lost:
+        who = f"rank{'s'[: len(lost) > 1]} {', '.join(lost)} {'have' if len(lost) > 1 else 'has'}"
+        said.append(f"{who} no window {text}: left out")
+    if choice.time_ns is not None:
+        begin, end = _recorded_seconds(kept)
+        if choice.time_ns[0] < begin * 1e9 or choice.time_ns[1] > end * 1e9:
+            said.append(f"--window {text}: only {number(begin)}s to {number(end)}s was recorded, the rest is left out")
+    return kept, tuple(said)
 
 
 def origin_ns(timeline: Timeline) -> int:
@@ -71,7 +80,8 @@ def _cut(timeline: Timeline, choice: WindowChoice) -> Timeline | None:
         if (recorded := _recorded(timeline)) is None or begin >= recorded[1] or end <= recorded[0]:
             return None
         inside = steps[(steps["start"] >= begin) & (steps["end"] <= end)]
-        return _with(timeline, inside, np.array([[begin, end]], dtype=np.int64), choice.text)
+        span = [max(begin, recorded[0]), min(end, recorded[1])]  # no time is idle of which nothing was recorded
+        return _with(timeline, inside, np.array([span], dtype=np.int64), choice.text)
     if choice.steps is not None:
         chosen = steps[(steps["step"] >= choice.steps[0]) & (steps["step"] <= choice.steps[1])]
         if len(chosen):
@@ -120,14 +130,19 @@ def _recorded(timeline: Timeline) -> tuple[int, int] | None:
     return min(int(table["start"].min()) for table in filled), max(int(table["end"].max()) for table in filled)
 
 
+def _recorded_seconds(timelines: Sequence[Timeline]) -> tuple[float, float]:
+    """From when to when something was recorded on any rank, seconds since the origin of its window."""
+    recorded = [(found, _recorded(found)) for found in timelines]
+    spans = [[(moment - origin_ns(found)) / 1e9 for moment in own] for found, own in recorded if own is not None]
+    return min(span[0] for span in spans), max(span[1] for span in spans)
+
+
 def _there_is(timelines: Sequence[Timeline], choice: WindowChoice) -> str:
     """Say what there is instead of what was asked for."""
     if choice.time_ns is not None:
-        recorded = [(found, _recorded(found)) for found in timelines]
-        spans = [[(moment - origin_ns(found)) / 1e9 for moment in own] for found, own in recorded if own is not None]
-        if not spans:
+        if not any(_recorded(found) for found in timelines):
             return "nothing was recorded"
-        begin, end = min(span[0] for span in spans), max(span[1] for span in spans)
+        begin, end = _recorded_seconds(timelines)
         return f"nothing was recorded then; the trace is from {number(begin)}s to {number(end)}s"
     have = sorted({int(step) for found in timelines for step in found.steps["step"]})
     if choice.steps is not None and (have or not choice.name):

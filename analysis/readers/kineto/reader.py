@@ -213,6 +213,12 @@ def _content(path: Path, stream: EventStream, tables: Tables) -> Content:
                 "file-damaged",
                 f"{path} has no readable event: ts or dur of {tables.damaged:,} is no usable time; record again",
             )
+        if count := tables.unknown.nameless:
+            raise InputError(
+                "trace-unsupported",
+                f"{path} is no trace of the PyTorch profiler, as none of its {count:,} event{'s'[: count > 1]} has a "
+                "category: give the file of export_chrome_trace",
+            )
         raise InputError("file-empty", f"{path} has no events, so nothing was recorded: record again")
     information = about.get("distributedInfo")
     information = information if isinstance(information, dict) else {}

@@ -36,6 +36,8 @@ from common.redact import REDACTED, redact_text
 if TYPE_CHECKING:
     from analysis.readers.registry import Head
 
+# Of nsys' ENUM_CUDA_MEM_KIND; the last is of an unknown kind.
+_MEMORY_KINDS = ("Pageable", "Pinned", "Device", "Array", "Managed", "Device Static", "Managed Static", "")
 _OWN_TABLES = ("NVTX_EVENTS", "OSRT_API", "ANALYSIS_DETAILS", "META_DATA_EXPORT", "EXPORT_META_DATA")
 
 
@@ -130,7 +132,9 @@ def read(path: Path) -> list[Timeline]:
     problems: list[str] = []
     with open_export(path) as database:
         ranges = read_ranges(database, _recorded_until(database))
-        work = read_work(database, _WORK_TABLES, _KERNEL_NAMES, lambda ids: _kernel_names(database, ids), problems)
+        work = read_work(
+            database, _WORK_TABLES, _KERNEL_NAMES, lambda ids: _kernel_names(database, ids), _MEMORY_KINDS, problems
+        )
         told_by = ("globalTid", "nameId")
         api = read_api(database, _API_TABLES, told_by, lambda table, ids: _callers(database, table, ids), problems)
         host = read_api(

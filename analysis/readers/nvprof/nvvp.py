@@ -41,6 +41,8 @@ _WORK = {
     f"{_PREFIX}MEMCPY2": "memcpy",
     f"{_PREFIX}MEMSET": "memset",
 }
+# Of CUPTI's CUpti_ActivityMemoryKind.
+_MEMORY_KINDS = ("", "Pageable", "Pinned", "Device", "Array", "Managed", "Device Static", "Managed Static")
 # The calls that matter for launching and waiting; all others are shown by number.
 _RUNTIME_CALLS = {
     13: "cudaLaunch",
@@ -101,7 +103,7 @@ def read(path: Path) -> list[Timeline]:
 
 def _timelines(database: Database) -> list[Timeline]:
     problems: list[str] = []
-    work = read_work(database, _WORK, ("name",), lambda ids: _kernel_names(database, ids), problems)
+    work = read_work(database, _WORK, ("name",), lambda ids: _kernel_names(database, ids), _MEMORY_KINDS, problems)
     calls = read_api(database, list(_CALLS), ("cbid", "processId", "threadId"), _callers, problems)
     owners = {owner for owner in np.unique(calls.process).tolist() if owner >= 0}
     kernels, api = work.table(), calls.table()

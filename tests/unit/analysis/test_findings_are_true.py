@@ -152,6 +152,35 @@ def test_what_ranks_may_leave_early_is_not_split_and_all_ranks_are_not_asked_for
     assert "read the traces of all ranks" in alone
 
 
+def test_of_some_ranks_a_bandwidth_includes_waiting_and_the_network_is_not_blamed() -> None:
+    ranks = [
+        timeline(rank, kernels=[(NCCL, 7, rank * MS, 10 * MS, 1)], world_size=size,
+                 collectives=[("all_reduce", rank * MS, 10 * MS, 100 << 20, -1, 7, "g", size, 1)])
+        for size in (2, 8) for rank in (0, 1)
+    ]  # fmt: skip
+    whole, part = (by_name(communication_findings.findings(ranks[at : at + 2]))["collectives"] for at in (0, 2))
+    assert "once all ranks have arrived" in whole.sentence and "check the topology" in whole.sentence
+    assert "waiting for other ranks included" in part.sentence and "check the topology" not in part.sentence
+    assert "2 of the job's 8 ranks" in part.sentence
+
+
+def test_what_was_launched_before_a_recording_is_named_as_a_difference() -> None:
+    calls = [("cudaLaunchKernel", n * MS, n * MS + US, n) for n in range(1, 9)]
+    kernels = [("gemm", 7, n * MS + 10, n * MS + 100, n) for n in range(1, 9)]
+    early = ("gemm", 7, 0, 100, -1)
+    usual, other = (timeline(steps=[(0, 0, 9 * MS)], kernels=rows, api=calls) for rows in (kernels, [early, *kernels]))
+    said = [text for text in compare_traces([usual], [other]).differences if "before the recording" in text]
+    assert len(said) == 1 and said[0].endswith("0 and 1")
+    assert not compare_traces([other], [other]).differences
+
+
+def test_a_side_without_gpu_work_says_why_it_has_none() -> None:
+    lost = timeline(steps=[(0, 0, 90)], operators=[("aten::mm", 0, 40)])
+    lost = dataclasses.replace(lost, problems=("b.json has no kernels: copy it",))
+    with refused("run-mismatch", "b.json has no kernels"):
+        compare_traces([timeline(steps=[(0, 0, 90)], kernels=[("gemm", 7, 0, 40)])], [lost])
+
+
 def test_calls_take_time_not_number_and_unknown_sizes_have_no_rate() -> None:
     calls = Summary(
         "api", "calls", pd.DataFrame([("cudaLaunchKernel", 10, 9_000)], columns=["name", "count", "total_ns"])
@@ -175,6 +204,9 @@ def test_a_family_whose_ceiling_is_unknown_is_not_said_to_compute_nothing() -> N
     found = by_name(roofline_findings(roofline(KernelCounters(frame, {}, "some GPU", None, ()))))
     assert "the ceiling of its kind" in found["roofline_by_family"].sentence
     assert "no floating-point work" not in found["roofline_by_family"].sentence
+    busy = KernelCounters(frame.assign(**{pipe: [90.0]}), {}, "some GPU", None, ())
+    bound = by_name(roofline_findings(roofline(busy)))["roofline_by_family"]
+    assert "GEMM is bound by compute (FMA)" in bound.sentence and "limit of GEMM" not in bound.sentence
 
 
 def test_steps_without_length_do_not_compare() -> None:

@@ -1,11 +1,13 @@
 """What the analyses of time say in words: one sentence per table, with what to try."""
 
+import dataclasses
 from typing import Any
 
 import pytest
 from support import shared_files
 from support.timelines import timeline
 
+from analysis.diagnose.sentences import faster_gemms
 from analysis.diagnose.timelines import findings
 from analysis.readers.kineto.reader import read
 from analysis.timeline import Timeline
@@ -72,6 +74,40 @@ def test_pageable_copies_are_told_to_be_pinned() -> None:
     copy = ("Memcpy HtoD (Pageable -> Device)", 7, 30 * US, 90 * US, -1, "memcpy")
     sentences = said(timeline(kernels=[("sgemm", 7, 0, 30 * US), copy]))
     assert "pin_memory=True" in sentences["memory_copies"] and "pinned memory" in sentences["temporal_breakdown"]
+
+
+def test_copies_before_the_first_kernel_are_start_up_and_no_advice() -> None:
+    load = ("Memcpy HtoD (Pageable -> Device)", 7, 0, 60 * US, -1, "memcpy")
+    made = timeline(kernels=[load, ("sgemm", 7, 60 * US, 100 * US)])
+    found = {one.name: one for one in findings([made])}["temporal_breakdown"]
+    assert "60.0 % copies before the first kernel" in found.sentence and not found.advice
+    assert "overlap copies" not in found.sentence
+
+
+@pytest.mark.parametrize(
+    ("name", "train", "tf32"),
+    [
+        ("NVIDIA GeForce GTX 1080 Ti", "", False),
+        ("Tesla P40", "", False),
+        ("Tesla M60", "", False),
+        ("Tesla P100-SXM2-16GB", "fp16", False),  # twice fp32, without tensor cores
+        ("Tesla V100-SXM2-16GB", "fp16", False),
+        ("Tesla T4", "fp16", False),
+        ("NVIDIA GeForce RTX 2070", "fp16", False),
+        ("NVIDIA GeForce RTX 3090", "bf16", False),  # tf32 is as fast as fp32 there
+        ("NVIDIA A100-SXM4-80GB", "bf16", True),
+        ("NVIDIA H100 80GB HBM3", "bf16", True),
+        ("NVIDIA GeForce RTX 5090", "bf16", True),  # not in the table
+    ],
+)
+def test_types_that_the_gpu_does_not_have_are_not_advised(name: str, train: str, tf32: bool) -> None:
+    remedy = faster_gemms([name])
+    assert ("tf32" in remedy) == tf32 and bool(remedy) == bool(train or tf32)
+    assert remedy.startswith(f"train in {train}") if train else not remedy
+    made = dataclasses.replace(timeline(kernels=[("sgemm", 7, 0, 100 * US)]), devices={0: name})
+    found = {one.name: one for one in findings([made])}["kernel_families"]
+    assert bool(found.advice) == bool(remedy)
+    assert "tf32" not in found.sentence or tf32
 
 
 def test_what_a_trace_cannot_say_is_left_out() -> None:

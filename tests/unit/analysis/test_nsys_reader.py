@@ -94,6 +94,21 @@ def test_an_export_of_2022_with_domains_payloads_and_two_processes(tmp_path: Pat
     assert one.kernels["short_name"].iloc[2] == "gemm" and list(one.kernels["bytes"]) == [4096, 8, 0]
 
 
+def test_copies_name_the_memory_at_their_ends_where_both_are_known(tmp_path: Path) -> None:
+    export = Export(tmp_path / "a.sqlite")
+    ends = [(1, 0, 2), (1, 1, 2), (2, 2, 0), (8, 2, 2), (1, 7, 2), (1, 9, 2), (1, None, None)]
+    rows = [
+        {**kernel_place(10 * n, 10 * n + 5), "bytes": 8, "copyKind": kind, "srcKind": source, "dstKind": target}
+        for n, (kind, source, target) in enumerate(ends)
+    ]
+    export.table("CUPTI_ACTIVITY_KIND_MEMCPY", COPY, rows)
+    (found,) = read(export.done())
+    assert list(found.kernels["name"]) == [
+        "Memcpy HtoD (Pageable -> Device)", "Memcpy HtoD (Pinned -> Device)", "Memcpy DtoH (Device -> Pageable)",
+        "Memcpy DtoD (Device -> Device)", "Memcpy HtoD", "Memcpy HtoD", "Memcpy HtoD",
+    ]  # fmt: skip
+
+
 def test_an_export_of_2024_names_gpus_process_by_process(tmp_path: Path) -> None:
     export = Export(tmp_path / "a.sqlite").strings(i3="gemm")
     export.table("META_DATA_EXPORT", "name value", [{"name": "EXPORT_PRODUCT_VERSION", "value": "2024.6.2.225"}])

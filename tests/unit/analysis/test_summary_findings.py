@@ -73,13 +73,20 @@ def collectives(busbw: dict[int, float], wrong: int = 0) -> Summary:
 
 
 def test_peak_and_the_size_of_half_of_it_are_found() -> None:
-    found = only(collectives({1024: 1.0, 1 << 20: 49.0, 1 << 21: 51.0, 1 << 30: 100.0}), "collective_bandwidth")
+    busbw = {1024: 1.0, 1 << 20: 49.0, 1 << 21: 51.0, 1 << 28: 99.0, 1 << 30: 100.0}
+    found = only(collectives(busbw), "collective_bandwidth")
     (row,) = found.table.to_dict("records")
     assert (row["peak_busbw_gb_s"], row["peak_at_bytes"], row["half_peak_from_bytes"]) == (100.0, 1 << 30, 1 << 21)
     assert "2 MiB" in found.sentence and "between 4 ranks" in found.sentence
     # The times were made with 10 us and 1e5 bytes/us = 100 GB/s.
     assert row["latency_us"] == pytest.approx(10) and row["fitted_algbw_gb_s"] == pytest.approx(100)
     assert row["fit_median_error"] == pytest.approx(0, abs=1e-9)
+
+
+@pytest.mark.parametrize("busbw", [{1024: 1.0, 2048: 2.0}, {1024: 1.0}])
+def test_a_bandwidth_that_still_rises_is_not_called_that_of_the_links(busbw: dict[int, float]) -> None:
+    sentence = only(collectives(busbw), "collective_bandwidth").sentence
+    assert "unknown" in sentence and "-e 1G" in sentence and "carry up to" not in sentence
 
 
 def test_wrong_results_come_before_any_bandwidth() -> None:
