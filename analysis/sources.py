@@ -415,7 +415,7 @@ def _read(
         if reader.name == "kineto" and len(timelines) - before > 1 and _may_be_parts(timelines[before:]):
             timelines[before:], said = join_parts(timelines[before:])
             problems += said
-    ordered = _ranked(timelines, problems)
+    ordered = _ranked(_whole(timelines, problems), problems)
     read: list[Timeline | KernelCounters | Summary] = [*ordered, *(own for _, own in counters), *summaries]
     problems += _mixed(ordered)
     lost = [problem for found in read for problem in found.problems]
@@ -449,6 +449,20 @@ def _mixed(timelines: Sequence[Timeline]) -> list[str]:
     if len(on_gpu) > 1 and any(len(found.operators) and not len(found.kernels) for found in timelines):
         said.append("some of the traces hold work of a GPU and some hold none")
     return [f"{text}: sums and averages over them mean little; give the traces of one run" for text in said]
+
+
+def _whole(timelines: Sequence[Timeline], problems: list[str]) -> Sequence[Timeline]:
+    """Leave out traces that are cut short, where others are whole: their rank would seem faster, and late or absent."""
+    cut = [found for found in timelines if found.cut]
+    if not cut or len(cut) == len(timelines):
+        return timelines
+    problems += [problem for found in cut for problem in found.problems]
+    named = f" (rank{'s'[: len(cut) > 1]} {_listed([found.rank for found in cut])})"
+    problems.append(
+        f"{len(cut)} of {len(timelines)} traces{named} {'are' if len(cut) > 1 else 'is'} cut short: left out, as the "
+        "others are whole; copy the whole files again, or give one alone"
+    )
+    return [found for found in timelines if not found.cut]
 
 
 def _ranked(timelines: Sequence[Timeline], problems: list[str]) -> list[Timeline]:

@@ -238,6 +238,7 @@ def _content(path: Path, stream: EventStream, tables: Tables) -> Content:
         sm_counts=devices.sm_counts,
         world_size=_positive(information.get("world_size")),
         groups=groups,
+        cut=stream.cut,
     )
     if not tables.counted:
         return Content(timeline, None)
@@ -274,7 +275,7 @@ def _not_understood(path: Path, active: str) -> str:
 def _problems(
     path: Path, stream: EventStream, tables: Tables, about: Mapping[str, Any], frames: Frames
 ) -> tuple[str, ...]:
-    said = [f"{path.name} is damaged: {clause}; only its readable part is shown" for clause in stream.damage]
+    said = [f"{path.name} is damaged: {clause}; only its readable part is used" for clause in stream.damage]
     said += [f"{path.name}: {left_out}" for left_out in frames.problems]
     if stream.lost:
         said.append(f"{path.name} is malformed in {stream.lost:,} places: the events there were skipped")

@@ -247,6 +247,8 @@ class EventStream:
         """Events, or pieces between events, that cannot be read."""
         self.damage: list[str] = []
         """What the file lost, one clause each."""
+        self.cut = False
+        """Whether the list of events does not end."""
         self.in_turn = False
         """Whether the last piece ended at the last boundary of a block, where another process expects its end."""
         self._blocks = unpacked_blocks(path, "trace", self.damage.append)
@@ -294,7 +296,8 @@ class EventStream:
                 self._read_tail(data, bare)
                 return
             elif block is None:
-                if not self.damage:  # unpacking has said it already
+                self.cut = True
+                if not self.damage:  # otherwise unpacking has said it
                     self.damage.append(CUT_SHORT)
                 return
 

@@ -126,10 +126,26 @@ def test_a_damaged_file_among_others_is_told_and_the_rest_read(tmp_path: Path) -
     assert "b.json" in said and "c.json is empty" in said and "Git LFS" in said
 
 
+def test_a_rank_that_is_cut_short_is_left_out_among_whole_ones_and_read_alone(tmp_path: Path) -> None:
+    document = json.loads(trace(1))
+    cut = json.dumps({"distributedInfo": document["distributedInfo"], **document}).encode().rpartition(b", {")[0]
+    (tmp_path / "a.json").write_bytes(trace(0))
+    (tmp_path / "b.json").write_bytes(cut)
+    found = open_sources(tmp_path)
+    assert [timeline.rank for timeline in found.timelines] == [0]
+    said = " ".join(found.problems)
+    assert "b.json is damaged" in said and "1 of 2 traces (rank 1) is cut short" in said
+    alone = open_sources(tmp_path / "b.json")
+    assert alone.timelines[0].cut and len(alone.timelines[0].kernels) == 1
+    (tmp_path / "a.json").write_bytes(cut.replace(b'"rank": 1', b'"rank": 0'))
+    assert [timeline.rank for timeline in open_sources(tmp_path).timelines] == [0, 1]
+
+
 @pytest.mark.parametrize(
     ("content", "code", "fact"),
     [
         (b"", "file-empty", ""),
+        (b'{"traceEvents": [{"ph": "X", "name": "a", "ts": 1, "dur": 2}]}', "trace-unsupported", "category"),
         (b"hello, I am a letter\n", "file-format", "docs/how-to/analyze.md"),
         (b"\x00\x01\x02" * 50, "file-format", "docs/how-to/analyze.md"),
         (b"version https://git-lfs.github.com/spec/v1\n", "file-format", "git lfs pull"),
