@@ -88,9 +88,9 @@ class Recorder:
     def __init__(self, settings: Mapping[str, Any], note: Callable[..., None], load: Callable[[str], Any]) -> None:
         self.folder, self.columns = str(settings["folder"]), list(settings["columns"])
         self.version = settings["schema_version"]
-        self.note, self._load = note, load
-        self._profiled: Any = settings.get("profile")
-        self._trace: Any = None
+        self.note = note
+        window = settings.get("profile")
+        self.profile: Any = window and load("trace").Profile(window, os.path.join(self.folder, "profile"), note)  # noqa: PTH118
         self.compiling: Callable[[], bool] = _never
         self.compiled: Any = None  # an optimizer that has stepped inside a function of torch.compile
         self.held: deque[Any] | None = None  # where batches wait that are read ahead
@@ -120,6 +120,8 @@ class Recorder:
         """In a child: what the parent measures is the parent's alone."""
         if self.claimed:
             self.claimed = False
+        if self.profile is not None:
+            self.profile.leave()
 
     # What PyTorch calls.
 
@@ -258,32 +260,10 @@ class Recorder:
         self._pending.append((self.steps, times, load, rate, (self._begin_event, self._before_event, event)))
         self._whole |= self._before is None
         self.steps += 1
-        if self._profiled is not None and self._profile():
+        if self.profile is not None and self.profile.next_step(self.steps, self.rank, self._device, self.world):
             now, unix, event = time.perf_counter_ns(), time.time_ns(), self._event()
         self._begin_ns, self._begin_unix_ns, self._begin_event = now, unix, event
         self._drain(now)
-
-    def _profile(self) -> bool:
-        """Begin, continue or end the profile; return whether that took time that belongs to no step."""
-        start, stop = self._profiled
-        if not start <= self.steps <= stop:
-            return False
-        try:
-            if self.steps == start:
-                path = os.path.join(self.folder, "profile", f"trace-rank{self.rank}.json.gz")  # noqa: PTH118
-                self._trace = self._load("trace").Trace(path, self.rank, self._device, self.world)
-            if self._trace is not None and self.steps < stop:
-                self._trace.mark(self.steps)
-            elif self._trace is not None:
-                self._end_trace()
-        except Exception as error:  # such as a profiler of the script itself that runs already
-            self._trace = self._profiled = None
-            self.note("profile", f"{type(error).__name__}: {error}\n")
-        return self._profiled is None or self.steps in (start, stop)
-
-    def _end_trace(self) -> None:
-        trace, self._trace = self._trace, None
-        trace.end()
 
     def _claim(self, optimizer: Any) -> None:
         self.rank, self.world = _place()
@@ -375,9 +355,8 @@ class Recorder:
             self.guarded(lambda: self._drain(time.perf_counter_ns(), wait=True))
             if self.claimed:
                 self.guarded(self._write_record)
-            if self._trace is not None:
-                self.note("profile", f"the script ended after step {self.steps - 1}, before --stop\n")
-                self.guarded(self._end_trace)
+            if self.profile is not None:
+                self.profile.finish()
             self.claimed = False
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import time
+from collections.abc import Callable
 from types import FunctionType
 from typing import Any
 
@@ -73,3 +74,32 @@ def compiled_functions(recorder: Any, module: Any) -> None:
         return watched
 
     module._TorchDynamoContext.__call__ = compiled
+
+
+def profilers(recorder: Any, module: Any) -> None:
+    """Tell the profile when a profiler of the script's own is prepared or started, and when it ends."""
+    profile = recorder.profile
+    if profile is None:
+        return
+
+    def told(work: Callable[..., Any], before: Callable[[], None], after: Callable[[], None]) -> Callable[..., Any]:
+        @functools.wraps(work)
+        def watched(*args: Any, **kwargs: Any) -> Any:
+            before()
+            try:
+                return work(*args, **kwargs)
+            finally:
+                after()
+
+        return watched
+
+    for name in ("_prepare_profiler", "_enable_profiler", "_enable_profiler_legacy"):
+        if hasattr(module, name):
+            setattr(module, name, told(getattr(module, name), profile.script_begins, _nothing))
+    for name in ("_disable_profiler", "_disable_profiler_legacy"):
+        if hasattr(module, name):
+            setattr(module, name, told(getattr(module, name), _nothing, profile.script_ends))
+
+
+def _nothing() -> None:
+    pass

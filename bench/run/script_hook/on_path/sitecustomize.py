@@ -23,6 +23,8 @@ PATCHES = {
     "torch.optim.optimizer": ("watch", "optimizers"),
     "torch.utils.data.dataloader": ("watch", "loaders"),
     "torch.amp.grad_scaler": ("watch", "scaler"),
+    "torch.autograd.profiler": ("watch", "profilers"),
+    "torch.autograd.profiler_legacy": ("watch", "profilers"),
     "torch.compiler": ("watch", "compiler"),
     "torch._dynamo.eval_frame": ("watch", "compiled_functions"),
     "accelerate.data_loader": ("frameworks", "accelerate"),
