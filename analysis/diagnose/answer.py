@@ -191,7 +191,9 @@ def script_answer(trials: Sequence[LoadedTrial]) -> Answer:
 def _script_sentence(row: Row) -> str:
     name = f"{row['implementation']} on {wording.devices(row)}"
     time = row.get("step_time_ms")
-    if row["status"] != "ok" or time is None:
+    if row["status"] == "ok" and time is None:
+        return f"{name} was not measured: {(row.get('unknown') or {}).get('step_time_ms', 'no step was timed')}."
+    if time is None:
         return f"{name} was not measured: {wording.status(row)}."
     rates = [f"{wording.number(1000 / time)} steps/s"]
     for column, what in (("samples_per_second", "samples/s"), ("tokens_per_second", "tokens/s")):

@@ -151,16 +151,24 @@ def quotable(row: Row) -> bool:
 
 def _of_window(trial: Trial, result: Mapping[str, Any]) -> Iterator[Caution]:
     warmup, measured = int(result["steps_warmup"]), int(result["steps_measured"])
-    if trial.start_iteration is not None:
-        longer = "raise --stop"
-    elif trial.kind == "measure":
+    start, stop = trial.start_iteration, trial.stop_iteration
+    cut = trial.kind == "measure" and measured > 0 and stop is not None and result["window_stop"] < stop
+    if cut or (trial.kind == "measure" and start is None):
         longer = "let the script make more steps"
+    elif start is not None:
+        longer = "raise --stop"
     elif warmup + measured >= trial.max_steps:
         longer = "raise --max-steps"
     else:
         longer = "raise --max-seconds (MAX_SECONDS= of `make bench`)"
     if trial.kind in ("profile", "probe"):  # steps to be looked at, or to see whether they fit: not to be timed
         return
+    if cut:
+        yield Caution(
+            "window_cut",
+            f"the script made {result['window_stop']} steps: {measured} of the window [{start}, {stop}) were measured",
+            f"{longer}, or lower --stop",
+        )
     if result["warmup_source"] == "detected" and warmup and warmup >= _LONG_WARMUP * (warmup + measured):
         yield Caution(
             "warmup_long",

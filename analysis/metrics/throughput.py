@@ -169,6 +169,8 @@ def _why_empty(trial: Trial, steps: Mapping[int, Sequence[Row]], absent: Sequenc
     made = len(combine(steps))
     if trial.start_iteration is not None and made:
         return f"only {made} steps were finished, none in [{trial.start_iteration}, {trial.stop_iteration})"
+    if trial.kind == "measure" and trial.profiler is not None:
+        return "no step was timed outside of the profiled ones"
     return "no step was finished by every rank"
 
 

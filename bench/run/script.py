@@ -111,7 +111,9 @@ def why_incomplete(trial: Trial, directory: TrialDirectory) -> str:
                 f"rank {missing[0]} of {trial.world_size} recorded no step: every rank must step an optimizer on this "
                 "node; several nodes cannot be measured together"
             )
-        return "" if all(directory.read_steps(rank) for rank in present) else f"{NOTHING_STEPPED} completely"
+        if not all(directory.read_steps(rank) for rank in present):
+            return f"{NOTHING_STEPPED} completely"
+        return _outside_window(trial, directory) if trial.profiler is None else ""
     if "torch" in names:
         return (
             f"{NOTHING_STEPPED}: PyTorch was imported, but no torch.optim optimizer made a step; measure a command "
@@ -122,6 +124,20 @@ def why_incomplete(trial: Trial, directory: TrialDirectory) -> str:
     return (
         f"{NOTHING_STEPPED}: no Python of the command loaded the hook; run Python without -E, -I and -S, and keep "
         "PYTHONPATH"
+    )
+
+
+def _outside_window(trial: Trial, directory: TrialDirectory) -> str:
+    """Return that no step of the script is in the trial's window; "" where one is, or there is no window."""
+    if trial.start_iteration is None or trial.stop_iteration is None:
+        return ""
+    made = [row["step"] for row in combine({rank: directory.read_steps(rank) for rank in directory.ranks()})]
+    if not made or any(trial.start_iteration <= number < trial.stop_iteration for number in made):
+        return ""
+    steps = max(made) + 1
+    return (
+        f"the script made {steps} step{'s'[: steps != 1]}, none in [{trial.start_iteration}, {trial.stop_iteration}): "
+        "lower --start"
     )
 
 
@@ -145,7 +161,7 @@ def profile_of(trial: Trial, directory: TrialDirectory, step_time_ms: float | No
     try:
         files = profiler.collect(Scope(trial=trial, directory=directory.profile))
     except InputError as error:
-        problem = said or str(error)
+        problem = _outside_window(trial, directory) or said or str(error)
     rows = combine({rank: directory.read_steps(rank) for rank in directory.ranks()})
     window = [row for row in rows if trial.start_iteration <= row["step"] < trial.stop_iteration]
     profiled = median_of(window, "step_time_ms")

@@ -6,14 +6,18 @@ from pathlib import Path
 import pytest
 
 from analysis.diagnose.advice import Context
+from analysis.load import summarize_trial
 from analysis.metrics.throughput import summarize
 from bench.cli.dispatch import result_of
 from bench.cli.result import Result
 from bench.plan.script import name_of, plan_script
+from bench.run.recorder import step_writer
+from bench.run.script import profile_of, why_incomplete
 from common.errors import UsageError
 from common.locks import LockedError, locked
 from records.files import write_record
-from records.run import RunDirectory
+from records.run import RunDirectory, TrialDirectory
+from records.schema import STEP_COLUMNS
 from records.trial import Trial
 
 
@@ -96,6 +100,40 @@ def test_the_steps_outside_of_a_profile_are_measured() -> None:
     assert "records_lost" not in [caution["code"] for caution in result["cautions"]]
     early = summarize(trial, {0: steps[0][:7]}, {}, {})
     assert (early["window_stop"], early["step_time_ms"]) == (3, 2.0), "before the profile there are more"
+
+
+def stepped(trial: Trial, folder: Path, made: int) -> TrialDirectory:
+    """The records of a script that made so many steps of 2 ms."""
+    directory = TrialDirectory(folder / trial.trial_id)
+    directory.path.mkdir(parents=True)
+    with step_writer(directory.steps_csv(0)) as writer:
+        for number in range(made):
+            writer.write({**dict.fromkeys(STEP_COLUMNS), "step": number, "step_time_ms": 2.0})
+    write_record(directory.rank_json(0), {"rank": 0, "steps": made})
+    return directory
+
+
+def script(**fields: object) -> Trial:
+    return Trial(kind="measure", command=("train",), precision="", **fields)  # type: ignore[arg-type]
+
+
+def test_a_window_behind_the_scripts_end_is_no_measurement_and_one_that_is_cut_says_so(tmp_path: Path) -> None:
+    behind = script(start_iteration=100, stop_iteration=200)
+    why = why_incomplete(behind, stepped(behind, tmp_path, 60))
+    assert "60 steps" in why and "--start" in why
+    cut = script(start_iteration=50, stop_iteration=200)
+    directory = stepped(cut, tmp_path, 60)
+    assert why_incomplete(cut, directory) == ""
+    found = {one["code"]: one for one in summarize_trial(cut, directory)["cautions"]}
+    assert "60 steps: 10 of" in found["window_cut"]["message"] and "--stop" in found["window_cut"]["remedy"]
+    whole = script(start_iteration=50, stop_iteration=55)
+    cautions = summarize_trial(whole, stepped(whole, tmp_path, 60))["cautions"]
+    assert {one["code"]: one["remedy"] for one in cautions} == {"too_few_steps": "raise --stop"}
+    profiled = script(start_iteration=100, stop_iteration=200, profiler="torch")
+    directory = stepped(profiled, tmp_path, 60)
+    assert why_incomplete(profiled, directory) == "", "its steps are those outside of the window"
+    directory.profile.mkdir()
+    assert "60 steps" in profile_of(profiled, directory, 2.0)["problem"]
 
 
 def test_energy_of_gpus_that_the_script_may_not_have_used_is_unknown() -> None:
