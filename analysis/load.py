@@ -124,6 +124,12 @@ class LoadedTrial:
         return tuple(self.row[name] for name in CONFIGURATION if name not in without)
 
 
+def script_contents(trials: Sequence[LoadedTrial]) -> list[str]:
+    """Return the contents that the scripts of the trials had, each once, in order: the first digits of their hashes."""
+    hashes = (trial.environment.get("script_sha256") for trial in trials)
+    return list(dict.fromkeys(str(found)[:8] for found in hashes if found))
+
+
 @dataclass(frozen=True, slots=True)
 class LoadedRun(Sequence[LoadedTrial]):
     """The trials of a run that can be read, by name; a sequence of them."""

@@ -176,33 +176,36 @@ def nothing_measured(trials: Sequence[LoadedTrial]) -> Answer:
 
 
 def script_answer(trials: Sequence[LoadedTrial]) -> Answer:
-    """Return the answer of measured scripts: of each the speed of its last round that has one.
+    """Return the answer of measured scripts: of each the speed over all rounds that have one, the latest first.
 
     Args:
         trials: at least one, all of kind measure.
     """
-    last: dict[Any, LoadedTrial] = {}
+    groups: dict[Key, list[LoadedTrial]] = defaultdict(list)
     for trial in sorted(trials, key=lambda trial: (trial.ok, trial.trial.round)):
-        last[(trial.trial.implementation, trial.trial.command, trial.trial.world_size)] = trial
-    first, *others = [_script_sentence(trial.row) for trial in last.values()][::-1]
+        groups[measurement(trial.row)].append(trial)
+    first, *others = [_script_sentence(rounds) for rounds in groups.values()][::-1]
     return Answer(first, (), tuple(others))
 
 
-def _script_sentence(row: Row) -> str:
+def _script_sentence(trials: Sequence[LoadedTrial]) -> str:
+    row, rounds = trials[-1].row, [trial for trial in trials if trial.ok]
     name = f"{row['implementation']} on {wording.devices(row)}"
-    time = row.get("step_time_ms")
-    if row["status"] == "ok" and time is None:
-        return f"{name} was not measured: {(row.get('unknown') or {}).get('step_time_ms', 'no step was timed')}."
-    if time is None:
-        return f"{name} was not measured: {wording.status(row)}."
-    rates = [f"{wording.number(1000 / time)} steps/s"]
+    if not rounds:
+        why = (row.get("unknown") or {}).get("step_time_ms") if row["status"] == "ok" else None
+        return f"{name} was not measured: {why or wording.status(row)}."
+    time = typical_time([trial.window_times() for trial in rounds])
+    rates = [f"{wording.number(1000 / time.value)} steps/s"]
     for column, what in (("samples_per_second", "samples/s"), ("tokens_per_second", "tokens/s")):
-        rates += [f"{wording.number(row[column])} {what}"] if row.get(column) is not None else []
-    low, high = row.get("step_time_ms_low"), row.get("step_time_ms_high")
-    span = f" (95 % interval {wording.interval(low, high)} ms)" if wording.is_known(low) else ""
+        counts = [
+            trial.row[column] * trial.row["step_time_ms"] for trial in rounds if trial.row.get(column) is not None
+        ]
+        rates += [f"{wording.number(float(np.median(counts)) / time.value)} {what}"] if counts else []
+    span = "" if time.low == time.high else f" (95 % interval {wording.interval(time.low, time.high)} ms)"
+    over = f"{row['steps_measured']} steps after {row['steps_warmup']} of warm-up"
     return (
-        f"{name}: {', '.join(rates)}; {wording.number(time)} ms per step{span}, "
-        f"median of {row['steps_measured']} steps after {row['steps_warmup']} of warm-up."
+        f"{name}: {', '.join(rates)}; {wording.number(time.value)} ms per step{span}, "
+        f"median of {over if len(rounds) == 1 else f'{len(rounds)} rounds'}."
     )
 
 

@@ -6,9 +6,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from analysis import wording
-from analysis.load import LoadedRun, LoadedTrial
+from analysis.load import LoadedRun, LoadedTrial, script_contents
 from analysis.metrics import cautions
 from analysis.metrics.cautions import Caution
+from analysis.metrics.comparison.ratio import by_key
 
 Row = Mapping[str, Any]
 
@@ -99,10 +100,19 @@ def cautions_of_run(trials: LoadedRun, ratios: Sequence[Row], scaling: Sequence[
     found = [cautions.damaged(problem) for problem in trials.problems]
     found += cautions.of_run([trial.environment for trial in trials])
     found += cautions.of_scaling(scaling)
+    found += cautions_of_scripts(trials)
     undecided = [row for row in ratios if row["throughput_ratio"] is not None and row["decided"] == "cannot decide"]
     rounds = [min(row["rounds"], row["reference_rounds"]) for row in undecided]
     fewest = min(rounds, default=3)
     return [*found, cautions.one_round(fewest)] if fewest < 3 else found
+
+
+def cautions_of_scripts(trials: Sequence[LoadedTrial]) -> list[Caution]:
+    """Return a caution for each measured script that was edited between its rounds."""
+    groups = by_key(trials, kind="measure").values()
+    return [
+        caution for rounds in groups for caution in cautions.of_script(trial_name(rounds[0]), script_contents(rounds))
+    ]
 
 
 def failures(trials: Sequence[LoadedTrial]) -> list[tuple[str, str]]:

@@ -122,6 +122,25 @@ def of_run(environments: Sequence[Mapping[str, Any]]) -> list[Caution]:
     return [Caution("mixed", f"trials that are compared here differ in {'; '.join(differing)}", remedy)]
 
 
+def of_script(name: str, contents: Sequence[str]) -> list[Caution]:
+    """Return the caution of a script whose rounds were measured with different contents.
+
+    Args:
+        name: of the script.
+        contents: what load.script_contents returned for its rounds.
+    """
+    if len(contents) < 2:
+        return []
+    return [
+        Caution(
+            "script_changed",
+            f"{name} was edited between its rounds ({len(contents)} contents, SHA-256 {', '.join(contents)}): they are "
+            "taken together as one measurement",
+            "give each version a --name or an --out of its own",
+        )
+    ]
+
+
 def of_scaling(rows: Sequence[Row]) -> list[Caution]:
     """Return the caution of efficiencies that more devices cannot explain, far above what noise of the runs allows.
 

@@ -7,7 +7,7 @@ from analysis import wording
 from analysis.diagnose.answer import Answer
 from analysis.diagnose.run import grouped_cautions, trial_name
 from analysis.load import LoadedTrial
-from analysis.metrics.cautions import quotable
+from analysis.metrics.cautions import Caution, quotable
 from analysis.metrics.comparison.regression import Comparison
 from analysis.render import tables
 from analysis.render.finding_tables import advice_lines
@@ -73,13 +73,13 @@ def _of_scripts(rows: Sequence[Row]) -> bool:
     return all(row.get("kind") == "measure" for row in rows)
 
 
-def caution_lines(trials: Sequence[LoadedTrial]) -> list[str]:
-    """Return the cautions about the trials, equal ones together; failures are not repeated.
+def caution_lines(trials: Sequence[LoadedTrial], of_run: Sequence[Caution] = ()) -> list[str]:
+    """Return the cautions about their run, then about the trials, equal ones together; failures are not repeated.
 
     Of the measured peak too: with it MFU may move against the speed.
     """
     lines = []
-    for group in grouped_cautions([trial for trial in trials if trial.row["status"] == "ok"], ()):
+    for group in grouped_cautions([trial for trial in trials if trial.row["status"] == "ok"], of_run):
         where = f" ({group.where})" if group.where else ""
         if len(group.messages) > 1:
             others = group.trials - 1

@@ -93,13 +93,18 @@ def run(measure: WrappedCommand[MeasureOptions]) -> Result:
 
 def _measured(run: RunDirectory, measured: TrialDirectory) -> Result:
     from analysis.diagnose.answer import script_answer
-    from analysis.load import load_run
+    from analysis.diagnose.run import cautions_of_scripts
+    from analysis.load import load_run, measurement
     from analysis.render.result_tables import caution_lines, results_blocks
     from analysis.render.tables import Facts
 
-    own = [trial for trial in load_run(run) if trial.directory.path == measured.path]
+    trials = load_run(run)
+    own = [trial for trial in trials if trial.directory.path == measured.path]
     answer = script_answer(own)
+    of_rounds = cautions_of_scripts([one for one in trials if measurement(one.row) == measurement(own[0].row)])
     (row,) = [row for row in result_rows(run) if row["trial_id"] == measured.path.name]
+    if of_rounds:
+        row["cautions"] = [*(row.get("cautions") or []), *map(dataclasses.asdict, of_rounds)]
     found = Result(
         document={"run": str(run.path), **row, "steps_per_second": _per_second(row["step_time_ms"])}
         if row["status"] == "ok"
@@ -108,7 +113,7 @@ def _measured(run: RunDirectory, measured: TrialDirectory) -> Result:
             answer.headline,
             *answer.sentences,
             *results_blocks([trial.row for trial in own]),
-            *caution_lines(own),
+            *caution_lines(own, of_rounds),
             Facts(
                 [
                     ("log", str(measured.log)),

@@ -1,6 +1,8 @@
 """Measure a training script in a run directory: every call adds a trial, a further round of the same command."""
 
 import contextlib
+import hashlib
+import itertools
 import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -38,6 +40,26 @@ def name_of(command: Sequence[str]) -> str:
         if module is not None and module not in _LAUNCHERS and program.startswith(_INTERPRETERS):
             return module
     return program
+
+
+def script_sha256(command: Sequence[str]) -> str | None:
+    """Return the SHA-256 of the scripts of a command: its Python files, or that of the module after -m.
+
+    A module is sought below the current folder, as Python does. None where no file is found: a module that is
+    installed, a program of another kind. What a script imports is not part of it.
+    """
+    paths = [Path(word) for word in command if word.endswith(".py")]
+    for before, name in itertools.pairwise(command):
+        if before == "-m":
+            place = Path(*name.split("."))
+            paths += [place.with_name(f"{place.name}.py"), place / "__main__.py"]
+    contents = []
+    for path in paths:
+        with contextlib.suppress(OSError):
+            contents.append(path.read_bytes())
+    if not contents:
+        return None
+    return hashlib.sha256(b"".join(hashlib.sha256(content).digest() for content in contents)).hexdigest()
 
 
 def plan_script(
@@ -118,7 +140,8 @@ def measure_script(
     directory = run.trial(trial.trial_id)
     begun(directory)
     try:
-        result = run_trial(trial, directory, devices, capture(devices), options)
+        environment = {**capture(devices), "script_sha256": script_sha256(options.program)}
+        result = run_trial(trial, directory, devices, environment, options)
     finally:
         write_results(run)
     return run.trial(str(result["trial_id"]))

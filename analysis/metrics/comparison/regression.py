@@ -17,6 +17,7 @@ from analysis.load import (
     circumstances,
     load_run,
     measurement,
+    script_contents,
 )
 from analysis.metrics.comparison.ratio import (
     Ratio,
@@ -230,6 +231,9 @@ def _setting_differences(old: Sequence[LoadedTrial], new: Sequence[LoadedTrial])
         sides = [sorted({str(getattr(trial.trial, name)) for trial in side}) for side in (old, new)]
         if sides[0] != sides[1] and not (name == "data" and _same_data(old, new)):
             found.append(f"{name}: {', '.join(sides[0])} -> {', '.join(sides[1])}")
+    before, after = script_contents(old), script_contents(new)
+    if before and after and (before != after or len(before) > 1):
+        found.append(f"content of the script: {', '.join(before)} -> {', '.join(after)}")
     return found
 
 

@@ -6,11 +6,14 @@ from pathlib import Path
 import pytest
 
 from analysis.diagnose.advice import Context
-from analysis.load import summarize_trial
+from analysis.diagnose.answer import script_answer
+from analysis.diagnose.run import cautions_of_scripts
+from analysis.load import load_run, summarize_trial
+from analysis.metrics.comparison.regression import compare_runs
 from analysis.metrics.throughput import summarize
 from bench.cli.dispatch import result_of
 from bench.cli.result import Result
-from bench.plan.script import name_of, plan_script
+from bench.plan.script import name_of, plan_script, script_sha256
 from bench.run.recorder import step_writer
 from bench.run.script import profile_of, why_incomplete
 from common.errors import UsageError
@@ -102,14 +105,17 @@ def test_the_steps_outside_of_a_profile_are_measured() -> None:
     assert (early["window_stop"], early["step_time_ms"]) == (3, 2.0), "before the profile there are more"
 
 
-def stepped(trial: Trial, folder: Path, made: int) -> TrialDirectory:
-    """The records of a script that made so many steps of 2 ms."""
-    directory = TrialDirectory(folder / trial.trial_id)
+def stepped(trial: Trial, folder: Path, made: int, step_ms: float = 2.0, script: str = "aa") -> TrialDirectory:
+    """The records of a script that made so many steps of 4 samples."""
+    directory = RunDirectory(folder).trial(trial.trial_id)
     directory.path.mkdir(parents=True)
     with step_writer(directory.steps_csv(0)) as writer:
         for number in range(made):
-            writer.write({**dict.fromkeys(STEP_COLUMNS), "step": number, "step_time_ms": 2.0})
+            writer.write({**dict.fromkeys(STEP_COLUMNS), "step": number, "step_time_ms": step_ms, "samples": 4})
     write_record(directory.rank_json(0), {"rank": 0, "steps": made})
+    write_record(directory.trial_json, trial.to_json())
+    write_record(directory.env_json, {"script_sha256": script})
+    write_record(directory.result_json, {"trial_id": trial.trial_id, "status": "ok", "reason": ""})
     return directory
 
 
@@ -134,6 +140,31 @@ def test_a_window_behind_the_scripts_end_is_no_measurement_and_one_that_is_cut_s
     assert why_incomplete(profiled, directory) == "", "its steps are those outside of the window"
     directory.profile.mkdir()
     assert "60 steps" in profile_of(profiled, directory, 2.0)["problem"]
+
+
+def test_rounds_of_an_edited_script_are_one_measurement_that_says_so(tmp_path: Path) -> None:
+    for number, (step_ms, content) in enumerate([(2.0, "aa"), (4.0, "aa"), (3.0, "bb")]):
+        stepped(script(implementation="t.py", round=number), tmp_path, 30, step_ms, content)
+    run = RunDirectory(tmp_path)
+    trials = load_run(run)
+    (row,) = compare_runs(run, run).rows
+    assert row["step_time_ms_a"] == 3.0
+    assert "3.00 ms per step" in script_answer(trials).headline and "3 rounds" in script_answer(trials).headline
+    (found,) = cautions_of_scripts(trials)
+    assert found.code == "script_changed" and "aa, bb" in found.message
+    assert cautions_of_scripts(trials[:2]) == []
+    assert row["differences"] == ["content of the script: aa, bb -> aa, bb"]
+
+
+def test_the_hash_of_a_script_is_that_of_its_content(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "package").mkdir()
+    for place, text in (("a.py", "1"), ("package/b.py", "1"), ("c.py", "2")):
+        (tmp_path / place).write_text(text)
+    whole = script_sha256(("python", "a.py", "--epochs", "1"))
+    assert whole and whole == script_sha256(("python", "-m", "package.b"))
+    assert whole != script_sha256(("torchrun", "c.py"))
+    assert script_sha256(("python", "-m", "no.such")) is None is script_sha256(("true",))
 
 
 def test_energy_of_gpus_that_the_script_may_not_have_used_is_unknown() -> None:
