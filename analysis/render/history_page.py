@@ -158,6 +158,8 @@ def _figure(shown: Sequence[Series], number: int, parts: int) -> Figure:
 def _panel(one: Series) -> Panel:
     row = one.row
     lines = (f"{row['task']} {row['implementation']}", f"{wording.model(row)}, {wording.place(row)}")
+    if row["kind"] == "measure":
+        lines = (str(row["implementation"]), wording.place(row))
     good = [(place, point) for place, point in enumerate(one.points) if point.samples_per_second]
     speeds = [point.samples_per_second or 0.0 for _, point in good]
     top = 1.45 * max(speeds)

@@ -41,6 +41,8 @@ def series_titles(series: Sequence[Series]) -> list[str]:
 
 
 def _measured_what(row: Row) -> str:
+    if row["kind"] == "measure":
+        return f"{row['implementation']} {wording.place(row)}"
     return f"{row['task']} {row['implementation']}, {wording.model(row)}, {wording.place(row)}, {wording.data(row)}"
 
 
@@ -87,7 +89,11 @@ def repeated_blocks(one: Series, title: str) -> list[tables.Block]:
 def once_line(one: Series, title: str) -> str:
     """Return a measurement that only one run made, as one line."""
     (point,) = one.points
-    speed = f"{wording.number(point.samples_per_second)} samples/s" if point.status == "ok" else point.status
+    speed = point.status
+    if point.samples_per_second is not None:
+        speed = f"{wording.number(point.samples_per_second)} samples/s"
+    elif point.step_time_ms is not None:
+        speed = f"{wording.number(point.step_time_ms)} ms per step"
     return f"measured once, {speed}: {title}: {point.run}"
 
 

@@ -83,11 +83,10 @@ def _runs(options: CompareOptions) -> Result:
 
     threshold = THRESHOLD if options.threshold is None else options.threshold
     comparison = compare_runs(RunDirectory(options.a), RunDirectory(options.b), threshold)
-    nothing = InputError(
-        "run-mismatch",
-        f"{options.a} and {options.b} have no configuration in common: give runs that measured the same "
-        "configuration, or two profiled trials (RUN/trials/TRIAL)",
-    )
+    remedy = "give runs that measured the same configuration, or two profiled trials (RUN/trials/TRIAL)"
+    if comparison.scripts:
+        remedy = "measure both scripts with the same --name and the same number of ranks"
+    nothing = InputError("run-mismatch", f"{options.a} and {options.b} have no configuration in common: {remedy}")
     undecided = comparison.undecided and not options.undecided_ok
     found = Result(
         document=as_mapping(comparison),

@@ -1,5 +1,6 @@
 """Many runs over time: what became of each measurement, and which run changed it."""
 
+import shlex
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -7,8 +8,14 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from analysis.load import CIRCUMSTANCES, CONFIGURATION, Key, LoadedTrial, load_run, measurement
-from analysis.metrics.comparison.ratio import ratio_interval, run_spread, typical_samples, typical_time
+from analysis.load import CIRCUMSTANCES, CONFIGURATION, Key, LoadedTrial, load_run, measurement, script_contents
+from analysis.metrics.comparison.ratio import (
+    ratio_interval,
+    run_spread,
+    samples_seen,
+    typical_samples,
+    typical_time,
+)
 from analysis.metrics.comparison.regression import THRESHOLD, describe_key, judged, status_verdict
 from common.errors import InputError, UsageError
 from records.prediction import machine_of
@@ -34,7 +41,8 @@ class Point:
     """Of the code that ran, "+" behind one with changes; empty where it was not recorded."""
     rounds: int
     samples_per_second: float | None
-    """Of all ranks together: samples of a step / step_time_ms; None where no round ended well, as everything below."""
+    """Of all ranks together: samples of a step / step_time_ms; None where no round ended well, as everything below, and
+    for a script that shows no samples."""
     samples_per_second_low: float | None
     """Lower end of its 95 % interval (ratio.typical_time)."""
     samples_per_second_high: float | None
@@ -108,8 +116,9 @@ def history_of(runs: Sequence[RunDirectory], threshold: float = THRESHOLD) -> Hi
     """Put the measurements of several runs in a row, each compared with the one before it.
 
     A series are the rounds whose configuration and circumstances agree (load.measurement) on machines that agree
-    (device, CPU, cores, GPUs); libraries, driver and commit may differ, and are reported where they do. Trials under a
-    profiler, of the input alone and those that were interrupted are left out.
+    (device, CPU, cores, GPUs); libraries, driver and commit may differ, and are reported where they do. A measured
+    script is known by its name: its command and its content may differ too, unless a run has several commands of that
+    name. Trials under a profiler, of the input alone and those that were interrupted are left out.
 
     Raises:
         InputError: no run holds a measurement.
@@ -131,8 +140,8 @@ def history_of(runs: Sequence[RunDirectory], threshold: float = THRESHOLD) -> Hi
     if not series:
         raise InputError(
             "run-incomplete",
-            f"none of {len(runs)} runs contains a throughput measurement with steps"
-            f"{': ' + problems[0] if problems else ': give run directories of `bertbench throughput`'}",
+            f"none of {len(runs)} runs contains a measurement with steps"
+            f"{': ' + problems[0] if problems else ': give run directories of `bertbench throughput` or `measure`'}",
         )
     series.sort(key=lambda one: tuple(str(one.row[name]).rjust(12) for name in (*CONFIGURATION, "machine")))
     return History(tuple(series), tuple(dict.fromkeys(problems)), threshold, tuple(dict.fromkeys(repeated)))
@@ -149,10 +158,14 @@ def _groups(run: RunDirectory, problems: list[str]) -> list[tuple[Key, _Group]]:
     # What crashed early has not written down where it ran.
     somewhere = next((trial.environment for trial in loaded if trial.environment.get("device_name")), {})
     groups: dict[Key, list[LoadedTrial]] = defaultdict(list)
-    for trial in loaded:
-        if trial.trial.kind == "throughput" and trial.row["status"] != "interrupted":
-            known = trial if trial.environment.get("device_name") else replace(trial, environment=somewhere)
-            groups[(*measurement(trial.row), *machine_of(known.environment).values())].append(known)
+    compared = [trial for trial in loaded if _is_compared(trial)]
+    commands: dict[Key, set[Any]] = defaultdict(set)
+    for trial in compared:
+        commands[trial.key()].add(trial.trial.command)
+    for trial in compared:
+        known = trial if trial.environment.get("device_name") else replace(trial, environment=somewhere)
+        row = trial.row if len(commands[trial.key()]) > 1 else {**trial.row, "command": ()}
+        groups[(*measurement(row), *machine_of(known.environment).values())].append(known)
     began = {key: _began_ns(trials) for key, trials in groups.items()}
     # What failed before its first step is dated by the other measurements of its run.
     usual = min((time for time in began.values() if time is not None), default=None)
@@ -166,6 +179,11 @@ def _groups(run: RunDirectory, problems: list[str]) -> list[tuple[Key, _Group]]:
         why = f"{row['status']}, {row.get('reason') or 'no step is recorded'}"
         problems.append(f"{run.path}: skipped {name}, because its start time is unknown: {why}")
     return result
+
+
+def _is_compared(trial: LoadedTrial) -> bool:
+    one = trial.trial
+    return one.kind in ("throughput", "measure") and one.profiler is None and trial.row["status"] != "interrupted"
 
 
 def _began_ns(trials: Sequence[LoadedTrial]) -> int | None:
@@ -202,10 +220,12 @@ def _point(group: _Group, before: _Group | None, first_ms: float | None, thresho
     point: dict[str, Any] = dict.fromkeys(_MEASURED)
     verdict, reason = None, "" if good else str(group.trials[0].row.get("reason") or "")
     if good:
-        time, samples = typical_time([trial.window_times() for trial in good]), 1000 * typical_samples(good)
-        point |= {"step_time_ms": time.value, "samples_per_second": samples / time.value}
-        point |= {"samples_per_second_low": samples / time.high, "samples_per_second_high": samples / time.low}
-        point["time_ratio_first"] = time.value / first_ms if first_ms else None
+        time = typical_time([trial.window_times() for trial in good])
+        point |= {"step_time_ms": time.value, "time_ratio_first": time.value / first_ms if first_ms else None}
+        if samples_seen(good):
+            samples = 1000 * typical_samples(good)
+            point |= {"samples_per_second": samples / time.value}
+            point |= {"samples_per_second_low": samples / time.high, "samples_per_second_high": samples / time.low}
     if before and good and before.good:
         ratio = ratio_interval([t.window_times() for t in before.good], [t.window_times() for t in good])
         point["time_ratio"] = ratio.value
@@ -240,6 +260,8 @@ def _versions(group: _Group) -> dict[str, str]:
     environment = group.trials[0].environment
     found = {"commit": environment.get("git_commit"), "driver": environment.get("driver")}
     found |= {"system": environment.get("system"), "Python": environment.get("python")}
+    found |= {"command": shlex.join(group.trials[0].trial.command)}
+    found |= {"content of the script": ", ".join(script_contents(group.trials))}
     return {name: str(value) for name, value in {**found, **(environment.get("libraries") or {})}.items() if value}
 
 

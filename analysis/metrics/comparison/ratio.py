@@ -196,6 +196,11 @@ def typical_time(processes: Sequence[np.ndarray], resamples: int = 2000, seed: i
     return _interval(_level(processes), drawn, None, _logs(processes))
 
 
+def samples_seen(trials: Sequence[LoadedTrial]) -> bool:
+    """Whether the samples of a step are known: those of a script are where its DataLoader shows them."""
+    return all(trial.trial.kind != "measure" or trial.row.get("samples_per_step") for trial in trials)
+
+
 def typical_samples(trials: Sequence[LoadedTrial]) -> float:
     """Return the samples of a step of all ranks together: the median over the rounds."""
     counts = [trial.row.get("samples_per_step") or trial.trial.global_batch_size for trial in trials]

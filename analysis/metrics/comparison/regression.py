@@ -23,6 +23,7 @@ from analysis.metrics.comparison.ratio import (
     Ratio,
     ratio_interval,
     run_spread,
+    samples_seen,
     typical_samples,
     undecidable,
 )
@@ -49,6 +50,8 @@ class Comparison:
     """Relative change of the step time above which a change counts."""
     spread: float | None = field(default=None)
     """Largest run-to-run difference of equal trials in both runs, relative; None where nothing was repeated."""
+    scripts: bool = False
+    """Whether both runs measured scripts, whose configuration is a name, a number of ranks and a device."""
 
     @property
     def regressed(self) -> bool:
@@ -90,7 +93,8 @@ def compare_runs(a: RunDirectory, b: RunDirectory, threshold: float = THRESHOLD)
         left = [trials for key, trials in groups[side].items() if key not in paired]
         named = [f"only in {name}: {_described(trials[0])}" for trials in left]
         differences += dict.fromkeys(named)
-    return Comparison(rows, differences, threshold, spread)
+    scripts = all(any(trial.trial.kind == "measure" for trial in side) for side in (old, new))
+    return Comparison(rows, differences, threshold, spread, scripts)
 
 
 def _damaged(run: RunDirectory, loaded: LoadedRun) -> list[str]:
@@ -156,8 +160,9 @@ def _compare_row(
     row["step_time_ms_a"] = float(np.median([t.row["step_time_ms"] for t in before]))
     row["step_time_ms_b"] = float(np.median([t.row["step_time_ms"] for t in after]))
     row |= {"time_ratio": ratio.value, "time_ratio_low": ratio.low, "time_ratio_high": ratio.high}
-    work = typical_samples(after) / typical_samples(before)
-    row |= {"throughput_ratio": work / ratio.value, "time_saved": 1 - ratio.value}
+    row["time_saved"] = 1 - ratio.value
+    if samples_seen(before) == samples_seen(after):  # where neither side's are known, steps are compared
+        row["throughput_ratio"] = typical_samples(after) / typical_samples(before) / ratio.value
     return {**row, **judged(ratio, len(before), len(after), threshold, spread)}
 
 

@@ -1,5 +1,6 @@
 """`bertbench measure` around commands that do not train: what is refused, and how each end is told."""
 
+import dataclasses
 import sys
 from pathlib import Path
 
@@ -9,14 +10,16 @@ from analysis.diagnose.advice import Context
 from analysis.diagnose.answer import script_answer
 from analysis.diagnose.run import cautions_of_scripts
 from analysis.load import load_run, summarize_trial
+from analysis.metrics.comparison.history import history_of
 from analysis.metrics.comparison.regression import compare_runs
 from analysis.metrics.throughput import summarize
+from analysis.render.history_tables import history_blocks
 from bench.cli.dispatch import result_of
-from bench.cli.result import Result
+from bench.cli.result import Result, show
 from bench.plan.script import name_of, plan_script, script_sha256
 from bench.run.recorder import step_writer
 from bench.run.script import profile_of, why_incomplete
-from common.errors import UsageError
+from common.errors import InputError, UsageError
 from common.locks import LockedError, locked
 from records.files import write_record
 from records.run import RunDirectory, TrialDirectory
@@ -111,10 +114,11 @@ def stepped(trial: Trial, folder: Path, made: int, step_ms: float = 2.0, script:
     directory.path.mkdir(parents=True)
     with step_writer(directory.steps_csv(0)) as writer:
         for number in range(made):
-            writer.write({**dict.fromkeys(STEP_COLUMNS), "step": number, "step_time_ms": step_ms, "samples": 4})
+            row = {"step": number, "step_time_ms": step_ms, "samples": 4, "start_ns": int(step_ms * 1e9) + number}
+            writer.write({**dict.fromkeys(STEP_COLUMNS), **row})
     write_record(directory.rank_json(0), {"rank": 0, "steps": made})
     write_record(directory.trial_json, trial.to_json())
-    write_record(directory.env_json, {"script_sha256": script})
+    write_record(directory.env_json, {"script_sha256": script, "device_name": "CPU"})
     write_record(directory.result_json, {"trial_id": trial.trial_id, "status": "ok", "reason": ""})
     return directory
 
@@ -154,6 +158,42 @@ def test_rounds_of_an_edited_script_are_one_measurement_that_says_so(tmp_path: P
     assert found.code == "script_changed" and "aa, bb" in found.message
     assert cautions_of_scripts(trials[:2]) == []
     assert row["differences"] == ["content of the script: aa, bb -> aa, bb"]
+
+
+def test_history_knows_a_script_by_its_name(tmp_path: Path) -> None:
+    for name, step_ms in (("old", 2.0), ("new", 4.0)):
+        for number in range(3):
+            one = script(implementation="t.py", round=number)
+            stepped(dataclasses.replace(one, command=(f"/{name}/t.py",)), tmp_path / name, 30, step_ms, name)
+    runs = [RunDirectory(tmp_path / name) for name in ("new", "old")]
+    (series,) = history_of(runs).series
+    assert series.row["implementation"] == "t.py"
+    assert [(Path(point.run).name, point.step_time_ms, point.samples_per_second) for point in series.points] == [
+        ("old", 2.0, 2000.0), ("new", 4.0, 1000.0)
+    ]  # fmt: skip
+    assert series.points[1].verdict == "regression" and series.points[1].time_ratio == 2.0
+    assert "command /old/t.py -> /new/t.py" in series.points[1].changed
+    assert any("content" in text for text in series.points[1].changed)
+
+
+def test_history_of_steps_without_samples_has_no_throughput(tmp_path: Path) -> None:
+    directory = stepped(script(implementation="t.py"), tmp_path, 30)
+    with step_writer(directory.steps_csv(0)) as writer:
+        for number in range(30):
+            row = {"step": number, "step_time_ms": 2.0, "start_ns": number * 2_000_000}
+            writer.write({**dict.fromkeys(STEP_COLUMNS), **row})
+    found = history_of([RunDirectory(tmp_path)])
+    (point,) = found.series[0].points
+    assert (point.step_time_ms, point.samples_per_second) == (2.0, None)
+    assert "2.00 ms per step" in str(history_blocks(found)[0])
+
+
+def test_runs_of_scripts_without_a_name_in_common_say_how_to_compare_them(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        stepped(script(implementation=name), tmp_path / name, 30)
+    with pytest.raises(InputError, match="--name") as refused:
+        show(result_of(["compare", str(tmp_path / "a"), str(tmp_path / "b")]), as_json=True)
+    assert refused.value.code == "run-mismatch"
 
 
 def test_the_hash_of_a_script_is_that_of_its_content(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
