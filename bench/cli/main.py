@@ -13,6 +13,7 @@ import sys
 import threading
 import types
 
+from bench.cluster import STOPPING_VARIABLE
 from bench.run.out_of_memory import memory_is_short, ran_out_of_memory
 from common.errors import BertbenchError
 from common.redact import terminal_text
@@ -81,10 +82,13 @@ def run(argv: list[str]) -> int:
         return _written(argv)
     except BertbenchError as error:
         _RESERVE.clear()
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # of a launcher that ends the other ranks too
         print(f"bertbench: {terminal_text(error.shown())}", file=sys.stderr)
+        signal.signal(signal.SIGTERM, _interrupt)
         return 2
     except KeyboardInterrupt:
-        print(f"bertbench: interrupted; {_after_interrupt(argv)}", file=sys.stderr)
+        if STOPPING_VARIABLE not in os.environ:  # the launch that ends this rank says why
+            print(f"bertbench: interrupted; {_after_interrupt(argv)}", file=sys.stderr)
         return 130
     except PermissionError as error:
         if error.errno != errno.EACCES or error.filename is None:

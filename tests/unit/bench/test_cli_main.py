@@ -13,6 +13,7 @@ from support.refusals import check_refusal, refused
 
 from bench.cli.dispatch import COMMANDS
 from bench.cli.main import USAGE, run
+from bench.cluster import STOPPING_VARIABLE
 from common.errors import Code
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -266,3 +267,15 @@ def test_a_command_without_output_needs_no_stdout(redirected: str) -> None:
 def test_messages_do_not_go_to_stdout_if_stderr_is_closed() -> None:
     done = _in_shell("thruput 2>&-")
     assert (done.returncode, done.stdout) == (2, "")
+
+
+def test_a_rank_that_its_launch_ends_leaves_the_message_to_it(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def ended(argv: list[str]) -> int:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("bench.cli.dispatch.call", ended)
+    assert run(["measure"]) == 130 and "interrupted" in capsys.readouterr().err
+    monkeypatch.setenv(STOPPING_VARIABLE, "/no/such/file")
+    assert run(["measure"]) == 130 and capsys.readouterr().err == ""
