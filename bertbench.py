@@ -129,12 +129,9 @@ def measure(name: str, out: str | Path = "runs/measure", device: str | None = No
 
     from bench.plan.script import plan_script
     from bench.run.measured_loop import MeasuredLoop, used_device
-    from common.errors import UsageError
     from common.registry import lookup
     from records.run import RunDirectory
 
-    if not name.strip():
-        raise UsageError("option-value", "the name of a measurement is empty: give one word or more")
     kind = device or used_device()
     lookup({"cpu": "", "cuda": ""}, kind, "device")
     run = RunDirectory(Path(out))

@@ -41,9 +41,9 @@ class MeasureOptions(Printed):
     name: str | None = None
     """Name in tables; default the name of the script."""
     start: int | None = None
-    """First measured step, from 0; default the end of warm-up."""
+    """First measured step, from 0, with --stop; default the end of warm-up."""
     stop: int | None = None
-    """One past the last measured step; default the last step."""
+    """One past the last measured step, with --start; default one past the last step."""
     profile: bool = False
     """Profile steps [--start, --stop) with PyTorch's profiler; step times are then those of the other steps."""
     timeout_seconds: float | None = None
@@ -81,13 +81,18 @@ def run(measure: WrappedCommand[MeasureOptions]) -> Result:
         timeout_seconds=options.timeout_seconds, price_per_hour=options.price_per_hour, program=command
     )
 
+    first: list[Path] = []
+
     def begun(trial: TrialDirectory) -> None:
+        first.append(trial.log)
         print(f"measuring; output: {terminal_text(str(trial.log))}", file=sys.stderr, flush=True)
 
     with locked(directory):
         trial = plan_script(directory, command, options.name, options.start, options.stop, options.profile)
         request = {"command": "measure", **request_of(options), "program": list(trial.command)}
         measured = measure_script(directory, trial, request, devices, launch, begun)
+    if measured.log not in first:  # the folder has the number of ranks in its name, known only now
+        print(f"measured; output: {terminal_text(str(measured.log))}", file=sys.stderr, flush=True)
     return _measured(directory, measured)
 
 
@@ -105,10 +110,11 @@ def _measured(run: RunDirectory, measured: TrialDirectory) -> Result:
     (row,) = [row for row in result_rows(run) if row["trial_id"] == measured.path.name]
     if of_rounds:
         row["cautions"] = [*(row.get("cautions") or []), *map(dataclasses.asdict, of_rounds)]
+    place = {"run": str(run.path), "log": str(measured.log)}
     found = Result(
-        document={"run": str(run.path), **row, "steps_per_second": _per_second(row["step_time_ms"])}
+        document={**place, **row, "steps_per_second": _per_second(row["step_time_ms"])}
         if row["status"] == "ok"
-        else {"run": str(run.path), **row},
+        else {**place, **row},
         blocks=[
             answer.headline,
             *answer.sentences,

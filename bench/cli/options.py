@@ -5,6 +5,7 @@ import dataclasses
 import io
 import itertools
 import os
+import shlex
 import sys
 import types
 import typing
@@ -302,6 +303,13 @@ def parse_with_command(options: type[T], argv: Sequence[str], program: str, exam
         UsageError: as `parse`, or there is no command.
     """
     own, command = split_command(argv)
+    if "--" not in argv:
+        unknown = parse_known(options, own, program)[1]
+        if unknown and not unknown[0].startswith("-"):
+            raise UsageError(
+                "option-missing",
+                f"-- is missing before the command: {program} [options] -- {shlex.join(own[own.index(unknown[0]) :])}",
+            )
     found = parse(options, own, program)
     if not command:
         name = program.rpartition(" ")[2]

@@ -81,10 +81,15 @@ def plan_script(
         profile: profile [start, stop) and measure the other steps.
 
     Raises:
-        UsageError: the window is empty, or there is none to profile, or it begins with the first step.
+        UsageError: the name or the window is empty, one end of the window is missing, or there is none to profile, or
+            it begins with the first step.
     """
+    if name is not None and not name.strip():
+        raise UsageError("option-value", "the name of a measurement is empty: give one word or more")
     if profile and (start is None or stop is None):
         raise UsageError("option-missing", "--profile needs the steps to profile: give --start and --stop")
+    if (start is None) != (stop is None):
+        raise UsageError("option-missing", "--start and --stop go together: give both or neither")
     if profile and start == 0:
         raise UsageError(
             "option-value", "--profile with --start 0: when the first step begins is not known; give --start 1 or more"

@@ -57,6 +57,7 @@ def test_every_rank_has_its_steps_and_the_trial_their_number(measured: tuple[Pat
     (directory,) = RunDirectory(folder / "run").trials()
     assert directory.read_trial().world_size == document["world_size"] == 2
     assert directory.path.name == directory.read_trial().trial_id == document["trial_id"]
+    assert document["log"] == str(directory.log) and directory.log.exists(), "not where it was written"
     assert [len(directory.read_steps(rank)) for rank in directory.ranks()] == [20, 20]
     assert directory.read_ranks()[0]["ranks"] == [0, 1] and directory.read_ranks()[1]["backend"] == "gloo"
     assert document["samples_per_step"] == 6, "three on each rank"

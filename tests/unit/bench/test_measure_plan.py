@@ -84,6 +84,10 @@ def test_what_cannot_be_started_is_refused(tmp_path: Path, monkeypatch: pytest.M
     more = [
         ("option-missing", profiled),
         ("option-value", [*profiled[:4], "--start", "0", "--stop", "2", *profiled[4:]]),
+        ("option-missing", ["measure", "--out", str(tmp_path / "run"), "--start", "10", "--", "true"]),
+        ("option-missing", ["measure", "python", str(script)]),
+        ("option-unknown", ["measure", "--outt", "x", "--", "true"]),
+        ("option-value", ["measure", "--out", str(tmp_path / "run"), "--name", " ", "--", "true"]),
     ]
     for code, words in [*cases.items(), *more]:
         with pytest.raises(UsageError) as refused:
