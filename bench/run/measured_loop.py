@@ -14,6 +14,7 @@ import warnings
 from collections import deque
 from contextlib import ExitStack
 from dataclasses import dataclass
+from numbers import Integral, Real
 from types import TracebackType
 from typing import Any
 
@@ -58,7 +59,8 @@ class MeasuredLoop:
     """Measures a loop: a context manager whose `step` is called at the end of each step.
 
     The trial ends as ok, or, with the steps made so far, as interrupted (KeyboardInterrupt) or crashed (any other
-    exception); exceptions are not held back. A block without a step ends as refused.
+    exception); exceptions are not held back. A block without a step, or with a count that is none, ends as refused,
+    with a warning: a mistake in the measurement does not end the loop.
 
     Args:
         run: run directory; it is locked while the block runs.
@@ -74,6 +76,7 @@ class MeasuredLoop:
         self.result: dict[str, Any] | None = None
         """result.json, once the block has ended."""
         self.steps = 0
+        self._mistake = ""
         self._ended: deque[_Ended] = deque()
         self._stack = ExitStack()
         self._writer: RowWriter | None = None
@@ -109,12 +112,12 @@ class MeasuredLoop:
         return self
 
     def step(self, *, samples: int | None = None, tokens: int | None = None, loss: float | None = None) -> None:
-        """End a step.
+        """End a step. With a value of another type, or a count below 0, the trial is refused when the block ends.
 
         Args:
-            samples: samples of the step, for samples/s.
-            tokens: tokens of the step, for tokens/s.
-            loss: its loss. A number: reading it from a GPU would wait for the device.
+            samples: samples of the step, for samples/s; an integer of at least 0.
+            tokens: tokens of the step, for tokens/s; an integer of at least 0.
+            loss: its loss. A number, not a tensor: reading it from a GPU would wait for the device.
 
         Raises:
             UsageError: called outside of the `with` block.
@@ -124,12 +127,28 @@ class MeasuredLoop:
             raise UsageError("option-conflict", "step() was called outside of its block: `with bertbench.measure(...)`")
         end, now = self._watch.mark(), time.time_ns()
         row = {**dict.fromkeys(STEP_COLUMNS), "step": self.steps, "start_ns": self._start_ns}
-        row |= {"samples": samples, "real_tokens": tokens, "padded_tokens": tokens, "loss": loss}
+        row |= self._counts(samples, tokens, loss)
         self._ended.append(_Ended(row, self._mark, end))
         self._mark, self._start_ns = end, now
         self.steps += 1
         while self._ended and self._watch.passed(self._ended[0].end):
             self._write_step()
+
+    def _counts(self, samples: Any, tokens: Any, loss: Any) -> dict[str, Any]:
+        """Return the row's values, None for one that is none; the first such one is a warning."""
+        kept: dict[str, Any] = {}
+        for name, value, kind in (("samples", samples, Integral), ("tokens", tokens, Integral), ("loss", loss, Real)):
+            wrong = ""
+            if value is not None and not isinstance(value, kind):
+                wrong = f"{name} is of type {type(value).__name__}, not {'a number' if kind is Real else 'an integer'}"
+            elif value is not None and kind is Integral and value < 0:
+                wrong = f"{name}={value} is below 0"
+            kept[name] = None if wrong or value is None else int(value) if kind is Integral else float(value)
+            if wrong and not self._mistake:
+                self._mistake = f"step {self.steps}: {wrong}"
+                warnings.warn(f"measurement {self.trial.implementation} will be refused: {self._mistake}", stacklevel=3)
+        counted = {"samples": kept["samples"], "real_tokens": kept["tokens"], "padded_tokens": kept["tokens"]}
+        return {**counted, "loss": kept["loss"]}
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -184,6 +203,8 @@ class MeasuredLoop:
         elif error is not None:
             text = redact_text(f"{type(error).__name__}: {error}".strip()[:2000])
             status, reason, code = "crashed", f"{text} ({after})", "rank-failed"
+        elif self._mistake:
+            status, reason, code = "refused", self._mistake, "rows-invalid"
         elif not self.steps:
             status, reason, code = (
                 "refused",

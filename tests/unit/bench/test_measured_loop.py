@@ -4,7 +4,9 @@ import csv
 import statistics
 import time
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 from support.refusals import refused
 
@@ -71,6 +73,42 @@ def test_a_block_without_steps_is_refused_with_a_warning(tmp_path: Path) -> None
     with pytest.warns(UserWarning, match="step"), bertbench.measure("empty", out=tmp_path):
         pass
     assert [status for status, _ in statuses(tmp_path)] == ["refused"]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "named"),
+    [
+        ({"samples": -3}, "samples=-3"),
+        ({"samples": "8"}, "samples is of type str"),
+        ({"tokens": 8.5}, "tokens is of type float"),
+        ({"loss": [0.5]}, "loss is of type list"),
+    ],
+)
+def test_a_value_that_is_no_count_is_refused_and_the_loop_goes_on(
+    tmp_path: Path, wrong: dict[str, Any], named: str
+) -> None:
+    with pytest.warns(UserWarning, match=named) as warned, bertbench.measure("loop", out=tmp_path) as m:
+        m.step(samples=8)
+        m.step(**wrong)
+        m.step(**wrong)
+    ((status, reason),) = statuses(tmp_path)
+    assert status == "refused" and reason.startswith("step 1: ") and named in reason and len(warned) == 1
+    assert m.steps == 3 and m.result is not None and m.result["code"] == "rows-invalid"
+    assert bertbench.load_run(tmp_path).steps["samples"].fillna(0).tolist()[:2] == [8, 0]
+
+
+def test_counts_of_other_libraries_and_a_loss_that_is_no_number_are_taken(tmp_path: Path) -> None:
+    with bertbench.measure("loop", out=tmp_path) as m:
+        m.step(samples=np.int64(8), tokens=0, loss=np.float32(0.5))
+        m.step(samples=True, loss=float("nan"))
+    steps = bertbench.load_run(tmp_path).steps
+    assert m.result is not None and m.result["status"] == "ok"
+    assert steps["samples"].tolist() == [8, 1] and steps["loss"].tolist()[0] == 0.5
+
+
+def test_an_empty_name_is_refused(tmp_path: Path) -> None:
+    with refused("option-value"):
+        bertbench.measure(" ", out=tmp_path)
 
 
 def test_the_same_name_again_is_another_round(tmp_path: Path) -> None:
