@@ -1,6 +1,5 @@
 """Reads a run directory into memory; the metrics of each trial are computed from its raw records."""
 
-import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import PurePath
@@ -181,14 +180,14 @@ def load_run(run: RunDirectory, price_per_hour: float | None = None) -> LoadedRu
 
 
 def _load_trial(trial: Trial, directory: TrialDirectory, price_per_hour: float | None) -> LoadedTrial:
-    base = {**dataclasses.asdict(trial), "training": dict(trial.training), "trial_id": trial.trial_id}
-    # Two ZeRO stages are two strategies in every table, two heads two tasks, two values of --levers two
-    # implementations.
-    checkpointing, allocator = trial.activation_checkpointing, trial.allocator
-    base["strategy"] = strategy_label(trial.strategy, trial.strategy_options, checkpointing, allocator)
-    base["task"] = task_label(trial.task, trial.task_options)
-    base["implementation"] = implementation_label(trial.implementation, trial.levers)
-    base["collective"] = dict(trial.collective)
+    base = {**trial.row(), "trial_id": trial.trial_id}
+    if base["task"] is not None:
+        # Two ZeRO stages are two strategies in every table, two heads two tasks, two values of --levers two
+        # implementations.
+        checkpointing, allocator = trial.activation_checkpointing, trial.allocator
+        base["strategy"] = strategy_label(trial.strategy, trial.strategy_options, checkpointing, allocator)
+        base["task"] = task_label(trial.task, trial.task_options)
+        base["implementation"] = implementation_label(trial.implementation, trial.levers)
     try:
         result = directory.read_result()
         steps = {rank: directory.read_steps(rank) for rank in directory.ranks()}

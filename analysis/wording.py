@@ -174,10 +174,10 @@ def order(row: Row) -> tuple[Any, ...]:
     return (
         str(row["preset"]),
         str(row["precision"]),
-        int(row["seq_len"]),
+        int(row["seq_len"] or 0),
         int(row["world_size"]),
-        int(row["micro_batch_size"]),
-        int(row["grad_accum_steps"]),
+        int(row["micro_batch_size"] or 0),
+        int(row["grad_accum_steps"] or 0),
         str(row.get("strategy") or ""),
         str(row["implementation"]),
         str(row.get("kind") or ""),

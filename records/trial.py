@@ -125,6 +125,11 @@ class Trial(TrainSpec):
         kind = "" if self.kind == "throughput" else f"{self.kind}-"
         return f"{kind}{words}-{digest}"
 
+    def row(self) -> dict[str, Any]:
+        """Return every field for a row of results; None where it has no meaning for this kind of trial."""
+        fields = {**dataclasses.asdict(self), "training": dict(self.training), "collective": dict(self.collective)}
+        return fields | dict.fromkeys(_WITHOUT_MEANING.get(self.kind, ()))
+
     def to_json(self) -> dict[str, Any]:
         """Return every field, with the schema version and the id."""
         fields = {**dataclasses.asdict(self), "training": dict(self.training), "collective": dict(self.collective)}
@@ -162,6 +167,12 @@ _ADDED_LATER: dict[str, Any] = {
     "collective": (),
     "command": (),
 }
+# Fields without meaning for a trial of collectives, whatever their defaults.
+_OF_TRAINING = ("task", "implementation", "strategy", "preset", "seq_len", "micro_batch_size", "grad_accum_steps")
+# Of a training script only its ranks are known, and its name, which stands as the implementation; nothing limits it.
+_OF_SCRIPT = {field.name for field in dataclasses.fields(TrainSpec)} - {"world_size"}
+_LIMITS = ("min_steps", "max_steps", "max_seconds", "relative_half_width")
+_WITHOUT_MEANING = {"comm": _OF_TRAINING, "measure": (*sorted(_OF_SCRIPT), *_LIMITS)}
 # What a folder is not named by.
 _UNSAFE = re.compile(r"[^A-Za-z0-9._+-]")
 

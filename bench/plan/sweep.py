@@ -5,7 +5,6 @@ to RUN/earlier/N/trials/TRIAL and the new ones replace them, so RUN/earlier/N is
 call replaced. The same command resumes an interrupted call: RUN/again.json records its trials and its progress.
 """
 
-import dataclasses
 import math
 import shutil
 import statistics
@@ -301,14 +300,6 @@ def write_results(run: RunDirectory) -> None:
     run.write_results(result_rows(run))
 
 
-# Fields without meaning for a trial of collectives, whatever the defaults of Trial.
-_OF_TRAINING = (
-    "task", "implementation", "strategy", "preset", "seq_len", "micro_batch_size", "grad_accum_steps"
-)  # fmt: skip
-# Of a training script only its name is known, which stands as the implementation.
-_OF_MODEL = tuple(name for name in (*_OF_TRAINING, "precision") if name != "implementation")
-
-
 def result_rows(run: RunDirectory) -> list[dict[str, Any]]:
     """Return one row per trial with a result: its configuration (None for fields without meaning) and its metrics."""
     rows = []
@@ -318,10 +309,7 @@ def result_rows(run: RunDirectory) -> list[dict[str, Any]]:
         except SchemaError:
             continue
         if result is not None:
-            fields = {**dataclasses.asdict(trial), "training": dict(trial.training)}
-            fields |= dict.fromkeys(_OF_TRAINING) if trial.kind == "comm" else {}
-            fields |= dict.fromkeys(_OF_MODEL) if trial.kind == "measure" else {}
-            rows.append({**fields, **result, "trial_id": trial.trial_id})
+            rows.append({**trial.row(), **result, "trial_id": trial.trial_id})
     return rows
 
 

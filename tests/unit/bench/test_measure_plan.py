@@ -17,6 +17,7 @@ from analysis.render.history_tables import history_blocks
 from bench.cli.dispatch import result_of
 from bench.cli.result import Result, show
 from bench.plan.script import name_of, plan_script, script_sha256
+from bench.plan.sweep import result_rows
 from bench.run.recorder import step_writer
 from bench.run.script import profile_of, why_incomplete
 from common.errors import InputError, UsageError
@@ -198,6 +199,19 @@ def test_runs_of_scripts_without_a_name_in_common_say_how_to_compare_them(tmp_pa
     with pytest.raises(InputError, match="--name") as refused:
         show(result_of(["compare", str(tmp_path / "a"), str(tmp_path / "b")]), as_json=True)
     assert refused.value.code == "run-mismatch"
+
+
+def test_what_a_script_does_not_tell_is_null_in_every_row(tmp_path: Path) -> None:
+    stepped(script(implementation="t.py"), tmp_path, 30)
+    run = RunDirectory(tmp_path)
+    (trial,) = load_run(run)
+    (row,) = result_rows(run)
+    for one in (trial.row, row):
+        told = {name for name in ("dropout", "vocab_size", "seq_len", "micro_batch_size", "seed", "max_seconds", "task",
+                                  "data", "precision", "strategy") if one[name] is not None}  # fmt: skip
+        assert told == set()
+        assert (one["implementation"], one["world_size"], one["device"]) == ("t.py", 1, "cpu")
+    assert trial.row["samples_per_step"] == 4
 
 
 def test_the_hash_of_a_script_is_that_of_its_content(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
