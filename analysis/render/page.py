@@ -3,6 +3,8 @@
 Figures, style and script are inside the page; the figures also lie beside it as PNG.
 """
 
+import errno
+import os
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -17,7 +19,7 @@ from analysis.render import tables
 from analysis.render.chart_page import ChartsOfPage
 from analysis.render.figure import Figure
 from analysis.render.finding_tables import table_of
-from common.atomic import remove_left_overs, write_text
+from common.atomic import remove_left_overs, storage_errors, write_text
 from common.locks import locked
 
 if TYPE_CHECKING:
@@ -230,14 +232,22 @@ class _Tables:
 
 
 @contextmanager
-def report_folder(folder: Path) -> Iterator[None]:
+def report_folder(folder: Path, given: bool = True) -> Iterator[None]:
     """Lock the folder while files are written; first remove partial files of killed processes.
 
     Another report into the same folder waits. A folder that nothing came of is not left behind.
 
+    Args:
+        folder: where the report is written.
+        given: the user named the folder, which may then be a link; a folder in it, or one in a run directory, may not.
+
     Raises:
-        StorageError: it cannot be made or written.
+        StorageError: it cannot be made or written, or a link would lead elsewhere.
     """
+    for place in (*(() if given else (folder,)), *folder.glob("*"), *folder.glob("profiles/*")):
+        if place.is_symlink() and place.is_dir():
+            with storage_errors(place):
+                raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
     try:
         with locked(folder, "another report", "wait for it, or give another --out", wait=True, name=_LOCK, remove=True):
             for place in (folder, *folder.glob("profiles/*")):

@@ -176,7 +176,7 @@ def write_report(
     """
     folder = out or run.report
     everything = load_run(run, price_per_hour)
-    with report_folder(folder):
+    with report_folder(folder, given=out is not None):
         return _write(run, everything, folder, project_to, same_links, no_interference)
 
 

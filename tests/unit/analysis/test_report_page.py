@@ -17,7 +17,7 @@ from analysis.metrics.comparison.regression import compare_runs
 from analysis.metrics.comparison.within_run import ratios_of
 from analysis.render.page import report_folder
 from analysis.render.run_figures import run_figures
-from common.errors import UsageError
+from common.errors import StorageError, UsageError
 from records.files import write_record
 from records.run import RunDirectory
 from records.schema import RESULT_COLUMNS
@@ -343,6 +343,29 @@ def test_a_report_that_is_refused_leaves_no_folder(tmp_path: Path) -> None:
     with pytest.raises(UsageError), report_folder(tmp_path / "report"):
         raise UsageError("option-value", "not so")
     assert not (tmp_path / "report").exists()
+
+
+@pytest.mark.parametrize("name", ["report", "report/tables", "report/profiles/x"])
+def test_a_report_does_not_follow_links_of_a_run_directory(tmp_path: Path, name: str) -> None:
+    run = write_sweep(tmp_path / "run", **SMALL)
+    victim = tmp_path / "victim"
+    victim.mkdir()
+    (victim / "report.html").write_text("mine")
+    link = run.path / name
+    link.parent.mkdir(parents=True, exist_ok=True)
+    link.symlink_to(victim)
+    with pytest.raises(StorageError) as caught:
+        report_page(run)
+    assert caught.value.code == "write-failed" and str(link) in str(caught.value)
+    assert [path.read_text() for path in victim.iterdir()] == ["mine"]
+
+
+def test_a_link_that_the_user_names_is_followed(tmp_path: Path) -> None:
+    run = write_sweep(tmp_path / "run", **SMALL)
+    (tmp_path / "real").mkdir()
+    (tmp_path / "out").symlink_to(tmp_path / "real")
+    report_page(run, out=tmp_path / "out")
+    assert (tmp_path / "real" / "report.html").exists()
 
 
 def test_the_page_says_which_peak_mfu_is_of(tmp_path: Path) -> None:
