@@ -195,7 +195,8 @@ def read_code(error: OSError) -> Code:
 def content_code(error: Exception) -> Code:
     """Return the code of a file that was opened, unpacked or decoded in vain."""
     if isinstance(error, OSError) and error.errno is not None:  # none: gzip and bz2 say so that their data are wrong
-        return "disk-full" if error.errno in (errno.ENOSPC, errno.EDQUOT) else read_code(error)
+        known: dict[int, Code] = {errno.ENOSPC: "disk-full", errno.EDQUOT: "disk-full", errno.EFBIG: "file-limit"}
+        return known.get(error.errno) or read_code(error)
     if isinstance(error, EOFError):
         return "file-truncated"
     return "file-encoding" if isinstance(error, UnicodeDecodeError) else "file-damaged"

@@ -5,7 +5,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from common.errors import InputError, content_code, read_code
+from common.errors import InputError, content_code
+from common.reading import read_regular
 
 _MOST_BYTES = 16 << 20
 
@@ -27,16 +28,14 @@ def read_json(
         strict: refuse NaN and infinity, which JSON does not have.
 
     Raises:
-        InputError: it cannot be read, has more than 16 MiB, or holds no JSON object.
+        InputError: it is no regular file, cannot be read, has more than 16 MiB, or holds no JSON object.
     """
     constant = _refuse_constant if strict else None
     try:
-        if path.stat().st_size > _MOST_BYTES:
-            raise InputError("file-limit", f"{path} has more than {_MOST_BYTES >> 20} MiB, too large for a {what}")
-        text = path.read_text(encoding="utf-8-sig")
+        text = read_regular(path, _MOST_BYTES).decode("utf-8-sig")
         content = json.loads(text, object_pairs_hook=pairs, parse_constant=constant)
     except OSError as error:
-        raise InputError(read_code(error), f"cannot read the {what} {path}: {error.strerror}; {remedy}") from error
+        raise InputError(content_code(error), f"cannot read the {what} {path}: {error.strerror}; {remedy}") from error
     except (ValueError, RecursionError) as error:
         raise InputError(content_code(error), f"the {what} {path} is not JSON ({error}): {remedy}") from error
     if not isinstance(content, dict):

@@ -1,16 +1,20 @@
-"""Read untrusted files: bounded sizes, and notes that may be missing or damaged."""
+"""Read untrusted files: bounded sizes, regular files alone, and notes that may be missing or damaged."""
 
+import errno
 import gzip
 import json
+import os
+import stat
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, BinaryIO, Protocol
 
 from common.errors import InputError, content_code
 
 _GZIP = b"\x1f\x8b"
 _CHUNK_BYTES = 2**22
+_MOST_NOTE_BYTES = 16 << 20
 
 
 class Readable(Protocol):
@@ -32,6 +36,32 @@ def _chunks(file: Readable, left: int) -> Iterator[bytes]:
     while left and (chunk := file.read(min(left, _CHUNK_BYTES))):
         left -= len(chunk)
         yield chunk
+
+
+def open_regular(path: Path) -> BinaryIO:
+    """Open a regular file to read bytes; a pipe may never begin, a device never end.
+
+    Raises:
+        OSError: it is no regular file, or cannot be opened.
+    """
+    file = open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK))  # noqa: SIM115
+    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+        file.close()
+        raise OSError(errno.EINVAL, "it is no regular file", str(path))
+    return file
+
+
+def read_regular(path: Path, most_bytes: int) -> bytes:
+    """Return the content of a regular file.
+
+    Raises:
+        OSError: it is no regular file, cannot be read, or (EFBIG) has more than `most_bytes`.
+    """
+    with open_regular(path) as file:
+        content = read_at_most(file, most_bytes)
+    if len(content) > most_bytes:
+        raise OSError(errno.EFBIG, f"it has more than {most_bytes >> 20} MiB", str(path))
+    return content
 
 
 def read_content(path: Path, what: str, remedy: str, most_bytes: int, packed: bool = False) -> bytes:
@@ -91,7 +121,7 @@ def decoded(path: Path, content: bytes, what: str, remedy: str) -> str:
 def read_notes(path: Path) -> dict[str, Any]:
     """Return the JSON object that this program keeps in a file; empty if there is none, or it is damaged."""
     try:
-        found = json.loads(path.read_bytes())
+        found = json.loads(read_regular(path, _MOST_NOTE_BYTES))
     except (OSError, ValueError, RecursionError):
         return {}
     return found if isinstance(found, dict) else {}

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from common.errors import InputError, SchemaError, content_code
+from common.reading import read_regular
 from common.sqlite import connected
 
 Pairs = Mapping[tuple[str, str], int]
@@ -225,9 +226,7 @@ def read_predictions(path: Path) -> Pairs:
 
 def _read_json(path: Path) -> Any:
     try:
-        if path.stat().st_size > _MOST_BYTES:
-            raise InputError("file-limit", f"{path} is too large for a result: {_NEEDED}")
-        return json.loads(path.read_text(encoding="utf-8"))
+        return json.loads(read_regular(path, _MOST_BYTES).decode())
     except OSError as error:
         raise InputError(content_code(error), f"cannot read {path}: {error.strerror}; {_NEEDED}") from error
     except (ValueError, RecursionError) as error:

@@ -8,8 +8,13 @@ from typing import Any, Protocol, overload
 
 from common.atomic import write_json
 from common.errors import SchemaError, content_code
+from common.reading import read_regular
 
 SCHEMA_VERSION = 1
+MOST_RECORD_BYTES = 16 << 20
+"""Size beyond which a JSON record is refused."""
+MOST_TABLE_BYTES = 1 << 30
+"""Size beyond which a table, or a file of one record per line, is refused."""
 
 
 class HasPath(Protocol):
@@ -49,10 +54,11 @@ def write_record(path: Path, value: Mapping[str, Any]) -> None:
 def read_record(path: Path) -> dict[str, Any]:
     """Read a JSON record. Raises SchemaError when it is damaged, NewerSchemaError for a newer schema."""
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
+        value = json.loads(read_regular(path, MOST_RECORD_BYTES).decode())
     except (OSError, ValueError, RecursionError) as error:
+        reason = getattr(error, "strerror", None) or error
         raise SchemaError(
-            content_code(error), f"cannot read {path}: {error}; remove that file and run again, or restore it"
+            content_code(error), f"cannot read {path}: {reason}; remove that file and run again, or restore it"
         ) from error
     version = value.get("schema_version") if isinstance(value, dict) else None
     if not isinstance(version, int) or isinstance(version, bool):
@@ -86,8 +92,7 @@ def typed_rows(path: Path, columns: Mapping[str, type]) -> Iterator[dict[str, An
         SchemaError: the file cannot be read, or a value is not of its column's type; the message names the line.
     """
     try:
-        with path.open(newline="", encoding="utf-8", errors="replace") as file:
-            text = file.read()
+        text = read_regular(path, MOST_TABLE_BYTES).decode("utf-8", errors="replace")
     except OSError as error:
         raise SchemaError(
             content_code(error), f"cannot read {path}: {error.strerror}; remove it, or restore it"

@@ -17,9 +17,10 @@ from pathlib import Path
 from typing import Any
 
 from common.atomic import atomic_path, storage_errors
-from common.errors import BertbenchError, InputError, SchemaError, read_code
+from common.errors import BertbenchError, InputError, SchemaError, content_code
 from common.locks import locked
-from records.files import SCHEMA_VERSION
+from common.reading import read_regular
+from records.files import MOST_TABLE_BYTES, SCHEMA_VERSION
 from records.run import RunDirectory, TrialDirectory
 from records.trial import Trial
 
@@ -235,11 +236,11 @@ def add_predictions(run: RunDirectory, predictions: Iterable[Prediction]) -> int
 
 def _lines(path: Path) -> list[bytes]:
     try:
-        return [line for line in path.read_bytes().split(b"\n") if line.strip()]
+        return [line for line in read_regular(path, MOST_TABLE_BYTES).split(b"\n") if line.strip()]
     except FileNotFoundError:
         return []
     except OSError as error:
-        raise InputError(read_code(error), f"cannot read {path}: {error.strerror}; remove it, or restore it") from error
+        raise InputError(content_code(error), f"cannot read {path}: {error.strerror}; remove it, or restore it") from error
 
 
 def _parsed(line: bytes) -> Prediction:

@@ -87,8 +87,7 @@ class TrialDirectory:
 
     def ranks(self) -> list[int]:
         """Ranks that wrote step records, ascending."""
-        found = (re.fullmatch(r"steps-(\d+)\.csv", path.name) for path in self.path.glob("steps-*.csv"))
-        return sorted(int(match[1]) for match in found if match)
+        return self._numbers("steps-*.csv")
 
     def read_steps(self, rank: int) -> list[dict[str, Any]]:
         """Return one rank's step rows with typed values (None where empty); a last line cut short is dropped."""
@@ -96,16 +95,21 @@ class TrialDirectory:
 
     def read_ranks(self) -> dict[int, dict[str, Any]]:
         """Return the rank records that exist, by rank."""
-        found = (re.fullmatch(r"rank-(\d+)\.json", path.name) for path in self.path.glob("rank-*.json"))
-        return {rank: read_record(self.rank_json(rank)) for rank in sorted(int(match[1]) for match in found if match)}
+        return {rank: read_record(self.rank_json(rank)) for rank in self._numbers("rank-*.json")}
 
     def read_telemetry(self) -> list[dict[str, Any]]:
         """Return the readings of all nodes as rows of TELEMETRY_COLUMNS plus `node`."""
-        rows: list[dict[str, Any]] = []
-        for path in sorted(self.path.glob("telemetry-*.csv")):
-            node = int(path.stem.rsplit("-", 1)[1])
-            rows.extend({**row, "node": node} for row in typed_rows(path, TELEMETRY_COLUMNS))
-        return rows
+        return [
+            {**row, "node": node}
+            for node in self._numbers("telemetry-*.csv")
+            for row in typed_rows(self.telemetry_csv(node), TELEMETRY_COLUMNS)
+        ]
+
+    def _numbers(self, pattern: str) -> list[int]:
+        """Numbers that stand for the star in the names of files, ascending; other files with such names are not ours."""
+        before, after = pattern.split("*")
+        words = (path.name.removeprefix(before).removesuffix(after) for path in self.path.glob(pattern))
+        return sorted(int(word) for word in words if re.fullmatch(r"0|[1-9]\d*", word, re.ASCII))
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,8 @@ from typing import Any
 
 from common.atomic import atomic_path
 from common.errors import SchemaError, content_code
-from records.files import PathInFolder, read_record, typed_rows
+from common.reading import read_regular
+from records.files import MOST_TABLE_BYTES, PathInFolder, read_record, typed_rows
 from records.run import RunDirectory, TrialDirectory
 from records.schema import CURVE_COLUMNS
 
@@ -136,7 +137,7 @@ def read_events(directory: TrialDirectory) -> list[dict[str, Any]]:
         return []
     found = []
     try:
-        whole, _, _ = path.read_text(encoding="utf-8", errors="replace").rpartition("\n")
+        whole, _, _ = read_regular(path, MOST_TABLE_BYTES).decode("utf-8", errors="replace").rpartition("\n")
     except OSError as error:
         raise SchemaError(
             content_code(error), f"cannot read {path}: {error.strerror}; remove it, or restore it"

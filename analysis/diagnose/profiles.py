@@ -28,7 +28,8 @@ from analysis.window_choice import WindowChoice, parse_window
 from analysis.wording import implementation_label, inert, strategy_label
 from common.atomic import atomic_path
 from common.errors import InputError, SchemaError
-from records.files import read_record, write_record
+from common.reading import read_regular
+from records.files import MOST_RECORD_BYTES, read_record, write_record
 from records.kinds import read_measurements
 from records.run import RunDirectory, TrialDirectory
 from records.schema import COMPUTE_COLUMNS, PROFILED_COLUMNS
@@ -221,7 +222,7 @@ def _notes(folder: Path, problems: list[str]) -> Iterator[Mapping[str, Any]]:
     """Yield what was written down when the kernels were counted; a damaged note is a problem."""
     for path in sorted(folder.rglob("collected.json")):
         try:
-            note = json.loads(path.read_text(encoding="utf-8"))
+            note = json.loads(read_regular(path, MOST_RECORD_BYTES))
             if not isinstance(note, dict):
                 raise ValueError("it is no JSON object")
             yield note

@@ -17,6 +17,7 @@ from torch import Tensor
 from common.atomic import atomic_path
 from common.errors import InputError, StorageError, read_code
 from common.json_file import read_json
+from common.reading import open_regular
 
 # Where training scripts keep the weights among the rest (NVIDIA: "model").
 _NESTED = ("model", "state_dict", "model_state_dict", "module")
@@ -60,7 +61,7 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
         InputError: the file is missing, damaged, none of these, holds no tensors, or holds objects other than data.
     """
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             start = file.read(200)
     except OSError as error:
         raise InputError(

@@ -106,6 +106,18 @@ def test_a_trial_that_failed_on_one_node_failed(tmp_path: Path) -> None:
     assert (row["status"], row["samples_per_second"]) == ("crashed", "")
 
 
+def test_files_of_other_names_are_copied_and_not_read_as_sensors(tmp_path: Path) -> None:
+    one, two = put_node(tmp_path / "a", 0, 10), put_node(tmp_path / "b", 1, 20, watts=2.0)
+    (path,) = two.glob("trials/*/telemetry-0.csv")
+    for name in ("telemetry-abc.csv", "telemetry--1.csv", "telemetry-01.csv"):
+        path.with_name(name).write_bytes(path.read_bytes())
+    path.unlink()
+    collect([one, two], tmp_path / "out")
+    (directory,) = RunDirectory(tmp_path / "out").trials()
+    assert (directory.path / "telemetry-abc.csv").is_file()
+    assert {reading["node"]: reading["value"] for reading in directory.read_telemetry()} == {0: 1.0}
+
+
 def test_collecting_again_changes_nothing(tmp_path: Path) -> None:
     folders = [put_node(tmp_path / "a", 0, 10), put_node(tmp_path / "b", 1, 20, watts=2.0)]
     folders.append(put_node(tmp_path / "c", 0, 30))
