@@ -2,7 +2,7 @@
 
 import csv
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Protocol, overload
 
@@ -85,11 +85,12 @@ def read_notes(path: Path) -> dict[str, Any]:
         return {}
 
 
-def typed_rows(path: Path, columns: Mapping[str, type]) -> Iterator[dict[str, Any]]:
+def typed_rows(path: Path, columns: Mapping[str, Callable[[str], Any]]) -> Iterator[dict[str, Any]]:
     """Yield the rows of a CSV file as `columns` types them, None where empty; a last line cut short is dropped.
 
     Raises:
-        SchemaError: the file cannot be read, or a value is not of its column's type; the message names the line.
+        SchemaError: the file cannot be read, or a value is none of its column (records.schema.parsers); the
+            message names the line.
     """
     try:
         text = read_regular(path, MOST_TABLE_BYTES).decode("utf-8", errors="replace")
@@ -101,7 +102,7 @@ def typed_rows(path: Path, columns: Mapping[str, type]) -> Iterator[dict[str, An
     reader = csv.DictReader(whole.splitlines())
     try:
         for row in reader:
-            yield {name: kind(row[name]) if row.get(name) else None for name, kind in columns.items()}
+            yield {name: parse(row[name]) if row.get(name) else None for name, parse in columns.items()}
     except (TypeError, ValueError, csv.Error) as error:
         raise SchemaError(
             "file-damaged",

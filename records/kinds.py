@@ -19,6 +19,7 @@ from typing import Any
 
 from common.errors import SchemaError, UsageError
 from common.registry import lookup
+from records.documents import wrong_field
 from records.files import read_record, typed_rows, write_record
 from records.run import TrialDirectory
 from records.schema import COLLECTIVE_COLUMNS, COMPONENT_COLUMNS
@@ -105,8 +106,11 @@ class CollectiveTest:
     @classmethod
     def of(cls, trial: Trial) -> "CollectiveTest":
         """Return what a trial measures. Raises UsageError if it holds no such test."""
+        fields = dict(trial.collective)
         try:
-            return cls(**dict(trial.collective))
+            if wrong := wrong_field(fields, cls):
+                raise TypeError(wrong)
+            return cls(**fields)
         except TypeError as error:
             raise UsageError(
                 "file-damaged", f"trial {trial.trial_id} is not a collective benchmark: {error}"
@@ -199,10 +203,12 @@ def read_components(directory: TrialDirectory) -> list[Component]:
     path = components_json(directory)
     names = {field.name for field in dataclasses.fields(Component)}
     try:
-        found = [
-            Component(**{name: value for name, value in row.items() if name in names})
-            for row in read_record(path)["components"]
+        rows = [
+            {name: value for name, value in row.items() if name in names} for row in read_record(path)["components"]
         ]
+        if wrong := wrong_field(rows, list[Component]):
+            raise TypeError(wrong)
+        found = [Component(**row) for row in rows]
     except (KeyError, TypeError, AttributeError) as error:
         raise SchemaError(
             "file-damaged", f"{path} does not list the components of a step: {error}; measure that trial again"

@@ -131,7 +131,7 @@ class Prediction:
             values |= {name: str(record[name]) for name in ("kind", "quantity", "bound", "basis", "made", "version")}
             return cls(
                 **values,
-                trial=_checked(Trial.from_json(record["trial"])),
+                trial=Trial.from_json(record["trial"]),
                 machine=dict(record["machine"]),
                 origins=tuple(Origin(trial_id=str(o["trial_id"]), start_ns=o["start_ns"]) for o in record["origins"]),
             )
@@ -151,17 +151,6 @@ def configuration_of(trial: Trial) -> Trial:
     """Return what a trial trains, with nothing that says how it is measured: the same for its rounds and probes."""
     usual = Trial()
     return dataclasses.replace(trial, **{name: getattr(usual, name) for name in _HOW_MEASURED})
-
-
-def _checked(trial: Trial) -> Trial:
-    """Return a trial that was read, if its fields have the types that they are used as. Raises TypeError."""
-    usual = Trial()
-    for item in dataclasses.fields(Trial):
-        value, default = getattr(trial, item.name), getattr(usual, item.name)
-        kinds = (int, float, str, type(None)) if default is None else (type(default),)
-        if not isinstance(value, (int, *kinds) if float in kinds else kinds):
-            raise TypeError(f"{item.name}={value!r}")
-    return trial
 
 
 def machine_of(environment: Mapping[str, Any]) -> dict[str, Any]:
@@ -240,7 +229,9 @@ def _lines(path: Path) -> list[bytes]:
     except FileNotFoundError:
         return []
     except OSError as error:
-        raise InputError(content_code(error), f"cannot read {path}: {error.strerror}; remove it, or restore it") from error
+        raise InputError(
+            content_code(error), f"cannot read {path}: {error.strerror}; remove it, or restore it"
+        ) from error
 
 
 def _parsed(line: bytes) -> Prediction:

@@ -23,6 +23,7 @@ from typing import Any
 
 from common.atomic import atomic_path
 from common.errors import InputError, SchemaError, UsageError
+from records.documents import Environment, RankRecord, Result, read_document
 from records.files import PathInFolder, read_record, typed_rows
 from records.schema import RESULT_COLUMNS, STEP_COLUMNS, TELEMETRY_COLUMNS
 from records.trial import Trial
@@ -72,18 +73,19 @@ class TrialDirectory:
 
     def read_trial(self) -> Trial:
         """Return the trial. Raises SchemaError, also when a field has a value no trial can have."""
+        record = read_record(self.trial_json)
         try:
-            return Trial.from_json(read_record(self.trial_json))
+            return Trial.from_json(record)
         except (UsageError, TypeError, ValueError) as error:
             raise SchemaError("file-damaged", f"{self.trial_json} does not describe a trial: {error}") from error
 
     def read_result(self) -> dict[str, Any] | None:
         """Return result.json, or None while the trial is not finished."""
-        return read_record(self.result_json) if self.result_json.exists() else None
+        return read_document(self.result_json, Result) if self.result_json.exists() else None
 
     def read_environment(self) -> dict[str, Any]:
         """Return env.json, empty if the trial died before writing it."""
-        return read_record(self.env_json) if self.env_json.exists() else {}
+        return read_document(self.env_json, Environment) if self.env_json.exists() else {}
 
     def ranks(self) -> list[int]:
         """Ranks that wrote step records, ascending."""
@@ -95,7 +97,7 @@ class TrialDirectory:
 
     def read_ranks(self) -> dict[int, dict[str, Any]]:
         """Return the rank records that exist, by rank."""
-        return {rank: read_record(self.rank_json(rank)) for rank in self._numbers("rank-*.json")}
+        return {rank: read_document(self.rank_json(rank), RankRecord) for rank in self._numbers("rank-*.json")}
 
     def read_telemetry(self) -> list[dict[str, Any]]:
         """Return the readings of all nodes as rows of TELEMETRY_COLUMNS plus `node`."""
@@ -106,7 +108,7 @@ class TrialDirectory:
         ]
 
     def _numbers(self, pattern: str) -> list[int]:
-        """Numbers that stand for the star in the names of files, ascending; other files with such names are not ours."""
+        """Numbers in the place of the star in names of files, ascending; files with other words there are not ours."""
         before, after = pattern.split("*")
         words = (path.name.removeprefix(before).removesuffix(after) for path in self.path.glob(pattern))
         return sorted(int(word) for word in words if re.fullmatch(r"0|[1-9]\d*", word, re.ASCII))

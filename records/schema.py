@@ -4,8 +4,10 @@
 docs/reference/columns.md is made of this file.
 """
 
-from collections.abc import Iterable
+import math
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
+from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +24,8 @@ class Column:
     """Heading in tables for people, with the unit; empty if no table shows it."""
     form: str = "number"
     """How tables write a value: a name in analysis.render.tables.FORMS."""
+    diverges: bool = False
+    """Its values may be infinite, or NaN."""
 
 
 # The parts of a step, in its order: a step's row has them, and a result has their medians.
@@ -50,7 +54,7 @@ STEPS = (
     Column("padded_tokens", int, "", "all tokens, including padding", "tokens with padding", "count"),
     Column("predicted_positions", int, "", "masked positions with computed logits", "predicted", "count"),
     Column("model_flops", float, "FLOP", "FLOPs that the model's mathematics needs", "FLOP", "flops"),
-    Column("loss", float, "", "training loss (in nats where it is a cross entropy)", "loss"),
+    Column("loss", float, "", "training loss (in nats where it is a cross entropy)", "loss", diverges=True),
     Column("learning_rate", float, "", "learning rate", "learning rate"),
 )
 
@@ -182,7 +186,7 @@ CURVE = (
         "applied_steps", int, "", "updates applied so far, including this step, without those skipped after an overflow"
     ),
     Column("samples", int, "", "sequences seen so far, including this step"),
-    Column("loss", float, "", "training loss, mean over all ranks and micro-steps"),
+    Column("loss", float, "", "training loss, mean over all ranks and micro-steps", diverges=True),
     Column("learning_rate", float, "", "learning rate"),
 )
 
@@ -354,21 +358,39 @@ def names(columns: Iterable[Column]) -> tuple[str, ...]:
     return tuple(column.name for column in columns)
 
 
-def types(columns: Iterable[Column]) -> dict[str, type]:
-    """Return the columns' types by name, as records.files.typed_rows takes them."""
-    return {column.name: column.type for column in columns}
+def parsers(columns: Iterable[Column]) -> dict[str, Callable[[str], Any]]:
+    """Return what makes a value of a column's text, by name, as records.files.typed_rows takes them; all raise
+    ValueError."""
+    return {column.name: column.type if column.diverges else _PARSERS[column.type] for column in columns}
 
 
-STEP_COLUMNS = types(STEPS)
-TELEMETRY_COLUMNS = types(TELEMETRY)
+def _integer(text: str) -> int:
+    value = int(text)
+    if not -(2**63) <= value < 2**63:
+        raise ValueError(f"{text[:20]}... has more than 64 bits")
+    return value
+
+
+def _finite(text: str) -> float:
+    value = float(text)
+    if not math.isfinite(value):
+        raise ValueError(f"{text[:20]} is not a finite number")
+    return value
+
+
+_PARSERS: dict[type, Callable[[str], Any]] = {int: _integer, float: _finite, str: str}
+
+
+STEP_COLUMNS = parsers(STEPS)
+TELEMETRY_COLUMNS = parsers(TELEMETRY)
 SHAPE_COLUMNS = names(_SHAPE)
 MEASURED_COLUMNS = names((*_MEASURED_HEAD, *_MEASURED_REST))
 RESULT_COLUMNS = names(RESULTS)
 RESULT = {column.name: column for column in RESULTS}
 PHASE_COLUMNS = names(_PHASES)
-CURVE_COLUMNS = types(CURVE)
-COLLECTIVE_COLUMNS = types(COLLECTIVES)
-COMPONENT_COLUMNS = types(COMPONENTS)
+CURVE_COLUMNS = parsers(CURVE)
+COLLECTIVE_COLUMNS = parsers(COLLECTIVES)
+COMPONENT_COLUMNS = parsers(COMPONENTS)
 COMPARISON_COLUMNS = names(COMPARISON)
 HEAD_COLUMNS = names(HEADS)
 SPEEDRUN_COLUMNS = names(SPEEDRUN)

@@ -7,7 +7,7 @@
 speedrun.json is renewed after every seed and holds no path, so that a copy of it is a record by itself.
 """
 
-import math
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -79,7 +79,7 @@ def read_speedrun(path: Path) -> dict[str, Any]:
 
 
 def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
 
 
 def _is_row(row: object) -> bool:

@@ -22,7 +22,8 @@ from typing import Any
 from common.atomic import atomic_path
 from common.errors import SchemaError, content_code
 from common.reading import read_regular
-from records.files import MOST_TABLE_BYTES, PathInFolder, read_record, typed_rows
+from records.documents import TrainState, read_document
+from records.files import MOST_TABLE_BYTES, PathInFolder, typed_rows
 from records.run import RunDirectory, TrialDirectory
 from records.schema import CURVE_COLUMNS
 
@@ -73,7 +74,7 @@ class TrainRun:
 
     def read_state(self) -> dict[str, Any] | None:
         """Return train.json, or None if no attempt has ended. Raises SchemaError when it is damaged."""
-        return read_record(self.state_json) if self.state_json.exists() else None
+        return read_document(self.state_json, TrainState) if self.state_json.exists() else None
 
     def loss_label(self, task: str) -> str:
         """Return what the training loss is made of; "" where that is not known."""

@@ -10,6 +10,7 @@ from typing import Any
 
 from common.errors import Code, UsageError
 from common.train_spec import TrainSpec
+from records.documents import wrong_field
 from records.files import SCHEMA_VERSION
 
 KINDS = ("throughput", "input", "probe", "profile", "train", "comm", "components", "measure")
@@ -137,13 +138,19 @@ class Trial(TrainSpec):
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> "Trial":
-        """Read what `to_json` wrote; unknown fields of the same schema version are ignored."""
+        """Read what `to_json` wrote; unknown fields of the same schema version are ignored.
+
+        Raises:
+            UsageError: a field has a value of another type, or one that no trial can have.
+        """
         names = {field.name for field in dataclasses.fields(cls)}
         fields = {name: item for name, item in value.items() if name in names}
-        for name in ("profiler_options", "command"):
-            fields[name] = tuple(fields.get(name, ()))
-        for name in ("training", "collective"):
-            fields[name] = tuple(sorted(dict(fields.get(name, ())).items()))
+        pairs = {name: fields.pop(name, None) or {} for name in ("training", "collective")}
+        wrong = wrong_field(fields, cls) or wrong_field(pairs, dict[str, dict[str, Any]])
+        if wrong:
+            raise UsageError("file-damaged", wrong)
+        fields |= {name: tuple(fields.get(name, ())) for name in ("profiler_options", "command")}
+        fields |= {name: tuple(sorted(found.items())) for name, found in pairs.items()}
         return cls(**fields)
 
 

@@ -77,7 +77,7 @@ def summarize(
     made = steps
     if trial.kind == "measure" and trial.profiler is not None:
         trial, steps = _not_profiled(trial, steps)
-    absent = sorted(set(range(trial.world_size)) - set(steps)) if trial.nodes > 1 else []
+    absent = trial.world_size - sum(rank < trial.world_size for rank in steps) if trial.nodes > 1 else 0
     window = find_window(trial, {} if absent else steps)
     unknown: dict[str, str] = {}
     result: dict[str, Any] = dict.fromkeys(MEASURED_COLUMNS)
@@ -159,9 +159,9 @@ def _read_rate(ranks: Mapping[int, Mapping[str, Any]]) -> float | None:
     return min(rates, default=None)
 
 
-def _why_empty(trial: Trial, steps: Mapping[int, Sequence[Row]], absent: Sequence[int]) -> str:
+def _why_empty(trial: Trial, steps: Mapping[int, Sequence[Row]], absent: int) -> str:
     if absent:
-        ranks = f"{len(absent)} rank{'s'[: len(absent) != 1]}"
+        ranks = f"{absent} rank{'s'[: absent != 1]}"
         return (
             f"the records of {ranks} are on other nodes: merge those of all {trial.nodes} nodes with "
             "`bertbench collect`"
@@ -242,11 +242,13 @@ def _utilization(
 
     A peak of another type than the trial's GEMMs does not count: older records have one in bf16 beside FP8.
     """
-    peaks = {rank: _peak_of(record.get("measured_peak") or {}) for rank, record in ranks.items()}
-    missing = [rank for rank in range(trial.ranks) if not peaks.get(rank)]
+    found = {rank: _peak_of(record.get("measured_peak") or {}) for rank, record in ranks.items()}
+    peaks = {rank: values for rank, values in found.items() if values}
+    missing = trial.ranks - sum(rank < trial.ranks for rank in peaks)
     if missing:
-        others = f" (nor {len(missing) - 1} other{'s'[: len(missing) > 2]})" if missing[1:] else ""
-        reason = f"rank {missing[0]} measured no peak{others}"
+        first_missing = next(rank for rank in range(trial.ranks) if rank not in peaks)
+        others = f" (nor {missing - 1} other{'s'[: missing > 2]})" if missing > 1 else ""
+        reason = f"rank {first_missing} measured no peak{others}"
         unknown["mfu"] = unknown["measured_peak_flops"] = reason
         return {"measured_peak": None}
     # A rank that drives several devices measures its first one.

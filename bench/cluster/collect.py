@@ -16,6 +16,7 @@ from bench.plan.sweep import write_results
 from common import locks
 from common.atomic import atomic_path
 from common.errors import InputError, UsageError
+from records.documents import Request, Result, read_document
 from records.files import read_record, write_record
 from records.run import RunDirectory, TrialDirectory
 
@@ -211,7 +212,7 @@ class _Gathering:
 
     def _join(self, trial: TrialDirectory, prefix: str) -> None:
         """Compute the result of all ranks; the results of each source are kept separately."""
-        said = self._versions(f"{prefix}result.json")
+        said = self._versions(f"{prefix}result.json", Result)
         if not said:
             return
         worst = next((result for result in said if result["status"] != "ok"), said[0])
@@ -226,7 +227,7 @@ class _Gathering:
         """Make sweep.json list all trials and all requests."""
         if not any(name.startswith(f"{NODES}/") and name.count("/") == 2 for name in self._sweeps()):
             return
-        first, *others = self._versions("sweep.json")
+        first, *others = self._versions("sweep.json", Request)
         earlier: list[Any] = list(first.get("earlier", []))
         for record in others:
             for request in [*record.get("earlier", []), record.get("request")]:
@@ -238,7 +239,7 @@ class _Gathering:
     def _sweeps(self) -> list[str]:
         return [name for name in self._origin if PurePosixPath(name).name == "sweep.json"]
 
-    def _versions(self, name: str) -> list[dict[str, Any]]:
+    def _versions(self, name: str, kind: type) -> list[dict[str, Any]]:
         """Read each source's version of a record that a combined one replaces; move the first version aside."""
         origin = self._origin.get(name)
         if origin is None:
@@ -248,7 +249,7 @@ class _Gathering:
             _copy(self._out / name, self._out / kept)
             self._origin[kept] = origin
         others = [f"{NODES}/{label}/{name}" for label in self.told.sources if label != origin[0]]
-        return [read_record(self._out / path) for path in (kept, *others) if path in self._origin]
+        return [read_document(self._out / path, kind) for path in (kept, *others) if path in self._origin]
 
 
 def _damage(trial: TrialDirectory) -> str:
