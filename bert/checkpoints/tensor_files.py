@@ -1,12 +1,14 @@
 """Files of named tensors: safetensors, read and written; PyTorch's own, read without running what they hold."""
 
 import errno
+import io
 import os
 import pickle  # nosec B403 # for the name of its error
 import re
 import warnings
 import zipfile
-from collections.abc import Iterator, Mapping
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -14,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from bert.checkpoints.pickle_check import ExcessivePickleError, UnsafePickleError, check_pickle
 from common.atomic import atomic_path
 from common.errors import InputError, StorageError, read_code
 from common.json_file import read_json
@@ -21,6 +24,10 @@ from common.reading import open_regular
 
 # Where training scripts keep the weights among the rest (NVIDIA: "model").
 _NESTED = ("model", "state_dict", "model_state_dict", "module")
+_LEGACY_PICKLES = 5
+"""Of the form before PyTorch 1.6: a magic number, the protocol, sizes of numbers, the object, the keys of storages."""
+_MOST_SHARED = 8
+"""Bytes of all tensors, per byte of the storages that they share: a decoder shares the embeddings."""
 _REMEDY = "copy it again from its source"
 
 
@@ -76,10 +83,10 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
         )
     if path.name.endswith(".index.json"):
         return _read_shards(path)
+    if start[8:9] == b"{" and not start.startswith(b"PK"):  # the length before it may begin with 80 too
+        return _read_safetensors(path)
     if start.startswith((b"PK\x03\x04", b"\x80")):
         return _read_pytorch(path)
-    if start[8:9] == b"{":
-        return _read_safetensors(path)
     raise InputError(
         "file-format",
         f"{path} is neither a safetensors nor a PyTorch file: give model.safetensors, pytorch_model.bin, a folder "
@@ -123,7 +130,7 @@ def _read_shards(index: Path) -> dict[str, Tensor]:
 
 
 def _read_pytorch(path: Path) -> dict[str, Tensor]:
-    _refuse_packed(path)
+    _check_pickles(path)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of TypedStorage, which nobody here can change
@@ -134,12 +141,7 @@ def _read_pytorch(path: Path) -> dict[str, Tensor]:
             raise InputError(
                 "file-damaged", f"{path} is damaged or not a file of PyTorch weights: {_REMEDY}"
             ) from error
-        raise InputError(
-            "file-unsafe",
-            f"{path} holds Python objects besides tensors ({named[1]}), and loading them would run code from the file. "
-            "If you trust it, save its weights alone: torch.save(model.state_dict(), 'weights.bin'), or as "
-            "safetensors",
-        ) from error
+        raise _unsafe(path, named[1]) from error
     except Exception as error:  # a damaged pickle can fail in every way there is
         raise InputError(
             "file-damaged", f"{path} is damaged or not a PyTorch file ({_first_line(error)}): {_REMEDY}"
@@ -147,13 +149,35 @@ def _read_pytorch(path: Path) -> dict[str, Tensor]:
     return _checked(_state_dict(content, path), path)
 
 
-def _refuse_packed(path: Path) -> None:
-    """Raise InputError for an archive that holds more than its own size: PyTorch writes none, and unpacks it whole."""
+def _check_pickles(path: Path) -> None:
+    """Refuse what `torch.load` would read or unpack although no file of weights has it. Raises InputError."""
     try:
-        with zipfile.ZipFile(path) as archive:
-            unpacked = sum(member.file_size for member in archive.infolist())
-    except (zipfile.BadZipFile, OSError, ValueError, NotImplementedError):
-        return  # of the older form, or damaged, which PyTorch says
+        with path.open("rb") as file:
+            if file.read(2) != b"PK":
+                file.seek(0)
+                for _ in range(_LEGACY_PICKLES):
+                    check_pickle(file)
+                return
+            with zipfile.ZipFile(file) as archive:
+                _refuse_packed(path, archive.infolist())
+                for member in archive.infolist():
+                    if member.filename.lower().endswith("data.pkl"):
+                        check_pickle(io.BytesIO(archive.read(member)))
+    except UnsafePickleError as error:
+        raise _unsafe(path, str(error)) from error
+    except ExcessivePickleError as error:
+        raise InputError(
+            "file-limit", f"{path} holds keys or texts that refer to themselves again and again: {_REMEDY}"
+        ) from error
+    except (zipfile.BadZipFile, zlib.error, OSError, ValueError, LookupError, RuntimeError, EOFError) as error:
+        raise InputError(
+            "file-damaged", f"{path} is damaged or not a file of PyTorch weights ({_first_line(error)}): {_REMEDY}"
+        ) from error
+
+
+def _refuse_packed(path: Path, members: Sequence[zipfile.ZipInfo]) -> None:
+    """Raise InputError for an archive that holds more than its own size: PyTorch writes none, and unpacks it whole."""
+    unpacked = sum(member.file_size for member in members)
     size = path.stat().st_size
     if unpacked > size:
         raise InputError(
@@ -161,6 +185,14 @@ def _refuse_packed(path: Path) -> None:
             f"{path} has {size:,} bytes but would unpack to {unpacked:,}, which no file written by PyTorch does: save "
             "its weights again with torch.save, or as safetensors",
         )
+
+
+def _unsafe(path: Path, name: str) -> InputError:
+    return InputError(
+        "file-unsafe",
+        f"{path} holds Python objects besides tensors ({name}), and loading them would run code from the file. "
+        "If you trust it, save its weights alone: torch.save(model.state_dict(), 'weights.bin'), or as safetensors",
+    )
 
 
 def _state_dict(content: Any, path: Path) -> Mapping[str, Tensor]:
@@ -197,6 +229,14 @@ def _checked(tensors: Mapping[str, Tensor], path: Path) -> dict[str, Tensor]:
                 f"{name} of {path} is not a dense tensor of numbers: save it again as ordinary dense tensors",
             )
         found[name] = tensor.detach()
+    storages = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in found.values()}
+    total = sum(tensor.numel() * tensor.element_size() for tensor in found.values())
+    if total > _MOST_SHARED * sum(storages.values()):
+        raise InputError(
+            "file-limit",
+            f"the tensors of {path} have {total:,} bytes and share {sum(storages.values()):,}: save them again, each "
+            "with its own values",
+        )
     return found
 
 
