@@ -398,6 +398,8 @@ class _Parser:
         """Resolve links and templates of a line; what cannot be parsed is left as it is."""
         if line.count("[") - line.count("]") > _MOST_OPEN:
             return line.replace("[", " ")
+        if line.count("{{") - line.count("}}") > _MOST_OPEN:
+            line = line.replace("{{", " ")
         parts: list[str] = []
         for chunk in markup.pieces_of(line, _MOST_PARSED):
             code = self._parse(chunk)
