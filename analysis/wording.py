@@ -6,6 +6,9 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+# Embeddings, overrides and isolates of the two directions of writing; the marks of Arabic and Hebrew stay.
+_REORDERING = dict.fromkeys((*range(0x202A, 0x202F), *range(0x2066, 0x206A)), " ")
+
 Row = Mapping[str, Any]
 
 UNKNOWN = "–"  # noqa: RUF001  an en dash, as tables have it
@@ -309,12 +312,21 @@ def _short(value: object) -> str:
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:8]
 
 
+def in_order(text: str) -> str:
+    """Return a text with a blank for every character that shows others in another order than they have."""
+    return text if text.isprintable() else text.translate(_REORDERING)
+
+
 def inert(value: Any) -> Any:
-    """Return a cell of a table that people open: a text that a spreadsheet would run as a formula gets an apostrophe.
+    """Return a cell of a table that people open: a text that a spreadsheet would run as a formula gets an apostrophe,
+    and is `in_order`.
 
     Names in traces are whatever somebody called them: =HYPERLINK(...) is one.
     """
-    if not isinstance(value, str) or not value.startswith(("=", "+", "-", "@", "\t", "\r")):
+    if not isinstance(value, str):
+        return value
+    value = in_order(value)
+    if not value.startswith(("=", "+", "-", "@", "\t", "\r")):
         return value
     try:
         float(value)

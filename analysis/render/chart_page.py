@@ -2,8 +2,10 @@
 
 import base64
 import json
+import resource
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
@@ -24,7 +26,7 @@ _HERE = Path(__file__).parent
 class ChartsOfPage:
     """Collects the figures of a page while it is rendered; `add` returns the HTML of each, `script` draws them.
 
-    Every figure is also written as PNG. Where vl-convert is not installed, the page holds the PNG instead of a chart.
+    Every figure is also written as PNG. Where vl-convert cannot be used, the page holds the PNG instead of a chart.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -58,7 +60,7 @@ class ChartsOfPage:
         path = write_png(figure, self.folder / below)
         self.pictures.append(path)
         alt = f"{figure.title}. {figure.caption}"
-        if not _is_installed():
+        if not _is_usable():
             data = base64.b64encode(path.read_bytes()).decode("ascii")
             return Markup('<img src="data:image/png;base64,{}" alt="{}">').format(data, alt)
         self._figures.append(figure)
@@ -71,22 +73,21 @@ class ChartsOfPage:
             return ""
         most = MOST_POINTS
         while len(data := json.dumps([chart(figure, most) for figure in self._figures], separators=(",", ":"),
-                                     allow_nan=False)) > MOST_BYTES and most > 100:  # fmt: skip
+                                     allow_nan=False, ensure_ascii=False)) > MOST_BYTES and most > 100:  # fmt: skip
             most //= 2
         code = "".join((_HERE / name).read_text(encoding="utf-8") for name in ("chart_parts.js", "chart.js"))
         # The library keeps its names local: it exports properties of the window.
         return f"(() => {{{_within_script(self._library.result())}\n}})();\n{code}\ndrawCharts({_within_json(data)});"
 
 
-def _is_installed() -> bool:
-    from importlib.util import find_spec
-
-    return find_spec("vl_convert") is not None
+def _is_usable() -> bool:
+    """Whether the library can be had: the V8 of its package ends the process where `ulimit -v` is set."""
+    return find_spec("vl_convert") is not None and resource.getrlimit(resource.RLIMIT_AS)[0] == resource.RLIM_INFINITY
 
 
 def _library() -> str:
     """Return Vega-Lite, Vega and vega-embed as one script, from the installed package."""
-    if not _is_installed():
+    if not _is_usable():
         return ""
     import vl_convert
 

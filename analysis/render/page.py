@@ -19,6 +19,7 @@ from analysis.render import tables
 from analysis.render.chart_page import ChartsOfPage
 from analysis.render.figure import Figure
 from analysis.render.finding_tables import table_of
+from analysis.wording import in_order
 from common.atomic import remove_left_overs, storage_errors, write_text
 from common.locks import locked
 
@@ -290,7 +291,9 @@ def write_page(page: Page, folder: Path) -> list[Path]:
         page=page, written=written, charts=charts, parts=outline.parts, **files
     )
     path = folder / PAGE
-    write_text(path, text.encode("utf-8", "replace").decode())  # names of files may hold bytes that are no UTF-8
+    write_text(
+        path, in_order(text).encode("utf-8", "replace").decode()
+    )  # names of files may hold bytes that are no UTF-8
     return [path, *charts.pictures, *csvs.written]
 
 

@@ -3,6 +3,7 @@ import dataclasses
 import html
 import html.parser
 import re
+import resource
 from pathlib import Path
 
 import pytest
@@ -104,6 +105,36 @@ def test_names_from_outside_are_escaped_everywhere(tmp_path: Path) -> None:
     page = Page(text)
     assert page.tags.count("script") == 1 and "b" not in page.tags
     assert "alert(1)&lt;b&gt;" in text and "{{ 7 * 7 }}" in text
+
+
+def test_characters_that_reverse_text_reach_neither_pages_nor_tables(tmp_path: Path) -> None:
+    run = RunDirectory(tmp_path)
+    name = "gpu\u202e001A\u2066"
+    environment = {**ENVIRONMENT, "device_name": name, "cpu": {"model": name}}
+    for implementation in ("bertbench", name):
+        trial = Trial(implementation=implementation)
+        directory = run.trial("t" + implementation[:3]).path
+        other = RunDirectory(tmp_path / implementation[:3])
+        written = write_trial(
+            other,
+            dataclasses.replace(trial, implementation="x"),
+            {0: step_rows([50.0] * 12, 8)},
+            environment=environment,
+        )
+        directory.parent.mkdir(parents=True, exist_ok=True)
+        other.trial(written.trial_id).path.rename(directory)
+        write_record(directory / "trial.json", trial.to_json())
+    write_report(run)
+    texts = {path.name: path.read_text(encoding="utf-8") for path in run.report.rglob("*.[ch][st][vm]*")}
+    assert {"report.html", "results.csv"} <= texts.keys() and "gpu 001A" in texts["report.html"]
+    found = [name for name, text in texts.items() if re.search(r"[\u202a-\u202e\u2066-\u2069]|\\u202e", text)]
+    assert not found
+
+
+def test_under_a_limit_of_address_space_charts_are_pictures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("resource.getrlimit", lambda kind: (2**36, resource.RLIM_INFINITY))
+    page = Page(write_report(write_sweep(tmp_path, **SMALL)).read_text(encoding="utf-8"))
+    assert page.sources and all(source.startswith("data:image/png") for source in page.sources)
 
 
 def test_a_run_with_only_failures_says_so_first(tmp_path: Path) -> None:

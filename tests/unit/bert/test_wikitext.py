@@ -145,7 +145,8 @@ def test_redirects_and_disambiguations_are_told() -> None:
 
 
 HOSTILE = {
-    "braces": "{{", "templates": "{{a|", "brackets": "[[", "quotes": "'''", "refs": "<ref>", "open-refs": "<ref ", "tables": "{|",
+    "templates": "{{a|",
+    "braces": "{{", "brackets": "[[", "quotes": "'''", "refs": "<ref>", "open-refs": "<ref ", "tables": "{|",
     "table-lines": "{|\n", "links": "[[a|b ", "addresses": "[http://a ", "files": "[[File:a|", "bold": "<b>",
     "comments": "<!--", "nowikis": "<nowiki>", "headings": "==", "holes": ", ; ( ", "commas": ",", "entities": "&amp",
     "mixed": "[[a '' <b> {{x| ",
