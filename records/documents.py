@@ -1,6 +1,6 @@
 """The JSON documents of a trial and of a run: the types of their fields, and the one check of a value against them.
 
-A field that stands here is used as what it is declared to be; other fields of a document are shown, or not read. Old
+A declared field is used as its type; other fields of a document are shown, or not read. Old
 documents lack fields, so none is required unless it says so.
 """
 

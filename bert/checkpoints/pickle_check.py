@@ -4,7 +4,7 @@
 codecs, the hash of tuples that hold one tuple again and again.
 """
 
-import pickletools
+import pickletools  # nosec B403 # names the opcodes of a pickle and runs none
 from typing import Any, BinaryIO
 
 _REBUILDERS = (

@@ -2,6 +2,7 @@
 
 import errno
 import json
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -338,9 +339,16 @@ def test_finished_features_are_kept_in_a_folder_that_cannot_be_written(
     def failing(*_: object, **__: object) -> None:
         raise OSError(errno.EROFS, "Read-only file system")
 
+    opened = os.open
+
+    def unwritable(path: Any, flags: int, *rest: Any, **named: Any) -> int:
+        if flags & (os.O_WRONLY | os.O_RDWR):
+            failing()
+        return opened(path, flags, *rest, **named)
+
     first = case.make()
     monkeypatch.setattr("tempfile.mkstemp", failing)
-    monkeypatch.setattr("common.locks.os.open", failing)
+    monkeypatch.setattr("common.locks.os.open", unwritable)
     monkeypatch.setattr("os.access", lambda *_: False)
     again = case.make()
     assert again.kept and again.features == first.features
