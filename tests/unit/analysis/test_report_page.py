@@ -124,7 +124,7 @@ def test_characters_that_reverse_text_reach_neither_pages_nor_tables(tmp_path: P
         directory.parent.mkdir(parents=True, exist_ok=True)
         other.trial(written.trial_id).path.rename(directory)
         write_record(directory / "trial.json", trial.to_json())
-    write_report(run)
+    report_page(run)
     texts = {path.name: path.read_text(encoding="utf-8") for path in run.report.rglob("*.[ch][st][vm]*")}
     assert {"report.html", "results.csv"} <= texts.keys() and "gpu 001A" in texts["report.html"]
     found = [name for name, text in texts.items() if re.search(r"[\u202a-\u202e\u2066-\u2069]|\\u202e", text)]
@@ -133,7 +133,7 @@ def test_characters_that_reverse_text_reach_neither_pages_nor_tables(tmp_path: P
 
 def test_under_a_limit_of_address_space_charts_are_pictures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("resource.getrlimit", lambda kind: (2**36, resource.RLIM_INFINITY))
-    page = Page(write_report(write_sweep(tmp_path, **SMALL)).read_text(encoding="utf-8"))
+    page = Page(report_page(write_sweep(tmp_path, **SMALL)).read_text(encoding="utf-8"))
     assert page.sources and all(source.startswith("data:image/png") for source in page.sources)
 
 
