@@ -138,7 +138,7 @@ class RankRecord(TypedDict, total=False):
     seconds: dict[str, float] | None
     series: dict[str, list[int]] | None
     place: Place | None
-    framework: str | None
+    framework: dict[str, Any] | str | None
     outcome: dict[str, Any] | None
 
 
