@@ -31,7 +31,8 @@ _PATIENT_TORCHRUN = (
 _PLAIN = re.compile(r"[A-Za-z0-9_.,:+/@%=\[\]*&|()-]+")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _ARRAY = re.compile(r"\d+(-\d+(:[1-9]\d*)?)?(,\d+(-\d+(:[1-9]\d*)?)?)*(%[1-9]\d*)?")
-_RANGE = re.compile(r"(\d+)-(\d+)")
+_RANGE = re.compile(r"(\d+)(?:-(\d+)(?::(\d+))?)?")
+_MOST_INDEX = 4_000_000  # of Slurm's MaxArraySize, at most
 _MOUNT = re.compile(r"[^:,]+:/[^:,]*(:[^:,]+)?")
 
 
@@ -101,11 +102,15 @@ class SlurmOptions(JobOptions):
             raise UsageError(
                 "option-value", f"--array {self.array!r}: give indices such as 0-9, 1,3,5, 0-99:10 or 0-99%10"
             )
-        backwards = [text for text, *ends in _ranges(self.array or "") if ends[0] > ends[1]]
-        if backwards:
-            raise UsageError(
-                "option-value", f"--array {self.array}: {backwards[0]} is descending: give the smaller index first"
-            )
+        for text, indices in _ranges(self.array or ""):
+            if not indices:
+                raise UsageError(
+                    "option-value", f"--array {self.array}: {text} is descending: give the smaller index first"
+                )
+            if indices[-1] > _MOST_INDEX:
+                raise UsageError(
+                    "option-value", f"--array {self.array}: {text} is above {_MOST_INDEX:,}, the most that Slurm allows"
+                )
         if self.array is not None and self.sweep:
             raise UsageError(
                 "option-conflict", "--array and --sweep exclude each other: a sweep is an array over its combinations"
@@ -135,8 +140,15 @@ class SlurmOptions(JobOptions):
             raise UsageError("option-missing", f"{given} needs a container: give --image too, or omit it")
 
 
-def _ranges(array: str) -> list[tuple[str, int, int]]:
-    return [(match[0], int(match[1]), int(match[2])) for match in _RANGE.finditer(array)]
+def _ranges(array: str) -> list[tuple[str, range]]:
+    """Return each part of --array as text and as indices."""
+    parts = _RANGE.finditer(array.partition("%")[0])
+    return [(match[0], range(int(match[1]), int(match[2] or match[1]) + 1, int(match[3] or 1))) for match in parts]
+
+
+def _count(array: str) -> int:
+    """Return the number of tasks."""
+    return len({index for _, indices in _ranges(array) for index in indices})
 
 
 class Slurm:
@@ -168,7 +180,7 @@ class Slurm:
             ],
             array=array,
             axes=_axes(grid),
-            combinations=_combinations(grid),
+            array_count=_count(array) if array else 0,
             torchrun=options.launcher == "torchrun",
             patient_torchrun=_PATIENT_TORCHRUN,
             python=options.python or ("python3" if options.image else sys.executable),
@@ -289,7 +301,9 @@ def _gpus(options: SlurmOptions, group: Group) -> str:
 def _component(options: SlurmOptions, group: Group, number: int, count: int) -> str:
     """Return the options and the program of one component of the srun command."""
     words = [f"--het-group={number}"] if count > 1 else []
-    words += [f"--nodes={group.nodes}", f"--ntasks={group.nodes}", "--ntasks-per-node=1", "--kill-on-bad-exit=1"]
+    # Without --export, srun obeys that of sbatch: the command would miss the variables of the script.
+    words += ["--export=ALL", f"--nodes={group.nodes}", f"--ntasks={group.nodes}", "--ntasks-per-node=1"]
+    words += ["--kill-on-bad-exit=1"]
     words += [quote(_gpus(options, group))] if group.gpus else []
     words += [f"--cpus-per-task={options.cpus}"] if options.cpus else []
     words += map(quote, _container_options(options))

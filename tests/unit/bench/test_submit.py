@@ -8,8 +8,10 @@ import os
 import re
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -163,6 +165,54 @@ def test_hostile_words_reach_the_command_unchanged(tmp_path: Path) -> None:
     assert json.loads(done.stdout) == [[*HOSTILE, "x3'y"], value]
 
 
+@pytest.mark.parametrize(("array", "count"), [("0-3", 4), ("7", 1), ("1,3,5%2", 3), ("0-99:10", 10), ("0-3,2-5", 6)])
+def test_the_count_is_that_of_the_whole_array_where_one_task_is_submitted_again(
+    array: str, count: int, tmp_path: Path
+) -> None:
+    argv = ["slurm", "--launcher", "none", "--array", array, "--chdir", str(tmp_path), "--", "echo"]
+    script = tmp_path / "job.sbatch"
+    script.write_text(rendered([*argv, "{array_index}/{array_count}"]), encoding="utf-8")
+    environment = fakes(tmp_path) | {"SLURM_ARRAY_TASK_ID": "3", "SLURM_ARRAY_TASK_COUNT": "1"}
+    done = subprocess.run(["bash", str(script)], env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout == f"3/{count}\n"
+
+
+@pytest.mark.parametrize(
+    ("status", "signalled", "requeued"),
+    [(0, True, True), (130, True, True), (3, True, False), (0, False, False), (130, False, False)],
+)
+def test_only_a_job_that_stopped_on_the_signal_before_its_limit_is_requeued(
+    status: int, signalled: bool, requeued: bool, tmp_path: Path
+) -> None:
+    environment = fakes(tmp_path)
+    programs = {
+        "srun": f"touch started\nuntil [[ -e stop ]]; do sleep 0.02; done\nexit {status}",
+        "scancel": "touch stop",
+        "scontrol": 'echo "$1" > requeued',
+    }
+    for name, body in programs.items():
+        (tmp_path / name).write_text(f"#!/usr/bin/env bash\n{body}\n", encoding="utf-8")
+        (tmp_path / name).chmod(0o755)
+    argv = ["slurm", "--launcher", "none", "--time-limit", "9", "--requeues", "2", "--chdir", str(tmp_path)]
+    script = tmp_path / "job.sbatch"
+    script.write_text(rendered([*argv, "--", "bertbench", "throughput"]), encoding="utf-8")
+    with subprocess.Popen(["bash", str(script)], env=environment) as job:
+        while not (tmp_path / "started").exists():
+            assert job.poll() is None
+            time.sleep(0.01)
+        if signalled:
+            job.send_signal(signal.SIGUSR1)
+        else:
+            (tmp_path / "stop").touch()
+        assert job.wait(10) == status
+    assert (tmp_path / "requeued").exists() == requeued
+
+
+def test_every_step_gets_the_variables_of_the_script_whatever_sbatch_exports() -> None:
+    script = rendered(["slurm", "--gpus-per-node", "1", "2", "--option", "export=NONE", "--", "x"])
+    assert script.count("--nodes=1 --ntasks=1") == script.count("--export=ALL") == 2
+
+
 def test_torchrun_gets_hostile_words_unchanged(tmp_path: Path) -> None:
     python = tmp_path / "a python"
     python.write_text(
@@ -240,6 +290,7 @@ def test_text_stays_text_in_every_yaml() -> None:
         (["slurm", "--gpus-per-node", "1", "--array", "all", "--", "x"], "option-value", "--array 'all'"),
         (["slurm", "--gpus-per-node", "1", "--array", "5-1", "--", "x"], "option-value", "5-1 "),
         (["slurm", "--gpus-per-node", "1", "--array", "0-3,9-7:2%4", "--", "x"], "option-value", "9-7"),
+        (["slurm", "--gpus-per-node", "1", "--array", "4000001", "--", "x"], "option-value", "4000001"),
         (["slurm", "--gpus-per-node", "1", "--at-once", "2", "--", "x"], "option-not-applicable", "--at-once"),
         (["slurm", "--gpus-per-node", "1", "--time-limit", "1:99:99", "--", "x"], "option-value", "'1:99:99'"),
         (["slurm", "--gpus-per-node", "1", "--time-limit", "90:60", "--", "x"], "option-value", "--time-limit '90:60'"),
