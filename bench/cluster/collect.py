@@ -253,15 +253,18 @@ class _Gathering:
 
 
 def _damage(trial: TrialDirectory) -> str:
-    """Return why the records of a trial cannot be read, or an empty text. Missing records are no damage."""
+    """Return why the records of a trial cannot be used, or an empty text. Missing records are no damage."""
     try:
         if trial.trial_json.exists():
             trial.read_trial()
-        trial.read_result()
+        result = trial.read_result() or {}
         trial.read_environment()
         trial.read_ranks()
+        measured = result.get("steps_measured") or 0
         for rank in trial.ranks():
-            trial.read_steps(rank)
+            rows = len(trial.read_steps(rank))
+            if rows < measured:
+                return f"{trial.steps_csv(rank)} has {rows:,} of at least {measured:,} steps"
     except InputError as error:
         return str(error)
     return ""

@@ -243,6 +243,25 @@ def test_a_trial_that_cannot_be_read_never_wins_and_is_named_each_time(tmp_path:
     assert list((out / "nodes" / "a" / "trials").rglob("trial.json")), "what there is of it is kept"
 
 
+@pytest.mark.parametrize("incomplete_first", [True, False])
+@pytest.mark.parametrize("lines", [0, 1, 3])
+def test_a_trial_with_fewer_steps_than_were_measured_never_wins(
+    tmp_path: Path, lines: int, incomplete_first: bool
+) -> None:
+    alone = Trial(micro_batch_size=4, start_iteration=0, stop_iteration=4, device="cpu")
+    bad, good = put_node(tmp_path / "a", 0, 10, alone), put_node(tmp_path / "b", 0, 20, alone)
+    for folder in (bad, good):
+        (directory,) = RunDirectory(folder).trials()
+        write_record(directory.result_json, {"trial_id": alone.trial_id, "status": "ok", "steps_measured": 4})
+    (path,) = bad.glob("trials/*/steps-0.csv")
+    path.write_text("".join(path.read_text(encoding="utf-8").splitlines(keepends=True)[:lines]), encoding="utf-8")
+    out = tmp_path / "out"
+    found = result("collect", *([bad, good] if incomplete_first else [good, bad]), "--out", out)
+    assert found.code == 1 and len(found.problems) == 1 and f"of {bad}: " in found.problems[0]
+    assert len(results(out)) == 1 and RunDirectory(out).trials()[0].read_steps(0)[0]["step_time_ms"] == 20
+    assert list((out / "nodes" / "a").rglob("steps-0.csv")), "what there is of it is kept"
+
+
 def test_a_damaged_trial_alone_is_named_and_takes_its_place_once_it_is_whole(tmp_path: Path) -> None:
     alone = Trial(micro_batch_size=4, start_iteration=0, stop_iteration=4, device="cpu")
     one, out = put_node(tmp_path / "a", 0, 10, alone), tmp_path / "out"
