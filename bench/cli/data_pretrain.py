@@ -42,7 +42,8 @@ def run(options: DataPretrainOptions) -> Result:
 
     _show_terms(options.prepare)
     summary = prepare(options.prepare, show_stages())
-    return Result(document=summary.to_json(), blocks=[Facts(list(_rows(summary)))], notes=summary.notes)
+    rows = list(_rows(summary))
+    return Result(document=summary.to_json(), blocks=[Facts(rows)] if rows else [], notes=summary.notes)
 
 
 def _show_terms(config: PrepareConfig) -> None:

@@ -175,6 +175,7 @@ def _summary(runner: StageRunner, sharded: Finished | None) -> PrepareSummary:
         files = _tokens(runner, sharded, pieces)
         lengths = [_hdf5(runner, sharded, pieces, files, length) for length in runner.config.seq_lens]
     counts = {stage.stage: stage.counts for stage in runner.stages}
+    idle = [] if runner.stages else [_NOTHING_TO_DO[stage] for stage in runner.config.stages]
     text_counts = next((counts[stage] for stage in ("shard", "sentences") if counts.get(stage)), {})
     return PrepareSummary(
         dataset=runner.config.dataset_name,
@@ -185,10 +186,15 @@ def _summary(runner: StageRunner, sharded: Finished | None) -> PrepareSummary:
         vocab_size=None if pieces is None else len(pieces.pieces),
         vocab_path=path,
         vocab_trained=pieces is not None and runner.config.vocab is None,
-        notes=tuple(notes_of(runner.stages, runner.replaced, pieces, runner.changed)),
+        notes=(*idle, *notes_of(runner.stages, runner.replaced, pieces, runner.changed)),
     )
 
 
+# Only these stages may have no input; one of them is then all that was asked for.
+_NOTHING_TO_DO = {
+    "extract": "nothing to extract: the input holds no dumps; .txt files need no extraction, start with --stages clean",
+    "clean": "nothing to clean: the input holds no .txt files; run --stages extract, then --stages sentences",
+}
 DOWNLOAD_FOLDER = "download"
 _DIGESTS_FILE = ".inputs.json"
 

@@ -133,6 +133,16 @@ def test_stages_run_one_by_one_and_in_parts_give_the_same_bytes(
     assert everything(tmp_path) == everything(only(done).folder.parent.parent)
 
 
+def test_a_stage_without_input_of_its_kind_says_which_to_run(text: Path, tmp_path: Path) -> None:
+    summary = prepare(config(text, tmp_path / "a", stages=("extract",), part="0/4"))
+    assert not summary.stages and len(summary.notes) == 1 and "--stages clean" in summary.notes[0]
+    dumps = tmp_path / "dumps"
+    dumps.mkdir()
+    (dumps / "wiki.xml").write_text("<mediawiki></mediawiki>\n", encoding="utf-8")
+    summary = prepare(config(dumps, tmp_path / "b", stages=("clean",), part="0/4"))
+    assert not summary.stages and len(summary.notes) == 1 and "--stages extract" in summary.notes[0]
+
+
 def test_a_stage_without_the_one_before_says_which_to_run(text: Path, tmp_path: Path) -> None:
     for stage, before in (("sentences", "extract"), ("shard", "sentences"), ("hdf5", "shard")):
         with refused("data-unprepared", tmp_path, f"--stages {before}"):
