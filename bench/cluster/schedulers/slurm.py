@@ -32,6 +32,20 @@ _PLAIN = re.compile(r"[A-Za-z0-9_.,:+/@%=\[\]*&|()-]+")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _ARRAY = re.compile(r"\d+(-\d+(:[1-9]\d*)?)?(,\d+(-\d+(:[1-9]\d*)?)?)*(%[1-9]\d*)?")
 _RANGE = re.compile(r"(\d+)(?:-(\d+)(?::(\d+))?)?")
+# Options of sbatch on which the script depends, and the flags that set them ("": none may).
+_NOT_OPTIONS = {
+    "nodes": "--nodes",
+    "ntasks": "--processes-per-node",
+    "ntasks-per-node": "--processes-per-node",
+    "gpus-per-node": "--gpus-per-node",
+    "cpus-per-task": "--cpus",
+    "time": "--time-limit",
+    "signal": "--stop-seconds",
+    "array": "--array or --sweep",
+    "requeue": "--requeues",
+    "no-requeue": "--requeues",
+    "open-mode": "",
+}
 _MOST_INDEX = 4_000_000  # of Slurm's MaxArraySize, at most
 _MOUNT = re.compile(r"[^:,]+:/[^:,]*(:[^:,]+)?")
 
@@ -122,6 +136,8 @@ class SlurmOptions(JobOptions):
                 "option-not-applicable", "--at-once needs --sweep: for --array give the limit as in --array 0-99%10"
             )
         self._check_container()
+        for word in self.option:
+            _check_option(word)
         if self.requeues and (self.time_limit is None or not self.stop_seconds):
             raise UsageError(
                 "option-missing",
@@ -138,6 +154,15 @@ class SlurmOptions(JobOptions):
         if self.image is None and (self.mounts or self.container != "pyxis"):
             given = "--mounts" if self.mounts else f"--container {self.container}"
             raise UsageError("option-missing", f"{given} needs a container: give --image too, or omit it")
+
+
+def _check_option(word: str) -> None:
+    """Raise UsageError for an option, or its beginning, which sbatch accepts too, on which the script depends."""
+    name = word.partition("=")[0]
+    own = next((own for own in _NOT_OPTIONS if own.startswith(name)), None)
+    if own is not None:
+        remedy = f"give {_NOT_OPTIONS[own]} instead" if _NOT_OPTIONS[own] else "omit it"
+        raise UsageError("option-conflict", f"--option {word}: the script depends on its own --{own}: {remedy}")
 
 
 def _ranges(array: str) -> list[tuple[str, range]]:
@@ -162,6 +187,7 @@ class Slurm:
         """Return the script. Raises UsageError."""
         check_command(command)
         groups = groups_of(options)
+        _check_launcher(options, command, sum(group.nodes for group in groups))
         grid = {name: tuple(text.split(",")) for name, text in assignments("--sweep", options.sweep).items()}
         array = _indices(options, grid)
         _check_places(options, grid, command, groups)
@@ -199,6 +225,25 @@ class Slurm:
     def submission(self, options: SlurmOptions, path: Path) -> list[str]:
         """Return the sbatch command."""
         return ["sbatch", str(path)]
+
+
+# Commands of bertbench that write one folder: those that join the ranks of a launcher, and those of one node.
+_JOINING = ("comm", "throughput", "train")
+_OF_ONE_NODE = ("autotune", "compare-heads", "compare-strategies", "data", "profile", "speed-of-light", "speedrun")
+
+
+def _check_launcher(options: SlurmOptions, command: Sequence[str], nodes: int) -> None:
+    """Refuse a command that would run on every node and find its folder in use by the first one."""
+    name = command[1] if len(command) > 1 and Path(command[0]).name in ("bertbench", "bertbench.py") else ""
+    if options.launcher != "none" or nodes == 1 or name not in _JOINING + _OF_ONE_NODE:
+        return
+    remedy = "use one node"
+    if name in _JOINING:
+        remedy += ", or omit --launcher none and give --gpus-per-node N (--processes-per-node N on CPUs) for one run"
+    raise UsageError(
+        "unsupported-combination",
+        f"--launcher none would run `bertbench {name}` {nodes} times, once per node, with one folder: {remedy}",
+    )
 
 
 _OWN = ("array_index", "array_count")

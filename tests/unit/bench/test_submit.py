@@ -311,6 +311,14 @@ def test_text_stays_text_in_every_yaml() -> None:
         (["slurm", "--gpus-per-node", "1", "--requeues", "1", "--", "x"], "option-missing", "--requeues"),
         (["slurm", "--gpus-per-node", "1", "--env", "A-B=1", "--", "x"], "option-value", "--env 'A-B=1'"),
         (["slurm", "--gpus-per-node", "1", "--module", "--no-python", "--", "x"], "option-conflict", "--module"),
+        (
+            ["slurm", "--launcher", "none", "--nodes", "2", "--", "bertbench", "throughput", "pretrain"],
+            "unsupported-combination", "--gpus-per-node N",
+        ),
+        (
+            ["slurm", "--launcher", "none", "--gpus-per-node", "1", "2", "--", "/bin/bertbench", "profile"],
+            "unsupported-combination", "one node",
+        ),
         (["kubernetes", "--gpus-per-node", "1", "--", "x"], "option-missing", "--image"),
         (["kubernetes", *IMAGE, "--gpus-per-node", "1", "2", "--", "x"], "unsupported-combination", "--kind jobset"),
         (
@@ -351,6 +359,37 @@ def test_text_stays_text_in_every_yaml() -> None:
 def test_what_cannot_be_is_refused(argv: list[str], code: Code, fact: str) -> None:
     with refused(code, fact):
         result("submit", *argv)
+
+
+@pytest.mark.parametrize(
+    ("option", "own"),
+    [
+        ("nodes=4", "--nodes"),
+        ("ntasks=4", "--processes-per-node"),
+        ("ntasks-per-node=4", "--processes-per-node"),
+        ("cpus-per-task=4", "--cpus"),
+        ("gpus-per-node=4", "--gpus-per-node"),
+        ("time=5", "--time-limit"),
+        ("signal=B:USR2@9", "--stop-seconds"),
+        ("array=0-3", "--array"),
+        ("arr=0-3", "--array"),
+        ("requeue", "--requeues"),
+        ("no-requeue", "--requeues"),
+        ("open-mode=truncate", "omit it"),
+    ],
+)
+def test_options_on_which_the_script_depends_are_refused(option: str, own: str) -> None:
+    with refused("option-conflict", f"--option {option}", own):
+        result("submit", "slurm", "--gpus-per-node", "1", "--option", option, "--", "x")
+
+
+def test_other_options_and_commands_that_run_on_every_node_are_accepted() -> None:
+    options = ["nodelist=a", "mail-type=END", "error=x.err", "time-min=1", "ntasks-per-core=1", "mem-per-cpu=1G"]
+    script = rendered(["slurm", "--gpus-per-node", "1", "--option", *options, "--", "x"])
+    assert [option for option in options if f"#SBATCH --{option}\n" not in script] == []
+    for command in (["bertbench", "tune", "squad"], ["bertbench", "doctor"], ["bertbench"], ["throughput"]):
+        rendered(["slurm", "--launcher", "none", "--nodes", "2", "--", *command])
+    rendered(["slurm", "--launcher", "none", "--", "bertbench", "throughput"])
 
 
 def test_the_type_of_a_gpu_is_one_word_of_the_script(tmp_path: Path) -> None:
