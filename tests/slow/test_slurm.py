@@ -141,6 +141,31 @@ def test_an_array_gives_every_task_its_combination(slurm: Slurm, tmp_path: Path)
     assert not (tmp_path / "evil").exists()
 
 
+def test_one_task_submitted_again_without_the_environment_knows_the_whole_array(slurm: Slurm, tmp_path: Path) -> None:
+    program = "import os, sys, pathlib; pathlib.Path(sys.argv[1]).write_text(sys.argv[2] + os.environ['VALUE'])"
+    options = SlurmOptions(launcher="none", array="0-3", log_dir=tmp_path, chdir=tmp_path, env=("VALUE=x",))
+    words = [sys.executable, "-c", program, str(tmp_path / "task-{array_index}"), "{array_index}/{array_count}"]
+    script = write_job(tmp_path, options, *words)
+    for number, exported in enumerate(("NONE", "FOO=1")):
+        slurm.run("sbatch", f"--array={number}", f"--export={exported}", str(script))
+        await_files(tmp_path, f"task-{number}", 1)
+    assert [(tmp_path / f"task-{number}").read_text() for number in (0, 1)] == ["0/4x", "1/4x"]
+
+
+@pytest.mark.soak
+def test_a_sweep_that_is_interrupted_before_its_limit_goes_back_into_the_queue(slurm: Slurm, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    sweep = ["throughput", "pretrain", "--preset", "tiny", "--device", "cpu", "--devices", "1", "--seq-len", "32"]
+    sweep += ["--batch-size", "2", "--start", "5", "--stop", "10000000", "--out", str(run)]
+    options = SlurmOptions(launcher="none", time_limit="10", requeues=1, log_dir=tmp_path, chdir=ROOT)
+    job = slurm.submit(write_job(tmp_path, options, sys.executable, "-m", "bench.cli.main", *sweep))
+    await_files(run, "trials/*/steps-0.csv", 1)
+    slurm.run("scancel", "--batch", "--signal=USR1", job)
+    slurm.wait(job, lambda state: state["Restarts"] == "1" and state["JobState"] == "PENDING")
+    assert "requeuing the job" in logs(tmp_path)
+    slurm.run("scancel", job)  # so that it does not begin again
+
+
 @pytest.mark.soak
 def test_a_job_at_its_limit_saves_and_goes_back_into_the_queue(slurm: Slurm, tmp_path: Path) -> None:
     options = SlurmOptions(
