@@ -38,6 +38,14 @@ def distinct(findings: Sequence[Finding]) -> list[Finding]:
     ]
 
 
+def joined(tables: "Sequence[pd.DataFrame]") -> "pd.DataFrame | None":
+    """Return the rows of all tables in one, such as of all ranks; None where there are none."""
+    import pandas as pd
+
+    filled = [table for table in tables if len(table)]
+    return pd.concat(filled, ignore_index=True) if filled else None
+
+
 def file_stem(file: Path) -> str:
     """Return the part of a finding's name that is made from a file name: [a-z0-9_]+, at most 60 characters."""
     return slug(file.name.partition(".")[0])

@@ -8,7 +8,8 @@ import numpy as np
 
 from analysis.diagnose import idle as idle_findings
 from analysis.diagnose.advice import LEAST, Advice, Context
-from analysis.diagnose.finding import Finding
+from analysis.diagnose.copies import copy_advice, copy_finding, input_advice, overlap_remedy
+from analysis.diagnose.finding import Finding, joined
 from analysis.diagnose.sentences import (
     balance_sentence,
     devices_of,
@@ -73,7 +74,7 @@ def findings(timelines: Sequence[Timeline], context: Context | None = None) -> l
         _families(timelines, _known(times), context),
         _top_kernels(timelines),
         _phases(timelines),
-        _copies(timelines, _known(times)),
+        copy_finding(timelines, sum(row.span_ns for row in _known(times))),
         idle_findings.launches(timelines, idles, context),
         *_iterations(timelines),
     ]
@@ -112,8 +113,7 @@ def _temporal(
         advice = ": see Communication by rank for what to do about the communication"
     elif copying > max(idle_share, _LITTLE):
         what += f", {percent(copying)} exposed copies"
-        pinned = "from pinned memory " if _copied_from(timelines)[0] != "pinned" else ""
-        advice = f": keep data on the GPU, or overlap copies {pinned}with computation"
+        advice = f": {overlap_remedy(timelines)}"
     elif idle_share >= _LITTLE:
         advice = ": see the table of idle causes"
         advice += "; then Communication by rank" if exposed >= _LITTLE else ""
@@ -136,21 +136,7 @@ def _temporal(
     said = what + advice + "." + _outside(timelines, rows) + balance_sentence(rows, given)
     if not rows[0].on_gpu and (lost := lost_kernels(timelines)):
         said = f"{lost}. On the CPU, {what}."  # no advice: how long the GPU took is unknown
-    return Finding("temporal_breakdown", "Where the time goes", table, said, tuple(_copy_advice(timelines, copying)))
-
-
-def _copy_advice(timelines: Sequence[Timeline], exposed: float) -> Iterator[Advice]:
-    """Yield what copies of a GPU could save that nothing overlaps.
-
-    Args:
-        timelines: one per rank.
-        exposed: their share of the time of all ranks, without those before the first kernel.
-    """
-    if exposed >= LEAST:
-        seen = f"copies that overlap with nothing take {percent(exposed)} of the time"
-        pinned = "" if _copied_from(timelines)[0] == "pinned" else " from pinned memory"
-        remedy = f"keep data on the GPU, or overlap copies{pinned} with computation"
-        yield Advice(cause="copies", seen=seen, remedy=remedy, saves=exposed)
+    return Finding("temporal_breakdown", "Where the time goes", table, said, tuple(copy_advice(timelines, copying)))
 
 
 def _outside(timelines: Sequence[Timeline], rows: Sequence[temporal.Temporal]) -> str:
@@ -268,7 +254,7 @@ def _top_kernels(timelines: Sequence[Timeline]) -> Finding | None:
 
 
 def _phases(timelines: Sequence[Timeline]) -> Finding | None:
-    table = _joined([phases.phase_rows(timeline) for timeline in timelines])
+    table = joined([phases.phase_rows(timeline) for timeline in timelines])
     if table is None:
         return None
     column = "gpu_ms" if table["gpu_ms"].notna().any() else "host_ms"
@@ -285,60 +271,17 @@ def _phases(timelines: Sequence[Timeline]) -> Finding | None:
         said += f"; {percent(rest)} belongs to no phase" if rest > _LITTLE else ""
         if float(sums.get("data", 0.0)) / total > 0.1:
             said += "; data takes more than a tenth"
-            said += _input_advice(timelines) if on_gpu else ", so load it in the background (workers, prefetching)"
+            said += input_advice(timelines) if on_gpu else ", so load it in the background (workers, prefetching)"
         elif float(sums.get("optimizer", 0.0)) / total > _MUCH:
             said += "; the optimizer takes more than a quarter, so use a fused one or accumulate gradients"
         said += "."
     return Finding("phases", "Time by phase", table, said)
 
 
-def _copied_from(timelines: Sequence[Timeline]) -> tuple[str, float]:
-    """Which memory of the CPU most of the copies to the GPU are from ("pageable", "pinned", "" unknown, "none" for no
-    copies), by time, and the share of their time that computation hides."""
-    table = _joined([kernel_tables.copy_rows(timeline) for timeline in timelines])
-    inputs = table[table["direction"] == "HtoD"] if table is not None else None
-    total = float(inputs["total_ms"].sum()) if inputs is not None else 0.0
-    if inputs is None or not total:
-        return "none", 0.0
-    hidden = float((inputs["overlapped_share"].fillna(0) * inputs["total_ms"]).sum()) / total
-    return str(inputs.groupby("host_memory")["total_ms"].sum().idxmax()), hidden
-
-
-def _input_advice(timelines: Sequence[Timeline]) -> str:
-    memory, hidden = _copied_from(timelines)
-    if memory == "none":
-        return ", but there are no copies to the GPU"
-    if memory == "pageable":
-        return ", so copy inputs from pinned memory"
-    if not memory:
-        return ", so copy inputs from pinned memory (the trace does not show whether they are)"
-    if hidden >= _HALF:
-        return f"; the copies to the GPU are from pinned memory, and {percent(hidden)} of that time overlaps"
-    return (
-        f", so copy inputs earlier (they are from pinned memory, but only {percent(hidden)} overlaps with computation)"
-    )
-
-
-def _copies(timelines: Sequence[Timeline], times: Sequence[temporal.Temporal]) -> Finding | None:
-    table = _joined([kernel_tables.copy_rows(timeline) for timeline in timelines])
-    if table is None:
-        return None
-    total = float(table["total_ms"].sum())
-    hidden = float((table["overlapped_share"].fillna(0) * table["total_ms"]).sum()) / total if total else 0.0
-    pageable = float(table.loc[table["host_memory"] == "pageable", "total_ms"].sum())
-    per_rank = total / len(timelines)
-    said = (
-        f"Copies and memsets take {number(per_rank)} ms per rank, {percent(hidden)} of it overlapped with computation"
-    )
-    if times and pageable > 0.01 * sum(row.span_ns / 1e6 for row in times):
-        said += f"; {percent(pageable / total)} are from pageable memory: use pin_memory=True and non_blocking=True"
-    return Finding("memory_copies", "Memory copies by direction", table, said + ".")
-
-
 def _iterations(timelines: Sequence[Timeline]) -> list[Finding]:
     import pandas as pd
 
-    table = _joined([temporal.iterations(timeline) for timeline in timelines])
+    table = joined([temporal.iterations(timeline) for timeline in timelines])
     if table is None:
         return []
     # A step takes as long as its slowest rank.
@@ -389,13 +332,6 @@ def _behind(table: "pd.DataFrame", step_ms: float) -> str:
     said += "compare steps and ranks by what they launched (launched_...)"
     device = table["device_step_ms"].median()
     return f"{said} and by device_step_ms (median {number(float(device))} ms)." if device > 0 else f"{said}."
-
-
-def _joined(tables: "Sequence[pd.DataFrame]") -> "pd.DataFrame | None":
-    import pandas as pd
-
-    filled = [table for table in tables if len(table)]
-    return pd.concat(filled, ignore_index=True) if filled else None
 
 
 def range_findings(timelines: Sequence[Timeline]) -> list[Finding]:
