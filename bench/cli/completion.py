@@ -66,7 +66,7 @@ def _parser() -> argparse.ArgumentParser:
 def _commands() -> dict[tuple[str, ...], tuple[type, str | None]]:
     """Return the options of every command by its words, once per task for commands that take one."""
     from bench.cli.dispatch import COMMANDS, options_of
-    from bert.tasks import known_tasks
+    from bert.tasks import usable_tasks
 
     found: dict[tuple[str, ...], tuple[type, str | None]] = {}
     for name in COMMANDS:
@@ -74,10 +74,10 @@ def _commands() -> dict[tuple[str, ...], tuple[type, str | None]]:
             words = tuple(_plain(called))
             placeholder = called.split()[len(words) : len(words) + 1]
             if placeholder != ["TASK"]:
-                task = words[-1] if words[-1] in known_tasks() else None
+                task = words[-1] if words[-1] in usable_tasks() else None
                 found[words] = (options, task)
             if placeholder and placeholder[0] in _TASK:
-                found |= {(*words, task): (options, task) for task in known_tasks()}
+                found |= {(*words, task): (options, task) for task in usable_tasks()}
     return found
 
 

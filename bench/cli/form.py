@@ -16,7 +16,8 @@ from typing import Annotated, Any
 
 import tyro
 
-from bert.tasks import known_tasks, task_data
+from bert.tasks import task_data, usable_tasks
+from common.errors import UsageError
 from common.flags import Groups, OfTasks, OneOf, choice_of
 
 GROUPS: Groups = {
@@ -124,7 +125,7 @@ class Leaf:
             return ()
         names = {self.name, *(marker.name for marker in self.markers if getattr(marker, "name", None))}
         spelled = {name.replace("-", "_") for name in names}
-        return tuple(task for task in known_tasks() if spelled & {one.name for one in task_data(task).options})
+        return tuple(task for task in usable_tasks() if spelled & {one.name for one in task_data(task).options})
 
     @property
     def alias(self) -> str:
@@ -146,7 +147,7 @@ class Leaf:
         for part in " ".join(self.default_text.split()).split("; "):
             of, colon, text = part.partition(": ")
             words = set(of.split())
-            if not colon or not words <= {"fine-tuning", "others", *known_tasks()}:
+            if not colon or not words <= {"fine-tuning", "others", *usable_tasks()}:
                 kept.append(part)
             elif words & names or ("others" in words and not own):
                 own = True
@@ -257,8 +258,18 @@ def form_of(options: type, task: str | None = None) -> tuple[type, Callable[[Any
     Args:
         options: a dataclass of options, which can be nested.
         task: the task on the command line; options of other tasks are parsed but not shown.
+
+    Raises:
+        UsageError: a task of an installed package has an option of the command's own.
     """
     found = list(leaves(options))
+    names = [leaf.name for leaf in found]
+    for leaf in found:
+        if leaf.tasks and names.count(leaf.name) > 1:
+            owners = " and ".join(leaf.tasks)
+            raise UsageError(
+                "option-conflict", f"{leaf.flag} of the task {owners} is an option of every task: rename it there"
+            )
     several = any(leaf.name == "presets" for leaf in found)
     own: list[Any] = []
     grouped: dict[str, list[Any]] = {heading: [] for heading in headings_of(found)}

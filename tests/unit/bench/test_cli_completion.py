@@ -11,7 +11,7 @@ from support.refusals import refused
 from bench.cli.dispatch import COMMANDS, options_of, result_of
 from bench.cli.form import leaves
 from bert.model.config import PRESETS
-from bert.tasks import known_tasks
+from bert.tasks import usable_tasks
 
 SHELLS = ("bash", "zsh", "fish")
 _CHECK = {"bash": ["bash", "-n"], "zsh": ["zsh", "-n"], "fish": ["fish", "--no-execute"]}
@@ -50,7 +50,7 @@ def completed(path: Path, words: str) -> list[str]:
     [
         ("bertbench ", [*COMMANDS]),
         ("bertbench thr", ["throughput"]),
-        ("bertbench throughput ", [*known_tasks()]),
+        ("bertbench throughput ", [*usable_tasks()]),
         ("bertbench throughput pretrain --presets ", [*PRESETS]),
         ("bertbench throughput pretrain --presets tiny mi", ["mini"]),
         ("bertbench throughput pretrain --batch-s", ["--batch-sizes", "--batch-size"]),

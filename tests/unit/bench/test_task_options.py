@@ -1,8 +1,9 @@
 """The options of tasks on their way from the command line to trials, trainings and back to a command line."""
 
+import dataclasses
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import pytest
 from support.refusals import refused
@@ -10,6 +11,7 @@ from support.row_task import NAME, VOCAB, made_rows, write_rows
 
 from analysis.wording import task_label
 from bench.cli.autotune import AutotuneOptions
+from bench.cli.form import form_of
 from bench.cli.options import parse, parse_task
 from bench.cli.throughput import ThroughputOptions
 from bench.machine.devices import find_devices
@@ -18,10 +20,12 @@ from bench.plan.memory import predicted_bytes
 from bench.plan.options import TaskFlags, task_words
 from bench.plan.training import TrainOptions, plan_training
 from bench.plan.trials import Sweep, expand
+from bert import tasks
 from bert.model.config import preset
 from bert.model.memory import parameter_count
 from bert.tasks import TASKS, make_task, task_data
 from bert.train.settings import TrainSettings, resolve_settings, task_defaults
+from common.flags import OfTasks
 from records.training import TrainRun
 from records.trial import Trial
 
@@ -134,3 +138,26 @@ def test_old_runs_still_say_what_their_loss_is_made_of(tmp_path: Path):
     assert run.loss_label("squad") == "mean of start and end"
     assert run.loss_label(NAME) == ""
     assert task_data(NAME).loss_label({"labels": 3}) == "cross-entropy"
+
+
+def test_a_task_of_a_package_that_is_gone_costs_no_other_task(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tasks, "_installed", lambda: {"gone": "no_such_package.source:Data"})
+    tasks._is_loadable.cache_clear()
+    assert tasks.usable_tasks() == list(tasks.TASKS) and "gone" in tasks.known_tasks()
+    with refused("package-missing", "gone", "no_such_package"):
+        tasks.task_data("gone")
+    tasks._is_loadable.cache_clear()
+
+
+def test_an_option_of_a_task_that_every_task_has_is_refused() -> None:
+    @dataclasses.dataclass(frozen=True)
+    class OfToy:
+        dropout: Annotated[float | None, OfTasks(("toy",))] = None
+
+    @dataclasses.dataclass(frozen=True)
+    class Options:
+        dropout: float = 0.1
+        own: OfToy = OfToy()
+
+    with refused("option-conflict", "--dropout", "toy"):
+        form_of(Options)
