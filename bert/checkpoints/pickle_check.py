@@ -5,6 +5,7 @@ codecs, the hash of tuples that hold one tuple again and again.
 """
 
 import pickletools  # nosec B403 # names the opcodes of a pickle and runs none
+from mmap import mmap
 from typing import Any, BinaryIO
 
 _REBUILDERS = (
@@ -36,7 +37,7 @@ class _Global(str):
     __slots__ = ()
 
 
-def check_pickle(file: BinaryIO) -> None:
+def check_pickle(file: BinaryIO | mmap) -> None:
     """Read one pickle, from where it begins to its end.
 
     Raises:
@@ -50,7 +51,7 @@ def check_pickle(file: BinaryIO) -> None:
 class _Machine:
     """The stack of a pickle: texts, tuples and lists as they are, names of globals, None for the rest."""
 
-    def __init__(self, file: BinaryIO) -> None:
+    def __init__(self, file: BinaryIO | mmap) -> None:
         self._file = file
         self._stack: list[Any] = []
         self._marks: list[int] = []
@@ -107,6 +108,8 @@ class _Machine:
         if name == "BINPERSID":
             self._count(taken[0], texts=False)
         elif name in _CALLS:
+            if len(taken) != 2:  # such as OBJ, which PyTorch never writes
+                raise ValueError("it calls what is no function")
             self._call(*taken)
         return argument if isinstance(argument, str) else None
 

@@ -2,6 +2,7 @@
 
 import errno
 import io
+import mmap
 import os
 import pickle  # nosec B403 # for the name of its error
 import re
@@ -154,9 +155,9 @@ def _check_pickles(path: Path) -> None:
     try:
         with path.open("rb") as file:
             if file.read(2) != b"PK":
-                file.seek(0)
-                for _ in range(_LEGACY_PICKLES):
-                    check_pickle(file)
+                with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:  # reads no more than there is
+                    for _ in range(_LEGACY_PICKLES):
+                        check_pickle(content)
                 return
             with zipfile.ZipFile(file) as archive:
                 _refuse_packed(path, archive.infolist())
