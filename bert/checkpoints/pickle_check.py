@@ -5,7 +5,6 @@ codecs, the hash of tuples that hold one tuple again and again.
 """
 
 import pickletools  # nosec B403 # names the opcodes of a pickle and runs none
-from mmap import mmap
 from typing import Any, BinaryIO
 
 _REBUILDERS = (
@@ -37,7 +36,7 @@ class _Global(str):
     __slots__ = ()
 
 
-def check_pickle(file: BinaryIO | mmap) -> None:
+def check_pickle(file: BinaryIO) -> None:
     """Read one pickle, from where it begins to its end.
 
     Raises:
@@ -51,7 +50,7 @@ def check_pickle(file: BinaryIO | mmap) -> None:
 class _Machine:
     """The stack of a pickle: texts, tuples and lists as they are, names of globals, None for the rest."""
 
-    def __init__(self, file: BinaryIO | mmap) -> None:
+    def __init__(self, file: BinaryIO) -> None:
         self._file = file
         self._stack: list[Any] = []
         self._marks: list[int] = []

@@ -12,7 +12,7 @@ import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO, cast
 
 import torch
 from torch import Tensor
@@ -157,7 +157,7 @@ def _check_pickles(path: Path) -> None:
             if file.read(2) != b"PK":
                 with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:  # reads no more than there is
                     for _ in range(_LEGACY_PICKLES):
-                        check_pickle(content)
+                        check_pickle(cast(BinaryIO, content))
                 return
             with zipfile.ZipFile(file) as archive:
                 _refuse_packed(path, archive.infolist())

@@ -25,6 +25,7 @@ COVERED = {
 }
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("case", COVERED)
 def test_the_interval_holds_the_truth_of_simulated_runs(
     case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
