@@ -453,7 +453,7 @@ def _mixed(timelines: Sequence[Timeline]) -> list[str]:
 
 def _whole(timelines: Sequence[Timeline], problems: list[str]) -> Sequence[Timeline]:
     """Leave out traces that are cut short, where others are whole: their rank would seem faster, and late or absent."""
-    cut = [found for found in timelines if found.cut]
+    cut = [found for found in timelines if found.truncated]
     if not cut or len(cut) == len(timelines):
         return timelines
     problems += [problem for found in cut for problem in found.problems]
@@ -462,7 +462,7 @@ def _whole(timelines: Sequence[Timeline], problems: list[str]) -> Sequence[Timel
         f"{len(cut)} of {len(timelines)} traces{named} {'are' if len(cut) > 1 else 'is'} cut short: left out, as the "
         "others are whole; copy the whole files again, or give one alone"
     )
-    return [found for found in timelines if not found.cut]
+    return [found for found in timelines if not found.truncated]
 
 
 def _ranked(timelines: Sequence[Timeline], problems: list[str]) -> list[Timeline]:

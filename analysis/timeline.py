@@ -251,7 +251,7 @@ class Timeline:
     """Ranks of the whole job, None where the trace does not say."""
     groups: Mapping[str, ProcessGroup] = field(default_factory=dict)
     """Process groups by name, as far as the trace says."""
-    cut: bool = False
+    truncated: bool = False
     """Whether the end of the recording is missing, as the file is cut short."""
     window: ChosenWindow | None = None
     """The part to analyze; None: the marked steps, or everything where none is marked. `steps` are in it."""

@@ -21,7 +21,7 @@ from analysis.metrics.kernels.core_utilization import (
 )
 from analysis.metrics.kernels.ncu_metrics import PIPES
 from analysis.metrics.kernels.roofline import roofline
-from analysis.names import family, precision
+from analysis.names import MOVES_MEMORY, family, precision
 from analysis.wording import percent
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ NOT_IN_FILE = "not in this file"
 _NO_TIMES = f"Kernel times are {NOT_IN_FILE}"
 
 _IDLE, _BUSY, _LARGE = 1.0, 60.0, 0.3
-_MOVES_DATA = ("elementwise", "copy", "norm", "dropout", "activation", "optimizer", "softmax and loss")
+_MOVES_DATA = (*MOVES_MEMORY, "optimizer", "softmax and loss")
 
 
 def findings(
@@ -236,8 +236,7 @@ def _pipes_sentence(use: CoreUse, families: Mapping[str, CoreUse], counters: Ker
 
 
 def _faster_gemms(counters: KernelCounters) -> str:
-    remedy = faster_gemms([counters.device_name] if counters.device_name else [])
-    return remedy.replace("use tf32", "use tf32 (torch.set_float32_matmul_precision('high'))")
+    return faster_gemms([counters.device_name] if counters.device_name else [])
 
 
 def _narrow_share(counters: KernelCounters) -> float:

@@ -116,10 +116,13 @@ def precision_clause(timelines: Sequence[Timeline], context: Context) -> str:
         if types is None:
             return f"{said}: on tensor cores, bf16 or tf32 (fp16 before Ampere) is several times as fast"
         named = " or ".join(kind for kind in ("bf16", "tf32") if kind in types) or "".join(types[:1])
-        return f"{said}: {named} is several times as fast on this GPU" if named else said
+        return f"{said}: {named} has a much higher peak on this GPU" if named else said
     if context.native_bf16 is not None:
         return f"{said}: try bf16, for which this CPU has instructions" if context.native_bf16 else said
     return f"{said}: bf16 helps on a CPU with instructions for it (avx512_bf16, amx)"
+
+
+_USE_TF32 = "let fp32 GEMMs use tf32 (torch.set_float32_matmul_precision('high'))"
 
 
 def _faster_types(devices: Iterable[str]) -> tuple[str, ...] | None:
@@ -145,9 +148,9 @@ def faster_gemms(devices: Iterable[str]) -> str:
     """
     types = _faster_types(devices)
     if types is None:
-        return "train in bf16 (fp16 before Ampere), or let fp32 GEMMs use tf32"
+        return f"train in bf16 (fp16 before Ampere), or {_USE_TF32}"
     train = next((f"train in {kind}" for kind in ("bf16", "fp16") if kind in types), "")
-    return f"{train}, or let fp32 GEMMs use tf32" if "tf32" in types else train
+    return f"{train}, or {_USE_TF32}" if "tf32" in types else train
 
 
 def fp32_share(timelines: Sequence[Timeline]) -> float:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 _RISING = 1.1
-"""Bandwidth of the largest size over that of all smaller ones from which on it has not reached its peak."""
+"""If the largest size has more than this times the bandwidth of every smaller one, the peak was not reached."""
 
 
 def collective_findings(summary: Summary) -> Iterator[Finding]:

@@ -192,7 +192,7 @@ LONGEST_LINE = 1 << 20
 _MARKS = ((codecs.BOM_UTF16_LE, "utf-16"), (codecs.BOM_UTF16_BE, "utf-16"), (codecs.BOM_UTF8, "utf-8-sig"))
 
 
-UNENDED = "the last line has no end, so the file may be cut short: copy it again, or record again"
+UNENDED = "the last line does not end with a newline, so the file may be cut short: copy it again, or record again"
 
 
 def log_lines(path: Path, unended: Callable[[str], None] | None = None) -> Iterator[str]:

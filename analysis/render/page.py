@@ -291,9 +291,8 @@ def write_page(page: Page, folder: Path) -> list[Path]:
         page=page, written=written, charts=charts, parts=outline.parts, **files
     )
     path = folder / PAGE
-    write_text(
-        path, in_order(text).encode("utf-8", "replace").decode()
-    )  # names of files may hold bytes that are no UTF-8
+    encodable = in_order(text).encode("utf-8", "replace").decode()  # names of files may hold bytes that are no UTF-8
+    write_text(path, encodable)
     return [path, *charts.pictures, *csvs.written]
 
 

@@ -265,7 +265,7 @@ def form_of(options: type, task: str | None = None) -> tuple[type, Callable[[Any
     found = list(leaves(options))
     names = [leaf.name for leaf in found]
     for leaf in found:
-        if leaf.tasks and names.count(leaf.name) > 1:
+        if names.count(leaf.name) > 1 and leaf.tasks:
             owners = " and ".join(leaf.tasks)
             raise UsageError(
                 "option-conflict", f"{leaf.flag} of the task {owners} is an option of every task: rename it there"

@@ -51,7 +51,8 @@ class Matching:
     problems: tuple[str, ...]
     """What could not be matched and why, one sentence each."""
     absent: str = ""
-    """That ranks of the job were not given, and what follows, one of these; "" as far as the traces say."""
+    """The problem that ranks of the job were not given, and what that means for times; "" if all were, as far as the
+    traces say."""
 
     def complete(self, member: int) -> bool:
         """Return whether everything that a rank communicates is matched and split."""

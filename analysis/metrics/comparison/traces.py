@@ -240,7 +240,7 @@ def _differences(before: Sequence[Timeline], after: Sequence[Timeline]) -> Itera
         ("devices", [sorted({name for found in side for name in found.devices.values()}) for side in (before, after)]),
         ("ranks in the trace", [[str(len(side))] for side in (before, after)]),
         (
-            "kernels and copies launched before the recording, which only the times of all work count",
+            "kernels and copies launched before the recording (in the times above, not in the tables of kernels)",
             [[str(sum(map(before_recording, side)))] for side in (before, after)],
         ),
         ("ranks of the job", [sorted({str(found.world_size) for found in side}) for side in (before, after)]),

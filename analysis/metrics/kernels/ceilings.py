@@ -105,8 +105,8 @@ def device_peaks(device_name: str | None) -> DevicePeaks | None:
 
 
 # GPUs without tensor cores, and those whose tensor cores know 16-bit floats alone, that are not in the table.
-_WITHOUT_TENSOR_CORES = r"\bGTX\b|\b[KMP]\d{1,3}\b|TITAN (?:X|Xp|Z|Black)\b|Quadro [KMP]"
-_ONLY_FP16 = r"\bV100|\bT4|RTX 20\d\d|TITAN (?:V|RTX)\b|Quadro (?:RTX|GV)"
+_WITHOUT_TENSOR_CORES = r"\bGTX\b|\b[KMP]\d{1,3}(?:c|m|s|X|Xm)?\b|TITAN (?:X|Xp|Z|Black)\b|Quadro [KMP]"
+_ONLY_FP16 = r"\bV100|\bT4G?\b|GeForce RTX 20\d\d|TITAN (?:V|RTX)\b|Quadro (?:RTX|GV)"
 _FASTER = 1.5
 
 

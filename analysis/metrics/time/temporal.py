@@ -181,9 +181,9 @@ def running_ns(timeline: Timeline, wanted: Callable[[str], bool]) -> int:
 
 def start_up_copies_ns(timeline: Timeline) -> int:
     """Return the time of what is analyzed with copies or memsets before the trace's first kernel, ns: they fill the
-    GPU's memory once. 0 where there is no kernel."""
+    GPU's memory once. 0 where there is no kernel, and where steps are marked: what a step copies belongs to it."""
     sets = work_sets(timeline)
-    if not sets.on_gpu or not len(sets.active):
+    if len(timeline.steps) or not sets.on_gpu or not len(sets.active):
         return 0
     found = sets.memory if timeline.spans is None else within(sets.memory, timeline.spans)
     return total_ns(within(found, np.array([[np.iinfo(np.int64).min, sets.active[0, 0]]], dtype=np.int64)))

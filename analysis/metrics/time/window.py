@@ -26,7 +26,7 @@ _DAY_NS = 24 * 3600 * 10**9
 def windowed(timelines: Sequence[Timeline], text: str) -> tuple[tuple[Timeline, ...], tuple[str, ...]]:
     """Return the timelines with a window, and a sentence each on what is left out.
 
-    That are ranks that do not have it, and time in which nothing was recorded yet, or no longer.
+    These are ranks that do not have the window, and time outside the recording.
 
     Args:
         timelines: what readers returned, one per rank.
@@ -80,7 +80,7 @@ def _cut(timeline: Timeline, choice: WindowChoice) -> Timeline | None:
         if (recorded := _recorded(timeline)) is None or begin >= recorded[1] or end <= recorded[0]:
             return None
         inside = steps[(steps["start"] >= begin) & (steps["end"] <= end)]
-        span = [max(begin, recorded[0]), min(end, recorded[1])]  # no time is idle of which nothing was recorded
+        span = [max(begin, recorded[0]), min(end, recorded[1])]  # what was not recorded is not idle
         return _with(timeline, inside, np.array([span], dtype=np.int64), choice.text)
     if choice.steps is not None:
         chosen = steps[(steps["step"] >= choice.steps[0]) & (steps["step"] <= choice.steps[1])]

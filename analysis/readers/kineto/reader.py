@@ -216,8 +216,8 @@ def _content(path: Path, stream: EventStream, tables: Tables) -> Content:
         if count := tables.unknown.nameless:
             raise InputError(
                 "trace-unsupported",
-                f"{path} is no trace of the PyTorch profiler, as none of its {count:,} event{'s'[: count > 1]} has a "
-                "category: give the file of export_chrome_trace",
+                f"{path} is not a trace of the PyTorch profiler: its events ({count:,}) have no category; give "
+                "the file of export_chrome_trace",
             )
         raise InputError("file-empty", f"{path} has no events, so nothing was recorded: record again")
     information = about.get("distributedInfo")
@@ -238,7 +238,7 @@ def _content(path: Path, stream: EventStream, tables: Tables) -> Content:
         sm_counts=devices.sm_counts,
         world_size=_positive(information.get("world_size")),
         groups=groups,
-        cut=stream.cut,
+        truncated=stream.truncated,
     )
     if not tables.counted:
         return Content(timeline, None)

@@ -57,7 +57,7 @@ class Repaired:
     """Pieces between two events that cannot be read."""
     rest: bytes | None = None
     """What follows the end of the list of events, where it ended in the piece."""
-    cut: bool = False
+    truncated: bool = False
     """Whether the last event is not whole."""
     tries: int = 0
     """Failed attempts to repair an event; their number is limited."""
@@ -193,7 +193,7 @@ def _give_up(data: bytes, found: Repaired) -> None:
         found.lost += 1
         found.rest = data[match.end() :]
     else:
-        found.cut = True
+        found.truncated = True
 
 
 MOST_EVENT_BYTES = 64 << 20
@@ -247,7 +247,7 @@ class EventStream:
         """Events, or pieces between events, that cannot be read."""
         self.damage: list[str] = []
         """What the file lost, one clause each."""
-        self.cut = False
+        self.truncated = False
         """Whether the list of events does not end."""
         self.in_turn = False
         """Whether the last piece ended at the last boundary of a block, where another process expects its end."""
@@ -296,7 +296,7 @@ class EventStream:
                 self._read_tail(data, bare)
                 return
             elif block is None:
-                self.cut = True
+                self.truncated = True
                 if not self.damage:  # otherwise unpacking has said it
                     self.damage.append(CUT_SHORT)
                 return
@@ -367,7 +367,7 @@ class EventStream:
             ended = rest is not None or not following
         else:
             found = repair(clean)
-            self.lost += found.lost + (found.cut and bool(following))
+            self.lost += found.lost + (found.truncated and bool(following))
             chunk, rest, ended = exact_chunk(found.events), found.rest, found.rest is not None
         if rest is None:
             return chunk, following, ended

@@ -39,6 +39,10 @@ def said(*timelines: Timeline) -> dict[str, str]:
     return {finding.name: finding.sentence for finding in found}
 
 
+def one_step(end: int) -> Any:
+    return timeline(steps=[(0, 0, end)]).steps
+
+
 def slow_launches(**more: Any) -> Timeline:
     """Ten kernels of 10 us, each 90 us after the one before, launched just before it starts."""
     starts = [100 * US * number for number in range(1, 11)]
@@ -82,6 +86,9 @@ def test_copies_before_the_first_kernel_are_start_up_and_no_advice() -> None:
     found = {one.name: one for one in findings([made])}["temporal_breakdown"]
     assert "60.0 % copies before the first kernel" in found.sentence and not found.advice
     assert "overlap copies" not in found.sentence
+    in_step = {one.name: one for one in findings([dataclasses.replace(made, steps=one_step(100 * US))])}
+    assert "overlap copies" in in_step["temporal_breakdown"].sentence  # what a step copies belongs to it
+    assert in_step["temporal_breakdown"].advice[0].saves == pytest.approx(0.6)
 
 
 @pytest.mark.parametrize(
@@ -94,6 +101,9 @@ def test_copies_before_the_first_kernel_are_start_up_and_no_advice() -> None:
         ("Tesla V100-SXM2-16GB", "fp16", False),
         ("Tesla T4", "fp16", False),
         ("NVIDIA GeForce RTX 2070", "fp16", False),
+        ("Tesla K40m", "", False),
+        ("NVIDIA RTX 2000 Ada Generation", "bf16", True),
+        ("NVIDIA T400", "bf16", True),  # nothing is known of it: a general remedy
         ("NVIDIA GeForce RTX 3090", "bf16", False),  # tf32 is as fast as fp32 there
         ("NVIDIA A100-SXM4-80GB", "bf16", True),
         ("NVIDIA H100 80GB HBM3", "bf16", True),

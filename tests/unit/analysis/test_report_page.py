@@ -5,6 +5,7 @@ import html.parser
 import re
 import resource
 from pathlib import Path
+from typing import Any
 
 import pytest
 from support.fake_run import ATTENTION, ENVIRONMENT, rank_record, step_rows, write_sweep, write_trial
@@ -82,23 +83,25 @@ def test_the_page_says_which_operator_attention_used_and_why_not_another(tmp_pat
     assert "cudnn-padded 2.5" in text and "needs PyTorch 2.14" in text
 
 
+def write_named(run: RunDirectory, folder: str, trial: Trial, environment: dict[str, Any]) -> None:
+    """Write a trial whose names no folder could have, into a folder of its own."""
+    other = RunDirectory(run.path / f"other-{folder}")
+    plain = dataclasses.replace(trial, implementation="x")
+    written = write_trial(other, plain, {0: step_rows([50.0] * 12, 8)}, environment=environment)
+    directory = run.path / "trials" / folder
+    directory.parent.mkdir(parents=True, exist_ok=True)
+    other.trial(written.trial_id).path.rename(directory)
+    write_record(directory / "trial.json", trial.to_json())
+
+
 def test_names_from_outside_are_escaped_everywhere(tmp_path: Path) -> None:
     run = RunDirectory(tmp_path)
     base = Trial(preset="mini", precision="bf16", micro_batch_size=8)
     environment = {**ENVIRONMENT, "device_name": HOSTILE, "cpu": {"model": HOSTILE}, HOSTILE: HOSTILE}
     for number, name in enumerate(("hf", HOSTILE, "_hidden")):
-        trial = dataclasses.replace(base, implementation=name, data="/data/" + HOSTILE)
-        directory = run.path / "trials" / f"t{number}"
-        other = RunDirectory(tmp_path / f"other{number}")
-        written = write_trial(
-            other,
-            dataclasses.replace(trial, implementation="x"),
-            {0: step_rows([50.0] * 12, 8)},
-            environment=environment,
+        write_named(
+            run, f"t{number}", dataclasses.replace(base, implementation=name, data="/data/" + HOSTILE), environment
         )
-        directory.parent.mkdir(parents=True, exist_ok=True)
-        other.trial(written.trial_id).path.rename(directory)
-        write_record(directory / "trial.json", trial.to_json())
     failed = dataclasses.replace(base, micro_batch_size=64)
     write_trial(run, failed, status="crashed", reason=HOSTILE)
     text = report_page(run).read_text(encoding="utf-8")
@@ -112,18 +115,7 @@ def test_characters_that_reverse_text_reach_neither_pages_nor_tables(tmp_path: P
     name = "gpu\u202e001A\u2066"
     environment = {**ENVIRONMENT, "device_name": name, "cpu": {"model": name}}
     for implementation in ("bertbench", name):
-        trial = Trial(implementation=implementation)
-        directory = run.trial("t" + implementation[:3]).path
-        other = RunDirectory(tmp_path / implementation[:3])
-        written = write_trial(
-            other,
-            dataclasses.replace(trial, implementation="x"),
-            {0: step_rows([50.0] * 12, 8)},
-            environment=environment,
-        )
-        directory.parent.mkdir(parents=True, exist_ok=True)
-        other.trial(written.trial_id).path.rename(directory)
-        write_record(directory / "trial.json", trial.to_json())
+        write_named(run, "t" + implementation[:3], Trial(implementation=implementation), environment)
     report_page(run)
     texts = {path.name: path.read_text(encoding="utf-8") for path in run.report.rglob("*.[ch][st][vm]*")}
     assert {"report.html", "results.csv"} <= texts.keys() and "gpu 001A" in texts["report.html"]

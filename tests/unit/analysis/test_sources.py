@@ -136,7 +136,7 @@ def test_a_rank_that_is_cut_short_is_left_out_among_whole_ones_and_read_alone(tm
     said = " ".join(found.problems)
     assert "b.json is damaged" in said and "1 of 2 traces (rank 1) is cut short" in said
     alone = open_sources(tmp_path / "b.json")
-    assert alone.timelines[0].cut and len(alone.timelines[0].kernels) == 1
+    assert alone.timelines[0].truncated and len(alone.timelines[0].kernels) == 1
     (tmp_path / "a.json").write_bytes(cut.replace(b'"rank": 1', b'"rank": 0'))
     assert [timeline.rank for timeline in open_sources(tmp_path).timelines] == [0, 1]
 
