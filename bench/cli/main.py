@@ -27,7 +27,7 @@ _BEGIN_AGAIN = (
 _OUT_OF_MEMORY = "out of memory: free some, raise the limit (`ulimit`, cgroup), or use fewer --workers or --devices"
 # Commands that only read. Python's own limit, hundreds, would search the objects of imported libraries again and again,
 # for a tenth of a short command's time. Those that measure or train keep it: ranks may run in this process.
-_READS = frozenset({"analyze", "compare", "core-util", "history", "perfetto", "report", "results"})
+_READS = frozenset({"allreduce", "analyze", "compare", "core-util", "history", "perfetto", "report", "results"})
 _OBJECTS_PER_COLLECTION = 100_000
 # Freed when a command fails: without free memory, the message and Python's exit would fail.
 _RESERVE = bytearray(4 * 2**20)
