@@ -157,8 +157,6 @@ def nothing_measured(trials: Sequence[LoadedTrial]) -> Answer:
     sentences = (f"First reason: {reasons[0]}",) if reasons else ()
     if trials and all(trial.trial.kind == "probe" for trial in trials):
         return Answer("This run only searched for the largest batch. Throughput was not measured.", (), ())
-    if trials and all(trial.trial.kind == "measure" for trial in trials):
-        return script_answer(trials)
     fed = [trial for trial in trials if trial.trial.kind == "input" and trial.row.get("samples_per_second")]
     if fed:
         most = max(float(trial.row["samples_per_second"]) for trial in fed)

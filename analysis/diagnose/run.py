@@ -73,6 +73,8 @@ def grouped_cautions(trials: Sequence[LoadedTrial], of_run: Sequence[Caution]) -
         again = "--retry-failed runs failed trials again"
         if all(trial.trial.kind == "train" for trial in failed):
             again = "the same `bertbench train` resumes from the last checkpoint"
+        elif all(trial.trial.kind == "measure" for trial in failed):
+            again = "the next `bertbench measure` runs the script again"
         remedy = f"see log.txt in the trial's folder; {again}"
         found.append(CautionGroup("failed", messages[:_MOST_NAMED], "", remedy))
     return found

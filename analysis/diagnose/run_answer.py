@@ -7,7 +7,7 @@ from typing import Any
 
 from analysis import wording
 from analysis.diagnose.advice import LEAST, Advice, Context, disturbance, light_command, ranked, throughput_command
-from analysis.diagnose.answer import Answer, Point, Winner, answers, winners
+from analysis.diagnose.answer import Answer, Point, Winner, answers, script_answer, winners
 from analysis.load import LoadedTrial
 from analysis.metrics.comparison.winner import apart
 from analysis.metrics.loading import shortage
@@ -31,7 +31,8 @@ def complete_answers(
     out: str,
     profiled: Mapping[str, Sequence[Advice]] | None = None,
 ) -> list[Answer]:
-    """Return one answer per model, the one measured most first, with badge, how good it is, and advice.
+    """Return one answer per model, the one measured most first, with badge, how good it is, and advice; then one of all
+    scripts that were measured.
 
     Args:
         trials: all of the run, those of kind components too.
@@ -58,7 +59,8 @@ def complete_answers(
         chosen = tuple(ranked(advice))
         whole = dataclasses.replace(answer, badge=badge, good=good, mfu=mfu, advice=chosen, numbers=numbers)
         result.append(dataclasses.replace(whole, best=winner.best))
-    return result
+    scripts = [trial for trial in trials if trial.trial.kind == "measure"]
+    return [*result, *([script_answer(scripts)] if scripts else [])]
 
 
 def disturbed(point: Point) -> str:

@@ -19,8 +19,8 @@ _MOST_NAMES = 10
 class CollectOptions(Printed):
     """Merge the run directories of several nodes, or of the tasks of a job array, into one.
 
-    A later call with the same or more folders updates the merged run. Exit code 1 if two of them conflict or one cannot
-    be read.
+    A later call with the same or more folders updates the merged run. Exit code 1 if two of them conflict, one cannot
+    be read, or steps of a rank are missing.
 
     Examples:
         bertbench collect node0/run node1/run --out runs/all
@@ -62,8 +62,9 @@ def run(options: CollectOptions) -> Result:
         problems=[
             *(f"{text} {contested}" for text in told.contested),
             *(f"{text}; {damaged}" for text in told.damaged),
+            *(f"{text}: collect the folders of all nodes" for text in told.incomplete),
         ],
-        code=1 if told.contested or told.damaged else 0,
+        code=1 if told.contested or told.damaged or told.incomplete else 0,
     )
 
 

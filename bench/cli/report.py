@@ -116,14 +116,12 @@ def _of_run(options: ReportOptions) -> Result:
 def _summary(
     trials: "Sequence[LoadedTrial]", ratios: Sequence[Mapping[str, Any]], said: "Sequence[Answer]"
 ) -> "list[Block]":
-    from analysis.diagnose.answer import script_answer
     from analysis.diagnose.run import cautions_of_scripts
     from analysis.render.result_tables import answer_lines, caution_lines, results_blocks
 
     measured = [trial for trial in trials if trial.trial.kind == "throughput"]
     if not measured and any(trial.trial.kind == "measure" for trial in trials):
         measured = [trial for trial in trials if trial.trial.kind == "measure"]
-        said = [script_answer(measured)]
     rows = [trial.row for trial in measured if trial.row.get("status") is not None]
     return [*results_blocks(rows, ratios), *caution_lines(measured, cautions_of_scripts(measured)), *answer_lines(said)]
 

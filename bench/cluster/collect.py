@@ -42,6 +42,8 @@ class Collected:
     """Trials on which two sources disagree, each with the source whose files are kept separately."""
     damaged: list[str] = field(default_factory=list)
     """Trials of a source with unreadable records, with the reason; their files are kept separately."""
+    incomplete: list[str] = field(default_factory=list)
+    """Measured trials without the steps of some ranks, with those ranks: a file or the folder of a node is missing."""
     apart: list[str] = field(default_factory=list)
     """Files that differ between the sources, by their paths below nodes/."""
     left_out: list[str] = field(default_factory=list)
@@ -134,6 +136,9 @@ class _Gathering:
             if len(origins) > 1:
                 self._join(trial, prefix)
                 self.told.joined.append(trial.path.name)
+            missing = _ranks_without_steps(trial)
+            if missing:
+                self.told.incomplete.append(f"{trial.path.name}: no steps of ranks {', '.join(map(str, missing))}")
         self._join_requests()
         self._record()
         self.told.trials = len(run.trials())
@@ -268,6 +273,14 @@ def _damage(trial: TrialDirectory) -> str:
     except InputError as error:
         return str(error)
     return ""
+
+
+def _ranks_without_steps(trial: TrialDirectory) -> list[int]:
+    """Return the ranks of a measured trial that have no file of steps."""
+    result = trial.read_result() or {}
+    if result.get("status") != "ok" or not result.get("steps_measured"):
+        return []
+    return sorted(set(range(trial.read_trial().ranks)) - set(trial.ranks()))
 
 
 def _check_one_training(folders: Sequence[Path]) -> None:

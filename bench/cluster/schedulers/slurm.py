@@ -171,9 +171,9 @@ def _ranges(array: str) -> list[tuple[str, range]]:
     return [(match[0], range(int(match[1]), int(match[2] or match[1]) + 1, int(match[3] or 1))) for match in parts]
 
 
-def _count(array: str) -> int:
-    """Return the number of tasks."""
-    return len({index for _, indices in _ranges(array) for index in indices})
+def _tasks(array: str) -> set[int]:
+    """Return the indices of the tasks."""
+    return {index for _, indices in _ranges(array) for index in indices}
 
 
 class Slurm:
@@ -206,7 +206,7 @@ class Slurm:
             ],
             array=array,
             axes=_axes(grid),
-            array_count=_count(array) if array else 0,
+            array_count=len(_tasks(array)) if array else 0,
             torchrun=options.launcher == "torchrun",
             patient_torchrun=_PATIENT_TORCHRUN,
             python=options.python or ("python3" if options.image else sys.executable),
@@ -220,6 +220,13 @@ class Slurm:
             notes.append("without --time-limit the processes get no signal before the job ends")
         if array and options.array and not places(command) & set(_OWN):
             notes.append("COMMAND does not use {array_index}: tasks differ only in SLURM_ARRAY_TASK_ID")
+        if options.array and set(_OWN) <= places(command):
+            tasks = _tasks(options.array)
+            if not min(tasks) <= 1 or max(tasks) - min(tasks) >= len(tasks):
+                notes.append(
+                    f"{{array_count}} is {len(tasks)}, the number of tasks, but the largest index is {max(tasks)}: to "
+                    "submit some tasks of an array again, use its script with sbatch --array=INDICES"
+                )
         return Rendered(text=text, suffix=".sbatch", folders=(options.log_dir,), notes=tuple(notes))
 
     def submission(self, options: SlurmOptions, path: Path) -> list[str]:

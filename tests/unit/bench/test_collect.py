@@ -99,6 +99,16 @@ def test_ranks_of_one_trial_join_and_its_result_is_that_of_all(tmp_path: Path) -
     assert lost == set()
 
 
+def test_a_measured_trial_without_the_steps_of_a_rank_is_named_until_its_node_is_collected(tmp_path: Path) -> None:
+    one, two = put_node(tmp_path / "a", 0, 10), put_node(tmp_path / "b", 1, 20, watts=2.0)
+    (record,) = one.glob("trials/*/result.json")
+    write_record(record, json.loads(record.read_text()) | {"steps_measured": 4})
+    (text,) = collect([one], tmp_path / "out").incomplete
+    assert text.endswith("ranks 1")
+    assert result("collect", one, "--out", tmp_path / "out").code == 1
+    assert collect([one, two], tmp_path / "out").incomplete == []
+
+
 def test_a_trial_that_failed_on_one_node_failed(tmp_path: Path) -> None:
     one, two = put_node(tmp_path / "a", 0, 10), put_node(tmp_path / "b", 1, 20, status="crashed")
     collect([one, two], tmp_path / "out")

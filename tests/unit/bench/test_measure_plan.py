@@ -159,6 +159,9 @@ def test_rounds_of_an_edited_script_are_one_measurement_that_says_so(tmp_path: P
     (row,) = compare_runs(run, run).rows
     assert row["step_time_ms_a"] == 3.0
     assert "3.00 ms per step" in script_answer(trials).headline and "3 rounds" in script_answer(trials).headline
+    for command in ("report", "analyze"):
+        (answer,) = result_of([command, str(tmp_path), "--json"]).document["answers"]
+        assert "3.00 ms per step" in answer["headline"]
     (found,) = cautions_of_scripts(trials)
     assert found.code == "script_changed" and "aa, bb" in found.message
     assert cautions_of_scripts(trials[:2]) == []

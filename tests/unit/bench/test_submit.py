@@ -175,6 +175,8 @@ def test_the_count_is_that_of_the_whole_array_where_one_task_is_submitted_again(
     environment = fakes(tmp_path) | {"SLURM_ARRAY_TASK_ID": "3", "SLURM_ARRAY_TASK_COUNT": "1"}
     done = subprocess.run(["bash", str(script)], env=environment, capture_output=True, text=True, check=True)
     assert done.stdout == f"3/{count}\n"
+    said = result("submit", *argv, "{array_index}/{array_count}").notes
+    assert any("{array_count}" in note for note in said) == (array in ("7", "1,3,5%2", "0-99:10"))
 
 
 @pytest.mark.parametrize(
