@@ -3,6 +3,7 @@
     runs/<name>/sweep.json
     runs/<name>/trials/<trial id>/trial.json  env.json  result.json  log.txt  profile/
                                   steps-<rank>.csv  rank-<rank>.json  telemetry-<node>.csv
+                                  failure-<rank>.json  agent.json (torchrun's exit codes)
     runs/<name>/results.csv
     runs/<name>/predictions.jsonl
     runs/<name>/report/
