@@ -69,6 +69,11 @@ def ratio(value: Any) -> str:
     return f"{value:.2f} ×" if is_known(value) else UNKNOWN  # noqa: RUF001
 
 
+def counted(number: int, what: str) -> str:
+    """(1, "round") -> "1 round"; (3, "round") -> "3 rounds"."""
+    return f"{number} {what}{'' if number == 1 else 's'}"
+
+
 def count(value: Any) -> str:
     """A whole number with separators."""
     return f"{int(value):,}" if is_known(value) else UNKNOWN

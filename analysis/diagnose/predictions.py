@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from analysis import wording
 from analysis.diagnose.advice import Advice, throughput_command
 from analysis.diagnose.answer import Answer, Point
 from analysis.load import LoadedTrial
@@ -43,15 +44,11 @@ def projections(trials: Sequence[LoadedTrial], projected: Sequence[Projected]) -
                 trial=about,
                 machine=machine_of(base.environment),
                 origins=(*origins(one.members), *links),
-                basis=f"projection from {_counted(row['base_world_size'], 'device')}, "
-                f"{_counted(row['rounds'], 'round')}{assumed}",
+                basis=f"projection from {wording.counted(row['base_world_size'], 'device')}, "
+                f"{wording.counted(row['rounds'], 'round')}{assumed}",
             )
         )
     return found
-
-
-def _counted(number: int, what: str) -> str:
-    return f"{number} {what}{'s'[: number != 1]}"
 
 
 def floors(trials: Iterable[LoadedTrial]) -> list[Prediction]:

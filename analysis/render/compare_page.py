@@ -81,7 +81,7 @@ def runs_page(comparison: Comparison, a: Path, b: Path) -> Page:
 def _judged(comparison: Comparison) -> tuple[str, Badge]:
     """Return the headline and the verdict as one word."""
     verdicts = [row["verdict"] for row in comparison.rows]
-    of, threshold = _counted(len(verdicts)), f"{100 * comparison.threshold:g} %"
+    of, threshold = wording.counted(len(verdicts), "configuration"), f"{100 * comparison.threshold:g} %"
     better = verdicts.count("improvement")
     gained = f" {better} became faster by more than {threshold}." if better else ""
     if comparison.regressed:
@@ -92,10 +92,6 @@ def _judged(comparison: Comparison) -> tuple[str, Badge]:
         text = f"No regression found, but {doubtful} of {of} {'is' if doubtful == 1 else 'are'} not conclusive.{gained}"
         return text, Badge("not conclusive")
     return f"No regression in {of} (threshold {threshold}).{gained}", Badge("no regression", "good")
-
-
-def _counted(count: int) -> str:
-    return f"{count} configuration{'' if count == 1 else 's'}"
 
 
 def _list(texts: Sequence[str]) -> list[Block]:

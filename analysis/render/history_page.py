@@ -98,13 +98,10 @@ def _article(one: Series, title: str, anchor: str) -> Article:
 def _headline(found: History) -> str:
     repeated = [one for one in found.series if len(one.points) > 1]
     slower, threshold = sum(one.regressed for one in repeated), f"{100 * found.threshold:g} %"
+    configurations = wording.counted(len(repeated), "configuration")
     if slower:
-        return f"The newest run is slower by more than {threshold} in {slower} of {_counted(len(repeated))}."
-    return f"The newest runs show no regression in {_counted(len(repeated))} (threshold {threshold})."
-
-
-def _counted(count: int) -> str:
-    return f"{count} configuration{'' if count == 1 else 's'}"
+        return f"The newest run is slower by more than {threshold} in {slower} of {configurations}."
+    return f"The newest runs show no regression in {configurations} (threshold {threshold})."
 
 
 def _badge(found: History) -> Badge:
@@ -113,7 +110,7 @@ def _badge(found: History) -> Badge:
         return Badge("regression")
     doubtful = sum(verdict in ("cannot decide", "slower") for verdict in verdicts)
     if doubtful:
-        return Badge(f"not conclusive: {_counted(doubtful)}")
+        return Badge(f"not conclusive: {wording.counted(doubtful, 'configuration')}")
     return Badge("no regression", "good") if verdicts else Badge("one run each", "plain")
 
 

@@ -39,7 +39,7 @@ def session(
         retry_failed: whether failed ones are.
         metrics: file to keep up to date with the trial that runs.
     """
-    with locked(run), _measured_anew(again, run, trials) as repeated, trial_display(metrics=metrics) as display:
+    with locked(run), _repeating(again, run, trials) as repeated, trial_display(metrics=metrics) as display:
         yield Session(
             run=run, request=request, devices=devices, options=dataclasses.replace(options, look=display.look),
             progress=display.show, note=note, retry_failed=retry_failed, again=repeated,
@@ -47,7 +47,7 @@ def session(
 
 
 @contextmanager
-def _measured_anew(wanted: bool, run: RunDirectory, trials: Sequence[Trial]) -> Iterator[Again | None]:
+def _repeating(wanted: bool, run: RunDirectory, trials: Sequence[Trial]) -> Iterator[Again | None]:
     """Hand out what --again asks for, and say where the earlier records are; used while the run is locked."""
     if not wanted:
         yield None

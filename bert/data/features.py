@@ -141,7 +141,7 @@ class FeatureForm(ABC, Generic[S, F]):
 
     def fingerprint(self, settings: S, content: str) -> str:
         """Return a hash of everything that the columns depend on; `content` is the hash of what they were made of."""
-        return fingerprint_of(self.name, self.version, _plain(settings), content)
+        return fingerprint_of(self.name, self.version, dataclasses.asdict(settings), content)
 
     def command(
         self,
@@ -195,7 +195,7 @@ class FeatureForm(ABC, Generic[S, F]):
         metadata = {
             "format": self.name,
             "schema_version": str(self.version),
-            "settings": _json(_plain(settings)),
+            "settings": _json(dataclasses.asdict(settings)),
             "fingerprint": fingerprint,
             self.further: self.further_of(vocabulary),
             "counts": _json(counts.to_json()),
@@ -215,7 +215,7 @@ class FeatureForm(ABC, Generic[S, F]):
             _keep_vocabulary(path, vocabulary)
         notes = {"schema_version": self.version, "features": path.name, **origin, "vocab": str(vocabulary.resolve())}
         if self.tells_counts:
-            notes["settings"] = _plain(settings)
+            notes["settings"] = dataclasses.asdict(settings)
             # Sorted, as the feature file gives them back.
             notes |= {
                 "counts": dict(sorted(counts.numbers.items())),
@@ -463,10 +463,6 @@ def _keep_vocabulary(path: Path, vocabulary: Path) -> None:
         if not place.exists() or place.read_bytes() != content:
             with atomic_path(place) as temporary:
                 temporary.write_bytes(content)
-
-
-def _plain(settings: Any) -> dict[str, Any]:
-    return dataclasses.asdict(settings)
 
 
 def _json(value: Any) -> str:
