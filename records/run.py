@@ -5,6 +5,7 @@
                                   steps-<rank>.csv  rank-<rank>.json  telemetry-<node>.csv
                                   failure-<rank>.json  agent.json (torchrun's exit codes)
     runs/<name>/results.csv
+    runs/<name>/max_batch.json                  of throughput --max-batch-search
     runs/<name>/predictions.jsonl
     runs/<name>/report/
 
@@ -125,6 +126,9 @@ class RunDirectory:
     """The request of the command."""
     results_csv = PathInFolder("results.csv")
     """One row per trial."""
+    max_batch_json = PathInFolder("max_batch.json")
+    """Largest batches that were searched, in the list `found`: implementation, preset, precision, seq_len, world_size,
+    micro_batch_size (the largest that fits, 0 for none), fails_at, failure, proved and tried ([size, status])."""
     report = PathInFolder("report")
     """Folder of the HTML page, figures and tables."""
 
@@ -150,9 +154,34 @@ class RunDirectory:
             )
         return self
 
+    def read_max_batches(self) -> tuple[list[dict[str, Any]], list[str]]:
+        """Return the rows of max_batch.json, and what is wrong with it; both empty where no search was made."""
+        path = self.max_batch_json
+        if not path.exists():
+            return [], []
+        try:
+            found = read_record(path).get("found")
+        except SchemaError as error:
+            return [], [str(error)]
+        if not isinstance(found, list):
+            return [], [f"{path} has no list of results; search again, or remove it"]
+        rows, notes = [], []
+        for number, item in enumerate(found, start=1):
+            if isinstance(item, dict) and _is_max_batch(item):
+                rows.append(item)
+            else:
+                notes.append(f"{path}: skipped entry {number}, which is damaged; search again, or remove the file")
+        return rows, notes
+
     def write_results(self, rows: Iterable[Mapping[str, Any]]) -> None:
         """Write results.csv, atomically. Raises StorageError."""
         with atomic_path(self.results_csv) as temporary, temporary.open("w", newline="", encoding="utf-8") as file:
             writer = csv.DictWriter(file, RESULT_COLUMNS, extrasaction="ignore", restval="")
             writer.writeheader()
             writer.writerows({key: "" if row.get(key) is None else row[key] for key in RESULT_COLUMNS} for row in rows)
+
+
+def _is_max_batch(item: Mapping[str, Any]) -> bool:
+    words = all(isinstance(item.get(name), str) for name in ("implementation", "preset", "precision"))
+    numbers = (*(item.get(name) for name in ("seq_len", "world_size", "micro_batch_size")), item.get("fails_at") or 0)
+    return words and all(isinstance(one, int) and not isinstance(one, bool) and one >= 0 for one in numbers)

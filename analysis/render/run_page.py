@@ -296,7 +296,7 @@ def _results(rows: Sequence[Row], ratios: Sequence[Row], everything: LoadedRun) 
 
 
 def _largest_blocks(run: RunDirectory) -> list[Block]:
-    largest, errors = sections.read_largest(run)
+    largest, errors = run.read_max_batches()
     problems = [Prose(error, "decides") for error in errors]
     return _explained(_LARGEST, [*problems, *sections.largest_tables(largest)])
 

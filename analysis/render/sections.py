@@ -9,14 +9,9 @@ from analysis.diagnose.run import without_probes
 from analysis.load import LoadedTrial
 from analysis.render import tables
 from analysis.wording import task_label
-from common.errors import SchemaError
-from records.files import read_record
-from records.run import RunDirectory
 
 Row = Mapping[str, Any]
 
-MAX_BATCH_FILE = "max_batch.json"
-_NUMBERS = ("seq_len", "world_size", "micro_batch_size")
 NOT_MEASURED = ("profile", "probe", "comm", "components")
 
 
@@ -158,35 +153,6 @@ def _flat(name: str, value: Any) -> str:
     if isinstance(value, list | tuple):
         return ", ".join(_flat("", item) for item in value)
     return wording.number(value) if isinstance(value, float) else str(value)
-
-
-def read_largest(run: RunDirectory) -> tuple[list[dict[str, Any]], list[str]]:
-    """Return what the search found, and what is wrong with its file; both empty where no search was made."""
-    path = run.path / MAX_BATCH_FILE
-    if not path.exists():
-        return [], []
-    try:
-        found = read_record(path).get("found")
-    except SchemaError as error:
-        return [], [str(error)]
-    if not isinstance(found, list):
-        return [], [f"{path} has no list of results; search again, or remove it"]
-    rows, notes = [], []
-    for number, item in enumerate(found, start=1):
-        if isinstance(item, dict) and _is_whole(item):
-            rows.append(item)
-        else:
-            notes.append(f"{path}: skipped entry {number}, which is damaged; search again, or remove the file")
-    return rows, notes
-
-
-def _is_whole(item: Row) -> bool:
-    words = all(isinstance(item.get(name), str) for name in ("implementation", "preset", "precision"))
-    return words and all(_is_count(item.get(name)) for name in _NUMBERS) and _is_count(item.get("fails_at", 0) or 0)
-
-
-def _is_count(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
 
 
 def largest_tables(found: list[dict[str, Any]]) -> list[tables.Table]:

@@ -302,7 +302,7 @@ def _largest_batches(options: ThroughputOptions, devices: Devices, run: RunDirec
                     **outcome.to_json(),
                 }
             )
-            write_record(run.path / "max_batch.json", {"found": found})
+            write_record(run.max_batch_json, {"found": found})
     return Result(
         document={"run": str(run.path), "max_batch": found},
         blocks=[_largest(row) for row in found],
