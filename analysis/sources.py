@@ -24,7 +24,7 @@ from analysis.timeline import Timeline
 from analysis.window_choice import WindowChoice
 from common.errors import InputError, MissingToolError, SchemaError, content_code
 from common.redact import redact_text
-from records.run import RunDirectory, TrialDirectory
+from records.run import COLLECTED_FILE, RunDirectory, TrialDirectory
 from records.trial import Trial
 
 MOST_FILES = 4096
@@ -48,7 +48,7 @@ _DATABASES = (".sqlite", ".sqlite.gz")
 _EXPORTS = {".nsys-rep": _DATABASES, ".qdrep": _DATABASES, ".ncu-rep": (".csv", ".csv.gz")}
 """Suffixes of the export that says the same as a report beside it."""
 _NAMED = 4
-_OWN_FILES = ("collected.json", "summary.json", "trial.json", "result.json", "env.json", "sweep.json")
+_OWN_FILES = (COLLECTED_FILE, "summary.json", "trial.json", "result.json", "env.json", "sweep.json")
 
 
 class _Member(tarfile.TarInfo):

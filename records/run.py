@@ -30,6 +30,9 @@ from records.files import PathInFolder, read_record, typed_rows
 from records.schema import RESULT_COLUMNS, STEP_COLUMNS, TELEMETRY_COLUMNS
 from records.trial import Trial
 
+COLLECTED_FILE = "collected.json"
+"""In profile/ of a trial under ncu: kernels, metrics and the tool's version, `limit_reached`, and `problems`."""
+
 
 @dataclass(frozen=True, slots=True)
 class TrialDirectory:

@@ -31,7 +31,7 @@ from common.errors import InputError, SchemaError
 from common.reading import read_regular
 from records.files import MOST_RECORD_BYTES, read_record, write_record
 from records.kinds import read_measurements
-from records.run import RunDirectory, TrialDirectory
+from records.run import COLLECTED_FILE, RunDirectory, TrialDirectory
 from records.schema import COMPUTE_COLUMNS, PROFILED_COLUMNS
 from records.trial import Trial
 
@@ -220,7 +220,7 @@ def write_tables(run: RunDirectory) -> list[Path]:
 
 def _notes(folder: Path, problems: list[str]) -> Iterator[Mapping[str, Any]]:
     """Yield what was written down when the kernels were counted; a damaged note is a problem."""
-    for path in sorted(folder.rglob("collected.json")):
+    for path in sorted(folder.rglob(COLLECTED_FILE)):
         try:
             note = json.loads(read_regular(path, MOST_RECORD_BYTES))
             if not isinstance(note, dict):

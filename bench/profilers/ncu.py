@@ -23,6 +23,7 @@ from bench.profilers.tool import ToolProfiler, run_tool
 from common.atomic import write_json, write_text
 from common.errors import Code, InputError, MissingToolError, UsageError, content_code
 from common.tools import Version, dotted
+from records.run import COLLECTED_FILE
 from records.trial import Trial
 
 FOLDER = Path(__file__).resolve().parents[2] / "profiling" / "ncu"
@@ -320,7 +321,7 @@ class NsightCompute(ToolProfiler):
             raise _nothing(scope, f"the report is not usable ({error})", error.code) from error
         if counters.kernels.empty:
             raise _nothing(scope, f"{report} has no kernels", "trace-without-work")
-        note = table.with_name("collected.json")
+        note = table.with_name(COLLECTED_FILE)
         write_json(note, self._collected(counters, page, problems))
         return [report, table, *([rules_file(table)] if rules_file(table).exists() else []), note]
 
