@@ -5,10 +5,12 @@ import re
 import subprocess
 import sys
 
+import pytest
 from support.cli import ROOT
 from support.kernels import need_triton
 
 
+@pytest.mark.soak
 def test_more_shapes_types_and_a_whole_encoder() -> None:
     need_triton()
     files = sorted(path for path in (ROOT / "tests/unit/bert/interpreted").glob("*.py") if path.stem != "conftest")

@@ -36,6 +36,7 @@ def test_a_seed_stops_at_the_first_evaluation_that_reaches_the_target(data: Path
     assert document("analyze", cli.out)["rows"] == found["rows"]
 
 
+@pytest.mark.soak
 def test_after_kill_9_the_same_command_trains_the_seeds_that_are_missing(data: Path, tmp_path: Path) -> None:
     cli = SpeedrunCli(data, tmp_path / "out", target=4.45, steps=400)
     process = cli.start("--seeds", "1", "2", "3")

@@ -9,7 +9,9 @@ from bert.data.vocabulary import load_vocabulary
 
 
 @pytest.mark.skipif(not DATA.exists(), reason="the real text is not beside this checkout (shared/data)")
-@pytest.mark.parametrize(("name", "lower_case"), [("uncased", True), ("cased", False)])
+@pytest.mark.parametrize(
+    ("name", "lower_case"), [("uncased", True), pytest.param("cased", False, marks=pytest.mark.soak)]
+)
 def test_all_real_text_gives_the_ids_of_the_library(name: str, lower_case: bool) -> None:
     vocabulary = load_vocabulary(DATA / f"vocab/bert-{name}.txt", lower_case)
     lines = list(shared_text.lines())

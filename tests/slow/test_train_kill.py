@@ -19,7 +19,8 @@ SEED = int(os.environ.get("KILL_SEED", random.randrange(10_000)))
 
 
 # The command around the run; test_resume_anywhere.py kills the run itself at twenty points.
-@pytest.mark.parametrize(("ranks", "kills"), [pytest.param(1, 4, marks=pytest.mark.soak), (2, 3)])
+@pytest.mark.soak
+@pytest.mark.parametrize(("ranks", "kills"), [(1, 4), (2, 3)])
 @pytest.mark.timeout(1200)
 def test_killed_at_any_moment_the_curve_is_that_of_a_whole_run(
     data: Path, tmp_path: Path, ranks: int, kills: int

@@ -19,7 +19,7 @@ from support.training_runs import SEQ_LEN, shards
 
 def tune(data: Path, out: Path, *more: str) -> "subprocess.Popen[str]":
     fixed = ["--preset", "tiny", "--seq-len", str(SEQ_LEN), "--device", "cpu", "--threads", "1", "--precision", "fp32"]
-    run = ["--global-batch-size", "8", "--steps", "400", "--eval-every", "40", "--save-every", "20", "--log-every", "5"]
+    run = ["--global-batch-size", "8", "--steps", "200", "--eval-every", "40", "--save-every", "20", "--log-every", "5"]
     search = ["--search", "learning_rate=log:1e-4:1e-2", "--sampler", "random", "--pruner", "none", "--trials", "3"]
     words = ["tune", "pretrain", "--data", str(data), "--out", str(out), *fixed, *run, *search, *more]
     argv = [sys.executable, "-m", "bench.cli.main", *words]
