@@ -8,7 +8,8 @@ from typing import Any
 from analysis import wording
 from analysis.diagnose.advice import LEAST, Advice, Context, disturbance, light_command, ranked, throughput_command
 from analysis.diagnose.answer import Answer, Point, Winner, answers, script_answer, winners
-from analysis.load import LoadedTrial
+from analysis.load import LoadedTrial, measurement
+from analysis.metrics.cautions import FASTER_LOADER
 from analysis.metrics.comparison.winner import apart
 from analysis.metrics.loading import shortage
 from analysis.metrics.records import published
@@ -50,7 +51,7 @@ def complete_answers(
         if doubt:
             good = (_light_again(doubt, winner.best.row, out), *good)
         advice = [
-            *_machine(winner.best, badge, out),
+            *_machine(badge, throughput_command(winner.best.row, out, again=True)),
             *_of_row(winner, trials, out),
             *([] if floor is None or badge else _of_floor(floor, winner.best, trials, out)),
             *_of_precisions(winner, best, out),
@@ -60,7 +61,28 @@ def complete_answers(
         whole = dataclasses.replace(answer, badge=badge, good=good, mfu=mfu, advice=chosen, numbers=numbers)
         result.append(dataclasses.replace(whole, best=winner.best))
     scripts = [trial for trial in trials if trial.trial.kind == "measure"]
-    return [*result, *([script_answer(scripts)] if scripts else [])]
+    return [*result, *([_of_scripts(scripts, profiled or {}, out)] if scripts else [])]
+
+
+def _of_scripts(trials: Sequence[LoadedTrial], profiled: Mapping[str, Sequence[Advice]], out: str) -> Answer:
+    """The answer of measured scripts, with advice for the one measured last."""
+    answer, last = script_answer(trials), max(trials, key=lambda trial: (trial.ok, trial.trial.round))
+    if not last.ok:
+        return answer
+    row, badge = last.row, disturbance(last.row.get("cautions") or [])
+    own = Context(row={**row, "kind": last.trial.kind, "command": last.trial.command}, run=out)
+    advice = [
+        one
+        for rounds in trials
+        if measurement(rounds.row) == measurement(row)
+        for one in profiled.get(rounds.trial.trial_id, ())
+    ]
+    wait = row.get("data_wait_ms")
+    if wait:
+        seen = f"each step waits {wording.number(wait)} ms for data"
+        advice.append(Advice(cause="data", seen=seen, remedy=FASTER_LOADER, saves=wait / row["step_time_ms"]))
+    advice += _machine(badge, own.command("machine"))
+    return dataclasses.replace(answer, badge=badge, advice=tuple(ranked(advice)))
 
 
 def disturbed(point: Point) -> str:
@@ -131,10 +153,9 @@ def _how_good(best: Point, floor: Row | None) -> tuple[tuple[str, ...], str, dic
     return tuple(sentences), of_peak, numbers
 
 
-def _machine(best: Point, badge: str, out: str) -> list[Advice]:
+def _machine(badge: str, command: str) -> list[Advice]:
     if not badge:
         return []
-    command = throughput_command(best.row, out, again=True)
     why = "the undisturbed speed was not measured"
     remedy = "wait until the machine is idle, then measure again"
     return [Advice(cause="machine", seen=badge, remedy=remedy, command=command, unknown=why)]

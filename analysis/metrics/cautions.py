@@ -26,6 +26,8 @@ _NOISY_TAIL = 1.25
 _FOREIGN_CPU_PERCENT = 10.0
 _DATA_WAIT_SHARE = 0.05
 _PEAK_DRIFT = 0.15
+FASTER_LOADER = "give its DataLoader more workers, a faster disk or a core of their own"
+"""What to try when a script waits for data."""
 # Scaling efficiency that is believed, by scaling's `basis`; ranks that share one CPU may use it better than one does.
 _MOST_EFFICIENT = {"per device": 1.1, "same cores per rank": 1.1}
 _MOST_EFFICIENT_SHARED = 1.5
@@ -297,7 +299,7 @@ def _of_waiting(trial: Trial, result: Mapping[str, Any]) -> Iterator[Caution]:
         yield Caution(
             "data_wait",
             f"each step waits for data for {percent(wait / step)} of its time",
-            "give its DataLoader more workers, a faster disk or a core of their own"
+            FASTER_LOADER
             if trial.kind == "measure"
             else "use a faster disk or leave a core for the loader; --data synthetic shows the difference",
         )

@@ -113,13 +113,21 @@ def test_the_steps_outside_of_a_profile_are_measured() -> None:
     assert (early["window_stop"], early["step_time_ms"]) == (3, 2.0), "before the profile there are more"
 
 
-def stepped(trial: Trial, folder: Path, made: int, step_ms: float = 2.0, script: str = "aa") -> TrialDirectory:
+def stepped(
+    trial: Trial, folder: Path, made: int, step_ms: float = 2.0, script: str = "aa", data_ms: float = 0.0
+) -> TrialDirectory:
     """The records of a script that made so many steps of 4 samples."""
     directory = RunDirectory(folder).trial(trial.trial_id)
     directory.path.mkdir(parents=True)
     with step_writer(directory.steps_csv(0)) as writer:
         for number in range(made):
-            row = {"step": number, "step_time_ms": step_ms, "samples": 4, "start_ns": int(step_ms * 1e9) + number}
+            row = {
+                "step": number,
+                "step_time_ms": step_ms,
+                "samples": 4,
+                "start_ns": int(step_ms * 1e9) + number,
+                "data_wait_ms": data_ms,
+            }
             writer.write({**dict.fromkeys(STEP_COLUMNS), **row})
     write_record(directory.rank_json(0), {"rank": 0, "steps": made})
     write_record(directory.trial_json, trial.to_json())
@@ -166,6 +174,19 @@ def test_rounds_of_an_edited_script_are_one_measurement_that_says_so(tmp_path: P
     assert found.code == "script_changed" and "aa, bb" in found.message
     assert cautions_of_scripts(trials[:2]) == []
     assert row["differences"] == ["content of the script: aa, bb -> aa, bb"]
+
+
+def test_the_answer_of_scripts_says_what_to_do_first_and_how_much_of_a_step_it_saves(tmp_path: Path) -> None:
+    directory = stepped(script(implementation="t.py"), tmp_path, 30, 2.0, data_ms=0.5)
+    (answer,) = result_of(["report", str(tmp_path), "--json"]).document["answers"]
+    assert (answer["do_first"]["cause"], answer["do_first"]["saves_share"]) == ("data", 0.25) and not answer["badge"]
+    write_record(
+        directory.env_json,
+        {"script_sha256": "aa", "device_name": "CPU", "load_average": [9.0, 9.0, 9.0], "cpu": {"logical_cores": 2}},
+    )
+    (answer,) = result_of(["report", str(tmp_path), "--json"]).document["answers"]
+    assert answer["do_first"]["cause"] == "machine" and answer["then"][0]["cause"] == "data"
+    assert answer["do_first"]["command"] == f"bertbench measure --out {tmp_path} -- train"
 
 
 def test_history_knows_a_script_by_its_name(tmp_path: Path) -> None:
