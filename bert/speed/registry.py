@@ -30,28 +30,64 @@ class Lever:
     """Device types on which it is on by default."""
     compiled: bool = False
     """Whether it needs a C compiler on a CPU, and Triton on a GPU."""
+    device: str = ""
+    """The only device type on which it has an effect; "" for every one."""
+    precision: str = ""
+    """The only precision in which it has an effect; "" for every one."""
+    strategies: tuple[str, ...] = ()
+    """The only strategies with which it has an effect; () for all."""
+    several: bool = False
+    """Whether it is for several ranks: a single one leaves it out."""
+    capability: tuple[int, int] = (0, 0)
+    """Compute capability that a GPU needs; bert.speed.kernels.usable asks for that of the kernels, too."""
+    copies: bool = False
+    """Whether it copies the weights for the GEMMs (bert.speed.copies)."""
 
+
+# Strategies that leave every parameter whole and the same tensor, and the optimizer as it is.
+_WHOLE_PARAMETERS = ("ddp", "single")
 
 LEVERS = {
     "unpad": Lever("compute real tokens only: sequences are concatenated without padding", ("cpu", "cuda")),
-    "chunks": Lever("compute attention for a few sequences at a time, so that its weights stay in cache", ("cpu",)),
+    "chunks": Lever(
+        "compute attention for a few sequences at a time, so that its weights stay in cache", ("cpu",), device="cpu"
+    ),
     "bf16-weights": Lever(
         "with bf16: copy the weights once per update, and keep gradients in bf16 where only the update reads them",
         ("cpu", "cuda"),
+        precision="bf16",
+        strategies=_WHOLE_PARAMETERS,
+        copies=True,
     ),
     "fused-elementwise": Lever(
         "fuse dropout, residual and norm; on a CPU also attention's softmax and dropout, and GELU's backward pass; on "
         "a GPU also bias and GELU with the bias gradient, the embeddings, and the loss of masked words",
         ("cpu", "cuda"),
         compiled=True,
+        capability=(8, 0),
     ),
     "fused-optimizer": Lever(
         "with single and ddp on a GPU: update all parameters in one pass, with clipping, unscaling and the bf16 copies",
         ("cuda",),
         compiled=True,
+        device="cuda",
+        strategies=_WHOLE_PARAMETERS,
+        capability=(8, 0),
     ),
-    "bf16-attention": Lever("with bf16: run attention's GEMMs in bf16 too, if the CPU has the instructions", ("cpu",)),
-    "fp8": Lever("with bf16: run the GEMMs of linear layers in FP8", ()),
+    "bf16-attention": Lever(
+        "with bf16: run attention's GEMMs in bf16 too, if the CPU has the instructions",
+        ("cpu",),
+        device="cpu",
+        precision="bf16",
+    ),
+    "fp8": Lever(
+        "with bf16: run the GEMMs of linear layers in FP8",
+        (),
+        precision="bf16",
+        strategies=_WHOLE_PARAMETERS,
+        capability=(8, 9),
+        copies=True,
+    ),
     "compile": Lever(
         "torch.compile every layer, which fuses the operations between GEMMs; with unpad only on a GPU in 16-bit types",
         (),
@@ -60,16 +96,21 @@ LEVERS = {
         "compile and replay as CUDA graphs; with unpad in at most 8 numbers of tokens, only on a GPU in 16-bit types; "
         "excludes gradient accumulation and activation checkpointing",
         (),
+        device="cuda",
     ),
     "balance": Lever(
         "with several ranks and unpad: divide a global batch by the work of its sequences, so that no rank "
         "waits for another",
         ("cpu", "cuda"),
+        several=True,
     ),
     "static-graph": Lever(
-        "ddp with a static graph: every step uses the same parameters; excludes gradient accumulation", ()
+        "ddp with a static graph: every step uses the same parameters; excludes gradient accumulation",
+        (),
+        strategies=("ddp",),
+        several=True,
     ),
-    "bf16-gradients": Lever("ddp: all-reduce gradients in bf16", ()),
+    "bf16-gradients": Lever("ddp: all-reduce gradients in bf16", (), strategies=("ddp",), several=True),
 }
 
 # Names that exclude each other, and why.
@@ -220,23 +261,22 @@ def effective(names: frozenset[str], setup: Setup) -> tuple[frozenset[str], dict
 
 
 def _no_effect(name: str, names: frozenset[str], setup: Setup) -> str | None:
-    if name in _OF_CPU and setup.device != "cpu":
+    lever = LEVERS[name]
+    if lever.device == "cpu" and setup.device != "cpu":
         return f"needs a CPU, not {setup.device}"
-    if name in _OF_GPU and setup.device == "cpu":
+    if lever.device == "cuda" and setup.device == "cpu":
         return "needs a GPU, not a CPU"
     if name == "balance" and not balances(names):
         return "needs unpad, not padded batches"
     if name == "balance" and setup.strategy == "single":
         return "needs several ranks, not strategy single"
-    if name in _OF_BF16 and setup.precision != "bf16":
-        return f"needs bf16, not {setup.precision}"
-    if name in _OF_DDP and setup.strategy != "ddp":
-        return f"needs strategy ddp, not {setup.strategy}"
+    if lever.precision not in ("", setup.precision):
+        return f"needs {lever.precision}, not {setup.precision}"
+    if lever.strategies and setup.strategy not in lever.strategies:
+        return f"needs strategy {' or '.join(lever.strategies)}, not {setup.strategy}"
     if name == "static-graph" and setup.grad_accum_steps > 1:
         return f"needs one micro-step per update, not {setup.grad_accum_steps}"
-    if name in _OF_WHOLE_PARAMETERS and setup.strategy not in _WHOLE_PARAMETERS:
-        return f"needs strategy {' or '.join(sorted(_WHOLE_PARAMETERS))}, not {setup.strategy}"
-    if name in _COPIES and names & _COMPILING:
+    if lever.copies and names & _COMPILING:
         return f"needs layers that are not compiled, as {' and '.join(sorted(names & _COMPILING))} casts by itself"
     return _no_instructions(name, setup.device)
 
@@ -244,13 +284,12 @@ def _no_effect(name: str, names: frozenset[str], setup: Setup) -> str | None:
 def _no_instructions(name: str, device_type: str) -> str | None:
     if name == "bf16-attention" and not has_avx512_bf16():
         return "needs a CPU with AVX512-BF16"
-    if name in _CAPABILITIES and device_type == "cuda":
+    least = LEVERS[name].capability
+    if any(least) and device_type == "cuda":
         import torch
 
-        if torch.cuda.is_available() and torch.cuda.get_device_capability() < _CAPABILITIES[name]:
-            needed, found = (
-                ".".join(map(str, one)) for one in (_CAPABILITIES[name], torch.cuda.get_device_capability())
-            )
+        if torch.cuda.is_available() and torch.cuda.get_device_capability() < least:
+            needed, found = (".".join(map(str, one)) for one in (least, torch.cuda.get_device_capability()))
             return f"needs compute capability {needed}, not {found}"
     return None
 
@@ -264,8 +303,9 @@ def check_effect(text: str, setup: Setup) -> None:
         UsageError: one that has no effect here.
     """
     names = frozenset() if text in ("", AUTO, NONE) else frozenset(text.split("+"))
-    left_out = _OF_SEVERAL if setup.strategy == "single" else frozenset()
-    idle = {name: reason for name, reason in without_effect(names, setup).items() if name not in left_out}
+    alone = setup.strategy == "single"
+    reasons = without_effect(names, setup)
+    idle = {name: reason for name, reason in reasons.items() if not (alone and LEVERS[name].several)}
     if idle:
         raise UsageError(
             "unsupported-combination",
@@ -291,20 +331,6 @@ def check_precision(text: str, precision: str) -> None:
 def left_out_text(reasons: Mapping[str, str]) -> str:
     """Return "a has no effect: needs x; b ..." of what `without_effect` returned."""
     return "; ".join(f"{name} has no effect: {reason}" for name, reason in reasons.items())
-
-
-_OF_CPU = frozenset({"chunks", "bf16-attention"})
-_OF_GPU = frozenset({"cuda-graphs", "fused-optimizer"})
-_OF_BF16 = frozenset({"bf16-weights", "bf16-attention", "fp8"})
-_OF_DDP = frozenset({"static-graph", "bf16-gradients"})
-_OF_SEVERAL = _OF_DDP | {"balance"}
-# Copies of the weights for the GEMMs (bert.speed.copies).
-_COPIES = frozenset({"bf16-weights", "fp8"})
-_OF_WHOLE_PARAMETERS = _COPIES | {"fused-optimizer"}
-# Strategies that leave every parameter whole and the same tensor, and the optimizer as it is.
-_WHOLE_PARAMETERS = frozenset({"single", "ddp"})
-# Compute capability that a GPU needs; bert.speed.kernels.usable asks for that of the kernels, too.
-_CAPABILITIES = {"fp8": (8, 9), "fused-elementwise": (8, 0), "fused-optimizer": (8, 0)}
 
 
 def use_levers(
@@ -370,7 +396,7 @@ def use_weight_copies(
     """
     device_type = next(model.parameters()).device.type
     names, _ = effective(names, Setup(device_type, precision, strategy, grad_accum_steps))
-    if not names & _COPIES:
+    if not any(LEVERS[name].copies for name in names):
         return
     from torch import nn
 
