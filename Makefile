@@ -107,7 +107,7 @@ fault-test: setup ## kills, full disks, lack of memory and other faults, under 3
 	FAULT_OUT="$(or $(OUT),runs/faults)" KILLS=$${KILLS:-50} \
 	  $(BIN)/python -m pytest tests/fault -n $${TEST_WORKERS:-2} --dist loadgroup
 
-truth-test: setup ## reported numbers compared with the truth, under 10 minutes on 2 idle cores (OUT=<folder>)
+truth-test: setup ## reported numbers compared with the truth, under 15 minutes on 2 idle cores (OUT=<folder>)
 	TRUTH_OUT="$(or $(OUT),runs/truth)" $(BIN)/python -m pytest tests/truth --timeout 1800
 
 fuzz: setup ## 10,000 damaged inputs per reader (FUZZ_INPUTS=<n>)
