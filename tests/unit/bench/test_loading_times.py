@@ -1,6 +1,10 @@
 """Times of loading are recorded of real shards and of synthetic batches, and cost the trial nothing else."""
 
 import itertools
+import os
+import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -8,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from support.cli import ROOT
 
 from bench.machine import devices
 from bench.run.loading import loading_record
@@ -165,3 +170,22 @@ def test_the_cores_of_a_rank_follow_affinity_quota_and_binding(
     monkeypatch.setattr(devices, "core_groups", lambda: [[number] for number in range(groups)])
     monkeypatch.setattr(devices, "_cgroup_cores", lambda: quota)
     assert devices.cores_per_rank(local_ranks, bound) == expected
+
+
+ENDED = """
+import os, signal, sys, time
+from bench.run.loading import _temporary_folder
+with _temporary_folder() as folder:
+    (folder / "shard").write_bytes(bytes(1000))
+    os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(60)
+"""
+
+
+def test_a_launcher_that_ends_the_rank_leaves_no_temporary_folder(tmp_path: Path) -> None:
+    """As another rank's failure or an interrupted sweep does, with SIGTERM."""
+    done = subprocess.run(
+        [sys.executable, "-c", ENDED], cwd=ROOT, env=os.environ | {"TMPDIR": str(tmp_path)}, check=False
+    )
+    assert done.returncode == -signal.SIGTERM
+    assert list(tmp_path.iterdir()) == []
