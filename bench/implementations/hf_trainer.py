@@ -4,11 +4,11 @@ observers and checks.
 
 import importlib.util
 import os
-import tempfile
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -16,6 +16,7 @@ import torch
 from bench.implementations import TRAINER_STRATEGIES
 from bench.implementations.base import Built
 from bench.implementations.hugging_face import HuggingFaceImplementation
+from bench.run.processes import TRIAL_FOLDER, own_folder
 from bert.data.batch import Batch, BatchCounts
 from bert.model.config import ModelConfig
 from bert.parallel.base import Options
@@ -96,7 +97,7 @@ def train_with_trainer(
     with ExitStack() as stack:
         if training.strategy.world_size == 1:
             stack.enter_context(_without_ranks())
-        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="bertbench-trainer-"))
+        folder = stack.enter_context(own_folder(TRIAL_FOLDER))
         random_numbers = _random_state(training.strategy.device)
         trainer = _make_trainer(training, meter, _arguments(training, folder, options), random_numbers)
         stack.callback(observer.run_end)
@@ -235,12 +236,12 @@ class _Loader:
         return self._meter.batches()
 
 
-def _arguments(training: Training, folder: str, options: Options) -> Any:
+def _arguments(training: Training, folder: Path, options: Options) -> Any:
     from transformers import TrainingArguments
 
     on_cpu = training.strategy.device.type == "cpu"
     arguments = TrainingArguments(
-        output_dir=folder,
+        output_dir=str(folder),
         max_steps=_ENDLESS,
         gradient_accumulation_steps=training.grad_accum_steps,
         max_grad_norm=training.max_grad_norm or 0.0,

@@ -17,7 +17,7 @@ from bench.machine.devices import Devices
 from bench.machine.environment import capture
 from bench.plan.memory import store_memory
 from bench.run.launch import LaunchOptions, run_trial
-from bench.run.processes import AGENT_FOLDER, clear_stale
+from bench.run.processes import TRIAL_FOLDER, clear_stale
 from common import locks
 from common.atomic import remove_left_overs, storage_errors
 from common.errors import SchemaError
@@ -177,7 +177,7 @@ def run_trials(
 
 def tidy(run: RunDirectory) -> None:
     """Remove temporary files of killed processes; the caller holds the lock, and no rank is running."""
-    clear_stale(AGENT_FOLDER)
+    clear_stale(TRIAL_FOLDER)
     recover(run)
     for folder in (run.path, *(directory.path for directory in run.trials())):
         remove_left_overs(folder)

@@ -21,12 +21,12 @@ def main(argv: list[str]) -> int:
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.run import parse_args, run
 
-    from bench.run.processes import AGENT_FOLDER, own_folder
+    from bench.run.processes import TRIAL_FOLDER, own_folder
 
     import_seconds = time.perf_counter() - began
     failures = []
     try:
-        with own_folder(AGENT_FOLDER) as folder:
+        with own_folder(TRIAL_FOLDER) as folder:
             wanted = parse_args(argv[1:])
             wanted.log_dir = wanted.log_dir or str(folder)  # torchrun would leave an empty one behind
             run(wanted)

@@ -20,11 +20,11 @@ from bench.cluster.world import World
 from bench.implementations.own import own_variables
 from bench.machine.devices import Devices
 from bench.run.processes import (
-    AGENT_FOLDER,
     HARNESS_VARIABLE,
     MARK_VARIABLE,
     PARENT_VARIABLE,
     STOP_VARIABLE,
+    TRIAL_FOLDER,
     clear_stale,
     death_in_words,
     descendants,
@@ -194,7 +194,7 @@ def run_trial(
                 finish(trial, directory, "interrupted", f"the {what} was interrupted", options)
             raise
         finally:
-            clear_stale(AGENT_FOLDER)  # of an agent that was killed
+            clear_stale(TRIAL_FOLDER)  # of processes that were killed
     wall_seconds = time.perf_counter() - began
     hide_secrets(directory.log)
     if options.world is not None and child.returncode:  # what an agent of torchrun would have written

@@ -6,21 +6,17 @@ the times into cores per device.
 
 import contextlib
 import itertools
-import os
-import signal
-import tempfile
 import time
-import types
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import fields, replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
+from bench.run.processes import TRIAL_FOLDER, own_folder
 from bert.tasks.base import DataSpec
 from bert.tasks.pretrain.batches import Hdf5Batches, HeldBatches, ahead, from_batch, largest_id
 from bert.tasks.pretrain.config import InstanceConfig
@@ -85,32 +81,9 @@ def _folder_of(stream: Any, spec: DataSpec) -> Iterator[tuple[ShardFolder, str]]
     batches = itertools.islice(iter(stream), -(-wanted // spec.micro_batch_size))
     parts = [from_batch(batch, spec.max_predictions) for batch in batches]
     longest = max(part.input_ids.shape[1] for part in parts)
-    with _temporary_folder() as folder:
+    with own_folder(TRIAL_FOLDER) as folder:
         write_shard(folder / "synthetic_training_0.hdf5", _joined([_padded(part, longest) for part in parts]))
         yield folder_info(folder), "synthetic"
-
-
-class _Terminated(BaseException):
-    """SIGTERM came."""
-
-
-@contextmanager
-def _temporary_folder() -> Iterator[Path]:
-    """A folder that is also removed when a launcher ends this process with SIGTERM."""
-
-    def terminate(number: int, frame: types.FrameType | None) -> None:
-        raise _Terminated
-
-    earlier = signal.signal(signal.SIGTERM, terminate)
-    try:
-        with tempfile.TemporaryDirectory(prefix="bertbench-loading-") as folder:
-            yield Path(folder)
-    except _Terminated:
-        signal.signal(signal.SIGTERM, earlier)
-        os.kill(os.getpid(), signal.SIGTERM)
-        raise
-    finally:
-        signal.signal(signal.SIGTERM, earlier)
 
 
 def _padded(part: Instances, columns: int) -> Instances:

@@ -33,8 +33,8 @@ STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 # Batch systems and shells that pass a signal on can deliver the same one twice.
 _SAME_SIGNAL_SECONDS = 0.5
 
-AGENT_FOLDER = "bertbench-agent-"
-"""Prefix of the folders of torchrun's agents."""
+TRIAL_FOLDER = "bertbench-trial-"
+"""Prefix of the temporary folders of a trial's processes."""
 _LOCK = "lock"
 # In front of the prefix, until the folder is locked.
 _NEW = ".new-"

@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from support.cli import ROOT
 
 from bench.machine import devices
 from bench.run.loading import loading_record
+from bench.run.processes import TRIAL_FOLDER, clear_stale
 from bert.data.synthetic import PRETRAINING, SyntheticBatches
 from bert.tasks.base import DataSpec
 from bert.tasks.pretrain.batches import Hdf5Batches, HeldBatches, from_batch, to_batch
@@ -172,20 +174,22 @@ def test_the_cores_of_a_rank_follow_affinity_quota_and_binding(
     assert devices.cores_per_rank(local_ranks, bound) == expected
 
 
-ENDED = """
-import os, signal, sys, time
-from bench.run.loading import _temporary_folder
-with _temporary_folder() as folder:
+KILLED = """
+import os, signal, sys
+from bench.run.loading import TRIAL_FOLDER, own_folder
+with own_folder(TRIAL_FOLDER) as folder:
     (folder / "shard").write_bytes(bytes(1000))
-    os.kill(os.getpid(), signal.SIGTERM)
-    time.sleep(60)
+    os.kill(os.getpid(), int(sys.argv[1]))
 """
 
 
-def test_a_launcher_that_ends_the_rank_leaves_no_temporary_folder(tmp_path: Path) -> None:
-    """As another rank's failure or an interrupted sweep does, with SIGTERM."""
-    done = subprocess.run(
-        [sys.executable, "-c", ENDED], cwd=ROOT, env=os.environ | {"TMPDIR": str(tmp_path)}, check=False
-    )
-    assert done.returncode == -signal.SIGTERM
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_what_a_killed_rank_leaves_is_removed_by_the_harness(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    argv = [sys.executable, "-c", KILLED, str(int(number))]
+    done = subprocess.run(argv, cwd=ROOT, env=os.environ | {"TMPDIR": str(tmp_path)}, check=False)
+    assert done.returncode == -number and len(list(tmp_path.iterdir())) == 1
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    clear_stale(TRIAL_FOLDER)
     assert list(tmp_path.iterdir()) == []
