@@ -34,7 +34,7 @@ from bench.run.processes import (
     send,
     stopped_ranks,
 )
-from bench.run.resources import allocator_environment, oom_kill_count
+from bench.run.resources import allocator_environment, oom_kill_count, under_memory_limit
 from bench.run.script import NOTHING_STEPPED, add_to_result, settle, start_program, why_incomplete
 from bench.run.telemetry import Telemetry, telemetry_writer
 from bert.parallel import JOIN_TIMEOUT_VARIABLE
@@ -445,7 +445,8 @@ def _outcome(
             if number == signal.SIGKILL and oom_killed:
                 said = f"rank {failure['rank']} was killed by the kernel: the machine or cgroup is out of memory"
                 return "oom", said, "out-of-memory"
-            return "crashed", f"rank {failure['rank']} {death_in_words(number)}{_log_tail(directory)}", "rank-failed"
+            how = death_in_words(number) + under_memory_limit(number)
+            return "crashed", f"rank {failure['rank']} {how}{_log_tail(directory)}", "rank-failed"
     if explained and joined and all(lost_peer(str(failure["reason"])) for failure in explained):
         return "crashed", "lost the connection to another rank, which the launcher names", "rank-failed"
     if explained:

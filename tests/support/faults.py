@@ -165,8 +165,8 @@ class Bench:
         environment = {
             **os.environ, "PYTHONPATH": os.pathsep.join(filter(None, path)), "TMPDIR": str(self.place / "tmp"),
             "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "COLUMNS": "200", MARK: mark,
-            "FAULT_FOLDER": str(self.place), **variables,
-        }  # fmt: skip
+            "FAULT_FOLDER": str(self.place), "RUST_BACKTRACE": "0", **variables,
+        }  # fmt: skip  # Rust waits for ever where it has no memory to print a backtrace
 
         def limit() -> None:
             for kind, value in (limits or {}).items():

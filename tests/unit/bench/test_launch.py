@@ -1,6 +1,7 @@
 """How the end of a trial becomes a status and a reason."""
 
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -71,6 +72,18 @@ def test_the_first_rank_to_die_is_named(directory: TrialDirectory) -> None:
         and reason.startswith("rank 1 died by SIGSEGV")
         and "the last words" in reason
     )
+
+
+@pytest.mark.parametrize(
+    ("limit", "number"), [(3 << 30, signal.SIGSEGV), (3 << 30, signal.SIGKILL), (-1, signal.SIGSEGV)]
+)
+def test_a_death_that_refused_memory_may_cause_names_the_limit(
+    directory: TrialDirectory, monkeypatch: pytest.MonkeyPatch, limit: int, number: int
+) -> None:
+    monkeypatch.setattr(resource, "getrlimit", lambda kind: (limit, -1))
+    agent(directory, (1, -number, 5.0))
+    _, reason, _ = _outcome(directory, 1, False)
+    assert ("3,072 MiB of memory" in reason) == (limit > 0 and number == signal.SIGSEGV)
 
 
 def test_a_kill_by_the_kernel_for_memory_is_oom(directory: TrialDirectory) -> None:
