@@ -42,28 +42,40 @@ quietly() {
 # Whether a step of $2 s, and then the report, fit into the rest of the budget; otherwise says that $1 is left out.
 fits() {
     local left=$((BUDGET - SECONDS))
-    [[ $(($2 + wall)) -gt $left ]] || return 0
-    echo "note: left out: $1 needs about $2 s and the report about $wall s, but $((left > 0 ? left : 0)) s of the time budget" \
+    [[ $(($2 + report_seconds)) -gt $left ]] || return 0
+    echo "note: left out: $1 needs about $2 s and the report about $report_seconds s, but $((left > 0 ? left : 0)) s of the time budget" \
         "are left; run the same command again, or with a larger BUDGET" >&2
     return 1
 }
 text=${1:+$(realpath -m "$1")}
 cd "$(dirname "$script")/.."
 PATH=$PWD/.venv/bin:$PATH
+if ! command -v bertbench >/dev/null; then
+    echo "bertbench is not installed here: make install, or make bench, which also calls this script" >&2
+    exit 2
+fi
+if [[ -n $text && ! -e $text ]]; then
+    echo "$text does not exist: give a folder of .txt files or MediaWiki dumps" >&2
+    exit 2
+fi
 # What profile, speed of light and report take of the budget at least, s. --max-seconds of the speed of light is part of
 # its trial's id: it stays the same, so that another call finds what is finished.
 if bertbench doctor --has cuda; then
     : "${PRESET:=base}" "${BATCH_SIZES:=32 64 128}" "${DEVICES:=}" "${MAX_SECONDS:=20}" "${BUDGET:=1800}"
-    reserve=180 light_seconds=60
+    reserve=180 light_seconds=60 report_seconds=30
 else
     : "${PRESET:=mini}" "${BATCH_SIZES:=4 8 16}" "${MAX_SECONDS:=6}" "${BUDGET:=300}"
-    reserve=70 light_seconds=15
+    reserve=70 light_seconds=15 report_seconds=15
     if [[ -z ${DEVICES:-} ]]; then
         DEVICES=1
         bertbench doctor --has two-devices && DEVICES="1 2"
     fi
 fi
 : "${OUT:=runs/bench${text:+-$(basename "$text")}}" "${PRECISION:=auto}" "${ROUNDS:=1}"
+if [[ ! $BUDGET =~ ^[1-9][0-9]*$ ]]; then
+    echo "BUDGET=$BUDGET: give a whole number of seconds above 0" >&2
+    exit 2
+fi
 read -ra batch_sizes <<<"$BATCH_SIZES"
 again=()
 [[ ${AGAIN:-0} == 0 ]] || again=(--again)
@@ -79,7 +91,7 @@ echo "== 1/5 data (time budget for all steps: $BUDGET s)"
 quietly "$OUT/data.txt" bertbench data pretrain "${source_options[@]}" --output "$data" --seq-len 128 --dupe-factor 1
 echo "== 2/5 throughput"
 wall=$(python3 -m bench.plan.winner "$OUT")
-needed=$((4 * wall + light_seconds))
+needed=$((3 * wall + light_seconds + report_seconds))
 left=$((BUDGET - SECONDS - (needed > reserve ? needed : reserve)))
 common=(--preset "$PRESET" --precisions "$PRECISION" --seq-lens 128 --data "$data" --out "$OUT")
 status=0

@@ -1,5 +1,6 @@
 """Cautions about a whole run and about its trials, each with what to do, and what the run can decide."""
 
+import contextlib
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -10,6 +11,9 @@ from analysis.load import LoadedRun, LoadedTrial, script_contents
 from analysis.metrics import cautions
 from analysis.metrics.cautions import Caution
 from analysis.metrics.comparison.ratio import by_key
+from common.errors import InputError
+from records.documents import Request, read_document
+from records.run import RunDirectory
 
 Row = Mapping[str, Any]
 
@@ -103,10 +107,20 @@ def cautions_of_run(trials: LoadedRun, ratios: Sequence[Row], scaling: Sequence[
     found += cautions.of_run([trial.environment for trial in trials])
     found += cautions.of_scaling(scaling)
     found += cautions_of_scripts(trials)
+    found += _left_out(trials)
     undecided = [row for row in ratios if row["throughput_ratio"] is not None and row["decided"] == "cannot decide"]
     rounds = [min(row["rounds"], row["reference_rounds"]) for row in undecided]
     fewest = min(rounds, default=3)
     return [*found, cautions.one_round(fewest)] if fewest < 3 else found
+
+
+def _left_out(trials: Sequence[LoadedTrial]) -> list[Caution]:
+    run = RunDirectory(trials[0].directory.path.parents[1])
+    with contextlib.suppress(InputError):
+        planned = read_document(run.sweep_json, Request).get("trials", [])
+        missing = sum(not run.trial(name).path.exists() for name in planned)
+        return [cautions.left_out(missing, len(planned))] if missing else []
+    return []
 
 
 def cautions_of_scripts(trials: Sequence[LoadedTrial]) -> list[Caution]:

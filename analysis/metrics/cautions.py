@@ -99,6 +99,15 @@ def one_round(rounds: int) -> Caution:
     )
 
 
+def left_out(missing: int, planned: int) -> Caution:
+    """Return the caution of a run that lacks trials of its last command."""
+    return Caution(
+        "left_out",
+        f"{missing} of the {planned} trials of the last command were not measured",
+        "run the same command again, with a larger time budget if it has one",
+    )
+
+
 def damaged(problem: str) -> Caution:
     """Return the caution of a run with a trial that cannot be read."""
     return Caution("damaged", problem, "remove that trial's folder, or restore its trial.json, and run the sweep again")
@@ -176,6 +185,8 @@ def _of_window(trial: Trial, result: Mapping[str, Any]) -> Iterator[Caution]:
     cut = trial.kind == "measure" and measured > 0 and stop is not None and result["window_stop"] < stop
     if cut or (trial.kind == "measure" and start is None):
         longer = "let the script make more steps"
+    elif trial.kind == "components":
+        longer = "raise --max-seconds"
     elif start is not None:
         longer = "raise --stop"
     elif warmup + measured >= trial.max_steps:

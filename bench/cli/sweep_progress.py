@@ -60,7 +60,7 @@ def announce(session: Session, trials: Sequence[Trial], budget: float | None = N
     words += [f"{len(trials) - len(due)} already done"] if len(due) < len(trials) else []
     words += [f"about {duration(seconds)}"] if seconds is not None else []
     words += (
-        [f"then more rounds until the comparison with hf is conclusive (time budget {duration(budget)})"]
+        [f"then more rounds until the comparison with hf is conclusive (time budget {budget:g} s)"]
         if budget is not None
         else []
     )

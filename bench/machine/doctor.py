@@ -130,7 +130,17 @@ def _packages() -> Iterator[Check]:
             yield Check(f"package {distribution}", OK, installed_version(distribution) or "installed")
 
 
+def _compiler() -> Check:
+    name = os.environ.get("CC", "cc")
+    path = shutil.which(name)
+    if path is None:
+        remedy = "install gcc, or name another C compiler with CC=, for the optimization fused-elementwise on a CPU"
+        return Check("tool cc", MISSING, f"{name!r} is not on PATH", remedy)
+    return Check("tool cc", OK, path)
+
+
 def _tools() -> Iterator[Check]:
+    yield _compiler()
     path = shutil.which("nvidia-smi")
     if path is None:
         yield Check("tool nvidia-smi", MISSING, "not on PATH", "install the NVIDIA driver, which includes it")

@@ -295,7 +295,7 @@ def _no_instructions(name: str, device_type: str) -> str | None:
 
 
 def check_effect(text: str, setup: Setup) -> None:
-    """Refuse optimizations that are named and have no effect; those of "auto" may have none.
+    """Refuse optimizations that are named and have no effect; those of "auto", also by their names, may have none.
 
     One process leaves out what is for several: a sweep over numbers of devices names one set for all.
 
@@ -306,7 +306,8 @@ def check_effect(text: str, setup: Setup) -> None:
     alone = setup.strategy == "single"
     reasons = without_effect(names, setup)
     idle = {name: reason for name, reason in reasons.items() if not (alone and LEVERS[name].several)}
-    if idle:
+    # What "auto" found without an optimization that cannot be compiled is recorded by names.
+    if idle and names != resolve_levers(AUTO, setup.device):
         raise UsageError(
             "unsupported-combination",
             f"--levers {text!r}: {left_out_text(idle)}: leave out what has no effect, or give what it needs",

@@ -31,6 +31,7 @@ from analysis.metrics.time.temporal import analysis_window
 from analysis.sources import Source, open_sources
 from analysis.timeline import Timeline
 from bench.cli.dispatch import Call, find
+from records.files import write_record
 
 TRACES = shared_files.TRACES
 US = 1_000
@@ -453,3 +454,13 @@ def test_one_round_is_no_caution_where_the_known_spread_makes_every_comparison_c
     ratios = ratios_of(more)
     assert [row["decided"] for row in ratios] == ["yes", "yes"] and min(row["rounds"] for row in ratios) == 1
     assert cautions_of_run(more, ratios, []) == []
+
+
+def test_a_run_says_how_many_trials_of_its_last_command_were_left_out(tmp_path: Path) -> None:
+    run = write_sweep(tmp_path / "run", batches=(8, 16), worlds=(1,), noise=0.002, rounds=3)
+    done = [directory.path.name for directory in run.trials()]
+    write_record(run.sweep_json, {"request": {}, "trials": done})
+    assert cautions_of_run(load_run(run), [], []) == []
+    write_record(run.sweep_json, {"request": {}, "trials": [*done, "pretrain-left-1", "pretrain-left-2"]})
+    (found,) = cautions_of_run(load_run(run), [], [])
+    assert found.code == "left_out" and f"2 of the {len(done) + 2} trials" in found.message

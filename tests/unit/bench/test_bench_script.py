@@ -75,7 +75,7 @@ def test_every_step_runs_where_the_budget_is_enough(script: Script) -> None:
 
 
 def test_steps_that_do_not_fit_into_the_budget_are_left_out_and_the_report_is_written(script: Script) -> None:
-    calls, notes = script(100, 40)  # the profile needs 80 s, the report 40 s; the speed of light 55 s
+    calls, notes = script(90, 40)  # the profile needs 80 s, the report 15 s; the speed of light 55 s
     assert list(calls) == ["data", "throughput", "speed-of-light", "report"]
     assert len(notes.splitlines()) == 1 and "about 80 s" in notes and "BUDGET" in notes
     calls, notes = script(30, 40)
@@ -86,7 +86,15 @@ def test_steps_that_do_not_fit_into_the_budget_are_left_out_and_the_report_is_wr
 def test_time_for_profile_speed_of_light_and_report_is_reserved(script: Script) -> None:
     calls, notes = script(1000, 31)
     assert not notes and "profile" in calls
-    assert 1000 - (4 * 31 + 15) - 10 <= time_budget(calls) <= 1000 - (4 * 31 + 15)
+    assert 1000 - (3 * 31 + 30) - 10 <= time_budget(calls) <= 1000 - (3 * 31 + 30)
+
+
+@pytest.mark.parametrize("budget", ["abc", "-5", "0", "1.5"])
+def test_a_budget_that_is_none_is_refused_before_anything_runs(script: Script, budget: str) -> None:
+    environment = {**os.environ, "OUT": str(script.run), "CALLS": str(script.calls), "BUDGET": budget}
+    argv = ["bash", str(script.folder / "bench" / "bench.sh")]
+    done = subprocess.run(argv, env=environment, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 2 and f"BUDGET={budget}" in done.stderr and not script.run.exists()
 
 
 def test_the_time_of_a_trial_is_that_of_the_slowest_round_of_the_fastest_configuration(tmp_path: Path) -> None:
@@ -156,3 +164,10 @@ def printed(folder: Path) -> str:
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0 and not done.stderr
     return done.stdout
+
+
+def test_a_folder_of_text_that_does_not_exist_is_named_and_nothing_is_made(script: Script) -> None:
+    argv = ["bash", str(script.folder / "bench" / "bench.sh"), str(script.folder / "missing")]
+    environment = {name: value for name, value in os.environ.items() if name != "OUT"}
+    done = subprocess.run(argv, env=environment, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 2 and "missing" in done.stderr and not (script.folder / "runs").exists()

@@ -15,7 +15,17 @@ from analysis.render.result_tables import results_blocks
 from analysis.render.sections import environment
 from bench.implementations.ours import BertbenchImplementation
 from bert.speed import native, registry
-from bert.speed.registry import LEVERS, Setup, check_effect, default_levers, effective, resolve_levers, without_effect
+from bert.speed.registry import (
+    LEVERS,
+    Setup,
+    check_effect,
+    default_levers,
+    effective,
+    recorded_levers,
+    resolve_levers,
+    without_effect,
+)
+from common.errors import MissingToolError
 from records.run import RunDirectory
 from records.trial import Trial
 
@@ -90,6 +100,22 @@ def test_a_processor_without_the_instructions_is_named(monkeypatch: pytest.Monke
 @pytest.mark.parametrize("setup", [GPU, Setup("cpu", "fp32", "fsdp", 3)])
 def test_the_default_is_never_refused(text: str, setup: Setup) -> None:
     check_effect(text, setup)
+
+
+def test_the_default_without_a_compiler_is_recorded_by_names_and_not_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a CPU without bf16 instructions `auto` is then a set of names of which several have no effect in float32."""
+
+    def without() -> None:
+        raise MissingToolError("tool-missing", "C compiler not found")
+
+    monkeypatch.setattr(registry, "compiled", without)
+    monkeypatch.setattr(registry, "is_wanted", lambda: True)
+    monkeypatch.setattr(registry, "has_avx512_bf16", lambda: False)
+    text = recorded_levers("auto", "cpu")
+    assert "bf16-attention" in text and "fused-elementwise" not in text
+    check_effect(text, Setup("cpu", "fp32"))
+    with refused("unsupported-combination", "bf16-attention"):
+        check_effect("bf16-attention+unpad", Setup("cpu", "fp32"))
 
 
 @pytest.mark.usefixtures("instructions")
