@@ -138,4 +138,9 @@ def _value(value: float | None, unit: str) -> str:
         return ""
     if unit == "share":
         return f"{100 * value:.1f} %"
-    return f"{value:.5g} {unit}".strip()
+    if unit == "FLOP/s":
+        value, unit = value / 1e9, "GFLOP/s"
+    text = f"{value:.5g}"
+    if "e" in text:  # five digits, written out
+        text = f"{float(text):,.0f}" if abs(value) >= 1 else f"{float(text):.12f}".rstrip("0")
+    return f"{text} {unit}".strip()
