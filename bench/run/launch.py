@@ -445,7 +445,7 @@ def _outcome(
             if number == signal.SIGKILL and oom_killed:
                 said = f"rank {failure['rank']} was killed by the kernel: the machine or cgroup is out of memory"
                 return "oom", said, "out-of-memory"
-            how = death_in_words(number) + under_memory_limit(number)
+            how = death_in_words(number) + ("" if number == signal.SIGKILL else under_memory_limit())
             return "crashed", f"rank {failure['rank']} {how}{_log_tail(directory)}", "rank-failed"
     if explained and joined and all(lost_peer(str(failure["reason"])) for failure in explained):
         return "crashed", "lost the connection to another rank, which the launcher names", "rank-failed"
@@ -455,7 +455,7 @@ def _outcome(
         return "ok", "", ""
     if failed:
         said = "rank {rank} ended with exit code {exit_code}".format(**failed[0])
-        return "crashed", said + _log_tail(directory), "rank-failed"
+        return "crashed", said + under_memory_limit() + _log_tail(directory), "rank-failed"
     how = death_in_words(-exit_code) if exit_code and exit_code < 0 else f"ended with exit code {exit_code}"
     return "crashed", f"the launcher {how}{_log_tail(directory)}", "rank-failed"
 

@@ -10,7 +10,6 @@ section "Optimizing memory usage with PYTORCH_ALLOC_CONF").
 import os
 import platform
 import resource
-import signal
 import sys
 from pathlib import Path
 from typing import Any
@@ -85,13 +84,12 @@ def limit_memory(trial: Trial) -> None:
         resource.setrlimit(resource.RLIMIT_DATA, (trial.memory_limit_bytes, hard))
 
 
-def under_memory_limit(number: int) -> str:
-    """Return " with at most N MiB of memory ..." for a signal that ends native code whose memory is refused; else "".
+def under_memory_limit() -> str:
+    """Return " with at most N MiB of memory ...", for an end that nothing explains; "" without a limit.
 
-    Libraries that do not check what they allocate end so. Children inherit the limits of this process (ulimit -d, -v).
+    Code that does not check what it allocates ends by a signal or by an exception of any kind. Children inherit the
+    limits of this process (ulimit -d, -v).
     """
-    if number not in (signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS):
-        return ""
     limits = [resource.getrlimit(kind)[0] for kind in (resource.RLIMIT_DATA, resource.RLIMIT_AS)]
     least = min((limit for limit in limits if limit != resource.RLIM_INFINITY), default=None)
     return "" if least is None else f" with at most {least / 2**20:,.0f} MiB of memory (ulimit), which may be the cause"
