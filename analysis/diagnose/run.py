@@ -107,7 +107,7 @@ def cautions_of_run(trials: LoadedRun, ratios: Sequence[Row], scaling: Sequence[
     found += cautions.of_run([trial.environment for trial in trials])
     found += cautions.of_scaling(scaling)
     found += cautions_of_scripts(trials)
-    found += _left_out(trials)
+    found += _left_out(trials) if trials else []
     undecided = [row for row in ratios if row["throughput_ratio"] is not None and row["decided"] == "cannot decide"]
     rounds = [min(row["rounds"], row["reference_rounds"]) for row in undecided]
     fewest = min(rounds, default=3)
