@@ -91,7 +91,7 @@ echo "== 1/5 data (time budget for all steps: $BUDGET s)"
 quietly "$OUT/data.txt" bertbench data pretrain "${source_options[@]}" --output "$data" --seq-len 128 --dupe-factor 1
 echo "== 2/5 throughput"
 wall=$(python3 -m bench.plan.winner "$OUT")
-needed=$((3 * wall + light_seconds + report_seconds))
+needed=$((4 * wall + light_seconds))
 left=$((BUDGET - SECONDS - (needed > reserve ? needed : reserve)))
 common=(--preset "$PRESET" --precisions "$PRECISION" --seq-lens 128 --data "$data" --out "$OUT")
 status=0

@@ -86,7 +86,7 @@ def test_steps_that_do_not_fit_into_the_budget_are_left_out_and_the_report_is_wr
 def test_time_for_profile_speed_of_light_and_report_is_reserved(script: Script) -> None:
     calls, notes = script(1000, 31)
     assert not notes and "profile" in calls
-    assert 1000 - (3 * 31 + 30) - 10 <= time_budget(calls) <= 1000 - (3 * 31 + 30)
+    assert 1000 - (4 * 31 + 15) - 10 <= time_budget(calls) <= 1000 - (4 * 31 + 15)
 
 
 @pytest.mark.parametrize("budget", ["abc", "-5", "0", "1.5"])
