@@ -179,11 +179,16 @@ def script_answer(trials: Sequence[LoadedTrial]) -> Answer:
     Args:
         trials: at least one, all of kind measure.
     """
+    first, *others = map(_script_sentence, script_rounds(trials))
+    return Answer(first, (), tuple(others))
+
+
+def script_rounds(trials: Sequence[LoadedTrial]) -> list[list[LoadedTrial]]:
+    """Return the rounds of every measured script, failed ones first; the script of the headline is the first."""
     groups: dict[Key, list[LoadedTrial]] = defaultdict(list)
     for trial in sorted(trials, key=lambda trial: (trial.ok, trial.trial.round)):
         groups[measurement(trial.row)].append(trial)
-    first, *others = [_script_sentence(rounds) for rounds in groups.values()][::-1]
-    return Answer(first, (), tuple(others))
+    return [*groups.values()][::-1]
 
 
 def _script_sentence(trials: Sequence[LoadedTrial]) -> str:

@@ -7,8 +7,8 @@ from typing import Any
 
 from analysis import wording
 from analysis.diagnose.advice import LEAST, Advice, Context, disturbance, light_command, ranked, throughput_command
-from analysis.diagnose.answer import Answer, Point, Winner, answers, script_answer, winners
-from analysis.load import LoadedTrial, measurement
+from analysis.diagnose.answer import Answer, Point, Winner, answers, script_answer, script_rounds, winners
+from analysis.load import LoadedTrial
 from analysis.metrics.cautions import FASTER_LOADER
 from analysis.metrics.comparison.winner import apart
 from analysis.metrics.loading import shortage
@@ -65,18 +65,14 @@ def complete_answers(
 
 
 def _of_scripts(trials: Sequence[LoadedTrial], profiled: Mapping[str, Sequence[Advice]], out: str) -> Answer:
-    """The answer of measured scripts, with advice for the one measured last."""
-    answer, last = script_answer(trials), max(trials, key=lambda trial: (trial.ok, trial.trial.round))
+    """The answer of measured scripts, with advice for the one of the headline, by its last round."""
+    answer, rounds = script_answer(trials), script_rounds(trials)[0]
+    last = rounds[-1]
     if not last.ok:
         return answer
     row, badge = last.row, disturbance(last.row.get("cautions") or [])
     own = Context(row={**row, "kind": last.trial.kind, "command": last.trial.command}, run=out)
-    advice = [
-        one
-        for rounds in trials
-        if measurement(rounds.row) == measurement(row)
-        for one in profiled.get(rounds.trial.trial_id, ())
-    ]
+    advice = [one for trial in rounds for one in profiled.get(trial.trial.trial_id, ())]
     wait = row.get("data_wait_ms")
     if wait:
         seen = f"each step waits {wording.number(wait)} ms for data"

@@ -149,4 +149,6 @@ def measure_script(
         result = run_trial(trial, directory, devices, environment, options)
     finally:
         write_results(run)
-    return run.trial(str(result["trial_id"]))
+    measured = run.trial(str(result["trial_id"]))
+    record_request(run, [measured.read_trial()], request)  # under the number of ranks that it turned out to have
+    return measured

@@ -11,6 +11,7 @@ from analysis.load import load_run
 from analysis.metrics.comparison.regression import compare_runs, describe_key
 from analysis.metrics.ranks import combine
 from bench.cli.dispatch import result_of
+from records.files import read_record
 from records.run import RunDirectory
 
 SCRIPT = """
@@ -57,6 +58,7 @@ def test_every_rank_has_its_steps_and_the_trial_their_number(measured: tuple[Pat
     (directory,) = RunDirectory(folder / "run").trials()
     assert directory.read_trial().world_size == document["world_size"] == 2
     assert directory.path.name == directory.read_trial().trial_id == document["trial_id"]
+    assert read_record(directory.path.parents[1] / "sweep.json")["trials"] == [document["trial_id"]]
     assert document["log"] == str(directory.log) and directory.log.exists(), "not where it was written"
     assert [len(directory.read_steps(rank)) for rank in directory.ranks()] == [20, 20]
     assert directory.read_ranks()[0]["ranks"] == [0, 1] and directory.read_ranks()[1]["backend"] == "gloo"

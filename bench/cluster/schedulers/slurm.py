@@ -222,7 +222,7 @@ class Slurm:
             notes.append("COMMAND does not use {array_index}: tasks differ only in SLURM_ARRAY_TASK_ID")
         if options.array and set(_OWN) <= places(command):
             tasks = _tasks(options.array)
-            if not min(tasks) <= 1 or max(tasks) - min(tasks) >= len(tasks):
+            if min(tasks) > 1 or max(tasks) - min(tasks) >= len(tasks):
                 notes.append(
                     f"{{array_count}} is {len(tasks)}, the number of tasks, but the largest index is {max(tasks)}: to "
                     "submit some tasks of an array again, use its script with sbatch --array=INDICES"

@@ -189,6 +189,16 @@ def test_the_answer_of_scripts_says_what_to_do_first_and_how_much_of_a_step_it_s
     assert answer["do_first"]["command"] == f"bertbench measure --out {tmp_path} -- train"
 
 
+def test_advice_is_for_the_script_of_the_headline(tmp_path: Path) -> None:
+    """Of two scripts in one folder, of which the other one has more rounds and waits for data."""
+    for number in range(2):
+        stepped(script(implementation="a.py", round=number), tmp_path, 30, data_ms=1.0)
+    stepped(script(implementation="b.py"), tmp_path, 30)
+    (answer,) = result_of(["report", str(tmp_path), "--json"]).document["answers"]
+    assert answer["headline"].startswith("b.py") and answer["do_first"] is None
+    assert answer["sentences"][0].startswith("a.py")
+
+
 def test_history_knows_a_script_by_its_name(tmp_path: Path) -> None:
     for name, step_ms in (("old", 2.0), ("new", 4.0)):
         for number in range(3):
