@@ -78,7 +78,8 @@ def test_the_report_opens_in_a_browser_without_a_network_and_its_tables_sort(
     shutil.copy(page_path, alone)
     opened = Opened(browser, alone)
     assert drawn_charts(opened.page) >= 4
-    table = opened.page.locator("table").first
+    # The speed of light of the fastest configuration has tables before that of the results.
+    table = opened.page.locator("table").filter(has=opened.page.locator("th", has_text="samples/s")).first
     heading = table.locator("th", has_text="samples/s").first
     column = heading.evaluate("cell => cell.cellIndex")
     rates = []
