@@ -57,6 +57,8 @@ def run_trial_inside(
     with nullcontext() if world.rank else locked(run):
         with storage_errors(directory.path):
             directory.path.mkdir(parents=True, exist_ok=True)
+            if world.rank == 0:  # of an earlier call, whose step records the ranks are about to replace
+                directory.result_json.unlink(missing_ok=True)
         if world.local_rank == 0:
             _prepare(directory, trial, devices)
         if world.rank == 0:

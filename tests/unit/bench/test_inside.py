@@ -4,8 +4,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.fake_run import step_rows, write_csv, write_trial
 from support.refusals import refused
 
+from analysis.load import load_run
 from bench.cluster.inside import run_trial_inside
 from bench.cluster.world import World
 from bench.machine.devices import Devices
@@ -13,7 +15,8 @@ from bench.plan.sweep import locked
 from bench.run.launch import LaunchOptions
 from common.errors import LockedError
 from records.files import read_record
-from records.run import RunDirectory
+from records.run import RunDirectory, TrialDirectory
+from records.schema import STEP_COLUMNS
 from records.trial import Trial
 
 CPU = Devices("cpu", (), 2)
@@ -37,6 +40,24 @@ def test_the_requests_of_calls_before_are_kept(tmp_path: Path, ran: list[Trial])
         run_trial_inside(run, trial, {"batch": batch}, CPU, World(0, 0, 1, 1, 1), LaunchOptions())
     sweep = read_record(run.sweep_json)
     assert (sweep["request"], sweep["earlier"]) == ({"batch": 8}, [{"batch": 4}]) and len(ran) == 2
+
+
+def test_a_repeated_trial_that_dies_has_not_the_result_of_the_call_before(
+    tmp_path: Path, ran: list[Trial], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its steps are those of the new call: with the old result they would count as a whole measurement."""
+    run, trial = RunDirectory(tmp_path / "run"), Trial()
+    rows = step_rows([9.0] * 20, 8)
+    write_trial(run, trial, {0: rows})
+
+    def dies(directory: TrialDirectory, trial: Trial) -> None:
+        write_csv(directory.steps_csv(0), list(STEP_COLUMNS), rows[:2])
+        raise OSError
+
+    monkeypatch.setattr("bench.run.worker.run_rank", dies)
+    with pytest.raises(OSError):
+        run_trial_inside(run, trial, {}, CPU, World(0, 0, 1, 1, 1), LaunchOptions())
+    assert [one.row["status"] for one in load_run(run)] == ["interrupted"]
 
 
 def test_a_run_directory_that_a_sweep_uses_is_refused_by_the_first_rank_alone(tmp_path: Path, ran: list[Trial]) -> None:
