@@ -1,8 +1,10 @@
 """Measure a training script in a run directory: every call adds a trial, a further round of the same command."""
 
 import contextlib
+import dataclasses
 import hashlib
 import itertools
+import re
 import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -96,22 +98,33 @@ def plan_script(
         )
     named = name or name_of(command)
     words = tuple(redact_text(" ".join(command)).split(" "))
-    rounds = []
-    for directory in run.trials():
-        with contextlib.suppress(SchemaError):  # a damaged trial has a name of its own
-            trial = directory.read_trial()
-            if (trial.kind, trial.implementation, trial.command) == ("measure", named, words):
-                rounds.append(trial.round)
-    return Trial(
+    first = Trial(
         kind="measure",
         implementation=named,
         command=words,
-        round=max(rounds, default=-1) + 1,
         start_iteration=start,
         stop_iteration=stop,
         profiler="torch" if profile else None,
         **_WITHOUT_MODEL,
     )
+    return in_next_round(run, first)
+
+
+def in_next_round(run: RunDirectory, trial: Trial) -> Trial:
+    """Return a trial of kind measure in the round after the last one of its name and command in the run directory."""
+    # A damaged trial may be a round of this command: nothing is measured into its folder.
+    folder = re.compile(re.escape(trial.trial_id.rsplit("-n", 1)[0]) + r"-n\d+-r(\d+)-[0-9a-f]{8}")
+    rounds = []
+    for directory in run.trials():
+        try:
+            other = directory.read_trial()
+        except SchemaError:
+            found = folder.fullmatch(directory.path.name)
+            rounds += [int(found[1])] if found else []
+            continue
+        if (other.kind, other.implementation, other.command) == ("measure", trial.implementation, trial.command):
+            rounds.append(other.round)
+    return dataclasses.replace(trial, round=max(rounds, default=-1) + 1)
 
 
 # Fields of a model, which a script does not tell.

@@ -20,6 +20,7 @@ from typing import Any
 
 from bench.machine.devices import find_devices
 from bench.machine.environment import capture
+from bench.plan.script import in_next_round
 from bench.plan.sweep import locked, record_request, tidy, write_results
 from bench.run.launch import LaunchOptions, finish
 from bench.run.recorder import RowWriter, step_writer
@@ -64,7 +65,7 @@ class MeasuredLoop:
 
     Args:
         run: run directory; it is locked while the block runs.
-        trial: of kind measure, with one device.
+        trial: of kind measure, with one device; its round becomes the next of the folder when the block begins.
 
     Raises:
         LockedError: another measurement uses the run directory.
@@ -92,6 +93,7 @@ class MeasuredLoop:
         with ExitStack() as stack:  # undone if the folder cannot be written
             stack.enter_context(locked(self.run))
             tidy(self.run)
+            self.trial = in_next_round(self.run, self.trial)  # others may have measured since it was planned
             self.directory.path.mkdir(parents=True, exist_ok=True)
             write_record(self.directory.trial_json, self.trial.to_json())
             devices = find_devices(self.trial.device)

@@ -123,6 +123,16 @@ def test_the_same_name_again_is_another_round(tmp_path: Path) -> None:
     ]  # fmt: skip
 
 
+def test_blocks_that_were_planned_at_once_are_rounds_too(tmp_path: Path) -> None:
+    first, second = (bertbench.measure("loop", out=tmp_path) for _ in range(2))
+    for block, steps in ((first, 3), (second, 2)):
+        with block as m:
+            for _ in range(steps):
+                m.step()
+    found = bertbench.load_run(tmp_path).steps
+    assert sorted(found.groupby("trial_id").size()) == [2, 3]
+
+
 def test_two_blocks_in_one_folder_and_a_step_outside_are_refused(tmp_path: Path) -> None:
     with bertbench.measure("one", out=tmp_path) as m:
         with refused("folder-locked", tmp_path), bertbench.measure("two", out=tmp_path):
