@@ -50,11 +50,22 @@ OPTIONS = {"compare A B": CompareOptions}
 
 def run(options: CompareOptions) -> Result:
     """Compare; exit code 1 on a regression, UNDECIDED if that is not conclusive."""
-    from analysis.sources import is_run
     from records.speedrun import is_speedrun
 
-    if any(map(is_speedrun, (options.a, options.b))):
-        return _speedruns(options)
+    speedruns = any(map(is_speedrun, (options.a, options.b)))
+    found = _speedruns(options) if speedruns else _runs_or_traces(options)
+    if options.summary is not None:
+        found = _with_summary(found, options.summary)
+    with suppress(OSError):
+        if options.a.samefile(options.b):
+            same = f"{options.a} and {options.b} are the same records, so nothing differs"
+            return replace(found, notes=[same, *found.notes])
+    return found
+
+
+def _runs_or_traces(options: CompareOptions) -> Result:
+    from analysis.sources import is_run
+
     runs = [is_run(path) for path in (options.a, options.b)]
     if any(runs) and not all(runs):
         other = options.b if runs[0] else options.a
@@ -65,14 +76,7 @@ def run(options: CompareOptions) -> Result:
             raise InputError(
                 "path-kind", f"{path} is the folder of trials of a run: give the run directory, {path.parent}"
             )
-    found = _runs(options) if all(runs) else _traces(options)
-    if options.summary is not None:
-        found = _with_summary(found, options.summary)
-    with suppress(OSError):
-        if options.a.samefile(options.b):
-            same = f"{options.a} and {options.b} are the same records, so nothing differs"
-            return replace(found, notes=[same, *found.notes])
-    return found
+    return _runs(options) if all(runs) else _traces(options)
 
 
 def _runs(options: CompareOptions) -> Result:
