@@ -23,6 +23,8 @@ from records.trial import Trial
 
 Row = Mapping[str, Any]
 
+_NO_PRICE = "no price was given (--price-per-hour)"
+
 
 @dataclass(frozen=True, slots=True)
 class Window:
@@ -108,13 +110,35 @@ def summarize(
     if "cost_per_million_samples" in unknown:
         pass
     elif price_per_hour is None:
-        unknown["cost_per_million_samples"] = "no price was given (--price-per-hour)"
+        unknown["cost_per_million_samples"] = _NO_PRICE
     elif rate:
-        result["cost_per_million_samples"] = price_per_hour / 3600 / rate * 1e6
+        result["cost_per_million_samples"] = _cost(price_per_hour, rate)
     result["unknown"] = {name: unknown.get(name, "not measured") for name in MEASURED_COLUMNS if result[name] is None}
     result["cautions"] = cautions.of_trial(trial, result, window.rows, environment, telemetry)
     result["cautions"] += cautions.of_records(made, ranks)
     return result
+
+
+def at_price(result: Mapping[str, Any], price_per_hour: float) -> dict[str, Any]:
+    """Return a result with its cost at another price; one that has no cost for another reason stays as it is.
+
+    Args:
+        result: what `summarize` returned, or result.json.
+        price_per_hour: price of all devices of the trial together, above 0.
+    """
+    name, rate, unknown = (
+        "cost_per_million_samples",
+        result.get("samples_per_second"),
+        dict(result.get("unknown") or {}),
+    )
+    known = result.get(name) is not None or unknown.pop(name, None) == _NO_PRICE
+    if not rate or not known:
+        return dict(result)
+    return {**result, name: _cost(price_per_hour, rate), "unknown": unknown}
+
+
+def _cost(price_per_hour: float, samples_per_second: float) -> float:
+    return price_per_hour / 3600 / samples_per_second * 1e6
 
 
 def find_window(trial: Trial, steps: Mapping[int, Sequence[Row]]) -> Window:

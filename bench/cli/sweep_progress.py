@@ -1,5 +1,6 @@
 """What the user sees while trials run: one line per trial, on stderr."""
 
+import math
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -46,11 +47,11 @@ def metrics_file(path: Path | None) -> MetricsFile | None:
 
 def announce(session: Session, trials: Sequence[Trial], budget: float | None = None) -> None:
     """Say on stderr how many trials are to run and about how long that takes; nothing where none is."""
-    run, again = session.run, session.again
+    run, again, limit = session.run, session.again, session.options.timeout_seconds or math.inf
     due = [
         trial
         for trial in trials
-        if finished_result(run.trial(trial.trial_id), session.retry_failed) is None
+        if finished_result(run.trial(trial.trial_id), session.retry_failed, limit) is None
         or (again is not None and again.wants(trial.trial_id))
     ]
     if not due:

@@ -13,6 +13,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
+from analysis.metrics.throughput import at_price
 from bench.machine.devices import Devices
 from bench.machine.environment import capture
 from bench.plan.memory import store_memory
@@ -154,6 +155,8 @@ def run_trials(
         done = finished_result(directory, session.retry_failed, options.timeout_seconds or math.inf)
         anew = again if done is not None and again is not None and again.wants(trial.trial_id) else None
         done = None if anew is not None else done
+        if done is not None and options.price_per_hour is not None:
+            done = _at_price(directory, done, options.price_per_hour)
         if done is None and anew is None and enough(number - 1):
             continue
         session.progress(number, len(trials), trial, done, done is not None)
@@ -253,6 +256,14 @@ def finished_result(
     if retry_failed and result["status"] != "ok":
         return None
     return result
+
+
+def _at_price(directory: TrialDirectory, result: dict[str, Any], price_per_hour: float) -> dict[str, Any]:
+    """Return the result of a finished trial with its cost at the price of this call, which is no part of the trial."""
+    found = at_price(result, price_per_hour)
+    if found != result:
+        write_record(directory.result_json, found)
+    return found
 
 
 def _run_one(

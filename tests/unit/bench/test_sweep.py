@@ -7,7 +7,19 @@ from pathlib import Path
 import pytest
 from support.refusals import refused
 
-from bench.plan.sweep import finished_result, locked, record_request, result_rows, tidy, write_results
+from bench.cli.sweep_progress import announce
+from bench.machine.devices import Devices
+from bench.plan.sweep import (
+    Session,
+    finished_result,
+    locked,
+    record_request,
+    result_rows,
+    run_trials,
+    tidy,
+    write_results,
+)
+from bench.run.launch import LaunchOptions
 from common.errors import LockedError
 from records.files import write_record
 from records.run import RunDirectory
@@ -111,3 +123,44 @@ def test_a_sweep_begins_without_what_killed_ones_left_half_written(tmp_path: Pat
         (folder / ".result.json.ab_d1234.tmp").touch()
     tidy(run)
     assert sorted(tmp_path.rglob("*")) == finished
+
+
+def session(run: RunDirectory, options: LaunchOptions) -> Session:
+    return Session(
+        run=run, request={}, devices=Devices("cpu", (), 2), options=options, progress=lambda *rest: None,
+        note=lambda text: None,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(("limit", "said"), [(10.0, ""), (20.0, "1 trial to run"), (None, "1 trial to run")])
+def test_a_trial_that_gets_more_time_now_is_announced(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], limit: float | None, said: str
+) -> None:
+    run, trial = RunDirectory(tmp_path), Trial()
+    put(run, trial, None)
+    write_record(
+        run.trial(trial.trial_id).result_json, {"trial_id": trial.trial_id, "status": "timeout", "timeout_seconds": 10}
+    )
+    announce(session(run, LaunchOptions(timeout_seconds=limit)), [trial])
+    assert capsys.readouterr().err.partition(",")[0] == said
+
+
+def test_finished_trials_have_their_cost_at_the_price_of_this_call(tmp_path: Path) -> None:
+    run, trials = RunDirectory(tmp_path), [Trial(), Trial(kind="input")]
+    name, reasons = "cost_per_million_samples", ("no price was given (--price-per-hour)", "nothing was trained")
+    for trial, reason in zip(trials, reasons, strict=True):
+        put(run, trial, "ok")
+        found = {"trial_id": trial.trial_id, "status": "ok", "samples_per_second": 4.0, "unknown": {name: reason}}
+        write_record(run.trial(trial.trial_id).result_json, found)
+
+    def costs(price: float | None) -> list[object]:
+        results = run_trials(session(run, LaunchOptions(price_per_hour=price)), trials)
+        assert results[1]["unknown"] == {name: reasons[1]}
+        rows = {row["kind"]: row.get(name) for row in result_rows(run)}
+        assert rows["throughput"] == results[0].get(name)
+        return [rows["throughput"], rows["input"]]
+
+    assert costs(None) == [None, None]
+    assert costs(3.6) == [3.6 / 3600 / 4.0 * 1e6, None]
+    assert costs(7.2) == [7.2 / 3600 / 4.0 * 1e6, None]
+    assert costs(None) == [7.2 / 3600 / 4.0 * 1e6, None], "the last price that was given"
