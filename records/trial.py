@@ -3,6 +3,7 @@
 import dataclasses
 import hashlib
 import json
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -78,7 +79,7 @@ class Trial(TrainSpec):
         for name in counts:
             _require(getattr(self, name) >= 1, f"{name}={getattr(self, name)} must be at least 1")
         _require(self.devices_per_rank >= 1, f"devices_per_rank={self.devices_per_rank} must be at least 1")
-        _require(self.max_seconds > 0, f"max_seconds={self.max_seconds} must be above 0")
+        _require(0 < self.max_seconds < math.inf, f"max_seconds={self.max_seconds} must be above 0 and finite")
         _require(0.0 <= self.dropout < 1.0, f"dropout={self.dropout} must be in [0, 1)")
         _require(
             (self.start_iteration is None) == (self.stop_iteration is None),

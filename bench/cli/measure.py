@@ -1,6 +1,7 @@
 """`bertbench measure -- COMMAND`: measure any PyTorch training script, without a change to it."""
 
 import dataclasses
+import math
 import os
 import shlex
 import sys
@@ -53,8 +54,11 @@ class MeasureOptions(Printed):
 
     def __post_init__(self) -> None:
         """Refuse a time limit that is none."""
-        if self.timeout_seconds is not None and not self.timeout_seconds > 0:
-            raise UsageError("option-value", f"--timeout-seconds {self.timeout_seconds:g} must be above 0")
+        if self.timeout_seconds is not None and not 0 < self.timeout_seconds < math.inf:
+            raise UsageError(
+                "option-value",
+                f"--timeout-seconds {self.timeout_seconds:g} must be above 0 and finite; omit it for no limit",
+            )
 
 
 OPTIONS = {"measure": MeasureOptions}

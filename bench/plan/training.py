@@ -178,8 +178,11 @@ class TrainOptions:
             value = getattr(self, name)
             if value is not None and not holds(value):
                 raise UsageError("option-value", f"{flag(name)} {value:g} must be {required}")
-        if self.max_seconds is not None and not self.max_seconds > 0:
-            raise UsageError("option-value", f"--max-seconds {self.max_seconds} must be above 0")
+        if self.max_seconds is not None and not 0 < self.max_seconds < math.inf:
+            raise UsageError(
+                "option-value",
+                f"--max-seconds {self.max_seconds} must be above 0 and finite; omit it for no limit",
+            )
         if self.file is not None and self.data is not None:
             raise UsageError(
                 "option-conflict", f"FILE {self.file} and --data {self.data} both give the data: give one of them"

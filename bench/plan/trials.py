@@ -184,8 +184,8 @@ class Sweep:
                     "option-value", f"{flag(option)} {' '.join(map(str, numbers))}{each} must be at least 1"
                 )
         check_seed(self.seed)
-        if not self.max_seconds > 0:
-            raise UsageError("option-value", f"--max-seconds {self.max_seconds:g} must be above 0")
+        if not 0 < self.max_seconds < math.inf:
+            raise UsageError("option-value", f"--max-seconds {self.max_seconds:g} must be above 0 and finite")
         if not 0 <= self.dropout < 1:
             raise UsageError("option-value", f"--dropout {self.dropout:g} must be at least 0 and less than 1")
         if (self.start is None) != (self.stop is None):

@@ -123,8 +123,8 @@ class LaunchOptions:
 
     def __post_init__(self) -> None:
         """Refuse limits and prices that mean nothing."""
-        if self.timeout_seconds is not None and not self.timeout_seconds > 0:
-            raise UsageError("option-value", f"--timeout-seconds {self.timeout_seconds} must be above 0")
+        if self.timeout_seconds is not None and not 0 < self.timeout_seconds < math.inf:
+            raise UsageError("option-value", f"--timeout-seconds {self.timeout_seconds} must be above 0 and finite")
         if self.price_per_hour is not None and not 0 < self.price_per_hour < math.inf:
             raise UsageError("option-value", f"--price-per-hour {self.price_per_hour} must be above 0")
 

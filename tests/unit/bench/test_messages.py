@@ -97,6 +97,7 @@ def test_the_choices_of_an_option_are_words_that_can_be_given(task: str, capsys:
         (("--learning-rate", "-1"), (0,)),
         (("--warmup", "1"), (0,)),
         (("--weight-decay", "inf"), (0,)),
+        (("--max-seconds", "inf"), (0,)),
         (("--max-grad-norm", "0"), (0,)),
     ],
 )

@@ -169,6 +169,7 @@ def test_the_rules_of_an_automatic_window_do_not_count_where_one_is_given() -> N
         ({"grad_accum": (1, 0)}, "option-value", ["--grad-accum 1 0", 1]),
         ({"min_steps": 0}, "option-value", ["--min-steps 0", 1]),
         ({"max_seconds": 0.0}, "option-value", ["--max-seconds 0"]),
+        ({"max_seconds": float("inf")}, "option-value", ["--max-seconds inf"]),
         ({"seed": -1}, "option-value", ["--seed -1"]),
         ({"devices": (2, 4), "strategies": ("single",)}, "option-conflict", ["--devices 2 4", "--strategies ddp"]),
         ({"dropout": 1.0}, "option-value", ["--dropout 1", 0]),
