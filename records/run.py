@@ -26,7 +26,7 @@ from typing import Any
 from common.atomic import atomic_path
 from common.errors import InputError, SchemaError, UsageError
 from records.documents import Environment, RankRecord, Result, read_document
-from records.files import PathInFolder, read_record, typed_rows
+from records.files import PathInFolder, read_record, typed_rows, write_record
 from records.schema import RESULT_COLUMNS, STEP_COLUMNS, TELEMETRY_COLUMNS
 from records.trial import Trial
 
@@ -130,8 +130,9 @@ class RunDirectory:
     results_csv = PathInFolder("results.csv")
     """One row per trial."""
     max_batch_json = PathInFolder("max_batch.json")
-    """Largest batches that were searched, in the list `found`: implementation, preset, precision, seq_len, world_size,
-    micro_batch_size (the largest that fits, 0 for none), fails_at, failure, proved and tried ([size, status])."""
+    """Largest batches of all searches in this folder, in the list `found`: task, implementation, preset, precision,
+    seq_len, world_size, grad_accum_steps, strategy, data, memory_limit_gib (null: not given), micro_batch_size (the
+    largest that fits, 0 for none), fails_at, failure, proved and tried ([size, status])."""
     report = PathInFolder("report")
     """Folder of the HTML page, figures and tables."""
 
@@ -176,12 +177,29 @@ class RunDirectory:
                 notes.append(f"{path}: skipped entry {number}, which is damaged; search again, or remove the file")
         return rows, notes
 
+    def add_max_batches(self, rows: Iterable[Mapping[str, Any]]) -> None:
+        """Add results to max_batch.json, in place of those of the same configurations. Raises StorageError."""
+        new = [dict(row) for row in rows]
+        kept = [
+            before
+            for before in self.read_max_batches()[0]
+            if not any(all(before.get(name, row[name]) == row[name] for name in _MAX_BATCH_OF) for row in new)
+        ]
+        write_record(self.max_batch_json, {"found": [*kept, *new]})
+
     def write_results(self, rows: Iterable[Mapping[str, Any]]) -> None:
         """Write results.csv, atomically. Raises StorageError."""
         with atomic_path(self.results_csv) as temporary, temporary.open("w", newline="", encoding="utf-8") as file:
             writer = csv.DictWriter(file, RESULT_COLUMNS, extrasaction="ignore", restval="")
             writer.writeheader()
             writer.writerows({key: "" if row.get(key) is None else row[key] for key in RESULT_COLUMNS} for row in rows)
+
+
+# What a search for the largest batch is of.
+_MAX_BATCH_OF = (
+    "task", "implementation", "preset", "precision", "seq_len", "world_size", "grad_accum_steps", "strategy", "data",
+    "memory_limit_gib",
+)  # fmt: skip
 
 
 def _is_max_batch(item: Mapping[str, Any]) -> bool:

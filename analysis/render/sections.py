@@ -163,6 +163,7 @@ def largest_tables(found: list[dict[str, Any]]) -> list[tables.Table]:
         tables.plain("implementation", "implementation"),
         tables.Column("model", wording.model, wording.model, False),
         tables.recorded("world_size"),
+        *([tables.Column("strategy", _strategy, _strategy, False)] if wording.names_strategies(found) else []),
         tables.Column("largest batch that fits", lambda row: row["micro_batch_size"], _fits),
         tables.Column("fails at", lambda row: row.get("fails_at"), _fails_at),
         tables.Column("why the search ended", _why, _why, False),
@@ -170,6 +171,10 @@ def largest_tables(found: list[dict[str, Any]]) -> list[tables.Table]:
         tables.Column("sizes tried", _tried, _tried, False),
     ]
     return [tables.build("largest", columns, found)]
+
+
+def _strategy(row: Row) -> str:
+    return str(row.get("strategy") or "not recorded")
 
 
 def _fits(row: Row) -> str:

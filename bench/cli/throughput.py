@@ -1,6 +1,7 @@
 """`bertbench throughput TASK`: run a sweep, show the table."""
 
 import dataclasses
+import math
 import shlex
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -25,8 +26,8 @@ from bench.plan.sweep import record_request, result_rows, run_trials
 from bench.plan.trials import Sweep, expand
 from bench.run.launch import LaunchOptions
 from common.errors import UsageError
-from common.flags import request_of
-from records.files import write_record
+from common.flags import flag, request_of
+from records.files import read_notes
 from records.run import RunDirectory
 from records.trial import Trial
 
@@ -72,8 +73,9 @@ class ThroughputOptions(RetryOptions):
             raise UsageError(
                 "option-value", f"--nodes {' '.join(map(str, self.nodes))}: every number must be at least 1"
             )
-        if self.max_batch_step < 1:
-            raise UsageError("option-value", f"--max-batch-step {self.max_batch_step} must be at least 1")
+        for name in ("max_batch_limit", "max_batch_step"):
+            if getattr(self, name) < 1:
+                raise UsageError("option-value", f"{flag(name)} {getattr(self, name)} must be at least 1")
         if self.input_only and (self.against_synthetic or self.max_batch_search):
             other = "--against-synthetic" if self.against_synthetic else "--max-batch-search"
             raise UsageError(
@@ -89,8 +91,8 @@ class ThroughputOptions(RetryOptions):
             )
 
     def _check_budget(self, seconds: float) -> None:
-        if not seconds > 0:
-            raise UsageError("option-value", f"--time-budget {seconds:g} must be above 0")
+        if not 0 < seconds < math.inf:
+            raise UsageError("option-value", f"--time-budget {seconds:g} must be above 0 and finite")
         if self.input_only or self.max_batch_search:
             other = "--input-only" if self.input_only else "--max-batch-search"
             raise UsageError("option-conflict", f"--time-budget and {other} exclude each other: give one")
@@ -156,7 +158,7 @@ def run(options: ThroughputOptions) -> Result:
             added, verdicts = add_rounds(directory, trials, measure, ends - time.monotonic(), call.again)
             record_request(directory, [*trials, *added], request)
     code = 0 if all(result["status"] == "ok" for result in results) else 3
-    found = _measured(directory, [*trials, *added], verdicts)
+    found = _measured(directory, [*trials, *added], options.price_per_hour, verdicts)
     return dataclasses.replace(
         found, code=code, notes=[*notes, *(verdict.sentence for verdict in verdicts), *found.notes]
     )
@@ -224,11 +226,13 @@ def _inside(options: ThroughputOptions, run: RunDirectory, devices: Devices, wor
         return Result()
     unknown = result["samples_per_second"] is None
     notes = [f"no throughput: {result['unknown']['samples_per_second']}"] if unknown else []
-    found = _measured(run, trials)
+    found = _measured(run, trials, options.price_per_hour)
     return dataclasses.replace(found, notes=[*notes, *found.notes])
 
 
-def _measured(run: RunDirectory, asked: Sequence[Trial], verdicts: Sequence[Verdict] = ()) -> Result:
+def _measured(
+    run: RunDirectory, asked: Sequence[Trial], price_per_hour: float | None, verdicts: Sequence[Verdict] = ()
+) -> Result:
     """The results of the trials of this call."""
     from analysis.diagnose.answer import points
     from analysis.diagnose.run import reference
@@ -239,7 +243,7 @@ def _measured(run: RunDirectory, asked: Sequence[Trial], verdicts: Sequence[Verd
     from analysis.render.tables import Facts
 
     wanted = {trial.trial_id for trial in asked}
-    trials = load_run(run)
+    trials = load_run(run, price_per_hour)
     ratios, gaps = ratios_of(trials, reference(trials)), synthetic_gaps(trials)
     own = [trial for trial in trials if trial.trial.trial_id in wanted]
     # Of input alone that an earlier call measured here, what belongs to a training of this call.
@@ -274,18 +278,23 @@ def _setting(row: Mapping[str, Any]) -> tuple[Any, ...]:
 
 
 def _largest_batches(options: ThroughputOptions, devices: Devices, run: RunDirectory, launch: LaunchOptions) -> Result:
+    from analysis import wording
     from bench.plan.variants import explore, largest_batch, measured_trials
 
     # One search per combination of everything but the batch size.
     sweep = dataclasses.replace(options.sweep, batch_sizes=options.sweep.batch_sizes[:1], rounds=1)
+    request = {"command": "throughput", **request_of(options)}
     if devices.kind == "cpu" and sweep.memory_limit_gib is None:
-        share = free_memory_share(max(sweep.devices or devices.default_world_sizes()))
-        sweep = dataclasses.replace(sweep, memory_limit_gib=round(share / 2**30, 1))
+        # The limit is part of a trial: with another one than before nothing would be resumed.
+        limit = _limit_before(run, request)
+        if limit is None:
+            limit = round(free_memory_share(max(sweep.devices or devices.default_world_sizes())) / 2**30, 1)
+        sweep = dataclasses.replace(sweep, memory_limit_gib=limit)
+        request["memory_limit_gib"] = limit
     starts = expand(sweep, devices)
     tell_of_cpu(devices, options.device, options.json)
     if sweep.memory_limit_gib != options.sweep.memory_limit_gib:
         note(f"memory limit per rank: {sweep.memory_limit_gib:.1f} GiB (--memory-limit-gib)")
-    request = {"command": "throughput", **request_of(options)}
     found: list[dict[str, Any]] = []
     with session(run, starts, request, devices, launch, again=options.again, metrics=options.metrics_file) as call:
         measure = measured_trials(call)
@@ -294,15 +303,22 @@ def _largest_batches(options: ThroughputOptions, devices: Devices, run: RunDirec
             assert outcome is not None, "nothing stops it"
             found.append(
                 {
-                    "implementation": start.implementation,
+                    "task": wording.task_label(start.task, start.task_options),
+                    "implementation": wording.implementation_label(start.implementation, start.levers),
                     "preset": start.preset,
                     "precision": start.precision,
                     "seq_len": start.seq_len,
                     "world_size": start.world_size,
+                    "grad_accum_steps": start.grad_accum_steps,
+                    "strategy": wording.strategy_label(
+                        start.strategy, start.strategy_options, start.activation_checkpointing, start.allocator
+                    ),
+                    "data": wording.data(start.row()),
+                    "memory_limit_gib": options.sweep.memory_limit_gib,
                     **outcome.to_json(),
                 }
             )
-            write_record(run.max_batch_json, {"found": found})
+            run.add_max_batches(found)
     return Result(
         document={"run": str(run.path), "max_batch": found},
         blocks=[_largest(row) for row in found],
@@ -310,8 +326,22 @@ def _largest_batches(options: ThroughputOptions, devices: Devices, run: RunDirec
     )
 
 
+def _limit_before(run: RunDirectory, request: Mapping[str, Any]) -> float | None:
+    """Return the memory limit in GiB that an earlier call of the same search chose; None if there was none."""
+    notes = read_notes(run.sweep_json)
+    earlier = notes.get("earlier")
+    for before in (notes.get("request"), *reversed(earlier if isinstance(earlier, list) else [])):
+        same = isinstance(before, dict) and before.get("max_batch_search") and before.get("sweep") == request["sweep"]
+        if same and isinstance(limit := before.get("memory_limit_gib"), float) and limit > 0:
+            return limit
+    return None
+
+
 def _largest(row: Mapping[str, Any]) -> str:
-    what = "{implementation} {preset} {precision} seq {seq_len} on {world_size} device(s)".format(**row)
+    from analysis.wording import by
+
+    what = "{implementation} {preset} {precision} seq {seq_len} on {world_size} device(s)".format(**row) + by(row)
+    what += f" with {row['grad_accum_steps']} micro-steps" * (row["grad_accum_steps"] > 1)
     above = f"{row['fails_at']} fails" if row["fails_at"] else "limit"
     doubt = "" if row["proved"] else ", not proved"
     return f"{what}: largest micro batch {row['micro_batch_size']}{doubt} ({above}: {row['failure']})"

@@ -53,6 +53,13 @@ def test_an_unknown_command_is_bad_usage_with_the_nearest(capsys: pytest.Capture
             "--timeout-seconds 0.0",
         ),
         (
+            ["throughput", "pretrain", "--timeout-seconds", "inf", "--device", "cpu"],
+            "option-value",
+            "--timeout-seconds inf",
+        ),
+        (["throughput", "pretrain", "--max-batch-limit", "0"], "option-value", "--max-batch-limit 0"),
+        (["measure", "--timeout-seconds", "inf", "--", "true"], "option-value", "--timeout-seconds inf"),
+        (
             ["throughput", "pretrain", "--price-per-hour", "-2", "--device", "cpu"],
             "option-value",
             "--price-per-hour -2",

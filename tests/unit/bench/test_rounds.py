@@ -157,6 +157,11 @@ def test_an_interrupted_call_that_measures_again_keeps_the_rounds_it_has_added(
     assert len(RunDirectory(tmp_path / "run/earlier/1").trials()) == 8
 
 
+def test_the_price_of_a_call_is_in_its_answer(tmp_path: Path, machine: Machine) -> None:
+    assert "a million samples cost" not in str(call(tmp_path).document["answers"])
+    assert "a million samples cost" in str(call(tmp_path, "--price-per-hour", "2").document["answers"])
+
+
 def test_a_side_without_a_measurement_ends_it_with_the_reason(tmp_path: Path, machine: Machine) -> None:
     machine.status = lambda trial: "oom" if trial.implementation == "hf" else "ok"
     called = call(tmp_path)
@@ -198,6 +203,7 @@ def test_configurations_that_do_not_fit_into_the_time_are_left_to_the_next_call(
     [
         (("--time-budget", "0"), "option-value"),
         (("--time-budget", "nan"), "option-value"),
+        (("--time-budget", "inf"), "option-value"),
         (("--time-budget", "9", "--input-only"), "option-conflict"),
         (("--time-budget", "9", "--max-batch-search"), "option-conflict"),
         (("--time-budget", "9", "--implementations", "bertbench"), "option-not-applicable"),

@@ -7,11 +7,14 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.commands import result, text
 from support.refusals import check_refusal, refused
 
+from bench.cli import throughput
 from bench.cli.main import run as command
 from bench.implementations.ours import BertbenchImplementation
 from bench.machine.devices import Devices
+from bench.plan import sweep
 from bench.plan.comparison import Variant, _profile_trial, combinations, remarks, with_same_batches
 from bench.plan.training import TrainOptions
 from bench.plan.variants import (
@@ -29,6 +32,7 @@ from bert.model.config import preset, shape_from_words, shape_in_words
 from bert.speed.registry import check_precision
 from common.errors import Code
 from records.files import write_record
+from records.run import RunDirectory, TrialDirectory
 from records.training import TrainRun
 from records.trial import Trial
 
@@ -328,3 +332,51 @@ def test_another_failure_is_not_taken_for_out_of_memory(status: str) -> None:
     assert found.micro_batch_size == 8 and found.failure == f"{status}: told to"
     assert not found.proved, "what lies above is not known"
     assert machine.trials[-1].stop_iteration == PROOF_STEPS, "8 itself is shown to run"
+
+
+@pytest.fixture
+def fits(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The micro batches that ran; more than 3 run out of memory."""
+    ran: list[int] = []
+
+    def run(trial: Trial, directory: TrialDirectory, *rest: object) -> dict[str, Any]:
+        ran.append(trial.micro_batch_size)
+        found = {"trial_id": trial.trial_id, "status": "ok" if trial.micro_batch_size <= 3 else "oom", "reason": ""}
+        directory.path.mkdir(parents=True)
+        write_record(directory.trial_json, trial.to_json())
+        write_record(directory.result_json, found)
+        return found
+
+    monkeypatch.setattr(sweep, "run_trial", run)
+    return ran
+
+
+def largest_of(out: Path, *more: str) -> Any:
+    words = ("--device", "cpu", "--devices", "1", "--precisions", "fp32", "--seq-lens", "32", "--batch-sizes", "2")
+    return result("throughput", "pretrain", *words, "--max-batch-search", "--out", str(out), *more)
+
+
+def test_searches_that_share_a_folder_keep_each_others_largest_batches(tmp_path: Path, fits: list[int]) -> None:
+    for more in (("--preset", "tiny"), ("--preset", "mini"), ("--preset", "tiny", "--activation-checkpointing"),
+                 ("--preset", "tiny"), ("--preset", "tiny", "--memory-limit-gib", "1")):  # fmt: skip
+        found = largest_of(tmp_path, *more)
+        assert found.document["max_batch"][0]["micro_batch_size"] == 3 and len(found.document["max_batch"]) == 1
+        assert ("by single checkpointing" in text(found.blocks)) == ("--activation-checkpointing" in more)
+    rows, problems = RunDirectory(tmp_path).read_max_batches()
+    assert [(row["preset"], row["strategy"], row["memory_limit_gib"]) for row in rows] == [
+        ("mini", "single", None), ("tiny", "single checkpointing", None), ("tiny", "single", None),
+        ("tiny", "single", 1.0),
+    ]  # fmt: skip
+    assert problems == []
+
+
+def test_a_search_is_resumed_whatever_memory_is_free_by_then(
+    tmp_path: Path, fits: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number, free in enumerate((4, 3)):
+        monkeypatch.setattr(throughput, "free_memory_share", lambda ranks, free=free: free * 2**30)
+        largest_of(tmp_path, "--preset", "tiny")
+        assert fits == ([2, 4, 3, 3] if number == 0 else []), "its trials are finished"
+        fits.clear()
+    largest_of(tmp_path, "--preset", "mini")
+    assert fits == [2, 4, 3, 3]
