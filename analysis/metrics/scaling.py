@@ -88,7 +88,7 @@ def _curve(
     by_size: dict[tuple[int, int], list[Row]] = defaultdict(list)
     for row in members:
         by_size[int(row["world_size"]), int(row.get("nodes") or 1)].append(row)
-    if len(by_size) < 2:
+    if len({size for size, _ in by_size}) < 2:  # the same devices on more nodes are no scaling
         return []
     places = {place: _rounds(rows, strategy) for place, rows in sorted(by_size.items())}
     base = next(iter(places))

@@ -7,11 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pandas as pd
 import pytest
 from support.commands import text as shown
+from support.timelines import timeline
 
-from analysis.metrics.communication import exposure as profiled_communication
 from analysis.metrics.communication.exposure import all_reduce
 from analysis.metrics.comparison.trainings import VariantRun, compare_heads, compare_trainings
 from analysis.render.figure import Line
@@ -177,28 +176,27 @@ def test_the_table_has_a_row_per_variant_with_every_column(pair: list[VariantRun
     json.dumps(compare_trainings(pair).rows, allow_nan=False)
 
 
-def test_all_reduce_is_the_mean_of_its_shares_over_the_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
-    ranks = pd.DataFrame(
-        {
-            "rank": [0, 1],
-            "steps": [2, 2],
-            "window_ms": [100.0, 200.0],
-            "communication_share": [0.3, 0.5],
-            "exposed_share": [0.1, 0.5],
-            "exposed_ms": [10.0, 100.0],
-        }
+MS = 1_000_000
+ALL_REDUCE = "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevComm*)"
+BROADCAST = "ncclDevKernel_Broadcast_RING_LL(ncclDevComm*)"
+
+
+def test_all_reduce_is_the_mean_of_its_shares_over_the_ranks() -> None:
+    # Two steps of 50 ms: 30 ms of all-reduce, 10 of them exposed.
+    one = timeline(
+        0,
+        steps=[(0, 0, 50 * MS), (1, 50 * MS, 100 * MS)],
+        kernels=[("gemm", 0, 0, 20 * MS), (ALL_REDUCE, 7, 0, 30 * MS)],
+        collectives=[("all_reduce", 0, 30 * MS)],
     )
-    kinds = pd.DataFrame(
-        {
-            "rank": [0, 1, 1],
-            "collective": ["all_reduce", "all_reduce", "broadcast"],
-            "total_ms": [30.0, 20.0, 90.0],
-            "exposed_ms": [10.0, 20.0, 90.0],
-        }
+    # Two steps of 100 ms: 20 ms of all-reduce and 80 of broadcast, all exposed. Its rank is not known.
+    other = timeline(
+        None,
+        steps=[(0, 0, 100 * MS), (1, 100 * MS, 200 * MS)],
+        kernels=[(ALL_REDUCE, 7, 0, 20 * MS), (BROADCAST, 7, 20 * MS, 100 * MS)],
+        collectives=[("all_reduce", 0, 20 * MS), ("broadcast", 20 * MS, 100 * MS)],
     )
-    monkeypatch.setattr(profiled_communication, "communication_by_rank", lambda timelines: ranks)
-    monkeypatch.setattr(profiled_communication, "communication_by_kind", lambda timelines: kinds)
-    assert all_reduce([]) == pytest.approx(
+    assert all_reduce([one, other]) == pytest.approx(
         {
             "communication_share": 0.4,
             "communication_exposed_share": 0.3,
@@ -211,6 +209,20 @@ def test_all_reduce_is_the_mean_of_its_shares_over_the_ranks(monkeypatch: pytest
             "profiled_steps": 2,
         }
     )
+
+
+def test_all_reduces_of_two_groups_at_once_count_once() -> None:
+    trace = timeline(
+        0,
+        steps=[(0, 0, 100 * MS)],
+        kernels=[(ALL_REDUCE, 7, 0, 80 * MS), (ALL_REDUCE, 8, 20 * MS, 90 * MS)],
+        collectives=[
+            ("all_reduce", 0, 80 * MS, 1 << 20, -1, 7, "0", 2, -1),
+            ("all_reduce", 20 * MS, 90 * MS, 1 << 20, -1, 8, "1", 4, -1),
+        ],
+    )
+    found = all_reduce([trace])
+    assert (found["all_reduce_share"], found["all_reduce_exposed_share"], found["all_reduce_ms"]) == (0.9, 0.9, 90)
 
 
 def test_a_profile_shows_in_table_and_text(pair: list[VariantRun]) -> None:
