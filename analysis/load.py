@@ -10,7 +10,7 @@ import numpy as np
 from analysis.metrics.communication.collectives import summarize_collective
 from analysis.metrics.ranks import combine
 from analysis.metrics.speed_of_light import summarize_components
-from analysis.metrics.throughput import summarize
+from analysis.metrics.throughput import check_price, summarize
 from analysis.wording import implementation_label, strategy_label, task_label
 from common.errors import Code, InputError, UsageError
 from records.files import NewerSchemaError
@@ -161,6 +161,7 @@ def load_run(run: RunDirectory, price_per_hour: float | None = None) -> LoadedRu
         NewerSchemaError: a record was written by a newer bertbench.
         UsageError: price_per_hour is not above 0.
     """
+    check_price(price_per_hour)
     trials: list[LoadedTrial] = []
     problems: list[str] = []
     codes: list[Code] = []

@@ -54,9 +54,20 @@ def flops(value: Any) -> str:
     """FLOP/s with a decimal prefix."""
     if not is_known(value):
         return UNKNOWN
-    amount, units = float(value), ("", "k", "M", "G", "T", "P")
-    step = 0 if amount <= 0 else min(len(units) - 1, int(math.log10(amount) // 3))
-    return f"{amount / 1000**step:.3g} {units[step]}FLOP/s"
+    amount, units = float(value), ["P", "T", "G", "M", "k", ""]
+    while len(units) > 1 and amount >= _ROUNDS_UP:
+        amount /= 1000
+        units.pop()
+    return f"{short(amount)} {units[-1]}FLOP/s"
+
+
+# From here on three significant digits are 1000.
+_ROUNDS_UP = 999.5
+
+
+def short(value: float) -> str:
+    """At most three significant digits, whole and separated from 1000 on: 0.4, 116, 1,230."""
+    return f"{value:,.0f}" if abs(value) >= _ROUNDS_UP else f"{value:.3g}"
 
 
 def interval(low: Any, high: Any, form: Callable[[Any], str] = fine) -> str:

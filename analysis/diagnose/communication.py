@@ -23,7 +23,7 @@ from analysis.metrics.communication.what_if import (
 )
 from analysis.metrics.time.temporal import work_sets
 from analysis.timeline import Timeline, lost_kernels
-from analysis.wording import percent
+from analysis.wording import percent, short
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -171,7 +171,7 @@ def _collectives(table: "pd.DataFrame", matching: Matching, on_gpu: bool) -> Fin
         alone = moving != moving or bool(matching.absent)
         rate = moving if moving == moving else float(top["busbw_gb_s"])
         speed = (
-            f"at a bus bandwidth of {rate:.3g} GB/s"
+            f"at a bus bandwidth of {short(rate)} GB/s"
             f"{', waiting for other ranks included' if alone else ' once all ranks have arrived'}"
             if rate == rate
             else ""
@@ -259,7 +259,7 @@ def _says(column: "pd.Series[Any]") -> bool:
 def _size(count: float) -> str:
     for unit, factor in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
         if count >= factor:
-            return f"{count / factor:.3g} {unit}"
+            return f"{short(count / factor)} {unit}"
     return f"{count:.0f} bytes"
 
 
@@ -354,7 +354,7 @@ def _buckets(timelines: Sequence[Timeline], matching: Matching, by_rank: "pd.Dat
 
 
 def _time(us: float) -> str:
-    return f"{us:.3g} µs" if us < 1000 else f"{number(us / 1e3)} ms"
+    return f"{short(us)} µs" if us < 1000 else f"{number(us / 1e3)} ms"
 
 
 def _clocks(clocks: ClockOffsets) -> str:

@@ -11,7 +11,7 @@ from analysis.diagnose.sentences import OF_KERNELS, sentence_of, short_name
 from analysis.metrics.kernels.ceilings import LEVEL_KINDS, is_bandwidth
 from analysis.metrics.kernels.ncu_metrics import DRAM_LEVEL, L1, L2, LEVELS, MEMORY
 from analysis.metrics.kernels.roofline import COMPUTE, LATENCY, UNKNOWN, Roofline
-from analysis.wording import flops, percent
+from analysis.wording import flops, percent, short
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -103,7 +103,7 @@ def memory_levels(found: Roofline) -> Finding:
         first = kernels.iloc[0]
         moved = {level: float(first[f"{kind}_bytes"]) for level, kind in LEVEL_KINDS.items()}
         dram = moved[DRAM_LEVEL]
-        said = [f"{moved[level] / dram:.3g} in {level}" for level in (L2, L1) if dram > 0 and moved[level] >= 0]
+        said = [f"{short(moved[level] / dram)} in {level}" for level in (L2, L1) if dram > 0 and moved[level] >= 0]
         sentence = f"{short_name(str(first['name']))} moves {' and '.join(said)} for each byte of DRAM." if said else ""
         if first["attainable_by"]:
             sentence += (

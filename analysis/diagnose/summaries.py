@@ -12,7 +12,7 @@ from analysis.diagnose.sentences import number
 from analysis.metrics.communication.links import alpha_beta
 from analysis.metrics.telemetry import COUNTERS, POWER_CAP, SLOWED_DOWN, reason_names
 from analysis.names import COMMUNICATION, MOVES_MEMORY, family
-from analysis.wording import percent
+from analysis.wording import percent, short
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -81,12 +81,12 @@ def _sentence(frame: "pd.DataFrame", summary: Summary) -> str:
         return (
             f"The largest size, {_size(largest)}, has by far the highest bandwidth, {best['peak_busbw_gb_s']:.4g} GB/s"
             f"{between}, so what the links carry is unknown: measure up to 1 GB (-e 1G). The smallest messages take "
-            f"{best['shortest_us']:.3g} µs."
+            f"{short(best['shortest_us'])} µs."
         )
     return (
         f"The links carry up to {best['peak_busbw_gb_s']:.4g} GB/s{between} and half of it from {_size(half)} on, "
-        f"and the smallest messages take {best['shortest_us']:.3g} µs: use gradient buckets well above {_size(half)}; "
-        "latency dominates smaller ones."
+        f"and the smallest messages take {short(best['shortest_us'])} µs: use gradient buckets well above "
+        f"{_size(half)}; latency dominates smaller ones."
     )
 
 
@@ -340,7 +340,7 @@ def _sensor_sentence(table: "pd.DataFrame") -> str:
     said = ", ".join(parts) if parts else "The log has neither power nor utilization"
     energy = _joules(table)
     if energy is not None:
-        said += f" ({energy / 1000:.4g} kJ over the log)"
+        said += f" ({number(energy / 1000)} kJ over the log)"
     if suspicions:
         why = "; ".join(suspicions)
         return f"{said}; throttling is likely ({why}): cool the GPUs or raise the limit, then measure again."

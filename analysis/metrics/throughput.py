@@ -71,11 +71,7 @@ def summarize(
     Raises:
         UsageError: price_per_hour is not above 0.
     """
-    if price_per_hour is not None and not (math.isfinite(price_per_hour) and price_per_hour > 0):
-        raise UsageError(
-            "option-value",
-            f"--price-per-hour {price_per_hour} must be above 0: give the price of the machine for one hour",
-        )
+    check_price(price_per_hour)
     made = steps
     if trial.kind == "measure" and trial.profiler is not None:
         trial, steps = _not_profiled(trial, steps)
@@ -139,6 +135,15 @@ def at_price(result: Mapping[str, Any], price_per_hour: float) -> dict[str, Any]
 
 def _cost(price_per_hour: float, samples_per_second: float) -> float:
     return price_per_hour / 3600 / samples_per_second * 1e6
+
+
+def check_price(price_per_hour: float | None) -> None:
+    """Raise UsageError for a price that is not above 0."""
+    if price_per_hour is not None and not (math.isfinite(price_per_hour) and price_per_hour > 0):
+        raise UsageError(
+            "option-value",
+            f"--price-per-hour {price_per_hour} must be above 0: give the price of the machine for one hour",
+        )
 
 
 def find_window(trial: Trial, steps: Mapping[int, Sequence[Row]]) -> Window:

@@ -107,11 +107,16 @@ class Column:
 
 
 def plain(heading: str, name: str) -> Column:
-    """A column of text."""
+    """A column of text; None and "" are a dash, 0 is not."""
+
+    def text(row: Row) -> str:
+        value = row.get(name)
+        return "" if value is None else str(value)
+
     return Column(
         heading,
-        lambda row: str(row.get(name) or ""),
-        lambda row: str(row.get(name) or UNKNOWN),
+        text,
+        lambda row: text(row) or UNKNOWN,
         numeric=False,
         fields=(name,),
     )

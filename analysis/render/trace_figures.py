@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 
+from analysis.diagnose.sentences import number
 from analysis.metrics.communication.exposure import communication_by_rank, communication_set
 from analysis.metrics.communication.matching import Matching, clock_offsets, match_collectives
 from analysis.metrics.time.temporal import Temporal, WorkSets, temporal_breakdown, work_sets, work_window
@@ -25,6 +26,7 @@ from analysis.render.figure import (
 )
 from analysis.spans import Intervals, clipped, difference, intersection, merged
 from analysis.timeline import Timeline
+from analysis.wording import short
 
 Figures = dict[str, list[Figure]]
 
@@ -139,7 +141,7 @@ def breakdown_figure(rows: Sequence[Temporal], ranks: int) -> Figure:
             texts = [f"{share:.0f}" if share >= _LEAST_LABELLED else "" for share in shares]
             series.append(stacked(name, colour, left, left + shares, texts))
         left = left + shares
-    window = "the marked steps" if rows[0].window == "steps" else "the whole trace"
+    window = {"steps": "the marked steps", "kernels": "the whole trace"}.get(rows[0].window, rows[0].window)
     return Figure(
         name="time_breakdown",
         title="Where the time goes",
@@ -148,7 +150,7 @@ def breakdown_figure(rows: Sequence[Temporal], ranks: int) -> Figure:
         panels=[
             Panel(
                 x=Axis(label="share of the window", unit="%", low=0, high=100),
-                y=categories([f"{_rank(row.rank)}  ({row.span_ns / 1e6:,.4g} ms)" for row in rows]),
+                y=categories([f"{_rank(row.rank)}  ({number(row.span_ns / 1e6)} ms)" for row in rows]),
                 series=series,
             )
         ],
@@ -183,7 +185,7 @@ def communication_figure(timelines: Sequence[Timeline]) -> Figure:
         if values.any():
             series.append(stacked(name, colour, left, left + values))
         left = left + values
-    said = [f"{part:.3g} of {whole:.4g} ms" for part, whole in zip(total, window, strict=True)]
+    said = [f"{short(part)} of {number(whole)} ms" for part, whole in zip(total, window, strict=True)]
     ends = Bars(
         name="of the window", at=range(len(total)), begin=total, end=total, labels=said, place="end", across=True,
         legend=False,

@@ -190,11 +190,12 @@ def _answer(attempts: Sequence[LoadedTrial], told: _Told) -> Answer:
             if known.headline:
                 label, unit = ("held-out " + known.label, "nats, ") if known.unit == "nats" else (known.label, "")
                 cards.append(Card(label, _form(known)(found[name]), unit + after))
-    rates = [row["samples_per_second"] for row in told.attempts if row["samples_per_second"]]
-    if rates:
-        cards.append(
-            Card("samples per second", wording.number(rates[-1]), "at the median step time of the last attempt")
-        )
+    timed = [row for row in told.attempts if row["samples_per_second"]]
+    if timed:
+        # One that did not end well has no rate.
+        which = "the last attempt" if timed[-1] is told.attempts[-1] else f"attempt {timed[-1]['attempt']}"
+        rate = wording.number(timed[-1]["samples_per_second"])
+        cards.append(Card("samples per second", rate, f"at the median step time of {which}"))
     count = len(attempts)
     again = len(told.resumes) or "none"
     sentences = [f"It took {count} attempts, {again} of which resumed from a checkpoint."] if count > 1 else []

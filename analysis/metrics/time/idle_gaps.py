@@ -146,7 +146,7 @@ def idle_spread(
             cpu=doing.region,
             activities=doing.activities,
             calls=", ".join(
-                f"{name} {length / 1e6:.4g} ms"
+                f"{name} {_digits(length / 1e6)} ms"
                 for name, length in [(name, ns) for (_, name), ns in doing.parts.items() if name][:_NAMED_PARTS]
             ),
         )
@@ -165,6 +165,10 @@ def idle_spread(
         doing_ns=named,
         pause_activities_ns=activities,
     )
+
+
+def _digits(ms: float) -> str:
+    return f"{ms:,.0f}" if ms >= 1000 else f"{ms:.4g}"
 
 
 def _largest(values: Intervals, count: int) -> Intervals:

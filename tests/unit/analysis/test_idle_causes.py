@@ -121,6 +121,17 @@ def test_nothing_is_launched_after_the_last_work_so_its_end_is_other_or_a_wait()
     assert causes(trace) == {"data_wait": 50, "other": 150}
 
 
+def test_the_longest_calls_of_a_gap_are_named_without_exponents() -> None:
+    second = 10**9
+    trace = timeline(
+        kernels=[("gemm", 7, 0, 1000, 1), ("gelu", 7, 15 * second, 16 * second, 2)],
+        api=[(LAUNCH, -20, -10, 1), ("cudaMalloc", 2000, 14 * second, -1), (LAUNCH, 14 * second, 15 * second, 2)],
+    )
+    found = idle_causes(trace)
+    assert found is not None and found.spread is not None
+    assert found.spread.largest[0].calls.startswith("cudaMalloc 14,000 ms")
+
+
 def test_without_calls_only_waits_are_told_apart_and_the_reason_is_said() -> None:
     trace = timeline(
         steps=[(0, 0, 300)],

@@ -34,6 +34,10 @@ SMALL = {"batches": (8,), "worlds": (1,), "count": 20}
         (size(1536 * 2**20), "1.50 GiB"),
         (size(12), "12.0 B"),
         (flops(1.234e12), "1.23 TFLOP/s"),
+        (flops(999.7e12), "1 PFLOP/s"),
+        (flops(0.5), "0.5 FLOP/s"),
+        (flops(5e18), "5,000 PFLOP/s"),
+        (flops(0), "0 FLOP/s"),
         (count(1234567.0), "1,234,567"),
         (interval(27.88, 28.081), "27.88–28.08"),  # noqa: RUF001
         (interval(None, 3), "–"),  # noqa: RUF001

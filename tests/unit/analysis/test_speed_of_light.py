@@ -163,6 +163,12 @@ def test_records_give_the_same_waterfall_and_the_slowest_rank_counts(tmp_path: P
     assert "drifted" not in {caution["code"] for caution in found["cautions"]}
 
 
+def test_a_price_that_is_none_is_refused_and_not_taken_for_a_damaged_record(tmp_path: Path) -> None:
+    write_trial(tmp_path)
+    with refused("option-value", "--price-per-hour 0.0"):
+        load_run(RunDirectory(tmp_path), price_per_hour=0.0)
+
+
 def test_a_machine_that_changes_speed_is_named(tmp_path: Path) -> None:
     found = summary(write_trial(tmp_path, after_ms=130.0))
     assert found["drift"]["steps"] == pytest.approx(0.3)

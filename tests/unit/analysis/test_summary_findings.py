@@ -119,6 +119,8 @@ def test_readings_are_summed_up_by_quantity_and_power_is_integrated() -> None:
         "quantity": "power_watts", "device": "0", "samples": 3, "mean": 200.0, "p95": 290.0, "min": 100.0, "max": 300.0
     }  # fmt: skip
     assert "0.4 kJ" in found.sentence and "cannot be detected" in found.sentence  # 150 J + 250 J
+    long = only(sensors(power_watts=[100e3] * 146), "sensors")  # so many GPUs that the joules have five digits
+    assert "14,500 kJ" in long.sentence
 
 
 @pytest.mark.parametrize(

@@ -54,6 +54,11 @@ def test_a_kernel_called_like_a_formula_is_none_in_the_tables_of_a_report(
     assert any(cell.startswith("'=1+") for cell in cells) and not any(cell.startswith("=") for cell in cells)
 
 
+def test_a_zero_in_a_column_of_text_is_no_dash() -> None:
+    table = build("t", [plain("seed", "seed")], [{"seed": 0}, {"seed": None}, {"seed": ""}])
+    assert [row[0].text for row in table.rows] == ["0", UNKNOWN, UNKNOWN]
+
+
 def test_rows_of_a_csv_file_have_full_precision_and_unknown_values_as_none() -> None:
     columns = [plain("run", "name"), measured("step ms", "step_time_ms"), spread("step_time_ms"),
                Column("batch", batch, batch)]  # fmt: skip

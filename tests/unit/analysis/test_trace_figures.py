@@ -7,6 +7,7 @@ from every_figure import MS, rank_timeline
 from support import shared_files
 from support.timelines import timeline
 
+from analysis.metrics.time.window import windowed
 from analysis.readers.kineto.reader import read
 from analysis.render.figure import Bars, Figure
 from analysis.render.trace_figures import trace_figures
@@ -40,6 +41,17 @@ def test_the_shares_of_a_rank_add_up_to_the_window() -> None:
     parts = [one for one in breakdown.panels[0].series if isinstance(one, Bars)]
     assert parts[0].begin == (0,) and parts[-1].end == pytest.approx((100,))
     assert all(one.end == other.begin for one, other in pairwise(parts))
+
+
+def test_the_caption_names_the_window_that_was_chosen_and_long_times_have_no_exponent() -> None:
+    trace = timeline(0, kernels=[("sgemm", 7, 0, 20_000 * MS)])
+    _, whole = of_time(trace)
+    assert whole.caption.startswith("Over the whole trace;")
+    assert [text for _, text in whole.panels[0].y.ticks or ()] == ["rank 0  (20,000 ms)"]
+    kept, _ = windowed([trace], "1s..13.5s")
+    _, chosen = of_time(*kept)
+    assert chosen.caption.startswith("Over 1s..13.5s;")
+    assert [text for _, text in chosen.panels[0].y.ticks or ()] == ["rank 0  (12,500 ms)"]
 
 
 def test_communication_is_split_by_what_hides_it_and_who_waits() -> None:

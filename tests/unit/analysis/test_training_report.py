@@ -103,6 +103,8 @@ def test_attempts_that_did_not_resume_are_not_counted_as_resumed(attempt: TrialD
     ended, told = part(attempt).answer.sentences
     assert ended.startswith("The last attempt ended with status interrupted: ")
     assert told == "It took 2 attempts, none of which resumed from a checkpoint."
+    (rate,) = [card for card in part(attempt).answer.cards if card.label == "samples per second"]
+    assert rate.note == "at the median step time of attempt 1", "the last one was interrupted and has no rate"
     write_events(directory, {"event": "resumed", "path": "x", "applied_steps": 3, "new_phase": False})
     assert part(attempt).answer.sentences[-1] == "It took 2 attempts, 1 of which resumed from a checkpoint."
 
