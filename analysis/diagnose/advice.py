@@ -20,8 +20,8 @@ class Advice:
     """One cause of lost time, and how to test a remedy."""
 
     cause: str
-    """Stable name: machine, host, data, waiting, communication, padding, precision, fusion, copies, kernels, latency,
-    memory, compute, rules, speed, batch. Advice with the same cause competes; one of them is shown."""
+    """Stable name: machine, host, data, waiting, communication, padding, precision, fusion, copies, latency, compute,
+    memory, dram, l2, l1/tex, rules, speed, batch. Advice with the same cause competes; one of them is shown."""
     seen: str
     """What was measured, with its number; a sentence without its full stop."""
     remedy: str

@@ -164,21 +164,21 @@ def _panel(one: Series) -> Panel:
         *_changes(one.points, top),
         Line(name="samples/s", x=[place for place, _ in good], y=speeds, colour="grey", width=1, legend=False),
     ]
-    for name, colour in (("unchanged", "blue"), *_VERDICTS.items()):
-        own = [(place, point) for place, point in good if _VERDICTS.get(point.verdict or "", "blue") == colour]
-        if own:
-            series.append(
-                Line(
-                    name=name,
-                    x=[place for place, _ in own],
-                    y=[point.samples_per_second for _, point in own],
-                    low=[point.samples_per_second_low or 0.0 for _, point in own],
-                    high=[point.samples_per_second_high or 0.0 for _, point in own],
-                    colour=colour,
-                    dash="none",
-                    marker="circle",
-                )
+    verdicts = dict.fromkeys(point.verdict or "first" for _, point in good)
+    for name in sorted(verdicts, key=lambda name: name in _VERDICTS):  # what changed lies above
+        own = [(place, point) for place, point in good if (point.verdict or "first") == name]
+        series.append(
+            Line(
+                name=name,
+                x=[place for place, _ in own],
+                y=[point.samples_per_second for _, point in own],
+                low=[point.samples_per_second_low or 0.0 for _, point in own],
+                high=[point.samples_per_second_high or 0.0 for _, point in own],
+                colour=_VERDICTS.get(name, "blue"),
+                dash="none",
+                marker="circle",
             )
+        )
     failed = [place for place, point in enumerate(one.points) if point.status != "ok"]
     if failed:
         at_foot = [0.0] * len(failed)

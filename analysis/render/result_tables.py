@@ -39,7 +39,7 @@ def results_blocks(rows: Sequence[Row], ratios: Sequence[Row] = ()) -> list[tabl
 
     Args:
         rows: result rows: a trial's fields, status, reason and measured columns.
-        ratios: what regression.ratios_of returned for the same run.
+        ratios: what within_run.ratios_of returned for the same run.
     """
     if not rows:
         return ["no trials"]
@@ -265,8 +265,8 @@ def input_tables(inputs: Sequence[Row], gaps: Sequence[Row]) -> list[tables.Tabl
     """Return the tables that have rows.
 
     Args:
-        inputs: what metrics.input_pipeline.input_ratios returned.
-        gaps: what metrics.input_pipeline.synthetic_gaps returned.
+        inputs: what within_run.input_ratios returned.
+        gaps: what within_run.synthetic_gaps returned.
     """
     inputs, gaps = sorted(inputs, key=wording.order), sorted(gaps, key=wording.order)
     found = []

@@ -139,8 +139,12 @@ def test_what_stops_to_run_is_a_regression_and_the_next_is_held_against_the_last
 
 
 def test_one_round_decides_nothing(on_day: Any) -> None:
-    points = only(history_of([on_day("a", 1, rounds=1), on_day("b", 2, rounds=1, scale=1.5)])).points
+    found = history_of([on_day("a", 1, rounds=1), on_day("b", 2, rounds=1, scale=1.5)])
+    points = only(found).points
     assert points[1].verdict == "cannot decide" and "at least three rounds" in points[1].reason
+    ((panel,),) = [figure.panels for figure in history_figures(found)]
+    names = [one.name for one in panel.series if isinstance(one, Line) and one.marker == "circle"]
+    assert names == ["first", "cannot decide"], "what a value of the chart says of itself"
 
 
 def test_a_threshold_that_is_none_and_runs_without_a_measurement_are_refused(on_day: Any, tmp_path: Path) -> None:
