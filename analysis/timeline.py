@@ -274,6 +274,11 @@ class Timeline:
             return None
         return np.array([[self.steps["start"].to_numpy().min(), self.steps["end"].to_numpy().max()]], dtype=np.int64)
 
+    @property
+    def is_part(self) -> bool:
+        """Whether a range or a time was chosen: what is analyzed is neither steps nor the whole recording."""
+        return self.window is not None and self.window.label != "steps"
+
     def inside(self, moments: npt.NDArray[Any]) -> Mask:
         """Return which of n moments, ns, are in what is analyzed, shape (n,)."""
         spans = self.spans

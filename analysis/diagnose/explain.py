@@ -102,7 +102,9 @@ def to_do(source: Source, findings: Sequence[Finding], context: Context | None =
         remedy = "wait until the machine is idle, then measure again"
         found.append(Advice(cause="machine", seen=context.disturbed, remedy=remedy, unknown=why))
     chosen = [dataclasses.replace(one, command=one.command or context.command(one.cause)) for one in ranked(found)]
-    if not any(len(timeline.steps) for timeline in source.timelines):
+    if any(timeline.is_part for timeline in source.timelines):
+        chosen = [dataclasses.replace(one, of=one.of.replace("step time", "time of the window")) for one in chosen]
+    elif not any(len(timeline.steps) for timeline in source.timelines):
         chosen = [dataclasses.replace(one, of=one.of.replace("step time", "recorded time")) for one in chosen]
     # Tables of totals do not compare, and a side of a comparison is one path.
     again = ["compare", str(source.path)] if source.timelines and source.given == 1 else ["analyze"]

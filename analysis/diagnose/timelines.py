@@ -263,7 +263,9 @@ def _phases(timelines: Sequence[Timeline]) -> Finding | None:
     on_gpu = column == "gpu_ms"
     table = table if on_gpu else table.drop(columns=["gpu_ms", "gpu_share", "kernels"])
     marked = any(len(timeline.steps) for timeline in timelines)
-    what = "GPU's time" if on_gpu else "steps' time on the CPU" if marked else "recording's time on the CPU"
+    whose = "steps'" if marked else "recording's"
+    whose = "window's" if any(timeline.is_part for timeline in timelines) else whose
+    what = "GPU's time" if on_gpu else f"{whose} time on the CPU"
     said = ""
     if total and len(known) and known.iloc[0] > 0:
         said = f"{known.index[0]} takes {percent(float(known.iloc[0]) / total)} of the {what}"
@@ -347,7 +349,7 @@ def range_findings(timelines: Sequence[Timeline]) -> list[Finding]:
     said = f"{every:,} range{'s'[: every != 1]} of {len(table)} name{'s'[: len(table) != 1]}; "
     said += f"{first['name'][:80]} takes longest, "
     said += f"{number(float(first['total_ms']))} ms in {calls:,} call{'s'[: calls != 1]}, nested ranges included. "
-    if not any(len(timeline.steps) for timeline in timelines):
+    if all(timeline.spans is None for timeline in timelines):
         said += "They cover the whole recording. "
     said += f"Their self time, which counts each moment of a thread once, is {number(table['self_ms'].sum())} ms"
     own = table.iloc[int(table["self_ms"].to_numpy().argmax())]

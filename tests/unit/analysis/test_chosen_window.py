@@ -17,7 +17,7 @@ from support.fake_run import step_rows, write_trial
 from support.kineto_events import event, write
 from support.timelines import timeline
 
-from analysis.diagnose.explain import explain, in_window
+from analysis.diagnose.explain import explain, in_window, to_do
 from analysis.metrics.communication.exposure import communication_by_rank
 from analysis.metrics.kernels.tables import kernel_times, operator_rows
 from analysis.metrics.kernels.utilization import compute_utilization
@@ -107,6 +107,21 @@ def test_time_in_which_nothing_was_recorded_is_in_no_window_and_said(text: str) 
     # 200 to 285 ms, 20 ms after it; 10 of the 20 ms of the all-reduce are beside the GEMM.
     assert times(found)["span"] == 105 and times(found)["busy"] == 65
     assert len(said) == 1 and "0.305s" in said[0]
+
+
+@pytest.mark.parametrize("window", ["1us..4us", "range:forward"])
+def test_no_sentence_about_a_window_speaks_of_steps_or_of_the_whole_recording(window: str) -> None:
+    trace = timeline(
+        operators=[("aten::copy_", 0, 1000), ("aten::copy_", 1000, 9000)],
+        ranges=[("forward", 0, 1000), ("forward", 2000, 2500), ("forward", 6000, 6500)],
+    )
+    whole, part = (in_window(Source(path=Path("t"), timelines=(trace,)), text) for text in ("steps", window))
+    said = {one.name: one.sentence for one in explain(whole)}
+    assert "They cover the whole recording." in said["ranges"] and "of the recording's time" in said["phases"]
+    assert [one.of for one in to_do(whole, explain(whole))] == ["recorded time"]
+    said = {one.name: one.sentence for one in explain(part)}
+    assert "recording" not in said["ranges"] and "of the window's time on the CPU" in said["phases"]
+    assert [one.of for one in to_do(part, explain(part))] == ["time of the window"]
 
 
 def test_every_table_is_of_the_range_alone() -> None:
