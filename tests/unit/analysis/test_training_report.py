@@ -98,13 +98,21 @@ def test_a_batch_that_changed_between_attempts_is_said(attempt: TrialDirectory) 
     assert part(attempt).answer.headline == "BERT-tiny was trained for 40 of 40 steps of 8 to 32 samples."
 
 
+def test_a_rate_names_the_attempt_that_it_is_of(attempt: TrialDirectory) -> None:
+    steps_at(attempt, [0.0, 1.0, 2.0])
+    write_record(attempt.result_json, {"trial_id": attempt.path.name, "status": "ok", "reason": ""})
+    (rate,) = [card for card in part(attempt).answer.cards if card.label == "samples per second"]
+    assert rate.note == "at the median step time of the last attempt"
+    second_attempt(attempt)  # it was interrupted, and has no rate
+    (rate,) = [card for card in part(attempt).answer.cards if card.label == "samples per second"]
+    assert rate.note == "at the median step time of attempt 1"
+
+
 def test_attempts_that_did_not_resume_are_not_counted_as_resumed(attempt: TrialDirectory) -> None:
     directory = second_attempt(attempt)
     ended, told = part(attempt).answer.sentences
     assert ended.startswith("The last attempt ended with status interrupted: ")
     assert told == "It took 2 attempts, none of which resumed from a checkpoint."
-    (rate,) = [card for card in part(attempt).answer.cards if card.label == "samples per second"]
-    assert rate.note == "at the median step time of attempt 1", "the last one was interrupted and has no rate"
     write_events(directory, {"event": "resumed", "path": "x", "applied_steps": 3, "new_phase": False})
     assert part(attempt).answer.sentences[-1] == "It took 2 attempts, 1 of which resumed from a checkpoint."
 
