@@ -54,6 +54,7 @@ class Evaluations:
         self.latest: Evaluation | None = None
         self.best: Best | None = None
         self._every = settings.eval_every
+        self._steps = settings.steps
         self._wanted = EvaluationSpec(source=settings.eval_data, samples=settings.eval_samples)
         self._task = task
         self._score, self._higher_is_better = deciding(task, settings.best_by)
@@ -79,10 +80,16 @@ class Evaluations:
         """Resume from a checkpoint in `folder`, with its best evaluation if new ones can be compared with it."""
         self.latest = state.evaluation
         self.best = self._still_best(state.best, folder)
+        before, applied = state.settings, state.applied_steps
+        made = before.eval_every > 0 and (applied >= before.steps or applied % before.eval_every == 0)
+        # After the last update there is no next evaluation to choose the best by.
+        none_follows = applied >= self._steps and state.best is not None and self.best is None
+        if self.latest is not None and made and not none_follows:
+            self._evaluated = applied
 
     def begin(self, applied_steps: int) -> None:
         """Set where the run begins or resumes: an evaluation due there is made if it never was."""
-        if applied_steps == 0 or self.latest is not None:
+        if applied_steps == 0:
             self._evaluated = applied_steps
 
     def due(self, applied_steps: int, done: bool) -> bool:

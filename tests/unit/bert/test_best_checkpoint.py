@@ -156,6 +156,29 @@ def test_a_best_that_is_gone_or_of_other_samples_is_looked_for_anew(data: Path, 
     assert outcome.best.applied_steps == 10 and "step-0000004, the best checkpoint so far," in recorder.warnings
 
 
+def test_a_run_that_was_stopped_is_evaluated_at_its_new_end(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    find(monkeypatch, (5.0, 4.0, 3.0), (0.1, 0.2, 0.3))
+    stopped, _ = go(data, tmp_path, Recorder(stop_after=5))
+    assert not stopped.finished and stopped.best.applied_steps == 4
+    outcome, recorder = go(data, tmp_path, steps=5)
+    assert [event.applied_steps for event in recorder.of("Evaluated")] == [5]
+    assert (outcome.best.applied_steps, outcome.best.value) == (5, 3.0) and saved_steps(tmp_path) == [5]
+
+
+def test_a_finished_run_is_evaluated_once_on_other_samples(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    find(monkeypatch, (5.0, 3.0, 4.0), (0.1, 0.2, 0.3))
+    go(data, tmp_path, steps=4)
+    for evaluations in ([4], []):
+        outcome, recorder = go(data, tmp_path, steps=4, eval_samples=3)
+        assert [event.applied_steps for event in recorder.of("Evaluated")] == evaluations
+        assert (outcome.best.applied_steps, outcome.best.value) == (4, 4.0)
+    assert read(tmp_path / "step-0000004").state.best == outcome.best
+
+
 def test_states_of_the_first_version_are_read_with_their_evaluation(data: Path, tmp_path: Path) -> None:
     run(settings(data, steps=2, eval_every=2), tmp_path, Recorder())
     path = tmp_path / "step-0000002" / STATE_FILE
