@@ -320,8 +320,18 @@ def _prune(folder: Path, applied_steps: int, keep: int, best: int | None) -> Non
 
 
 def remove_left_overs(folder: Path) -> None:
-    """Remove what an interrupted process left half written or half removed; the folder's lock must be held."""
-    for path in folder.iterdir() if folder.is_dir() else ():
+    """Remove what an interrupted process left half written or half removed; the folder's lock must be held.
+
+    A replacement that was interrupted between its two renames is completed: the new folder was whole before the first.
+    """
+    if not folder.is_dir():
+        return
+    for old in folder.glob(".step-*.old"):
+        final = old.with_name(old.name.removeprefix(".").removesuffix(".old"))
+        temporary = folder / f".{final.name}.new"
+        if _NAME.fullmatch(final.name) and not final.exists() and (temporary / STATE_FILE).is_file():
+            temporary.rename(final)
+    for path in folder.iterdir():
         if _LEFT_OVER.fullmatch(path.name):
             shutil.rmtree(path, ignore_errors=True)
 

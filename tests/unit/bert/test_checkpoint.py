@@ -224,6 +224,13 @@ def test_what_a_killed_process_left_is_removed(finished: Path, copy: Path) -> No
     ]  # fmt: skip
 
 
+def test_a_replacement_that_ended_between_its_renames_is_completed(finished: Path, copy: Path) -> None:
+    shutil.copytree(copy / "step-0000004", copy / ".step-0000004.old")
+    (copy / "step-0000004").rename(copy / ".step-0000004.new")
+    assert again(finished, copy).resumed_from == copy / "step-0000004"
+    assert {path.name for path in copy.iterdir()} == {"step-0000002", "step-0000003", "step-0000004", ".lock"}
+
+
 @pytest.mark.parametrize(
     "failing",
     ["save_rng", "write_safetensors", "write_json", "sync_folder"],
