@@ -10,7 +10,7 @@ from bert.checkpoints.model_config import read_config
 from bert.checkpoints.ours import CONFIG_FILE
 from bert.model.config import ModelConfig
 from bert.tasks.base import DataIdentity, Task
-from bert.train.checkpoint import STATE_FILE, checkpoint_path, read, saved_steps
+from bert.train.checkpoint import STATE_FILE, TrainState, checkpoint_path, read, saved_steps
 from bert.train.resume import find_weights
 from bert.train.settings import TrainSettings
 from bert.train.weights import load_initial, unpadded
@@ -71,8 +71,14 @@ def open_model(checkpoint: Path, task: Task, data: DataIdentity, warn: Callable[
 
 def settings_of(checkpoint: Path) -> TrainSettings | None:
     """Return how a bertbench checkpoint, or the latest of a folder of them, was trained; None if it does not say."""
+    state = state_of(checkpoint)
+    return None if state is None else state.settings
+
+
+def state_of(checkpoint: Path) -> TrainState | None:
+    """Return the state of a bertbench checkpoint, or of the latest of a folder of them; None if it has none."""
     steps = [] if (checkpoint / STATE_FILE).is_file() or not checkpoint.is_dir() else saved_steps(checkpoint)
     checkpoint = checkpoint_path(checkpoint, steps[-1]) if steps else checkpoint
     if not (checkpoint / STATE_FILE).is_file():
         return None
-    return read(checkpoint, whole=False).state.settings
+    return read(checkpoint, whole=False).state

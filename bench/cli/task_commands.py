@@ -23,6 +23,7 @@ from bert.tasks.commands import Grid, Outcome, Shown, TaskCommand
 from common.errors import InputError, UsageError
 from common.registry import load
 from records.training import TrainRun, is_train_run
+from records.trial import Trial
 
 if TYPE_CHECKING:
     from bert.predict import Opened
@@ -204,6 +205,9 @@ class _Terminal:
     def trained_on(self, checkpoint: Path) -> tuple[str, str] | None:
         return _trained_on(checkpoint)
 
+    def data_fingerprint(self, checkpoint: Path) -> str | None:
+        return _data_fingerprint(checkpoint)
+
     def ready(self, opened: "Opened") -> Ready:
         assert self.computing is not None
         return _make_ready(opened, self.computing)
@@ -227,10 +231,29 @@ def _trained_on(checkpoint: Path) -> tuple[str, str] | None:
     settings = settings_of(checkpoint)
     if settings is not None:
         return settings.task, settings.data
+    trial = _trial_of(checkpoint)
+    return None if trial is None else (trial.task, trial.data)
+
+
+def _data_fingerprint(checkpoint: Path) -> str | None:
+    """Return the fingerprint of the data of a checkpoint's training, from where _trained_on has them.
+
+    Raises InputError: its state is damaged.
+    """
+    from bert.predict import state_of
+
+    state = state_of(checkpoint)
+    if state is not None:
+        return state.data.fingerprint
+    trial = _trial_of(checkpoint)
+    return None if trial is None else trial.data_fingerprint or None
+
+
+def _trial_of(checkpoint: Path) -> Trial | None:
+    """Return the latest attempt of the training run that contains a checkpoint; None if there is no such run."""
     run = next((folder for folder in (checkpoint.parent, checkpoint.parent.parent) if is_train_run(folder)), None)
     attempts = [] if run is None else TrainRun(run).attempts()
-    trial = attempts[-1].read_trial() if attempts else None
-    return None if trial is None else (trial.task, trial.data)
+    return attempts[-1].read_trial() if attempts else None
 
 
 def _make_ready(opened: "Opened", computing: Computing) -> Ready:

@@ -79,6 +79,12 @@ class Host(Protocol):
         Raises InputError: what it says is damaged.
         """
 
+    def data_fingerprint(self, checkpoint: Path) -> str | None:
+        """Return the fingerprint of the data that a checkpoint was trained on, from where `trained_on` has them.
+
+        Raises InputError: what it says is damaged.
+        """
+
     def ready(self, opened: "Opened") -> Ready:
         """Put a model on the device that was asked for. Raises UsageError: no such device or precision."""
 

@@ -16,6 +16,7 @@ from bert.data.vocabulary import VOCABULARY_FILE, Vocabulary, load_vocabulary
 from bert.tasks.base import Ready
 from bert.tasks.classify.config import CsvConfig, CsvForm
 from bert.tasks.commands import Host, Outcome, TaskCommand
+from bert.tasks.row_data import TRAINING
 from common.atomic import atomic_path
 from common.errors import InputError, UsageError, content_code
 
@@ -279,7 +280,7 @@ def open_classifier(checkpoint: Path, host: Host) -> TextClassifier:
     """Open the folder of a trained model, or a checkpoint of a run whose database is where it was.
 
     Raises:
-        InputError: it is neither, damaged, or nothing beside it says its labels.
+        InputError: it is neither, damaged, nothing beside it says its labels, or the database has changed since.
     """
     from bert.predict import open_model
     from bert.tasks.base import DataIdentity
@@ -298,6 +299,7 @@ def open_classifier(checkpoint: Path, host: Host) -> TextClassifier:
 
 def _words_of(checkpoint: Path, host: Host) -> tuple[tuple[str, ...], Vocabulary, int]:
     """Labels, vocabulary and length of rows of a model."""
+    from bert.tasks.classify.source import rows_fingerprint
     from bert.tasks.classify.store import open_source
 
     results = checkpoint / RESULTS_FILE
@@ -336,6 +338,13 @@ def _words_of(checkpoint: Path, host: Host) -> tuple[tuple[str, ...], Vocabulary
             f"`bertbench train classify FILE.csv --init {checkpoint}`",
         )
     source = open_source(Path(data))
+    before = host.data_fingerprint(checkpoint)
+    if before is not None and before != rows_fingerprint(source, TRAINING):
+        raise InputError(
+            "data-mismatch",
+            f"{source.path} changed after {checkpoint} was trained on it, so its labels may be in another order: give "
+            "the *_trained_model of that training, or make the database again as it was",
+        )
     return source.labels, source.vocabulary, source.max_seq_length
 
 

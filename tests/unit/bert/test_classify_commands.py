@@ -9,9 +9,12 @@ from typing import Any
 import pytest
 import torch
 from support.commands import result, text
+from support.csv_files import colours_and_animals, prepared, write_rows
 from support.refusals import refused
+from support.training_runs import run, settings
 
 from bench.cli.dispatch import call
+from bench.cli.task_commands import _Terminal
 from bert.data.vocabulary import Vocabulary
 from bert.tasks.classify import commands
 from bert.tasks.classify.commands import TextClassifier, open_classifier
@@ -41,6 +44,22 @@ def test_a_model_of_another_task_or_of_an_unknown_one_is_no_classifier(tmp_path:
         (tmp_path / "results.json").write_text(json.dumps(document))
         with refused(code, "results.json"):
             open_classifier(tmp_path, Host())  # type: ignore[arg-type]
+
+
+def test_labels_of_a_checkpoint_are_not_read_from_a_database_made_again_otherwise(tmp_path: Path) -> None:
+    rows = colours_and_animals(60)
+    source = prepared(write_rows(tmp_path / "a.csv", rows), max_seq_length=16).source
+    wanted = settings(
+        source.path, task="classify", task_options='{"labels":3}', seq_len=16,
+        vocab_size=len(source.vocabulary.pieces), steps=1,
+    )  # fmt: skip
+    run(wanted, tmp_path / "run")
+    assert open_classifier(tmp_path / "run", _Terminal(None)).labels == source.labels
+    other = prepared(write_rows(tmp_path / "a.csv", rows[::-1]), max_seq_length=16).source
+    assert other.labels == source.labels[::-1] and other.path == source.path
+    for checkpoint in (tmp_path / "run", tmp_path / "run" / "step-0000001"):
+        with refused("data-mismatch", source.path, checkpoint, "*_trained_model"):
+            open_classifier(checkpoint, _Terminal(None))
 
 
 def test_the_folder_of_a_model_is_known_by_what_is_written_into_it() -> None:
