@@ -5,6 +5,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from bert.data.lengths import is_synthetic
 from bert.data.rows import TokenRows
 from bert.model.config import ModelConfig
@@ -26,8 +28,8 @@ def open_evaluation(source: Path, seq_len: int) -> "tuple[SquadFeatures, Vocabul
         seq_len: tokens of the windows that are trained on, at most.
 
     Raises:
-        InputError: there are no features, they are damaged, their windows are longer, there is none, or the vocabulary
-            is not to be found.
+        InputError: there are no features, they are damaged, their windows are longer, there is none, a question of
+            version 1.1 has no gold answer, or the vocabulary is not to be found.
     """
     from bert.tasks.squad.features import FORM
 
@@ -42,6 +44,13 @@ def open_evaluation(source: Path, seq_len: int) -> "tuple[SquadFeatures, Vocabul
     if not len(features):
         raise InputError(
             "data-missing", f"the features in {source} hold no windows: create them from questions with contexts"
+        )
+    answers = np.diff(features.question_answers)
+    if settings.version == "1.1" and (without := int(np.count_nonzero(answers == 0))):
+        raise InputError(
+            "labels-invalid",
+            f"{without:,} of the {len(answers):,} questions in {source} have no gold answer, and the rules of SQuAD "
+            "1.1 cannot score them: create the features from a dataset with answers, or train with --eval-every 0",
         )
     return features, FORM.vocabulary_of(source, settings)
 

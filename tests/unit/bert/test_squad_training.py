@@ -1,5 +1,6 @@
 """Fine-tuning on SQuAD: targets, decoding and scores together, exact resume, evaluation on ranks, what is refused."""
 
+import json
 import math
 from pathlib import Path
 from typing import Any
@@ -17,8 +18,10 @@ from bert.model.heads import BertForPretraining, BertForQuestionAnswering
 from bert.optim.precision import Precision
 from bert.parallel.single import SingleStrategy
 from bert.tasks.base import DataSpec, EvaluationSpec
+from bert.tasks.squad.config import SquadConfig
 from bert.tasks.squad.evaluation import Questions
 from bert.tasks.squad.features import FORM
+from bert.tasks.squad.prepare import prepare
 from bert.tasks.squad.task import SquadTask
 from bert.train.base_run import LossLog
 from bert.train.checkpoint import saved_steps
@@ -172,6 +175,21 @@ def test_evaluation_data_that_do_not_fit_are_refused(files: dict[str, dict[str, 
     cased = squad_runs.features(tmp_path / "cased", lower_case=False)
     with refused("vocabulary-mismatch", cased["evaluation"]):
         task.evaluator(known, EvaluationSpec(source=str(cased["evaluation"])))
+
+
+def test_questions_without_gold_answers_are_no_evaluation(files: dict[str, dict[str, Path]], tmp_path: Path) -> None:
+    content = json.loads(squad_runs.dataset(tmp_path / "dev.json").read_text())
+    for question in content["data"][0]["paragraphs"][0]["qas"]:
+        del question["answers"]
+    (tmp_path / "dev.json").write_text(json.dumps(content))
+    vocab = squad_runs.vocabulary(tmp_path)
+    config = SquadConfig(
+        input=(tmp_path / "dev.json",), vocab=vocab, output=tmp_path / "features", max_seq_length=squad_runs.SEQ_LEN,
+        doc_stride=16, max_query_length=12, workers=1,
+    )  # fmt: skip
+    (made,) = prepare(config, lambda *_: None)
+    with refused("labels-invalid", "2 of the 7 questions", made.features):
+        SquadTask().evaluator(spec(files["1.1"]), EvaluationSpec(source=str(made.features)))
 
 
 def test_resuming_on_other_features_is_refused(files: dict[str, dict[str, Path]], tmp_path: Path) -> None:
