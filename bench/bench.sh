@@ -48,7 +48,9 @@ fits() {
     return 1
 }
 text=${1:+$(realpath -m "$1")}
-cd "$(dirname "$script")/.."
+root=$(realpath "$(dirname "$script")/..")
+OUT=${OUT:+$(realpath -ms --relative-base="$root" "$OUT")} # as the caller means it, who may be elsewhere
+cd "$root"
 PATH=$PWD/.venv/bin:$PATH
 if ! command -v bertbench >/dev/null; then
     echo "bertbench is not installed here: make install, or make bench, which also calls this script" >&2

@@ -24,7 +24,7 @@ trap 'signals=$((signals + 1)); [[ -n $child ]] && kill -TERM "$child" 2>/dev/nu
 run() {
     "$@" &
     child=$!
-    local before code=0 last
+    local before code=127 last # what a program that does not exist ends with
     while :; do
         before=$signals last=$code code=0
         wait "$child" || code=$?

@@ -5,7 +5,7 @@
 #
 # OUTPUT is where everything goes; a second call continues. INPUT is a folder of .txt files and MediaWiki dumps; without
 # it Wikipedia and books are downloaded. Environment:
-#   LANGUAGE      of the Wikipedia                   (en)
+#   WIKI_LANGUAGE of the Wikipedia                   (en)
 #   DATE          of its dump, YYYYMMDD or latest    (latest)
 #   BOOKS         books to download, by name         (pg19; none = Wikipedia alone)
 #   BOOKS_LIMIT   download at most this many books   (all)
@@ -27,16 +27,17 @@ if [[ $# -lt 1 || $# -gt 2 || ${1:-} == -* ]]; then
 fi
 output=$(realpath -m "$1")
 input=${2:+$(realpath -m "$2")}
+VOCAB=${VOCAB:+$(realpath -m "$VOCAB")}
 cd "$(dirname "$script")/../.."
 PATH=$PWD/.venv/bin:$PATH
-: "${LANGUAGE:=en}" "${DATE:=latest}" "${BOOKS:=pg19}" "${LOWER_CASE:=1}" "${DUPE_FACTOR:=5}" "${SEED:=12345}"
+: "${WIKI_LANGUAGE:=en}" "${DATE:=latest}" "${BOOKS:=pg19}" "${LOWER_CASE:=1}" "${DUPE_FACTOR:=5}" "${SEED:=12345}"
 : "${SPLITTER:=blingfire}" "${WORKERS:=$(nproc)}"
 [[ -n $input ]] || : "${SQUAD:=1}"
 
 options=(--output "$output" --seq-lens 128 512 --dupe-factor "$DUPE_FACTOR" --seed "$SEED" --splitter "$SPLITTER"
     --workers "$WORKERS")
 [[ $LOWER_CASE == 1 ]] || options+=(--no-lower-case)
-[[ -z ${VOCAB:-} ]] || options+=(--vocab "$VOCAB")
+[[ -z $VOCAB ]] || options+=(--vocab "$VOCAB")
 [[ -z ${SHARDS:-} ]] || options+=(--shards "$SHARDS")
 [[ -z ${DATASET:-} ]] || options+=(--dataset "$DATASET")
 if [[ -n $input ]]; then
@@ -44,7 +45,7 @@ if [[ -n $input ]]; then
 else
     books=()
     [[ $BOOKS == none ]] || read -ra books <<<"$BOOKS"
-    options+=(--download wikipedia "${books[@]}" --language "$LANGUAGE" --date "$DATE")
+    options+=(--download wikipedia "${books[@]}" --language "$WIKI_LANGUAGE" --date "$DATE")
     [[ -z ${BOOKS_LIMIT:-} ]] || options+=(--books-limit "$BOOKS_LIMIT")
 fi
 [[ ${SQUAD:-0} != 1 ]] || bertbench data download squad --out "$output/download"

@@ -74,6 +74,17 @@ def test_every_step_runs_where_the_budget_is_enough(script: Script) -> None:
     assert 215 <= time_budget(calls) <= 230
 
 
+def test_the_run_directory_is_relative_to_the_folder_of_the_caller(script: Script) -> None:
+    elsewhere = script.folder / "elsewhere"
+    elsewhere.mkdir()
+    for given, cwd, used in (("mine", elsewhere, "elsewhere/mine"), ("runs/x", script.folder, "runs/x")):
+        environment = {**os.environ, "OUT": given, "CALLS": str(script.calls), "BUDGET": "300", "WALL": "0"}
+        command = ["bash", str(script.folder / "bench" / "bench.sh")]
+        subprocess.run(command, env=environment, cwd=cwd, capture_output=True, timeout=60, check=True)
+        assert script.calls.read_text().splitlines()[-1] == f"report {used} --summary"
+        assert (script.folder / used).is_dir()
+
+
 def test_steps_that_do_not_fit_into_the_budget_are_left_out_and_the_report_is_written(script: Script) -> None:
     calls, notes = script(90, 40)  # the profile needs 80 s, the report 15 s; the speed of light 55 s
     assert list(calls) == ["data", "throughput", "speed-of-light", "report"]

@@ -1,7 +1,12 @@
-"""bert/run_*.sh show their help, refuse arguments, and name what they need: options are environment variables."""
+"""bert/run_*.sh show their help, refuse arguments, and name what they need: options are environment variables.
+
+Likewise bert/data/create_datasets_from_start.sh, with a stand-in for `bertbench`.
+"""
 
 import os
+import shutil
 import subprocess
+from pathlib import Path
 
 import pytest
 from support.cli import ROOT
@@ -37,3 +42,42 @@ def test_missing_data_are_named(script: str) -> None:
 def test_values_that_pretraining_cannot_use_are_named(name: str, value: str) -> None:
     done = called("run_pretraining.sh", **{"DATA": "shards", name: value})
     assert done.returncode == 2 and name in done.stderr and "line " not in done.stderr
+
+
+@SCRIPTS
+def test_a_missing_bertbench_is_no_success(script: str, tmp_path: Path) -> None:
+    shutil.copytree(ROOT / "bert", tmp_path / "bert", ignore=lambda _, names: [n for n in names if n[-3:] != ".sh"])
+    done = subprocess.run(
+        ["bash", str(tmp_path / "bert" / script)], env={"PATH": os.defpath, "DATA": "shards"}, cwd=tmp_path,
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 127 and "bertbench" in done.stderr
+
+
+@pytest.fixture
+def elsewhere(tmp_path: Path) -> Path:
+    """A folder beside a checkout whose `bertbench` prints how it is called."""
+    for folder in ("checkout/bert/data", "checkout/.venv/bin", "elsewhere"):
+        (tmp_path / folder).mkdir(parents=True)
+    shutil.copy(ROOT / "bert/data/create_datasets_from_start.sh", tmp_path / "checkout/bert/data")
+    fake = tmp_path / "checkout/.venv/bin/bertbench"
+    fake.write_text('#!/bin/sh\nprintf "%s " "$@"\n', encoding="ascii")
+    fake.chmod(0o755)
+    return tmp_path / "elsewhere"
+
+
+def prepared(elsewhere: Path, **given: str) -> str:
+    script = elsewhere.parent / "checkout/bert/data/create_datasets_from_start.sh"
+    environment = {"PATH": os.environ["PATH"], **given}
+    argv = ["bash", str(script), "out"]
+    return subprocess.run(argv, env=environment, cwd=elsewhere, capture_output=True, text=True, check=True).stdout
+
+
+def test_the_language_of_messages_is_not_that_of_the_wikipedia(elsewhere: Path) -> None:
+    assert " --language en " in prepared(elsewhere, LANGUAGE="de:en")
+    assert " --language de " in prepared(elsewhere, WIKI_LANGUAGE="de")
+
+
+def test_paths_are_those_of_the_folder_of_the_caller(elsewhere: Path) -> None:
+    told = prepared(elsewhere, VOCAB="vocab.txt")
+    assert f" --vocab {elsewhere / 'vocab.txt'} " in told and f" --output {elsewhere / 'out'} " in told
