@@ -263,6 +263,11 @@ def _number(text: str) -> int | float | str:
 
 def _notes(options: AzureMLOptions) -> tuple[str, ...]:
     notes = []
+    if options.time_limit is not None:
+        notes.append(
+            "AzureML cancels the job at --time-limit, and --stop-seconds has no effect: to save before, give COMMAND a "
+            "limit of its own (`bertbench train --max-seconds`)"
+        )
     if options.sweep:
         notes.append(
             f"AzureML reads {options.objective} from MLflow, so COMMAND must log it (`bertbench train`: eval/f1)"

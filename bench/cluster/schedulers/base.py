@@ -41,7 +41,8 @@ class JobOptions:
     """Time limit: minutes, hours:minutes:seconds, or days-hours:minutes:seconds, such as 0-12:00:00; default the
     scheduler's."""
     stop_seconds: int = 120
-    """Time in s before the limit when processes get SIGTERM, so that `bertbench train` can save."""
+    """Time in s from SIGTERM to the end, for `bertbench train` to save: before the limit on Slurm, after it on
+    Kubernetes; no effect on AzureML."""
     env: tuple[str, ...] = ()
     """Environment variables NAME=VALUE. The job file shows them in plain text, so do not pass secrets."""
     image: str | None = None

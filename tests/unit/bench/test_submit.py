@@ -130,6 +130,13 @@ def test_jobs_fit_the_schema_of_azure(name: str, monkeypatch: pytest.MonkeyPatch
     assert job.type == yaml.safe_load((GOLDEN / name).read_text(encoding="utf-8"))["type"]
 
 
+def test_a_time_limit_of_azure_says_that_no_time_to_save_comes_before_it() -> None:
+    job = ["azureml", "--compute", "a", *IMAGE, "--gpus-per-node", "1", "--stop-seconds", "300"]
+    assert not any("--stop-seconds" in note for note in result("submit", *job, *TRAIN).notes)
+    notes = result("submit", *job, "--time-limit", "60", *TRAIN).notes
+    assert any("--stop-seconds" in note and "--max-seconds" in note for note in notes)
+
+
 @pytest.mark.parametrize("page", ["slurm", "kubernetes", "azureml"])
 def test_commands_of_the_page_render(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     content = (GOLDEN.parents[2] / "docs" / "how-to" / f"{page}.md").read_text(encoding="utf-8").replace("\\\n", " ")
