@@ -152,10 +152,11 @@ def listen(address: str, port: int) -> socket.socket:
 
 def _free_port(address: str, taken: int) -> int:
     """Return the next free port above `taken`, or any free port."""
+    family, _, _, _, place = socket.getaddrinfo(address, taken, type=socket.SOCK_STREAM)[0]
     for port in [*range(taken + 1, min(taken + 100, 65536)), 0]:
-        with contextlib.suppress(OSError), socket.socket() as probe:
+        with contextlib.suppress(OSError), socket.socket(family) as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            probe.bind((socket.gethostbyname(address), port))
+            probe.bind((place[0], port, *place[2:]))
             return int(probe.getsockname()[1])
     return 0
 

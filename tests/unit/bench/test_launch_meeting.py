@@ -307,6 +307,16 @@ def test_a_taken_port_names_a_free_one_and_a_foreign_address_is_refused() -> Non
         listen("no-such-host.invalid", 29500)
 
 
+def test_the_free_port_of_an_ipv6_address_is_named() -> None:
+    try:
+        taken = listen("::1", 0)
+    except UsageError:
+        pytest.skip("this machine has no IPv6")
+    with taken, refused("port-in-use") as found:
+        listen("::1", taken.getsockname()[1])
+    assert "--master-port 0" not in str(found.value)
+
+
 def test_messages_arrive_whole_however_they_are_cut() -> None:
     with socket.create_server((HOST, 0)) as server:
         other = socket.create_connection(server.getsockname())
