@@ -49,7 +49,8 @@ fits() {
 }
 text=${1:+$(realpath -m "$1")}
 root=$(realpath "$(dirname "$script")/..")
-OUT=${OUT:+$(realpath -ms --relative-base="$root" "$OUT")} # as the caller means it, who may be elsewhere
+# A relative path is as the caller means it, who may be elsewhere.
+[[ -z ${OUT:-} || $OUT == /* ]] || OUT=$(realpath -ms --relative-base="$root" "$OUT")
 cd "$root"
 PATH=$PWD/.venv/bin:$PATH
 if ! command -v bertbench >/dev/null; then
