@@ -96,7 +96,7 @@ def run(argv: list[str]) -> int:
         path = terminal_text(str(error.filename))
         print(
             f"bertbench: cannot use {path}: permission denied; ask the owner of the file and its folders for access "
-            "(chmod -R +rX)",
+            "(chmod -R +rX) [path-unreadable]",
             file=sys.stderr,
         )
         return 2

@@ -184,6 +184,17 @@ def test_a_lack_of_memory_is_one_message(
     assert said.startswith("bertbench: ") and said.count("\n") == 1
 
 
+def test_a_folder_without_permission_is_one_message_with_a_code(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(options: object) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied", "/locked/run")
+
+    monkeypatch.setattr("bench.cli.doctor.run", fail)
+    assert run(["doctor"]) == 2
+    check_refusal(capsys.readouterr().err, "path-unreadable", "/locked/run", "permission denied")
+
+
 def test_other_errors_are_not_taken_for_a_lack_of_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(options: object) -> None:
         raise OSError(errno.EBADF, "bad")
