@@ -29,6 +29,11 @@ _OUT_OF_MEMORY = "out of memory: free some, raise the limit (`ulimit`, cgroup), 
 # for a tenth of a short command's time. Those that measure or train keep it: ranks may run in this process.
 _READS = frozenset({"allreduce", "analyze", "compare", "core-util", "history", "perfetto", "report", "results"})
 _OBJECTS_PER_COLLECTION = 100_000
+# Why a path cannot be used, wherever a command meets it, and what to do.
+_UNUSABLE: dict[int | None, str] = {
+    errno.EACCES: "permission denied; ask the owner of the file and its folders for access (chmod -R +rX)",
+    errno.ENAMETOOLONG: "the name is too long; give a shorter path",
+}
 # Freed when a command fails: without free memory, the message and Python's exit would fail.
 _RESERVE = bytearray(4 * 2**20)
 
@@ -90,21 +95,15 @@ def run(argv: list[str]) -> int:
         if STOPPING_VARIABLE not in os.environ:  # the launch that ends this rank says why
             print(f"bertbench: interrupted; {_after_interrupt(argv)}", file=sys.stderr)
         return 130
-    except PermissionError as error:
-        if error.errno != errno.EACCES or error.filename is None:
-            raise
-        path = terminal_text(str(error.filename))
-        print(
-            f"bertbench: cannot use {path}: permission denied; ask the owner of the file and its folders for access "
-            "(chmod -R +rX) [path-unreadable]",
-            file=sys.stderr,
-        )
-        return 2
     except BrokenPipeError:  # the reader of our output (head, less) has gone
         sys.stderr.close()
         return 0
     except Exception as error:
         _RESERVE.clear()
+        if isinstance(error, OSError) and error.errno in _UNUSABLE and error.filename is not None:
+            path = terminal_text(str(error.filename))
+            print(f"bertbench: cannot use {path}: {_UNUSABLE[error.errno]} [path-unreadable]", file=sys.stderr)
+            return 2
         if ran_out_of_memory(error) or memory_is_short():
             print(f"bertbench: {_OUT_OF_MEMORY}; {_after_interrupt(argv)} [out-of-memory]", file=sys.stderr)
             return 2

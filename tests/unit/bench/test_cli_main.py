@@ -184,15 +184,23 @@ def test_a_lack_of_memory_is_one_message(
     assert said.startswith("bertbench: ") and said.count("\n") == 1
 
 
-def test_a_folder_without_permission_is_one_message_with_a_code(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("number", "fact"), [(errno.EACCES, "permission denied"), (errno.ENAMETOOLONG, "shorter path")]
+)
+def test_a_path_that_cannot_be_used_is_one_message_with_a_code(
+    number: int, fact: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(options: object) -> None:
-        raise PermissionError(errno.EACCES, "Permission denied", "/locked/run")
+        raise OSError(number, os.strerror(number), "/locked/run")
 
     monkeypatch.setattr("bench.cli.doctor.run", fail)
     assert run(["doctor"]) == 2
-    check_refusal(capsys.readouterr().err, "path-unreadable", "/locked/run", "permission denied")
+    check_refusal(capsys.readouterr().err, "path-unreadable", "/locked/run", fact)
+
+
+def test_a_name_that_is_too_long_is_no_regression(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["history", "a" * 300]) == 2
+    check_refusal(capsys.readouterr().err, "path-unreadable", "shorter path")
 
 
 def test_other_errors_are_not_taken_for_a_lack_of_memory(monkeypatch: pytest.MonkeyPatch) -> None:
