@@ -1,6 +1,6 @@
 """Entry point: runs the command and converts expected errors to one message and an exit code.
 
-Exit codes: 0 done or stopped in time, 1 a check failed (such as compare), 2 bad usage or input, 3 part of a sweep or the
+Exit codes: 0 done or stopped in time, 1 a check failed (as of compare), 2 bad usage or input, 3 part of a sweep or the
 training failed, 4 not conclusive (compare), 130 interrupted.
 """
 
