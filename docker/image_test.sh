@@ -2,7 +2,7 @@
 # `make image-test`: builds the image's target cpu on a machine without a container engine, and uses it.
 #
 # The base is a Debian made by debootstrap. build_image.sh and start_container.sh run unchanged, on a replacement for podman
-# that calls buildah (podman_by_buildah.sh). Needs root, buildah and debootstrap, about 10 GB and five minutes.
+# that calls buildah (podman_by_buildah.sh). Needs root, buildah and debootstrap, about 10 GB and eight minutes.
 #
 #   bash docker/image_test.sh [base|build]
 #
