@@ -122,11 +122,8 @@ def at_price(result: Mapping[str, Any], price_per_hour: float) -> dict[str, Any]
         result: what `summarize` returned, or result.json.
         price_per_hour: price of all devices of the trial together, above 0.
     """
-    name, rate, unknown = (
-        "cost_per_million_samples",
-        result.get("samples_per_second"),
-        dict(result.get("unknown") or {}),
-    )
+    name = "cost_per_million_samples"
+    rate, unknown = result.get("samples_per_second"), dict(result.get("unknown") or {})
     known = result.get(name) is not None or unknown.pop(name, None) == _NO_PRICE
     if not rate or not known:
         return dict(result)
