@@ -11,8 +11,8 @@ import os
 import signal
 import sys
 import threading
-import types
 
+from bench.cli import interrupts
 from bench.cluster import STOPPING_VARIABLE
 from bench.run.out_of_memory import memory_is_short, ran_out_of_memory
 from common.errors import BertbenchError
@@ -65,20 +65,19 @@ Options and examples: bertbench COMMAND --help. Version: bertbench -V.
 
 def main(argv: list[str] | None = None) -> None:
     """Run the command line and exit with its code."""
-    threading.excepthook = _end_of_a_thread
+    threading.excepthook, sys.unraisablehook = _end_of_a_thread, interrupts.not_raised
     words = sys.argv[1:] if argv is None else argv
     if words and words[0] in _READS:
         gc.set_threshold(_OBJECTS_PER_COLLECTION)
     code = run(words)
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_IGN)  # all output is written: it would only change the exit code
+    interrupts.ignore()  # all output is written: it would only change the exit code
     gc.freeze()  # the process ends: without this, Python would search everything for garbage again
     sys.exit(code)
 
 
 def run(argv: list[str]) -> int:
     """Run the command line and return its exit code."""
-    signal.signal(signal.SIGTERM, _interrupt)
+    interrupts.listen()
     closed = _open_closed_streams()
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
@@ -89,7 +88,7 @@ def run(argv: list[str]) -> int:
         _RESERVE.clear()
         signal.signal(signal.SIGTERM, signal.SIG_IGN)  # of a launcher that ends the other ranks too
         print(f"bertbench: {terminal_text(error.shown())}", file=sys.stderr)
-        signal.signal(signal.SIGTERM, _interrupt)
+        interrupts.listen()
         return 2
     except KeyboardInterrupt:
         if STOPPING_VARIABLE not in os.environ:  # the launch that ends this rank says why
@@ -171,12 +170,6 @@ def _end_of_a_thread(ended: threading.ExceptHookArgs) -> None:
     """Print nothing about threads that run out of memory: the waiting thread reports it."""
     if ended.exc_value is None or not ran_out_of_memory(ended.exc_value):
         threading.__excepthook__(ended)
-
-
-def _interrupt(number: int, frame: types.FrameType | None) -> None:
-    # A batch system may send it twice, which must not interrupt the cleanup.
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    raise KeyboardInterrupt
 
 
 if __name__ == "__main__":
