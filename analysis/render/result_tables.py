@@ -9,6 +9,7 @@ from analysis.diagnose.run import grouped_cautions, trial_name
 from analysis.load import LoadedTrial
 from analysis.metrics.cautions import Caution, quotable
 from analysis.metrics.comparison.regression import Comparison
+from analysis.metrics.pretraining_cost import PHASES
 from analysis.render import tables
 from analysis.render.finding_tables import advice_lines
 from analysis.render.sections import NOT_MEASURED, shown_rows
@@ -294,6 +295,27 @@ def input_tables(inputs: Sequence[Row], gaps: Sequence[Row]) -> list[tables.Tabl
         ]
         found.append(tables.build("gap", tables.without_constant_model(columns, gaps), gaps))
     return found
+
+
+def pretraining_table(rows: Sequence[Row]) -> list[tables.Table]:
+    """Return the table of what pretraining_cost.pretraining_costs returned; none where there are no rows."""
+    if not rows:
+        return []
+    model = tables.Column("model", *[lambda row: f"{row['preset']} {row['precision']}"] * 2, False)
+    strategy = [tables.plain("strategy", "strategy")] if wording.names_strategies(rows) else []
+    devices = tables.Column("devices", lambda row: row["world_size"], wording.devices)
+    columns = [tables.plain("implementation", "implementation"), model, *strategy, devices]
+    costs = any(row["cost"] is not None or row["phase_1_cost"] is not None for row in rows)
+    for phase, (seq_len, _) in PHASES.items():
+        columns += [
+            tables.measured(f"batch at {seq_len}", f"phase_{phase}_batch", wording.count),
+            tables.measured(f"samples/s at {seq_len}", f"phase_{phase}_samples_per_second"),
+            tables.measured(f"days of phase {phase}", f"phase_{phase}_days"),
+        ]
+        if costs:
+            columns.append(tables.measured(f"cost of phase {phase}", f"phase_{phase}_cost"))
+    columns += [tables.measured("days", "days"), *([tables.measured("cost", "cost")] if costs else [])]
+    return [tables.build("pretraining", columns, rows)]
 
 
 def signed(value: Any) -> str:

@@ -13,6 +13,7 @@ from analysis.diagnose.profiles import OpenedProfile, open_profile
 from analysis.diagnose.run_answer import complete_answers
 from analysis.load import TAKEN_APART, LoadedRun, LoadedTrial, load_run
 from analysis.metrics.comparison.within_run import input_ratios, ratios_of, synthetic_gaps
+from analysis.metrics.pretraining_cost import pretraining_costs
 from analysis.metrics.scaling import measured_efficiency
 from analysis.render import sections, tables
 from analysis.render.light_tables import ceilings_text, components_table, waterfall_table
@@ -32,7 +33,13 @@ from analysis.render.page import (
     report_folder,
     write_page,
 )
-from analysis.render.result_tables import input_tables, rank_tables, results_table, scaling_tables
+from analysis.render.result_tables import (
+    input_tables,
+    pretraining_table,
+    rank_tables,
+    results_table,
+    scaling_tables,
+)
 from analysis.render.run_figures import run_figures, taken_apart, waterfall_figure
 from analysis.render.source_page import advice_blocks, source_panels
 from analysis.render.tables import Facts
@@ -134,6 +141,11 @@ _INPUT = (
     "Batches drawn, adapted and pinned as in training, without training. Training does not wait for an input pipeline "
     "that is many times as fast."
 )
+_PRETRAINING = (
+    "Days, and at --price-per-hour the cost, of pretraining as published (Devlin et al. 2019): 230.4 million sequences "
+    "of 128 tokens (phase 1), then 25.6 million of 512 (phase 2), each at the fastest batch measured with that length. "
+    "Evaluations, checkpoints and pauses are not included."
+)
 _GAP = (
     "The same trials on synthetic batches with the lengths of the real samples. The difference comes from the input "
     "pipeline and the content. Below 0, real data cost speed."
@@ -177,13 +189,14 @@ def write_report(
     folder = out or run.report
     everything = load_run(run, price_per_hour)
     with report_folder(folder, given=out is not None):
-        return _write(run, everything, folder, project_to, same_links, no_interference)
+        return _write(run, everything, folder, price_per_hour, project_to, same_links, no_interference)
 
 
 def _write(
     run: RunDirectory,
     everything: LoadedRun,
     folder: Path,
+    price_per_hour: float | None,
     project_to: Sequence[int],
     same_links: bool,
     no_interference: bool,
@@ -201,6 +214,9 @@ def _write(
     profiles = _profiles(trials)
     advised = {one.trial.trial.trial_id: one.opened.to_do(one.findings) for one in profiles if one.opened}
     complete = complete_answers(everything, found, ratios, str(run.path), advised)
+    pretraining = pretraining_costs(
+        [{**point.row, "samples_per_second": point.samples_per_second} for point in found], price_per_hour
+    )
     said = [*([] if training is None else [training.answer]), *complete]
     extra = {"ratios": ratios, "scaling": scaling, "input": inputs, "real_against_synthetic": gaps, **links.rows}
     _write_csvs(folder, rows, extra, trials)
@@ -216,6 +232,7 @@ def _write(
             *_waterfalls(everything, folder),
             Section("Cautions", _caution_blocks(trials, everything, ratios, scaling)),
             _results(rows, ratios, everything),
+            Section("Pretraining", _explained(_PRETRAINING, pretraining_table(pretraining))),
             Section("Largest batch", _largest_blocks(run)),
             Section("Figures", [Gallery(figures)] if figures else []),
             Section("Input", _explained(_INPUT, [made["input"]] if "input" in made else [])),

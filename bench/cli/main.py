@@ -33,7 +33,9 @@ _OBJECTS_PER_COLLECTION = 100_000
 _UNUSABLE: dict[int | None, str] = {
     errno.EACCES: "permission denied; ask the owner of the file and its folders for access (chmod -R +rX)",
     errno.ENAMETOOLONG: "the name is too long; give a shorter path",
+    errno.ELOOP: "its symbolic links lead back to themselves; remove or correct one",
 }
+_LOOP = "Symlink loop from "  # of Path.resolve before Python 3.13, with the path's repr
 # Freed when a command fails: without free memory, the message and Python's exit would fail.
 _RESERVE = bytearray(4 * 2**20)
 
@@ -99,9 +101,8 @@ def run(argv: list[str]) -> int:
         return 0
     except Exception as error:
         _RESERVE.clear()
-        if isinstance(error, OSError) and error.errno in _UNUSABLE and error.filename is not None:
-            path = terminal_text(str(error.filename))
-            print(f"bertbench: cannot use {path}: {_UNUSABLE[error.errno]} [path-unreadable]", file=sys.stderr)
+        if (why := _unusable_path(error)) is not None:
+            print(f"bertbench: cannot use {terminal_text(why)} [path-unreadable]", file=sys.stderr)
             return 2
         if ran_out_of_memory(error) or memory_is_short():
             print(f"bertbench: {_OUT_OF_MEMORY}; {_after_interrupt(argv)} [out-of-memory]", file=sys.stderr)
@@ -164,6 +165,15 @@ def _after_interrupt(argv: list[str]) -> str:
     if argv[0] in _BEGIN_AGAIN or " ".join(argv[:2]) in _BEGIN_AGAIN:
         return "run the same command to start again"
     return "run the same command to resume; finished results are kept"
+
+
+def _unusable_path(error: Exception) -> str | None:
+    """Return the path that an error is about and why it cannot be used; None for an error about something else."""
+    if isinstance(error, RuntimeError) and str(error).startswith(_LOOP):
+        return f"{str(error).removeprefix(_LOOP)}: {_UNUSABLE[errno.ELOOP]}"
+    if isinstance(error, OSError) and error.errno in _UNUSABLE and error.filename is not None:
+        return f"{error.filename}: {_UNUSABLE[error.errno]}"
+    return None
 
 
 def _end_of_a_thread(ended: threading.ExceptHookArgs) -> None:

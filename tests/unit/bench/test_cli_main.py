@@ -185,7 +185,8 @@ def test_a_lack_of_memory_is_one_message(
 
 
 @pytest.mark.parametrize(
-    ("number", "fact"), [(errno.EACCES, "permission denied"), (errno.ENAMETOOLONG, "shorter path")]
+    ("number", "fact"),
+    [(errno.EACCES, "permission denied"), (errno.ENAMETOOLONG, "shorter path"), (errno.ELOOP, "symbolic links")],
 )
 def test_a_path_that_cannot_be_used_is_one_message_with_a_code(
     number: int, fact: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
@@ -305,3 +306,15 @@ def test_a_rank_that_its_launch_ends_leaves_the_message_to_it(
     assert run(["measure"]) == 130 and "interrupted" in capsys.readouterr().err
     monkeypatch.setenv(STOPPING_VARIABLE, "/no/such/file")
     assert run(["measure"]) == 130 and capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize("command", [["throughput", "pretrain", "--out"], ["data", "pretrain", "--output", "out", "--input"]])
+def test_symbolic_links_that_lead_to_themselves_are_one_message(
+    command: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "a").symlink_to(tmp_path / "b")
+    (tmp_path / "b").symlink_to(tmp_path / "a")
+    assert run([*command, str(tmp_path / "a")]) == 2
+    said = capsys.readouterr().err
+    check_refusal(said, "path-unreadable", str(tmp_path / "a"))
+    assert said.count("\n") == 1
