@@ -1,0 +1,66 @@
+"""Days and cost of the two phases of pretraining from measured rates, compared with the arithmetic of the paper."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.fake_run import write_sweep
+from support.page import report_page
+
+from analysis.load import load_run
+from analysis.metrics.pretraining_cost import pretraining_costs
+
+STEPS, BATCH = 1_000_000, 256
+
+
+def rate(samples_per_second: float, **fields: Any) -> dict[str, Any]:
+    """Return the row of one configuration."""
+    same = {"kind": "throughput", "task": "pretrain", "implementation": "bertbench", "preset": "large"}
+    same |= {"precision": "bf16", "strategy": "ddp", "device": "cuda", "world_size": 8, "nodes": 1}
+    return {**same, "seq_len": 128, "micro_batch_size": 64, "samples_per_second": samples_per_second, **fields}
+
+
+def test_nine_tenths_of_the_sequences_are_of_128_tokens_and_the_rest_of_512() -> None:
+    slower = rate(1000.0, micro_batch_size=32)
+    (row,) = pretraining_costs([slower, rate(2000.0), rate(400.0, seq_len=512, micro_batch_size=16)], 10.0)
+    first, second = 0.9 * STEPS * BATCH / 2000 / 86400, 0.1 * STEPS * BATCH / 400 / 86400
+    assert (row["phase_1_batch"], row["phase_2_batch"]) == (64, 16)
+    assert row["phase_1_days"] == pytest.approx(first) and row["phase_2_days"] == pytest.approx(second)
+    assert row["days"] == pytest.approx(first + second)
+    assert (
+        row["cost"] == pytest.approx((first + second) * 240) == pytest.approx(row["phase_1_cost"] + row["phase_2_cost"])
+    )
+    assert row["unknown"] == {}
+
+
+def test_what_was_not_measured_is_unknown_and_says_why() -> None:
+    (row,) = pretraining_costs([rate(2000.0)])
+    assert row["phase_1_days"] > 0
+    assert all(row[name] is None for name in ("phase_2_days", "phase_2_cost", "days", "cost", "phase_1_cost"))
+    assert {name for name in row if row[name] is None} == set(row["unknown"])
+    assert "512" in row["unknown"]["days"] and "price" in row["unknown"]["phase_1_cost"]
+
+
+@pytest.mark.parametrize("other", [{"task": "squad"}, {"kind": "input"}, {"seq_len": 384}])
+def test_other_trainings_and_lengths_are_no_phase(other: dict[str, Any]) -> None:
+    assert pretraining_costs([rate(2000.0, **other)]) == []
+
+
+@pytest.mark.parametrize("name", ["implementation", "preset", "precision", "strategy", "device", "world_size", "nodes"])
+def test_configurations_are_kept_apart(name: str) -> None:
+    assert (
+        len(pretraining_costs([rate(2000.0), rate(400.0, seq_len=512, **{name: 2 if name == "nodes" else "x"})])) == 2
+    )
+
+
+def test_a_report_has_the_days_and_with_a_price_the_cost(tmp_path: Path) -> None:
+    run = write_sweep(tmp_path, implementations=("bertbench",), batches=(4, 8), worlds=(1,), seq_len=128)
+    write_sweep(tmp_path, implementations=("bertbench",), batches=(4,), worlds=(1,), seq_len=512)
+    page = report_page(run).read_text(encoding="utf-8")
+    assert "days of phase 1" in page and "cost of phase 1" not in page
+    assert "cost of phase 2" in report_page(run, price_per_hour=2.0).read_text(encoding="utf-8")
+    written = (run.report / "tables" / "pretraining.csv").read_text(encoding="utf-8").splitlines()
+    best = max(float(one.row["samples_per_second"]) for one in load_run(run) if one.row["seq_len"] == 128)
+    values = dict(zip(written[0].split(","), written[1].split(","), strict=True))
+    assert float(values["phase_1_days"]) == pytest.approx(230.4e6 / best / 86400, rel=1e-6)
+    assert float(values["cost"]) == pytest.approx(float(values["days"]) * 48, rel=1e-6)
