@@ -115,9 +115,19 @@ class TraceObserver(Observer):
             # Name pattern of the plugin: <worker>.<time>.pt.trace.json.gz.
             place = folder / f"rank{self._rank}.{time.time_ns()}.pt.trace.json.gz"
             if first:
-                os.link(self._path, place)
+                with atomic_path(place) as temporary:
+                    _link_or_copy(self._path, temporary)
             else:
                 _export(recorded, place)
+
+
+def _link_or_copy(source: Path, target: Path) -> None:
+    """Make `target` the file `source`, or a copy where the file system has no hard links."""
+    target.unlink(missing_ok=True)
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copyfile(source, target)
 
 
 def _export(recorded: profile, path: Path) -> None:

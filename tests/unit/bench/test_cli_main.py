@@ -308,7 +308,9 @@ def test_a_rank_that_its_launch_ends_leaves_the_message_to_it(
     assert run(["measure"]) == 130 and capsys.readouterr().err == ""
 
 
-@pytest.mark.parametrize("command", [["throughput", "pretrain", "--out"], ["data", "pretrain", "--output", "out", "--input"]])
+@pytest.mark.parametrize(
+    "command", [["throughput", "pretrain", "--out"], ["data", "pretrain", "--output", "out", "--input"]]
+)
 def test_symbolic_links_that_lead_to_themselves_are_one_message(
     command: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -70,6 +70,19 @@ def test_each_cycle_leaves_a_trace_of_its_active_steps(tmp_path: Path) -> None:
     assert path.read_bytes() == traces[0].read_bytes()
 
 
+def test_tensorboard_has_the_trace_where_the_file_system_has_no_hard_links(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def without_links(source: object, target: object) -> None:
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr("os.link", without_links)
+    path = tmp_path / "trace-rank0.json.gz"
+    run(TraceObserver(path, 0, _cycles({"tensorboard": ""}, 1, 3), frozenset({"tensorboard"})), 4)
+    (shown,) = (tmp_path / "tensorboard").glob("rank0.*.pt.trace.json.gz")
+    assert shown.read_bytes() == path.read_bytes()
+
+
 @pytest.mark.parametrize(("steps", "recorded"), [(2, None), (3, {"ProfilerStep#2"})])
 def test_a_run_that_ends_early_leaves_what_was_recorded(steps: int, recorded: set[str] | None, tmp_path: Path) -> None:
     path = tmp_path / "trace-rank0.json.gz"
