@@ -151,7 +151,7 @@ def test_the_command_has_one_line_with_both_figures_and_the_free_cores(tmp_path:
     run = write(tmp_path, GPUS, source=source)
     small = dataclasses.replace(GPUS, micro_batch_size=32)
     write(tmp_path, small, source=source)
-    shown = text(throughput._measured(run, [GPUS, small]).blocks)
+    shown = text(throughput._measured(run, [GPUS, small], None).blocks)
     (line,) = [line for line in shown.replace("\n  ", " ").splitlines() if line.startswith("loading")]
     assert {"100,000", "0.050", "1.00", "3.00"} <= set(line.replace(";", "").replace(")", "").replace("(", "").split())
     assert ("synthetic" in line) == (source == "synthetic") and "enough" in line

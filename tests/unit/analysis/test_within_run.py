@@ -67,7 +67,7 @@ def test_a_sweep_shows_the_input_of_its_own_settings_alone(tmp_path: Path) -> No
     }
     shown = {}
     for kind, asked in of_kind.items():
-        rows = throughput._measured(run, asked).document["input"]
+        rows = throughput._measured(run, asked, None).document["input"]
         shown[kind] = sorted((row["micro_batch_size"], row["rounds"]) for row in rows)
     assert shown == {"throughput": [(8, 2)], "input": [(8, 2), (64, 1)]}
 
