@@ -16,7 +16,7 @@ pytestmark = pytest.mark.timeout(900)
 SMALL = (
     "autotune", "pretrain", "--preset", "tiny", "--seq-len", "32", "--precision", "fp32", "--device", "cpu",
     "--first-batch", "2", "--last-batch", "4", "--buckets-mib", "5",
-    "--max-seconds", "1", "--min-steps", "3", "--max-steps", "10", "--rounds", "1",
+    "--max-seconds", "1", "--min-steps", "3", "--max-steps", "10", "--rounds", "1", "--decide-trials", "2",
 )  # fmt: skip
 
 
