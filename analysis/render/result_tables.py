@@ -301,11 +301,15 @@ def pretraining_table(rows: Sequence[Row]) -> list[tables.Table]:
     """Return the table of what pretraining_cost.pretraining_costs returned; none where there are no rows."""
     if not rows:
         return []
-    model = tables.Column("model", *[lambda row: f"{row['preset']} {row['precision']}"] * 2, False)
+
+    def model(row: Row) -> str:
+        return f"{row['preset']} {row['precision']}"
+
     strategy = [tables.plain("strategy", "strategy")] if wording.names_strategies(rows) else []
     devices = tables.Column("devices", lambda row: row["world_size"], wording.devices)
-    columns = [tables.plain("implementation", "implementation"), model, *strategy, devices]
-    costs = any(row["cost"] is not None or row["phase_1_cost"] is not None for row in rows)
+    columns = [tables.plain("implementation", "implementation"), tables.Column("model", model, model, False)]
+    columns += [*strategy, devices]
+    costs = any(row[f"phase_{phase}_cost"] is not None for row in rows for phase in PHASES)
     for phase, (seq_len, _) in PHASES.items():
         columns += [
             tables.measured(f"batch at {seq_len}", f"phase_{phase}_batch", wording.count),
