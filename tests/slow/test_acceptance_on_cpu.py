@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 import support.acceptance_steps
 from support.acceptance_script import acceptance
-from support.acceptance_steps import LENGTHS, Step, steps
+from support.acceptance_steps import FP8, LENGTHS, Step, steps
 
 pytestmark = [pytest.mark.soak, pytest.mark.timeout(2400)]
 # What a CPU lacks (FP8), or is compiled for minutes there. With one model, batch and data most sweeps ask for trials
 # that have ended already: that a part can be repeated is seen too, and the whole takes some minutes.
 IN_PLACE = {
-    "cuda": "cpu", "fp8+fused-elementwise+unpad": "unpad", "unpad+compile": "auto", "hf-compiled": "hf",
+    "cuda": "cpu", FP8: "unpad", "unpad+compile": "auto", "hf-compiled": "hf",
     LENGTHS: "synthetic", "bf16": "fp32",
 }  # fmt: skip
 VALUES = {

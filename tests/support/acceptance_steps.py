@@ -47,7 +47,7 @@ _LIGHT = (
 _PYTEST = "-m pytest -vv -p no:cacheprovider --timeout 100"
 _LARGE = f"--preset large --precisions bf16 --seq-lens 512 --data {LENGTHS}"
 _MINI = "--preset mini --batch-sizes 16"
-_FP8 = "bf16-weights+fp8+fused-elementwise+fused-optimizer+unpad"
+FP8 = "bf16-weights+fp8+fused-elementwise+fused-optimizer+unpad"
 _BESIDE = "--implementations bertbench hf hf-compiled"
 _REPORT = ("pandas", "matplotlib", "jinja2")
 _TESTING = ("pytest", "pytest_timeout", "hypothesis", "safetensors")
@@ -56,9 +56,9 @@ _TESTING = ("pytest", "pytest_timeout", "hypothesis", "safetensors")
 TABLE: tuple[tuple[str, str, float, float, tuple[str, ...]], ...] = (
     ("correctness", "tests/gpu/correctness.py --seconds 45 --json", 90, 55, ()),
     ("throughput large 512 batch 64",
-     f"{_SWEEP} {_LARGE} --batch-sizes 64 --levers auto {_FP8} {_BESIDE} --timeout-seconds 130", 240, 160, ()),
+     f"{_SWEEP} {_LARGE} --batch-sizes 64 --levers auto {FP8} {_BESIDE} --timeout-seconds 130", 240, 160, ()),
     ("throughput large 512 batch 128",
-     f"{_SWEEP} {_LARGE} --batch-sizes 128 --levers auto {_FP8} --timeout-seconds 60", 90, 45, ()),
+     f"{_SWEEP} {_LARGE} --batch-sizes 128 --levers auto {FP8} --timeout-seconds 60", 90, 45, ()),
     ("report of large", f"{_CLI} report {{run}}", 40, 6, _REPORT),
     ("profile torch", f"{_PROFILE} {_LARGE} --batch-sizes 64 --levers auto --profiler torch --start 10 --stop 12",
      90, 46, ("pandas",)),
@@ -74,7 +74,7 @@ TABLE: tuple[tuple[str, str, float, float, tuple[str, ...]], ...] = (
     ("throughput large 512 compiled",
      f"{_SWEEP} {_LARGE} --batch-sizes 64 --levers unpad+compile --timeout-seconds 60", 60, 30, ("triton",)),
     ("speed-of-light bf16", f"{_LIGHT} --levers auto", 70, 34, ("matplotlib",)),
-    ("speed-of-light fp8", f"{_LIGHT} --levers {_FP8}", 70, 36, ("matplotlib", "triton")),
+    ("speed-of-light fp8", f"{_LIGHT} --levers {FP8}", 70, 36, ("matplotlib", "triton")),
     ("max batch",
      f"{_SWEEP} {_LARGE} --batch-sizes {{first_batch}} --max-batch-search --max-batch-step {BATCH_STEP} "
      "--timeout-seconds 60", 170, 110, ()),
