@@ -91,19 +91,19 @@ bench-data: setup ## benchmark data preparation (pretraining, SQuAD, compression
 	status=0; for part in data squad shards scale; do \
 	  $(BIN)/python "tests/slow/bench_$$part.py" --out "$(or $(OUT),runs/bench-data)" || status=1; done; exit $$status
 
-test: setup ## fast tests, under 12 minutes on 2 cores (TEST_WORKERS=<n> processes, 2)
+test: setup ## fast tests, about 13 minutes on 2 cores (TEST_WORKERS=<n> processes, 2)
 	$(BIN)/python -m pytest -m "not slow" -n $${TEST_WORKERS:-2} --dist worksteal
 
 test-slow: setup ## one test of each real tool: a kill, two ranks, profilers, Slurm, a browser, a resume; under 25 minutes on 2 cores
 	TEST_EXAMPLES=all $(BIN)/python -m pytest tests/slow tests/integration tests/contract tests/unit \
 	  -m "(slow or more) and not alone and not soak" --timeout 900 $(BY_FILE)
 
-test-soak: setup ## trainings, many kills, decompression bombs, speed and scaling, under 45 minutes on 2 cores; before a release
+test-soak: setup ## trainings, many kills, decompression bombs, speed and scaling, about an hour on 2 cores; before a release
 	status=0; $(BIN)/python -m pytest tests/slow tests/soak -m "soak and not alone" --timeout 900 $(BY_FILE) || status=1; \
 	$(BIN)/python -m pytest tests/slow tests/soak -m alone || status=1; exit $$status
 
 # One process per workload: its tests share the undisturbed call. Small file systems need root.
-fault-test: setup ## kills, full disks, lack of memory and other faults, under 35 minutes on 2 cores; writes a table to OUT=<folder> (KILLS=<n>, 50)
+fault-test: setup ## kills, full disks, lack of memory and other faults, about 40 minutes on 2 cores; writes a table to OUT=<folder> (KILLS=<n>, 50)
 	FAULT_OUT="$(or $(OUT),runs/faults)" KILLS=$${KILLS:-50} \
 	  $(BIN)/python -m pytest tests/fault -n $${TEST_WORKERS:-2} --dist loadgroup
 
