@@ -1,5 +1,6 @@
-"""How much memory a process may still take: that of the machine, or of the control groups (v2) it runs in."""
+"""How much memory a process may still take: that of the machine, of the control groups (v2) it runs in, or its own."""
 
+import resource
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -7,6 +8,9 @@ from pathlib import Path
 _MACHINE = Path("/proc/meminfo")
 _OWN_GROUP = Path("/proc/self/cgroup")
 _GROUPS = Path("/sys/fs/cgroup")
+_OWN_PAGES = Path("/proc/self/statm")
+# Limits of a process (`ulimit -v`, `ulimit -d`), and the place of what counts for each in _OWN_PAGES.
+_OWN_LIMITS = ((resource.RLIMIT_AS, 0), (resource.RLIMIT_DATA, 5))
 _FREED_ON_DEMAND = ("inactive_file", "active_file", "slab_reclaimable")
 
 
@@ -20,7 +24,18 @@ def available_bytes() -> int | None:
     found = [room for group in _groups() if (room := _room(group, swap)) is not None]
     if "MemAvailable" in machine:
         found.append(machine["MemAvailable"] * 1024 + swap)
+    found += _own_rooms()
     return max(0, min(found)) if found else None
+
+
+def _own_rooms() -> Iterator[int]:
+    """What the process may still take by each of its own limits."""
+    with suppress(OSError, ValueError, IndexError):
+        pages = _OWN_PAGES.read_text(encoding="ascii").split()
+        for limit, place in _OWN_LIMITS:
+            most = resource.getrlimit(limit)[0]
+            if most != resource.RLIM_INFINITY:
+                yield most - int(pages[place]) * resource.getpagesize()
 
 
 def _table(path: Path) -> dict[str, int]:

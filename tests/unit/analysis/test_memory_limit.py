@@ -2,6 +2,8 @@
 
 import json
 import sqlite3
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -126,3 +128,16 @@ def test_memory_that_is_not_known_is_none(machine: Path) -> None:
     assert memory.available_bytes() is None
     (machine / "meminfo").write_text("nothing that is known\n")
     assert memory.available_bytes() is None
+
+
+@pytest.mark.parametrize("limit", ["RLIMIT_AS", "RLIMIT_DATA"])
+def test_a_limit_of_the_process_itself_counts(limit: str) -> None:
+    code = (
+        "import resource, sys; from common.memory import available_bytes; most = 2 << 30;"
+        "resource.setrlimit(getattr(resource, sys.argv[1]), (most, most)); before = available_bytes();"
+        "held = bytearray(500 << 20); print(most - before, before - available_bytes())"
+    )
+    command = [sys.executable, "-c", code, limit]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
+    own, taken = map(int, done.stdout.split())
+    assert 0 < own < 1 << 30 and taken == pytest.approx(500 << 20, rel=0.05)
