@@ -64,7 +64,7 @@ def test_phase_two_on_two_ranks_after_phase_one_on_one_resumes_in_between(data: 
                "init": str(tmp_path / "one")}  # fmt: skip
     whole, parts = job(tmp_path, longer, "whole", **changes), job(tmp_path, longer, "parts", **changes)
     finish(whole, tmp_path / "b")
-    kill_after(parts, tmp_path / "c", 4, 0.0)
+    kill_after(parts, tmp_path / "c", 5, 0.0)  # its optimizations, its start, two steps, a checkpoint
     finish(parts, tmp_path / "c")
     assert set(losses(parts)) == set(losses(whole))
     begun = [event for event in read_log(Path(parts["log"])) if event["event"] == "Resumed"]
