@@ -32,7 +32,7 @@ def test_two_trainers_started_on_one_csv_both_end_and_the_database_gives_the_ide
     running = [start(path, *words, "--out", tmp_path / f"run{number}") for number in range(2)]
     said = [process.communicate(timeout=300) for process in running]
     assert [process.returncode for process in running] == [0, 0], said
-    assert sum("finished before" in out for out, _ in said) == 1  # the other one has made it
+    assert sum("finished before" in told for _, told in said) == 1  # the other one has made it
     stats = json.loads((tmp_path / "things_train_test_stats.json").read_text())
     assert stats["test"]["texts"] == 30 and (tmp_path / "things_trained_model/model.safetensors").is_file()
     assert not list(tmp_path.glob(".*.tmp")) and not list(tmp_path.glob(".*.new"))
