@@ -65,9 +65,10 @@ def flops(value: Any) -> str:
 _ROUNDS_UP = 999.5
 
 
-def short(value: float) -> str:
-    """At most three significant digits, whole and separated from 1000 on: 0.4, 116, 1,230."""
-    return f"{value:,.0f}" if abs(value) >= _ROUNDS_UP else f"{value:.3g}"
+def short(value: float, digits: int = 3) -> str:
+    """At most three (or four) significant digits, whole and separated from 1000 on: 0.4, 116, 1,230."""
+    rounds_up = 1000 - 0.5 * 10 ** (3 - digits)
+    return f"{value:,.0f}" if abs(value) >= rounds_up else f"{value:.{digits}g}"
 
 
 def interval(low: Any, high: Any, form: Callable[[Any], str] = fine) -> str:

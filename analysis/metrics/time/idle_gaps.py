@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from analysis import wording
 from analysis.blocks import blocks, in_order
 from analysis.metrics.time.host_activity import HostActivity
 from analysis.metrics.time.launches import launching_calls
@@ -146,7 +147,7 @@ def idle_spread(
             cpu=doing.region,
             activities=doing.activities,
             calls=", ".join(
-                f"{name} {_digits(length / 1e6)} ms"
+                f"{name} {wording.short(length / 1e6, 4)} ms"
                 for name, length in [(name, ns) for (_, name), ns in doing.parts.items() if name][:_NAMED_PARTS]
             ),
         )
@@ -165,10 +166,6 @@ def idle_spread(
         doing_ns=named,
         pause_activities_ns=activities,
     )
-
-
-def _digits(ms: float) -> str:
-    return f"{ms:,.0f}" if ms >= 1000 else f"{ms:.4g}"
 
 
 def _largest(values: Intervals, count: int) -> Intervals:
