@@ -155,6 +155,12 @@ def _flat(name: str, value: Any) -> str:
     return wording.number(value) if isinstance(value, float) else str(value)
 
 
+# What searches in one folder may differ in besides, and the headings of these columns.
+_SEARCHED = (
+    ("task", "task"), ("data", "data"), ("grad_accum_steps", "micro-steps"), ("memory_limit_gib", "limit, GiB"),
+)  # fmt: skip
+
+
 def largest_tables(found: list[dict[str, Any]]) -> list[tables.Table]:
     """Return the table of what fits and what fails, one line per search; none where nothing was searched."""
     if not found:
@@ -164,6 +170,7 @@ def largest_tables(found: list[dict[str, Any]]) -> list[tables.Table]:
         tables.Column("model", wording.model, wording.model, False),
         tables.recorded("world_size"),
         *([tables.Column("strategy", _strategy, _strategy, False)] if wording.names_strategies(found) else []),
+        *(tables.plain(heading, name) for name, heading in _SEARCHED if len({row.get(name) for row in found}) > 1),
         tables.Column("largest batch that fits", lambda row: row["micro_batch_size"], _fits),
         tables.Column("fails at", lambda row: row.get("fails_at"), _fails_at),
         tables.Column("why the search ended", _why, _why, False),

@@ -301,6 +301,26 @@ def test_the_largest_batch_has_its_section_and_its_probes_are_in_no_other(tmp_pa
     assert "1 (1 ok), 1 round, and 1 probe of the largest batch" in text and "no memory left" not in text
 
 
+@pytest.mark.parametrize(
+    ("name", "heading", "values"),
+    [
+        ("memory_limit_gib", "limit, GiB", (2.0, 4.0)),
+        ("data", "data", ("books", "synthetic")),
+        ("grad_accum_steps", "micro-steps", (1, 4)),
+    ],
+)
+def test_searches_for_the_largest_batch_show_what_they_differ_in(
+    name: str, heading: str, values: tuple[Any, Any], tmp_path: Path
+) -> None:
+    run = RunDirectory(tmp_path)
+    write_trial(run, Trial(preset="mini"), {0: step_rows([9.0] * 20, 8)})
+    for found in ([{**FOUND, name: value} for value in values], [{**FOUND, name: values[0]}] * 2):
+        write_record(run.max_batch_json, {"found": found})
+        section = report_page(run).read_text(encoding="utf-8").split("Largest batch</h2>")[1].split("<h2")[0]
+        differ = found[0] != found[1]
+        assert (f">{heading}<" in section) == differ and (f">{values[1]}<" in section) == differ
+
+
 def test_the_run_beside_a_profile_is_no_probe_of_the_largest_batch(tmp_path: Path) -> None:
     run, window = RunDirectory(tmp_path), {"preset": "mini", "start_iteration": 3, "stop_iteration": 6}
     for trial in (Trial(kind="probe", **window), Trial(kind="profile", profiler="torch", **window)):  # type: ignore[arg-type]
