@@ -6,6 +6,7 @@ sequences, 90 % of them with 128 tokens a sequence (phase 1) and the rest with 5
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from statistics import fmean
 from typing import Any
 
 PHASES = {1: (128, 230_400_000), 2: (512, 25_600_000)}
@@ -20,21 +21,35 @@ _HOURS_PER_DAY = 24
 def pretraining_costs(rates: Sequence[Mapping[str, Any]], price_per_hour: float | None = None) -> list[dict[str, Any]]:
     """Return a row for each configuration that was measured at the length of a phase, at its fastest batch there.
 
+    Samples that do not fill their sequences train faster where padding is not computed. Of several data, those count
+    whose sequences are fullest.
+
     Args:
         rates: result rows, with samples_per_second over all rounds.
         price_per_hour: price of all devices together; None if no price was given.
 
     Columns: the fields of a configuration, and per phase phase_N_batch (micro batch per device),
-    phase_N_samples_per_second, phase_N_days and phase_N_cost; then days and cost of both. None where a phase was not
-    measured or there is no price; `unknown` has the reason of each.
+    phase_N_padding_efficiency (real tokens / all positions), phase_N_samples_per_second, phase_N_days and phase_N_cost;
+    then days and cost of both. None where a phase was not measured or there is no price; `unknown` has the reason of
+    each.
     """
-    groups: dict[tuple[Any, ...], dict[int, Mapping[str, Any]]] = defaultdict(dict)
+    groups: dict[tuple[Any, ...], dict[int, list[Mapping[str, Any]]]] = defaultdict(lambda: defaultdict(list))
     for row in rates:
         for phase, (seq_len, _) in PHASES.items():
             if (row["kind"], row["task"], row["seq_len"]) == ("throughput", "pretrain", seq_len):
-                found = groups[tuple(row[name] for name in _SAME)]
-                found[phase] = max(found.get(phase, row), row, key=lambda one: float(one["samples_per_second"]))
-    return [_row(found, price_per_hour) for found in groups.values()]
+                groups[tuple(row[name] for name in _SAME)][phase].append(row)
+    return [
+        _row({phase: _fastest(rows) for phase, rows in phases.items()}, price_per_hour) for phases in groups.values()
+    ]
+
+
+def _fastest(rows: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
+    """Return the row with the highest rate of those with the fullest sequences."""
+    by_data: dict[tuple[Any, ...], list[Mapping[str, Any]]] = defaultdict(list)
+    for row in rows:
+        by_data[row["data"], row["data_fingerprint"]].append(row)
+    fullest = max(by_data.values(), key=lambda found: fmean(row["padding_efficiency"] or 0 for row in found))
+    return max(fullest, key=lambda row: float(row["samples_per_second"]))
 
 
 def _row(fastest: Mapping[int, Mapping[str, Any]], price_per_hour: float | None) -> dict[str, Any]:
@@ -45,11 +60,12 @@ def _row(fastest: Mapping[int, Mapping[str, Any]], price_per_hour: float | None)
         one = fastest.get(phase)
         rate = None if one is None else float(one["samples_per_second"])
         row[f"phase_{phase}_batch"] = None if one is None else one["micro_batch_size"]
+        row[f"phase_{phase}_padding_efficiency"] = None if one is None else one["padding_efficiency"]
         row[f"phase_{phase}_samples_per_second"] = rate
         if rate is not None:
             days[phase] = samples / rate / _SECONDS_PER_DAY
         else:
-            names = ("batch", "samples_per_second", "days", "cost")
+            names = ("batch", "padding_efficiency", "samples_per_second", "days", "cost")
             unknown |= dict.fromkeys((f"phase_{phase}_{name}" for name in names), _not_measured(seq_len))
             unknown |= dict.fromkeys(("days", "cost"), _not_measured(seq_len))
     both = sum(days.values()) if len(days) == len(PHASES) else None

@@ -329,6 +329,7 @@ def pretraining_table(rows: Sequence[Row]) -> list[tables.Table]:
     for phase, (seq_len, _) in PHASES.items():
         columns += [
             tables.measured(f"batch at {seq_len}", f"phase_{phase}_batch", wording.count),
+            tables.measured(f"real tokens at {seq_len}", f"phase_{phase}_padding_efficiency", wording.percent),
             tables.measured(f"samples/s at {seq_len}", f"phase_{phase}_samples_per_second"),
             tables.measured(f"days of phase {phase}", f"phase_{phase}_days"),
         ]

@@ -144,6 +144,7 @@ _INPUT = (
 _PRETRAINING = (
     "Days, and at --price-per-hour the cost, of pretraining as published (Devlin et al. 2019): 230.4 million sequences "
     "of 128 tokens (phase 1), then 25.6 million of 512 (phase 2), each at the fastest batch measured with that length. "
+    "Real tokens are the share of all positions; fuller sequences may take longer. "
     "Evaluations, checkpoints and pauses are not included."
 )
 _GAP = (

@@ -17,6 +17,7 @@ def rate(samples_per_second: float, **fields: Any) -> dict[str, Any]:
     """Return the row of one configuration."""
     same = {"kind": "throughput", "task": "pretrain", "implementation": "bertbench", "preset": "large"}
     same |= {"precision": "bf16", "strategy": "ddp", "device": "cuda", "world_size": 8, "nodes": 1}
+    same |= {"data": "synthetic", "data_fingerprint": "", "padding_efficiency": 0.9}
     return {**same, "seq_len": 128, "micro_batch_size": 64, "samples_per_second": samples_per_second, **fields}
 
 
@@ -41,6 +42,16 @@ def test_what_was_not_measured_is_unknown_and_says_why() -> None:
     assert "512" in row["unknown"]["days"] and "price" in row["unknown"]["phase_1_cost"]
 
 
+def test_of_several_data_those_with_the_fullest_sequences_count() -> None:
+    half = {"data": "synthetic:mean64", "padding_efficiency": 0.5}
+    rows = [rate(1000.0), rate(900.0, micro_batch_size=32, padding_efficiency=0.91), rate(1900.0, **half)]
+    (row,) = pretraining_costs(rows)
+    assert row["phase_1_samples_per_second"] == 1000.0, "the fastest batch, whatever its samples happened to be"
+    assert row["phase_1_padding_efficiency"] == 0.9
+    (alone,) = pretraining_costs(rows[2:])
+    assert (alone["phase_1_samples_per_second"], alone["phase_1_padding_efficiency"]) == (1900.0, 0.5)
+
+
 @pytest.mark.parametrize("other", [{"task": "squad"}, {"kind": "input"}, {"seq_len": 384}])
 def test_other_trainings_and_lengths_are_no_phase(other: dict[str, Any]) -> None:
     assert pretraining_costs([rate(2000.0, **other)]) == []
@@ -57,7 +68,7 @@ def test_a_report_has_the_days_and_with_a_price_the_cost(tmp_path: Path) -> None
     run = write_sweep(tmp_path, implementations=("bertbench",), batches=(4, 8), worlds=(1,), seq_len=128)
     write_sweep(tmp_path, implementations=("bertbench",), batches=(4,), worlds=(1,), seq_len=512)
     page = report_page(run).read_text(encoding="utf-8")
-    assert "days of phase 1" in page and "cost of phase 1" not in page
+    assert "days of phase 1" in page and "real tokens at 128" in page and "cost of phase 1" not in page
     assert "cost of phase 2" in report_page(run, price_per_hour=2.0).read_text(encoding="utf-8")
     written = (run.report / "tables" / "pretraining.csv").read_text(encoding="utf-8").splitlines()
     best = max(float(one.row["samples_per_second"]) for one in load_run(run) if one.row["seq_len"] == 128)
