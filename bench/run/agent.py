@@ -1,33 +1,67 @@
-"""torchrun as a child of the harness: starts the ranks, ends with them, writes down which of them failed and how."""
+"""The parent of a trial's ranks: starts them, ends with them, writes down which of them failed and how."""
 
 import os
 import signal
+import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 from bench.run.out_of_memory import memory_is_short
-from bench.run.processes import STOP_VARIABLE, die_with_parent, hold_stop_signals
+from bench.run.processes import STOP_VARIABLE, TRIAL_FOLDER, die_with_parent, hold_stop_signals, own_folder
 from records.files import write_record
+
+# Several ranks on this host, whose store may have any free port.
+_TORCHRUN = (
+    "--nnodes=1",
+    "--rdzv-backend=c10d",
+    "--rdzv-endpoint=127.0.0.1:0",
+    "--local-addr=127.0.0.1",
+    "--monitor-interval=0.1",
+    "--max-restarts=0",
+)
+# What torchrun tells a rank that is the only one. Its store may have any free port, since nobody else connects.
+_ALONE = {
+    "RANK": "0",
+    "LOCAL_RANK": "0",
+    "GROUP_RANK": "0",
+    "WORLD_SIZE": "1",
+    "LOCAL_WORLD_SIZE": "1",
+    "GROUP_WORLD_SIZE": "1",
+    "MASTER_ADDR": "127.0.0.1",
+    "MASTER_PORT": "0",
+}
 
 
 def main(argv: list[str]) -> int:
-    """Run torchrun with argv[1:]; on failure write the ranks' exit codes to argv[0]."""
+    """Run Python with the words argv[2:] as argv[1] ranks; write the exit codes of those that fail to argv[0]."""
     die_with_parent(signal.SIGKILL)
     if STOP_VARIABLE in os.environ:
         hold_stop_signals()
-    failures_path = Path(argv[0])
+    failures_path, ranks, words = Path(argv[0]), int(argv[1]), argv[2:]
+    record = _one_rank(words) if ranks == 1 else _several_ranks(ranks, words)
+    write_record(failures_path, record)
+    return 1 if record["failures"] else 0
+
+
+def _one_rank(words: list[str]) -> dict[str, Any]:
+    """Torchrun would import torch once more, which takes as long as the rank itself needs for it."""
+    exit_code = subprocess.call([sys.executable, "-u", *words], env=os.environ | _ALONE)
+    failure = {"rank": 0, "exit_code": exit_code, "time": time.time()}
+    return {"failures": [failure] if exit_code else [], "import_seconds": 0.0}
+
+
+def _several_ranks(ranks: int, words: list[str]) -> dict[str, Any]:
     began = time.perf_counter()
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.run import parse_args, run
-
-    from bench.run.processes import TRIAL_FOLDER, own_folder
 
     import_seconds = time.perf_counter() - began
     failures = []
     try:
         with own_folder(TRIAL_FOLDER) as folder:
-            wanted = parse_args(argv[1:])
+            wanted = parse_args([f"--nproc-per-node={ranks}", *_TORCHRUN, *words])
             wanted.log_dir = wanted.log_dir or str(folder)  # torchrun would leave an empty one behind
             run(wanted)
     except ChildFailedError as error:
@@ -35,8 +69,7 @@ def main(argv: list[str]) -> int:
             {"rank": rank, "exit_code": failure.exitcode, "time": failure.timestamp}
             for rank, failure in sorted(error.failures.items())
         ]
-    write_record(failures_path, {"failures": failures, "import_seconds": import_seconds})
-    return 1 if failures else 0
+    return {"failures": failures, "import_seconds": import_seconds}
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""One trial in a child process: started through torchrun, watched, ended, and its outcome written down."""
+"""One trial in a child process: started, watched, ended, and its outcome written down."""
 
 import contextlib
 import math
@@ -197,7 +197,7 @@ def run_trial(
             clear_stale(TRIAL_FOLDER)  # of processes that were killed
     wall_seconds = time.perf_counter() - began
     hide_secrets(directory.log)
-    if options.world is not None and child.returncode:  # what an agent of torchrun would have written
+    if options.world is not None and child.returncode:  # what an agent would have written
         failure = {"rank": 0, "exit_code": child.returncode, "time": time.time()}
         write_record(directory.path / _AGENT_JSON, {"failures": [failure]})
     if watcher is not None:
@@ -280,8 +280,8 @@ def _start(
         **options.variables,
     }
     rank = ["-m", "bench.run.worker", str(directory.path)]
-    agent = [sys.executable, *rank] if world is not None else _agent(trial, directory, rank)
-    argv = agent
+    agent = ["-m", "bench.run.agent", str(directory.path / _AGENT_JSON), str(trial.ranks)] if world is None else []
+    argv = ranks = [sys.executable, *agent, *rank]
     if trial.profiler is not None:
         from bench.profilers import load_profiler
         from bench.profilers.base import Scope
@@ -289,12 +289,12 @@ def _start(
         profiler = load_profiler(trial.profiler, trial.profiler_options)
         scope = Scope(trial=trial, directory=directory.profile)
         variables |= profiler.environment(scope)
-        argv = profiler.wrap(agent, scope)
+        argv = profiler.wrap(ranks, scope)
     variables = {name: value for name, value in variables.items() if name not in (PARENT_VARIABLE, STOP_VARIABLE)}
     if trial.kind == "train":
         variables[STOP_VARIABLE] = "1"
     variables |= {MARK_VARIABLE: mark, HARNESS_VARIABLE: str(os.getpid())}
-    if argv is agent:
+    if argv is ranks:
         variables[PARENT_VARIABLE] = str(os.getpid())
     else:  # the agent's parent is the tool, which a process between it and the harness watches
         variables = without_secrets(variables)  # tools write the environment into their reports
@@ -320,20 +320,6 @@ def rank_variables(threads: int, timeout_seconds: float | None) -> dict[str, str
         "TOKENIZERS_PARALLELISM": "false",
         "HF_HUB_OFFLINE": "1",
     }
-
-
-def _agent(trial: Trial, directory: TrialDirectory, rank: list[str]) -> list[str]:
-    torchrun = [
-        f"--nproc-per-node={trial.ranks}",
-        "--nnodes=1",
-        "--rdzv-backend=c10d",
-        "--rdzv-endpoint=127.0.0.1:0",
-        "--local-addr=127.0.0.1",
-        "--monitor-interval=0.1",
-        "--max-restarts=0",
-        *rank,
-    ]
-    return [sys.executable, "-m", "bench.run.agent", str(directory.path / _AGENT_JSON), *torchrun]
 
 
 def _wait(

@@ -28,7 +28,7 @@ def test_ours_beats_hugging_face_by_our_own_sweep(
     cli: Cli, preset: str, batch: int, least: float, seconds: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(native.VARIABLE, "1")
-    options = ["--preset", preset, "--seq-lens", "128", "--batch-sizes", str(batch), "--precisions", "bf16"]
+    options = ["--preset", preset, "--seq-lens", "128", "--batch-sizes", str(batch), "--precisions", "auto"]
     options += [
         "--implementations",
         "bertbench",
