@@ -46,7 +46,7 @@ def main(argv: list[str]) -> int:
 
 
 def _one_rank(words: list[str]) -> dict[str, Any]:
-    """Torchrun would import torch once more, which takes as long as the rank itself needs for it."""
+    """Torchrun would import torch a second time, which takes as long as the rank itself needs for it."""
     exit_code = subprocess.call([sys.executable, "-u", *words], env=os.environ | _ALONE)
     failure = {"rank": 0, "exit_code": exit_code, "time": time.time()}
     return {"failures": [failure] if exit_code else [], "import_seconds": 0.0}

@@ -1,6 +1,7 @@
 """Measures what each lever of our own model gives, alone and with the others, beside Hugging Face's model.
 
-    python tests/slow/bench_levers.py [--out DIR] [--rounds N] [--seconds N] [--only NAME] [--levers TEXT ...]
+    python tests/slow/bench_levers.py [--out DIR] [--rounds N] [--seconds N] [--only NAME] [--precision NAME]
+        [--levers TEXT ...]
 
 For each row of ROWS one sweep of `bertbench throughput pretrain` in interleaved rounds: every set of levers, `hf`, and
 `torch-encoder`, with both allocators. Ends in DIR/levers.md and DIR/levers.json: samples/s, ratios to no levers and to
@@ -42,7 +43,7 @@ def sweep(name: str, arguments: argparse.Namespace) -> list[dict[str, Any]]:
     preset, length, batch, data = ROWS[name]
     command = [
         sys.executable, "-m", "bench.cli.main", "throughput", "pretrain", "--presets", preset,
-        "--seq-lens", str(length), "--batch-sizes", str(batch), "--data", data, "--precisions", "bf16",
+        "--seq-lens", str(length), "--batch-sizes", str(batch), "--data", data, "--precisions", arguments.precision,
         "--implementations", "bertbench", *OTHERS, "--levers", *arguments.levers, "--allocators", *ALLOCATORS,
         "--rounds", str(arguments.rounds), "--max-seconds", str(arguments.seconds),
         "--out", str(arguments.out / name), "--json",
@@ -62,6 +63,7 @@ def summed_up(rows: Sequence[dict[str, Any]]) -> Iterator[dict[str, Any]]:
             speeds[row["allocator"] or "default", name][row["round"]] = row
     for (allocator, name), own in speeds.items():
         found = {"allocator": allocator, "name": name, "rounds": len(own)}
+        found["precision"] = next(iter(own.values()))["precision"]
         for key in ("samples_per_second", "mfu", "peak_memory_bytes"):
             found[key] = statistics.median(row[key] for row in own.values())
         for reference in (NONE, "hf"):
@@ -75,7 +77,7 @@ def summed_up(rows: Sequence[dict[str, Any]]) -> Iterator[dict[str, Any]]:
 def table(name: str, found: Sequence[dict[str, Any]]) -> str:
     """A Markdown table of one row, fastest first within each allocator."""
     preset, length, batch, data = ROWS[name]
-    lines = [f"## {preset}, {length} tokens, batch {batch}, bf16, lengths `{data}`", ""]
+    lines = [f"## {preset}, {length} tokens, batch {batch}, {found[0]['precision'] if found else 'no result'}, lengths `{data}`", ""]
     lines += ["| allocator | levers | samples/s | x none | x hf | of each round | MFU | peak RSS, MiB |"]
     lines += ["|---|---|---|---|---|---|---|---|"]
     for each in sorted(found, key=lambda one: (one["allocator"], -one["samples_per_second"])):
@@ -94,6 +96,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=20.0)
     parser.add_argument("--only", choices=ROWS)
+    parser.add_argument("--precision", default="auto", help="auto: bf16 where the processor has it, else fp32")
     parser.add_argument("--levers", nargs="+", default=sets_of_levers("cpu"))
     arguments = parser.parse_args()
     arguments.out.mkdir(parents=True, exist_ok=True)
