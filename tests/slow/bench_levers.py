@@ -77,7 +77,8 @@ def summed_up(rows: Sequence[dict[str, Any]]) -> Iterator[dict[str, Any]]:
 def table(name: str, found: Sequence[dict[str, Any]]) -> str:
     """A Markdown table of one row, fastest first within each allocator."""
     preset, length, batch, data = ROWS[name]
-    lines = [f"## {preset}, {length} tokens, batch {batch}, {found[0]['precision'] if found else 'no result'}, lengths `{data}`", ""]
+    precision = found[0]["precision"] if found else "no result"
+    lines = [f"## {preset}, {length} tokens, batch {batch}, {precision}, lengths `{data}`", ""]
     lines += ["| allocator | levers | samples/s | x none | x hf | of each round | MFU | peak RSS, MiB |"]
     lines += ["|---|---|---|---|---|---|---|---|"]
     for each in sorted(found, key=lambda one: (one["allocator"], -one["samples_per_second"])):
