@@ -118,7 +118,7 @@ def main(argv: list[str]) -> int:
     # The launches report failed ranks in one line with the host; the loggers would repeat it.
     logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
     try:
-        code = agent.main(argv)
+        code = agent.supervise(result, lambda: agent.torchrun(argv[1:]))
     except Exception as error:
         text = "" if stopping.exists() else f"{type(error).__name__}: {error}"
         cause = first.first() if isinstance(error, RendezvousStateError) else None

@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -36,23 +37,24 @@ _ALONE = {
 
 def main(argv: list[str]) -> int:
     """Run Python with the words argv[2:] as argv[1] ranks; write the exit codes of those that fail to argv[0]."""
+    ranks, words = int(argv[1]), argv[2:]
+    if ranks == 1:
+        return supervise(Path(argv[0]), lambda: _one_rank(words))
+    return supervise(Path(argv[0]), lambda: torchrun([f"--nproc-per-node={ranks}", *_TORCHRUN, *words]))
+
+
+def supervise(failures_path: Path, run_ranks: Callable[[], dict[str, Any]]) -> int:
+    """Write the record that `run_ranks` returns; die with the parent meanwhile. Return 1 if ranks failed, else 0."""
     die_with_parent(signal.SIGKILL)
     if STOP_VARIABLE in os.environ:
         hold_stop_signals()
-    failures_path, ranks, words = Path(argv[0]), int(argv[1]), argv[2:]
-    record = _one_rank(words) if ranks == 1 else _several_ranks(ranks, words)
+    record = run_ranks()
     write_record(failures_path, record)
     return 1 if record["failures"] else 0
 
 
-def _one_rank(words: list[str]) -> dict[str, Any]:
-    """Torchrun would import torch a second time, which takes as long as the rank itself needs for it."""
-    exit_code = subprocess.call([sys.executable, "-u", *words], env=os.environ | _ALONE)
-    failure = {"rank": 0, "exit_code": exit_code, "time": time.time()}
-    return {"failures": [failure] if exit_code else [], "import_seconds": 0.0}
-
-
-def _several_ranks(ranks: int, words: list[str]) -> dict[str, Any]:
+def torchrun(words: list[str]) -> dict[str, Any]:
+    """Run torchrun with these words; return `failures` by rank and the seconds of its imports."""
     began = time.perf_counter()
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.run import parse_args, run
@@ -61,7 +63,7 @@ def _several_ranks(ranks: int, words: list[str]) -> dict[str, Any]:
     failures = []
     try:
         with own_folder(TRIAL_FOLDER) as folder:
-            wanted = parse_args([f"--nproc-per-node={ranks}", *_TORCHRUN, *words])
+            wanted = parse_args(words)
             wanted.log_dir = wanted.log_dir or str(folder)  # torchrun would leave an empty one behind
             run(wanted)
     except ChildFailedError as error:
@@ -70,6 +72,13 @@ def _several_ranks(ranks: int, words: list[str]) -> dict[str, Any]:
             for rank, failure in sorted(error.failures.items())
         ]
     return {"failures": failures, "import_seconds": import_seconds}
+
+
+def _one_rank(words: list[str]) -> dict[str, Any]:
+    """Torchrun would import torch a second time, which takes as long as the rank itself needs for it."""
+    exit_code = subprocess.call([sys.executable, "-u", *words], env=os.environ | _ALONE)
+    failure = {"rank": 0, "exit_code": exit_code, "time": time.time()}
+    return {"failures": [failure] if exit_code else [], "import_seconds": 0.0}
 
 
 if __name__ == "__main__":

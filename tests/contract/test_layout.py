@@ -186,6 +186,7 @@ def test_checkers_catch(tmp_path: Path) -> None:
 # Modules that may read the clock of the wall, and what for: it can be set while they run, so that no duration may come
 # from it.
 WALL_CLOCK = {
+    "bench/run/agent.py": "the end of a rank, told to others",
     "bench/run/launch.py": "the end of a rank, told to others",
     "bench/cluster/agent.py": "the end of a rank, told to other nodes",
     "bench/loggers/mlflow.py": "when a value was logged",
