@@ -4,6 +4,7 @@ import dataclasses
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from fractions import Fraction
 from types import MappingProxyType
 from typing import Any
 
@@ -281,4 +282,4 @@ def _steps_of(epochs: float, samples: int | None, global_batch_size: int) -> int
         raise UsageError(
             "option-value", f"--global-batch-size {global_batch_size} must be a whole number of at least 1"
         )
-    return math.ceil(epochs * samples / global_batch_size)
+    return math.ceil(Fraction(str(epochs)) * samples / global_batch_size)  # 1.1 x 100 samples are 110, and none more

@@ -345,6 +345,7 @@ def test_epochs_become_updates_and_updates_go_before_them() -> None:
         return found.steps, found.eval_every
 
     assert made(epochs=2) == (7, 0) and made(epochs=0.5) == (2, 0)
+    assert made(epochs=1.1, global_batch_size=10) == (11, 0), "1.1 as a binary number is a little more"
     assert made(epochs=2, steps=5) == (5, 0)
     assert made(epochs=2, eval_data="x") == (7, 4), "after each epoch, and at the end"
     assert made(steps=5, eval_data="x") == (5, 5) and made(steps=5, eval_data="x", eval_every=2) == (5, 2)
