@@ -183,6 +183,8 @@ def run_trial(
             stopped = _wait(child, trial, directory, telemetry, options, watcher)
             if trial.profiler is not None or options.program:
                 end_marked(mark, grace_seconds=_TOOL_GRACE_SECONDS)
+            elif child.returncode:  # ranks end a moment after an agent that was killed
+                end_marked(mark)
         except BaseException:
             end_tree(child.pid)
             end_marked(mark)

@@ -7,13 +7,16 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 
 from bench.cluster import STOPPING_VARIABLE
+from bench.machine.devices import find_devices
+from bench.run import launch
 from bench.run.launch import LaunchOptions, _outcome, _timeout_reason, finish, launch_failure, lost_peer
-from bench.run.processes import descendants, end_tree, stopped_ranks
+from bench.run.processes import MARK_VARIABLE, descendants, end_tree, marked, stopped_ranks
 from bench.run.worker import _explain
 from common.errors import StorageError, UsageError
 from records.files import read_record, write_record
@@ -162,3 +165,18 @@ def test_why_a_launch_ends_is_read_where_it_writes_it(tmp_path: Path, monkeypatc
     assert not launch_failure()
     (tmp_path / "stopping").write_text("node 1 is gone")
     assert launch_failure() == "node 1 is gone"
+
+
+def test_a_trial_is_over_when_none_of_its_processes_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An agent that is killed cannot wait for its ranks, which may hold memory and folders a moment longer."""
+    program = "import subprocess, sys; subprocess.Popen(['sleep', '60'], start_new_session=True); sys.exit(7)"
+    marks: list[str] = []
+
+    def start(*given: Any) -> "subprocess.Popen[bytes]":
+        marks.append(given[-1])
+        return subprocess.Popen([sys.executable, "-c", program], env=os.environ | {MARK_VARIABLE: marks[0]})
+
+    monkeypatch.setattr(launch, "_start", start)
+    directory = TrialDirectory(tmp_path / "trial")
+    result = launch.run_trial(Trial(device="cpu"), directory, find_devices("cpu"), {}, LaunchOptions())
+    assert result["status"] == "crashed" and marked(marks[0]) == []
