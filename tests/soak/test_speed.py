@@ -47,7 +47,8 @@ def test_ours_beats_hugging_face_by_our_own_sweep(
         value = json.loads(done.stdout)
         assert {row["dropout"] for row in value["rows"]} == {0.1}
         (ratio,) = value["ratios"]
-        print(f"{preset} batch {batch} bf16, {rounds} round(s): {ratio['throughput_ratio']:.2f} x hf")
+        precision = value["rows"][0]["precision"]
+        print(f"{preset} batch {batch} {precision}, {rounds} round(s): {ratio['throughput_ratio']:.2f} x hf")
         if ratio["throughput_ratio"] >= least:
             break
     assert ratio["throughput_ratio"] >= least
