@@ -91,7 +91,7 @@ bench-data: setup ## benchmark data preparation (pretraining, SQuAD, compression
 	status=0; for part in data squad shards scale; do \
 	  $(BIN)/python "tests/slow/bench_$$part.py" --out "$(or $(OUT),runs/bench-data)" || status=1; done; exit $$status
 
-test: setup ## fast tests, about 11 minutes on 2 cores (TEST_WORKERS=<n> processes, 2)
+test: setup ## fast tests, about 12 minutes on 2 cores (TEST_WORKERS=<n> processes, 2)
 	$(BIN)/python -m pytest -m "not slow" -n $${TEST_WORKERS:-2} --dist worksteal
 
 test-slow: setup ## one test of each real tool: a kill, two ranks, profilers, Slurm, a browser, a resume; about 15 minutes on 2 cores
