@@ -12,7 +12,8 @@ from typing import Any
 from common.errors import BertbenchError, UsageError
 
 _NEEDED = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-_AGENT_STORE = "TORCHELASTIC_USE_AGENT_STORE"
+AGENT_STORE_VARIABLE = "TORCHELASTIC_USE_AGENT_STORE"
+"""Environment variable: True where torchrun, not rank 0, hosts the store."""
 _POLL_SECONDS = 0.1
 # Seconds that a rank waits for the store, and for the message of rank 0.
 _NOTICE_SECONDS = 600.0
@@ -88,7 +89,7 @@ class Notice:
         """Connect to the store of the world. Raises BertbenchError if there is none."""
         from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 
-        hosts = world.rank == 0 and os.environ.get(_AGENT_STORE) != "True"
+        hosts = world.rank == 0 and os.environ.get(AGENT_STORE_VARIABLE) != "True"
         address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
         try:
             # The process group uses the same store, since no other process can have its port.
@@ -99,7 +100,7 @@ class Notice:
             raise BertbenchError(
                 "node-unreachable", f"rank {world.rank} cannot reach the store at {address}:{port}: {error}"
             ) from error
-        os.environ[_AGENT_STORE] = "True"
+        os.environ[AGENT_STORE_VARIABLE] = "True"
         attempt = os.environ.setdefault("TORCHELASTIC_RESTART_COUNT", "0")
         self._store = PrefixStore(f"bertbench/{attempt}", store)
 
@@ -125,7 +126,7 @@ class Leader:
         self.world = world
         self._told = False
         self._notice: Notice | None = None
-        if world.world_size > 1 and os.environ.get(_AGENT_STORE) != "True":
+        if world.world_size > 1 and os.environ.get(AGENT_STORE_VARIABLE) != "True":
             self._open()  # hosts the store before this process starts a rank
 
     def tell(self, **content: Any) -> None:

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from bench.cluster.world import AGENT_STORE_VARIABLE
 from bench.run.out_of_memory import memory_is_short
 from bench.run.processes import STOP_VARIABLE, TRIAL_FOLDER, die_with_parent, hold_stop_signals, own_folder
 from records.files import write_record
@@ -32,6 +33,7 @@ _ALONE = {
     "GROUP_WORLD_SIZE": "1",
     "MASTER_ADDR": "127.0.0.1",
     "MASTER_PORT": "0",
+    AGENT_STORE_VARIABLE: "False",  # torchrun's store, where the harness itself runs in one, is not for this rank
 }
 
 
@@ -75,7 +77,7 @@ def torchrun(words: list[str]) -> dict[str, Any]:
 
 
 def _one_rank(words: list[str]) -> dict[str, Any]:
-    """Torchrun would import torch a second time, which takes as long as the rank itself needs for it."""
+    """Run the only rank without torchrun, which would import torch too and take as long for it as the rank does."""
     exit_code = subprocess.call([sys.executable, "-u", *words], env=os.environ | _ALONE)
     failure = {"rank": 0, "exit_code": exit_code, "time": time.time()}
     return {"failures": [failure] if exit_code else [], "import_seconds": 0.0}

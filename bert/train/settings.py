@@ -282,4 +282,4 @@ def _steps_of(epochs: float, samples: int | None, global_batch_size: int) -> int
         raise UsageError(
             "option-value", f"--global-batch-size {global_batch_size} must be a whole number of at least 1"
         )
-    return math.ceil(Fraction(str(epochs)) * samples / global_batch_size)  # 1.1 x 100 samples are 110, and none more
+    return math.ceil(Fraction(str(epochs)) * samples / global_batch_size)  # 1.1 x 100 is exactly 110

@@ -8,13 +8,14 @@ from pathlib import Path
 
 import pytest
 
+from bench.cluster.world import AGENT_STORE_VARIABLE
 from bench.run.agent import _ALONE, _TORCHRUN
 
 ROOT = Path(__file__).parents[3]
 
 
 def agent(failures: Path, *words: str, options: tuple[str, ...] = ()) -> "subprocess.CompletedProcess[str]":
-    clean = {name: value for name, value in os.environ.items() if name not in _ALONE}
+    clean = {name: value for name, value in os.environ.items() if name not in _ALONE} | {AGENT_STORE_VARIABLE: "True"}
     argv = [sys.executable, *options, "-m", "bench.run.agent", str(failures), *words]
     return subprocess.run(argv, cwd=ROOT, env=clean, capture_output=True, text=True, check=False)
 
@@ -49,4 +50,6 @@ def test_a_single_rank_is_told_what_torchrun_tells_it(tmp_path: Path) -> None:
     done = subprocess.run(options, cwd=tmp_path, capture_output=True, text=True, check=True)
     told = json.loads(done.stdout)
     assert alone.pop("MASTER_PORT") == "0" and int(told.pop("MASTER_PORT")) > 0
+    assert alone.pop(AGENT_STORE_VARIABLE) == "False", "no torchrun hosts a store for it"
+    del told[AGENT_STORE_VARIABLE]
     assert alone == told
