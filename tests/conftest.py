@@ -9,6 +9,7 @@ import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -37,6 +38,7 @@ os.environ.setdefault("BERTBENCH_COMPILE", "0")
 
 from support.cli import Cli  # noqa: E402
 from support.examples import DRAWS_ALL, examples  # noqa: E402
+from support.shared_files import SHARED  # noqa: E402
 
 # Machines are shared: how long an example takes says nothing about the code.
 settings.register_profile(
@@ -61,7 +63,16 @@ LONGEST_FIRST = (
 )  # fmt: skip
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+without_public_data = pytest.StashKey[int]()
+"""Number of tests that were deselected because ../shared is absent."""
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if not SHARED.is_dir():
+        public = [item for item in items if item.get_closest_marker("public")]
+        config.hook.pytest_deselected(items=public)
+        config.stash[without_public_data] = len(public)
+        items[:] = [item for item in items if not item.get_closest_marker("public")]
     for item in items:
         if item.path.parent.name in ("slow", "soak"):
             item.add_marker(item.path.parent.name)
@@ -69,6 +80,21 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker("more")
     ranks = {name: number for number, name in enumerate(LONGEST_FIRST)}
     items.sort(key=lambda item: ranks.get(item.path.stem, len(ranks)))
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    if hasattr(session.config, "workeroutput"):
+        session.config.workeroutput["without_public_data"] = session.config.stash.get(without_public_data, 0)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    node.config.stash[without_public_data] = getattr(node, "workeroutput", {}).get("without_public_data", 0)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    if count := config.stash.get(without_public_data, 0):
+        terminalreporter.write_line(f"{count} tests need the public data of ../shared: deselected")
 
 
 @pytest.fixture

@@ -96,6 +96,7 @@ def test_two_processes_read_what_one_reads(tmp_path: Path, block_bytes: int, app
     assert pieces // 2 - 2 < len(appended) <= pieces // 2 + 1
 
 
+@pytest.mark.public
 @pytest.mark.parametrize(
     "name",
     [
