@@ -1,4 +1,4 @@
-"""Figures of task data and scores: instance lengths, feature extraction, SQuAD no-answer scores, GAP."""
+"""Figures of task data and scores: feature extraction, SQuAD no-answer scores, GAP."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -25,69 +25,6 @@ from analysis.render.figure import (
 Floats = npt.NDArray[np.float64]
 
 
-@dataclass(frozen=True, slots=True)
-class LengthCounts:
-    """The lengths of one split's instances; each field counts instances by length, index 0 to L."""
-
-    name: str
-    lengths: Sequence[int]
-    """[L + 1] by real tokens."""
-    first: Sequence[int]
-    """[L + 1] by pieces of segment A."""
-    second: Sequence[int]
-    """[L + 1] by pieces of segment B."""
-
-
-_SPLITS = ("blue", "orange", "vermilion")
-_MOST_BARS = 32
-_LEAST_SHARE = 0.003
-"""The logarithmic axis begins at this percentage, or at the smallest bar."""
-
-
-def lengths_figure(splits: Sequence[LengthCounts], title: str = "", name: str = "lengths") -> Figure:
-    """Return the lengths of pretraining instances, and of both segments in the first split.
-
-    Shares of lengths are logarithmic: instances of full length outnumber all others by far.
-
-    Args:
-        splits: at least one, of equal L, each with at least one instance.
-        title: name of the data.
-        name: of the figure.
-    """
-    seq_len = len(splits[0].lengths) - 1
-    ticks = [(float(place), f"{place}") for place in np.unique(np.linspace(0, seq_len, 9).round().astype(int)).tolist()]
-    per_bar = f"{_bar_width(seq_len)} lengths per bar" if _bar_width(seq_len) > 1 else ""
-    segments = [
-        _outline("segment A", *_binned(splits[0].first), colour="green"),
-        _outline("segment B", *_binned(splits[0].second), colour="pink", dash="dashed"),
-    ]
-    share = "share of the instances"
-    shares = np.concatenate([_binned(split.lengths)[1] for split in splits])
-    bottom = float(max(_LEAST_SHARE, 0.7 * shares[shares > 0].min(initial=100.0)))
-    cut = "A pair that is too long is truncated at its longer segment until it fits."
-    return Figure(
-        name=name,
-        title="Instance lengths",
-        panels=[
-            Panel(
-                title=", ".join(part for part in (short_label(title) or "Lengths", per_bar) if part),
-                x=Axis(label="real tokens per instance", low=0, high=1.01 * seq_len, ticks=ticks, grid=False),
-                y=Axis(label=share, scale="log", form="percent", low=bottom, high=160),
-                series=[one for split, colour in zip(splits, _SPLITS, strict=False)
-                        for one in _split_series(split, colour, first=split is splits[0])],
-            ),
-            Panel(
-                title=f"Segments of the {short_label(splits[0].name)} instances",
-                x=Axis(label="word pieces per segment", low=0, high=1.01 * seq_len, ticks=ticks, grid=False),
-                y=Axis(label=share, form="percent"),
-                series=segments,
-            ),
-        ],
-        columns=2,
-        note="\n".join([*map(_lengths_summary, splits), cut]),
-    )  # fmt: skip
-
-
 def _outline(
     name: str, edges: npt.NDArray[np.generic], shares: Floats, *, colour: str, dash: Dash = "solid"
 ) -> Line:  # fmt: skip
@@ -95,55 +32,6 @@ def _outline(
     return Line(
         name=name, x=[edges[0], *edges], y=[0.0, *shares, 0.0], colour=colour, dash=dash, step="after"
     )  # fmt: skip
-
-
-def _split_series(split: LengthCounts, colour: str, *, first: bool) -> list[Series]:
-    edges, shares = _binned(split.lengths)
-    name = short_label(split.name)
-    if not first:
-        return [_outline(name, edges, shares, colour=colour)]
-    bars = Bars(
-        name=name, colour=colour, opacity=0.75, at=(edges[:-1] + edges[1:]) / 2, end=shares,
-        thickness=(0.9 * np.diff(edges)).tolist(),
-    )  # fmt: skip
-    full = 100 * split.lengths[-1] / max(1, sum(split.lengths))
-    if full < 1:
-        return [bars]
-    words = Text(
-        name="full", x=float(edges[-2]), y=float(shares[-1]), text=f"{full:.1f} % are full", shift=(-3, 0),
-        align="right", upright="top",
-    )  # fmt: skip
-    return [bars, words]
-
-
-def _bar_width(seq_len: int) -> int:
-    """Return the lengths per bar, for at most 32 bars."""
-    return max(1, -(-seq_len // _MOST_BARS))
-
-
-def _binned(counts: Sequence[int]) -> tuple[npt.NDArray[np.int64], Floats]:
-    """Return the edges of the bars and the share of each in percent; the last bar ends at L."""
-    values = np.asarray(counts, dtype=np.int64)
-    seq_len, width = len(values) - 1, _bar_width(len(values) - 1)
-    edges = np.arange(seq_len, -1, -width, dtype=np.int64)[::-1]
-    if edges[0] > 0:
-        edges = np.concatenate([[0], edges])
-    sums = np.add.reduceat(values, np.concatenate([[0], edges[1:-1] + 1]))
-    shares: Floats = 100 * sums / max(1, int(values.sum()))
-    return edges, shares
-
-
-def _lengths_summary(split: LengthCounts) -> str:
-    every = np.arange(len(split.lengths))
-    instances = max(1, sum(split.lengths))
-    mean, first, second = (
-        float(np.asarray(counts) @ every) / instances for counts in (split.lengths, split.first, split.second)
-    )
-    return (
-        f"{short_label(split.name)}: {sum(split.lengths):,} instances, {mean:.1f} real tokens on average "
-        f"({100 * mean / (len(split.lengths) - 1):.1f} % of all tokens are real), segments of {first:.1f} and "
-        f"{second:.1f} pieces"
-    )
 
 
 @dataclass(frozen=True, slots=True)

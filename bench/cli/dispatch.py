@@ -33,11 +33,7 @@ COMMANDS: dict[str, str | Group] = {
                 "measure SQuAD preprocessing by number of workers",
             ),
             "download": ("bench.cli.data_download", "download Wikipedia, SQuAD or books, by name"),
-            "inspect": (
-                "bench.cli.data_inspect",
-                "describe and check a folder of HDF5 shards",
-            ),
-            "verify": ("bench.cli.data_verify", "compare two folders of HDF5 shards"),
+            "check": ("bench.cli.data_check", "header, counts and ten decoded rows of prepared data"),
         },
     ),
     "convert": "bench.cli.convert",

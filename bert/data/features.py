@@ -14,6 +14,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar
 
+import numpy as np
+
 from bert.data.columns import (
     CHECKSUM,
     Column,
@@ -446,6 +448,24 @@ def is_features(path: Path) -> bool:
         return _NAMES.fullmatch(read_header(path)[0].get("format", "")) is not None
     except (NotWholeError, OSError):
         return False
+
+
+def features_header(path: Path) -> dict[str, Any]:
+    """Return the format, settings, counts and columns of a features file. Raises InputError: it is none."""
+    try:
+        metadata, columns, _ = read_header(path)
+        if not _NAMES.fullmatch(metadata.get("format", "")):
+            raise NotWholeError("file-format", _FOREIGN)
+        check_content(path)
+        return {
+            "file": str(path),
+            "format": metadata["format"],
+            "settings": json.loads(metadata["settings"]),
+            "counts": json.loads(metadata["counts"]),
+            "columns": {name: f"{np.dtype(kind)} [{rows}]" for name, (kind, rows, *_) in columns.items()},
+        }
+    except (NotWholeError, OSError, KeyError, ValueError) as error:
+        raise InputError(damage_code(error), f"{path} holds no whole features ({error}): create them again") from error
 
 
 def _keep_vocabulary(path: Path, vocabulary: Path) -> None:

@@ -102,10 +102,6 @@ def length_of(arrays: dict[str, Any], row: int) -> int:
     return int(arrays["input_mask"][row].sum())
 
 
-def switch_of(arrays: dict[str, Any], row: int) -> int:
-    return int(arrays["segment_ids"][row].argmax())
-
-
 def overwrite(path: Path) -> None:
     """Overwrite bytes of the first chunk of ids."""
     with h5py.File(path) as file:

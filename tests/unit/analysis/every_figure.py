@@ -213,10 +213,6 @@ def attempt(number: int) -> Any:
 
 def of_tasks() -> Iterator[Figure]:
     rng = np.random.default_rng(2)
-    counts = [0, *rng.integers(1, 40, 127).tolist(), 900]
-    halves = [*rng.integers(1, 60, 65).tolist(), *[0] * 64]
-    splits = [task_figures.LengthCounts(name, counts, halves, halves[::-1]) for name in ("train", "validation")]
-    yield task_figures.lengths_figure(splits, "phase 1, 128 tokens")
     shares = {"start": 2.0, "reading": 1.0, "features": 5.0, "transfer": 1.5, "writing": 0.5}
     yield task_figures.squad_scaling_figure(
         [

@@ -1,6 +1,5 @@
 """HDF5 files that announce more than they hold, or whose data lie in other files, are refused before any is read."""
 
-import json
 import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
@@ -11,7 +10,6 @@ import numpy as np
 import pytest
 from support.refusals import refused
 
-from bench.cli.main import run
 from bert.tasks.pretrain.shards import COLUMNS, check_shard, map_shard, read_shard
 
 WIDTHS = {"L": 16, "P": 4}
@@ -42,16 +40,6 @@ def test_a_shard_of_few_bytes_and_endless_rows_is_refused_without_memory(rows: i
         assert tracemalloc.get_traced_memory()[1] < 4 << 20
     finally:
         tracemalloc.stop()
-
-
-def test_the_inspection_of_such_a_shard_ends(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    write(tmp_path / "a_training_0.hdf5", 10**12, empty_chunks)
-    assert run(["data", "inspect", str(tmp_path), "--json"]) == 1
-    said = capfd.readouterr()
-    (inspection,) = json.loads(said.out)["inspections"]
-    (failed,) = [check for check in inspection["checks"] if check["status"] == "failed"]
-    assert failed["name"] == "readable" and f"{10**12 * BYTES_OF_A_ROW:,} bytes" in failed["first"]
-    assert "Traceback" not in said.err
 
 
 def _linked(file: h5py.File, name: str, shape: tuple[int, ...], dtype: str) -> None:
