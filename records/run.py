@@ -6,11 +6,9 @@
                                   failure-<rank>.json  agent.json (the ranks' exit codes)
     runs/<name>/results.csv
     runs/<name>/max_batch.json                  of throughput --max-batch-search
-    runs/<name>/predictions.jsonl
     runs/<name>/report/
 
-A run of kind train holds more: records.training; trials of kind comm and components do: records.kinds. Predictions are
-described in records.prediction.
+A run of kind train holds more: records.training; trials of kind comm and components do: records.kinds.
 
 Every file is written whole by a rename, except steps-*.csv, telemetry-*.csv and log.txt, which grow while a trial
 runs; a last line cut short by a crash is dropped by the reader. A trial is finished when its result.json exists.

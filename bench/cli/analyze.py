@@ -75,7 +75,6 @@ def _run(path: Path, options: AnalyzeOptions) -> Result:
     from analysis.render.tables import Block, Plain
     from analysis.sources import profiled_trials
     from analysis.window_choice import parse_window
-    from bench.cli.ledger import store_predictions
 
     choice = parse_window(options.window)
     directory = RunDirectory(path)
@@ -109,7 +108,6 @@ def _run(path: Path, options: AnalyzeOptions) -> Result:
         document=document,
         blocks=[*answer_lines(said), *blocks],
         written=written,
-        notes=store_predictions(directory, trials, said),
         problems=problems,
         code=code,
     )

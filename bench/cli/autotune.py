@@ -190,7 +190,7 @@ def _search(
     each = expected_seconds(run, [base])
     said = "" if each is None else f", about {duration(each)} per trial"
     print(f"searching among {grid_size(space):,} configurations{said}", file=sys.stderr, flush=True)
-    runner = Runner(run, base, request, trials, note)
+    runner = Runner(run, base, request, trials)
     measured: list[Measured] = []
     for name, why in absent:
         note(f"skipped {name}: {why}")

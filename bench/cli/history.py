@@ -25,7 +25,6 @@ class HistoryOptions(Printed):
     Examples:
         bertbench history runs/nightly
         bertbench history runs/nightly --threshold 0.05 --out trend  # write history.png and history.csv
-        bertbench history runs --predictions  # check earlier predictions
     """
 
     runs: Annotated[tyro.conf.Positional[tuple[Path, ...]], tyro.conf.arg(metavar="RUNS")]
@@ -33,11 +32,7 @@ class HistoryOptions(Printed):
     threshold: float = 0.02
     """Relative change of the step time that counts as a regression; 0.02 is 2 %."""
     out: Path | None = None
-    """Folder to write report.html, history.png and history.csv, or with --predictions predictions.csv and
-    prediction_errors.csv; default no files."""
-    predictions: bool = False
-    """Instead compare what was predicted (projections, expected gains, peak memory, floors) with what any of the runs
-    measured, and show the distribution of the errors."""
+    """Folder to write report.html, history.png and history.csv; default no files."""
 
 
 OPTIONS = {"history RUNS": HistoryOptions}
@@ -55,8 +50,6 @@ def run(options: HistoryOptions) -> Result:
     from analysis.sources import runs_below
 
     folders = dict.fromkeys(run.resolve() for path in options.runs for run in runs_below(path))
-    if options.predictions:
-        return _predictions([RunDirectory(folder) for folder in folders], options.out)
     found = history_of([RunDirectory(folder) for folder in folders], options.threshold)
     document, failure = found.to_json(), None
     for text in () if options.json else found.notes:
@@ -75,20 +68,4 @@ def run(options: HistoryOptions) -> Result:
         problems=found.problems,
         failure=failure,
         code=1 if found.regressed else 0,
-    )
-
-
-def _predictions(runs: Sequence[RunDirectory], out: Path | None) -> Result:
-    from analysis.diagnose.predictions import ledger_document
-    from analysis.metrics.comparison.predictions import ledger_of
-    from analysis.render.prediction_tables import ledger_blocks, write_ledger
-
-    ledger = ledger_of(runs)
-    written, failure = ((), None) if out is None else when_writable(lambda: write_ledger(ledger, out))
-    return Result(
-        document=ledger_document(ledger),
-        blocks=ledger_blocks(ledger),
-        written=written,
-        problems=ledger.problems,
-        failure=failure,
     )

@@ -80,27 +80,22 @@ def run(options: ReportOptions) -> Result:
 
 
 def _of_run(options: ReportOptions) -> Result:
-    from analysis.diagnose.predictions import testable
     from analysis.render.run_page import write_report
 
     run = RunDirectory(options.path)
     assumed = options.same_links, options.no_interference
     path, said = write_report(run, options.price_per_hour, options.out, options.project, *assumed)
-    predicted = any(testable(advice) for answer in said for advice in answer.advice)
-    if not options.json and not options.project and not options.summary and not predicted:
+    if not options.json and not options.project and not options.summary:
         return Result(blocks=[Plain(str(path))])
     from analysis.diagnose.run import reference
     from analysis.load import load_run
-    from analysis.metrics.communication.projection import projections
+    from analysis.metrics.communication.projection import project
     from analysis.metrics.comparison.within_run import ratios_of
     from analysis.render.link_tables import projection_blocks
-    from bench.cli.ledger import store_predictions
 
     trials = load_run(run, options.price_per_hour)
     assume = {"same_links": options.same_links, "no_interference": options.no_interference}
-    to = projections(trials, options.project, **assume) if options.project else []
-    notes = store_predictions(run, trials, said, to)
-    projected = [one.row for one in to]
+    projected = project(trials, options.project, **assume) if options.project else []
     ratios = ratios_of(trials, reference(trials))
     answers = [one.to_json() for one in said]
     rows = [dict(trial.row) for trial in trials]
@@ -109,7 +104,6 @@ def _of_run(options: ReportOptions) -> Result:
     return Result(
         document=shown | ({"projection": projected} if projected else {}),
         blocks=[*summary, *(projection_blocks(projected) if options.project else []), Plain(str(path))],
-        notes=notes,
     )
 
 

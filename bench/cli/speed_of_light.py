@@ -8,7 +8,6 @@ from typing import Annotated
 import tyro
 
 from bench.cli.configuration import OneConfiguration
-from bench.cli.ledger import store_predictions
 from bench.cli.options import RunFolder, given_names, parse_task, run_folder
 from bench.cli.progress import note
 from bench.cli.result import Result
@@ -191,12 +190,10 @@ def _measured(run: RunDirectory, trial: Trial) -> Result:
             "run-incomplete", f"{run.trial(trial.trial_id).path} cannot be shown ({reason}): give another --out"
         )
     picture = write_png(waterfall_figure(found[0].row), run.trial(trial.trial_id).path)
-    notes = store_predictions(run, found, [])
     more = [
         ("picture", str(picture)), ("results", str(run.results_csv)), ("report", f"bertbench report {run.path}")
     ]  # fmt: skip
     return Result(
         document={"run": str(run.path), "picture": str(picture), **found[0].row},
         blocks=[*light_blocks(found[0]), Facts(more)],
-        notes=notes,
     )

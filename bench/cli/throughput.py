@@ -11,7 +11,6 @@ from typing import Annotated, Any
 
 import tyro
 
-from bench.cli.ledger import store_predictions
 from bench.cli.options import RetryOptions, RunFolder, parse_task, run_folder
 from bench.cli.progress import note
 from bench.cli.result import Result
@@ -221,7 +220,7 @@ def _inside(options: ThroughputOptions, run: RunDirectory, devices: Devices, wor
         )
     launch = LaunchOptions(price_per_hour=options.price_per_hour)
     request = {"command": "throughput", **request_of(options)}
-    result = run_trial_inside(run, trials[0], request, devices, world, launch, note)
+    result = run_trial_inside(run, trials[0], request, devices, world, launch)
     if result is None:
         return Result()
     unknown = result["samples_per_second"] is None
@@ -255,7 +254,6 @@ def _measured(
     shown = [trial.row for trial in own if trial.row.get("status") is not None]
     found = points(own)
     said = complete_answers(trials, found, ratios, str(run.path), advice_of_profiles(trials, found))
-    notes = store_predictions(run, trials, said)
     return Result(
         document={
             "run": str(run.path), "rows": rows, "ratios": ratios, "input": inputs, "real_against_synthetic": gaps,
@@ -267,7 +265,6 @@ def _measured(
             *caution_lines(own),
             Facts([("results", str(run.results_csv)), ("report", f"bertbench report {run.path}")]),
         ],
-        notes=notes,
     )  # fmt: skip
 
 

@@ -8,7 +8,7 @@ import os
 import socket
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,6 @@ from typing import Any
 from bench.cluster.world import Notice, World
 from bench.machine.devices import Devices
 from bench.machine.environment import capture
-from bench.plan.memory import store_memory
 from bench.plan.sweep import locked, record_request, write_results
 from bench.run import worker
 from bench.run.launch import LaunchOptions, finish, rank_variables
@@ -38,7 +37,6 @@ def run_trial_inside(
     devices: Devices,
     world: World,
     options: LaunchOptions,
-    note: Callable[[str], None] = lambda text: None,
 ) -> dict[str, Any] | None:
     """Run one throughput trial in this process, which is a rank of the world.
 
@@ -61,8 +59,6 @@ def run_trial_inside(
                 directory.result_json.unlink(missing_ok=True)
         if world.local_rank == 0:
             _prepare(directory, trial, devices)
-        if world.rank == 0:
-            store_memory(run, trial, directory.read_environment(), note)
         # torchrun sets 1 by default; ranks get an equal share of their node, as in trials of one node.
         threads = trial.threads_per_rank or max(1, devices.cpu_cores // world.local_world_size)
         os.environ["OMP_NUM_THREADS"] = str(threads)

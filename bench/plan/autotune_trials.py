@@ -1,6 +1,5 @@
 """Connect the search for the fastest configuration to trials: what can be tried, how it is run and recorded."""
 
-import contextlib
 import dataclasses
 import importlib.util
 import json
@@ -10,15 +9,14 @@ from typing import Any
 from bench.implementations import OURS, TRAININGS
 from bench.machine.devices import Devices, free_memory_share
 from bench.plan.autotune import Asked, Measured, Outcome
-from bench.plan.memory import predicted_bytes, store_corrected_memory, store_given_memory
+from bench.plan.memory import predicted_bytes
 from bench.plan.options import AUTO, resolve_strategy, task_words
 from bench.plan.sweep import finished_result, record_request
 from bert.parallel import STRATEGIES, devices_per_rank
 from bert.parallel.options import OPTIONS, options_text, read_options, zero_stage
-from common.errors import InputError, UsageError
+from common.errors import UsageError
 from common.flags import flag
 from records.files import read_notes, write_record
-from records.prediction import origin_of
 from records.run import RunDirectory
 from records.trial import Trial
 
@@ -122,38 +120,17 @@ class Runner:
         base: Trial,
         request: Mapping[str, Any],
         measure: Callable[[Trial], Mapping[str, Any]],
-        note: Callable[[str], None] = lambda text: None,
     ) -> None:
         self._run = run
         self._base = base
         self._request = request
         self._measure = measure
-        self._note = note
         self._trials: list[Trial] = []
-        self._succeeded: list[str] = []
 
     def measure(self, asked: Asked) -> Measured:
         """Run a trial if needed; return its result."""
         self._trials.append(asked.trial)
-        self._store_expected(asked)
-        found = _measured(asked.trial, self._measure(asked.trial), asked.predicted_bytes, asked.expected_bytes)
-        self._succeeded += [found.trial_id] * (found.status == "ok")
-        if asked.trial.model and found.status == "ok":
-            # The prediction is from before the trial, the machine that it is about is known now.
-            with contextlib.suppress(InputError):
-                environment = self._run.trial(found.trial_id).read_environment()
-                store_given_memory(self._run, asked.trial, asked.predicted_bytes, environment, self._note)
-        return found
-
-    def _store_expected(self, asked: Asked) -> None:
-        """Store the memory that measured trials let the search expect of one that is not measured yet."""
-        corrected = self._succeeded and asked.trial.round == 0 and asked.expected_bytes != asked.predicted_bytes
-        if not corrected or finished_result(self._run.trial(asked.trial.trial_id)) is not None:
-            return
-        with contextlib.suppress(InputError):  # damaged records of an earlier trial
-            known = [origin_of(self._run.trial(name), name) for name in self._succeeded]
-            environment = self._run.trial(self._succeeded[-1]).read_environment()
-            store_corrected_memory(self._run, asked.trial, asked.expected_bytes, known, environment, self._note)
+        return _measured(asked.trial, self._measure(asked.trial), asked.predicted_bytes, asked.expected_bytes)
 
     def earlier(self) -> list[Measured]:
         """Return the successful trials of this search in the run directory, from any call."""

@@ -16,7 +16,6 @@ from typing import Any
 from analysis.metrics.throughput import at_price
 from bench.machine.devices import Devices
 from bench.machine.environment import capture
-from bench.plan.memory import store_memory
 from bench.run.launch import LaunchOptions, run_trial
 from bench.run.processes import TRIAL_FOLDER, clear_stale
 from common import locks
@@ -161,7 +160,6 @@ def run_trials(
             continue
         session.progress(number, len(trials), trial, done, done is not None)
         if done is None:
-            store_memory(run, trial, environment, session.note)
             try:
                 if anew is not None:
                     result = _measure_anew(anew, trial, devices, environment, options)

@@ -9,9 +9,6 @@ from pathlib import Path
 import pytest
 from support.cli import ROOT, wait_for
 
-from analysis.metrics.comparison.predictions import ledger_of
-from records.run import RunDirectory
-
 pytestmark = pytest.mark.timeout(900)
 SMALL = (
     "autotune", "pretrain", "--preset", "tiny", "--seq-len", "32", "--precision", "fp32", "--device", "cpu",
@@ -53,10 +50,6 @@ def test_a_stopped_search_goes_on_and_writes_the_best(tmp_path: Path, ranks: int
     assert best["samples_per_second"] > 0 and state["best"]["micro_batch_size"] == best["micro_batch_size"]
     for row in state["trials"]:
         assert row["status"] == "ok" and 0.5 < row["predicted_bytes"] / row["peak_memory_bytes"] < 1.6
-    checks = ledger_of([RunDirectory(out)]).checks
-    memory = {check.prediction.value: check.measured for check in checks if check.prediction.kind == "memory"}
-    assert memory.keys() == {float(row["predicted_bytes"]) for row in state["trials"]} and None not in memory.values()
-    assert "memory_corrected" in {check.prediction.kind for check in checks}
     assert json.loads((tmp_path / "ds.json").read_text())["train_batch_size"] == ranks * best["micro_batch_size"]
     for words in ("* ", "samples/s", "predicted", f"{strategy(ranks)} checkpointing", "bertbench train pretrain"):
         assert words in done.stdout

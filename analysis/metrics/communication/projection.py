@@ -131,16 +131,6 @@ _VALUES = (
 )  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True)
-class Projected:
-    """One projection, and the trials that it is based on."""
-
-    row: dict[str, Any]
-    """What `project` returns."""
-    members: Sequence[LoadedTrial]
-    """The rounds of the base."""
-
-
 def project(
     trials: Sequence[LoadedTrial],
     world_sizes: Sequence[int],
@@ -172,17 +162,6 @@ def project(
         UsageError: a number of devices below 2.
         SchemaError: records of a trial are damaged.
     """
-    return [one.row for one in projections(trials, world_sizes, same_links, seed, no_interference)]
-
-
-def projections(
-    trials: Sequence[LoadedTrial],
-    world_sizes: Sequence[int],
-    same_links: bool = False,
-    seed: int = 0,
-    no_interference: bool = False,
-) -> list[Projected]:
-    """Return what `project` returns, each row with the trials that it is based on."""
     for size in world_sizes:
         if size < 2:
             raise UsageError("option-value", f"--project {size}: a projection is to 2 devices or more")
@@ -192,7 +171,7 @@ def projections(
         between = between_processes(trials, members[0])
         for size in sorted(set(world_sizes)):
             link = _link_for(found, trials, size, members[0], same_links)
-            rows.append(Projected(_row(members, size, link, between, seed, no_interference), members))
+            rows.append(_row(members, size, link, between, seed, no_interference))
     return rows
 
 

@@ -18,7 +18,6 @@ from analysis.metrics.comparison.ratio import (
 )
 from analysis.metrics.comparison.regression import THRESHOLD, describe_key, judged, status_verdict
 from common.errors import InputError, UsageError
-from records.prediction import machine_of
 from records.run import RunDirectory
 
 _NS = 1_000_000_000
@@ -165,7 +164,7 @@ def _groups(run: RunDirectory, problems: list[str]) -> list[tuple[Key, _Group]]:
     for trial in compared:
         known = trial if trial.environment.get("device_name") else replace(trial, environment=somewhere)
         row = trial.row if len(commands[trial.key()]) > 1 else {**trial.row, "command": ()}
-        groups[(*measurement(row), *machine_of(known.environment).values())].append(known)
+        groups[(*measurement(row), *_machine_of(known.environment).values())].append(known)
     began = {key: _began_ns(trials) for key, trials in groups.items()}
     # What failed before its first step is dated by the other measurements of its run.
     usual = min((time for time in began.values() if time is not None), default=None)
@@ -179,6 +178,18 @@ def _groups(run: RunDirectory, problems: list[str]) -> list[tuple[Key, _Group]]:
         why = f"{row['status']}, {row.get('reason') or 'no step is recorded'}"
         problems.append(f"{run.path}: skipped {name}, because its start time is unknown: {why}")
     return result
+
+
+def _machine_of(environment: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what has to agree before two measurements are those of one kind of machine."""
+    cpu = environment.get("cpu") or {}
+    return {
+        "device_name": environment.get("device_name"),
+        "cpu": cpu.get("model"),
+        "cores": cpu.get("physical_cores"),
+        "usable_cores": cpu.get("usable_cores"),
+        "gpus": len(environment.get("gpus") or []),
+    }
 
 
 def _is_compared(trial: LoadedTrial) -> bool:
@@ -212,7 +223,7 @@ def _series(groups: Sequence[_Group], threshold: float) -> Series:
         before = group if group.good or before is None or not before.good else before
     last = groups[-1].trials[0]
     row = {name: last.row.get(name) for name in (*CONFIGURATION, *CIRCUMSTANCES)}
-    return Series({**row, "machine": _named(machine_of(last.environment))}, tuple(points))
+    return Series({**row, "machine": _named(_machine_of(last.environment))}, tuple(points))
 
 
 def _point(group: _Group, before: _Group | None, first_ms: float | None, threshold: float) -> Point:
