@@ -61,7 +61,6 @@ COMMANDS: dict[str, str | Group] = {
     "report": "bench.cli.report",
     "compare": "bench.cli.compare",
     "history": "bench.cli.history",
-    "truth-corpus": "bench.cli.truth_corpus",
     "completion": "bench.cli.completion",
 }
 """Commands by name; a module is imported when its command is called."""

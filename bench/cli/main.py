@@ -20,7 +20,7 @@ from common.redact import terminal_text
 
 _BEGIN_AGAIN = (
     "doctor", "data csv", "convert", "predict", "eval", "results", "analyze", "core-util", "allreduce", "perfetto",
-    "submit", "collect", "report", "compare", "history", "completion", "measure", "truth-corpus",
+    "submit", "collect", "report", "compare", "history", "completion", "measure",
 )  # fmt: skip
 """Commands that do not resume: another call starts again."""
 
@@ -59,7 +59,7 @@ Measures and explains BERT training speed. Start: `bertbench doctor`.
   launch, submit, collect  run on nodes; submit a cluster job; merge runs
   report                   write an HTML report of a run or a profile
   compare, history         find regressions: between two runs, over many runs
-  truth-corpus, completion recordings with known answers; shell completion
+  completion               shell completion
 
 Options and examples: bertbench COMMAND --help. Version: bertbench -V.
 """

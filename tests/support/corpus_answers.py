@@ -1,4 +1,4 @@
-"""Answers to the truth corpus, taken from what `bertbench analyze --json` and `core-util --json` print."""
+"""Answers of `bertbench analyze --json` and `core-util --json` to what is known of the recordings of a corpus."""
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -39,7 +39,7 @@ def answers(corpus: Path, called: Callable[..., Document], traces: Sequence[str]
     """Return answers by id of the fact, None where a table has none.
 
     Args:
-        corpus: its folder; the manifest is not read.
+        corpus: folder of the recordings.
         called: runs a command with --json, given its words, and returns what it prints.
         traces: names of the recordings to answer, besides "ncu".
     """

@@ -7,10 +7,10 @@ from pathlib import Path
 from types import ModuleType
 
 from support.mutate import count_from_environment, mutations
+from support.recording_formats import Tables, write_sqlite
 from support.rocprof import two_steps
 
 from analysis.readers.registry import read_head
-from bench.truth.formats import Tables, write_sqlite
 from common.errors import InputError
 
 

@@ -1,4 +1,4 @@
-"""The truth corpus, whose numbers are known by construction, through the command line."""
+"""Recordings whose numbers are known by construction, through the command line."""
 
 import json
 import subprocess
@@ -10,6 +10,7 @@ import pytest
 from support.cli import ROOT
 from support.corpus_answers import answers
 from support.truth_book import Book
+from support.truth_corpus import write_corpus
 
 
 def called(*words: object) -> Any:
@@ -20,10 +21,9 @@ def called(*words: object) -> Any:
 
 @pytest.mark.parametrize("seed", [0, 1])
 def test_recordings_are_read_as_they_were_made(seed: int, book: Book, tmp_path: Path) -> None:
-    corpus, path = tmp_path / "corpus", tmp_path / "answers.json"
-    called("truth-corpus", corpus, "--seed", seed)
-    path.write_text(json.dumps({"answers": answers(corpus, called)}))
-    for fact in called("truth-corpus", corpus, "--score", path)["facts"]:
-        name, within = f"{fact['id']}, seed {seed}", fact["allowed"] / abs(fact["truth"] or 1)
-        book.check("traces", name, fact["truth"], fact["answer"], fact["unit"] or "share", within)
+    facts = write_corpus(tmp_path, seed)
+    given = answers(tmp_path, called)
+    for fact in facts:
+        within = fact.allowed / abs(fact.truth or 1)
+        book.check("traces", f"{fact.name}, seed {seed}", fact.truth, given.get(fact.name), fact.unit, within)
     assert not book.failures()

@@ -1,7 +1,4 @@
-"""Writes recordings in the formats of the PyTorch profiler, Nsight Systems and Nsight Compute.
-
-A recording has the same bytes each time; of compressed files with the same zlib.
-"""
+"""Writes recordings in the formats of the PyTorch profiler, Nsight Systems and Nsight Compute."""
 
 import csv
 import gzip
@@ -12,14 +9,13 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from bench.truth.recordings import BLOCKS, COPY, LOADING, PIPES, SMS, Counted, Trace, Work
+from support.recordings import BLOCKS, COPY, LOADING, PIPES, SMS, Counted, Trace, Work
 
 GPU, THREADS = "NVIDIA H100 80GB HBM3", 128
 Tables = dict[str, tuple[str, Sequence[tuple[Any, ...]]]]
 """Columns as SQL declares them, and rows, by table."""
 
 _PID, _ANNOTATIONS = 40, 1_000_000
-_SQLITE_VERSION = slice(96, 100)  # of the library that wrote last: the only bytes that depend on it
 
 
 def write_kineto(trace: Trace, folder: Path) -> None:
@@ -33,9 +29,7 @@ def write_kineto(trace: Trace, folder: Path) -> None:
         "traceEvents": list(_kineto_events(trace)),
     }  # fmt: skip
     text = json.dumps(document, separators=(",", ": "))
-    path = folder / f"rank{trace.rank}.pt.trace.json.gz"
-    with path.open("wb") as file, gzip.GzipFile("", "wb", mtime=0, fileobj=file) as packed:
-        packed.write(text.encode())
+    (folder / f"rank{trace.rank}.pt.trace.json.gz").write_bytes(gzip.compress(text.encode(), mtime=0))
 
 
 def _kineto_events(trace: Trace) -> Iterator[dict[str, Any]]:
@@ -125,7 +119,7 @@ def write_nsys(trace: Trace, folder: Path) -> None:
 
 
 def write_sqlite(path: Path, tables: Tables) -> None:
-    """Write a database with small pages, the same bytes by every version of SQLite that lays out pages alike."""
+    """Write a database with small pages."""
     with sqlite3.connect(path) as connection:
         # Damage, in tests of readers, hits rows as often as what is between them.
         connection.execute("PRAGMA page_size = 512")
@@ -134,12 +128,9 @@ def write_sqlite(path: Path, tables: Tables) -> None:
             connection.execute(f'CREATE TABLE "{quoted}" ({columns})')
             if rows:
                 marks = ", ".join("?" * len(rows[0]))
-                insert = f'INSERT INTO "{quoted}" VALUES ({marks})'  # noqa: S608 # nosec B608 # own tables
+                insert = f'INSERT INTO "{quoted}" VALUES ({marks})'
                 connection.executemany(insert, rows)
     connection.close()
-    data = bytearray(path.read_bytes())
-    data[_SQLITE_VERSION] = (3_040_000).to_bytes(4, "big")
-    path.write_bytes(data)
 
 
 def write_ncu(kernels: Sequence[Counted], folder: Path) -> None:
