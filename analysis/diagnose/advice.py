@@ -67,8 +67,6 @@ class Advice:
 
 
 _NARROW = ("bf16", "fp16", "fp8")
-_DISTURBED = ("loaded", "throttled", "drifted", "mfu_above_one")
-"""Codes of cautions that say that the machine was disturbed, the plainest first."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -129,12 +127,6 @@ class Context:
             "machine": {"again": True},
         }
         return throughput_command(row, self.run, **changes[cause]) if cause in changes else ""
-
-
-def disturbance(cautions: Iterable[Mapping[str, Any]]) -> str:
-    """Return the message of the most direct caution about a disturbed machine; "" if there is none."""
-    seen = {caution["code"]: caution["message"] for caution in cautions if caution["code"] in _DISTURBED}
-    return next((str(seen[code]) for code in _DISTURBED if code in seen), "")
 
 
 def ranked(found: Iterable[Advice]) -> list[Advice]:

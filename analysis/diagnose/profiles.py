@@ -13,9 +13,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from analysis.diagnose.advice import Advice, Context, disturbance
+from analysis.diagnose.advice import Advice, Context
 from analysis.diagnose.explain import explain, in_window, to_do
 from analysis.diagnose.finding import Finding
+from analysis.metrics.cautions import disturbance
 from analysis.metrics.communication.collectives import by_size
 from analysis.metrics.kernels.core_utilization import rows as core_rows
 from analysis.metrics.kernels.tables import NameCoverage, name_coverage

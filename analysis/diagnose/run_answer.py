@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from analysis import wording
-from analysis.diagnose.advice import LEAST, Advice, Context, disturbance, light_command, ranked, throughput_command
+from analysis.diagnose.advice import LEAST, Advice, Context, light_command, ranked, throughput_command
 from analysis.diagnose.answer import Answer, Point, Winner, answers, script_answer, script_rounds, winners
 from analysis.load import LoadedTrial
-from analysis.metrics.cautions import FASTER_LOADER
+from analysis.metrics.cautions import FASTER_LOADER, disturbance
 from analysis.metrics.comparison.winner import apart
 from analysis.metrics.loading import shortage
 from analysis.metrics.records import published

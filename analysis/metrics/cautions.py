@@ -3,7 +3,7 @@
 They are called cautions because `warnings` is a module of Python.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -28,6 +28,8 @@ _DATA_WAIT_SHARE = 0.05
 _PEAK_DRIFT = 0.15
 FASTER_LOADER = "give its DataLoader more workers, a faster disk or a core of their own"
 """What to try when a script waits for data."""
+# Codes that say that the machine was disturbed, the plainest first.
+_DISTURBED = ("loaded", "throttled", "drifted", "mfu_above_one")
 # Scaling efficiency that is believed, by scaling's `basis`; ranks that share one CPU may use it better than one does.
 _MOST_EFFICIENT = {"per device": 1.1, "same cores per rank": 1.1}
 _MOST_EFFICIENT_SHARED = 1.5
@@ -71,6 +73,12 @@ def of_trial(
     if trial.kind == "measure":  # every call measures again
         found = [replace(caution, remedy=caution.remedy.replace(" (--again)", "")) for caution in found]
     return [asdict(caution) for caution in found]
+
+
+def disturbance(found: Iterable[Mapping[str, Any]]) -> str:
+    """Return the message of the most direct of these cautions that says that the machine was disturbed, else ""."""
+    messages = {caution["code"]: str(caution["message"]) for caution in found if caution["code"] in _DISTURBED}
+    return next((messages[code] for code in _DISTURBED if code in messages), "")
 
 
 def of_records(steps: Mapping[int, Sequence[Row]], ranks: Mapping[int, Row]) -> list[dict[str, str]]:

@@ -290,6 +290,8 @@ def _document(run: TrainRun, directory: TrialDirectory, result: Mapping[str, Any
 
 
 def _facts(run: TrainRun, result: Mapping[str, Any], found: Mapping[str, Any]) -> list[tuple[str, str]]:
+    from analysis.metrics.cautions import disturbance
+
     rate = result.get("samples_per_second")
     skipped = f", {found['skipped_steps']:,} skipped after overflows" if found["skipped_steps"] else ""
     rows = [
@@ -315,6 +317,8 @@ def _facts(run: TrainRun, result: Mapping[str, Any], found: Mapping[str, Any]) -
         reached = f"{in_words(best['score'], best['value'])} after step {best['applied_steps']:,}"
         rows.append(("best", f"{run.checkpoints / best['checkpoint']} ({reached})"))
     rows.append(("curve", str(run.curve_csv)))
+    if message := disturbance(result.get("cautions") or []):
+        rows.append(("caution", f"machine disturbed: {message}"))
     return rows
 
 

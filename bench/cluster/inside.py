@@ -15,7 +15,7 @@ from typing import Any
 
 from bench.cluster.world import Notice, World
 from bench.machine.devices import Devices
-from bench.machine.environment import capture
+from bench.machine.environment import bounded_spin, capture
 from bench.plan.sweep import locked, record_request, write_results
 from bench.run import worker
 from bench.run.launch import LaunchOptions, finish, rank_variables
@@ -61,7 +61,7 @@ def run_trial_inside(
             _prepare(directory, trial, devices)
         # torchrun sets 1 by default; ranks get an equal share of their node, as in trials of one node.
         threads = trial.threads_per_rank or max(1, devices.cpu_cores // world.local_world_size)
-        os.environ["OMP_NUM_THREADS"] = str(threads)
+        os.environ |= {"OMP_NUM_THREADS": str(threads), **bounded_spin()}
         worker.run_rank(directory, trial)  # its last barrier follows the records of all ranks
         if world.rank:
             return None

@@ -22,6 +22,7 @@ from bench.cluster.meeting import Agreement, Hub, Spoke
 from bench.cluster.rank import CPUS_VARIABLE, PYTHONPATH_VARIABLE, QUIET_VARIABLE
 from bench.cluster.statements import Failure, Report, Statement, Stop, Verdict, restart_in_words
 from bench.machine.devices import Devices, core_groups, shares_of_cores
+from bench.machine.environment import bounded_spin
 from bench.machine.gpu_load import near_cpus
 from bench.run.processes import PARENT_VARIABLE, STOP_VARIABLE, StopRequest, end_tree, own_folder, send
 from common.atomic import write_text
@@ -228,6 +229,7 @@ def _variables(job: Job, devices: Devices, own_address: str | None, folder: Path
         CPUS_VARIABLE: json.dumps(cpus_of_ranks(devices, here)),
         STOPPING_VARIABLE: str(folder / "stopping"),
         "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(max(1, devices.cpu_cores // here))),
+        **bounded_spin(),
         # Seconds that torchrun waits for its ranks after a failure; its default is 30.
         "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": os.environ.get("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", f"{GRACE_SECONDS:.0f}"),
         STOP_VARIABLE: "1",

@@ -11,7 +11,10 @@ from bench.machine.devices import Devices
 from common.redact import redact_environment, redact_text
 
 _LIBRARIES = ("torch", "transformers", "numpy", "h5py", "tokenizers", "deepspeed", "horovod", "nvtx", "triton")
-_VARIABLE_PREFIXES = ("NCCL_", "CUDA_", "TORCH_", "OMP_", "MKL_", "KMP_", "GLOO_", "SLURM_", "PYTORCH_", "LD_PRELOAD")
+_OPENMP_PREFIXES = ("OMP_", "GOMP_", "MKL_", "KMP_")
+_VARIABLE_PREFIXES = ("NCCL_", "CUDA_", "TORCH_", *_OPENMP_PREFIXES, "GLOO_", "SLURM_", "PYTORCH_", "LD_PRELOAD")
+# libgomp's default is 300,000: beside another busy process each parallel region then waits for a time slice.
+_SPIN_COUNT = "3000"
 # Instruction sets with fast bf16 GEMMs.
 _NATIVE_BF16_FLAGS = ("avx512_bf16", "amx_bf16", "bf16", "svebf16")
 _NATIVE_BF16_CAPABILITY = (8, 0)
@@ -20,6 +23,7 @@ _NATIVE_BF16_CAPABILITY = (8, 0)
 def capture(devices: Devices) -> dict[str, Any]:
     """Describe this machine for env.json; unknown values are omitted or None."""
     cpu = cpu_description()
+    variables = os.environ | bounded_spin()
     gpus = [_gpu(index, gpu.uuid, gpu.name, gpu.memory_bytes) for index, gpu in enumerate(devices.gpus)]
     return {
         "host": platform.node(),
@@ -36,9 +40,18 @@ def capture(devices: Devices) -> dict[str, Any]:
         "git_commit": _git_commit(),
         "load_average": list(os.getloadavg()),
         "variables": redact_environment(
-            {name: value for name, value in os.environ.items() if name.startswith(_VARIABLE_PREFIXES)}
+            {name: value for name, value in variables.items() if name.startswith(_VARIABLE_PREFIXES)}
         ),
     }
+
+
+def bounded_spin() -> dict[str, str]:
+    """Return the variable that bounds how long the OpenMP threads of a rank spin; none if the user has set one.
+
+    See https://gcc.gnu.org/onlinedocs/libgomp/GOMP_005fSPINCOUNT.html. It must be set before torch is imported.
+    """
+    chosen = {"GOMP_SPINCOUNT", "OMP_WAIT_POLICY"} & os.environ.keys()
+    return {} if chosen else {"GOMP_SPINCOUNT": _SPIN_COUNT}
 
 
 def native_bf16(devices: Devices) -> bool | None:

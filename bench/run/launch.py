@@ -19,6 +19,7 @@ from bench.cluster import STOPPING_VARIABLE
 from bench.cluster.world import World
 from bench.implementations.own import own_variables
 from bench.machine.devices import Devices
+from bench.machine.environment import bounded_spin
 from bench.run.processes import (
     HARNESS_VARIABLE,
     MARK_VARIABLE,
@@ -317,6 +318,7 @@ def rank_variables(threads: int, timeout_seconds: float | None) -> dict[str, str
     return {
         "OMP_NUM_THREADS": str(threads),
         "MKL_NUM_THREADS": str(threads),
+        **bounded_spin(),
         # The launcher's limit decides what a hang is, not the process group's own, which would look like a crash.
         JOIN_TIMEOUT_VARIABLE: str(int(timeout_seconds or _LONGEST_WAIT_SECONDS) + 60),
         "TOKENIZERS_PARALLELISM": "false",

@@ -11,6 +11,7 @@ from analysis.load import (
     LoadedTrial,
     circumstances,
 )
+from analysis.metrics.cautions import disturbance
 from analysis.metrics.statistics import CONFIDENCE, block_medians, median_interval, student_quantile, tails
 from common.errors import UsageError
 
@@ -159,6 +160,19 @@ def undecidable(a: int, b: int, change: float, spread: float | None) -> str | No
     if change <= spread:
         return f"{rounds}, and the difference is within this machine's run-to-run spread of {100 * spread:.1f} %"
     return None
+
+
+def disturbed_side(a: Sequence[LoadedTrial], b: Sequence[LoadedTrial]) -> str | None:
+    """Return why two sides cannot be compared: at least half of the rounds of one of them alone were disturbed."""
+    messages = [_disturbance_of_half(side) for side in (a, b)]
+    if all(messages) or not any(messages):
+        return None
+    return f"the machine was disturbed on one side only: {messages[0] or messages[1]}; measure both when it is idle"
+
+
+def _disturbance_of_half(side: Sequence[LoadedTrial]) -> str:
+    messages = [message for trial in side if (message := disturbance(trial.row.get("cautions") or []))]
+    return messages[0] if 2 * len(messages) >= len(side) else ""
 
 
 def decision(a: int, b: int, ratio: Ratio, spread: float | None) -> tuple[str, str]:

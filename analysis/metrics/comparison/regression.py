@@ -21,6 +21,7 @@ from analysis.load import (
 )
 from analysis.metrics.comparison.ratio import (
     Ratio,
+    disturbed_side,
     ratio_interval,
     run_spread,
     samples_seen,
@@ -163,6 +164,8 @@ def _compare_row(
     row["time_saved"] = 1 - ratio.value
     if samples_seen(before) == samples_seen(after):  # where neither side's are known, steps are compared
         row["throughput_ratio"] = typical_samples(after) / typical_samples(before) / ratio.value
+    if reason := disturbed_side(before, after):
+        return {**row, "verdict": "cannot decide", "reason": reason}
     return {**row, **judged(ratio, len(before), len(after), threshold, spread)}
 
 

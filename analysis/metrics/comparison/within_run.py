@@ -13,7 +13,15 @@ from analysis.load import (
     LoadedTrial,
     circumstances,
 )
-from analysis.metrics.comparison.ratio import Ratio, by_key, decision, ratio_interval, run_spread, typical_samples
+from analysis.metrics.comparison.ratio import (
+    Ratio,
+    by_key,
+    decision,
+    disturbed_side,
+    ratio_interval,
+    run_spread,
+    typical_samples,
+)
 
 
 def ratios_of(trials: Sequence[LoadedTrial], reference: str = "hf") -> list[dict[str, Any]]:
@@ -68,8 +76,16 @@ def _ratio_row(
     row = {"throughput_ratio": ratio, "throughput_ratio_low": low, "throughput_ratio_high": high}
     # Per sample, so that it stays true where the sides' steps differ in size.
     row["time_saved"] = 1 - 1 / ratio
-    decided, reason = decision(len(mine), len(other), Ratio(ratio, low, high), spread)
+    decided, reason = _decision(mine, other, Ratio(ratio, low, high), spread)
     return {**row, "decided": decided, "reason": reason}
+
+
+def _decision(
+    a: Sequence[LoadedTrial], b: Sequence[LoadedTrial], ratio: Ratio, spread: float | None
+) -> tuple[str, str]:
+    """What the ratio of two sides decides, and why; nothing where only one of them was disturbed."""
+    reason = disturbed_side(a, b)
+    return ("cannot decide", reason) if reason else decision(len(a), len(b), ratio, spread)
 
 
 _SYNTHETIC = "synthetic:"
@@ -125,7 +141,7 @@ def synthetic_gaps(trials: Sequence[LoadedTrial]) -> list[dict[str, Any]]:
         if found is None:
             continue
         row |= {"gap": found.value - 1, "gap_low": found.low - 1, "gap_high": found.high - 1}
-        row["decided"], row["reason"] = decision(len(group), len(twin), found, spread)
+        row["decided"], row["reason"] = _decision(group, twin, found, spread)
         rows.append(row)
     return rows
 

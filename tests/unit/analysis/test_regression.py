@@ -22,6 +22,7 @@ from analysis.render.result_tables import comparison_blocks, results_blocks
 from analysis.render.sections import facts
 from analysis.render.tables import ratio_lookup
 from bench.cli.sweep_progress import describe
+from records.files import write_record
 from records.run import RunDirectory
 from records.trial import Trial
 
@@ -357,3 +358,15 @@ def test_recomputation_is_told_where_the_strategy_goes_without_saying(tmp_path: 
     run = write_sweep(tmp_path, implementations=("hf",), **ONE_SHAPE)
     write_sweep(tmp_path, implementations=("hf",), **ONE_SHAPE, strategy="single", activation_checkpointing=True)
     assert "single checkpointing" in text(results_blocks([trial.row for trial in load_run(run)]))
+
+
+def test_nothing_is_decided_where_only_one_side_was_disturbed(tmp_path: Path) -> None:
+    quiet, busy = (
+        write_sweep(tmp_path / name, rounds=3, noise=0.001, implementations=("hf",), **SMALL)
+        for name in ("quiet", "busy")
+    )
+    assert compare_runs(quiet, busy).rows[0]["verdict"] == "no change"
+    for trial in busy.trials()[:2]:
+        write_record(trial.env_json, {**ENVIRONMENT, "load_average": [9.0, 9.0, 9.0]})
+    assert {row["verdict"] for row in compare_runs(quiet, busy).rows} == {"cannot decide"}
+    assert {row["verdict"] for row in compare_runs(busy, busy).rows} == {"no change"}

@@ -18,6 +18,7 @@ from support.training_runs import settings, shards
 from bench.cli import train as command
 from bench.cli.form import field_docstrings
 from bench.cli.main import run
+from bench.cli.train import _facts
 from bench.cli.train_progress import TrainProgress, event_text
 from bench.machine.devices import Devices
 from bench.plan.starting_model import initial_weights
@@ -403,3 +404,14 @@ def test_a_training_whose_checkpoint_would_not_fit_is_refused_before_it_begins(
     assert run([*words, "--devices", "1", "--out", str(tmp_path / "out")]) != 0
     check_refusal(capsys.readouterr().err, "disk-full", tmp_path / "out")
     assert not (tmp_path / "out").exists()
+
+
+def test_a_training_reports_that_the_machine_was_disturbed(tmp_path: Path) -> None:
+    outcome: dict[str, Any] = dict.fromkeys(("loss", "evaluation", "checkpoint", "best"))
+    outcome |= dict.fromkeys(
+        ("skipped_steps", "applied_steps", "total_steps", "steps_made", "samples_seen", "samples"), 1
+    )
+    cautions = [{"code": code, "message": f"{code} machine", "remedy": ""} for code in ("noisy", "loaded")]
+    for kinds, rows in ((cautions, ["machine disturbed: loaded machine"]), (cautions[:1], [])):
+        facts = _facts(TrainRun(tmp_path), {"cautions": kinds}, outcome)
+        assert [value for name, value in facts if name == "caution"] == rows

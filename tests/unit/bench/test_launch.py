@@ -14,8 +14,9 @@ import pytest
 
 from bench.cluster import STOPPING_VARIABLE
 from bench.machine.devices import find_devices
+from bench.machine.environment import capture
 from bench.run import launch
-from bench.run.launch import LaunchOptions, _outcome, _timeout_reason, finish, launch_failure, lost_peer
+from bench.run.launch import LaunchOptions, _outcome, _timeout_reason, finish, launch_failure, lost_peer, rank_variables
 from bench.run.processes import MARK_VARIABLE, descendants, end_tree, marked, stopped_ranks
 from bench.run.worker import _explain
 from common.errors import StorageError, UsageError
@@ -180,3 +181,13 @@ def test_a_trial_is_over_when_none_of_its_processes_is_left(tmp_path: Path, monk
     directory = TrialDirectory(tmp_path / "trial")
     result = launch.run_trial(Trial(device="cpu"), directory, find_devices("cpu"), {}, LaunchOptions())
     assert result["status"] == "crashed" and marked(marks[0]) == []
+
+
+def test_openmp_threads_spin_for_a_bounded_time_unless_the_user_chose(monkeypatch: pytest.MonkeyPatch) -> None:
+    devices = find_devices("cpu")
+    for name in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY"):
+        monkeypatch.delenv(name, raising=False)
+    count = rank_variables(2, None)["GOMP_SPINCOUNT"]
+    assert 1_000 <= int(count) <= 30_000 and capture(devices)["variables"]["GOMP_SPINCOUNT"] == count
+    monkeypatch.setenv("OMP_WAIT_POLICY", "ACTIVE")
+    assert "GOMP_SPINCOUNT" not in rank_variables(2, None) and "GOMP_SPINCOUNT" not in capture(devices)["variables"]
