@@ -19,7 +19,7 @@ unexport PYTHONDONTWRITEBYTECODE
 # Tests of one file share their fixtures and run in one process.
 BY_FILE := -n $${TEST_WORKERS:-2} --dist loadfile --no-loadscope-reorder
 
-.PHONY: help setup install weights weights-path deepspeed bench bench-analysis bench-data bench-levers truth-test test test-slow test-soak fault-test fuzz gpu-acceptance gpu-tests gpu-results check audit docs lock image-test clean
+.PHONY: help setup install weights weights-path deepspeed bench bench-analysis bench-data bench-levers truth-test test test-slow test-soak fault-test fuzz test-gpu check audit docs lock image-test clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -80,16 +80,16 @@ bench: install ## measure this machine and write a report (DATA=<folder of .txt>
 	@bash bench/bench.sh $${DATA:+"$$DATA"}
 
 bench-analysis: setup ## benchmark the trace readers' speed and memory against Holistic Trace Analysis (OUT=<folder>)
-	$(BIN)/python tests/slow/bench_analysis.py --out "$(or $(OUT),runs/bench-analysis)"
+	$(BIN)/python benchmarks/traces.py --out "$(or $(OUT),runs/bench-analysis)"
 
 # Takes an hour; with ROUNDS=1 and SECONDS_EACH=10 ten minutes.
 bench-levers: setup ## speedup of each optimization of bertbench's own model, compared with Hugging Face's (OUT=<folder>)
-	$(BIN)/python tests/slow/bench_levers.py --out "$(or $(OUT),runs/bench-levers)" --rounds $${ROUNDS:-3} \
+	$(BIN)/python benchmarks/levers.py --out "$(or $(OUT),runs/bench-levers)" --rounds $${ROUNDS:-3} \
 	  --seconds $${SECONDS_EACH:-20}
 
-bench-data: setup ## benchmark data preparation (pretraining, SQuAD, compression, growth) against the tokenizer by itself and other pipelines (OUT=<folder>)
-	status=0; for part in data squad shards scale; do \
-	  $(BIN)/python "tests/slow/bench_$$part.py" --out "$(or $(OUT),runs/bench-data)" || status=1; done; exit $$status
+bench-data: setup ## benchmark data preparation (pretraining, SQuAD) against the tokenizer by itself and other pipelines (OUT=<folder>)
+	status=0; for part in data squad; do \
+	  $(BIN)/python "benchmarks/$$part.py" --out "$(or $(OUT),runs/bench-data)" || status=1; done; exit $$status
 
 test: setup ## fast tests, about 12 minutes on 2 cores (TEST_WORKERS=<n> processes, 2)
 	$(BIN)/python -m pytest -m "not slow" -n $${TEST_WORKERS:-2} --dist worksteal
@@ -115,14 +115,9 @@ fuzz: setup ## 10,000 damaged inputs per reader (FUZZ_INPUTS=<n>)
 	  -n $${TEST_WORKERS:-2} --dist worksteal
 
 # Without setup: GPU machines have their own torch.
-gpu-acceptance: ## checks that need a CUDA device, most important first, under 9 minutes; call it again for the rest (OUT=<folder>)
-	$(INSTALLED) tests/gpu/acceptance.py "$(OUT)"
-
-gpu-tests: ## add the tests of commands on a CUDA device, under 5 minutes, to the output of gpu-acceptance in OUT=<folder>
-	$(INSTALLED) tests/gpu/acceptance.py --tests "$(OUT)"
-
-gpu-results: ## write docs/results/<date>-<gpu>.json, .md and .png from the tar of gpu-acceptance (OUT=<folder or tar>)
-	$(INSTALLED) tests/gpu/acceptance.py --publish "$(OUT)"
+test-gpu: ## tests that need a CUDA device, and the GPU session (OUT=<folder>)
+	$(INSTALLED) -m pytest tests/gpu -m gpu --junitxml "$(or $(OUT),runs/gpu)/tests.xml"
+	PYTHON="$(INSTALLED)" bash tests/gpu/session.sh "$(or $(OUT),runs/gpu)"
 
 check: setup ## ruff, ruff format, mypy --strict, bandit, shellcheck, hadolint, codespell
 	$(BIN)/ruff check .

@@ -53,7 +53,7 @@ PIXEL = base64.b64decode(
 # Files of slow tests by the seconds they take, longest first; the others take less. Of several processes
 # none begins the longest file when the others have no more to do.
 LONGEST_FIRST = (
-    "test_pretraining_learns", "test_acceptance_on_cpu", "test_launch_nodes", "test_train_kill", "test_squad_learns",
+    "test_pretraining_learns", "test_launch_nodes", "test_train_kill", "test_squad_learns",
     "test_classify_real", "test_pretraining_real", "test_compare_strategies_command", "test_scaling_whole",
     "test_slurm", "test_profile_squad", "test_strategies_two_ranks", "test_kernels_interpreted_whole",
     "test_kernels_compiled", "test_bench", "test_resume_anywhere",

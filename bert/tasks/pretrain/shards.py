@@ -42,7 +42,7 @@ COLUMNS: Mapping[str, tuple[str, str]] = {
 CHUNK_ROWS = 1024
 """Rows of one compressed chunk."""
 DEFAULT_GZIP_LEVEL = 1
-"""Of zlib (tests/slow/bench_shards.py compares compressors)."""
+"""Of zlib."""
 _ALIGNMENT = 64
 """Bytes that mapped arrays are aligned to."""
 

@@ -1,10 +1,8 @@
 """Columns decoded from pages must be what SQLite itself gives, for every table, and hostile files must not hang."""
 
 import gzip
-import importlib.util
 import random
 import sqlite3
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -251,19 +249,3 @@ def test_a_full_disk_is_said_and_leaves_nothing(tmp_path: Path, monkeypatch: pyt
     with refused("disk-full", path, "No space left on device", "TMPDIR", kind=InputError):
         read(path)
     assert list((tmp_path / "temporary").iterdir()) == []
-
-
-def bench() -> Any:
-    path = Path(__file__).parents[2] / "slow" / "bench_nsys.py"
-    spec = importlib.util.spec_from_file_location("bench_nsys", path)
-    assert spec and spec.loader
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["bench_nsys"] = module
-    spec.loader.exec_module(module)
-    return module
-
-
-def test_the_benchmark_reads_what_it_wrote(tmp_path: Path) -> None:
-    found = bench().measure(20_000, True, tmp_path)  # compares the sums itself
-    assert found["kernels"] == found["api_calls"] == 20_000 and found["peak_rss_mb"] > 0
-    assert list(tmp_path.iterdir()) == []

@@ -1,14 +1,20 @@
 """Compares the reading and summing of many ranks with Holistic Trace Analysis: seconds, memory, equal results.
 
 Both sides load the traces of all ranks, and compute the temporal breakdown, the overlap of communication and
-computation, and the sum of every kernel. Used by bench_analysis.py.
+computation, and the sum of every kernel.
+
+    python benchmarks/traces.py [--out DIR] [--hta-python PYTHON] [--rounds N]
+
+Results go to DIR/traces.json. Ends with 1 where a figure is not as needed.
 """
 
+import argparse
 import json
 import os
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 import venv
 from collections.abc import Sequence
@@ -17,7 +23,7 @@ from typing import Any
 
 import psutil
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[1]
 TRACES = ROOT.parent / "shared" / "traces" / "kineto"
 FOLDERS = ("megatron-8-ranks", "dlrm-8-ranks")
 HTA = ("HolisticTraceAnalysis==0.5.0", "pandas<3")
@@ -240,3 +246,27 @@ def _assert_equal(ours: dict[str, Any], theirs: dict[str, Any]) -> int:
         assert sums == ours["kernels"][rank], rank
         compared += len(sums)
     return compared
+
+
+def main() -> int:
+    """Compare, print and write the figures; 1 where one is not as needed."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, default=Path("runs/bench-analysis"), help="folder of the results")
+    parser.add_argument("--hta-python", help="Python with HolisticTraceAnalysis 0.5.0 and pandas 2")
+    parser.add_argument("--rounds", type=int, default=5, help="processes per side that are compared")
+    options = parser.parse_args()
+    if not TRACES.is_dir():
+        print(f"{TRACES} is missing: it holds the public traces of {' and '.join(FOLDERS)}", file=sys.stderr)
+        return 2
+    options.out.mkdir(parents=True, exist_ok=True)
+    python = hta_python(options.hta_python)
+    with tempfile.TemporaryDirectory(dir=options.out) as name:
+        results = {"versions": versions(python), **stage_hta(python, Path(name).resolve(), options.rounds)}
+    results["missed"] = missed(results)
+    (options.out / "traces.json").write_text(json.dumps(results, indent=1))
+    print(json.dumps(results, indent=1))
+    return 1 if results["missed"] else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

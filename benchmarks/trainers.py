@@ -1,6 +1,6 @@
 """Measures training speed beside the tools that others would use: Hugging Face's Trainer and optimum-benchmark.
 
-    python tests/slow/bench_trainers.py [--out DIR] [--rounds N] [--preset NAME] [--batch-size N] [--precision NAME]
+    python benchmarks/trainers.py [--out DIR] [--rounds N] [--preset NAME] [--batch-size N] [--precision NAME]
 
 All sides train BertForSequenceClassification of the same shape with random weights, full sequences of random words, the
 same batch size and AdamW, on one device. Each round runs every side in a new process: one trial of `bertbench
@@ -19,10 +19,10 @@ from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(Path(__file__).parent)]
 
-from bench_hta import environment  # noqa: E402
+from traces import environment  # noqa: E402
 
 from bert.model.config import preset  # noqa: E402
 

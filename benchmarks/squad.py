@@ -1,6 +1,6 @@
 """Measures how fast SQuAD features are made: against the tokenizer alone, a plain pipeline and Hugging Face's recipe.
 
-    python tests/slow/bench_squad.py [--data DIR] [--out DIR] [--rounds N] [--quick]
+    python benchmarks/squad.py [--data DIR] [--out DIR] [--rounds N] [--quick]
 
 On dev v1.1, in turns: `encode_batch` of the tokenizers library on the pairs of question and context, on one thread; our
 features with one process and with two, whose processes have been started before, and as a user meets them, start
@@ -29,7 +29,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
 from support import plain_squad  # noqa: E402

@@ -1,14 +1,14 @@
 """Measures how fast pretraining data are made: against the tokenizer alone, and against the published algorithm.
 
-    python tests/slow/bench_data.py [--data DIR | --text DIR] [--out DIR] [--rounds N] [--quick] [--previous DIR]
+    python benchmarks/data.py [--data DIR | --text DIR] [--out DIR] [--rounds N] [--quick] [--previous DIR]
 
 The real books and the wiki excerpt are made sentence text by the stages of the project. Then, in turns and in this
 process: `encode_batch` of the tokenizers library on all sentences; the stages tokens and hdf5 with one worker, dupe
 factor 1 and 3; the same text in shards with one worker and with two, whose processes have been started before; and the
 published algorithm in plain Python, with its own tokenizer and with the library's. All sides use one thread per
 process. With --previous, a checkout of an earlier commit (`git worktree add DIR COMMIT`), also its "one worker", each
-in a process of its own whose start does not count, and its extraction. Afterwards the same on the text repeated to 50
-MB (not with --quick), and the figures of bench_extract.py.
+in a process of its own whose start does not count. Afterwards the same on the text repeated to 50 MB (not with
+--quick).
 Results go to DIR/data.json. Ends with 1 where a figure is not as needed.
 """
 
@@ -35,15 +35,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-HERE = Path(__file__).resolve().parents[2]
+HERE = Path(__file__).resolve().parents[1]
 ROOT = Path(os.environ.get("BENCH_ROOT") or HERE)
 """Checkout that is measured: another one where this script measures an earlier pipeline in a process of its own."""
-sys.path[:0] = [str(ROOT), str(HERE / "tests"), str(HERE / "tests/slow")]
+sys.path[:0] = [str(ROOT), str(HERE / "tests")]
 
 for package in ("bert", "common"):  # before modules that put this script's own checkout first
     importlib.import_module(package)
 
-import bench_extract  # noqa: E402
 from support import plain_pretraining  # noqa: E402
 
 from bert.corpus.files import find_inputs, identify  # noqa: E402
@@ -60,7 +59,6 @@ SHARDS = 8
 REPEATED_BYTES = 50_000_000
 SEQ_LEN, MAX_PREDICTIONS = 128, 20
 """Phase 1."""
-LEAST_EXTRACTION, LEAST_SCALING = 1.0, 1.3
 """Extraction on one core over its parser alone, and with two workers over one."""
 Seconds = dict[str, float]
 
@@ -280,14 +278,6 @@ def compare_ids(text: Sequence[bytes], vocabularies: Path) -> dict[str, int]:
     return found
 
 
-def extraction(data: Path, scratch: Path, megabytes: float, previous: Path | None) -> dict[str, Any] | None:
-    """Return the figures of bench_extract.py on the first dump below `data`, repeated."""
-    dumps = find_inputs(data).dumps
-    if not dumps:
-        return None
-    return dict(bench_extract.measure(bench_extract.repeated(dumps[0], scratch, megabytes), previous=previous))
-
-
 def missed(results: dict[str, Any]) -> list[str]:
     """Return what is not as needed, one sentence each."""
     said = []
@@ -297,11 +287,6 @@ def missed(results: dict[str, Any]) -> list[str]:
                 said.append(
                     f"{text}, {demand.name}: {found['ratios'][demand.name]:.2f}, needed is {demand.needed(text)}"
                 )
-    found = results["extraction"] or {}
-    if found and found["one_core_over_parser_alone"] < LEAST_EXTRACTION:
-        said.append(f"extraction: {found['one_core_over_parser_alone']:.2f} times the parser alone on one core")
-    if found and found["stage_over_one_worker"][2] < LEAST_SCALING:
-        said.append(f"extraction: two workers {found['stage_over_one_worker'][2]:.2f} times as fast as one")
     return said
 
 
@@ -320,9 +305,6 @@ def show(results: dict[str, Any]) -> None:
                 f"{demand.needed(text)}{'' if demand.met(text, ratio) else '  MISSED'}" if text in demand.texts else ""
             )
             print(f"  {demand.name:40}{ratio:9.2f}   {spread:16} {needed}")
-    print("\nextraction")
-    for name, figure in (results["extraction"] or {"no dump": None}).items():
-        print(f"  {name:40}{figure:9.2f}" if isinstance(figure, float) else f"  {name:40} {figure}")
 
 
 def main() -> int:
@@ -359,8 +341,6 @@ def main() -> int:
             times = max(2, round(REPEATED_BYTES / sum(map(len, text))))
             repeated = Bench(text * times, uncased, scratch / "repeated", options.previous)
             results["texts"]["repeated"] = repeated.measure(1)
-        megabytes = 12.0 if options.quick else REPEATED_BYTES / 1e6
-        results["extraction"] = None if options.text else extraction(options.data, scratch, megabytes, options.previous)
     results["load"] = [round(before, 2), round(os.getloadavg()[0], 2)]
     results["missed"] = missed(results)
     (options.out / "data.json").write_text(json.dumps(results, indent=1), encoding="utf-8")

@@ -1,6 +1,6 @@
 """Measures what each lever of our own model gives, alone and with the others, beside Hugging Face's model.
 
-    python tests/slow/bench_levers.py [--out DIR] [--rounds N] [--seconds N] [--only NAME] [--precision NAME]
+    python benchmarks/levers.py [--out DIR] [--rounds N] [--seconds N] [--only NAME] [--precision NAME]
         [--levers TEXT ...]
 
 For each row of ROWS one sweep of `bertbench throughput pretrain` in interleaved rounds: every set of levers, `hf`, and
@@ -18,7 +18,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT)]
 
 from bert.speed.registry import AUTO, LEVERS, NONE, levers_text, resolve_levers  # noqa: E402
