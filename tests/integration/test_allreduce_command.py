@@ -17,12 +17,6 @@ KINETO = shared_files.TRACES / "kineto"
 NAMES = ["window", "all_reduce_by_rank", "collectives", "stragglers", "buckets", "what_if", "clock_offsets"]
 
 
-def real(name: str) -> Path:
-    if not (KINETO / name).exists():
-        pytest.skip("shared/traces is not here")
-    return KINETO / name
-
-
 def trace(path: Path, events: list[dict[str, Any]], rank: int = 0) -> Path:
     information = {"backend": "nccl", "rank": rank, "world_size": 2}
     path.write_text(json.dumps({"schemaVersion": 1, "distributedInfo": information, "traceEvents": events}))
@@ -154,16 +148,19 @@ def test_bad_use_is_one_message(words: list[str], code: Code, fact: str) -> None
         result("allreduce", *words)
 
 
+@pytest.mark.public
 @pytest.mark.parametrize("name", ["dlrm-8-ranks", pytest.param("megatron-8-ranks", marks=pytest.mark.slow)])
 def test_real_folders_of_ranks(name: str) -> None:
-    found = document("allreduce", real(name))["findings"]
+    found = document("allreduce", KINETO / name)["findings"]
     assert list(found) == NAMES
     assert len(found["all_reduce_by_rank"]["rows"]) == 8
     assert "within 0.1 %" in found["what_if"]["sentence"]
 
 
+@pytest.mark.public
 def test_a_real_trace_with_sizes_gives_bandwidths() -> None:
-    rows = document("allreduce", real("hta/nccl_parser_config__nccl_data.json.gz"))["findings"]["collectives"]["rows"]
+    path = KINETO / "hta/nccl_parser_config__nccl_data.json.gz"
+    rows = document("allreduce", path)["findings"]["collectives"]["rows"]
     reduce = next(row for row in rows if row["collective"] == "all_reduce")
     assert reduce["group_size"] == 2
     assert reduce["busbw_gb_s"] == pytest.approx(reduce["algbw_gb_s"])  # 2 (2 - 1) / 2

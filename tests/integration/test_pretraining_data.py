@@ -33,10 +33,7 @@ DATASETS = {
     "next_sentence_labels": "int8",
 }
 
-pytestmark = pytest.mark.skipif(
-    not (CORPUS.is_dir() and VOCABULARY.is_file()),
-    reason="the corpus is not beside this checkout (shared/data/pretrain)",
-)
+pytestmark = pytest.mark.public
 
 
 def prepare(output: Path, *more: object) -> list[object]:

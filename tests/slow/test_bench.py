@@ -93,7 +93,7 @@ def test_the_report_opens_in_a_browser_without_a_network_and_its_tables_sort(
 
 
 @pytest.mark.soak
-@pytest.mark.skipif(not BOOKS.is_dir(), reason="../shared/data/pretrain/books is not here")
+@pytest.mark.public
 def test_it_runs_on_real_text(tmp_path: Path) -> None:
     done = bench(tmp_path, str(BOOKS), BATCH_SIZES="4", DEVICES="1", MAX_SECONDS="3")
     assert done.returncode == 0, done.stdout + done.stderr

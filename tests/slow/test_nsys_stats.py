@@ -26,7 +26,7 @@ NEW = [
 
 
 @pytest.mark.skipif(shutil.which("nsys") is None, reason="nsys is not installed")
-@pytest.mark.skipif(not EXPORT.is_file(), reason="the shared traces are not beside this checkout")
+@pytest.mark.public
 def test_csvs_of_nsys_itself_say_what_the_export_says(tmp_path: Path) -> None:
     plain = tmp_path / "a.sqlite"
     plain.write_bytes(gzip.decompress(EXPORT.read_bytes()))

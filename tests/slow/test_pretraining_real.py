@@ -10,9 +10,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 from support.cli import ROOT
-from support.real_text import argv, needs_corpus, prepare, run
+from support.real_text import argv, prepare, run
 
-pytestmark = [pytest.mark.soak, needs_corpus]
+pytestmark = [pytest.mark.soak, pytest.mark.public]
 
 
 @pytest.fixture(scope="module")

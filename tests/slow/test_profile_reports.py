@@ -43,7 +43,7 @@ def every_table_sorts(page: Any) -> int:
     return done
 
 
-@pytest.mark.skipif(not DLRM.is_dir(), reason="../shared/traces is not here")
+@pytest.mark.public
 def test_eight_real_ranks(tmp_path: Path, cli: Cli, browser: Any) -> None:
     argv = cli.argv("report", str(DLRM), "--out", str(tmp_path / "report"))
     done = subprocess.run(argv, capture_output=True, text=True, timeout=120, check=False)

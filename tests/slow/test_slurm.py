@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from support.cli import ROOT
-from support.real_text import CORPUS, VOCABULARY, needs_corpus, prepare
+from support.real_text import CORPUS, VOCABULARY, prepare
 from support.slurm_cluster import Slurm, cluster, why_not
 
 from bench.cluster.schedulers.slurm import Slurm as Scheduler
@@ -216,7 +216,7 @@ def preparation_array(folder: Path, dumps: Path, parts: int) -> Path:
 
 
 @pytest.mark.soak
-@needs_corpus
+@pytest.mark.public
 def test_a_job_array_with_a_killed_task_prepares_what_one_command_does(slurm: Slurm, tmp_path: Path) -> None:
     dumps = tmp_path / "dumps"
     dumps.mkdir()

@@ -8,7 +8,7 @@ from bert.data.tokenizer import FAST
 from bert.data.vocabulary import load_vocabulary
 
 
-@pytest.mark.skipif(not DATA.exists(), reason="the real text is not beside this checkout (shared/data)")
+@pytest.mark.public
 @pytest.mark.parametrize(
     ("name", "lower_case"), [("uncased", True), pytest.param("cased", False, marks=pytest.mark.soak)]
 )

@@ -44,7 +44,7 @@ def test_two_trainers_started_on_one_csv_both_end_and_the_database_gives_the_ide
     assert len(curves) == len(predictions) == 1
 
 
-@pytest.mark.skipif(not SMS.exists(), reason="../shared/data/csv is not there")
+@pytest.mark.public
 def test_a_real_encoder_tells_spam_from_messages(tmp_path: Path) -> None:
     shutil.copy(SMS, tmp_path / "sms.csv")
     options = ("--text", "v2", "--label", "v1", "--seq-len", "48", "--init", minilm_folder(), "--steps", "60",
@@ -58,7 +58,7 @@ def test_a_real_encoder_tells_spam_from_messages(tmp_path: Path) -> None:
     assert stats["test"]["balanced_accuracy"] >= 0.9
 
 
-@pytest.mark.skipif(not SMS.exists(), reason="../shared/data/csv is not there")
+@pytest.mark.public
 def test_a_start_from_the_database_is_several_times_faster_than_from_the_csv(tmp_path: Path) -> None:
     from support.csv_files import prepared
 

@@ -18,9 +18,7 @@ from bert.tasks.glue.prepare import prepare
 VOCAB = DATA / "vocab" / "bert-uncased.txt"
 STEPS = 4
 
-pytestmark = pytest.mark.skipif(
-    not (DATA / "glue" / "CoLA").is_dir() or not VOCAB.is_file(), reason="CoLA's tables are not here"
-)
+pytestmark = pytest.mark.public
 
 
 @pytest.fixture(scope="module")

@@ -11,11 +11,11 @@ import h5py
 import numpy as np
 import pytest
 from support.cli import ROOT
-from support.real_text import argv, needs_corpus, prepare
+from support.real_text import argv, prepare
 
 from records.training import TrainRun, read_events
 
-pytestmark = needs_corpus
+pytestmark = pytest.mark.public
 STEPS, EVAL_EVERY, EVALUATED = 1000, 250, 1024
 NATS_ABOVE_UNIGRAM_ENTROPY = 0.3
 CLEARLY = 0.03

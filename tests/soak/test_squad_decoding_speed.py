@@ -14,7 +14,7 @@ from bert.tasks.squad.predictions import decode
 
 
 @pytest.mark.timeout(900)
-@pytest.mark.skipif(not DATA.is_dir(), reason="../shared/data is not here")
+@pytest.mark.public
 def test_all_of_dev_1_1_is_decoded_like_the_plain_reference_and_ten_times_faster() -> None:
     content = json.loads(gzip.decompress((DATA / "squad" / "dev-v1.1.json.gz").read_bytes()))
     contexts = [

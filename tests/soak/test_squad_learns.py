@@ -16,10 +16,7 @@ MOST_CHARACTERS = 650
 SEQ_LEN, BATCH, STEPS = 192, 16, 240
 EVALUATED = 300
 
-pytestmark = pytest.mark.skipif(
-    not (SQUAD / "squadshifts-new-wiki-v1.0.json.gz").is_file(),
-    reason="the questions are not beside this checkout (shared/data/squad)",
-)
+pytestmark = pytest.mark.public
 
 
 def short(name: str, path: Path, most_questions: int) -> Path:

@@ -6,10 +6,7 @@ import pytest
 from support.shared_files import DATA
 from support.squad_columns import compare, made, plain
 
-pytestmark = pytest.mark.skipif(
-    not (DATA / "squad/dev-v1.1.json.gz").is_file(),
-    reason="the questions are not beside this checkout (shared/data/squad)",
-)
+pytestmark = pytest.mark.public
 
 
 @pytest.mark.parametrize("casing", ["cased", "uncased"])

@@ -4,17 +4,11 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
 from support.cli import ROOT
 from support.shared_files import DATA
 
 CORPUS = DATA / "pretrain"
 VOCABULARY = DATA / "vocab/bert-uncased.txt"
-
-needs_corpus = pytest.mark.skipif(
-    not (CORPUS.is_dir() and VOCABULARY.is_file()),
-    reason="the corpus is not beside this checkout (shared/data/pretrain)",
-)
 
 
 def argv(*words: object) -> list[str]:

@@ -118,7 +118,7 @@ def is_long(path: Path) -> bool:
     return path.name in ("dlrm-8-ranks", "megatron-8-ranks") or (path.is_file() and path.stat().st_size > 500_000)
 
 
-@pytest.mark.skipif(not TRACES.is_dir(), reason="the shared traces are not beside this checkout")
+@pytest.mark.public
 @pytest.mark.parametrize("path", recordings() if TRACES.is_dir() else [], ids=lambda path: path.name[:40])
 def test_advice_on_every_recorded_trace_is_sound(path: Path) -> None:
     """One cause each, ranked, gains that can be, and commands that parse.

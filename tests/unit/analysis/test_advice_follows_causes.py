@@ -240,7 +240,7 @@ def test_the_largest_range_is_not_called_most_of_the_time() -> None:
     assert "the largest is IO 4 (14 ms)" in found.sentence and "most of it" not in found.sentence
 
 
-@pytest.mark.skipif(not shared_files.TRACES.is_dir(), reason="the shared traces are not beside this checkout")
+@pytest.mark.public
 def test_real_pauses_are_named_with_the_time_that_the_ranges_have(tmp_path: Path) -> None:
     """A run that reads and prints in ranges IO 10, IO 20, ...: idle time within them, out of the database by hand."""
     (path,) = shared_files.TRACES.glob("nsys/tests__power_iteration__baseline*")
@@ -268,7 +268,7 @@ def test_real_pauses_are_named_with_the_time_that_the_ranges_have(tmp_path: Path
     assert not any(word in said["idle_causes"] + said["launch_queue"] for word in FEWER)
 
 
-@pytest.mark.skipif(not shared_files.TRACES.is_dir(), reason="the shared traces are not beside this checkout")
+@pytest.mark.public
 def test_hosts_that_stand_still_get_one_advice_in_all_tables() -> None:
     """426 to 466 ms of each launching thread's 634 ms are 17 to 36 calls of 5 to 44 ms (communication.md)."""
     ranks = open_sources(shared_files.TRACES / "kineto" / "megatron-8-ranks").timelines

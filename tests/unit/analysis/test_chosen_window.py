@@ -36,7 +36,6 @@ from records.trial import Trial
 MS = 1_000_000
 LAUNCH = "cudaLaunchKernel"
 NCCL = "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevComm*)"
-needs_traces = pytest.mark.skipif(not shared_files.TRACES.is_dir(), reason="the shared traces are not here")
 
 
 def three_steps() -> Timeline:
@@ -304,7 +303,7 @@ def test_the_sentence_says_to_compare_launched_work_where_the_gpu_is_behind() ->
     assert "device_step_ms" not in said(5)
 
 
-@needs_traces
+@pytest.mark.public
 def test_a_range_of_a_public_nsys_recording_has_the_busy_time_that_sql_gives(tmp_path: Path) -> None:
     """Ranges "Compute 10", "Compute 20", ...: kernels and copies inside them, each nanosecond once."""
     (path,) = shared_files.TRACES.glob("nsys/tests__power_iteration__baseline*")
@@ -335,7 +334,7 @@ def test_a_range_of_a_public_nsys_recording_has_the_busy_time_that_sql_gives(tmp
     assert (row.steps, row.span_ns, row.busy_ns) == (len(marks), sum(b - a for a, b in marks), busy)
 
 
-@needs_traces
+@pytest.mark.public
 @pytest.mark.parametrize(
     ("name", "window"),
     [
@@ -354,7 +353,7 @@ def test_a_time_of_each_reader_s_trace_has_its_length(name: str, window: str) ->
     assert table["start_ms"].tolist() == [pytest.approx(begin)] and 0 < row.busy_ns < row.span_ns
 
 
-@needs_traces
+@pytest.mark.public
 def test_the_ranges_of_all_ranks_are_those_of_the_raw_events() -> None:
     """`## forward ##` of 8 DLRM ranks, out of the JSON by hand."""
     folder = shared_files.TRACES / "kineto" / "dlrm-8-ranks"

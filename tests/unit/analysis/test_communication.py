@@ -101,10 +101,9 @@ def test_bus_factors() -> None:
     assert bus_factor("barrier", 8) is None and bus_factor("all_reduce", -1) is None
 
 
+@pytest.mark.public
 def test_bus_factor_is_that_of_a_real_log_of_nccl_tests() -> None:
     log = TRACES / "misc" / "nccl-tests__nccl_allreduce.log"
-    if not log.exists():
-        pytest.skip("shared/traces is not here")
     checked = 0
     for line in log.read_text().splitlines():
         words = line.split()
@@ -182,11 +181,10 @@ def test_hostile_names_and_lone_zero_length_collectives_give_a_result() -> None:
     assert [finding.name for finding in findings([rank, rank])] == NAMES
 
 
+@pytest.mark.public
 @pytest.mark.parametrize("folder", ["dlrm-8-ranks", "megatron-8-ranks"])
 def test_real_traces_agree_with_their_expected_values(folder: str) -> None:
     path = TRACES / "kineto" / folder
-    if not path.exists():
-        pytest.skip("shared/traces is not here")
     from analysis.sources import open_sources
 
     table = communication_by_rank(open_sources(path).timelines, window="kernels").set_index("rank")

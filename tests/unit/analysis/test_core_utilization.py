@@ -313,14 +313,13 @@ def test_the_table_has_a_row_per_batch_size_with_units_and_reasons() -> None:
     assert {f"{name}_percent" for name in PIPES} <= set(table[0])
 
 
+@pytest.mark.public
 @pytest.mark.parametrize(
     "name", ["attention_5-9__bert_torch_nsight.csv.gz", "attention_5-9__bert_flashattn_nsight.csv.gz"]
 )
 def test_real_files_agree_with_a_plain_sum_over_their_lines(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """These files have no pipe in percent; another percentage of theirs stands in, so that the sums are real."""
     path = TRACES / name
-    if not path.exists():
-        pytest.skip(f"{path} is not here: real traces are not part of the project")
     metric = "sm__throughput"
     monkeypatch.setitem(PIPES, "fma", (metric,))  # type: ignore[index]
     values: dict[str, dict[str, float]] = defaultdict(dict)

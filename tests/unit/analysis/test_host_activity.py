@@ -271,7 +271,7 @@ def test_nsys_calls_of_the_system_and_its_own_overhead_are_read(tmp_path: Path) 
     assert set(found.host["thread"]) == {"40/40"}
 
 
-@pytest.mark.skipif(not shared_files.TRACES.is_dir(), reason="the shared traces are not beside this checkout")
+@pytest.mark.public
 def test_libraries_that_are_loaded_in_a_real_gap_have_the_time_of_their_records(tmp_path: Path) -> None:
     """The longest steady gap of a public recording of nsys, 190 ms: loading, out of the database by SQL."""
     (path,) = shared_files.TRACES.glob("nsys/result_2_7B_nvtx*")

@@ -220,7 +220,7 @@ def test_the_causes_agree_with_judging_every_nanosecond(
         assert {cause: found.ns(cause) for cause in CAUSES} == expected
 
 
-@pytest.mark.skipif(not TRACES.is_dir(), reason="the shared traces are not beside this checkout")
+@pytest.mark.public
 @pytest.mark.parametrize("name", ["dlrm-8-ranks/worker0*", "megatron-8-ranks/*rank6*", "hta/cpu_only*", "hta/nccl_*"])
 def test_the_causes_of_real_traces_add_up(name: str) -> None:
     (path,) = TRACES.glob(name)

@@ -135,7 +135,7 @@ def test_what_a_trace_cannot_say_is_left_out() -> None:
     assert findings([]) == []
 
 
-@pytest.mark.skipif(not TRACES.is_dir(), reason="the shared traces are not beside this checkout")
+@pytest.mark.public
 @pytest.mark.parametrize("folder", ["dlrm-8-ranks", pytest.param("megatron-8-ranks", marks=pytest.mark.slow)])
 def test_eight_real_ranks_give_every_finding(folder: str) -> None:
     assert list(said(*(read(path) for path in sorted((TRACES / folder).glob("*.json.gz"))))) == ALL

@@ -101,7 +101,7 @@ def test_no_kernels_give_tables_without_rows() -> None:
     assert len(kernel_rows(late)) == 0
 
 
-@pytest.mark.skipif(not TRACES.is_dir(), reason="the shared traces are not beside this checkout")
+@pytest.mark.public
 def test_sums_and_counts_by_kernel_agree_with_tracelens() -> None:
     (expected,) = (TRACES / "tracelens").glob("expected__h100*kernel_summary.csv")
     sums: dict[str, list[float]] = {}
@@ -326,7 +326,7 @@ def recordings() -> list[Path]:
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not ALL_TRACES.is_dir(), reason="../shared/traces is not here")
+@pytest.mark.public
 def test_in_every_real_recording_less_than_two_percent_is_other() -> None:
     shares = {}
     for path in recordings():
@@ -340,7 +340,7 @@ def test_in_every_real_recording_less_than_two_percent_is_other() -> None:
     assert len(shares) >= 30
 
 
-@pytest.mark.skipif(not ALL_TRACES.is_dir(), reason="../shared/traces is not here")
+@pytest.mark.public
 def test_a_kernel_of_no_library_is_called_other() -> None:
     found = name_coverage(open_sources(ALL_TRACES / "nsys" / NO_FRAMEWORK).timelines)
     assert found.other_share == 1.0 and [name.partition("(")[0] for name, _ in found.other] == ["saxpy"]

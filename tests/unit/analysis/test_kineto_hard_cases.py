@@ -412,7 +412,7 @@ def test_gpu_events_of_no_length_are_kept_and_take_no_time(tmp_path: Path) -> No
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not TRACES.is_dir(), reason="the shared traces are not beside this checkout")
+@pytest.mark.public
 def test_every_public_trace_has_the_work_that_its_own_json_has() -> None:
     """Python's own JSON, fractions as decimals, event by event; the eight ranks have their own expected values."""
     seen = 0

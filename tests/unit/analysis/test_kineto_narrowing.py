@@ -156,7 +156,7 @@ def test_a_window_that_is_not_there_is_refused_with_the_same_words(
     assert said[0] == said[1]
 
 
-@pytest.mark.skipif(not TRACES.is_dir(), reason="the shared traces are not here")
+@pytest.mark.public
 @pytest.mark.parametrize(
     ("name", "window"),
     [

@@ -134,7 +134,7 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
         read(tmp_path / "gone.json")
 
 
-@pytest.mark.skipif(not TRACES.is_dir(), reason="the shared traces are not beside this checkout")
+@pytest.mark.public
 def test_public_traces_give_the_published_step_times() -> None:
     base = read(TRACES / "hta" / "trace_compare__base__base.json.gz")
     steps = base.steps.set_index("step")
@@ -143,10 +143,9 @@ def test_public_traces_give_the_published_step_times() -> None:
 
 
 HTA = TRACES / "hta"
-needs_traces = pytest.mark.skipif(not TRACES.is_dir(), reason="the shared traces are not beside this checkout")
 
 
-@needs_traces
+@pytest.mark.public
 @pytest.mark.parametrize("folder", ["dlrm-8-ranks", "megatron-8-ranks"])
 def test_ranks_have_the_published_gpu_events(folder: str) -> None:
     ranks = read_ranks(sorted((TRACES / folder).glob("*.gz")))
@@ -161,7 +160,7 @@ def test_ranks_have_the_published_gpu_events(folder: str) -> None:
         assert len(set(found.kernels["correlation_id"]) & set(found.api["correlation_id"])) > 200
 
 
-@needs_traces
+@pytest.mark.public
 def test_tensor_parallel_all_reduces_carry_their_number_and_size() -> None:
     ranks = [found.collectives for found in read_ranks(sorted((TRACES / "megatron-8-ranks").glob("*.gz")))]
     for found in ranks:
@@ -171,14 +170,14 @@ def test_tensor_parallel_all_reduces_carry_their_number_and_size() -> None:
         assert (found["bytes"] > 0).all()
 
 
-@needs_traces
+@pytest.mark.public
 def test_an_all_to_all_is_told_from_sends_by_the_host() -> None:
     found = read(next((TRACES / "dlrm-8-ranks").glob("worker0*"))).collectives
     assert found["collective"].tolist().count("all_to_all") == 5 and found["bytes"].iloc[0] == 6144 * 4
     assert found.loc[found["collective"] == "all_reduce", "bytes"].tolist()[0] == 394_241 * 4
 
 
-@needs_traces
+@pytest.mark.public
 def test_arguments_of_nccl_kernels_are_read() -> None:
     found = read(HTA / "nccl_parser_config__nccl_data.json.gz")
     assert len(found.collectives) == 21 and (found.rank, found.world_size) == (0, 2)
@@ -186,7 +185,7 @@ def test_arguments_of_nccl_kernels_are_read() -> None:
     assert (first["bytes"], first["dtype"], first["group"], first["group_size"]) == (2_049_000 * 4, "Float", "0", 2)
 
 
-@needs_traces
+@pytest.mark.public
 def test_gloo_on_a_cpu_is_communication() -> None:
     found = read(HTA / "cpu_only__rank-34.old_b8cce2cd.json.gz")
     assert not len(found.kernels) and found.rank == 34 and found.world_size == 300
@@ -196,7 +195,7 @@ def test_gloo_on_a_cpu_is_communication() -> None:
     assert first["start"] == 1719853884000000000 + 1212075548353304 and first["end"] - first["start"] == 173_209_713
 
 
-@needs_traces
+@pytest.mark.public
 def test_steps_and_annotations_have_the_published_times() -> None:
     found = read(HTA / "trace_compare__test__test.json.gz")
     other = read(HTA / "trace_compare__base__base.json.gz")
@@ -206,7 +205,7 @@ def test_steps_and_annotations_have_the_published_times() -> None:
     assert 67_000 in [span["end"] - span["start"] for span in spans if span["name"] == "nccl:all_reduce"]
 
 
-@needs_traces
+@pytest.mark.public
 @pytest.mark.parametrize(
     ("name", "rank"),
     [("rank_unavailable__rank_not_found", None), ("distributed_info_unavailable__distributed_info_not_found", None),
@@ -217,14 +216,14 @@ def test_what_is_missing_or_huge_is_survived(name: str, rank: int | None) -> Non
     assert found.rank == rank and len(found.operators)
 
 
-@needs_traces
+@pytest.mark.public
 def test_triton_operators_with_a_stream_are_no_gpu_work() -> None:
     found = read(HTA / "triton_example__triton_example.json.gz")
     assert len(found.kernels) == 1 and len(found.operators) == 3 and found.api["name"].iloc[0] == "cuLaunchKernel"
     assert found.kernels["correlation_id"].tolist() == [35] and found.kernels["blocks_per_sm"].iloc[0] > 0
 
 
-@needs_traces
+@pytest.mark.public
 def test_counters_of_the_range_profiler_are_read() -> None:
     paths = [HTA / "cupti_profiler__benchmark_result_924719_1679055439_trace.json.gz",
              HTA / "trace_compare__test__test.json.gz"]  # fmt: skip
@@ -234,7 +233,7 @@ def test_counters_of_the_range_profiler_are_read() -> None:
     assert found.compute_capability == (8, 0) and found.kernels["duration_ns"].isna().all()
 
 
-@needs_traces
+@pytest.mark.public
 def test_every_public_trace_is_recognised_and_read_whole() -> None:
     for path in sorted(TRACES.glob("*/*.json.gz")):
         assert recognises(read_head(path)), path.name

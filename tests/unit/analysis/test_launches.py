@@ -177,7 +177,7 @@ def test_an_unknown_call_in_the_middle_is_of_the_window() -> None:
     assert family_rows(trace)["calls"].tolist() == [3]
 
 
-@pytest.mark.skipif(not shared_files.TRACES.is_dir(), reason="the shared traces are not here")
+@pytest.mark.public
 def test_launched_work_of_a_public_trace_by_brute_force() -> None:
     """Also of ranks 1 and 3, where the GPU still ran a fifth of its kernels from before the recording."""
     for path in sorted((shared_files.TRACES / "kineto" / "dlrm-8-ranks").glob("*.json.gz")):
@@ -291,7 +291,7 @@ def test_means_over_ranks_name_the_ranks_and_their_range() -> None:
     assert "(50.0 to 90.0 %)" in found["temporal_breakdown"] and "(10.0 to 50.0 %)" in found["temporal_breakdown"]
 
 
-@pytest.mark.skipif(not shared_files.TRACES.exists(), reason="shared/traces is absent")
+@pytest.mark.public
 def test_kernels_are_in_the_order_of_the_times_shown_and_without_times_in_none() -> None:
     (path,) = (shared_files.TRACES / "ncu").glob("attention_5-9__bert_torch*")
     table = core_findings.by_kernel(ncu.read(path)).table

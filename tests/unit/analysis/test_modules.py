@@ -128,7 +128,7 @@ def test_sequence_numbers_count_per_thread(tmp_path: Path) -> None:
     }
 
 
-@pytest.mark.skipif(not BERT.exists(), reason=f"{BERT} is not there")
+@pytest.mark.public
 def test_a_public_trace_of_bert_by_brute_force() -> None:
     events = [one for one in json.loads(gzip.decompress(BERT.read_bytes()))["traceEvents"] if one.get("ph") == "X"]
     modules = [one for one in events if one["name"].startswith("nn.Module: ")]
@@ -151,7 +151,7 @@ def test_a_public_trace_of_bert_by_brute_force() -> None:
     assert said["module_classes"].table["name"].iloc[0] == "Linear" and "63.9 %" in said["module_classes"].sentence
 
 
-@pytest.mark.skipif(not RECSYS.exists(), reason=f"{RECSYS} is not there")
+@pytest.mark.public
 def test_a_public_trace_of_training_is_attributed_as_a_whole() -> None:
     timeline = read(RECSYS)
     rows = module_rows([timeline])
@@ -206,7 +206,7 @@ def test_two_traces_differ_by_place_and_the_changes_add_up(tmp_path: Path) -> No
     assert all(part in said for part in ("+0.075 ms", "+0.105 ms", "-0.030 ms", layer))
 
 
-@pytest.mark.skipif(not AMD.exists(), reason=f"{AMD} is not there")
+@pytest.mark.public
 def test_the_same_model_on_two_gpus_is_compared_by_module() -> None:
     sides = [[read(BERT)], [read(AMD)]]
     rows = trace_diff(*sides, "path")

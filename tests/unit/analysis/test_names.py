@@ -319,7 +319,7 @@ def test_casts_to_bf16_are_spoken_of_where_it_ran(tmp_path: Path, types: str | N
     assert "only move memory 80.0 %" in families.sentence and ("bf16" in families.sentence) == named
 
 
-@pytest.mark.skipif(not shared_files.TRACES.is_dir(), reason="the shared traces are not beside this checkout")
+@pytest.mark.public
 @pytest.mark.parametrize("gpu", ["h100", "mi300"])
 def test_public_bert_runs_in_bf16_are_not_told_to_use_it(gpu: str) -> None:
     """TraceLens' inputs list c10::BFloat16 for every product; its kernel_summary.csv says the same."""
@@ -329,7 +329,7 @@ def test_public_bert_runs_in_bf16_are_not_told_to_use_it(gpu: str) -> None:
     assert "runs in bf16." in families(*made).sentence and "tf32" not in families(*made).sentence
 
 
-@pytest.mark.skipif(not shared_files.TRACES.is_dir(), reason="the shared traces are not beside this checkout")
+@pytest.mark.public
 def test_a_public_gpu_trace_of_nvprof_has_copies_apart() -> None:
     """One kernel, 301 times, and three copies: all of the kernels' time is GEMM's, not 82.1 %."""
     (path,) = (shared_files.TRACES / "nvprof").glob("*matrixMul_trace.csv")

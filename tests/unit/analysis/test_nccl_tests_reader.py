@@ -121,9 +121,8 @@ def test_bus_factors_are_those_of_nccl_tests(collective: str, ranks: int, factor
     assert bus_factor(collective, ranks) == factor
 
 
+@pytest.mark.public
 def test_the_real_log_of_eight_a100_is_read_whole() -> None:
-    if not REAL.exists():
-        pytest.skip("../shared/traces is not here")
     reader = find_reader(read_head(REAL))
     assert reader is not None and reader.name == "nccl-tests"
     (found,) = read(REAL)

@@ -261,6 +261,7 @@ def test_published_listings_of_ncu_give_the_verdict_that_ncu_gave(
     assert row["time_ms"] == pytest.approx(2.86)
 
 
+@pytest.mark.public
 @pytest.mark.parametrize(
     ("name", "said", "bound"),
     [
@@ -270,18 +271,15 @@ def test_published_listings_of_ncu_give_the_verdict_that_ncu_gave(
 )
 def test_real_files_give_the_verdict_of_the_rule_in_them(name: str, said: str, bound: str) -> None:
     path = TRACES / name
-    if not path.exists():
-        pytest.skip(f"{path} is not here: real traces are not part of the project")
     rows = list(csv.DictReader(path.read_text(encoding="utf-8").splitlines()))
     (rule,) = [row["Rule Description"] for row in rows if row["Rule Name"] == "SOLBottleneck"]
     assert said in rule
     assert only(read(path))["bound"] == bound
 
 
+@pytest.mark.public
 def test_real_kernels_have_the_limit_of_their_own_blocks() -> None:
     path = TRACES / "kernel_0001__ncu.details.csv"
-    if not path.exists():
-        pytest.skip(f"{path} is not here: real traces are not part of the project")
     rows = list(csv.DictReader(path.read_text(encoding="utf-8").splitlines()))
     assert any("limited by the number of required registers" in (row["Rule Description"] or "") for row in rows)
     assert only(read(path))["occupancy_limit"] == "registers"
@@ -369,11 +367,10 @@ def test_a_kernel_bound_by_latency_is_told_what_its_warps_wait_for(tmp_path: Pat
     assert not any(word in advice(row) for word in WRONG)
 
 
+@pytest.mark.public
 def test_the_stalls_of_a_real_details_page_are_those_of_its_rules() -> None:
     """491.9 and 437.2 of 933.13 cycles, as its two rules say; 52.7 % and 46.9 %."""
     path = TRACES / "tests__copy_blocked.csv"
-    if not path.exists():
-        pytest.skip(f"{path} is not here: real traces are not part of the project")
     found = {one.name: one for one in kernel_limits.findings(read(path))}
     (row,) = found["warp_stalls"].table.to_dict("records")
     assert [row[f"stall_{place}"] for place in (1, 2)] == ["long_scoreboard", "lg_throttle"]
@@ -384,11 +381,10 @@ def test_the_stalls_of_a_real_details_page_are_those_of_its_rules() -> None:
 # ---- occupancy ----
 
 
+@pytest.mark.public
 def test_the_occupancy_of_a_real_file_has_its_limit() -> None:
     """Blocks that fit: 24 by SM and barriers, 2 by registers, 4 by shared memory, 12 by warps."""
     path = TRACES / "kernel_0001__ncu.details.csv"
-    if not path.exists():
-        pytest.skip(f"{path} is not here: real traces are not part of the project")
     found = {one.name: one for one in kernel_limits.findings(read(path))}["occupancy"]
     (row,) = found.table.to_dict("records")
     assert (row["achieved_occupancy_share"], row["theoretical_occupancy_share"]) == pytest.approx((0.1132, 0.1667))
@@ -428,9 +424,8 @@ def test_the_remedy_of_a_rule_is_what_its_message_asks_for(text: str, asked: str
     assert kernel_limits.remedy(rule) == asked
 
 
+@pytest.mark.public
 def test_the_advice_of_a_real_rule_has_its_estimate_and_its_remedy() -> None:
     path = TRACES / "kernel_0001__ncu.details.csv"
-    if not path.exists():
-        pytest.skip(f"{path} is not here: real traces are not part of the project")
     (said,) = kernel_limits.rules(read(path)).advice
     assert said.saves == pytest.approx(0.8034) and said.remedy == "fewer registers per thread"

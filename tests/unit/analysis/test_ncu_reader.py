@@ -312,9 +312,10 @@ def test_a_file_is_known_by_its_content(tmp_path: Path, content: bytes, expected
     assert recognises(read_head(path)) is expected
 
 
+@pytest.mark.public
 @pytest.mark.parametrize("name", [*REAL, "ERROR_ONLY_raw.csv"])
 def test_real_files_are_known_by_their_content(name: str) -> None:
-    assert recognises(read_head(real(name))) and FORM in FORMS
+    assert recognises(read_head(TRACES / name)) and FORM in FORMS
 
 
 # ---- hostile files ----
@@ -415,16 +416,10 @@ def test_a_table_without_kernels_gives_an_empty_frame_with_its_columns(tmp_path:
 # ---- real files ----
 
 
-def real(name: str) -> Path:
-    path = TRACES / name
-    if not path.exists():
-        pytest.skip(f"{path} is not here: real traces are not part of the project")
-    return path
-
-
+@pytest.mark.public
 @pytest.mark.parametrize("name", REAL)
 def test_real_files_give_their_kernels_and_every_number_in_them(name: str) -> None:
-    path = real(name)
+    path = TRACES / name
     found = read(path)
     count, capability = REAL[name]
     assert (len(found.kernels), found.compute_capability) == (count, capability)
@@ -445,21 +440,23 @@ def test_real_files_give_their_kernels_and_every_number_in_them(name: str) -> No
     assert checked == int(found.kernels[printed].notna().sum().sum()) > 0
 
 
+@pytest.mark.public
 def test_every_real_file_is_looked_at() -> None:
-    real("ERROR_ONLY_raw.csv")
     assert {path.name for path in TRACES.iterdir()} == {*REAL, "ERROR_ONLY_raw.csv"}
 
 
+@pytest.mark.public
 def test_known_values_of_real_files() -> None:
-    details = read(real("kernel_0001__ncu.details.csv"))
+    details = read(TRACES / "kernel_0001__ncu.details.csv")
     (row,) = details.kernels.to_dict("records")
     assert (row["process"], row["device"], row["duration_ns"], row["cycles"]) == (1740670, 0, 6750.0, 13485.0)
     assert row["dram__bytes_read.sum"] == 2.33e6 and details.units["dram__bytes_read.sum"] == "byte"
     assert any("flop_count_hp.sum is n/a" in problem for problem in details.problems)
-    (row,) = read(real("tests__copy_blocked.csv")).kernels.to_dict("records")
+    (row,) = read(TRACES / "tests__copy_blocked.csv").kernels.to_dict("records")
     assert (row["duration_ns"], row["cycles"]) == (21_058_944.0, 12_319_469.0)
 
 
+@pytest.mark.public
 def test_a_real_file_of_a_failed_run_is_told_in_the_words_of_ncu() -> None:
     with refused("tool-failed", "Option '--section ", "did not match any section"):
-        read(real("ERROR_ONLY_raw.csv"))
+        read(TRACES / "ERROR_ONLY_raw.csv")

@@ -165,10 +165,9 @@ def test_without_these_counters_there_are_no_such_findings(tmp_path: Path) -> No
     assert findings(nothing) == [] and nothing.kernels.empty
 
 
+@pytest.mark.public
 def test_the_estimates_of_a_real_file_are_read() -> None:
     path = shared_files.TRACES / "ncu" / "kernel_0001__ncu.details.csv"
-    if not path.exists():
-        pytest.skip(f"{path} is not here")
     found = reader.read(path)
     estimated = [one for one in found.rules if one.speedup is not None]
     assert ("TheoreticalOccupancy", "global", 0.8034) in [(one.rule, one.estimate, one.speedup) for one in estimated]

@@ -15,7 +15,6 @@ from analysis.readers.registry import find_reader, read_head
 from analysis.timeline import COLLECTIVE_COLUMNS, Timeline
 
 TRACES = shared_files.TRACES / "nsys"
-needs_traces = pytest.mark.skipif(not TRACES.is_dir(), reason="the shared traces are not beside this checkout")
 PID = 7 << 48 | 40 << 24
 TID = PID | 41
 
@@ -234,7 +233,7 @@ def test_an_export_is_recognised_packed_too_and_nvprof_s_is_not(tmp_path: Path) 
     assert not recognises(read_head(tmp_path / "c"))
 
 
-@needs_traces
+@pytest.mark.public
 def test_public_exports_have_calls_and_multiprocessors() -> None:
     expected = {"tests__power_iteration__baseline": (7417, {0: 40}), "result_2_7B_nvtx": (None, {0: 108})}
     for name, (calls, counts) in expected.items():
@@ -246,7 +245,7 @@ def test_public_exports_have_calls_and_multiprocessors() -> None:
     assert found.collectives["collective"].value_counts().to_dict() == {"send_recv": 15}
 
 
-@needs_traces
+@pytest.mark.public
 @pytest.mark.parametrize("path", sorted(TRACES.glob("*.sqlite.gz")), ids=lambda path: path.name[:20])
 def test_instances_and_total_time_of_every_kernel_and_call_are_sqlite_s_own(tmp_path: Path, path: Path) -> None:
     plain = tmp_path / "a.sqlite"

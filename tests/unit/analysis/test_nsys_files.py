@@ -128,7 +128,7 @@ REAL = {
 }
 
 
-@pytest.mark.skipif(not TRACES.is_dir(), reason="the shared traces are not beside this checkout")
+@pytest.mark.public
 @pytest.mark.parametrize("name", REAL)
 def test_public_exports_have_their_kernels_ranges_gpus_and_problems(name: str) -> None:
     count, total, ranges, gpu, problems = REAL[name]
@@ -143,7 +143,7 @@ def test_public_exports_have_their_kernels_ranges_gpus_and_problems(name: str) -
     assert "REDACTED" not in repr(found)
 
 
-@pytest.mark.skipif(not TRACES.is_dir(), reason="the shared traces are not beside this checkout")
+@pytest.mark.public
 def test_a_domain_of_a_public_export_names_its_ranges() -> None:
     found = only(read(TRACES / "pipit__tests__data__saxpy-mpi-cuda_nsys_perlmutter0.sqlite.gz"))
     counts = found.ranges["name"].value_counts().to_dict()

@@ -443,7 +443,7 @@ def test_beside_a_good_file_such_an_export_is_a_problem_with_its_reason(tmp_path
     )
 
 
-@pytest.mark.skipif(not TRACES.is_dir(), reason="the shared traces are not beside this checkout")
+@pytest.mark.public
 def test_the_messages_of_a_public_export_are_its_reason_once_its_gpu_work_is_gone(tmp_path: Path) -> None:
     """It says of ten of its processes, which used no GPU, that CUDA profiling was not started."""
     path = tmp_path / "a.sqlite"

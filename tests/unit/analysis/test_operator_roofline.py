@@ -119,7 +119,7 @@ def test_the_peak_of_an_unknown_gpu_is_unknown(tmp_path: Path) -> None:
     assert "not known" in finding.sentence
 
 
-@pytest.mark.skipif(not MEGATRON.exists(), reason=f"{MEGATRON} is not there")
+@pytest.mark.public
 def test_a_public_trace_by_brute_force() -> None:
     events = [one for one in json.loads(gzip.decompress(MEGATRON.read_bytes()))["traceEvents"] if one.get("ph") == "X"]
     sizes = [[8192, 2048], [2048, 4096]]

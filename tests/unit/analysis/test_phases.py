@@ -128,7 +128,7 @@ def test_a_trace_without_phases_has_no_rows() -> None:
     assert len(phase_rows(timeline(kernels=[("sgemm", 7, 0, 10)], ranges=[("layer.3", 0, 10)]))) == 0
 
 
-@pytest.mark.skipif(not TRACES.is_dir(), reason="the shared traces are not beside this checkout")
+@pytest.mark.public
 def test_host_phases_of_a_public_trace_fill_its_steps() -> None:
     rows = phase_rows(read(TRACES / "hta" / "nccl_parser_config__nccl_data.json.gz")).set_index("phase")
     assert rows["host_share"].sum() == pytest.approx(1.0) and rows.loc["other", "host_share"] < 0.01

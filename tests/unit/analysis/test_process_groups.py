@@ -306,7 +306,7 @@ def test_published_links_hold_inside_one_node_only() -> None:
     assert in_one_node(dataclasses.replace(trace, world_size=8), ProcessGroup("0", size=8))
 
 
-@pytest.mark.skipif(not shared_files.TRACES.is_dir(), reason="needs the public traces of ../shared")
+@pytest.mark.public
 def test_a_public_trace_names_its_group() -> None:
     found = read(shared_files.TRACES / "kineto/hta/nccl_parser_config__nccl_data.json.gz")
     (row,) = communication_by_group([found]).to_dict("records")
@@ -317,7 +317,7 @@ def test_a_public_trace_names_its_group() -> None:
     assert row["bytes"] == int(table["bytes"].sum())
 
 
-@pytest.mark.skipif(not shared_files.TRACES.is_dir(), reason="needs the public traces of ../shared")
+@pytest.mark.public
 def test_megatrons_links_compare_with_the_published_rate() -> None:
     ranks = read_ranks(sorted((shared_files.TRACES / "kineto/megatron-8-ranks").glob("*.json.gz"))[:2])
     table = communication_by_kind(ranks, match_collectives(ranks))

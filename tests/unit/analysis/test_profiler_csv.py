@@ -16,7 +16,6 @@ from analysis.readers.packed import UNENDED
 from analysis.readers.registry import find_reader, read_head
 
 TRACES = shared_files.TRACES / "nsys"
-needs_traces = pytest.mark.skipif(not TRACES.is_dir(), reason="the shared traces are not beside this checkout")
 
 KERNELS_2024 = """Time (%),Total Time (ns),Instances,Avg (ns),Med (ns),Min (ns),Max (ns),StdDev (ns),Name
 75.0,300,3,100.0,90.0,80,130,21.6,"void gemm<(int)4, float>(float *, int)"
@@ -310,7 +309,7 @@ def test_the_kind_is_found_from_the_content(tmp_path: Path, text: str, name: str
     assert reader is not None and reader.name == name
 
 
-@needs_traces
+@pytest.mark.public
 def test_a_public_summary_gives_its_own_numbers() -> None:
     path = TRACES / "all-stage__summary_cuda_gpu_kern_sum.csv"
     found = only(nsys_csv.read(path))
@@ -321,7 +320,7 @@ def test_a_public_summary_gives_its_own_numbers() -> None:
     assert expected[0][1:] == (329035, 1231822285) and found.problems == ()
 
 
-@needs_traces
+@pytest.mark.public
 def test_a_public_range_trace_gives_its_own_numbers() -> None:
     path = TRACES / "nbody-nvtx__trace.csv"
     (found,) = nsys_trace_csv.read(path)
@@ -463,7 +462,7 @@ def test_the_kind_of_an_nvprof_file_is_found_from_its_content(tmp_path: Path, te
     assert reader is not None and reader.name == name
 
 
-@needs_traces
+@pytest.mark.public
 def test_a_public_gpu_trace_gives_its_own_numbers() -> None:
     (path,) = NVPROF_TRACES.glob("*_trace.csv")
     found = nvprof_trace.read(path)
@@ -477,7 +476,7 @@ def test_a_public_gpu_trace_gives_its_own_numbers() -> None:
     assert found.kernels["bytes"].iloc[0] == 320 * 320 * 4
 
 
-@needs_traces
+@pytest.mark.public
 def test_public_metrics_are_all_read() -> None:
     (path,) = NVPROF_TRACES.glob("*_metrics.csv")
     (found,) = nvprof.read(path)
@@ -488,7 +487,7 @@ def test_public_metrics_are_all_read() -> None:
     assert rows["dram_utilization"]["average"] == 1 and rows["dram_utilization"]["unit"] == nvprof.LEVEL
 
 
-@needs_traces
+@pytest.mark.public
 def test_a_table_that_is_cut_short_says_so_and_has_no_cut_row(tmp_path: Path) -> None:
     data = (TRACES / "nbody-nvtx__trace.csv").read_bytes()
     (whole,) = nsys_trace_csv.read(TRACES / "nbody-nvtx__trace.csv")

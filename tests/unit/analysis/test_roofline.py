@@ -327,22 +327,19 @@ def test_every_row_of_the_table_is_dense() -> None:
 # ---- real files ----
 
 
-def real(name: str) -> KernelCounters:
-    path = TRACES / name
-    if not path.exists():
-        pytest.skip(f"{path} is not here: real traces are not part of the project")
-    return read(path)
-
-
+@pytest.mark.public
 def test_the_peak_that_a_real_file_implies_is_that_of_its_memory() -> None:
-    found = real("tests__copy_blocked.csv")  # capability 7.5: 256 bit, two transfers per cycle of the DRAM's clock
+    found = read(
+        TRACES / "tests__copy_blocked.csv"
+    )  # capability 7.5: 256 bit, two transfers per cycle of the DRAM's clock
     clock = found.kernels["GPU Speed Of Light Throughput: DRAM Frequency"][0]
     assert ceilings(found)[DRAM].rate == pytest.approx(clock * 2 * 256 / 8, rel=1e-3)
     assert only(found)["bound"] == "DRAM" and only(found)["memory_fraction"] == pytest.approx(0.6184)
 
 
+@pytest.mark.public
 def test_a_real_matrix_product_has_the_operations_of_its_shape() -> None:
-    table = roofline(real("attention_5-9__bert_torch_nsight.csv.gz"), {DRAM: 1.4e12, "fp32": 19.5e12}).kernels
+    table = roofline(read(TRACES / "attention_5-9__bert_torch_nsight.csv.gz"), {DRAM: 1.4e12, "fp32": 19.5e12}).kernels
     name = "ampere_sgemm_32x32_sliced1x4_tn"
     row = table.set_index("name").loc[name]
     assert row["launches"] == 4
@@ -359,11 +356,10 @@ def counted(kernel: str, instruction: str) -> int:
     return sum(int(value.replace(",", "")) for value in found)
 
 
+@pytest.mark.public
 def test_levels_of_a_real_file_are_those_that_its_rows_add_up_to() -> None:
     """Of the four launches of the sliced GEMM: bytes of each level, operations and times, from the rows themselves."""
     path = TRACES / "attention_5-9__bert_torch_nsight.csv.gz"
-    if not path.exists():
-        pytest.skip(f"{path} is not here: real traces are not part of the project")
     sums: dict[str, float] = {}
     seconds = 0.0
     cycles: dict[str, float] = {}

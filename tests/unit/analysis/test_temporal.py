@@ -22,7 +22,6 @@ from analysis.readers.kineto.reader import read
 from analysis.timeline import Timeline
 
 TRACES = shared_files.TRACES / "kineto"
-needs_traces = pytest.mark.skipif(not TRACES.is_dir(), reason="the shared traces are not beside this checkout")
 
 NCCL = "ncclDevKernel_AllReduce_Sum_f32_RING_LL"
 KINDS = {"gemm": "kernel", "gelu": "kernel", NCCL: "kernel", "Memcpy HtoD": "memcpy", "Memset": "memset"}
@@ -38,7 +37,7 @@ def work(*rows: tuple[str, int, int]) -> list[tuple[object, ...]]:
     return [(name, 7, start, end, -1, KINDS[name]) for name, start, end in rows]
 
 
-@needs_traces
+@pytest.mark.public
 @pytest.mark.parametrize("folder", ["dlrm-8-ranks", "megatron-8-ranks"])
 def test_eight_ranks_agree_with_the_public_values_to_the_microsecond(folder: str) -> None:
     rows = {row["rank"]: row for row in csv.DictReader((TRACES / folder / "expected.csv").open())}
@@ -55,7 +54,7 @@ def test_eight_ranks_agree_with_the_public_values_to_the_microsecond(folder: str
     assert seen == set(rows)
 
 
-@needs_traces
+@pytest.mark.public
 @pytest.mark.parametrize("device", ["h100", "mi300"])
 def test_tracelens_gives_the_same_times_when_memsets_are_computation(device: str) -> None:
     (expected,) = (TRACES / "tracelens").glob(f"expected__{device}*gpu_timeline.csv")
@@ -77,7 +76,7 @@ def test_tracelens_gives_the_same_times_when_memsets_are_computation(device: str
         assert getattr(result, ours) / 1e6 == pytest.approx(rows[theirs], abs=1e-3), theirs
 
 
-@needs_traces
+@pytest.mark.public
 def test_holistic_trace_analysis_facts_of_rank_0_without_its_last_step() -> None:
     trace = read(TRACES / "hta" / "timeline_analysis__sampled_rank-0.json.gz")
     kept = trace.kernels[trace.kernels["start"] < trace.steps["start"].max()]

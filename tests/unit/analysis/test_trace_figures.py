@@ -94,7 +94,7 @@ def test_a_cpu_trace_is_shown_and_an_empty_one_left_out() -> None:
     assert of_time() == of_time(timeline()) == []
 
 
-@pytest.mark.skipif(not TRACES.is_dir(), reason="the shared traces are not beside this checkout")
+@pytest.mark.public
 def test_eight_real_ranks_are_shown() -> None:
     found = of_time(*(read(path) for path in sorted((TRACES / "dlrm-8-ranks").glob("*.json.gz"))))
     assert [len(figure.panels[0].y.ticks or ()) for figure in found] == [8, 8]

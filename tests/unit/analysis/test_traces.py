@@ -230,7 +230,7 @@ def test_what_does_not_compare_is_said() -> None:
         trace_diff([], [])
 
 
-@pytest.mark.skipif(not TRACES.is_dir(), reason="the shared traces are not beside this checkout")
+@pytest.mark.public
 def test_a_public_pair_that_differs_by_one_late_kernel() -> None:
     sides = [read(TRACES / f"trace_compare__{name}.json.gz") for name in ("base__base", "test__test")]
     assert [len(side.kernels) for side in sides] == [18, 17]

@@ -219,7 +219,7 @@ def test_a_trial_without_a_trace_is_one_row_that_says_why() -> None:
     assert compute_utilization_rows({}, [])[0]["reason"]
 
 
-@pytest.mark.skipif(not TRACES.is_dir(), reason="the shared traces are not beside this checkout")
+@pytest.mark.public
 def test_a_public_trace_gives_the_published_computation() -> None:
     """Holistic Trace Analysis, rank 0: 600,058 us without the last step, of which computation 106,252 us."""
     trace = read(TRACES / "hta" / "timeline_analysis__sampled_rank-0.json.gz")

@@ -151,7 +151,7 @@ def test_launched_work_is_not_known_without_calls_or_steps() -> None:
     assert "launched_compute_ms" not in found.table and "unknown" in found.sentence
 
 
-@pytest.mark.skipif(not shared_files.TRACES.is_dir(), reason="the shared traces are not beside this checkout")
+@pytest.mark.public
 def test_a_public_run_of_alike_ranks_is_not_called_unbalanced() -> None:
     """Megatron with tensor parallelism: each of 8 GPUs is given the same kernels, added up here from the raw events."""
     paths = sorted((shared_files.TRACES / "kineto" / "megatron-8-ranks").glob("*.gz"))

@@ -119,7 +119,7 @@ def test_what_is_no_score_of_the_task_is_not_written_over(
         check_refusal(capsys.readouterr().err, "folder-occupied", *facts)
 
 
-@pytest.mark.skipif(not SQUAD.is_dir(), reason="../shared/data/squad is not here")
+@pytest.mark.public
 def test_json_has_every_digit_and_all_missing_ids() -> None:
     files = ["--dataset", str(SQUAD / "dev-v1.1.json.gz"), "--predictions"]
     printed = document("eval", "squad", *files, str(SQUAD / "v1.1.logistic-regression.json.gz"))

@@ -192,10 +192,9 @@ def test_eight_ranks_of_64_wait_less_than_a_thousandth_of_their_work(
     assert before > least and after < most, (before, after)
 
 
+@pytest.mark.public
 def test_real_pairs_of_texts_are_divided_as_well(tmp_path: Path) -> None:
     table = DATA / "glue" / "STS-B" / "train.tsv"
-    if not table.is_file():
-        pytest.skip(f"{table} is not there")
     rows = [line.split("\t") for line in table.read_text(encoding="utf-8").splitlines()[1:]]
     # Words instead of word pieces: nearly as many, and no vocabulary is needed.
     lengths = np.array([3 + len(row[7].split()) + len(row[8].split()) for row in rows if len(row) > 8])

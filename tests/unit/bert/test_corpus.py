@@ -255,7 +255,7 @@ def test_a_killed_stage_continues_and_parts_of_a_stage_give_the_same_bytes(
     assert digests(shared.path) == digests(folder) and len(digests(folder)) > 4
 
 
-@pytest.mark.skipif(not BOOKS.is_dir(), reason="../shared/data/pretrain/books is not here")
+@pytest.mark.public
 def test_real_books_lose_their_frame_and_nothing_else(tmp_path: Path) -> None:
     found = cleaned(BOOKS, tmp_path)
     text = text_of(found)
@@ -288,7 +288,7 @@ def test_real_books_lose_their_frame_and_nothing_else(tmp_path: Path) -> None:
     assert 0.9 * raw < len(text.encode()) < 0.97 * raw
 
 
-@pytest.mark.skipif(not BOOKS.is_dir(), reason="../shared/data/pretrain/books is not here")
+@pytest.mark.public
 def test_two_workers_clean_the_same_bytes_as_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(clean_module, "PART_BYTES", 500_000)
     cleaned(BOOKS, tmp_path / "one")

@@ -277,7 +277,7 @@ def test_what_csv_writes_is_read_back(rows: list[tuple[str, str]], tmp_path_fact
             assert row.reason == "header again"
 
 
-@pytest.mark.skipif(not CSV_FOLDER.exists(), reason="../shared/data/csv is not there")
+@pytest.mark.public
 def test_the_published_files_are_read_whole() -> None:
     found = {
         name: read(CSV_FOLDER / f"{name}.csv", text=text, label=label)

@@ -24,7 +24,6 @@ from bert.tasks.pretrain.summary import StageSummary, notes_of
 ROOT = Path(__file__).resolve().parents[3]
 WIKI = shared_files.DATA / "pretrain/wiki"
 NAMES = ("enwiki-sample.xml.bz2", "enwiki-table-markup.xml.bz2")
-REAL = pytest.mark.skipif(not (WIKI / NAMES[0]).is_file(), reason="needs ../shared/data/pretrain/wiki")
 
 
 def page(number: int, text: str, namespace: int | None = 0, more: str = "") -> str:
@@ -58,7 +57,7 @@ def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(extract, "PART_BYTES", 20_000)
 
 
-@REAL
+@pytest.mark.public
 def test_real_dumps_give_the_known_counts_and_two_workers_the_same_bytes(tmp_path: Path) -> None:
     found = run([WIKI / name for name in NAMES], tmp_path / "a")
     assert found is not None and run([WIKI / name for name in NAMES], tmp_path / "b", workers=2) is not None

@@ -103,7 +103,7 @@ def test_labels_of_a_regression_are_finite_and_in_their_range(tmp_path: Path) ->
     assert read_table(path, TASKS["stsb"], "dev").counts.get("left out: unknown label") == 3
 
 
-@pytest.mark.skipif(not GLUE.is_dir(), reason="the shared tables are not here")
+@pytest.mark.public
 def test_the_real_tables_are_read_whole() -> None:
     found = {
         (task, split): len(read_table(path, TASKS[task], split).rows)

@@ -25,8 +25,6 @@ from bert.train.weights import load_weights
 
 ROOT = Path(__file__).resolve().parents[3]
 CHECKPOINTS = shared_files.DATA / "checkpoints"
-needs_keras = pytest.mark.skipif(not (CHECKPOINTS / "keras-bert-tiny").is_dir(), reason="keras-bert-tiny is not here")
-needs_dummy = pytest.mark.skipif(not (CHECKPOINTS / "bert-xsmall-dummy").is_dir(), reason="the .bin is not here")
 
 
 @pytest.mark.parametrize("target", ["hugging-face", "bertbench"])
@@ -79,7 +77,7 @@ def test_our_model_computes_what_theirs_does(tmp_path: Path) -> None:
     torch.testing.assert_close(hidden[MASK.bool()], outputs(model)["last_hidden_state"][MASK.bool()], atol=1e-5, rtol=0)
 
 
-@needs_keras
+@pytest.mark.public
 @pytest.mark.parametrize("target", ["hugging-face", "bertbench"])
 def test_the_real_tensorflow_checkpoint_becomes_a_folder_without_missing_or_unexpected_keys(
     tmp_path: Path, target: Any
@@ -99,7 +97,7 @@ def test_the_real_tensorflow_checkpoint_becomes_a_folder_without_missing_or_unex
     assert back.cls.predictions.decoder.weight is back.bert.embeddings.word_embeddings.weight
 
 
-@needs_keras
+@pytest.mark.public
 @pytest.mark.parametrize(
     "name", ["", "bert_model.ckpt.index", "bert_model.ckpt.data-00000-of-00001", "bert_model.ckpt.meta"]
 )
@@ -107,7 +105,7 @@ def test_any_file_of_a_tensorflow_checkpoint_stands_for_it(tmp_path: Path, name:
     assert convert(CHECKPOINTS / "keras-bert-tiny" / name, tmp_path / "dst").converted == 46
 
 
-@needs_dummy
+@pytest.mark.public
 @pytest.mark.parametrize("name", ["", "pytorch_model.bin"])
 def test_the_legacy_bin_loads(tmp_path: Path, name: str) -> None:
     done = convert(CHECKPOINTS / "bert-xsmall-dummy" / name, tmp_path / "dst")

@@ -59,8 +59,6 @@ class Corpus:
 
 def real_corpus() -> Corpus:
     text, vocabulary = DATA / "pretrain/books/84-0.txt", DATA / "vocab/bert-uncased.txt"
-    if not text.exists() or not vocabulary.exists():
-        pytest.skip("needs the shared data: a book and BERT's vocabulary")
     words = " ".join(text.read_text(encoding="utf-8-sig").split()[:20_000])
     sentences = re.split(r"(?<=[.!?]) ", words)
     encode = plain.library_tokenizer(vocabulary, True)
@@ -202,7 +200,7 @@ class Comparison:
         return float((statistics >= statistics[0] - 1e-9).mean())
 
 
-@pytest.fixture(scope="module", params=["real", "generated"])
+@pytest.fixture(scope="module", params=[pytest.param("real", marks=pytest.mark.public), "generated"])
 def corpus(request: pytest.FixtureRequest) -> Corpus:
     return real_corpus() if request.param == "real" else generated_corpus()
 

@@ -237,7 +237,7 @@ def cleaned_books(folder: Path) -> Finished:
     return found
 
 
-@pytest.mark.skipif(not BOOKS.is_dir(), reason="../shared/data/pretrain/books is not here")
+@pytest.mark.public
 @pytest.mark.parametrize("name", EVERY)
 def test_real_books_keep_every_character_and_their_documents(name: str, tmp_path: Path) -> None:
     books = cleaned_books(tmp_path)
@@ -254,7 +254,7 @@ def test_real_books_keep_every_character_and_their_documents(name: str, tmp_path
     assert not any(re.fullmatch(r"[\W_]+", sentence) for sentence in sentences)
 
 
-@pytest.mark.skipif(not BOOKS.is_dir(), reason="../shared/data/pretrain/books is not here")
+@pytest.mark.public
 def test_two_workers_and_a_repeated_run_give_the_same_bytes(tmp_path: Path) -> None:
     books = cleaned_books(tmp_path)
     documents = books.files[0].read_bytes().split(b"\n\n")[:-1]

@@ -279,7 +279,7 @@ def real_case(name: str, version: str, contexts: int) -> tuple[SquadFeatures, Vo
     return features_of(cases, vocabulary, version=version, **lengths), vocabulary
 
 
-@pytest.mark.skipif(not DATA.is_dir(), reason="../shared/data is not here")
+@pytest.mark.public
 @pytest.mark.parametrize(("name", "version"), [("dev-v1.1.json.gz", "1.1"), ("dev-v2.0.json.gz", "2.0")])
 def test_real_questions_are_decoded_like_the_plain_reference(name: str, version: str) -> None:
     features, vocabulary = real_case(name, version, contexts=12)
@@ -291,7 +291,7 @@ def test_real_questions_are_decoded_like_the_plain_reference(name: str, version:
     assert found.null_odds == (odds if version == "2.0" else {})
 
 
-@pytest.mark.skipif(not DATA.is_dir(), reason="../shared/data is not here")
+@pytest.mark.public
 def test_logits_that_know_the_answers_score_almost_everything() -> None:
     features, vocabulary = real_case("dev-v1.1.json.gz", "1.1", contexts=60)
     offsets = features.input_ids.offsets

@@ -49,7 +49,7 @@ def random_case(seed: int, version: str) -> tuple[dict[str, Any], dict[str, str]
     return dataset_of(questions, f"v{version}"), predictions, {name: odds[name] for name in order}
 
 
-@pytest.mark.skipif(not SQUAD.is_dir(), reason="../shared/data/squad is not here")
+@pytest.mark.public
 @pytest.mark.parametrize(
     ("dataset", "predictions", "missing", "extra", "official"),
     [

@@ -54,8 +54,6 @@ def test_windows_of_384_tokens_have_the_figures_of_the_dev_set() -> None:
 def real_pieces() -> list[tuple[int, int]]:
     """Word pieces of context and question, of each question of the dev set."""
     dataset, vocab = DATA / "squad" / "dev-v1.1.json.gz", DATA / "vocab" / "bert-uncased.txt"
-    if not dataset.is_file() or not vocab.is_file():
-        pytest.skip("the dev set of SQuAD is not here (../shared/data)")
     articles = json.loads(gzip.decompress(dataset.read_bytes()))["data"]
     pairs = [
         (number, paragraph["context"], question["question"])
@@ -69,6 +67,7 @@ def real_pieces() -> list[tuple[int, int]]:
     return [(pieces[number], question) for (number, _, _), question in zip(pairs, questions, strict=True)]
 
 
+@pytest.mark.public
 @pytest.mark.parametrize("seq_len", [128, 256, 384, 512])
 def test_the_distribution_is_that_of_the_real_questions(real_pieces: list[tuple[int, int]], seq_len: int) -> None:
     real = np.zeros(seq_len + 1, dtype=np.int64)

@@ -69,14 +69,13 @@ def test_pieces_are_those_of_the_whole_text_and_of_each_word_alone(lower_case: b
     check()
 
 
+@pytest.mark.public
 @pytest.mark.parametrize(
     ("name", "lower_case"), [("bert-uncased", True), pytest.param("bert-cased", False, marks=pytest.mark.slow)]
 )
 def test_all_real_contexts_and_questions_have_the_tokenizers_ids_and_the_words_of_its_offsets(
     name: str, lower_case: bool
 ) -> None:
-    if not (DATA / "squad").is_dir():
-        pytest.skip("needs ../shared/data, which this checkout has not")
     vocabulary = load_vocabulary(DATA / f"vocab/{name}.txt", lower_case)
     encoder = WordEncoder(vocabulary)
     for path in sorted((DATA / "squad").glob("*v[12].[01].json.gz")) + sorted((DATA / "squad").glob("squadshifts*")):

@@ -18,7 +18,6 @@ from bert.checkpoints.tensorflow_index import MAGIC, masked
 from common.errors import InputError
 
 KERAS = shared_files.DATA / "checkpoints/keras-bert-tiny"
-needs_keras = pytest.mark.skipif(not KERAS.is_dir(), reason="../shared/data/checkpoints/keras-bert-tiny is not here")
 
 NAMES = [f"bert/encoder/layer_{layer}/{part}" for layer in range(12) for part in ("kernel", "bias", "kernel/adam_m")]
 
@@ -39,7 +38,7 @@ def read_all(checkpoint: TensorFlowCheckpoint) -> dict[str, torch.Tensor]:
     return {name: checkpoint.read(name) for name in checkpoint.entries}
 
 
-@needs_keras
+@pytest.mark.public
 def test_every_tensor_of_a_real_checkpoint_is_what_tensorflow_itself_read() -> None:
     expected = json.loads((KERAS / "expected_by_tensorflow_2.21.json").read_text())
     checkpoint = open_checkpoint(KERAS / "bert_model.ckpt")
@@ -51,7 +50,7 @@ def test_every_tensor_of_a_real_checkpoint_is_what_tensorflow_itself_read() -> N
         assert tensor.double().sum().item() == pytest.approx(facts["sum"], rel=1e-12, abs=1e-15), name
 
 
-@needs_keras
+@pytest.mark.public
 def test_every_tensor_of_a_real_checkpoint_is_what_the_installed_tensorflow_reads() -> None:
     tensorflow = pytest.importorskip("tensorflow", reason="TensorFlow is not installed")
     theirs = tensorflow.train.load_checkpoint(str(KERAS / "bert_model.ckpt"))

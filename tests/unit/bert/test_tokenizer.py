@@ -243,7 +243,7 @@ def test_text_that_is_not_utf_8_is_refused() -> None:
         encode(b"a \xff\xfe b", SMALLS[True].tokenizer)
 
 
-@pytest.mark.skipif(not DATA.exists(), reason="the real text is not beside this checkout (shared/data)")
+@pytest.mark.public
 @pytest.mark.parametrize(("name", "lower_case"), [("uncased", True), ("cased", False)])
 def test_real_text_gives_the_ids_of_the_library(name: str, lower_case: bool) -> None:
     vocabulary = load_vocabulary(DATA / f"vocab/bert-{name}.txt", lower_case)
@@ -255,7 +255,7 @@ def test_real_text_gives_the_ids_of_the_library(name: str, lower_case: bool) -> 
     assert sentences_of(encoded) == [ids for ids in rows_of(found) if ids]
 
 
-@pytest.mark.skipif(not DATA.exists(), reason="the real text is not beside this checkout (shared/data)")
+@pytest.mark.public
 @pytest.mark.parametrize(("name", "lower_case"), [("uncased", True), ("cased", False)])
 def test_ids_are_those_of_the_published_tokenizer_in_plain_python(name: str, lower_case: bool) -> None:
     vocabulary = load_vocabulary(DATA / f"vocab/bert-{name}.txt", lower_case)

@@ -134,7 +134,7 @@ def test_a_vocabulary_that_cannot_hold_the_text_is_refused() -> None:
         train_vocabulary([" "], 100, lower_case=True)
 
 
-@pytest.mark.skipif(not PUBLISHED.exists(), reason="the published vocabulary is not beside this checkout (shared/data)")
+@pytest.mark.public
 def test_pieces_are_those_of_the_published_tokenizer() -> None:
     from transformers import BertTokenizer
 

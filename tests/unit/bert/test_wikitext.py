@@ -15,7 +15,6 @@ from bert.corpus.wikitext import is_disambiguation, is_redirect, paragraphs, rea
 WIKI = shared_files.DATA / "pretrain/wiki"
 SAMPLE = WIKI / "enwiki-sample.xml.bz2"
 TABLES = WIKI / "enwiki-table-markup.xml.bz2"
-REAL = pytest.mark.skipif(not SAMPLE.is_file(), reason="needs ../shared/data/pretrain/wiki")
 
 RULES = {
     "bold": ("'''Ada''' was ''not'' a '''''cat'''''.", ["Ada was not a cat."]),
@@ -198,7 +197,7 @@ def real() -> dict[str, list[str]]:
     return {title: paragraphs(text) for path in (TABLES, SAMPLE) for title, text in _articles(path).items()}
 
 
-@REAL
+@pytest.mark.public
 def test_no_markup_is_left_in_real_pages(real: dict[str, list[str]]) -> None:
     text = "\n".join("\n".join(found) for found in real.values())
     left = ["{{", "}}", "[[", "]]", "''", "<ref", "<br", "{|", "|", "|-", "File:", "Image:", "Category:", "http:",
@@ -207,7 +206,7 @@ def test_no_markup_is_left_in_real_pages(real: dict[str, list[str]]) -> None:
     assert not [line for line in text.split("\n") if line[:1] in set("*#:;=!| ")]
 
 
-@REAL
+@pytest.mark.public
 def test_real_pages_hold_their_sentences(real: dict[str, list[str]]) -> None:
     firsts = {
         "Anarchism": "Anarchism is a political philosophy that advocates self-governed societies based on voluntary",
@@ -226,7 +225,7 @@ def test_real_pages_hold_their_sentences(real: dict[str, list[str]]) -> None:
     assert not any("Opposition candidate (party)" in text for text in real["Constructive vote of no confidence"])
 
 
-@REAL
+@pytest.mark.public
 def test_links_read_without_the_parser_read_the_same(
     real: dict[str, list[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -21,7 +21,6 @@ from bert.corpus.wikitext import read_page
 NEVER, ALWAYS = re.compile(r"(?!)"), re.compile("")
 WIKI = shared_files.DATA / "pretrain/wiki"
 NAMES = ("enwiki-sample.xml.bz2", "enwiki-table-markup.xml.bz2")
-REAL = pytest.mark.skipif(not (WIKI / NAMES[0]).is_file(), reason="needs ../shared/data/pretrain/wiki")
 
 _MARKUP = (
     "'' ''' '''' ' [[ ]] [ ] {{ }} { } {{{ }}} [[[ ]]] }}}} | = # : ; < > & &amp; &nbsp; &lt; <ref> </ref> <ref/> "
@@ -157,7 +156,7 @@ def test_generated_text_reads_as_it_is() -> None:
             assert read_page(text) == fast
 
 
-@REAL
+@pytest.mark.public
 def test_real_pages_read_the_same() -> None:
     pages = [page for name in NAMES for page in split_pages(bz2.decompress((WIKI / name).read_bytes()))]
     found = [parsed[0] for page in pages if (parsed := extract._parse(page)) is not None]
