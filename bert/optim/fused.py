@@ -12,7 +12,7 @@ fp16 stay on it.
 Measured on an H100: docs/results/2026-11-26-h100.md.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -25,7 +25,7 @@ from bert.optim.lamb import Lamb, evaluate_closure
 from bert.speed.copies import LOW, copy_of
 
 if TYPE_CHECKING:
-    from bert.speed.kernels.multi_tensor import Entry, Table, Tables
+    from bert.speed.kernels.multi_tensor import Entry, Group, Rows, Table
 
 # What torch.nn.utils.clip_grad_norm_ adds to the norm.
 _ROOM = 1e-6
@@ -39,9 +39,12 @@ class _Fused(torch.optim.Optimizer):
     """
 
     _step_supports_amp_scaling = True
-    _tables: "Tables | None" = None
+    _rows: "Rows | None" = None
+    _places: Sequence[Any] = ()
+    _groups: "Sequence[Group]" = ()
+    _settings: Tensor | None = None
     _sums: Tensor | None = None
-    _casts: list[Tensor]
+    _casts: Sequence[Tensor] = ()
 
     def overflow(self) -> Tensor:
         """Return a float32 scalar on the device, 1 if a gradient is not finite and 0 otherwise."""
@@ -61,30 +64,39 @@ class _Fused(torch.optim.Optimizer):
         """Return the state of a parameter, made at its first update."""
         raise NotImplementedError
 
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Continue from a saved state."""
+        self._places = []  # the state has other addresses
+        super().load_state_dict(state_dict)
+
     def _table(self) -> "Table | None":
-        """Return the table of all parameters that have a gradient."""
-        from bert.speed.kernels.multi_tensor import Group, Tables
+        """Return the table of all parameters that have a gradient; its rows are made again where addresses change."""
+        from bert.speed.kernels.multi_tensor import Group, Table, rows_of, settings_of
 
-        self._casts = []
-        if self._tables is None:
-            self._tables = Tables()
-        return self._tables.of([
-            Group(
-                float(group["lr"]), group["betas"], group["eps"], group["weight_decay"],
-                [self._entry(parameter) for parameter in group["params"] if parameter.grad is not None],
-            )
+        groups = [[(p, p.grad) for p in group["params"] if p.grad is not None] for group in self.param_groups]
+        places = [[(p.data_ptr(), grad.data_ptr(), grad.dtype) for p, grad in pairs] for pairs in groups]
+        if places != self._places or self._casts:
+            casts = list[Tensor]()
+            self._rows = rows_of([[self._entry(*pair, casts) for pair in pairs] for pairs in groups])
+            self._places, self._casts = places, casts
+        if self._rows is None:
+            return None
+        of_groups = [
+            Group(float(group["lr"]), group["betas"], group["eps"], group["weight_decay"])
             for group in self.param_groups
-        ])  # fmt: skip
+        ]
+        if self._settings is None or of_groups != self._groups:
+            self._groups, self._settings = of_groups, settings_of(of_groups, self._rows.rows.device)
+        return Table(self._rows.rows, self._settings, self._rows.chunks)
 
-    def _entry(self, parameter: Tensor) -> "Entry":
+    def _entry(self, parameter: Tensor, gradient: Tensor, casts: list[Tensor]) -> "Entry":
         from bert.speed.kernels.multi_tensor import Entry
 
-        gradient, state, copy = parameter.grad, self._state_of(parameter), copy_of(parameter)
-        assert gradient is not None
+        state, copy = self._state_of(parameter), copy_of(parameter)
         low = gradient.dtype in (torch.float32, LOW)
         read = gradient.contiguous() if low else gradient.float().contiguous()
         if read is not gradient:
-            self._casts.append(read)  # the table has its address alone
+            casts.append(read)  # the table has its address alone
         return Entry(
             parameter, read, state["exp_avg"], state["exp_avg_sq"],
             None if copy is None else copy.values, state.get("step"),

@@ -167,19 +167,19 @@ def input_gradient(grad: Quantized, weight_columns: Tensor, weight_scale: Tensor
     return _multiply(grad.rows, weight_columns, grad.scale, weight_scale)
 
 
-def weight_gradient(grad: Quantized, x_columns: Tensor, x_scale: Tensor) -> Tensor:
-    """Return grad [T', O] transposed times x [T', I] in bf16; x comes as columns [I, T']."""
-    return _multiply(grad.columns, x_columns, grad.scale, x_scale)
+def weight_gradient(grad: Quantized, x_columns: Tensor, x_scale: Tensor, out: Tensor | None = None) -> Tensor:
+    """Return grad [T', O] transposed times x [T', I] in bf16, in `out` if given; x comes as columns [I, T']."""
+    return _multiply(grad.columns, x_columns, grad.scale, x_scale, out=out)
 
 
 def _multiply(
     first: Tensor, second: Tensor, first_scale: Tensor, second_scale: Tensor, bias: Tensor | None = None,
-    fast: bool = False,
+    fast: bool = False, out: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
     """Return first [M, K] times second [N, K] transposed, in bf16; both are in rows."""
     product: Tensor = torch._scaled_mm(
         first, second.t(), scale_a=first_scale, scale_b=second_scale, bias=None if bias is None else bias.to(LOW),
-        out_dtype=LOW, use_fast_accum=fast,
+        out_dtype=LOW, use_fast_accum=fast, out=out,
     )  # fmt: skip
     return product
 
@@ -208,7 +208,5 @@ class _Linear(Function):
             product = input_gradient(given, transposed, weight_scale)[: len(flat)]
             grad_x = product.view(ctx.shape).to(ctx.dtype)
         if ctx.needs_input_grad[1]:
-            grad_weight = weight_gradient(given, inputs, scale)
-            spare = copy.take_spare()
-            grad_weight = grad_weight if spare is None else spare.copy_(grad_weight)
+            grad_weight = weight_gradient(given, inputs, scale, copy.take_spare())
         return grad_x, grad_weight, flat.sum(0) if ctx.needs_input_grad[2] else None, *(None,) * 4

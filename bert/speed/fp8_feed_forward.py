@@ -68,15 +68,18 @@ class _FeedForward(Function):
         first_copy, second_copy = ctx.copies
         flat = grad.reshape(-1, grad.shape[-1])
         given = ctx.output.take(flat)
-        of_second = weight_gradient(given, activated, activated_scale) if ctx.needs_input_grad[3] else None
+        of_second = None
+        if ctx.needs_input_grad[3]:
+            of_second = weight_gradient(given, activated, activated_scale, second_copy.take_spare())
         of_inner, of_bias = _inner_gradient(
             inner, bias, input_gradient(given, second, second_scale), len(flat), first_copy
         )
-        of_first = weight_gradient(of_inner, inputs, input_scale) if ctx.needs_input_grad[1] else None
+        of_first = None
+        if ctx.needs_input_grad[1]:
+            of_first = weight_gradient(of_inner, inputs, input_scale, first_copy.take_spare())
         of_x = None
         if ctx.needs_input_grad[0]:
             of_x = input_gradient(of_inner, first, first_scale)[: len(flat)].view(ctx.shape).to(ctx.dtype)
-        of_first, of_second = _in_spare(of_first, first_copy), _in_spare(of_second, second_copy)
         return of_x, of_first, of_bias, of_second, *(None,) * 5
 
 
@@ -94,9 +97,3 @@ def _inner_gradient(inner: Tensor, bias: Tensor, grad: Tensor, rows: int, copy: 
     assert recorder is not None
     *both, of_bias = gelu_backward_to_fp8(inner, bias, grad, rows, FORMATS[GRADIENT], scale, recorder)
     return Quantized(both[0], both[1], scale), of_bias
-
-
-def _in_spare(gradient: Tensor | None, copy: Fp8Copy) -> Tensor | None:
-    """Return a gradient in the memory of a used one, if there is any."""
-    spare = None if gradient is None else copy.take_spare()
-    return gradient if gradient is None or spare is None else spare.copy_(gradient)

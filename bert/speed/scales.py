@@ -14,7 +14,7 @@ again. Nothing is read back to the host. Ranks have scales of their own.
 Shapes: T rows, C columns; K layers, each with an input, a weight and a gradient of its output.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
@@ -60,6 +60,8 @@ class Scales:
     def __init__(self) -> None:
         self._layers = 0
         self._history = self._largest = self._scale = torch.empty(0)
+        self._scale_of: Sequence[Tensor] = ()
+        self._largest_of: Sequence[Tensor] = ()
         self._known: set[tuple[int, int]] = set()
         self._first: dict[tuple[int, int], Tensor] = {}
         self._begun: set[int] = set()
@@ -70,6 +72,7 @@ class Scales:
         shape = (self._layers, len(FORMATS))
         self._history = torch.zeros(HISTORY, *shape, device=device)
         self._largest, self._scale = torch.zeros(shape, device=device), _apart(torch.ones(shape, device=device))
+        self._divide()
         return self._layers - 1
 
     def quantize(self, values: Tensor, layer: int, role: int, record: bool = True) -> Quantized:
@@ -101,11 +104,16 @@ class Scales:
 
     def _existing(self, layer: int, role: int) -> Tensor | None:
         slot = (layer, role)
-        return self._scale[layer, role, 0] if slot in self._known else self._first.get(slot)
+        return self._scale_of[_place(layer, role)] if slot in self._known else self._first.get(slot)
 
     def recorder(self, layer: int, role: int, record: bool = True) -> Tensor | None:
         """Return the scalar that is raised to the largest magnitude of a tensor; None for none."""
-        return self._largest[layer, role] if record else None
+        return self._largest_of[_place(layer, role)] if record else None
+
+    def _divide(self) -> None:
+        """Make the view of each scalar once: a cast then needs no indexing."""
+        self._scale_of = self._scale[..., 0].reshape(-1).unbind()
+        self._largest_of = self._largest.view(-1).unbind()
 
     def begin(self, layer: int) -> None:
         """Note that a layer begins with a new weight: the first to do so in an update renews all scales."""
@@ -126,6 +134,7 @@ class Scales:
         self._history = torch.where(recorded, torch.cat([self._largest[None], self._history[:-1]]), self._history)
         self._scale = scale_of(self._history.amax(0)[..., None], _limits(self._scale.device), MARGIN)
         self._largest.zero_()
+        self._divide()
         self._known |= self._first.keys()
         self._first.clear()
         self._begun.clear()
@@ -149,10 +158,15 @@ class Scales:
             state[name].to(device, torch.float32, copy=True) for name in ("history", "largest", "scale")
         )
         self._scale = _apart(scale)
+        self._divide()
         self._known = {(layer, role) for layer, role in state["known"].nonzero().tolist()}
         self._first.clear()
         self._begun.clear()
         return True
+
+
+def _place(layer: int, role: int) -> int:
+    return layer * len(FORMATS) + role
 
 
 def largest(values: Tensor) -> Tensor:

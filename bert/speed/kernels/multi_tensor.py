@@ -2,7 +2,7 @@
 
 A table lists addresses. Tensors are cut into chunks of one size, and each program processes one chunk, so the number of
 launches does not depend on the number of tensors. A table is uploaded from pinned memory, without a synchronization,
-whenever an address or a hyperparameter changes.
+when an address changes; so are hyperparameters, which change with every update.
 
 Accesses have 128 bits where a whole tile lies inside a tensor and all addresses of the tensor are multiples of 16
 bytes; elsewhere (the end of a tensor; a gradient in a bucket of DDP) each thread accesses single elements.
@@ -52,7 +52,7 @@ class Entry(NamedTuple):
 
 
 class Group(NamedTuple):
-    """Parameters with the same hyperparameters."""
+    """Hyperparameters of a group of parameters."""
 
     rate: float
     """Learning rate."""
@@ -60,7 +60,15 @@ class Group(NamedTuple):
     eps: float
     decay: float
     """Weight decay."""
-    entries: Sequence[Entry]
+
+
+class Rows(NamedTuple):
+    """Where parameters are and how they are cut, on their device."""
+
+    rows: Tensor
+    """int64 [N, 10]."""
+    chunks: Tensor
+    """int32 [C, 2]: the tensor, and the number of the chunk in it."""
 
 
 class Table(NamedTuple):
@@ -74,43 +82,32 @@ class Table(NamedTuple):
     """int32 [C, 2]: the tensor, and the number of the chunk in it."""
 
 
-class Tables:
-    """Builds tables, and keeps the last one while it is valid."""
+def rows_of(groups: Sequence[Sequence[Entry]]) -> Rows | None:
+    """Return the rows of the parameters of each group; None if there are none."""
+    rows, sizes = list[int](), list[int]()
+    chunks = 0
+    for number, entries in enumerate(groups):
+        for entry in entries:
+            size = entry.parameter.numel()
+            addresses = [0 if each is None else each.data_ptr() for each in entry]
+            kind = _LOW if entry.gradient.dtype == torch.bfloat16 else 0
+            kind += _UNALIGNED if any(address % _ALIGNMENT for address in addresses[:-1]) else 0
+            rows += [*addresses[:-1], size, kind, number, chunks, addresses[-1]]
+            sizes.append(size)
+            chunks += -(-size // TILING["chunk"])
+    if not rows:
+        return None
+    device = next(entries[0].parameter.device for entries in groups if entries)
+    return Rows(_sent(torch.tensor(rows), device).view(-1, WIDTH.value), _sent(_chunks(sizes), device))
 
-    def __init__(self) -> None:
-        self._rows: list[int] = []
-        self._settings: list[float] = []
-        self._sizes: list[int] = []
-        self._table: Table | None = None
 
-    def of(self, groups: Sequence[Group]) -> Table | None:
-        """Return the table of these parameters; None if there are none."""
-        rows, settings, sizes = list[int](), list[float](), list[int]()
-        device, chunks = None, 0
-        for number, group in enumerate(groups):
-            logs = (math.log(beta) if beta > 0 else -math.inf for beta in group.betas)
-            settings += [group.rate, *group.betas, *logs, group.eps, group.decay]
-            for entry in group.entries:
-                device, size = entry.parameter.device, entry.parameter.numel()
-                addresses = [0 if each is None else each.data_ptr() for each in entry]
-                kind = _LOW if entry.gradient.dtype == torch.bfloat16 else 0
-                kind += _UNALIGNED if any(address % _ALIGNMENT for address in addresses[:-1]) else 0
-                rows += [*addresses[:-1], size, kind, number, chunks, addresses[-1]]
-                sizes.append(size)
-                chunks += -(-size // TILING["chunk"])
-        if device is None:
-            return None
-        if self._table is None or device != self._table.rows.device:
-            self._rows, self._settings, self._sizes = [], [], []
-        last = self._table
-        self._table = Table(
-            last.rows if last and rows == self._rows else _sent(torch.tensor(rows), device).view(-1, WIDTH.value),
-            last.settings if last and settings == self._settings
-            else _sent(torch.tensor(settings, dtype=torch.float64), device).view(-1, SETTINGS.value),
-            last.chunks if last and sizes == self._sizes else _sent(_chunks(sizes), device),
-        )  # fmt: skip
-        self._rows, self._settings, self._sizes = rows, settings, sizes
-        return self._table
+def settings_of(groups: Sequence[Group], device: torch.device) -> Tensor:
+    """Return the hyperparameters float64 [G, 7]."""
+    values = list[float]()
+    for group in groups:
+        logs = (math.log(beta) if beta > 0 else -math.inf for beta in group.betas)
+        values += [group.rate, *group.betas, *logs, group.eps, group.decay]
+    return _sent(torch.tensor(values, dtype=torch.float64), device).view(-1, SETTINGS.value)
 
 
 def _chunks(sizes: list[int]) -> Tensor:

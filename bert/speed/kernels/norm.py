@@ -118,7 +118,7 @@ def dropout_layer_norm_backward(
     of_weight = tl.zeros((tile, columns), tl.float32)
     of_shift = tl.zeros((tile, columns), tl.float32)
     of_bias = tl.zeros((tile, columns), tl.float32)
-    for first in tl.range(program * tile, rows, count * tile):
+    for first in tl.range(program * tile, rows, count * tile, num_stages=2):  # the next tile is loaded meanwhile
         row = first + tl.arange(0, tile)
         here = (row < rows)[:, None] & inside[None, :]
         normed, given, of_sum, of_x = gradients(

@@ -356,3 +356,22 @@ def test_a_gradient_that_is_not_in_rows_is_read_as_it_is() -> None:
     reference.step()
     assert len(scratch) == 8
     assert_close(parameters, [each.detach() for each in expected])
+
+
+@pytest.mark.parametrize("kind", [fused_adamw, fused_lamb])
+def test_the_table_is_made_again_only_where_an_address_changes(kind: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    tables: list[Any] = []
+    make = multi_tensor.rows_of
+    monkeypatch.setattr(multi_tensor, "rows_of", lambda groups: (tables.append(groups), make(groups))[1])
+    parameters = [nn.Parameter(torch.ones(3, 3)) for _ in range(4)]
+    optimizer, gradients = kind(parameters), [torch.full((3, 3), 0.5) for _ in range(4)]
+    for rate in (0.1, 0.01):
+        give(parameters, gradients)
+        optimizer.param_groups[0]["lr"] = rate
+        optimizer.step()
+    assert len(tables) == 1
+    optimizer.load_state_dict(optimizer.state_dict())
+    optimizer.step()
+    give(parameters, [gradient.clone() for gradient in gradients])
+    optimizer.step()
+    assert len(tables) == 3
