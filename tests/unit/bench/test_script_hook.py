@@ -4,16 +4,19 @@ import csv
 import itertools
 import json
 import os
+import pickle
 import statistics
 import subprocess
 import sys
+import threading
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
-from bench.run.script_hook import on_path
+from bench.run.script_hook import frameworks, on_path
 from bench.run.script_hook.on_path.sitecustomize import NOTES, VARIABLE
 from bench.run.script_hook.recorder import count_batch
 from records.files import SCHEMA_VERSION
@@ -209,6 +212,30 @@ def test_a_framework_whose_optimizer_is_not_torchs_is_measured_by_its_callback(t
         "name": "transformers.Trainer", "grad_accum_steps": 2, "micro_batch_size": 4, "mixed_precision": "bf16"
     }  # fmt: skip
     assert not list((tmp_path / NOTES).glob("unseen")) and not list((tmp_path / NOTES).glob("problem"))
+
+
+class LightningCallback:
+    """Stands in for lightning.pytorch.callbacks.Callback."""
+
+
+def test_callbacks_are_pickled_as_callbacks_of_the_framework() -> None:
+    """Spawned ranks (ddp_spawn) get the Trainer pickled, in a process that may lack the hook."""
+    from transformers import TrainerCallback
+
+    class Trainer:
+        def __init__(self) -> None:
+            self.callbacks: list[Any] = []
+
+    recorder = SimpleNamespace(guarded=lambda work: work(), lock=threading.Lock())
+    hugging_face = SimpleNamespace(TrainerCallback=TrainerCallback, DEFAULT_CALLBACKS=[])
+    frameworks.hugging_face(recorder, hugging_face)
+    lightning = SimpleNamespace(Trainer=Trainer, Callback=LightningCallback, __name__="lightning.trainer.trainer")
+    frameworks.lightning(recorder, lightning)
+    callbacks = [hugging_face.DEFAULT_CALLBACKS[0](), *Trainer().callbacks]
+    assert [isinstance(*pair) for pair in zip(callbacks, (TrainerCallback, LightningCallback), strict=True)] == [
+        True
+    ] * 2
+    assert [type(one) for one in pickle.loads(pickle.dumps(callbacks))] == [TrainerCallback, LightningCallback]
 
 
 MASK = torch.tensor([[1, 1, 0], [1, 0, 0]])
