@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
 _ROWS = 2  # per tile, of more than one row, in the backward pass and in FP8
 IN_THREAD = tl.constexpr(8)
+_STAGES = 2  # tiles in memory at once in the backward pass: one is computed, the next is loaded
 _GROUP, _BLOCK = 16, 512  # rows and columns that are transposed at once in FP8
 
 
@@ -108,7 +109,8 @@ def dropout_layer_norm_forward(
 @triton.jit(do_not_specialize=["rows"])
 def dropout_layer_norm_backward(
     x, residual, bias, weight, key, mean, inverse, grad, other_grad, grad_x, grad_residual, sums, rows,
-    width: tl.constexpr, columns: tl.constexpr, tile: tl.constexpr, dropped: tl.constexpr, scale: tl.constexpr,
+    width: tl.constexpr, columns: tl.constexpr, tile: tl.constexpr, stages: tl.constexpr, dropped: tl.constexpr,
+    scale: tl.constexpr,
 ):  # fmt: skip
     """Compute the gradients of every P-th tile of rows; sums [P, 3, H]: partial gradients of weight, shift and bias."""
     program, count = tl.program_id(0), tl.num_programs(0)
@@ -118,7 +120,7 @@ def dropout_layer_norm_backward(
     of_weight = tl.zeros((tile, columns), tl.float32)
     of_shift = tl.zeros((tile, columns), tl.float32)
     of_bias = tl.zeros((tile, columns), tl.float32)
-    for first in tl.range(program * tile, rows, count * tile, num_stages=2):  # the next tile is loaded meanwhile
+    for first in tl.range(program * tile, rows, count * tile, num_stages=stages):
         row = first + tl.arange(0, tile)
         here = (row < rows)[:, None] & inside[None, :]
         normed, given, of_sum, of_x = gradients(
@@ -294,7 +296,7 @@ class _ResidualNorm(Function):
             grad_x = torch.empty_like(x)
             launch(
                 dropout_layer_norm_backward, (count,), *given, grad_x, grad_residual, sums, rows, tile=_ROWS,
-                warps=warps_of(_ROWS * columns), **ctx.how,
+                stages=_STAGES, warps=warps_of(_ROWS * columns), **ctx.how,
             )  # fmt: skip
         else:
             low, transposed = _empty(rows, width, into)
