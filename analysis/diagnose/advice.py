@@ -213,23 +213,11 @@ def throughput_command(row: Mapping[str, Any], out: str, **changes: object) -> s
 def light_command(row: Mapping[str, Any], out: str) -> str:
     """Return the command that measures the speed of light of a trial again, into a run directory.
 
-    `--winner-of` finds the fastest configuration of bertbench's own model; a given model is named.
-
     Args:
         row: fields of records.trial.Trial, as a result row has them.
         out: run directory.
     """
     options: dict[str, object] = {"winner_of": out, "out": out, "again": True}
-    if row.get("model"):
-        data = str(row.get("data") or "synthetic")
-        own = {"data": _from_here(data), "trust_remote_code": row.get("trust_remote_code")}
-        options = {
-            "model": _from_here(str(row["model"])), "batch_size": row["micro_batch_size"], "seq_len": row["seq_len"],
-            "precision": row["precision"], "devices": row["world_size"], "device": row["device"],
-            **{name: value for name, value in own.items() if value not in (None, "", False, "synthetic")},
-            "out": out, "again": True,
-        }  # fmt: skip
-        options = {**_task_flags(row), **options}
     return _command("speed-of-light", str(row["task"]).split(" ", 1)[0], options)
 
 

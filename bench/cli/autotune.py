@@ -60,6 +60,10 @@ class AutotuneOptions(OneConfiguration):
         bertbench autotune squad --preset large --deepspeed-json ds_config.json  # write a DeepSpeed configuration
     """
 
+    model: str = ""
+    """Hugging Face model in place of a preset: folder, config.json or hub id; default a preset."""
+    trust_remote_code: bool = False
+    """Run the Python code that comes with --model."""
     implementation: str | None = None
     """Implementation to measure; default bertbench, with --model hf."""
     devices: int | None = None
@@ -159,6 +163,8 @@ def run(options: AutotuneOptions) -> Result:
 def _base(options: AutotuneOptions, devices: Devices, count: int, limit: int | None) -> Trial:
     """Return the trial that all others derive from."""
     sweep = options.sweep(
+        model=options.model,
+        trust_remote_code=options.trust_remote_code,
         implementations=(options.implementation or ("hf" if options.model else OURS),),
         devices=(count,),
         batch_sizes=(options.first_batch,),
@@ -228,6 +234,8 @@ def _search(
 
 def _parts(trial: Trial) -> dict[str, int]:
     memory = predicted_memory(trial)
+    if memory is None:
+        return {}
     names = ("parameters", "gradients", "optimizer", "activations", "workspace", "total")
     return {name: getattr(memory, name) for name in names}
 
@@ -238,7 +246,8 @@ def _told(found: Measured) -> str:
     if found.status != "ok":
         return f"{name}: {found.status}: {found.reason}"
     memory = "" if found.peak_memory_bytes is None else f", {found.peak_memory_bytes / 2**30:.2f} GiB"
-    return f"{name}: {found.rate:,.1f} samples/s{memory} (predicted {found.predicted_bytes / 2**30:.2f} GiB)"
+    predicted = "" if found.predicted_bytes is None else f" (predicted {found.predicted_bytes / 2**30:.2f} GiB)"
+    return f"{name}: {found.rate:,.1f} samples/s{memory}{predicted}"
 
 
 def _write_best(options: AutotuneOptions, run: RunDirectory, outcome: Outcome, best: dict[str, Any]) -> list[Path]:
@@ -283,6 +292,6 @@ def _blocks(run: RunDirectory, document: dict[str, Any], outcome: Outcome) -> li
     if outcome.undecided:
         facts.append(("conclusive", f"no: {outcome.undecided} (--rounds, --decide-trials)"))
     parts = ", ".join(f"{name} {size(count)}" for name, count in document["predicted"].items() if name != "total")
-    facts.append(("memory", f"predicted for the fastest: {parts}"))
+    facts += [("memory", f"predicted for the fastest: {parts}")] * bool(parts)
     facts += [(name, shlex.join(words)) for name, words in document["commands"].items()]
     return [*table, Facts(facts)]

@@ -19,10 +19,6 @@ class OneConfiguration(RetryOptions):
     task_flags: Annotated[TaskFlags, tyro.conf.arg(name="")] = field(default_factory=TaskFlags)
     preset: str = "base"
     """Model size."""
-    model: str = ""
-    """Hugging Face model in place of a preset: folder, config.json or hub id; default a preset."""
-    trust_remote_code: bool = False
-    """Run the Python code that comes with --model."""
     seq_len: int | None = None
     """Maximum tokens per sequence; default squad: 384; gap: 512; others: 128."""
     padding: str = AUTO
@@ -44,8 +40,6 @@ class OneConfiguration(RetryOptions):
             task=self.task,
             task_flags=self.task_flags,
             presets=(self.preset,),
-            model=self.model,
-            trust_remote_code=self.trust_remote_code,
             seq_lens=() if self.seq_len is None else (self.seq_len,),
             padding=self.padding,
             precisions=(self.precision,),

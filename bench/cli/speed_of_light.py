@@ -14,7 +14,6 @@ from bench.cli.result import Result
 from bench.cli.session import session
 from bench.cli.sweep_progress import announce, describe, tell_of_cpu
 from bench.implementations import OURS
-from bench.implementations.model_folder import check_options
 from bench.machine.devices import Devices, find_devices
 from bench.plan.options import AUTO
 from bench.plan.sweep import run_trials
@@ -28,20 +27,16 @@ from records.run import RunDirectory
 from records.trial import Trial
 
 _FEWEST_ROUNDS = 3
-GIVEN_MODEL = "hf"
-"""The implementation whose step of a given model is broken down."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SpeedOfLightOptions(OneConfiguration):
     """Measure peak compute, memory bandwidth, and each part of a step alone. The result is the lowest possible step
-    time, and where the rest of the time goes. Measures bertbench's own model, or that of --model by hf. A finished
-    measurement is shown again.
+    time, and where the rest of the time goes. Measures bertbench's own model. A finished measurement is shown again.
 
     Examples:
         bertbench speed-of-light
         bertbench speed-of-light squad --preset large --batch-size 16 --precision bf16
-        bertbench speed-of-light pretrain --model models/roberta-mini  # any Hugging Face encoder
     """
 
     task: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="TASK")] = "pretrain"
@@ -78,9 +73,6 @@ class SpeedOfLightOptions(OneConfiguration):
         for name in ("batch_size", "devices"):
             if getattr(self, name) < 1:
                 raise UsageError("option-value", f"{flag(name)} {getattr(self, name)} must be at least 1")
-        usual = {item.name: item.default for item in dataclasses.fields(SpeedOfLightOptions)}
-        changed = [name for name in ("preset", "dropout", "levers") if getattr(self, name) != usual[name]]
-        check_options(self.model, self.trust_remote_code, self.task, changed)
 
 
 def _check_levers(trial: Trial) -> None:
@@ -143,7 +135,7 @@ def planned(options: SpeedOfLightOptions, devices: Devices) -> Trial:
 
 def _described(options: SpeedOfLightOptions, devices: Devices) -> Trial:
     sweep = options.sweep(
-        implementations=(GIVEN_MODEL,) if options.model else (OURS,),
+        implementations=(OURS,),
         devices=(options.devices,),
         batch_sizes=(options.batch_size,),
         levers=(options.levers,),

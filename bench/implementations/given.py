@@ -2,7 +2,7 @@
 
 import inspect
 from collections.abc import Callable
-from functools import cached_property, lru_cache, partial
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -11,14 +11,11 @@ from bench.implementations.base import Built
 from bench.implementations.hugging_face import recompute, with_labels
 from bench.implementations.model_folder import SAFETENSORS, first_line, load_config
 from bench.implementations.module_flops import ForwardFlops, NotTracedError, forward_flops
-from bench.implementations.module_memory import step_bytes
 from bench.implementations.ours import LEARNING_RATE
 from bert.data.batch import Batch, BatchCounts
-from bert.model.memory import WORKSPACE_BYTES, Memory
-from bert.optim.precision import AUTOCAST_DTYPE
 from bert.optim.registry import adamw
 from bert.parallel.options import read_options
-from bert.tasks import make_task, task_data
+from bert.tasks import task_data
 from bert.tasks.base import Task
 from bert.tasks.classification import ClassificationTask
 from common.errors import InputError, UsageError
@@ -27,15 +24,6 @@ from records.trial import Trial
 
 _CLASSES = {"masked words": "AutoModelForMaskedLM", "classes": "AutoModelForSequenceClassification"}
 """By bert.tasks.base.Heads."""
-# What the package takes on a CPU besides (measured: transformers 5, Linux x86-64).
-_TRANSFORMERS_BYTES = {"cpu": 112 << 20, "cuda": 0}
-_ATTENTION_DROPOUTS = ("attention_probs_dropout_prob", "attention_dropout")
-
-
-@lru_cache
-def given_memory(trial: Trial) -> Memory:
-    """Return the peak memory of a rank of a trial with `model`. Raises InputError, UsageError: it cannot be built."""
-    return GivenModel(trial, make_task(trial.task, trial.task_options)).memory(trial.device)
 
 
 def traced_model(spec: TrainSpec, task: Task, implementation: str) -> "GivenModel":
@@ -86,11 +74,6 @@ class GivenModel:
         return self._traced[0]
 
     @property
-    def unknown_flops(self) -> str:
-        """Why its FLOPs are unknown; "" where they are known."""
-        return self._traced[1]
-
-    @property
     def parameters(self) -> int:
         """Number of parameters, shared ones once."""
         return sum(weight.numel() for weight in self._shape.parameters())
@@ -104,7 +87,7 @@ class GivenModel:
     def _traced(self) -> tuple[ForwardFlops | None, str]:
         """The FLOPs, or why they are unknown."""
         try:
-            model = self._on_meta(attention="eager")
+            model = self._on_meta(attn_implementation="eager")
             return forward_flops(model, self.spec.seq_len, self.auto_class == "AutoModelForMaskedLM"), ""
         except NotTracedError as error:
             return None, f"FLOPs unknown: {error}"
@@ -152,33 +135,6 @@ class GivenModel:
     def output(self, model: torch.nn.Module, batch: Batch, *further: str) -> Any:
         """Return what the module computes of a batch that `adapt` returned; `further` are tensors of it to hand on."""
         return model(**{name: batch.tensors[name] for name in (*self._names, *further)})
-
-    def memory(self, device: str) -> Memory:
-        """Return the peak memory of a rank on cpu or cuda, from a step of the module on fake tensors.
-
-        Attention on a GPU keeps no weights, which is what attention without dropout does on a CPU.
-        """
-        spec = self.spec
-        changes: dict[str, float] = {}
-        if device == "cuda":
-            changes = {name: 0.0 for name in _ATTENTION_DROPOUTS if getattr(self.config, name, None)}
-        model = self._on_meta(**changes)
-        self._recompute(model)
-        shape: tuple[int, ...] = (spec.micro_batch_size, spec.seq_len)
-        shapes = dict.fromkeys((*self._arguments(model), "labels"), shape)
-        value: dict[str, torch.dtype] = {}
-        if isinstance(self.task, ClassificationTask):
-            shapes["labels"] = shape[:1]
-            value = {"labels": torch.float32} if self.task.regression else {}
-
-        def inputs() -> dict[str, torch.Tensor]:
-            return {name: torch.zeros(of, dtype=value.get(name, torch.int64)) for name, of in shapes.items()}
-
-        weights, most = step_bytes(model, inputs, AUTOCAST_DTYPE.get(spec.precision), spec.grad_accum_steps)
-        return Memory(
-            parameters=weights, gradients=weights, optimizer=2 * weights, activations=most - weights,
-            workspace=WORKSPACE_BYTES[device] + _TRANSFORMERS_BYTES[device],
-        )  # fmt: skip
 
     def _attention(self) -> str | None:
         """Name of the attention in transformers; None for its default."""
@@ -228,16 +184,12 @@ class GivenModel:
         return model.train()
 
     def _on_meta(self, **own: Any) -> Any:
-        """Make the model on the meta device; `own` are fields of its configuration."""
-        config = self._config()
-        attention = {"attn_implementation": own.pop("attention")} if "attention" in own else {}
-        for name, value in own.items():
-            setattr(config, name, value)
+        """Make the model on the meta device; `own` are further arguments of transformers."""
 
         def make() -> Any:
             with torch.device("meta"):
                 trust = self.spec.trust_remote_code
-                return self._auto().from_config(config, trust_remote_code=trust, **attention)
+                return self._auto().from_config(self._config(), trust_remote_code=trust, **own)
 
         return self._made(make)
 

@@ -38,10 +38,10 @@ class Asked:
     """A trial that the search requests."""
 
     trial: Trial
-    predicted_bytes: int
-    """Peak memory of a rank predicted by bert.model.memory."""
-    expected_bytes: int
-    """Expected peak memory, corrected by earlier measurements."""
+    predicted_bytes: int | None
+    """Peak memory of a rank predicted by bert.model.memory; None for a given model."""
+    expected_bytes: int | None
+    """Expected peak memory, corrected by earlier measurements; None if unknown."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -216,25 +216,26 @@ class _Search:
         if trial.micro_batch_size >= self._too_large.get(lane, trial.micro_batch_size + 1):
             return False
         expected = self._expected(trial)
-        if limit is None or expected <= limit:
+        if limit is None or expected is None or expected <= limit:
             return True
         self._left_out.append((label(trial), f"expected memory {_gib(expected)}, available {_gib(limit)}"))
         self._too_large[lane] = trial.micro_batch_size
         return False
 
-    def _expected(self, trial: Trial) -> int:
+    def _expected(self, trial: Trial) -> int | None:
         """Estimate peak memory: a line through similar trials, otherwise the prediction corrected by those measured."""
         known = sorted(
             (found.trial.micro_batch_size, found.peak_memory_bytes)
             for found in self._of_lane(trial)
             if found.peak_memory_bytes is not None
         )
+        predicted = predicted_bytes(trial)
         if not known:
-            return predicted_bytes(trial)
+            return predicted
         (low, low_bytes), (high, high_bytes) = known[0], known[-1]
         if high == low:
-            there = dataclasses.replace(trial, micro_batch_size=low)
-            return high_bytes + predicted_bytes(trial) - predicted_bytes(there)
+            there = predicted_bytes(dataclasses.replace(trial, micro_batch_size=low))
+            return None if predicted is None or there is None else high_bytes + predicted - there
         slope = max(0.0, (high_bytes - low_bytes) / (high - low))
         return int(high_bytes + slope * (trial.micro_batch_size - high))
 

@@ -156,7 +156,9 @@ class Runner:
         record_request(self._run, self._trials, self._request)
 
 
-def _measured(trial: Trial, result: Mapping[str, Any], predicted: int, expected: int, trial_id: str = "") -> Measured:
+def _measured(
+    trial: Trial, result: Mapping[str, Any], predicted: int | None, expected: int | None, trial_id: str = ""
+) -> Measured:
     return Measured(
         trial=trial,
         status=str(result["status"]),

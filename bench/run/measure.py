@@ -157,27 +157,22 @@ class _Measurement:
 
     def components(self) -> dict[str, Any]:
         """Time the parts of a step alone, and whole steps around them."""
-        from bench.steplight.measure import given_breakdown, measure_components, own_breakdown
+        from bench.steplight.measure import measure_components
 
+        step = self.step
+        assert step is not None, "speed-of-light does not break down given models"
         built, training = self._prepared()
         self._rehearse(built, training)
         torch.manual_seed(self.trial.seed + 1 + self.strategy.rank)
-        sample: Iterator[Batch] = iter(self.task.batches(data_spec(self.trial, self.strategy, built.levers)))
-        if self.given is not None:
-            sample = map(self.given.adapt, sample)
-            breakdown = given_breakdown(self.given, built.model, training)
-        else:
-            assert self.step is not None, "only a given model has no description of its step"
-            breakdown = own_breakdown(self.task, self.step, built.model, training)
+        sample = iter(self.task.batches(data_spec(self.trial, self.strategy, built.levers)))
         measured = self.rank.timed(
             "components",
             lambda: measure_components(
-                self.rank.directory, self.trial, training, built.model, breakdown, sample, self.observer
+                self.rank.directory, self.trial, training, built.model, self.task, step, sample, self.observer
             ),
         )
         self.rank.end()
-        about = {} if self.given is None else self.given.record(built.model)
-        return {**measured, **self._chosen(built), **about}
+        return {**measured, **self._chosen(built)}
 
     def draw(self) -> dict[str, Any]:
         """Draw batches and do nothing with them."""

@@ -3,8 +3,8 @@
 import itertools
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from dataclasses import asdict
+from typing import Any
 
 import torch
 
@@ -24,9 +24,6 @@ from records.run import TrialDirectory
 from records.schema import COMPONENT_COLUMNS
 from records.trial import Trial
 
-if TYPE_CHECKING:
-    from bench.implementations.given import GivenModel
-
 # Steps before measuring, and whole steps before and after the rounds.
 WARMUP_STEPS = 3
 STEPS_AROUND = 5
@@ -37,43 +34,13 @@ _SHORTEST_MS = {"cpu": 2.0, "cuda": 5.0}
 _MOST_CALLS = 200
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Breakdown:
-    """How a step is broken down into parts."""
-
-    work: Callable[[Batch], float]
-    """Model FLOPs of a batch."""
-    parts: Callable[[Batch], tuple[list[Part], str]]
-    """Makes the parts of a batch on the device, and returns them with the layout of the batch. Raises InputError."""
-
-
-def own_breakdown(task: Task, step: Step, model: Any, training: Training) -> Breakdown:
-    """Return the breakdown of a step of this suite's BERT."""
-
-    def parts(batch: Batch) -> tuple[list[Part], str]:
-        subject = Subject(task=task, step=step, model=model, training=training, batch=batch)
-        return make_parts(subject), subject.extent.layout
-
-    return Breakdown(work=lambda batch: step.model_flops(batch.counts), parts=parts)
-
-
-def given_breakdown(given: "GivenModel", model: Any, training: Training) -> Breakdown:
-    """Return the breakdown of a step of a given model."""
-    from bench.steplight.given_parts import LAYOUT_OF_BATCH, GivenSubject, make_given_parts
-
-    def parts(batch: Batch) -> tuple[list[Part], str]:
-        subject = GivenSubject(given=given, model=model, training=training, batch=batch)
-        return make_given_parts(subject), LAYOUT_OF_BATCH
-
-    return Breakdown(work=lambda batch: given.model_flops(batch.counts) or 0.0, parts=parts)
-
-
 def measure_components(
     directory: TrialDirectory,
     trial: Trial,
     training: Training,
     model: Any,
-    breakdown: Breakdown,
+    task: Task,
+    step: Step,
     sample: Iterable[Batch],
     observer: Observer,
 ) -> dict[str, Any]:
@@ -84,13 +51,13 @@ def measure_components(
         trial: of kind components: `min_steps` to `max_steps` rounds, no new round after `max_seconds`.
         training: the training that makes the steps.
         model: its model, not wrapped by a strategy.
-        breakdown: what the step consists of.
+        task: the task.
+        step: description of the step.
         sample: batches like those of the training; the parts have the shapes of a typical one.
         observer: records the steps.
 
     Raises:
         StorageError: the disk is full or the folder cannot be written.
-        InputError: a given model whose parts are unknown.
         UsageError: the allocator of the trial has no effect on this device.
     """
     strategy = training.strategy
@@ -104,10 +71,11 @@ def measure_components(
     steps.make("before", STEPS_AROUND)
     memory = used_memory(device)  # of steps alone, before the parts allocate theirs
     check_allocator(trial)
-    batch = typical_batch(sample, breakdown.work)
-    parts, layout_name = breakdown.parts(batch.to(device))
+    batch = typical_batch(sample, lambda each: step.model_flops(each.counts))
+    subject = Subject(task=task, step=step, model=model, training=training, batch=batch.to(device))
+    parts = make_parts(subject)
     if strategy.rank == 0:
-        layout = {"layout": layout_name, **asdict(batch.counts)}
+        layout = {"layout": subject.extent.layout, **asdict(batch.counts)}
         write_components(directory, [part.component for part in parts], layout)
     strategy.barrier()
     with RowWriter(components_csv(directory, strategy.rank), list(COMPONENT_COLUMNS)) as writer:

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from bench.steplight import fp8_parts
-from bench.steplight.subject import Part, Subject, Timed
+from bench.steplight.subject import Part, Subject
 from bert.model.attention import Where
 from bert.model.heads import gather_positions, label_loss, mean_cross_entropy, span_losses
 from bert.model.step import FLOAT_BYTES, Extent, Gemm, Pass
@@ -35,25 +35,21 @@ Grad = Tensor | tuple[Tensor, ...]
 def make_parts(subject: Subject) -> list[Part]:
     """Return all parts of a step, most frequent first."""
     layers, heads, padded = subject.step.layers, subject.step.head, Extent.padded(subject.batch.counts)
-    found = [part for gemm in layers for part in gemm_parts(subject, gemm, subject.extent, "layers")]
-    found += [part for gemm in heads if gemm.rows(padded) for part in gemm_parts(subject, gemm, padded, "head")]
+    found = [part for gemm in layers for part in _gemm_parts(subject, gemm, subject.extent, "layers")]
+    found += [part for gemm in heads if gemm.rows(padded) for part in _gemm_parts(subject, gemm, padded, "head")]
     found += [_attention(subject), *_elementwise(subject), *_head_passes(subject)]
-    found += [*_copies(subject), *optimizer_parts(subject)]
+    found += [*_copies(subject), *_optimizer_parts(subject)]
     return found
 
 
-def gemm_parts(subject: Timed, gemm: Gemm, extent: Extent, group: str) -> Iterator[Part]:
+def _gemm_parts(subject: Subject, gemm: Gemm, extent: Extent, group: str) -> Iterator[Part]:
     """Make the three parts of a GEMM: forward, input gradient, weight gradient."""
     m, k, n = gemm.rows(extent), gemm.inner, gemm.columns
     low = group == "layers" and subject.in_fp8(gemm)
     if low:
         m = -(-m // MULTIPLE) * MULTIPLE  # FP8's rows of zeros
     size, wide = (1, LOW.itemsize) if low else (subject.dtype.itemsize,) * 2
-    products = (
-        fp8_parts.products(subject, m, k, n)
-        if low and isinstance(subject, Subject)
-        else _products(subject, m, k, n, gemm.own_bias)
-    )
+    products = (fp8_parts.products if low else _products)(subject, m, k, n)
     sizes = ((m, k, n), (m, n, k), (n, m, k))
     for direction, (rows, inner, columns), run in zip(_DIRECTIONS, sizes, products, strict=True):
         component = Component(
@@ -68,10 +64,10 @@ def gemm_parts(subject: Timed, gemm: Gemm, extent: Extent, group: str) -> Iterat
         yield Part(component, _without_gradients(run))
 
 
-def _products(subject: Timed, m: int, k: int, n: int, biased: bool = True) -> Sequence[Callable[[], Tensor]]:
+def _products(subject: Subject, m: int, k: int, n: int) -> Sequence[Callable[[], Tensor]]:
     """Return forward product, input gradient and weight gradient of x [m, k] and a weight [n, k]."""
     x, weight = subject.tensor(m, k), subject.tensor(n, k)
-    bias, grad = subject.tensor(n) if biased else None, subject.tensor(m, n)
+    bias, grad = subject.tensor(n), subject.tensor(m, n)
     return lambda: F.linear(x, weight, bias), lambda: grad.mm(weight), lambda: grad.t().mm(x)
 
 
@@ -281,13 +277,11 @@ def _copies(subject: Subject) -> Iterator[Part]:
         count = sum(weight.numel() for weight in wide)
         yield copies(
             f"casts of weights, {name}", f"{count:,} weights{'' if copied else ' there'}, gradients back", calls,
-            cast_both([] if copied else wide, half, dtype),
+            _cast_both([] if copied else wide, half, dtype),
         )  # fmt: skip
 
 
-def cast_both(wide: Sequence[Tensor], half: Sequence[Tensor], dtype: torch.dtype) -> Callable[[], object]:
-    """Return a call that casts tensors to `dtype`, and others back to float32."""
-
+def _cast_both(wide: Sequence[Tensor], half: Sequence[Tensor], dtype: torch.dtype) -> Callable[[], object]:
     def run() -> None:
         for weight in wide:
             weight.to(dtype)
@@ -297,7 +291,7 @@ def cast_both(wide: Sequence[Tensor], half: Sequence[Tensor], dtype: torch.dtype
     return run
 
 
-def optimizer_parts(subject: Timed) -> Iterator[Part]:
+def _optimizer_parts(subject: Subject) -> Iterator[Part]:
     """Yield the optimizer update on constant gradients, and gradient clipping, which the steps here omit."""
     training, optimizer = subject.training, subject.training.optimizer
     parameters = [p for group in optimizer.param_groups for p in group["params"]]

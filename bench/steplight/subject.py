@@ -29,9 +29,12 @@ class Part:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Timed:
-    """A step whose parts are timed, whatever its model."""
+class Subject:
+    """The step of this suite's BERT."""
 
+    task: Task
+    step: Step
+    """Description of its computation."""
     model: Any
     """The model, on its device, not wrapped by a strategy."""
     training: Training
@@ -53,23 +56,10 @@ class Timed:
         """Type of the operands of a GEMM."""
         return self.precision.matmul_dtype
 
-    def in_fp8(self, gemm: Gemm) -> bool:
-        """Whether the layers multiply this matrix in FP8."""
-        return False
-
     def tensor(self, *shape: int, dtype: torch.dtype | None = None, grad: bool = False) -> Tensor:
         """Return normally distributed numbers, by default in the type of a GEMM."""
         values = torch.randn(shape, device=self.device).to(dtype or self.dtype)
         return values.requires_grad_(grad)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Subject(Timed):
-    """The step of this suite's BERT."""
-
-    task: Task
-    step: Step
-    """Description of its computation."""
 
     @property
     def extent(self) -> Extent:

@@ -365,26 +365,6 @@ def test_a_speed_of_light_that_does_not_describe_the_step_is_to_be_measured_agai
     assert said.numbers["of_floor"] == 0.5 and not any("--again" in sentence for sentence in said.good)
 
 
-def test_a_given_model_has_a_share_of_its_own_floor(tmp_path: Path) -> None:
-    """That of another model, or of a preset, is not used; a doubtful one is to be measured again by its name."""
-    given = {"model": "/models/mini", "preset": "mini-abc123", "model_weights": "random"}
-    sweep = write_sweep(tmp_path, implementations=("hf",), batches=(8,), worlds=(1,), count=15, **given)
-    (first,) = load_run(sweep)
-    step = first.row["step_time_ms"]
-    row = {**first.row, "of_floor": 0.5, "floor_ms": 0.5 * step, "waterfall": []}
-    parts = dataclasses.replace(first.trial, kind="components")
-    for changes, share in (({}, 0.5), ({"preset": "mini-def456"}, None), ({"preset": "mini"}, None)):
-        made = [first, dataclasses.replace(first, row={**row, **changes}, trial=parts)]
-        (said,) = complete_answers(made, points(made[:1]), [], "a run")
-        assert said.numbers["of_floor"] == share
-    doubtful = dataclasses.replace(first, row={**row, "step_time_ms": 2 * step}, trial=parts)
-    (said,) = complete_answers([first, doubtful], points([first]), [], "a run")
-    (again,) = [sentence.split("`")[1] for sentence in said.good if "speed-of-light pretrain" in sentence]
-    words = shlex.split(again)
-    assert words[words.index("--model") + 1] == "/models/mini" and "--winner-of" not in words
-    parses(again)
-
-
 def test_a_disturbed_recording_says_nothing_about_the_measured_speed(tmp_path: Path) -> None:
     """Its other advice is tested on the configuration as it was measured, not with the steps of the recording."""
     trials = list(load_run(write_sweep(tmp_path, implementations=("bertbench",), batches=(8,), worlds=(1,), count=15)))

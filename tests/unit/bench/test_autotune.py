@@ -45,7 +45,7 @@ class Machine:
     ) -> None:
         self.limit, self.speed, self.refuses = limit, speed, refuses
         self.ran: list[Trial] = []
-        self.said: dict[Trial, tuple[int, int]] = {}
+        self.said: dict[Trial, tuple[int | None, int | None]] = {}
 
     def measure(self, asked: Asked) -> Measured:
         point = asked.trial
@@ -119,6 +119,15 @@ def test_measured_memory_sets_a_wrong_prediction_right(monkeypatch: pytest.Monke
     predicted, expected = machine.said[sized(16)]
     assert predicted == 3 * GIB + 16 and expected == pytest.approx(memory(sized(16)))
     assert max(point.micro_batch_size for point in machine.ran) == 16, "that 18 would not fit is known by then"
+
+
+def test_without_a_prediction_two_measured_sizes_bound_the_growth(monkeypatch: pytest.MonkeyPatch) -> None:
+    machine = Machine(limit=5 * GIB, speed=lambda point: float(point.micro_batch_size))
+    monkeypatch.setattr(autotune, "predicted_bytes", lambda point: None)
+    machine.search(Space(strategies=DDP, limit_bytes=5 * GIB, recompute=(False,), buckets_mib=(), rounds=0))
+    assert [machine.said[sized(size)][1] for size in (1, 2)] == [None, None]
+    assert machine.said[sized(4)][1] == pytest.approx(memory(sized(4)))
+    assert max(point.micro_batch_size for point in machine.ran) == 16
 
 
 def test_a_trial_out_of_memory_bounds_what_is_tried_after_it() -> None:
