@@ -4,7 +4,7 @@
 #   bash bench/bench.sh [folder of .txt files or MediaWiki dumps]
 #
 # Without a folder a small text corpus is generated. Run it again to resume, or to add rounds. Environment:
-#   OUT           run directory                      (runs/bench, with a folder runs/bench-<its name>)
+#   OUT           run directory; another one repeats all  (runs/bench, with a folder runs/bench-<its name>)
 #   PRESET        model shape                        (mini; base on GPUs)
 #   BATCH_SIZES   micro batches                      ("4 8 16"; "32 64 128" on GPUs)
 #   DEVICES       device counts                      ("1 2"; on GPUs 1 2 4 ... up to all)
@@ -14,7 +14,6 @@
 #   BUDGET        about how long everything may take, s: a trial that has begun is finished. The fastest configuration is
 #                 measured in further rounds until its comparison with hf is conclusive or no round fits. Configurations,
 #                 the profile and the speed of light that do not fit are left to the next call (300; 1800 on GPUs)
-#   AGAIN         1: measure finished trials again   (0)
 set -euo pipefail
 script=$(realpath "$0")
 
@@ -80,8 +79,6 @@ if [[ ! $BUDGET =~ ^[1-9][0-9]*$ ]]; then
     exit 2
 fi
 read -ra batch_sizes <<<"$BATCH_SIZES"
-again=()
-[[ ${AGAIN:-0} == 0 ]] || again=(--again)
 devices=()
 [[ -n $DEVICES ]] && read -ra devices <<<"$DEVICES"
 
@@ -100,18 +97,18 @@ common=(--preset "$PRESET" --precisions "$PRECISION" --seq-lens 128 --data "$dat
 status=0
 quietly "$OUT/throughput.txt" bertbench throughput pretrain "${common[@]}" --batch-sizes "${batch_sizes[@]}" \
     ${devices:+--devices "${devices[@]}"} --implementations bertbench hf --max-seconds "$MAX_SECONDS" --min-steps 8 \
-    --rounds "$ROUNDS" --time-budget "$((left > 0 ? left : 1))" "${again[@]}" || status=$?
+    --rounds "$ROUNDS" --time-budget "$((left > 0 ? left : 1))" || status=$?
 [[ $status -eq 0 || $status -eq 3 ]] || exit "$status"
 echo "== 3/5 profile of three iterations of the fastest configuration"
 wall=$(python3 -m bench.plan.winner "$OUT")
 if fits "the profile" $((2 * wall)); then # one trial without the profiler, one with it
-    quietly "$OUT/profile.txt" bertbench profile pretrain --winner-of "$OUT" --out "$OUT" --profiler torch --start 3 --stop 6 \
-        "${again[@]}" || status=$?
+    quietly "$OUT/profile.txt" bertbench profile pretrain --winner-of "$OUT" --out "$OUT" --profiler torch --start 3 --stop 6 ||
+        status=$?
 fi
 echo "== 4/5 speed of light of the fastest configuration"
 if fits "the speed of light" $((wall + light_seconds)); then
     quietly "$OUT/speed-of-light.txt" bertbench speed-of-light pretrain --winner-of "$OUT" --out "$OUT" \
-        --max-seconds "$light_seconds" "${again[@]}" || status=$?
+        --max-seconds "$light_seconds" || status=$?
 fi
 echo "== 5/5 report"
 run bertbench report "$OUT" --summary

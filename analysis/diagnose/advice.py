@@ -124,9 +124,15 @@ class Context:
             "communication": {"grad_accum": 4 * int(row.get("grad_accum_steps") or 1)},
             "precision": {"precisions": "bf16"},
             "data": {"data": "synthetic"},
-            "machine": {"again": True},
+            "machine": {},
         }
-        return throughput_command(row, self.run, **changes[cause]) if cause in changes else ""
+        out = another(self.run) if cause == "machine" else self.run
+        return throughput_command(row, out, **changes[cause]) if cause in changes else ""
+
+
+def another(out: str) -> str:
+    """Return the run directory that repeats the measurements of `out`."""
+    return f"{out}-again"
 
 
 def ranked(found: Iterable[Advice]) -> list[Advice]:
@@ -211,14 +217,13 @@ def throughput_command(row: Mapping[str, Any], out: str, **changes: object) -> s
 
 
 def light_command(row: Mapping[str, Any], out: str) -> str:
-    """Return the command that measures the speed of light of a trial again, into a run directory.
+    """Return the command that measures the speed of light of a trial, into its run directory.
 
     Args:
         row: fields of records.trial.Trial, as a result row has them.
         out: run directory.
     """
-    options: dict[str, object] = {"winner_of": out, "out": out, "again": True}
-    return _command("speed-of-light", str(row["task"]).split(" ", 1)[0], options)
+    return _command("speed-of-light", str(row["task"]).split(" ", 1)[0], {"winner_of": out, "out": out})
 
 
 def _task_flags(row: Mapping[str, Any]) -> dict[str, object]:

@@ -3,10 +3,11 @@
 import dataclasses
 import shlex
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from analysis import wording
-from analysis.diagnose.advice import LEAST, Advice, Context, light_command, ranked, throughput_command
+from analysis.diagnose.advice import LEAST, Advice, Context, another, light_command, ranked, throughput_command
 from analysis.diagnose.answer import Answer, Point, Winner, answers, script_answer, script_rounds, winners
 from analysis.load import LoadedTrial
 from analysis.metrics.cautions import FASTER_LOADER, disturbance
@@ -14,6 +15,7 @@ from analysis.metrics.comparison.winner import apart
 from analysis.metrics.loading import shortage
 from analysis.metrics.records import published
 from analysis.metrics.speed_of_light import LOSS, NOT_EXPLAINED
+from records.run import RunDirectory
 
 Row = Mapping[str, Any]
 
@@ -45,13 +47,13 @@ def complete_answers(
     said, best = answers(found, ratios), winners(found)
     result = []
     for winner, answer in zip(best, said, strict=True):
-        floor, doubt = _floor(trials, winner.best)
+        floor, doubtful = _floor(trials, winner.best)
         badge = disturbed(winner.best)
         good, mfu, numbers = _how_good(winner.best, floor)
-        if doubt:
-            good = (_light_again(doubt, winner.best.row, out), *good)
+        if doubtful is not None:
+            good = (_light_again(*doubtful, winner.best.row, out), *good)
         advice = [
-            *_machine(badge, throughput_command(winner.best.row, out, again=True)),
+            *_machine(badge, throughput_command(winner.best.row, another(out))),
             *_of_row(winner, trials, out),
             *([] if floor is None or badge else _of_floor(floor, winner.best, trials, out)),
             *_of_precisions(winner, best, out),
@@ -86,14 +88,17 @@ def disturbed(point: Point) -> str:
     return disturbance(caution for trial in point.trials for caution in trial.row.get("cautions") or [])
 
 
-def _floor(trials: Sequence[LoadedTrial], best: Point) -> tuple[Row | None, str]:
-    """The row of the step of the same shape that was broken down, and "". Without any it is None; where none can be
-    used, it is None and why.
+def _floor(trials: Sequence[LoadedTrial], best: Point) -> tuple[Row | None, tuple[str, str] | None]:
+    """The row of the step of the same shape that was broken down; where there is none that can be used, None and the id
+    of an unusable trial with the reason.
     """
-    parts = [one.row for one in trials if one.trial.kind == "components" and one.row.get("of_floor") is not None]
-    doubts = [(part, _doubt(part, best)) for part in parts if _equal(part, best.row, _SAME_STEP)]
-    sound = next((part for part, doubt in doubts if not doubt), None)
-    return sound, "" if sound is not None or not doubts else doubts[0][1]
+    parts = [one for one in trials if one.trial.kind == "components" and one.row.get("of_floor") is not None]
+    doubts = [(part, _doubt(part.row, best)) for part in parts if _equal(part.row, best.row, _SAME_STEP)]
+    sound = next((part.row for part, doubt in doubts if not doubt), None)
+    if sound is not None or not doubts:
+        return sound, None
+    part, doubt = doubts[0]
+    return None, (part.trial.trial_id, doubt)
 
 
 def _doubt(floor: Row, best: Point) -> str:
@@ -111,8 +116,9 @@ def _doubt(floor: Row, best: Point) -> str:
     return ""
 
 
-def _light_again(doubt: str, row: Row, out: str) -> str:
-    return f"Measure the speed of light again with `{light_command(row, out)}`: {doubt}."
+def _light_again(trial_id: str, doubt: str, row: Row, out: str) -> str:
+    folder = RunDirectory(Path(out)).trial(trial_id).path
+    return f"Delete {folder} and measure the speed of light again with `{light_command(row, out)}`: {doubt}."
 
 
 def _how_good(best: Point, floor: Row | None) -> tuple[tuple[str, ...], str, dict[str, Any]]:

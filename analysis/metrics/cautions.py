@@ -4,7 +4,7 @@ They are called cautions because `warnings` is a module of Python.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
@@ -70,8 +70,6 @@ def of_trial(
         *_of_loading(result),
         *_of_peak(result),
     ]
-    if trial.kind == "measure":  # every call measures again
-        found = [replace(caution, remedy=caution.remedy.replace(" (--again)", "")) for caution in found]
     return [asdict(caution) for caution in found]
 
 
@@ -137,7 +135,7 @@ def of_run(environments: Sequence[Mapping[str, Any]]) -> list[Caution]:
     differing = [f"{name} ({', '.join(values)})" for name, values in seen.items() if len(values) > 1]
     if not differing:
         return []
-    remedy = "measure all trials again on one machine with one software (--again, or a new --out)"
+    remedy = "measure all trials again on one machine with one software (a new --out)"
     return [Caution("mixed", f"trials that are compared here differ in {'; '.join(differing)}", remedy)]
 
 
@@ -176,7 +174,7 @@ def of_scaling(rows: Sequence[Row]) -> list[Caution]:
             f"{row['scaling']} scaling of {row['implementation']} to {row['world_size']} ranks at micro batch "
             f"{row['micro_batch_size']} is {percent(row['efficiency'])}: the run on {row['base_world_size']} was "
             "likely disturbed, or used its threads poorly",
-            "do not quote this scaling; measure both again on a quiet machine (--again --rounds 3)",
+            "do not quote this scaling; measure both again on a quiet machine (a new --out, --rounds 3)",
         )
     ]
 
@@ -250,14 +248,15 @@ def _of_noise(rows: Sequence[Row], environment: Mapping[str, Any], telemetry: Se
         yield Caution(
             "loaded",
             f"other processes used {foreign:.0f} % of the CPUs while this trial was measured",
-            "stop them, or reserve the machine, and measure again (--again)",
+            "stop them, or reserve the machine, and measure again (a new --out)",
         )
     load, cores = environment.get("load_average"), (environment.get("cpu") or {}).get("logical_cores")
     if foreign is None and load and cores and load[0] > 0.5 * cores:
         yield Caution(
             "loaded",
             f"the load average was {load[0]:.1f} on {cores} logical cores before this trial began",
-            "wait until other work ends, then measure again (--again); the previous trial may still count in this load",
+            "wait until other work ends, then measure again (a new --out); the previous trial may still count in this "
+            "load",
         )
 
 
@@ -277,7 +276,7 @@ def _of_throttling(rows: Sequence[Row], telemetry: Sequence[Row]) -> Iterator[Ca
             "throttled",
             f"a GPU throttled inside the window: {', '.join(names)}",
             "improve cooling or power supply, let it cool down, or lower the clocks to ones it sustains; then measure "
-            "again (--again)",
+            "again (a new --out)",
         )
     if capped:
         yield Caution(
@@ -351,7 +350,7 @@ def _of_peak(result: Mapping[str, Any]) -> Iterator[Caution]:
         yield Caution(
             "mfu_above_one",
             f"MFU is {percent(mfu)} of the measured peak: the peak was measured too low, or the machine got faster",
-            "measure again on a quiet machine (--again); do not quote this MFU",
+            "measure again on a quiet machine (a new --out); do not quote this MFU",
         )
     if (peak.get("drift") or 0) > _PEAK_DRIFT:
         yield Caution(

@@ -48,7 +48,7 @@ def run(options: CommOptions) -> Result:
     if world is not None:
         return replace(_inside(directory, trials, request, devices, world), at_once=True)
     tell_of_cpu(devices, options.device, options.json)
-    with session(directory, trials, request, devices, launch, again=False, retry_failed=options.retry_failed) as opened:
+    with session(directory, request, devices, launch, retry_failed=options.retry_failed) as opened:
         announce(opened, trials)
         results = run_trials(opened, trials)
     return _measured(directory, trials, results)

@@ -34,7 +34,7 @@ GROUPS: Groups = {
     ),
     "measuring": (
         "start", "stop", "min_steps", "max_steps", "max_seconds", "precision_target", "memory_limit_gib",
-        "time_budget", "timeout_seconds", "retry_failed", "again",
+        "time_budget", "timeout_seconds", "retry_failed",
     ),
     "output": ("json", "out", "output", "csv", "rows", "price_per_hour", "log_to", "log_every", "metrics_file"),
 }  # fmt: skip

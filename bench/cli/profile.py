@@ -70,14 +70,13 @@ class ProfileOptions(TrialOptions):
     winner_of: Path | None = None
     """Profile the fastest configuration of this run directory; excludes sweep options; default the given options."""
     out: RunFolder = Path("runs/profile")
-    again: bool = False
-    """Measure finished trials again; earlier records move to earlier/N in --out."""
 
 
 # A profiler makes no step quicker: below this share of the time without it, one of the two runs was disturbed.
 _QUICKER = 0.9
 _DISTURBED = (
-    " (a profiler cannot make a step faster: other load slowed the run without it; use --again on an idle machine)"
+    " (a profiler cannot make a step faster: other load slowed the run without it; measure on an idle machine, with "
+    "another --out)"
 )
 
 OPTIONS = {"profile TASK": ProfileOptions}
@@ -114,7 +113,7 @@ def run(options: ProfileOptions) -> Result:
     request = {"command": "profile", **request_of(options)}
     launch = LaunchOptions(timeout_seconds=options.timeout_seconds)
     pairs = with_unprofiled(trials)
-    with session(directory, pairs, request, devices, launch, again=options.again) as call:
+    with session(directory, request, devices, launch) as call:
         announce(call, pairs)
         profiled = profile_trials(call, trials)
         summaries = [summarize(directory.trial(item.trial.trial_id)) for item in profiled]

@@ -57,8 +57,6 @@ class SpeedOfLightOptions(OneConfiguration):
     """Maximum measuring time in s; three rounds run in any case."""
     retry_failed: bool = False
     """Run failed measurements again."""
-    again: bool = False
-    """Measure again what is finished; earlier records move to earlier/N in --out."""
     winner_of: Path | None = None
     """Measure the fastest configuration of bertbench in this run directory; excludes options of the model and data."""
     out: RunFolder = Path("runs/speed-of-light")
@@ -93,7 +91,7 @@ def _check_heads(task: str) -> None:
 
 
 _BESIDE_WINNER = {
-    "winner_of", "rounds", "max_seconds", "device", "timeout_seconds", "retry_failed", "again", "out", "json"
+    "winner_of", "rounds", "max_seconds", "device", "timeout_seconds", "retry_failed", "out", "json"
 }  # fmt: skip
 OPTIONS = {"speed-of-light [TASK]": SpeedOfLightOptions}
 
@@ -118,9 +116,7 @@ def run(options: SpeedOfLightOptions) -> Result:
     tell_of_cpu(devices, options.device, options.json)
     launch = LaunchOptions(timeout_seconds=options.timeout_seconds)
     request = {"command": "speed-of-light", **request_of(options)}
-    with session(
-        directory, [trial], request, devices, launch, again=options.again, retry_failed=options.retry_failed
-    ) as call:
+    with session(directory, request, devices, launch, retry_failed=options.retry_failed) as call:
         announce(call, [trial])
         (result,) = run_trials(call, [trial])
     return _measured(directory, trial) if result["status"] == "ok" else Result(code=3)

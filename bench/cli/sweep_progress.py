@@ -47,13 +47,8 @@ def metrics_file(path: Path | None) -> MetricsFile | None:
 
 def announce(session: Session, trials: Sequence[Trial], budget: float | None = None) -> None:
     """Say on stderr how many trials are to run and about how long that takes; nothing where none is."""
-    run, again, limit = session.run, session.again, session.options.timeout_seconds or math.inf
-    due = [
-        trial
-        for trial in trials
-        if finished_result(run.trial(trial.trial_id), session.retry_failed, limit) is None
-        or (again is not None and again.wants(trial.trial_id))
-    ]
+    run, limit = session.run, session.options.timeout_seconds or math.inf
+    due = [trial for trial in trials if finished_result(run.trial(trial.trial_id), session.retry_failed, limit) is None]
     if not due:
         return
     seconds = expected_seconds(run, due)

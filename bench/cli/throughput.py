@@ -34,7 +34,7 @@ from records.trial import Trial
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ThroughputOptions(RetryOptions):
     """Measure samples/s. Every combination of the listed values is one trial. The same command with the same --out
-    resumes; finished trials run again only with --again.
+    resumes; to measure finished trials again, give another --out.
 
     Examples:
         bertbench throughput pretrain --batch-sizes 4 8 16
@@ -52,8 +52,6 @@ class ThroughputOptions(RetryOptions):
     """Add rounds of the fastest configuration until its comparison with hf is conclusive or this time in s is spent;
     --rounds is 1 by default then. Configurations that do not fit into the time are left to the next call."""
     metrics_file: Annotated[Path | None, tyro.conf.arg(help=METRICS_HELP)] = None
-    again: bool = False
-    """Measure finished trials again; earlier records move to earlier/N in --out."""
     max_batch_search: bool = False
     """Find the largest batch that fits, from the first of --batch-sizes up."""
     max_batch_limit: int = 4096
@@ -132,7 +130,7 @@ def run(options: ThroughputOptions) -> Result:
     verdicts: list[Verdict] = []
     notes: list[str] = []
     with session(
-        directory, trials, request, devices, launch, again=options.again, retry_failed=options.retry_failed,
+        directory, request, devices, launch, retry_failed=options.retry_failed,
         metrics=options.metrics_file,
     ) as call:  # fmt: skip
 
@@ -154,7 +152,7 @@ def run(options: ThroughputOptions) -> Result:
                     f"{left_out} of {len(trials)} trials were left out: the time budget of {options.time_budget:g} s "
                     "is spent; run the same command again to measure them"
                 )
-            added, verdicts = add_rounds(directory, trials, measure, ends - time.monotonic(), call.again)
+            added, verdicts = add_rounds(directory, trials, measure, ends - time.monotonic())
             record_request(directory, [*trials, *added], request)
     code = 0 if all(result["status"] == "ok" for result in results) else 3
     found = _measured(directory, [*trials, *added], options.price_per_hour, verdicts)
@@ -193,11 +191,6 @@ def _inside(options: ThroughputOptions, run: RunDirectory, devices: Devices, wor
         raise UsageError(
             "option-not-applicable",
             "--time-budget: in a world started by a launcher, every call measures one trial: omit the option",
-        )
-    if options.again:
-        raise UsageError(
-            "option-not-applicable",
-            "--again: in a world started by a launcher, every call repeats its trial: omit the option",
         )
     if options.max_batch_search or options.input_only or options.against_synthetic:
         raise UsageError(
@@ -293,7 +286,7 @@ def _largest_batches(options: ThroughputOptions, devices: Devices, run: RunDirec
     if sweep.memory_limit_gib != options.sweep.memory_limit_gib:
         note(f"memory limit per rank: {sweep.memory_limit_gib:.1f} GiB (--memory-limit-gib)")
     found: list[dict[str, Any]] = []
-    with session(run, starts, request, devices, launch, again=options.again, metrics=options.metrics_file) as call:
+    with session(run, request, devices, launch, metrics=options.metrics_file) as call:
         measure = measured_trials(call)
         for start in starts:
             outcome = explore(largest_batch(start, options.max_batch_limit, options.max_batch_step), measure)

@@ -15,7 +15,7 @@ from analysis import wording
 from analysis.diagnose.answer import points, winners
 from analysis.load import CIRCUMSTANCES, CONFIGURATION, LoadedTrial, load_run
 from analysis.metrics.comparison.within_run import ratios_of
-from bench.plan.sweep import Again, finished_result
+from bench.plan.sweep import finished_result
 from bench.plan.trials import Sweep
 from common.errors import UsageError
 from records.run import RunDirectory
@@ -86,20 +86,17 @@ def add_rounds(
     trials: Sequence[Trial],
     measure: Callable[[Sequence[Trial]], Sequence[Mapping[str, Any]]],
     seconds: float,
-    again: Again | None = None,
     clock: Callable[[], float] = lambda: time.monotonic(),
 ) -> tuple[list[Trial], list[Verdict]]:
     """Measure more rounds until the comparison of every model is conclusive or no round fits into the time left.
 
-    Used inside `locked(run)` once `trials` are finished. With `again`, rounds that earlier calls added are first moved
-    to the earlier records.
+    Used inside `locked(run)` once `trials` are finished.
 
     Args:
         run: the run directory.
         trials: trials of the sweep, with at least one round of every configuration.
         measure: runs trials and returns their results, in order.
         seconds: time left in s; the time of a round is estimated from earlier ones.
-        again: the call that repeats finished trials.
         clock: returns the time in s.
 
     Returns:
@@ -108,10 +105,6 @@ def add_rounds(
     ends = clock() + seconds
     family = {_first_round(trial) for trial in trials}
     asked = {trial.trial_id for trial in trials}
-    if again is not None:
-        for trial in _measured(run, family):
-            if trial.trial.trial_id not in asked and again.wants(trial.trial.trial_id):
-                again.put_away(trial.trial.trial_id)
     stopped: dict[str, str] = {}
     while True:
         measured = _measured(run, family)

@@ -1,9 +1,4 @@
-"""Run the trials of a sweep in a run directory that a later call can resume, or repeat finished ones.
-
-Repeating a trial loses no measurement. The trial is measured in RUN/again/TRIAL. When it ends, the earlier records move
-to RUN/earlier/N/trials/TRIAL and the new ones replace them, so RUN/earlier/N is a run directory of the trials that one
-call replaced. The same command resumes an interrupted call: RUN/again.json records its trials and its progress.
-"""
+"""Run the trials of a sweep in a run directory that a later call can resume."""
 
 import math
 import shutil
@@ -22,91 +17,14 @@ from common import locks
 from common.atomic import remove_left_overs, storage_errors
 from common.errors import SchemaError
 from records.documents import Request, read_document
-from records.files import read_notes, write_record
+from records.files import write_record
 from records.run import RunDirectory, TrialDirectory
 from records.trial import Trial
 
-_STAGING, _EARLIER, _STATE = "again", "earlier", "again.json"
-# States of a trial without a measurement: the earlier records stay.
-_NOTHING_NEW = ("interrupted", "refused")
 # Time of a trial besides its steps: imports, the first step, the end.
 _START_SECONDS = 8.0
 # Called with (number from 1, count, trial, its result or None at the start, whether it was already finished).
 Progress = Callable[[int, int, Trial, Mapping[str, Any] | None, bool], None]
-
-
-class Again:
-    """A call that repeats finished trials, or resumes doing so. Used while the run directory is locked.
-
-    Args:
-        run: the run directory.
-        asked: ids of the trials of the call; an interrupted call with the same trials is resumed.
-    """
-
-    def __init__(self, run: RunDirectory, asked: Sequence[str]) -> None:
-        self._run = run
-        self._asked = list(asked)
-        state = _read(run)
-        self.continued = state.get("asked") == self._asked
-        """Whether an earlier call with the same trials was interrupted, and this one finishes it."""
-        self._done: list[str] = list(state["done"]) if self.continued else []
-        numbers = [int(path.name) for path in (run.path / _EARLIER).glob("*") if path.name.isdigit()]
-        self._number = int(state["number"]) if self.continued else max(numbers, default=0) + 1
-
-    @property
-    def earlier(self) -> RunDirectory:
-        """The run directory for the records that this call replaces."""
-        return _earlier(self._run, self._number)
-
-    def wants(self, trial_id: str) -> bool:
-        """Whether this call still has to repeat a trial."""
-        return trial_id not in self._done and not self.earlier.trial(trial_id).path.exists()
-
-    def begin(self, trial_id: str) -> TrialDirectory:
-        """Return the folder to measure a trial in, empty. Raises StorageError."""
-        self._write()
-        staged = TrialDirectory(self._run.path / _STAGING / trial_id)
-        self.drop(staged)
-        return staged
-
-    def end(self, trial_id: str, staged: TrialDirectory, status: str) -> None:
-        """Replace the earlier records with the new ones, unless the trial measured nothing at all.
-
-        Raises:
-            StorageError: a folder cannot be moved; the earlier and the new records are kept.
-        """
-        if status in _NOTHING_NEW:
-            self.drop(staged)
-            return
-        _swap(self._run, staged, self.earlier)
-        self.done(trial_id)
-
-    def done(self, trial_id: str) -> None:
-        """Record that this call has measured a trial. Raises StorageError."""
-        self._done.append(trial_id)
-        self._write()
-
-    def put_away(self, trial_id: str) -> None:
-        """Move the records of a trial that is not part of this call to the earlier ones. Raises StorageError."""
-        before = self.earlier.trial(trial_id).path
-        with storage_errors(before):
-            before.parent.mkdir(parents=True, exist_ok=True)
-            self._run.trial(trial_id).path.rename(before)
-
-    def drop(self, staged: TrialDirectory) -> None:
-        """Remove the folder of a trial that did not end. Raises StorageError."""
-        if staged.path.exists():
-            with storage_errors(staged.path):
-                shutil.rmtree(staged.path)
-
-    def finish(self) -> None:
-        """Mark the call as complete: the next one repeats everything. Raises StorageError."""
-        with storage_errors(self._run.path):
-            (self._run.path / _STATE).unlink(missing_ok=True)
-        recover(self._run)
-
-    def _write(self) -> None:
-        write_record(self._run.path / _STATE, {"asked": self._asked, "done": self._done, "number": self._number})
 
 
 def locked(run: RunDirectory) -> AbstractContextManager[None]:
@@ -128,8 +46,6 @@ class Session:
     """Called with notes for the user."""
     retry_failed: bool = False
     """Whether trials that failed run again."""
-    again: Again | None = None
-    """Which finished trials are repeated; None is none."""
 
 
 def run_trials(
@@ -142,31 +58,23 @@ def run_trials(
         trials: in order.
         enough: called with the position of a trial before its first run; the trial is skipped if this returns true.
     """
-    run, devices, options, again = session.run, session.devices, session.options, session.again
+    run, devices, options = session.run, session.devices, session.options
     tidy(run)
     environment = capture(devices)
     record_request(run, trials, session.request)
-    kept = [trial for trial in trials if again is None or not again.wants(trial.trial_id)]
-    note_differences(run, kept, environment, session.note)
+    note_differences(run, trials, environment, session.note)
     results = []
     for number, trial in enumerate(trials, start=1):
         directory = run.trial(trial.trial_id)
         done = finished_result(directory, session.retry_failed, options.timeout_seconds or math.inf)
-        anew = again if done is not None and again is not None and again.wants(trial.trial_id) else None
-        done = None if anew is not None else done
         if done is not None and options.price_per_hour is not None:
             done = _at_price(directory, done, options.price_per_hour)
-        if done is None and anew is None and enough(number - 1):
+        if done is None and enough(number - 1):
             continue
         session.progress(number, len(trials), trial, done, done is not None)
         if done is None:
             try:
-                if anew is not None:
-                    result = _measure_anew(anew, trial, devices, environment, options)
-                else:
-                    result = _run_one(trial, directory, devices, environment, options)
-                    if again is not None:
-                        again.done(trial.trial_id)
+                result = _run_one(trial, directory, devices, environment, options)
             finally:
                 write_results(run)
             session.progress(number, len(trials), trial, result, False)
@@ -179,7 +87,6 @@ def run_trials(
 def tidy(run: RunDirectory) -> None:
     """Remove temporary files of killed processes; the caller holds the lock, and no rank is running."""
     clear_stale(TRIAL_FOLDER)
-    recover(run)
     for folder in (run.path, *(directory.path for directory in run.trials())):
         remove_left_overs(folder)
 
@@ -198,7 +105,7 @@ def note_differences(
     if seen:
         note(
             f"finished trials in {run.path} were measured with other software or hardware ({'; '.join(sorted(seen))}): "
-            "they are kept; to repeat all, use another --out (`throughput`, `profile`: or --again)"
+            "they are kept; to repeat all, use another --out"
         )
 
 
@@ -277,20 +184,6 @@ def _run_one(
     return run_trial(trial, directory, devices, environment, options)
 
 
-def _measure_anew(
-    again: Again, trial: Trial, devices: Devices, environment: Mapping[str, Any], options: LaunchOptions
-) -> dict[str, Any]:
-    """Run a finished trial again; its earlier records stay in place until it has ended."""
-    staged = again.begin(trial.trial_id)
-    try:
-        result = run_trial(trial, staged, devices, environment, options)
-    except BaseException:
-        again.drop(staged)
-        raise
-    again.end(trial.trial_id, staged, str(result["status"]))
-    return result
-
-
 def record_request(run: RunDirectory, trials: Sequence[Trial], request: Mapping[str, Any]) -> None:
     """Write sweep.json: the latest request, and those before it that used the same folder."""
     earlier: list[dict[str, Any]] = []
@@ -321,57 +214,3 @@ def result_rows(run: RunDirectory) -> list[dict[str, Any]]:
         if result is not None:
             rows.append({**trial.row(), **result, "trial_id": trial.trial_id})
     return rows
-
-
-def recover(run: RunDirectory) -> None:
-    """Clean up after a killed call: move the records of ended trials into place and remove the others.
-
-    The caller holds the lock.
-
-    Raises:
-        StorageError: a folder cannot be moved or removed.
-        NewerSchemaError: the call was one of a newer bertbench.
-    """
-    staging = run.path / _STAGING
-    if not staging.is_dir():
-        return
-    number = _read(run).get("number")
-    for path in sorted(staging.iterdir()):
-        staged = TrialDirectory(path)
-        if number is not None and _ended(staged):
-            _swap(run, staged, _earlier(run, int(number)))
-        else:
-            with storage_errors(path):
-                shutil.rmtree(path)
-    with storage_errors(staging):
-        staging.rmdir()
-
-
-def _earlier(run: RunDirectory, number: int) -> RunDirectory:
-    return RunDirectory(run.path / _EARLIER / str(number))
-
-
-def _ended(staged: TrialDirectory) -> bool:
-    try:
-        result = staged.read_result()
-    except SchemaError:
-        return False
-    return result is not None and result["status"] not in _NOTHING_NEW
-
-
-def _swap(run: RunDirectory, staged: TrialDirectory, earlier: RunDirectory) -> None:
-    """Replace the records of a trial with the new ones; `recover` completes an interrupted move."""
-    place, before = (one.trial(staged.path.name).path for one in (run, earlier))
-    if place.exists():
-        with storage_errors(before):
-            before.parent.mkdir(parents=True, exist_ok=True)
-            place.rename(before)
-    with storage_errors(place):
-        staged.path.rename(place)
-
-
-def _read(run: RunDirectory) -> dict[str, Any]:
-    """Return the readable state of an interrupted call. Raises NewerSchemaError if a newer bertbench wrote it."""
-    state = read_notes(run.path / _STATE)
-    whole = isinstance(state.get("done"), list) and isinstance(state.get("number"), int)
-    return state if whole else {}

@@ -41,12 +41,11 @@ def with_unprofiled(trials: Sequence[Trial]) -> list[Trial]:
 def profile_trials(session: Session, trials: Sequence[Trial]) -> list[Profiled]:
     """Run every trial without and with its profiler, collect what the profiler wrote, and record both.
 
-    A trial whose profile could not be collected the last time is run again, and so is what the session repeats.
+    A trial whose profile could not be collected the last time is run again.
     """
-    run, again = session.run, session.again
+    run = session.run
     for trial in trials:
-        if again is None or not again.wants(trial.trial_id):
-            _forget_useless_profile(run.trial(trial.trial_id), trial)
+        _forget_useless_profile(run.trial(trial.trial_id), trial)
     results = run_trials(session, with_unprofiled(trials))
     return [
         _collected(run.trial(trial.trial_id), trial, without, result)

@@ -63,7 +63,8 @@ def backward_pass(record: Mapping[str, Any], bucket_mib: int | None = None) -> B
             raise ValueError("sizes and times do not fit each other")
     except (KeyError, TypeError, ValueError) as error:
         raise SchemaError(
-            "file-damaged", f"the record of the backward pass is damaged: {error}; measure that trial again (--again)"
+            "file-damaged",
+            f"the record of the backward pass is damaged: {error}; measure that trial again (a new --out)",
         ) from error
     first, others = (FIRST_BUCKET_BYTES, BUCKET_BYTES) if bucket_mib is None else (bucket_mib << 20, bucket_mib << 20)
     bounds = bucket_ends(sizes, first, others)
@@ -365,7 +366,7 @@ def _refused_base(members: Sequence[LoadedTrial], size: int, no_interference: bo
     if not any(_records(trial) for trial in members):
         return (
             "no trial recorded when its gradients were ready (compiled models and older versions do not): measure "
-            "again (`bertbench throughput --again`)"
+            "again (`bertbench throughput` with a new --out)"
         )
     if members[0].trial.world_size == 1 and members[0].trial.device == "cpu":
         if not no_interference:

@@ -271,5 +271,5 @@ def test_as_many_devices_as_were_measured_stand_beside_the_measurement_without_a
 def test_damaged_records_of_the_backward_pass_are_named(tmp_path: Path) -> None:
     for damage in ({}, {"bytes": [1], "ready_ms": []}, {"bytes": [1], "ready_ms": [1.0], "backward_ms": 0},
                    {"bytes": ["x"], "ready_ms": [1.0], "backward_ms": 1.0}):  # fmt: skip
-        with refusals.refused("file-damaged", "--again"):
+        with refusals.refused("file-damaged", "--out"):
             backward_pass(damage)

@@ -352,7 +352,7 @@ def test_trials_of_several_machines_or_versions_are_named_with_their_values() ->
     (found,) = of_run([one, other, one])
     for text in ("device (H200, A100)", "torch (2.13.0, 2.14.0)", "commit of this suite (abc, abc-dirty)"):
         assert text in found.message
-    assert "transformers" not in found.message and "new --out" in found.remedy and "--again" in found.remedy
+    assert "transformers" not in found.message and "new --out" in found.remedy
 
 
 def test_a_step_record_that_was_cut_is_a_caution() -> None:

@@ -42,7 +42,7 @@ class Script:
         """Return the options of each command that ran, and the notes."""
         environment = {**os.environ, "OUT": str(self.run), "CALLS": str(self.calls)}
         environment |= {"BUDGET": str(budget), "WALL": str(wall)}
-        for name in ("DATA", "AGAIN", "ROUNDS", "DEVICES", "MAX_SECONDS"):
+        for name in ("DATA", "ROUNDS", "DEVICES", "MAX_SECONDS"):
             environment.pop(name, None)
         done = subprocess.run(
             ["bash", str(self.folder / "bench" / "bench.sh")],

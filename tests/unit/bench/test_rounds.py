@@ -122,41 +122,6 @@ def test_a_round_that_a_kill_left_half_is_completed(tmp_path: Path, machine: Mac
     assert machine.forget() == [("hf", 8, 1), *ADDED[2:]]
 
 
-def test_measured_again_no_earlier_round_counts_and_all_are_kept(tmp_path: Path, machine: Machine) -> None:
-    call(tmp_path)
-    machine.forget()
-    # Now hf is slower: rounds of before would spoil the ratio.
-    machine.time_ms = lambda trial: (
-        STEP_MS[trial.implementation, trial.micro_batch_size] * (1 + (trial.implementation == "hf"))
-    )
-    (found,) = call(tmp_path, "--again").document["comparisons"]
-    assert machine.forget() == FIRST + ADDED
-    assert found["throughput_ratio"] == pytest.approx(5.0, rel=0.02) and found["rounds"] == 3
-    assert len(RunDirectory(tmp_path / "run/earlier/1").trials()) == 8
-
-
-def test_an_interrupted_call_that_measures_again_keeps_the_rounds_it_has_added(
-    tmp_path: Path, machine: Machine
-) -> None:
-    call(tmp_path)
-    machine.forget()
-    whole = machine.status
-
-    def stop(trial: Trial) -> str:
-        if trial.round == 2:
-            raise KeyboardInterrupt
-        return "ok"
-
-    machine.status = stop
-    with pytest.raises(KeyboardInterrupt):
-        call(tmp_path, "--again")
-    assert machine.forget() == FIRST + ADDED[:3]
-    machine.status = whole
-    assert call(tmp_path, "--again").document["comparisons"][0]["rounds"] == 3
-    assert machine.forget() == ADDED[2:]
-    assert len(RunDirectory(tmp_path / "run/earlier/1").trials()) == 8
-
-
 def test_the_price_of_a_call_is_in_its_answer(tmp_path: Path, machine: Machine) -> None:
     assert "a million samples cost" not in str(call(tmp_path).document["answers"])
     assert "a million samples cost" in str(call(tmp_path, "--price-per-hour", "2").document["answers"])
