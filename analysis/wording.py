@@ -215,57 +215,6 @@ def floor_sentence(row: Row) -> str:
     return f"{name} takes {step} ms per step; the floor is {floor} ms, {percent(share)} of that."
 
 
-_LOADED = {"loading": "from shards", "masking": "with masking on the fly"}
-
-
-def loading_sentence(row: Row) -> str:
-    """How many cores load the batches of a device, and how many are free; "" where that is not known.
-
-    Args:
-        row: a result row with `loading` (metrics.loading.summarize_loading).
-    """
-    details = row.get("loading")
-    if not details:
-        return ""
-    rate = number(float(row["tokens_per_second"]) / int(row["world_size"]))
-    shards = {"compressed": "compressed shards", "plain": "uncompressed shards"}[details["storage"]]
-    kind = " (synthetic samples)" if details["source"] == "synthetic" else ""
-    one, two = details["loading"], details["masking"]
-    span = "" if one["cores_low"] is None else f" ({cores(one['cores_low'])} to {cores(one['cores_high'])})"
-    free = (
-        "training computes on all cores"
-        if details["shares_cores"]
-        else f"{number(row['free_cores_per_device'])} per device are free"
-    )
-    few = [_LOADED[name] for name in _LOADED if not details[name]["enough"]]
-    return (
-        f"at {rate} tokens/s a device needs {cores(one['cores'])} cores{span} to load {shards}{kind}, and "
-        f"{cores(two['cores'])} with masking on the fly; {free}: {'too few to load ' + few[0] if few else 'enough'}"
-    )
-
-
-def shortage_sentence(row: Row, name: str) -> str:
-    """What loading asks of the cores that are too few for it; `name` is what metrics.loading.shortage returned."""
-    details = row["loading"]
-    what = f"loading {_LOADED[name]} at the measured tokens/s"
-    if details["shares_cores"]:
-        return f"{what} takes {cores(details[name]['cores'])} cores per device, and training computes on all of them"
-    needed, free = details[name]["node_cores"], details["node_free_cores"]
-    return f"{what} takes {needed} core{'s'[: needed != 1]} of a node, but training leaves {free} free"
-
-
-def shortage_remedy(row: Row) -> str:
-    """What to change where cores are too few to load shards."""
-    more = "use more cores per device"
-    stored = row["loading"]["storage"] == "compressed"
-    return f"store the shards uncompressed (data pretrain --gzip-level 0), or {more}" if stored else more
-
-
-def cores(value: float) -> str:
-    """A number of cores with two decimals; below 0.1 with two digits."""
-    return f"{value:,.2f}" if value >= 0.1 else number(value, 2)
-
-
 def strategy_label(strategy: str, options: str, checkpointing: bool = False, allocator: str = "") -> str:
     """Return a strategy with its options in a few words; longer ones, such as a configuration, as a hash.
 

@@ -11,13 +11,12 @@ from dataclasses import is_dataclass
 from functools import lru_cache
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import Annotated, Any, Required, TypedDict, Union, get_args, get_origin, get_type_hints, is_typeddict
+from typing import Any, Required, TypedDict, Union, get_args, get_origin, get_type_hints, is_typeddict
 
 from common.errors import SchemaError
 from records.files import read_record
 
 _MOST_INT = 2**63 - 1
-_LEAST, _MOST = 1e-12, 1e12
 _WORDS: dict[Any, str] = {
     str: "text", int: "an integer of at most 64 bits", float: "a finite number", bool: "true or false", list: "a list",
     tuple: "a list",
@@ -67,25 +66,6 @@ class Peak(TypedDict, total=False):
     products: str | None
 
 
-class Loading(TypedDict):
-    """How long a core takes to load a sample (bench.run.loading)."""
-
-    source: str
-    storage: str
-    read_us: list[Annotated[float, (0, _MOST)]]
-    batch_us: list[Annotated[float, (_LEAST, _MOST)]]
-    masking_us: list[Annotated[float, (0, _MOST)]]
-    readers: Annotated[int, (1, _MOST)]
-    cores_per_rank: Annotated[float, (0, _MOST)]
-    local_ranks: Annotated[int, (1, _MOST)]
-
-
-class LoadingProblem(TypedDict):
-    """Why that could not be timed."""
-
-    problem: str
-
-
 class Amount(TypedDict):
     """Samples read from compressed shards, and how long that took."""
 
@@ -128,7 +108,6 @@ class RankRecord(TypedDict, total=False):
     parameters: int | None
     measured_peak: Peak | None
     measured_bandwidth: Peak | None
-    loading: Loading | LoadingProblem | None
     shards_read: Amount | None
     backward: Backward | None
     levers: str | None
@@ -221,16 +200,12 @@ def wrong_field(value: Any, kind: Any, name: str = "") -> str:
     Args:
         value: what was read.
         kind: its type: plain, Any, a union, list, tuple, dict, TypedDict or dataclass, of which `value` may lack
-            fields; Annotated with (least, most) for a range.
+            fields.
         name: of the value, for the message.
     """
     origin, args = get_origin(kind), get_args(kind)
     if kind is Any:
         return ""
-    if origin is Annotated:
-        of, (least, most) = args
-        is_outside = not (wrong := wrong_field(value, of, name)) and not least <= value <= most
-        return f"{name or 'it'} is {value!r} instead of a number from {least:g} to {most:g}" if is_outside else wrong
     if origin in (UnionType, Union):
         if value is None and NoneType in args:
             return ""

@@ -62,8 +62,7 @@ class TrialDirectory:
 
         `levers` are the optimizations that were on, `levers_left_out` ({name: reason}) those of the default set that
         have no effect in this trial. `attention` is the choice of the operator for attention without padding (operator,
-        shape, times_ms, left_out), null where nothing was chosen. `loading` of rank 0 is how long a core takes to load
-        a sample (bench.run.loading), in throughput trials of pretraining.
+        shape, times_ms, left_out), null where nothing was chosen.
 
         Of an input trial it is shards_read ({samples, seconds}, null where none was compressed), seconds, and unknown
         ({column: why}).

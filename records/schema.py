@@ -130,36 +130,6 @@ _MEASURED_REST = (
         "samples/s of reading compressed shards only (--input-only)",
         "shards read, samples/s",
     ),
-    Column(
-        "loading_tokens_per_second_per_core",
-        float,
-        "1/s",
-        "real tokens that one core loads per second: shards read, batches made (pretraining)",
-        "loaded tokens/s/core",
-    ),
-    Column(
-        "masking_tokens_per_second_per_core",
-        float,
-        "1/s",
-        "the same with masking on the fly",
-        "masked tokens/s/core",
-    ),
-    Column(
-        "loading_cores_per_device",
-        float,
-        "",
-        "cores that load for a device at the measured tokens/s, from shards",
-        "loading cores/device",
-    ),
-    Column("masking_cores_per_device", float, "", "the same with masking on the fly", "masking cores/device"),
-    Column(
-        "free_cores_per_device",
-        float,
-        "",
-        "physical cores per device that training leaves free: on GPUs all but one per rank, on a CPU those without a "
-        "compute thread",
-        "free cores/device",
-    ),
 )
 
 # results.csv, one row per trial; the first columns are a contract, measurement columns follow in this order.

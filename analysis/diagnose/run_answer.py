@@ -7,12 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from analysis import wording
-from analysis.diagnose.advice import LEAST, Advice, Context, another, light_command, ranked, throughput_command
+from analysis.diagnose.advice import Advice, Context, another, light_command, ranked, throughput_command
 from analysis.diagnose.answer import Answer, Point, Winner, answers, script_answer, script_rounds, winners
 from analysis.load import LoadedTrial
 from analysis.metrics.cautions import FASTER_LOADER, disturbance
 from analysis.metrics.comparison.winner import apart
-from analysis.metrics.loading import shortage
 from analysis.metrics.records import published
 from analysis.metrics.speed_of_light import LOSS, NOT_EXPLAINED
 from records.run import RunDirectory
@@ -167,7 +166,12 @@ def _of_row(winner: Winner, trials: Sequence[LoadedTrial], out: str) -> list[Adv
     """Advice from the measured parts of a step and the configuration, without options that it already uses."""
     row = winner.best.row
     step, exposed = float(row["step_time_ms"]), row.get("communication_ms") or 0.0
-    found = _of_data(row, step, out)
+    found = []
+    if (wait := row.get("data_wait_ms") or 0.0) and str(row.get("data")) != "synthetic":
+        seen = f"each step waits {wording.number(wait)} ms for data"
+        remedy = "prepare the data in advance or use a faster disk (synthetic data show the limit)"
+        command = throughput_command(row, out, data="synthetic")
+        found.append(Advice(cause="data", seen=seen, remedy=remedy, command=command, saves=wait / step))
     if exposed and int(row["world_size"]) > 1:
         seen = f"{wording.number(exposed)} ms of communication are exposed in each step"
         more = 4 * int(row.get("grad_accum_steps") or 1)
@@ -183,22 +187,6 @@ def _of_row(winner: Winner, trials: Sequence[LoadedTrial], out: str) -> list[Adv
             Advice(cause="padding", seen=seen, remedy="compute real tokens alone", command=command, saves=1 - padding)
         )
     return [*found, *_untried(winner, trials, out)]
-
-
-def _of_data(row: Row, step: float, out: str) -> list[Advice]:
-    """Advice from the wait for data that was measured, else from cores that are too few to load shards."""
-    wait, is_synthetic = row.get("data_wait_ms") or 0.0, str(row.get("data")).startswith("synthetic")
-    if wait and str(row.get("data")) != "synthetic" and (wait >= LEAST * step or shortage(row) != "loading"):
-        seen = f"each step waits {wording.number(wait)} ms for data"
-        remedy = "prepare the data in advance or use a faster disk (synthetic data show the limit)"
-        command = throughput_command(row, out, data="synthetic")
-        return [Advice(cause="data", seen=seen, remedy=remedy, command=command, saves=wait / step)]
-    if shortage(row) != "loading":
-        return []
-    command = "" if is_synthetic else throughput_command(row, out, input_only=True)
-    why = "synthetic batches are not loaded" if is_synthetic else "a short run reads few shards"
-    seen = wording.shortage_sentence(row, "loading")
-    return [Advice(cause="data", seen=seen, remedy=wording.shortage_remedy(row), command=command, unknown=why)]
 
 
 def _same_shape(winner: Winner) -> list[Point]:

@@ -10,9 +10,8 @@ from typing import Any
 import numpy as np
 
 from analysis.metrics import statistics
-from analysis.metrics.loading import shortage
 from analysis.metrics.telemetry import inside, throttle_reasons
-from analysis.wording import percent, shortage_remedy, shortage_sentence
+from analysis.wording import percent
 from records.trial import Trial
 
 Row = Mapping[str, Any]
@@ -67,7 +66,6 @@ def of_trial(
         *_of_throttling(rows, telemetry),
         *_of_precision(trial, environment),
         *(_of_reading(result) if trial.kind == "input" else _of_waiting(trial, result)),
-        *_of_loading(result),
         *_of_peak(result),
     ]
     return [asdict(caution) for caution in found]
@@ -329,19 +327,6 @@ def _of_waiting(trial: Trial, result: Mapping[str, Any]) -> Iterator[Caution]:
                 "and all others wait for it",
                 "check that rank for other load, throttling or a slower device; give ranks equal devices and cores",
             )
-
-
-def _of_loading(result: Mapping[str, Any]) -> Iterator[Caution]:
-    name = shortage(result)
-    if name == "loading":
-        yield Caution("loading_cores", shortage_sentence(result, name), shortage_remedy(result))
-    elif name:
-        yield Caution(
-            "masking_cores",
-            shortage_sentence(result, name),
-            "mask in advance, as data pretrain does (--dupe-factor makes several masks of each text), or use more "
-            "cores per device",
-        )
 
 
 def _of_peak(result: Mapping[str, Any]) -> Iterator[Caution]:

@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 
 from analysis.metrics import cautions, statistics
-from analysis.metrics.loading import summarize_loading
 from analysis.metrics.ranks import combine, median_of, per_rank
 from analysis.metrics.telemetry import energy
 from common.errors import UsageError
@@ -65,7 +64,6 @@ def summarize(
         that train), host_energy_joules (of GPU trials, where RAPL was read), measured_peak ({dtype, shape, drift}),
         levers_on (optimizations that were on, None if not recorded), levers_left_out ({name: why it has no effect}),
         attention (operator, shape, times_ms and left_out of attention without padding on a GPU, else None),
-        loading (see loading.summarize_loading),
         per_rank (see ranks.per_rank), cautions ([{code, message, remedy}]).
 
     Raises:
@@ -101,7 +99,6 @@ def summarize(
     unknown["shards_read_samples_per_second"] = (
         "no compressed shard was read" if trial.kind == "input" else "measured with --input-only"
     )
-    result |= summarize_loading(trial, result, ranks, unknown)
     rate = result["samples_per_second"]
     if "cost_per_million_samples" in unknown:
         pass

@@ -366,16 +366,6 @@ def input_lines(inputs: Sequence[Row], gaps: Sequence[Row]) -> list[str]:
     return lines
 
 
-def loading_lines(rows: Sequence[Row]) -> list[str]:
-    """Return one line on the cores that loading takes, of the configuration that needs most with masking on the fly."""
-    known = [row for row in rows if row.get("loading")]
-    if not known:
-        return []
-    most = max(known, key=lambda row: float(row["masking_cores_per_device"]))
-    place = f" ({_input_place(most)})" if len(known) > 1 else ""
-    return [f"loading{place}: {wording.loading_sentence(most)}"]
-
-
 def _who() -> list[tables.Column]:
     return [
         tables.plain("implementation", "implementation"),

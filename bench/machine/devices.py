@@ -195,17 +195,6 @@ def physical_cores() -> int:
     return max(1, min(cores, _cgroup_cores() or cores))
 
 
-def cores_per_rank(local_ranks: int, bound: bool) -> float:
-    """Return the physical cores that each of the ranks on this node may use; a fraction where ranks share cores.
-
-    Args:
-        local_ranks: ranks on this node.
-        bound: whether this process, one of them, is already limited to the cores of its own.
-    """
-    cores = len(core_groups()) * (local_ranks if bound else 1)
-    return min(cores, _cgroup_cores() or cores) / local_ranks
-
-
 def _cgroup_cores() -> int | None:
     try:
         quota, period = Path("/sys/fs/cgroup/cpu.max").read_text(encoding="ascii").split()

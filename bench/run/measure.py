@@ -4,7 +4,6 @@ The clock of every step writes a row; a window decides, alike on every rank, whe
 """
 
 import math
-import os
 import time
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
@@ -136,11 +135,9 @@ class _Measurement:
         backward = self.rank.timed("backward_timeline", lambda: backward_of(training, self.trial))
         strategy.barrier()
         peak_after = matmul_peak(device, dtype)
-        loading = self._loading(training, built.levers)
         self.rank.end()
         return {
             **memory,
-            **loading,
             **self._stopped(steps),
             "measured_peak": {
                 "before": peak_before["flops_per_second"],
@@ -201,17 +198,6 @@ class _Measurement:
     def _feed(self, stream: Any, spec: DataSpec) -> Feed:
         adapt = self.adapter(self.trial, lambda: self.task.batches(spec))
         return Feed(stream, self.strategy.device.type == "cuda", adapt)
-
-    def _loading(self, training: Training, levers: frozenset[str]) -> dict[str, Any]:
-        """Time the loading of batches of pretraining, on one core of the first rank."""
-        trial, strategy, feed = self.trial, self.strategy, training.batches
-        if trial.kind != "throughput" or trial.task != "pretrain" or strategy.rank or not isinstance(feed, Feed):
-            return {}
-        from bench.run.loading import loading_record
-
-        spec, local_ranks = data_spec(trial, strategy, levers), int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-        record = self.rank.timed("loading", lambda: loading_record(feed, spec, self.rank.cores, local_ranks))
-        return {"loading": record}
 
     def _rehearse(self, built: Built, training: Training) -> None:
         """Have CUDA graphs of all shapes recorded before the first step."""

@@ -38,29 +38,16 @@ _OLDER_NAME = "PYTORCH_CUDA_ALLOC_CONF"
 _NEW_NAME_FROM = (2, 11)
 
 
-def take_share_of_cores(trial: Trial) -> float:
-    """On a CPU a device is a rank with an equal share of the physical cores: keep this rank on its own ones.
-
-    Returns:
-        The physical cores that this rank may use.
-    """
-    from bench.machine.devices import cores_per_rank
-
-    local_ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-    bound = BOUND_VARIABLE in os.environ or _bind_to_share(trial, local_ranks)
-    return cores_per_rank(local_ranks, bound)
-
-
-def _bind_to_share(trial: Trial, local_ranks: int) -> bool:
-    """Whether this rank has cores of its own; on a GPU, or with fewer cores than ranks, it has none."""
-    if trial.device != "cpu" or not hasattr(os, "sched_setaffinity"):
-        return False
+def take_share_of_cores(trial: Trial) -> None:
+    """On a CPU a device is a rank with an equal share of the physical cores: keep this rank on its own ones."""
+    if trial.device != "cpu" or BOUND_VARIABLE in os.environ or not hasattr(os, "sched_setaffinity"):
+        return
     from bench.machine.devices import shares_of_cores
 
-    own = shares_of_cores(local_ranks)[int(os.environ.get("LOCAL_RANK", "0"))]
+    shares = shares_of_cores(int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
+    own = shares[int(os.environ.get("LOCAL_RANK", "0"))]
     if own:
         os.sched_setaffinity(0, own)
-    return bool(own)
 
 
 def limit_memory(trial: Trial) -> None:

@@ -68,8 +68,7 @@ class Rank:
 
     def __init__(self, directory: TrialDirectory, trial: Trial) -> None:
         self.directory, self.trial = directory, trial
-        self.cores = take_share_of_cores(trial)
-        """Physical cores that this rank may use."""
+        take_share_of_cores(trial)
         self.seconds = _import_torch()
         import torch
 

@@ -67,7 +67,7 @@ class Feed:
     """
 
     def __init__(self, stream: BatchStream, pinned: bool, adapt: Adapt | None = None) -> None:
-        self.stream = stream
+        self._stream = stream
         self._adapt = adapt
         self._batches = iter(stream)
         self._position = stream.state_dict()
@@ -94,11 +94,6 @@ class Feed:
         self._peeked = self._peeked or self._read()
         return self._peeked[0]
 
-    def finish(self, batch: Batch) -> Batch:
-        """Return a batch of the stream as the feed hands it over."""
-        batch = batch if self._adapt is None else self._adapt(batch)
-        return batch if self._pool is None else batch.pin()
-
     def _read(self) -> tuple[Batch, dict[str, Any]]:
         if self._pool is None:
             return self._take()
@@ -108,7 +103,9 @@ class Feed:
         return ahead.result()
 
     def _take(self) -> tuple[Batch, dict[str, Any]]:
-        return self.finish(next(self._batches)), self.stream.state_dict()
+        batch = next(self._batches)
+        batch = batch if self._adapt is None else self._adapt(batch)
+        return batch if self._pool is None else batch.pin(), self._stream.state_dict()
 
     def close(self) -> None:
         """End the threads that read ahead."""

@@ -17,9 +17,6 @@ import pytest
 from support.commands import called
 from support.shared_files import DATA
 
-from analysis.load import load_run
-from records.run import RunDirectory
-
 ROOT = Path(__file__).resolve().parents[2]
 CORPUS = DATA / "pretrain"
 VOCABULARY = DATA / "vocab/bert-uncased.txt"
@@ -129,18 +126,9 @@ def test_a_run_killed_at_any_moment_and_run_again_with_one_worker_gives_the_same
 def test_training_runs_on_it(made: Path, tmp_path: Path) -> None:
     words = ["throughput", "pretrain", "--data", made, "--preset", "tiny", "--seq-lens", 128, "--device", "cpu"]
     words += ["--devices", 1, "--precisions", "fp32", "--batch-sizes", 4, "--start", 1, "--stop", 3]
-    done = called(*words, "--out", tmp_path / "run")
+    called(*words, "--out", tmp_path / "run")
     (row,) = csv.DictReader((tmp_path / "run/results.csv").open(encoding="utf-8"))
     assert row["status"] == "ok"
-    # How many cores load its batches, from these shards: samples/s x s per sample of one core.
-    (found,) = load_run(RunDirectory(tmp_path / "run"))
-    record, rate = found.ranks[0]["loading"], float(row["samples_per_second"])
-    assert (record["source"], record["storage"]) == ("shards", "compressed")
-    us = np.median(np.array(record["read_us"]) + record["batch_us"])
-    assert float(row["loading_cores_per_device"]) == pytest.approx(rate * us / 1e6)
-    assert float(row["masking_cores_per_device"]) > float(row["loading_cores_per_device"]) > 0
-    lines = [line for line in done.stdout.splitlines() if line.startswith("loading: ")]
-    assert len(lines) == 1 and "cores" in lines[0]
 
 
 def test_the_text_of_the_instances_is_that_of_the_corpus(made: Path) -> None:

@@ -1,10 +1,8 @@
 """Batches of a folder of HDF5 shards, for each rank its own. Torch is imported only where batches are made."""
 
-import itertools
 import time
-from abc import abstractmethod
-from collections import OrderedDict, deque
-from collections.abc import Callable, Iterator, Sequence
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -129,18 +127,13 @@ class Pieces:
         path = self._folder.paths[key[0]]
         if len(piece) != self._folder.counts[key[0]][key[1]]:
             raise InputError("file-changed", f"{path} changed while in use: start again")
-        largest = largest_id(piece)
+        largest = max(int(piece.input_ids.max()), int(piece.masked_lm_ids.max()))
         if largest >= self._vocab_size:
             raise InputError(
                 "vocabulary-mismatch",
                 f"{path} holds the word piece {largest}, but the model has only {self._vocab_size}: "
                 "use the vocabulary of the shards",
             )
-
-
-def largest_id(piece: Instances) -> int:
-    """The largest word piece of samples, masked ones included."""
-    return max(int(piece.input_ids.max()), int(piece.masked_lm_ids.max()))
 
 
 def _bytes(piece: Instances) -> int:
@@ -152,65 +145,7 @@ Int64 = npt.NDArray[np.int64]
 _BATCHES_AHEAD = 2
 
 
-def ahead(executor: ThreadPoolExecutor, make: Callable[[int], "Batch"], first: int) -> Iterator["Batch"]:
-    """Yield the batches `first` and following, forever; the executor makes two more than were taken."""
-    coming: deque[Future[Batch]] = deque()
-    for number in itertools.count(first):
-        while len(coming) <= _BATCHES_AHEAD:
-            coming.append(executor.submit(make, number + len(coming)))
-        yield coming.popleft().result()
-
-
-class InstanceBatches(Batches):
-    """Endless batches of pretraining instances that lie in pieces, one for each shard and bin."""
-
-    @abstractmethod
-    def _piece(self, shard: int, which: int) -> Instances:
-        """Return the samples of a bin in a shard."""
-
-    def _batch(self, number: int) -> "Batch":
-        """Make this rank's part of a global batch."""
-        which, start, parts = self._part(number)
-        batch = to_batch([(self._piece(shard, which), rows) for shard, rows in parts])
-        self._read_ahead(which, start + self._order.global_batch)
-        return batch
-
-    def _lengths(self, shard: int, which: int, rows: Int64) -> Int64:
-        mask = _gather([(self._piece(shard, which), rows)], "input_mask")
-        lengths: Int64 = mask.sum(axis=1, dtype=np.int64)
-        return lengths
-
-    def _read_ahead(self, which: int, start: int) -> None:
-        """Prepare for this rank's next batch of a bin, whose first sample is `start`; nothing to do in memory."""
-
-
-class HeldBatches(InstanceBatches):
-    """Endless batches of instances in memory.
-
-    Args:
-        spec: which batches.
-        pieces: the samples of each bin; of every one at least one.
-    """
-
-    def __init__(self, spec: "DataSpec", pieces: Sequence[Instances]) -> None:
-        super().__init__(spec, np.array([[len(piece) for piece in pieces]], dtype=np.int64), "", "memory")
-        self._held = pieces
-
-    def _piece(self, shard: int, which: int) -> Instances:
-        return self._held[which]
-
-    def batch(self, number: int) -> "Batch":
-        """Return a batch."""
-        return self._batch(number)
-
-    def rows(self, number: int) -> Instances:
-        """Return the samples of a batch."""
-        which, _, parts = self._part(number)
-        pieces = [(self._piece(shard, which), rows) for shard, rows in parts]
-        return Instances(**{field.name: _gather(pieces, field.name) for field in fields(Instances)})
-
-
-class Hdf5Batches(InstanceBatches):
+class Hdf5Batches(Batches):
     """Endless batches of a folder of HDF5 shards, in Batches' order.
 
     Sequences stay padded to the shards' length. Where the shards are binned by length, a global batch is of one bin,
@@ -247,9 +182,13 @@ class Hdf5Batches(InstanceBatches):
         executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="batches")
         self._pieces.open()
         self._looked_at.clear()
+        ahead: list[Future[Batch]] = []
         try:
             number = self._yielded
-            for batch in ahead(executor, self._batch, number):
+            while True:
+                while len(ahead) <= _BATCHES_AHEAD:
+                    ahead.append(executor.submit(self._batch, number + len(ahead)))
+                batch = ahead.pop(0).result()
                 number += 1
                 self._yielded = number
                 yield batch
@@ -257,8 +196,17 @@ class Hdf5Batches(InstanceBatches):
             executor.shutdown(wait=True, cancel_futures=True)
             self._pieces.close()
 
-    def _piece(self, shard: int, which: int) -> Instances:
-        return self._pieces.get(shard, which)  # called in the background
+    def _batch(self, number: int) -> "Batch":
+        """Make this rank's part of a global batch; runs in the background."""
+        which, start, parts = self._part(number)
+        batch = to_batch([(self._pieces.get(shard, which), rows) for shard, rows in parts])
+        self._read_ahead(which, start + self._order.global_batch)
+        return batch
+
+    def _lengths(self, shard: int, which: int, rows: Int64) -> Int64:
+        mask = _gather([(self._pieces.get(shard, which), rows)], "input_mask")
+        lengths: Int64 = mask.sum(axis=1, dtype=np.int64)
+        return lengths
 
     def _read_ahead(self, which: int, start: int) -> None:
         """Have the shard read that holds the first sample of this rank's next batch of a bin, and the one after."""
@@ -300,26 +248,6 @@ def to_batch(parts: Sequence[tuple[Instances, Int64]]) -> "Batch":
             predicted_positions=len(positions),
             squared_lengths=int(lengths @ lengths),
         ),
-    )
-
-
-def from_batch(batch: "Batch", max_predictions: int) -> Instances:
-    """Return the instances of a pretraining batch, with room for so many predictions each: the inverse of to_batch."""
-    arrays = {name: tensor.numpy() for name, tensor in batch.tensors.items()}
-    samples, seq_len = arrays["input_ids"].shape
-    rows, columns = np.divmod(arrays["masked_positions"], seq_len)
-    slots = np.arange(len(rows)) - np.searchsorted(rows, rows)
-    positions = np.zeros((samples, max_predictions), dtype=np.int32)
-    labels = np.zeros_like(positions)
-    positions[rows, slots] = columns
-    labels[rows, slots] = arrays["masked_labels"]
-    return Instances(
-        input_ids=arrays["input_ids"].astype(np.int32),
-        input_mask=arrays["attention_mask"].astype(np.int8),
-        segment_ids=arrays["token_type_ids"].astype(np.int8),
-        masked_lm_positions=positions,
-        masked_lm_ids=labels,
-        next_sentence_labels=arrays["next_sentence_labels"].astype(np.int8),
     )
 
 

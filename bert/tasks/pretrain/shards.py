@@ -300,19 +300,10 @@ def read_shard(path: Path, rows: slice = slice(None), columns: int | None = None
     """
     with opened(path) as file:
         _check(path, file)
-        return read_rows(path, file, rows, columns)
-
-
-def read_rows(path: Path, file: Any, rows: slice, columns: int | None = None) -> Instances:
-    """Read rows of an open shard that was checked, as read_shard does.
-
-    Raises:
-        InputError: the data cannot be decompressed or holds values no instance can have.
-    """
-    try:
-        instances = Instances(**{name: file[name][rows] for name in COLUMNS})
-    except OSError as error:
-        raise InputError("file-damaged", f"{path} is damaged ({error}): create or copy it again") from error
+        try:
+            instances = Instances(**{name: file[name][rows] for name in COLUMNS})
+        except OSError as error:
+            raise InputError("file-damaged", f"{path} is damaged ({error}): create or copy it again") from error
     instances = cut(instances, columns)
     check_values(path, instances)
     return instances

@@ -26,8 +26,6 @@ from records.trial import Trial
         (Environment, {"gpus": 1.5}, "gpus"),
         (Environment, {"gpus": [{"name": "a"}, 3]}, "gpus.1"),
         (Environment, {"libraries": {"torch": 2}}, "libraries.torch"),
-        (RankRecord, {"loading": -1}, "loading"),
-        (RankRecord, {"loading": {"source": "synthetic"}}, "loading.batch_us"),
         (RankRecord, {"peak_memory_bytes": 2**63}, "peak_memory_bytes"),
         (RankRecord, {"peak_memory_bytes": True}, "peak_memory_bytes"),
         (RankRecord, {"measured_peak": {"before": 10**400}}, "measured_peak.before"),
@@ -45,7 +43,7 @@ def test_the_wrong_field_is_named(kind: type, value: dict[str, Any], named: str)
 
 def test_unknown_fields_missing_fields_and_none_are_taken() -> None:
     assert not wrong_field({"later": object(), "cpu": None, "gpus": [{}]}, Environment)
-    assert not wrong_field({"loading": {"problem": "no shard"}, "measured_peak": {"before": 3}}, RankRecord)
+    assert not wrong_field({"measured_peak": {"before": 3}}, RankRecord)
     assert not wrong_field({**ENVIRONMENT}, Environment) and not wrong_field(rank_record(), RankRecord)
 
 
@@ -80,11 +78,9 @@ def _changed(value: Any, path: tuple[Any, ...], new: Any) -> Any:
 @pytest.mark.parametrize("name", ["trial.json", "env.json", "result.json", "rank-0.json"])
 @pytest.mark.parametrize("new", ["x", -1, [1], {"a": 1}, 10**400], ids=["text", "number", "list", "object", "huge"])
 def test_a_changed_value_is_used_or_refused(tmp_path: Path, name: str, new: Any) -> None:
-    loading = {"source": "synthetic", "storage": "plain", "read_us": [1.0], "batch_us": [2.0], "masking_us": [3.0]}
-    loading |= {"readers": 1, "cores_per_rank": 2.0, "local_ranks": 1}
     for folder in ("good", "changed"):
         write_trial(RunDirectory(tmp_path / folder), Trial(), {0: step_rows([10.0] * 9, 8)}, ranks={
-            0: {**rank_record(), "loading": loading, "shards_read": {"samples": 3, "seconds": 1.0}, "levers": "unpad"}
+            0: {**rank_record(), "shards_read": {"samples": 3, "seconds": 1.0}, "levers": "unpad"}
         })  # fmt: skip
     good, changed = (RunDirectory(tmp_path / folder) for folder in ("good", "changed"))
     (directory,) = changed.trials()
