@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from common.errors import InputError, MissingToolError
-from common.redact import redact_text, without_secrets
+from common.redact import without_secrets
 
 Version = tuple[int, ...]
 _LONGEST_MESSAGE = 300
@@ -45,9 +45,9 @@ class Output:
 
     @property
     def message(self) -> str:
-        """What it printed, stderr first, in one line of at most 300 characters, without secrets."""
+        """What it printed, stderr first, in one line of at most 300 characters."""
         lines = [line.strip() for line in f"{self.stderr}\n{self.stdout}".splitlines() if line.strip()]
-        text = redact_text("; ".join(dict.fromkeys(lines))) or "nothing"
+        text = "; ".join(dict.fromkeys(lines)) or "nothing"
         return text if len(text) <= _LONGEST_MESSAGE else f"{text[: _LONGEST_MESSAGE - 3]}..."
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from bench.cli.options import WrappedCommand, parse_with_command
+from bench.cli.progress import terminal_text
 from bench.cli.result import Result
 from bench.cluster.layout import Layout, in_words, ranks_in_words, read_layout
 from bench.cluster.node import Job, launch_node
@@ -19,7 +20,6 @@ from bench.machine.gpu_load import least_busy
 from bench.run.processes import StopRequest
 from common.errors import UsageError
 from common.flags import Groups
-from common.redact import terminal_text
 
 DEFAULT_PORT = 29500
 PROCESSES_PER_CORE = 8

@@ -13,10 +13,10 @@ import sys
 import threading
 
 from bench.cli import interrupts
+from bench.cli.progress import terminal_text
 from bench.cluster import STOPPING_VARIABLE
 from bench.run.out_of_memory import memory_is_short, ran_out_of_memory
 from common.errors import BertbenchError
-from common.redact import terminal_text
 
 _BEGIN_AGAIN = (
     "doctor", "data csv", "convert", "predict", "eval", "results", "analyze", "core-util", "allreduce", "perfetto",

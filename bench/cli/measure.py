@@ -13,6 +13,7 @@ from typing import Annotated, Any
 import tyro
 
 from bench.cli.options import Printed, WrappedCommand, parse_with_command, run_folder
+from bench.cli.progress import terminal_text
 from bench.cli.result import Result
 from bench.machine.devices import find_devices
 from bench.plan.script import check_program, measure_script, plan_script
@@ -20,7 +21,6 @@ from bench.plan.sweep import locked, result_rows
 from bench.run.launch import LaunchOptions
 from common.errors import UsageError
 from common.flags import request_of
-from common.redact import terminal_text
 from records.run import RunDirectory, TrialDirectory
 
 

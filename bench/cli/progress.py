@@ -6,8 +6,6 @@ from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from common.redact import terminal_text
-
 if TYPE_CHECKING:
     from bert.data.pool import Progress as StageProgress
 
@@ -17,6 +15,11 @@ _TERMINAL_SECONDS = 0.2
 _LOG_SECONDS = 60.0
 # Time between two updates of the line of a stage.
 _LINE_SECONDS = 0.1
+
+
+def terminal_text(text: str) -> str:
+    """Return a message for a terminal, with a space for each character that the terminal would act on."""
+    return "".join(one if one.isprintable() or one == "\n" else " " for one in text)
 
 
 def note(text: str) -> None:

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from bench.cli.progress import terminal_text
 from common.errors import BertbenchError, StorageError
-from common.redact import terminal_text
 
 if TYPE_CHECKING:
     from analysis.diagnose.finding import Finding

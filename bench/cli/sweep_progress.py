@@ -8,13 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from analysis.wording import strategy_label
-from bench.cli.progress import note
+from bench.cli.progress import note, terminal_text
 from bench.cli.trial_display import TrialDisplay
 from bench.machine.devices import Devices
 from bench.plan.options import AUTO, resolve_strategy
 from bench.plan.sweep import Progress, Session, expected_seconds, finished_result
 from bench.run.metrics_file import MetricsFile
-from common.redact import terminal_text
 from records.trial import Trial
 
 

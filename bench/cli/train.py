@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar
 
 from bench.cli.options import Printed, check_task, parse, plain_words, run_folder
-from bench.cli.progress import note
+from bench.cli.progress import note, terminal_text
 from bench.cli.result import Result
 from bench.cli.sweep_progress import metrics_file
 from bench.cli.train_progress import TrainProgress, append_log, duration
@@ -27,7 +27,6 @@ from bert.tasks.base import Trained
 from common import locks
 from common.errors import BertbenchError, InputError, StorageError, UsageError
 from common.flags import flag
-from common.redact import terminal_text
 from common.scores import evaluation_text, in_words, parts_text
 from records.run import TrialDirectory
 from records.training import TrainRun

@@ -100,7 +100,7 @@ class Mlflow:
             act()
         except Exception as error:  # plug-ins raise any class; the training continues
             first = (str(error).strip().splitlines() or [""])[0]
-            raise LostError(f"cannot {what} ({type(error).__name__}: {redact_text(first)})") from error
+            raise LostError(f"cannot {what} ({type(error).__name__}: {first})") from error
 
 
 def _memory(run: TrainRun) -> Any:

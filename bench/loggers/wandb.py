@@ -12,7 +12,6 @@ from typing import Any, ClassVar
 from bench.loggers.base import LostError, Target
 from common.atomic import storage_errors
 from common.errors import SchemaError
-from common.redact import redact_text
 from records.files import read_record, write_record
 from records.training import TrainRun
 
@@ -111,7 +110,7 @@ class Wandb:
 
 def _lost(what: str, error: Exception) -> LostError:
     first = (str(error).strip().splitlines() or [""])[0]
-    return LostError(f"cannot {what} ({type(error).__name__}: {redact_text(first)})")
+    return LostError(f"cannot {what} ({type(error).__name__}: {first})")
 
 
 def _project() -> str:

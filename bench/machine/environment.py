@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.machine.devices import Devices
-from common.redact import redact_environment, redact_text
+from common.redact import redact_environment
 
 _LIBRARIES = ("torch", "transformers", "numpy", "h5py", "tokenizers", "deepspeed", "horovod", "nvtx", "triton")
 _OPENMP_PREFIXES = ("OMP_", "GOMP_", "MKL_", "KMP_")
@@ -159,4 +159,4 @@ def _command(argv: list[str]) -> str | None:
         done = subprocess.run(argv, capture_output=True, text=True, timeout=10, check=False)
     except (OSError, subprocess.TimeoutExpired):
         return None
-    return redact_text(done.stdout.strip()) if done.returncode == 0 else None
+    return done.stdout.strip() if done.returncode == 0 else None

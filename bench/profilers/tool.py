@@ -14,7 +14,7 @@ from typing import ClassVar
 from bench.profilers.ranges import RangeProfiler
 from bench.run.processes import HARNESS_VARIABLE, MARK_VARIABLE, end_marked
 from common.errors import InputError, MissingToolError
-from common.redact import redact_text, without_secrets
+from common.redact import without_secrets
 from common.tools import Version, dotted, find_tool, version_in
 
 _REPOSITORY = Path(__file__).resolve().parents[2]
@@ -70,7 +70,7 @@ def run_tool(argv: list[str], timeout_seconds: float, any_exit_code: bool = Fals
     finally:
         end_marked(mark)
     if done.returncode != 0 and not any_exit_code:
-        said = redact_text((done.stderr.strip() or done.stdout.strip() or "nothing")[-800:])
+        said = (done.stderr.strip() or done.stdout.strip() or "nothing")[-800:]
         raise InputError("tool-failed", f"{name} {argv[1]} failed (exit code {done.returncode}): {said}")
     return done.stdout
 

@@ -39,32 +39,13 @@ from bench.run.resources import allocator_environment, oom_kill_count, under_mem
 from bench.run.script import NOTHING_STEPPED, add_to_result, settle, start_program, why_incomplete
 from bench.run.telemetry import Telemetry, telemetry_writer
 from bert.parallel import JOIN_TIMEOUT_VARIABLE
-from common.atomic import atomic_path, storage_errors
-from common.errors import SchemaError, StorageError, UsageError
-from common.redact import redact_text, without_secrets
+from common.atomic import storage_errors
+from common.errors import SchemaError, UsageError
+from common.redact import without_secrets
 from records.files import read_record, write_record
 from records.kinds import read_measurements
 from records.run import TrialDirectory
 from records.trial import Trial
-
-_PIECE_BYTES = 1 << 20
-
-
-def hide_secrets(log: Path) -> None:
-    """Replace what `redact_text` finds in the lines of a log; one without is not touched. Raises StorageError."""
-    with log.open("rb") as file:
-        lines = iter(lambda: file.readline(_PIECE_BYTES), b"")
-        if all(_without(line) == line for line in lines):
-            return
-        file.seek(0)
-        with atomic_path(log) as temporary, temporary.open("wb") as hidden:
-            hidden.writelines(map(_without, iter(lambda: file.readline(_PIECE_BYTES), b"")))
-
-
-def _without(line: bytes) -> bytes:
-    # Bytes that are no UTF-8 stay as they are.
-    return redact_text(line.decode("utf-8", "surrogateescape")).encode("utf-8", "surrogateescape")
-
 
 # What a rank meets when another one has ended, as gloo, NCCL and the store of torch.distributed say it.
 _LOST_PEER = re.compile(
@@ -190,8 +171,6 @@ def run_trial(
             end_tree(child.pid)
             end_marked(mark)
             child.wait()
-            with contextlib.suppress(StorageError):
-                hide_secrets(directory.log)
             if isinstance(sys.exc_info()[1], KeyboardInterrupt):
                 what = {"train": "training", "measure": "measurement"}.get(trial.kind, "sweep")
                 finish(trial, directory, "interrupted", f"the {what} was interrupted", options)
@@ -199,7 +178,6 @@ def run_trial(
         finally:
             clear_stale(TRIAL_FOLDER)  # of processes that were killed
     wall_seconds = time.perf_counter() - began
-    hide_secrets(directory.log)
     if options.world is not None and child.returncode:  # what an agent would have written
         failure = {"rank": 0, "exit_code": child.returncode, "time": time.time()}
         write_record(directory.path / _AGENT_JSON, {"failures": [failure]})
@@ -451,7 +429,7 @@ def _outcome(
 
 
 def _said(failure: Mapping[str, Any]) -> str:
-    reason = redact_text(str(failure["reason"]))
+    reason = str(failure["reason"])
     # What another rank met says so itself.
     told = failure["status"] == "refused" or re.match(r"rank \d+:", reason)
     return reason if told else f"rank {failure['rank']}: {reason}"
@@ -483,4 +461,4 @@ def _ranks_ended_well(directory: TrialDirectory) -> bool:
 def _log_tail(directory: TrialDirectory) -> str:
     text = directory.log.read_text(encoding="utf-8", errors="replace")
     useful = [line.strip() for line in text.splitlines() if line.strip() and not set(line.strip()) <= set("=-")]
-    return "; log.txt ends: " + (redact_text(" | ".join(useful[-_TAIL_LINES:])[-500:]) or "(empty)")
+    return "; log.txt ends: " + (" | ".join(useful[-_TAIL_LINES:])[-500:] or "(empty)")

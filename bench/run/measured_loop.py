@@ -28,7 +28,6 @@ from bench.run.resources import used_memory
 from bench.run.stopwatch import stopwatch
 from bench.run.telemetry import Telemetry, telemetry_writer
 from common.errors import StorageError, UsageError
-from common.redact import redact_text
 from records.files import write_record
 from records.run import RunDirectory, TrialDirectory
 from records.schema import STEP_COLUMNS
@@ -203,7 +202,7 @@ class MeasuredLoop:
         if isinstance(error, KeyboardInterrupt):
             status, reason = "interrupted", f"interrupted {after}"
         elif error is not None:
-            text = redact_text(f"{type(error).__name__}: {error}".strip()[:2000])
+            text = f"{type(error).__name__}: {error}".strip()[:2000]
             status, reason, code = "crashed", f"{text} ({after})", "rank-failed"
         elif self._mistake:
             status, reason, code = "refused", self._mistake, "rows-invalid"

@@ -19,7 +19,6 @@ from bench.run.resources import (
     used_memory,
 )
 from common.errors import BertbenchError, Code, StorageError
-from common.redact import redact_text
 from records.files import write_record
 from records.run import TrialDirectory
 from records.trial import Trial
@@ -51,7 +50,7 @@ def main(argv: list[str]) -> int:
         if status == "crashed" and not isinstance(error, BertbenchError):
             sys.excepthook(*sys.exc_info())
         try:
-            said = {"status": status, "code": code, "reason": redact_text(reason)}
+            said = {"status": status, "code": code, "reason": reason}
             write_record(directory.failure_json(rank), {**said, "time": time.time()})
         except StorageError as full:
             sys.stderr.write(f"{full}\n")

@@ -60,7 +60,7 @@ def test_a_failed_profile_is_made_again_and_a_good_one_is_not(
 ) -> None:
     """Every failure in one folder, one after another; the unprofiled run is measured once."""
     monkeypatch.setenv("SOME_TOKEN", "hush-hush")
-    monkeypatch.setenv("HARMLESS", "hf_" + "aBcdefGhijkl3nop" * 2)  # in both cases, as random characters are
+    monkeypatch.setenv("HARMLESS", "https://me:hush-hush@host")
 
     done = profile(cli, tool, "refuses")  # it starts nothing
     (found,) = json.loads(done.stdout)["profiles"]
@@ -87,7 +87,7 @@ def test_a_failed_profile_is_made_again_and_a_good_one_is_not(
     report = Path(made["files"][0])
     text = report.read_text(encoding="utf-8")
     assert "BERTBENCH_MARK" in text, "the report holds the environment"
-    assert "hush-hush" not in text and "aBcdefGhijkl3nop" not in text, "secrets do not reach the tool"
+    assert "hush-hush" not in text, "secrets do not reach the tool"
 
     written = report.stat().st_mtime_ns
     done = profile(cli, tool, "ok")

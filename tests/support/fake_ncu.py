@@ -62,7 +62,7 @@ elif words[0] == "--import":
     if mode == "hangs" and page == "raw":
         time.sleep(60)
     if mode == "bad-import":
-        print("==ERROR== Failed to load report file '" + words[1] + "'. hf_abcdefghijklmnopqrstuvwxyzABCDEFGH")
+        print("==ERROR== Failed to load report file '" + words[1] + "'.")
         sys.exit(1)
     if mode == "no-raw" and page == "raw":
         print("==ERROR== unknown page raw")

@@ -80,7 +80,7 @@ elif words[0] == "export":
         with open(os.environ["FAKE_NSYS_LOG"], "a") as log:
             log.write(words[-1] + "\\n")
     if mode == "bad-export":
-        print("the report is truncated; hf_abcdefghijklmnopqrstuvwxyzABCDEFGH", file=sys.stderr)
+        print("the report is truncated", file=sys.stderr)
         sys.exit(1)
     (output,) = [word.split("=", 1)[1] for word in words if word.startswith("--output=")]
     connection = sqlite3.connect(output)

@@ -99,11 +99,6 @@ def test_a_launcher_that_dies_itself_is_named(directory: TrialDirectory) -> None
     assert status == "crashed" and "the launcher died by SIGKILL" in reason
 
 
-def test_secrets_in_a_reason_are_redacted(directory: TrialDirectory) -> None:
-    write_record(directory.failure_json(0), {"status": "crashed", "reason": "GET https://me:hunter2@host", "time": 1.0})
-    assert "hunter2" not in _outcome(directory, 1, False)[1]
-
-
 def test_a_failed_trial_has_a_result_without_metrics(directory: TrialDirectory) -> None:
     result = finish(Trial(), directory, "oom", "why", LaunchOptions())
     assert directory.read_result() == {"schema_version": 1, **result}
