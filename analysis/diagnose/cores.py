@@ -212,9 +212,7 @@ def _pipes_sentence(use: CoreUse, families: Mapping[str, CoreUse], counters: Ker
     said = ", ".join(f"{FOUR[name]} {percent_text(percent)}" for name, percent in known.items())
     start = f"While kernels run, utilization is: {said}." if known else ""
     if lacking:
-        start += (
-            f" {', '.join(lacking)}: {NOT_IN_FILE}; collect the metrics of profiling/ncu, as `bertbench profile` does."
-        )
+        start += f" {', '.join(lacking)}: {NOT_IN_FILE}; collect them as `bertbench profile --profiler ncu` does."
     start = start.strip()
     tensor = known.get("tensor")
     product = _time_share(families.get("GEMM"), families)

@@ -7,7 +7,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from bench.machine.devices import Devices
+from bench.machine.devices import Devices, find_devices
+from common.errors import BertbenchError
 from common.redact import redact_environment
 
 _LIBRARIES = ("torch", "transformers", "numpy", "h5py", "tokenizers", "deepspeed", "horovod", "nvtx", "triton")
@@ -113,6 +114,17 @@ def compute_capability(uuid: str) -> tuple[int, int]:
         handle = pynvml.nvmlDeviceGetDeviceHandleFromMigDeviceHandle(handle)
     major, minor = pynvml.nvmlDeviceGetCudaComputeCapability(handle)
     return int(major), int(minor)
+
+
+def first_gpu_capability() -> tuple[int, int] | str:
+    """Return the compute capability of the first GPU in CUDA_VISIBLE_DEVICES, or why it is unknown."""
+    try:
+        uuid = find_devices("cuda").gpus[0].uuid
+        return compute_capability(uuid) if uuid else "NVML returns no UUID for the first visible GPU"
+    except BertbenchError as error:
+        return str(error)
+    except Exception as error:  # NVML raises a class per error code; ImportError without NVML
+        return f"NVML does not return the compute capability ({error})"
 
 
 def _capability(uuid: str) -> tuple[int, int] | None:

@@ -3,79 +3,31 @@
 `ncu` wraps the launcher of the node, records between cudaProfilerStart and cudaProfilerStop, and replays each kernel
 alone several times. Kernels of collectives are excluded, since a replayed kernel would wait forever for the other
 ranks. Only the first of several ranks is counted, so that ranks do not wait for each other at ncu's lock. Switches
-follow its --help, metrics follow profiling/ncu and its --query-metrics.
+follow its --help, metrics follow `ncu_metrics` and its --query-metrics.
 """
 
 import csv
 import io
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar
 
 from analysis.counters import KernelCounters, rules_file
+from bench.machine.environment import first_gpu_capability
 from bench.profilers.base import Scope, whole_number, written
-from bench.profilers.nvprof import first_gpu_capability
+from bench.profilers.ncu_metrics import metrics_of
 from bench.profilers.permission import ALLOW, DENIED, counters_denied
 from bench.profilers.ranges import CAPTURE, DOMAIN, check_ranges
 from bench.profilers.tool import ToolProfiler, run_tool
 from common.atomic import write_json, write_text
-from common.errors import Code, InputError, MissingToolError, UsageError, content_code
+from common.errors import Code, InputError, MissingToolError, UsageError
 from common.tools import Version, dotted
 from records.run import COLLECTED_FILE
 from records.trial import Trial
 
-FOLDER = Path(__file__).resolve().parents[2] / "profiling" / "ncu"
-"""Folder of the section files."""
-
-Capability = tuple[int, int]
-
-# Lowest and highest compute capability of a section, its number, and the first ncu that supports these GPUs (NVIDIA's
-# release notes up to 2022.3; 2025.1 was released with CUDA 12.8, the first toolkit for Blackwell).
-_SECTIONS: tuple[tuple[Capability, Capability, int, Version], ...] = (
-    ((7, 0), (7, 4), 70, (2020, 1)),
-    ((7, 5), (7, 9), 75, (2020, 1)),
-    ((8, 0), (8, 5), 80, (2020, 1)),
-    ((8, 6), (8, 8), 86, (2020, 2)),
-    ((8, 9), (8, 9), 89, (2022, 3)),
-    ((9, 0), (9, 9), 90, (2022, 3)),
-    ((10, 0), (11, 9), 100, (2025, 1)),
-    ((12, 0), (12, 9), 120, (2025, 1)),
-)
 _OF_LAUNCH = ("launch__", "sm__maximum_warps")
-_NAME = re.compile(r'^\s*Name:\s*"([^"]+)"(\s*#\s*unchecked)?', re.MULTILINE)
-
-
-def section_for(capability: Capability) -> tuple[str, Version]:
-    """Return the identifier of a GPU's section, and the first ncu that supports the GPU. Raises UsageError."""
-    for lowest, highest, number, version in _SECTIONS:
-        if lowest <= capability <= highest:
-            return f"BertbenchCores{number}", version
-    shown = dotted(capability)
-    if capability < (7, 0):
-        raise UsageError(
-            "device-unsupported",
-            f"this GPU has compute capability {shown}, but ncu needs 7.0 or newer: use --profiler nvprof",
-        )
-    raise UsageError(
-        "device-unsupported",
-        f"{FOLDER} has no section for compute capability {shown}: name the metrics yourself with --with metrics=a,b "
-        "(`ncu --query-metrics` lists them), or use --profiler nsys",
-    )
-
-
-def metric_names(identifier: str) -> dict[str, bool]:
-    """Return a section's metrics, and whether each was checked against a chip query. Raises MissingToolError."""
-    path = FOLDER / f"{identifier}.section"
-    try:
-        text = path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise MissingToolError(
-            content_code(error), f"cannot read {path} ({error.strerror}): run bertbench from its checkout"
-        ) from error
-    return {name: not mark for name, mark in _NAME.findall(text)}
-
 
 RULE_SECTIONS = (
     "SpeedOfLight", "ComputeWorkloadAnalysis", "MemoryWorkloadAnalysis", "SchedulerStats", "WarpStateStats",
@@ -106,7 +58,7 @@ def known_metrics(query: str) -> frozenset[str]:
     return frozenset(re.findall(r"^([a-z]\w*__\w+)\s", query, re.MULTILINE))
 
 
-def available(names: dict[str, bool], known: frozenset[str]) -> list[str]:
+def available(names: Sequence[str], known: frozenset[str]) -> list[str]:
     """Return the metrics whose base name (up to the first dot) is known, and those `of_launch`."""
     found = [name for name in names if of_launch(name) or name.partition(".")[0] in known]
     return found if not all(map(of_launch, found)) else []
@@ -154,7 +106,7 @@ class NsightCompute(ToolProfiler):
         **ToolProfiler.OPTIONS,
         "kernels": f"maximum number of kernels to count ({MOST_KERNELS})",
         "skip": "number of kernels to skip first (0)",
-        "metrics": "comma-separated ncu metrics (those of profiling/ncu for this GPU)",
+        "metrics": "comma-separated ncu metrics (those of bench/profilers/ncu_metrics.py for this GPU)",
         "rules": "yes: collect the sections that ncu's rules need, and apply them; no: fewer replays (yes)",
         "replay": "kernel: each kernel alone; range: the whole window at once, one rank, ncu 2022.1 or newer (kernel)",
         "ranks": "first: count the first rank; all: count every rank, which may deadlock (first)",
@@ -177,7 +129,7 @@ class NsightCompute(ToolProfiler):
         self._check_options(trial)
         needed = OLDEST
         if "metrics" not in self.options:
-            needed = section_for(_capability())[1]
+            needed = metrics_of(_capability())[1]
         self._check_version(needed, f" for this GPU, which needs {dotted(needed)}", _NEEDED)
         if self._replay not in (replay_modes(self._help) or {"kernel"}):
             raise UsageError(
@@ -260,33 +212,23 @@ class NsightCompute(ToolProfiler):
         return []
 
     def _what(self) -> list[tuple[str, str | None]]:
-        """Return the switches that select the metrics and rules.
-
-        With rules: ncu's own sections, and the GPU's metrics that this ncu supports by name, for a folder of sections
-        hides ncu's own. Else the GPU's section, or those metrics where ncu lacks some.
-        """
-        without: tuple[str, str | None] = ("--apply-rules", "no")
+        """Return the switches that select the metrics, those of the GPU that this ncu supports, and the rules."""
         if "metrics" in self.options:
-            return [without, ("--metrics", self.options["metrics"])]
-        identifier, _ = section_for(_capability())
-        names = metric_names(identifier)
-        section = [without, ("--section-folder", str(FOLDER)), ("--section", identifier)]
-        try:
-            known = known_metrics(run_tool([str(self._path), "--query-metrics"], timeout_seconds=120))
-        except InputError:
-            return section
+            return [("--apply-rules", "no"), ("--metrics", self.options["metrics"])]
+        capability = _capability()
+        names, _ = metrics_of(capability)
+        known = known_metrics(run_tool([str(self._path), "--query-metrics"], timeout_seconds=120))
         found = available(names, known)
         if not found:
             raise MissingToolError(
                 "tool-version",
-                f"ncu {dotted(self._version)} at {self._path} supports no metric of {identifier}: {self.REMEDY}",
+                f"ncu {dotted(self._version)} at {self._path} supports no metric of compute capability "
+                f"{dotted(capability)}: {self.REMEDY}",
             )
         if self._replay == "range":  # a range has no launch
             found = [name for name in found if not of_launch(name)]
-        if self._rule_sections:
-            own = [("--section", name) for name in self._rule_sections]
-            return [("--apply-rules", "yes"), ("--metrics", ",".join(found)), *own]
-        return section if len(found) == len(names) else [without, ("--metrics", ",".join(found))]
+        sections = [("--section", name) for name in self._rule_sections]
+        return [("--apply-rules", "yes" if sections else "no"), ("--metrics", ",".join(found)), *sections]
 
     @cached_property
     def _rule_sections(self) -> list[str]:

@@ -10,12 +10,11 @@ from contextlib import closing
 from pathlib import Path
 from typing import ClassVar
 
-from bench.machine.devices import find_devices
-from bench.machine.environment import compute_capability
+from bench.machine.environment import first_gpu_capability
 from bench.profilers.base import Scope
 from bench.profilers.permission import ALLOW, DENIED
 from bench.profilers.ranges import RangeProfiler, check_ranges
-from common.errors import BertbenchError, Code, InputError, UsageError
+from common.errors import Code, InputError, UsageError
 from common.tools import dotted, find_tool
 from records.trial import Trial
 
@@ -98,17 +97,6 @@ class Nvprof(RangeProfiler):
         if len(good) < scope.trial.ranks:
             raise _too_few(scope, len(good), found, texts)
         return [*good, *(log for log, text in texts.items() if log.suffix == ".csv" and "Metric result" in text)]
-
-
-def first_gpu_capability() -> tuple[int, int] | str:
-    """Return the compute capability of the first GPU in CUDA_VISIBLE_DEVICES, or why it is unknown."""
-    try:
-        uuid = find_devices("cuda").gpus[0].uuid
-        return compute_capability(uuid) if uuid else "NVML returns no UUID for the first visible GPU"
-    except BertbenchError as error:
-        return str(error)
-    except Exception as error:  # NVML raises a class per error code; ImportError without NVML
-        return f"NVML does not return the compute capability ({error})"
 
 
 def _check_metrics(metrics: str, trial: Trial) -> None:

@@ -21,22 +21,23 @@ from analysis.sources import open_sources
 from bench.profilers import ncu as ncu_profiler
 from bench.profilers.base import Scope
 from bench.profilers.ncu import NsightCompute
+from bench.profilers.ncu_metrics import NEWER, metrics_of
 from bench.profilers.tool import tool_version
 from common.tools import find_tool
 from records.trial import Trial
 
 pytestmark = pytest.mark.skipif(shutil.which("ncu") is None, reason="Nsight Compute is not installed (ncu on PATH)")
 
-# Chips by section; the expression is matched against `ncu --list-chips`.
+# Chips by compute capability; the expression is matched against `ncu --list-chips`.
 CHIPS = {
-    "BertbenchCores70": "gv100|gv11b",
-    "BertbenchCores75": "tu1..",
-    "BertbenchCores80": "ga100",
-    "BertbenchCores86": "ga10[2-7]|ga10b",
-    "BertbenchCores89": "ad10.",
-    "BertbenchCores90": "gh100",
-    "BertbenchCores100": "gb1..",
-    "BertbenchCores120": "gb2..",
+    (7, 0): "gv100|gv11b",
+    (7, 5): "tu1..",
+    (8, 0): "ga100",
+    (8, 6): "ga10[2-7]|ga10b",
+    (8, 9): "ad10.",
+    (9, 0): "gh100",
+    (10, 0): "gb1..",
+    (12, 0): "gb2..",
 }
 # Chips that share the memory of their host.
 WITHOUT_DRAM = ("gv11b", "ga10b")
@@ -69,20 +70,18 @@ def full_names(chip: str, names: list[str]) -> set[str]:
     return set(re.findall(r"^([a-z]\w*__\w+(?:\.\w+)+)\s", listed, re.MULTILINE))
 
 
-@pytest.mark.parametrize("identifier", CHIPS)
-def test_every_name_is_known_to_its_chips_and_marked_where_it_was_not_checked(identifier: str) -> None:
-    mine = [chip for chip in chips() if re.fullmatch(CHIPS[identifier], chip)]
-    every = ncu_profiler.metric_names(identifier)
-    names = {name: checked for name, checked in every.items() if not ncu_profiler.of_launch(name)}
+@pytest.mark.parametrize("capability", CHIPS)
+def test_every_name_but_the_newer_ones_is_known_to_its_chips(capability: tuple[int, int]) -> None:
+    mine = [chip for chip in chips() if re.fullmatch(CHIPS[capability], chip)]
+    names = [name for name in metrics_of(capability)[0] if not ncu_profiler.of_launch(name)]
     if not mine:
-        assert not any(names.values()), f"{identifier} claims checked names"
-        pytest.skip(f"ncu {version()} knows no chip of {identifier}: its names stay unchecked")
+        pytest.skip(f"ncu {version()} knows no chip of {capability}: its names stay unchecked")
     for chip in mine:
-        known = full_names(chip, list(names))
-        lacking = {name for name, checked in names.items() if checked and name not in known}
+        known = full_names(chip, names)
+        lacking = {name for name in names if name not in NEWER and name not in known}
         assert lacking == (OF_DRAM if chip in WITHOUT_DRAM else set()), chip
-        if version()[:2] == (2022, 3):  # later ones may know them: then the mark can go
-            assert not {name for name, checked in names.items() if not checked and name in known}, chip
+        if version()[:2] == (2022, 3):  # later ones may know them
+            assert not known & set(NEWER), chip
 
 
 def test_a_name_that_is_wrong_would_be_found() -> None:
@@ -94,23 +93,15 @@ def test_a_name_that_is_wrong_would_be_found() -> None:
     )
 
 
-@pytest.mark.parametrize("identifier", CHIPS)
-def test_ncu_reads_our_section_files(identifier: str) -> None:
-    folder = str(ncu_profiler.FOLDER)
-    assert re.search(rf"^{identifier}\s", ncu("--section-folder", folder, "--list-sections"), re.MULTILINE)
-    listed = ncu("--section-folder", folder, "--section", identifier, "--list-metrics").split()
-    assert set(ncu_profiler.metric_names(identifier)) == {name.lstrip("-") for name in listed}
-
-
 def test_what_a_chip_has_is_told_from_the_real_query() -> None:
-    names = ncu_profiler.metric_names("BertbenchCores90")
+    names = metrics_of((9, 0))[0]
     known = ncu_profiler.known_metrics(ncu("--query-metrics", "--chips", "gh100"))
     found = ncu_profiler.available(names, known)
     if version()[:2] == (2022, 3):
-        assert found == [name for name, checked in names.items() if checked]
+        assert found == [name for name in names if name not in NEWER]
     assert len(known) > 1000 and "gpu__time_duration.sum" in found
     dram = ncu_profiler.known_metrics(ncu("--query-metrics", "--chips", "ga10b"))
-    assert "dram__bytes.sum" not in ncu_profiler.available(ncu_profiler.metric_names("BertbenchCores86"), dram)
+    assert "dram__bytes.sum" not in ncu_profiler.available(metrics_of((8, 6))[0], dram)
 
 
 def test_every_switch_is_found_in_the_real_help() -> None:
@@ -118,16 +109,28 @@ def test_every_switch_is_found_in_the_real_help() -> None:
     needed = (
         "--target-processes --profile-from-start --nvtx --nvtx-include --replay-mode --launch-skip --launch-count "
         "--devices --cache-control --clock-control --apply-rules --force-overwrite --export --import --csv --page "
-        "--print-units --kernel-name --kernel-name-base --section --section-folder --metrics --query-metrics "
+        "--print-units --kernel-name --kernel-name-base --section --metrics --query-metrics "
         "--list-sections"
     )
     assert set(needed.split()) <= ncu_profiler.switches(text)
     assert {"kernel", "application", "range"} <= ncu_profiler.replay_modes(text)
 
 
-def test_the_whole_command_is_accepted_by_the_real_ncu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without a GPU nothing is profiled; a switch or section that it does not know would end it before the program."""
+@pytest.fixture
+def ga100(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The capability and the metrics of a GPU that need not be there."""
     monkeypatch.setattr("bench.profilers.ncu.first_gpu_capability", lambda: (8, 0))
+    known = ncu("--query-metrics", "--chips", "ga100")
+    real = ncu_profiler.run_tool
+    monkeypatch.setattr(
+        "bench.profilers.ncu.run_tool",
+        lambda argv, *rest, **options: known if "--query-metrics" in argv else real(argv, *rest, **options),
+    )
+
+
+@pytest.mark.usefixtures("ga100")
+def test_the_whole_command_is_accepted_by_the_real_ncu(tmp_path: Path) -> None:
+    """Without a GPU nothing is profiled; a switch or section that it does not know would end it before the program."""
     for words in ({}, {"replay": "range"}, {"metrics": "dram__bytes.sum", "skip": "3", "clock-control": "base"}):
         trial = Trial(kind="profile", device="cuda", start_iteration=1, stop_iteration=2, world_size=1 if words else 2)
         command = NsightCompute(words).wrap(["/bin/echo", "the program ran"], Scope(trial=trial, directory=tmp_path))
@@ -136,14 +139,8 @@ def test_the_whole_command_is_accepted_by_the_real_ncu(tmp_path: Path, monkeypat
         assert done.returncode == 0 and "==ERROR==" not in done.stdout + done.stderr, done.stdout + done.stderr
 
 
-def test_the_sections_whose_rules_are_applied_are_those_of_the_real_ncu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("bench.profilers.ncu.first_gpu_capability", lambda: (8, 0))
-    known = ncu("--query-metrics", "--chips", "ga100")
-    real = ncu_profiler.run_tool
-    monkeypatch.setattr(
-        "bench.profilers.ncu.run_tool",
-        lambda argv, *rest, **options: known if "--query-metrics" in argv else real(argv, *rest, **options),
-    )
+@pytest.mark.usefixtures("ga100")
+def test_the_sections_whose_rules_are_applied_are_those_of_the_real_ncu() -> None:
     words = NsightCompute({})._what()
     assert tuple(value for name, value in words if name == "--section") == ncu_profiler.RULE_SECTIONS
     assert dict(words)["--apply-rules"] == "yes"

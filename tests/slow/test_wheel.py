@@ -15,7 +15,7 @@ import pytest
 from support.cli import ROOT, SHORT, TINY
 from support.profiles import sample
 
-PACKAGES = ("analysis", "bench", "bert", "common", "records", "profiling")
+PACKAGES = ("analysis", "bench", "bert", "common", "records")
 # What only a clone has: scripts that run the command, and the guide to them.
 _OF_A_CLONE = (".sh", ".md")
 
@@ -85,10 +85,8 @@ def test_an_installed_command_measures_reports_and_analyzes(command: Path, tmp_p
     assert json.loads(called(str(command), "analyze", str(trace), "--json", cwd=tmp_path))["findings"]
 
 
-def test_an_installed_command_finds_its_section_files_and_templates(command: Path, tmp_path: Path) -> None:
+def test_an_installed_command_finds_its_templates(command: Path, tmp_path: Path) -> None:
     python = str(command.with_name("python"))
-    held = "from bench.profilers.ncu import FOLDER; print(len(list(FOLDER.glob('*.section'))))"
-    assert int(called(python, "-c", held, cwd=tmp_path)) == len(list((ROOT / "profiling/ncu").glob("*.section"))) > 0
     script = called(
         str(command), "submit", "slurm", "--gpus-per-node", "1", "--time-limit", "1:00:00", "--", "true", cwd=tmp_path
     )

@@ -10,7 +10,7 @@ from pathlib import Path
 
 _COMMON = (
     "--target-processes --profile-from-start --export --import --csv --page --nvtx --nvtx-include --launch-count "
-    "--launch-skip --section --section-folder --metrics --force-overwrite --devices --query-metrics --apply-rules "
+    "--launch-skip --section --metrics --force-overwrite --devices --query-metrics --apply-rules "
     "--list-sections --cache-control --clock-control"
 )
 # The switches of three generations (names only), as each version's own help lists them.

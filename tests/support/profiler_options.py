@@ -65,7 +65,6 @@ _NCU: Options = {
     "--query-metrics": _FLAG,
     "--list-sections": _FLAG,
     "--section": None,
-    "--section-folder": None,
 }
 _RANGES: Options = {**_NCU, "--replay-mode": _one_of("kernel application range app-range")}
 NCU: dict[str, Options] = {

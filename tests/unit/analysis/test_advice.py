@@ -76,7 +76,7 @@ def test_a_replay_replaces_the_share_of_idle_time_also_where_it_shows_no_gain() 
 
 
 @pytest.mark.parametrize(
-    "changes", [{}, {"again": True}, {"precisions": "bf16"}, {"batch_sizes": 64}, {"grad_accum": 4}, {"levers": "auto"}]
+    "changes", [{}, {"precisions": "bf16"}, {"batch_sizes": 64}, {"grad_accum": 4}, {"levers": "auto"}]
 )
 def test_commands_parse(changes: dict[str, Any], tmp_path: Path) -> None:
     row = {"task": "pretrain", "preset": "large", "implementation": "bertbench without optimizations", "levers": "none"}

@@ -16,6 +16,7 @@ from analysis.sources import open_sources
 from bench.profilers import ncu, permission
 from bench.profilers.base import Scope, parse_options
 from bench.profilers.ncu import NsightCompute
+from bench.profilers.ncu_metrics import NEWER, metrics_of
 from common.errors import Code
 from records.trial import Trial
 
@@ -23,9 +24,9 @@ CPU = Trial(kind="profile", profiler="ncu", device="cpu", start_iteration=3, sto
 GPU = Trial(kind="profile", profiler="ncu", device="cuda", start_iteration=3, stop_iteration=6, micro_batch_size=16)
 GPUS = Trial(kind="profile", profiler="ncu", device="cuda", start_iteration=3, stop_iteration=6, world_size=2)
 
-# What gh100 has in ncu 2022.3 of the section for 9.0: all but the names marked unchecked.
-HOPPER = ncu.metric_names("BertbenchCores90")
-OLD_HOPPER = tuple(name.partition(".")[0] for name, checked in HOPPER.items() if checked)
+# Of the metrics for 9.0 ncu 2022.3 has all but the newer ones.
+HOPPER = metrics_of((9, 0))[0]
+OLD_HOPPER = tuple(name.partition(".")[0] for name in HOPPER if name not in NEWER)
 ALL_HOPPER = tuple(name.partition(".")[0] for name in HOPPER)
 
 
@@ -128,27 +129,27 @@ def test_of_several_ranks_the_first_is_counted_unless_all_are_asked_for(machine:
     assert "--devices" not in told(machine, "ranks=all", trial=GPUS)
 
 
-def test_an_ncu_that_knows_every_metric_gets_the_section(machine: Path) -> None:
+def test_an_ncu_that_knows_every_metric_gets_all(machine: Path) -> None:
     fake_ncu.install(machine / "bin", "2025.3.1.0", ALL_HOPPER)
     given = told(machine)
-    assert told(machine, "rules=yes") == given and given["--metrics"].split(",") == list(HOPPER)
+    assert told(machine, "rules=yes") == given and given["--metrics"].split(",") == HOPPER
     given = told(machine, "rules=no")
-    assert given["--section"] == "BertbenchCores90" and "--metrics" not in given and given["--apply-rules"] == "no"
-    assert (Path(given["--section-folder"]) / "BertbenchCores90.section").is_file()
+    assert given["--metrics"].split(",") == HOPPER and "--section" not in given and given["--apply-rules"] == "no"
 
 
 def test_metrics_that_this_ncu_does_not_know_are_left_out(machine: Path) -> None:
     given = told(machine)
     asked = given["--metrics"].split(",")
-    assert "--section-folder" not in given
-    assert asked == [name for name, checked in HOPPER.items() if checked]
+    assert asked == [name for name in HOPPER if name not in NEWER]
     assert "sm__inst_executed_pipe_tensor.avg.pct_of_peak_sustained_elapsed" in asked
 
 
-def test_where_the_chip_cannot_be_asked_the_section_is_given(machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_the_chip_cannot_be_asked_the_words_of_ncu_are_shown(
+    machine: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("FAKE_NCU", "no-query")
-    given = told(machine)
-    assert (given["--section"], given["--apply-rules"]) == ("BertbenchCores90", "no")
+    with refused("tool-failed", "--query-metrics", "Driver could not be loaded"):
+        told(machine)
 
 
 def test_rules_come_with_the_sections_of_this_ncu_that_they_need(machine: Path) -> None:
@@ -164,7 +165,7 @@ def test_rules_come_with_the_sections_of_this_ncu_that_they_need(machine: Path) 
 
 def test_an_ncu_that_knows_none_of_the_metrics_is_told(machine: Path) -> None:
     fake_ncu.install(machine / "bin", metrics=("other__metric",))
-    with refused("tool-version", "BertbenchCores90"):
+    with refused("tool-version", "9.0"):
         told(machine)
 
 
@@ -185,7 +186,7 @@ def test_range_replay_takes_the_capture_range_and_every_kernel_in_it(machine: Pa
 def test_what_ncu_takes_from_a_launch_is_in_no_list_of_a_chip_and_never_asked_of_a_range(machine: Path) -> None:
     listed = tuple(name for name in ALL_HOPPER if not ncu.of_launch(name))
     fake_ncu.install(machine / "bin", "2025.3.1.0", listed)
-    assert told(machine, "rules=no")["--section"] == "BertbenchCores90"
+    assert told(machine, "rules=no")["--metrics"].split(",") == HOPPER
     asked = told(machine, "replay=range")["--metrics"].split(",")
     assert "l1tex__throughput.avg.pct_of_peak_sustained_elapsed" in asked
     assert not [name for name in asked if name.startswith("launch__")]
@@ -201,12 +202,9 @@ def test_the_observer_makes_the_ranges_that_were_asked_for(machine: Path) -> Non
     [((7, 0), 70), ((7, 2), 70), ((7, 5), 75), ((8, 0), 80), ((8, 6), 86), ((8, 7), 86), ((8, 9), 89), ((9, 0), 90),
      ((10, 0), 100), ((10, 3), 100), ((11, 0), 100), ((12, 0), 120), ((12, 1), 120)],
 )  # fmt: skip
-def test_every_architecture_has_a_section_with_its_own_names(capability: tuple[int, int], number: int) -> None:
-    identifier, _ = ncu.section_for(capability)
-    names = ncu.metric_names(identifier)
-    assert identifier == f"BertbenchCores{number}"
-    text = (ncu.FOLDER / f"{identifier}.section").read_text(encoding="utf-8")
-    assert f'Identifier: "{identifier}"' in text and text.count("{") == text.count("}")
+def test_every_architecture_has_its_own_names(capability: tuple[int, int], number: int) -> None:
+    names, _ = metrics_of(capability)
+    assert len(names) == len(set(names))
     fp16 = "fp16" if number <= 80 else "fma_type_fp16"
     tensor = "sm__pipe_tc_cycles_active" if number == 100 else "sm__inst_executed_pipe_tensor"
     bases = {name.partition(".")[0] for name in names}
@@ -229,7 +227,6 @@ def test_every_architecture_has_a_section_with_its_own_names(capability: tuple[i
     assert levels | limits | {"sm__throughput", "sm__warps_active", "launch__waves_per_multiprocessor"} <= bases
     assert {f"l1tex__data_{what}_mem_shared" for what in ("bank_conflicts_pipe_lsu", "pipe_lsu_wavefronts")} <= bases
     assert ("sm__pipe_tensor_cycles_active_v2" in bases) == (number == 89)
-    assert any(names.values()) == (number < 100)  # Blackwell's names were checked against no chip
 
 
 # ---- when it cannot ----
@@ -278,7 +275,7 @@ def test_a_version_that_fits_the_gpu_passes(machine: Path, monkeypatch: pytest.M
         ((99, 0), "device-unsupported", ("99.0", "--with metrics")),
     ],
 )
-def test_a_gpu_without_a_section_is_told(
+def test_a_gpu_without_metrics_is_told(
     machine: Path, monkeypatch: pytest.MonkeyPatch, found: object, code: Code, facts: tuple[str, ...]
 ) -> None:
     monkeypatch.setattr(ncu, "first_gpu_capability", lambda: found)

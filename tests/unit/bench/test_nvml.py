@@ -13,8 +13,8 @@ from support.refusals import refused
 
 from bench.machine import environment
 from bench.machine.devices import Gpu, find_devices
+from bench.machine.environment import first_gpu_capability
 from bench.machine.gpu_load import least_busy, near_cpus
-from bench.profilers.nvprof import first_gpu_capability
 from bench.run.telemetry import Telemetry, telemetry_writer
 from records.run import TrialDirectory
 

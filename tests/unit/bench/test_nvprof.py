@@ -12,8 +12,9 @@ import pytest
 from support.refusals import refused
 
 from bench.machine.devices import Devices, Gpu
+from bench.machine.environment import first_gpu_capability
 from bench.profilers.base import Scope
-from bench.profilers.nvprof import Nvprof, first_gpu_capability
+from bench.profilers.nvprof import Nvprof
 from bench.profilers.ranges import NvtxOnly, RangeObserver
 from common.errors import Code
 from records.trial import Trial
@@ -180,7 +181,7 @@ def test_the_first_visible_gpu_decides(uuids: list[str], found: Any, monkeypatch
     nvml.nvmlDeviceGetCudaComputeCapability = {"GPU-new": (9, 0), "GPU-old": (7, 0), "parent": (8, 0)}.__getitem__
     monkeypatch.setitem(sys.modules, "pynvml", nvml)
     gpus = tuple(Gpu("name", uuid, uuid, None) for uuid in uuids)
-    monkeypatch.setattr("bench.profilers.nvprof.find_devices", lambda kind: Devices(kind, gpus, 4))
+    monkeypatch.setattr("bench.machine.environment.find_devices", lambda kind: Devices(kind, gpus, 4))
     assert first_gpu_capability() == found
 
 

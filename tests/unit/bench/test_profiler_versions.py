@@ -9,6 +9,7 @@ from support.refusals import refused
 
 from bench.profilers import load_profiler, ncu, nsys
 from bench.profilers.base import Scope
+from bench.profilers.ncu_metrics import metrics_of
 from records.trial import Trial
 
 WINDOW = {"kind": "profile", "start_iteration": 3, "stop_iteration": 6}
@@ -16,7 +17,7 @@ CPU, GPU, GPUS = (
     Trial(device=device, world_size=ranks, **WINDOW)  # type: ignore[arg-type]
     for device, ranks in (("cpu", 1), ("cuda", 1), ("cuda", 2))
 )
-METRICS = tuple(name.partition(".")[0] for name in ncu.metric_names("BertbenchCores90"))
+METRICS = tuple(name.partition(".")[0] for name in metrics_of((9, 0))[0])
 
 
 def scope(folder: Path, trial: Trial) -> Scope:

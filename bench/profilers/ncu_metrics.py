@@ -1,0 +1,100 @@
+"""The metrics of Nsight Compute that core utilization and rooflines need, by compute capability.
+
+Checked by `ncu --query-metrics` of Nsight Compute 2022.3 for every chip that it knows (tests/slow/test_ncu_real.py).
+"""
+
+from collections.abc import Iterable, Mapping
+
+from common.errors import UsageError
+from common.tools import Version, dotted
+
+Capability = tuple[int, int]
+
+# Lowest and highest compute capability of an architecture, its number, and the first ncu that supports it (NVIDIA's
+# release notes up to 2022.3; 2025.1 was released with CUDA 12.8, the first toolkit for Blackwell).
+_ARCHITECTURES: tuple[tuple[Capability, Capability, int, Version], ...] = (
+    ((7, 0), (7, 4), 70, (2020, 1)),
+    ((7, 5), (7, 9), 75, (2020, 1)),
+    ((8, 0), (8, 5), 80, (2020, 1)),
+    ((8, 6), (8, 8), 86, (2020, 2)),
+    ((8, 9), (8, 9), 89, (2022, 3)),
+    ((9, 0), (9, 9), 90, (2022, 3)),
+    ((10, 0), (11, 9), 100, (2025, 1)),
+    ((12, 0), (12, 9), 120, (2025, 1)),
+)
+
+_ELAPSED = ".avg.pct_of_peak_sustained_elapsed"
+
+
+def _each(form: str, *names: str) -> Iterable[str]:
+    return (form.format(name) for name in names)
+
+
+_EVERYWHERE: tuple[str, ...] = (
+    "gpc__cycles_elapsed.max", "gpu__time_duration.sum", "dram__bytes.sum",
+    # Pipes and issue slots.
+    *_each("sm__inst_executed_pipe_{}" + _ELAPSED, "fma", "xu", "alu", "lsu", "fp64"),
+    *_each("sm__pipe_{}_cycles_active" + _ELAPSED, "fma", "tensor", "fp64"),
+    f"sm__inst_issued{_ELAPSED}",
+    # Operations and their peaks.
+    *_each(
+        "sm__sass_thread_inst_executed_op_{}_pred_on.sum",
+        "fadd", "fmul", "ffma", "hadd", "hmul", "hfma", "dadd", "dmul", "dfma",
+    ),
+    *_each("sm__sass_thread_inst_executed_op_{}_pred_on.sum.peak_sustained", "ffma", "dfma", "hfma"),
+    # Levels of the memory: throughput, bytes, peaks, clocks, hit rates, bank conflicts.
+    *_each("{}__throughput" + _ELAPSED, "sm", "l1tex", "lts", "dram"),
+    f"gpu__compute_memory_throughput{_ELAPSED}",
+    *_each("{}__t_bytes.sum", "l1tex", "lts"),
+    *_each("{}.sum.peak_sustained", "l1tex__t_bytes", "lts__t_bytes", "dram__bytes"),
+    *_each("{}__cycles_elapsed.avg.per_second", "sm", "l1tex", "lts", "dram"),
+    *_each("{}__t_sector_hit_rate.pct", "l1tex", "lts"),
+    "l1tex__data_bank_conflicts_pipe_lsu_mem_shared.sum", "l1tex__data_pipe_lsu_wavefronts_mem_shared.sum",
+    # What warps wait for.
+    "smsp__average_warp_latency_per_inst_issued.ratio",
+    *_each(
+        "smsp__average_warps_issue_stalled_{}_per_issue_active.ratio",
+        "barrier", "branch_resolving", "dispatch_stall", "drain", "imc_miss", "lg_throttle", "long_scoreboard",
+        "math_pipe_throttle", "membar", "mio_throttle", "misc", "no_instruction", "not_selected", "selected",
+        "short_scoreboard", "sleeping", "tex_throttle", "wait",
+    ),
+    # Occupancy and its limits.
+    "sm__warps_active.avg.pct_of_peak_sustained_active", "sm__maximum_warps_per_active_cycle_pct",
+    *_each("launch__occupancy_limit_{}", "blocks", "registers", "shared_mem", "warps"),
+    *_each("launch__{}", "waves_per_multiprocessor", "registers_per_thread", "block_size"),
+    *_each("launch__shared_mem_per_block_{}", "static", "dynamic", "driver"),
+)  # fmt: skip
+
+_BY_ARCHITECTURE: Mapping[str, tuple[int, ...]] = {
+    f"sm__inst_executed_pipe_fp16{_ELAPSED}": (70, 75, 80),
+    f"sm__inst_executed_pipe_fma_type_fp16{_ELAPSED}": (86, 89, 90, 100, 120),
+    f"sm__inst_executed_pipe_tensor{_ELAPSED}": (70, 75, 80, 86, 89, 90, 120),
+}
+
+NEWER: Mapping[str, tuple[int, ...]] = {
+    f"sm__pipe_tensor_cycles_active_v2{_ELAPSED}": (89,),
+    f"sm__inst_executed_pipe_tensor_op_gmma{_ELAPSED}": (90,),
+    "smsp__average_warps_issue_stalled_gmma_per_issue_active.ratio": (90,),
+    f"sm__pipe_tc_cycles_active{_ELAPSED}": (100,),
+    **dict.fromkeys(_each("sm__ops_path_tensor_src_{}_dst_fp32.sum", "fp16", "bf16", "tf32"), (89, 90, 100, 120)),
+}
+"""Metrics that Nsight Compute 2022.3 does not list, with the architectures that have them."""
+
+
+def metrics_of(capability: Capability) -> tuple[list[str], Version]:
+    """Return the metrics to collect on a GPU, and the first ncu that supports the GPU. Raises UsageError."""
+    for lowest, highest, number, version in _ARCHITECTURES:
+        if lowest <= capability <= highest:
+            own = [name for name, numbers in {**_BY_ARCHITECTURE, **NEWER}.items() if number in numbers]
+            return [*_EVERYWHERE, *own], version
+    shown = dotted(capability)
+    if capability < (7, 0):
+        raise UsageError(
+            "device-unsupported",
+            f"this GPU has compute capability {shown}, but ncu needs 7.0 or newer: use --profiler nvprof",
+        )
+    raise UsageError(
+        "device-unsupported",
+        f"no metrics are known for compute capability {shown}: name them with --with metrics=a,b "
+        "(`ncu --query-metrics` lists them), or use --profiler nsys",
+    )
