@@ -39,6 +39,7 @@ EVENTS: dict[str, dict[str, _Types]] = {
     "warned": {"message": str},
     "optimized": {"levers": str, "left_out": dict},
     "attention": {"operator": str | None, "times_ms": dict, "left_out": dict},
+    "logging": {"run_ids": dict},  # id of the run of each logger that has runs
 }
 
 
@@ -75,6 +76,15 @@ class TrainRun:
     def read_state(self) -> dict[str, Any] | None:
         """Return train.json, or None if no attempt has ended. Raises SchemaError when it is damaged."""
         return read_document(self.state_json, TrainState) if self.state_json.exists() else None
+
+    def logger_runs(self) -> dict[str, str]:
+        """Return the ids of the runs that the attempts so far logged to, by logger. Raises SchemaError."""
+        found: dict[str, str] = {}
+        for directory in self.attempts():
+            for event in read_events(directory):
+                if event["event"] == "logging":
+                    found |= event["run_ids"]
+        return found
 
     def loss_label(self, task: str) -> str:
         """Return what the training loss is made of; "" where that is not known."""

@@ -148,6 +148,8 @@ def event_text(event: dict[str, Any]) -> str:
         return f"optimizations: {event['levers']}" + (f" ({reasons})" if reasons else "")
     if event["event"] == "attention":
         return f"attention without padding: {event['operator'] or 'no operator'}"
+    if event["event"] == "logging":
+        return f"logging to {', '.join(f'{name} run {run_id}' for name, run_id in event['run_ids'].items())}"
     what = "starts from" if event["new_phase"] else f"resumes after step {event['applied_steps']:,} from"
     found = f"{what} {event['path']}" + ("" if event["moments"] else ", without optimizer state")
     for names, side in ((event.get("missing"), "start with random values"), (event.get("unused"), "are not used")):

@@ -27,6 +27,8 @@ class Target:
     """First step of this attempt; it replaces later steps of earlier attempts."""
     settings: Mapping[str, Any]
     """The settings of the training as plain values."""
+    run_ids: Mapping[str, str]
+    """Ids of the runs that earlier attempts logged to, by logger."""
 
 
 class Logger(Protocol):
@@ -36,6 +38,8 @@ class Logger(Protocol):
     """The package it needs."""
     remedy: ClassVar[str]
     """How to install the package."""
+    run_id: str | None
+    """Id of the run that a resumed training continues; None if there is none to continue."""
 
     @staticmethod
     def wanted() -> bool:
@@ -75,6 +79,11 @@ class Loggers:
     def names(self) -> tuple[str, ...]:
         """Return the names of the active loggers."""
         return tuple(self._loggers)
+
+    @property
+    def run_ids(self) -> dict[str, str]:
+        """Return the ids of the runs that a resumed training continues, by logger."""
+        return {name: logger.run_id for name, logger in self._loggers.items() if logger.run_id is not None}
 
     def add(self, step: int, values: Mapping[str, float | None]) -> None:
         """Log the known, finite values by name. Raises StorageError."""

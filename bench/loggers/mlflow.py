@@ -4,16 +4,13 @@ A new run is stored at MLFLOW_TRACKING_URI, by default in mlflow.db in the run d
 training continues the same run.
 """
 
+import contextlib
 import os
 import time
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from bench.loggers.base import LostError, Target
-from common.errors import SchemaError
-from common.redact import redact_text
-from records.files import read_record, write_record
-from records.training import TrainRun
 
 _URI, _RUN, _EXPERIMENT = "MLFLOW_TRACKING_URI", "MLFLOW_RUN_ID", "MLFLOW_EXPERIMENT_NAME"
 # Values are sent in batches; a request per step would delay the training.
@@ -33,6 +30,7 @@ class Mlflow:
         self._waiting: list[Any] = []
         self._sent_at = time.monotonic()
         self._own = not os.environ.get(_RUN)
+        self.run_id: str | None = None
         self._call("open the run", lambda: self._open(target))
 
     def _open(self, target: Target) -> None:
@@ -40,15 +38,17 @@ class Mlflow:
 
         uri = os.environ.get(_URI) or f"sqlite:///{target.run.path}/mlflow.db"
         self._client: Any = MlflowClient(uri)
-        self._run = self._own_run(target, uri) if self._own else os.environ[_RUN]
+        if self._own:
+            self.run_id = self._own_run(target)
+        self._run = self.run_id or os.environ[_RUN]
 
-    def _own_run(self, target: Target, uri: str) -> str:
+    def _own_run(self, target: Target) -> str:
         """Return the run of an earlier attempt, or a new run that records the settings."""
-        before = _remembered(target.run)
-        shown = redact_text(uri)
-        if before.get("tracking_uri") == shown and before.get("run_id"):
-            self._client.update_run(before["run_id"], status="RUNNING")
-            return str(before["run_id"])
+        before = target.run_ids.get("mlflow")
+        if before is not None:
+            with contextlib.suppress(Exception):  # another server than before does not have it
+                self._client.update_run(before, status="RUNNING")
+                return before
         from mlflow.entities import Param
 
         name = os.environ.get(_EXPERIMENT) or "bertbench"
@@ -59,7 +59,6 @@ class Mlflow:
             Param(key, str(value)[:_LONGEST_PARAMETER]) for key, value in target.settings.items() if value is not None
         ]
         self._client.log_batch(made, params=parameters[:_MOST_PARAMETERS])
-        write_record(_memory(target.run), {"tracking_uri": shown, "run_id": made})
         return str(made)
 
     @staticmethod
@@ -101,14 +100,3 @@ class Mlflow:
         except Exception as error:  # plug-ins raise any class; the training continues
             first = (str(error).strip().splitlines() or [""])[0]
             raise LostError(f"cannot {what} ({type(error).__name__}: {first})") from error
-
-
-def _memory(run: TrainRun) -> Any:
-    return run.path / "mlflow.json"
-
-
-def _remembered(run: TrainRun) -> dict[str, Any]:
-    try:
-        return read_record(_memory(run)) if _memory(run).exists() else {}
-    except SchemaError:
-        return {}

@@ -13,6 +13,7 @@ class TensorBoard:
 
     package: ClassVar[str] = "tensorboard"
     remedy: ClassVar[str] = "pip install 'bertbench[tensorboard]'"
+    run_id = None
 
     def __init__(self, target: Target) -> None:
         from torch.utils.tensorboard import SummaryWriter

@@ -10,10 +10,6 @@ from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
 from bench.loggers.base import LostError, Target
-from common.atomic import storage_errors
-from common.errors import SchemaError
-from records.files import read_record, write_record
-from records.training import TrainRun
 
 _PROJECT, _RUN = "WANDB_PROJECT", "WANDB_RUN_ID"
 _DEFAULT_PROJECT = "bertbench"
@@ -33,9 +29,8 @@ class Wandb:
 
     def __init__(self, target: Target) -> None:
         self._run: Any
-        with storage_errors(target.run.path):
-            self._call("open the run", lambda: self._open(target))
-            write_record(_memory(target.run), {"project": _project(), "run_id": str(self._run.id)})
+        self._call("open the run", lambda: self._open(target))
+        self.run_id = str(self._run.id)
 
     def _open(self, target: Target) -> None:
         import wandb
@@ -50,10 +45,10 @@ class Wandb:
             "x_disable_stats": True,
         }
         self._run = wandb.init(
-            project=_project(),
+            project=os.environ.get(_PROJECT) or _DEFAULT_PROJECT,
             dir=str(target.run.path),
             name=os.environ.get("WANDB_NAME") or target.run.path.name,
-            id=os.environ.get(_RUN) or _remembered(target.run),
+            id=os.environ.get(_RUN) or target.run_ids.get("wandb"),
             resume=None if _is_offline() else "allow",
             config={name: value for name, value in target.settings.items() if value is not None},
             settings=wandb.Settings(**own),
@@ -113,23 +108,5 @@ def _lost(what: str, error: Exception) -> LostError:
     return LostError(f"cannot {what} ({type(error).__name__}: {first})")
 
 
-def _project() -> str:
-    return os.environ.get(_PROJECT) or _DEFAULT_PROJECT
-
-
 def _is_offline() -> bool:
     return os.environ.get("WANDB_MODE", "").lower() in ("offline", "dryrun", "disabled")
-
-
-def _memory(run: TrainRun) -> Any:
-    return run.path / "wandb.json"
-
-
-def _remembered(run: TrainRun) -> str | None:
-    """Return the run of an earlier attempt in the same project; None for none."""
-    try:
-        before = read_record(_memory(run)) if _memory(run).exists() else {}
-    except SchemaError:
-        return None
-    same = before.get("project") == _project() and before.get("run_id")
-    return str(before["run_id"]) if same else None

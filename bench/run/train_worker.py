@@ -298,9 +298,16 @@ class TrainRecorder:
         )
 
     def _open_loggers(self, purge_from: int) -> None:
-        target = Target(run=self._run, purge_from=purge_from, settings=self._settings.to_json())
+        target = Target(
+            run=self._run,
+            purge_from=purge_from,
+            settings=self._settings.to_json(),
+            run_ids=self._run.logger_runs(),
+        )
         self._loggers = open_loggers(self._logger_kinds, target, self._warn)
         self.summary["logged_to"] = list(self._loggers.names)
+        if self._loggers.run_ids:
+            self._write("logging", run_ids=self._loggers.run_ids)
 
     def _warn(self, message: str) -> None:
         self.report(Warned(message=message))

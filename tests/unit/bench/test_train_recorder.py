@@ -14,13 +14,16 @@ from support.refusals import refused
 from support.training_runs import settings, shards
 
 from bench.cli.train_progress import TrainProgress, duration, event_text, progress_text
+from bench.loggers.base import Target
 from bench.run.processes import StopRequest, hold_stop_signals, listen_for_stop
 from bench.run.train_worker import TrainRecorder
 from bert.tasks.base import Evaluation
 from bert.train.events import AttentionChosen, Evaluated, Optimized, Progress, Resumed, Saved, Warned
 from common.errors import SchemaError
+from records.files import write_record
 from records.run import RunDirectory, TrialDirectory
 from records.training import TrainRun, read_events
+from records.trial import Trial
 
 
 @pytest.fixture
@@ -95,6 +98,32 @@ def test_steps_made_again_replace_the_earlier_ones_in_the_curve(attempt: TrialDi
     assert [row["loss"] for row in rows] == [1.0 + step / 7 for step in range(4)] + [9 + step / 7 for step in (4, 5, 6)]
     assert recorder.summary["steps_made"] == 3 and recorder.summary["first_step"] == 4
     assert recorder.summary["samples"] == 12
+
+
+def test_a_resumed_training_continues_the_runs_of_its_loggers(
+    tmp_path: Path, data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    known: list[dict[str, str]] = []
+
+    class Tracker:
+        run_id = "own-run"
+
+        def __init__(self, target: Target) -> None:
+            known.append(dict(target.run_ids))
+
+        def add(self, step: int, values: dict[str, float]) -> None: ...
+
+        def close(self, finished: bool) -> None: ...
+
+    monkeypatch.setattr("bench.run.train_worker.loaded_loggers", lambda warn: {"tracker": Tracker})
+    for number in range(2):
+        directory = RunDirectory(tmp_path / "run").trial(str(number))
+        directory.path.mkdir(parents=True)
+        write_record(directory.trial_json, Trial(kind="train", round=number).to_json())
+        recorded(directory, data, made(number))
+    assert known == [{}, {"tracker": "own-run"}]
+    event = read_events(directory)[0]
+    assert event["event"] == "logging" and "tracker run own-run" in event_text(event)
 
 
 def test_the_choice_of_attention_is_in_the_summary_and_the_events(attempt: TrialDirectory, data: Path) -> None:
