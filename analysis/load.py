@@ -158,7 +158,7 @@ def load_run(run: RunDirectory, price_per_hour: float | None = None) -> LoadedRu
 
     Raises:
         InputError: no run directory, or one without trials that can be read.
-        NewerSchemaError: a record was written by a newer bertbench.
+        NewerSchemaError: a record was written by another version of bertbench.
         UsageError: price_per_hour is not above 0.
     """
     check_price(price_per_hour)

@@ -30,7 +30,7 @@ RESULTS_FILE = "results.json"
 PREDICTION_COLUMNS = ("prediction", "true_label")
 _SQLITE = b"SQLite format 3\0"
 DATABASE_ID, DATABASE_VERSION = 0x62627463, 4
-"""Application id of databases of texts, and the latest version of their tables (bert.tasks.classify.store)."""
+"""Application id of databases of texts, and the version of their tables (bert.tasks.classify.store)."""
 _OTHERS = "train again, or give another file of the training"
 _NEEDED = "give a file written by `bertbench train classify`: *_train_test_stats.json, *_testset_predictions.csv, "
 _NEEDED += "*_trained_model or *.sqlite"
@@ -77,7 +77,7 @@ def read_result(path: Path) -> ClassificationResult:
 
     Raises:
         InputError: it is missing, damaged, or none of them.
-        SchemaError: a newer version wrote it.
+        SchemaError: another version wrote it.
     """
     if path.is_dir():
         inner = path / RESULTS_FILE
@@ -103,10 +103,10 @@ def _of_document(path: Path, document: Any) -> ClassificationResult:
     if not isinstance(document, dict) or document.get("format") != FORMAT:
         raise InputError("record-foreign", f"{path} is not a classification result: {_NEEDED}")
     version = document.get("schema_version")
-    if not isinstance(version, int) or version > SCHEMA_VERSION:
+    if version != SCHEMA_VERSION:
         raise SchemaError(
             "record-newer",
-            f"{path} has schema version {version!r}, but this bertbench reads {SCHEMA_VERSION}: update bertbench",
+            f"{path} has schema version {version!r}, but this bertbench reads {SCHEMA_VERSION}: {_OTHERS}",
         )
     try:
         pairs: Counter[tuple[str, str]] = Counter()
@@ -175,11 +175,10 @@ def _check_tables(path: Path, connection: sqlite3.Connection) -> None:
     )
     if program != DATABASE_ID:
         raise InputError("record-foreign", f"{path} is a SQLite file of another program: {_NEEDED}")
-    if not 1 <= version <= DATABASE_VERSION:
+    if version != DATABASE_VERSION:
         raise SchemaError(
             "record-newer",
-            f"{path} has schema version {version}, but this bertbench reads 1 to {DATABASE_VERSION}: update "
-            "bertbench, or give another file of the training",
+            f"{path} has schema version {version}, but this bertbench reads {DATABASE_VERSION}: {_OTHERS}",
         )
 
 

@@ -43,7 +43,7 @@ class PathInFolder:
 
 
 class NewerSchemaError(SchemaError):
-    """A record was written by a newer version of bertbench: what it means is not known here."""
+    """A record was written by another version of bertbench: what it means is not known here."""
 
 
 def write_record(path: Path, value: Mapping[str, Any]) -> None:
@@ -52,7 +52,7 @@ def write_record(path: Path, value: Mapping[str, Any]) -> None:
 
 
 def read_record(path: Path) -> dict[str, Any]:
-    """Read a JSON record. Raises SchemaError when it is damaged, NewerSchemaError for a newer schema."""
+    """Read a JSON record. Raises SchemaError when it is damaged, NewerSchemaError for another schema."""
     try:
         value = json.loads(read_regular(path, MOST_RECORD_BYTES).decode())
     except (OSError, ValueError, RecursionError) as error:
@@ -63,10 +63,11 @@ def read_record(path: Path) -> dict[str, Any]:
     version = value.get("schema_version") if isinstance(value, dict) else None
     if not isinstance(version, int) or isinstance(version, bool):
         raise SchemaError("record-foreign", f"{path} has no schema_version: give a file written by bertbench")
-    if version > SCHEMA_VERSION:
+    if version != SCHEMA_VERSION:
         raise NewerSchemaError(
             "record-newer",
-            f"{path} has schema_version {version}, but this bertbench reads up to {SCHEMA_VERSION}: update bertbench",
+            f"{path} has schema_version {version}, but this bertbench reads {SCHEMA_VERSION}: use the version that "
+            "wrote it",
         )
     return dict(value)
 
@@ -75,7 +76,7 @@ def read_notes(path: Path) -> dict[str, Any]:
     """Read a record that a call left for its continuation: {} where there is none, or it is damaged or foreign.
 
     Raises:
-        NewerSchemaError: a newer bertbench wrote it.
+        NewerSchemaError: another version of bertbench wrote it.
     """
     try:
         return read_record(path) if path.exists() else {}

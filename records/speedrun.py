@@ -61,7 +61,7 @@ def read_speedrun(path: Path) -> dict[str, Any]:
 
     Raises:
         InputError: there is none.
-        SchemaError: it is damaged, or of a newer bertbench.
+        SchemaError: it is damaged, or of another version of bertbench.
     """
     file = Speedrun(path).document if path.is_dir() else path
     if not file.is_file():

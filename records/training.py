@@ -86,14 +86,11 @@ class TrainRun:
                     found |= event["run_ids"]
         return found
 
-    def loss_label(self, task: str) -> str:
+    def loss_label(self) -> str:
         """Return what the training loss is made of; "" where that is not known."""
         with contextlib.suppress(SchemaError):
-            found = (self.read_state() or {}).get("loss")
-            if isinstance(found, str):
-                return found
-        # Runs of earlier versions do not say it.
-        return {"pretrain": "MLM + NSP", "squad": "mean of start and end"}.get(task, "")
+            return str((self.read_state() or {}).get("loss") or "")
+        return ""
 
     def best_checkpoint(self) -> Path | None:
         """Return the folder of the best checkpoint; None if there is none. Raises SchemaError as read_state does."""
@@ -156,10 +153,7 @@ def read_events(directory: TrialDirectory) -> list[dict[str, Any]]:
     for number, line in enumerate(whole.splitlines(), start=1):
         try:
             event = json.loads(line)
-            fields = EVENTS.get(event["event"])
-            if fields is None:
-                continue  # of a later bertbench
-            wrong = [name for name, kind in fields.items() if not isinstance(event[name], kind)]
+            wrong = [name for name, kind in EVENTS[event["event"]].items() if not isinstance(event[name], kind)]
             if event["event"] == "evaluated":
                 wrong += [name for name in event if name != "event" and not isinstance(event[name], _MEASURED)]
             if event["event"] == "saved":

@@ -110,9 +110,6 @@ class Trial(TrainSpec):
             del fields["data"]
         if self.model_fingerprint:
             fields["model"] = ""
-        for name, absent in _ADDED_LATER.items():  # trials made before these existed keep their ids
-            if fields[name] == absent:
-                del fields[name]
         text = json.dumps(fields, sort_keys=True)
         digest = hashlib.sha256(text.encode()).hexdigest()[:8]
         maker = self.implementation.replace(":", ".")  # "module:Class" as folders are named everywhere
@@ -155,26 +152,6 @@ class Trial(TrainSpec):
         return cls(**fields)
 
 
-# Fields that old trial.json files lack, and what stands for it.
-_ADDED_LATER: dict[str, Any] = {
-    "profiler_options": (),
-    "training": (),
-    "padding": "",
-    "shape": "",
-    "activation_checkpointing": False,
-    "allocator": "",
-    "levers": "",
-    "strategy_options": "",
-    "task_options": "",
-    "devices_per_rank": 1,
-    "nodes": 1,
-    "model": "",
-    "model_fingerprint": "",
-    "model_weights": "",
-    "trust_remote_code": False,
-    "collective": (),
-    "command": (),
-}
 # Fields without meaning for a trial of collectives, whatever their defaults.
 _OF_TRAINING = ("task", "implementation", "strategy", "preset", "seq_len", "micro_batch_size", "grad_accum_steps")
 # Of a training script only its ranks are known, and its name, which stands as the implementation; nothing limits it.

@@ -183,7 +183,7 @@ def write_report(
 
     Raises:
         InputError: no run directory, or one without trials.
-        SchemaError: the run was written by a newer bertbench.
+        SchemaError: the run was written by another version of bertbench.
         UsageError: price_per_hour is not above 0, or a projection is asked for that is none.
         StorageError: the report folder cannot be written.
     """

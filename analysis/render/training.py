@@ -87,7 +87,7 @@ def training_part(run: TrainRun, trials: Sequence[LoadedTrial], folder: Path) ->
 
 
 def _read(run: TrainRun, attempts: Sequence[LoadedTrial]) -> _Told:
-    told = _Told([], [], [], [], [], {}, run.loss_label(attempts[-1].trial.task))
+    told = _Told([], [], [], [], [], {}, run.loss_label())
     try:
         told.curve.extend(run.read_curve())
     except InputError as error:

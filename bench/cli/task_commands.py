@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from bert.predict import Opened
 
 SCORES_FILE = "scores.json"
-_FIELDS_BEFORE = {"squad": {"version", "questions"}, "gap": {"overall", "slices"}}
-"""Fields that identify the task of older score files, which do not name it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -170,9 +168,7 @@ def _task_of(document: Any) -> str | None:
     """Return the task of scores; None if the document has no scores."""
     if not isinstance(document, dict):
         return None
-    if "task" in document:
-        return str(document["task"])
-    return next((task for task, fields in _FIELDS_BEFORE.items() if fields <= document.keys()), None)
+    return str(document["task"]) if "task" in document else None
 
 
 def _options_class(command: TaskCommand, task: str) -> type:

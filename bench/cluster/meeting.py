@@ -10,12 +10,12 @@ import json
 import socket
 import time
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from bench.cluster.statements import PROTOCOL, Report, Statement, Stop, Verdict, absence, judge, objection
-from common.errors import CODES, Code, UsageError
+from common.errors import Code, UsageError
 
 BEAT_SECONDS = 1.0
 # Seconds without a message after which a node counts as lost: its machine, its launch, or the network failed.
@@ -345,7 +345,7 @@ class Spoke:
             for message in self._line.receive():
                 if "refused" in message:
                     self.close()
-                    raise UsageError(_code_of(message), f"{self._hub} refused this node: {message['refused']}")
+                    raise UsageError(message["code"], f"{self._hub} refused this node: {message['refused']}")
                 if "came" in message:
                     self._came = _statements(message["came"])
                 go = _go(message.get("go"))
@@ -425,11 +425,6 @@ def _alone(own: Statement) -> str:
 def _statements(content: Any) -> list[Statement]:
     found = map(Statement.from_json, content if isinstance(content, list) else [])
     return [one for one in found if one is not None]
-
-
-def _code_of(message: Mapping[str, Any]) -> Code:
-    """Return the code of node 0's refusal; releases without codes refuse only disagreements."""
-    return next((code for code in CODES if code == message.get("code")), "nodes-disagree")
 
 
 def _go(content: Any) -> Agreement | None:

@@ -142,10 +142,11 @@ def test_a_damaged_line_in_the_middle_is_named(tmp_path: Path) -> None:
         directory.read_steps(0)
 
 
-def test_a_newer_schema_is_refused_and_says_upgrade(tmp_path: Path) -> None:
+@pytest.mark.parametrize("version", [SCHEMA_VERSION - 1, SCHEMA_VERSION + 1])
+def test_another_schema_is_refused_with_both_numbers(tmp_path: Path, version: int) -> None:
     path = tmp_path / "result.json"
-    path.write_text(json.dumps({"schema_version": SCHEMA_VERSION + 1, "status": "ok"}))
-    with refused("record-newer", SCHEMA_VERSION + 1, "bertbench", kind=SchemaError):
+    path.write_text(json.dumps({"schema_version": version, "status": "ok"}))
+    with refused("record-newer", version, SCHEMA_VERSION, kind=SchemaError):
         read_record(path)
 
 

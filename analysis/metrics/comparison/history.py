@@ -121,7 +121,7 @@ def history_of(runs: Sequence[RunDirectory], threshold: float = THRESHOLD) -> Hi
 
     Raises:
         InputError: no run holds a measurement.
-        SchemaError: a record was written by a newer bertbench.
+        SchemaError: a record was written by another version of bertbench.
         UsageError: the threshold is not in [0, 1).
     """
     if not 0 <= threshold < 1:

@@ -142,7 +142,7 @@ def test_each_file_is_enough_alone_and_predictions_of_another_model_are_not_mixe
 )  # fmt: skip
 def test_damaged_statistics_are_refused(tmp_path: Path, content: str, code: Code) -> None:
     (tmp_path / "a.json").write_text(content)
-    facts = (2, "update bertbench") if code == "record-newer" else ()
+    facts = (2, 1) if code == "record-newer" else ()
     with refused(code, "a.json", *facts):
         read_result(tmp_path / "a.json")
 
@@ -169,16 +169,15 @@ def test_other_files_are_refused(tmp_path: Path, name: str, content: str, code: 
     ("statement", "code", "facts"),
     [
         ("PRAGMA application_id = 1", "record-foreign", ()),
-        (
-            f"PRAGMA user_version = {SCHEMA_VERSION + 1}",
-            "record-newer",
-            (SCHEMA_VERSION + 1, "update bertbench"),
+        *(
+            (f"PRAGMA user_version = {version}", "record-newer", (version, SCHEMA_VERSION))
+            for version in (SCHEMA_VERSION - 1, SCHEMA_VERSION + 1)
         ),
         ("DROP TABLE runs", "file-damaged", ()),
         ("DELETE FROM runs", "run-incomplete", ("bertbench train classify",)),
         ("UPDATE runs SET fingerprint = 'before'", "data-mismatch", ("3 results", "bertbench train classify")),
     ],
-    ids=["program", "version", "damaged", "none", "other samples"],
+    ids=["program", "older", "newer", "damaged", "none", "other samples"],
 )
 def test_what_is_wrong_with_a_database_is_named(
     tmp_path: Path, statement: str, code: Code, facts: tuple[object, ...]

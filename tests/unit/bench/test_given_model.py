@@ -176,12 +176,6 @@ def test_a_moved_model_keeps_its_trial_and_another_shape_is_another_trial(tmp_pa
     assert (first.vocab_size, first.dropout) == (VOCAB, 0.1)
 
 
-def test_trials_without_a_model_keep_the_ids_of_earlier_versions() -> None:
-    known = Trial(implementation="hf", preset="mini", micro_batch_size=4, data="/a", data_fingerprint="b")
-    assert Trial().trial_id == "pretrain-bertbench-ddp-base-bf16-s128-b8-a1-n1-r0-8006d573"
-    assert known.trial_id == "pretrain-hf-ddp-mini-bf16-s128-b4-a1-n1-r0-e1c4c863"
-
-
 def test_folders_that_cannot_be_used_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     with refused("path-missing", tmp_path / "none"):

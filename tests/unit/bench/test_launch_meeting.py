@@ -14,7 +14,7 @@ from bench.cluster import meeting
 from bench.cluster.meeting import Hub, Line, Spoke
 from bench.cluster.node import interface_of, listen
 from bench.cluster.statements import PROTOCOL, Failure, Report, Statement
-from common.errors import Code, UsageError
+from common.errors import UsageError
 
 HOST = "127.0.0.1"
 COUNTS = (1, 2, 3)
@@ -216,16 +216,12 @@ def test_a_node_that_hangs_up_with_its_statement_and_a_strange_node_0_do_no_harm
     greet.join()
 
 
-@pytest.mark.parametrize(
-    ("more", "code"),
-    [({}, "nodes-disagree"), ({"code": "rank-failed"}, "rank-failed"), ({"code": 3}, "nodes-disagree")],
-)
-def test_a_refusal_of_a_release_without_codes_is_understood(more: dict[str, Any], code: Code) -> None:
+def test_a_refusal_has_the_code_of_node_0() -> None:
     server = socket.create_server((HOST, 0))
-    answer = json.dumps({"refused": "the host is full", **more}).encode() + b"\n"
+    answer = json.dumps({"refused": "the host is full", "code": "rank-failed"}).encode() + b"\n"
     greet = threading.Thread(target=lambda: server.accept()[0].sendall(answer))
     greet.start()
-    with server, refused(code, "the host is full", server.getsockname()[1]):
+    with server, refused("rank-failed", "the host is full", server.getsockname()[1]):
         Spoke(HOST, server.getsockname()[1], statement(1)).agree(20.0, print)
     greet.join()
 
