@@ -176,7 +176,6 @@ class TrainState(TypedDict, total=False):
     loss: str | None
     evaluation: dict[str, Any] | None
     best: dict[str, Any] | None
-    stopped_because: str | None
 
 
 def read_document(path: Path, kind: type) -> dict[str, Any]:

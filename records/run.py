@@ -41,7 +41,7 @@ class TrialDirectory:
     trial_json = PathInFolder("trial.json")
     """The resolved configuration."""
     env_json = PathInFolder("env.json")
-    """Hardware, topology, versions, measured peak."""
+    """Hardware, topology, versions, environment variables."""
     result_json = PathInFolder("result.json")
     """Status and metrics; its existence says the trial is finished."""
     log = PathInFolder("log.txt")

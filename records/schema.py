@@ -188,7 +188,7 @@ COMPARISON = (
     Column("devices", int, "", "devices, one process each"),
     Column("status", str, "", "finished, or how the last attempt ended"),
     Column("device", str, "", "cpu or cuda"),
-    Column("optimisation", str, "", "description of the device"),
+    Column("optimisation", str, "", "implementation, strategy with its options, and precision, in words"),
     Column("parameters", int, "", "parameters of the model"),
     Column("threads_per_rank", int, "", "CPU threads per process"),
     Column("global_batch_size", int, "", "sequences per update"),

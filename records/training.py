@@ -55,7 +55,7 @@ class TrainRun:
         return RunDirectory(self.path)
 
     state_json = PathInFolder("train.json")
-    """State of the run: finished, step, total_steps, phase, checkpoint, attempts, stopped_because."""
+    """State of the run: finished, applied_steps, total_steps, phase, status, checkpoint, evaluation, best, attempts."""
     curve_csv = PathInFolder("curve.csv")
     """The loss curve over all attempts."""
     checkpoints = PathInFolder("checkpoints")

@@ -9,6 +9,7 @@ from typing import Any
 
 from bench.cluster import STOPPING_VARIABLE
 from common.errors import UsageError
+from common.memory import available_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,10 +122,11 @@ def find_devices(kind: str = "auto") -> Devices:
 
 
 def free_memory_share(ranks: int) -> int:
-    """Return the bytes per rank if `ranks` share 80 % of the free memory of this machine."""
+    """Return the bytes per rank if `ranks` share 80 % of the free memory of this machine and its container."""
     import psutil
 
-    return int(0.8 * psutil.virtual_memory().available / ranks)
+    machine, container = psutil.virtual_memory().available, available_bytes()
+    return int(0.8 * min(machine, machine if container is None else container) / ranks)
 
 
 def select_gpus(wanted: str, present: list[Gpu]) -> list[Gpu]:

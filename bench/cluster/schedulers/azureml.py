@@ -274,6 +274,6 @@ def _notes(options: AzureMLOptions) -> tuple[str, ...]:
         )
         if options.services:
             notes.append("trials of a sweep have no services, so --services is ignored")
-    if options.cpus or options.memory or any(options.gpus_per_node):
+    if options.cpus or options.memory:
         notes.append("the compute cluster defines the size of its nodes: --cpus and --memory have no effect")
     return tuple(notes)

@@ -1,10 +1,12 @@
 """CUDA_VISIBLE_DEVICES in all its forms."""
 
 import os
+import types
 
 import pytest
 from support.refusals import refused
 
+from bench.machine import devices
 from bench.machine.devices import Devices, Gpu, core_groups, find_devices, physical_cores, select_gpus
 from common.errors import Code
 
@@ -81,6 +83,15 @@ def test_cores_are_shared_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     groups = core_groups()
     assert sorted(cpu for group in groups for cpu in group) == sorted(os.sched_getaffinity(0))
     assert physical_cores() <= len(groups)
+
+
+@pytest.mark.parametrize(("container", "shared"), [(None, 800), (10**12, 800), (500, 400)])
+def test_free_memory_is_that_of_the_container(
+    container: int | None, shared: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("psutil.virtual_memory", lambda: types.SimpleNamespace(available=2000))
+    monkeypatch.setattr(devices, "available_bytes", lambda: None if container is None else 2 * container)
+    assert devices.free_memory_share(2) == shared
 
 
 def test_world_sizes_double_up_to_every_gpu() -> None:
