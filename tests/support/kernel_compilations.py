@@ -157,9 +157,11 @@ def launched() -> list[dict[str, Any]]:
 
 
 def widths(text: str, operation: str) -> list[int]:
-    """Return the bits of every access to global memory in PTX."""
+    """Return the bits of every access to global memory in PTX; loads include copies to shared memory."""
     found = re.findall(rf"\b{operation}\.global(?:\.\w+(?:::\w+)*)*?(?:\.v(\d))?\.b(\d+)", text)
-    return [int(vector or 1) * int(bits) for vector, bits in found]
+    copied = r"\bcp\.async\.c[ag]\.shared\.global \[[^]]*\], \[[^]]*\], (\w+)"
+    copies = re.findall(copied, text) if operation == "ld" else []
+    return [int(vector or 1) * int(bits) for vector, bits in found] + [8 * int(size, 0) for size in copies]
 
 
 def undefined_reads(code: str) -> int:

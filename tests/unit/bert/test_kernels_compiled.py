@@ -15,16 +15,16 @@ from analysis.names import family
 
 PROGRAM = Path(__file__).parents[2] / "support/kernel_compilations.py"
 # Kernel: its family in a profile, and how many of its loads and stores have fewer than 128 bits: keys, labels, numbers
-# of a row; and of a vector in float32 what a thread has, once for a program and not for every row.
+# of a row, twice where they are loaded ahead; and of a vector in float32 what a thread has, once for a program.
 KERNELS = {
     "dropout_layer_norm_forward": ("norm", 1, 2),
-    "dropout_layer_norm_backward": ("norm", 3, 0),
+    "dropout_layer_norm_backward": ("norm", 6, 0),
     "bias_gelu_forward": ("activation", 1, 0),
     "bias_gelu_backward": ("activation", 1, 1),
     "copy_qkv_gradients": ("copy", 0, 3),
     "attention_forward": ("attention", 3, 1),
     "attention_query_gradients": ("attention", 5, 2),
-    "attention_key_gradients": ("attention", 3, 2),
+    "attention_key_gradients": ("attention", 11, 2),
     "cross_entropy_forward": ("softmax and loss", 2, 3),
     "cross_entropy_backward": ("softmax and loss", 4, 0),
     "embedding_layer_norm_forward": ("embedding", 4, 2),
@@ -55,6 +55,8 @@ TILED = {"attention_forward", "attention_query_gradients", "attention_key_gradie
 MOST_TILED_BYTES = {80: 99 << 10, 90: 227 << 10, 100: 227 << 10}
 # Registers of a thread times warps of a program: with so many, two programs fit into a multiprocessor's 65,536.
 MOST_REGISTERS, MOST_SHARED_BYTES = 128 * 8, 8192
+# A kernel that loads a tile ahead keeps it in shared memory: two programs have at most two thirds of the smallest.
+LOADS_AHEAD, MOST_AHEAD_BYTES = {"dropout_layer_norm_backward"}, 33 << 10
 
 Launches = list[dict[str, Any]]
 
@@ -100,7 +102,7 @@ def test_a_kernel_fits_its_processors(name: str, launches: Launches) -> None:
             assert launch["registers"] <= 255 and launch["shared_bytes"] <= MOST_TILED_BYTES[launch["architecture"]]
         else:
             assert 0 < launch["registers"] * launch["warps"] <= MOST_REGISTERS
-            assert launch["shared_bytes"] <= MOST_SHARED_BYTES
+            assert launch["shared_bytes"] <= (MOST_AHEAD_BYTES if name in LOADS_AHEAD else MOST_SHARED_BYTES)
         if launch["form"] == "bf16":
             _, loads, stores = KERNELS[name]
             assert set(sorted(launch["loads"])[loads:]) == (set() if name in WITHOUT_ROWS else {128})
