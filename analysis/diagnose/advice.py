@@ -35,8 +35,7 @@ class Advice:
     of: str = "step time"
     """What `saves` is a share of."""
     firm: bool = False
-    """Whether `saves` was measured in the run, or is from a replay of the trace, which knows the critical path: it
-    replaces estimates for the same cause."""
+    """Whether `saves` was measured in the run: it replaces estimates for the same cause."""
 
     @property
     def gain(self) -> str:
@@ -99,11 +98,6 @@ class Context:
         ways += [] if self.has("compile", "cuda-graphs") else ["torch.compile"]
         ways += [] if self.has("cuda-graphs") else ["CUDA graphs"]
         return f"{', '.join(ways[:-1])} or {ways[-1]}" if len(ways) > 1 else ways[0]
-
-    @property
-    def fewer_operators(self) -> str:
-        """Ways to run fewer operators on a CPU that the trial does not use yet."""
-        return f"a larger batch{'' if self.has('compile') else ' or torch.compile'}"
 
     @property
     def fusing(self) -> str:

@@ -3,10 +3,9 @@
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from analysis.diagnose.advice import Context
+from analysis.diagnose.advice import LEAST, Advice, Context
 from analysis.diagnose.finding import Finding, slug
 from analysis.diagnose.sentences import number
-from analysis.diagnose.what_if import replay_finding
 from analysis.metrics.communication.exposure import (
     buckets,
     communication_by_group,
@@ -16,11 +15,6 @@ from analysis.metrics.communication.exposure import (
 )
 from analysis.metrics.communication.link_rates import LinkRates
 from analysis.metrics.communication.matching import ClockOffsets, Matching, clock_offsets, match_collectives, stragglers
-from analysis.metrics.communication.what_if import (
-    SCENARIOS,
-    Scenario,
-    what_if,
-)
 from analysis.metrics.time.temporal import work_sets
 from analysis.timeline import Timeline, lost_kernels
 from analysis.wording import percent, short
@@ -38,51 +32,39 @@ _IN_BUCKETS = {"all_reduce", "reduce_scatter", "all_gather"}
 
 
 def findings(
-    timelines: Sequence[Timeline],
-    scenarios: Sequence[Scenario] = SCENARIOS,
-    context: Context | None = None,
-    links: LinkRates | None = None,
+    timelines: Sequence[Timeline], context: Context | None = None, links: LinkRates | None = None
 ) -> list[Finding]:
     """Return what there is to say about communication; nothing where no rank communicates.
 
     Args:
         timelines: what readers returned, one per rank.
-        scenarios: what the replay changes.
         context: the recorded trial, where it is known.
         links: measured rates of the links; None: published ones only.
 
     Returns:
-        all_reduce_by_rank, collectives, buckets and what_if (which replays whole steps, so not of a range or a time);
-        of several ranks stragglers and clock_offsets too; where the trace describes or has several process groups
-        process_groups, and of several process_group_<label> of those with most exposed time. Without communication
-        what_if alone, where `scenarios` change other things.
+        all_reduce_by_rank, collectives and buckets; of several ranks stragglers and clock_offsets too; where the trace
+        describes or has several process groups process_groups, and of several process_group_<label> of those with most
+        exposed time.
     """
-    talks = any(len(timeline.collectives) for timeline in timelines)
-    if not talks and (scenarios is SCENARIOS or all(scenario.of_communication for scenario in scenarios)):
+    if not any(len(timeline.collectives) for timeline in timelines):
         return []
     matching = match_collectives(timelines)
     clocks = clock_offsets(timelines, matching)
     on_gpu = any(len(timeline.kernels) for timeline in timelines)
-    whole = all(timeline.window is None or timeline.window.label == "steps" for timeline in timelines)
-    answers = what_if(timelines, matching, clocks.offsets_ns, scenarios) if whole else None
-    replayed = [] if answers is None else [replay_finding(answers, timelines, on_gpu, context or Context())]
-    if not talks:
-        return replayed
     by_rank = communication_by_rank(timelines, matching)
     late = stragglers(timelines, matching, clocks.offsets_ns)
     shown = by_rank.drop(columns="steps")
     by_kind = communication_by_kind(timelines, matching, links)
-    saves = 1.0 if answers is None else answers.limits.get("communication", 1.0)
-    said = _by_rank(by_rank, late, matching, on_gpu, saves)
+    sentence = _by_rank(by_rank, late, matching, on_gpu)
+    advice = tuple(_advice(by_rank, on_gpu, context or Context()))
     found = [
-        Finding("all_reduce_by_rank", "Communication by rank", shown, said),
+        Finding("all_reduce_by_rank", "Communication by rank", shown, sentence, advice),
         _collectives(by_kind, matching, on_gpu),
         *_process_groups(timelines, matching, by_kind),
     ]
     if len(timelines) > 1:
         found.append(Finding("stragglers", "Who the others wait for", late, _stragglers(late, on_gpu)))
-    found.append(_buckets(timelines, matching, by_rank, saves))
-    found += replayed
+    found.append(_buckets(timelines, matching, by_rank))
     if len(timelines) > 1:
         found.append(Finding("clock_offsets", "Clocks of the ranks", clocks.table, _clocks(clocks)))
     return found
@@ -116,8 +98,29 @@ def _rows(table: "pd.DataFrame") -> list[dict[Any, Any]]:
     return table.to_dict("records")
 
 
-def _by_rank(table: "pd.DataFrame", late: "pd.DataFrame", matching: Matching, on_gpu: bool, saves: float) -> str:
-    """Args: saves: share of the slowest rank's time that is saved without transfers, by the replay; 1 unknown."""
+def _advice(table: "pd.DataFrame", on_gpu: bool, context: Context) -> Iterator[Advice]:
+    """Yield what communication could save at most: the largest exposed share of a rank's window.
+
+    Args:
+        table: of `communication_by_rank`.
+        on_gpu: whether the ranks compute on GPUs.
+        context: the recorded trial, where it is known.
+    """
+    waiting = table["exposed_wait_ms"]
+    transfer_share = float((table["exposed_transfer_ms"].fillna(table["exposed_ms"]) / table["window_ms"]).max())
+    wait_share = float((waiting.fillna(0.0) / table["window_ms"]).max())
+    if wait_share >= LEAST:
+        remedy = f"find out why they are late ({_CAUSES[on_gpu]}), and balance the work"
+        yield Advice(cause="waiting", seen="ranks wait for late ranks", remedy=remedy, saves=wait_share)
+    if transfer_share >= LEAST:
+        included = " (waiting for other ranks included)" if waiting.isna().any() else ""
+        less = "gradient accumulation" if context.has("bf16-gradients") else "16-bit gradients, gradient accumulation"
+        remedy = f"overlap more of it (smaller buckets), or send less ({less})"
+        seen = f"communication{included} is exposed"
+        yield Advice(cause="communication", seen=seen, remedy=remedy, saves=transfer_share)
+
+
+def _by_rank(table: "pd.DataFrame", late: "pd.DataFrame", matching: Matching, on_gpu: bool) -> str:
     if not len(table):
         return "Nothing ran in the window."
     worst = max(_rows(table), key=lambda row: float(row["exposed_share"]))
@@ -147,8 +150,6 @@ def _by_rank(table: "pd.DataFrame", late: "pd.DataFrame", matching: Matching, on
             f"({_CAUSES[on_gpu]}) before you tune the network{missing}."
         )
     begin += f", {percent(transfer / (wait + transfer))} of it transfer"
-    if saves < _LITTLE:  # what else is on the critical path takes its place
-        return f"{begin}; {_no_gain(saves)}{missing}."
     return (
         f"{begin}: overlap more of it (smaller buckets that start earlier, no synchronization in the backward pass), "
         "or send less (16-bit gradients, gradient accumulation)"
@@ -263,11 +264,6 @@ def _size(count: float) -> str:
     return f"{count:.0f} bytes"
 
 
-def _no_gain(saves: float) -> str:
-    """Say that other work takes the place of the transfers. Args: saves: see _by_rank."""
-    return f"other work limits the step: without transfers the replay saves only {percent(max(0.0, saves))}"
-
-
 def _late_varies(table: "pd.DataFrame") -> bool:
     """Whether no rank causes most of the waiting. Args: table: of `stragglers`."""
     caused = float(table["wait_caused_ms"].sum())
@@ -291,11 +287,8 @@ def _stragglers(table: "pd.DataFrame", on_gpu: bool) -> str:
     return f"{begin}: find out why it is late ({_CAUSES[on_gpu]}, more work than other ranks)."
 
 
-def _buckets(timelines: Sequence[Timeline], matching: Matching, by_rank: "pd.DataFrame", saves: float) -> Finding:
-    """Of the rank with the most exposed communication, the last step that has as many collectives as most have.
-
-    Args: saves: see _by_rank.
-    """
+def _buckets(timelines: Sequence[Timeline], matching: Matching, by_rank: "pd.DataFrame") -> Finding:
+    """Of the rank with the most exposed communication, the last step that has as many collectives as most have."""
     exposed_ms = dict(zip(by_rank["rank"].tolist(), by_rank["exposed_ms"].tolist(), strict=True))
     talking = [i for i, timeline in enumerate(timelines) if len(timeline.collectives)]
     member = max(talking, key=lambda i: float(exposed_ms.get(timelines[i].rank, 0.0)))
@@ -349,8 +342,7 @@ def _buckets(timelines: Sequence[Timeline], matching: Matching, by_rank: "pd.Dat
             f"{number(float(longest['compute_after_start_ms']))} ms of computation follow its start)"
         )
         remedy = "start them earlier or overlap independent computation with them"
-    sentence = f"{seen}; {_no_gain(saves)}." if saves < _LITTLE else f"{seen}: {remedy}."
-    return Finding("buckets", title, table, sentence)
+    return Finding("buckets", title, table, f"{seen}: {remedy}.")
 
 
 def _time(us: float) -> str:

@@ -19,7 +19,6 @@ _FIRST = (
     "idle_gaps",
     "all_reduce_by_rank",
     "stragglers",
-    "what_if",
     "kernel_families",
     "operator_families",
     "phases",

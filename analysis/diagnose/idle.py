@@ -54,13 +54,6 @@ class Diagnosis:
     fewer: str
     """What makes launches fewer: Context.fewer_launches."""
 
-    @property
-    def host(self) -> str:
-        """What of the host costs the most: "launch_bound", "host_pause" or "data_wait"; "" where none takes 5 %."""
-        costs = {"launch_bound": self.launches, PAUSE: self.pauses, "data_wait": self.data}
-        most = max(costs, key=costs.__getitem__)
-        return most if costs[most] >= _LITTLE else ""
-
 
 def diagnosis(rows: Sequence[IdleCauses], context: Context | None = None) -> Diagnosis:
     """Return what the idle time of these ranks is; there must be one with a window."""
@@ -148,7 +141,7 @@ def causes(rows: Sequence[IdleCauses], context: Context | None = None) -> Findin
 def _advice(rows: Sequence[IdleCauses], found: Diagnosis) -> Iterator[Advice]:
     """Yield what the idle time could save if its cause took none: its share of all ranks' time, an upper bound."""
     if found.launches >= LEAST and found.launches >= found.pauses:
-        yield Advice(cause="host", seen=launch_bound(rows), remedy=f"try {found.fewer}", saves=found.launches)
+        yield Advice(cause="host", seen=_launch_bound(rows), remedy=f"try {found.fewer}", saves=found.launches)
     elif found.pauses >= LEAST:
         seen = f"the CPU pauses without launching for {percent(found.pauses)} of the time ({found.pausing})"
         yield Advice(cause="host", seen=seen, remedy="find out what the CPU does in these gaps", saves=found.pauses)
@@ -157,13 +150,8 @@ def _advice(rows: Sequence[IdleCauses], found: Diagnosis) -> Iterator[Advice]:
         yield Advice(cause="data", seen=seen, remedy=_TRY["data_wait"], saves=found.data)
 
 
-def launch_bound(rows: Sequence[IdleCauses], others_wait: bool = False) -> str:
-    """Name the ranks that wait for launches, with their shares of the time, most first.
-
-    Args:
-        rows: idle time of each rank, at least one.
-        others_wait: whether the other ranks wait for these.
-    """
+def _launch_bound(rows: Sequence[IdleCauses]) -> str:
+    """Name the ranks that wait for launches, with their shares of the time, most first; there is at least one rank."""
     shares = [(diagnosis([row]).launches, row.rank) for row in rows if row.span_ns]
     bound = sorted((one for one in shares if one[0] >= LEAST), key=lambda one: -one[0])
     if len(rows) == 1 or not bound or any(rank is None for _, rank in bound):
@@ -171,14 +159,12 @@ def launch_bound(rows: Sequence[IdleCauses], others_wait: bool = False) -> str:
         return f"the GPU is launch-bound: it waits for the CPU to launch work {percent(share)} of the time"
     if len(bound) == len(rows) > _MOST_RANKS:
         spread = f"{percent(bound[-1][0])} to {percent(bound[0][0])}"
-        late = " and wait for the slowest" if others_wait else ""
-        return f"all {len(rows)} ranks are launch-bound ({spread}){late}"
+        return f"all {len(rows)} ranks are launch-bound ({spread})"
     named, left = bound[:_MOST_RANKS], len(bound) - _MOST_RANKS
     words = [f"{rank}" for _, rank in named] + ([f"{left} more"] if left > 0 else [])
     ranks = words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"
     said = f"rank{'s'[: len(words) > 1]} {ranks} {'are' if len(words) > 1 else 'is'} launch-bound"
-    said += f" ({', '.join(percent(share) for share, _ in named)})"
-    return f"{said} and the others wait for {'them' if len(words) > 1 else 'it'}" if others_wait else said
+    return f"{said} ({', '.join(percent(share) for share, _ in named)})"
 
 
 def _why(rows: Sequence[IdleCauses], found: Diagnosis) -> str:

@@ -14,7 +14,7 @@ from analysis.render.trace_figures import trace_figures
 from common.errors import Code
 
 KINETO = shared_files.TRACES / "kineto"
-NAMES = ["window", "all_reduce_by_rank", "collectives", "stragglers", "buckets", "what_if", "clock_offsets"]
+NAMES = ["window", "all_reduce_by_rank", "collectives", "stragglers", "buckets", "clock_offsets"]
 
 
 def trace(path: Path, events: list[dict[str, Any]], rank: int = 0) -> Path:
@@ -47,64 +47,6 @@ def two_ranks(folder: Path) -> Path:
     return folder
 
 
-def deep_queue(folder: Path, computed: tuple[int, int] = (60, 60), last: tuple[int, int] = (10, 10)) -> Path:
-    """The GPU is 50 ms behind the CPU. Times in ms, of each rank:
-
-    until 50 work that was launched before the trace begins; then a GEMM until `computed`; the all-reduce takes 40 once
-    both are there; the GEMM after it, which is launched at 45 and waits for it, takes as long as `last` says.
-    """
-    meet = max(computed)
-    for rank in (0, 1):
-        end = meet + 40 + last[rank]
-        events = [
-            event("ProfilerStep#1", 0, end * 1000 + 20, "user_annotation"),
-            event("gemm", 0, 50_000, "kernel", correlation=99, device=0, stream=7),
-            event("cudaLaunchKernel", 100, 6, "cuda_runtime", correlation=1),
-            event("gemm", 50_001, computed[rank] * 1000 - 50_001, "kernel", correlation=1, device=0, stream=7),
-            event("cudaStreamWaitEvent", 190, 2, "cuda_runtime", correlation=0),
-            event("cudaLaunchKernelExC", 200, 6, "cuda_runtime", correlation=2),
-            event(
-                "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevComm*)", computed[rank] * 1000 + 1,
-                (meet + 40 - computed[rank]) * 1000 - 1, "kernel", correlation=2, device=0, stream=20,
-            ),
-            event("cudaStreamWaitEvent", 44_990, 2, "cuda_runtime", correlation=0),
-            event("cudaLaunchKernel", 45_000, 6, "cuda_runtime", correlation=3),
-            event("gemm", (meet + 40) * 1000 + 1, last[rank] * 1000 - 1, "kernel", correlation=3, device=0, stream=7),
-            event("cudaDeviceSynchronize", 45_010, end * 1000 + 8 - 45_010, "cuda_runtime", correlation=0),
-        ]  # fmt: skip
-        trace(folder / f"rank{rank}.json", events, rank)
-    return folder
-
-
-def what_if_of(path: Path) -> tuple[dict[str, float], str]:
-    """Milliseconds of the slowest rank by scenario, and the sentence."""
-    found = document("allreduce", path)["findings"]["what_if"]
-    return {row["scenario"]: row["replayed_ms"] for row in found["rows"]}, found["sentence"]
-
-
-def test_queued_work_begins_sooner_where_communication_is_free(tmp_path: Path) -> None:
-    # 50 + 10 + 40 + 10 = 110 as traced. Free: 50 + 10 + 10 = 70, 36.4 % less, though the last launch was queued for 55
-    # ms. Half as fast: 40 more. A host without time changes nothing: all is launched long before it begins.
-    found, sentence = what_if_of(deep_queue(tmp_path))
-    assert found["as traced"] == pytest.approx(110, abs=0.05)
-    assert found["free"] == pytest.approx(70, abs=0.05) and "free: 36.4 % less" in sentence
-    assert found["half as fast"] == pytest.approx(150, abs=0.05)
-    assert found["no host time"] == pytest.approx(110, abs=0.05) and "CUDA graphs" not in sentence
-
-
-def test_queued_work_begins_sooner_where_no_rank_is_late(tmp_path: Path) -> None:
-    # Rank 1 arrives at 80: rank 0 takes 80 + 40 + 30 = 150, rank 1 130. Alone rank 0 takes 60 + 40 + 30 = 130. That is
-    # 13.3 % less.
-    path = deep_queue(tmp_path, computed=(60, 80), last=(30, 10))
-    found, sentence = what_if_of(path)
-    assert found["as traced"] == pytest.approx(150, abs=0.05)
-    assert found["no waiting for other ranks"] == pytest.approx(130, abs=0.05)
-    assert "13.3 % less" in sentence
-    # Free and alone: 60 + 30 on rank 0 and 80 + 10 on rank 1.
-    assert found["free, and no waiting"] == pytest.approx(90, abs=0.05)
-    assert "CUDA graphs" not in sentence
-
-
 def test_a_folder_of_ranks_gives_every_table(tmp_path: Path) -> None:
     (tmp_path / "traces").mkdir()
     found = document("allreduce", two_ranks(tmp_path / "traces"), "--csv", tmp_path / "out")["findings"]
@@ -112,15 +54,8 @@ def test_a_folder_of_ranks_gives_every_table(tmp_path: Path) -> None:
     assert [row["exposed_wait_ms"] for row in found["all_reduce_by_rank"]["rows"]] == [0.2, 0.0]
     first = found["stragglers"]["rows"][0]
     assert (first["rank"], first["times_last"], first["wait_caused_ms"]) == (1, 1, 0.2)
-    free = next(row for row in found["what_if"]["rows"] if row["scenario"] == "free")
-    assert free["saved_ms"] == pytest.approx(0.05, abs=0.002)  # the transfer, not the wait
     with (tmp_path / "out" / "stragglers.csv").open() as file:
         assert len(list(csv.DictReader(file))) == 2
-
-
-def test_text_shows_headings_and_chosen_scenarios(tmp_path: Path) -> None:
-    shown = text(result("allreduce", two_ranks(tmp_path), "--what-if", "free", "3x").blocks)
-    assert "Communication by rank" in shown and "3 times as fast" in shown and "half as fast" not in shown
 
 
 def test_one_rank_of_a_job_says_what_it_cannot_tell(tmp_path: Path) -> None:
@@ -140,7 +75,6 @@ def test_a_trace_without_communication_says_so(tmp_path: Path) -> None:
     [
         ([], "option-missing", "allreduce"),
         (["nowhere.json"], "path-missing", "nowhere.json"),
-        (["x", "--what-if", "magic"], "option-value", "magic"),
     ],
 )
 def test_bad_use_is_one_message(words: list[str], code: Code, fact: str) -> None:
@@ -154,7 +88,6 @@ def test_real_folders_of_ranks(name: str) -> None:
     found = document("allreduce", KINETO / name)["findings"]
     assert list(found) == NAMES
     assert len(found["all_reduce_by_rank"]["rows"]) == 8
-    assert "within 0.1 %" in found["what_if"]["sentence"]
 
 
 @pytest.mark.public

@@ -94,7 +94,7 @@ def idle_causes(timeline: Timeline, window: Window = "steps") -> IdleCauses | No
         host, launching, reason = idle, _NOTHING, "not applicable: a CPU run launches no kernels"
     del sets, active  # large, as is what is made below
     host, launching = within(host, whole), within(launching, whole)
-    loading, talking = data_spans(timeline), _communication_spans(timeline)
+    loading, talking = _data_spans(timeline), _communication_spans(timeline)
     data = intersection(host, loading)
     communication = difference(intersection(host, talking), loading)
     late = difference(launching, union(data, communication))
@@ -227,7 +227,7 @@ class _Launched:
         return np.asarray(self.calls[np.searchsorted(self.starts, moments)])
 
 
-def data_spans(timeline: Timeline) -> Intervals:
+def _data_spans(timeline: Timeline) -> Intervals:
     """Return when the CPU loads data or waits for it, ns of the trace's clock."""
     return union(*(_spans_of(table, lambda name: phase_of(name) == "data") for table in _host_tables(timeline)))
 

@@ -234,7 +234,6 @@ def test_the_command_takes_windows_and_names_them(tmp_path: Path, capsys: pytest
     assert (row["window"], row["start_ms"], row["span_ms"], row["steps"]) == ("range:forward", 100, 200, 2)
     assert found["temporal_breakdown"]["rows"][0]["compute_share"] == pytest.approx(0.5)
     assert found["kernel_families"]["rows"][0]["mean_ms"] == pytest.approx(400)
-    assert "what_if" not in found
     assert run(["analyze", str(path), "--window", "range:loss"]) == 2
     message = capsys.readouterr().err
     assert "forward" in message and "train" in message and "[trace-without-work]" in message

@@ -61,8 +61,8 @@ def trace(path: Path, steps: int = 6) -> Path:
 
 
 def answers(source: Source, window: str) -> dict[str, Any]:
-    """All that is said of the window but the replay, which begins with the first event that it has."""
-    found = [one for one in explain(in_window(source, window)) if one.name != "what_if"]
+    """All that is said of the window."""
+    found = explain(in_window(source, window))
     return {one.name: (one.sentence, one.table, [dataclasses.asdict(advice) for advice in one.advice]) for one in found}
 
 

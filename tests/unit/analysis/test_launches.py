@@ -24,8 +24,6 @@ from analysis.diagnose import communication as communication_findings
 from analysis.diagnose import cores as core_findings
 from analysis.diagnose import timelines as timeline_findings
 from analysis.diagnose.explain import explain
-from analysis.metrics.communication.matching import clock_offsets, match_collectives
-from analysis.metrics.communication.what_if import what_if
 from analysis.metrics.kernels.tables import family_rows
 from analysis.metrics.time.idle import idle_causes
 from analysis.metrics.time.launches import before_recording, calls_with, launch_queue, launching_calls
@@ -218,27 +216,6 @@ def test_copies_and_memsets_are_not_counted_as_kernels() -> None:
     queue = launch_queue(trace)
     assert queue is not None and (queue.kernels, queue.matched, queue.launches_per_step) == (2, 2, 2)
     assert iterations(trace)["kernels"].tolist() == [2]
-
-
-def test_the_replay_s_error_is_not_known_without_all_ranks() -> None:
-    """Two ranks that compute 10 ms and reduce 5 ms together: of a job of 2 they are all, of 4 they are not."""
-
-    def outside(world_size: int) -> str:
-        ranks = [
-            timeline(
-                rank,
-                world_size=world_size,
-                steps=[(0, 0, 16 * MS)],
-                kernels=[("sgemm", 7, MS, 11 * MS, 1), (NCCL, 20, 11 * MS, 16 * MS, 2)],
-                api=[("cudaLaunchKernel", 0, 5000, 1), ("cudaLaunchKernel", 10_000, 15_000, 2)],
-                collectives=[("all_reduce", 11 * MS, 16 * MS, 1 << 20, 2, 20, "0", world_size, 1)],
-            )
-            for rank in (0, 1)
-        ]
-        matching = match_collectives(ranks)
-        return what_if(ranks, matching, clock_offsets(ranks, matching).offsets_ns).outside
-
-    assert outside(2) == "" and "2 of 4 ranks" in outside(4)
 
 
 def test_a_bandwidth_says_whether_waiting_is_in_it() -> None:
