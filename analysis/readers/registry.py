@@ -18,8 +18,6 @@ READERS: dict[str, str] = {
     "nsys_trace_csv": "analysis.readers.nsys.trace_csv",
     "nvprof_trace": "analysis.readers.nvprof.trace_csv",
     "nvprof": "analysis.readers.nvprof.summary_csv",
-    "rocprofv3": "analysis.readers.rocprof.reader",
-    "rocprofv3_csv": "analysis.readers.rocprof.trace_csv",
     "kineto": "analysis.readers.kineto.reader",
     "ncu": "analysis.readers.ncu.reader",
     "nvidia-smi": "analysis.readers.nvidia_smi",
@@ -28,9 +26,8 @@ READERS: dict[str, str] = {
 }
 FORMS = ("timelines", "counters", "summaries")
 SUPPORTED = (
-    "supported are traces of the PyTorch profiler (JSON), nsys (.nsys-rep, SQLite, CSV and text of `nsys stats`), "
-    "nvprof (.nvvp, CSV) and rocprofv3 (JSON, CSV), counters of ncu (.ncu-rep, CSV), and logs of nvidia-smi, "
-    "nccl-tests and MLPerf"
+    "supported are traces of the PyTorch profiler (JSON), nsys (.nsys-rep, SQLite, CSV and text of `nsys stats`) and "
+    "nvprof (.nvvp, CSV), counters of ncu (.ncu-rep, CSV), and logs of nvidia-smi, nccl-tests and MLPerf"
 )
 """What READERS read, for messages."""
 

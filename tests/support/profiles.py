@@ -8,7 +8,6 @@ from types import ModuleType
 
 from support.mutate import count_from_environment, mutations
 from support.recording_formats import Tables, write_sqlite
-from support.rocprof import two_steps
 
 from analysis.readers.registry import read_head
 from common.errors import InputError
@@ -95,13 +94,6 @@ MLPERF = "\n".join(
     for n, key in enumerate(["run_start", "global_batch_size", "eval_accuracy", "run_stop"] * 5)
 )
 
-ROCPROF_CSV = (
-    '"Kind","Agent_Id","Queue_Id","Kernel_Name","Correlation_Id","Start_Timestamp","End_Timestamp"\n'
-    + "\n".join(
-        f'"KERNEL_DISPATCH","Agent 4",1,"void gemm<float, {n}>(int)",{n},{n * 100},{n * 100 + 50}' for n in range(20)
-    )
-)
-
 SAMPLES: dict[str, Callable[[Path], object]] = {
     "nsys": sqlite_with(NSYS),
     "nvvp": sqlite_with(NVVP),
@@ -109,8 +101,6 @@ SAMPLES: dict[str, Callable[[Path], object]] = {
     "nsys_trace_csv": _text(NSYS_TRACE_CSV),
     "nvprof_trace": _text(NVPROF_TRACE),
     "nvprof": _text(NVPROF),
-    "rocprofv3": _text(json.dumps(two_steps())),
-    "rocprofv3_csv": _text(ROCPROF_CSV),
     "kineto": _text(kineto()),
     "ncu": _text(NCU),
     "nvidia-smi": _text(SMI),

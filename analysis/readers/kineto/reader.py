@@ -268,7 +268,7 @@ def _not_understood(path: Path, active: str) -> str:
     return (
         f"{path} contains {active}, which is not supported, and no GPU work of the PyTorch profiler: its times would "
         "cover only the host. Supported are traces of CUDA, ROCm and XPU devices (categories kernel, gpu_memcpy, "
-        "gpu_memset), of runs on a CPU, and of rocprofv3; use the tools of that accelerator's vendor"
+        "gpu_memset) and of runs on a CPU; use the tools of that accelerator's vendor"
     )
 
 

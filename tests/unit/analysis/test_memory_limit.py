@@ -1,6 +1,5 @@
 """Reading ends with a message before a trace takes more memory than there is."""
 
-import json
 import sqlite3
 import subprocess
 import sys
@@ -11,12 +10,10 @@ import numpy as np
 import pytest
 from support.profiles import sample
 from support.refusals import refused
-from support.rocprof import two_steps
 
 from analysis.readers import columns, sqlite_database
 from analysis.readers.columns import Columns
 from analysis.readers.kineto.reader import read
-from analysis.readers.rocprof import reader as rocprof
 from analysis.readers.sqlite_database import open_database
 from common import memory
 
@@ -46,19 +43,6 @@ def test_a_database_is_refused_before_it_takes_more_than_there_is(
         monkeypatch.setattr(sqlite_database, "_ASKED_EVERY", 0)
         with refused("file-limit", "t.sqlite"):
             database.integers("t", {"a": 0})
-
-
-def test_json_of_rocprofv3_is_refused_before_it_takes_more_than_there_is(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = tmp_path / "t.json"
-    path.write_text(json.dumps(two_steps()))
-    monkeypatch.setattr(columns, "_ALWAYS_BYTES", 0)
-    monkeypatch.setattr(columns, "available_bytes", lambda: path.stat().st_size - 1)
-    with refused("file-limit", "t.json"):
-        rocprof.read(path)
-    monkeypatch.setattr(columns, "available_bytes", lambda: path.stat().st_size)
-    assert len(rocprof.read(path)) == 1
 
 
 def test_columns_know_what_their_rows_take() -> None:

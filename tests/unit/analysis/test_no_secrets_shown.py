@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 from support.profiles import MLPERF, NCCL, NCU, NSYS, NVPROF, SAMPLES, kineto, sqlite_with
-from support.rocprof import two_steps
 
 from analysis.readers.registry import READERS
 from analysis.sources import open_sources
@@ -58,16 +57,7 @@ def _mlperf(path: Path) -> None:
     path.write_text("\n".join([f"export TOKEN={PLAIN}", MLPERF, *(f":::MLLOG {line}" for line in lines)]))
 
 
-def _rocprof(path: Path) -> None:
-    document = two_steps()
-    about, records = (document["rocprofiler-sdk-tool"][0][name] for name in ("metadata", "buffer_records"))
-    records |= {"kernel_dispatch": records["kernel_dispatch"][:1], "rccl_api": [], "marker_api": []}  # fewer figures
-    about |= {"command": COMMAND.split(), "config": {"env": {"TOKEN": PLAIN}}, "node": {"hostname": PLAIN}}
-    path.write_text(json.dumps(document))
-
-
 PLANTED = {
-    "rocprofv3": _rocprof,
     "kineto": _kineto,
     "nsys": _nsys,
     "mlperf": _mlperf,
@@ -117,4 +107,4 @@ def test_what_a_file_holds_beside_its_measurements_is_in_no_output(
 
 def test_every_reader_of_texts_with_commands_is_tried() -> None:
     # The rest are tables whose every cell is a number, a unit, or a name that was recorded to be shown.
-    assert set(READERS) - set(PLANTED) == {"nvvp", "nsys_trace_csv", "nvprof_trace", "rocprofv3_csv"}
+    assert set(READERS) - set(PLANTED) == {"nvvp", "nsys_trace_csv", "nvprof_trace"}

@@ -1,1 +1,0 @@
-"""Traces of ROCm's rocprofv3."""
