@@ -123,7 +123,7 @@ class Summary:
 
     what: str
     """What a row is: kernels | copies | api | ranges (totals by name), metrics (a profiler's, by kernel), sensors
-    (readings over time), collectives (a benchmark of them, by size), run, evaluations and events (a log)."""
+    (readings over time), collectives (a benchmark of them, by size)."""
     title: str
     """Heading, such as the report's own name: "CUDA GPU Kernel Summary"."""
     table: "pd.DataFrame"

@@ -228,49 +228,6 @@ def _metrics(summary: Summary) -> Iterator[Finding]:
     yield Finding("profiler_metrics", summary.title, table, sentence if len(table) else "The table has no metric.")
 
 
-def _mlperf_run(summary: Summary) -> Iterator[Finding]:
-    facts = summary.facts
-    parts = []
-    if facts.get("time_to_train_minutes") is not None:
-        parts.append(f"It trained for {facts['time_to_train_minutes']:.2f} minutes")
-        if facts.get("steps") is not None:
-            parts.append(f"{facts['steps']:,} steps of {facts['global_batch_size']:,} samples")
-        if facts.get("samples_per_second") is not None:
-            parts.append(f"{facts['samples_per_second']:,.0f} samples/s with evaluations")
-    else:
-        parts.append("The run has no time to train")
-    target, reached = facts.get("target"), facts.get("final_accuracy")
-    if target is not None and reached is not None:
-        verdict = "reached" if reached >= target else "missed"
-        parts.append(f"the quality target {target} was {verdict} with {reached:.4f}")
-    elif reached is not None:
-        parts.append(f"the last accuracy is {reached:.4f}, and the quality target of this benchmark is unknown")
-    yield Finding("mlperf_run", summary.title, summary.table, ", ".join(parts) + ".")
-
-
-def _evaluations(summary: Summary) -> Iterator[Finding]:
-    table, target = summary.table, summary.facts.get("target")
-    sentence = f"{len(table)} evaluations"
-    if len(table):
-        best = table.iloc[int(table["accuracy"].to_numpy().argmax())]
-        sentence += f", the best with {best['accuracy']:.4f}"
-        passed = table[table["accuracy"] >= target] if target is not None else table[:0]
-        if len(passed):
-            first = passed.iloc[0]
-            sentence += f"; the target {target} was first reached after {first['minutes']:.2f} minutes"
-            if first["samples"] == first["samples"]:  # not NaN
-                sentence += f" and {first['samples']:,.0f} samples"
-        elif target is not None:
-            sentence += f"; the target {target} was not reached"
-    yield Finding("mlperf_evaluations", summary.title, table.drop(columns="time_ns"), sentence + ".")
-
-
-def _events(summary: Summary) -> Iterator[Finding]:
-    keys = summary.table.groupby("key", sort=False).agg(events=("key", "count"), last_value=("value", "last"))
-    keys = keys.sort_values("events", ascending=False, kind="stable").reset_index()
-    yield Finding("log_events", summary.title, keys, f"{len(summary.table):,} events under {len(keys):,} keys.")
-
-
 def _anything(summary: Summary) -> Iterator[Finding]:
     name = "".join(letter if letter.isascii() and letter.isalnum() else "_" for letter in summary.what.lower())
     yield Finding(name.strip("_") or "table", summary.title, summary.table)
@@ -402,7 +359,4 @@ _MAKERS: dict[str, Callable[[Summary], Iterator[Finding]]] = {
     "metrics": _metrics,
     "sensors": sensor_findings,
     "collectives": collective_findings,
-    "run": _mlperf_run,
-    "evaluations": _evaluations,
-    "events": _events,
 }

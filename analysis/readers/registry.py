@@ -22,12 +22,11 @@ READERS: dict[str, str] = {
     "ncu": "analysis.readers.ncu.reader",
     "nvidia-smi": "analysis.readers.nvidia_smi",
     "nccl-tests": "analysis.readers.nccl_tests",
-    "mlperf": "analysis.readers.mlperf",
 }
 FORMS = ("timelines", "counters", "summaries")
 SUPPORTED = (
     "supported are traces of the PyTorch profiler (JSON), nsys (.nsys-rep, SQLite, CSV and text of `nsys stats`) and "
-    "nvprof (.nvvp, CSV), counters of ncu (.ncu-rep, CSV), and logs of nvidia-smi, nccl-tests and MLPerf"
+    "nvprof (.nvvp, CSV), counters of ncu (.ncu-rep, CSV), and logs of nvidia-smi and nccl-tests"
 )
 """What READERS read, for messages."""
 

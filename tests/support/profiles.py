@@ -89,11 +89,6 @@ SMI = "timestamp, index, power.draw [W], memory.used [MiB]\n" + "\n".join(
 NCCL = "# nThread 1 nGpus 2 minBytes 8\n#  Rank  0 Pid 1 on n device  0 [0x00] A100\n" + "\n".join(
     f"{1000 * n} {250 * n} float sum -1 {n}.0 1.00 1.00 0 {n}.0 1.00 1.00 0" for n in range(1, 20)
 )
-MLPERF = "\n".join(
-    ":::MLLOG " + json.dumps({"time_ms": n, "event_type": "P", "key": key, "value": n, "metadata": {"epoch_num": n}})
-    for n, key in enumerate(["run_start", "global_batch_size", "eval_accuracy", "run_stop"] * 5)
-)
-
 SAMPLES: dict[str, Callable[[Path], object]] = {
     "nsys": sqlite_with(NSYS),
     "nvvp": sqlite_with(NVVP),
@@ -105,7 +100,6 @@ SAMPLES: dict[str, Callable[[Path], object]] = {
     "ncu": _text(NCU),
     "nvidia-smi": _text(SMI),
     "nccl-tests": _text(NCCL),
-    "mlperf": _text(MLPERF),
 }
 """Small valid input of every reader."""
 

@@ -5,7 +5,7 @@ import sqlite3
 from pathlib import Path
 
 import pytest
-from support.profiles import MLPERF, NCCL, NCU, NSYS, NVPROF, SAMPLES, kineto, sqlite_with
+from support.profiles import NCCL, NCU, NSYS, NVPROF, SAMPLES, kineto, sqlite_with
 
 from analysis.readers.registry import READERS
 from analysis.sources import open_sources
@@ -49,18 +49,9 @@ def _nsys(path: Path) -> None:
     connection.close()
 
 
-def _mlperf(path: Path) -> None:
-    about = {"time_ms": 1, "event_type": "P", "metadata": {"file": f"/home/{PLAIN}/run.py", "lineno": 1}}
-    settings = {"wandb_api_key": PLAIN, "data_dir": f"https://me:{PLAIN}@host/data", "run": COMMAND.replace(PLAIN, "x")}
-    lines = [json.dumps({**about, "key": key, "value": value}) for key, value in settings.items()]
-    lines.append(json.dumps({**about, "key": "options", "value": {"access_token": PLAIN}}))
-    path.write_text("\n".join([f"export TOKEN={PLAIN}", MLPERF, *(f":::MLLOG {line}" for line in lines)]))
-
-
 PLANTED = {
     "kineto": _kineto,
     "nsys": _nsys,
-    "mlperf": _mlperf,
     "ncu": lambda path: path.write_text(
         f"TOKEN={PLAIN}\n==PROF== Connected to process 7 ({COMMAND})\n==WARNING== {COMMAND}\n{NCU}\n{PLAIN}\n"
     ),

@@ -148,14 +148,6 @@ def test_clocks_that_fall_without_work_are_no_throttling(series: dict[str, Any])
     assert "the log shows no sign of throttling" in only(sensors(**series), "sensors").sentence
 
 
-def test_a_run_that_misses_its_target_is_told_from_one_that_reaches_it() -> None:
-    facts = {"time_to_train_minutes": 5.0, "steps": 10, "global_batch_size": 64, "target": 0.72, "final_accuracy": 0.73}
-    table = pd.DataFrame({"name": ["a"], "value": ["b"]})
-    assert "was reached with 0.7300" in only(Summary("run", "t", table, facts=facts), "mlperf_run").sentence
-    facts["final_accuracy"] = 0.71
-    assert "was missed with 0.7100" in only(Summary("run", "t", table, facts=facts), "mlperf_run").sentence
-
-
 def test_names_are_distinct_and_unknown_kinds_are_shown_as_they_are() -> None:
     other = Summary("some thing", "t", pd.DataFrame({"a": [1]}))
     names = [found.name for found in findings([totals("api", ("a", 1, 1)), totals("api", ("a", 1, 1)), other])]
