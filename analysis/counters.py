@@ -1,4 +1,4 @@
-"""What readers return of other files than traces: counters of every kernel, and tables of totals, readings, events."""
+"""What readers return of other files than traces: counters of every kernel, and tables of totals."""
 
 import itertools
 from collections.abc import Mapping, Sequence
@@ -122,8 +122,8 @@ class Summary:
     """One table of a file."""
 
     what: str
-    """What a row is: kernels | copies | api | ranges (totals by name), metrics (a profiler's, by kernel), sensors
-    (readings over time), collectives (a benchmark of them, by size)."""
+    """What a row is: kernels | copies | api | ranges (totals by name), metrics (a profiler's, by kernel),
+    collectives (a benchmark of them, by size)."""
     title: str
     """Heading, such as the report's own name: "CUDA GPU Kernel Summary"."""
     table: "pd.DataFrame"

@@ -1,4 +1,4 @@
-"""Findings from tables of totals, sensor readings and logs, each with its meaning and what to try."""
+"""Findings from tables of totals and logs, each with its meaning and what to try."""
 
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
@@ -10,7 +10,6 @@ from analysis.diagnose.advice import LEAST, Advice
 from analysis.diagnose.finding import Finding, distinct
 from analysis.diagnose.sentences import number
 from analysis.metrics.communication.links import alpha_beta
-from analysis.metrics.telemetry import COUNTERS, POWER_CAP, SLOWED_DOWN, reason_names
 from analysis.names import COMMUNICATION, MOVES_MEMORY, family
 from analysis.wording import percent, short
 
@@ -243,120 +242,11 @@ def _short(name: Any) -> str:
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
-_ORDER = ("power_watts", "sm_clock_mhz", "temperature_celsius", "gpu_utilization_percent", "gpu_memory_used_bytes")
-_BUSY_PERCENT = 80
-_LONG = 0.1  # share of the samples
-
-
-def sensor_findings(summary: Summary) -> Iterator[Finding]:
-    """Yield one table: a row per quantity and device, "all" first where there are several."""
-    import pandas as pd
-
-    table = summary.table
-    kept = table[~table["quantity"].isin(COUNTERS | {"throttle_reasons"})]
-    rows: list[dict[str, Any]] = []
-    quantities = sorted(kept["quantity"].unique(), key=lambda name: (name not in _ORDER, _place(str(name)), str(name)))
-    devices = sorted(map(str, table["device"].unique()), key=lambda name: (len(name), name))
-    for quantity in quantities:
-        part = kept[kept["quantity"] == quantity]
-        if len(devices) > 1:
-            rows.append(_sensor_row(str(quantity), "all", part))
-        rows += [_sensor_row(str(quantity), device, part[part["device"] == device]) for device in devices]
-    columns = ["quantity", "device", "samples", "mean", "p95", "min", "max"]
-    frame = pd.DataFrame([row for row in rows if row["samples"]], columns=columns)
-    yield Finding("sensors", summary.title, frame, _sensor_sentence(table), tuple(_throttling(table)))
-
-
-def _throttling(table: "pd.DataFrame") -> Iterator[Advice]:
-    """Yield what to do about GPUs that slow themselves down; how much faster they could be is in no log."""
-    seen = "; ".join(_suspicions(table))
-    if seen:
-        remedy = "cool the GPUs or raise the power limit, then measure again"
-        why = "the log does not contain the speed at full clocks"
-        yield Advice(cause="machine", seen=seen, remedy=remedy, unknown=why)
-
-
-def _place(name: str) -> int:
-    return _ORDER.index(name) if name in _ORDER else 0
-
-
-def _sensor_row(quantity: str, device: str, part: "pd.DataFrame") -> dict[str, Any]:
-    values = part["value"].to_numpy()
-    found: dict[str, Any] = {"quantity": quantity, "device": device, "samples": len(values)}
-    if len(values):
-        found |= {"mean": values.mean(), "p95": np.percentile(values, 95), "min": values.min(), "max": values.max()}
-    return found
-
-
-def _sensor_sentence(table: "pd.DataFrame") -> str:
-    if not len(table):
-        return "The log has no readings."
-    suspicions = list(_suspicions(table))
-    parts = [f"Mean power is {power:.4g} W per GPU" for power in _means(table, "power_watts")]
-    parts += [f"utilization {use:.3g} %" for use in _means(table, "gpu_utilization_percent")]
-    said = ", ".join(parts) if parts else "The log has neither power nor utilization"
-    energy = _joules(table)
-    if energy is not None:
-        said += f" ({number(energy / 1000)} kJ over the log)"
-    if suspicions:
-        why = "; ".join(suspicions)
-        return f"{said}; throttling is likely ({why}): cool the GPUs or raise the limit, then measure again."
-    if not {"throttle_reasons", "sm_clock_mhz"} & set(table["quantity"].unique()):
-        return f"{said}; throttling cannot be detected without clocks and clocks_event_reasons.active: query these too."
-    return f"{said}; the log shows no sign of throttling."
-
-
-def _means(table: "pd.DataFrame", quantity: str) -> list[float]:
-    values = table.loc[table["quantity"] == quantity, "value"]
-    return [float(values.mean())] if len(values) else []
-
-
-def _suspicions(table: "pd.DataFrame") -> Iterator[str]:
-    masks = table.loc[table["quantity"] == "throttle_reasons", "value"].to_numpy().astype(np.int64)
-    for bits, text in ((SLOWED_DOWN, "slowed down"), (POWER_CAP, "held at the power limit")):
-        share = float(np.mean((masks & bits) != 0)) if len(masks) else 0.0
-        if share > 0 and (bits == SLOWED_DOWN or share >= _LONG):
-            named = int(np.bitwise_or.reduce(masks)) & bits
-            yield f"GPUs were {text} in {percent(share)} of the samples ({', '.join(reason_names(named))})"
-    for device, part in table.groupby("device", observed=True):
-        yield from _of_device(str(device), part)
-
-
-def _of_device(device: str, part: "pd.DataFrame") -> Iterator[str]:
-    """Clocks fall while the GPU works, or power is at its limit; samples of one time belong together."""
-    series = {str(name): rows["value"].to_numpy() for name, rows in part.groupby("quantity", observed=True)}
-    clocks, use = series.get("sm_clock_mhz"), series.get("gpu_utilization_percent")
-    if clocks is not None and use is not None and len(clocks) == len(use):
-        busy = clocks[use >= _BUSY_PERCENT]
-        if len(busy) >= 10 and np.percentile(busy, 5) < 0.85 * np.percentile(busy, 95):
-            yield (
-                f"GPU {device}'s SM clock falls from {np.percentile(busy, 95):.0f} to {np.percentile(busy, 5):.0f} MHz "
-                "while it is busy"
-            )
-    power, limit = series.get("power_watts"), series.get("power_limit_watts")
-    if power is not None and limit is not None and len(power) == len(limit) and len(power):
-        share = float(np.mean(power >= 0.97 * limit))
-        if share >= _LONG:
-            yield f"GPU {device} is at its power limit of {limit.max():.0f} W in {percent(share)} of the samples"
-
-
-def _joules(table: "pd.DataFrame") -> float | None:
-    """Trapezoid rule over each device's power; None without times or with fewer than two samples."""
-    power = table[(table["quantity"] == "power_watts") & (table["time_ns"] >= 0)]
-    total = 0.0
-    for _, part in power.groupby("device", observed=True):
-        order = np.argsort(part["time_ns"].to_numpy(), kind="stable")
-        times, values = part["time_ns"].to_numpy()[order] / 1e9, part["value"].to_numpy()[order]
-        total += float(np.sum(np.diff(times) * (values[1:] + values[:-1]) / 2))
-    return total or None
-
-
 _MAKERS: dict[str, Callable[[Summary], Iterator[Finding]]] = {
     "kernels": _kernels,
     "copies": _copies,
     "api": _api,
     "ranges": _ranges,
     "metrics": _metrics,
-    "sensors": sensor_findings,
     "collectives": collective_findings,
 }

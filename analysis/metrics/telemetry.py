@@ -23,9 +23,9 @@ CLOCK_REASONS: dict[int, str] = {
     0x400: "reliability voltage",
 }
 """Names of the bits (nvml.h, nvmlClocksEventReason* and nvmlClocksThrottleReason*)."""
-POWER_CAP = 0x004
+_POWER_CAP = 0x004
 """Usual under full load, and so apart from the others."""
-SLOWED_DOWN = 0x008 | 0x020 | 0x040 | 0x080
+_SLOWED_DOWN = 0x008 | 0x020 | 0x040 | 0x080
 """What slows a GPU down because it is too hot or short of power."""
 
 
@@ -184,10 +184,10 @@ def throttle_reasons(telemetry: Sequence[Reading], begin_ns: int, end_ns: int) -
     mask = 0
     for value in inside(telemetry, "throttle_reasons", begin_ns, end_ns):
         mask |= int(value)
-    return reason_names(mask & SLOWED_DOWN), bool(mask & POWER_CAP)
+    return reason_names(mask & _SLOWED_DOWN), bool(mask & _POWER_CAP)
 
 
-COUNTERS = frozenset({"energy_joules", "nvlink_rx_bytes", "nvlink_tx_bytes"})
+_COUNTERS = frozenset({"energy_joules", "nvlink_rx_bytes", "nvlink_tx_bytes"})
 """Quantities that only grow: their increase says something, their mean does not."""
 
 
@@ -236,7 +236,7 @@ def _summary_of(quantity: str, values: np.ndarray, seconds: float) -> dict[str, 
     found.update(dict.fromkeys(("mean", "min", "max", "increase", "reasons")))
     if quantity == "throttle_reasons":
         found["reasons"] = _shares(values)
-    elif quantity in COUNTERS:
+    elif quantity in _COUNTERS:
         if len(values) > 1 and not np.any(np.diff(values) < 0):
             found["increase"] = float(values[-1] - values[0])
     elif len(values):

@@ -20,13 +20,12 @@ READERS: dict[str, str] = {
     "nvprof": "analysis.readers.nvprof.summary_csv",
     "kineto": "analysis.readers.kineto.reader",
     "ncu": "analysis.readers.ncu.reader",
-    "nvidia-smi": "analysis.readers.nvidia_smi",
     "nccl-tests": "analysis.readers.nccl_tests",
 }
 FORMS = ("timelines", "counters", "summaries")
 SUPPORTED = (
     "supported are traces of the PyTorch profiler (JSON), nsys (.nsys-rep, SQLite, CSV and text of `nsys stats`) and "
-    "nvprof (.nvvp, CSV), counters of ncu (.ncu-rep, CSV), and logs of nvidia-smi and nccl-tests"
+    "nvprof (.nvvp, CSV), counters of ncu (.ncu-rep, CSV), and logs of nccl-tests"
 )
 """What READERS read, for messages."""
 

@@ -83,9 +83,6 @@ NVPROF_TRACE = (
     '"Throughput","Device","Context","Stream","Name"\nms,us,,,,,,,KB,GB/s,,,,\n'
     + "\n".join(f'{n}.5,2.5,4,1,1,128,1,1,,,"GTX 1080 (0)","1","7","gemm [{n}]"' for n in range(20))
 )
-SMI = "timestamp, index, power.draw [W], memory.used [MiB]\n" + "\n".join(
-    f"2024/01/31 12:00:{n:02d}.123, 0, {n}.01 W, {n} MiB" for n in range(20)
-)
 NCCL = "# nThread 1 nGpus 2 minBytes 8\n#  Rank  0 Pid 1 on n device  0 [0x00] A100\n" + "\n".join(
     f"{1000 * n} {250 * n} float sum -1 {n}.0 1.00 1.00 0 {n}.0 1.00 1.00 0" for n in range(1, 20)
 )
@@ -98,7 +95,6 @@ SAMPLES: dict[str, Callable[[Path], object]] = {
     "nvprof": _text(NVPROF),
     "kineto": _text(kineto()),
     "ncu": _text(NCU),
-    "nvidia-smi": _text(SMI),
     "nccl-tests": _text(NCCL),
 }
 """Small valid input of every reader."""

@@ -58,7 +58,6 @@ PLANTED = {
     "nccl-tests": lambda path: path.write_text(f"+ {COMMAND}\nTOKEN={PLAIN}\nNCCL INFO env {SECRET}\n{NCCL}\n"),
     "nvprof": lambda path: path.write_text(f"==12== NVPROF is profiling process 12, command: {COMMAND}\n{NVPROF}\n"),
     "nsys_csv": lambda path: path.write_text(f"Processing [{PLAIN}.sqlite]\n" + _text_of("nsys_csv", path)),
-    "nvidia-smi": lambda path: path.write_text(f"# TOKEN={SECRET}\n" + _text_of("nvidia-smi", path)),
 }
 
 

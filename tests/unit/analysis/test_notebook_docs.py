@@ -51,7 +51,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for rank in range(2):
         (tmp_path / "traces" / f"rank{rank}.json").write_text(trace(rank))
     SAMPLES["ncu"](tmp_path / "counters.csv")
-    SAMPLES["nvidia-smi"](tmp_path / "gpus.csv")
+    SAMPLES["nccl-tests"](tmp_path / "all_reduce.log")
     write_sweep(tmp_path / "runs/bench", batches=(8,), worlds=(1,), count=30)
     monkeypatch.chdir(tmp_path)
     return tmp_path
@@ -70,7 +70,7 @@ def test_the_examples_run_and_give_what_they_promise(folder: Path, capsys: pytes
     # From 500 to 600 us of two steps nothing computes on rank 0.
     assert names["total_ns"](names["exposed"]) == 200_000
     assert len(names["frame"]) == len(names["by_rank"]) == 2 and len(names["steps"]) == 2
-    assert len(names["power"]) == 20 and (folder / "out.json.gz").exists()
+    assert len(names["log"].table) == 38 and (folder / "out.json.gz").exists()
 
 
 def test_a_run_is_given_as_it_was_recorded(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import pandas as pd
 import pytest
 from support import shared_files
 from support.commands import document, result, text
+from support.profiles import sample
 from support.refusals import refused
 
 from analysis.readers.kineto import reader as kineto
@@ -228,7 +229,6 @@ def test_the_input_is_never_overwritten(trace: Path, tmp_path: Path) -> None:
 
 
 def test_a_file_without_single_events_is_refused_with_what_it_is(tmp_path: Path) -> None:
-    log = tmp_path / "smi.csv"
-    log.write_text("index, power.draw [W]\n0, 10.0 W\n")
-    with refused("trace-without-work", log, "nvidia-smi"):
+    log = sample("nccl-tests", tmp_path / "all_reduce.log")
+    with refused("trace-without-work", log, "nccl-tests"):
         result("perfetto", log, "-o", tmp_path / "out.json")

@@ -1,7 +1,6 @@
 """What is said of tables: numbers worked by hand, and fits of times that were made from a known alpha and beta."""
 
 import math
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -101,51 +100,6 @@ def test_no_fit_is_made_of_too_few_sizes_or_of_times_that_fall() -> None:
     sizes = np.array([0.0, 1e3, 1e6, 1e9, 1e9, 1e9])
     fit = alpha_beta(sizes, np.array([99.0, 5.01, 15.0, 10_005.0, 0.0, math.nan]))
     assert fit is not None and fit[:2] == (pytest.approx(5), pytest.approx(100))
-
-
-def sensors(**series: list[float]) -> Summary:
-    rows = [
-        (second * 1_000_000_000, "0", quantity, value)
-        for quantity, values in series.items()
-        for second, value in enumerate(values)
-    ]
-    return Summary("sensors", "s", pd.DataFrame(rows, columns=["time_ns", "device", "quantity", "value"]))
-
-
-def test_readings_are_summed_up_by_quantity_and_power_is_integrated() -> None:
-    found = only(sensors(temperature_celsius=[50, 60, 70], power_watts=[100, 200, 300]), "sensors")
-    first = found.table.to_dict("records")[0]
-    assert first == {
-        "quantity": "power_watts", "device": "0", "samples": 3, "mean": 200.0, "p95": 290.0, "min": 100.0, "max": 300.0
-    }  # fmt: skip
-    assert "0.4 kJ" in found.sentence and "cannot be detected" in found.sentence  # 150 J + 250 J
-    long = only(sensors(power_watts=[100e3] * 146), "sensors")  # so many GPUs that the joules have five digits
-    assert "14,500 kJ" in long.sentence
-
-
-@pytest.mark.parametrize(
-    ("series", "said"),
-    [
-        ({"throttle_reasons": [0.0] * 9 + [0x40]}, "hardware thermal slowdown"),
-        ({"throttle_reasons": [0x4] * 5 + [0] * 5}, "software power cap"),
-        ({"sm_clock_mhz": [1980] * 10 + [1200] * 10, "gpu_utilization_percent": [99] * 20}, "falls from 1980 to 1200"),
-        ({"power_watts": [699, 690, 300], "power_limit_watts": [700] * 3}, "power limit of 700 W in 66.7 %"),
-    ],
-)
-def test_signs_of_throttling_are_named(series: dict[str, Any], said: str) -> None:
-    sentence = only(sensors(**series), "sensors").sentence
-    assert said in sentence and "throttling is likely" in sentence
-
-
-@pytest.mark.parametrize(
-    "series",
-    [
-        {"throttle_reasons": [0x1] * 10},  # idle
-        {"sm_clock_mhz": [1980] * 10 + [210] * 10, "gpu_utilization_percent": [99] * 10 + [0] * 10},
-    ],
-)
-def test_clocks_that_fall_without_work_are_no_throttling(series: dict[str, Any]) -> None:
-    assert "the log shows no sign of throttling" in only(sensors(**series), "sensors").sentence
 
 
 def test_names_are_distinct_and_unknown_kinds_are_shown_as_they_are() -> None:
