@@ -18,7 +18,6 @@ from pathlib import Path, PurePosixPath
 from typing import Self
 
 from analysis.counters import KernelCounters, Summary, rules_file
-from analysis.readers.parts import join_parts
 from analysis.readers.registry import SUPPORTED, Reader, find_reader, read_head
 from analysis.timeline import Timeline
 from analysis.window_choice import WindowChoice
@@ -400,7 +399,6 @@ def _read(
     counters: list[tuple[Path, KernelCounters]] = []
     summaries: list[Summary] = []
     for reader, files in by_reader.values():
-        before = len(timelines)
         for file, content in reader.read_all(files, choice):
             if isinstance(content, InputError | MissingToolError):
                 if single:
@@ -412,9 +410,6 @@ def _read(
                 counters.append((file, content))
             else:
                 summaries.append(content)
-        if reader.name == "kineto" and len(timelines) - before > 1 and _may_be_parts(timelines[before:]):
-            timelines[before:], said = join_parts(timelines[before:])
-            problems += said
     ordered = _ranked(_whole(timelines, problems), problems)
     read: list[Timeline | KernelCounters | Summary] = [*ordered, *(own for _, own in counters), *summaries]
     problems += _mixed(ordered)
@@ -428,12 +423,6 @@ def _read(
         summaries=tuple(summaries),
         problems=tuple(dict.fromkeys(map(redact_text, [*problems, *lost]))),
     )
-
-
-def _may_be_parts(timelines: Sequence[Timeline]) -> bool:
-    """Whether two are of one rank and process, or of none: only then are their tables looked at."""
-    known = [(found.rank, found.process) for found in timelines if found.process is not None]
-    return len(set(known)) < len(known)
 
 
 def _mixed(timelines: Sequence[Timeline]) -> list[str]:
