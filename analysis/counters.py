@@ -122,8 +122,7 @@ class Summary:
     """One table of a file."""
 
     what: str
-    """What a row is: kernels | copies | api | ranges (totals by name), metrics (a profiler's, by kernel),
-    collectives (a benchmark of them, by size)."""
+    """What a row is: kernels | copies | api | ranges (totals by name), collectives (a benchmark of them, by size)."""
     title: str
     """Heading, such as the report's own name: "CUDA GPU Kernel Summary"."""
     table: "pd.DataFrame"

@@ -39,7 +39,7 @@ _REMEDIES = {
     ".qdrep": "copy it again, or export it: nsys export --type=sqlite FILE",
     ".ncu-rep": "copy it again, or export it: ncu --import FILE --csv --page raw > FILE.csv",
     ".ncu-repz": "export it: ncu --import FILE --csv --page raw > FILE.csv",
-    ".nvprof": "give what `nvprof --export-profile` or `nvprof --csv` wrote",
+    ".nvprof": "give what `nvprof --export-profile` wrote",
 }
 # What a profiler's folder holds besides: pictures, bertbench's own notes.
 _PASSED_OVER = (".md", ".png", ".html")

@@ -216,17 +216,6 @@ def _ranges(summary: Summary) -> Iterator[Finding]:
     yield Finding("range_totals", summary.title, frame.drop(columns=["share", "cumulative_share"]), sentence)
 
 
-def _metrics(summary: Summary) -> Iterator[Finding]:
-    table = summary.table
-    kernels = table["kernel"].nunique() if "kernel" in table else 0
-    metrics = table["metric"].nunique() if "metric" in table else 0
-    sentence = (
-        f"{metrics} metrics of {kernels} kernels, averaged over the invocations of each: weight them with the kernels' "
-        "times before you compare kernels; for newer GPUs use Nsight Compute (`bertbench core-util`)."
-    )
-    yield Finding("profiler_metrics", summary.title, table, sentence if len(table) else "The table has no metric.")
-
-
 def _anything(summary: Summary) -> Iterator[Finding]:
     name = "".join(letter if letter.isascii() and letter.isalnum() else "_" for letter in summary.what.lower())
     yield Finding(name.strip("_") or "table", summary.title, summary.table)
@@ -247,6 +236,5 @@ _MAKERS: dict[str, Callable[[Summary], Iterator[Finding]]] = {
     "copies": _copies,
     "api": _api,
     "ranges": _ranges,
-    "metrics": _metrics,
     "collectives": collective_findings,
 }

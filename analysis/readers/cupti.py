@@ -44,7 +44,7 @@ UNNAMED = "(name not recorded)"
 
 Ids = list[list[int]]
 """Distinct rows, as columns."""
-KernelNames = Callable[[Ids], tuple[list[str], list[str]]]
+KernelNames = Callable[[Ids], list[str]]
 Caller = Callable[[str, Ids], tuple[list[str], list[str], list[int]]]
 
 
@@ -119,18 +119,18 @@ def read_work(
     memory_kinds: Sequence[str],
     problems: list[str],
 ) -> Records:
-    """Read kernels, copies, memsets and whole CUDA graphs: name, kind, device, stream, start, end, short_name,
-    correlation_id, bytes, graph_node, grid_x to block_z.
+    """Read kernels, copies, memsets and whole CUDA graphs: name, kind, device, stream, start, end, correlation_id,
+    bytes, graph_node, grid_x to block_z.
 
     Args:
         database: an open database.
         tables: kind of work by table.
         named_by: columns that name a kernel.
-        kernel_names: takes the distinct rows of these columns, and gives full and short name of each.
+        kernel_names: takes the distinct rows of these columns, and gives the name of each.
         memory_kinds: what the numbers of memory kinds mean, from 0, as Kineto writes them: "Pageable"; "" unknown.
         problems: takes what could not be read, one sentence each.
     """
-    labels = {name: Codes() for name in ("name", "kind", "short_name")}
+    labels = {"name": Codes(), "kind": Codes()}
     parts: list[dict[str, Any]] = []
     for table, kind in tables.items():
         wanted = {**_PLACE, **_OWN[kind], **dict.fromkeys(named_by if kind == "kernel" else (), -1)}
@@ -139,15 +139,11 @@ def read_work(
             continue
         if kind == "kernel":
             ids, place = _distinct(*(columns.pop(name) for name in named_by))
-            full, brief = kernel_names(ids)
+            names = kernel_names(ids)
         else:
-            full, place = _copy_names(kind, columns, memory_kinds)
-            brief = full
-        name, short = (
-            _at(narrow(labels[key].of(texts)), place) for key, texts in (("name", full), ("short_name", brief))
-        )
+            names, place = _copy_names(kind, columns, memory_kinds)
         kinds = np.full(len(place), labels["kind"][kind], dtype=np.int8)
-        parts.append({"name": name, "kind": kinds, **_work(columns), "short_name": short})
+        parts.append({"name": _at(narrow(labels["name"].of(names)), place), "kind": kinds, **_work(columns)})
     return Records({name: _joined([part.pop(name) for part in parts]) for name in list(parts[0])}, labels)
 
 
@@ -225,7 +221,6 @@ def _work(columns: dict[str, Any]) -> dict[str, Any]:
         "stream": columns.pop("streamId"),
         "start": columns.pop("start"),
         "end": columns.pop("end"),
-        "short_name": None,
         "correlation_id": _identifiers(columns.pop("correlationId")),
         "bytes": columns.pop("bytes", np.zeros(rows, dtype=np.int64)).astype(np.int64, copy=False),
         "graph_node": columns.pop("graphNodeId"),

@@ -13,19 +13,17 @@ from common.errors import InputError, MissingToolError
 # In this order they are asked. A module holds FORM, `recognises(head)` and `read(path)`.
 READERS: dict[str, str] = {
     "nsys": "analysis.readers.nsys.reader",
-    "nvvp": "analysis.readers.nvprof.nvvp",
+    "nvvp": "analysis.readers.nvvp",
     "nsys_csv": "analysis.readers.nsys.summary_csv",
     "nsys_trace_csv": "analysis.readers.nsys.trace_csv",
-    "nvprof_trace": "analysis.readers.nvprof.trace_csv",
-    "nvprof": "analysis.readers.nvprof.summary_csv",
     "kineto": "analysis.readers.kineto.reader",
     "ncu": "analysis.readers.ncu.reader",
     "nccl-tests": "analysis.readers.nccl_tests",
 }
 FORMS = ("timelines", "counters", "summaries")
 SUPPORTED = (
-    "supported are traces of the PyTorch profiler (JSON), nsys (.nsys-rep, SQLite, CSV and text of `nsys stats`) and "
-    "nvprof (.nvvp, CSV), counters of ncu (.ncu-rep, CSV), and logs of nccl-tests"
+    "supported are traces of the PyTorch profiler (JSON), nsys (.nsys-rep, SQLite, CSV of `nsys stats --format csv`) "
+    "and nvprof (.nvvp), counters of ncu (.ncu-rep, CSV), and logs of nccl-tests"
 )
 """What READERS read, for messages."""
 

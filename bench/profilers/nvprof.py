@@ -29,10 +29,6 @@ class Nvprof(RangeProfiler):
     """Wraps the launcher of a node with `nvprof`."""
 
     NAME: ClassVar[str] = "nvprof"
-    OPTIONS: ClassVar[Mapping[str, str]] = {
-        **RangeProfiler.OPTIONS,
-        "metrics": "comma-separated nvprof metrics to count per kernel, such as sm_efficiency,achieved_occupancy",
-    }
 
     def check(self, trial: Trial) -> None:
         """Raise UsageError or MissingToolError, with the remedy, if nvprof cannot profile `trial` here."""
@@ -57,15 +53,11 @@ class Nvprof(RangeProfiler):
             )
         find_tool("nvprof", _REMEDY)
         check_ranges(self.ranges, trial.device)
-        if "metrics" in self.options:
-            _check_metrics(self.options["metrics"], trial)
 
     def wrap(self, argv: list[str], scope: Scope) -> list[str]:
         """Return `nvprof ... argv`."""
         nvprof = str(find_tool("nvprof", _REMEDY))
         folder = str(scope.directory).replace("%", "%%")  # nvprof replaces %p by the process id
-        metrics = self.options.get("metrics")
-        counting = ["--metrics", metrics, "--csv", "--print-summary"] if metrics else []
         return [
             nvprof,
             "--profile-child-processes",
@@ -73,43 +65,29 @@ class Nvprof(RangeProfiler):
             *("--unified-memory-profiling", "off"),  # fails on GPUs without peer access; BERT does not use it
             "--force-overwrite",
             *("--export-profile", f"{folder}/nvprof-%p.nvvp"),
-            *("--log-file", f"{folder}/nvprof-%p.{'csv' if metrics else 'log'}"),
-            *counting,
+            *("--log-file", f"{folder}/nvprof-%p.log"),
             *argv,
         ]
 
     def collect(self, scope: Scope) -> list[Path]:
-        """Return the .nvvp file of every rank, and the CSVs of `metrics`; processes without GPU work are skipped.
+        """Return the .nvvp file of every rank; processes without GPU work are skipped.
 
         Raises:
             InputError: the driver denied permission, or a rank has no complete file.
         """
-        logs = sorted([*scope.directory.glob("nvprof-*.log"), *scope.directory.glob("nvprof-*.csv")])
+        logs = sorted(scope.directory.glob("nvprof-*.log"))
         texts = {log: log.read_text(encoding="utf-8", errors="replace") for log in logs}
         for log, text in texts.items():
             if DENIED in text:
                 raise InputError(
                     "permission-missing",
-                    f"nvprof has no permission to read the GPU's counters ({DENIED} in {log}): {ALLOW}",
+                    f"nvprof has no permission to profile the GPU ({DENIED} in {log}): {ALLOW}",
                 )
         found = {file: _activities(file) for file in sorted(scope.directory.glob("nvprof-*.nvvp"))}
         good = [file for file, activities in found.items() if isinstance(activities, int) and activities > 0]
         if len(good) < scope.trial.ranks:
             raise _too_few(scope, len(good), found, texts)
-        return [*good, *(log for log, text in texts.items() if log.suffix == ".csv" and "Metric result" in text)]
-
-
-def _check_metrics(metrics: str, trial: Trial) -> None:
-    if not all(name.strip() for name in metrics.split(",")):
-        raise UsageError(
-            "option-value", f"--with metrics={metrics}: name at least one metric; `nvprof --query-metrics` lists them"
-        )
-    if trial.ranks > 1:
-        raise UsageError(
-            "unsupported-combination",
-            f"--with metrics replays every kernel alone and would deadlock in the all-reduce of {trial.ranks} ranks: "
-            "use --devices 1, or omit metrics",
-        )
+        return good
 
 
 _EMPTY = "is empty"

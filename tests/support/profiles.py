@@ -75,14 +75,6 @@ NSYS_TRACE_CSV = (
     "Start (ns),Duration (ns),CorrId,GrdX,GrdY,GrdZ,BlkX,BlkY,BlkZ,Bytes (MB),Device,Ctx,Strm,Name\n"
     + "\n".join(f"{n * 100},50,{n},4,1,1,128,1,1,,H100 (0),1,7,gemm" for n in range(20))
 )
-NVPROF = '"Type","Time(%)","Time","Calls","Avg","Min","Max","Name"\n,%,ms,,us,us,us,\n' + "\n".join(
-    f'"GPU activities",{n}.5,{n}.25,{n},1.5,1.0,2.0,"void gemm<int={n}>(float*, int)"' for n in range(1, 20)
-)
-NVPROF_TRACE = (
-    '==12== Profiling result:\n"Start","Duration","Grid X","Grid Y","Grid Z","Block X","Block Y","Block Z","Size",'
-    '"Throughput","Device","Context","Stream","Name"\nms,us,,,,,,,KB,GB/s,,,,\n'
-    + "\n".join(f'{n}.5,2.5,4,1,1,128,1,1,,,"GTX 1080 (0)","1","7","gemm [{n}]"' for n in range(20))
-)
 NCCL = "# nThread 1 nGpus 2 minBytes 8\n#  Rank  0 Pid 1 on n device  0 [0x00] A100\n" + "\n".join(
     f"{1000 * n} {250 * n} float sum -1 {n}.0 1.00 1.00 0 {n}.0 1.00 1.00 0" for n in range(1, 20)
 )
@@ -91,8 +83,6 @@ SAMPLES: dict[str, Callable[[Path], object]] = {
     "nvvp": sqlite_with(NVVP),
     "nsys_csv": _text(NSYS_CSV),
     "nsys_trace_csv": _text(NSYS_TRACE_CSV),
-    "nvprof_trace": _text(NVPROF_TRACE),
-    "nvprof": _text(NVPROF),
     "kineto": _text(kineto()),
     "ncu": _text(NCU),
     "nccl-tests": _text(NCCL),

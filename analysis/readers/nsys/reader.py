@@ -82,7 +82,7 @@ _WORK_TABLES = {
     f"{_PREFIX}MEMSET": "memset",
     f"{_PREFIX}GRAPH_TRACE": "graph",
 }
-_KERNEL_NAMES = ("demangledName", "shortName", "mangledName")
+_KERNEL_NAMES = ("demangledName", "mangledName", "shortName")
 _API_TABLES = (f"{_PREFIX}RUNTIME", f"{_PREFIX}DRIVER")
 _OVERHEAD = "PROFILER_OVERHEAD"
 _HOST_TABLES = ("OSRT_API", _OVERHEAD)
@@ -117,7 +117,7 @@ def recognises(head: "Head") -> bool:
 def read(path: Path) -> list[Timeline]:
     """Read an export or a report: one timeline per process with ranges, kernels or copies, by rank, then by process id.
 
-    The rank is the payload of the range `bertbench:capture`. Tables hold more than Timeline says. kernels: short_name,
+    The rank is the payload of the range `bertbench:capture`. Tables hold more than Timeline says. kernels:
     correlation_id (of the launching call in its process, -1 unknown), bytes (of copies), graph_node (0: not from a
     CUDA graph), grid_x, grid_y, grid_z, block_x, block_y, block_z (0 unknown); ranges: see nsys.ranges; steps: thread.
     Columns of texts are categories. Numbers but start, end and bytes are of the narrowest type that holds them,
@@ -153,12 +153,11 @@ def read(path: Path) -> list[Timeline]:
     return timelines
 
 
-def _kernel_names(database: Database, ids: Ids) -> tuple[list[str], list[str]]:
-    """Full and short name of each kernel, by the numbers of its demangled, short and mangled name."""
+def _kernel_names(database: Database, ids: Ids) -> list[str]:
+    """Name of each kernel, by the numbers of its demangled, mangled and short name."""
     names = database.strings(np.array([number for column in ids for number in column], dtype=np.int64))
-    found = [[names.get(number) for number in row] for row in zip(*ids, strict=True)]
-    full = [demangled or mangled or short or UNNAMED for demangled, short, mangled in found]
-    return full, [short or demangled or mangled or UNNAMED for demangled, short, mangled in found]
+    rows = zip(*ids, strict=True)
+    return [next((name for number in row if (name := names.get(number))), UNNAMED) for row in rows]
 
 
 def _callers(database: Database, table: str, ids: Ids) -> tuple[list[str], list[str], list[int]]:

@@ -106,7 +106,7 @@ def recordings() -> list[Any]:
     """Every recording among the shared traces; ranks of one job are one. Expected values and failures are none."""
     jobs = [TRACES / "kineto" / name for name in ("dlrm-8-ranks", "megatron-8-ranks", "resnet")]
     single = [*TRACES.glob("kineto/hta/*"), *TRACES.glob("kineto/tracelens/*.json.gz")]
-    single += [path for kind in ("nsys", "ncu", "nvprof", "misc") for path in TRACES.glob(f"{kind}/*")]
+    single += [path for kind in ("nsys/*", "ncu/*", "misc/nccl-tests*") for path in TRACES.glob(kind)]
     found = [path for path in (*jobs, *sorted(single)) if not path.name.startswith("ERROR_ONLY")]
     return [pytest.param(path, marks=pytest.mark.slow) if is_long(path) else path for path in found]
 

@@ -329,14 +329,6 @@ def test_public_bert_runs_in_bf16_are_not_told_to_use_it(gpu: str) -> None:
     assert "runs in bf16." in families(*made).sentence and "tf32" not in families(*made).sentence
 
 
-@pytest.mark.public
-def test_a_public_gpu_trace_of_nvprof_has_copies_apart() -> None:
-    """One kernel, 301 times, and three copies: all of the kernels' time is GEMM's, not 82.1 %."""
-    (path,) = (shared_files.TRACES / "nvprof").glob("*matrixMul_trace.csv")
-    found = families(*open_sources(path).timelines)
-    assert found.table[["family", "calls", "kernel_time_share"]].to_numpy().tolist() == [["GEMM", 301, 1.0]]
-
-
 @pytest.mark.parametrize(
     ("kernel", "advised"), [("ampere_sgemm_128x64_tn", True), ("cutlass_80_wmma_tensorop_bf16_s161616gemm_bf16", False)]
 )

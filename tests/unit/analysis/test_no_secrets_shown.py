@@ -5,7 +5,7 @@ import sqlite3
 from pathlib import Path
 
 import pytest
-from support.profiles import NCCL, NCU, NSYS, NVPROF, SAMPLES, kineto, sqlite_with
+from support.profiles import NCCL, NCU, NSYS, SAMPLES, kineto, sqlite_with
 
 from analysis.readers.registry import READERS
 from analysis.sources import open_sources
@@ -56,7 +56,6 @@ PLANTED = {
         f"TOKEN={PLAIN}\n==PROF== Connected to process 7 ({COMMAND})\n==WARNING== {COMMAND}\n{NCU}\n{PLAIN}\n"
     ),
     "nccl-tests": lambda path: path.write_text(f"+ {COMMAND}\nTOKEN={PLAIN}\nNCCL INFO env {SECRET}\n{NCCL}\n"),
-    "nvprof": lambda path: path.write_text(f"==12== NVPROF is profiling process 12, command: {COMMAND}\n{NVPROF}\n"),
     "nsys_csv": lambda path: path.write_text(f"Processing [{PLAIN}.sqlite]\n" + _text_of("nsys_csv", path)),
 }
 
@@ -97,4 +96,4 @@ def test_what_a_file_holds_beside_its_measurements_is_in_no_output(
 
 def test_every_reader_of_texts_with_commands_is_tried() -> None:
     # The rest are tables whose every cell is a number, a unit, or a name that was recorded to be shown.
-    assert set(READERS) - set(PLANTED) == {"nvvp", "nsys_trace_csv", "nvprof_trace"}
+    assert set(READERS) - set(PLANTED) == {"nvvp", "nsys_trace_csv"}

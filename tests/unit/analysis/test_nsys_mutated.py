@@ -11,22 +11,20 @@ from typing import Any
 import numpy as np
 import pytest
 import test_nsys_calls as exports
+import test_nsys_csv as texts
 import test_nvvp_reader as nvvps
-import test_profiler_csv as texts
 from support.mutate import count_from_environment
 
+from analysis.readers import nvvp
 from analysis.readers.nsys import reader as nsys
 from analysis.readers.nsys import summary_csv as nsys_csv
 from analysis.readers.nsys import trace_csv as nsys_trace_csv
-from analysis.readers.nvprof import nvvp
-from analysis.readers.nvprof import summary_csv as nvprof
-from analysis.readers.nvprof import trace_csv as nvprof_trace
 from analysis.readers.registry import read_head
 from common.errors import InputError
 
 INPUTS = count_from_environment()
 MOST_SECONDS = 20.0
-MODULES = (nsys, nsys_csv, nsys_trace_csv, nvprof, nvprof_trace, nvvp)
+MODULES = (nsys, nsys_csv, nsys_trace_csv, nvvp)
 
 
 def an_export(path: Path) -> Path:
@@ -99,9 +97,6 @@ TEXTS: list[tuple[ModuleType, str]] = [
     (nsys_csv, texts.SEVERAL),
     (nsys_csv, texts.KERNELS_2020),
     (nsys_trace_csv, f"{texts.GPU_TRACE}\n{texts.PUSH_POP}"),
-    (nvprof, texts.SUMMARY + texts.SUMMARY_8),
-    (nvprof, texts.METRICS),
-    (nvprof_trace, texts.TRACE),
 ]
 
 
@@ -171,10 +166,8 @@ def test_values_of_every_type_in_every_column_give_a_result(tmp_path: Path) -> N
     ("module", "text"),
     [
         (nsys_csv, texts.KERNELS_2024.replace("Name", "Name" + " " * 100_000 + "x", 1)),
-        (nsys_csv, "** " + " " * 500_000 + "x\n" + texts.KERNELS_2024),
+        (nsys_csv, "Processing " + " " * 500_000 + "x\n" + texts.KERNELS_2024),
         (nsys_trace_csv, texts.GPU_TRACE.replace("NVIDIA RTX 5000 Ada (0)", "a" + " " * 100_000 + "(x")),
-        (nvprof_trace, texts.TRACE.replace("[1073]", " " * 100_000 + "[1073")),
-        (nvprof, "==1== " + " " * 500_000 + "x\n" + texts.METRICS.replace("99.000000%", "9" * 100_000)),
     ],
 )
 def test_long_runs_of_blanks_and_digits_take_no_time(tmp_path: Path, module: ModuleType, text: str) -> None:

@@ -10,7 +10,7 @@ import pytest
 from support.refusals import refused
 
 from analysis.metrics.kernels.utilization import compute_utilization
-from analysis.readers.nvprof.nvvp import function_name, read
+from analysis.readers.nvvp import read
 from analysis.readers.registry import find_reader, read_head
 from analysis.sources import open_sources
 from analysis.timeline import COLLECTIVE_COLUMNS
@@ -101,7 +101,7 @@ def test_a_generated_file_gives_kernels_copies_and_calls(tmp_path: Path) -> None
     assert found.devices == {0: "Tesla P100"} and found.sm_counts == {0: 56}
     assert list(found.kernels["kind"]) == ["memcpy", "memset", "kernel", "kernel", "kernel"]
     assert list(found.kernels["name"]) == ["Memcpy HtoD", "Memset", GEMM, NCCL, GEMM]
-    assert list(found.kernels["bytes"])[:2] == [4096, 64] and found.kernels["short_name"].iloc[2] == "caffe2::gemm"
+    assert list(found.kernels["bytes"])[:2] == [4096, 64]
     row = found.kernels.iloc[2]
     assert (row["start"], row["end"], row["stream"], row["grid_x"], row["block_x"]) == (100, 400, 7, 20, 256)
     names = ["cudaLaunchKernel"] * 3 + ["cuLaunchKernel", "cudaStreamSynchronize", "runtime call 999"]
@@ -133,7 +133,7 @@ def test_a_serial_kernel_table_is_read_too(tmp_path: Path) -> None:
     file = Nvvp(tmp_path / "a.nvvp", "_Z3addPf")
     file.add("CUPTI_ACTIVITY_KIND_KERNEL", start=1, end=5, deviceId=0, streamId=7, correlationId=1, name=1)
     (found,) = read(file.done())
-    assert (list(found.kernels["short_name"]), found.process) == (["add"], None)
+    assert (list(found.kernels["name"]), found.process) == (["_Z3addPf"], None)
 
 
 def test_a_range_without_an_end_and_records_without_times_are_said(tmp_path: Path) -> None:
@@ -148,22 +148,6 @@ def test_a_range_without_an_end_and_records_without_times_are_said(tmp_path: Pat
 
 def test_a_file_in_which_nothing_was_recorded_has_no_timeline(tmp_path: Path) -> None:
     assert read(Nvvp(tmp_path / "a.nvvp").done()) == []
-
-
-@pytest.mark.parametrize(
-    ("name", "expected"),
-    [
-        ("_Z3addPfS_i", "add"),
-        ("_ZN2at6native18elementwise_kernelILi128EEEvi", "at::native::elementwise_kernel"),
-        ("_ZN12_GLOBAL__N_14copyEPf", "(anonymous namespace)::copy"),
-        ("volta_sgemm_128x64_nn", "volta_sgemm_128x64_nn"),
-        ("_Z99short", "_Z99short"),
-        ("_ZSt4moveIfE", "_ZSt4moveIfE"),
-        ("", ""),
-    ],
-)
-def test_a_compiler_s_name_gives_the_function(name: str, expected: str) -> None:
-    assert function_name(name) == expected
 
 
 def test_the_kind_is_told_by_the_tables(tmp_path: Path) -> None:

@@ -16,7 +16,6 @@ from bench.machine.environment import first_gpu_capability
 from bench.profilers.base import Scope
 from bench.profilers.nvprof import Nvprof
 from bench.profilers.ranges import NvtxOnly, RangeObserver
-from common.errors import Code
 from records.trial import Trial
 
 # Plays nvprof: follows two child processes, and writes what nvprof would for each under the names it was given.
@@ -26,7 +25,7 @@ words = sys.argv[1:]
 options = {{}}
 while words[0].startswith("--"):
     name = words.pop(0)
-    bare = name in ("--profile-child-processes", "--force-overwrite", "--csv", "--print-summary")
+    bare = name in ("--profile-child-processes", "--force-overwrite")
     options[name] = "" if bare else words.pop(0)
 for pid in ("101", "102"):
     out = options["--export-profile"].replace("%%", "\\0").replace("%p", pid).replace("\\0", "%")
@@ -37,9 +36,6 @@ for pid in ("101", "102"):
     database.commit()
     with open(log, "w") as file:
         print(f"=={{pid}}== NVPROF is profiling process {{pid}}", file=file)
-        if "--metrics" in options:
-            print(f"=={{pid}}== Metric result:", file=file)
-            print('"Device","Kernel","Invocations","Metric Name"', file=file)
 sys.exit(subprocess.run(words).returncode)
 """
 
@@ -136,24 +132,13 @@ def test_where_it_is_not_installed_the_message_says_where_it_was(
         Nvprof().check(scope.trial)
 
 
-@pytest.mark.parametrize(
-    ("options", "code", "facts"),
-    [
-        ({"metrics": ""}, "option-value", ("--with metrics=", "nvprof --query-metrics")),
-        ({"metrics": "ipc,,"}, "option-value", ("--with metrics=ipc,,", "nvprof --query-metrics")),
-        ({"metrics": "ipc"}, "unsupported-combination", ("--with metrics", "2 ranks", "--devices 1")),
-        ({"nvtx": "loud"}, "option-choice", ("--nvtx loud",)),
-    ],
-)
-def test_options_that_cannot_work_are_refused(
-    options: dict[str, str], code: Code, facts: tuple[str, ...], nvprof: Path, scope: Scope
-) -> None:
-    with refused(code, *facts):
-        Nvprof(options).check(scope.trial)
+def test_ranges_that_do_not_exist_are_refused(nvprof: Path, scope: Scope) -> None:
+    with refused("option-choice", "--nvtx loud"):
+        Nvprof({"nvtx": "loud"}).check(scope.trial)
 
 
 def test_an_unknown_option_lists_those_there_are() -> None:
-    with refused("option-unknown", "--with stacks", "metrics, nvtx"):
+    with refused("option-unknown", "--with stacks", "nvtx"):
         Nvprof({"stacks": ""})
 
 
@@ -205,15 +190,6 @@ def test_the_launcher_is_followed_and_recording_waits_for_the_range(nvprof: Path
         f"--log-file {tmp_path}/p/nvprof-%p.log",
     ):
         assert part in text
-    assert "--metrics" not in argv and "--csv" not in argv
-
-
-def test_metrics_are_counted_into_csv_files(nvprof: Path, tmp_path: Path) -> None:
-    scope = scope_of(tmp_path / "p", 1)
-    profiler = Nvprof({"metrics": "sm_efficiency,ipc"})
-    profiler.check(scope.trial)
-    text = " ".join(profiler.wrap(["run"], scope))
-    assert "--metrics sm_efficiency,ipc --csv" in text and "nvprof-%p.csv" in text
 
 
 def test_it_makes_the_ranges_that_open_and_close_the_recording(scope: Scope) -> None:
@@ -222,16 +198,11 @@ def test_it_makes_the_ranges_that_open_and_close_the_recording(scope: Scope) -> 
     assert Nvprof().observer(scope, 0).model_phases
 
 
-@pytest.mark.parametrize(
-    ("options", "endings"), [({}, [".nvvp"] * 2), ({"metrics": "ipc"}, [".nvvp"] * 2 + [".csv"] * 2)]
-)
-def test_the_command_runs_and_what_it_writes_is_collected(
-    options: dict[str, str], endings: list[str], nvprof: Path, scope: Scope
-) -> None:
-    profiler = Nvprof(options)
+def test_the_command_runs_and_what_it_writes_is_collected(nvprof: Path, scope: Scope) -> None:
+    profiler = Nvprof()
     done = subprocess.run(profiler.wrap([sys.executable, "-c", "raise SystemExit(7)"], scope), check=False)
     assert done.returncode == 7
-    assert [file.suffix for file in profiler.collect(scope)] == endings
+    assert [file.suffix for file in profiler.collect(scope)] == [".nvvp", ".nvvp"]
 
 
 # --- collect
@@ -275,11 +246,10 @@ def test_a_file_that_is_no_database_is_named(scope: Scope) -> None:
         Nvprof().collect(scope)
 
 
-@pytest.mark.parametrize("ending", ["log", "csv"])
-def test_missing_permission_is_told_with_the_ways_to_get_it(ending: str, scope: Scope) -> None:
+def test_missing_permission_is_told_with_the_ways_to_get_it(scope: Scope) -> None:
     profile(scope.directory, 1)
     profile(scope.directory, 2)
-    (scope.directory / f"nvprof-2.{ending}").write_text(
+    (scope.directory / "nvprof-2.log").write_text(
         "==2== Warning: The user does not have permission to profile on the target device. See the following link for "
         "instructions: https://developer.nvidia.com/ERR_NVGPUCTRPERM\n"
     )

@@ -5,7 +5,6 @@ pairs of markers with one id. Source of fields and numbers: CUPTI's activity API
 cupti_runtime_cbid.h and cupti_driver_cbid.h.
 """
 
-import re
 import struct
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -62,10 +61,9 @@ _RUNTIME_CALLS = {
 _CALLS = {f"{_PREFIX}RUNTIME": _RUNTIME_CALLS, f"{_PREFIX}DRIVER": {307: "cuLaunchKernel"}}
 _START, _END = 2, 4  # flags of a marker
 _INTEGERS = {1: "<Q", 4: "<q"}  # kinds of a payload that are whole numbers
-_LONGEST_NAME = 1 << 14
 _XML = (
     "{path} is a session of NVIDIA's Visual Profiler (XML), which only it can read: give the output of "
-    "`nvprof --export-profile FILE.nvvp` or the CSV of `nvprof --csv --print-gpu-trace`"
+    "`nvprof --export-profile FILE.nvvp`"
 )
 
 
@@ -80,8 +78,8 @@ def recognises(head: "Head") -> bool:
 def read(path: Path) -> list[Timeline]:
     """Read a file: the timeline of the process that was profiled, in a list; [] where nothing was recorded.
 
-    kernels: short_name (the function's name, where `name` is a compiler's), correlation_id, bytes, grid_x to block_z;
-    ranges: domain, payload, json (empty), cut. The rank is the payload of the range `bertbench:capture`.
+    kernels: correlation_id, bytes, grid_x to block_z; ranges: domain, payload, json (empty), cut. The rank is the
+    payload of the range `bertbench:capture`.
 
     Raises:
         InputError: the file cannot be read, is cut short, or is not nvprof's; the message says what it seems to be.
@@ -134,31 +132,10 @@ def _texts(database: Database, ids: Any) -> dict[int, str]:
     return database.strings(ids, "StringTable", "_id_")
 
 
-def _kernel_names(database: Database, ids: Ids) -> tuple[list[str], list[str]]:
+def _kernel_names(database: Database, ids: Ids) -> list[str]:
     (numbers,) = ids
     texts = _texts(database, np.array(numbers, dtype=np.int64))
-    full = [texts.get(number, UNNAMED) for number in numbers]
-    return full, [function_name(text) for text in full]
-
-
-def function_name(name: str) -> str:
-    """Return the function in a compiler's name, without template and other arguments; the name itself if it is none.
-
-    `_ZN2at6native3addEPf` is at::native::add. Follows the Itanium C++ ABI (5.1.2) as far as plain names go.
-    """
-    if not name.startswith("_Z") or len(name) > _LONGEST_NAME:
-        return name
-    nested = name.startswith("_ZN")
-    rest = name[3 if nested else 2 :].lstrip("K") if nested else name[2:]
-    parts: list[str] = []
-    while (match := re.match(r"(\d{1,4})", rest)) and (nested or not parts):
-        length = int(match[1])
-        part = rest[match.end() : match.end() + length]
-        if len(part) < length:
-            return name
-        parts.append("(anonymous namespace)" if part.startswith("_GLOBAL__N_") else part)
-        rest = rest[match.end() + length :]
-    return "::".join(parts) or name
+    return [texts.get(number, UNNAMED) for number in numbers]
 
 
 def _callers(table: str, ids: Ids) -> tuple[list[str], list[str], list[int]]:

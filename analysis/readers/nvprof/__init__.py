@@ -1,1 +1,0 @@
-"""What nvprof writes: CSV summaries and traces, and .nvvp files."""
