@@ -31,7 +31,7 @@ from analysis.readers.sqlite_database import (
 )
 from analysis.timeline import HOST_NS, Timeline
 from common.errors import InputError
-from common.redact import REDACTED, redact_text
+from common.redact import redact_text
 
 if TYPE_CHECKING:
     from analysis.readers.registry import Head
@@ -95,14 +95,9 @@ _LOST = re.compile(
 _OF_GPU = re.compile(r"\b(cuda|cupti|gpus?|drivers?|nvml|permissions?|privileges?|administrators?)\b", re.IGNORECASE)
 # These quote the command line or the environment of the program.
 _QUOTES = re.compile(r"\b(launch\w*|command|arguments?|argv|environment|env)\b", re.IGNORECASE)
-_SETTING, _PATH = (
-    re.compile(r"(-{0,2}\b[a-z_][\w.-]*)=[^\s,;]+", re.IGNORECASE),
-    re.compile(r"(?<![\w/])/[^\s,;:)'\"]+"),
-)
-_QUOTED = re.compile(r"(?<!\w)(['\"])(?!nsys\b)[^'\"]*\1(?!\w)")
 # ENUM_DIAGNOSTIC_SEVERITY_LEVEL, the same in every version so far: 1 info, 2 warning, 3 error, 4 verbose.
 _SEVERITIES = {3: "error", 2: "warning"}
-_MOST_MESSAGES, _LONGEST_MESSAGE = 3, 200
+_LONGEST_MESSAGE = 200
 _SM_COLUMNS = ("smCount", "numMultiprocessors", "multiprocessorCount")
 
 
@@ -249,7 +244,7 @@ def _about(database: Database, work: Records) -> list[str]:
     if not any(database.has_rows(table) for table in _WORK_TABLES):
         tables = ("TARGET_INFO_GPU", "TARGET_INFO_CUDA_GPU", "TARGET_INFO_CUDA_DEVICE", *_API_TABLES)
         has_gpu = any(database.has_rows(table) for table in tables)
-        if said := said_by_nsys(messages, of_gpu_alone=not has_gpu):
+        if said := _first_message(messages, of_gpu_alone=not has_gpu):
             notes.append(f"no kernel or copy was recorded{' on a machine with a GPU' * has_gpu}: nsys says: {said}")
         elif has_gpu:
             notes.append("no kernel or copy was recorded on a machine with a GPU: was CUDA traced (-t cuda,nvtx)?")
@@ -262,29 +257,22 @@ def _about(database: Database, work: Records) -> list[str]:
     return notes + [f"nsys says: {text}" for _, text in messages if _LOST.search(text)]
 
 
-def said_by_nsys(messages: Sequence[tuple[int, str]], *, of_gpu_alone: bool) -> str:
-    """Return why an export holds no GPU work, in nsys's own words: its errors and warnings, the most severe first.
+def _first_message(messages: Sequence[tuple[int, str]], *, of_gpu_alone: bool) -> str:
+    """Return why an export holds no GPU work, in nsys's own words: its most severe message about the GPU; "" for none.
 
-    Messages that quote a command line or the environment are left out; secrets, settings and paths in the others are
-    replaced. Equal ones are counted.
+    Messages that quote a command line or the environment are left out.
 
     Args:
         messages: severity and text of each.
-        of_gpu_alone: skip messages that do not mention the GPU; otherwise they are returned if none does.
+        of_gpu_alone: skip messages that do not mention the GPU; otherwise one is returned if none does.
     """
-    found: dict[tuple[int, str], int] = {}
-    for severity, text in messages:
-        if severity in _SEVERITIES and not _QUOTES.search(text):
-            found[severity, text] = found.get((severity, text), 0) + 1
-    order = sorted(found, key=lambda key: list(_SEVERITIES).index(key[0]))
-    named = [key for key in order if _OF_GPU.search(key[1])]
-    named = named if named or of_gpu_alone else order
-    parts = []
-    for severity, text in named[:_MOST_MESSAGES]:
-        times = f" ({found[severity, text]} times)" if found[severity, text] > 1 else ""
-        parts.append(f"{_SEVERITIES[severity]}: {_harmless(text)}{times}")
-    more = len(named) - len(parts)
-    return "; ".join([*parts, *([f"and {more} more"] if more > 0 else [])])
+    order = list(_SEVERITIES)
+    known = [(severity, text) for severity, text in messages if severity in order and not _QUOTES.search(text)]
+    known.sort(key=lambda message: order.index(message[0]))
+    named = [message for message in known if _OF_GPU.search(message[1])] or ([] if of_gpu_alone else known)
+    return (
+        f"{_SEVERITIES[named[0][0]]}: {redact_text(named[0][1])[:_LONGEST_MESSAGE].removesuffix('.')}" if named else ""
+    )
 
 
 def _messages(database: Database) -> list[tuple[int, str]]:
@@ -299,13 +287,6 @@ def _messages(database: Database) -> list[tuple[int, str]]:
         if text:
             found.append((severity if isinstance(severity, int) else -1, text[:1000].strip().splitlines()[0]))
     return found
-
-
-def _harmless(text: str) -> str:
-    for pattern, instead in ((_SETTING, rf"\1={REDACTED}"), (_QUOTED, "'...'"), (_PATH, "[path]")):
-        text = pattern.sub(instead, redact_text(text))
-    text = text.strip().removesuffix(".")
-    return text if len(text) <= _LONGEST_MESSAGE else f"{text[: _LONGEST_MESSAGE - 3]}..."
 
 
 class _Gpus:
