@@ -1,7 +1,4 @@
-"""GPU work and CUDA calls from the tables of CUPTI's activity records, which nsys and nvprof keep in SQLite files.
-
-Columns are as narrow as they can be: there are millions of rows.
-"""
+"""GPU work and CUDA calls from the tables of CUPTI's activity records, which nsys and nvprof keep in SQLite files."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -9,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from analysis.blocks import blocks, in_order, narrow, taken
+from analysis.blocks import in_order
 from analysis.readers.columns import MISSING, Codes, Integers, categories, distinct_rows
 from analysis.readers.sqlite_database import Database, Numbers
 
@@ -134,7 +131,7 @@ def read_work(
     parts: list[dict[str, Any]] = []
     for table, kind in tables.items():
         wanted = {**_PLACE, **_OWN[kind], **dict.fromkeys(named_by if kind == "kernel" else (), -1)}
-        columns = _timed(database.integers(table, wanted, compact=True), f"of kind {kind}", problems)
+        columns = _timed(database.integers(table, wanted), f"of kind {kind}", problems)
         if parts and not len(columns["start"]):
             continue
         if kind == "kernel":
@@ -143,7 +140,7 @@ def read_work(
         else:
             names, place = _copy_names(kind, columns, memory_kinds)
         kinds = np.full(len(place), labels["kind"][kind], dtype=np.int8)
-        parts.append({"name": _at(narrow(labels["name"].of(names)), place), "kind": kinds, **_work(columns)})
+        parts.append({"name": labels["name"].of(names)[place], "kind": kinds, **_work(columns)})
     return Records({name: _joined([part.pop(name) for part in parts]) for name in list(parts[0])}, labels)
 
 
@@ -170,7 +167,7 @@ def read_api(
     for table in tables:
         wanted = {**_CALL, **dict.fromkeys(told_by, -1)}
         what = "of calls of the system" if shortest_ns else "of CUDA's calls"
-        columns = _timed(database.integers(table, wanted, compact=True), what, problems)
+        columns = _timed(database.integers(table, wanted), what, problems)
         if shortest_ns:
             lasting = columns["end"] - columns["start"] >= shortest_ns
             columns = {name: values[lasting] for name, values in columns.items()}
@@ -179,31 +176,20 @@ def read_api(
         ids, place = _distinct(*(columns.pop(name) for name in told_by))
         names, threads, owners = caller(table, ids)
         part = {
-            "name": _at(narrow(labels["name"].of(names)), place),
-            "thread": _at(narrow(labels["thread"].of(threads)), place),
+            "name": labels["name"].of(names)[place],
+            "thread": labels["thread"].of(threads)[place],
             "start": columns["start"],
             "end": columns["end"],
-            "correlation_id": _identifiers(columns["correlationId"]),
-            "process": _at(narrow(np.array(owners, dtype=np.int64)), place),
+            "correlation_id": columns["correlationId"],
+            "process": np.array(owners, dtype=np.int64)[place],
         }
         parts.append(part)
     return Records({name: _joined([part.pop(name) for part in parts]) for name in list(parts[0])}, labels)
 
 
-def _at(values: Numbers, place: Numbers) -> Numbers:
-    found: Numbers = taken(values, place) if len(values) != 1 else np.full(len(place), values[0])
-    return found
-
-
-def _identifiers(values: Numbers) -> Numbers:
-    """Correlation ids, wide enough to count with."""
-    return values.astype(np.promote_types(values.dtype, np.int32), copy=False)
-
-
 def _timed(columns: dict[str, Any], what: str, problems: list[str]) -> dict[str, Any]:
     """Leave out what has no start or end, and times that no clock shows."""
-    start, end = columns["start"].astype(np.int64, copy=False), columns["end"].astype(np.int64, copy=False)
-    columns |= {"start": start, "end": end}
+    start, end = columns["start"], columns["end"]
     good = (end >= start) & (start > -LAST_TIME) & (end < LAST_TIME)
     if good.all():
         return columns
@@ -212,26 +198,19 @@ def _timed(columns: dict[str, Any], what: str, problems: list[str]) -> dict[str,
 
 
 def _work(columns: dict[str, Any]) -> dict[str, Any]:
-    rows = len(columns["start"])
-    (owners,), place = _distinct(columns.pop("globalPid"))
-    process = _at(narrow(np.array([max(-1, owner // PROCESS) for owner in owners], dtype=np.int64)), place)
-    del place
+    nothing = np.zeros(len(columns["start"]), dtype=np.int64)
+    process = np.maximum(-1, columns.pop("globalPid") // PROCESS)
     return {
         "device": columns.pop("deviceId"),
         "stream": columns.pop("streamId"),
         "start": columns.pop("start"),
         "end": columns.pop("end"),
-        "correlation_id": _identifiers(columns.pop("correlationId")),
-        "bytes": columns.pop("bytes", np.zeros(rows, dtype=np.int64)).astype(np.int64, copy=False),
+        "correlation_id": columns.pop("correlationId"),
+        "bytes": columns.pop("bytes", nothing),
         "graph_node": columns.pop("graphNodeId"),
-        **{f"{size[:-1]}_{size[-1].lower()}": _size(columns.pop(size, None), rows) for size in _SIZES},
+        **{f"{size[:-1]}_{size[-1].lower()}": columns.pop(size, nothing) for size in _SIZES},
         "process": process,
     }
-
-
-def _size(values: Numbers | None, rows: int) -> Numbers:
-    """Sizes of 32 bits, as they are multiplied with each other."""
-    return np.zeros(rows, dtype=np.int32) if values is None else values.clip(0, 2**31 - 1).astype(np.int32, copy=False)
 
 
 def _copy_names(kind: str, columns: dict[str, Any], memory_kinds: Sequence[str]) -> tuple[list[str], Numbers]:
@@ -253,13 +232,9 @@ def _copy(kind: int, ends: Sequence[int], memory_kinds: Sequence[str]) -> str:
 
 
 def _distinct(*columns: Numbers) -> tuple[list[list[int]], Numbers]:
-    """Distinct rows as columns, and for each row which of them it is; some rows at a time, to need little memory."""
-    known: dict[tuple[int, ...], int] = {}
-    place = np.zeros(len(columns[0]), dtype=np.int32)
-    for part in blocks(len(place)):
-        rows, own = distinct_rows(*(column[part] for column in columns))
-        place[part] = np.array([known.setdefault(row, len(known)) for row in rows], dtype=np.int32)[own]
-    return [list(column) for column in zip(*known, strict=True)] or [[] for _ in columns], place
+    """Distinct rows as columns, and for each row which of them it is."""
+    rows, place = distinct_rows(*columns)
+    return [list(column) for column in zip(*rows, strict=True)] or [[] for _ in columns], place
 
 
 def _joined(parts: list[Numbers]) -> Numbers:

@@ -113,14 +113,14 @@ def _timelines(database: Database) -> list[Timeline]:
         problems.append(f"the file holds {len(owners)} processes and does not separate their GPU work")
     gpus = database.rows(_PREFIX + "DEVICE", ("id", "name", "numMultiprocessors"))
     gpus = [row for row in gpus if isinstance(row[0], int)]
-    names = _texts(database, np.array([row[1] for row in gpus if isinstance(row[1], int)], dtype=np.int64))
+    names = database.strings("StringTable", "_id_")
     return [
         assembled(
             kernels,
             api,
             marked,
             source="nvprof",
-            problems=[*problems, *database.problems],
+            problems=problems,
             process=owners.pop() if len(owners) == 1 else None,
             devices={row[0]: names[row[1]] for row in gpus if row[1] in names},
             sm_counts={row[0]: row[2] for row in gpus if isinstance(row[2], int) and 0 < row[2] < 2**20},
@@ -128,13 +128,9 @@ def _timelines(database: Database) -> list[Timeline]:
     ]
 
 
-def _texts(database: Database, ids: Any) -> dict[int, str]:
-    return database.strings(ids, "StringTable", "_id_")
-
-
 def _kernel_names(database: Database, ids: Ids) -> list[str]:
     (numbers,) = ids
-    texts = _texts(database, np.array(numbers, dtype=np.int64))
+    texts = database.strings("StringTable", "_id_")
     return [texts.get(number, UNNAMED) for number in numbers]
 
 
@@ -152,8 +148,7 @@ def _ranges(database: Database, problems: list[str]) -> tuple["pd.DataFrame", se
     wanted = ("flags", "timestamp", "id", "objectKind", "objectId", "name", "domain")
     rows = database.rows(_PREFIX + "MARKER", wanted)
     good = [row for row in rows if all(isinstance(row[at], int) for at in (0, 1, 2)) and abs(row[1]) < LAST_TIME]
-    ids = {number for row in good for number in row[5:] if isinstance(number, int) and abs(number) < LAST_TIME}
-    texts = _texts(database, np.array(sorted(ids), dtype=np.int64))
+    texts = database.strings("StringTable", "_id_")
     data = database.rows(_PREFIX + "MARKER_DATA", ("id", "payloadKind", "payload"))
     payloads = {row[0]: _payload(row[1], row[2]) for row in data}
     ends = {row[2]: row[1] for row in good if row[0] & _END}

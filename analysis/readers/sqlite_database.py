@@ -1,27 +1,20 @@
-"""Opens SQLite files that profilers wrote, plain or gzip-compressed, and takes columns out of them.
-
-The file is not trusted: only tables are read, never views, computed columns or what a trigger would run; long texts and
-endless trees of pages end the reading of their table.
-"""
+"""Opens SQLite files that profilers wrote, plain or gzip-compressed, and takes columns out of them."""
 
 import gzip
 import os
 import sqlite3
+import sys
 import tempfile
-import time
 import zlib
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from itertools import islice
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
-from analysis.blocks import narrowest
 from analysis.readers.columns import Integers, require_memory
-from analysis.readers.sqlite_pages import PageTable, UnusualError, read_blocks
 from common.errors import InputError, content_code
 
 if TYPE_CHECKING:
@@ -39,19 +32,8 @@ UNPACKED_BYTES_ALWAYS = 1 << 30
 UNPACKED_TIMES = 100
 """A packed file may unpack to the first, or to so many times its own size, whichever is more."""
 
-DAMAGE = (sqlite3.Error, UnicodeDecodeError)
+_DAMAGE = (sqlite3.Error, UnicodeDecodeError)
 """What a damaged file raises; the second where a message of SQLite quotes its bytes."""
-
-# Rows taken at a time.
-_BLOCK = 1 << 16
-_ASKED_EVERY = 16 << 20
-_IDS_PER_QUERY = 500
-_ROWID = "ifnull(CAST(rowid AS INTEGER), -1)"  # a column of that name may hold anything
-_LONGEST_TEXT = 1 << 26
-_TEXT = 1 << 16  # characters of a text that are kept
-_MOST_TABLES = 5000
-_SECONDS = 60.0
-_BYTES_PER_SECOND = 1 << 21
 
 
 class Database:
@@ -59,135 +41,55 @@ class Database:
 
     Attributes:
         tables: columns by table, of all tables but SQLite's own and those of enumerations.
-        problems: what could not be read, one sentence each.
     """
 
-    def __init__(self, connection: sqlite3.Connection, path: Path) -> None:
-        """Read the names of tables and columns. Raises one of DAMAGE."""
+    def __init__(self, connection: sqlite3.Connection, path: Path, given: Path) -> None:
+        """Read the names of tables and columns. `given` is the file that the user gave, for messages."""
         # Names come from programs and need not be UTF-8.
         connection.text_factory = lambda raw: raw.decode("utf-8", errors="replace")
-        connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, _LONGEST_TEXT)
-        connection.execute("PRAGMA trusted_schema = OFF")
-        connection.execute("PRAGMA cell_size_check = ON")
-        self._connection = connection
-        self._path = path
-        self._bytes = path.stat().st_size
-        # No file takes as long to read; one whose pages form a loop does.
-        self._deadline = time.monotonic() + _SECONDS + self._bytes / _BYTES_PER_SECOND
-        connection.set_progress_handler(lambda: time.monotonic() > self._deadline, 1_000_000)
-        self.problems: list[str] = []
-        self._roots: dict[str, int] = {}
-        self._stored: dict[str, dict[str, int]] = {}
-        query = "SELECT name, rootpage FROM sqlite_master WHERE type = 'table' AND rootpage > 1"
-        for name, root in connection.execute(query).fetchmany(_MOST_TABLES):
-            if isinstance(name, str) and isinstance(root, int) and not name.startswith(("sqlite_", "ENUM_")):
-                self._roots[name] = root
-                self._stored[name] = self._columns(name)
-        self.tables = {name: tuple(columns) for name, columns in self._stored.items()}
-        views = "SELECT count(*) FROM sqlite_master WHERE type = 'view' AND substr(name, 1, 6) = 'CUPTI_'"
-        if connection.execute(views).fetchone()[0]:
-            self.problems.append("tables of the profiler are views in this file, which are not read: export it again")
-
-    def _columns(self, table: str) -> dict[str, int]:
-        """Places of the stored columns in a record; -1 where it does not hold the value itself."""
-        quoted = table.replace('"', '""')
-        found = self._connection.execute(f'PRAGMA table_xinfo("{quoted}")').fetchall()
-        plain = all(hidden == 0 for *_, hidden in found)
-        return {
-            name: place if plain and not key else -1
-            for place, name, _, _, _, key, hidden in found
-            if hidden == 0 and isinstance(name, str)
+        self._connection, self._path, self._given = connection, path, given
+        self._texts: dict[str, dict[int, str]] = {}
+        names = [name for (name,) in self._query("SELECT name FROM sqlite_master WHERE type = 'table'")]
+        self.tables = {
+            name: tuple(row[1] for row in self._query(f'PRAGMA table_info("{name.replace(chr(34), 2 * chr(34))}")'))
+            for name in names
+            if isinstance(name, str) and not name.startswith(("sqlite_", "ENUM_"))
         }
 
     def has_rows(self, table: str) -> bool:
         """Return whether a table exists and is not empty."""
-        if table not in self.tables:
-            return False
-        try:
-            query = f'SELECT 1 FROM "{table}" LIMIT 1'  # noqa: S608 # nosec B608 # constants of the readers
-            return self._connection.execute(query).fetchone() is not None
-        except DAMAGE:
-            return True
+        return table in self.tables and any(True for _ in self._query(f'SELECT 1 FROM "{table}" LIMIT 1'))  # noqa: S608 # nosec B608 # constants of the readers
 
-    def integers(self, table: str, columns: Mapping[str, int], compact: bool = False) -> dict[str, Any]:
-        """Return columns of whole numbers, in the order of the table, and "rowid" with them.
-
-        Decodes the pages itself where they are of the usual kind. A damaged table gives the rows before the damage, and
-        a problem.
+    def integers(self, table: str, columns: Mapping[str, int]) -> dict[str, Integers]:
+        """Return columns of whole numbers, int64 and equally long, in the order of the table.
 
         Args:
             table: table's name, a constant of the reader.
             columns: column -> value where it is NULL or the table has no such column.
-            compact: columns are of the narrowest type that holds their values, and "rowid" is left out.
 
-        Returns:
-            Arrays of int64 (compact: int8 to int64), equally long.
+        Raises:
+            InputError: the table is damaged, or does not fit into the memory.
         """
-        present = self._stored.get(table, {})
-        taken = [name for name in columns if name in present]
-        names = taken if compact else ["rowid", *taken]
-        kept = {name: _Column(compact) for name in names}
-        if present:
-            asked = {name: columns[name] for name in taken}
-            try:
-                _fill(kept, self._decoded(table, asked), self._path)
-            except UnusualError:
-                kept = {name: _Column(compact) for name in names}
-                _fill(kept, self._queried(table, asked), self._path)
-        found = {name: column.done() for name, column in kept.items()}
-        rows = len(next(iter(found.values()), np.empty(0)))
-        for name, value in columns.items():
-            if name not in found:
-                found[name] = np.full(rows, value, narrowest(value, value) if compact else np.int64)
-        return found
-
-    def _decoded(self, table: str, columns: Mapping[str, int]) -> Iterator[dict[str, Integers]]:
-        places = {name: self._stored[table][name] for name in columns}
-        if min(places.values(), default=0) < 0:
-            raise UnusualError("a rowid column or computed columns")
-        return read_blocks(PageTable(self._path, self._roots[table], places, columns))
-
-    def _queried(self, table: str, columns: Mapping[str, int]) -> Iterator[dict[str, Integers]]:
-        """Rows as SQLite gives them, into arrays one by one, never into a list."""
+        present = [name for name in columns if name in self.tables.get(table, ())]
         # CAST: some versions declare no types, and one stray text must not end the reading.
-        fields = [f'ifnull(CAST("{name}" AS INTEGER), {default})' for name, default in columns.items()]
-        query = f'SELECT {", ".join([_ROWID, *fields])} FROM "{table}"'  # noqa: S608 # nosec B608 # constants
-        dtype = np.dtype([(name, np.int64) for name in ("rowid", *columns)])
-        damage: list[str] = []
-        cursor, rows = self._until_damage(query, damage), 0
-        while len(block := np.fromiter(islice(cursor, _BLOCK), dtype)):
-            rows += len(block)
-            yield {name: block[name] for name in ("rowid", *columns)}
-        if damage:
-            self.problems.append(f"{table} is damaged ({damage[0]}): only {rows:,} of its rows were read")
+        fields = ", ".join(f'ifnull(CAST("{name}" AS INTEGER), {columns[name]})' for name in present)
+        rows = np.empty(0, dtype=[(name, np.int64) for name in present])
+        if present:
+            (count,) = next(self._query(f'SELECT count(*) FROM "{table}"'))  # noqa: S608 # nosec B608 # constants
+            require_memory(self._path, count * rows.itemsize)
+            query = f'SELECT {fields} FROM "{table}" ORDER BY rowid'  # noqa: S608 # nosec B608 # constants
+            rows = np.fromiter(self._query(query), rows.dtype)
+        return {
+            name: np.ascontiguousarray(rows[name]) if name in present else np.full(len(rows), value, dtype=np.int64)
+            for name, value in columns.items()
+        }
 
-    def _until_damage(self, query: str, damage: list[str]) -> Iterator[tuple[Any, ...]]:
-        most = self._bytes // 4
-        try:
-            for number, row in enumerate(self._connection.execute(query)):
-                if number >= most:
-                    damage.append("it has more rows than fit into the file")
-                    return
-                yield row
-        except DAMAGE as error:
-            damage.append(str(error))
-
-    def texts(self, table: str, column: str) -> tuple[Integers, list[str]]:
-        """Return the rowids and values of a column's texts; NULL and empty ones are left out, equal ones shared."""
-        rowids: list[int] = []
-        values: list[str] = []
-        if column in self.tables.get(table, ()):
-            shared: dict[str, str] = {}
-            damage: list[str] = []
-            text = f'substr(CAST("{column}" AS TEXT), 1, {_TEXT})'
-            query = f'SELECT {_ROWID}, {text} FROM "{table}" WHERE "{column}" <> \'\''  # noqa: S608 # nosec B608 # constants
-            for rowid, value in self._until_damage(query, damage):
-                rowids.append(rowid)
-                values.append(shared.setdefault(value, value))
-            if damage:
-                said = f"{table}.{column} is damaged ({damage[0]}): only {len(values):,} of its texts were read"
-                self.problems.append(said)
-        return np.array(rowids, dtype=np.int64), values
+    def texts(self, table: str, column: str) -> list[str]:
+        """Return a column of texts in the order of `integers`, "" where it is NULL; [] where the table lacks it."""
+        if column not in self.tables.get(table, ()):
+            return []
+        query = f'SELECT ifnull(CAST("{column}" AS TEXT), \'\') FROM "{table}" ORDER BY rowid'  # noqa: S608 # nosec B608 # constants
+        return [sys.intern(text) for (text,) in self._query(query)]
 
     def rows(self, table: str, columns: tuple[str, ...]) -> list[tuple[Any, ...]]:
         """Return columns of a small table, None where it lacks one; [] where there is no such table."""
@@ -195,71 +97,23 @@ class Database:
         if not present:
             return []
         fields = ", ".join(f'"{name}"' if name in present else "NULL" for name in columns)
-        damage: list[str] = []
-        query = f'SELECT {fields} FROM "{table}"'  # noqa: S608 # nosec B608 # constants
-        found = list(self._until_damage(query, damage))
-        if damage:
-            self.problems.append(f"{table} is damaged ({damage[0]}) and was skipped")
-            return []
-        return found
+        return list(self._query(f'SELECT {fields} FROM "{table}"'))  # noqa: S608 # nosec B608 # constants
 
-    def strings(self, ids: Numbers, table: str = "StringIds", key: str = "id") -> dict[int, str]:
-        """Return the texts behind ids of a table of texts (columns `key` and value); ids without one are left out."""
-        found: dict[int, str] = {}
-        if not {key, "value"} <= set(self.tables.get(table, ())):
-            return found
-        wanted = [int(value) for value in np.unique(ids)]
-        damage: list[str] = []
-        text = f"substr(CAST(value AS TEXT), 1, {_TEXT})"
-        query = f"SELECT {key}, {text} FROM {table} WHERE value <> ''"  # noqa: S608 # nosec B608 # constants
-        if len(wanted) > 20 * _IDS_PER_QUERY:
-            among = set(wanted)
-            found.update(row for row in self._until_damage(query, damage) if row[0] in among)
-        else:
-            for first in range(0, len(wanted), _IDS_PER_QUERY):
-                some = ", ".join(map(str, wanted[first : first + _IDS_PER_QUERY]))
-                found.update(self._until_damage(f"{query} AND {key} IN ({some})", damage))
-        if damage:
-            self.problems.append(f"{table} is damaged ({damage[0]}): some names are missing")
-        return found
+    def strings(self, table: str = "StringIds", key: str = "id") -> dict[int, str]:
+        """Return the texts of a table by their ids (columns `key` and value); empty texts are left out."""
+        if table not in self._texts:
+            known = {key, "value"} <= set(self.tables.get(table, ()))
+            query = f"SELECT {key}, CAST(value AS TEXT) FROM {table} WHERE value <> ''"  # noqa: S608 # nosec B608 # constants
+            self._texts[table] = dict(self._query(query)) if known else {}
+        return self._texts[table]
 
-
-class _Column:
-    """One column that grows in place: parts that are joined at the end would take twice the memory."""
-
-    def __init__(self, compact: bool) -> None:
-        self._values: Numbers = np.empty(0, dtype=np.int8 if compact else np.int64)
-        self._rows = 0
-
-    def add(self, values: Integers) -> None:
-        rows = self._rows + len(values)
-        if self._values.dtype != np.int64 and len(values):
-            kind = np.promote_types(self._values.dtype, narrowest(int(values.min()), int(values.max())))
-            self._values = self._values.astype(kind, copy=False)
-        if rows > len(self._values):
-            self._values.resize(rows + rows // 8, refcheck=False)
-        self._values[self._rows : rows] = values
-        self._rows = rows
-
-    @property
-    def bytes(self) -> int:
-        """What the rows take."""
-        return self._rows * self._values.itemsize
-
-    def done(self) -> Numbers:
-        self._values.resize(self._rows, refcheck=False)
-        return self._values
-
-
-def _fill(columns: Mapping[str, _Column], blocks: Iterator[dict[str, Integers]], path: Path) -> None:
-    asked = 0
-    for block in blocks:
-        for name, column in columns.items():
-            column.add(block[name])
-        size = sum(column.bytes for column in columns.values())
-        if size > asked + _ASKED_EVERY:  # how much memory there is takes reading several files
-            require_memory(path, size)
-            asked = size
+    def _query(self, query: str) -> Iterator[tuple[Any, ...]]:
+        try:
+            yield from self._connection.execute(query)
+        except _DAMAGE as error:
+            raise InputError(
+                "file-damaged", f"{self._given} is a damaged database ({error}): copy it or export it again"
+            ) from error
 
 
 @contextmanager
@@ -271,20 +125,11 @@ def open_database(path: Path, given: Path | None = None) -> Iterator[Database]:
         given: the file that the user gave, for messages; `path` itself where it is not said.
 
     Raises:
-        InputError: its tables cannot be listed.
+        InputError: it is damaged.
     """
     # immutable: no lock and no journal, so that a read-only folder does.
-    connection = sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro&immutable=1", uri=True)
-    try:
-        try:
-            database = Database(connection, path)
-        except DAMAGE as error:
-            raise InputError(
-                "file-damaged", f"{given or path} is a damaged database ({error}): copy it or export it again"
-            ) from error
-        yield database
-    finally:
-        connection.close()
+    with closing(sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro&immutable=1", uri=True)) as connection:
+        yield Database(connection, path, given or path)
 
 
 @contextmanager

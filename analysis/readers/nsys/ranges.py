@@ -62,9 +62,9 @@ def read_ranges(database: Database, recorded_until: set[int]) -> Ranges:
     kept = np.isin(columns["eventType"], [*_RANGE_TYPES, _DOMAIN_TYPE])
     # NULL reads as MISSING; a time beyond a century is none.
     kept &= (np.abs(columns["start"] // 2) < LAST_TIME // 2) & (columns["end"] < LAST_TIME)
+    texts = _texts(database, columns["textId"], "text")[kept]
+    extended = _texts(database, columns["jsonTextId"], "jsonText")[kept]
     columns = {name: values[kept] for name, values in columns.items()}
-    texts = _texts(database, columns, "text", "textId")
-    extended = _texts(database, columns, "jsonText", "jsonTextId")
     process, thread = _owners(columns["globalTid"])
     is_range = columns["eventType"] != _DOMAIN_TYPE
     problems: list[str] = []
@@ -103,7 +103,7 @@ def _mpi_calls(database: Database) -> "pd.DataFrame":
         columns = database.integers(table, {"start": MISSING, "end": MISSING, "globalTid": -1, "textId": -1})
         good = (columns["end"] >= columns["start"]) & (columns["start"] > -LAST_TIME) & (columns["end"] < LAST_TIME)
         columns = {name: values[good] for name, values in columns.items()}
-        names = database.strings(columns["textId"])
+        names = database.strings()
         ids, place = distinct_rows(columns["textId"])
         texts = np.array([f"MPI:{names.get(number, 'call')}" for (number,) in ids], dtype=object)[place]
         process, thread = _owners(columns["globalTid"])
@@ -119,20 +119,13 @@ def _mpi_calls(database: Database) -> "pd.DataFrame":
     return pd.concat(frames, ignore_index=True)
 
 
-def _texts(database: Database, columns: dict[str, Integers], column: str, id_column: str) -> Any:
-    """Text of each row, inline or by id; "" where there is none."""
-    names = database.strings(columns[id_column][columns[id_column] >= 0])
-    distinct, place = distinct_rows(columns[id_column])
+def _texts(database: Database, ids: Integers, column: str) -> Any:
+    """Text of each row, inline in `column` or by id; "" where there is none."""
+    names = database.strings()
+    distinct, place = distinct_rows(ids)
     texts = np.array([names.get(value, "") for (value,) in distinct], dtype=object)[place]
-    rowids, values = database.texts(_TABLE, column)
-    if len(rowids):
-        order = np.argsort(columns["rowid"], kind="stable")
-        spot = np.searchsorted(columns["rowid"], rowids, sorter=order)
-        inside = spot < len(order)
-        row = order[spot[inside]]
-        same = columns["rowid"][row] == rowids[inside]
-        texts[row[same]] = np.array(values, dtype=object)[inside][same]
-    return texts
+    inline = np.array(database.texts(_TABLE, column), dtype=object)
+    return np.where(inline != "", inline, texts) if len(inline) else texts
 
 
 def _domains(

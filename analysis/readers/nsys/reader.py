@@ -115,8 +115,7 @@ def read(path: Path) -> list[Timeline]:
     The rank is the payload of the range `bertbench:capture`. Tables hold more than Timeline says. kernels:
     correlation_id (of the launching call in its process, -1 unknown), bytes (of copies), graph_node (0: not from a
     CUDA graph), grid_x, grid_y, grid_z, block_x, block_y, block_z (0 unknown); ranges: see nsys.ranges; steps: thread.
-    Columns of texts are categories. Numbers but start, end and bytes are of the narrowest type that holds them,
-    correlation_id and the sizes of int32 at least: convert them before they are multiplied or added.
+    Columns of texts are categories.
 
     Raises:
         InputError: not an export of nsys, one that is cut short, or one that holds none of these; the message says what
@@ -137,7 +136,7 @@ def read(path: Path) -> list[Timeline]:
         )
         source = _source(database)
         gpus = _Gpus(database)
-        problems += [*_about(database, work), *database.problems, *ranges.problems]
+        problems += [*_about(database, work), *ranges.problems]
     timelines = _by_process(work, api, host, ranges, source, gpus, problems)
     if not timelines:
         why = "; ".join(problems[:3]) or "no kernel or copy"
@@ -150,7 +149,7 @@ def read(path: Path) -> list[Timeline]:
 
 def _kernel_names(database: Database, ids: Ids) -> list[str]:
     """Name of each kernel, by the numbers of its demangled, mangled and short name."""
-    names = database.strings(np.array([number for column in ids for number in column], dtype=np.int64))
+    names = database.strings()
     rows = zip(*ids, strict=True)
     return [next((name for number in row if (name := names.get(number))), UNNAMED) for row in rows]
 
@@ -158,7 +157,7 @@ def _kernel_names(database: Database, ids: Ids) -> list[str]:
 def _callers(database: Database, table: str, ids: Ids) -> tuple[list[str], list[str], list[int]]:
     """Name (without nsys's suffix _v7000), thread and process of each call, by the numbers of thread and name."""
     threads, numbers = ids
-    names = database.strings(np.array(numbers, dtype=np.int64))
+    names = database.strings()
     texts = [_API_VERSION.sub("", names.get(number, UNNAMED)) for number in numbers]
     if table == _OVERHEAD:
         texts = [text if text.startswith("dlopen") else f"profiler: {text}" for text in texts]
@@ -278,8 +277,7 @@ def _first_message(messages: Sequence[tuple[int, str]], *, of_gpu_alone: bool) -
 def _messages(database: Database) -> list[tuple[int, str]]:
     """Severity (-1: not recorded) and first line of each message; the text may be the number of one in StringIds."""
     rows = database.rows("DIAGNOSTIC_EVENT", ("severity", "text", "textId"))
-    numbers = [value for _, *values in rows for value in values if isinstance(value, int)]
-    names = database.strings(np.array(numbers, dtype=np.int64)) if numbers else {}
+    names = database.strings()
     found = []
     for severity, *values in rows:
         texts = (names.get(value, "") if isinstance(value, int) else value for value in values)

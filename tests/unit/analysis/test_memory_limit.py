@@ -11,7 +11,7 @@ import pytest
 from support.profiles import sample
 from support.refusals import refused
 
-from analysis.readers import columns, sqlite_database
+from analysis.readers import columns
 from analysis.readers.columns import Columns
 from analysis.readers.kineto.reader import read
 from analysis.readers.sqlite_database import open_database
@@ -40,7 +40,6 @@ def test_a_database_is_refused_before_it_takes_more_than_there_is(
     with open_database(path) as database:
         assert database.integers("t", {"a": 0})["a"].tolist() == list(range(1000))  # small ones are always read
         monkeypatch.setattr(columns, "_ALWAYS_BYTES", 0)
-        monkeypatch.setattr(sqlite_database, "_ASKED_EVERY", 0)
         with refused("file-limit", "t.sqlite"):
             database.integers("t", {"a": 0})
 
