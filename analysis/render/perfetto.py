@@ -124,18 +124,17 @@ def _write_rank(writer: "_Writer", timeline: Timeline, number: int) -> None:
         writer.track(pid, "steps", timeline.steps.assign(name=names, cat="user_annotation"))
     for title, table in derived_tracks(timeline):
         writer.track(pid, title, table.assign(cat="bertbench"), _arguments(table, ("bytes", "group")))
-    both = _launches(timeline)
     for thread, table in _host(timeline):
         writer.process(pid + 1, f"{label}: host")
         arguments = _arguments(table, ("correlation_id",))
-        writer.track(pid + 1, f"thread {thread}", table, arguments, ("s", both))
+        writer.track(pid + 1, f"thread {thread}", table, arguments)
     for key, table in timeline.kernels.groupby(["device", "stream"], sort=True):
         device, stream = cast(tuple[int, int], key)
         own = pid + 10 + max(-1, min(device, _PROCESSES - 20))
         writer.process(own, f"{label}: GPU {device} {timeline.devices.get(device, '')}".rstrip())
         table = table.assign(cat=table["kind"].map(_CATEGORIES).astype(object).fillna("kernel"))
         arguments = _arguments(table, ("device", "stream", "correlation_id", "bytes", "grid", "block"))
-        writer.track(own, f"stream {stream}", table, arguments, ("f", both))
+        writer.track(own, f"stream {stream}", table, arguments)
 
 
 def _host(timeline: Timeline) -> Iterator[tuple[str, "pd.DataFrame"]]:
@@ -156,14 +155,6 @@ def _host(timeline: Timeline) -> Iterator[tuple[str, "pd.DataFrame"]]:
         if "correlation_id" in joined:
             joined["correlation_id"] = joined["correlation_id"].fillna(-1).astype("int64")
         yield thread, joined
-
-
-def _launches(timeline: Timeline) -> frozenset[int]:
-    """Return the correlation ids that a call and a kernel share: an arrow connects the two."""
-    if "correlation_id" not in timeline.kernels or not len(timeline.api):
-        return frozenset()
-    found = np.intersect1d(timeline.api["correlation_id"].to_numpy(), timeline.kernels["correlation_id"].to_numpy())
-    return frozenset(int(number) for number in found if number > 0)
 
 
 def _arguments(table: "pd.DataFrame", wanted: Sequence[str]) -> Callable[[dict[str, Any]], dict[str, Any]]:
@@ -206,9 +197,8 @@ class _Writer:
         name: str,
         table: "pd.DataFrame",
         arguments: Callable[[dict[str, Any]], dict[str, Any]] = lambda row: {},
-        flow: tuple[str, frozenset[int]] | None = None,
     ) -> None:
-        """Write one slice per row, and the end of an arrow for each id in `flow` (phase, ids)."""
+        """Write one slice per row."""
         for row in _rows(table):
             start, length = row["start"], max(0, row["end"] - row["start"])
             tid = self._lane(pid, name, start, start + length)
@@ -220,13 +210,6 @@ class _Writer:
                 f'"pid": {pid}, "tid": {tid}, "ts": {time}, "dur": {_microseconds(length)}{args}}}'
             )
             self.slices += 1
-            number = row.get("correlation_id", -1)
-            if flow is not None and number in flow[1]:
-                # Ids are shared by the whole file, so the rank is part of them.
-                self._event(
-                    f'{{"ph": "{flow[0]}", "cat": "ac2g", "name": "ac2g", "id": "{pid // _PROCESSES}.{number}", '
-                    f'"pid": {pid}, "tid": {tid}, "ts": {time}{", " + _ENCLOSING if flow[0] == "f" else ""}}}'
-                )
 
     def flush(self) -> None:
         if self._lines:
@@ -263,9 +246,6 @@ class _Writer:
         self._lines.append(line)
         if len(self._lines) >= 4096:
             self.flush()
-
-
-_ENCLOSING = '"bp": "e"'  # the arrow ends at the slice that begins there, not at the next one
 
 
 def _rows(table: "pd.DataFrame") -> Iterator[dict[str, Any]]:
