@@ -225,9 +225,9 @@ def telemetry_in_window(
     table = []
     for quantity, readings in by_quantity.items():
         for device, (times, values) in series(readings, quantity).items():
-            inside = values[(times >= begin_ns) & (times <= end_ns)]
+            within = values[(times >= begin_ns) & (times <= end_ns)]
             seconds = (end_ns - begin_ns) / 1e9
-            table.append({"device": device, "quantity": quantity, **_summary_of(quantity, inside, seconds)})
+            table.append({"device": device, "quantity": quantity, **_summary_of(quantity, within, seconds)})
     return sorted(table, key=lambda row: (row["device"], row["quantity"]))
 
 

@@ -2,8 +2,6 @@
 
 from collections.abc import Mapping
 
-PAPER = ("#ffffff", "#1a222b")
-"""What charts stand on, light and dark: --paper of page.css."""
 COLOURS: Mapping[str, tuple[str, str]] = {
     "blue": ("#0072b2", "#4aa3e0"),
     "vermilion": ("#d55e00", "#f0793a"),

@@ -19,7 +19,7 @@ _UNKNOWN = PRECISIONS.index("")
 
 
 def gemm_time_by_precision(timelines: Sequence[Timeline]) -> dict[str, int]:
-    """Return the ns of the window's GEMMs by type (of precisions.PRECISIONS), most time first.
+    """Return the ns of the window's GEMMs by type (of names.PRECISIONS), most time first.
 
     A kernel's name decides; where it does not tell, the input types of the operator that launched it, if the trace has
     those. On a trace without GPU work, the operators' own time by their inputs' types.

@@ -118,7 +118,7 @@ def read(path: Path) -> Timeline:
     """Read one rank's trace.
 
     Names and threads are categories. Where the trace says them, `operators` also has precision (of
-    precisions.PRECISIONS: the input types of a GEMM, "" unknown), inputs (JSON list of the inputs' sizes, types and
+    names.PRECISIONS: the input types of a GEMM, "" unknown), inputs (JSON list of the inputs' sizes, types and
     values, of operators that names.has_roofline; "" unknown), sequence (number of autograd's node, -1 none) and
     forward_thread (autograd's number of the thread that made the node which is evaluated, -1 unknown), and `kernels`
     blocks_per_sm (blocks of the kernel per multiprocessor, NaN unknown). What is malformed or cut off is left out and
