@@ -59,7 +59,6 @@ LONGEST_FIRST = (
     "test_kernels_compiled", "test_bench", "test_resume_anywhere",
     "test_squad_whole", "test_autotune_command", "test_bombs", "test_pages", "test_charts", "test_profile_reports",
     "test_tune_workers", "test_compiled_layers", "test_profile_nsys", "test_fused_elementwise", "test_train_two_ranks",
-    "test_projection_coverage",
 )  # fmt: skip
 
 

@@ -104,13 +104,6 @@ def block_medians(times: Times, resamples: int, random: np.random.Generator) -> 
     return np.asarray((array[order[lower]] + array[order[upper]]) / 2, dtype=np.float64)
 
 
-def drawn_blocks(size: int, resamples: int, random: np.random.Generator) -> npt.NDArray[np.int64]:
-    """Return [resamples, size] places of moving-block bootstrap samples of `size` values, as `block_medians` draws."""
-    length, starts = _block_starts(size, resamples, random)
-    places = starts[:, :, None] + np.arange(length)
-    return np.asarray(places.reshape(resamples, -1)[:, :size], dtype=np.int64)
-
-
 def _block_starts(size: int, resamples: int, random: np.random.Generator) -> tuple[int, npt.NDArray[np.int64]]:
     """Length of a block, and [resamples, blocks] where they begin."""
     length = max(1, round(size ** (1 / 3)))

@@ -1,6 +1,6 @@
 """Tables and sentences about collectives, fitted alpha-beta lines and projections; output in the form of nccl-tests."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from analysis import wording
@@ -8,7 +8,7 @@ from analysis.load import LoadedTrial
 from analysis.metrics.communication.links import Link, link_rows
 from analysis.render import tables
 from analysis.render.terminal import printable
-from records.kinds import COLLECTIVES, DTYPES, CollectiveTest
+from records.kinds import DTYPES, CollectiveTest
 
 Row = Mapping[str, Any]
 
@@ -81,62 +81,49 @@ def _values(row: Row | None) -> str:
     return f"{shown:>9}  {row['algbw_gb_s']:>6.2f}  {row['busbw_gb_s']:>6.2f}  {row['wrong']:>6d}"
 
 
-def named(link: Link) -> str:
-    """Return the name of a line; with its placement only if the collective has two."""
-    placement = f" {link.placement.replace('_', ' ')}" if len(COLLECTIVES[link.collective]) > 1 else ""
-    return f"{link.collective} {link.dtype}{placement}"
-
-
 def link_sentences(links: Sequence[Link]) -> list[str]:
     """Return one sentence per fitted line."""
-    return [_sentence(link) for link in links]
+    sentences = []
+    for link, row in zip(links, link_rows(links), strict=True):
+        head = f"{named(link)}, {' and '.join(map(str, link.ranks))} ranks"
+        line = (
+            f"time = 2(n-1) x {wording.number(row['alpha_us'])} us + 2(n-1)/n x bytes / "
+            f"{wording.number(row['bandwidth_gb_s'])} GB/s; error {wording.percent(row['median_error'])} (median), "
+            f"{wording.percent(row['largest_error'])} (largest, at {wording.size(row['largest_error_bytes'])})"
+        )
+        sentences.append(f"{head}: {f'no alpha-beta fit: {link.reason}' if link.reason else line}")
+    return sentences
 
 
-def _sentence(link: Link) -> str:
-    head = f"{named(link)}, {' and '.join(map(str, link.ranks))} ranks"
-    head += f" on {link.nodes} nodes" if link.nodes > 1 else ""
-    if link.reason:
-        return f"{head}: no alpha-beta fit: {link.reason}"
-    (row,) = link_rows([link])
-    steps, part = {"all_reduce": ("2(n-1) x ", "2(n-1)/n x "), "broadcast": ("", "")}.get(
-        link.collective, ("(n-1) x ", "(n-1)/n x ")
-    )
-    span = {
-        name: f"{wording.number(row[name])} "
-        f"({wording.interval(row[f'{name}_low'], row[f'{name}_high'], wording.number)})"
-        for name in ("alpha_us", "bandwidth_gb_s")
-    }
-    return (
-        f"{head}: time = {steps}{span['alpha_us']} us + {part}bytes / {span['bandwidth_gb_s']} GB/s; error "
-        f"{wording.percent(row['median_error'])} (median), {wording.percent(abs(row['largest_error']))} (largest, at "
-        f"{wording.size(row['largest_error_bytes'])}){'; caution: ' if row['caution'] else ''}{row['caution']}"
-    )
-
-
-def by_reason(rows: Sequence[Row], name: Callable[[Row], str]) -> dict[str, list[str]]:
-    """Return the names of the refused projections by reason, each once."""
-    found: dict[str, dict[str, None]] = {}
-    for row in rows:
-        if row["reason"]:
-            found.setdefault(row["reason"], {})[name(row)] = None
-    return {reason: list(names) for reason, names in found.items()}
-
-
-def _projection_name(row: Row) -> str:
-    return (
-        f"{row['implementation']} {wording.model(row)} batch {wording.batch(row)} by {row['strategy']}, "
-        f"{row['base_world_size']} -> {row['world_size']} devices"
-    )
+def named(link: Link) -> str:
+    """Return the name of a line."""
+    return f"all_reduce {link.dtype}{f' on {link.nodes} nodes' if link.nodes > 1 else ''}"
 
 
 def projection_blocks(rows: Sequence[Row]) -> list[tables.Block]:
-    """Return the projections, then the configurations that could not be projected, grouped by reason."""
+    """Return the projections with what the model assumes, then why configurations were not projected."""
     made = [row for row in rows if not row["reason"]]
-    blocks: list[tables.Block] = [projection_table(made)] if made else ["no measured throughput to project"]
-    blocks += assumptions(made)
-    for reason, names in by_reason(rows, _projection_name).items():
-        blocks += [f"not projected: {reason}:", *(f"  {name}" for name in names)]
-    return blocks
+    blocks: list[tables.Block] = [projection_table(made), projection_note(made)] if made else []
+    return [*blocks, *refusals(rows)] if rows else ["no measured throughput to project"]
+
+
+def projection_note(rows: Sequence[Row]) -> str:
+    """Return what the model of the projections assumes; at least one row."""
+    nodes = max(row["link_nodes"] for row in rows)
+    return (
+        "A model, not a measurement: equally fast ranks, all-reduces by the alpha-beta line during the measured "
+        f"backward pass, links as measured on {wording.counted(nodes, 'node')}. error is model / measured - 1."
+    )
+
+
+def refusals(rows: Sequence[Row]) -> list[str]:
+    """Return one line per reason, with the configurations that were not projected."""
+    names: dict[str, dict[str, None]] = {}
+    for row in rows:
+        if row["reason"]:
+            name = f"{row['implementation']} {wording.model(row)} batch {wording.batch(row)} by {row['strategy']}"
+            names.setdefault(row["reason"], {})[name] = None
+    return [f"not projected: {reason}: {'; '.join(found)}" for reason, found in names.items()]
 
 
 def collectives_table(rows: Sequence[Row]) -> tables.Table:
@@ -165,64 +152,36 @@ def _placement(row: Row) -> str:
 def links_table(rows: Sequence[Row]) -> tables.Table:
     """Return the fitted lines."""
     columns = [
-        tables.plain("collective", "collective"),
         tables.plain("dtype", "dtype"),
-        tables.Column("placement", _placement, _placement, False),
         tables.plain("ranks", "ranks"),
         tables.recorded("nodes"),
         tables.measured("sizes", "sizes", wording.count),
         tables.measured("alpha µs", "alpha_us"),
-        tables.spread("alpha_us", wording.number),
         tables.measured("bandwidth GB/s", "bandwidth_gb_s"),
-        tables.spread("bandwidth_gb_s", wording.number),
         tables.measured("median error", "median_error", wording.percent),
         tables.measured("largest error", "largest_error", wording.percent),
         tables.measured("at", "largest_error_bytes", wording.size),
     ]
-    if any(row["caution"] for row in rows):
-        columns.append(tables.plain("caution", "caution"))
     if any(row["reason"] for row in rows):
         columns.append(tables.plain("not fitted because", "reason"))
     return tables.build("links", columns, rows)
 
 
-def assumptions(rows: Sequence[Row]) -> list[str]:
-    """Return each assumption of the projections once, with the device counts it applies to."""
-    found: dict[str, dict[str, None]] = {}
-    for row in rows:
-        if row["assumption"]:
-            found.setdefault(row["assumption"], {})[str(row["world_size"])] = None
-    return [f"Assumed for {', '.join(sizes)} devices: {assumption}" for assumption, sizes in found.items()]
-
-
 def projection_table(rows: Sequence[Row]) -> tables.Table:
-    """Return the projections to other device counts."""
+    """Return the projections, each configuration first on the measured device counts."""
     columns = [
         tables.plain("implementation", "implementation"),
         tables.plain("strategy", "strategy"),
         tables.Column("model", wording.model, wording.model, False),
         tables.Column("batch per device", lambda row: row["micro_batch_size"], wording.batch),
-        tables.Column(
-            "devices",
-            lambda row: row["world_size"],
-            lambda row: f"{row['base_world_size']} → {row['world_size']}",
-            fields=("base_world_size", "world_size"),
-        ),
-        tables.measured("projected samples/s", "samples_per_second"),
-        tables.spread("samples_per_second", wording.number),
-        tables.measured("projected step ms", "step_time_ms"),
-        tables.measured("own work ms", "work_ms"),
-        tables.measured("waiting ms", "waiting_ms"),
+        tables.measured("devices", "world_size", wording.count),
+        tables.measured("model step ms", "step_time_ms"),
+        tables.measured("measured step ms", "measured_step_time_ms"),
+        tables.measured("error", "error", wording.percent),
+        tables.measured("model samples/s", "samples_per_second"),
+        tables.measured("model efficiency", "efficiency", wording.percent),
+        tables.measured("work ms", "work_ms"),
         tables.measured("all-reduce ms", "all_reduce_ms"),
         tables.measured("exposed ms", "exposed_ms"),
-        tables.measured("efficiency", "efficiency", wording.percent),
-        tables.spread("efficiency", wording.percent),
-        tables.Column("check", lambda row: row["check_error"], _check, fields=("check_error",)),
     ]
-    if any(row["measured_samples_per_second"] is not None for row in rows):
-        columns.insert(7, tables.measured("measured samples/s", "measured_samples_per_second"))
     return tables.build("projection", tables.without_constant_model(columns, rows) if rows else columns, rows)
-
-
-def _check(row: Row) -> str:
-    return wording.UNKNOWN if row["check_error"] is None else f"{100 * row['check_error']:+.1f} %"

@@ -165,8 +165,6 @@ def write_report(
     price_per_hour: float | None = None,
     out: Path | None = None,
     project_to: Sequence[int] = (),
-    same_links: bool = False,
-    no_interference: bool = False,
 ) -> tuple[Path, list[Answer]]:
     """Write report.html, its figures and its CSV tables into the run's report folder; return the page and the answers
     about speed that it shows.
@@ -177,9 +175,7 @@ def write_report(
         run: the run directory.
         price_per_hour: price of the machine, for the cost columns.
         out: folder to write into instead.
-        project_to: numbers of devices to project to, as metrics.projection does.
-        same_links: as metrics.projection.project takes it.
-        no_interference: the same.
+        project_to: numbers of devices to project to.
 
     Raises:
         InputError: no run directory, or one without trials.
@@ -190,7 +186,7 @@ def write_report(
     folder = out or run.report
     everything = load_run(run, price_per_hour)
     with report_folder(folder, given=out is not None):
-        return _write(run, everything, folder, price_per_hour, project_to, same_links, no_interference)
+        return _write(run, everything, folder, price_per_hour, project_to)
 
 
 def _write(
@@ -199,8 +195,6 @@ def _write(
     folder: Path,
     price_per_hour: float | None,
     project_to: Sequence[int],
-    same_links: bool,
-    no_interference: bool,
 ) -> tuple[Path, list[Answer]]:
     # Collectives and broken-down steps are no trainings to compare; they have sections of their own.
     whole = tuple(trial for trial in everything if trial.trial.kind not in TAKEN_APART)
@@ -209,7 +203,7 @@ def _write(
     ratios = ratios_of(trials, doubts.reference(trials))
     inputs, gaps = input_ratios(trials), synthetic_gaps(trials)
     scaling = measured_efficiency(trials)
-    links = link_part(everything, scaling, project_to, same_links, no_interference)
+    links = link_part(everything, project_to)
     found = points(trials)
     training = training_part(TrainRun(run.path), trials, folder)
     profiles = _profiles(trials)

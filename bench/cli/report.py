@@ -11,7 +11,6 @@ from analysis.render.tables import Plain
 from bench.cli.options import Printed
 from bench.cli.result import Result, document
 from common.errors import UsageError
-from common.flags import flag
 from records.run import RunDirectory
 
 if TYPE_CHECKING:
@@ -38,21 +37,10 @@ class ReportOptions(Printed):
     price_per_hour: float | None = None
     """Price of the machine per hour, for the cost columns of a run; default no cost columns."""
     project: tuple[int, ...] = ()
-    """Numbers of devices to project a run to; the run needs throughput and comm trials; default no projection."""
+    """Numbers of devices to project a run to, by a model; the run needs comm trials and throughput on two numbers of
+    devices; default no projection."""
     summary: bool = False
     """Print the table and the answer of a run before the path of its report."""
-    same_links: bool = False
-    """Project as if links between nodes were as fast as the links measured within a node."""
-    no_interference: bool = False
-    """Project from one CPU rank as if several did not slow each other down; it needs a run with --threads."""
-
-    def __post_init__(self) -> None:
-        """Refuse an assumption that nothing is based on."""
-        for name in ("same_links", "no_interference"):
-            if getattr(self, name) and not self.project:
-                raise UsageError(
-                    "option-missing", f"{flag(name)} needs a projection: give --project with numbers of devices too"
-                )
 
 
 OPTIONS = {"report PATH": ReportOptions}
@@ -83,8 +71,7 @@ def _of_run(options: ReportOptions) -> Result:
     from analysis.render.run_page import write_report
 
     run = RunDirectory(options.path)
-    assumed = options.same_links, options.no_interference
-    path, said = write_report(run, options.price_per_hour, options.out, options.project, *assumed)
+    path, said = write_report(run, options.price_per_hour, options.out, options.project)
     if not options.json and not options.project and not options.summary:
         return Result(blocks=[Plain(str(path))])
     from analysis.diagnose.run import reference
@@ -94,8 +81,7 @@ def _of_run(options: ReportOptions) -> Result:
     from analysis.render.link_tables import projection_blocks
 
     trials = load_run(run, options.price_per_hour)
-    assume = {"same_links": options.same_links, "no_interference": options.no_interference}
-    projected = project(trials, options.project, **assume) if options.project else []
+    projected = project(trials, options.project) if options.project else []
     ratios = ratios_of(trials, reference(trials))
     answers = [one.to_json() for one in said]
     rows = [dict(trial.row) for trial in trials]

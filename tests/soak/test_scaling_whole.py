@@ -55,7 +55,7 @@ def test_strong_scaling_has_an_efficiency_with_an_interval_and_is_projected(cli:
     assert row["efficiency_low"] < row["efficiency"] < row["efficiency_high"]
     assert all(rank["backward"]["passes"] >= 1 for trial in trials for rank in trial.ranks.values())
     run(cli.argv("comm", *COMM, "--out", str(cli.out)))
-    shown = run(cli.argv("report", str(cli.out), "--project", "4", "--same-links", "--json"))
+    shown = run(cli.argv("report", str(cli.out), "--project", "4", "--json"))
     rows: list[dict[str, Any]] = json.loads(shown.stdout)["projection"]
     assert {(row["base_world_size"], row["world_size"], row["micro_batch_size"]) for row in rows} == {
         (1, 4, 4),

@@ -63,14 +63,10 @@ def write_collectives(
     run: Path, ranks: int, alpha_us: float, bandwidth_gb_s: float, *, noise: float = 0.01, seed: int = 0,
     sizes: tuple[int, int, float] = (1024, 256 << 20, 2.0), repetitions: int = 5, bias: float = 0.0, wrong: int = 0,
     environment: dict[str, Any] | None = None, device: str = "cuda", name: str = "all_reduce", nodes: int = 1,
-    round_number: int = 0, process_spread: float = 0.0,
+    round_number: int = 0,
 ) -> Trial:  # fmt: skip
-    """Write a trial of kind comm whose times are those of a ring, with noise per repetition and a bias per size.
-
-    `process_spread` is the standard deviation of the logarithm of the process's own speed.
-    """
+    """Write a trial of kind comm whose times are those of a ring, with noise per repetition and a bias per size."""
     random = np.random.default_rng(seed)
-    level = float(np.exp(process_spread * random.standard_normal())) if process_spread else 1.0
     test = CollectiveTest(name=name, min_bytes=sizes[0], max_bytes=sizes[1], factor=sizes[2], repetitions=repetitions,
                           iterations=10, warmup=1)  # fmt: skip
     trial = Trial(kind="comm", task="comm", implementation="torch", strategy="ddp", preset="", data="",
@@ -83,7 +79,7 @@ def write_collectives(
     write_record(directory.env_json, environment or {"gpus": [{"name": "G"}] * 64, "cpu": {"physical_cores": 8}})
     lines = [",".join(COLLECTIVE_COLUMNS)]
     for size in test.sizes(ranks):
-        true = level * ring_all_reduce_us(ranks, size, alpha_us, bandwidth_gb_s) * (1 + bias * random.standard_normal())
+        true = ring_all_reduce_us(ranks, size, alpha_us, bandwidth_gb_s) * (1 + bias * random.standard_normal())
         for number in range(repetitions):
             time = true * float(np.exp(noise * random.standard_normal()))
             lines.append(f"{size},{size // 4},in_place,{number},10,{time:.6f},{wrong}")
@@ -108,10 +104,6 @@ class Machine:
     """Bytes of each, the last registered first."""
     bucket_mib: int | None = None
     """Size of all buckets, where one is asked for."""
-    process_spread: float = 0.0
-    """Standard deviation of the logarithm of a process's own speed: it computes so much slower, or faster."""
-    pass_noise: float = 0.0
-    """Standard deviation of the logarithm of the times of a recorded backward pass: of its end, of what is ready."""
 
     def ready(self) -> list[float]:
         """When each gradient is ready."""
@@ -126,8 +118,6 @@ class Machine:
         buckets = backward_pass(record, self.bucket_mib)
         random = np.random.default_rng(seed)
         slow = 1 + self.jitter * random.standard_normal((count, ranks))
-        if self.process_spread:
-            slow *= np.exp(self.process_spread * random.standard_normal())
         times = [
             step_ms(row, buckets.ready_ms.tolist(), buckets.bucket_bytes.tolist(), self.backward_ms, self.rest_ms,
                     self.alpha_us, self.bandwidth_gb_s)
@@ -167,9 +157,7 @@ class Machine:
                           "real_tokens": 128 * batch, "padded_tokens": 128 * batch}  # fmt: skip
                 lines.append(",".join(str(values.get(name, 1)) for name in STEP_COLUMNS))
             directory.steps_csv(rank).write_text("\n".join(lines) + "\n")
-            end, early = np.exp(self.pass_noise * np.random.default_rng([seed, rank]).standard_normal(2))
-            ready = [float(min(early * time, end * self.backward_ms)) for time in self.ready()]
-            record = {"bytes": list(self.gradients), "ready_ms": ready, "backward_ms": float(end) * self.backward_ms}
+            record = {"bytes": list(self.gradients), "ready_ms": self.ready(), "backward_ms": self.backward_ms}
             write_record(
                 directory.rank_json(rank),
                 {"rank": rank, "peak_memory_bytes": 1, "backward": record if timeline else None},

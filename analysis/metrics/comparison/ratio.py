@@ -112,22 +112,6 @@ def drawn_levels(processes: Sequence[np.ndarray], resamples: int, random: np.ran
     return np.asarray(np.median(medians[drawn, within], axis=0))
 
 
-@dataclass(frozen=True, slots=True)
-class Spread:
-    """How processes that do the same differ as a whole."""
-
-    deviation: float
-    """Standard deviation of the logarithm of their levels."""
-    degrees: int
-
-    @classmethod
-    def of(cls, groups: Sequence[np.ndarray]) -> "Spread":
-        """Return the pooled spread of groups of levels of equal processes, each of at least two."""
-        degrees = sum(len(levels) - 1 for levels in groups)
-        squares = sum(float(((logs := np.log(levels)) - logs.mean()) @ (logs - logs.mean())) for levels in groups)
-        return cls(float(np.sqrt(squares / degrees)), degrees)
-
-
 def run_spread(*runs: Sequence[LoadedTrial]) -> float | None:
     """Return the largest (slowest / quickest - 1) of equal trials repeated at least three times within a run."""
     spreads = []

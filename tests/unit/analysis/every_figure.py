@@ -19,7 +19,6 @@ from analysis.diagnose.answer import points
 from analysis.load import load_run
 from analysis.metrics.classification import classify
 from analysis.metrics.communication.links import fitted_links
-from analysis.metrics.communication.projection import project
 from analysis.metrics.comparison.history import history_of
 from analysis.metrics.comparison.regression import compare_runs
 from analysis.metrics.comparison.traces import compare_traces
@@ -251,8 +250,6 @@ def of_links(folder: Path) -> Iterator[Figure]:
             write_collectives(folder / "cluster", ranks, machine.alpha_us, machine.bandwidth_gb_s)
     trials = load_run(RunDirectory(folder / "cluster"))
     yield links.links_figure(fitted_links([trial for trial in trials if trial.trial.kind == "comm"]))
-    rows = [row for row in project(trials, [8, 16]) if not row["reason"]]
-    yield links.projection_figure(rows, measured_efficiency(trials))
 
 
 def trial(number: int, state: str, value: float | None, **more: Any) -> dict[str, Any]:

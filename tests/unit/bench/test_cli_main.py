@@ -81,7 +81,6 @@ def test_an_unknown_command_is_bad_usage_with_the_nearest(capsys: pytest.Capture
         (["history"], "option-missing", "bertbench history"),
         (["collect", "x"], "option-missing", "--out"),
         (["perfetto", "/no/such/trace"], "path-missing", "/no/such/trace"),
-        (["report", "x", "--same-links"], "option-missing", "--project"),
         (["speed-of-light", "--rounds", "2"], "option-value", "--rounds 2"),
         (["speed-of-light", "--levers", "fp8", "--device", "cpu"], "device-unsupported", "bertbench throughput"),
         (["speed-of-light", "--devices", "0"], "option-value", "--devices 0"),
