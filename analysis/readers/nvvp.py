@@ -103,8 +103,8 @@ def _timelines(database: Database) -> list[Timeline]:
     problems: list[str] = []
     work = read_work(database, _WORK, ("name",), lambda ids: _kernel_names(database, ids), _MEMORY_KINDS, problems)
     calls = read_api(database, list(_CALLS), ("cbid", "processId", "threadId"), _callers, problems)
-    owners = {owner for owner in np.unique(calls.process).tolist() if owner >= 0}
-    kernels, api = work.table(), calls.table()
+    owners = {owner for owner in calls["process"].unique().tolist() if owner >= 0}
+    kernels, api = work.drop(columns="process"), calls.drop(columns="process")
     marked, more = _ranges(database, problems)
     if not (len(kernels) or len(api) or len(marked)):
         return []

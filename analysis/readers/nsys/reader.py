@@ -16,14 +16,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from analysis.readers.assembly import assembled
-from analysis.readers.cupti import PROCESS, UNNAMED, Ids, Records, read_api, read_work
+from analysis.readers.cupti import PROCESS, UNNAMED, Ids, of_process, read_api, read_work
 from analysis.readers.nsys.ranges import Ranges, read_ranges
 from analysis.readers.nsys.report import exported, is_report
 from analysis.readers.sqlite_database import (
     REPORT_HEADER,
     SQLITE_HEADER,
     Database,
-    Numbers,
     check_header,
     is_of_nvprof,
     open_database,
@@ -34,6 +33,8 @@ from common.errors import InputError
 from common.redact import redact_text
 
 if TYPE_CHECKING:
+    import pandas as pd
+
     from analysis.readers.registry import Head
 
 # Of nsys' ENUM_CUDA_MEM_KIND; the last is of an unknown kind.
@@ -166,16 +167,21 @@ def _callers(database: Database, table: str, ids: Ids) -> tuple[list[str], list[
 
 
 def _by_process(
-    work: Records, api: Records, host: Records, ranges: Ranges, source: str, gpus: "_Gpus", problems: list[str]
+    work: "pd.DataFrame",
+    api: "pd.DataFrame",
+    host: "pd.DataFrame",
+    ranges: Ranges,
+    source: str,
+    gpus: "_Gpus",
+    problems: list[str],
 ) -> list[Timeline]:
     import pandas as pd
 
     marks = ranges.frame["process"].to_numpy(dtype=np.int64)
-    work.process, marks, api.process = _adopt([work.process, marks, api.process], problems)
-    (work_of, no_work), (api_of, no_api), (host_of, no_host) = (own.by_process() for own in (work, api, host))
+    work["process"], marks, api["process"] = _adopt([work["process"], marks, api["process"]], problems)
     timelines = []
-    for key in sorted({*work_of, *pd.unique(marks).tolist()}):
-        kernels, calls = work_of.pop(key, no_work), api_of.pop(key, no_api)
+    for key in sorted({*work["process"].unique().tolist(), *pd.unique(marks).tolist()}):
+        kernels, calls = of_process(work, key), of_process(api, key)
         marked = ranges.frame[marks == key].drop(columns="process").reset_index(drop=True)
         pid = int(key) % PROCESS if key >= 0 else None
         used = kernels["device"].unique().tolist()
@@ -186,7 +192,7 @@ def _by_process(
                 marked,
                 source=source,
                 problems=problems,
-                host=host_of.pop(key, no_host).drop(columns="correlation_id"),
+                host=of_process(host, key).drop(columns="correlation_id"),
                 process=pid,
                 devices={device: str(name) for device, name in gpus.of(pid, used, "name").items()},
                 sm_counts={device: int(count) for device, count in gpus.of(pid, used, "sm_count").items()},
@@ -196,7 +202,7 @@ def _by_process(
     return sorted(timelines, key=lambda found: (found.rank is None, found.rank or 0, found.process or 0))
 
 
-def _adopt(processes: Sequence[Numbers], problems: list[str]) -> list[Numbers]:
+def _adopt(processes: Sequence[Any], problems: list[str]) -> list[Any]:
     """Give work, ranges and calls whose process was not recorded to the only process there is."""
     import pandas as pd
 
@@ -236,7 +242,7 @@ def _source(database: Database) -> str:
     return "nsys, version not recorded"
 
 
-def _about(database: Database, work: Records) -> list[str]:
+def _about(database: Database, work: "pd.DataFrame") -> list[str]:
     """What the recording itself lacks."""
     notes = []
     messages = _messages(database)
@@ -247,7 +253,7 @@ def _about(database: Database, work: Records) -> list[str]:
             notes.append(f"no kernel or copy was recorded{' on a machine with a GPU' * has_gpu}: nsys says: {said}")
         elif has_gpu:
             notes.append("no kernel or copy was recorded on a machine with a GPU: was CUDA traced (-t cuda,nvtx)?")
-    graphs = int((work.values["kind"] == work.labels["kind"]["graph"]).sum())
+    graphs = int((work["kind"] == "graph").sum())
     if graphs:
         notes.append(
             f"{graphs:,} launches of CUDA graphs were recorded as one piece each, so their kernels are unknown: "
