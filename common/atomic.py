@@ -58,7 +58,7 @@ def atomic_path(path: Path) -> Iterator[Path]:
             yield temporary
             with temporary.open("rb") as file:
                 os.fsync(file.fileno())
-            temporary.chmod(0o666 & ~_umask())
+            temporary.chmod(0o666 & ~umask())
             temporary.replace(path)
         except BaseException:
             temporary.unlink(missing_ok=True)
@@ -98,7 +98,8 @@ def check_writable(folder: Path) -> None:
                     place.rmdir()
 
 
-def _umask() -> int:
+def umask() -> int:
+    """Return the permission bits that new files do not get."""
     mask = os.umask(0)
     os.umask(mask)
     return mask

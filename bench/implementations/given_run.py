@@ -52,7 +52,7 @@ class TrainedGiven:
             StorageError: they cannot be written, or the disk is full.
             InputError: transformers cannot save this model.
         """
-        with storage_errors(folder), safetensors_errors(folder):
+        with storage_errors(folder), safetensors_errors():
             try:
                 self.model.save_pretrained(folder)
             except (BertbenchError, SafetensorError, OSError):

@@ -1,17 +1,14 @@
 """Create a folder atomically."""
 
-import contextlib
 import errno
-import fcntl
 import os
-import re
-import secrets
 import shutil
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from common.atomic import storage_errors
+from common.atomic import storage_errors, umask
 from common.errors import StorageError, UsageError, read_code
 
 
@@ -39,8 +36,6 @@ def check_new_folder(path: Path) -> None:
 def new_folder(path: Path) -> Iterator[Path]:
     """Yield a temporary folder beside `path`; rename it to `path` on success, remove it on failure.
 
-    What a process that was killed left of the same folder is removed first.
-
     Raises:
         UsageError: `path` is a file, a folder with something in it, or the current folder.
         StorageError: it cannot be written or the disk is full; nothing is left behind.
@@ -49,14 +44,14 @@ def new_folder(path: Path) -> Iterator[Path]:
     final = path.resolve()
     with storage_errors(path):
         final.parent.mkdir(parents=True, exist_ok=True)
-        _remove_abandoned(final)
-        temporary, handle = _held_folder(final)
+        temporary = Path(tempfile.mkdtemp(prefix=f".{final.name}.", suffix=".tmp", dir=final.parent))
     try:
         yield temporary
         with storage_errors(path):
+            temporary.chmod(0o777 & ~umask())
             sync_folder(temporary)
             try:
-                temporary.rename(final)  # over an empty folder, too
+                temporary.replace(final)  # over an empty folder, too
             except OSError as error:
                 if error.errno in (errno.ENOTEMPTY, errno.EEXIST):
                     raise UsageError(
@@ -69,54 +64,6 @@ def new_folder(path: Path) -> Iterator[Path]:
     except BaseException:
         shutil.rmtree(temporary, ignore_errors=True)
         raise
-    finally:
-        os.close(handle)
-
-
-def _held_folder(final: Path) -> tuple[Path, int]:
-    """Make a temporary folder, and hold it through a handle: the kernel lets go of it however the process ends."""
-    while True:
-        temporary = final.with_name(f".{final.name}.{secrets.token_hex(4)}.tmp")
-        temporary.mkdir()
-        with contextlib.suppress(FileNotFoundError):  # taken for abandoned before it was held: make another
-            handle = _open(temporary)
-            try:
-                # Where the file system knows no locks on folders, nobody can take it for abandoned either.
-                if _lock(handle) is not False and os.path.samestat(os.fstat(handle), temporary.stat()):
-                    return temporary, handle
-            except BaseException:
-                os.close(handle)
-                raise
-            os.close(handle)
-
-
-def _remove_abandoned(final: Path) -> None:
-    """Remove the temporary folders of `final` that no process holds; what cannot be removed stays."""
-    pattern = re.compile(rf"\.{re.escape(final.name)}\.[0-9a-f]{{8}}\.tmp")
-    with contextlib.suppress(OSError):
-        for folder in [path for path in final.parent.iterdir() if pattern.fullmatch(path.name)]:
-            with contextlib.suppress(OSError):
-                handle = _open(folder)
-                try:
-                    if _lock(handle):
-                        shutil.rmtree(folder, ignore_errors=True)
-                finally:
-                    os.close(handle)
-
-
-def _open(folder: Path) -> int:
-    return os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-
-
-def _lock(handle: int) -> bool | None:
-    """Return whether the folder is held now; None if the file system (NFS) has no locks on folders."""
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    except OSError:
-        return None
-    return True
 
 
 def sync_folder(folder: Path) -> None:

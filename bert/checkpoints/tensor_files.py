@@ -1,34 +1,24 @@
 """Files of named tensors: safetensors, read and written; PyTorch's own, read without running what they hold."""
 
-import errno
-import io
-import mmap
 import os
 import pickle  # nosec B403 # for the name of its error
 import re
 import warnings
-import zipfile
-import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, BinaryIO, cast
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from bert.checkpoints.pickle_check import ExcessivePickleError, UnsafePickleError, check_pickle
 from common.atomic import atomic_path
-from common.errors import InputError, StorageError, read_code
+from common.errors import InputError, read_code
 from common.json_file import read_json
 from common.reading import open_regular
 
 # Where training scripts keep the weights among the rest (NVIDIA: "model").
 _NESTED = ("model", "state_dict", "model_state_dict", "module")
-_LEGACY_PICKLES = 5
-"""Of the form before PyTorch 1.6: a magic number, the protocol, sizes of numbers, the object, the keys of storages."""
-_MOST_SHARED = 8
-"""Bytes of all tensors, per byte of the storages that they share: a decoder shares the embeddings."""
 _REMEDY = "copy it again from its source"
 
 
@@ -36,14 +26,14 @@ def write_safetensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
     """Write contiguous tensors on the CPU to `path`, atomically. Raises StorageError."""
     from safetensors.torch import save_file
 
-    with atomic_path(path) as temporary, safetensors_errors(path):
+    with atomic_path(path) as temporary, safetensors_errors():
         # Hugging Face's readers require the framework's name.
         save_file(dict(tensors), temporary, metadata={"format": "pt"})
 
 
 @contextmanager
-def safetensors_errors(path: Path) -> Iterator[None]:
-    """Turn an error of the system that the library met when it wrote `path` into OSError or StorageError."""
+def safetensors_errors() -> Iterator[None]:
+    """Turn an error of the system that the library met into OSError."""
     from safetensors import SafetensorError
 
     try:
@@ -53,12 +43,6 @@ def safetensors_errors(path: Path) -> Iterator[None]:
         if number is None:
             raise
         code = int(number[1])
-        if code == errno.EFBIG:
-            raise StorageError(
-                "write-failed",
-                f"cannot write {path}: the file would exceed the size limit; raise it (ulimit -f) or "
-                "choose another folder",
-            ) from error
         raise OSError(code, os.strerror(code)) from error
 
 
@@ -131,7 +115,6 @@ def _read_shards(index: Path) -> dict[str, Tensor]:
 
 
 def _read_pytorch(path: Path) -> dict[str, Tensor]:
-    _check_pickles(path)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of TypedStorage, which nobody here can change
@@ -142,58 +125,16 @@ def _read_pytorch(path: Path) -> dict[str, Tensor]:
             raise InputError(
                 "file-damaged", f"{path} is damaged or not a file of PyTorch weights: {_REMEDY}"
             ) from error
-        raise _unsafe(path, named[1]) from error
+        raise InputError(
+            "file-unsafe",
+            f"{path} holds Python objects besides tensors ({named[1]}), and loading them would run code from the file. "
+            "If you trust it, save its weights alone: torch.save(model.state_dict(), 'weights.bin'), or as safetensors",
+        ) from error
     except Exception as error:  # a damaged pickle can fail in every way there is
         raise InputError(
             "file-damaged", f"{path} is damaged or not a PyTorch file ({_first_line(error)}): {_REMEDY}"
         ) from error
     return _checked(_state_dict(content, path), path)
-
-
-def _check_pickles(path: Path) -> None:
-    """Refuse what `torch.load` would read or unpack although no file of weights has it. Raises InputError."""
-    try:
-        with path.open("rb") as file:
-            if file.read(2) != b"PK":
-                with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:  # reads no more than there is
-                    for _ in range(_LEGACY_PICKLES):
-                        check_pickle(cast(BinaryIO, content))
-                return
-            with zipfile.ZipFile(file) as archive:
-                _refuse_packed(path, archive.infolist())
-                for member in archive.infolist():
-                    if member.filename.lower().endswith("data.pkl"):
-                        check_pickle(io.BytesIO(archive.read(member)))
-    except UnsafePickleError as error:
-        raise _unsafe(path, str(error)) from error
-    except ExcessivePickleError as error:
-        raise InputError(
-            "file-limit", f"{path} holds keys or texts that refer to themselves again and again: {_REMEDY}"
-        ) from error
-    except (zipfile.BadZipFile, zlib.error, OSError, ValueError, LookupError, RuntimeError, EOFError) as error:
-        raise InputError(
-            "file-damaged", f"{path} is damaged or not a file of PyTorch weights ({_first_line(error)}): {_REMEDY}"
-        ) from error
-
-
-def _refuse_packed(path: Path, members: Sequence[zipfile.ZipInfo]) -> None:
-    """Raise InputError for an archive that holds more than its own size: PyTorch writes none, and unpacks it whole."""
-    unpacked = sum(member.file_size for member in members)
-    size = path.stat().st_size
-    if unpacked > size:
-        raise InputError(
-            "file-limit",
-            f"{path} has {size:,} bytes but would unpack to {unpacked:,}, which no file written by PyTorch does: save "
-            "its weights again with torch.save, or as safetensors",
-        )
-
-
-def _unsafe(path: Path, name: str) -> InputError:
-    return InputError(
-        "file-unsafe",
-        f"{path} holds Python objects besides tensors ({name}), and loading them would run code from the file. "
-        "If you trust it, save its weights alone: torch.save(model.state_dict(), 'weights.bin'), or as safetensors",
-    )
 
 
 def _state_dict(content: Any, path: Path) -> Mapping[str, Tensor]:
@@ -222,22 +163,12 @@ def _checked(tensors: Mapping[str, Tensor], path: Path) -> dict[str, Tensor]:
         raise InputError("file-empty", f"{path} holds no tensors: give the weights of a model")
     found: dict[str, Tensor] = {}
     for name, tensor in tensors.items():
-        plain = tensor.layout == torch.strided and tensor.device.type == "cpu" and not tensor.is_quantized
-        # An expanded tensor (stride 0) fits into any file and into no memory.
-        if not plain or tensor.numel() * tensor.element_size() > tensor.untyped_storage().nbytes():
+        if tensor.layout != torch.strided or tensor.device.type != "cpu" or tensor.is_quantized:
             raise InputError(
                 "model-unsupported",
                 f"{name} of {path} is not a dense tensor of numbers: save it again as ordinary dense tensors",
             )
         found[name] = tensor.detach()
-    storages = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in found.values()}
-    total = sum(tensor.numel() * tensor.element_size() for tensor in found.values())
-    if total > _MOST_SHARED * sum(storages.values()):
-        raise InputError(
-            "file-limit",
-            f"the tensors of {path} have {total:,} bytes and share {sum(storages.values()):,}: save them again, each "
-            "with its own values",
-        )
     return found
 
 

@@ -1,7 +1,5 @@
-"""What a killed conversion leaves is removed by the next one to the same folder, and nothing else is."""
+"""A folder is there whole or not at all, whenever its conversion ends."""
 
-import errno
-import os
 import signal
 import subprocess
 import sys
@@ -34,22 +32,15 @@ def halted(destination: Path) -> tuple[subprocess.Popen[str], Path]:
     return process, destination.parent / process.stdout.readline().strip()
 
 
-def hidden(folder: Path) -> set[str]:
-    return {path.name for path in folder.iterdir() if path.name.startswith(".")}
-
-
-def test_what_a_killed_conversion_left_is_removed_and_what_a_running_one_writes_is_not(tmp_path: Path) -> None:
+def test_a_killed_conversion_leaves_no_destination_and_does_not_hinder_the_next(tmp_path: Path) -> None:
     source = saved(tmp_path / "src", theirs("BertModel"))
     ended, left = halted(tmp_path / "dst")
     running, written = halted(tmp_path / "dst")
     try:
         ended.send_signal(signal.SIGKILL)
         ended.wait()
-        assert hidden(tmp_path) == {left.name, written.name} and left != written
-        convert(source, tmp_path / "elsewhere")
-        assert hidden(tmp_path) == {left.name, written.name}
+        assert left != written and not (tmp_path / "dst").exists()
         convert(source, tmp_path / "dst")
-        assert hidden(tmp_path) == {written.name}
         assert (written / "model.safetensors").read_bytes() == b"half"
         loaded(tmp_path / "dst")
     finally:
@@ -58,62 +49,11 @@ def test_what_a_killed_conversion_left_is_removed_and_what_a_running_one_writes_
             process.communicate()
 
 
-def test_only_folders_that_a_conversion_to_the_same_place_makes_are_removed(tmp_path: Path) -> None:
-    outside = tmp_path / "outside"
-    outside.mkdir()
-    (outside / "thesis.txt").write_text("mine")
-    kept = (".dst.tmp", ".dst.01234567.tmp.old", "a.dst.01234567.tmp", ".dst.thesis12.tmp", ".dst.x.01234567.tmp")
-    for name in kept:
-        (tmp_path / name).mkdir()
-    (tmp_path / ".dst.89abcdef.tmp").write_text("a file")
-    (tmp_path / ".dst.00000000.tmp").symlink_to(outside)
-    (tmp_path / ".dst.01234567.tmp" / "deep").mkdir(parents=True)
+def test_a_new_folder_has_usual_permissions_and_a_failed_one_leaves_nothing(tmp_path: Path) -> None:
     with new_folder(tmp_path / "dst") as folder:
         (folder / "x").write_text("x")
-    assert {path.name for path in tmp_path.iterdir()} == {
-        *kept, "dst", "outside", ".dst.89abcdef.tmp", ".dst.00000000.tmp",
-    }  # fmt: skip
-    assert (outside / "thesis.txt").read_text() == "mine"
-
-
-def test_without_locks_on_folders_nothing_is_taken_for_abandoned(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refuse(handle: int, operation: int) -> None:
-        raise OSError(errno.EBADF, os.strerror(errno.EBADF))
-
-    monkeypatch.setattr("fcntl.flock", refuse)
-    (tmp_path / ".dst.01234567.tmp").mkdir()
-    with new_folder(tmp_path / "dst") as folder:
-        (folder / "x").write_text("x")
-    assert {path.name for path in tmp_path.iterdir()} == {"dst", ".dst.01234567.tmp"}
-    assert (tmp_path / "dst" / "x").read_text() == "x"
-
-
-def test_a_folder_that_is_swept_before_it_is_held_is_made_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import fcntl
-
-    real = fcntl.flock
-    swept: list[Path] = []
-
-    def swept_first(handle: int, operation: int) -> None:
-        for path in tmp_path.glob(".dst.*.tmp"):
-            if not swept:
-                swept.append(path)
-                path.rmdir()
-        real(handle, operation)
-
-    monkeypatch.setattr("fcntl.flock", swept_first)
-    with new_folder(tmp_path / "dst") as folder:
-        assert folder not in swept and len(swept) == 1 and folder.is_dir()
-    assert [path.name for path in tmp_path.iterdir()] == ["dst"]
-
-
-def test_no_handle_stays_open(tmp_path: Path) -> None:
-    before = len(list(Path("/proc/self/fd").iterdir()))
-    for number in range(3):
-        with new_folder(tmp_path / f"dst{number}"):
-            pass
-        with pytest.raises(RuntimeError), new_folder(tmp_path / f"failed{number}"):
-            raise RuntimeError
-    assert len(list(Path("/proc/self/fd").iterdir())) == before
+    (tmp_path / "usual").mkdir()
+    assert (tmp_path / "dst").stat().st_mode == (tmp_path / "usual").stat().st_mode
+    with pytest.raises(RuntimeError), new_folder(tmp_path / "failed"):
+        raise RuntimeError
+    assert {path.name for path in tmp_path.iterdir()} == {"dst", "usual"}

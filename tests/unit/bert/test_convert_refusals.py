@@ -80,7 +80,6 @@ def test_other_contents_of_pytorch_files_are_refused(tmp_path: Path) -> None:
     cases: list[tuple[object, Code, list[str]]] = [
         ([1, 2], "file-format", ["list"]),
         ({"epoch": 3}, "file-format", ["epoch"]),
-        ({"a": torch.ones(1).expand(1 << 40)}, "model-unsupported", ["a of "]),
         ({"a": torch.ones(2, 2).to_sparse()}, "model-unsupported", ["a of "]),
     ]
     for value, code, facts in cases:
