@@ -29,7 +29,7 @@ MODEL_ENDING = "_trained_model"
 RESULTS_FILE = "results.json"
 PREDICTION_COLUMNS = ("prediction", "true_label")
 _SQLITE = b"SQLite format 3\0"
-DATABASE_ID, DATABASE_VERSION = 0x62627463, 4
+DATABASE_ID, DATABASE_VERSION = 0x62627463, 5
 """Application id of databases of texts, and the version of their tables (bert.tasks.classify.store)."""
 _OTHERS = "train again, or give another file of the training"
 _NEEDED = "give a file written by `bertbench train classify`: *_train_test_stats.json, *_testset_predictions.csv, "

@@ -60,7 +60,7 @@ class TrainClassifyOptions(TrainOptions):
     prep_only: bool = False
     """Prepare the data and stop."""
     replace: bool = False
-    """Rebuild the database even if it was made from another CSV or contains results for other samples."""
+    """Rebuild the database even if it was made from another CSV or contains results of trainings."""
 
     def prepared(self, argv: Sequence[str]) -> "TrainClassifyOptions":
         """Prepare the database and return the options to train with, as prepare_data does."""
@@ -91,11 +91,11 @@ def prepare_data(options: TrainClassifyOptions, given_options: Set[str]) -> Trai
         raise UsageError("option-missing", "train classify needs data: give FILE.csv or FILE.sqlite")
     if is_synthetic(given):
         return dataclasses.replace(options, out=_out(options, Path("synthetic")))
-    from bert.tasks.classify.records import check_file
+    from bert.tasks.classify.reading import check_file
     from bert.tasks.classify.store import check_whole, is_database
 
     path = Path(given)
-    check_file(path, "a CSV, or its SQLite file")
+    check_file(path)
     names = [name for name in _DATA_OPTIONS if name in given_options]
     prepare = _given_database if is_database(path) or path.suffix == SUFFIX else _prepared
     summary = prepare(options, path, names)

@@ -7,9 +7,8 @@ from pathlib import Path
 
 from bert.data.vocabulary import SPECIAL_PIECES
 from bert.tasks.classify.config import CsvConfig, CsvForm
-from bert.tasks.classify.form import FoundForm, find_form
 from bert.tasks.classify.prepare import CsvSummary, prepare
-from bert.tasks.classify.reading import LeftOut, TextRow, read_rows
+from bert.tasks.classify.reading import FoundForm, LeftOut, TextRow, find_form, read_rows
 
 WORDS = ("red", "green", "blue", "cat", "dog", "bird", "one", "two", "three")
 LETTERS = string.ascii_lowercase + string.digits

@@ -90,9 +90,7 @@ class Predict(TaskCommand):
         """Write the labels."""
         import torch
 
-        from bert.tasks.classify.form import find_form
-        from bert.tasks.classify.reading import read_rows
-        from bert.tasks.classify.records import check_file
+        from bert.tasks.classify.reading import check_file, find_form, read_rows
 
         check_file(options.data)
         form = find_form(options.data, options.form, needs_label=False)

@@ -20,7 +20,7 @@ class CsvForm:
     """How a CSV is to be read, as far as it is given; what is None is found out."""
 
     GROUPS: ClassVar[Groups] = {
-        "CSV": ("text", "label", "encoding", "delimiter", "header", "quoting", "quote_char", "skip_initial_space"),
+        "CSV": ("text", "label", "encoding", "delimiter", "header", "quoting"),
     }
 
     text: str = "text"
@@ -35,10 +35,6 @@ class CsvForm:
     """The first row contains column names; --no-header if it does not."""
     quoting: bool = True
     """Quoted fields may contain delimiters and line breaks; --no-quoting treats quotes as plain text."""
-    quote_char: str | None = None
-    """Quote character; default the double quote, or the single quote if most lines use it for fields."""
-    skip_initial_space: bool = False
-    """Ignore spaces after a delimiter, as in ham, "a, b"."""
 
     def __post_init__(self) -> None:
         """Refuse invalid options."""
@@ -60,19 +56,6 @@ class CsvForm:
                 f"--delimiter {self.delimiter!r} must be one character or the word tab, but not a quote or a "
                 "line break",
             )
-        if self.skip_initial_space and self.separator == " ":
-            raise UsageError("option-conflict", "--skip-initial-space and --delimiter ' ' exclude each other: give one")
-        if self.quote_char is not None:
-            if not self.quoting:
-                raise UsageError(
-                    "option-conflict", f"--quote-char {self.quote_char} and --no-quoting exclude each other: give one"
-                )
-            if len(self.quote_char) != 1 or self.quote_char in " \r\n" or self.quote_char == self.separator:
-                raise UsageError(
-                    "option-value",
-                    f"--quote-char {self.quote_char!r} must be one character, but not the delimiter, a space or "
-                    "a line break",
-                )
         if not self.header and not (self.text.isdecimal() and self.label.isdecimal()):
             raise UsageError(
                 "option-conflict",
@@ -106,7 +89,7 @@ class CsvConfig(CsvForm):
     seed: int = 42
     """Seed of the split."""
     replace: bool = False
-    """Rebuild the file even if it was made from another CSV or contains results for other data."""
+    """Rebuild the file even if it was made from another CSV or contains results of trainings."""
 
     def __post_init__(self) -> None:
         """Refuse invalid options."""

@@ -7,7 +7,7 @@ import json
 import os
 import sqlite3
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -19,8 +19,7 @@ from bert.data.stages import Counts
 from bert.data.vocabulary import Vocabulary, load_vocabulary
 from bert.tasks.classify import reading
 from bert.tasks.classify.config import SPECIAL_TOKENS, CsvConfig
-from bert.tasks.classify.form import REMEDIES, FoundForm, delimiter_name, find_form
-from bert.tasks.classify.records import check_file
+from bert.tasks.classify.reading import FoundForm, check_file, find_form
 from bert.tasks.classify.store import (
     APPLICATION_ID,
     SCHEMA_VERSION,
@@ -31,13 +30,13 @@ from bert.tasks.classify.store import (
     divide,
     is_database,
     open_source,
-    opened,
+    read_runs,
     remake,
     source_fingerprint,
     split_sizes,
     text_key,
 )
-from bert.tasks.classify.summary import CsvSummary
+from bert.tasks.classify.summary import LEFT_OUT, CsvSummary
 from common.atomic import atomic_path
 from common.errors import InputError, SchemaError, read_code
 from common.locks import locked
@@ -113,27 +112,24 @@ class Writer:
         self._connection.executemany("INSERT INTO labels VALUES (?, ?, ?)", rows)
 
     def _too_many_labels(self, texts: int) -> str:
-        """Return the error for a column that does not hold labels; the remedy is another delimiter or column."""
         config, form = self._config, self._form
-        tried = f"tried {'; '.join(form.tried)}: " if form.tried else ""
         shown = ", ".join(repr(label[:40]) for label in list(self.labels)[:3])
         return (
-            f"the column {form.column(form.label or 0)!r} of {config.input} has {len(self.labels):,} different "
-            f"labels for {texts:,} texts ({shown}, ...), split at each {delimiter_name(form.dialect.delimiter)} "
-            f"({form.delimiter_from}){self._why()}, so it is not a column of labels; {tried}give another --label than "
-            f"{config.label}, or {REMEDIES}"
+            f"the column {form.column(form.label or 0)!r} of {config.input} has {len(self.labels):,} different labels "
+            f"for {texts:,} texts ({shown}, ...), read with delimiter {form.delimiter!r}{self._why()}: give another "
+            f"--label than {config.label}, or --delimiter"
         )
 
     def _why(self) -> str:
-        said = [
-            f"{count:,} {name.removeprefix('left out: ')} ({', '.join(self.counts.names[name])})"
+        reasons = [
+            f"{count:,} {name.removeprefix(LEFT_OUT)} ({', '.join(self.counts.names[name])})"
             for name, count in self.counts.numbers.items()
-            if name.startswith("left out: ")
+            if name.startswith(LEFT_OUT)
         ]
-        return f"; left out: {'; '.join(said)}" if said else ""
+        return f"; left out: {'; '.join(reasons)}" if reasons else ""
 
     def _leave_out(self, line: int, reason: str, place: str) -> None:
-        self.counts.add(f"left out: {reason}", example=place)
+        self.counts.add(f"{LEFT_OUT}{reason}", example=place)
         self._left_out.append((line, reason))
         if len(self._left_out) >= _BATCH_TEXTS:
             self._write_left_out()
@@ -177,18 +173,11 @@ class Writer:
         return code
 
 
-_DIVIDING = ("seed", "validation", "test", "max_seq_length", "lower_case", "vocabulary")
-"""Options that never leave the samples and splits as they were."""
-_UNKNOWN_BEFORE = {"quote_char": None, "skip_initial_space": False}
-"""Options of later versions, and what they are where they are not given."""
-
-
 def prepare(config: CsvConfig, progress: Progress, vocabulary: Vocabulary | None = None) -> CsvSummary:
     """Make the database of a CSV, or keep the one that an earlier call made of the same CSV with the same options.
 
     One process at a time makes it, others wait and keep what it has made. A database of another CSV, or with results
-    of trainings on other samples, is replaced only where `replace` is given. One that an earlier version made of this
-    CSV with these options is kept. Memory does not depend on the size of the CSV.
+    of trainings, is replaced only where `replace` is given. Memory does not depend on the size of the CSV.
 
     Args:
         config: what is asked for.
@@ -245,46 +234,33 @@ def _finished(config: CsvConfig, vocabulary: Vocabulary) -> tuple[TextSource | N
         found = open_source(path)
     except (InputError, SchemaError) as error:
         raise type(error)(error.code, f"{error}; to keep the file, give another --output") from error
-    if not is_of(found, config.input):
-        name = found.origin.get("name")
-        if name != config.input.name and not config.replace:
-            raise InputError(
-                "folder-occupied",
-                f"{path} was created from {name}, not from {config.input.name}: give --output FILE.sqlite of "
-                "`bertbench data csv` for another file, or --replace to overwrite it",
-            )
-        return None, f"was of {name}" if name != config.input.name else f"was of {name} as it was before"
-    before, wanted = found.origin.get("options") or {}, _options(config, vocabulary)
-    # An earlier version had not all of them: it is kept where nobody asks for anything else.
-    others = [name for name in wanted if before.get(name, _UNKNOWN_BEFORE.get(name)) != wanted[name]]
-    if not others:
+    differs = _difference(found, config, vocabulary)
+    if differs is None:
         return found, None
-    certain = [name for name in others if name in _DIVIDING]
-    if certain and not config.replace:
-        with opened(path, remake(path)) as connection:
-            runs = connection.execute("SELECT count(*) FROM runs").fetchone()[0]
-        if runs:
-            find_form(config.input, config)  # refuses missing columns, before --output is checked
-            _refuse_losing_runs(config, path, runs, _differences(certain, before, wanted))
-    return None, f"had {_differences(others, before, wanted)}"
-
-
-def _differences(names: Sequence[str], before: Mapping[str, Any], wanted: Mapping[str, Any]) -> str:
-    """Say in words what options were, and are."""
-    said = []
-    for name in names:
-        values = [str(found.get(name)) for found in (before, wanted)]
-        said.append("another vocabulary" if name == "vocabulary" else f"{name} {values[0]}, not {values[1]}")
-    return "; ".join(said)
-
-
-def _refuse_losing_runs(config: CsvConfig, path: Path, runs: int, why: str = "its samples differ") -> None:
-    if not config.replace:
+    name, runs = found.origin.get("name"), len(read_runs(path))
+    if not config.replace and (runs or name != config.input.name):
+        find_form(config.input, config)  # refuses missing columns first
+        results = f" and holds the results of {runs} training run{'s' * (runs != 1)}" if runs else ""
         raise InputError(
             "folder-occupied",
-            f"{path} holds the results of {runs} training run{'s' * (runs != 1)} on its present samples ({why}): give "
-            "--output FILE.sqlite of `bertbench data csv` for another file, or --replace to recreate it without them",
+            f"{path} {differs}{results}: give --output FILE.sqlite of `bertbench data csv` for "
+            f"{config.input.name}, or --replace to overwrite it",
         )
+    return None, differs
+
+
+def _difference(found: TextSource, config: CsvConfig, vocabulary: Vocabulary) -> str | None:
+    """Return how a database differs from the wanted one, in words; None if it does not."""
+    if not is_of(found, config.input):
+        name = found.origin.get("name")
+        return f"was of {name}" if name != config.input.name else f"was of {name} as it was before"
+    before, wanted = found.origin.get("options") or {}, _options(config, vocabulary)
+    others = [name for name in wanted if before.get(name) != wanted[name]]
+    differences = [
+        "another vocabulary" if name == "vocabulary" else f"{name} {before.get(name)}, not {wanted[name]}"
+        for name in others
+    ]
+    return f"had {'; '.join(differences)}" if others else None
 
 
 def _options(config: CsvConfig, vocabulary: Vocabulary) -> dict[str, Any]:
@@ -308,7 +284,6 @@ def _build(config: CsvConfig, vocabulary: Vocabulary, progress: Progress) -> Non
     before = config.input.stat()
     form = find_form(config.input, config)
     digest = _digest(config.input)
-    runs = _runs_before(path)
     settings = _settings(config, form, vocabulary)
     with (
         atomic_path(path) as temporary,
@@ -327,10 +302,7 @@ def _build(config: CsvConfig, vocabulary: Vocabulary, progress: Progress) -> Non
         if (before.st_size, before.st_mtime_ns) != (after.st_size, after.st_mtime_ns):
             raise InputError("file-changed", f"{config.input} changed while being read: run the same command again")
         checksums = {split: checksum_of(connection, path, split) for split in SPLITS}
-        fingerprint = source_fingerprint(SCHEMA_VERSION, settings, list(writer.labels), checksums)
-        kept = [run for run in runs if run[1] == fingerprint]
-        if len(kept) < len(runs):
-            _refuse_losing_runs(config, path, len(runs) - len(kept))
+        fingerprint = source_fingerprint(settings, list(writer.labels), checksums)
         meta = {
             "fingerprint": fingerprint,
             "settings": settings,
@@ -347,7 +319,6 @@ def _build(config: CsvConfig, vocabulary: Vocabulary, progress: Progress) -> Non
         }
         rows = ((name, json.dumps(value, ensure_ascii=False)) for name, value in meta.items())
         connection.executemany("INSERT INTO meta VALUES (?, ?)", rows)
-        connection.executemany("INSERT INTO runs (ended, fingerprint, result) VALUES (?, ?, ?)", kept)
         connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
         connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
         connection.commit()
@@ -360,12 +331,8 @@ def _settings(config: CsvConfig, form: FoundForm, vocabulary: Vocabulary) -> dic
         "text": form.column(form.text),
         "label": form.column(form.label),
         "encoding": form.encoding,
-        "encoding_from": form.encoding_from,
-        "delimiter": form.dialect.delimiter,
-        "delimiter_from": form.delimiter_from,
-        "quoting": form.dialect.quoting,
-        "quote_char": form.dialect.quote_char,
-        "skip_initial_space": form.dialect.skip_initial_space,
+        "delimiter": form.delimiter,
+        "quoting": form.quoting,
         "columns": form.width,
         "header": None if form.header is None else list(form.header),
         "lower_case": vocabulary.lower_case,
@@ -377,14 +344,6 @@ def _settings(config: CsvConfig, form: FoundForm, vocabulary: Vocabulary) -> dic
         "test": config.test,
         "seed": config.seed,
     }
-
-
-def _runs_before(path: Path) -> list[tuple[str, str, str]]:
-    """Results of trainings on a database that is replaced."""
-    if not path.exists():
-        return []
-    with opened(path, remake(path)) as connection:
-        return connection.execute("SELECT ended, fingerprint, result FROM runs ORDER BY number").fetchall()
 
 
 def current(csv_file: Path, database: Path) -> TextSource | None:

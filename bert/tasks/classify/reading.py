@@ -1,71 +1,210 @@
-"""Iterate over the rows of a CSV: usable rows with text and label, and unusable rows with the reason."""
+"""Read a CSV of texts and labels: find encoding, delimiter and columns, then yield its rows, unusable ones with why."""
 
-from collections.abc import Iterator
+import csv
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
+from typing import Any, TextIO
 
-from bert.tasks.classify.form import FoundForm
-from bert.tasks.classify.records import DAMAGE, MOST_LINES, Record, damage_handler, read_records, unclosed
-from common.errors import InputError, read_code
+from bert.corpus.files import Source, find_encoding, refuse_other_files
+from bert.tasks.classify.config import CsvForm
+from common.errors import InputError, UsageError, read_code
+
+DELIMITERS = "\t|;,"
+"""In this order where several fit, so that a single column of texts is not divided at its commas."""
+MOST_LINES = 40
+"""Lines of a row with wrong quotes; more are refused, because other rows are lost in it."""
+_MOST_CHARACTERS = 2**20
+_SAMPLE_CHARACTERS = 2**14
+_SAMPLE_LINES = 500
+_WESTERN = ["cp1252", "latin_1"]
+_WESTERN_CHAOS = 0.5
+"""Chaos up to which text is Western: accents and typographic signs in a row look odd, other alphabets exceed it."""
+_INVALID_BYTE = "\ufffd"
 
 # Reasons why a row is unusable.
-EMPTY_TEXT, EMPTY_LABEL = "empty text", "empty label"
+EMPTY_TEXT, EMPTY_LABEL, BLANK, HEADER_AGAIN = "empty text", "empty label", "blank line", "header again"
 FEWER, MORE = "too few fields", "more fields than columns"
-BLANK, MARKER, HEADER_AGAIN = "blank line", "merge-conflict line", "header again"
-NO_PIECES = "text without a word piece"
-BROKEN = "text behind a closing quote, over several lines"
+BROKEN, NO_PIECES = "text after a closing quote, or a quote that is not closed", "text without a word piece"
 
 # Oddities of rows that are used.
-INVALID, FORMULA = "bytes that are none of the encoding, read as U+FFFD", "cells like formulas, read as text"
-SHORTER, EMPTY_SURPLUS = "fields missing at the end", "empty fields behind the last column"
-NAMELESS = "text in columns without a name, not read"
-SPACED_QUOTE = "quotes behind a space, read as text"
-SEVERAL_LINES, MANY_LINES = "line ends within a field", "fields of very many lines"
-BEHIND_QUOTE = "text behind a closing quote, both read without the quotes"
-LITERAL_QUOTE = "quote that stands alone, read as text"
-NULS = "NUL characters, taken out"
-_FORMULA = ("=", "@", "+", "-")
-_REPLACEMENT = "\ufffd"
-
-
-def _place(line: int, lines: int) -> str:
-    return f"line {line}" if lines == 1 else f"lines {line} to {line + lines - 1}"
+INVALID, NAMELESS = "invalid bytes, read as U+FFFD", "text in columns without a name, not read"
+SEVERAL_LINES, MANY_LINES = "line ends within a field", f"more than {MOST_LINES} lines in a row"
 
 
 @dataclass(frozen=True, slots=True)
-class TextRow:
-    """A usable row."""
+class FoundForm:
+    """How a CSV is read."""
+
+    encoding: str
+    """Python's name of the encoding."""
+    delimiter: str
+    quoting: bool
+    header: tuple[str, ...] | None
+    """Names of the columns; None if the first row is data."""
+    width: int
+    """Columns."""
+    text: int
+    """Number of the column with the texts, from 0."""
+    label: int | None
+    """Number of the column with the labels, from 0; None if there is none."""
+
+    def column(self, number: int) -> str:
+        """Return the name of a column, or "number N"."""
+        return (self.header[number] if self.header else "") or f"number {number + 1}"
+
+    def least(self, needs_label: bool = True) -> int:
+        """Return the fields that a row has at least: up to the last column that has a name or is read."""
+        needed = {number for number, name in enumerate(self.header or "?" * self.width) if name} | {self.text}
+        if self.label is not None:
+            needed = needed | {self.label} if needs_label else needed - {self.label}
+        return 1 + max(needed)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Row:
+    """A row of the file."""
 
     line: int
     """Where it begins, from 1."""
+    lines: int = 1
+
+    @property
+    def place(self) -> str:
+        """Where it is, in words."""
+        return f"line {self.line}" if self.lines == 1 else f"lines {self.line} to {self.line + self.lines - 1}"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TextRow(Row):
+    """A usable row."""
+
     text: str
     """As it is in the file."""
     label: str | None
-    """Without whitespace around it; None where labels are not read, empty if that is wanted and there is none."""
+    """Without whitespace around it; None without a column of labels, empty if the row has none."""
     odd: tuple[str, ...] = ()
-    lines: int = 1
-    """Lines of the file that it takes."""
-
-    @property
-    def place(self) -> str:
-        """Where it is, in words."""
-        return _place(self.line, self.lines)
 
 
-@dataclass(frozen=True, slots=True)
-class LeftOut:
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LeftOut(Row):
     """An unusable row."""
 
-    line: int
-    """Where it begins, from 1."""
     reason: str
-    lines: int = 1
-    """Lines of the file that it takes."""
 
-    @property
-    def place(self) -> str:
-        """Where it is, in words."""
-        return _place(self.line, self.lines)
+
+def check_file(path: Path) -> None:
+    """Raise InputError if a path is not a file, is empty, an archive, or cannot be read."""
+    if not path.is_file():
+        what = "is not a file" if path.exists() else "does not exist"
+        raise InputError("path-kind" if path.exists() else "path-missing", f"{path} {what}: give a CSV file")
+    try:
+        refuse_other_files(path)
+    except OSError as error:
+        raise InputError(read_code(error), f"cannot read {path}: {error.strerror}; give a CSV file") from error
+
+
+def find_form(path: Path, given: CsvForm, needs_label: bool = True) -> FoundForm:
+    """Return how a file is written; what is `given` takes precedence.
+
+    Args:
+        path: the file.
+        given: what is known of it.
+        needs_label: whether there must be a column of labels.
+
+    Raises:
+        InputError: it cannot be read, is empty, is not text, or has not the columns.
+        UsageError: text and label are the same column.
+    """
+    encoding = given.encoding or _find_encoding(path)
+    with _opened(path, encoding) as file:
+        lines = file.read(_SAMPLE_CHARACTERS).splitlines(keepends=True)
+    delimiter = given.separator or _find_delimiter(lines, given)
+    first = _first_row(lines, delimiter, given.quoting)
+    if not first:
+        raise InputError("file-empty", f"{path} holds no rows: give a CSV with a header and rows below it")
+    names = first if given.header else ()
+    text = _find_column(path, given.text, "text", first, names)
+    label = None
+    if needs_label or given.label.casefold() in map(str.casefold, names):
+        label = _find_column(path, given.label, "label", first, names)
+    if text == label:
+        raise UsageError(
+            "option-conflict", f"--text {given.text} and --label {given.label} are the same column: give two columns"
+        )
+    return FoundForm(encoding, delimiter, given.quoting, names or None, len(first), text, label)
+
+
+def _find_encoding(path: Path) -> str:
+    """Return that of a byte order mark, or UTF-8, or what charset-normalizer takes the lines that are not ASCII for."""
+    found = find_encoding(Source(path, path.name, "")).codec
+    if found not in ("cp1252", "latin-1"):
+        return found
+    from charset_normalizer import from_bytes
+
+    with path.open("rb") as file:
+        sample = b"".join(islice((line for line in file if not line.isascii()), _SAMPLE_LINES))
+    if from_bytes(sample, cp_isolation=_WESTERN, threshold=_WESTERN_CHAOS).best() is not None:
+        return found
+    best = from_bytes(sample).best()
+    return found if best is None else best.encoding
+
+
+def _find_delimiter(lines: Sequence[str], given: CsvForm) -> str:
+    """Return the delimiter that gives the first row the wanted name, else that of csv.Sniffer, else the one of most
+    columns.
+    """
+    columns = {delimiter: _first_row(lines, delimiter, given.quoting) for delimiter in DELIMITERS}
+    wanted = given.text.casefold()
+    fitting = [one for one, names in columns.items() if given.header and wanted in map(str.casefold, names)]
+    if not fitting:
+        try:
+            return csv.Sniffer().sniff("".join(lines), DELIMITERS).delimiter
+        except csv.Error:
+            pass
+    return max(fitting or DELIMITERS, key=lambda delimiter: len(columns[delimiter]))
+
+
+def _reader(lines: Iterable[str], delimiter: str, quoting: bool, strict: bool = False) -> Any:
+    style = csv.QUOTE_MINIMAL if quoting else csv.QUOTE_NONE
+    return csv.reader(lines, delimiter=delimiter, quoting=style, strict=strict)  # type: ignore[arg-type]
+
+
+def _first_row(lines: Sequence[str], delimiter: str, quoting: bool) -> tuple[str, ...]:
+    """Return the first row that is not blank, without whitespace around its fields; () for none."""
+    rows = _reader(lines, delimiter, quoting)
+    return next((tuple(map(str.strip, row)) for row in rows if any(map(str.strip, row))), ())
+
+
+def _find_column(path: Path, wanted: str, option: str, first: Sequence[str], names: Sequence[str]) -> int:
+    """Return the number of a column, from 0: that of the name in any letter case, else the number from 1."""
+    for column_names, word in ((list(names), wanted), ([name.casefold() for name in names], wanted.casefold())):
+        if column_names.count(word) > 1:
+            raise InputError("data-ambiguous", f"{path} has several columns {wanted!r}: give --{option} a number")
+        if word in column_names:
+            return column_names.index(word)
+    if wanted.isdecimal() and 1 <= int(wanted) <= len(first):
+        return int(wanted) - 1
+    raise InputError(
+        "columns-missing",
+        f"{path} has no column {wanted!r} for --{option}; its first row has {', '.join(map(repr, first))}: give "
+        f"--{option} NAME or a number from 1, --delimiter, or --no-header if the first row is data",
+    )
+
+
+@contextmanager
+def _opened(path: Path, encoding: str) -> Iterator[TextIO]:
+    try:
+        with path.open(encoding=encoding, errors="replace", newline="") as file:
+            if file.read(1) != "\ufeff":  # a byte order mark, where the encoding was given
+                file.seek(0)
+            yield file
+    except OSError as error:
+        raise InputError(read_code(error), f"cannot read {path}: {error.strerror}; give a CSV file") from error
+    except UnicodeError as error:
+        raise InputError("file-encoding", f"{path} is not {encoding} ({error}): give another --encoding") from error
 
 
 def read_rows(path: Path, form: FoundForm, needs_label: bool = True) -> Iterator[TextRow | LeftOut]:
@@ -77,99 +216,56 @@ def read_rows(path: Path, form: FoundForm, needs_label: bool = True) -> Iterator
         needs_label: whether a row without a label cannot be used.
 
     Raises:
-        InputError: it cannot be read, or a quote is never closed; the message has the line.
+        InputError: it cannot be read, or a row with wrong quotes has more than MOST_LINES lines.
     """
+    csv.field_size_limit(_MOST_CHARACTERS)
     seen_header = form.header is None
-    least, named = form.least(needs_label), form.least()
-    try:
-        with path.open(encoding=form.encoding, errors=damage_handler(), newline="") as file:
-            for record in read_records(path, file, form.dialect, form.width):
-                if not record.closed:
-                    raise unclosed(path, record.line)
-                found = _read(record, form, needs_label, least, named)
-                if not seen_header and _is_header(record, found, form):
-                    seen_header = True
-                    continue
+    with _opened(path, form.encoding) as file:
+        reader = _reader(file, form.delimiter, form.quoting, strict=True)
+        while True:
+            line = reader.line_num + 1
+            try:
+                fields = next(reader)
+                found = _read(fields, line, reader.line_num - line + 1, form, needs_label)
+            except StopIteration:
+                return
+            except csv.Error as error:  # the next row begins at the next line
+                found = LeftOut(line=line, lines=reader.line_num - line + 1, reason=BROKEN)
+                if found.lines > MOST_LINES:
+                    raise InputError(
+                        "file-damaged",
+                        f"{path} {found.place}: {error}: correct the quotes there, or give --no-quoting",
+                    ) from error
+            if seen_header or (isinstance(found, LeftOut) and found.reason == BLANK):
                 yield found
-    except OSError as error:
-        raise InputError(read_code(error), f"cannot read {path}: {error.strerror}; give a CSV file") from error
-    except UnicodeError as error:
-        raise InputError(
-            "file-encoding", f"{path} is not {form.encoding} ({error}): give another --encoding"
-        ) from error
+            else:
+                seen_header = True
 
 
-def _is_header(record: Record, found: TextRow | LeftOut, form: FoundForm) -> bool:
-    """Whether the first row is the header: neither blank nor a marker, unless all columns are without a name."""
-    if isinstance(found, LeftOut) and found.reason in (BLANK, MARKER):
-        nameless = not any(form.header or ("",)) and len(record.fields) == len(form.header or ())
-        return found.reason == BLANK and nameless
-    return True
-
-
-def _read(record: Record, form: FoundForm, needs_label: bool, least: int, named: int) -> TextRow | LeftOut:
-    """Return what becomes of a record; `least` fields it needs, those from `named` on are of columns without a name."""
-    fields = record.fields
-    damaged = {place for place, cell in enumerate(fields) if DAMAGE in cell}
-    if damaged:
-        fields = [cell.replace(DAMAGE, _REPLACEMENT) for cell in fields]
-    reason = _why_not(record, fields, form, needs_label, least)
+def _read(fields: list[str], line: int, lines: int, form: FoundForm, needs_label: bool) -> TextRow | LeftOut:
+    reason = _why_not(fields, form, needs_label)
     if reason is not None:
-        return LeftOut(record.line, reason, record.lines)
+        return LeftOut(line=line, lines=lines, reason=reason)
     text, label = fields[form.text], None
     if form.label is not None:
         label = fields[form.label].strip() if form.label < len(fields) else ""
-    odd = [INVALID] if damaged & {form.text, form.label} else []
-    if "\0" in text or "\0" in (label or ""):
-        text, label = text.replace("\0", ""), label and label.replace("\0", "").strip()
-        odd.append(NULS)
-        if not text.strip() or (label == "" and needs_label):
-            return LeftOut(record.line, EMPTY_LABEL if text.strip() else EMPTY_TEXT, record.lines)
-    odd += _odd_fields(fields, text, label or "", form, named)
-    if record.broken or record.literal:
-        odd.append(LITERAL_QUOTE if record.literal else BEHIND_QUOTE)
-    if record.lines > 1:
-        odd.append(MANY_LINES if record.lines > MOST_LINES else SEVERAL_LINES)
-    return TextRow(record.line, text, label, tuple(odd), record.lines)
-
-
-def _odd_fields(fields: list[str], text: str, label: str, form: FoundForm, named: int) -> list[str]:
-    """Return the oddities of the fields of a usable row."""
-    odd = []
-    if text.startswith(_FORMULA) or label.startswith(_FORMULA):
-        odd.append(FORMULA)
-    quote = form.dialect.quote_char
-    if form.dialect.quoting and any(cell[:1] == " " and cell.lstrip(" ")[:1] == quote for cell in fields):
-        odd.append(SPACED_QUOTE)
-    if len(fields) < form.width:
-        odd.append(SHORTER)
-    elif len(fields) > form.width:
-        odd.append(EMPTY_SURPLUS)
-    if any(cell.strip() for cell in fields[named : form.width]):
+    odd = [INVALID] if _INVALID_BYTE in text + (label or "") else []
+    if any(map(str.strip, fields[form.least() : form.width])):
         odd.append(NAMELESS)
-    return odd
+    if lines > 1:
+        odd.append(MANY_LINES if lines > MOST_LINES else SEVERAL_LINES)
+    return TextRow(line=line, lines=lines, text=text, label=label, odd=tuple(odd))
 
 
-def _is_same(fields: list[str], header: tuple[str, ...]) -> bool:
-    """Whether fields are the names of the columns, in whatever letter case."""
-    return len(fields) == len(header) and all(
-        cell.strip().casefold() == name.casefold() for cell, name in zip(fields, header, strict=True)
-    )
-
-
-def _why_not(record: Record, fields: list[str], form: FoundForm, needs_label: bool, least: int) -> str | None:
-    """Why a row cannot be used; None if it can be."""
-    if record.is_blank:
+def _why_not(fields: list[str], form: FoundForm, needs_label: bool) -> str | None:
+    """Return why a row cannot be used; None if it can."""
+    if not any(map(str.strip, fields)):
         return BLANK
-    if record.is_marker(least):
-        return MARKER
-    if record.broken and record.lines > 1:
-        return BROKEN
-    if len(fields) > form.width and any(cell.strip() for cell in fields[form.width :]):
+    if any(map(str.strip, fields[form.width :])):
         return MORE
-    if form.header is not None and _is_same(fields, form.header):
+    if form.header is not None and [cell.strip().casefold() for cell in fields] == [*map(str.casefold, form.header)]:
         return HEADER_AGAIN
-    if len(fields) < least:
+    if len(fields) < form.least(needs_label):
         return FEWER
     if not fields[form.text].strip():
         return EMPTY_TEXT

@@ -22,16 +22,8 @@ from common.atomic import storage_errors
 from common.errors import InputError, SchemaError
 from common.sqlite import connected
 
-SCHEMA_VERSION = 4
-"""Raised when tables change or hold other values for the same CSV and settings. Of version 1 texts are divided by how
-they are written: some that are equal to the model may be in different splits. Up to version 2 spaces after a delimiter
-were left out, with quotes after them, and rows with too few or, without a header, too many fields were used. Up to
-version 3 two unpaired quotes held all rows between them.
-"""
-DIVIDED_BY_PIECES, COUNTED_FIELDS, MENDED_QUOTES = 2, 3, 4
-"""The first versions without these."""
-OLDEST_VERSION = 1
-"""The oldest that is read."""
+SCHEMA_VERSION = 5
+"""Raised when tables change or hold other values for the same CSV and settings; no other version is read."""
 APPLICATION_ID = 0x62627463
 """Tells these files from those of other programs."""
 SPLITS = ("train", "validate", "test")
@@ -90,11 +82,10 @@ def _check(path: Path, connection: sqlite3.Connection, remedy: str) -> None:
         raise InputError(
             "file-format", f"{path} belongs to another program: give a SQLite file of `bertbench data csv`"
         )
-    if not OLDEST_VERSION <= version <= SCHEMA_VERSION:
-        way_out = "update bertbench" if version > SCHEMA_VERSION else f"remove it, then {remedy}"
+    if version != SCHEMA_VERSION:
         raise SchemaError(
-            "record-newer" if version > SCHEMA_VERSION else "data-mismatch",
-            f"{path} has schema version {version}, but this bertbench reads {SCHEMA_VERSION}: {way_out}",
+            "record-newer",
+            f"{path} has schema version {version}, but this bertbench reads {SCHEMA_VERSION}: remove it, then {remedy}",
         )
 
 
@@ -207,7 +198,6 @@ class TextSource:
     checksums: Mapping[str, str]
     """TextSet.checksum of each split."""
     vocabulary: Vocabulary
-    version: int = SCHEMA_VERSION
 
     @property
     def max_seq_length(self) -> int:
@@ -250,7 +240,6 @@ def open_source(path: Path) -> TextSource:
                 counts=counts,
                 checksums=dict(meta["checksums"]),
                 vocabulary=Vocabulary(tuple(meta["vocabulary"]), bool(meta["settings"]["lower_case"])),
-                version=int(connection.execute("PRAGMA user_version").fetchone()[0]),
             )
             whole = _is_whole(found)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
@@ -267,15 +256,13 @@ def open_source(path: Path) -> TextSource:
     return found
 
 
-def source_fingerprint(
-    version: int, settings: Mapping[str, Any], labels: Sequence[str], checksums: Mapping[str, str]
-) -> str:
+def source_fingerprint(settings: Mapping[str, Any], labels: Sequence[str], checksums: Mapping[str, str]) -> str:
     """Return the hash of everything that the samples of a database depend on, and of them."""
-    return fingerprint_of(version, dict(settings), list(labels), dict(checksums))
+    return fingerprint_of(SCHEMA_VERSION, dict(settings), list(labels), dict(checksums))
 
 
 def _is_whole(found: TextSource) -> bool:
-    fingerprint = source_fingerprint(found.version, found.settings, found.labels, found.checksums)
+    fingerprint = source_fingerprint(found.settings, found.labels, found.checksums)
     return (
         fingerprint == found.fingerprint
         and found.vocabulary.fingerprint == found.settings["vocabulary"]

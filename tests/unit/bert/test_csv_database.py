@@ -1,10 +1,10 @@
 """The database of a CSV: rows folded and divided rightly, made once, and never read where it is damaged."""
 
-import json
 import sqlite3
 import subprocess
 import sys
 import threading
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +19,7 @@ from bert.data.vocabulary import load_vocabulary
 from bert.tasks.classify import prepare as preparing
 from bert.tasks.classify.prepare import fold
 from bert.tasks.classify.store import (
+    SCHEMA_VERSION,
     SPLITS,
     TABLES,
     add_run,
@@ -29,10 +30,8 @@ from bert.tasks.classify.store import (
     open_source,
     read_runs,
     read_split,
-    source_fingerprint,
     text_key,
 )
-from bert.tasks.classify.summary import notes, summary_facts
 from common.errors import Code, LockedError, SchemaError
 
 
@@ -127,13 +126,12 @@ def test_results_of_trainings_are_only_lost_where_that_is_asked_for(tmp_path: Pa
     path = write_rows(tmp_path / "a.csv", colours_and_animals(60))
     database = prepared(path).source
     add_run(database.path, database.fingerprint, {"accuracy": 0.5})
-    assert prepared(path, text="1").replaced == "had text text, not 1"  # the same samples: the results are kept
-    assert read_runs(database.path) == [{"accuracy": 0.5}]
+    assert prepared(path).kept
     with refused("folder-occupied", database.path, "1 training", "seed 42, not 7", "--output", "--replace"):
-        prepared(path, text="1", seed=7)
+        prepared(path, seed=7)
     write_rows(path, colours_and_animals(63))
     with refused("folder-occupied", database.path, "1 training", "--replace"):
-        prepared(path, text="1")
+        prepared(path)
     assert read_runs(database.path) == [{"accuracy": 0.5}]
     assert not read_runs(prepared(path, replace=True).source.path)
 
@@ -155,31 +153,6 @@ def test_texts_that_are_equal_to_the_model_are_in_one_split(tmp_path: Path) -> N
     connection.close()
     assert set(splits.values()) == set(SPLITS)
     assert all(len({splits[number + form] for form in range(4)}) == 1 for number in range(0, 160, 4))
-
-
-@pytest.mark.parametrize(("version", "facts"), [(1, ["capitals", "fields"]), (2, ["fields"])])
-def test_a_database_of_an_earlier_version_is_read_and_kept(tmp_path: Path, version: int, facts: list[str]) -> None:
-    path = write_rows(tmp_path / "a.csv", colours_and_animals(60))
-    source = prepared(path).source
-    made, options = dict(source.settings), dict(source.origin["options"])
-    for name in ("quote_char", "skip_initial_space", "columns"):  # these versions had none of them
-        made.pop(name)
-        options.pop(name, None)
-    old = source_fingerprint(version, made, source.labels, source.checksums)
-    values = {"fingerprint": old, "settings": made, "origin": {**source.origin, "options": options}}
-    connection = sqlite3.connect(source.path)
-    connection.execute(f"PRAGMA user_version = {version}")
-    connection.executemany(
-        "UPDATE meta SET value = ? WHERE name = ?", [(json.dumps(value), name) for name, value in values.items()]
-    )
-    connection.commit()
-    connection.close()
-    again = prepared(path)
-    assert (again.kept, again.source.version, again.source.fingerprint) == (True, version, old)
-    told = [note for note in notes(again) if "earlier version of bertbench" in note]
-    assert len(told) == len(facts) and all(fact in note for fact, note in zip(facts, told, strict=True))
-    assert dict(summary_facts(again))["delimiter"].startswith("comma")
-    assert not prepared(path, skip_initial_space=True).kept
 
 
 @pytest.mark.parametrize(
@@ -320,11 +293,11 @@ def test_another_version_another_programs_file_and_no_database_are_refused_and_n
     tmp_path: Path,
 ) -> None:
     path = damaged_copy(tmp_path)
-    connection = sqlite3.connect(path)
-    connection.execute("PRAGMA user_version = 7")
-    connection.close()
-    with refused("record-newer", path, "version 7", "update bertbench", kind=SchemaError):
-        open_source(path)
+    for version in (SCHEMA_VERSION - 1, 7):
+        with closing(sqlite3.connect(path)) as connection:
+            connection.execute(f"PRAGMA user_version = {version}")
+        with refused("record-newer", path, f"version {version}", SCHEMA_VERSION, kind=SchemaError):
+            open_source(path)
     with refused("record-newer", path, "version 7", "--output", kind=SchemaError):
         prepared(tmp_path / "a.csv")
     path.unlink()
