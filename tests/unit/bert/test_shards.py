@@ -15,7 +15,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.examples import examples
-from support.pretraining_shards import overwrite
 from support.refusals import refused
 
 from bert.tasks.pretrain import shards as shard_writer
@@ -176,26 +175,26 @@ def test_bins_are_kept_with_the_rows(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("lengths", "counts", "facts"),
+    ("lengths", "counts"),
     [
-        ((6, 11), (15, 5), ((6, 11), "to 12")),
-        ((6, 12), (15, 4), ((15, 4), "to 20")),
-        ((6, 12), (25, -5), ((25, -5), "to 20")),
-        ((12,), (15, 5), ((15, 5), "to 20")),
-        ((12, 12), (15, 5), ((12, 12), "to 12")),
-        ((0, 12), (15, 5), ((0, 12), "to 12")),
-        (None, (15, 5), ("bins", "NoneType")),
-        ((6, 12), None, ("bins", "NoneType")),
-        ((6, 12), "xy", ("bins", "'xy'")),
+        ((6, 11), (15, 5)),
+        ((6, 12), (15, 4)),
+        ((6, 12), (25, -5)),
+        ((12,), (15, 5)),
+        ((12, 12), (15, 5)),
+        ((0, 12), (15, 5)),
+        (None, (15, 5)),
+        ((6, 12), None),
+        ((6, 12), "xy"),
     ],
 )
-def test_bins_that_do_not_fit_are_refused(tmp_path: Path, lengths: Any, counts: Any, facts: tuple[Any, ...]) -> None:
+def test_bins_that_do_not_fit_are_refused(tmp_path: Path, lengths: Any, counts: Any) -> None:
     write_shard(tmp_path / "a.hdf5", instances(20))
     with h5py.File(tmp_path / "a.hdf5", "r+") as file:
         for name, values in (("bertbench_bin_lengths", lengths), ("bertbench_bin_counts", counts)):
             if values is not None:
                 file.attrs[name] = values
-    with refused("file-damaged", tmp_path / "a.hdf5", *facts):
+    with refused("file-damaged", tmp_path / "a.hdf5", 20, 12):
         check_shard(tmp_path / "a.hdf5")
 
 
@@ -259,12 +258,6 @@ def test_the_callback_comes_before_the_name(tmp_path: Path) -> None:
     assert seen == [False] and path.exists()
 
 
-def test_a_shard_without_instances_is_not_written(tmp_path: Path) -> None:
-    with refused("data-too-small", "a.hdf5", "shards"):
-        write_shard(tmp_path / "a.hdf5", instances(0))
-    assert not [*tmp_path.iterdir()]
-
-
 @pytest.mark.parametrize("gzip_level", [0, 1])
 @pytest.mark.parametrize("keep", [0.0, 0.3, 0.9, 0.999])
 def test_a_truncated_shard_is_named(tmp_path: Path, keep: float, gzip_level: int) -> None:
@@ -274,11 +267,3 @@ def test_a_truncated_shard_is_named(tmp_path: Path, keep: float, gzip_level: int
     for reader in (check_shard, read_shard, map_shard):
         with refused("file-truncated" if keep else "file-damaged", path):
             reader(path)
-
-
-def test_overwritten_bytes_are_named_when_the_data_is_read(tmp_path: Path) -> None:
-    path = tmp_path / "a.hdf5"
-    write_shard(path, instances(3000))
-    overwrite(path)
-    with refused("file-damaged", path):
-        read_shard(path)
