@@ -19,7 +19,6 @@ from bert.data.lengths import (
     check_distribution,
     lengths_folder,
     padded_length,
-    squad_windows,
 )
 from bert.data.loading.balance import divide, work_of
 from bert.data.loading.batches import RowBatches
@@ -237,11 +236,7 @@ class SyntheticBatches:
         count = rows_in_all(spec.seq_len)
         rng = np.random.default_rng([abs(spec.seed), count])
         name = check_distribution(spec.data, spec.seq_len, self._content.task)
-        if name == "squad":  # as near to the distribution as so many windows can be
-            samples = SampleLengths((spec.seq_len,), (1,), squad_windows(spec.seq_len)[None])
-            lengths = samples.draw(rng, 0, count).clip(SHORTEST, spec.seq_len)
-        else:
-            lengths = DISTRIBUTIONS[name](rng, count, spec.seq_len)
+        lengths = DISTRIBUTIONS[name](rng, count, spec.seq_len)
         return Rows(self._content.make_batch(rng, lengths, replace(spec, padding="fixed")), lengths, spec.padding)
 
 
