@@ -3,7 +3,7 @@ data types of a GEMM.
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from fnmatch import fnmatchcase
 from functools import lru_cache
 from glob import escape
@@ -12,6 +12,8 @@ COMMUNICATION = "communication"
 OTHER = "other"
 MOVES_MEMORY = ("elementwise", "norm", "dropout", "activation", "copy")
 """Families of kernels and operators that only move memory."""
+
+_FUSED_OPTIMIZER = re.compile(r"_?fused_?(?:adam|sgd|adagrad|lamb)|adamfunctor|lambstage|adamw_update|lamb_apply", re.I)
 
 # First match wins; names of ATen operators, and of the CUDA, ROCm and Triton kernels behind them. Words are looked for
 # in the name in small letters, several times faster than patterns; patterns are for what a word cannot tell.
@@ -233,6 +235,11 @@ _KERNEL_OPERATIONS: tuple[tuple[str, re.Pattern[str]], ...] = (
 # What Inductor compiles runs on one GPU; it is named after the operators around it, collectives too.
 _COMPILED_BY_INDUCTOR = re.compile(r"triton_(?:[a-z]+_)?fused")
 _UNNAMED = re.compile(r"\(anonymous namespace\)::|<unnamed>::")
+
+
+def has_fused_optimizer(names: Iterable[str]) -> bool:
+    """Return whether one of these kernels or operators updates many parameters at once (PyTorch, Apex, bertbench)."""
+    return any(_FUSED_OPTIMIZER.search(name) for name in names)
 
 
 @lru_cache(maxsize=65536)

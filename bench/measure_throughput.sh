@@ -5,7 +5,9 @@ set -euo pipefail
 : "${task:?run bench/measure_throughput_pretrain.sh or bench/measure_throughput_squad.sh}" "${tokens:?}"
 root=$(cd "$(dirname "$0")/.." && pwd)
 PATH=$root/.venv/bin:$PATH
+command -v bertbench >/dev/null || { echo "$0: bertbench is not installed: run make setup in $root" >&2 && exit 127; }
 
+if [[ $# -eq 1 && $1 =~ ^[0-9]+$ ]]; then echo "$0: a start without a stop: give both iterations, as in $1 $((10#$1 + 10))" >&2; fi
 if [[ ! ${1:-0} =~ ^[0-9]+$ || ! ${2:-0} =~ ^[0-9]+$ || $# -gt 2 || $# -eq 1 ]]; then
     sed -n '2,/^[^#]/s/^# \{0,1\}//p' "$0"
     [[ ${1:-} == -h || ${1:-} == --help ]] && exit 0 || exit 2

@@ -9,8 +9,12 @@ if [[ $# -gt 0 ]]; then
     exit 2
 fi
 
-# need_data WHAT: end unless DATA is set.
+# need_data WHAT: end unless DATA is set and bertbench is installed.
 need_data() {
+    if ! command -v bertbench >/dev/null; then
+        echo "$(basename "$0"): bertbench is not installed: run make setup in $(cd "$(dirname "$0")/.." && pwd)" >&2
+        exit 127
+    fi
     [[ -z ${DATA:-} ]] || return 0
     echo "$(basename "$0"): DATA is not set: give $1" >&2
     exit 2

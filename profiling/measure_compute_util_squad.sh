@@ -4,8 +4,8 @@
 #   bash profiling/measure_compute_util_squad.sh [nsys|ncu|nvprof|torch] [start] [stop]
 #
 # The iterations [start, stop) are recorded, 10 and 13 if not given; the profiler is torch if not given, which needs no
-# tool. `bertbench doctor` says which profilers can run here. At the end the table is printed, one row per batch size
-# and rank: compute_utilization.csv in OUT, or core_utilization.csv for ncu.
+# tool. `bertbench doctor` says which profilers can run here. The table at the end has a row per batch size and rank;
+# compute_utilization.csv in OUT, or core_utilization.csv for ncu, has every column.
 # Environment:
 #   BATCH_SIZES      micro batches                              ("8 16 32 64")
 #   DEVICES          device counts                              (1)

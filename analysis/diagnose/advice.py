@@ -99,11 +99,11 @@ class Context:
         ways += [] if self.has("cuda-graphs") else ["CUDA graphs"]
         return f"{', '.join(ways[:-1])} or {ways[-1]}" if len(ways) > 1 else ways[0]
 
-    @property
-    def fusing(self) -> str:
-        """How kernels are fused, in parentheses."""
-        compiled = self.has("compile", "cuda-graphs")
-        return "(those outside of the compiled layers)" if compiled else "(torch.compile, fused optimizer and norms)"
+    def fusing(self, fused_optimizer: bool) -> str:
+        """How kernels are fused, in parentheses, where the optimizer is fused already or not."""
+        if self.has("compile", "cuda-graphs"):
+            return "(those outside of the compiled layers)"
+        return f"(torch.compile, fused {'norms' if fused_optimizer else 'optimizer and norms'})"
 
     def command(self, cause: str) -> str:
         """Return the command that tests the remedy of a cause on the trial's configuration; "" where there is none."""

@@ -260,7 +260,7 @@ def _longest_sentence(groups: Mapping[str, CoreUse]) -> str:
     said = [f"{FOUR[pipe]} at {value:.1f} %" for pipe, value in known.items() if value is not None]
     start += f", with {' and '.join(said)}" if said else ""
     if name in _MOVES_DATA:
-        return f"{start}: these kernels move data more than they compute; fuse them (torch.compile, fused optimizer)."
+        return f"{start}: these kernels move data more than they compute; fuse them (torch.compile, fused norms)."
     tensor = known["tensor"]
     if tensor is not None and tensor < _IDLE and name in ("GEMM", "attention"):
         return f"{start}: it runs without tensor cores."

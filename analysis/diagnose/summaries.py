@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from analysis.counters import Summary
-from analysis.diagnose.advice import LEAST, Advice
+from analysis.diagnose.advice import LEAST, Advice, Context
 from analysis.diagnose.finding import Finding, distinct
 from analysis.diagnose.sentences import number
 from analysis.metrics.communication.links import alpha_beta
-from analysis.names import COMMUNICATION, MOVES_MEMORY, family
+from analysis.names import COMMUNICATION, MOVES_MEMORY, family, has_fused_optimizer
 from analysis.wording import percent, short
 
 if TYPE_CHECKING:
@@ -129,19 +129,22 @@ def _kernels(summary: Summary) -> Iterator[Finding]:
     )
     families = families.sort_values("total_ms", ascending=False, kind="stable").reset_index()
     top = families.iloc[0]
-    advice = _ADVICE.get(str(top["family"]), "start with the largest of them")
     family = str(top["family"])
+    fused = has_fused_optimizer(table["name"])
+    advice = _ADVICE.get(family, "start with the largest of them")
+    if family == "optimizer" and fused:
+        advice = "accumulate gradients, so that it runs less often"
     sentence = f"{family[:1].upper()}{family[1:]} kernels take {percent(top['share'])} of the kernel time: {advice}."
-    yield Finding("kernel_families", f"{summary.title}: by family", families, sentence, tuple(_fusing(families)))
+    yield Finding("kernel_families", f"{summary.title}: by family", families, sentence, tuple(_fusing(families, fused)))
 
 
-def _fusing(families: "pd.DataFrame") -> Iterator[Advice]:
+def _fusing(families: "pd.DataFrame", fused_optimizer: bool) -> Iterator[Advice]:
     """Yield what fusing could save: at most the time of the kernels that only move memory."""
     small = families[families["family"].isin(MOVES_MEMORY)]
     saves = float(small["share"].sum())
     if saves >= LEAST:
         seen = f"kernels that only move memory take {percent(saves)} of the kernels' time"
-        remedy = "fuse them (torch.compile, fused optimizer and norms)"
+        remedy = f"fuse them {Context().fusing(fused_optimizer)}"
         yield Advice(cause="fusion", seen=seen, remedy=remedy, saves=saves, of="kernels' time")
 
 

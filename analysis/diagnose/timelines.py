@@ -29,7 +29,7 @@ from analysis.metrics.time.launches import before_recording, launched_work
 from analysis.metrics.time.ranges import range_rows
 from analysis.metrics.time.temporal import analysis_window, window_set
 from analysis.metrics.time.window import origin_ns
-from analysis.names import MOVES_MEMORY, family
+from analysis.names import MOVES_MEMORY, family, has_fused_optimizer
 from analysis.spans import total_ns
 from analysis.timeline import Timeline, lost_kernels
 from analysis.wording import percent
@@ -209,7 +209,7 @@ def _families(timelines: Sequence[Timeline], times: Sequence[temporal.Temporal],
         said[-1] += " (Where the time goes shows how much of it is exposed)"
     advice = tuple(_kernel_advice(timelines, times, context))
     if small > 0.4:
-        fuse = f": fuse them {context.fusing}" if any(one.cause == "fusion" for one in advice) else ""
+        fuse = f": fuse them {_fusing(timelines, context)}" if any(one.cause == "fusion" for one in advice) else ""
         said.append(f"kernels that only move memory take {percent(small)}{fuse}")
     if ran and largest != "GEMM":
         said.append(f"GEMM takes {percent(share['GEMM'])} and {ran}")
@@ -234,7 +234,12 @@ def _kernel_advice(
         yield Advice(cause="precision", seen=seen, remedy=remedy, saves=gemm * narrow)
     if moving >= LEAST:
         seen = f"kernels that only move memory run for {percent(moving)} of the time"
-        yield Advice(cause="fusion", seen=seen, remedy=f"fuse them {context.fusing}", saves=moving)
+        yield Advice(
+            cause="fusion",
+            seen=seen,
+            remedy=f"fuse them {_fusing(timelines, context)}",
+            saves=moving,
+        )
 
 
 def _top_kernels(timelines: Sequence[Timeline]) -> Finding | None:
@@ -251,6 +256,15 @@ def _top_kernels(timelines: Sequence[Timeline]) -> Finding | None:
     said = "There is one kernel. It takes " if len(table) == 1 else said
     said += f"{percent(share)} ({first['family']})."
     return Finding("top_kernels", f"Longest kernels (at most {_TOP})", table.head(_TOP), said)
+
+
+def _names(timelines: Sequence[Timeline]) -> set[str]:
+    """Names of all kernels and operators."""
+    return {str(name) for one in timelines for table in (one.kernels, one.operators) for name in table["name"].unique()}
+
+
+def _fusing(timelines: Sequence[Timeline], context: Context) -> str:
+    return context.fusing(has_fused_optimizer(_names(timelines)))
 
 
 def _phases(timelines: Sequence[Timeline]) -> Finding | None:
@@ -275,7 +289,8 @@ def _phases(timelines: Sequence[Timeline]) -> Finding | None:
             said += "; data takes more than a tenth"
             said += input_advice(timelines) if on_gpu else ", so load it in the background (workers, prefetching)"
         elif float(sums.get("optimizer", 0.0)) / total > _MUCH:
-            said += "; the optimizer takes more than a quarter, so use a fused one or accumulate gradients"
+            fuse = "" if has_fused_optimizer(_names(timelines)) else "use a fused one or "
+            said += f"; the optimizer takes more than a quarter, so {fuse}accumulate gradients"
         said += "."
     return Finding("phases", "Time by phase", table, said)
 
@@ -375,7 +390,8 @@ def operator_findings(timelines: Sequence[Timeline], context: Context | None = N
     if share.get("GEMM", 0.0) > 0.5:
         said += f"; it {ran}" if (ran := precision_clause(timelines, context)) else ""
     elif moving > 0.4 and not lost_kernels(timelines):  # what operators of a GPU take on the CPU is their launch
-        said += f", operators that only move memory {percent(moving)}: fuse them {context.fusing}, use a larger batch"
+        fuse = f"fuse them {_fusing(timelines, context)}"
+        said += f", operators that only move memory {percent(moving)}: {fuse}, use a larger batch"
         narrow = [label for label in gemm_time_by_precision(timelines) if label in ("bf16", "fp16")]
         if share.get("copy", 0.0) > 0.4 and narrow:
             said += f", and check whether casts cost more than {narrow[0]} saves on this CPU"
@@ -405,7 +421,12 @@ def _operator_advice(
         yield Advice(cause="precision", seen=seen, remedy="train in bf16", saves=gemm * narrow * computes)
     if moving > _MUCH:
         seen = f"operators that only move memory take {percent(moving)} of the operators' time"
-        yield Advice(cause="fusion", seen=seen, remedy=f"fuse them {context.fusing}", saves=moving * computes)
+        yield Advice(
+            cause="fusion",
+            seen=seen,
+            remedy=f"fuse them {_fusing(timelines, context)}",
+            saves=moving * computes,
+        )
 
 
 def window_findings(timelines: Sequence[Timeline]) -> list[Finding]:

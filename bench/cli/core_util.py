@@ -13,10 +13,16 @@ from analysis.counters import KernelCounters, joined
 from analysis.diagnose import cores as core_findings
 from analysis.diagnose.finding import Finding, distinct, file_stem
 from analysis.metrics.kernels.core_utilization import FOUR, CoreUse, core_use, rows
+from analysis.metrics.kernels.ncu_metrics import metrics_of
 from analysis.render.tables import Plain
 from bench.cli.options import Tables
 from bench.cli.result import Result, document, findings_result, tables_into
+from bench.profilers import ncu_metrics
 from common.errors import InputError, UsageError
+
+# Whose metrics are named for a file that does not tell the GPU.
+_ANY_CAPABILITY = (8, 0)
+_SIZE = re.compile(r"batch[_-]?(?:size[_-]?)?(\d{1,9})(?!\d)")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -24,15 +30,16 @@ class CoreUtilOptions(Tables):
     """Print the utilization of the FMA, FP16, Tensor and SFU pipelines: the fraction of their peak rate while kernels
     ran, weighted by cycles. FILE is the output of `ncu --csv` (details or raw page) or a report (.ncu-rep, needs the
     package ncu-report), also as .gz. Several files get a block each, and one block for all of them where they can
-    belong to one run: the same device and batch size.
+    belong to one run: the same device and batch size. A folder stands for its batch_*.csv, with a row per batch size.
 
     Examples:
         bertbench core-util batch_16.csv
         bertbench core-util batch_16.csv batch_32.csv --by batch  # a row per batch size
+        bertbench core-util pretrain_profiled_data_ncu  # the same for all batch_*.csv of a folder
     """
 
     files: tyro.conf.Positional[tuple[Path, ...]]
-    """CSV files or reports of Nsight Compute."""
+    """CSV files or reports of Nsight Compute, or folders of them."""
     by: Literal["kernel", "family", "phase", "batch"] | None = None
     """Print a table by kernel, kernel family, phase of the step (from NVTX ranges), or batch size; default a line per
     pipeline."""
@@ -68,7 +75,9 @@ def run(options: CoreUtilOptions) -> Result:
     from analysis.readers.ncu import reader as ncu
 
     window_ns = None if options.window_ms is None else options.window_ms * 1e6
+    options = _with_folders(options)
     counters = [ncu.read(file) for file in options.files]
+    _check_pipes(options.files, counters)
     sizes = _batch_sizes(options)
     whole = joined(counters) if _of_one_run(counters, sizes) else None
     problems = _problems(options.files, counters, window_ns)
@@ -91,6 +100,34 @@ def run(options: CoreUtilOptions) -> Result:
         notes=[*notes, *left],
         problems=problems,
         failure=failure,
+    )
+
+
+def _with_folders(options: CoreUtilOptions) -> CoreUtilOptions:
+    """Replace each folder by its files of batch sizes, which a table by batch size is then made of by default."""
+    folders = [path for path in options.files if path.is_dir()]
+    if not folders:
+        return options
+    found: list[Path] = []
+    for path in options.files:
+        inside = [file for file in path.glob("batch_*") if _SIZE.search(file.name)] if path in folders else [path]
+        if not inside:
+            raise InputError("file-empty", f"{path} has no file batch_<size>.csv: name the files of Nsight Compute")
+        found += sorted(inside, key=lambda file: (int(match[1]) if (match := _SIZE.search(file.name)) else 0, file))
+    return dataclasses.replace(options, files=tuple(found), by=options.by or "batch")
+
+
+def _check_pipes(files: Sequence[Path], counters: Sequence[KernelCounters]) -> None:
+    """Raise InputError if no file has a metric of any of the four pipes."""
+    if any(core_use(part).pipes[name].metric is not None for part in counters for name in FOUR):
+        return
+    capability = counters[0].compute_capability
+    pipes = {metric for pipe in FOUR for metric in metrics_of(pipe, capability)}
+    collected, _ = ncu_metrics.metrics_of(capability or _ANY_CAPABILITY)
+    names = [name for name in collected if name == "gpu__time_duration.sum" or name.partition(".")[0] in pipes]
+    named, wanted = ", ".join(map(str, files)), ",".join(names)
+    raise InputError(
+        "metrics-missing", f"{named}: no metric of the four pipes; collect them with ncu --csv --metrics {wanted}"
     )
 
 
@@ -139,7 +176,7 @@ def _batch_sizes(options: CoreUtilOptions) -> list[int] | None:
     """The batch size of each file: as given, or from the names; None where the names do not tell."""
     if options.batch_sizes:
         return list(options.batch_sizes)
-    named = [re.search(r"batch[_-]?(?:size[_-]?)?(\d{1,9})(?!\d)", file.name) for file in options.files]
+    named = [_SIZE.search(file.name) for file in options.files]
     if all(named):
         return [int(match[1]) for match in named if match]
     if options.by == "batch":

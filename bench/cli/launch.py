@@ -3,6 +3,7 @@
 import shlex
 import shutil
 import signal
+import socket
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -37,7 +38,7 @@ class LaunchOptions:
 
     Examples:
         bertbench launch -- bertbench throughput pretrain  # one rank per GPU of this node
-        bertbench launch --other-gpus 4 --node-rank 0 --master-addr node0 -- train.py  # node 0 of two
+        bertbench launch --other-gpus 4 --node-rank 0 -- train.py  # node 0 of two
     """
 
     GROUPS: ClassVar[Groups] = {
@@ -63,7 +64,7 @@ class LaunchOptions:
     node_rank: int | None = None
     """Rank of this node; default its position in the JSON file, otherwise 0."""
     master_addr: str | None = None
-    """Address of node 0, required with several nodes; default the first host of the JSON file."""
+    """Address of node 0, required on the other nodes; default the first host of the JSON file, or node 0's name."""
     master_port: int | None = None
     """Port of node 0, a different one for each job; default 29500, on one node any free port."""
     join_timeout: float = 60.0
@@ -179,9 +180,11 @@ def _address(options: LaunchOptions, layout: Layout) -> str:
         return options.master_addr
     if layout.hosts and layout.hosts[0] not in ("", "localhost"):
         return layout.hosts[0]
+    if layout.node_rank == 0:
+        return socket.gethostname()
     raise UsageError(
         "option-missing",
-        f"{in_words(layout.counts)} need --master-addr: give every node the same address of node 0, reachable from all",
+        f"{in_words(layout.counts)} need --master-addr: give the address of node 0, reachable from all",
     )
 
 

@@ -72,6 +72,7 @@ class ProfileOptions(TrialOptions):
     out: RunFolder = Path("runs/profile")
 
 
+_UTILIZATION = ("compute_utilization", "fma_percent", "fp16_percent", "tensor_percent", "sfu_percent")
 # A profiler makes no step quicker: below this share of the time without it, one of the two runs was disturbed.
 _QUICKER = 0.9
 _DISTURBED = (
@@ -150,7 +151,7 @@ def _result(
             "profiles": [_plain(item, summary) for item, summary in pairs],
             "tables": [str(table) for table in tables],
         },
-        blocks=[*(block for pair in pairs for block in _blocks(*pair)), Facts(facts)],
+        blocks=[*(block for pair in pairs for block in _blocks(*pair)), Facts(facts), *_by_batch(summaries)],
         problems=[
             f"{describe(item.trial)}: {problem}"
             for item, summary in pairs
@@ -158,6 +159,21 @@ def _result(
         ],
         code=3 if any(item.problem for item in profiled) else 0,
     )
+
+
+def _by_batch(summaries: Sequence["ProfileSummary"]) -> list["Block"]:
+    """The table that all profiles are for: utilization by batch size and rank."""
+    import pandas as pd
+
+    from analysis.diagnose.finding import Finding
+    from analysis.render.finding_tables import finding_blocks
+
+    rows = [row for summary in summaries for row in (summary.core or summary.compute)]
+    wanted = ["micro_batch_size", "world_size", "rank", *_UTILIZATION]
+    table = pd.DataFrame(rows).reindex(columns=wanted).dropna(axis="columns", how="all")
+    if not set(_UTILIZATION) & set(table.columns):
+        return []
+    return list(finding_blocks([Finding("utilization_by_batch", "Utilization by batch size", table, "")], len(table)))
 
 
 def _winner(options: ProfileOptions, devices: Devices) -> Trial:

@@ -8,9 +8,11 @@ tied decoder is listed a second time. A new head gets its names in the tables be
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence, Set
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from bert.model.config import ModelConfig
 from bert.model.encoder import BertEncoder
@@ -380,6 +382,18 @@ _ARCHITECTURES = (
 )
 
 
+class _WithoutInitialization(TorchFunctionMode):
+    """Leaves parameters as they are. Without memory there is nothing to draw, and torch would import its compiler."""
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        given = kwargs or {}
+        if func is Tensor.normal_ or getattr(func, "__module__", "") == "torch.nn.init":
+            return given["tensor"] if "tensor" in given else args[0]
+        return func(*args, **given)
+
+
 def our_model(config: ModelConfig, parts: Set[str], labels: int = 1) -> nn.Module:
     """Return the model of ours for weights with these parts, with names and shapes and no memory.
 
@@ -388,7 +402,7 @@ def our_model(config: ModelConfig, parts: Set[str], labels: int = 1) -> nn.Modul
     """
     heads = parts - {_POOLER} if _POOLER in parts else parts - {CLASSIFIER}
     fitting = (one for one in _ARCHITECTURES if one.parts & heads)
-    with torch.device("meta"):
+    with torch.device("meta"), _WithoutInitialization():
         return next(fitting, _ARCHITECTURES[0]).model(config, labels)
 
 

@@ -30,6 +30,7 @@ input=${2:+$(realpath -m "$2")}
 VOCAB=${VOCAB:+$(realpath -m "$VOCAB")}
 cd "$(dirname "$script")/../.."
 PATH=$PWD/.venv/bin:$PATH
+command -v bertbench >/dev/null || { echo "$(basename "$script"): bertbench is not installed: run make setup in $PWD" >&2 && exit 127; }
 : "${WIKI_LANGUAGE:=en}" "${DATE:=latest}" "${BOOKS:=pg19}" "${LOWER_CASE:=1}" "${DUPE_FACTOR:=5}" "${SEED:=12345}"
 : "${SPLITTER:=blingfire}" "${WORKERS:=$(nproc)}"
 [[ -n $input ]] || : "${SQUAD:=1}"

@@ -132,3 +132,19 @@ def test_json_has_the_advice_of_analyze_also_with_one_table(tmp_path: Path) -> N
     expected = document("analyze", file)["advice"]
     assert expected and document("core-util", file)["advice"] == expected
     assert document("core-util", file, "--by", "family")["advice"] == expected
+
+
+def test_a_folder_stands_for_its_batch_sizes(tmp_path: Path) -> None:
+    for name in ("batch_32.csv", "batch_8.csv", "other.csv"):
+        page(tmp_path, name)
+    rows = document("core-util", str(tmp_path))["findings"]["core_utilization_by_batch"]["rows"]
+    assert [(row["micro_batch_size"], row["tensor_percent"]) for row in rows] == [(8, 31.5), (32, 31.5)]
+    (tmp_path / "empty").mkdir()
+    with refused("file-empty", tmp_path / "empty"):
+        result("core-util", str(tmp_path / "empty"))
+
+
+def test_a_file_without_any_pipe_is_refused_with_the_metrics_to_collect(tmp_path: Path) -> None:
+    lines = [line for line in ncu_csv.details().splitlines() if "_pipe_" not in line]
+    with refused("metrics-missing", "gpu__time_duration.sum", "sm__inst_executed_pipe_fma.avg.pct"):
+        result("core-util", page(tmp_path, content="\n".join(lines)))

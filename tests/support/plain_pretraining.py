@@ -69,14 +69,18 @@ def instances_of(documents: list[Document], index: int, settings: Settings, rng:
     begin = 0
     while begin < len(document):
         end, length = begin, 0
-        while end < len(document) and length < target:
+        fewest = 2 if len(documents) == 1 else 1  # segment B of a document alone is its next sentences
+        while end < len(document) and (length < target or end - begin < fewest):
             length += len(document[end])
             end += 1
         middle = begin + (rng.randint(1, end - begin - 1) if end - begin > 1 else 1)
         first = [token for sentence in document[begin:middle] for token in sentence]
         second: list[int] = []
         other = index
-        is_random = end - begin == 1 or rng.random() < 0.5
+        if end - begin < fewest:
+            begin = end
+            continue
+        is_random = len(documents) > 1 and (end - begin == 1 or rng.random() < 0.5)
         if is_random:
             for _ in range(10):
                 other = rng.randrange(len(documents))

@@ -4,6 +4,7 @@ import http.client
 import logging
 import random
 import re
+import socket
 import time
 import urllib.error
 import urllib.request
@@ -145,6 +146,13 @@ def opened(url: str, headers: dict[str, str], transfer: Transfer) -> Iterator[An
             "download-failed", f"{url} answers HTTP {error.code} {error.reason}: {remedy}", error.code
         ) from error
     except (OSError, http.client.HTTPException) as error:
+        reason = getattr(error, "reason", error)
+        if isinstance(reason, socket.gaierror) and reason.errno == socket.EAI_NONAME:
+            raise DownloadError(
+                "download-failed",
+                f"cannot download {url}: its host is unknown ({reason.strerror}); check the name and the network (and "
+                "https_proxy), or use another --mirror",
+            ) from error
         raise Again(_words(error)) from error
     if answer is None:
         raise DownloadError("download-failed", f"{url} is not a valid address: use another --mirror")

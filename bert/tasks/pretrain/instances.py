@@ -72,11 +72,16 @@ def cut(shard: TokenShard, config: InstanceConfig, rng: np.random.Generator) -> 
     target = _targets(len(document_begins), config, rng)[document_of]
     sentences = np.arange(len(document_of))
     end = _reach(bounds, sentences, target, shard.document_ends[document_of])
+    alone = len(document_begins) == 1  # no other document that a segment B could come from
+    if alone:
+        end = np.minimum(np.maximum(end, sentences + 2), len(sentences))
     count = end - sentences
     middle = sentences + rng.integers(1, np.maximum(count, 2))
-    is_random = (rng.random(len(count)) < 0.5) | (count == 1)
+    is_random = ((rng.random(len(count)) < 0.5) | (count == 1)) & (not alone)
     # The sentences that a random segment B displaced come again.
     begin = _walk(np.where(is_random, middle, end))
+    if alone:
+        begin = begin[count[begin] > 1]
 
     middle, end, target, is_random = middle[begin], end[begin], target[begin], is_random[begin]
     second = middle.copy()

@@ -30,6 +30,7 @@ from analysis.metrics.kernels.tables import copy_rows
 from analysis.metrics.time.idle import idle_causes
 from analysis.metrics.time.launches import launch_queue
 from analysis.metrics.time.phases import phase_rows
+from analysis.names import has_fused_optimizer
 from analysis.sources import Source, open_sources
 from analysis.timeline import Timeline
 
@@ -349,3 +350,21 @@ def test_who_is_late_by_turns_is_not_called_the_straggler() -> None:
         and "caused 54.5 %" in sentence
         and "late rank varies" in sentence
     )
+
+
+@pytest.mark.parametrize(
+    ("name", "fused"),
+    [
+        ("aten::_fused_adamw_", True),
+        ("void multi_tensor_apply_kernel<TensorListMetadata<4>, FusedAdamMathFunctor<float, 4>>", True),
+        ("adamw_update", True),
+        ("lamb_apply", True),
+        ("aten::_foreach_add_", False),
+        ("fused_dropout", False),
+    ],
+)
+def test_a_fused_optimizer_is_not_advised_where_there_is_one(name: str, fused: bool) -> None:
+    assert has_fused_optimizer(["aten::mm", name]) == fused
+    ranges = [("bertbench:forward", 0, 40), ("bertbench:optimizer", 40, 100)]
+    run = timeline(steps=[(0, 0, 100)], ranges=ranges, operators=[("aten::mm", 0, 40), (name, 40, 100)])
+    assert ("a fused one" in of_time(run)["phases"].sentence) != fused

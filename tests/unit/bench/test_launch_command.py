@@ -37,7 +37,11 @@ GOOD = Report(True)
         (["--max-restarts", "-1", "--", "x"], "option-value", ["--max-restarts -1"]),
         (["--master-port", "70000", "--", "x"], "option-value", ["--master-port 70000", "65535"]),
         (["--here-gpus", "100000", "--no-python", "--", "true"], "device-missing", ["100000", "--crowded"]),
-        (["--other-gpus", "1", "--no-python", "--", "true"], "option-missing", ["2 nodes", "--master-addr"]),
+        (
+            ["--other-gpus", "1", "--node-rank", "1", "--no-python", "--", "true"],
+            "option-missing",
+            ["2 nodes", "--master-addr"],
+        ),
         (["--node-rank", "1", "--no-python", "--", "true"], "option-value", ["--node-rank 1", "0 to 0"]),
     ],
 )

@@ -1,5 +1,7 @@
 """Checkpoints of question answering: ours, Hugging Face's and TensorFlow's, with logits equal in transformers."""
 
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,7 @@ from support.bert_folders import (
     saved_by_tensorflow,
     theirs,
 )
+from support.cli import ROOT
 from support.refusals import refused
 from torch import Tensor
 
@@ -161,3 +164,13 @@ def test_beside_heads_of_pretraining_a_head_for_answers_is_listed_and_left_out(t
     save_file(weights | named, tmp_path / "ours" / "model.safetensors")
     done = convert(tmp_path / "ours", tmp_path / "again")
     assert (done.architecture, done.missing, done.unexpected) == ("BertForPreTraining", (), tuple(named))
+
+
+def test_a_conversion_does_not_import_the_compiler(tmp_path: Path) -> None:
+    source = saved_by_tensorflow(tmp_path / "source" / "bert_model.ckpt", theirs("BertForQuestionAnswering"), POOLER)
+    program = (
+        "import sys; from bench.cli.main import run; code = run(sys.argv[1:]); print(code, 'triton' in sys.modules)"
+    )
+    argv = [sys.executable, "-c", program, "convert", str(source), str(tmp_path / "made")]
+    done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.stdout.splitlines()[-1:] == ["0 False"], done.stderr

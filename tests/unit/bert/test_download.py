@@ -5,6 +5,7 @@ import os
 import pickle
 import random
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -364,3 +365,16 @@ def test_a_kill_in_the_middle_and_a_second_run_give_the_same_bytes(site: Site, t
     fetched = fetch(site.base + NAME, tmp_path / "a", checksum=None)
     assert (tmp_path / "a").read_bytes() == CONTENT and fetched.received == len(CONTENT) - have
     assert site.asked[-1]["range"] == f"bytes={have}-" and site.asked[-1]["sent"] == len(CONTENT) - have
+
+
+def test_an_unknown_host_is_asked_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    def lookup(*place: object, **_: object) -> None:
+        asked.append(place)
+        raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+
+    monkeypatch.setattr(socket, "getaddrinfo", lookup)
+    with refused("download-failed", "no-such-host", kind=DownloadError):
+        read_small("http://no-such-host.invalid/a", quick())
+    assert len(asked) == 1

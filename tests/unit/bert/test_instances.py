@@ -257,13 +257,22 @@ def test_any_documents_give_sound_instances(
         KNOWN,
         config(seq_len=seq_len, max_predictions=predictions, seed=seed, dupe_factor=1, whole_word_mask=whole_words),
     )
-    has_text = any(sentence for document in documents for sentence in document)
+    sentences = [count for document in documents if (count := sum(map(bool, document)))]
+    has_text = len(sentences) > 1 or sum(sentences) > 1  # a sentence alone makes no pair
     assert (len(plan) > 0) == has_text
     if has_text:
         made = all_rows(plan)
         lengths = made.input_mask.sum(axis=1)
         assert lengths.min() >= 5 and lengths.max() <= seq_len
         assert whole_words or ((made.masked_lm_positions > 0).sum(axis=1) >= 1).all()
+
+
+def test_a_document_alone_gives_no_pairs_that_are_called_random() -> None:
+    ids = itertools.count(100)
+    document = [[next(ids) for _ in range(size)] for size in [5, 9, 3, 7] * 30]
+    made = make([document], config(seq_len=128, dupe_factor=4, short_seq_prob=0.0))
+    assert len(made) > 20 and not made.next_sentence_labels.any()
+    assert len(plan_instances(shard_of([[[7] * 9]]), KNOWN, config())) == 0
 
 
 def test_a_sentence_longer_than_a_row_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:

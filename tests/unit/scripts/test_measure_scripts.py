@@ -26,11 +26,9 @@ GIVEN = {
     "BATCH_SIZES": "1 2", "DEVICES": "1 4", "PRECISION": "fp16", "PRESET": "tiny", "SEQ_LEN": "64",
     "DATA": "/my data", "OUT": "out", "PADDING": "fixed", "IMPLEMENTATIONS": "hf bertbench",
 }  # fmt: skip
-# It records its call, and leaves the table TABLE where it is set.
+# It records its call.
 FAKE = """#!/bin/sh
 printf '%s ' "$@" >called
-while [ "$1" != --out ]; do shift; done
-mkdir -p "$2" && [ -z "$TABLE" ] || printf 'batch,utilization\\n8,0.5\\n' >"$2/$TABLE"
 exit "${CODE:-0}"
 """
 PROFILED = "profiling/measure_compute_util_pretrain.sh"
@@ -50,7 +48,7 @@ def checkout(tmp_path: Path) -> Path:
 
 def call(checkout: Path, script: str, *words: str, **variables: str) -> "subprocess.CompletedProcess[str]":
     plain = {name: value for name, value in os.environ.items() if name not in VARIABLES}
-    environment = plain | {"TABLE": ""} | variables
+    environment = plain | variables
     command = ["bash", script, *words]
     return subprocess.run(command, cwd=checkout, env=environment, capture_output=True, text=True, check=False)
 
@@ -112,17 +110,21 @@ def test_the_body_alone_names_the_scripts(body: str, checkout: Path) -> None:
     assert done.returncode != 0 and "_squad.sh" in done.stderr
 
 
-@pytest.mark.parametrize("profiler", ["nsys", "nvprof", "torch", "ncu"])
-def test_the_table_of_a_profile_is_printed_at_the_end(profiler: str, checkout: Path) -> None:
-    table = "core_utilization.csv" if profiler == "ncu" else "compute_utilization.csv"
-    done = call(checkout, PROFILED, profiler, TABLE=table)
-    assert done.returncode == 0
-    assert done.stdout.endswith(f"runs/compute-util-pretrain-{profiler}/{table}\nbatch,utilization\n8,0.5\n")
+@pytest.mark.parametrize("code", [0, 2, 3])
+def test_a_script_ends_as_its_command_does(code: int, checkout: Path) -> None:
+    assert call(checkout, PROFILED, CODE=str(code)).returncode == code
 
 
-def test_a_profile_that_failed_shows_what_it_wrote_and_never_an_old_table(checkout: Path) -> None:
-    done = call(checkout, PROFILED, TABLE="compute_utilization.csv", CODE="3")
-    assert done.returncode == 3 and "8,0.5" in done.stdout
-    done = call(checkout, PROFILED, CODE="2")
-    assert done.returncode == 2 and "8,0.5" not in done.stdout
-    assert "other/compute_utilization.csv was not written" in call(checkout, PROFILED, CODE="3", OUT="other").stderr
+@pytest.mark.parametrize(
+    ("script", "words"), [("bench/measure_throughput_squad.sh", ["08"]), (PROFILED, ["ncu", "08"])]
+)
+def test_a_start_without_a_stop_is_refused_with_both_numbers(script: str, words: list[str], checkout: Path) -> None:
+    done = call(checkout, script, *words)
+    assert done.returncode == 2 and "stop" in done.stderr and "08 1" in done.stderr
+
+
+@pytest.mark.parametrize("script", ["bench/measure_throughput_pretrain.sh", PROFILED])
+def test_a_script_without_an_installation_names_make_setup(script: str, checkout: Path) -> None:
+    (checkout / ".venv/bin/bertbench").unlink()
+    done = call(checkout, script, PATH=os.defpath)
+    assert done.returncode == 127 and "make setup" in done.stderr
