@@ -160,7 +160,7 @@ def test_nothing_is_advised_that_the_trial_has(levers: str, left_out: str) -> No
     row = {**ROW, "levers": f"unpad+{levers}", "precision": "bf16"}
     context = Context(row=row, run="runs/a")
     assert left_out in Context().fewer_launches and left_out not in context.fewer_launches
-    assert "torch.compile" in Context().fusing and "torch.compile" not in context.fusing
+    assert "torch.compile" in Context().fusing(False) and "torch.compile" not in context.fusing(False)
     assert Context().narrow == "" and context.narrow == "bf16"
 
 
