@@ -2,6 +2,7 @@
 
     on_path/sitecustomize.py  found by Python through PYTHONPATH; has the modules below patch what the script imports
     recorder.py               counts steps, writes the records of a rank
+    loads.py                  which batches fed a step, and the wait for them
     watch.py                  torch: optimizers, DataLoader, GradScaler, torch.compile
     frameworks.py             Trainer of Hugging Face and of Lightning, Accelerate's loaders
     trace.py                  the profile of some steps

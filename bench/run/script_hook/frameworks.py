@@ -23,18 +23,19 @@ def accelerate(recorder: Any, module: Any) -> None:
         skipped = int(getattr(self, "skip_batches", 0) or 0)
         with contextlib.closing(original(self)) as batches:
             while True:
-                recorder.held = held
+                recorder.loads.held = held
                 try:
                     batch = next(batches)
                 except StopIteration:
-                    return
+                    break
                 finally:
-                    recorder.held = None
+                    recorder.loads.held = None
                 while skipped and held:
                     held.popleft()
                     skipped -= 1
                 recorder.release(held)
                 yield batch
+            recorder.release(held)  # that the loader is exhausted
 
     module.DataLoaderShard.__iter__ = iterate
 

@@ -22,7 +22,6 @@ from typing import Any, NoReturn
 
 _FLUSH_NS = 500_000_000  # rows made together find the caches warm: 0.1 s costs twice as much
 _RECORD_NS = 5_000_000_000
-_DEEPEST = 3
 _UNSEEN = "not visible from the optimizer of a script"
 _UNKNOWN = {
     **dict.fromkeys(("forward_ms", "backward_ms", "communication_ms"), _UNSEEN),
@@ -33,46 +32,6 @@ _IN_STEP = "the optimizer's step contains more than the update: a closure, or wh
 # Number; times in ns: begin (Unix and host), begin of the optimizer's step, end; load: wait in ns, counts; learning
 # rate; events on a GPU: begin, begin of the optimizer's step, end.
 _Step = tuple[int, tuple[Any, Any, Any, int], Any, Any, tuple[Any, Any, Any]]
-_NO_LOAD, _UNKNOWN_LOAD = (0, 0, 0, 0), (None, None, None, None)
-
-Counts = tuple[Any, Any, Any]  # samples, real tokens, padded tokens; None where a batch does not show them
-
-
-def count_batch(batch: Any) -> Counts:
-    """Return samples (first dimension), tokens that attention_mask keeps, and all tokens; None where not visible."""
-    if type(batch) in (list, tuple) and batch and all(map(_is_array, batch)):  # the usual one, quickly
-        return int(batch[0].shape[0]), None, None
-    named = _first(batch, lambda value: isinstance(value, Mapping))
-    ids: Any = None if named is None else named.get("input_ids")
-    mask: Any = None if named is None else named.get("attention_mask")
-    tensor = ids if _is_array(ids) else _first(batch, _is_array)
-    samples = None if tensor is None else int(tensor.shape[0])
-    if getattr(mask, "is_cpu", False) and len(mask.shape) == 2:  # the sum of a mask on a GPU would wait for it
-        return samples, int((mask != 0).sum()), int(mask.numel())
-    if _is_array(ids) and len(ids.shape) == 2:
-        return samples, None, int(ids.shape[0]) * int(ids.shape[1])
-    return samples, None, None
-
-
-def _is_array(value: Any) -> bool:
-    shape = getattr(value, "shape", None)
-    return isinstance(shape, tuple) and len(shape) > 0
-
-
-def _first(value: Any, wanted: Callable[[Any], bool], depth: int = 0) -> Any:
-    """The first part of a nested batch that is wanted."""
-    if wanted(value):
-        return value
-    if depth < _DEEPEST and isinstance(value, (Mapping, list, tuple)):
-        for part in value.values() if isinstance(value, Mapping) else value:
-            found = _first(part, wanted, depth + 1)
-            if found is not None:
-                return found
-    return None
-
-
-def _add(one: Any, other: Any) -> Any:
-    return None if one is None or other is None else one + other
 
 
 class Recorder:
@@ -93,7 +52,7 @@ class Recorder:
         self.profile: Any = window and load("trace").Profile(window, os.path.join(self.folder, "profile"), note)  # noqa: PTH118
         self.compiling: Callable[[], bool] = _never
         self.compiled: Any = None  # an optimizer that has stepped inside a function of torch.compile
-        self.held: deque[Any] | None = None  # where batches wait that are read ahead
+        self.loads: Any = load("loads").Loads()
         self._of_framework: dict[str, Any] = {}
         self._ended_before = 0
         self.claimed: bool | None = None  # None until this process's first step, False where it writes nothing
@@ -101,9 +60,6 @@ class Recorder:
         self.steps = self.skipped = self.other_steps = self.ended_count = 0
         self._nested = threading.local()
         self._leader: Any = None
-        self._loads: dict[int, list[Any]] = {}
-        self._last_load = 0
-        self._loader_seen = False
         self._begin_ns: int | None = None
         self._begin_unix_ns: int | None = None
         self._before: int | None = None  # host time at which the optimizer's step began; None where that is no update
@@ -188,32 +144,26 @@ class Recorder:
         self.skipped += 1
         self.guarded(lambda: self._ended(optimizer))
 
-    def batch(self, loader: int, began_ns: int, ended_ns: int, batch: Any) -> None:
-        """Take in a batch that a DataLoader returned."""
+    def waited(self, began_ns: int, waited_ns: int, take: Callable[[], None]) -> None:
+        """Take in what a DataLoader has just done.
+
+        Args:
+            began_ns: host time at which it began.
+            waited_ns: `loads.waited_ns` then; a loader that reads another one in this process is timed alone.
+            take: tells `loads` of it.
+        """
         if self.claimed is False:
             return
-
-        try:
-            counts = count_batch(batch)
-            if self._begin_ns is None:
-                self._begin_ns, self._begin_unix_ns = began_ns, time.time_ns() - (time.perf_counter_ns() - began_ns)
-            self._loads.setdefault(loader, [0, 0, 0, 0])[0] += ended_ns - began_ns
-            if self.held is None:
-                self._take(loader, counts)
-            else:
-                self.held.append((loader, counts))
-        except Exception as error:  # such as of a batch with a shape of its own
-            self._stop(error)
+        now = time.perf_counter_ns()
+        if self._begin_ns is None:
+            self._begin_ns, self._begin_unix_ns = began_ns, time.time_ns() - (now - began_ns)
+        self.loads.waited_ns = waited_ns + now - began_ns
+        self.guarded(take)
 
     def release(self, held: deque[Any]) -> None:
         """Take in the first of the batches that were read ahead: the script gets it now."""
-        if held and self.claimed is not False:
-            self.guarded(lambda: self._take(*held.popleft()))
-
-    def _take(self, loader: int, counts: Counts) -> None:
-        load = self._loads.setdefault(loader, [0, 0, 0, 0])
-        load[1:] = map(_add, load[1:], counts)
-        self._last_load, self._loader_seen = loader, True
+        if self.claimed is not False:
+            self.guarded(lambda: self.loads.release(held))
 
     # What comes of it.
 
@@ -251,9 +201,7 @@ class Recorder:
         if not self.claimed:
             return
         event = self._event()
-        # A loader that was read between two steps, such as for an evaluation, is not the one that fed the step.
-        load = self._loads.get(self._last_load, _NO_LOAD if self._loader_seen else _UNKNOWN_LOAD)
-        self._loads.clear()
+        load = self.loads.end_step()
         groups = getattr(optimizer, "param_groups", None)
         rate = groups[0].get("lr") if groups else None
         times = (self._begin_unix_ns, self._begin_ns, self._before, now)

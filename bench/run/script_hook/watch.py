@@ -17,17 +17,29 @@ def optimizers(recorder: Any, module: Any) -> None:
 
 
 def loaders(recorder: Any, module: Any) -> None:
-    """Time what every DataLoader's iterator returns."""
-    following = module._BaseDataLoaderIter.__next__
+    """Time the beginning of every DataLoader's iterator, which starts its workers, and each batch up to their end."""
+    beginning, following = module.DataLoader.__iter__, module._BaseDataLoaderIter.__next__
+    loads = recorder.loads
+
+    @functools.wraps(beginning)
+    def begin(self: Any) -> Any:
+        began, waited = time.perf_counter_ns(), loads.waited_ns
+        iterator = beginning(self)
+        recorder.waited(began, waited, lambda: loads.opened(self, iterator))
+        return iterator
 
     @functools.wraps(following)
     def timed(self: Any) -> Any:
-        began = time.perf_counter_ns()
-        batch = following(self)
-        recorder.batch(id(getattr(self, "_dataset", self)), began, time.perf_counter_ns(), batch)
+        began, waited = time.perf_counter_ns(), loads.waited_ns
+        try:
+            batch = following(self)
+        except StopIteration:
+            recorder.waited(began, waited, lambda: loads.exhausted(self))
+            raise
+        recorder.waited(began, waited, lambda: loads.returned(self, batch))
         return batch
 
-    module._BaseDataLoaderIter.__next__ = timed
+    module.DataLoader.__iter__, module._BaseDataLoaderIter.__next__ = begin, timed
 
 
 def scaler(recorder: Any, module: Any) -> None:

@@ -17,8 +17,8 @@ import pytest
 import torch
 
 from bench.run.script_hook import frameworks, on_path
+from bench.run.script_hook.loads import count_batch
 from bench.run.script_hook.on_path.sitecustomize import NOTES, VARIABLE
-from bench.run.script_hook.recorder import count_batch
 from records.files import SCHEMA_VERSION
 from records.run import TrialDirectory
 from records.schema import STEP_COLUMNS
@@ -175,12 +175,13 @@ first, own = Trainer().callbacks
 first.on_train_start(Trainer(), None)
 watch, engine = DEFAULT_CALLBACKS[0](), Engine()
 watch.on_train_begin(Arguments(), None, None)
-given = []
-for number, (x,) in enumerate(DataLoaderShard(DataLoader(TensorDataset(torch.ones(22, 1)), batch_size=4), 1)):
+given, data = [], TensorDataset(torch.ones(22, 1))
+for number, (x,) in enumerate(DataLoaderShard(DataLoader(data, batch_size=4), 1)):
     if number % 2 == 0:
         watch.on_step_begin(None, None, None)
         given.append(0)
     given[-1] += len(x)
+    list(DataLoader(data, batch_size=3))
     if number % 2 == 1 or len(x) < 4:
         watch.on_step_end(None, None, None, optimizer=engine)
 print(json.dumps([given, own]))
@@ -206,7 +207,7 @@ def test_a_framework_whose_optimizer_is_not_torchs_is_measured_by_its_callback(t
     directory = TrialDirectory(tmp_path)
     rows, record = directory.read_steps(0), directory.read_ranks()[0]
     assert own == "own" and given == [8, 8, 2], "one of six batches is skipped, and the last has two samples"
-    assert [row["samples"] for row in rows] == given, "not those that the loader has read ahead"
+    assert [row["samples"] for row in rows] == given, "not those read ahead, nor an evaluation's"
     assert {(row["optimizer_ms"], row["learning_rate"]) for row in rows} == {(None, 0.5)}
     assert record["framework"] == {
         "name": "transformers.Trainer", "grad_accum_steps": 2, "micro_batch_size": 4, "mixed_precision": "bf16"
