@@ -186,8 +186,7 @@ def _why_empty(trial: Trial, steps: Mapping[int, Sequence[Row]], absent: int) ->
     if absent:
         ranks = f"{absent} rank{'s'[: absent != 1]}"
         return (
-            f"the records of {ranks} are on other nodes: merge those of all {trial.nodes} nodes with "
-            "`bertbench collect`"
+            f"the records of {ranks} are on other nodes: copy the run directories of all {trial.nodes} nodes into one"
         )
     made = len(combine(steps))
     if trial.start_iteration is not None and made:

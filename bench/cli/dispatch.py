@@ -57,7 +57,6 @@ COMMANDS: dict[str, str | Group] = {
     "perfetto": "bench.cli.perfetto",
     "launch": "bench.cli.launch",
     "submit": "bench.cli.submit",
-    "collect": "bench.cli.collect",
     "report": "bench.cli.report",
     "compare": "bench.cli.compare",
     "history": "bench.cli.history",

@@ -20,7 +20,7 @@ from common.errors import BertbenchError
 
 _BEGIN_AGAIN = (
     "doctor", "data csv", "convert", "predict", "eval", "results", "analyze", "core-util", "allreduce", "perfetto",
-    "submit", "collect", "report", "compare", "history", "completion", "measure",
+    "submit", "report", "compare", "history", "completion", "measure",
 )  # fmt: skip
 """Commands that do not resume: another call starts again."""
 
@@ -56,7 +56,7 @@ Measures and explains BERT training speed. Start: `bertbench doctor`.
   profile                  profile training steps
   analyze, core-util       explain a profile; utilization of FMA, Tensor cores
   allreduce, perfetto      exposed communication; traces for ui.perfetto.dev
-  launch, submit, collect  run on nodes; submit a cluster job; merge runs
+  launch, submit           run on nodes; submit a cluster job
   report                   write an HTML report of a run or a profile
   compare, history         find regressions: between two runs, over many runs
   completion               shell completion

@@ -40,8 +40,7 @@ def run_trial_inside(
 ) -> dict[str, Any] | None:
     """Run one throughput trial in this process, which is a rank of the world.
 
-    Every rank writes its own records. If nodes share no folder, each has a part of the run directory; `bertbench
-    collect` merges the parts.
+    Every rank writes its own records. If nodes share no folder, each has a part of the run directory.
 
     Returns:
         The result on rank 0, None on the others.

@@ -102,7 +102,7 @@ def test_parts_of_a_run_on_several_nodes_claim_no_throughput(tmp_path: Path) -> 
     for rank in (2, 3):
         directory.steps_csv(rank).unlink()
     (part,) = load_run(RunDirectory(tmp_path))
-    assert part.row["samples_per_second"] is None and "bertbench collect" in part.row["unknown"]["samples_per_second"]
+    assert part.row["samples_per_second"] is None and "2 ranks" in part.row["unknown"]["samples_per_second"]
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])

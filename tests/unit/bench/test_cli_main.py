@@ -79,7 +79,6 @@ def test_an_unknown_command_is_bad_usage_with_the_nearest(capsys: pytest.Capture
         (["analyze", "x", "--rows", "-1"], "option-value", "--rows -1"),
         (["core-util"], "option-missing", "core-util FILE.csv"),
         (["history"], "option-missing", "bertbench history"),
-        (["collect", "x"], "option-missing", "--out"),
         (["perfetto", "/no/such/trace"], "path-missing", "/no/such/trace"),
         (["speed-of-light", "--rounds", "2"], "option-value", "--rounds 2"),
         (["speed-of-light", "--levers", "fp8", "--device", "cpu"], "device-unsupported", "bertbench throughput"),
