@@ -36,7 +36,7 @@ GROUPS: Groups = {
         "start", "stop", "min_steps", "max_steps", "max_seconds", "precision_target", "memory_limit_gib",
         "time_budget", "timeout_seconds", "retry_failed",
     ),
-    "output": ("json", "out", "output", "csv", "rows", "price_per_hour", "log_to", "log_every", "metrics_file"),
+    "output": ("json", "out", "output", "csv", "rows", "price_per_hour", "log_to", "log_every"),
 }  # fmt: skip
 """Headings in the help of every command. A dataclass of options can add its own as GROUPS."""
 

@@ -3,7 +3,6 @@
 import dataclasses
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 from bench.cli.progress import note
@@ -22,7 +21,6 @@ def session(
     options: LaunchOptions,
     *,
     retry_failed: bool = False,
-    metrics: Path | None = None,
 ) -> Iterator[Session]:
     """Lock a run directory for a call that runs trials in it, and show on the terminal how far each is.
 
@@ -32,9 +30,8 @@ def session(
         devices: where they run.
         options: how they run.
         retry_failed: whether failed ones run again.
-        metrics: file to keep up to date with the trial that runs.
     """
-    with locked(run), trial_display(metrics=metrics) as display:
+    with locked(run), trial_display() as display:
         yield Session(
             run=run, request=request, devices=devices, options=dataclasses.replace(options, look=display.look),
             progress=display.show, note=note, retry_failed=retry_failed,

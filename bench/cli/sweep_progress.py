@@ -4,16 +4,14 @@ import math
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 from analysis.wording import strategy_label
-from bench.cli.progress import note, terminal_text
+from bench.cli.progress import terminal_text
 from bench.cli.trial_display import TrialDisplay
 from bench.machine.devices import Devices
 from bench.plan.options import AUTO, resolve_strategy
 from bench.plan.sweep import Progress, Session, expected_seconds, finished_result
-from bench.run.metrics_file import MetricsFile
 from records.trial import Trial
 
 
@@ -25,23 +23,17 @@ def show_progress(number: int, count: int, trial: Trial, result: Mapping[str, An
 
 
 @contextmanager
-def trial_display(show: Progress = show_progress, metrics: Path | None = None) -> Iterator[TrialDisplay]:
+def trial_display(show: Progress = show_progress) -> Iterator[TrialDisplay]:
     """Hand out what shows trials, by `show`, and how far each is, and take its line away at the end.
 
     Args:
         show: how to show that a trial begins or ends.
-        metrics: file to keep up to date with the trial that runs.
     """
-    display = TrialDisplay(show, describe, metrics=metrics_file(metrics))
+    display = TrialDisplay(show, describe)
     try:
         yield display
     finally:
         display.clear()
-
-
-def metrics_file(path: Path | None) -> MetricsFile | None:
-    """Return what --metrics-file asks for; None for none."""
-    return None if path is None else MetricsFile(path, note)
 
 
 def announce(session: Session, trials: Sequence[Trial], budget: float | None = None) -> None:

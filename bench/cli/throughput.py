@@ -19,7 +19,6 @@ from bench.cli.sweep_progress import announce, tell_of_cpu
 from bench.cluster.inside import run_trial_inside
 from bench.cluster.world import World, joined_world
 from bench.machine.devices import Devices, find_devices, free_memory_share
-from bench.plan.options import METRICS_HELP, check_metrics_file
 from bench.plan.rounds import Verdict, add_rounds, check_reference, spends
 from bench.plan.sweep import record_request, result_rows, run_trials
 from bench.plan.trials import Sweep, expand
@@ -51,7 +50,6 @@ class ThroughputOptions(RetryOptions):
     time_budget: float | None = None
     """Add rounds of the fastest configuration until its comparison with hf is conclusive or this time in s is spent;
     --rounds is 1 by default then. Configurations that do not fit into the time are left to the next call."""
-    metrics_file: Annotated[Path | None, tyro.conf.arg(help=METRICS_HELP)] = None
     max_batch_search: bool = False
     """Find the largest batch that fits, from the first of --batch-sizes up."""
     max_batch_limit: int = 4096
@@ -65,7 +63,6 @@ class ThroughputOptions(RetryOptions):
 
     def __post_init__(self) -> None:
         """Refuse options that exclude each other."""
-        check_metrics_file(self.metrics_file)
         if any(number < 1 for number in self.nodes):
             raise UsageError(
                 "option-value", f"--nodes {' '.join(map(str, self.nodes))}: every number must be at least 1"
@@ -129,10 +126,7 @@ def run(options: ThroughputOptions) -> Result:
     added: list[Trial] = []
     verdicts: list[Verdict] = []
     notes: list[str] = []
-    with session(
-        directory, request, devices, launch, retry_failed=options.retry_failed,
-        metrics=options.metrics_file,
-    ) as call:  # fmt: skip
+    with session(directory, request, devices, launch, retry_failed=options.retry_failed) as call:
 
         def measure(
             some: Sequence[Trial], enough: Callable[[int], bool] = lambda place: False
@@ -197,12 +191,6 @@ def _inside(options: ThroughputOptions, run: RunDirectory, devices: Devices, wor
             "option-not-applicable",
             "--max-batch-search, --input-only and --against-synthetic start their ranks themselves: "
             "run this without the launcher",
-        )
-    if options.metrics_file is not None:
-        raise UsageError(
-            "option-not-applicable",
-            "--metrics-file: in a world started by a launcher no process watches the ranks: omit the option, or run "
-            "this without the launcher",
         )
     trials = expand(options.sweep, devices, world=world)
     if len(trials) != 1:
@@ -285,7 +273,7 @@ def _largest_batches(options: ThroughputOptions, devices: Devices, run: RunDirec
     if sweep.memory_limit_gib != options.sweep.memory_limit_gib:
         note(f"memory limit per rank: {sweep.memory_limit_gib:.1f} GiB (--memory-limit-gib)")
     found: list[dict[str, Any]] = []
-    with session(run, request, devices, launch, metrics=options.metrics_file) as call:
+    with session(run, request, devices, launch) as call:
         measure = measured_trials(call)
         for start in starts:
             outcome = explore(largest_batch(start, options.max_batch_limit, options.max_batch_step), measure)

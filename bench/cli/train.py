@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar
 from bench.cli.options import Printed, check_task, parse, plain_words, run_folder
 from bench.cli.progress import note, terminal_text
 from bench.cli.result import Result
-from bench.cli.sweep_progress import metrics_file
 from bench.cli.train_progress import TrainProgress, append_log, duration
 from bench.cluster.inside import follow
 from bench.cluster.world import World, joined_world, leading
@@ -25,7 +24,7 @@ from bench.run.processes import StopRequest
 from bert.tasks import check_task_options, task_data
 from bert.tasks.base import Trained
 from common import locks
-from common.errors import BertbenchError, InputError, StorageError, UsageError
+from common.errors import BertbenchError, InputError, StorageError
 from common.flags import flag
 from common.scores import evaluation_text, in_words, parts_text
 from records.run import TrialDirectory
@@ -130,19 +129,8 @@ def read_words(words: list[str], program: str) -> TrainCall:
 
 
 def parse_trainings(task: str, words: list[str]) -> TrainOptions:
-    """Return the training options of a command that makes several trainings.
-
-    Raises:
-        UsageError: as `parse`, or --metrics-file is given: trainings may run side by side, and the file describes one.
-    """
-    options = parse(TrainOptions, [task, *words], "bertbench train")
-    if options.metrics_file is not None:
-        raise UsageError(
-            "option-not-applicable",
-            f"--metrics-file {options.metrics_file} describes one run: give it to `bertbench train` or `bertbench "
-            "throughput`",
-        )
-    return options
+    """Return the training options of a command that makes several trainings. Raises UsageError as `parse` does."""
+    return parse(TrainOptions, [task, *words], "bertbench train")
 
 
 def run(call: TrainCall) -> Result:
@@ -167,7 +155,7 @@ def run(call: TrainCall) -> Result:
         is_new = not place.path.exists()
         plan = plan_training(options, devices, world)
         check_space(place, plan)
-        progress = TrainProgress(stop, _log_of(options), metrics_file(options.metrics_file))
+        progress = TrainProgress(stop, _log_of(options))
         with locks.locked(place.path, "another call", "wait for it, or choose another --out"):
             check_continues(place, plan)
             if devices.note and options.device == "auto" and not options.json:

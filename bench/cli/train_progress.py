@@ -9,13 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from bench.cli.progress import note
-from bench.run.metrics_file import MetricsFile
 from bench.run.processes import StopRequest
 from common.atomic import storage_errors
 from common.scores import evaluation_text
 from records.run import TrialDirectory
 from records.training import events_jsonl
-from records.trial import Trial
 
 _LOOK_SECONDS = 0.2
 _MOST_NAMES = 4
@@ -24,12 +22,10 @@ _MOST_NAMES = 4
 class TrainProgress:
     """Watches a launch and shows the events of its events.jsonl on stderr."""
 
-    def __init__(self, stop: StopRequest, log: Path | None = None, metrics: MetricsFile | None = None) -> None:
-        """Show events on stderr, append them with timestamps to the file `log`, and keep `metrics` up to date."""
+    def __init__(self, stop: StopRequest, log: Path | None = None) -> None:
+        """Show events on stderr and append them with timestamps to the file `log`."""
         self._stop = stop
         self._log = log
-        self._metrics = metrics
-        self._trial: Trial | None = None
         self._directory: TrialDirectory | None = None
         self._next_look = 0.0
         self._position = 0
@@ -39,7 +35,6 @@ class TrainProgress:
     def begin(self, directory: TrialDirectory) -> None:
         """Start to show an attempt."""
         self._directory, self._position = directory, 0
-        self._trial = None if self._metrics is None else directory.read_trial()
 
     def stop_wanted(self) -> bool:
         """Return whether the ranks should save and exit."""
@@ -54,16 +49,12 @@ class TrainProgress:
             return
         self._next_look = time.monotonic() + _LOOK_SECONDS
         self._show_new()
-        if self._metrics is not None and self._trial is not None and self._directory is not None:
-            self._metrics.look(self._trial, self._directory)
 
     def heard(self, event: Mapping[str, Any]) -> None:
         """Take an event; subclasses decide by it."""
 
     def end(self) -> None:
         """Show the remaining events and end the line."""
-        if self._metrics is not None:
-            self._metrics.end()
         self._show_new()
         if self._open_line:
             print(file=sys.stderr)

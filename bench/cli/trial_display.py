@@ -14,8 +14,6 @@ from records.trial import Trial
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
 
-    from bench.run.metrics_file import MetricsFile
-
 # A line a second: drawing takes the harness some 2 ms, and on a CPU-only machine that core is the trial's.
 _SECONDS = 1.0
 # More than a row of a CSV of steps has.
@@ -30,13 +28,9 @@ class TrialDisplay:
     """
 
     def __init__(
-        self,
-        show: Show,
-        describe: Callable[[Trial], str],
-        clock: Callable[[], float] = time.monotonic,
-        metrics: "MetricsFile | None" = None,
+        self, show: Show, describe: Callable[[Trial], str], clock: Callable[[], float] = time.monotonic
     ) -> None:
-        self._show, self._describe, self._clock, self._metrics = show, describe, clock, metrics
+        self._show, self._describe, self._clock = show, describe, clock
         self._terminal = sys.stderr.isatty()
         self._head = ""
         self._bar: tuple[Progress, TaskID] | None = None
@@ -45,8 +39,6 @@ class TrialDisplay:
 
     def show(self, number: int, count: int, trial: Trial, result: Mapping[str, Any] | None, known: bool) -> None:
         """Take in that a trial begins or has ended; arguments as bench.plan.sweep.Progress has them."""
-        if self._metrics is not None and result is not None:
-            self._metrics.end(result)
         self.clear()
         self._head, self._first, self._next = f"[{number}/{count}] {self._describe(trial)}", None, 0.0
         if result is not None or not self._terminal:
@@ -54,8 +46,6 @@ class TrialDisplay:
 
     def look(self, trial: Trial, directory: TrialDirectory) -> None:
         """Bring the line up to date; called while the trial runs, as often as one likes."""
-        if self._metrics is not None:
-            self._metrics.look(trial, directory)
         now = self._clock()
         if not self._terminal or now < self._next:
             return
@@ -72,8 +62,6 @@ class TrialDisplay:
 
     def clear(self) -> None:
         """Take the line away: no trial runs any more."""
-        if self._metrics is not None:
-            self._metrics.end()
         if self._bar is not None:
             self._bar[0].stop()
             self._bar = None

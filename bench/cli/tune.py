@@ -112,7 +112,7 @@ OPTIONS = {"tune TASK": TuneOptions}
 # Options of a training that do not change its result, or that define the comparison.
 _NOT_SEARCHED = (
     "task", "file", "benchmark_task", "phase", "out", "json", "device", "devices", "threads", "max_seconds", "log_to",
-    "metrics_file", "log_every", "save_every", "keep", "eval_every", "eval_data", "eval_samples", "best_by",
+    "log_every", "save_every", "keep", "eval_every", "eval_data", "eval_samples", "best_by",
     "deepspeed_config",
 )  # fmt: skip
 # Options above that may change between calls.

@@ -2,7 +2,6 @@
 
 import dataclasses
 from collections.abc import Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
@@ -17,14 +16,6 @@ from common.flags import choice_of, flag
 from common.registry import lookup
 
 AUTO = "auto"
-METRICS_HELP = "File in Prometheus' text format to renew each second with the state of the run; default no file."
-"""Help of --metrics-file."""
-
-
-def check_metrics_file(path: Path | None) -> None:
-    """Refuse a --metrics-file that is a folder or a device, which no file may replace. Raises UsageError."""
-    if path is not None and path.exists() and not path.is_file():
-        raise UsageError("option-value", f"--metrics-file {path} is not a regular file: give the path of a file")
 
 
 def resolve_strategy(name: str, world_size: int) -> str:

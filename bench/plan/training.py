@@ -15,7 +15,7 @@ from bench.cluster.world import World
 from bench.implementations import OURS, TRAININGS
 from bench.loggers.base import check_loggers
 from bench.machine.devices import Devices
-from bench.plan.options import AUTO, METRICS_HELP, TaskFlags, check_metrics_file, resolve_precision, resolve_strategy
+from bench.plan.options import AUTO, TaskFlags, resolve_precision, resolve_strategy
 from bench.plan.starting_model import (
     TRAINS_GIVEN,
     check_model,
@@ -163,13 +163,11 @@ class TrainOptions:
     """CPU threads per process; default an equal share."""
     log_to: tuple[str, ...] = ()
     """Loggers; default tensorboard, and mlflow if MLFLOW_RUN_ID names a run."""
-    metrics_file: Annotated[Path | None, tyro.conf.arg(help=METRICS_HELP)] = None
     json: bool = False
     """Print the result as JSON on stdout; progress goes to stderr."""
 
     def __post_init__(self) -> None:
         """Refuse values out of range; the rest is checked with the settings of the run."""
-        check_metrics_file(self.metrics_file)
         for name in ("devices", "threads"):
             value = getattr(self, name)
             if value is not None and value < 1:

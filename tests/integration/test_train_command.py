@@ -8,7 +8,6 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from prometheus_client.parser import text_string_to_metric_families
 from support.cli import ROOT
 from support.train_cli import STEPS, TrainCli, kill_all, wait_for_steps
 from support.training_runs import shards
@@ -21,7 +20,7 @@ from records.training import TrainRun, read_events
 def whole(data: Path, tmp_path_factory: pytest.TempPathFactory) -> TrainCli:
     """A run of one rank that nothing interrupted."""
     cli = TrainCli(data, tmp_path_factory.mktemp("whole") / "run")
-    done = cli.run("--metrics-file", str(cli.out.with_suffix(".prom")))
+    done = cli.run()
     assert done.returncode == 0, done.stderr
     (cli.out / "stdout.txt").write_text(done.stdout)
     (cli.out / "stderr.txt").write_text(done.stderr)
@@ -48,20 +47,6 @@ def test_a_run_leaves_curve_checkpoints_events_scalars_and_a_table(whole: TrainC
     assert whole.state()["finished"] and whole.state()["checkpoint"] == "step-0000024"
     assert whole.result()["outcome"]["evaluation"]["samples"] == 20
     assert attempt.env_json.exists() and attempt.telemetry_csv(0).exists() and "step 24/24" in attempt.log.read_text()
-
-
-def test_the_metrics_file_tells_how_the_training_ended(whole: TrainCli) -> None:
-    text = whole.out.with_suffix(".prom").read_text()
-    families = {found.name: found for found in text_string_to_metric_families(text)}
-    (attempt,) = TrainRun(whole.out).attempts()
-    steps = attempt.read_steps(0)
-    (made,) = families["bertbench_steps"].samples
-    labels = {"task": "pretrain", "preset": "tiny", "precision": "fp32", "trial": attempt.path.name}
-    assert (made.labels, made.value) == (labels, STEPS)
-    assert families["bertbench_tokens"].samples[0].value == sum(row["real_tokens"] for row in steps)
-    assert families["bertbench_loss"].samples[0].value == steps[-1]["loss"]
-    assert [one.labels["status"] for one in families["bertbench_status"].samples if one.value] == ["ok"]
-    assert families["bertbench_peak_memory_bytes"].samples[0].value >= whole.result()["peak_memory_bytes"]
 
 
 def test_tensorboard_reads_the_scalars(whole: TrainCli) -> None:

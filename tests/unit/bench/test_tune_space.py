@@ -132,4 +132,4 @@ def test_settings_of_a_training_can_be_searched_and_what_decides_on_comparison_c
         kinds.items()
     )
     assert kinds["activation_checkpointing"] is bool
-    assert not {"out", "json", "eval_every", "eval_data", "threads", "task", "log_to", "metrics_file"} & set(kinds)
+    assert not {"out", "json", "eval_every", "eval_data", "threads", "task", "log_to"} & set(kinds)
