@@ -1,6 +1,6 @@
-"""Figures of task data and scores: feature extraction, SQuAD no-answer scores, GAP."""
+"""Figures of task data and scores: SQuAD no-answer scores, GAP."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +13,6 @@ from analysis.render.figure import (
     Dash,
     Figure,
     Line,
-    Marker,
     Matrix,
     Panel,
     Rule,
@@ -32,101 +31,6 @@ def _outline(
     return Line(
         name=name, x=[edges[0], *edges], y=[0.0, *shares, 0.0], colour=colour, dash=dash, step="after"
     )  # fmt: skip
-
-
-@dataclass(frozen=True, slots=True)
-class ScalingPoint:
-    """One transfer mode with one number of workers."""
-
-    mode: str
-    workers: int
-    seconds: float
-    rounds: Sequence[float]
-    """Seconds of every round."""
-    shares: Mapping[str, float]
-    """Parts of the time; they add up to `seconds`."""
-
-
-_SHARES = ("pale", "grey", "blue", "sky", "vermilion", "green", "orange", "pink")
-_MODES: tuple[tuple[str, Marker, Dash], ...] = (
-    ("blue", "circle", "solid"), ("vermilion", "square", "dashed"), ("green", "triangle", "dotted"),
-)  # fmt: skip
-_LEAST_LABELLED = 0.06
-"""Smallest share of the tallest bar that gets a label."""
-
-
-def squad_scaling_figure(points: Sequence[ScalingPoint], title: str = "", note: str = "") -> Figure:
-    """Return time by workers with the ideal line, and its parts as stacked bars.
-
-    Args:
-        points: at least one; all with the same names of shares.
-        title: name of the data.
-        note: a line below the panels, such as the machine.
-    """
-    workers = sorted({point.workers for point in points})
-    modes = list(dict.fromkeys(point.mode for point in points))
-    lines: list[Series] = []
-    for mode, (colour, marker, dash) in zip(modes, _MODES, strict=False):
-        line = sorted((point for point in points if point.mode == mode), key=lambda point: point.workers)
-        lines.append(
-            Line(
-                name=short_label(mode),
-                x=[point.workers for point in line],
-                y=[point.seconds for point in line],
-                low=[min(point.rounds) for point in line],
-                high=[max(point.rounds) for point in line],
-                colour=colour,
-                marker=marker,
-                dash=dash,
-            )
-        )
-    first = min((point for point in points if point.workers == workers[0]), key=lambda point: point.seconds)
-    ideal = [first.seconds * first.workers / number for number in workers]
-    lines.append(Line(name="ideal: time / workers", x=workers, y=ideal, colour="note", dash="dotted"))
-    ordered = sorted(points, key=lambda point: (point.workers, point.mode))
-    ticks = [(float(place), f"{point.workers}\n{short_label(point.mode)}") for place, point in enumerate(ordered)]
-    return Figure(
-        name="squad-scaling",
-        title="Feature extraction time",
-        panels=[
-            Panel(
-                title=short_label(title) or "Feature extraction time",
-                x=Axis(label="worker processes", ticks=[(number, f"{number}") for number in workers],
-                       low=workers[0] - 0.5, high=workers[-1] + 0.5),
-                y=Axis(label="seconds, bars: all rounds", low=0),
-                series=lines,
-                legend="inside",
-            ),
-            Panel(
-                title="Parts of the time",
-                x=Axis(label="worker processes", ticks=ticks, grid=False),
-                y=Axis(label="seconds"),
-                series=_share_bars(ordered),
-                legend="right",
-            ),
-        ],
-        columns=2,
-        widths=(2, 3),
-        note=note,
-    )  # fmt: skip
-
-
-def _share_bars(ordered: Sequence[ScalingPoint]) -> list[Bars]:
-    tallest = max(point.seconds for point in ordered)
-    below = np.zeros(len(ordered))
-    found = []
-    for name, colour in zip(ordered[0].shares, _SHARES, strict=False):
-        heights = np.array([point.shares[name] for point in ordered])
-        labels = [
-            f"{100 * height / point.seconds:.0f} %" if height >= _LEAST_LABELLED * tallest else ""
-            for height, point in zip(heights, ordered, strict=True)
-        ]
-        found.append(
-            Bars(name=short_label(name), colour=colour, at=range(len(ordered)), begin=below, end=below + heights,
-                 labels=labels)
-        )  # fmt: skip
-        below = below + heights
-    return found
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,10 +28,6 @@ COMMANDS: dict[str, str | Group] = {
         "kind",
         {
             "pretrain": ("bench.cli.data_pretrain", "dumps and text -> HDF5 shards of pretraining instances"),
-            "squad-scaling": (
-                "bench.cli.data_squad_scaling",
-                "measure SQuAD preprocessing by number of workers",
-            ),
             "download": ("bench.cli.data_download", "download Wikipedia, SQuAD or books, by name"),
             "check": ("bench.cli.data_check", "header, counts and ten decoded rows of prepared data"),
         },

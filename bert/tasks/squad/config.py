@@ -12,7 +12,6 @@ from common.errors import UsageError
 from common.flags import Groups, flag
 
 Mode = Literal["merge", "spill"]
-MODES: tuple[Mode, ...] = ("merge", "spill")
 _DEFAULTS: dict[str, Any] = {field.name: field.default for field in fields(Settings)}
 _WORDS = {"training": ("train",), "evaluation": ("dev", "test", "valid", "eval")}
 DEFAULT_OUTPUT = Path("runs/squad")

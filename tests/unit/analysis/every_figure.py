@@ -212,16 +212,6 @@ def attempt(number: int) -> Any:
 
 def of_tasks() -> Iterator[Figure]:
     rng = np.random.default_rng(2)
-    shares = {"start": 2.0, "reading": 1.0, "features": 5.0, "transfer": 1.5, "writing": 0.5}
-    yield task_figures.squad_scaling_figure(
-        [
-            task_figures.ScalingPoint(mode, workers, 10 / workers, [9.5 / workers, 11 / workers],
-                                      {name: value / workers for name, value in shares.items()})
-            for mode in ("pickle", "shared") for workers in (1, 2, 4)
-        ],
-        "11,873 questions of dev-v2.0.json",
-        "2 CPUs. The start of the processes is part of the time. " * 3,
-    )  # fmt: skip
     best = [task_figures.Best("exact match", 70.0, -0.5), task_figures.Best("F1", 73.0, 0.25)]
     thresholds = np.linspace(-8, 9, 300)
     scores = 70 - (thresholds + 0.5) ** 2 / 4

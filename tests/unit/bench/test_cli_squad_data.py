@@ -1,11 +1,10 @@
-"""`bertbench data squad` and `data squad-scaling`: what they print and write."""
+"""`bertbench data squad`: what it prints."""
 
-import csv
 import json
 from pathlib import Path
 
 import pytest
-from support.commands import document, result, text
+from support.commands import document, result
 from support.refusals import refused
 from support.squad_columns import dataset, paragraph, question, small_vocabulary
 
@@ -33,30 +32,6 @@ def test_the_summary_says_what_was_made_and_what_was_left_out(
 def test_bad_input_is_one_message_and_exit_code_2(given: list[str]) -> None:
     with refused("data-mismatch", "--squad-version 1.1", "auto"):
         result("data", "squad", *given, "--squad-version", "2.0")
-
-
-def test_scaling_writes_a_table_and_a_picture_of_both_modes(given: list[str], tmp_path: Path) -> None:
-    out = tmp_path / "scaling"
-    assert "2 questions" in text(
-        result("data", "squad-scaling", *given, "--workers", "1", "--rounds", "2", "--out", str(out)).blocks
-    )
-    document = json.loads((out / "squad-scaling.json").read_text())
-    assert [(row["mode"], row["workers"], len(row["rounds"])) for row in document["rows"]] == [
-        ("merge", 1, 2),
-        ("spill", 1, 2),
-    ]
-    for row in document["rows"]:
-        assert sum(row["shares"].values()) == pytest.approx(row["seconds"])
-        assert {"tokenising", "windowing", "transfer", "writing"} <= set(row["shares"])
-    with (out / "squad-scaling.csv").open() as file:
-        assert [row["mode"] for row in csv.DictReader(file)] == ["merge", "spill"]
-    assert (out / "squad-scaling.png").read_bytes().startswith(b"\x89PNG")
-    assert sorted(path.name for path in out.iterdir()) == [
-        "squad-scaling.csv",
-        "squad-scaling.json",
-        "squad-scaling.png",
-    ]
-    assert run(["data", "squad-scaling", *given, "--workers", "5000", "--out", str(out)]) == 2
 
 
 @pytest.mark.parametrize("told", ["capitals, which lowercased text", "no piece of the vocabulary has a"])

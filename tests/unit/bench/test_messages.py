@@ -16,12 +16,12 @@ from bert.tasks.classify.store import add_run
 from common.errors import Code
 
 
-@pytest.mark.parametrize("task", ["gap", "squad", "squad-scaling"])
+@pytest.mark.parametrize("task", ["gap", "squad"])
 def test_an_input_that_is_not_there_is_said_before_its_name_is_read(
     task: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     argv = ["--input", str(tmp_path / "nosuch.tsv"), "--vocab", str(gap_files.vocabulary(tmp_path / "vocab.txt"))]
-    assert run(["data", task, *argv, "--out" if task == "squad-scaling" else "--output", str(tmp_path / "out")]) == 2
+    assert run(["data", task, *argv, "--output", str(tmp_path / "out")]) == 2
     check_refusal(capsys.readouterr().err, "path-missing", "nosuch.tsv")
     assert not (tmp_path / "out").exists()
 
