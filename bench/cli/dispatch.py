@@ -56,7 +56,6 @@ COMMANDS: dict[str, str | Group] = {
     "report": "bench.cli.report",
     "compare": "bench.cli.compare",
     "history": "bench.cli.history",
-    "completion": "bench.cli.completion",
 }
 """Commands by name; a module is imported when its command is called."""
 

@@ -20,7 +20,7 @@ from common.errors import BertbenchError
 
 _BEGIN_AGAIN = (
     "doctor", "data csv", "convert", "predict", "eval", "results", "analyze", "core-util", "allreduce", "perfetto",
-    "submit", "report", "compare", "history", "completion", "measure",
+    "submit", "report", "compare", "history", "measure",
 )  # fmt: skip
 """Commands that do not resume: another call starts again."""
 
@@ -59,7 +59,6 @@ Measures and explains BERT training speed. Start: `bertbench doctor`.
   launch, submit           run on nodes; submit a cluster job
   report                   write an HTML report of a run or a profile
   compare, history         find regressions: between two runs, over many runs
-  completion               shell completion
 
 Options and examples: bertbench COMMAND --help. Version: bertbench -V.
 """
