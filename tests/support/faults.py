@@ -72,10 +72,6 @@ class Ended:
     output: str
     errors: str
 
-    @property
-    def last_line(self) -> str:
-        return self.errors.strip().splitlines()[-1] if self.errors.strip() else "(nothing was said)"
-
 
 @dataclass
 class Call:
