@@ -42,7 +42,6 @@ def test_any_number_of_workers_and_either_mode_give_the_same_bytes(
         monkeypatch.setattr(parts, "MOST_UNIT_BYTES", unit)
         made = make(source, vocab, tmp_path / f"{mode}{workers}{unit}", split=split, mode=mode, workers=workers)
         assert made.workers == min(workers, cpu_count())
-        assert sum(made.shares.values()) == pytest.approx(made.seconds)
         assert sorted(path.suffix for path in made.features.parent.glob("squad*")) == [".json", ".safetensors"]
         found.add((made.features.read_bytes(), json.dumps(made.counts.numbers, sort_keys=True)))
     assert len(found) == 1

@@ -36,8 +36,6 @@ from bert.tasks.squad.windows import NO_ANSWER
 from common.atomic import storage_errors
 from common.errors import InputError, StorageError, UsageError
 
-SHARES = ("reading", "starting", "tokenising", "windowing", "transfer", "writing")
-"""Where the time of a preparation goes: of several processes' work, the time divided by their number."""
 UNITS_PER_WORKER = 4
 LEAST_UNIT_BYTES, MOST_UNIT_BYTES = 2**17, 2**20
 """Bytes of JSON in a unit of work."""
@@ -71,16 +69,13 @@ def make_and_keep(unit: Unit, place: Place) -> Part:
     if place is None:
         return part
     assert isinstance(part.columns, dict)
-    began = time.monotonic()
     columns = {name: [values] for name, values in part.columns.items()}
     if place == "memory":
         part.columns = _in_memory(columns) or part.columns
-        part.seconds["transfer"] = time.monotonic() - began
         return part
     part.columns = path = place / f"{unit.number}.safetensors"
     with storage_errors(path), path.open("wb") as file:
         write_columns(file, columns, {})
-    part.seconds["writing"] = time.monotonic() - began
     return part
 
 
@@ -139,24 +134,6 @@ def cut(paragraphs: Sequence[RawParagraph], workers: int) -> Iterator[Sequence[R
         yield run
 
 
-def shares_of(parts: Sequence[Part], workers: int, began: float, made: float) -> dict[str, float]:
-    """Return where the time since `began` went; what was found by `made` was made by workers at the same time."""
-    shares = dict.fromkeys(SHARES, 0.0)
-    for part in parts:
-        for name, seconds in part.seconds.items():
-            shares[name] += seconds / workers
-    if workers > 1:
-        first: dict[int, float] = {}
-        for part in parts:
-            first[part.process] = min(part.began, first.get(part.process, part.began))
-        # A process that got nothing to do was starting all the time.
-        idle = (workers - len(first)) * (made - began)
-        shares["starting"] = (sum(max(0.0, start - began) for start in first.values()) + idle) / workers
-    shares["transfer"] = max(0.0, made - began - sum(shares.values()))
-    shares["writing"] += time.monotonic() - made
-    return shares
-
-
 _GZIP_RATIO = 5
 """Of SQuAD's JSON, about."""
 SMALL_BYTES = 16 * 2**20
@@ -169,15 +146,13 @@ class SquadSummary(Summary):
 
     TOLD = (
         *("input", "features", "settings", "kept", "counts", "examples"),
-        *("workers", "mode", "seconds", "shares", "notes"),
+        *("workers", "mode", "seconds", "notes"),
     )
 
     features: Path
     settings: Settings
     workers: int
     mode: Mode
-    shares: Mapping[str, float]
-    """Seconds by SHARES; they add up to `seconds`."""
 
 
 def prepare(config: SquadConfig, progress: Progress, pool: Workers | None = None) -> list[SquadSummary]:
@@ -210,16 +185,10 @@ def _prepare(config: SquadConfig, path: Path, split: str, progress: Progress, po
         with _started(workers, config.vocab, vocabulary) if is_new and not pool else nullcontext():
             dataset = read_dataset(path, config.squad_version)
             settings = _settings(config, split, dataset.version, vocabulary)
-            read = time.monotonic() - began
-        starting = time.monotonic() - began - read
         work = _Work(config, dataset, settings, progress, workers)
         source = Source(content=dataset.fingerprint, settings=settings, origin=_origin(dataset), make=work.make)
         features, counts, kept = keep_or_make(FORM, config.output, source, vocabulary, config.vocab, notes)
-    shares = {**dict.fromkeys(SHARES, 0.0), "reading": time.monotonic() - began}
     if not kept:
-        shares = shares_of(work.parts, workers.count, work.began, work.made)
-        shares["reading"] += read
-        shares["starting"] += starting
         notes += sorted({part.note for part in work.parts if part.note})
     return SquadSummary(
         input=path,
@@ -229,8 +198,7 @@ def _prepare(config: SquadConfig, path: Path, split: str, progress: Progress, po
         counts=counts,
         workers=count,
         mode=config.mode,
-        seconds=sum(shares.values()),
-        shares=shares,
+        seconds=time.monotonic() - began,
         notes=(
             *notes,
             *_notes_of(config, counts),
@@ -297,16 +265,12 @@ class _Work:
     workers: Workers
     parts: list[Part] = field(default_factory=list)
     """What `make` made."""
-    began: float = 0.0
-    made: float = 0.0
 
     def make(self) -> tuple[list[Columns], Counts]:
         """Make the parts of the file, by all workers; return them and their counts."""
-        self.began = time.monotonic()
         path = self.config.output / FORM.file_name(self.settings, self.dataset.fingerprint)
         with parts_place(self.config.mode, path, self.workers.count) as place:
             self.parts = list(self._parts(place))
-        self.made = time.monotonic()
         counts = Counts({"articles": self.dataset.articles})
         for part in self.parts:
             counts.merge(part.counts.to_json())

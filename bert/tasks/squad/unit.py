@@ -6,7 +6,6 @@ ends, and the size of /dev/shm does not matter. Imports no torch.
 """
 
 import os
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -112,13 +111,8 @@ class Part:
     """Themselves, or the file that they were written to."""
     ids: tuple[str, ...]
     counts: Counts
-    seconds: dict[str, float] = field(default_factory=dict)
-    """Where the time went: reading, tokenizing, windowing, writing."""
     note: str | None = None
     """Where another tokenizer than the fastest was used, why."""
-    process: int = 0
-    began: float = 0.0
-    """When it began, time.monotonic()."""
 
 
 def forget_words() -> None:
@@ -160,24 +154,19 @@ def make_part(unit: Unit) -> Part:
     Raises:
         InputError: a paragraph is not as it must be; the message says where.
     """
-    began = time.monotonic()
     chosen = _Chosen()
     for place, paragraph in zip(unit.places, parse(unit.path, unit.places, unit.paragraphs), strict=True):
         _choose(chosen, paragraph, unit, place)
-    read = time.monotonic()
     vocabulary, encoder = _encoder(unit.vocabulary, unit.settings.lower_case, unit.settings.vocabulary)
     contexts = encoder.encode(chosen.contexts)
     queries = encoder.encode([question.question for question in chosen.questions])
     spans = None
     if unit.settings.split == "training":
         chosen, queries, spans = _answer_spans(chosen, contexts, queries, encoder)
-    tokenised = time.monotonic()
     columns = _text_columns(chosen)
     columns |= _window_columns(chosen, contexts, queries, spans, unit.settings, vocabulary)
     _count(chosen, columns, contexts, queries, vocabulary)
-    seconds = {"reading": read - began, "tokenising": tokenised - read, "windowing": time.monotonic() - tokenised}
-    note = encoder.tokenizer.note
-    return Part(unit.number, columns, tuple(chosen.ids), chosen.counts, seconds, note, os.getpid(), began)
+    return Part(unit.number, columns, tuple(chosen.ids), chosen.counts, encoder.tokenizer.note)
 
 
 def _choose(chosen: _Chosen, paragraph: Paragraph, unit: Unit, place: Place) -> None:
