@@ -20,7 +20,6 @@ from typing import Self
 from analysis.counters import KernelCounters, Summary, rules_file
 from analysis.readers.registry import SUPPORTED, Reader, find_reader, read_head
 from analysis.timeline import Timeline
-from analysis.window_choice import WindowChoice
 from common.errors import InputError, MissingToolError, SchemaError, content_code
 from common.redact import redact_text
 from records.run import COLLECTED_FILE, RunDirectory, TrialDirectory
@@ -88,14 +87,13 @@ class Source:
     """What could not be read and why, and what was lost: one sentence each."""
 
 
-def open_sources(*paths: Path, choice: WindowChoice | None = None) -> Source:
+def open_sources(*paths: Path) -> Source:
     """Read everything that the paths hold, as one source: files, folders of ranks, tars, trials.
 
     A run directory stands for its only profiled trial.
 
     Args:
         paths: at least one.
-        choice: the part of the traces that will be analyzed: of a large trace only what it needs is kept.
 
     Raises:
         InputError: a path does not exist, nothing of it can be used (the reason of the first file is given), or a run
@@ -112,7 +110,7 @@ def open_sources(*paths: Path, choice: WindowChoice | None = None) -> Source:
         single = len(files) == 1
         try:
             by_reader = _recognised(files, problems, single)
-            source = _read(paths[0], by_reader, problems, single, choice)
+            source = _read(paths[0], by_reader, problems, single)
         except InputError as error:
             raise InputError(error.code, _of_tars(str(error), scratch, paths)) from error
     problems = [_of_tars(text, scratch, paths) for text in source.problems]
@@ -393,13 +391,12 @@ def _read(
     by_reader: dict[str, tuple[Reader, list[Path]]],
     problems: list[str],
     single: bool,
-    choice: WindowChoice | None,
 ) -> Source:
     timelines: list[Timeline] = []
     counters: list[tuple[Path, KernelCounters]] = []
     summaries: list[Summary] = []
     for reader, files in by_reader.values():
-        for file, content in reader.read_all(files, choice):
+        for file, content in reader.read_all(files):
             if isinstance(content, InputError | MissingToolError):
                 if single:
                     raise content

@@ -1,4 +1,4 @@
-"""What `--window` asks for, as text: marked steps, a named range, or a time. Readers and metrics share it."""
+"""What `--window` asks for, as text: marked steps, a named range, or a time."""
 
 import re
 from collections.abc import Callable, Sequence

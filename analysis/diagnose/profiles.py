@@ -25,7 +25,7 @@ from analysis.metrics.telemetry import telemetry_in_window
 from analysis.metrics.time.ranges import RangeNode, range_tree
 from analysis.sources import Source, open_sources
 from analysis.timeline import Timeline
-from analysis.window_choice import WindowChoice, parse_window
+from analysis.window_choice import parse_window
 from analysis.wording import implementation_label, inert, strategy_label
 from common.atomic import atomic_path
 from common.errors import InputError, SchemaError
@@ -91,13 +91,8 @@ class OpenedProfile:
         return to_do(self.source, findings, self.context)
 
 
-def open_profile(directory: TrialDirectory, choice: WindowChoice | None = None) -> OpenedProfile:
-    """Read what a profiler left for a trial; what cannot be read is a problem, not the end.
-
-    Args:
-        directory: the trial.
-        choice: the part of its traces that will be analyzed, see `open_sources`.
-    """
+def open_profile(directory: TrialDirectory) -> OpenedProfile:
+    """Read what a profiler left for a trial; what cannot be read is a problem, not the end."""
     trial, result = directory.read_trial(), directory.read_result() or {}
     profile = result.get("profile") or {}
     problems: list[str] = []
@@ -112,7 +107,7 @@ def open_profile(directory: TrialDirectory, choice: WindowChoice | None = None) 
     if whole and step_time_ms and trial.start_iteration is not None and trial.stop_iteration is not None:
         window = (trial.stop_iteration - trial.start_iteration) * step_time_ms * 1e6
     try:
-        source = open_sources(directory.path, choice=choice)
+        source = open_sources(directory.path)
     except InputError as error:
         source = Source(path=directory.path, problems=(str(error),))
     source = dataclasses.replace(source, problems=tuple(dict.fromkeys([*problems, *source.problems])))
@@ -149,11 +144,11 @@ def analyze_paths(paths: Sequence[Path], window: str = "steps") -> Analysis:
         InputError: a path does not exist, has nothing to analyze, or no trace has the window.
         UsageError: the window is none.
     """
-    choice = parse_window(window)
-    source = open_sources(*paths, choice=choice)
+    parse_window(window)  # refuses before anything is read
+    source = open_sources(*paths)
     opened = OpenedProfile(source=source, window_ns=None, measured={})
     if len(paths) == 1 and (paths[0] / "trial.json").is_file():
-        opened = open_profile(TrialDirectory(paths[0]), choice)
+        opened = open_profile(TrialDirectory(paths[0]))
     opened = dataclasses.replace(opened, source=in_window(opened.source, window))
     found = opened.explained()
     return Analysis(source=opened.source, findings=tuple(found), advice=tuple(opened.to_do(found)))

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 from analysis.readers.packed import MOST_BYTES, unpacked_stream
-from analysis.window_choice import WindowChoice
 from common.errors import InputError, MissingToolError
 
 # In this order they are asked. A module holds FORM, `recognises(head)` and `read(path)`.
@@ -51,19 +50,15 @@ class Reader:
     name: str
     module: Any
     """Its module: FORM (one of FORMS), `recognises(head) -> bool`, `read(path)` -> one of that form, or a list. A
-    module that reads many files faster together has `read_many(paths, choice)`, which yields what `read_all` yields."""
+    module that reads many files faster together has `read_many(paths)`, which yields what `read_all` yields."""
 
-    def read_all(self, paths: Sequence[Path], choice: WindowChoice | None = None) -> Iterator[tuple[Path, Any]]:
+    def read_all(self, paths: Sequence[Path]) -> Iterator[tuple[Path, Any]]:
         """Yield (file, what is in it), several times for a file that holds several; where it fails, the error.
-
-        Args:
-            paths: the files.
-            choice: the part of a trace that will be analyzed; a reader may leave out what it does not need.
 
         Errors are InputError, and MissingToolError where a tool must read the file and is not installed.
         """
         if hasattr(self.module, "read_many"):
-            yield from self.module.read_many(paths, choice)
+            yield from self.module.read_many(paths)
             return
         for path in paths:
             try:

@@ -76,7 +76,7 @@ def _run(path: Path, options: AnalyzeOptions) -> Result:
     from analysis.sources import profiled_trials
     from analysis.window_choice import parse_window
 
-    choice = parse_window(options.window)
+    parse_window(options.window)  # refuses before anything is read
     directory = RunDirectory(path)
     trials = load_run(directory)
     rows, ratios = [dict(trial.row) for trial in trials], ratios_of(trials, reference(trials))
@@ -85,7 +85,7 @@ def _run(path: Path, options: AnalyzeOptions) -> Result:
     written: list[Path] = []
     code, documents, advised = 0, {}, {}
     for folder in profiled_trials(directory):
-        opened = open_profile(directory.trial(folder.name), choice)
+        opened = open_profile(directory.trial(folder.name))
         try:
             opened = replace(opened, source=in_window(opened.source, options.window))
         except BertbenchError as error:  # the other trials may have the window

@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from analysis.names import collective, kernel_collective
-from analysis.readers.kineto.events import CommunicationArguments, loose_json, whole
-from analysis.readers.kineto.spill import HostCall
+from analysis.readers.kineto.events import CommunicationArguments, HostCall, loose_json, whole
 from analysis.timeline import COLLECTIVE_COLUMNS, ProcessGroup
 
 if TYPE_CHECKING:

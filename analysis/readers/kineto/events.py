@@ -271,6 +271,10 @@ class CommunicationArguments(
     inputs: Raw = _NULL
 
 
+HostCall = tuple[str, str, int, int, CommunicationArguments]
+"""A call of a collective: name, thread, start, end, arguments."""
+
+
 A = TypeVar("A", bound=msgspec.Struct)
 _ARGS = attrgetter("args")
 

@@ -9,7 +9,7 @@ import numpy as np
 from analysis.names import PRECISIONS, is_gpu_library
 from analysis.readers.columns import Codes, Integers, categories
 from analysis.readers.kineto.collectives import collectives
-from analysis.readers.kineto.spill import HostCall
+from analysis.readers.kineto.events import HostCall
 from analysis.readers.kineto.tables import (
     CALL,
     HOST,

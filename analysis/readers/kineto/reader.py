@@ -8,7 +8,6 @@ docs/explanation/analysis.md.
 import gc
 import math
 import re
-import shlex
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
@@ -24,13 +23,11 @@ from analysis.readers.kineto.collectives import process_groups
 from analysis.readers.kineto.events import AnyEvent, Chunk, loose_json, whole, whole_numbers
 from analysis.readers.kineto.frames import Frames
 from analysis.readers.kineto.processes import each
-from analysis.readers.kineto.spill import Spill
 from analysis.readers.kineto.stream import EventStream
 from analysis.readers.kineto.tables import Tables, label
 from analysis.readers.kineto.turns import second_reader
 from analysis.readers.packed import damage_code, unpacked_blocks
 from analysis.timeline import LazyTimeline, Timeline
-from analysis.window_choice import WindowChoice
 from common.errors import InputError
 
 if TYPE_CHECKING:
@@ -90,8 +87,6 @@ def _number(value: object) -> float:
 
 
 FORM = "timelines"
-SPILL_BYTES = 64 << 20
-"""Size of the tables from which a trace with a window is spilled to a file, and narrowed to what the window needs."""
 
 _FIELD = re.compile(
     rb'"(?:traceEvents|deviceProperties|schemaVersion|distributedInfo|baseTimeNanoseconds|trace_id|displayTimeUnit)"\s*:'
@@ -140,21 +135,10 @@ class Content:
     """Its counters, if any."""
 
 
-def _read(path: Path, choice: WindowChoice | None = None, alone: bool = True) -> Content:
-    return _content(path, *_scanned(path, choice, alone))
-
-
-def _scanned(path: Path, choice: WindowChoice | None, alone: bool) -> tuple[EventStream, Tables]:
-    """Read all events; of a large trace with a window, keep what the window needs.
-
-    Args:
-        path: the file.
-        choice: the window, if any.
-        alone: no other file is read meanwhile, so that a second process may help.
-    """
+def _read(path: Path, alone: bool = True) -> Content:
+    """Read all events. Args: alone: no other file is read meanwhile, so that a second process may help."""
     stream = EventStream(path)
     tables = Tables()
-    spill: Spill | None = None
     with _no_collection(), second_reader(path) if alone else nullcontext() as shared:
         for piece in stream.pieces(shared):
             if isinstance(piece, Chunk):
@@ -162,30 +146,8 @@ def _scanned(path: Path, choice: WindowChoice | None, alone: bool) -> tuple[Even
             else:
                 tables.append(piece.found)
             del piece
-            if choice is None:
-                _require_memory(path, tables)
-            elif tables.bytes > SPILL_BYTES:
-                spill = spill or Spill()
-                tables.spill(spill)
-    if spill is not None and choice is not None:
-        from analysis.readers.kineto.narrowing import narrow
-
-        tables.spill(spill)
-        narrow(path, tables, spill, choice)
-    return stream, tables
-
-
-def _require_memory(path: Path, tables: Tables) -> None:
-    """Stop before the tables take more memory than there is, and say how to read a part of the trace."""
-    try:
-        require_memory(path, tables.bytes)
-    except InputError as error:
-        steps = sorted(tables.steps())
-        found = f"the steps {steps[0]} to {steps[-1]} were found so far" if steps else "no marked step was found so far"
-        window = f"step:{steps[len(steps) // 2]}" if steps else "1s..1.5s"
-        remedy = f"or analyze a part, which takes memory for that part alone ({found}): "
-        command = shlex.join(["bertbench", "analyze", str(path), "--window", window])
-        raise InputError(error.code, f"{error}; {remedy}`{command}`") from error
+            require_memory(path, tables.bytes)
+    return _content(path, stream, tables)
 
 
 @contextmanager
@@ -364,18 +326,9 @@ def read_ranks(paths: Sequence[Path], problems: list[str] | None = None) -> list
     return sorted(found, key=lambda timeline: (timeline.rank is None, timeline.rank or 0))
 
 
-def read_many(
-    paths: Sequence[Path], choice: WindowChoice | None = None
-) -> Iterator[tuple[Path, Timeline | KernelCounters | InputError]]:
-    """Yield (file, what is in it) in the order given: a timeline, then counters if any, or why it cannot be read.
-
-    Args:
-        paths: the files.
-        choice: the part of the trace that will be analyzed. Of a single large trace the timeline has what that part
-            needs; several are related to each other, and stay whole.
-    """
-    wanted = choice if choice is not None and choice.is_part and len(paths) == 1 else None
-    for path, content in each(partial(_read, choice=wanted, alone=len(paths) == 1), paths):
+def read_many(paths: Sequence[Path]) -> Iterator[tuple[Path, Timeline | KernelCounters | InputError]]:
+    """Yield (file, what is in it) in the order given: a timeline, then counters if any, or why it cannot be read."""
+    for path, content in each(partial(_read, alone=len(paths) == 1), paths):
         if isinstance(content, InputError):
             yield path, content
             continue

@@ -23,13 +23,12 @@ from analysis.readers.kineto.events import (
     CallArguments,
     Chunk,
     CommunicationArguments,
+    HostCall,
     KernelArguments,
     sizes,
     whole_numbers,
 )
-from analysis.readers.kineto.spill import HostCall, Part, Spill
 from analysis.readers.kineto.unknown import Unknown
-from analysis.readers.steps import marked_steps
 from analysis.timeline import EVALUATES, HOST_NS, MODULE
 
 OPERATOR, RANGE, CALL, HOST, WORK, COUNTERS = "operator", "range", "call", "host", "work", "counters"
@@ -125,9 +124,7 @@ class Tables:
         """Arguments of communication kernels by place of the kernel."""
         self.counted: list[tuple[AnyEvent, int, int]] = []
         """Events that hold counters of a kernel, their starts and durations."""
-        self._spilled_groups: tuple[dict[Any, CommunicationArguments], ...] = ({}, {})
         self.unknown = Unknown()
-        self._spilled_work = 0
         self._columns = {table: Columns() for table in _COLUMNS}
         self._spans_of_thread: Counter[int] = Counter()
         self._multiplies = _Marks(_is_gemm)
@@ -137,17 +134,12 @@ class Tables:
     @property
     def has_work(self) -> bool:
         """Whether any work of a GPU was found."""
-        return self._columns[WORK].rows + self._spilled_work > 0
+        return self._columns[WORK].rows > 0
 
     @property
     def bytes(self) -> int:
         """What the columns take."""
         return sum(columns.bytes for columns in self._columns.values())
-
-    def steps(self) -> set[int]:
-        """Return the numbers of the marked steps that were found."""
-        found = (marked_steps([label(name) for name in self.names[table]]) for table in (OPERATOR, RANGE))
-        return set(np.concatenate(list(found)).tolist()) - {-1}
 
     def add(self, chunk: Chunk) -> None:
         """Sort the events of a chunk into the tables."""
@@ -288,7 +280,7 @@ class Tables:
         if kind != "kernel":
             return
         rows = np.flatnonzero(self.names[WORK].flags(_is_collective)[names]).tolist()
-        before = self._columns[WORK].rows + self._spilled_work
+        before = self._columns[WORK].rows
         for row, said in zip(rows, Arguments(CommunicationArguments).of([events[row] for row in rows]), strict=True):
             self.kernel_calls[before + row] = said
 
@@ -297,7 +289,7 @@ class Tables:
 
         Names, threads and inputs get the numbers that `add` would have given them.
         """
-        before = self._columns[WORK].rows + self._spilled_work
+        before = self._columns[WORK].rows
         numbers = {"thread": self.threads.of(other.threads), "inputs": self.inputs.of(other.inputs)}
         for table, columns in other._columns.items():
             numbers["name"] = self.names[table].of(other.names[table])
@@ -323,39 +315,9 @@ class Tables:
             self._spans_of_thread.update(dict(enumerate(np.bincount(columns["thread"]).tolist())))
         return columns
 
-    def spill(self, into: Spill) -> None:
-        """Put all rows into a file, with the arguments of communication, and start again with the places after them.
-
-        Raises:
-            StorageError: the disk is full.
-        """
-        self._spilled_work += self._columns[WORK].rows
-        for table, columns in self._columns.items():
-            if columns.rows:
-                into.put(table, columns.joined(**_COLUMNS[table]))
-        self._columns = {table: Columns() for table in _COLUMNS}
-        for groups, calls in zip(self._spilled_groups, self._communication(), strict=True):
-            for said in calls:
-                groups.setdefault(said.group, said)
-        into.put_calls(self.kernel_calls, self.host_calls)
-        self.kernel_calls, self.host_calls = {}, []
-
     def naming_groups(self) -> list[CommunicationArguments]:
-        """Return arguments that name every process group, those of kernels first; of what was spilled one of each."""
-        parts = zip(self._spilled_groups, self._communication(), strict=True)
-        return [said for spilled, calls in parts for said in (*spilled.values(), *calls)]
-
-    def _communication(self) -> tuple[list[CommunicationArguments], ...]:
-        return list(self.kernel_calls.values()), [call[4] for call in self.host_calls]
-
-    def put_back(self, table: str, part: Part) -> None:
-        """Append rows that were spilled."""
-        if len(part["start"]):
-            self._columns[table].add(part)
-
-    def count_threads(self, threads: npt.NDArray[np.int32]) -> None:
-        """Count spans that are not put back, for `process`."""
-        self._spans_of_thread.update(dict(enumerate(np.bincount(threads).tolist())))
+        """Return arguments that name every process group, those of kernels first."""
+        return [*self.kernel_calls.values(), *(call[4] for call in self.host_calls)]
 
     def process(self) -> int | None:
         """Return the process that most of the spans taken so far are of; None where none has a number."""
