@@ -75,8 +75,8 @@ def read_work(
             names, place = _copy_names(kind, columns, memory_kinds)
         nothing = np.zeros(len(place), dtype=np.int64)
         about: dict[str, Any] = {
-            "name": np.array(names, dtype=object)[place],
-            "kind": kind,
+            "name": _texts(names, place),
+            "kind": _texts([kind], np.zeros_like(place)),
             "device": columns["deviceId"],
             "stream": columns["streamId"],
             "start": columns["start"],
@@ -122,8 +122,8 @@ def read_api(
         ids, place = _distinct(*(columns[name] for name in told_by))
         names, threads, owners = caller(table, ids)
         about = {
-            "name": np.array(names, dtype=object)[place],
-            "thread": np.array(threads, dtype=object)[place],
+            "name": _texts(names, place),
+            "thread": _texts(threads, place),
             "start": columns["start"],
             "end": columns["end"],
             "correlation_id": columns["correlationId"],
@@ -139,14 +139,21 @@ def of_process(frame: "pd.DataFrame", process: int) -> "pd.DataFrame":
     return rows.assign(**{name: rows[name].cat.remove_unused_categories() for name in rows.select_dtypes("category")})
 
 
-def _together(frames: "Sequence[pd.DataFrame]", *texts: str) -> "pd.DataFrame":
-    """Return tables as one, in order of start, with these columns as categories."""
+def _texts(texts: Sequence[str], place: Numbers) -> "pd.Categorical":
     import pandas as pd
 
-    frame = pd.concat(frames, ignore_index=True).sort_values("start", kind="stable", ignore_index=True)
-    for name in texts:
-        frame[name] = pd.Categorical(frame[name], categories=pd.Index(frame[name].unique(), dtype="str"))
-    return frame
+    codes, labels = pd.factorize(np.array(texts, dtype=object))
+    return pd.Categorical.from_codes(codes[place], categories=pd.Index(labels, dtype="str"))
+
+
+def _together(frames: "Sequence[pd.DataFrame]", *texts: str) -> "pd.DataFrame":
+    """Return tables as one, in order of start; `texts` are their first columns, categories."""
+    import pandas as pd
+
+    labels = {name: pd.api.types.union_categoricals([frame[name] for frame in frames]) for name in texts}
+    numbers = pd.concat([frame.drop(columns=[*texts]) for frame in frames], ignore_index=True)
+    frame = pd.concat([pd.DataFrame(labels), numbers], axis=1)
+    return frame.sort_values("start", kind="stable", ignore_index=True)
 
 
 def _timed(columns: dict[str, Any], what: str, problems: list[str]) -> dict[str, Any]:

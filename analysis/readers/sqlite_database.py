@@ -78,7 +78,7 @@ class Database:
             (count,) = next(self._query(f'SELECT count(*) FROM "{table}"'))  # noqa: S608 # nosec B608 # constants
             require_memory(self._path, count * rows.itemsize)
             query = f'SELECT {fields} FROM "{table}" ORDER BY rowid'  # noqa: S608 # nosec B608 # constants
-            rows = np.fromiter(self._query(query), rows.dtype)
+            rows = np.fromiter(self._query(query), rows.dtype, count=count)
         return {
             name: np.ascontiguousarray(rows[name]) if name in present else np.full(len(rows), value, dtype=np.int64)
             for name, value in columns.items()
