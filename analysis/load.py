@@ -213,6 +213,8 @@ def _load_trial(trial: Trial, directory: TrialDirectory, price_per_hour: float |
             row |= {"status": DAMAGED, "reason": str(error)}
     elif row["status"] == "ok":
         row |= summarize(trial, steps, ranks, environment, telemetry, price_per_hour)
+        if trial.kind == "profile":
+            row["profile"] = result.get("profile")
     return LoadedTrial(trial, directory, row, combine(steps), environment, ranks)
 
 

@@ -63,6 +63,9 @@ class Winner:
     """Why the choice is not conclusive; "" where it is."""
 
 
+_MOST_CARDS = 6
+
+
 class Card(NamedTuple):
     """One big number."""
 
@@ -171,6 +174,23 @@ def nothing_measured(trials: Sequence[LoadedTrial]) -> Answer:
     if profiled:
         return Answer("This run contains only profiles. Throughput was not measured.", (), ())
     return Answer(f"No trial succeeded. Of {len(trials)} trials: {tally}.", (), sentences)
+
+
+def profile_answer(utilization: Mapping[str, Mapping[int, float]]) -> Answer:
+    """Return the answer of a run of profiles alone: utilization by batch size.
+
+    Args:
+        utilization: what profiles.utilization_by_batch returned; at least one kind.
+    """
+    (name, by_batch), *others = utilization.items()
+    best = max(by_batch, key=lambda batch: by_batch[batch])
+    cards = [Card(f"batch {batch}", wording.percent(value), name) for batch, value in by_batch.items()]
+    sentences = (
+        f"{other}: {', '.join(f'{wording.percent(value)} at batch {batch}' for batch, value in values.items())}."
+        for other, values in others
+    )
+    headline = f"{name} is highest at batch {best}: {wording.percent(by_batch[best])}."
+    return Answer(headline, tuple(cards[:_MOST_CARDS]), tuple(sentences))
 
 
 def script_answer(trials: Sequence[LoadedTrial]) -> Answer:

@@ -39,6 +39,13 @@ from records.trial import Trial
 COST_FIELDS = ("step_time_ms", "unprofiled_step_time_ms", "step_time_ratio")
 """What the profiler cost, in every row: median step times with and without it, and their ratio."""
 TABLES = {"compute_utilization.csv": "compute", "core_utilization.csv": "core"}
+# Columns of the rows of each kind, with what they are called, and the factor that makes them a fraction.
+_UTILIZATION = {
+    "core": {f"{pipe}_percent": (f"{word} utilization", 0.01) for pipe, word in (
+        ("tensor", "Tensor"), ("fma", "FMA"), ("fp16", "FP16"), ("sfu", "SFU")
+    )},
+    "compute": {"compute_utilization": ("Compute utilization", 1.0)},
+}  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -195,7 +202,18 @@ def summarize(directory: TrialDirectory) -> ProfileSummary:
 
 def write_tables(run: RunDirectory) -> list[Path]:
     """Write the tables of the run from the summaries of all its trials; return those that have rows."""
-    found: dict[str, list[dict[str, Any]]] = {kind: [] for kind in TABLES.values()}
+    rows = summary_rows(run)
+    written = []
+    for name, kind in TABLES.items():
+        if rows[kind]:
+            _write_csv(run.path / name, rows[kind])
+            written.append(run.path / name)
+    return written
+
+
+def summary_rows(run: RunDirectory) -> dict[str, list[dict[str, Any]]]:
+    """Return the rows of the summaries of all trials, by kind (compute, core), by batch size."""
+    rows: dict[str, list[dict[str, Any]]] = {kind: [] for kind in TABLES.values()}
     for directory in run.trials():
         path = _summary_json(directory)
         if not path.exists():
@@ -204,14 +222,26 @@ def write_tables(run: RunDirectory) -> list[Path]:
             record = read_record(path)
         except SchemaError:
             continue
-        for kind, kept in found.items():
-            kept.extend(record.get(kind, []))
-    written = []
-    for name, kind in TABLES.items():
-        if found[kind]:
-            _write_csv(run.path / name, sorted(found[kind], key=_order))
-            written.append(run.path / name)
-    return written
+        for kind, of_kind in rows.items():
+            of_kind.extend(record.get(kind, []))
+    return {kind: sorted(of_kind, key=_order) for kind, of_kind in rows.items()}
+
+
+def utilization_by_batch(rows: Mapping[str, Sequence[Mapping[str, Any]]]) -> dict[str, dict[int, float]]:
+    """Return the utilization of the devices by what is counted and micro batch, a fraction: mean over the ranks.
+
+    Core utilization by pipe where Nsight Compute counted it, else the share of the time in which kernels ran.
+    """
+    found: dict[str, dict[int, list[float]]] = {}
+    for kind, columns in _UTILIZATION.items():
+        for row in rows[kind]:
+            for column, (name, scale) in columns.items():
+                if row.get(column) is not None and row.get("micro_batch_size") is not None:
+                    by_batch = found.setdefault(name, {})
+                    by_batch.setdefault(int(row["micro_batch_size"]), []).append(float(row[column]) * scale)
+        if found:
+            break
+    return {name: {batch: sum(all_) / len(all_) for batch, all_ in sorted(by.items())} for name, by in found.items()}
 
 
 def _notes(folder: Path, problems: list[str]) -> Iterator[Mapping[str, Any]]:

@@ -106,6 +106,7 @@ def cautions_of_run(trials: LoadedRun, ratios: Sequence[Row], scaling: Sequence[
     found = [cautions.damaged(problem) for problem in trials.problems]
     found += cautions.of_run([trial.environment for trial in trials])
     found += cautions.of_scaling(scaling)
+    found += cautions.of_profiles([trial.row for trial in trials if trial.trial.kind == "profile"])
     found += cautions_of_scripts(trials)
     found += _left_out(trials) if trials else []
     undecided = [row for row in ratios if row["throughput_ratio"] is not None and row["decided"] == "cannot decide"]

@@ -25,6 +25,8 @@ _NOISY_TAIL = 1.25
 _FOREIGN_CPU_PERCENT = 10.0
 _DATA_WAIT_SHARE = 0.05
 _PEAK_DRIFT = 0.15
+SLOWED = 1.5
+"""A profiler that makes steps so many times as long says little about their time."""
 FASTER_LOADER = "give its DataLoader more workers, a faster disk or a core of their own"
 """What to try when a script waits for data."""
 # Codes that say that the machine was disturbed, the plainest first.
@@ -135,6 +137,19 @@ def of_run(environments: Sequence[Mapping[str, Any]]) -> list[Caution]:
         return []
     remedy = "measure all trials again on one machine with one software (a new --out)"
     return [Caution("mixed", f"trials that are compared here differ in {'; '.join(differing)}", remedy)]
+
+
+def of_profiles(rows: Sequence[Row]) -> list[Caution]:
+    """Return the caution of profiles under which a step took more than SLOWED times as long as without.
+
+    Args:
+        rows: of trials under a profiler, with `profile` where the same trial was measured without it.
+    """
+    ratios = [ratio for row in rows if (ratio := (row.get("profile") or {}).get("step_time_ratio")) is not None]
+    if not ratios or max(ratios) <= SLOWED:
+        return []
+    message = f"a step took up to {max(ratios):.2f} times as long under the profiler as without it"
+    return [Caution("profiler_slow", message, "read shares, not times; record fewer steps, or on an idle machine")]
 
 
 def of_script(name: str, contents: Sequence[str]) -> list[Caution]:

@@ -9,6 +9,7 @@ from analysis.diagnose.answer import Point
 from analysis.load import LoadedTrial
 from analysis.metrics.speed_of_light import ARITHMETIC, FLOOR, LOSS, NOT_EXPLAINED
 from analysis.render.figure import (
+    CYCLE,
     Axis,
     Band,
     Bars,
@@ -243,6 +244,29 @@ def _efficiency_lines(rows: Sequence[Row], kind: str, colours: Mapping[str, str]
             )
         )
     return found
+
+
+def utilization_figure(utilization: Mapping[str, Mapping[int, float]]) -> Figure:
+    """Return the utilization of the devices by micro batch size, a line for each kind of it."""
+    sizes = sorted({batch for by_batch in utilization.values() for batch in by_batch})
+    lines = [
+        Line(name=name, colour=colour, x=[*by_batch], y=[100 * value for value in by_batch.values()], marker="circle")
+        for (name, by_batch), colour in zip(utilization.items(), CYCLE, strict=False)
+    ]
+    ticks = _spread_ticks(sizes, _TICK_ROOM)
+    panel = Panel(
+        series=lines,
+        x=Axis(label="micro batch size (sequences per device)", scale="log2", ticks=ticks, grid=False),
+        y=Axis(label="utilization", unit="%", low=0, high=100),
+    )
+    return Figure(
+        name="utilization",
+        title="Utilization by batch size",
+        caption="Share of the time in which kernels ran, or of the peak rate of each kind of core; mean over ranks.",
+        panels=[panel],
+        size=(5.2, 3.7),
+        half=True,
+    )
 
 
 def phases_figure(points: Sequence[Point]) -> Figure:

@@ -7,9 +7,14 @@ from typing import Any
 
 from analysis import wording
 from analysis.diagnose import run as doubts
-from analysis.diagnose.answer import Answer, nothing_measured, points
+from analysis.diagnose.answer import Answer, nothing_measured, points, profile_answer
 from analysis.diagnose.finding import Finding
-from analysis.diagnose.profiles import OpenedProfile, open_profile
+from analysis.diagnose.profiles import (
+    OpenedProfile,
+    open_profile,
+    summary_rows,
+    utilization_by_batch,
+)
 from analysis.diagnose.run_answer import complete_answers
 from analysis.load import TAKEN_APART, LoadedRun, LoadedTrial, load_run
 from analysis.metrics.comparison.within_run import input_ratios, ratios_of, synthetic_gaps
@@ -40,7 +45,7 @@ from analysis.render.result_tables import (
     results_table,
     scaling_tables,
 )
-from analysis.render.run_figures import run_figures, taken_apart, waterfall_figure
+from analysis.render.run_figures import run_figures, taken_apart, utilization_figure, waterfall_figure
 from analysis.render.source_page import advice_blocks, source_panels
 from analysis.render.tables import Facts
 from analysis.render.training import training_part
@@ -212,10 +217,15 @@ def _write(
     pretraining = pretraining_costs(
         [{**point.row, "samples_per_second": point.samples_per_second} for point in found], price_per_hour
     )
+    utilization = utilization_by_batch(summary_rows(run)) if profiles and not found else {}
     said = [*([] if training is None else [training.answer]), *complete]
+    if utilization and not said:
+        said = [profile_answer(utilization)]
     extra = {"ratios": ratios, "scaling": scaling, "input": inputs, "real_against_synthetic": gaps, **links.rows}
     _write_csvs(folder, rows, extra, trials)
     figures = run_figures(trials, found, scaling)
+    if utilization:
+        figures = [utilization_figure(utilization), *figures]
     made = {table.name: table for table in input_tables(inputs, gaps)}
     page = Page(
         run.path.resolve().name,

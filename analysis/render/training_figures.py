@@ -293,7 +293,7 @@ def _label(curve: VariantCurve, comparison: TrainingComparison) -> str:
     row = curve.row
     rows = [other.row for other in comparison.curves]
     differ = {name: len({other[name] for other in rows}) > 1 for name in ("implementation", "precision")}
-    words = variant_label(row["strategy"], row["devices"], row["device"])
+    words = row.get("name") or variant_label(row["strategy"], row["devices"], row["device"])
     words = ", ".join([*([row["implementation"]] if differ["implementation"] else []), words])
     words += f", {row['precision']}" if differ["precision"] else ""
     scores = scores_text(curve)

@@ -11,24 +11,49 @@ from records.schema import COMPARISON_COLUMNS
 
 Row = Mapping[str, Any]
 
-_MOST_BESIDE = 4
+_MOST_BESIDE = 2
 
 
 def comparison_table(comparison: TrainingComparison) -> tables.Table:
     """Return the metrics that any variant has, with a column per variant.
 
-    If there are too many variants for columns, each has a row with the main metrics.
+    If there are too many variants for columns, each has a row with what they are compared by; `comparison_notes` has
+    the rest.
     """
-    rows = comparison.rows
-    beside = len(rows) <= _MOST_BESIDE
-    figures = [(long if beside else short, value) for long, short, value in _figures(comparison) if beside or short]
-    found = [(label, [value(row) for row in rows]) for label, value in figures]
-    found = [(label, [cell or wording.UNKNOWN for cell in cells]) for label, cells in found if any(cells)]
-    names = row_names(rows)
-    if beside:
+    rows, names = comparison.rows, row_names(comparison.rows)
+    if len(rows) <= _MOST_BESIDE:
+        found = _texts(comparison, [(long, value) for long, _, value in _figures(comparison)])
         return tables.texts("comparison", ("", *names), [(label, *cells) for label, cells in found])
+    same = () if comparison.failed else ("training", "steps")
+    found = _texts(
+        comparison,
+        [
+            (short, _exposed_share if value is _exposed else value)
+            for _, short, value in _figures(comparison)
+            if short and short not in same
+        ],
+    )
     lines = zip(names, *(cells for _, cells in found), strict=True)
     return tables.texts("comparison", ("", *(label for label, _ in found)), lines)
+
+
+def comparison_notes(comparison: TrainingComparison) -> list[str]:
+    """Return what a table with a row per variant has no column for: batch, parameters, memory; none beside columns."""
+    if len(comparison.rows) <= _MOST_BESIDE:
+        return []
+    notes = []
+    for label, cells in _texts(comparison, _BELOW):
+        known = dict.fromkeys(cell for cell in cells if cell != wording.UNKNOWN)
+        notes.append(f"{label}: {', '.join(known)}")
+    return ["; ".join(notes)] if notes else []
+
+
+def _texts(
+    comparison: TrainingComparison, figures: Sequence[tuple[str, Callable[[Row], str]]]
+) -> list[tuple[str, list[str]]]:
+    """Return the label and a text per variant of each metric that any variant has."""
+    found = [(label, [value(row) for row in comparison.rows]) for label, value in figures]
+    return [(label, [cell or wording.UNKNOWN for cell in cells]) for label, cells in found if any(cells)]
 
 
 def comparison_rows(comparison: TrainingComparison) -> list[Row]:
@@ -47,6 +72,9 @@ def row_names(rows: Sequence[Row]) -> list[str]:
     """Return a name for each variant, such as "ddp x 2", with implementation and precision if they differ."""
     names = []
     for row in rows:
+        if row.get("name"):
+            names.append(row["name"])
+            continue
         words = [f"{row['strategy']} x {row['devices']}"]
         words[:0] = [row["implementation"]] if len({other["implementation"] for other in rows}) > 1 else []
         if len({other["precision"] for other in rows if other["precision"]}) > 1:
@@ -116,6 +144,11 @@ def _exposed(row: Row) -> str:
     return f"{wording.fine(row['communication_exposed_ms'])}{base} ms ({share})"
 
 
+def _exposed_share(row: Row) -> str:
+    share = row["communication_exposed_share"]
+    return "" if share is None else wording.percent(share)
+
+
 def _figures(comparison: TrainingComparison) -> list[tuple[str, str, Callable[[Row], str]]]:
     """Return the name of each metric, its short name as a heading ("" if left out there), and its text."""
     names = dict.fromkeys(name for row in comparison.rows for name in row["scores"] if score(name).headline)
@@ -128,28 +161,34 @@ def _score(name: str) -> Callable[[Row], str]:
     return lambda row: score(name).text(row["scores"][name]) if name in row["scores"] else ""
 
 
+# What a metric is called in a column per variant, as a heading over rows ("" if it is left out there), and its text.
 _FIGURES: tuple[tuple[str, str, Callable[[Row], str]], ...] = (
     ("training", "training", lambda row: str(row["status"])),
-    ("parameters", "parameters", _known("parameters", wording.count)),
+    ("parameters", "", _known("parameters", wording.count)),
     ("precision", "", _known("precision", str)),
-    ("communication backend", "backend", _known("backend", str)),
+    ("communication backend", "", _known("backend", str)),
     ("threads per process", "", _known("threads_per_rank", wording.count)),
-    ("global batch = micro batch x accumulation x devices", "batch", _batch),
+    ("global batch = micro batch x accumulation x devices", "", _batch),
     ("steps", "steps", _steps),
     ("time in steps, s", "time, s", _known("step_seconds", wording.fine)),
     ("time including evaluations and checkpoints, s", "", _known("loop_seconds", wording.fine)),
     ("median step, ms", "", _known("step_time_ms", wording.fine)),
     ("samples/s", "samples/s", _known("samples_per_second", wording.fine)),
-    ("time per epoch at that rate, s", "epoch, s", _known("epoch_seconds", wording.fine)),
-    ("throughput ratio to the first", "throughput ratio", _known("speedup", wording.fine)),
-    ("time saved compared with the first", "time saved", _saved),
-    ("peak memory per process", "peak memory", _memory),
+    ("time per epoch at that rate, s", "", _known("epoch_seconds", wording.fine)),
+    ("throughput ratio to the first", "ratio", _known("speedup", wording.fine)),
+    ("time saved compared with the first", "", _saved),
+    ("peak memory per process", "", _memory),
     ("last loss, mean over processes", "last loss", _known("last_loss", lambda value: f"{value:.4f}")),
-    ("  of each process", "of each process", _ranks_losses),
+    ("  of each process", "", _ranks_losses),
     ("largest loss difference from the first", "", _difference),
-    ("exposed communication of a profiled step", "exposed of a profiled step", _exposed),
+    ("exposed communication of a profiled step", "exposed", _exposed),
     ("all-reduce, share of a profiled step", "", _known("all_reduce_share", wording.percent)),
     ("  exposed + hidden by computation", "", _hidden),
+)
+_BELOW: tuple[tuple[str, Callable[[Row], str]], ...] = (
+    ("global batch = micro batch x accumulation x devices", _batch),
+    ("parameters", _known("parameters", wording.count)),
+    ("peak memory per process", _memory),
 )
 
 

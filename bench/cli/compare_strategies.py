@@ -102,9 +102,8 @@ def run(call: TrainingsCall[CompareStrategiesOptions]) -> Result:
                 "strategy": options.strategies, "devices": options.devices,
             }
         )  # fmt: skip
-        for variant in found:
-            if variant.impossible:
-                note(f"skipped {variant.name}: {variant.impossible}")
+        if skipped := by_reason([(variant.name, variant.impossible) for variant in found if variant.impossible]):
+            note(f"skipped {skipped}")
         stop.limit(base.max_seconds)
         devices = find_devices(base.device)
         possible = [variant for variant in found if not variant.impossible]
@@ -153,7 +152,8 @@ def train_all(planned: Sequence[PlannedVariant], devices: Devices, stop: StopReq
         finally:
             progress.end()
         if not trained:
-            print(f"{head}: already trained", file=sys.stderr, flush=True)
+            ended = f"refused earlier; delete {item.run.path} to try again" if item.refused else "already trained"
+            print(f"{head}: {ended}", file=sys.stderr, flush=True)
         if not item.finished and (item.run.read_state() or {}).get("status") == "ok":
             signaled.append(item)
         return trained
@@ -264,7 +264,7 @@ def _caption(document: Mapping[str, Any], comparison: "TrainingComparison") -> s
 
 def _result(out: Path, document: Mapping[str, Any], comparison: "TrainingComparison") -> Result:
     from analysis.render.tables import Facts
-    from analysis.render.training_tables import comparison_table, row_names
+    from analysis.render.training_tables import comparison_notes, comparison_table, row_names
 
     named = list(zip(row_names(comparison.rows), comparison.rows, strict=True))
     facts = [("note", remark) for remark in document["notes"]]
@@ -276,13 +276,24 @@ def _result(out: Path, document: Mapping[str, Any], comparison: "TrainingCompari
     profiled = any(row["all_reduce_share"] is not None for row in comparison.rows)
     facts += [("more", f"bertbench analyze {out / 'profile'}")] * profiled
     files = ["comparison.json", "comparison.csv", *(["comparison.png"] if comparison.curves else [])]
+    refused = [(name, str(row["reason"])) for name, row in named if row["status"] == "refused"]
+    others = [(name, row) for name, row in named if row["status"] != "refused"]
+    problems = [said for name, row in others if (said := _problem(name, row, row in comparison.failed))]
     return Result(
         document=dict(document),
-        blocks=[comparison_table(comparison), *([Facts(facts)] if facts else [])],
+        blocks=[comparison_table(comparison), *comparison_notes(comparison), *([Facts(facts)] if facts else [])],
         written=[out / name for name in files],
-        problems=[said for name, row in named if (said := _problem(name, row, row in comparison.failed))],
+        problems=[*problems, *([f"refused: {by_reason(refused)}"] if refused else [])],
         code=3 if comparison.failed or any(row["profile_problem"] for row in comparison.rows) else 0,
     )
+
+
+def by_reason(pairs: Sequence[tuple[str, str]]) -> str:
+    """Return names with their reasons in one line, those of the same reason together; "" for none."""
+    names: dict[str, list[str]] = {}
+    for name, reason in pairs:
+        names.setdefault(reason, []).append(name)
+    return "; ".join(f"{', '.join(same)}: {reason}" for reason, same in names.items())
 
 
 def _problem(name: str, row: Mapping[str, Any], failed: bool) -> str:

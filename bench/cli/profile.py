@@ -223,6 +223,7 @@ def profiler_words(options: ProfileOptions) -> tuple[str, ...]:
 
 def _blocks(item: Profiled, summary: "ProfileSummary") -> list["Block"]:
     """What was found, what the profiler cost, and where its files are."""
+    from analysis.metrics.cautions import of_profiles
     from analysis.render.finding_tables import finding_blocks, range_tree_table
     from analysis.render.tables import Facts, Plain
 
@@ -238,6 +239,7 @@ def _blocks(item: Profiled, summary: "ProfileSummary") -> list["Block"]:
         said = f"{item.result['step_time_ms']:.2f} ms under {item.trial.profiler}, "
         said += f"{cost['unprofiled_step_time_ms']:.2f} ms without: x {cost['step_time_ratio']:.2f}"
         facts.append(("step", said + ("" if cost["step_time_ratio"] > _QUICKER else _DISTURBED)))
+        facts += [("caution", f"{one.message}; {one.remedy}") for one in of_profiles([item.result])]
     facts += [("file", f"{file}{_opens_in(file)}") for file in item.files]
     return [Plain(describe(item.trial)), *finding_blocks(shown, _MOST_ROWS), *tree, *([Facts(facts)] if facts else [])]
 

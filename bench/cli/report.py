@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ReportOptions(Printed):
-    """Write a self-contained report.html with its pictures and CSV tables. PATH is a run directory, or anything that
-    `analyze` reads: a trace, a folder of ranks, a tar, a table of counters, a log.
+    """Write a self-contained report.html with its pictures and CSV tables. PATH is a run directory, a folder of several
+    trainings, or anything that `analyze` reads: a trace, a folder of ranks, a tar, a table of counters, a log.
 
     Examples:
         bertbench report runs/throughput
@@ -48,6 +48,7 @@ OPTIONS = {"report PATH": ReportOptions}
 
 def run(options: ReportOptions) -> Result:
     """Write the page of a run or of a profile."""
+    from analysis.render.trainings_page import trainings_in, write_trainings_report
     from analysis.sources import is_run
     from records.speedrun import is_speedrun
 
@@ -59,6 +60,9 @@ def run(options: ReportOptions) -> Result:
             f"{options.path} is a speedrun, which has no page: give the run directory of a seed, such as "
             f"{options.path / 'seed-1'}, or use `bertbench analyze {options.path}`",
         )
+    if trainings := trainings_in(options.path):
+        path, comparison = write_trainings_report(options.path, trainings, options.out)
+        return Result(document={"report": str(path), "trainings": list(comparison.rows)}, blocks=[Plain(str(path))])
     if options.project:
         raise UsageError(
             "option-not-applicable",

@@ -194,8 +194,13 @@ class PlannedVariant:
         """Whether its training has ended."""
         return bool((self.run.read_state() or {}).get("finished"))
 
+    @property
+    def refused(self) -> bool:
+        """Whether it was found that it cannot run here."""
+        return (self.run.read_state() or {}).get("status") == "refused"
+
     def train(self, devices: Devices, watcher: Watcher) -> bool:
-        """Train, or resume, until the run is complete; return False if it already was.
+        """Train, or resume, until the run is complete; return False if it already was, or cannot run here.
 
         Its run directory records how it ended.
 
@@ -205,7 +210,7 @@ class PlannedVariant:
             KeyboardInterrupt: interrupted.
         """
         with locks.locked(self.run.path, "another call", "wait for it, or choose another --out"):
-            if self.finished:
+            if self.finished or self.refused:
                 return False
             check_continues(self.run, self.plan)
             train_once(self.run, self.plan, devices, watcher)

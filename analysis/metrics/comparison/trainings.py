@@ -40,6 +40,8 @@ class VariantRun:
     devices: int
     """Devices, one process each."""
     run: TrainRun
+    name: str = ""
+    """What tables call it; "" for its strategy and devices."""
     implementation: str = "bertbench"
     """Whose code trains, as analysis.wording.implementation_label calls it."""
     profile: Mapping[str, Any] = field(default_factory=dict)
@@ -111,7 +113,7 @@ def compare_trainings(variants: Sequence[VariantRun], samples_per_epoch: int | N
 def _read(variant: VariantRun, samples_per_epoch: int | None) -> _Read:
     row: dict[str, Any] = dict.fromkeys(COMPARISON_COLUMNS)
     row |= {"strategy": variant.strategy, "devices": variant.devices, "status": NOT_BEGUN, "reason": ""}
-    row["implementation"] = variant.implementation
+    row |= {"implementation": variant.implementation, "name": variant.name}
     row |= {"scores": {}, "cautions": []}
     row |= {name: value for name, value in variant.profile.items() if name in row}
     attempts, state = variant.run.attempts(), variant.run.read_state() or {}

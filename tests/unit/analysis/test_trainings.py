@@ -8,7 +8,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.commands import document
 from support.commands import text as shown
+from support.fake_run import write_training
 from support.timelines import timeline
 
 from analysis.metrics.communication.exposure import all_reduce
@@ -16,7 +18,14 @@ from analysis.metrics.comparison.trainings import VariantRun, compare_heads, com
 from analysis.render.figure import Line
 from analysis.render.tables import Table
 from analysis.render.training_figures import comparison_figure, line_look, scores_text, variant_label
-from analysis.render.training_tables import comparison_rows, comparison_table, head_summary, heads_blocks
+from analysis.render.training_tables import (
+    comparison_notes,
+    comparison_rows,
+    comparison_table,
+    head_summary,
+    heads_blocks,
+)
+from analysis.render.trainings_page import trainings_in
 from bench.cli.compare_strategies import _caption
 from records.files import write_record
 from records.run import TrialDirectory
@@ -310,10 +319,24 @@ def test_each_ranks_own_loss_of_the_last_step_is_recorded(pair: list[VariantRun]
 
 def test_more_variants_than_fit_beside_each_other_have_a_line_each(tmp_path: Path, pair: list[VariantRun]) -> None:
     more = [VariantRun(strategy="ddp", devices=2, run=pair[1].run, implementation=name) for name in ("a", "b", "c")]
-    table = comparison_table(compare_trainings([*pair, *more]))
-    assert {"throughput ratio", "time saved", "F1"} <= set(table.headings) and len(table.rows) == 5
+    comparison = compare_trainings([*pair, *more])
+    table, (notes,) = comparison_table(comparison), comparison_notes(comparison)
+    assert {"time, s", "ratio", "last loss", "F1"} <= set(table.headings) and len(table.rows) == 5
     assert [row[0].text for row in table.rows][::4] == ["bertbench single x 1", "c ddp x 2"]
-    assert table.rows[4][table.headings.index("time saved")].text == "0.2000 s (50.0 %)"
+    assert "global batch" in notes and not {"parameters", "batch", "peak memory"} & set(table.headings)
+    columns = zip(table.headings[1:], zip(*table.rows, strict=True), strict=False)
+    widths = [max(len(heading), *(len(cell.text) for cell in cells)) for heading, cells in columns]
+    assert sum(widths) + 2 * len(widths) <= 76  # names of 24 characters beside them fill a terminal of 100
+
+
+def test_a_folder_of_trainings_is_a_page_with_the_names_of_its_folders(tmp_path: Path) -> None:
+    for name in ("phase1", "phase2"):
+        write_training(tmp_path / "run" / name)
+    assert [run.path.name for run in trainings_in(tmp_path / "run")] == ["phase1", "phase2"]
+    assert trainings_in(tmp_path / "run/phase1") == trainings_in(tmp_path / "absent") == []
+    made = document("report", str(tmp_path / "run"), "--out", str(tmp_path / "page"))
+    assert [row["name"] for row in made["trainings"]] == ["phase1", "phase2"]
+    assert Path(made["report"]).is_file() and (tmp_path / "page/comparison.csv").is_file()
 
 
 def training(folder: Path) -> TrainRun:

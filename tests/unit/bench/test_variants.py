@@ -11,6 +11,7 @@ from support.commands import result, text
 from support.refusals import check_refusal, refused
 
 from bench.cli import throughput
+from bench.cli.compare_strategies import by_reason
 from bench.cli.main import run as command
 from bench.implementations.ours import BertbenchImplementation
 from bench.machine.devices import Devices
@@ -380,3 +381,18 @@ def test_a_search_is_resumed_whatever_memory_is_free_by_then(
         fits.clear()
     largest_of(tmp_path, "--preset", "mini")
     assert fits == [2, 4, 3, 3]
+
+
+def test_a_variant_that_cannot_run_here_is_not_started_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    item, started = planned(tmp_path, Variant("single", 1))[0], list[Any]()
+    monkeypatch.setattr("bench.plan.variants.train_once", lambda *given: started.append(given))
+    assert item.train(CPU, lambda *_: None) and len(started) == 1
+    write_record(item.run.state_json, {"status": "refused", "reason": "strategy dp needs a GPU"})
+    assert item.refused and not item.train(CPU, lambda *_: None) and len(started) == 1
+
+
+def test_names_with_equal_reasons_are_one_part_of_one_line() -> None:
+    assert by_reason([("dp-1", "needs a GPU"), ("hvd", "is missing"), ("dp-2", "needs a GPU")]) == (
+        "dp-1, dp-2: needs a GPU; hvd: is missing"
+    )
+    assert by_reason([]) == ""
