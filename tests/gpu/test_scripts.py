@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from support.cli import ROOT
-from support.kernels import need_triton
+from support.triton_needed import need_triton
 
 
 def rows(script: str, *options: str) -> list[dict[str, Any]]:

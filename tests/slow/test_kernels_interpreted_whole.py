@@ -7,7 +7,7 @@ import sys
 
 import pytest
 from support.cli import ROOT
-from support.kernels import need_triton
+from support.triton_needed import need_triton
 
 
 @pytest.mark.soak

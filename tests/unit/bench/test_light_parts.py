@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 import torch
-from support.kernels import need_triton
 from support.refusals import refused
+from support.triton_needed import need_triton
 
 from bench.cli.speed_of_light import SpeedOfLightOptions, planned
 from bench.machine.devices import find_devices

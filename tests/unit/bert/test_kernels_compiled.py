@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.kernels import need_triton
+from support.triton_needed import need_triton
 
 from analysis.names import family
 

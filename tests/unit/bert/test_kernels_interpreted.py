@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from support.kernels import need_triton
+from support.triton_needed import need_triton
 
 FILES = sorted(path for path in (Path(__file__).parent / "interpreted").glob("*.py") if path.stem != "conftest")
 

@@ -2,8 +2,8 @@
 
 import pytest
 import torch
-from support.kernels import need_triton
 from support.refusals import refused
+from support.triton_needed import need_triton
 
 from bert.model.config import ModelConfig
 from bert.model.encoder import Layer

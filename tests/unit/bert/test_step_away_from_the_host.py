@@ -11,7 +11,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from support.kernels import need_triton
+from support.triton_needed import need_triton
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 
 from bench.implementations.ours import BertbenchImplementation

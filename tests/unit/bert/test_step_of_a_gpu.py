@@ -9,7 +9,7 @@ from typing import NamedTuple
 import pytest
 import torch
 from support.gpu_step import ATTENTION, GEMMS, Call, Launches, Step, counted_launches, step_of
-from support.kernels import need_triton
+from support.triton_needed import need_triton
 
 from bert.model.config import ModelConfig
 from bert.speed.scales import INPUT, Scales

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from support.kernels import need_triton
+from support.triton_needed import need_triton
 from torch import Tensor
 
 from bert.model import varlen
