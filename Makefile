@@ -95,7 +95,7 @@ test: setup ## fast tests, about 12 minutes on 2 cores (TEST_WORKERS=<n> process
 	$(BIN)/python -m pytest -m "not slow" -n $${TEST_WORKERS:-2} --dist worksteal
 
 test-slow: setup ## one test of each real tool: a kill, two ranks, profilers, Slurm, a browser, a resume; about 15 minutes on 2 cores
-	TEST_EXAMPLES=all $(BIN)/python -m pytest tests/slow tests/integration tests/contract tests/unit \
+	TEST_EXAMPLES=all $(BIN)/python -m pytest tests/slow tests/integration tests/oracles tests/contract tests/unit \
 	  -m "(slow or more) and not alone and not soak" --timeout 900 $(BY_FILE)
 
 test-soak: setup ## trainings, many kills, decompression bombs, speed and scaling, about an hour on 2 cores; before a release

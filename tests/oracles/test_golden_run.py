@@ -29,7 +29,10 @@ def test_rows_of_the_report(tmp_path: Path) -> None:
     run = tmp_path / "run"
     shutil.copytree(GOLDEN, run)
     reported = document("report", run)
-    rows = {row["trial_id"]: {name: row.get(name) for name in MEASURED} for row in reported["rows"]}
+    rows = {
+        f"{row['world_size']} ranks, round {row['round']}": {name: row.get(name) for name in MEASURED}
+        for row in reported["rows"]
+    }
     assert len(rows) == 6
     check("golden_run", "report", rows)
     assert "<html" in Path(reported["report"]).read_text(encoding="utf-8")
