@@ -45,6 +45,7 @@ Code = Literal[
     "run-mismatch",
     "trace-without-work",
     "trace-unsupported",
+    "metrics-missing",
     # What is written.
     "disk-full",
     "write-failed",
@@ -114,6 +115,7 @@ CODES: dict[Code, str] = {
     "run-mismatch": "Runs or trials that cannot be compared or combined.",
     "trace-without-work": "A trace without the requested events.",
     "trace-unsupported": "A trace of an unsupported device, tool or version.",
+    "metrics-missing": "A table of counters without the required metrics.",
     "disk-full": "No space left; earlier files are intact.",
     "write-failed": "A file or folder that cannot be written; earlier files are intact.",
     "folder-occupied": "An existing file or non-empty folder that must not be replaced.",
