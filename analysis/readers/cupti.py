@@ -136,7 +136,9 @@ def read_api(
 def of_process(frame: "pd.DataFrame", process: int) -> "pd.DataFrame":
     """Return the rows of a process in a table of `read_work` or `read_api`."""
     rows = frame[frame["process"] == process].drop(columns="process").reset_index(drop=True)
-    return rows.assign(**{name: rows[name].cat.remove_unused_categories() for name in rows.select_dtypes("category")})
+    for name in rows.select_dtypes("category"):
+        rows[name] = rows[name].cat.remove_unused_categories()
+    return rows
 
 
 def _texts(texts: Sequence[str], place: Numbers) -> "pd.Categorical":

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from analysis.metrics.comparison.trainings import TrainingComparison, VariantRun, compare_trainings
 from analysis.render import tables
-from analysis.render.page import Gallery, Heading, Page, Prose, Section, report_folder, write_page
+from analysis.render.page import Gallery, Heading, Page, Section, report_folder, write_page
 from analysis.render.training_figures import comparison_figure
 from analysis.render.training_tables import comparison_notes, comparison_rows, comparison_table, row_names
 from analysis.wording import implementation_label
@@ -65,7 +65,7 @@ def _page(folder: Path, runs: Sequence[TrainRun], comparison: TrainingComparison
         "bertbench report",
         [
             Section("", [Heading(f"{finished} of {len(runs)} trainings finished.", "headline")], "answer"),
-            Section("Trainings", [comparison_table(comparison), *map(Prose, comparison_notes(comparison))]),
+            Section("Trainings", [comparison_table(comparison), *comparison_notes(comparison)]),
             Section("Not finished", [tables.Facts(problems)] if problems else []),
             Section("Figures", [Gallery([figure])] if figure else []),
             Section("Each training", [tables.Facts([(path.name, f"bertbench report {path}") for path in each])]),
