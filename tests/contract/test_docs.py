@@ -3,13 +3,13 @@
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 from urllib.parse import unquote
 
 import pytest
 
 from analysis.metrics.throughput import summarize
-from common.errors import CODES
+from common.errors import CODES, Code
 from records.trial import Trial
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -188,4 +188,4 @@ def test_the_reference_is_what_the_code_says() -> None:
 def test_the_page_of_error_codes_names_every_code_and_its_meaning() -> None:
     text = (ROOT / "docs" / "reference" / "errors.md").read_text(encoding="utf-8")
     rows = dict(re.findall(r"^\| `([a-z-]+)` \| (.+) \|$", text, re.MULTILINE))
-    assert rows == CODES and len(rows) > 50
+    assert rows == CODES and set(rows) == set(get_args(Code)) and len(rows) > 50
