@@ -162,7 +162,7 @@ class TrainOptions:
     threads: int | None = None
     """CPU threads per process; default an equal share."""
     log_to: tuple[str, ...] = ()
-    """Loggers; default tensorboard, and mlflow if MLFLOW_RUN_ID names a run."""
+    """Loggers; default tensorboard, and mlflow if MLFLOW_RUN_ID and MLFLOW_TRACKING_URI name a run."""
     json: bool = False
     """Print the result as JSON on stdout; progress goes to stderr."""
 

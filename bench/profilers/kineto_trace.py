@@ -1,6 +1,7 @@
 """Record Kineto traces of one or several cycles of steps on one rank."""
 
 import gzip
+import json
 import os
 import shutil
 import socket
@@ -61,7 +62,7 @@ class TraceObserver(Observer):
             profile_memory="memory" in self._options,
         )
         prepared.prepare_trace()
-        prepared.add_metadata_json("bertbench", f'{{"rank": {self._rank}, "host": "{socket.gethostname()}"}}')
+        prepared.add_metadata_json("bertbench", json.dumps({"rank": self._rank, "host": socket.gethostname()}))
         return prepared
 
     def phase(self, name: str) -> AbstractContextManager[None]:

@@ -8,10 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-from bench.cluster.schedulers.base import Group, JobOptions, Rendered, groups_of
+from bench.cluster.schedulers.base import Group, JobOptions, Rendered, checked_groups
 from bench.cluster.schedulers.words import (
     assignments,
-    check_command,
     fill,
     memory_gib,
     places,
@@ -185,8 +184,7 @@ class Slurm:
 
     def render(self, options: SlurmOptions, command: Sequence[str]) -> Rendered:
         """Return the script. Raises UsageError."""
-        check_command(command)
-        groups = groups_of(options)
+        groups = checked_groups(options, command)
         _check_launcher(options, command, sum(group.nodes for group in groups))
         grid = {name: tuple(text.split(",")) for name, text in assignments("--sweep", options.sweep).items()}
         array = _indices(options, grid)
