@@ -153,7 +153,10 @@ def read_events(directory: TrialDirectory) -> list[dict[str, Any]]:
     for number, line in enumerate(whole.splitlines(), start=1):
         try:
             event = json.loads(line)
-            wrong = [name for name, kind in EVENTS[event["event"]].items() if not isinstance(event[name], kind)]
+            fields = EVENTS.get(event["event"])
+            if fields is None:
+                continue
+            wrong = [name for name, kind in fields.items() if not isinstance(event[name], kind)]
             if event["event"] == "evaluated":
                 wrong += [name for name in event if name != "event" and not isinstance(event[name], _MEASURED)]
             if event["event"] == "saved":

@@ -80,6 +80,7 @@ def test_a_last_loss_that_is_not_finite_is_said(attempt: TrialDirectory) -> None
 def test_losses_and_evaluations_share_the_axis_also_after_skipped_steps(attempt: TrialDirectory) -> None:
     write_curve(run_of(attempt).curve_csv, [curve_row(step, max(0, step - 9)) for step in range(40)])
     write_events(attempt, EVALUATED, EVALUATED | {"applied_steps": 30})
+    write_record(run_of(attempt).state_json, {"loss": "MLM + NSP"})
     lines = drawn(attempt, "loss")
     assert part(attempt).problems == ()
     trained = lines["training loss, every step (MLM + NSP)"].x
