@@ -81,15 +81,6 @@ class Backward(TypedDict):
     backward_ms: float
 
 
-class Attention(TypedDict, total=False):
-    """The choice of the operator for attention without padding."""
-
-    operator: str | None
-    shape: dict[str, Any] | None
-    times_ms: dict[str, float] | None
-    left_out: dict[str, str] | None
-
-
 class Place(TypedDict, total=False):
     """Where a rank ran."""
 
@@ -112,7 +103,6 @@ class RankRecord(TypedDict, total=False):
     backward: Backward | None
     levers: str | None
     levers_left_out: dict[str, str] | None
-    attention: Attention | None
     unknown: dict[str, str] | None
     seconds: dict[str, float] | None
     series: dict[str, list[int]] | None

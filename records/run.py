@@ -61,8 +61,7 @@ class TrialDirectory:
         """What one rank measured once: peak_memory_bytes, measured_peak, seconds (by part), parameters.
 
         `levers` are the optimizations that were on, `levers_left_out` ({name: reason}) those of the default set that
-        have no effect in this trial. `attention` is the choice of the operator for attention without padding (operator,
-        shape, times_ms, left_out), null where nothing was chosen.
+        have no effect in this trial.
 
         Of an input trial it is shards_read ({samples, seconds}, null where none was compressed), seconds, and unknown
         ({column: why}).

@@ -38,7 +38,6 @@ EVENTS: dict[str, dict[str, _Types]] = {
     "saved": {"path": str, "applied_steps": int},
     "warned": {"message": str},
     "optimized": {"levers": str, "left_out": dict},
-    "attention": {"operator": str | None, "times_ms": dict, "left_out": dict},
     "logging": {"run_ids": dict},  # id of the run of each logger that has runs
 }
 

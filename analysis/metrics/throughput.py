@@ -94,7 +94,6 @@ def summarize(
     unknown |= _not_measured(ranks, result)
     first = next(iter(ranks.values()), {})
     result |= {"levers_on": first.get("levers"), "levers_left_out": first.get("levers_left_out") or {}}
-    result["attention"] = next((record["attention"] for record in ranks.values() if record.get("attention")), None)
     result["shards_read_samples_per_second"] = _read_rate(ranks)
     unknown["shards_read_samples_per_second"] = (
         "no compressed shard was read" if trial.kind == "input" else "measured with --input-only"

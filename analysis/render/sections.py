@@ -116,8 +116,7 @@ def environment(trials: Sequence[LoadedTrial]) -> list[tuple[str, str]]:
         if seconds:
             named = [f"{name.replace('_', ' ')} {wording.number(value)} s" for name, value in seconds.items()]
             rows.append(("a trial's time (rank 0 of the first)", ", ".join(named)))
-    rows += [("optimizations", text) for text in dict.fromkeys(map(_optimizations, trials)) if text]
-    return rows + [("attention without padding", text) for text in dict.fromkeys(map(_attention, trials)) if text]
+    return rows + [("optimizations", text) for text in dict.fromkeys(map(_optimizations, trials)) if text]
 
 
 def _optimizations(trial: LoadedTrial) -> str:
@@ -125,20 +124,6 @@ def _optimizations(trial: LoadedTrial) -> str:
     on, left_out = trial.row.get("levers_on"), trial.row.get("levers_left_out") or {}
     reasons = "; ".join(f"{name} has no effect: {why}" for name, why in left_out.items())
     return f"{on}{f' ({reasons})' if reasons else ''}" if on else ""
-
-
-def _attention(trial: LoadedTrial) -> str:
-    """Name the operator that a trial's attention used, its time and those of the others; "" if none was chosen."""
-    chosen = trial.row.get("attention")
-    if not isinstance(chosen, Mapping):
-        return ""
-    times, shape = chosen.get("times_ms") or {}, chosen.get("shape") or {}
-    measured = [f"{name} {wording.number(ms)} ms" for name, ms in sorted(times.items(), key=lambda item: item[1])]
-    left_out = [f"{name}: {why}" for name, why in (chosen.get("left_out") or {}).items()]
-    parts = [f"{chosen.get('operator') or 'none'} ({shape.get('sequences')} sequences, {shape.get('tokens')} tokens)"]
-    parts += [f"one layer, forward and backward: {', '.join(measured)}"] if measured else []
-    parts += [f"not used: {'; '.join(left_out)}"] if left_out else []
-    return "; ".join(parts)
 
 
 def _flat(name: str, value: Any) -> str:

@@ -137,8 +137,6 @@ def event_text(event: dict[str, Any]) -> str:
     if event["event"] == "optimized":
         reasons = "; ".join(f"{name} has no effect: {why}" for name, why in event["left_out"].items())
         return f"optimizations: {event['levers']}" + (f" ({reasons})" if reasons else "")
-    if event["event"] == "attention":
-        return f"attention without padding: {event['operator'] or 'no operator'}"
     if event["event"] == "logging":
         return f"logging to {', '.join(f'{name} run {run_id}' for name, run_id in event['run_ids'].items())}"
     what = "starts from" if event["new_phase"] else f"resumes after step {event['applied_steps']:,} from"

@@ -28,7 +28,6 @@ from bert.speed.registry import AUTO, few_shapes, levers_text, resolve_levers
 from bert.tasks import make_task, task_step
 from bert.tasks.base import BatchStream, DataSpec
 from bert.train.agreement import same_on_all
-from bert.train.attention import choose_attention
 from bert.train.feed import Adapt, Feed, data_spec
 from bert.train.loop import Training, train
 from bert.train.observer import Observer, Observers, StepResult
@@ -187,10 +186,9 @@ class _Measurement:
         return {**rank_record(stream), **self._stopped(steps)}
 
     def _chosen(self, built: Built) -> dict[str, Any]:
-        """What made the steps fast: optimizations that were on, why others were not, and attention's operator."""
+        """Optimizations that were on, and why others were not."""
         ours = self.trial.implementation == OURS
-        chosen = {"levers": levers_text(built.levers) if ours else None, "levers_left_out": dict(built.left_out)}
-        return {**chosen, "attention": self.attention}
+        return {"levers": levers_text(built.levers) if ours else None, "levers_left_out": dict(built.left_out)}
 
     def _stopped(self, steps: int) -> dict[str, Any]:
         return {"steps": steps, "stopped_because": self.window.stopped_because}
@@ -229,18 +227,7 @@ class _Measurement:
                 grad_accum_steps=trial.grad_accum_steps,
             )
 
-        training = timed("prepare", prepare)
-
-        def choose() -> dict[str, Any] | None:
-            return choose_attention(
-                training.model,
-                lambda: self.task.batches(data_spec(trial, strategy, built.levers)),
-                self.precision,
-                strategy,
-            )
-
-        self.attention = timed("choose_attention", choose)
-        return built, training
+        return built, timed("prepare", prepare)
 
 
 def _profiler_observers(rank: "Rank") -> list[Observer]:

@@ -26,7 +26,6 @@ from bert.tasks.base import Evaluation
 from bert.train.base_run import RunRequest
 from bert.train.checkpoint import checkpoint_path
 from bert.train.events import (
-    AttentionChosen,
     Best,
     Evaluated,
     Event,
@@ -156,7 +155,6 @@ class TrainRecorder:
             "logged_to": [],
             "levers": None,
             "levers_left_out": {},
-            "attention": None,
         }
         """What this attempt did so far, in plain values."""
         with storage_errors(self._events_path):
@@ -208,10 +206,6 @@ class TrainRecorder:
             self._write("optimized", levers=event.levers, left_out=dict(event.left_out))
             without = f"; {left_out_text(event.left_out)}" if event.left_out else ""
             _say(f"optimizations: {event.levers}{without}")
-        elif isinstance(event, AttentionChosen):
-            self.summary["attention"] = dict(event.choice)
-            self._write("attention", **event.choice)
-            _say(f"attention without padding uses operator {event.choice['operator']}")
         elif isinstance(event, Warned):
             self._write("warned", message=event.message)
             _say(f"warning: {event.message}")

@@ -7,8 +7,7 @@ with the dropout of bert.speed.dropout, a few sequences at a time so that their 
 else PyTorch's own kernels run.
 """
 
-import functools
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 import torch.nn.functional as F
@@ -17,13 +16,12 @@ from torch.autograd.function import Function, once_differentiable
 
 from bert.model.config import ModelConfig
 from bert.model.packing import Bounds, Chunk, Unpadded, chunks
-from bert.model.varlen import OPERATORS, Kind, default_operator
+from bert.model.varlen import attend_by_lengths, operator_for
 from bert.speed.copies import Linear, linear
 from bert.speed.dropout import own_kernels
 from bert.speed.elementwise import Weights, product_dtype, softmax_dropout, softmax_dropout_backward
 from bert.speed.kernels import usable
 from bert.speed.scales import Quantized
-from common.errors import UsageError
 
 Where = Tensor | Unpadded | Bounds | None
 """bool mask of rows, True for tokens that may be attended to, or None if all may: [B, 1, 1, S]. Or where tokens without
@@ -39,7 +37,6 @@ def attend(
     in_bf16: bool = True,
     fused: bool = False,
     bias: Tensor | None = None,
-    operator: str | None = None,
 ) -> Tensor:
     """Return softmax(Q K^T / sqrt(D)) V, with dropout on the weights (Vaswani et al. 2017, eq. 1).
 
@@ -50,31 +47,24 @@ def attend(
         in_chunks: whether a CPU works on a few sequences at a time.
         in_bf16: whether a CPU multiplies bf16 matrices as such, if it has instructions for it; else in float32.
         fused: whether the operations between the GEMMs are fused (bert.speed.elementwise).
-        bias: [3 H], added to `qkv` without tracking its gradient, which is computed here; for `operator` only.
-        operator: of bert.model.varlen.OPERATORS, for tokens without padding on a GPU; None for the default.
+        bias: [3 H], added to `qkv` without tracking its gradient, which is computed here; only where
+            bert.model.varlen has an operator.
 
     Returns:
         [B, S, N, D] or [T, N, D].
 
     Raises:
         MissingToolError: `fused`, and there is no C compiler.
-        UsageError: the lengths are on the device, and no operator there can use them.
     """
     if own_kernels(qkv) and (dropout_probability > 0.0 or qkv.requires_grad):
         return _attend_here(qkv, where, dropout_probability, in_chunks, in_bf16, fused)
-    by_lengths = _operator(where, qkv.device, qkv.dtype, qkv.shape[-1], operator)
-    if by_lengths is not None:
+    if _by_lengths(where, qkv.device):
         bounds = where.bounds if isinstance(where, Unpadded) else where
-        assert isinstance(bounds, Bounds)
-        return OPERATORS[by_lengths].run(qkv, bounds, dropout_probability, bias, fused)
+        operator = operator_for(qkv.device, qkv.dtype, qkv.shape[-1])
+        return attend_by_lengths(operator, qkv, bounds, dropout_probability, bias, fused)
     if isinstance(where, Unpadded):
         return _attend_apart(qkv, where, dropout_probability, in_chunks)
-    if isinstance(where, Bounds):
-        raise UsageError(
-            "unsupported-combination",
-            f"no operator for attention without padding supports heads of {qkv.shape[-1]} columns in {qkv.dtype} on "
-            f"this {qkv.device.type}: leave out unpad",
-        )
+    assert not isinstance(where, Bounds)
     query, key, value = qkv.permute(2, 0, 3, 1, 4).unbind(0)
     context = F.scaled_dot_product_attention(query, key, value, attn_mask=where, dropout_p=dropout_probability)
     return context.transpose(1, 2)
@@ -90,7 +80,6 @@ class SelfAttention(nn.Module):
         self.in_chunks = True
         self.in_bf16 = True
         self.fused = False
-        self.operator: str | None = None
         self.qkv = Linear(config.hidden_size, 3 * config.hidden_size)
         self.output = Linear(config.hidden_size, config.hidden_size)
 
@@ -104,9 +93,13 @@ class SelfAttention(nn.Module):
 
         `low` is `hidden` in FP8, if a kernel has written it.
         """
-        kernels = self.fused and usable(hidden, self.qkv.weight)
         width = self.output.in_features // self.num_heads
-        if kernels and _operator(where, hidden.device, product_dtype(hidden), width, self.operator) is not None:
+        if (
+            self.fused
+            and usable(hidden, self.qkv.weight)
+            and _by_lengths(where, hidden.device)
+            and operator_for(hidden.device, product_dtype(hidden), width) is not None
+        ):
             qkv = linear(hidden, self.qkv.weight, self.qkv.bias.detach(), low)
             return self.context(qkv, where, self.qkv.bias)
         return self.context(self.qkv(hidden, low), where)
@@ -119,22 +112,12 @@ class SelfAttention(nn.Module):
         probability = self.dropout if self.training else 0.0
         how = {"in_chunks": self.in_chunks, "in_bf16": self.in_bf16, "fused": self.fused}
         heads = qkv.unflatten(-1, (3, self.num_heads, -1))
-        return attend(heads, where, probability, bias=bias, operator=self.operator, **how).flatten(-2)
+        return attend(heads, where, probability, bias=bias, **how).flatten(-2)
 
 
-def _operator(where: Where, device: torch.device, dtype: torch.dtype, width: int, chosen: str | None) -> str | None:
-    """Name of the operator by lengths for this layout; None where PyTorch's attention on rows is used."""
-    if not isinstance(where, Unpadded | Bounds) or device.type == "cpu":
-        return None
-    if torch.compiler.is_compiling():
-        return chosen or "flash"
-    return _usable_operator(Kind(device, dtype, width), chosen)
-
-
-@functools.cache
-def _usable_operator(kind: Kind, chosen: str | None) -> str | None:
-    """The chosen operator, unless it cannot compute in this type, which need not be the one that it was chosen for."""
-    return chosen if chosen and OPERATORS[chosen].missing(kind) is None else default_operator(kind)
+def _by_lengths(where: Where, device: torch.device) -> TypeGuard[Unpadded | Bounds]:
+    """Whether attention reads concatenated sequences by their lengths on the device."""
+    return isinstance(where, Unpadded | Bounds) and device.type != "cpu"
 
 
 def _attend_apart(qkv: Tensor, where: Unpadded, probability: float, in_chunks: bool) -> Tensor:

@@ -108,14 +108,6 @@ class Optimized:
     """Why others that were asked for have no effect, by name."""
 
 
-@dataclass(frozen=True, slots=True)
-class AttentionChosen:
-    """The operator for attention without padding was chosen, before the first step on a GPU."""
-
-    choice: Mapping[str, Any]
-    """bert.speed.attention_choice.Choice as JSON values."""
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunOutcome:
     """How a run ended."""
@@ -135,5 +127,5 @@ class RunOutcome:
     """Best evaluation, whose checkpoint stays; None if there was none."""
 
 
-Event = Optimized | AttentionChosen | Resumed | Progress | Evaluated | Saved | Warned
+Event = Optimized | Resumed | Progress | Evaluated | Saved | Warned
 Report = Callable[[Event], None]

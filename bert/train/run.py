@@ -32,7 +32,6 @@ from bert.speed.registry import (
     use_weight_copies,
 )
 from bert.train.agreement import any_rank, same_on_all, together
-from bert.train.attention import choose_attention
 from bert.train.base_run import BaseRun, RunRequest, make_optimizer, step_plan
 from bert.train.checkpoint import (
     OPTIMIZER_FILE,
@@ -49,7 +48,7 @@ from bert.train.checkpoint import (
     versions,
 )
 from bert.train.checkpoint import save as write_checkpoint
-from bert.train.events import LAST_GOOD_CHECKPOINT, AttentionChosen, Optimized, Resumed, RunOutcome, Saved
+from bert.train.events import LAST_GOOD_CHECKPOINT, Optimized, Resumed, RunOutcome, Saved
 from bert.train.feed import Feed, data_spec, layouts
 from bert.train.loop import DivergenceError, Training, parameters_are_finite, train
 from bert.train.observer import Observer
@@ -127,9 +126,6 @@ class _Run(BaseRun):
         strategy.prepare(self.optimizer, self.precision)
         if initial is not None and left is not None:
             self._load_optimizer(initial, left)
-        chosen = choose_attention(wrapped, lambda: self.task.batches(self.spec), self.precision, strategy)
-        if chosen is not None:
-            self.report(AttentionChosen(chosen))
         self.feed = together(strategy, lambda: self._open_feed(levers))
         if self.resumed_from is not None:
             self.log.samples_seen = self.resumed_from.state.samples_seen

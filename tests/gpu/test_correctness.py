@@ -68,20 +68,6 @@ def test_checks_fail_on_wrong_numbers_and_skip_what_a_cpu_has_not(monkeypatch: p
     assert found["outcome"] == "failed" and "AttributeError" in found["why"]
 
 
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")
-def test_the_operator_chosen_for_attention_is_right_and_was_timed() -> None:
-    from bert.model.varlen import OPERATORS, Kind
-    from bert.speed.attention_choice import choose
-
-    kind = Kind(DEVICE, torch.bfloat16, 64)
-    found = choose([64, 1, 17, 33], 4, 0.1, kind)
-    assert found.operator in found.times_ms and all(time > 0 for time in found.times_ms.values())
-    assert found.times_ms.keys() | found.left_out.keys() == OPERATORS.keys()
-    assert not [why for why in found.left_out.values() if "wrong" in why]
-    assert choose([60, 5, 17, 33], 4, 0.1, kind) is found
-
-
 def test_the_script_prints_one_document_and_skips_what_is_late() -> None:
     done = subprocess.run(
         [sys.executable, str(SCRIPT), "--device", "cpu", "--seconds", "0", "--json"],

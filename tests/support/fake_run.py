@@ -78,17 +78,6 @@ def rank_record(peak: float = 4e11, memory: int = 2**30, after: float | None = N
     }
 
 
-ATTENTION = {
-    "operator": "flash",
-    "shape": {
-        "tokens": 17408, "sequences": 64, "longest": 512, "heads": 16, "width": 64, "dropout": 0.1, "dtype": "bfloat16",
-    },
-    "times_ms": {"flash": 1.25, "cudnn-padded": 2.5},
-    "left_out": {"cudnn": "needs PyTorch 2.14"},
-}  # fmt: skip
-"""A choice of the operator for attention without padding (bert.speed.attention_choice.Choice)."""
-
-
 def write_csv(path: Path, columns: Sequence[str], rows: Sequence[dict[str, Any]]) -> None:
     """Write rows, None as an empty field."""
     with path.open("w", newline="", encoding="utf-8") as file:

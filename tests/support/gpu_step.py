@@ -33,7 +33,8 @@ from bert.speed.copies import copy_of
 from bert.speed.registry import use_levers, use_weight_copies
 
 GEMMS = ("mm", "addmm", "bmm", "_scaled_mm")
-ATTENTION = ("_flash_attention", "_cudnn_attention", "_scaled_dot_product")
+ATTENTION = ("_flash_attention", "_scaled_dot_product")
+ATTENTION_KERNELS = ("attention_forward", "attention_query_gradients", "attention_key_gradients")
 # Operators that launch nothing, and those that read nothing of what they write over.
 _NO_LAUNCH = ("detach", "empty", "new_empty", "_unsafe_view", "alias", "lift_fresh", "_record_function")
 _OVERWRITING = ("copy_", "zero_", "fill_", "random_")
@@ -44,11 +45,11 @@ READ_FROM_CACHE = {("dropout_layer_norm_fp8_forward", "low"), ("dropout_layer_no
 
 
 class Call(NamedTuple):
-    """One operator that was called."""
+    """One operator or kernel of attention that was called."""
 
     name: str
     arguments: dict[str, Any]
-    """By their names in its schema; those left out are absent."""
+    """By their names; those left out are absent."""
 
 
 class Launches(TorchDispatchMode):
@@ -85,7 +86,10 @@ class Launches(TorchDispatchMode):
         """Count a kernel of Triton, in place of its launch."""
         name = kernel.fn.__name__
         self.calls[name] += 1
-        self._count(name, moved_by(kernel, arguments))
+        if name in ATTENTION_KERNELS:
+            self.kept.append(Call(name, dict(zip(kernel.arg_names, arguments, strict=False)) | constants))
+        else:
+            self._count(name, moved_by(kernel, arguments))
 
     def _count(self, name: str, given: Any) -> None:
         for tensor in tree_leaves(given):

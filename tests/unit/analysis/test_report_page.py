@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.fake_run import ATTENTION, ENVIRONMENT, rank_record, step_rows, write_sweep, write_trial
+from support.fake_run import ENVIRONMENT, rank_record, step_rows, write_sweep, write_trial
 from support.kineto_events import event, write
 from support.page import report_page
 from support.refusals import refused
@@ -70,17 +70,6 @@ def test_the_page_holds_everything_it_needs_and_its_files_lie_beside_it(tmp_path
         rows = list(csv.DictReader(file))
     assert len(rows) == 8 and list(rows[0]) == list(RESULT_COLUMNS)
     assert float(rows[0]["samples_per_second"]) > 0
-
-
-def test_the_page_says_which_operator_attention_used_and_why_not_another(tmp_path: Path) -> None:
-    run = RunDirectory(tmp_path)
-    base = Trial(preset="mini", precision="bf16", micro_batch_size=8)
-    for number, chosen in enumerate((ATTENTION, {**ATTENTION, "operator": "efficient"}, None)):
-        record = {**rank_record(), "attention": chosen}
-        write_trial(run, dataclasses.replace(base, round=number), {0: step_rows([100.0] * 9, 8)}, ranks={0: record})
-    text = html.unescape(report_page(run).read_text(encoding="utf-8"))
-    assert "flash (64 sequences, 17408 tokens)" in text and "efficient (64 sequences" in text
-    assert "cudnn-padded 2.5" in text and "needs PyTorch 2.14" in text
 
 
 def write_named(run: RunDirectory, folder: str, trial: Trial, environment: dict[str, Any]) -> None:

@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.fake_run import ATTENTION, ENVIRONMENT, SECOND, START_NS, rank_record, step_rows
+from support.fake_run import ENVIRONMENT, SECOND, START_NS, rank_record, step_rows
 from support.refusals import refused
 
 from analysis.metrics.cautions import of_records, of_run, of_scaling, one_round
@@ -59,13 +59,6 @@ def test_the_phases_are_those_of_the_slowest_rank() -> None:
     assert result["data_wait_ms"] == 9
     total = sum(result[name] or 0 for name in ("data_wait_ms", "forward_ms", "backward_ms", "optimizer_ms"))
     assert total == pytest.approx(150)
-
-
-def test_the_choice_of_attention_is_that_of_the_ranks_and_none_of_older_records() -> None:
-    steps = {0: step_rows(TIMES, 8)}
-    for record, expected in (({"attention": ATTENTION}, ATTENTION), ({"attention": None}, None), ({}, None)):
-        result = summarize(TRIAL, steps, {0: {**rank_record(), **record}}, ENVIRONMENT)
-        assert result["attention"] == expected
 
 
 def test_steps_that_one_rank_did_not_finish_do_not_count() -> None:

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.fake_run import ATTENTION
 from support.refusals import refused
 from support.training_runs import settings, shards
 
@@ -18,7 +17,7 @@ from bench.loggers.base import Target
 from bench.run.processes import StopRequest, hold_stop_signals, listen_for_stop
 from bench.run.train_worker import TrainRecorder
 from bert.tasks.base import Evaluation
-from bert.train.events import AttentionChosen, Evaluated, Optimized, Progress, Resumed, Saved, Warned
+from bert.train.events import Evaluated, Optimized, Progress, Resumed, Saved, Warned
 from common.errors import SchemaError
 from records.files import write_record
 from records.run import RunDirectory, TrialDirectory
@@ -124,15 +123,6 @@ def test_a_resumed_training_continues_the_runs_of_its_loggers(
     assert known == [{}, {"tracker": "own-run"}]
     event = read_events(directory)[0]
     assert event["event"] == "logging" and "tracker run own-run" in event_text(event)
-
-
-def test_the_choice_of_attention_is_in_the_summary_and_the_events(attempt: TrialDirectory, data: Path) -> None:
-    recorder = recorded(attempt, data, AttentionChosen(ATTENTION))
-    assert recorder.summary["attention"] == ATTENTION
-    (event,) = read_events(attempt)
-    assert event["event"] == "attention" and {name: event[name] for name in ATTENTION} == ATTENTION
-    assert "flash" in event_text(event)
-    assert recorded(attempt, data).summary["attention"] is None
 
 
 def test_the_optimizations_are_in_the_summary_and_the_events(attempt: TrialDirectory, data: Path) -> None:
