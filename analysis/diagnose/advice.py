@@ -95,13 +95,12 @@ class Context:
     def fewer_launches(self) -> str:
         """Ways to launch fewer kernels that the trial does not use yet."""
         ways = ["a larger batch"]
-        ways += [] if self.has("compile", "cuda-graphs") else ["torch.compile"]
-        ways += [] if self.has("cuda-graphs") else ["CUDA graphs"]
-        return f"{', '.join(ways[:-1])} or {ways[-1]}" if len(ways) > 1 else ways[0]
+        ways += [] if self.has("compile") else ["torch.compile"]
+        return f"{', '.join(ways)} or CUDA graphs"
 
     def fusing(self, fused_optimizer: bool) -> str:
         """How kernels are fused, in parentheses, where the optimizer is fused already or not."""
-        if self.has("compile", "cuda-graphs"):
+        if self.has("compile"):
             return "(those outside of the compiled layers)"
         return f"(torch.compile, fused {'norms' if fused_optimizer else 'optimizer and norms'})"
 

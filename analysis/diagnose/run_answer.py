@@ -196,9 +196,6 @@ def _same_shape(winner: Winner) -> list[Point]:
     return [one for one in alike if str(one.row["implementation"]).startswith("bertbench")]
 
 
-_WITHOUT_PADDING = frozenset({"unpad", "pack"})
-
-
 def _optimizations(point: Point) -> frozenset[str] | None:
     """The optimizations that were on: those that the trial names, otherwise those that its rank has recorded.
 
@@ -211,7 +208,7 @@ def _optimizations(point: Point) -> frozenset[str] | None:
 def _without_padding(point: Point) -> bool:
     """Whether a configuration computes real tokens alone; one that does not say so had a default, which does."""
     names = _optimizations(point)
-    return names is None or bool(names & _WITHOUT_PADDING)
+    return names is None or "unpad" in names
 
 
 def _untried(winner: Winner, trials: Sequence[LoadedTrial], out: str) -> list[Advice]:
@@ -268,7 +265,7 @@ _FUSED_BY_COMPILE = ("head and its loss", "elementwise parts", "casts and sums o
 """Bars of a waterfall that torch.compile makes shorter on a GPU."""
 _REPLACED_BY_COMPILE = frozenset({"fused-elementwise", "bf16-weights"})
 """Optimizations that torch.compile takes the place of: other kernels of the same operators, and its own casts."""
-_NOT_COMPILED = frozenset({"compile", "cuda-graphs", "fp8"})
+_NOT_COMPILED = frozenset({"compile", "fp8"})
 """Optimizations with which advice to compile would be none, or would be refused."""
 
 
@@ -291,7 +288,7 @@ def _remedy(bar: str, best: Point, trials: Sequence[LoadedTrial], out: str) -> t
     if levers is not None and bar in _FUSED_BY_COMPILE and not levers & _NOT_COMPILED:
         names = "+".join(sorted((levers - _REPLACED_BY_COMPILE) | {"compile"}))
         return "fuse its operators with torch.compile", throughput_command(row, out, levers=names)
-    if levers is not None and bar == "attention" and not levers & _WITHOUT_PADDING:
+    if levers is not None and bar == "attention" and "unpad" not in levers:
         return "compute real tokens alone", throughput_command(row, out, levers="+".join(sorted({*levers, "unpad"})))
     profiles = [one for one in _profiles(best, trials) if one.row.get("status") == "ok"]
     if profiles:

@@ -7,7 +7,7 @@ from typing import Protocol
 import torch
 
 from bert.model.config import ModelConfig
-from bert.tasks.base import BatchStream, Task
+from bert.tasks.base import Task
 from bert.train.feed import Adapt
 from bert.train.loop import ComputeLoss, Training
 from bert.train.observer import Observer
@@ -41,11 +41,8 @@ class Implementation(Protocol):
     def check(self, trial: Trial) -> None:
         """Raise MissingToolError or UsageError, with the remedy, if it cannot run `trial`."""
 
-    def adapter(self, trial: Trial, streams: Callable[[], BatchStream]) -> Adapt | None:
-        """Return what converts a batch to the tensors that it reads, during data preparation; None if it reads all.
-
-        `streams` opens the batches of the trial at their beginning.
-        """
+    def adapter(self, trial: Trial) -> Adapt | None:
+        """Return what converts a batch to the tensors that it reads, during data preparation; None if it reads all."""
 
     def build(self, trial: Trial, task: Task, config: ModelConfig, observer: Observer) -> Built:
         """Build the model, its optimizer and its loss."""

@@ -14,7 +14,7 @@ from bert.data.batch import Batch
 from bert.model.config import ModelConfig
 from bert.optim.registry import adamw
 from bert.tasks import task_data, usable_tasks
-from bert.tasks.base import BatchStream, Task
+from bert.tasks.base import Task
 from bert.tasks.classification import ClassificationTask
 from bert.train.feed import Adapt
 from bert.train.loop import ComputeLoss
@@ -64,7 +64,7 @@ class HuggingFaceImplementation:
                 "Hugging Face has no DistilBERT with a next-sentence head for pretraining: use another preset",
             )
 
-    def adapter(self, trial: Trial, streams: Callable[[], BatchStream]) -> Adapt:
+    def adapter(self, trial: Trial) -> Adapt:
         """Return what converts masked labels to labels at every position, as Hugging Face's loss needs them."""
         return with_labels
 

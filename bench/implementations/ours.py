@@ -1,10 +1,11 @@
 """The suite's own BERT."""
 
-from collections.abc import Callable
+from functools import partial
 
 import torch
 
 from bench.implementations.base import Built
+from bert.data.batch import Batch
 from bert.model.config import ModelConfig
 from bert.model.encoder import recompute_activations
 from bert.optim.registry import adamw
@@ -19,8 +20,8 @@ from bert.speed.registry import (
     use_levers,
     use_weight_copies,
 )
-from bert.tasks.base import BatchStream, Task
-from bert.train.feed import Adapt, layouts
+from bert.tasks.base import Task
+from bert.train.feed import Adapt
 from bert.train.observer import Observer
 from records.trial import Trial
 
@@ -40,9 +41,9 @@ class BertbenchImplementation:
         check_precision(trial.levers, trial.precision)
         check_effect(trial.levers, Setup.of(trial, trial.device))
 
-    def adapter(self, trial: Trial, streams: Callable[[], BatchStream]) -> Adapt:
+    def adapter(self, trial: Trial) -> Adapt:
         """Return what computes where the real tokens lie, so that no step waits for it."""
-        return layouts(streams, _levers(trial)[0], trial.seq_len)
+        return partial(Batch.laid_out, full="compile" in _levers(trial)[0])
 
     def build(self, trial: Trial, task: Task, config: ModelConfig, observer: Observer) -> Built:
         """Build the task's model with fused AdamW."""
@@ -58,7 +59,7 @@ class BertbenchImplementation:
             return adamw(wrapped, learning_rate=LEARNING_RATE, fused=fused)
 
         model = task.build_model(config, observer)
-        use_levers(model, levers, trial.grad_accum_steps, activation_checkpointing=trial.activation_checkpointing)
+        use_levers(model, levers)
         if trial.activation_checkpointing:
             recompute_activations(model)
         return Built(

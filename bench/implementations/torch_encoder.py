@@ -23,7 +23,7 @@ from bert.model.config import ModelConfig
 from bert.model.encoder import PAD_TOKEN_ID, initialize
 from bert.optim.registry import adamw
 from bert.tasks import task_data
-from bert.tasks.base import BatchStream, Task
+from bert.tasks.base import Task
 from bert.tasks.classification import ClassificationTask
 from bert.train.observer import Observer
 from records.trial import Trial
@@ -36,7 +36,7 @@ class TorchEncoderImplementation:
         """Raise UsageError for a task whose head only our implementation has."""
         check_heads(trial.implementation, trial.task)
 
-    def adapter(self, trial: Trial, streams: Callable[[], BatchStream]) -> None:
+    def adapter(self, trial: Trial) -> None:
         """It reads batches as they are."""
 
     def build(self, trial: Trial, task: Task, config: ModelConfig, observer: Observer) -> Built:

@@ -24,14 +24,12 @@ from bert.model.config import model_config
 from bert.model.step import Step
 from bert.optim.precision import Precision
 from bert.parallel.base import StepPlan
-from bert.speed.registry import AUTO, few_shapes, levers_text, resolve_levers
+from bert.speed.registry import AUTO, levers_text, resolve_levers
 from bert.tasks import make_task, task_step
-from bert.tasks.base import BatchStream, DataSpec
 from bert.train.agreement import same_on_all
 from bert.train.feed import Adapt, Feed, data_spec
 from bert.train.loop import Training, train
 from bert.train.observer import Observer, Observers, StepResult
-from bert.train.rehearsal import rehearse
 from records.trial import Trial
 
 if TYPE_CHECKING:
@@ -76,7 +74,7 @@ class _Measurement:
     step: Step | None
     """None for a given model, whose FLOPs are counted from its module."""
     model_flops: Callable[[BatchCounts], float | None]
-    adapter: Callable[[Trial, Callable[[], BatchStream]], Adapt | None]
+    adapter: Callable[[Trial], Adapt | None]
     build: Callable[[], Built]
 
     def __init__(self, rank: "Rank") -> None:
@@ -92,7 +90,7 @@ class _Measurement:
 
             self.given = given = traced_model(trial, self.task, trial.implementation)
             self.step, self.model_flops = None, given.model_flops
-            self.adapter, self.build = lambda trial, streams: given.adapt, lambda: build_given(given, trial)
+            self.adapter, self.build = lambda trial: given.adapt, lambda: build_given(given, trial)
             return
         config = model_config(trial)
         self.step = task_step(trial.task, trial.task_options, config)
@@ -119,7 +117,6 @@ class _Measurement:
     def train(self) -> dict[str, Any]:
         """Train between two measurements of the achievable peak."""
         built, training = self._prepared()
-        self._rehearse(built, training)
         strategy, device = self.strategy, self.strategy.device
         dtype, products = peak_dtype(training.model, training.precision.matmul_dtype, device)
         peak_before = matmul_peak(device, dtype)
@@ -158,7 +155,6 @@ class _Measurement:
         step = self.step
         assert step is not None, "speed-of-light does not break down given models"
         built, training = self._prepared()
-        self._rehearse(built, training)
         torch.manual_seed(self.trial.seed + 1 + self.strategy.rank)
         sample = iter(self.task.batches(data_spec(self.trial, self.strategy, built.levers)))
         measured = self.rank.timed(
@@ -177,7 +173,7 @@ class _Measurement:
             levers = resolve_levers(self.trial.levers or AUTO, self.trial.device)
         spec = data_spec(self.trial, self.strategy, levers)
         stream = self.task.batches(spec)
-        batches = self._feed(stream, spec)
+        batches = self._feed(stream)
         self.strategy.barrier()
         accumulation, keep_going = self.trial.grad_accum_steps, self.window.keep_going
         steps = self.rank.timed("draw", lambda: draw(batches, accumulation, self.clock, keep_going))
@@ -193,22 +189,15 @@ class _Measurement:
     def _stopped(self, steps: int) -> dict[str, Any]:
         return {"steps": steps, "stopped_because": self.window.stopped_because}
 
-    def _feed(self, stream: Any, spec: DataSpec) -> Feed:
-        adapt = self.adapter(self.trial, lambda: self.task.batches(spec))
-        return Feed(stream, self.strategy.device.type == "cuda", adapt)
-
-    def _rehearse(self, built: Built, training: Training) -> None:
-        """Have CUDA graphs of all shapes recorded before the first step."""
-        feed, strategy = training.batches, self.trial.strategy
-        if isinstance(feed, Feed) and few_shapes(built.levers):
-            self.rank.timed("rehearse", lambda: rehearse(training, feed, strategy, training.compute_loss))
+    def _feed(self, stream: Any) -> Feed:
+        return Feed(stream, self.strategy.device.type == "cuda", self.adapter(self.trial))
 
     def _prepared(self) -> tuple[Built, Training]:
         trial, strategy, timed = self.trial, self.strategy, self.rank.timed
         built = timed("build_model", self.build)
         same_on_all(strategy, levers_text(built.levers), "optimizations")
         spec = data_spec(trial, strategy, built.levers)
-        batches = self._feed(self.task.batches(spec), spec)
+        batches = self._feed(self.task.batches(spec))
 
         def prepare() -> Training:
             # A loop of its own wraps the model, too.

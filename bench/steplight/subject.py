@@ -64,10 +64,8 @@ class Subject:
     @property
     def extent(self) -> Extent:
         """The part of the batch that the layers compute."""
-        placed, counts = self.placed, self.batch.counts
-        if placed is not None and placed.tokens > placed.real_tokens:
-            return Extent.budgeted(counts, placed.lengths)
-        return Extent.padded(counts) if placed is None else Extent.unpadded(counts)
+        counts = self.batch.counts
+        return Extent.padded(counts) if self.placed is None else Extent.unpadded(counts)
 
     @property
     def placed(self) -> Unpadded | None:

@@ -5,7 +5,7 @@ from dataclasses import dataclass, fields, replace
 
 import torch
 
-from bert.model.packing import TokenBudget, Unpadded, even_budget, unpad
+from bert.model.packing import Unpadded, unpad
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,20 +53,13 @@ class Batch:
         all_real = self.counts.real_tokens == self.counts.padded_tokens
         return None if all_real else self.tensors["attention_mask"]
 
-    def laid_out(self, budget: TokenBudget | None = None, *, full: bool = False) -> "Batch":
+    def laid_out(self, *, full: bool = False) -> "Batch":
         """Return this batch, which is on the CPU, with its layout (bert.model.packing).
 
-        One without padding needs none, except with a budget: dummy sequences then pad the tokens to one of its totals,
-        or those of an even budget if it is for batches of another size. `full` lays it out too: compiled layers would
-        be compiled again for rows.
+        One without padding needs none; `full` lays it out too: compiled layers would be compiled again for rows.
         """
-        mask = self.mask if budget is None and not full else self.tensors["attention_mask"]
-        if mask is None:
-            return self
-        rows, columns = mask.shape
-        if budget is not None and (budget.rows != rows or budget.columns < columns):
-            budget = even_budget(rows, max(columns, budget.columns))
-        return replace(self, layout=unpad(mask, budget))
+        mask = self.tensors["attention_mask"] if full else self.mask
+        return self if mask is None else replace(self, layout=unpad(mask))
 
     def to(self, device: torch.device) -> "Batch":
         """Copy to `device`; from pinned memory the copy does not block."""

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from bert.model.attention import SelfAttention, Where
 from bert.model.config import ModelConfig
-from bert.model.packing import Unpadded, even_budget, unpad
+from bert.model.packing import Unpadded, unpad
 from bert.speed.copies import Linear, add_embedding
 from bert.speed.dropout import dropout
 from bert.speed.elementwise import Stream, feed_forward, product, product_dtype, residual_norm, stream
@@ -144,11 +144,6 @@ class BertEncoder(nn.Module):
     Batches come padded, and so does what is made of them; where `unpads` is true, the layers see only the real tokens.
     None, as it is made, is true on CPUs.
 
-    Where `replays` is true, the layers are replayed as CUDA graphs, one each: every forward pass, in training and in
-    evaluation, is then marked as a step. Without the mark PyTorch takes each layer for a step of its own where no
-    backward pass is pending, and writes over what the layer before has returned (pytorch#160281). Real tokens are then
-    padded to a token budget (bert.model.packing), and PyTorch records one graph of each layer for each budget.
-
     Where `compiles` is true, the layers are compiled: with real tokens alone once for all numbers and lengths of them.
 
     Args:
@@ -168,7 +163,6 @@ class BertEncoder(nn.Module):
         self.layers = nn.ModuleList(layers)
         self.run_layer: RunLayer = _call
         self.unpads: bool | None = None
-        self.replays = False
         self.compiles = False
         self.pooler = Linear(config.hidden_size, config.hidden_size) if pooler else None
         initialize(self, config)
@@ -200,8 +194,6 @@ class BertEncoder(nn.Module):
                 f"sequences of {input_ids.shape[1]} tokens exceed max_positions={self.config.max_positions}: "
                 "shorten them or use a model with more positions",
             )
-        if self.replays:
-            torch.compiler.cudagraph_mark_step_begin()
         placed = self.placed(attention_mask, layout)
         where: Where = placed
         with phase(self.observer, "embeddings"):
@@ -226,11 +218,6 @@ class BertEncoder(nn.Module):
                 pooled = torch.tanh(self.pooler(hidden[:, 0]))
         return EncoderOutput(hidden, pooled)
 
-    @property
-    def few_shapes(self) -> bool:
-        """Whether real tokens are padded to a token budget."""
-        return self.replays and bool(self.unpads)
-
     def placed(self, attention_mask: Tensor | None, layout: Unpadded | None = None) -> Unpadded | None:
         """Return where the layers are to see the tokens of a mask [B, S]; None if they see the padded batch.
 
@@ -241,9 +228,7 @@ class BertEncoder(nn.Module):
             return None
         if not (known.device.type == "cpu" if self.unpads is None else self.unpads):
             return None
-        if layout is not None:
-            return layout
-        return unpad(known, even_budget(len(known), self.config.max_positions) if self.few_shapes else None)
+        return unpad(known) if layout is None else layout
 
 
 def _of_any_number(hidden: Tensor, placed: Unpadded, longest: int) -> Where:
@@ -253,7 +238,7 @@ def _of_any_number(hidden: Tensor, placed: Unpadded, longest: int) -> Where:
 
     Without it PyTorch compiles for the first number, and for any number when a second one comes, inside of what is
     measured. With static shapes each number would be compiled for, until PyTorch gives up at the eighth version of a
-    layer (torch._dynamo.config.recompile_limit). CUDA graphs are recorded for each number all the same.
+    layer (torch._dynamo.config.recompile_limit).
     """
     torch._dynamo.maybe_mark_dynamic(hidden, 0)
     return placed.bounds._replace(longest=longest)

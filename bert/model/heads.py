@@ -15,7 +15,6 @@ from torch import Tensor, nn
 from bert.data.batch import Batch
 from bert.model.config import ModelConfig
 from bert.model.encoder import BertEncoder, EncoderOutput, initialize, phase
-from bert.model.packing import even_budget
 from bert.speed.copies import Linear, linear
 from bert.speed.dropout import dropout
 from bert.speed.kernels import usable
@@ -159,16 +158,9 @@ def span_losses(logits: Tensor, targets: Tensor, lengths: Tensor | None = None) 
 
 
 def lay_out(model: nn.Module, batch: Batch) -> Batch:
-    """Return a batch on the CPU with the layout that the encoder of a model computes it in.
-
-    An even budget is that of the model's longest sequences: one for each width would have graphs of its own.
-    """
+    """Return a batch on the CPU with the layout that the encoder of a model computes it in."""
     encoder = getattr(model, "encoder", None)
-    if not isinstance(encoder, BertEncoder):
-        return batch.laid_out()
-    rows = len(batch.tensors["attention_mask"])
-    budget = even_budget(rows, encoder.config.max_positions) if encoder.few_shapes else None
-    return batch.laid_out(budget, full=encoder.compiles)
+    return batch.laid_out(full=isinstance(encoder, BertEncoder) and encoder.compiles)
 
 
 class BertForPretraining(nn.Module):

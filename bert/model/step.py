@@ -11,7 +11,6 @@ times 3 for forward and backward. Padding tokens, the vocabulary's padding rows 
 count; nor do biases, LayerNorm, GELU, softmax, dropout, look-ups and the optimizer.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
@@ -35,7 +34,7 @@ class Extent:
     squared_lengths: int
     """Sum over sequences of the square of the length that attention is computed on."""
     layout: str
-    """padded, unpadded or budgeted."""
+    """padded or unpadded."""
 
     @classmethod
     def unpadded(cls, counts: "BatchCounts") -> "Extent":
@@ -47,11 +46,6 @@ class Extent:
         """Every sequence as long as the batch is wide."""
         width = counts.padded_tokens // max(1, counts.samples)
         return cls._of(counts, counts.padded_tokens, counts.samples * width * width, "padded")
-
-    @classmethod
-    def budgeted(cls, counts: "BatchCounts", lengths: Sequence[int]) -> "Extent":
-        """Every sequence as long as it is, and the dummy sequences that fill a token budget: the lengths of both."""
-        return cls._of(counts, sum(lengths), sum(length * length for length in lengths), "budgeted")
 
     @classmethod
     def _of(cls, counts: "BatchCounts", tokens: int, squared_lengths: int, layout: str) -> "Extent":

@@ -1,6 +1,5 @@
 """Data parallelism: PyTorch's DistributedDataParallel over NCCL (GPUs) or gloo (CPUs)."""
 
-import functools
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -9,7 +8,6 @@ import torch.distributed as dist
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook, bf16_compress_hook
 from torch.nn.parallel import DistributedDataParallel
 
-from bert.model.heads import ClassificationOutput, PretrainingOutput, SpanOutput
 from bert.parallel.base import NO_OPTIONS, NO_PLAN, Options, StepPlan
 from bert.parallel.process_group import ProcessGroupStrategy
 from bert.train.observer import Observer
@@ -29,19 +27,14 @@ class DdpStrategy(ProcessGroupStrategy):
 
         Gradients are in the same buckets in every step, the first one of this process included.
         """
-        static = "static-graph" in plan.levers and plan.train.grad_accum_steps == 1
-        if static:
-            _show_outputs()
         device_ids = [self.device] if self.device.type == "cuda" else None
         wrapped = DistributedDataParallel(
             model.to(self.device),
             device_ids=device_ids,
             gradient_as_bucket_view=True,
             bucket_cap_mb=self._bucket_mib,
-            static_graph=static,
         )
-        if not static:  # its first step is what it learns from
-            _assign_buckets(wrapped)
+        _assign_buckets(wrapped)
         reduce = bf16_compress_hook if "bf16-gradients" in plan.levers else allreduce_hook
 
         def average(state: Any, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:  # type: ignore[name-defined]
@@ -90,12 +83,3 @@ def _assign_buckets(wrapped: DistributedDataParallel) -> None:
     finally:
         wrapped.module = model
     wrapped.zero_grad(set_to_none=True)
-
-
-@functools.cache
-def _show_outputs() -> None:
-    """Register our model outputs with PyTorch: with a static graph, DDP must find their tensors at the first step."""
-    from torch.export import register_dataclass
-
-    for kind in (PretrainingOutput, SpanOutput, ClassificationOutput):
-        register_dataclass(kind)

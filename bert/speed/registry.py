@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from torch import nn
 
 AUTO, NONE = "auto", "none"
-_COMPILING = frozenset({"compile", "cuda-graphs"})
 
 
 @dataclass(frozen=True)
@@ -92,32 +91,14 @@ LEVERS = {
         "torch.compile every layer, which fuses the operations between GEMMs; with unpad only on a GPU in 16-bit types",
         (),
     ),
-    "cuda-graphs": Lever(
-        "compile and replay as CUDA graphs; with unpad in at most 8 numbers of tokens, only on a GPU in 16-bit types; "
-        "excludes gradient accumulation and activation checkpointing",
-        (),
-        device="cuda",
-    ),
     "balance": Lever(
         "with several ranks and unpad: divide a global batch by the work of its sequences, so that no rank "
         "waits for another",
         ("cpu", "cuda"),
         several=True,
     ),
-    "static-graph": Lever(
-        "ddp with a static graph: every step uses the same parameters; excludes gradient accumulation",
-        (),
-        strategies=("ddp",),
-        several=True,
-    ),
     "bf16-gradients": Lever("ddp: all-reduce gradients in bf16", (), strategies=("ddp",), several=True),
 }
-
-# Names that exclude each other, and why.
-_EXCLUSIVE = (
-    ("fp8", "compile", "are incompatible, as compiled layers cast by themselves: leave one out"),
-    ("fp8", "cuda-graphs", "are incompatible, as compiled layers cast by themselves: leave one out"),
-)
 
 
 def resolve_levers(text: str, device_type: str) -> frozenset[str]:
@@ -135,10 +116,10 @@ def resolve_levers(text: str, device_type: str) -> frozenset[str]:
         return found if device_type != "cuda" or "fused-optimizer" in found else found - {"bf16-weights"}
     check_levers(text)
     names = [] if text == NONE else text.split("+")
-    if device_type == "cpu" and "unpad" in names and (compiling := [name for name in names if name in _COMPILING]):
+    if device_type == "cpu" and {"unpad", "compile"} <= set(names):
         raise UsageError(
             "option-conflict",
-            f"--levers {text!r}: on a CPU, unpad and {compiling[0]} are incompatible, as the compiler does not support "
+            f"--levers {text!r}: on a CPU, unpad and compile are incompatible, as the compiler does not support "
             "attention without padding: leave one out",
         )
     for name in names:
@@ -161,20 +142,16 @@ def check_levers(text: str) -> None:
     if "" in unknown and text:
         place = "ends with" if text.endswith("+") else "starts with" if text.startswith("+") else "repeats"
         raise UsageError("option-choice", f"--levers {text!r} {place} '+': give a name on each side of every +")
-    if "pack" in unknown:
-        raise UsageError(
-            "option-choice",
-            f"--levers {text!r}: pack was replaced; give unpad+cuda-graphs, which computes real tokens in few shapes, "
-            "or unpad alone",
-        )
     if unknown:
         raise UsageError(
             "option-choice",
             f"--levers {text!r}: unknown {unknown[0]!r}; give auto, none, or some of {' '.join(LEVERS)} joined by +",
         )
-    for one, other, why in _EXCLUSIVE:
-        if {one, other} <= set(names):
-            raise UsageError("option-conflict", f"--levers {text!r}: {one} and {other} {why}")
+    if {"fp8", "compile"} <= set(names):
+        raise UsageError(
+            "option-conflict",
+            f"--levers {text!r}: fp8 and compile are incompatible, as compiled layers cast themselves: leave one out",
+        )
 
 
 def default_levers(device_type: str) -> frozenset[str]:
@@ -184,10 +161,9 @@ def default_levers(device_type: str) -> frozenset[str]:
 
 def _missing(name: str, device_type: str) -> MissingToolError | None:
     """Return what an optimization needs that is not installed, and how to get it; None if it can be used."""
-    compiling = name in _COMPILING
-    if (LEVERS[name].compiled or compiling) and device_type == "cuda":
+    if (LEVERS[name].compiled or name == "compile") and device_type == "cuda":
         return triton_missing()
-    if compiling:
+    if name == "compile":
         return cpp_missing()
     if LEVERS[name].compiled and device_type == "cpu" and is_wanted():
         try:
@@ -203,16 +179,6 @@ def balances(names: frozenset[str]) -> bool:
     Padded rows do not: the longest sequence of a global batch sets the time of its rank, the slowest, in any division.
     """
     return {"balance", "unpad"} <= names
-
-
-def compiles(names: frozenset[str]) -> bool:
-    """Whether torch.compile compiles the layers."""
-    return bool(names & _COMPILING)
-
-
-def few_shapes(names: Iterable[str]) -> bool:
-    """Whether the tokens of a batch are padded to one of few totals with these optimizations."""
-    return {"unpad", "cuda-graphs"} <= set(names)
 
 
 def levers_text(names: Iterable[str]) -> str:
@@ -274,10 +240,8 @@ def _no_effect(name: str, names: frozenset[str], setup: Setup) -> str | None:
         return f"needs {lever.precision}, not {setup.precision}"
     if lever.strategies and setup.strategy not in lever.strategies:
         return f"needs strategy {' or '.join(lever.strategies)}, not {setup.strategy}"
-    if name == "static-graph" and setup.grad_accum_steps > 1:
-        return f"needs one micro-step per update, not {setup.grad_accum_steps}"
-    if lever.copies and names & _COMPILING:
-        return f"needs layers that are not compiled, as {' and '.join(sorted(names & _COMPILING))} casts by itself"
+    if lever.copies and "compile" in names:
+        return "needs layers that are not compiled, as compile casts by itself"
     return _no_instructions(name, setup.device)
 
 
@@ -321,7 +285,7 @@ def check_precision(text: str, precision: str) -> None:
         UsageError: attention without padding that is compiled, in 32 bits.
     """
     names = frozenset(text.split("+"))
-    if "unpad" in names and names & _COMPILING and precision not in ("bf16", "fp16"):
+    if {"unpad", "compile"} <= names and precision not in ("bf16", "fp16"):
         raise UsageError(
             "unsupported-combination",
             f"--levers {text!r} in {precision}: attention without padding compiles only in 16-bit types; give bf16 "
@@ -334,34 +298,8 @@ def left_out_text(reasons: Mapping[str, str]) -> str:
     return "; ".join(f"{name} has no effect: {reason}" for name, reason in reasons.items())
 
 
-def use_levers(
-    model: "nn.Module", names: frozenset[str], grad_accum_steps: int = 1, *, activation_checkpointing: bool = False
-) -> None:
-    """Have every encoder in `model` compute with these optimizations; before it is wrapped, compiled or run.
-
-    Args:
-        model: what is trained.
-        names: optimizations that are on.
-        grad_accum_steps: micro-steps per update.
-        activation_checkpointing: whether the layers make their activations again in the backward pass.
-
-    Raises:
-        UsageError: cuda-graphs with accumulation, which would add up gradients that each replay writes over; with
-            activation checkpointing, whose second forward pass replays over what the first one keeps (pytorch#154306).
-    """
-    if "cuda-graphs" in names and activation_checkpointing:
-        raise UsageError(
-            "unsupported-combination",
-            "--levers cuda-graphs with activation checkpointing: PyTorch cannot replay a layer whose activations are "
-            "recomputed in the backward pass; give compile instead of cuda-graphs, or leave out activation "
-            "checkpointing",
-        )
-    if "cuda-graphs" in names and grad_accum_steps > 1:
-        raise UsageError(
-            "unsupported-combination",
-            f"--levers cuda-graphs with {grad_accum_steps} micro-steps per update: a replay overwrites the gradients "
-            "of the previous one; give compile instead of cuda-graphs, or a larger micro batch without accumulation",
-        )
+def use_levers(model: "nn.Module", names: frozenset[str]) -> None:
+    """Have every encoder in `model` compute with these optimizations; before it is wrapped, compiled or run."""
     from bert.model.attention import SelfAttention
     from bert.model.encoder import BertEncoder, Embeddings, Layer
     from bert.model.heads import MaskedWordHead
@@ -369,11 +307,10 @@ def use_levers(
     for part in model.modules():
         if isinstance(part, BertEncoder):
             part.unpads = "unpad" in names
-            part.replays = "cuda-graphs" in names
-            part.compiles = compiles(names)
+            part.compiles = "compile" in names
             if part.compiles:
                 for layer in part.layers:
-                    layer.compile(mode="reduce-overhead" if "cuda-graphs" in names else None)
+                    layer.compile()
         elif isinstance(part, Layer | Embeddings | MaskedWordHead):
             part.fused = "fused-elementwise" in names
         elif isinstance(part, SelfAttention):

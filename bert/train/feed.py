@@ -1,6 +1,5 @@
 """Micro-batches on their way to a model, with the position of the data after the last one that was taken."""
 
-import itertools
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
@@ -10,15 +9,12 @@ import torch
 
 from bert.data.batch import Batch
 from bert.data.lengths import PADDINGS
-from bert.model.packing import TokenBudget
 from bert.parallel.base import Strategy
-from bert.speed.registry import balances, compiles, few_shapes
+from bert.speed.registry import balances
 from bert.tasks.base import BatchStream, DataSpec
 from common.train_spec import TrainSpec
 
 Adapt = Callable[[Batch], Batch]
-# Batches whose lengths a token budget follows from.
-_LOOKED_AT = 16
 
 
 def data_spec(spec: TrainSpec, strategy: Strategy, levers: frozenset[str] = frozenset()) -> DataSpec:
@@ -31,27 +27,6 @@ def data_spec(spec: TrainSpec, strategy: Strategy, levers: frozenset[str] = froz
         padding=spec.padding or PADDINGS[0],
         balanced=balances(levers),
     )
-
-
-def layouts(streams: Callable[[], BatchStream], levers: frozenset[str], columns: int) -> Adapt:
-    """Return what gives batches the layout that layers with these optimizations compute.
-
-    The totals of a token budget follow from the lengths in the first batches, so a resumed run has the same ones.
-
-    Args:
-        streams: opens the batches at their beginning; called only if there is a budget.
-        levers: optimizations that are on.
-        columns: the most that a batch may have; the first ones may all be shorter.
-    """
-    if not few_shapes(levers):
-        return partial(Batch.laid_out, full=compiles(levers))
-    opened = iter(streams())
-    masks = [batch.tensors["attention_mask"] for batch in itertools.islice(opened, _LOOKED_AT)]
-    close = getattr(opened, "close", None)
-    if close is not None:
-        close()
-    budget = TokenBudget.of_batches(columns, torch.stack([mask.sum(1) for mask in masks]))
-    return lambda batch: batch.laid_out(budget)
 
 
 class Feed:
@@ -73,7 +48,6 @@ class Feed:
         self._position = stream.state_dict()
         self._pool = _pinning_thread() if pinned else None
         self._ahead: Future[tuple[Batch, dict[str, Any]]] | None = None
-        self._peeked: tuple[Batch, dict[str, Any]] | None = None
 
     @property
     def position(self) -> dict[str, Any]:
@@ -86,13 +60,8 @@ class Feed:
 
     def __next__(self) -> Batch:
         """Return the next micro-batch, on the CPU."""
-        (batch, self._position), self._peeked = self._peeked or self._read(), None
+        batch, self._position = self._read()
         return batch
-
-    def peek(self) -> Batch:
-        """Return the next micro-batch, on the CPU, without taking it."""
-        self._peeked = self._peeked or self._read()
-        return self._peeked[0]
 
     def _read(self) -> tuple[Batch, dict[str, Any]]:
         if self._pool is None:

@@ -9,12 +9,14 @@ bert.train.resume.
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 
 import torch
 
 from bert.checkpoints.model_config import read_config
 from bert.checkpoints.ours import CONFIG_FILE
+from bert.data.batch import Batch
 from bert.model.config import model_config
 from bert.model.encoder import recompute_activations
 from bert.parallel.base import Strategy
@@ -49,10 +51,9 @@ from bert.train.checkpoint import (
 )
 from bert.train.checkpoint import save as write_checkpoint
 from bert.train.events import LAST_GOOD_CHECKPOINT, Optimized, Resumed, RunOutcome, Saved
-from bert.train.feed import Feed, data_spec, layouts
+from bert.train.feed import Feed, data_spec
 from bert.train.loop import DivergenceError, Training, parameters_are_finite, train
 from bert.train.observer import Observer
-from bert.train.rehearsal import rehearse
 from bert.train.resume import Initial, changed_settings, check_resumable, initial_on_all
 from bert.train.weights import NotTaken, check_same_shape, load_initial, load_moments, load_weights
 from common.errors import UsageError
@@ -112,9 +113,7 @@ class _Run(BaseRun):
         self._shapes = {name: parameter.shape for name, parameter in self.model.named_parameters()}
         levers = self._optimizations()
         self.spec = data_spec(settings, strategy, levers)
-        use_levers(
-            self.model, levers, settings.grad_accum_steps, activation_checkpointing=settings.activation_checkpointing
-        )
+        use_levers(self.model, levers)
         if settings.activation_checkpointing:
             recompute_activations(self.model)
         wrapped = strategy.wrap(self.model, observer, step_plan(settings, levers))
@@ -133,7 +132,6 @@ class _Run(BaseRun):
         self._saved = self.counts.applied_steps
         self._begin_scales()
         training = self.make_training(wrapped, self.optimizer, self.log.compute_loss, self.feed)
-        rehearse(training, self.feed, settings.strategy, self.task.loss)
         self._begin_random_numbers()
         return training
 
@@ -213,7 +211,6 @@ class _Run(BaseRun):
 
     def _open_feed(self, levers: frozenset[str]) -> Feed:
         stream = self.task.batches(self.spec)
-        adapt = layouts(lambda: self.task.batches(self.spec), levers, self.spec.seq_len)
         if self.resumed_from is not None:
             state, saved = self.resumed_from.state, self.resumed_from.state.settings
             position = state.position
@@ -222,7 +219,7 @@ class _Run(BaseRun):
                 # Synthetic batches are counted, not samples.
                 position = {**position, "step": state.samples_seen // per_micro_step}
             stream.load_state_dict(position)
-        return Feed(stream, self.strategy.device.type == "cuda", adapt)
+        return Feed(stream, self.strategy.device.type == "cuda", partial(Batch.laid_out, full="compile" in levers))
 
     def _begin_scales(self) -> None:
         """Continue with saved scales of FP8; without them the first step measures its tensors."""

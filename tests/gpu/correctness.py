@@ -31,7 +31,7 @@ from torch import Tensor, nn  # noqa: E402
 
 from bert.model.attention import attend  # noqa: E402
 from bert.model.heads import lay_out  # noqa: E402
-from bert.model.packing import Bounds, even_budget, unpad  # noqa: E402
+from bert.model.packing import unpad  # noqa: E402
 from bert.model.varlen import FLASH, TRITON, attend_by_lengths, operator_for  # noqa: E402
 from bert.optim.lamb import Lamb  # noqa: E402
 from bert.optim.precision import Precision  # noqa: E402
@@ -277,55 +277,6 @@ def fp8_layer(device: torch.device) -> Found:
         yield Error(f"gradient of {name}", off(one, other), 0.12)
 
 
-def token_budget(device: torch.device) -> Found:
-    """Tokens padded by dummy sequences train as padded rows, in float32."""
-    found = []
-    for unpads in (False, True):
-        made = model(unpads).to(device)
-        batch = batch_of(LENGTHS, 64)
-        batch = batch.laid_out(even_budget(len(LENGTHS), 64)) if unpads else batch
-        found.append(loss_and_gradients(made, made(batch.to(device)).loss))
-    for name, value in found[0].items():
-        yield Error(name, off(found[1][name], value), 1e-4)
-
-
-def replayed_layers(device: torch.device) -> Found:
-    """Layers on a token budget, replayed as one CUDA graph with other batches, compared with eager padded ones."""
-    needs_cuda(device)
-    encoder = model(False).to(device).eval().encoder
-    batches = [
-        batch_of(lengths, 20).laid_out(even_budget(4, 20)).to(device) for lengths in ([16, 3, 9, 1], [5, 20, 7, 2])
-    ]
-    first = batches[0].layout
-    assert first is not None
-    hidden, ends = torch.zeros(first.tokens, encoder.config.hidden_size, device=device), first.ends.clone()
-
-    def layers() -> Tensor:
-        made = hidden
-        for layer in encoder.layers:
-            made = layer(made, Bounds(ends, 20))
-        return made
-
-    graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream()
-    with torch.no_grad(), torch.autocast("cuda", dtype=torch.bfloat16, cache_enabled=False):
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
-            layers()
-        stream.synchronize()
-        with torch.cuda.graph(graph):
-            replayed = layers()
-        for number, batch in enumerate(batches):
-            layout, tensors = batch.layout, batch.tensors
-            assert layout is not None and layout.tokens == first.tokens
-            ids, types = layout.take(tensors["input_ids"]), layout.take(tensors["token_type_ids"])
-            hidden.copy_(encoder.embeddings(ids, types, None, layout.position_ids))
-            ends.copy_(layout.ends)
-            graph.replay()
-            expected = encoder(tensors["input_ids"], tensors["attention_mask"], tensors["token_type_ids"]).hidden
-            real = tensors["attention_mask"].bool()
-            yield Error(f"batch {number}", off(layout.put_back(replayed)[real].float(), expected[real].float()), 0.05)
-
-
 def evaluated_between(levers: str, plain: str, device: torch.device) -> Found:
     """Six steps, each followed by an evaluation of two batches: the losses are those of eager layers."""
     needs_cuda(device)
@@ -469,7 +420,6 @@ CHECKS: dict[str, Check] = {
     "kernels fp32": lambda device: kernels(torch.float32, device),
     "fp8 layer": fp8_layer,
     "fp8 norm": fp8_norm,
-    "cuda graph replay": replayed_layers,
     "lamb": lambda device: lamb(device, fused=False),
     "adamw": lambda device: adamw_formulas(device, fused=False),
     "fused lamb": lambda device: lamb(device, fused=True),
@@ -481,8 +431,6 @@ CHECKS: dict[str, Check] = {
         _whole(levers, "bf16", 0.15) for levers in ("auto", "none", "unpad", "fused-elementwise", "bf16-weights+unpad")
     ),
     **dict(_whole(levers, "bf16", 0.5) for levers in ("fp8+unpad", "fp8+fused-elementwise+unpad")),
-    "token budget": token_budget,
-    "evaluation between graph steps": lambda device: evaluated_between("unpad+cuda-graphs", "unpad", device),
     **{
         f"evaluation between steps, {levers}": lambda device, levers=levers, plain=plain: evaluated_between(
             levers, plain, device

@@ -60,7 +60,7 @@ def training_of(trial: Trial, optimizer: str) -> Training:
     implementation = make_implementation(OURS)
     built = implementation.build(trial, task, model_config(trial), observer)
     spec = data_spec(trial, strategy, built.levers)
-    adapt = implementation.adapter(trial, lambda: task.batches(spec))
+    adapt = implementation.adapter(trial)
     model = strategy.wrap(built.model, observer, StepPlan(train=trial, levers=built.levers))
     made = built.make_optimizer(model)  # gives the weights their copies too
     if optimizer == "lamb":

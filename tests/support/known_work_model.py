@@ -15,7 +15,7 @@ from bench.implementations.base import Built
 from bert.data.batch import Batch, BatchCounts
 from bert.model.config import ModelConfig
 from bert.model.step import Step
-from bert.tasks.base import NO_OPTIONS, BatchStream, Task
+from bert.tasks.base import NO_OPTIONS, Task
 from bert.tasks.pretrain.source import PretrainData
 from bert.tasks.pretrain.task import PretrainTask
 from bert.train.feed import Adapt
@@ -93,7 +93,7 @@ class KnownImplementation:
     def check(self, trial: Trial) -> None:
         """It runs everywhere."""
 
-    def adapter(self, trial: Trial, streams: Callable[[], BatchStream]) -> Adapt:
+    def adapter(self, trial: Trial) -> Adapt:
         def slowly(batch: Batch) -> Batch:
             self.clock.part("data", lambda ms: time.sleep(ms / 1000))
             return batch

@@ -72,7 +72,7 @@ def launch(kernel: Any, grid: tuple[int, ...], *arguments: Any, warps: int, **co
 def random_key(like: Tensor) -> Tensor:
     """Draw the key of a dropout mask, int64 [1], from the device's default generator, without a synchronization.
 
-    A resumed run and a recomputed layer draw the same key again; each replay of a CUDA graph draws a new one.
+    A resumed run and a recomputed layer draw the same key again.
     """
     return torch.empty(1, dtype=torch.int64, device=like.device).random_()
 

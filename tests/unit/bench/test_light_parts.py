@@ -20,7 +20,6 @@ from bench.steplight.measure import _Steps, _time_rounds, typical_batch
 from bench.steplight.parts import make_parts
 from bench.steplight.subject import Part, Subject
 from bert.model.config import ModelConfig
-from bert.model.packing import even_budget
 from bert.optim.precision import Precision
 from bert.optim.registry import adamw
 from bert.parallel.single import SingleStrategy
@@ -46,7 +45,6 @@ def subject(task_name: str = "pretrain", precision: str = "fp32", levers: str = 
     options = resolve_options(task_name, given, data.inspect("synthetic", 32, given))
     task = make_task(task_name, options)
     model = task.build_model(SHAPE)
-    budget, levers = levers == "budget", "unpad" if levers == "budget" else levers
     use_levers(model, resolve_levers(levers, "cpu"))
     use_weight_copies(
         model, resolve_levers(levers, "cpu"), precision=precision, strategy="single", grad_accum_steps=1,
@@ -59,8 +57,6 @@ def subject(task_name: str = "pretrain", precision: str = "fp32", levers: str = 
         strategy=SingleStrategy(), precision=Precision(precision, "cpu"),
     )  # fmt: skip
     batch = typical_batch(stream, lambda each: float(each.counts.real_tokens))
-    if budget:
-        batch = batch.laid_out(even_budget(4, 32))
     step = task_step(task_name, options, SHAPE)
     return Subject(task=task, step=step, model=model, training=training, batch=batch)
 
@@ -97,7 +93,7 @@ def test_scaled_gradients_are_updated_too() -> None:
     assert step.training.optimizer.param_groups[0]["lr"] == 1e-4
 
 
-@pytest.mark.parametrize("levers", ["none", "unpad", "budget"])
+@pytest.mark.parametrize("levers", ["none", "unpad"])
 @pytest.mark.parametrize("task_name", ["pretrain", "squad", "glue", "classify"])
 def test_the_flops_of_the_parts_are_those_of_the_step(task_name: str, levers: str) -> None:
     step = subject(task_name, levers=levers)
@@ -115,7 +111,7 @@ def test_a_gemm_is_three_products_of_its_shapes() -> None:
     assert {c.bytes for c in found} == {4.0 * (128 * 32 + 32 * 64 + 128 * 64)}
 
 
-@pytest.mark.parametrize(("levers", "name"), [("none", "padded"), ("unpad", "unpadded"), ("budget", "budgeted")])
+@pytest.mark.parametrize(("levers", "name"), [("none", "padded"), ("unpad", "unpadded")])
 def test_parts_have_the_rows_that_the_layers_compute(levers: str, name: str) -> None:
     step = subject(levers=levers)
     seen: list[torch.Size] = []
@@ -125,10 +121,7 @@ def test_parts_have_the_rows_that_the_layers_compute(levers: str, name: str) -> 
     parts = {part.component.name: part for part in make_parts(step)}
     product = parts["attention output, forward"].component
     assert product.computed_flops == 2 * seen[0].numel() * SHAPE.hidden_size**2
-    widths = {"padded": 4 * 32**2, "unpadded": step.batch.counts.squared_lengths, "budgeted": 0}
-    if name == "budgeted":
-        assert step.placed is not None and sum(step.placed.lengths) == seen[0].numel() > step.batch.counts.real_tokens
-        widths[name] = sum(length**2 for length in step.placed.lengths)
+    widths = {"padded": 4 * 32**2, "unpadded": step.batch.counts.squared_lengths}
     assert parts["attention"].component.computed_flops == 12 * SHAPE.hidden_size * widths[name]
     for part in ("attention", "embeddings"):
         parts[part].run()

@@ -1,4 +1,4 @@
-"""Compiled layers: the same graphs whoever looks on, and steps that PyTorch's CUDA graphs can tell apart.
+"""Compiled layers: the same graphs whoever looks on, for every number of tokens.
 
 Nothing is compiled to machine code here: PyTorch's own counting and eager backends stand in for it.
 """
@@ -10,28 +10,20 @@ from typing import Any
 
 import pytest
 import torch
-from support import training_runs
+import torch.nn.functional as F
 from support.layouts import SHAPE, batch_of, model
-from support.pretraining_shards import PIECES
 from support.refusals import refused
 from torch._dynamo.testing import CompileCounter, CompileCounterWithBackend
-from torch._inductor.cudagraph_trees import CUDAGraphTreeManager, MarkStepBox
 
 from bench.implementations.ours import BertbenchImplementation
 from bench.profilers.base import Cycle
 from bench.profilers.kineto_trace import TraceObserver
 from bench.profilers.ranges import RangeObserver
 from bench.run.clock import StepClock
-from bert.model.config import model_config
 from bert.model.encoder import BertEncoder, Layer
-from bert.model.heads import BertForPretraining
+from bert.model.heads import lay_out
 from bert.model.packing import Bounds
-from bert.optim.precision import Precision
-from bert.parallel.single import SingleStrategy
 from bert.speed.registry import balances, check_precision, use_levers
-from bert.tasks.base import DataSpec
-from bert.tasks.pretrain.task import TestShards
-from bert.train.evaluate import evaluate
 from bert.train.observer import Observer, Observers
 from records.trial import Trial
 
@@ -109,67 +101,6 @@ def test_phases_around_compiled_layers_are_told_and_those_inside_are_not() -> No
     ]  # fmt: skip
 
 
-@pytest.fixture
-def replayed(monkeypatch: pytest.MonkeyPatch) -> BertForPretraining:
-    """A model with cuda-graphs whose layers are traced as they are there, and run without a graph."""
-    monkeypatch.setattr(Layer, "compile", lambda self, mode: torch.nn.Module.compile(self, backend="eager"))
-    monkeypatch.setattr(MarkStepBox, "mark_step_counter", 0)
-    torch.manual_seed(0)
-    made = BertForPretraining(model_config(training_runs.settings("synthetic")))
-    use_levers(made, frozenset({"cuda-graphs"}))
-    return made
-
-
-def generations(made: BertForPretraining) -> list[list[int]]:
-    """Collects what PyTorch holds for the current step, in every layer of each forward pass to come.
-
-    A layer of another generation than the layer before it is replayed over what that one has returned, where no
-    backward pass is pending (CUDAGraphTreeManager.can_start_new_generation).
-    """
-    found: list[list[int]] = []
-    call = made.encoder.run_layer
-
-    def run(layer: Any, hidden: Any, where: Any) -> Any:
-        if layer is made.encoder.layers[0]:
-            found.append([])
-        result = call(layer, hidden, where)
-        found[-1].append(CUDAGraphTreeManager.get_curr_generation())
-        return result
-
-    made.encoder.run_layer = run
-    return found
-
-
-def test_every_forward_pass_is_one_step_of_cuda_graphs_in_training_and_evaluation(
-    replayed: BertForPretraining, data: Path
-) -> None:
-    spec = DataSpec(data=str(data), seq_len=32, micro_batch_size=8, vocab_size=len(PIECES), rank=0, world_size=1)
-    test = TestShards(spec, 0)
-    found = generations(replayed)
-    strategy, precision = SingleStrategy(), Precision("fp32", "cpu")
-    training = batch_of([20, 3], 20)
-    training.tensors["input_ids"] %= len(PIECES)
-    training.tensors["masked_labels"] %= len(PIECES)
-    for _ in range(2):
-        replayed(training).loss.backward()
-        evaluate(replayed, test, strategy, precision)
-    # 2 of training, and after each 20 samples in batches of 8: 3.
-    assert len(found) == 2 * (1 + 3) and {len(one) for one in found} == {len(replayed.encoder.layers)}
-    assert all(len(set(one)) == 1 for one in found), found
-    assert len({one[0] for one in found}) == len(found), found
-
-
-def test_without_cuda_graphs_no_step_is_marked(monkeypatch: pytest.MonkeyPatch) -> None:
-    marked: list[int] = []
-    monkeypatch.setattr(torch.compiler, "cudagraph_mark_step_begin", lambda: marked.append(1))
-    monkeypatch.setattr(Layer, "compile", lambda self, mode: None)
-    made = model(None)
-    for names, marks in (({"compile"}, 0), ({"cuda-graphs"}, 1), (set(), 1)):
-        use_levers(made, frozenset(names))
-        made(batch_of([4], 4))
-        assert len(marked) == marks, names
-
-
 @pytest.mark.parametrize("lever", ["fp8", "bf16-weights"])
 @pytest.mark.parametrize(("precision", "fits"), [("fp32", False), ("tf32", False), ("fp16", False), ("bf16", True)])
 def test_levers_of_bf16_are_refused_by_name_in_other_precisions(lever: str, precision: str, fits: bool) -> None:
@@ -193,15 +124,6 @@ def test_balance_is_refused_by_name_without_a_layout_of_real_tokens(precision: s
         assert balances(frozenset({"balance", "unpad"})) and not balances(frozenset({"balance", "chunks"}))
 
 
-def test_cuda_graphs_are_refused_with_activation_checkpointing_and_nothing_else_is() -> None:
-    made = model(None)
-    with refused("unsupported-combination", "cuda-graphs", "activation checkpointing", "compile"):
-        use_levers(made, frozenset({"cuda-graphs", "unpad"}), activation_checkpointing=True)
-    assert not made.encoder.replays, "nothing was switched"
-    use_levers(made, frozenset({"unpad"}), activation_checkpointing=True)
-    assert made.encoder.unpads
-
-
 def test_one_compilation_serves_every_number_of_tokens() -> None:
     """Attention by bounds is traced whole, both ways, and no number of tokens makes PyTorch compile again."""
     shape = SHAPE.replace(num_layers=3)
@@ -220,12 +142,33 @@ def test_one_compilation_serves_every_number_of_tokens() -> None:
     assert counter.frame_count == 1
 
 
-@pytest.mark.parametrize("precision", ["fp32", "tf32"])
-@pytest.mark.parametrize("lever", ["compile", "cuda-graphs"])
-def test_compiled_layers_without_padding_are_refused_where_flash_attention_has_no_type(
-    precision: str, lever: str
+def by_bounds(qkv: torch.Tensor, where: Any, probability: float, **how: Any) -> torch.Tensor:
+    """Attention of concatenated sequences by their ends alone, as on a GPU: nothing depends on a length."""
+    owners = torch.searchsorted(where.ends, torch.arange(qkv.shape[0]), right=True)
+    query, key, value = qkv.permute(1, 2, 0, 3).unbind(0)
+    mask = owners[:, None] == owners[None, :]
+    return F.scaled_dot_product_attention(query, key, value, attn_mask=mask, dropout_p=probability).transpose(0, 1)
+
+
+@pytest.mark.parametrize("more", [frozenset(), frozenset({"fused-elementwise"})])
+def test_one_compilation_serves_batches_of_every_width_and_those_without_padding(
+    more: frozenset[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with refused("unsupported-combination", f"unpad+{lever}", precision, "bf16", "unpad"):
-        check_precision(f"unpad+{lever}", precision)
+    counter = CompileCounterWithBackend("eager")
+    monkeypatch.setattr("bert.model.attention.attend", by_bounds)
+    monkeypatch.setattr(Layer, "compile", lambda self: torch.nn.Module.compile(self, backend=counter))
+    made = model(None)
+    use_levers(made, frozenset({"unpad", "compile"}) | more)
+    for lengths, columns in (([5, 9, 3, 7], 16), ([16, 9, 3, 7], 16), ([20, 2, 9, 24], 24), ([24] * 4, 24)):
+        batch = lay_out(made, batch_of(lengths, columns))
+        assert batch.layout is not None and batch.layout.tokens == sum(lengths)
+        made(batch).loss.backward()
+    assert counter.frame_count == 1
+
+
+@pytest.mark.parametrize("precision", ["fp32", "tf32"])
+def test_compiled_layers_without_padding_are_refused_where_flash_attention_has_no_type(precision: str) -> None:
+    with refused("unsupported-combination", "unpad+compile", precision, "bf16"):
+        check_precision("unpad+compile", precision)
     check_precision("unpad", precision)
-    check_precision(f"unpad+{lever}", "bf16")
+    check_precision("unpad+compile", "bf16")

@@ -48,20 +48,13 @@ def instructions(monkeypatch: pytest.MonkeyPatch) -> None:
         ("bf16-weights+fp8", Setup("cpu", "bf16", "fsdp"), {"bf16-weights": ("fsdp",), "fp8": ("fsdp", "single")}),
         ("bf16-weights+fp8", Setup("cpu", "bf16", "ddp", 4), {}),
         ("bf16-weights+compile", CPU, {"bf16-weights": ("compile",)}),
-        ("bf16-weights+cuda-graphs", GPU, {"bf16-weights": ("cuda-graphs",)}),
         ("fused-optimizer", Setup("cuda", "fp32", "fsdp"), {"fused-optimizer": ("fsdp", "ddp")}),
         ("fused-optimizer", Setup("cuda", "fp32", "ddp", 2), {}),
         ("balance", Setup("cpu", "bf16", "ddp"), {"balance": ("unpad",)}),
         ("balance+unpad", Setup("cpu", "bf16", "ddp"), {}),
-        ("cuda-graphs", CPU, {"cuda-graphs": ("GPU",)}),
-        ("cuda-graphs", GPU, {}),
-        (
-            "bf16-gradients+static-graph",
-            Setup("cuda", "bf16", "fsdp"),
-            {"bf16-gradients": ("ddp", "fsdp"), "static-graph": ("ddp", "fsdp")},
-        ),
-        ("bf16-gradients+static-graph", Setup("cpu", "fp32", "ddp"), {}),
-        ("bf16-gradients+static-graph", Setup("cpu", "fp32", "ddp", 2), {"static-graph": ("2",)}),
+        ("fused-optimizer", CPU, {"fused-optimizer": ("GPU",)}),
+        ("bf16-gradients", Setup("cuda", "bf16", "fsdp"), {"bf16-gradients": ("ddp", "fsdp")}),
+        ("bf16-gradients", Setup("cpu", "fp32", "ddp", 2), {}),
         ("fused-elementwise+unpad", Setup("cuda", "fp32", "deepspeed", 3), {}),
     ],
 )
@@ -127,7 +120,7 @@ def test_every_optimization_has_an_effect_somewhere_and_the_default_where_it_is_
 
 
 def test_one_process_leaves_out_what_is_for_several_whether_it_is_named_or_not() -> None:
-    for name in ("balance", "bf16-gradients", "static-graph"):
+    for name in ("balance", "bf16-gradients"):
         on, left_out = effective(frozenset({name, "unpad"}), CPU)
         assert on == {"unpad"} and "single" in left_out[name]
         check_effect(f"{name}+unpad", CPU)
@@ -143,21 +136,21 @@ def test_a_trial_is_refused_or_leaves_out_what_has_no_effect() -> None:
     assert "unpad" in on and "bf16-weights" not in on and "bf16" in left_out["bf16-weights"]
 
 
-@pytest.mark.parametrize(("lever", "device"), [("compile", "cpu"), ("cuda-graphs", "cuda"), ("compile", "cuda")])
-def test_what_torch_compiles_needs_a_compiler(lever: str, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_what_torch_compiles_needs_a_compiler(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     for function in (native.cpp_missing, native.triton_missing):
         function.cache_clear()
     try:
         monkeypatch.setenv("CXX", "no-such-compiler")
         monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-        with refused("tool-missing", lever, "no-such-compiler" if device == "cpu" else "Triton", "--levers"):
-            resolve_levers(lever, device)
+        with refused("tool-missing", "compile", "no-such-compiler" if device == "cpu" else "Triton", "--levers"):
+            resolve_levers("compile", device)
         if device == "cpu":
             native.cpp_missing.cache_clear()
             monkeypatch.setattr("shutil.which", lambda name: name)
             monkeypatch.setattr(native.sysconfig, "get_paths", lambda: {"include": "/no/such/folder"})
-            with refused("tool-missing", lever, "Python.h", "python3-dev"):
-                resolve_levers(lever, device)
+            with refused("tool-missing", "compile", "Python.h", "python3-dev"):
+                resolve_levers("compile", device)
     finally:
         for function in (native.cpp_missing, native.triton_missing):
             function.cache_clear()

@@ -90,11 +90,6 @@ def test_what_is_computed_on_padding_is_the_padding(task: str) -> None:
     full = BatchCounts(4, 4 * 128, 4 * 128, 51, 4 * 128**2)
     assert computed(padded, padded) == step.model_flops(full) + padding_words
     assert computed(unpadded, unpadded) == step.model_flops(COUNTS) + padding_words
-    lengths = (100, 60, 4, 92)
-    budgeted = Extent.budgeted(COUNTS, lengths)
-    squares = sum(length**2 for length in lengths)
-    both = BatchCounts(COUNTS.samples, sum(lengths), sum(lengths), COUNTS.predicted_positions, squares)
-    assert computed(budgeted, budgeted) == step.model_flops(both) + padding_words
 
 
 def test_a_pass_moves_and_keeps_what_its_elements_take() -> None:

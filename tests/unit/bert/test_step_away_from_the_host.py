@@ -50,9 +50,7 @@ def made(name: str, options: str, levers: str) -> tuple[Task, torch.nn.Module, B
     task = make_task(name, options)
     trial = Trial(preset="tiny", task=name, seq_len=32, levers="unpad")
     spec = DataSpec(data="synthetic:uniform", seq_len=32, micro_batch_size=4)
-    batch = next(
-        iter(Feed(task.batches(spec), False, BertbenchImplementation().adapter(trial, lambda: task.batches(spec))))
-    )
+    batch = next(iter(Feed(task.batches(spec), False, BertbenchImplementation().adapter(trial))))
     assert batch.mask is not None and batch.layout is not None
     with without_values(), AWAY:
         model = task.build_model(model_config(trial), Observer())

@@ -13,7 +13,7 @@ from bert.model.attention import attend
 from bert.model.encoder import recompute_activations
 from bert.model.packing import Unpadded, chunks, unpad
 from bert.speed.native import triton_missing
-from bert.speed.registry import default_levers, few_shapes, levers_text, resolve_levers, use_levers
+from bert.speed.registry import default_levers, levers_text, resolve_levers, use_levers
 
 
 @pytest.mark.parametrize("lengths", LENGTHS, ids=str)
@@ -55,20 +55,12 @@ def test_levers_go_by_name() -> None:
     assert levers_text(resolve_levers("unpad+chunks", "cuda")) == "chunks+unpad"
     with refused("option-choice", "'fast'", "auto", "none", "unpad", "chunks", "fp8"):
         resolve_levers("unpad+fast", "cpu")
-    for text in ("pack", "pack+compile"):
-        with refused("option-choice", f"'{text}'", "pack", "unpad+cuda-graphs"):
-            resolve_levers(text, "cuda")
     if triton_missing() is None:  # what torch.compile makes for a GPU is Triton's
         assert resolve_levers("unpad+compile", "cuda") == {"unpad", "compile"}
-        assert resolve_levers("unpad+cuda-graphs", "cuda") == {"unpad", "cuda-graphs"}
-    for lever in ("compile", "cuda-graphs"):
-        with refused("option-conflict", "unpad", lever, "CPU"):
-            resolve_levers(f"unpad+{lever}", "cpu")
-    assert few_shapes({"unpad", "cuda-graphs"}) and not few_shapes({"cuda-graphs"}) and not few_shapes({"unpad"})
+    with refused("option-conflict", "unpad", "compile", "CPU"):
+        resolve_levers("unpad+compile", "cpu")
     with refused("option-conflict", "fp8", "compile"):
         resolve_levers("fp8+compile", "cuda")
-    with refused("unsupported-combination", "cuda-graphs", "2 micro-steps", "compile"):
-        use_levers(torch.nn.Linear(1, 1), frozenset({"cuda-graphs"}), grad_accum_steps=2)
 
 
 def test_a_row_without_real_tokens_is_computed_with_padding() -> None:
@@ -97,6 +89,13 @@ def test_a_layout_holds_places_positions_and_ends() -> None:
     assert layout.places.tolist() == [0, 1, 2, 4, 8, 9] and layout.position_ids.tolist() == [0, 1, 2, 0, 0, 1]
     assert layout.ends.tolist() == [0, 3, 4, 6] and layout.ends.dtype == torch.int32
     assert batch_of([4, 4], 4).laid_out().layout is None, "without padding there is nothing to lay out"
+
+
+def test_gradients_go_back_to_where_tokens_came_from() -> None:
+    layout = batch_of([3, 1, 2], 4).laid_out().layout
+    assert layout is not None
+    tokens = torch.randn(layout.tokens, 2, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(layout.put_back, (tokens,))
 
 
 def test_a_layout_goes_with_its_batch_to_the_device() -> None:
