@@ -94,24 +94,24 @@ class TrainState:
 
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> "TrainState":
-        """Return what `to_json` wrote. Raises InputError for a damaged state, SchemaError for a newer version's."""
+        """Return what `to_json` wrote. Raises InputError for a damaged state, SchemaError for another version's."""
         if content.get("format") != FORMAT:
             raise InputError("record-foreign", "it is not a bertbench checkpoint")
         version = content.get("schema_version")
-        if isinstance(version, int) and version > SCHEMA_VERSION:
+        if isinstance(version, int) and version != SCHEMA_VERSION:
             raise SchemaError(
-                "record-newer",
-                f"it has schema {version}, but this version reads up to {SCHEMA_VERSION}: update bertbench",
+                "record-newer" if version > SCHEMA_VERSION else "data-mismatch",
+                f"it has schema {version}, but this bertbench reads {SCHEMA_VERSION}: use the version that wrote it",
             )
         try:
-            values = {part.name: content[part.name] for part in fields(cls) if part.name != "best"}
-            best = content["best"] if version != 1 else None
+            values = {part.name: content[part.name] for part in fields(cls)}
+            best = values["best"]
             state = cls(
                 **{
                     **values,
                     "settings": TrainSettings.from_json(values["settings"]),
                     "data": DataIdentity(**values["data"]),
-                    "evaluation": _evaluation(values["evaluation"], version),
+                    "evaluation": _evaluation(values["evaluation"]),
                     "best": None if best is None else Best(**best),
                 }
             )
@@ -130,13 +130,9 @@ def _plain(evaluation: Evaluation) -> dict[str, Any]:
     return {**asdict(evaluation), "values": values}
 
 
-def _evaluation(content: Mapping[str, Any] | None, version: object) -> Evaluation | None:
+def _evaluation(content: Mapping[str, Any] | None) -> Evaluation | None:
     if content is None:
         return None
-    if version == 1:  # scores of pretraining, each a field of its own
-        names = ("mlm_loss", "mlm_accuracy", "nsp_loss", "nsp_accuracy")
-        counts = {"predicted_positions": content["predicted_positions"]}
-        return Evaluation(values={name: content[name] for name in names}, samples=content["samples"], counts=counts)
     values = {name: math.nan if value is None else float(value) for name, value in content["values"].items()}
     return Evaluation(values=values, samples=content["samples"], counts=dict(content["counts"]))
 
@@ -346,7 +342,7 @@ def latest(folder: Path, warn: Callable[[str], None], whole: bool = True) -> Che
 
     Raises:
         InputError: there are checkpoints, but all are damaged.
-        SchemaError: a newer version wrote the newest.
+        SchemaError: another version wrote the newest.
     """
     steps = saved_steps(folder)
     for step in reversed(steps):
@@ -379,7 +375,7 @@ def read(path: Path, whole: bool = True) -> Checkpoint:
 
     Raises:
         InputError: it is not a checkpoint, or damaged; the message names what is wrong.
-        SchemaError: a newer version wrote it.
+        SchemaError: another version wrote it.
     """
     content = read_json(path / STATE_FILE)
     try:

@@ -26,7 +26,7 @@ DEFAULT_MICRO_BATCH_SIZE = {1: 32, 2: 8}
 """Sequences per device and micro-step in each phase, by default."""
 
 
-# What holds where neither a user nor the defaults of the task say it, and in runs from before there was the setting.
+# What holds where neither a user nor the defaults of the task say it.
 _USUAL: Mapping[str, Any] = MappingProxyType(
     {"preset": "large", "strategy": "single", "precision": "fp32", "padding": PADDINGS[0], "levers": AUTO}
 )
@@ -122,14 +122,12 @@ class TrainSettings(TrainSpec):
 
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> "TrainSettings":
-        """Return the settings that `to_json` wrote; fields that came later have their defaults. Raises InputError."""
-        unknown = sorted(set(content) - _NAMES)
-        if unknown:
-            raise InputError(
-                "file-damaged", f"the run settings are damaged: unknown fields {', '.join(map(str, unknown))}"
-            )
+        """Return the settings that `to_json` wrote. Raises InputError."""
+        wrong = sorted(map(str, content.keys() ^ _NAMES))
+        if wrong:
+            raise InputError("file-damaged", f"the run settings are damaged: unknown or missing {', '.join(wrong)}")
         try:
-            return make_settings({**_USUAL, **content, "shape": content.get("shape") or ""})
+            return make_settings({**content, "shape": content["shape"] or ""})
         except (KeyError, UsageError, TypeError, AttributeError) as error:
             raise InputError("file-damaged", f"the run settings are damaged: {error}") from error
 

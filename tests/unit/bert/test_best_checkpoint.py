@@ -15,7 +15,7 @@ from bench.tune.worker import make_objective
 from bert.tasks import make_task
 from bert.tasks.base import Evaluation, deciding
 from bert.tasks.pretrain.task import PretrainTask, TestShards
-from bert.train.checkpoint import STATE_FILE, read, saved_steps
+from bert.train.checkpoint import SCHEMA_VERSION, STATE_FILE, read, saved_steps
 from bert.train.settings import resolve_settings
 
 # Of the evaluations after 2, 4, ... 12 updates.
@@ -179,20 +179,14 @@ def test_a_finished_run_is_evaluated_once_on_other_samples(
     assert read(tmp_path / "step-0000004").state.best == outcome.best
 
 
-def test_states_of_the_first_version_are_read_with_their_evaluation(data: Path, tmp_path: Path) -> None:
-    run(settings(data, steps=2, eval_every=2), tmp_path, Recorder())
-    path = tmp_path / "step-0000002" / STATE_FILE
-    content = json.loads(path.read_text())
-    for name in ("shape", "padding", "eval_data"):
-        del content["settings"][name]
-    found = content["evaluation"]
-    old = {**found["values"], "samples": found["samples"], **found["counts"]}
-    del content["best"]
-    path.write_text(json.dumps({**content, "schema_version": 1, "evaluation": old}))
-    state = read(tmp_path / "step-0000002").state
-    assert state.best is None and state.evaluation is not None
-    assert state.evaluation.values == found["values"] and state.evaluation.counts == found["counts"]
-    assert run(settings(data, steps=3, eval_every=2), tmp_path, Recorder()).applied_steps == 3
+def test_states_of_another_version_are_refused(data: Path, tmp_path: Path) -> None:
+    run(settings(data, steps=1), tmp_path, Recorder())
+    path = tmp_path / "step-0000001" / STATE_FILE
+    whole = json.loads(path.read_text())
+    for version, code in ((SCHEMA_VERSION - 1, "data-mismatch"), (SCHEMA_VERSION + 1, "record-newer")):
+        path.write_text(json.dumps({**whole, "schema_version": version}))
+        with refused(code, "step-0000001", str(version)):
+            read(tmp_path / "step-0000001")
 
 
 def test_a_damaged_best_is_an_error_not_a_traceback(data: Path, tmp_path: Path) -> None:
