@@ -17,8 +17,6 @@ from common.reading import decoded, read_content
 
 KAGGLE_COLUMNS = ("ID", "A", "B", "NEITHER")
 _KAGGLE_DELIMITERS = (",", "\t")
-_LEAST_COLUMNS = 3
-"""Of the four names, those from which on a first line is meant as that header."""
 MOST_BYTES = 2**28
 """Size beyond which a file is taken for something else."""
 # What is left of a sum of 1 when three probabilities are rounded to three digits.
@@ -53,33 +51,7 @@ def read_predictions(path: Path) -> GapPredictions:
         names = [name.strip().strip('"').upper() for name in first.split(delimiter)]
         if sorted(names) == sorted(KAGGLE_COLUMNS):
             return _read_kaggle(path, text, names, delimiter)
-    _check_header(path, first)
     return _read_official(path, text)
-
-
-def _check_header(path: Path, first: str) -> None:
-    """Refuse a first line that is nearly the header of probabilities. Raises InputError, with what is wrong in it."""
-    for delimiter in (*_KAGGLE_DELIMITERS, ";"):
-        names = [name.strip().strip('"') for name in first.rstrip("\r").split(delimiter)]
-        known = [name.upper() for name in names]
-        if len(set(KAGGLE_COLUMNS) & set(known)) < _LEAST_COLUMNS:
-            continue
-        said = ["is separated by semicolons: save it with commas"] if delimiter == ";" else []
-        missing = [name for name in KAGGLE_COLUMNS if name not in known]
-        said += [f"has no column {', '.join(missing)}"] if missing else []
-        double = [name for name in KAGGLE_COLUMNS if known.count(name) > 1]
-        said += [f"has the column {', '.join(double)} more than once"] if double else []
-        surplus = [
-            repr(name[:40]) if name else f"number {place} without a name (an index: to_csv(index=False) omits it)"
-            for place, name in enumerate(names, start=1)
-            if name.upper() not in KAGGLE_COLUMNS
-        ]
-        said += [f"has extra columns: {', '.join(surplus)}"] if surplus else []
-        raise InputError(
-            "columns-missing",
-            f"the first line of the predictions {path} {'; it '.join(said)}; it needs {','.join(KAGGLE_COLUMNS)}, "
-            "each once, in any order",
-        )
 
 
 def write_official(path: Path, decisions: Mapping[str, Decision]) -> Path:

@@ -286,8 +286,6 @@ def _notes(file: GapFile, made: _Made, vocab: Path) -> list[str]:
     """Return notes about a file."""
     counts = made.counts
     notes = [f"left out: {told}" for told in told_flaws(made.flaws)]
-    if file.unquoted:
-        notes.append(f"{file.unquoted:,} row(s) were quoted; the quotation marks were removed")
     notes += _ambiguous(file)
     if unknown := counts.get("pronouns: of no gender"):
         places = ", ".join(counts.names["pronouns: of no gender"])

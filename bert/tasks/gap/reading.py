@@ -1,13 +1,7 @@
-"""GAP's TSVs, read and checked row by row.
+"""GAP's TSVs, read and checked row by row. They know no quoting: a quotation mark is a character of the text."""
 
-The published files know no quoting: a quotation mark is a character of the text. A file that a spreadsheet or a CSV
-library has written again has fields in quotation marks, with those inside doubled. Which of the two a row is shows in
-its offsets: they fit one reading of it.
-"""
-
-import csv
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -109,8 +103,6 @@ class GapFile:
     flaws: tuple[Flaw, ...]
     labelled: bool
     """Whether it has the columns of the answers."""
-    unquoted: int
-    """Rows whose fields were taken out of quotation marks."""
     fingerprint: str
     """Hash of the file's content."""
 
@@ -132,13 +124,11 @@ def read_gap(path: Path) -> GapFile:
     labelled = set(LABEL_COLUMNS) <= set(names)
     examples: dict[str, GapExample] = {}
     flaws: list[Flaw] = []
-    unquoted = 0
     for number, line in enumerate(lines[1:], start=2):
         row = line.removesuffix("\r")
         if not row.strip():
             continue
-        example, flaw, quoted = _read_row(row, number, names)
-        unquoted += quoted
+        example, flaw = _checked(row.split("\t"), number, names)
         if example is not None and example.id in examples:
             first = examples[example.id].line
             flaw = Flaw(number, example.id, "repeated ids", f"its id is already used in line {first}")
@@ -150,7 +140,7 @@ def read_gap(path: Path) -> GapFile:
         told = "; ".join(told_flaws(flaws)) or "it has no rows below its header"
         raise InputError("rows-invalid" if flaws else "file-empty", f"no row of {path} is usable: {told}")
     fingerprint = hashlib.blake2b(content, digest_size=16).hexdigest()
-    return GapFile(path, tuple(examples.values()), tuple(flaws), labelled, unquoted, fingerprint)
+    return GapFile(path, tuple(examples.values()), tuple(flaws), labelled, fingerprint)
 
 
 def told_flaws(flaws: Sequence[Flaw]) -> list[str]:
@@ -172,52 +162,20 @@ def told_lines(numbers: Sequence[int]) -> str:
 
 
 def _header(path: Path, line: str) -> list[str]:
-    """Return the names of the columns; the line may be in quotation marks."""
-    names = _spelled([name.strip() for name in next(iter(_unquoted(line)), [])])
-    missing = [name for name in COLUMNS if name not in names]
-    if not missing and (some := [name for name in LABEL_COLUMNS if name in names]) and len(some) == 1:
+    """Return the names of the columns."""
+    names = [name.strip() for name in line.split("\t")]
+    some = any(name in names for name in LABEL_COLUMNS)
+    missing = [name for name in (*COLUMNS, *(LABEL_COLUMNS if some else ())) if name not in names]
+    if missing:
         raise InputError(
             "columns-missing",
-            f"{path} has only the column {some[0]} of {' and '.join(LABEL_COLUMNS)}: add the other one",
+            f"{path} is not a TSV of GAP: line 1 lacks {', '.join(missing)}; it must be {'<tab>'.join(COLUMNS)}, for "
+            f"training and scoring also {' and '.join(LABEL_COLUMNS)}",
         )
     twice = sorted({name for name in names if names.count(name) > 1} & {*COLUMNS, *LABEL_COLUMNS})
-    if not missing and not twice:
-        return names
     if twice:
         raise InputError("data-ambiguous", f"{path} has the column {twice[0]} twice: remove one")
-    why = f"line 1 lacks the column{'s' * (len(missing) > 1)} {', '.join(missing)}"
-    if len(missing) == len(COLUMNS):
-        parted = "commas" if line.count(",") >= len(COLUMNS) - 1 and "\t" not in line else ""
-        why = f"line 1 is separated by {parted}" if parted else f"line 1 is not a header: {line[:60]!r}"
-    raise InputError(
-        "file-format" if len(missing) == len(COLUMNS) else "columns-missing",
-        f"{path} is not a TSV of GAP ({why}): its first line must be {'<tab>'.join(COLUMNS)}, for training and scoring "
-        f"also {' and '.join(LABEL_COLUMNS)}",
-    )
-
-
-def _spelled(names: Sequence[str]) -> list[str]:
-    """Return the names with GAP's own for those that differ from one in case, or in _ for -, alone."""
-    known = {name.lower(): name for name in (*COLUMNS, *LABEL_COLUMNS) if name not in names}
-    return [known.get(name.lower().replace("_", "-"), name) for name in names]
-
-
-def _read_row(row: str, line: int, names: Sequence[str]) -> tuple[GapExample | None, Flaw | None, bool]:
-    """Return the example or the flaw of a row, and whether its fields were taken out of quotation marks."""
-    example, flaw = _checked(row.split("\t"), line, names)
-    if example is None and '"' in row:
-        for cells in _unquoted(row):
-            again, other = _checked(cells, line, names)
-            if again is not None or len(cells) == len(names):
-                return again, other, again is not None
-    return example, flaw, False
-
-
-def _unquoted(row: str) -> Iterator[list[str]]:
-    try:
-        yield next(csv.reader([row], delimiter="\t", strict=True))
-    except (csv.Error, StopIteration):
-        return
+    return names
 
 
 def _checked(cells: Sequence[str], line: int, names: Sequence[str]) -> tuple[GapExample | None, Flaw | None]:

@@ -20,8 +20,6 @@ from bert.tasks.glue.tables import (
     find_table,
     missing_tables,
     read_table,
-    unused_folders,
-    what_is_there,
 )
 from bert.tasks.glue.tasks import TRAIN, GlueSpec, task_of
 from common.atomic import write_text
@@ -63,7 +61,6 @@ def prepare(config: GlueConfig, progress: Progress) -> list[GlueSummary]:
             progress("tasks of GLUE", number + 1, len(tables))
     if config.input is not None:
         notes = [note for spec in tables for note in missing_tables(config.input, spec)]
-        notes += [f"not used: {found}" for found in unused_folders(config.input, tables)]
         done[0] = replace(done[0], notes=(*notes, *done[0].notes))
     return done
 
@@ -83,12 +80,10 @@ def _found(config: GlueConfig) -> list[GlueSpec]:
     found = [spec for spec in specs if any(find_table(folder, spec, split) for split in spec.splits)]
     missing = [spec for spec in specs if spec not in found]
     if missing and (config.tasks or not found):
-        looked = ", ".join(f"{spec.folder}/{spec.splits[0]}.tsv" for spec in missing)
-        there = what_is_there(folder)
+        needed = ", ".join(f"{spec.folder}/{spec.splits[0]}.tsv" for spec in missing)
         raise InputError(
             "data-missing",
-            f"{folder} holds no table of {', '.join(spec.name for spec in missing)}: {looked} and similar names were "
-            f"searched for{there and '; '}{there}",
+            f"{folder} holds no table of {', '.join(spec.name for spec in missing)}: give a folder with {needed}",
         )
     return found
 

@@ -1,6 +1,5 @@
 """Rows of a GLUE table: tab-separated text in which quotes mean nothing. Imports no torch."""
 
-import difflib
 import hashlib
 import math
 import re
@@ -11,7 +10,7 @@ from pathlib import Path
 
 from bert.corpus.files import blocks, refuse_other_files
 from bert.data.stages import Counts
-from bert.tasks.glue.tasks import REGRESSION_RANGE, TASKS, TRAIN, GlueSpec
+from bert.tasks.glue.tasks import REGRESSION_RANGE, TRAIN, GlueSpec
 from common.errors import InputError, content_code
 from common.reading import decoded
 
@@ -28,8 +27,6 @@ REPEATED = "left out: index used before"
 EMPTY = "empty sentences"
 """Name of the count of rows with an empty text, which are kept."""
 _SHOWN = 60
-_LOOKED_AT = 20
-"""Rows by which a table is known for that of another task."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,15 +82,11 @@ def read_table(path: Path, spec: GlueSpec, split: str) -> GlueTable:
     """
     lines = read_lines(path)
     columns, begin = _columns(lines, spec, split)
-    try:
-        layout = _layout(path, spec, split, columns)
-        counts = Counts({"rows": 0})
-        rows = tuple(_rows(lines[begin:], begin + 1, layout, spec, counts))
-        table = GlueTable(path, rows, counts)
-        check_table(table, sum(1 for line in lines[begin:] if line.strip()))
-    except InputError as error:
-        other = _what_else(lines, spec, split)
-        raise InputError(error.code, f"{error}; {other}") if other else error from None
+    layout = _layout(path, spec, split, columns)
+    counts = Counts({"rows": 0})
+    rows = tuple(_rows(lines[begin:], begin + 1, layout, spec, counts))
+    table = GlueTable(path, rows, counts)
+    check_table(table, sum(1 for line in lines[begin:] if line.strip()))
     return table
 
 
@@ -101,31 +94,6 @@ def _columns(lines: Sequence[str], spec: GlueSpec, split: str) -> tuple[tuple[st
     """Return the names of the columns, and the number of the first row after them."""
     headless = spec.headless.get(split)
     return (tuple(lines[0].split("\t")), 1) if headless is None else (headless, 0)
-
-
-def _what_else(lines: Sequence[str], spec: GlueSpec, split: str) -> str:
-    """Return, in words, what lines are that cannot be read as a task's table; empty if that is not known."""
-    others = [other.name for other in TASKS.values() if other != spec and _fits(lines, other, split)]
-    if others:
-        return f"it fits the task {' or '.join(others)}"
-    if split not in spec.tests and _fits(lines, spec, spec.tests[0]):
-        return f"it is a test table of {spec.folder} without labels: give one with labels, such as dev.tsv"
-    return ""
-
-
-def _fits(lines: Sequence[str], spec: GlueSpec, split: str) -> bool:
-    """Whether the first rows can be read as a table of a task."""
-    split = split if split in spec.splits else spec.tests[0] if split.startswith("test") else spec.evaluations[0]
-    columns, begin = _columns(lines, spec, split)
-    rows = [line.split("\t") for line in lines[begin : begin + _LOOKED_AT] if line.strip()]
-    try:
-        layout = _layout(Path(), spec, split, columns)
-    except InputError:
-        return False
-    return bool(rows) and all(
-        len(row) == layout.width and (layout.label is None or label_of(spec, row[layout.label].strip()) is not None)
-        for row in rows
-    )
 
 
 def check_table(table: GlueTable, lines: int) -> None:
@@ -200,13 +168,10 @@ def _layout(path: Path, spec: GlueSpec, split: str, columns: Sequence[str]) -> _
     missing = [name for name in needed if name not in names]
     if missing:
         shown = ", ".join(repr(name[:_SHOWN]) for name in names[:12]) or "nothing"
-        hint = (
-            "; it has commas instead of tabs, as in a CSV file" if len(names) == 1 and names[0].count(",") > 1 else ""
-        )
         raise InputError(
             "columns-missing",
             f"{path}, line 1: the header of {spec.name}'s {split} table needs the columns {', '.join(needed)}, and "
-            f"{', '.join(missing)} {'is' if len(missing) == 1 else 'are'} not among {shown}{hint}",
+            f"{', '.join(missing)} {'is' if len(missing) == 1 else 'are'} not among {shown}",
         )
     label = names.index(spec.label) if split not in spec.tests else None
     # Nothing is handed in for rows that are trained on: their numbers need not be unique.
@@ -301,109 +266,23 @@ def row_number(text: str) -> int | None:
 
 
 ENDINGS = (".tsv", ".tsv.gz")
-_OTHER_WORDS = {"validation": "dev", "valid": "dev", "val": "dev", "development": "dev", "training": "train"}
-"""Other names of a split."""
-_CLOSE = 0.6
-_MOST_NAMED = 5
 
 
 def find_table(folder: Path, spec: GlueSpec, split: str) -> Path | None:
-    """Return the table of a split in a task's folder or in the folder above it; None if there is none."""
-    named = spec.elsewhere.get(split, (split,))
-    for place in _places(folder, spec, split):
-        tables = _tables(place)
-        for name in named:
-            exact = [place / f"{name}{ending}" for ending in ENDINGS]
-            close = [path for path in tables if _plain(_stem(path)) == _plain(name)]
-            found = next((path for path in [*exact, *close] if path in tables), None)
-            if found is not None:
-                return found
-    return None
+    """Return the table of a split by its published name, plain or gzip; None if there is none.
+
+    Args:
+        folder: GLUE's archive, or the folder of the task in it.
+        spec: the task.
+        split: which of the task's tables.
+    """
+    place, name = spec.elsewhere.get(split, (spec.folder, split))
+    home = folder if folder.resolve().name == place else folder / place
+    return next((path for ending in ENDINGS if (path := home / f"{name}{ending}").is_file()), None)
 
 
 def missing_tables(folder: Path, spec: GlueSpec) -> list[str]:
-    """Return notes on missing tables of a task, and on others that were found instead."""
-    found = {split: find_table(folder, spec, split) for split in spec.splits}
-    missing = [split for split in spec.splits if found[split] is None and split not in spec.elsewhere]
-    if not missing:
-        return []
-    place = next(iter(_places(folder, spec, spec.splits[0])), folder / spec.folder)
-    looked = ", ".join(f"{place / split}.tsv" for split in missing)
-    unused = [path for path in _tables(place) if path not in found.values()]
-    told = f"{spec.name}: no table for {', '.join(missing)}: {looked} (or .tsv.gz) "
-    told += f"{'was' if len(missing) == 1 else 'were'} not found"
-    if unused:
-        more = ", ..." if len(unused) > _MOST_NAMED else ""
-        told += f"; not used: {', '.join(_meant(path, missing) for path in unused[:_MOST_NAMED])}{more}"
-    return [told]
-
-
-def unused_folders(folder: Path, specs: Sequence[GlueSpec]) -> list[str]:
-    """Return, in words, the folders with tables that belong to none of the tasks `specs` and to no other one."""
-    if _task_of(folder.resolve()) is not None:
-        return []
-    used = {place for spec in specs for split in spec.splits for place in _places(folder, spec, split)}
-    found = []
-    for place in _folders(folder):
-        if place not in used and _task_of(place) is None and _tables(place):
-            guess = _guess(place.name)
-            found.append(f"{place} (rename it to {guess} if that is what it is)" if guess else str(place))
-    return found
-
-
-def what_is_there(folder: Path) -> str:
-    """Return, in words, what is in a folder without tables of the tasks that are wanted; empty for nothing."""
-    tables = [path.name for path in _tables(folder)]
-    if tables and _task_of(folder.resolve()) is None:
-        guess = _guess(folder.resolve().name)
-        hint = f" ({guess}?)" if guess else ""
-        return f"it holds {', '.join(tables[:_MOST_NAMED])}, but its own name is not that of a task{hint}: rename it"
-    others = unused_folders(folder, ())
-    named = others or [place.name for place in _folders(folder)]
-    return f"there is {', '.join(named[:_MOST_NAMED])}{', ...' * (len(named) > _MOST_NAMED)}" if named else ""
-
-
-def _places(folder: Path, spec: GlueSpec, split: str) -> list[Path]:
-    """The folders in which a table may lie, those of the published names first."""
-    names = [*spec.elsewhere.get(split, ()), spec.folder, spec.name]
-    plain = {_plain(name) for name in names}
-    inner = [place for place in _folders(folder) if _plain(place.name) in plain]
-    inner.sort(key=lambda place: names.index(place.name) if place.name in names else len(names))
-    return [*inner, *([folder] if _plain(folder.resolve().name) in plain else [])]
-
-
-def _folders(folder: Path) -> list[Path]:
-    return sorted(path for path in folder.iterdir() if path.is_dir()) if folder.is_dir() else []
-
-
-def _tables(folder: Path) -> list[Path]:
-    if not folder.is_dir():
-        return []
-    return sorted(path for path in folder.iterdir() if path.name.lower().endswith(ENDINGS) and path.is_file())
-
-
-def _stem(path: Path) -> str:
-    return path.name.lower().removesuffix(".gz").removesuffix(".tsv")
-
-
-def _plain(name: str) -> str:
-    return name.lower().replace("-", "").replace("_", "")
-
-
-def _task_of(place: Path) -> GlueSpec | None:
-    return TASKS.get(_plain(place.name))
-
-
-def _guess(name: str) -> str | None:
-    """Return the name of the task's folder that is most like another name."""
-    plain = _plain(name)
-    inside = [task for task in TASKS if task in plain]
-    close = inside or difflib.get_close_matches(plain, TASKS, 1, _CLOSE)
-    return TASKS[close[0]].folder if close else None
-
-
-def _meant(path: Path, missing: Sequence[str]) -> str:
-    """A table that was not used, with the name that it may need."""
-    words = _stem(path).replace("-", "_").split("_")
-    name = "_".join(_OTHER_WORDS.get(word, word) for word in words)
-    return f"{path.name} (rename it to {name}.tsv if that is what it is)" if name in missing else path.name
+    """Return a note on the missing tables of a task that has others; none if all are there."""
+    missing = [split for split in spec.splits if split not in spec.elsewhere and not find_table(folder, spec, split)]
+    names = ", ".join(f"{spec.folder}/{split}.tsv" for split in missing)
+    return [f"{spec.name}: {names} (or .tsv.gz) not found in {folder}"] if missing else []

@@ -45,8 +45,8 @@ class GlueSpec:
     """Split -> columns of a table without a header."""
     splits: tuple[str, ...] = _SPLITS
     """Its tables: training, evaluation, test."""
-    elsewhere: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """Split -> names of folders and tables, where those of a table are not the task's own; it may well be missing."""
+    elsewhere: Mapping[str, tuple[str, str]] = field(default_factory=dict)
+    """Split -> names of folder and table, where they are not those of the task; it may well be missing."""
 
     @property
     def labels(self) -> int:
@@ -124,7 +124,7 @@ TASKS: dict[str, GlueSpec] = {
             classes=("entailment", "neutral", "contradiction"),
             splits=("train", "dev_matched", "dev_mismatched", "test_matched", "test_mismatched", DIAGNOSTIC),
             submissions={"test_matched": "MNLI-m.tsv", "test_mismatched": "MNLI-mm.tsv", DIAGNOSTIC: "AX.tsv"},
-            elsewhere={DIAGNOSTIC: ("diagnostic", "AX")},
+            elsewhere={DIAGNOSTIC: ("diagnostic", "diagnostic")},
         ),
         _spec("qnli", "QNLI", "label", texts=("question", "sentence"), classes=_ENTAILMENT),
         _spec("rte", "RTE", "label", classes=_ENTAILMENT),

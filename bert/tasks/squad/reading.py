@@ -2,7 +2,7 @@
 
 import hashlib
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -58,15 +58,6 @@ class _Article(msgspec.Struct):
 class _File(msgspec.Struct):
     data: list[_Article]
     version: Any = ""
-
-
-class _Articles(msgspec.Struct):
-    data: list[msgspec.Raw]
-
-
-class _Questions(msgspec.Struct):
-    context: str
-    qas: list[msgspec.Raw]
 
 
 class Place(NamedTuple):
@@ -149,7 +140,7 @@ def _read(path: Path, content: bytes, version: str, fingerprint: Future[str]) ->
     try:
         file = msgspec.json.decode(content, type=_File)
     except (msgspec.ValidationError, UnicodeDecodeError) as error:
-        raise _explained(path, content, error) from error
+        raise InputError(_code(error, "file-format"), f"{path} is not a SQuAD file ({error}): {_REMEDY}") from error
     except msgspec.DecodeError as error:
         raise InputError("file-damaged", f"{path} is damaged or not JSON ({error}): {_REMEDY}") from error
     has_mark = _NAME_IN_2_0 in content and _MARK_OF_2_0.search(content)  # the fast search recognizes most files of 1.1
@@ -198,7 +189,9 @@ def _parse_alone(path: Path, place: Place, raw: msgspec.Raw) -> None:
     try:
         msgspec.json.decode(raw, type=Paragraph)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise _misfit(path, str(place), next(_question_errors(raw), str(error)), error) from error
+        raise InputError(
+            _code(error, "rows-invalid"), f"{path}, {place}: {error}; correct the file or download it again"
+        ) from error
 
 
 def _check_version(path: Path, found: str, asked: str) -> None:
@@ -211,40 +204,8 @@ def _check_version(path: Path, found: str, asked: str) -> None:
     raise InputError("data-mismatch", f"{path} {reason}: give --squad-version {found} (or auto), or another --input")
 
 
-def _explained(path: Path, content: bytes, error: Exception) -> InputError:
-    """Return an error that names the invalid article or field."""
-    try:
-        articles = msgspec.json.decode(content, type=_Articles).data
-    except (msgspec.DecodeError, UnicodeDecodeError) as outer:
-        return InputError(_code(outer, "file-format"), f"{path} is not a SQuAD file ({outer}): {_REMEDY}")
-    for number, raw in enumerate(articles, start=1):
-        try:
-            msgspec.json.decode(raw, type=_Article)
-        except (msgspec.DecodeError, UnicodeDecodeError) as inner:
-            return _misfit(path, f"article {number}", str(inner), inner)
-    return InputError(_code(error, "file-format"), f"{path} is not a SQuAD file ({error}): {_REMEDY}")
-
-
-def _question_errors(content: msgspec.Raw) -> Iterator[str]:
-    """Yield what is wrong with a paragraph: its own fields, then those of its questions."""
-    try:
-        questions = msgspec.json.decode(content, type=_Questions).qas
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        yield str(error)
-        return
-    for number, raw in enumerate(questions, start=1):
-        try:
-            msgspec.json.decode(raw, type=Question)
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            yield f"question {number}: {error}"
-
-
 def _code(error: Exception, otherwise: Code) -> Code:
     return "file-encoding" if isinstance(error, UnicodeDecodeError) else otherwise
-
-
-def _misfit(path: Path, place: str, reason: str, error: Exception) -> InputError:
-    return InputError(_code(error, "rows-invalid"), f"{path}, {place}: {reason}; correct the file or download it again")
 
 
 def _article_name(number: int, title: str) -> str:

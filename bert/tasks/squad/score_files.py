@@ -103,11 +103,9 @@ def read_golds(path: Path) -> Golds:
     """
     content = read_json(path, "SQuAD dataset")
     if not is_dataset(content):
-        found = f"an object with {_some(content)}" if isinstance(content, dict) else kind_of(content)
         raise InputError(
             "file-format",
-            f'{path} is not a SQuAD dataset: it holds {found} instead of {{"data": [...]}}; '
-            "give train-*.json or dev-*.json",
+            f'{path} is not a SQuAD dataset, {{"data": [...]}}: give train-*.json or dev-*.json',
         )
     ids, answers, flags = [], [], []
     for question, where in _questions(content["data"], path):
@@ -194,14 +192,6 @@ def _text(holder: Any, name: str, where: str) -> str:
     return text
 
 
-def _some(content: dict[str, Any]) -> str:
-    names = ", ".join(repr(str(name)[:30]) for name in list(content)[:3])
-    return f"{len(content):,} fields ({names}{', ...' if len(content) > 3 else ''})" if content else "no field"
-
-
-_REMEDY = "scoring needs one answer text per question id; give predictions.json"
-
-
 def read_predictions(path: Path, notes: list[str] | None = None) -> dict[str, str]:
     """Read {"question id": "answer", ...}; "" means: no answer. `notes` takes what is odd about the file.
 
@@ -210,22 +200,11 @@ def read_predictions(path: Path, notes: list[str] | None = None) -> dict[str, st
     """
     found = _by_question(path, "predictions", notes)
     for name, value in found.items():
-        if isinstance(value, str):
-            continue
-        if _is_n_best(value):
+        if not isinstance(value, str):
             raise InputError(
-                "file-format", f"{path} is a file of n-best lists (question {name[:60]!r} has a list): {_REMEDY}"
+                "answers-invalid",
+                f"{path}: question {name[:60]!r} has {kind_of(value)} instead of text: give predictions.json",
             )
-        if all(type(other) in (int, float) for other in found.values()):
-            raise InputError(
-                "file-format",
-                f"{path} holds numbers (question {name[:60]!r} has {value!r}), as null_odds.json does: {_REMEDY}, "
-                "and the numbers as --na-prob",
-            )
-        raise InputError(
-            "answers-invalid",
-            f"{path}: the prediction of question {name[:60]!r} is {kind_of(value)}, not text; {_REMEDY}",
-        )
     return found
 
 
@@ -238,16 +217,11 @@ def read_null_odds(path: Path, notes: list[str] | None = None) -> dict[str, floa
     """
     found = _by_question(path, "no-answer scores", notes)
     for name, value in found.items():
-        if type(value) not in (int, float):
+        if type(value) not in (int, float) or not math.isfinite(value):
+            shown = value if type(value) is float else kind_of(value)
             raise InputError(
                 "answers-invalid",
-                f"{path}: question {name[:60]!r} has {kind_of(value)} instead of one number per question id: "
-                "give null_odds.json",
-            )
-        if not math.isfinite(value):
-            raise InputError(
-                "answers-invalid",
-                f"{path}: question {name[:60]!r} has {value} instead of a finite number: predict again",
+                f"{path}: question {name[:60]!r} has {shown} instead of a finite number: give null_odds.json",
             )
     return found
 
@@ -255,11 +229,10 @@ def read_null_odds(path: Path, notes: list[str] | None = None) -> dict[str, floa
 def _by_question(path: Path, what: str, notes: list[str] | None) -> dict[str, Any]:
     repeated: list[str] = []
     content = read_json(path, f"file of {what}", repeated)
-    if is_dataset(content):
-        raise InputError("file-format", f"{path} is a SQuAD dataset, not a file of {what}: give it as --dataset")
-    if not isinstance(content, dict):
+    if not isinstance(content, dict) or is_dataset(content):
         raise InputError(
-            "file-format", f'{path} holds {kind_of(content)} instead of {{"question id": ...}}: give a file of {what}'
+            "file-format",
+            f'{path} is not a file of {what}, {{"question id": ...}}: give one of predict squad',
         )
     if repeated and notes is not None:
         notes.append(
@@ -267,9 +240,3 @@ def _by_question(path: Path, what: str, notes: list[str] | None) -> dict[str, An
             "first: the last one counts, as in the official script"
         )
     return content
-
-
-def _is_n_best(value: Any) -> bool:
-    return (
-        isinstance(value, list) and bool(value) and all(isinstance(entry, dict) and "text" in entry for entry in value)
-    )

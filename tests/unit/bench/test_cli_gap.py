@@ -61,7 +61,7 @@ def test_data_gap_tells_what_became_of_every_row(tmp_path: Path, capsys: pytest.
 
 @pytest.mark.parametrize(
     ("content", "code", "fact"),
-    [("ID\tText\n", "columns-missing", "Pronoun"), ("", "file-empty", ""), ("a,b\n", "file-format", "a,b")],
+    [("ID\tText\n", "columns-missing", "Pronoun"), ("", "file-empty", ""), ("a,b\n", "columns-missing", "line 1")],
     ids=("header", "empty", "csv"),
 )
 def test_data_gap_refuses_with_one_message_and_writes_nothing(

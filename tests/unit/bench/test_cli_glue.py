@@ -158,8 +158,8 @@ def test_predict_glue_answers_every_table_and_eval_glue_finds_the_same_scores(
     glue: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     data, out = tmp_path / "data", tmp_path / "answers"
-    (glue / "AX").mkdir()
-    shutil.copy(glue / "MNLI" / "test_matched.tsv", glue / "AX" / "diagnostic.tsv")
+    (glue / "diagnostic").mkdir()
+    shutil.copy(glue / "MNLI" / "test_matched.tsv", glue / "diagnostic" / "diagnostic.tsv")
     vocab = str(write_vocabulary(tmp_path / "vocab.txt"))
     assert run(["data", "glue", "--input", str(glue), "--vocab", vocab, "--output", str(data)]) == 0
     words = ["predict", "glue", "--features", str(data), "--out", str(out), "--device", "cpu", "--precision", "fp32"]

@@ -77,23 +77,11 @@ def test_both_names_of_a_missing_row_are_false_negatives(tmp_path: Path) -> None
     assert scores.accuracy == pytest.approx(1 / 3)
 
 
-@pytest.mark.parametrize(
-    ("header", "said"),
-    [
-        (",ID,A,B,NEITHER", "number 1"),  # pandas.DataFrame.to_csv
-        ("ID,A,B,NEITHER,foo", "'foo'"),
-        ("ID,A,A,NEITHER", "no column B; it has the column A more than once"),
-        ("id,a,neither", "no column B"),
-        ("A,B,NEITHER", "no column ID"),
-        ("ID;A;B;NEITHER", "semicolons"),
-        ("ID\tA\tB\tNEITHER\tNEITHER", "NEITHER more than once"),
-    ],
-)
-def test_a_header_that_is_nearly_right_says_what_is_wrong(tmp_path: Path, header: str, said: str) -> None:
+@pytest.mark.parametrize("header", [",ID,A,B,NEITHER", "ID,A,B,NEITHER,foo", "ID,A,A,NEITHER", "ID;A;B;NEITHER"])
+def test_another_header_is_refused(tmp_path: Path, header: str) -> None:
     (tmp_path / "p.csv").write_text(f"{header}\r\n1,0.5,0.3,0.2,1\n")
-    with refused("columns-missing", said, "ID,A,B,NEITHER") as caught:
+    with refused("rows-invalid", "line 1", "ID, A, B, NEITHER"):
         read_predictions(tmp_path / "p.csv")
-    assert "TRUE or FALSE" not in str(caught.value)
 
 
 def test_without_any_right_answer_there_is_no_bias(tmp_path: Path) -> None:

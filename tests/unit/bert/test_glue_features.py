@@ -84,7 +84,7 @@ def test_rows_of_a_pair_with_an_empty_sentence_are_cut_to_the_length(
 def test_where_a_table_lies_and_how_it_is_packed_changes_nothing(tmp_path: Path, vocab: Path) -> None:
     one = made(input=make_glue(tmp_path / "glue", ["wnli"]), vocab=vocab, output=tmp_path / "one")[0].features
     table = tmp_path / "glue" / "WNLI" / "train.tsv"
-    other = tmp_path / "elsewhere" / "wnli"
+    other = tmp_path / "elsewhere" / "WNLI"
     other.mkdir(parents=True)
     (other / "train.tsv").write_bytes(table.read_bytes().replace(b"\n", b"\r\n"))
     two = made(tasks=("wnli",), input=other, vocab=vocab, output=tmp_path / "two")[0].features

@@ -46,8 +46,8 @@ GOOD = {"context": "a b", "qas": [{"id": "1", "question": "?", "answers": []}]}
         ([1], "file-format", ()),
         ({"rows": []}, "file-format", ("`data`",)),
         ({"data": []}, "file-empty", ()),
-        ({"data": [{"title": "T"}]}, "rows-invalid", ("article 1:", "`paragraphs`")),
-        ({"data": [{"paragraphs": [GOOD]}, {"paragraphs": 3}]}, "rows-invalid", ("article 2:", "paragraphs")),
+        ({"data": [{"title": "T"}]}, "file-format", ("data[0]", "`paragraphs`")),
+        ({"data": [{"paragraphs": [GOOD]}, {"paragraphs": 3}]}, "file-format", ("data[1].paragraphs",)),
         (
             {"data": [{"title": "Tea", "paragraphs": [GOOD, {"qas": []}]}]},
             "rows-invalid",
@@ -57,22 +57,22 @@ GOOD = {"context": "a b", "qas": [{"id": "1", "question": "?", "answers": []}]}
         (
             {"data": [{"paragraphs": [{"context": "a", "qas": [GOOD["qas"][0], {"id": "x"}]}]}]},
             "rows-invalid",
-            ("question 2:", "`question`"),
+            ("paragraph 1:", "qas[1]", "`question`"),
         ),
         (
             {"data": [{"paragraphs": [{"context": "a", "qas": [{"question": "x"}]}]}]},
             "rows-invalid",
-            ("question 1:", "`id`"),
+            ("paragraph 1:", "qas[0]", "`id`"),
         ),
         (
             {"data": [{"paragraphs": [{"context": "a", "qas": [{"id": 7, "question": "x"}]}]}]},
             "rows-invalid",
-            ("question 1:", "int"),
+            ("paragraph 1:", "qas[0].id", "int"),
         ),
         (
             {"data": [{"paragraphs": [{"context": "a", "qas": [{"id": "a", "question": "x", "answers": [{}]}]}]}]},
             "rows-invalid",
-            ("article 1, paragraph 1: question 1:", "`text`"),
+            ("article 1, paragraph 1:", "qas[0].answers[0]", "`text`"),
         ),
     ],
 )
