@@ -17,7 +17,7 @@ def test_all_real_text_gives_the_ids_of_the_library(name: str, lower_case: bool)
     lines = list(shared_text.lines())
     assert len(lines) > 100_000
     found = vocabulary.tokenizer.encode(lines)
-    assert vocabulary.tokenizer.package == FAST, vocabulary.tokenizer.reason
+    assert vocabulary.tokenizer.package == FAST
     begin = 0
     for number in range(0, len(lines), 5000):  # all encodings at once would take gigabytes
         for encoding in vocabulary._tokenizer.encode_batch(lines[number : number + 5000], add_special_tokens=False):

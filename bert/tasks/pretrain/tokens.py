@@ -133,7 +133,7 @@ def _tokenize_shard(work: _Work) -> None:
         sum(int(np.count_nonzero(ids == unknown)) for ids in shard.ids),
     )
     counts = Counts(dict(zip(COUNTED, numbers, strict=True)))
-    counts.add(TOKENIZED_BY.format(tokenizer.package), 1, tokenizer.reason and f"{work.name} ({tokenizer.reason})")
+    counts.add(TOKENIZED_BY.format(tokenizer.package))
     with atomic_path(work.folder.path / work.name) as temporary:
         _write(temporary, shard, tokenizer.dtype)
         work.folder.record(work.name, counts)
