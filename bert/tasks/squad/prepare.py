@@ -2,19 +2,17 @@
 
 import dataclasses
 import functools
-import os
 import shutil
 import tempfile
-import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-from bert.data.columns import Array, Columns, map_columns, write_columns
-from bert.data.pool import LostWorkerError, Progress, Workers
+from bert.data.columns import Columns, map_columns, write_columns
+from bert.data.pool import Progress, Workers
 from bert.data.preparation import (
     PARTS,
     Source,
@@ -31,29 +29,27 @@ from bert.data.vocabulary import Vocabulary, load_vocabulary
 from bert.tasks.squad.config import Mode, SquadConfig, cpu_count
 from bert.tasks.squad.features import FORM, Settings
 from bert.tasks.squad.reading import Dataset, RawParagraph, check_there, read_dataset, together
-from bert.tasks.squad.unit import Part, SharedFile, Unit, make_part, new_shared_file, shares_memory, warm_up
+from bert.tasks.squad.unit import Part, Unit, make_part, warm_up
 from bert.tasks.squad.windows import NO_ANSWER
 from common.atomic import storage_errors
-from common.errors import InputError, StorageError, UsageError
+from common.errors import InputError
 
 UNITS_PER_WORKER = 4
 LEAST_UNIT_BYTES, MOST_UNIT_BYTES = 2**17, 2**20
 """Bytes of JSON in a unit of work."""
 MOST_UNITS = 100
 """Of larger files the units are larger: each keeps a file open until all are written, and 256 may be the limit."""
-Place = Path | Literal["memory"] | None
-"""Where a part's columns go: into files of a folder, into shared memory, or back with the part."""
 
 
 @contextmanager
-def parts_place(mode: Mode, path: Path, workers: int) -> Iterator[Place]:
-    """Yield where parts go; a folder of part files beside `path` exists no longer than needed.
+def parts_place(mode: Mode, path: Path) -> Iterator[Path | None]:
+    """Yield the folder of part files beside `path`, which exists no longer than needed; None where they are merged.
 
     Raises:
         StorageError: it cannot be made.
     """
     if mode == "merge":
-        yield "memory" if workers > 1 and shares_memory() else None
+        yield None
         return
     with storage_errors(path):
         folder = Path(tempfile.mkdtemp(prefix=f".{path.stem}.", suffix=PARTS, dir=path.parent))
@@ -63,58 +59,24 @@ def parts_place(mode: Mode, path: Path, workers: int) -> Iterator[Place]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def make_and_keep(unit: Unit, place: Place) -> Part:
-    """Make a part, and put its columns where the parent finds them."""
+def make_and_keep(unit: Unit, place: Path | None) -> Part:
+    """Make a part; write its columns into a file of the folder `place`, if there is one."""
     part = make_part(unit)
     if place is None:
         return part
     assert isinstance(part.columns, dict)
     columns = {name: [values] for name, values in part.columns.items()}
-    if place == "memory":
-        part.columns = _in_memory(columns) or part.columns
-        return part
     part.columns = path = place / f"{unit.number}.safetensors"
     with storage_errors(path), path.open("wb") as file:
         write_columns(file, columns, {})
     return part
 
 
-def _in_memory(columns: Mapping[str, list[Array]]) -> SharedFile | None:
-    """None if there is no descriptor or no memory left: then the columns go back with the part."""
-    shared = None
-    try:
-        shared, file = new_shared_file()
-        with file:
-            write_columns(file, columns, {})
-    except OSError:
-        if shared is not None:
-            os.close(shared.descriptor)
-        return None
-    return shared
-
-
 def received(part: Part) -> Part:
-    """Return a part with its columns, wherever they were put.
-
-    Raises:
-        LostWorkerError: the process that holds them has ended.
-        StorageError: this process has no descriptor or no memory left for them.
-    """
+    """Return a part with its columns, from their file if they are in one."""
     if isinstance(part.columns, dict):
         return part
-    path = part.columns.path if isinstance(part.columns, SharedFile) else part.columns
-    try:
-        return dataclasses.replace(part, columns=map_columns(path)[1])
-    except OSError as error:
-        if isinstance(part.columns, Path):
-            raise
-        # For a zombie process, users other than root get a permission error instead of "no such process".
-        if isinstance(error, FileNotFoundError) or part.columns.is_lost():
-            raise LostWorkerError("a worker ended before it handed over a part") from error
-        raise StorageError(
-            "path-unreadable",
-            f"cannot receive the result of a worker: {error}; use fewer --workers, or raise `ulimit -n`",
-        ) from error
+    return dataclasses.replace(part, columns=map_columns(part.columns)[1])
 
 
 def cut(paragraphs: Sequence[RawParagraph], workers: int) -> Iterator[Sequence[RawParagraph]]:
@@ -181,10 +143,10 @@ def _prepare(config: SquadConfig, path: Path, split: str, progress: Progress, po
     count, notes = (pool.count, []) if pool else _worker_count(config, path)
     with nullcontext(pool) if pool else Workers(count) as workers:
         # Most likely there is nothing to do where the folder holds such features.
-        is_new = not FORM.files_in(config.output, split)
-        with _started(workers, config.vocab, vocabulary) if is_new and not pool else nullcontext():
-            dataset = read_dataset(path, config.squad_version)
-            settings = _settings(config, split, dataset.version, vocabulary)
+        if not pool and not FORM.files_in(config.output, split):
+            workers.start(functools.partial(warm_up, config.vocab, vocabulary.lower_case, vocabulary.fingerprint))
+        dataset = read_dataset(path, config.squad_version)
+        settings = _settings(config, split, dataset.version, vocabulary)
         work = _Work(config, dataset, settings, progress, workers)
         source = Source(content=dataset.fingerprint, settings=settings, origin=_origin(dataset), make=work.make)
         features, counts, kept = keep_or_make(FORM, config.output, source, vocabulary, config.vocab, notes)
@@ -233,27 +195,6 @@ def _settings(config: SquadConfig, split: str, version: str, vocabulary: Vocabul
     )
 
 
-@contextmanager
-def _started(workers: Workers, path: Path, vocabulary: Vocabulary) -> Iterator[None]:
-    """Start the processes while the body runs, and wait for them after it."""
-    if workers.count == 1:
-        yield
-        return
-    begin = functools.partial(warm_up, path, vocabulary.lower_case)
-    thread = threading.Thread(target=_start_all, args=(workers, begin, vocabulary.fingerprint))
-    thread.start()
-    try:
-        yield
-    finally:
-        thread.join()
-
-
-def _start_all(workers: Workers, begin: Callable[[str], None], fingerprint: str) -> None:
-    # An error here occurs again, and is reported, when there is work.
-    with suppress(Exception):
-        list(workers.map(begin, [fingerprint] * workers.count))
-
-
 @dataclass(slots=True)
 class _Work:
     """One file to make."""
@@ -269,7 +210,7 @@ class _Work:
     def make(self) -> tuple[list[Columns], Counts]:
         """Make the parts of the file, by all workers; return them and their counts."""
         path = self.config.output / FORM.file_name(self.settings, self.dataset.fingerprint)
-        with parts_place(self.config.mode, path, self.workers.count) as place:
+        with parts_place(self.config.mode, path) as place:
             self.parts = list(self._parts(place))
         counts = Counts({"articles": self.dataset.articles})
         for part in self.parts:
@@ -280,30 +221,21 @@ class _Work:
         assert len(columns) == len(self.parts), "every part has been received"
         return columns, counts
 
-    def _parts(self, place: Place) -> Iterator[Part]:
+    def _parts(self, place: Path | None) -> Iterator[Part]:
         runs = list(cut(self.dataset.paragraphs, self.workers.count))
         units = (self._unit(number, run) for number, run in enumerate(runs))
         function = functools.partial(make_and_keep, place=place)
         seen: set[str] = set()
         title = f"features of {self.dataset.path.name}"
         self.progress(title, 0, len(runs))
-        try:
-            for number, part in enumerate(self.workers.map(function, units)):
-                known = seen.intersection(part.ids)
-                if known:
-                    unit = dataclasses.replace(self._unit(number, runs[number]), known_ids=frozenset(known))
-                    part = function(unit)
-                seen.update(part.ids)
-                yield received(part)
-                self.progress(title, number + 1, len(runs))
-        except (UsageError, LostWorkerError) as error:
-            if isinstance(error, UsageError) and not isinstance(error.__cause__, LostWorkerError):
-                raise
-            raise UsageError(
-                "worker-lost",
-                "a worker process ended unexpectedly, most likely out of memory, and nothing was written: run the "
-                f"same command again with fewer than --workers {self.workers.count}",
-            ) from error
+        for number, part in enumerate(self.workers.map(function, units)):
+            known = seen.intersection(part.ids)
+            if known:
+                unit = dataclasses.replace(self._unit(number, runs[number]), known_ids=frozenset(known))
+                part = function(unit)
+            seen.update(part.ids)
+            yield received(part)
+            self.progress(title, number + 1, len(runs))
 
     def _unit(self, number: int, run: Sequence[RawParagraph]) -> Unit:
         places = tuple(paragraph.place for paragraph in run)

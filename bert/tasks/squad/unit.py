@@ -1,16 +1,10 @@
-"""The columns of one unit of work, some paragraphs of a file, and how they get from one process to another.
+"""The columns of one unit of work, some paragraphs of a file. Imports no torch."""
 
-A worker writes its columns into an anonymous file (memfd_create(2)), memory that has a descriptor but no name; the
-parent opens that by way of /proc/PID/fd and maps it, without a copy. Nothing is left behind, however either process
-ends, and the size of /dev/shm does not matter. Imports no torch.
-"""
-
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -35,53 +29,8 @@ from bert.tasks.squad.words import Pieces, WordEncoder
 from common.errors import InputError
 
 Columns = dict[str, npt.NDArray[Any]]
-"""Columns of a part of a file, see bert.tasks.squad.store."""
+"""Columns of a part of a file, see bert.tasks.squad.features."""
 DUPLICATES = "left out: duplicate ids"
-
-
-@dataclass(frozen=True, slots=True)
-class SharedFile:
-    """An anonymous file of a process that is still there."""
-
-    process: int
-    descriptor: int
-
-    @property
-    def path(self) -> Path:
-        """Where another process of the same user opens it while its owner lives."""
-        return Path(f"/proc/{self.process}/fd/{self.descriptor}")
-
-    def is_lost(self) -> bool:
-        """Return whether its owner has ended, also where nobody has taken note of that yet."""
-        try:
-            state = Path(f"/proc/{self.process}/stat").read_text().rpartition(")")[2].split()[0]
-        except OSError:
-            return True
-        return state in "ZX"
-
-
-def shares_memory() -> bool:
-    """Return whether this system has anonymous files that other processes can open."""
-    if not hasattr(os, "memfd_create"):
-        return False
-    try:
-        descriptor = os.memfd_create("bertbench")
-    except OSError:
-        return False
-    try:
-        return SharedFile(os.getpid(), descriptor).path.exists()
-    finally:
-        os.close(descriptor)
-
-
-def new_shared_file() -> tuple[SharedFile, BinaryIO]:
-    """Return an anonymous file of this process, and it opened for writing; it stays until the process ends.
-
-    Raises:
-        OSError: there is no descriptor left.
-    """
-    descriptor = os.memfd_create("bertbench-part")
-    return SharedFile(os.getpid(), descriptor), os.fdopen(descriptor, "wb", closefd=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +56,7 @@ class Part:
     """What a unit became."""
 
     number: int
-    columns: Columns | SharedFile | Path
+    columns: Columns | Path
     """Themselves, or the file that they were written to."""
     ids: tuple[str, ...]
     counts: Counts
