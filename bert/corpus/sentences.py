@@ -146,7 +146,7 @@ def split_sentences(paragraph: str) -> list[str]:
     """Return the sentences of one paragraph by rules, whitespace made single spaces.
 
     A sentence ends at `.`, `!`, `?` or an ellipsis with its closing quotes, when whitespace and something that can
-    begin a sentence follow (not a small letter of any script); not after a known abbreviation (`abbreviations.py`) or
+    begin a sentence follow (not a small letter of any script); not after a known abbreviation or
     initial ("Mr.", "J.").
     """
     text = " ".join(paragraph.split())

@@ -30,16 +30,14 @@ class _Scaler(torch.amp.GradScaler):
 class Precision:
     """fp32, tf32 (CUDA only), bf16 (autocast) or fp16 (autocast with loss scaling).
 
-    fp16 multiplies the loss by a scale, which halves after an overflow (whose update is left out) and doubles after
-    `growth_interval` updates in a row without one (Micikevicius et al. 2018).
+    fp16 multiplies the loss by a scale, at first 65,536, which halves after an overflow (whose update is left out) and
+    doubles after 2,000 updates in a row without one (Micikevicius et al. 2018).
 
     Raises:
-        UsageError: the device cannot run this precision, or the scale is not a positive number.
+        UsageError: the device cannot run this precision.
     """
 
-    def __init__(
-        self, name: str, device_type: str, *, initial_scale: float = 2.0**16, growth_interval: int = 2000
-    ) -> None:
+    def __init__(self, name: str, device_type: str) -> None:
         if name == "tf32" and device_type != "cuda":
             raise UsageError(
                 "device-unsupported",
@@ -47,17 +45,12 @@ class Precision:
             )
         if name not in ("fp32", "tf32", *AUTOCAST_DTYPE):
             raise UsageError("option-choice", f"unknown precision {name!r}: choose one of fp32, tf32, bf16, fp16")
-        if not 0 < initial_scale < math.inf or growth_interval < 1:
-            raise UsageError(
-                "option-value",
-                f"initial_scale={initial_scale} must be above 0 and growth_interval={growth_interval} at least 1",
-            )
         self.name = name
         self.device_type = device_type
         self.autocast_dtype = AUTOCAST_DTYPE.get(name)
         self.scaler: torch.amp.GradScaler | None = None
         if name == "fp16":
-            self.scaler = _Scaler(device_type, init_scale=initial_scale, growth_interval=growth_interval)
+            self.scaler = _Scaler(device_type)
         if device_type == "cuda":
             torch.set_float32_matmul_precision("high" if name == "tf32" else "highest")
 

@@ -1,5 +1,4 @@
-/* Loops of bert/speed/elementwise.py and bert/speed/softmax.py over rows of n values, each row by one thread; bert/speed/native.py
-   compiles them.
+/* Loops of bert/speed/elementwise.py over rows of n values, each row by one thread; bert/speed/native.py compiles them.
 
    Layer normalization: Ba et al. 2016, arXiv 1607.06450. GELU: Hendrycks and Gimpel 2016, arXiv 1606.08415.
    The file includes itself, once for each type T of what linear layers give. */

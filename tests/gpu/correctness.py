@@ -27,6 +27,7 @@ import torch.nn.functional as F  # noqa: E402
 from support.layouts import batch_of, loss_and_gradients, model  # noqa: E402
 from support.philox import factors, weight_factors  # noqa: E402
 from support.plain_lamb import PlainLamb  # noqa: E402
+from support.scaling import scaled  # noqa: E402
 from torch import Tensor, nn  # noqa: E402
 
 from bert.model.attention import attend  # noqa: E402
@@ -375,7 +376,7 @@ def fused_adamw(precision: str, device: torch.device) -> Found:
     strategy, results = SingleStrategy(), []
     strategy.device = device
     for fused in (True, False):
-        made, scaling = model(None).to(device), Precision(precision, device.type, initial_scale=2.0**10)
+        made, scaling = model(None).to(device), scaled(precision, 1024.0, device_type=device.type)
         use_weight_copies(
             made, frozenset({"bf16-weights"}), precision=precision, strategy="ddp", grad_accum_steps=1,
             optimizer="adamw",

@@ -1,7 +1,7 @@
 """Token ids in, pretraining instances out (Devlin et al. 2018, appendix A.2; google-research/bert).
 
 The algorithm is that of `create_pretraining_data.py`, over arrays. First a plan is made: where the segments of all
-instances lie (pairs.py), and their order. Rows are then filled and masked (masking.py) block by block, so that memory
+instances lie, and their order. Rows are then filled and masked (masking.py) block by block, so that memory
 holds the tokens, the plan and one block.
 """
 

@@ -6,14 +6,15 @@ import math
 import pytest
 import torch
 from support.refusals import refused
+from support.scaling import scaled
 from torch import nn
 
 from bert.optim.precision import Precision
 from bert.optim.registry import OPTIMIZERS
 
 
-def fp16(**options: float) -> Precision:
-    return Precision("fp16", "cpu", **options)  # type: ignore[arg-type]
+def fp16() -> Precision:
+    return Precision("fp16", "cpu")
 
 
 def step(precision: Precision, model: nn.Module, optimizer: torch.optim.Optimizer, factor: float = 1.0) -> bool | None:
@@ -29,7 +30,7 @@ def test_an_overflow_is_skipped_halves_the_scale_and_is_recovered_from(name: str
     torch.manual_seed(0)
     model = nn.Linear(4, 3)
     optimizer = OPTIMIZERS[name](model, learning_rate=0.1)
-    precision = fp16(initial_scale=1024.0, growth_interval=2)
+    precision = scaled("fp16", 1024.0, 2)
     assert precision.scaler is not None
     assert step(precision, model, optimizer) is True
     before = [p.detach().clone() for p in model.parameters()]
@@ -63,10 +64,10 @@ def test_the_scale_and_its_history_survive_json_exactly() -> None:
     torch.manual_seed(0)
     model = nn.Linear(4, 3)
     optimizer = OPTIMIZERS["adamw"](model, learning_rate=0.1)
-    first = fp16(initial_scale=4096.0, growth_interval=3)
+    first = scaled("fp16", 4096.0, 3)
     for factor in (1.0, math.inf, 1.0, 1.0):
         step(first, model, optimizer, factor)
-    second = fp16(growth_interval=3)
+    second = fp16()
     second.load_state_dict(json.loads(json.dumps(first.state_dict())))
     assert second.state_dict() == first.state_dict()
     for precision in (first, second):
@@ -87,9 +88,3 @@ def test_a_damaged_scale_is_refused(damage: dict[str, object]) -> None:
     state = {**precision.state_dict(), **damage}
     with refused("file-damaged", *damage):
         precision.load_state_dict({name: value for name, value in state.items() if value is not None})
-
-
-@pytest.mark.parametrize("options", [{"initial_scale": 0.0}, {"initial_scale": math.inf}, {"growth_interval": 0}])
-def test_scales_without_a_meaning_are_refused(options: dict[str, float]) -> None:
-    with refused("option-value", *(f"{name}={value}" for name, value in options.items())):
-        fp16(**options)

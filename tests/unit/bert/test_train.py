@@ -10,6 +10,7 @@ from contextlib import AbstractContextManager, contextmanager
 import pytest
 import torch
 from support.refusals import refused
+from support.scaling import scaled
 
 from bert.data.batch import Batch, BatchCounts
 from bert.optim.lamb import Lamb
@@ -80,7 +81,7 @@ def training(
         batches=source or batches(rows),
         strategy=SingleStrategy(),
         # A scale of 2**16 would overflow on most of these batches, whose losses are large.
-        precision=Precision(precision, "cpu", initial_scale=1024.0),
+        precision=scaled(precision, 1024.0),
         **options,  # type: ignore[arg-type]
     )
 
@@ -224,7 +225,7 @@ def test_skipped_steps_are_reported_and_neither_count_nor_move_the_learning_rate
         compute_loss=squared_error,
         batches=poisoned(1, 2),
         strategy=SingleStrategy(),
-        precision=Precision("fp16", "cpu", initial_scale=1024.0),
+        precision=scaled("fp16", 1024.0),
         learning_rate=schedule,
         divergence=DivergenceWatch(),
     )

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from support.plain_lamb import PlainLamb
+from support.scaling import scaled
 from torch import Tensor, nn
 from triton.runtime.interpreter import InterpreterBuilder
 
@@ -182,7 +183,7 @@ def test_fp16_unscales_and_skips_as_without_fusion(kind: str, clips: bool) -> No
         else:
             cls = FusedAdamW if fuses else AdamW
             optimizer = cls(groups(parameters), RATE, BETAS, EPS, DECAY)
-        precision, strategy, applied = Precision("fp16", "cpu", initial_scale=1024.0), SingleStrategy(), []
+        precision, strategy, applied = scaled("fp16", 1024.0), SingleStrategy(), []
         for step in range(4):
             scale = float(precision.scale(torch.ones(1)))
             gradients = [each * scale for each in gradients_of(parameters, step)]
