@@ -16,7 +16,7 @@ from typing import Annotated, Any
 
 import tyro
 
-from bert.tasks import task_data, usable_tasks
+from bert.tasks import known_tasks, task_data
 from common.errors import UsageError
 from common.flags import Groups, OfTasks, OneOf, choice_of
 
@@ -125,7 +125,7 @@ class Leaf:
             return ()
         names = {self.name, *(marker.name for marker in self.markers if getattr(marker, "name", None))}
         spelled = {name.replace("-", "_") for name in names}
-        return tuple(task for task in usable_tasks() if spelled & {one.name for one in task_data(task).options})
+        return tuple(task for task in known_tasks() if spelled & {one.name for one in task_data(task).options})
 
     @property
     def alias(self) -> str:
@@ -147,7 +147,7 @@ class Leaf:
         for part in " ".join(self.default_text.split()).split("; "):
             of, colon, text = part.partition(": ")
             words = set(of.split())
-            if not colon or not words <= {"fine-tuning", "others", *usable_tasks()}:
+            if not colon or not words <= {"fine-tuning", "others", *known_tasks()}:
                 kept.append(part)
             elif words & names or ("others" in words and not own):
                 own = True

@@ -20,7 +20,7 @@ from bench.plan.sweep import run_trials
 from bench.plan.trials import Sweep, expand
 from bench.run.launch import LaunchOptions
 from bench.run.resources import DEFAULT
-from bert.tasks import task_data, usable_tasks
+from bert.tasks import known_tasks, task_data
 from common.errors import UsageError
 from common.flags import flag, request_of
 from records.run import RunDirectory
@@ -86,7 +86,7 @@ def _check_levers(trial: Trial) -> None:
 def _check_heads(task: str) -> None:
     """Refuse a task with heads of its own: nobody knows what is in them besides GEMMs. Raises UsageError."""
     if not task_data(task).heads:
-        known = [name for name in usable_tasks() if task_data(name).heads]
+        known = [name for name in known_tasks() if task_data(name).heads]
         raise UsageError("option-choice", f"speed-of-light does not support {task!r}: give one of {', '.join(known)}")
 
 

@@ -17,7 +17,7 @@ from bench.cli.progress import note, show_stages
 from bench.cli.result import Result, when_writable
 from bench.machine.devices import find_devices
 from bench.plan.options import AUTO, resolve_precision
-from bert.tasks import TASKS, task_data, usable_tasks
+from bert.tasks import TASKS, known_tasks, task_data
 from bert.tasks.base import Ready
 from bert.tasks.commands import Grid, Outcome, Shown, TaskCommand
 from common.errors import InputError, UsageError
@@ -51,7 +51,7 @@ class Computing:
 def commands(verb: str, tasks: Mapping[str, str] | None = None) -> dict[str, tuple[str, str]]:
     """Return the tasks with a command, and one line of help for each, among `tasks` or all known tasks."""
     found = {}
-    for task in usable_tasks() if tasks is None else tasks:
+    for task in known_tasks() if tasks is None else tasks:
         for words, entry in task_data(task).commands.items():
             called, _, name = words.partition(" ")
             if called == verb:

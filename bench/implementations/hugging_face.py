@@ -13,7 +13,7 @@ from bert.checkpoints.model_config import hugging_face_fields
 from bert.data.batch import Batch
 from bert.model.config import ModelConfig
 from bert.optim.registry import adamw
-from bert.tasks import task_data, usable_tasks
+from bert.tasks import known_tasks, task_data
 from bert.tasks.base import Task
 from bert.tasks.classification import ClassificationTask
 from bert.train.feed import Adapt
@@ -40,7 +40,7 @@ class TaskModel:
 def check_heads(implementation: str, task: str) -> None:
     """Refuse a task whose head only our implementation has. Raises UsageError."""
     if not task_data(task).heads:
-        known = [name for name in usable_tasks() if task_data(name).heads]
+        known = [name for name in known_tasks() if task_data(name).heads]
         raise UsageError(
             "unsupported-combination",
             f"implementation {implementation!r} does not support task {task!r}: use one of {', '.join(known)}",

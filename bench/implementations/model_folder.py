@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bert.tasks import task_data, usable_tasks
+from bert.tasks import known_tasks, task_data
 from bert.tasks.base import DataSource
 from common.errors import InputError, MissingToolError, UsageError
 from common.flags import flag
@@ -162,7 +162,7 @@ def check_options(model: str, trust_remote_code: bool, task: str, others: Sequen
             )
         return
     if task_data(task).heads not in HEADS:
-        known = ", ".join(name for name in usable_tasks() if task_data(name).heads in HEADS)
+        known = ", ".join(name for name in known_tasks() if task_data(name).heads in HEADS)
         raise UsageError("option-not-applicable", f"--model does not apply to task {task}: give one of {known}")
     if others:
         raise UsageError(

@@ -8,7 +8,7 @@ import tyro
 
 from bench.machine.devices import Devices
 from bench.machine.environment import native_bf16
-from bert.tasks import TASKS, given_options, task_data, usable_tasks
+from bert.tasks import TASKS, given_options, known_tasks, task_data
 from bert.tasks.base import TaskData
 from bert.tasks.options import TaskOption, read_options
 from common.errors import UsageError
@@ -52,7 +52,7 @@ _FIELDS = {"task": "benchmark_task"}
 def _fields() -> list[tuple[str, Any, Any]]:
     """Return a field for each task option that a user can give; None or False if not given."""
     owners: dict[str, list[tuple[str, TaskOption]]] = {}
-    for task in usable_tasks():
+    for task in known_tasks():
         for option in task_data(task).options:
             if not option.from_data:
                 owners.setdefault(option.name, []).append((task, option))
@@ -94,7 +94,7 @@ class _Given:
         own = {option.name for option in task_data(task).options}
         for name in given:
             if name not in own:
-                owners = [other for other in usable_tasks() if name in {one.name for one in task_data(other).options}]
+                owners = [other for other in known_tasks() if name in {one.name for one in task_data(other).options}]
                 applies = f"applies only to {' and '.join(owners)}" if owners else "applies to no installed task"
                 raise UsageError(
                     "option-not-applicable",

@@ -9,7 +9,6 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from bert.tasks.options import check_options, options_text, read_options, with_defaults
-from common.errors import UsageError
 from common.registry import load
 
 if TYPE_CHECKING:
@@ -39,36 +38,9 @@ def _installed() -> Mapping[str, str]:
     return {point.name: point.value for point in entry_points(group=ENTRY_POINTS)}
 
 
-def usable_tasks() -> list[str]:
-    """Return the names of the tasks of bertbench, and of those of installed packages that can be loaded."""
-    return [name for name in known_tasks() if name in TASKS or _is_loadable(name)]
-
-
-@functools.cache
-def _is_loadable(name: str) -> bool:
-    try:
-        task_data(name)
-    except UsageError:
-        return False
-    return True
-
-
 def task_data(name: str) -> "TaskData":
-    """Return what a task knows of its data, without torch. Raises UsageError for an unknown task, and for one of an
-    installed package that cannot be loaded."""
-    known = TASKS if name in TASKS else known_tasks()
-    try:
-        found: TaskData = load(known, name, "task")()
-    except UsageError:
-        raise
-    except Exception as error:
-        if name in TASKS:
-            raise
-        raise UsageError(
-            "package-missing",
-            f"the task {name}, which an installed package names as {known[name]}, cannot be loaded "
-            f"({type(error).__name__}: {error}): install that package again, or remove it",
-        ) from error
+    """Return what a task knows of its data, without torch. Raises UsageError for an unknown task."""
+    found: TaskData = load(TASKS if name in TASKS else known_tasks(), name, "task")()
     return found
 
 

@@ -19,11 +19,10 @@ from bench.plan.memory import predicted_bytes
 from bench.plan.options import TaskFlags, task_words
 from bench.plan.training import TrainOptions, plan_training
 from bench.plan.trials import Sweep, expand
-from bert import tasks
 from bert.model.config import preset
 from bert.model.memory import parameter_count
 from bert.tasks import TASKS, make_task, task_data
-from bert.train.settings import TrainSettings, resolve_settings, task_defaults
+from bert.train.settings import TrainSettings, task_defaults
 from common.flags import OfTasks
 from records.trial import Trial
 
@@ -117,12 +116,6 @@ def test_a_training_has_the_defaults_of_its_task_and_evaluates_after_each_epoch(
         assert ("epochs" in task_defaults(name)) == bool(task_data(name).defaults)
 
 
-def test_settings_of_checkpoints_before_tasks_had_options_are_read():
-    old = resolve_settings(1, {"data": "synthetic", "global_batch_size": 8}).to_json()
-    del old["task_options"]
-    assert TrainSettings.from_json(old).task_options == ""
-
-
 def test_labels_in_tables_say_what_is_on():
     assert task_label("squad", "") == "squad"
     assert task_label(NAME, '{"head":"mul","train_on_all":false}') == "rows head=mul"
@@ -131,15 +124,6 @@ def test_labels_in_tables_say_what_is_on():
 
 def test_a_task_names_its_loss():
     assert task_data(NAME).loss_label({"labels": 3}) == "cross-entropy"
-
-
-def test_a_task_of_a_package_that_is_gone_costs_no_other_task(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tasks, "_installed", lambda: {"gone": "no_such_package.source:Data"})
-    tasks._is_loadable.cache_clear()
-    assert tasks.usable_tasks() == list(tasks.TASKS) and "gone" in tasks.known_tasks()
-    with refused("package-missing", "gone", "no_such_package"):
-        tasks.task_data("gone")
-    tasks._is_loadable.cache_clear()
 
 
 def test_an_option_of_a_task_that_every_task_has_is_refused() -> None:
