@@ -37,4 +37,4 @@ def test_no_code_uses_a_shell_eval_exec_or_unsafe_formats() -> None:
                 found.append(f"{name}: {function}")
             if function.endswith((".extractall", "unpack_archive")):
                 found.append(f"{name}: {function}")
-    assert found == ["analysis/readers/kineto/processes.py: pickle.load"]
+    assert found == []

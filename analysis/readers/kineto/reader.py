@@ -10,9 +10,8 @@ import math
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,12 +19,11 @@ from typing import TYPE_CHECKING, Any
 from analysis.counters import IDENTITY, KernelCounters
 from analysis.readers.columns import require_memory
 from analysis.readers.kineto.collectives import process_groups
-from analysis.readers.kineto.events import AnyEvent, Chunk, loose_json, whole, whole_numbers
+from analysis.readers.kineto.events import AnyEvent, loose_json, whole, whole_numbers
 from analysis.readers.kineto.frames import Frames
 from analysis.readers.kineto.processes import each
 from analysis.readers.kineto.stream import EventStream
 from analysis.readers.kineto.tables import Tables, label
-from analysis.readers.kineto.turns import second_reader
 from analysis.readers.packed import damage_code, unpacked_blocks
 from analysis.timeline import LazyTimeline, Timeline
 from common.errors import InputError
@@ -135,16 +133,12 @@ class Content:
     """Its counters, if any."""
 
 
-def _read(path: Path, alone: bool = True) -> Content:
-    """Read all events. Args: alone: no other file is read meanwhile, so that a second process may help."""
+def _read(path: Path) -> Content:
     stream = EventStream(path)
     tables = Tables()
-    with _no_collection(), second_reader(path) if alone else nullcontext() as shared:
-        for piece in stream.pieces(shared):
-            if isinstance(piece, Chunk):
-                tables.add(piece)
-            else:
-                tables.append(piece.found)
+    with _no_collection():
+        for piece in stream.pieces():
+            tables.add(piece)
             del piece
             require_memory(path, tables.bytes)
     return _content(path, stream, tables)
@@ -328,7 +322,7 @@ def read_ranks(paths: Sequence[Path], problems: list[str] | None = None) -> list
 
 def read_many(paths: Sequence[Path]) -> Iterator[tuple[Path, Timeline | KernelCounters | InputError]]:
     """Yield (file, what is in it) in the order given: a timeline, then counters if any, or why it cannot be read."""
-    for path, content in each(partial(_read, alone=len(paths) == 1), paths):
+    for path, content in each(_read, paths):
         if isinstance(content, InputError):
             yield path, content
             continue

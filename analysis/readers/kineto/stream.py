@@ -7,11 +7,11 @@ A chunk is cut where one event seems to end and another to begin, and decoded as
 import json
 import re
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from itertools import count, islice
+from itertools import islice
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 import msgspec
 
@@ -222,19 +222,6 @@ class _About(msgspec.Struct):
     traceEvents: msgspec.Raw = msgspec.Raw()  # noqa: N815
 
 
-T = TypeVar("T")
-
-
-@dataclass(frozen=True, slots=True)
-class Elsewhere(Generic[T]):
-    """A piece that another process reads."""
-
-    found: T
-    """What it made of the events."""
-    lost: int = 0
-    """Events, or pieces between events, that cannot be read."""
-
-
 class EventStream:
     """The events of one file, in pieces, and what else is known of it afterwards."""
 
@@ -249,37 +236,22 @@ class EventStream:
         """What the file lost, one clause each."""
         self.truncated = False
         """Whether the list of events does not end."""
-        self.in_turn = False
-        """Whether the last piece ended at the last boundary of a block, where another process expects its end."""
         self._blocks = unpacked_blocks(path, "trace", self.damage.append)
 
-    def pieces(self, shared: Callable[[int], Elsewhere[T] | None] | None = None) -> Iterator[Chunk | Elsewhere[T]]:
+    def pieces(self) -> Iterator[Chunk]:
         """Yield the events, piece by piece.
-
-        Args:
-            shared: asked for every piece by its number; returns what another process made of it, which is yielded in
-                its place, or None if it is to be read here. Not asked any more once a piece did not end as expected.
 
         Raises:
             InputError: the file cannot be read, is no trace, or has an event over the limit.
         """
         data, begin, bare = self._opened()
-        for number in count():
+        while True:
             block = next(self._blocks, None)
-            cut = _last_boundary(block) if shared and block is not None else None
-            other = shared(number) if shared and cut else None
-            piece: Chunk | Elsewhere[T] | None = other
             if block is None:
                 piece, data, ended = self._final(data, begin)
-            elif other is not None and cut is not None:
-                data, ended = block[cut[1] :], False
-                self.lost += other.lost
             else:
                 piece, data, ended = self._whole_events(data[begin:] + block)
             begin = 0
-            self.in_turn = block is not None and cut is not None and not ended and len(data) == len(block) - cut[1]
-            if not self.in_turn:
-                shared = None
             if self.lost > MOST_LOST:
                 raise InputError(
                     "file-damaged", f"{self.path} is malformed in more than {MOST_LOST:,} places: record it again"

@@ -284,27 +284,6 @@ class Tables:
         for row, said in zip(rows, Arguments(CommunicationArguments).of([events[row] for row in rows]), strict=True):
             self.kernel_calls[before + row] = said
 
-    def append(self, other: "Tables") -> None:
-        """Add all rows of tables that were made of the next chunk of events alone; these forget them.
-
-        Names, threads and inputs get the numbers that `add` would have given them.
-        """
-        before = self._columns[WORK].rows
-        numbers = {"thread": self.threads.of(other.threads), "inputs": self.inputs.of(other.inputs)}
-        for table, columns in other._columns.items():
-            numbers["name"] = self.names[table].of(other.names[table])
-            if columns.rows:
-                part = columns.joined(**_COLUMNS[table])
-                part |= {name: numbers[name][part[name]] for name in numbers.keys() & part.keys()}
-                self._columns[table].add(part)
-        self.events += other.events
-        self.timeless += other.timeless
-        self.damaged += other.damaged
-        self.host_calls += other.host_calls
-        self.kernel_calls |= {before + row: said for row, said in other.kernel_calls.items()}
-        self.counted += other.counted
-        self.unknown.append(other.unknown)
-
     def columns(self, table: str, base_ns: int) -> dict[str, npt.NDArray[Any]]:
         """Return the columns of a table with times of the clock, `name` and `thread` as numbers; forget them."""
         columns = self._columns[table].joined(**_COLUMNS[table])

@@ -56,18 +56,6 @@ class Unknown:
         self.nameless += len(events)
         self.of_a_task = self.of_a_task or any(_TASK.search(event.args) for event in events[:_LOOKED_AT])
 
-    def append(self, other: "Unknown") -> None:
-        """Count what was counted of the next chunk of events; `other` must not be crowded."""
-        for category, count in other.counts.items():
-            self._count(category, count, category in self._devices or category in other._devices)
-        self.nameless += other.nameless
-        self.of_a_task = self.of_a_task or other.of_a_task
-
-    @property
-    def crowded(self) -> bool:
-        """Whether there are so many categories that some were counted as one."""
-        return _OTHERS in self.counts
-
     def _count(self, category: str, count: int, of_device: bool) -> None:
         if category not in self.counts and len(self.counts) >= _MOST_NAMED:
             category = _OTHERS
