@@ -36,11 +36,11 @@ def test_collectives_of_two_ranks_are_measured_checked_printed_and_reported(cli:
     assert again.stderr.count("already done") == 2, "a call with the same folder continues it"
     found: dict[str, Any] = json.loads(again.stdout)
     assert len(found["rows"]) == 10 + 2 * 10 and all(row["wrong"] == 0 for row in found["rows"])
-    assert {row["collective"] for row in found["fits"]} == {"all_reduce", "reduce_scatter"}
+    assert [(row["dtype"], row["ranks"]) for row in found["fits"]] == [("fp32", "2")], "of the all-reduce"
     report = subprocess.run(
         cli.argv("report", str(cli.out)), cwd=ROOT, capture_output=True, text=True, timeout=120, check=False
     )
     assert report.returncode == 0, report.stderr
     page = (cli.out / "report" / "report.html").read_text(encoding="utf-8")
-    assert "This run measured collectives alone (2 of 2 trials)" in page and "Collectives: time by message size" in page
+    assert "This run measured collectives alone (2 of 2 trials)" in page and "All-reduce: time by message size" in page
     assert (cli.out / "report" / "collectives.csv").exists() and not cli.processes()

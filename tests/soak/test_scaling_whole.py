@@ -45,7 +45,7 @@ def torchrun(ranks: int, *words: str) -> list[str]:
     return [sys.executable, *launcher, *words]
 
 
-def test_strong_scaling_has_an_efficiency_with_an_interval_and_is_projected(cli: Cli) -> None:
+def test_strong_scaling_has_an_efficiency_with_an_interval(cli: Cli) -> None:
     options = [*TINY[:-1], "1", "2", *WINDOW, "--batch-sizes", "4", "--scaling", "strong", "--rounds", "2"]
     run(cli.argv("throughput", "pretrain", *options, "--out", str(cli.out)))
     trials = load_run(RunDirectory(cli.out))
@@ -54,17 +54,18 @@ def test_strong_scaling_has_an_efficiency_with_an_interval_and_is_projected(cli:
     assert (row["scaling"], row["global_batch_size"], row["rounds"], row["nodes"]) == ("strong", 4, 2, 1)
     assert row["efficiency_low"] < row["efficiency"] < row["efficiency_high"]
     assert all(rank["backward"]["passes"] >= 1 for trial in trials for rank in trial.ranks.values())
+
+
+def test_weak_scaling_is_projected_with_the_error_on_measured_devices(cli: Cli) -> None:
+    options = [*TINY[:-1], "1", "2", *WINDOW, "--batch-sizes", "2"]
+    run(cli.argv("throughput", "pretrain", *options, "--out", str(cli.out)))
     run(cli.argv("comm", *COMM, "--out", str(cli.out)))
     shown = run(cli.argv("report", str(cli.out), "--project", "4", "--json"))
     rows: list[dict[str, Any]] = json.loads(shown.stdout)["projection"]
-    assert {(row["base_world_size"], row["world_size"], row["micro_batch_size"]) for row in rows} == {
-        (1, 4, 4),
-        (2, 4, 2),
-    }
-    for row in rows:  # a busy machine may be refused, with what to do
-        assert (
-            row["reason"] or row["samples_per_second_low"] < row["samples_per_second"] < row["samples_per_second_high"]
-        )
+    if not rows[0]["reason"]:  # a busy machine's links may be refused
+        assert [(row["base_world_size"], row["world_size"]) for row in rows] == [(2, 1), (2, 2), (2, 4)]
+        assert [row["error"] is None for row in rows] == [False, False, True]
+        assert all(row["samples_per_second"] > 0 for row in rows)
     page = (cli.out / "report" / "report.html").read_text(encoding="utf-8")
     assert "Projection to more devices" in page and "scaling.csv" in {p.name for p in (cli.out / "report").iterdir()}
 

@@ -8,6 +8,7 @@ import pandas as pd
 import pytest
 from support.cli import Cli
 from support.commands import text
+from support.profiles import sample
 from support.refusals import check_refusal, refused
 
 from analysis.diagnose.finding import Finding, plain_rows
@@ -81,9 +82,9 @@ def test_values_of_numpy_and_lists_are_plain() -> None:
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full here")
 def test_an_output_that_takes_nothing_is_one_message(cli: Cli, tmp_path: Path) -> None:
-    (tmp_path / "smi.csv").write_text("timestamp, index, power.draw [W]\n2024/01/31 12:00:00.000, 0, 74.01 W\n")
+    log = sample("nccl-tests", tmp_path / "all_reduce.log")
     with open("/dev/full", "w") as full:  # noqa: PTH123
-        argv = cli.argv("analyze", str(tmp_path / "smi.csv"))
+        argv = cli.argv("analyze", str(log))
         done = subprocess.run(argv, stdout=full, stderr=subprocess.PIPE, text=True, timeout=60, check=False)
     assert done.returncode == 2 and "Exception ignored" not in done.stderr
     check_refusal(done.stderr, "write-failed", "No space left on device")
