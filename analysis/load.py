@@ -115,6 +115,17 @@ class LoadedTrial:
             return np.array([])
         return np.array([row["step_time_ms"] for row in self.steps if start <= row["step"] < stop])
 
+    def window_work(self) -> np.ndarray:
+        """Samples of all ranks, and step times in ms, of the measured window, [2, steps].
+
+        Where the steps do not show their samples, a step has those of its global batch.
+        """
+        times = self.window_times()
+        if self.row.get("samples_per_step") is None:
+            return np.array([np.full(len(times), float(self.trial.global_batch_size)), times])
+        inside = (row for row in self.steps if self.row["window_start"] <= row["step"] < self.row["window_stop"])
+        return np.array([[float(row["samples"]) for row in inside], times])
+
     def key(self, without: Sequence[str] = ()) -> Key:
         """CONFIGURATION's values as the row has them, those named in `without` left out.
 

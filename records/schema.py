@@ -91,8 +91,8 @@ _SHAPE = (
 
 # What is measured of a trial, in the order of results.csv: the head stands before its round, device and kind.
 _MEASURED_HEAD = (
-    Column("samples_per_second", float, "1/s", "mean samples of a step / median step time, all ranks", "samples/s"),
-    Column("tokens_per_second", float, "1/s", "mean real tokens of a step / median step time, all ranks", "tokens/s"),
+    Column("samples_per_second", float, "1/s", "samples of the window / its duration, all ranks", "samples/s"),
+    Column("tokens_per_second", float, "1/s", "real tokens of the window / its duration, all ranks", "tokens/s"),
     Column("step_time_ms", float, "ms", "median over the window of the slowest rank's step time", "step ms"),
     Column("step_time_ms_low", float, "ms", "lower end of the median's 95 % interval", "step ms, low", "fine"),
     Column("step_time_ms_high", float, "ms", "upper end of the median's 95 % interval", "step ms, high", "fine"),
@@ -104,7 +104,7 @@ _MEASURED_REST = (
         "padded_tokens_per_second",
         float,
         "1/s",
-        "mean tokens of a step with padding / median step time, all ranks",
+        "tokens of the window with padding / its duration, all ranks",
         "padded tokens/s",
     ),
     Column("padding_efficiency", float, "", "real tokens / tokens with padding", "real tokens", "percent"),

@@ -10,8 +10,8 @@ import numpy as np
 from analysis import wording
 from analysis.diagnose.advice import Advice
 from analysis.load import CONFIGURATION, Key, LoadedTrial, circumstances, measurement
-from analysis.metrics.comparison.ratio import Ratio, by_key, typical_time
-from analysis.metrics.comparison.winner import Candidate, choose
+from analysis.metrics.comparison.ratio import Ratio, by_key, measured_rate, typical_time
+from analysis.metrics.comparison.winner import Candidate, choose, typical_rate
 
 Row = Mapping[str, Any]
 
@@ -27,16 +27,20 @@ class Point:
     """Row of the round whose step time is the median one."""
     step_ms: Ratio
     """Typical step time in ms with its interval, over all rounds."""
-    samples_per_second: float
-    """Samples per step / step_ms."""
+    rate: Ratio
+    """Typical samples per second with its interval, over all rounds."""
     rounds: int
     trials: tuple[LoadedTrial, ...]
 
     @property
+    def samples_per_second(self) -> float:
+        """Typical samples per second."""
+        return self.rate.value
+
+    @property
     def rate_interval(self) -> tuple[float, float]:
         """Interval of samples_per_second."""
-        work = self.samples_per_second * self.step_ms.value
-        return work / self.step_ms.high, work / self.step_ms.low
+        return self.rate.low, self.rate.high
 
     @property
     def mfu(self) -> float | None:
@@ -128,8 +132,7 @@ def points(trials: Sequence[LoadedTrial]) -> list[Point]:
         rounds.sort(key=lambda trial: float(trial.row["step_time_ms"]))
         middle = rounds[len(rounds) // 2]
         times = typical_time([trial.window_times() for trial in rounds])
-        work = float(np.median([trial.row["samples_per_second"] * trial.row["step_time_ms"] for trial in rounds]))
-        found.append(Point(middle.row, times, work / times.value, len(rounds), tuple(rounds)))
+        found.append(Point(middle.row, times, measured_rate(rounds), len(rounds), tuple(rounds)))
     return sorted(found, key=lambda point: wording.order(point.row))
 
 
@@ -218,12 +221,11 @@ def _script_sentence(trials: Sequence[LoadedTrial]) -> str:
         why = (row.get("unknown") or {}).get("step_time_ms") if row["status"] == "ok" else None
         return f"{name} was not measured: {why or wording.status(row)}."
     time = typical_time([trial.window_times() for trial in rounds])
-    rates = [f"{wording.number(1000 / time.value)} steps/s"]
+    means = [float(trial.row["step_time_ms_mean"]) for trial in rounds]
+    rates = [f"{wording.number(1000 / float(np.median(means)))} steps/s"]
     for column, what in (("samples_per_second", "samples/s"), ("tokens_per_second", "tokens/s")):
-        counts = [
-            trial.row[column] * trial.row["step_time_ms"] for trial in rounds if trial.row.get(column) is not None
-        ]
-        rates += [f"{wording.number(float(np.median(counts)) / time.value)} {what}"] if counts else []
+        known = [float(trial.row[column]) for trial in rounds if trial.row.get(column) is not None]
+        rates += [f"{wording.number(typical_rate(known))} {what}"] if known else []
     span = "" if time.low == time.high else f" (95 % interval {wording.interval(time.low, time.high)} ms)"
     over = f"{row['steps_measured']} steps after {row['steps_warmup']} of warm-up"
     return (

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from analysis.load import LoadedTrial, circumstances
-from analysis.metrics.comparison.ratio import ratio_interval
+from analysis.metrics.comparison.ratio import rate_ratio
 from analysis.wording import is_single
 
 Row = Mapping[str, Any]
@@ -18,11 +18,11 @@ _SAME = ("task", "implementation", "preset", "precision", "seq_len", "device", "
 
 def measured_efficiency(trials: Sequence[LoadedTrial]) -> list[dict[str, Any]]:
     """Return `efficiency` of a run's trials, with its intervals."""
-    times = {trial.trial.trial_id: trial.window_times() for trial in trials if trial.ok}
-    return efficiency([trial.row for trial in trials], times)
+    work = {trial.trial.trial_id: trial.window_work() for trial in trials if trial.ok}
+    return efficiency([trial.row for trial in trials], work)
 
 
-def efficiency(rows: Sequence[Row], times: Mapping[str, np.ndarray] | None = None) -> list[dict[str, Any]]:
+def efficiency(rows: Sequence[Row], work: Mapping[str, np.ndarray] | None = None) -> list[dict[str, Any]]:
     """Return one row per configuration, kind of scaling and world size, where at least two world sizes were measured.
 
     Weak scaling keeps the batch of a rank (micro_batch_size, grad_accum_steps), strong scaling keeps the global batch.
@@ -38,14 +38,14 @@ def efficiency(rows: Sequence[Row], times: Mapping[str, np.ndarray] | None = Non
     Args:
         rows: result rows; those without samples_per_second, of another status than ok or another kind than
             throughput are left out.
-        times: step times of the window by trial_id; with them efficiency has a 95 % interval, that of
-            ratio.ratio_interval: it draws processes (rounds), then blocks of steps. One round on a side shows the noise
-            within a run only.
+        work: samples and step times of the window by trial_id, each [2, steps]; with them efficiency has a 95 %
+            interval, that of ratio.rate_ratio: it draws processes (rounds), then blocks of steps. One round on a side
+            shows the noise within a run only.
 
     Returns:
         Rows with scaling (weak | strong), implementation, strategy, preset, precision, seq_len, device,
         micro_batch_size, grad_accum_steps, global_batch_size, world_size, nodes, base_world_size, samples_per_second,
-        speedup, ideal_speedup, efficiency, efficiency_low, efficiency_high (None without times, and of the base),
+        speedup, ideal_speedup, efficiency, efficiency_low, efficiency_high (None without work, and of the base),
         rounds (processes on the side that has fewer), basis (per device | same total cores | equal shares of the
         cores | same cores per rank).
     """
@@ -59,7 +59,7 @@ def efficiency(rows: Sequence[Row], times: Mapping[str, np.ndarray] | None = Non
         for group in groups.values():
             for strategy in _strategies(group):
                 members = [row for row in group if row["strategy"] == strategy or _is_single(row, strategy)]
-                result.extend(_curve(members, kind, strategy, times or {}))
+                result.extend(_curve(members, kind, strategy, work or {}))
     return result
 
 
@@ -83,7 +83,7 @@ def _is_single(row: Row, strategy: str) -> bool:
 
 
 def _curve(
-    members: Sequence[Row], kind: str, strategy: str, times: Mapping[str, np.ndarray]
+    members: Sequence[Row], kind: str, strategy: str, work: Mapping[str, np.ndarray]
 ) -> list[dict[str, Any]]:  # fmt: skip
     by_size: dict[tuple[int, int], list[Row]] = defaultdict(list)
     for row in members:
@@ -99,7 +99,7 @@ def _curve(
         row = rounds[0]
         ideal = 1.0 if cpu_shared else place[0] / base[0]
         speedup = _rate(rounds) / _rate(places[base])
-        low, high = _interval(places[base], rounds, times) if place != base else (None, None)
+        low, high = _interval(places[base], rounds, work) if place != base else (None, None)
         curve.append(
             {
                 "scaling": kind,
@@ -125,15 +125,13 @@ def _curve(
 
 
 def _interval(
-    base: Sequence[Row], rounds: Sequence[Row], times: Mapping[str, np.ndarray]
+    base: Sequence[Row], rounds: Sequence[Row], work: Mapping[str, np.ndarray]
 ) -> tuple[float | None, float | None]:
-    """Ends of the interval of the speed-up, relative to it: samples per step are known, step times vary."""
-    many, few = (
-        [times[str(row["trial_id"])] for row in side if row.get("trial_id") in times] for side in (rounds, base)
-    )
-    if not (any(map(len, many)) and any(map(len, few))):
+    """Ends of the interval of the speed-up, relative to it."""
+    few, many = ([work[str(row["trial_id"])] for row in side if row.get("trial_id") in work] for side in (base, rounds))
+    if not (any(one.size for one in few) and any(one.size for one in many)):
         return None, None
-    ratio = ratio_interval(many, few)
+    ratio = rate_ratio(few, many)
     return ratio.low / ratio.value, ratio.high / ratio.value
 
 

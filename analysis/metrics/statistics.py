@@ -12,6 +12,8 @@ Times = Sequence[float] | FloatArray
 CONFIDENCE = 0.95
 """Probability that an interval of the suite holds what it is of."""
 
+# Leading steps this many times the median are warm-up, whatever else varies: compilation, allocation, caches.
+_FAR_ABOVE_MEDIAN = 3.0
 # A step this many robust standard deviations from the settled level does not belong to it.
 _UNSETTLED_DEVIATIONS = 2.0
 # Beyond twice that a step's size says nothing more: one long pause must not decide where warm-up ends.
@@ -27,7 +29,8 @@ _LARGEST_CORRELATION = 0.98
 def warmup_steps(times_ms: Times) -> int:
     """Return how many leading steps are warm-up and have to be left out.
 
-    The rule is MSER (White 1997, "An effective truncation heuristic for bias reduction in simulation output",
+    Leading steps above three times the median of all are left out before anything else is judged. For the steps after
+    them the rule is MSER (White 1997, "An effective truncation heuristic for bias reduction in simulation output",
     Simulation 69(6)): drop the first d steps, with the d that minimizes var(rest) / len(rest), the squared standard
     error of the rest. MSER by itself follows outliers, so step times are clipped around the level of the second half
     (median and robust deviation), and d counts only if most of those d steps lie apart from that level, all on one
@@ -38,8 +41,16 @@ def warmup_steps(times_ms: Times) -> int:
         times_ms: step times in order, any unit.
     """
     times = np.asarray(times_ms, dtype=np.float64)
-    most = len(times) // 2
-    if most == 0:
+    if len(times) == 0:
+        return 0
+    far_above = times > _FAR_ABOVE_MEDIAN * np.median(times)
+    first = int(np.argmin(far_above))
+    return first + _truncation(times[first:], len(times) // 2 - first)
+
+
+def _truncation(times: FloatArray, most: int) -> int:
+    """Return how many of the first `most` steps MSER leaves out."""
+    if most <= 0:
         return 0
     settled = times[most:]
     level = float(np.median(settled))
@@ -104,6 +115,21 @@ def block_medians(times: Times, resamples: int, random: np.random.Generator) -> 
     return np.asarray((array[order[lower]] + array[order[upper]]) / 2, dtype=np.float64)
 
 
+def block_times_per_sample(work: FloatArray, resamples: int, random: np.random.Generator) -> FloatArray:
+    """Return [resamples] times per sample of moving-block bootstrap samples, drawn as those of `block_medians`.
+
+    Args:
+        work: [2, steps]: samples and time of each step.
+        resamples: how many.
+        random: draws the blocks.
+    """
+    length, starts = _block_starts(work.shape[1], resamples, random)
+    sums = np.concatenate((np.zeros((2, 1)), np.cumsum(work, axis=1)), axis=1)
+    samples, times = (sums[:, starts + length] - sums[:, starts]).sum(axis=2)
+    with np.errstate(divide="ignore"):  # blocks without a sample
+        return np.asarray(times / samples, dtype=np.float64)
+
+
 def _block_starts(size: int, resamples: int, random: np.random.Generator) -> tuple[int, npt.NDArray[np.int64]]:
     """Length of a block, and [resamples, blocks] where they begin."""
     length = max(1, round(size ** (1 / 3)))
@@ -123,6 +149,37 @@ def median_interval(times: Times, resamples: int = 1000, seed: int = 0) -> tuple
     low, high = np.percentile(medians, tails())
     lowest, highest = order_interval(times)
     return (min(float(low), lowest), max(float(high), highest))
+
+
+def time_per_sample(work: FloatArray) -> float:
+    """Return total time / total samples, of [2, steps]: samples and time of each step."""
+    samples, time = work.sum(axis=1)
+    return float(time / samples)
+
+
+def time_per_sample_interval(work: FloatArray, resamples: int = 1000, seed: int = 0) -> tuple[float, float]:
+    """Return the 95 % interval (low, high) of `time_per_sample`.
+
+    It holds the percentiles of `block_times_per_sample`, which alone are too narrow for few steps, and Student's t
+    interval of the logarithm: the variance of a ratio of sums is that of the residuals time - ratio x samples (Cochran
+    1977, "Sampling techniques", chapter 6), over as many steps as are independent. Of one step it is (nan, nan).
+
+    Args:
+        work: [2, steps]: samples and time of each step.
+        resamples: of the bootstrap.
+        seed: of the bootstrap.
+    """
+    size = work.shape[1]
+    if size < 2:
+        return (float("nan"), float("nan"))
+    low, high = np.percentile(block_times_per_sample(work, resamples, np.random.default_rng(seed)), tails())
+    ratio = time_per_sample(work)
+    residuals = work[1] - ratio * work[0]
+    correlation = _neighbour_correlation(residuals)
+    independent = max(size * (1 - correlation) / (1 + correlation), 2.0)
+    deviation = float(residuals.std(ddof=1)) / float(work[1].mean())
+    margin = student_quantile(CONFIDENCE, independent - 1) * deviation / np.sqrt(independent)
+    return (min(float(low), ratio * float(np.exp(-margin))), max(float(high), ratio * float(np.exp(margin))))
 
 
 def tails() -> tuple[float, float]:
@@ -175,22 +232,25 @@ def steps_per_independent_one(times: Times) -> float:
 
         1 + 2 sum over k of 2 / pi asin(r^k).
 
-    r is that of the values clipped at 3 robust standard deviations, with the bias that its mean has in short series,
-    (1 + 3 r) / n (Marriott and Pope 1954, "Bias in the estimation of autocorrelations", Biometrika 41), put back.
-    Below 0 it counts as 0: values that take turns would narrow the interval.
     """
-    array = np.asarray(times, dtype=np.float64)
+    powers = _neighbour_correlation(times) ** np.arange(1, len(times))
+    return 1.0 + 4.0 / np.pi * float(np.arcsin(powers).sum())
+
+
+def _neighbour_correlation(values: Times) -> float:
+    """Return the lag-1 correlation, at least 0: values that take turns would narrow an interval.
+
+    It is that of the values clipped at 3 robust standard deviations, with the bias that its mean has in short series,
+    (1 + 3 r) / n (Marriott and Pope 1954, "Bias in the estimation of autocorrelations", Biometrika 41), put back.
+    """
+    array = np.asarray(values, dtype=np.float64)
     deviation = robust_deviation(array)
     if len(array) < 3 or deviation == 0.0:
-        return 1.0
+        return 0.0
     scores = np.clip((array - np.median(array)) / deviation, -_CORRELATION_CLIP, _CORRELATION_CLIP)
     scores -= scores.mean()
     found = float(scores[1:] @ scores[:-1]) / float(scores @ scores)
-    neighbours = min(found + (1.0 + 3.0 * max(found, 0.0)) / len(array), _LARGEST_CORRELATION)
-    if neighbours <= 0.0:
-        return 1.0
-    powers = neighbours ** np.arange(1, len(array))
-    return 1.0 + 4.0 / np.pi * float(np.arcsin(powers).sum())
+    return max(0.0, min(found + (1.0 + 3.0 * max(found, 0.0)) / len(array), _LARGEST_CORRELATION))
 
 
 def student_quantile(confidence: float, degrees: float) -> float:

@@ -1,8 +1,8 @@
 """What one trial's records say: throughput, step time, utilization, memory, energy and cost. Needs numpy only.
 
-Throughput is counts per step / median step time: the mean number of samples (or tokens, FLOPs) of a step inside the
-window, over all ranks, divided by the median over the window of the slowest rank's step time. A pause of the machine
-moves the mean of the times but not their median; docs/explanation/measurement.md derives every number.
+Throughput is sum over sum: the samples (or tokens, FLOPs) of all steps inside the window, over all ranks, divided by
+the sum of their times, each that of the slowest rank. Step time is the median. docs/explanation/measurement.md derives
+every number.
 """
 
 import dataclasses
@@ -60,8 +60,9 @@ def summarize(
 
     Returns:
         MEASURED_COLUMNS, and unknown ({column: why it is None}), window_start, window_stop, warmup_source (given |
-        detected), samples_per_step, median_half_width (relative), peak_memory_kind, parameters, energy_devices (those
-        that train), host_energy_joules (of GPU trials, where RAPL was read), measured_peak ({dtype, shape, drift}),
+        detected), samples_per_step, samples_per_second_low, samples_per_second_high (95 % interval), median_half_width
+        (relative), peak_memory_kind, parameters, energy_devices (those that train), host_energy_joules (of GPU trials,
+        where RAPL was read), measured_peak ({dtype, shape, drift}),
         levers_on (optimizations that were on, None if not recorded), levers_left_out ({name: why it has no effect}),
         attention (operator, shape, times_ms and left_out of attention without padding on a GPU, else None),
         per_rank (see ranks.per_rank), cautions ([{code, message, remedy}]).
@@ -215,31 +216,37 @@ def _times(window: Window, unknown: dict[str, str]) -> dict[str, Any]:
 
 
 def _rates(window: Window, unknown: dict[str, str]) -> dict[str, Any]:
-    seconds = float(np.median([row["step_time_ms"] for row in window.rows])) / 1000
+    times = np.array([row["step_time_ms"] for row in window.rows])
+    seconds = float(times.sum()) / 1000
     columns = {
         "samples_per_second": "samples",
         "tokens_per_second": "real_tokens",
         "padded_tokens_per_second": "padded_tokens",
         "model_flops_per_second": "model_flops",
     }
-    means = {source: _mean_count(window.rows, source) for source in columns.values()}
+    totals = {source: _total(window.rows, source) for source in columns.values()}
     rates: dict[str, Any] = {}
     for name, source in columns.items():
-        mean = means[source]
-        rates[name] = None if mean is None else mean / seconds
-        if mean is None:
+        total = totals[source]
+        rates[name] = None if total is None else total / seconds
+        if total is None:
             unknown[name] = f"the step records have no {source}"
-    real, padded = means["real_tokens"], means["padded_tokens"]
+    real, padded, samples = totals["real_tokens"], totals["padded_tokens"], totals["samples"]
     rates["padding_efficiency"] = real / padded if real is not None and padded else None
-    rates["samples_per_step"] = means["samples"]
+    rates["samples_per_step"] = None if samples is None else samples / len(times)
+    rates |= {"samples_per_second_low": None, "samples_per_second_high": None}
+    if samples is not None and len(times) > 1:
+        work = np.array([[row["samples"] for row in window.rows], times])
+        low, high = statistics.time_per_sample_interval(work)
+        rates |= {"samples_per_second_low": 1000 / high, "samples_per_second_high": 1000 / low}
     return rates
 
 
-def _mean_count(rows: Sequence[Row], name: str) -> float | None:
+def _total(rows: Sequence[Row], name: str) -> float | None:
     values = [row.get(name) for row in rows]
     if any(value is None or not math.isfinite(value) for value in values) or not any(values):
         return None
-    return float(np.mean([value for value in values if value is not None]))
+    return float(sum(value for value in values if value is not None))
 
 
 def _memory(ranks: Mapping[int, Mapping[str, Any]], unknown: dict[str, str]) -> dict[str, Any]:
@@ -323,10 +330,10 @@ def _energy(
         unknown["energy_joules"] = unknown["joules_per_sample"] = "the step records have no wall-clock times"
         return {}
     used = energy(telemetry, begin, end, trial.device, environment.get("telemetry_unavailable"))
-    samples = _mean_count(window.rows, "samples")
+    samples = _total(window.rows, "samples")
     host = {} if used.host_joules is None else {"host_energy_joules": used.host_joules}
     if used.joules is None:
         unknown["energy_joules"] = unknown["joules_per_sample"] = used.reason or "not measured"
         return host
-    per_sample = used.joules / (samples * len(window.rows)) if samples else None
+    per_sample = used.joules / samples if samples else None
     return {"energy_joules": used.joules, "joules_per_sample": per_sample, "energy_devices": list(used.devices), **host}

@@ -70,7 +70,7 @@ GLOSSARY: tuple[tuple[str, str], ...] = (
         "Moving-block bootstrap interval of the median step time (Künsch 1989). With several rounds processes are "
         "resampled first, then blocks of steps. With one round it covers only the noise within that process.",
     ),
-    ("samples/s", "Sequences per second over all devices: mean sequences of a step, divided by the median step time."),
+    ("samples/s", "Sequences per second over all devices: those of all measured steps / the time of these steps."),
     ("tokens/s", "Real tokens per second (attention mask 1), over all devices. Padding is not counted."),
     ("padding efficiency", "Real tokens / all positions, padding included."),
     (

@@ -195,7 +195,7 @@ def _answer(attempts: Sequence[LoadedTrial], told: _Told) -> Answer:
         # One that did not end well has no rate.
         which = "the last attempt" if timed[-1] is told.attempts[-1] else f"attempt {timed[-1]['attempt']}"
         rate = wording.number(timed[-1]["samples_per_second"])
-        cards.append(Card("samples per second", rate, f"at the median step time of {which}"))
+        cards.append(Card("samples per second", rate, f"after the warm-up of {which}"))
     count = len(attempts)
     again = len(told.resumes) or "none"
     sentences = [f"It took {count} attempts, {again} of which resumed from a checkpoint."] if count > 1 else []

@@ -288,7 +288,7 @@ def _facts(run: TrainRun, result: Mapping[str, Any], found: Mapping[str, Any]) -
         ),
         ("samples", f"{found['samples_seen']:,}, {found['samples']:,} in this call"),
         ("time", duration(float(result.get("wall_seconds") or 0.0))),
-        ("samples/s", "not measured" if rate is None else f"{rate:,.1f} at the median step time"),
+        ("samples/s", "not measured" if rate is None else f"{rate:,.1f} after warm-up"),
     ]
     if found["loss"] is not None:
         parts = parts_text(found["loss_parts"])

@@ -173,13 +173,8 @@ def _measured(
 
 
 def _rate_interval(result: Mapping[str, Any]) -> tuple[float, float] | None:
-    """Return the interval of samples/s from that of the step time."""
-    names = ("samples_per_second", "step_time_ms", "step_time_ms_high", "step_time_ms_low")
-    values = [float(result[name]) for name in names if result.get(name) is not None]
-    if len(values) < len(names):
-        return None
-    rate, time, high, low = values
-    return rate * time / high, rate * time / low
+    low, high = result.get("samples_per_second_low"), result.get("samples_per_second_high")
+    return None if low is None or high is None else (float(low), float(high))
 
 
 def commands(trial: Trial) -> dict[str, list[str]]:

@@ -145,7 +145,8 @@ def _rows(rounds: Rounds, links: Sequence[Link], sizes: Sequence[int]) -> list[d
         return [{**about, "world_size": size, "global_batch_size": batch * size} for size in sizes]
     backward = _backward(base)
     work_ms = _median(base, "step_time_ms") - _median(base, "communication_ms")
-    samples = _median(base, "samples_per_step") / base_size
+    # Of a device in a median step at the measured rate, which is that of all steps together.
+    samples = _median(base, "samples_per_second") * _median(base, "step_time_ms") / 1e3 / base_size
     rows = []
     for size in sorted({*rounds, *sizes}):
         reduce_ms = np.array([link.time_us(count, size) / 1e3 for count in backward.bucket_bytes])

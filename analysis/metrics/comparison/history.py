@@ -10,10 +10,10 @@ from typing import Any
 
 from analysis.load import CIRCUMSTANCES, CONFIGURATION, Key, LoadedTrial, load_run, measurement, script_contents
 from analysis.metrics.comparison.ratio import (
+    measured_rate,
     ratio_interval,
     run_spread,
     samples_seen,
-    typical_samples,
     typical_time,
 )
 from analysis.metrics.comparison.regression import THRESHOLD, describe_key, judged, status_verdict
@@ -40,10 +40,10 @@ class Point:
     """Of the code that ran, "+" behind one with changes; empty where it was not recorded."""
     rounds: int
     samples_per_second: float | None
-    """Of all ranks together: samples of a step / step_time_ms; None where no round ended well, as everything below, and
-    for a script that shows no samples."""
+    """Of all ranks together; None where no round ended well, as everything below, and for a script that shows no
+    samples."""
     samples_per_second_low: float | None
-    """Lower end of its 95 % interval (ratio.typical_time)."""
+    """Lower end of its 95 % interval (ratio.measured_rate)."""
     samples_per_second_high: float | None
     step_time_ms: float | None
     """Median over the rounds of their medians."""
@@ -234,9 +234,9 @@ def _point(group: _Group, before: _Group | None, first_ms: float | None, thresho
         time = typical_time([trial.window_times() for trial in good])
         point |= {"step_time_ms": time.value, "time_ratio_first": time.value / first_ms if first_ms else None}
         if samples_seen(good):
-            samples = 1000 * typical_samples(good)
-            point |= {"samples_per_second": samples / time.value}
-            point |= {"samples_per_second_low": samples / time.high, "samples_per_second_high": samples / time.low}
+            rate = measured_rate(good)
+            point |= {"samples_per_second": rate.value}
+            point |= {"samples_per_second_low": rate.low, "samples_per_second_high": rate.high}
     if before and good and before.good:
         ratio = ratio_interval([t.window_times() for t in before.good], [t.window_times() for t in good])
         point["time_ratio"] = ratio.value

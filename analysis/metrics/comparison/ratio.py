@@ -1,8 +1,9 @@
 """The ratio of two sides measured in several processes, its interval, and how many processes decide."""
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -12,7 +13,16 @@ from analysis.load import (
     circumstances,
 )
 from analysis.metrics.cautions import disturbance
-from analysis.metrics.statistics import CONFIDENCE, block_medians, median_interval, student_quantile, tails
+from analysis.metrics.statistics import (
+    CONFIDENCE,
+    block_medians,
+    block_times_per_sample,
+    median_interval,
+    student_quantile,
+    tails,
+    time_per_sample,
+    time_per_sample_interval,
+)
 from common.errors import UsageError
 
 # Measuring fewer processes than this per side decides nothing by itself.
@@ -25,12 +35,23 @@ FEW_PROCESSES = 10
 
 @dataclass(frozen=True, slots=True)
 class Ratio:
-    """Ratio of two medians with its 95 % interval."""
+    """Ratio of two sides, or what is typical of one side, with its 95 % interval."""
 
     value: float
-    """Median over b's processes of their median, divided by the same of a."""
     low: float
     high: float
+
+
+class _Level(NamedTuple):
+    """How fast a process was, and the same of drawn blocks of its steps."""
+
+    of: Callable[[np.ndarray], float]
+    of_blocks: Callable[[np.ndarray, int, np.random.Generator], np.ndarray]
+    interval: Callable[[np.ndarray], tuple[float, float]]
+
+
+_STEP_TIME = _Level(lambda times: float(np.median(times)), block_medians, median_interval)
+_TIME_PER_SAMPLE = _Level(time_per_sample, block_times_per_sample, time_per_sample_interval)
 
 
 def ratio_interval(
@@ -58,21 +79,40 @@ def ratio_interval(
     Raises:
         UsageError: a side has no process with a step.
     """
-    a, b = [x for x in a if len(x)], [x for x in b if len(x)]
+    return _ratio(_STEP_TIME, a, b, resamples, seed)
+
+
+def rate_ratio(a: Sequence[np.ndarray], b: Sequence[np.ndarray], resamples: int = 2000, seed: int = 0) -> Ratio:
+    """Return b's samples per second relative to a's, with its 95 % interval, as `ratio_interval` does for step times.
+
+    The rate of a process is its samples / their time, and that of a side the one of its median time per sample.
+
+    Args:
+        a: [2, steps] of each process of the reference side: samples and step times, any unit.
+        b: the same of the other side.
+
+    Raises:
+        UsageError: a side has no process with a step.
+    """
+    return _ratio(_TIME_PER_SAMPLE, b, a, resamples, seed)
+
+
+def _ratio(level: _Level, a: Sequence[np.ndarray], b: Sequence[np.ndarray], resamples: int, seed: int) -> Ratio:
+    a, b = [x for x in a if x.size], [x for x in b if x.size]
     if not a or not b:
         raise UsageError("run-incomplete", "a ratio needs measured steps on both sides")
     random = np.random.default_rng(seed)
-    ratios = drawn_levels(b, resamples, random) / drawn_levels(a, resamples, random)
-    value = _level(b) / _level(a)
-    return _interval(value, ratios, _logs(a), _logs(b))
+    ratios = _drawn(level, b, resamples, random) / _drawn(level, a, resamples, random)
+    value = _typical(level, b) / _typical(level, a)
+    return _interval(value, ratios, _logs(level, a), _logs(level, b))
 
 
-def _level(processes: Sequence[np.ndarray]) -> float:
-    return float(np.median([np.median(times) for times in processes]))
+def _typical(level: _Level, processes: Sequence[np.ndarray]) -> float:
+    return float(np.median([level.of(process) for process in processes]))
 
 
-def _logs(processes: Sequence[np.ndarray]) -> np.ndarray:
-    return np.log([np.median(times) for times in processes])
+def _logs(level: _Level, processes: Sequence[np.ndarray]) -> np.ndarray:
+    return np.log([level.of(process) for process in processes])
 
 
 def _interval(value: float, drawn: np.ndarray, a: np.ndarray | None, b: np.ndarray) -> Ratio:
@@ -103,13 +143,13 @@ def _welch_margin(sides: Sequence[np.ndarray]) -> float:
     return student_quantile(CONFIDENCE, freedom) * float(np.sqrt(variance))
 
 
-def drawn_levels(processes: Sequence[np.ndarray], resamples: int, random: np.random.Generator) -> np.ndarray:
-    """Return [resamples] medians over drawn processes, each the median of drawn blocks of its times."""
-    medians = np.stack([block_medians(times, resamples, random) for times in processes])
+def _drawn(level: _Level, processes: Sequence[np.ndarray], resamples: int, random: np.random.Generator) -> np.ndarray:
+    """Return [resamples] medians over drawn processes, each the level of drawn blocks of its steps."""
+    levels = np.stack([level.of_blocks(process, resamples, random) for process in processes])
     count = len(processes)
     drawn = random.integers(0, count, (count, resamples))
     within = random.integers(0, resamples, (count, resamples))
-    return np.asarray(np.median(medians[drawn, within], axis=0))
+    return np.asarray(np.median(levels[drawn, within], axis=0))
 
 
 def run_spread(*runs: Sequence[LoadedTrial]) -> float | None:
@@ -183,23 +223,27 @@ def typical_time(processes: Sequence[np.ndarray], resamples: int = 2000, seed: i
     What `ratio_interval` does, for one side; of one process it is statistics.median_interval, as in the trials' table,
     and of one step there is no more than its time. Raises UsageError where no process has a step.
     """
-    processes = [times for times in processes if len(times)]
+    return _typical_interval(_STEP_TIME, processes, resamples, seed)
+
+
+def measured_rate(trials: Sequence[LoadedTrial], resamples: int = 2000, seed: int = 0) -> Ratio:
+    """Return the typical samples per second over rounds with its 95 % interval; see `rate_ratio`."""
+    found = _typical_interval(_TIME_PER_SAMPLE, [trial.window_work() for trial in trials], resamples, seed)
+    return Ratio(1000 / found.value, 1000 / found.high, 1000 / found.low)
+
+
+def _typical_interval(level: _Level, processes: Sequence[np.ndarray], resamples: int, seed: int) -> Ratio:
+    processes = [process for process in processes if process.size]
     if not processes:
         raise UsageError("run-incomplete", "a typical time needs a measured step")
     if len(processes) == 1:
-        low, high = median_interval(processes[0])
-        value = _level(processes)
+        low, high = level.interval(processes[0])
+        value = _typical(level, processes)
         return Ratio(value, low, high) if np.isfinite(low) else Ratio(value, value, value)
-    drawn = drawn_levels(processes, resamples, np.random.default_rng(seed))
-    return _interval(_level(processes), drawn, None, _logs(processes))
+    drawn = _drawn(level, processes, resamples, np.random.default_rng(seed))
+    return _interval(_typical(level, processes), drawn, None, _logs(level, processes))
 
 
 def samples_seen(trials: Sequence[LoadedTrial]) -> bool:
     """Whether the samples of a step are known: those of a script are where its DataLoader shows them."""
     return all(trial.trial.kind != "measure" or trial.row.get("samples_per_step") for trial in trials)
-
-
-def typical_samples(trials: Sequence[LoadedTrial]) -> float:
-    """Return the samples of a step of all ranks together: the median over the rounds."""
-    counts = [trial.row.get("samples_per_step") or trial.trial.global_batch_size for trial in trials]
-    return float(np.median(counts))

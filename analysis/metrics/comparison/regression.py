@@ -22,10 +22,10 @@ from analysis.load import (
 from analysis.metrics.comparison.ratio import (
     Ratio,
     disturbed_side,
+    rate_ratio,
     ratio_interval,
     run_spread,
     samples_seen,
-    typical_samples,
     undecidable,
 )
 from common.errors import UsageError
@@ -163,7 +163,7 @@ def _compare_row(
     row |= {"time_ratio": ratio.value, "time_ratio_low": ratio.low, "time_ratio_high": ratio.high}
     row["time_saved"] = 1 - ratio.value
     if samples_seen(before) == samples_seen(after):  # where neither side's are known, steps are compared
-        row["throughput_ratio"] = typical_samples(after) / typical_samples(before) / ratio.value
+        row["throughput_ratio"] = rate_ratio([t.window_work() for t in before], [t.window_work() for t in after]).value
     if reason := disturbed_side(before, after):
         return {**row, "verdict": "cannot decide", "reason": reason}
     return {**row, **judged(ratio, len(before), len(after), threshold, spread)}

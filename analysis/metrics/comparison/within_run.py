@@ -18,17 +18,16 @@ from analysis.metrics.comparison.ratio import (
     by_key,
     decision,
     disturbed_side,
-    ratio_interval,
+    rate_ratio,
     run_spread,
-    typical_samples,
 )
 
 
 def ratios_of(trials: Sequence[LoadedTrial], reference: str = "hf") -> list[dict[str, Any]]:
     """Return one row per configuration and implementation other than `reference` that has the reference beside it.
 
-    Two different numbers, both named: throughput_ratio = new / old samples per second, time_saved = 1 - new / old step
-    time. Columns: CONFIGURATION, CIRCUMSTANCES, reference, throughput_ratio, throughput_ratio_low,
+    Two different numbers, both named: throughput_ratio = new / old samples per second, time_saved = 1 - new / old time
+    per sample. Columns: CONFIGURATION, CIRCUMSTANCES, reference, throughput_ratio, throughput_ratio_low,
     throughput_ratio_high, time_saved, rounds, reference_rounds, decided (yes: they differ | no: they are within
     ratio.EQUIVALENT of each other | cannot decide), reason.
     Where one side failed the ratio is None and the reason says so.
@@ -70,13 +69,11 @@ def _ratio_row(
         if not side:
             status = next(member.row["status"] for member in members if member.row["implementation"] == label)
             return {**empty, "decided": "cannot decide", "reason": f"{label} has no measurement: {status}"}
-    time = ratio_interval([x.window_times() for x in mine], [x.window_times() for x in other])
-    work = typical_samples(mine) / typical_samples(other)
-    ratio, low, high = time.value * work, time.low * work, time.high * work
-    row = {"throughput_ratio": ratio, "throughput_ratio_low": low, "throughput_ratio_high": high}
+    ratio = rate_ratio([x.window_work() for x in other], [x.window_work() for x in mine])
+    row = {"throughput_ratio": ratio.value, "throughput_ratio_low": ratio.low, "throughput_ratio_high": ratio.high}
     # Per sample, so that it stays true where the sides' steps differ in size.
-    row["time_saved"] = 1 - 1 / ratio
-    decided, reason = _decision(mine, other, Ratio(ratio, low, high), spread)
+    row["time_saved"] = 1 - 1 / ratio.value
+    decided, reason = _decision(mine, other, ratio, spread)
     return {**row, "decided": decided, "reason": reason}
 
 
@@ -169,9 +166,6 @@ def _median(group: Sequence[LoadedTrial], name: str) -> float | None:
 
 def _throughput_ratio(group: Sequence[LoadedTrial], other: Sequence[LoadedTrial]) -> Ratio | None:
     """Samples/s of a group / those of the other, with its interval; None where one has none."""
-    mine, theirs = _median(group, "samples_per_step"), _median(other, "samples_per_step")
-    if mine is None or not theirs:
+    if any(_median(side, "samples_per_step") is None for side in (group, other)):
         return None
-    time = ratio_interval([trial.window_times() for trial in group], [trial.window_times() for trial in other])
-    work = mine / theirs
-    return Ratio(time.value * work, time.low * work, time.high * work)
+    return rate_ratio([trial.window_work() for trial in other], [trial.window_work() for trial in group])

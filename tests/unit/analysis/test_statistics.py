@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from analysis.metrics.statistics import (
     block_medians,
+    block_times_per_sample,
     describe,
     median_interval,
     order_interval,
@@ -15,6 +16,8 @@ from analysis.metrics.statistics import (
     relative_half_width,
     robust_deviation,
     steps_per_independent_one,
+    time_per_sample,
+    time_per_sample_interval,
     warmup_steps,
 )
 
@@ -24,6 +27,13 @@ TIMES = st.lists(st.floats(0.01, 1e5, allow_nan=False), max_size=200)
 def test_a_slow_first_step_is_warmup_even_when_the_rest_is_constant() -> None:
     assert warmup_steps([50.0, *[5.0] * 20]) == 1
     assert warmup_steps([50.0, 10.0, 10.0]) == 1
+
+
+def test_a_first_step_of_fifty_times_the_median_is_warmup_beside_other_outliers() -> None:
+    rest = [80, 81, 79, 120, 80, 78, 60, 82, 79, 81, 80, 121, 79, 80, 59, 81, 80, 82, 78, 80]
+    assert warmup_steps([4000, *rest]) == 1
+    assert warmup_steps([4000, 245, *rest]) == 2, "245 is above three times 80"
+    assert warmup_steps([80, 4000, *rest]) == 0, "only leading steps"
 
 
 def test_a_constant_series_has_no_warmup() -> None:
@@ -116,6 +126,35 @@ def test_block_medians_are_medians_of_blocks_drawn_from_the_data() -> None:
     starts = np.random.default_rng(0).integers(0, 7, (500, 4))
     by_hand = [np.median(np.concatenate([times[s : s + 2] for s in row])) for row in starts]
     np.testing.assert_allclose(medians, by_hand)
+
+
+def test_blocks_of_work_are_sums_over_sums_of_blocks_drawn_from_the_data() -> None:
+    work = np.array([[1.0, 2, 3, 4, 5, 6, 7, 8], [8.0, 7, 6, 5, 4, 3, 2, 1]])
+    found = block_times_per_sample(work, 500, np.random.default_rng(0))
+    starts = np.random.default_rng(0).integers(0, 7, (500, 4))
+    drawn = [np.concatenate([work[:, s : s + 2] for s in row], axis=1).sum(axis=1) for row in starts]
+    np.testing.assert_allclose(found, [time / samples for samples, time in drawn])
+
+
+def test_time_per_sample_by_hand_and_how_well_it_is_known() -> None:
+    work = np.array([[2.0, 2.0, 2.0, 34.0], [100.0, 100.0, 100.0, 700.0]])
+    assert time_per_sample(work) == 25
+    proportional = np.array([[2.0, 6.0, 4.0, 3.0], [20.0, 60.0, 40.0, 30.0]])
+    assert time_per_sample_interval(proportional) == pytest.approx((10, 10)), "unequal batches are no noise"
+    assert all(math.isnan(value) for value in time_per_sample_interval(work[:, :1]))
+
+
+@pytest.mark.parametrize("size", [4, 10, 60])
+def test_the_interval_of_time_per_sample_covers_the_truth_about_as_often_as_it_says(size: int) -> None:
+    random = np.random.default_rng(11)
+    hits = 0
+    for _ in range(300):
+        samples = random.integers(1, 9, size).astype(float)
+        low, high = time_per_sample_interval(
+            np.array([samples, 5 * samples + random.normal(0, 2, size)]), resamples=200
+        )
+        hits += low <= 5 <= high
+    assert 0.92 <= hits / 300 <= 1
 
 
 def test_200_steps_take_a_few_milliseconds() -> None:

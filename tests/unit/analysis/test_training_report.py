@@ -103,10 +103,10 @@ def test_a_rate_names_the_attempt_that_it_is_of(attempt: TrialDirectory) -> None
     steps_at(attempt, [0.0, 1.0, 2.0])
     write_record(attempt.result_json, {"trial_id": attempt.path.name, "status": "ok", "reason": ""})
     (rate,) = [card for card in part(attempt).answer.cards if card.label == "samples per second"]
-    assert rate.note == "at the median step time of the last attempt"
+    assert rate.note == "after the warm-up of the last attempt"
     second_attempt(attempt)  # it was interrupted, and has no rate
     (rate,) = [card for card in part(attempt).answer.cards if card.label == "samples per second"]
-    assert rate.note == "at the median step time of attempt 1"
+    assert rate.note == "after the warm-up of attempt 1"
 
 
 def test_attempts_that_did_not_resume_are_not_counted_as_resumed(attempt: TrialDirectory) -> None:
