@@ -44,6 +44,12 @@ def name_of(command: Sequence[str]) -> str:
     return program
 
 
+def script_folder(command: Sequence[str]) -> str | None:
+    """Return the name of the folder of a command's first Python script; None for a command without one."""
+    scripts = [word for word in command if word.endswith(".py")]
+    return Path(scripts[0]).resolve().parent.name if scripts else None
+
+
 def script_sha256(command: Sequence[str]) -> str | None:
     """Return the SHA-256 of the scripts of a command: its Python files, or that of the module after -m.
 
@@ -158,7 +164,8 @@ def measure_script(
     directory = run.trial(trial.trial_id)
     begun(directory)
     try:
-        environment = {**capture(devices), "script_sha256": script_sha256(options.program)}
+        about = {"script_sha256": script_sha256(options.program), "script_folder": script_folder(options.program)}
+        environment = {**capture(devices), **about}
         result = run_trial(trial, directory, devices, environment, options)
     finally:
         write_results(run)

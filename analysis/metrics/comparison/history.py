@@ -11,12 +11,11 @@ from typing import Any
 from analysis.load import CIRCUMSTANCES, CONFIGURATION, Key, LoadedTrial, load_run, measurement, script_contents
 from analysis.metrics.comparison.ratio import (
     measured_rate,
-    ratio_interval,
     run_spread,
     samples_seen,
     typical_time,
 )
-from analysis.metrics.comparison.regression import THRESHOLD, describe_key, judged, status_verdict
+from analysis.metrics.comparison.regression import THRESHOLD, change_of, describe_key, judged, status_verdict
 from common.errors import InputError, UsageError
 from records.run import RunDirectory
 
@@ -48,9 +47,9 @@ class Point:
     step_time_ms: float | None
     """Median over the rounds of their medians."""
     time_ratio: float | None
-    """Step time / that of the last point before that has one; above 1 is slower. None of the first such."""
+    """Change since the last point before that has a step time (regression.change_of); above 1 is slower."""
     time_ratio_first: float | None
-    """Step time / that of the first point that has one: many small losses add up here. None of the first such."""
+    """Change since the first point that has a step time: many small losses add up here."""
     verdict: str | None
     """Against the last point before that has a step time (regression.judged); None of the first point."""
     reason: str
@@ -116,8 +115,8 @@ def history_of(runs: Sequence[RunDirectory], threshold: float = THRESHOLD) -> Hi
 
     A series are the rounds whose configuration and circumstances agree (load.measurement) on machines that agree
     (device, CPU, cores, GPUs); libraries, driver and commit may differ, and are reported where they do. A measured
-    script is known by its name: its command and its content may differ too, unless a run has several commands of that
-    name. Trials under a profiler, of the input alone and those that were interrupted are left out.
+    script is known by its name and the name of its folder: its command and its content may differ too, unless a run has
+    several commands of that name. Trials under a profiler, of the input alone and interrupted ones are left out.
 
     Raises:
         InputError: no run holds a measurement.
@@ -163,7 +162,9 @@ def _groups(run: RunDirectory, problems: list[str]) -> list[tuple[Key, _Group]]:
         commands[trial.key()].add(trial.trial.command)
     for trial in compared:
         known = trial if trial.environment.get("device_name") else replace(trial, environment=somewhere)
-        row = trial.row if len(commands[trial.key()]) > 1 else {**trial.row, "command": ()}
+        row = trial.row
+        if len(commands[trial.key()]) == 1:
+            row = {**row, "command": (known.environment.get("script_folder"),)}
         groups[(*measurement(row), *_machine_of(known.environment).values())].append(known)
     began = {key: _began_ns(trials) for key, trials in groups.items()}
     # What failed before its first step is dated by the other measurements of its run.
@@ -216,9 +217,9 @@ def _once(groups: Sequence[_Group], notes: list[str]) -> list[_Group]:
 def _series(groups: Sequence[_Group], threshold: float) -> Series:
     points: list[Point] = []
     before: _Group | None = None
+    first = next((group for group in groups if group.good), None)
     for group in groups:
-        first = next((point.step_time_ms for point in points if point.step_time_ms is not None), None)
-        points.append(_point(group, before, first, threshold))
+        points.append(_point(group, before, None if group is first else first, threshold))
         # What failed is no measure for what comes after it.
         before = group if group.good or before is None or not before.good else before
     last = groups[-1].trials[0]
@@ -226,23 +227,25 @@ def _series(groups: Sequence[_Group], threshold: float) -> Series:
     return Series({**row, "machine": _named(_machine_of(last.environment))}, tuple(points))
 
 
-def _point(group: _Group, before: _Group | None, first_ms: float | None, threshold: float) -> Point:
+def _point(group: _Group, before: _Group | None, first: _Group | None, threshold: float) -> Point:
     good = group.good
     point: dict[str, Any] = dict.fromkeys(_MEASURED)
     verdict, reason = None, "" if good else str(group.trials[0].row.get("reason") or "")
     if good:
         time = typical_time([trial.window_times() for trial in good])
-        point |= {"step_time_ms": time.value, "time_ratio_first": time.value / first_ms if first_ms else None}
+        point["step_time_ms"] = time.value
+        if first is not None:
+            point["time_ratio_first"] = change_of(first.good, good)[0].value
         if samples_seen(good):
             rate = measured_rate(good)
             point |= {"samples_per_second": rate.value}
             point |= {"samples_per_second_low": rate.low, "samples_per_second_high": rate.high}
     if before and good and before.good:
-        ratio = ratio_interval([t.window_times() for t in before.good], [t.window_times() for t in good])
+        ratio, undecided = change_of(before.good, good)
         point["time_ratio"] = ratio.value
         spread = max((one.spread for one in (group, before) if one.spread is not None), default=None)
         found = judged(ratio, len(before.good), len(good), threshold, spread)
-        verdict, reason = found["verdict"], found["reason"]
+        verdict, reason = ("cannot decide", undecided) if undecided else (found["verdict"], found["reason"])
     elif before:
         found = status_verdict(before.trials, group.trials)
         verdict, reason = found["verdict"], ": ".join(filter(None, (found["reason"], reason)))

@@ -35,6 +35,8 @@ from records.run import RunDirectory
 THRESHOLD = 0.02
 # Verdicts of `judged` that leave open whether there is a regression.
 _OPEN = ("cannot decide", "slower")
+# Relative difference of the samples of a step below which step times are compared as they are.
+_SAME_SAMPLES = 0.01
 # How a trial ends that ran into something, which is the same result where it happens again.
 _FAILED = ("oom", "crashed", "timeout")
 
@@ -72,10 +74,10 @@ def compare_runs(a: RunDirectory, b: RunDirectory, threshold: float = THRESHOLD)
     measurement that has no equal in the other run is compared with the only one of its configuration that is left over
     there, and what differs is listed; where several are left over, none is chosen.
 
-    Rows hold CONFIGURATION, kind, data and data_fingerprint (those of b), step_time_ms_a, step_time_ms_b, time_ratio (b
-    / a, above 1 is slower), time_ratio_low, time_ratio_high, throughput_ratio (b / a), time_saved (1 - b / a),
-    rounds_a, rounds_b, verdict and reason (see `judged`), differences (settings that do not agree). A configuration
-    that ran and now ends as oom, crashed or timeout is a regression.
+    Rows hold CONFIGURATION, kind, data and data_fingerprint (those of b), step_time_ms_a, step_time_ms_b, time_ratio
+    (see `change_of`, above 1 is slower), time_ratio_low, time_ratio_high, throughput_ratio (b / a), time_saved (1 -
+    time_ratio), rounds_a, rounds_b, verdict and reason (see `judged`), differences (settings that do not agree). A
+    configuration that ran and now ends as oom, crashed or timeout is a regression.
 
     Raises:
         UsageError: the threshold is not in [0, 1).
@@ -153,20 +155,49 @@ def _compare_row(
     row |= {name: getattr(new[0].trial, name) for name in ("kind", "data", "data_fingerprint")}
     before, after = [t for t in old if t.ok], [t for t in new if t.ok]
     row |= {"rounds_a": len(before), "rounds_b": len(after), "differences": _setting_differences(old, new)}
+    sizes = [_in_words(_samples_per_step(side)) for side in (before, after) if side]
+    if len(set(sizes)) > 1:
+        row["differences"].append(f"samples per step: {sizes[0]} -> {sizes[1]}")
     names = ("step_time_ms_a", "step_time_ms_b", "time_ratio", "time_ratio_low", "time_ratio_high")
     row |= dict.fromkeys((*names, "throughput_ratio", "time_saved"))
     if not before or not after:
         return {**row, **status_verdict(old, new)}
-    ratio = ratio_interval([t.window_times() for t in before], [t.window_times() for t in after])
+    ratio, undecided = change_of(before, after)
     row["step_time_ms_a"] = float(np.median([t.row["step_time_ms"] for t in before]))
     row["step_time_ms_b"] = float(np.median([t.row["step_time_ms"] for t in after]))
     row |= {"time_ratio": ratio.value, "time_ratio_low": ratio.low, "time_ratio_high": ratio.high}
     row["time_saved"] = 1 - ratio.value
     if samples_seen(before) == samples_seen(after):  # where neither side's are known, steps are compared
         row["throughput_ratio"] = rate_ratio([t.window_work() for t in before], [t.window_work() for t in after]).value
-    if reason := disturbed_side(before, after):
+    if reason := undecided or disturbed_side(before, after):
         return {**row, "verdict": "cannot decide", "reason": reason}
     return {**row, **judged(ratio, len(before), len(after), threshold, spread)}
+
+
+def change_of(before: Sequence[LoadedTrial], after: Sequence[LoadedTrial]) -> tuple[Ratio, str]:
+    """Return the ratio, new / old, that two sides are judged by, and why it decides nothing ("" if it does).
+
+    It is that of the step times; where steps hold different numbers of samples that of the times per sample.
+    """
+    times = ratio_interval([t.window_times() for t in before], [t.window_times() for t in after])
+    old, new = _samples_per_step(before), _samples_per_step(after)
+    if old == new or (old and new and abs(new / old - 1) < _SAME_SAMPLES):
+        return times, ""
+    if not old or not new:
+        return times, f"{_in_words(new)} instead of {_in_words(old)} samples a step"
+    rate = rate_ratio([t.window_work() for t in before], [t.window_work() for t in after])
+    return Ratio(1 / rate.value, 1 / rate.high, 1 / rate.low), ""
+
+
+def _samples_per_step(trials: Sequence[LoadedTrial]) -> float | None:
+    """Samples of a step of all ranks, the median over the rounds; None where a script shows none."""
+    if not samples_seen(trials):
+        return None
+    return float(np.median([t.row.get("samples_per_step") or t.trial.global_batch_size for t in trials]))
+
+
+def _in_words(samples: float | None) -> str:
+    return "an unknown number" if samples is None else f"{samples:,.4g}"
 
 
 def judged(ratio: Ratio, before: int, after: int, threshold: float, spread: float | None) -> dict[str, str]:

@@ -7,12 +7,13 @@ from typing import Any
 import numpy as np
 import pytest
 from support.commands import text
-from support.fake_run import ENVIRONMENT, noisy_times, rank_record, step_rows, write_sweep, write_trial
+from support.fake_run import ENVIRONMENT, SECOND, noisy_times, rank_record, step_rows, write_sweep, write_trial
 from support.refusals import refused
 
 from analysis.diagnose.answer import answers, points
 from analysis.diagnose.profiles import _field
 from analysis.load import load_run
+from analysis.metrics.comparison.history import history_of
 from analysis.metrics.comparison.ratio import Ratio, ratio_interval, typical_time
 from analysis.metrics.comparison.regression import compare_runs
 from analysis.metrics.comparison.within_run import ratios_of
@@ -370,3 +371,37 @@ def test_nothing_is_decided_where_only_one_side_was_disturbed(tmp_path: Path) ->
         write_record(trial.env_json, {**ENVIRONMENT, "load_average": [9.0, 9.0, 9.0]})
     assert {row["verdict"] for row in compare_runs(quiet, busy).rows} == {"cannot decide"}
     assert {row["verdict"] for row in compare_runs(busy, busy).rows} == {"no change"}
+
+
+def script_run(folder: Path, samples: int | None, step_ms: float, place: str = "a") -> RunDirectory:
+    """Three rounds of a script on a day of the folder's name; it shows no samples where they are None."""
+    run, day = RunDirectory(folder), int(folder.name, 36) * 86_400 * SECOND
+    for number in range(3):
+        trial = Trial(kind="measure", implementation="train.py", command=("python", "train.py"), round=number)
+        rows = step_rows(noisy_times(step_ms, 30, number, noise=0.001), samples or 1)
+        rows = [{**row, "samples": samples, "start_ns": row["start_ns"] + day} for row in rows]
+        write_trial(run, trial, {0: rows}, environment={**ENVIRONMENT, "script_folder": place})
+    return run
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "verdict", "ratio"),
+    [
+        ((16, 10.0), (64, 22.4), "improvement", 0.56),  # +78 % samples/s in steps that are 2.24 times as long
+        ((16, 10.0), (16, 22.4), "regression", 2.24),
+        ((16, 10.0), (None, 10.0), "cannot decide", 1.0),
+        ((None, 10.0), (None, 22.4), "regression", 2.24),
+    ],
+)
+def test_steps_with_other_numbers_of_samples_are_judged_by_the_time_per_sample(
+    old: tuple[int | None, float], new: tuple[int | None, float], verdict: str, ratio: float, tmp_path: Path
+) -> None:
+    (row,) = compare_runs(script_run(tmp_path / "a", *old), script_run(tmp_path / "b", *new)).rows
+    assert row["verdict"] == verdict and row["time_ratio"] == pytest.approx(ratio, rel=0.01)
+    (series,) = history_of([RunDirectory(tmp_path / name) for name in "ab"]).series
+    assert [point.verdict for point in series.points] == [None, verdict]
+
+
+def test_scripts_of_one_name_in_two_folders_are_two_series(tmp_path: Path) -> None:
+    runs = [script_run(tmp_path / str(number), 16, 10.0, place) for number, place in enumerate("aba")]
+    assert sorted(len(series.points) for series in history_of(runs).series) == [1, 2]
