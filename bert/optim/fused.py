@@ -183,19 +183,13 @@ class FusedLamb(_Fused, Lamb):
                 group["step"] = int(self._count)
         return super().steps
 
-    def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add a group; it counts steps with the others. Raises UsageError, as the class does."""
-        if self.param_groups:
-            _ = self.steps
-        super().add_param_group(param_group)
-
     def state_dict(self) -> dict[str, Any]:
         """Return the state, with the step count as a number."""
         _ = self.steps
         return super().state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Continue from a saved state. Raises InputError, as the class does."""
+        """Continue from a saved state."""
         self._count = None
         super().load_state_dict(state_dict)
 

@@ -6,8 +6,6 @@ from typing import Any
 import torch
 from torch.optim.optimizer import ParamsT
 
-from common.errors import InputError, UsageError
-
 # Offsets in the scratch buffer are multiples of this many elements, so that kernels may load whole vectors.
 _ALIGNMENT = 64
 
@@ -37,9 +35,7 @@ class Lamb(torch.optim.Optimizer):
     Parameters that ranks hold in parts (DTensors cut along dimensions, of one mesh) are updated part by part; their
     norms are those of the whole tensors, one all-reduce for the gradients and one for each scratch of updates.
 
-    Raises:
-        UsageError: a hyperparameter out of its range, or parameters that are not contiguous float32 or float64
-            tensors of one device and one type (half precision: keep float32 parameters and use autocast).
+    Parameters are contiguous float32 or float64 tensors of one device and one type.
     """
 
     def __init__(
@@ -58,44 +54,6 @@ class Lamb(torch.optim.Optimizer):
     def steps(self) -> int:
         """Steps made so far."""
         return int(self.param_groups[0]["step"])
-
-    def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add a group; it counts steps with the others. Raises UsageError, as the class does."""
-        super().add_param_group(param_group)
-        group, first = self.param_groups[-1], self.param_groups[0]
-        group["step"] = first["step"]
-        _check_options(group)
-        if group["max_grad_norm"] != first["max_grad_norm"]:
-            raise UsageError(
-                "option-conflict",
-                f"parameter groups have different max_grad_norm, {group['max_grad_norm']} and "
-                f"{first['max_grad_norm']}: the norm is taken over all groups; give one value",
-            )
-        _check_parameters([parameter for each in self.param_groups for parameter in each["params"]])
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Continue from a saved state, bit by bit; its hyperparameters replace those given.
-
-        Raises:
-            InputError: the state of another optimizer, or of other parameter groups.
-        """
-        needed = {"lr", "betas", "eps", "weight_decay", "max_grad_norm", "step"}
-        saved = state_dict.get("param_groups", [])
-        missing = sorted({name for group in saved for name in needed - group.keys()})
-        if missing:
-            raise InputError(
-                "weights-mismatch",
-                f"the state is not one of LAMB, its parameter groups lack {', '.join(missing)}: load it into the "
-                "optimizer that saved it",
-            )
-        sizes, own = [[len(group["params"]) for group in groups] for groups in (saved, self.param_groups)]
-        if sizes != own:
-            raise InputError(
-                "weights-mismatch",
-                f"the saved optimizer has parameter groups of {sizes} tensors, this model {own}: the state belongs to "
-                "another model",
-            )
-        super().load_state_dict(state_dict)
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> Any:
@@ -244,48 +202,6 @@ def _views(scratch: torch.Tensor, tensors: list[torch.Tensor]) -> list[torch.Ten
         views.append(scratch[offset : offset + tensor.numel()].view(tensor.shape))
         offset += _padded(tensor)
     return views
-
-
-def _check_options(group: dict[str, Any]) -> None:
-    beta1, beta2 = group["betas"]
-    wrong = [
-        f"{name}={value} must be {needed}"
-        for name, value, needed, right in (
-            ("lr", group["lr"], "a number of at least 0", _is_number(group["lr"]) and group["lr"] >= 0),
-            ("beta1", beta1, "at least 0 and below 1", 0 <= beta1 < 1),
-            ("beta2", beta2, "at least 0 and below 1", 0 <= beta2 < 1),
-            ("eps", group["eps"], "above 0", 0 < group["eps"] < float("inf")),
-            ("weight_decay", group["weight_decay"], "at least 0", 0 <= group["weight_decay"] < float("inf")),
-            ("max_grad_norm", group["max_grad_norm"], "above 0, or None", (group["max_grad_norm"] or 0.0) > 0),
-        )
-        if not right and not (name == "max_grad_norm" and value is None)
-    ]
-    if wrong:
-        raise UsageError("option-value", f"invalid hyperparameters of LAMB: {'; '.join(wrong)}")
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and value != float("inf")
-
-
-def _check_parameters(parameters: list[torch.Tensor]) -> None:
-    kinds = sorted({f"{str(p.dtype).removeprefix('torch.')} on {p.device}" for p in parameters})
-    if len(kinds) > 1:
-        raise UsageError(
-            "unsupported-combination",
-            f"LAMB needs all parameters in one type on one device, but the model has {', '.join(kinds)}",
-        )
-    if parameters and parameters[0].dtype not in (torch.float32, torch.float64):
-        raise UsageError(
-            "unsupported-combination",
-            f"LAMB updates float32 or float64 parameters, not {kinds[0]}: keep the model in float32 and run it under "
-            "autocast",
-        )
-    if any(not parameter.is_contiguous() for parameter in parameters):
-        raise UsageError(
-            "unsupported-combination",
-            "LAMB needs contiguous parameters: call .contiguous() on them before creating the optimizer",
-        )
 
 
 def evaluate_closure(closure: Callable[[], float] | None) -> float | None:

@@ -139,9 +139,6 @@ def check_levers(text: str) -> None:
     """
     names = [] if text in (AUTO, NONE) else text.split("+")
     unknown = [name for name in names if name not in LEVERS]
-    if "" in unknown and text:
-        place = "ends with" if text.endswith("+") else "starts with" if text.startswith("+") else "repeats"
-        raise UsageError("option-choice", f"--levers {text!r} {place} '+': give a name on each side of every +")
     if unknown:
         raise UsageError(
             "option-choice",
@@ -205,12 +202,11 @@ class Setup:
     """Device type."""
     precision: str
     strategy: str = "single"
-    grad_accum_steps: int = 1
 
     @classmethod
     def of(cls, spec: TrainSpec, device_type: str) -> "Setup":
         """Return that of a trial or a training."""
-        return cls(device_type, spec.precision, spec.strategy, spec.grad_accum_steps)
+        return cls(device_type, spec.precision, spec.strategy)
 
 
 def without_effect(names: Iterable[str], setup: Setup) -> dict[str, str]:
@@ -333,7 +329,7 @@ def use_weight_copies(
         optimizer: its name; only AdamW and fused optimizers read gradients in bf16.
     """
     device_type = next(model.parameters()).device.type
-    names, _ = effective(names, Setup(device_type, precision, strategy, grad_accum_steps))
+    names, _ = effective(names, Setup(device_type, precision, strategy))
     if not any(LEVERS[name].copies for name in names):
         return
     from torch import nn

@@ -7,7 +7,6 @@ from dataclasses import asdict, dataclass, field
 import torch
 
 from bert.data.batch import Batch, BatchCounts
-from bert.optim.lamb import Lamb
 from bert.optim.precision import Precision
 from bert.parallel.base import Strategy
 from bert.train.observer import Observer, StepResult
@@ -146,23 +145,6 @@ class Training:
     """Updates applied and skipped so far; the loop counts on."""
     divergence: DivergenceWatch | None = None
     """Stops the run when the loss is not finite; None lets it continue."""
-
-    def __post_init__(self) -> None:
-        """Refuse an empty step and clipping that cannot be meant."""
-        if self.grad_accum_steps < 1:
-            raise UsageError("option-value", f"grad_accum_steps={self.grad_accum_steps} must be at least 1")
-        if self.max_grad_norm is None:
-            return
-        if not self.max_grad_norm > 0:
-            raise UsageError(
-                "option-value", f"max_grad_norm={self.max_grad_norm} must be above 0; None disables clipping"
-            )
-        if isinstance(self.optimizer, Lamb):
-            raise UsageError(
-                "option-conflict",
-                f"max_grad_norm={self.max_grad_norm} would clip twice, as LAMB clips by itself: give the norm to the "
-                "optimizer and None to the loop",
-            )
 
 
 def train(training: Training, observer: Observer, keep_going: Callable[[int], bool], first_step: int = 0) -> int:

