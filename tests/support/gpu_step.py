@@ -162,7 +162,7 @@ def step_of(names: frozenset[str], shape: ModelConfig, lengths: list[int], monke
     use_levers(model, names)
     use_weight_copies(model, names, precision="bf16", strategy="single", grad_accum_steps=1, optimizer="adamw")
     sizes = [one.numel() for one in model.parameters()]
-    with monkeypatch.context() as patch:
+    with monkeypatch.context() as patch, _fp8_products_into_memory():
         _take_the_ways_of_a_gpu(patch)
         optimizer = adamw(model, 1e-4)
         batch = batch_of(lengths, columns).laid_out().to(torch.device("meta"))
@@ -175,6 +175,17 @@ def step_of(names: frozenset[str], shape: ModelConfig, lengths: list[int], monke
                 optimizer.step()
             optimizer.zero_grad()
     return Step(passes, update, left_out, loss, sizes)
+
+
+@contextmanager
+def _fp8_products_into_memory() -> Iterator[None]:
+    """Have FP8 products with `out` on "meta", which PyTorch knows for devices only."""
+    library = torch.library.Library("aten", "IMPL")
+    library.impl("_scaled_mm.out", lambda *given, out, **named: out, "Meta")
+    try:
+        yield
+    finally:
+        library._destroy()
 
 
 def _passes(model: BertForPretraining, batch: Batch, passes: Launches) -> Tensor:
