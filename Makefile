@@ -19,7 +19,7 @@ unexport PYTHONDONTWRITEBYTECODE
 # Tests of one file share their fixtures and run in one process.
 BY_FILE := -n $${TEST_WORKERS:-2} --dist loadfile --no-loadscope-reorder
 
-.PHONY: help setup install weights weights-path deepspeed bench bench-analysis bench-data bench-levers truth-test test test-slow test-soak fault-test fuzz test-gpu check audit docs lock image-test clean
+.PHONY: help setup install weights weights-path deepspeed bench bench-analysis bench-data bench-levers truth-test test test-public test-slow test-soak fault-test fuzz test-gpu check audit docs lock image-test clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -93,6 +93,9 @@ bench-data: setup ## benchmark data preparation (pretraining, SQuAD) against the
 
 test: setup ## fast tests, about 12 minutes on 2 cores (TEST_WORKERS=<n> processes, 2)
 	$(BIN)/python -m pytest -m "not slow" -n $${TEST_WORKERS:-2} --dist worksteal
+
+test-public: setup ## the fast tests that read the public data of ../shared; `make test` runs them too
+	$(BIN)/python -m pytest -m "public and not slow" $(BY_FILE)
 
 test-slow: setup ## one test of each real tool: a kill, two ranks, profilers, Slurm, a browser, a resume; about 15 minutes on 2 cores
 	TEST_EXAMPLES=all $(BIN)/python -m pytest tests/slow tests/integration tests/oracles tests/contract tests/unit \
