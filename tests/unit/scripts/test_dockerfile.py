@@ -58,36 +58,6 @@ def test_build_arguments_are_exactly_those_that_the_script_can_give(host: Host, 
     assert set(arguments(target)) == given
 
 
-def test_targets_are_built_on_stages_of_their_own_and_cuda_is_the_default() -> None:
-    assert list(stages())[-1] == "cuda"
-    for target in TARGETS:
-        assert stages()[target][0] == f"packages-{target}"
-        assert stages()[f"packages-{target}"][0] == f"system-{target}"
-        assert stages()[f"system-{target}"][0] == f"${{{target.upper()}_IMAGE}}"
-
-
-def test_no_stage_of_another_target_stands_before_the_last_one_of_cpu() -> None:
-    """Docker's old builder builds every stage that comes before the target."""
-    names, own = list(stages()), ["cpu"]
-    while stages()[own[-1]][0] in names:
-        own.append(stages()[own[-1]][0])
-    assert names[: names.index("cpu") + 1] == own[::-1]
-    assert len(own) == 3
-
-
-def test_defaults_are_those_that_the_script_promises(host: Host) -> None:
-    cuda, cpu = arguments("cuda"), arguments("cpu")
-    assert (cuda["WITH_NSIGHT"], cpu["WITH_NSIGHT"]) == ("1", "0")
-    assert (cuda["TORCH_INDEX"], cpu["TORCH_INDEX"]) == ("", "https://download.pytorch.org/whl/cpu")
-    for values in (cuda, cpu):
-        assert {values[name] for name in values if name.startswith("WITH_") and name != "WITH_NSIGHT"} == {"0"}
-        assert values["USER_ID"] == "10001"
-        assert (values["TORCH_VERSION"], values["REVISION"]) == ("", "")
-    helped = host.run("build_image.sh", "--help").stdout
-    assert re.search(r"WITH_NSIGHT .*\(1; 0 with --cpu\)", helped)
-    assert re.search(rf"USER_ID .*; {cuda['USER_ID']} for root\)", helped)
-
-
 def test_stages_differ_only_in_base_and_defaults() -> None:
     def neutral(instruction: tuple[str, str]) -> tuple[str, str]:
         word, rest = instruction

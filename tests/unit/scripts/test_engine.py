@@ -2,7 +2,6 @@
 
 import re
 import subprocess
-from pathlib import Path
 
 import pytest
 from hosts import ROOT, Host, refused
@@ -69,44 +68,6 @@ def test_an_engine_that_hangs_is_given_up_for_another(host: Host, script: str) -
     host.engine("podman")
     host.program("timeout", '[[ $2 != docker ]] || exit 124\nshift\nexec "$@"')
     assert host.start(script, *ARGUMENTS[script])[0][0] == "podman"
-
-
-@pytest.mark.parametrize(
-    ("version", "enough"), [("3 2", False), ("4 3", False), ("4 4", True), ("5 0", True), ("10 1", True)]
-)
-def test_an_old_bash_is_refused(host: Host, script: str, tmp_path: Path, version: str, enough: bool) -> None:
-    """The true scripts, told of another bash."""
-    text = (ROOT / "docker/engine.sh").read_text(encoding="utf-8")
-    assert "BASH_VERSINFO" in text
-    (tmp_path / "docker").mkdir()
-    changed = f"told=({version})\n" + text.replace("BASH_VERSINFO", "told")
-    (tmp_path / "docker/engine.sh").write_text(changed, encoding="utf-8")
-    (tmp_path / script).write_text((ROOT / script).read_text(encoding="utf-8"), encoding="utf-8")
-    outcome = host.run(tmp_path / script, "--help")
-    if enough:
-        assert (outcome.returncode, outcome.stderr) == (0, "")
-    else:
-        refused(outcome, "is too old", "4.4 or newer")
-
-
-@pytest.mark.parametrize(
-    ("engine", "really", "old", "enough"),
-    [
-        ("docker", "", ("20.10", ["19.03.15", "9.1"]), ["20.10", "20.10.25+dfsg1", "100.0.0", ""]),
-        ("podman", "", ("3.4", ["3.3.1", "3"]), ["3.4", "3.10.0", "4.9.4-rhel", ""]),
-        ("docker", "podman", ("3.4", ["3.3.1"]), ["4.0.0"]),
-    ],
-)
-def test_an_old_engine_is_refused_with_both_versions(
-    host: Host, script: str, engine: str, really: str, old: tuple[str, list[str]], enough: list[str]
-) -> None:
-    host.engine(engine, really=really)
-    for version in old[1]:
-        texts = (f"{engine} {version} is too old", f"{old[0]} or newer", "update", "ENGINE=docker or ENGINE=podman")
-        refused(run(host, script, FAKE_VERSION=version), *texts)
-    assert not host.called()
-    for version in enough:
-        assert host.start(script, *ARGUMENTS[script], FAKE_VERSION=version)[0][0] == engine
 
 
 def test_print_needs_an_engine_that_neither_answers_nor_is_new(host: Host, script: str) -> None:
