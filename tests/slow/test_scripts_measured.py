@@ -70,17 +70,6 @@ def test_hugging_faces_trainer(tmp_path: Path) -> None:
     assert_own_clock(directory, tmp_path / "own.json")
 
 
-@needs("lightning")
-def test_lightnings_trainer(tmp_path: Path) -> None:
-    script = [str(SUPPORT / "script_lightning.py"), "--steps", "15", "--accumulate", "2", "--threads", "1"]
-    directory, document = measured(tmp_path, *script, "--clock", str(tmp_path / "own.json"))
-    assert [row["samples"] for row in directory.read_steps(0)] == [16] * 15
-    assert document["framework"]["name"] == "lightning.pytorch.Trainer"
-    assert document["framework"]["grad_accum_steps"] == 2
-    assert document["optimizer_ms"] is None and "closure" in document["unknown"]["optimizer_ms"]
-    assert_own_clock(directory, tmp_path / "own.json")
-
-
 COMPILED = """
 import torch
 import torch._dynamo.utils as counters

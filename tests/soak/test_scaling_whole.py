@@ -62,10 +62,11 @@ def test_weak_scaling_is_projected_with_the_error_on_measured_devices(cli: Cli) 
     run(cli.argv("comm", *COMM, "--out", str(cli.out)))
     shown = run(cli.argv("report", str(cli.out), "--project", "4", "--json"))
     rows: list[dict[str, Any]] = json.loads(shown.stdout)["projection"]
-    if not rows[0]["reason"]:  # a busy machine's links may be refused
-        assert [(row["base_world_size"], row["world_size"]) for row in rows] == [(2, 1), (2, 2), (2, 4)]
-        assert [row["error"] is None for row in rows] == [False, False, True]
-        assert all(row["samples_per_second"] > 0 for row in rows)
+    assert [(row["base_world_size"], row["world_size"], row["reason"]) for row in rows] == [
+        (2, 1, ""), (2, 2, ""), (2, 4, ""),
+    ]  # fmt: skip
+    assert [row["error"] is None for row in rows] == [False, False, True]
+    assert all(row["samples_per_second"] > 0 for row in rows)
     page = (cli.out / "report" / "report.html").read_text(encoding="utf-8")
     assert "Projection to more devices" in page and "scaling.csv" in {p.name for p in (cli.out / "report").iterdir()}
 

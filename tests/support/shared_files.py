@@ -1,12 +1,39 @@
-"""Public data and recordings in ../shared, beside the checkout; BERTBENCH_PUBLIC=0 hides them.
+"""Data of tests/data, and public data of ../shared beside the checkout; BERTBENCH_PUBLIC=0 hides the latter.
 
-Tests that read them have the marker `public` and are deselected where the files are not.
+Tests that read public data have the marker `public` and are deselected where it is absent.
 """
 
+import bz2
+import gzip
 import os
+from pathlib import Path
 
+import pytest
+from _pytest.mark import ParameterSet
 from support.cli import ROOT
 
+OWN = ROOT / "tests" / "data"
 SHARED = ROOT.parent / "shared" if os.environ.get("BERTBENCH_PUBLIC", "1") != "0" else ROOT / "no-public-data"
 DATA = SHARED / "data"
 TRACES = SHARED / "traces"
+VOCABULARY = OWN / "vocab/uncased.txt"
+PUBLIC_VOCABULARY = DATA / "vocab/bert-uncased.txt"
+
+
+def samples(*patterns: str) -> list[ParameterSet]:
+    """Return the files and folders that match in tests/data, and with the marker `public` those in ../shared."""
+    matches = [path for pattern in patterns for path in sorted(OWN.glob(pattern))]
+    public = [path for pattern in patterns for root in (DATA, TRACES) for path in sorted(root.glob(pattern))]
+    return [pytest.param(path, id=path.name) for path in matches] + [
+        pytest.param(path, id=f"public-{path.name[-40:]}", marks=pytest.mark.public) for path in public
+    ]
+
+
+def vocabulary_beside(path: Path) -> Path:
+    """Return the vocabulary of tests/data, or for public data the published one."""
+    return VOCABULARY if path.is_relative_to(OWN) else PUBLIC_VOCABULARY
+
+
+def unpacked(path: Path) -> bytes:
+    """Return the content of a file that may be compressed."""
+    return {".gz": gzip.decompress, ".bz2": bz2.decompress}.get(path.suffix, bytes)(path.read_bytes())

@@ -2,8 +2,6 @@
 
 import gzip
 import json
-import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -17,6 +15,7 @@ from support import shared_files
 from support.kineto_events import event, write
 from support.profiles import sample
 from support.refusals import refused
+from support.rights import without_capabilities
 from support.timelines import timeline
 
 from analysis.counters import KernelCounters
@@ -107,7 +106,7 @@ def test_the_depth_agrees_with_counting_at_every_nanosecond(launches: list[tuple
     depth = [sum(call <= moment < start for call, start in waits) for moment in range(begin, end)]
     assert found.depth_max == max(depth, default=0)
     assert found.depth_mean == pytest.approx(sum(depth) / max(len(depth), 1))
-    assert found.empty_share == pytest.approx(depth.count(0) / len(depth) if depth else found.empty_share)
+    assert found.empty_share == pytest.approx(depth.count(0) / len(depth) if depth else 0.0)
 
 
 def test_work_that_starts_late_on_an_idle_gpu_found_it_waiting() -> None:
@@ -298,12 +297,7 @@ def test_a_folder_that_may_not_be_entered_is_one_message(tmp_path: Path) -> None
     sample("kineto", shut / "t.json")
     other = sample("kineto", tmp_path / "o.json")
     shut.chmod(0o600)
-    bounded: list[str] = []
-    if os.geteuid() == 0:
-        if shutil.which("setpriv") is None:
-            pytest.skip("root may enter every folder, and setpriv is not installed")
-        less = "-dac_override,-dac_read_search"
-        bounded = ["setpriv", "--bounding-set", less, "--inh-caps", less]
+    bounded = without_capabilities()
     code = "import sys; from bench.cli.main import run; print([run([c, *sys.argv[1:2], *m]) for c, m in ("
     code += "('analyze', []), ('allreduce', []), ('report', []), ('perfetto', []), ('results', []), "
     code += "('compare', sys.argv[2:]))])"
@@ -313,7 +307,5 @@ def test_a_folder_that_may_not_be_entered_is_one_message(tmp_path: Path) -> None
         )
     finally:
         shut.chmod(0o700)
-    if "Operation not permitted" in ended.stderr:
-        pytest.skip("setpriv may not drop capabilities here")
     assert ended.stdout.strip() == "[2, 2, 2, 2, 2, 2]", ended.stderr
     assert ended.stderr.count("ermission denied") == 6 and "Traceback" not in ended.stderr

@@ -12,7 +12,7 @@ from support.commands import result
 from support.refusals import check_refusal, refused
 
 from bench.cli.dispatch import COMMANDS
-from bench.cli.main import USAGE, run
+from bench.cli.main import run
 from bench.cluster import STOPPING_VARIABLE
 from common.errors import Code
 
@@ -22,11 +22,10 @@ ROOT = Path(__file__).resolve().parents[3]
 def test_help_names_every_command_and_fits_a_screen(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["--help"]) == 0
     output = capsys.readouterr().out
-    assert output == USAGE
-    rows = [line for line in USAGE.splitlines() if line.startswith("  ")]
+    rows = [line for line in output.splitlines() if line.startswith("  ")]
     assert [name for row in rows for name in row[:27].replace(",", " ").split()] == list(COMMANDS)
     # A terminal of 24 lines shows it and the prompt.
-    assert len(USAGE.splitlines()) <= 23 and max(map(len, USAGE.splitlines())) <= 80
+    assert len(output.splitlines()) <= 23 and max(map(len, output.splitlines())) <= 80
 
 
 def test_an_unknown_command_is_bad_usage_with_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:

@@ -187,21 +187,6 @@ def test_names_of_loggers_are_checked() -> None:
         check_loggers(["none", "tensorboard"])
 
 
-def test_a_real_mlflow_takes_the_scalars_into_the_run_directory(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    real = pytest.importorskip("mlflow")
-    pytest.importorskip("sqlalchemy")
-    monkeypatch.setenv(VARIABLE, "mlflow")
-    run_ids = {"mlflow": "0" * 32}  # of another server
-    log(tmp_path, {"train/loss": 1.5}, finished=False, run_ids=run_ids)
-    log(tmp_path, {"train/loss": 1.25}, run_ids=run_ids)
-    client = real.MlflowClient(f"sqlite:///{tmp_path}/mlflow.db")
-    (run,) = client.search_runs([client.get_experiment_by_name("bertbench").experiment_id])
-    assert run.info.status == "FINISHED" and run.data.params == {"learning_rate": "3e-05"}
-    assert [found.value for found in client.get_metric_history(run.info.run_id, "train/loss")] == [1.5, 1.25]
-
-
 def wandb_records(path: Path) -> list[Any]:
     """The records of a file of wandb: a log of LevelDB after a header of 7 bytes, with Protocol Buffers in it."""
     from wandb.proto import wandb_internal_pb2

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import pytest
+from support.rights import without_capabilities
 
 ROOT = Path(__file__).resolve().parents[3]
 BASH = shutil.which("bash") or "/bin/bash"
@@ -189,16 +189,6 @@ class Host:
         text = self.log_file.read_text(encoding="utf-8") if self.log_file.exists() else ""
         calls = [entry.split("\0")[:-1] for entry in text.split("\36\0")[:-1]]
         return [words[1:] for words in calls if words[0] == name]
-
-
-def without_capabilities() -> list[str]:
-    """A prefix that takes root's rights over files away; nothing for other users."""
-    if os.getuid() != 0:
-        return []
-    prefix = [shutil.which("setpriv") or "", "--bounding-set=-all", "--inh-caps=-all"]
-    if not prefix[0] or subprocess.run([*prefix, "true"], check=False).returncode != 0:
-        pytest.skip("root may write everywhere, and setpriv cannot take that away here")
-    return prefix
 
 
 def on_terminal(
