@@ -82,12 +82,19 @@ def test_bad_use_is_one_message(words: list[str], code: Code, fact: str) -> None
         result("allreduce", *words)
 
 
-@pytest.mark.public
-@pytest.mark.parametrize("name", ["dlrm-8-ranks", pytest.param("megatron-8-ranks", marks=pytest.mark.slow)])
-def test_real_folders_of_ranks(name: str) -> None:
-    found = document("allreduce", KINETO / name)["findings"]
-    assert list(found) == NAMES
-    assert len(found["all_reduce_by_rank"]["rows"]) == 8
+@pytest.mark.parametrize(
+    ("folder", "ranks"),
+    [
+        (shared_files.OWN / "kineto/nccl-4-ranks", 4),
+        pytest.param(KINETO / "dlrm-8-ranks", 8, marks=pytest.mark.public),
+        pytest.param(KINETO / "megatron-8-ranks", 8, marks=[pytest.mark.public, pytest.mark.slow]),
+    ],
+    ids=["own", "dlrm", "megatron"],
+)
+def test_folders_of_ranks(folder: Path, ranks: int) -> None:
+    found = document("allreduce", folder)["findings"]
+    assert list(found) == ([*NAMES[:3], "process_groups", *NAMES[3:]] if ranks == 4 else NAMES)
+    assert len(found["all_reduce_by_rank"]["rows"]) == ranks
 
 
 @pytest.mark.public

@@ -9,10 +9,10 @@ from typing import Any
 
 import pandas as pd
 import pytest
-from support import shared_files
 from support.commands import document, result, text
 from support.fake_run import step_rows, write_sweep, write_trial
 from support.kineto_events import event, write
+from support.shared_files import samples
 from support.timelines import timeline
 
 from analysis.diagnose.advice import LEAST, MOST, Advice, Context, ranked, throughput_command
@@ -31,7 +31,6 @@ from analysis.timeline import Timeline
 from bench.cli.dispatch import Call, find
 from records.files import write_record
 
-TRACES = shared_files.TRACES
 US = 1_000
 ROW: dict[str, Any] = {
     "task": "pretrain", "preset": "tiny", "implementation": "bertbench", "levers": "", "micro_batch_size": 8,
@@ -103,12 +102,15 @@ def test_the_answer_of_a_run_says_how_fast_and_what_to_do(tmp_path: Path) -> Non
 
 
 def recordings() -> list[Any]:
-    """Every recording among the shared traces; ranks of one job are one. Expected values and failures are none."""
-    jobs = [TRACES / "kineto" / name for name in ("dlrm-8-ranks", "megatron-8-ranks", "resnet")]
-    single = [*TRACES.glob("kineto/hta/*"), *TRACES.glob("kineto/tracelens/*.json.gz")]
-    single += [path for kind in ("nsys/*", "ncu/*", "misc/nccl-tests*") for path in TRACES.glob(kind)]
-    found = [path for path in (*jobs, *sorted(single)) if not path.name.startswith("ERROR_ONLY")]
-    return [pytest.param(path, marks=pytest.mark.slow) if is_long(path) else path for path in found]
+    """Every recording; ranks of one job are one. Expected values and failures are none."""
+    found = samples(
+        *("kineto/*-ranks", "kineto/cpu", "kineto/resnet", "kineto/*.json.gz", "kineto/hta/*"),
+        *("kineto/tracelens/*.json.gz", "nsys/*", "ncu/*", "misc/nccl-tests*"),
+    )
+    chosen = [(one, one.values[0]) for one in found if not one.values[0].name.startswith("ERROR_ONLY")]
+    return [
+        pytest.param(path, id=one.id, marks=[*one.marks, *[pytest.mark.slow] * is_long(path)]) for one, path in chosen
+    ]
 
 
 def is_long(path: Path) -> bool:
@@ -116,8 +118,7 @@ def is_long(path: Path) -> bool:
     return path.name in ("dlrm-8-ranks", "megatron-8-ranks") or (path.is_file() and path.stat().st_size > 500_000)
 
 
-@pytest.mark.public
-@pytest.mark.parametrize("path", recordings() if TRACES.is_dir() else [], ids=lambda path: path.name[:40])
+@pytest.mark.parametrize("path", recordings())
 def test_advice_on_every_recorded_trace_is_sound(path: Path) -> None:
     """One cause each, ranked, gains that can be, and commands that parse.
 

@@ -1,11 +1,13 @@
 """Idle time by cause: one trace per cause with known nanoseconds; all of them add up to the idle time."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from support import shared_files
+from support.shared_files import samples
 from support.timelines import timeline
 
 from analysis.metrics.time.idle import CAUSES, IdleCauses, idle_causes, idle_frame
@@ -220,10 +222,14 @@ def test_the_causes_agree_with_judging_every_nanosecond(
         assert {cause: found.ns(cause) for cause in CAUSES} == expected
 
 
-@pytest.mark.public
-@pytest.mark.parametrize("name", ["dlrm-8-ranks/worker0*", "megatron-8-ranks/*rank6*", "hta/cpu_only*", "hta/nccl_*"])
-def test_the_causes_of_real_traces_add_up(name: str) -> None:
-    (path,) = TRACES.glob(name)
+@pytest.mark.parametrize(
+    "path",
+    samples(
+        *("kineto/*.json.gz", "kineto/nccl*/rank1*", "kineto/dlrm*/worker0*", "kineto/megatron*/*rank6*"),
+        *("kineto/hta/cpu_only*", "kineto/hta/nccl_*"),
+    ),
+)
+def test_the_causes_of_a_trace_add_up(path: Path) -> None:
     found = causes(read(path))
     assert found and all(value > 0 for value in found.values())
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from support import shared_files
+from support.shared_files import samples
 
 from analysis.metrics.communication.exposure import communication_by_group
 from analysis.readers.nsys.reader import read, recognises
@@ -245,8 +246,7 @@ def test_public_exports_have_calls_and_multiprocessors() -> None:
     assert found.collectives["collective"].value_counts().to_dict() == {"send_recv": 15}
 
 
-@pytest.mark.public
-@pytest.mark.parametrize("path", sorted(TRACES.glob("*.sqlite.gz")), ids=lambda path: path.name[:20])
+@pytest.mark.parametrize("path", samples("nsys/*.sqlite.gz"))
 def test_instances_and_total_time_of_every_kernel_and_call_are_sqlite_s_own(tmp_path: Path, path: Path) -> None:
     plain = tmp_path / "a.sqlite"
     plain.write_bytes(gzip.decompress(path.read_bytes()))

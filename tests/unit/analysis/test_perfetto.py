@@ -12,6 +12,7 @@ from support import shared_files
 from support.commands import document, result, text
 from support.profiles import sample
 from support.refusals import refused
+from support.shared_files import samples
 
 from analysis.readers.kineto import reader as kineto
 from analysis.render.perfetto import write_perfetto
@@ -107,10 +108,9 @@ def test_reading_it_back_gives_the_same_kernels_steps_operators_and_ranges(tmp_p
     assert_same(own, _only(kineto.read(tmp_path / "a.json.gz")))
 
 
-@pytest.mark.public
-@pytest.mark.parametrize("name", ["resnet/resnet_kineto.json.gz", "hta/nccl_parser_config__nccl_data.json.gz"])
-def test_reading_a_real_trace_back_gives_the_same(tmp_path: Path, name: str) -> None:
-    own = _only(kineto.read(TRACES / name))
+@pytest.mark.parametrize("path", samples("kineto/*.json.gz", "kineto/resnet/*", "kineto/hta/nccl_parser*"))
+def test_reading_a_trace_back_gives_the_same(tmp_path: Path, path: Path) -> None:
+    own = _only(kineto.read(path))
     write_perfetto([own], tmp_path / "a.json.gz")
     assert_same(own, _only(kineto.read(tmp_path / "a.json.gz")))
 

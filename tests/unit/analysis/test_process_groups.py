@@ -12,6 +12,7 @@ import pytest
 from support import shared_files
 from support.kineto_events import event, write
 from support.rings import ring_all_reduce_us, write_collectives
+from support.shared_files import OWN
 from support.timelines import timeline
 
 from analysis.diagnose.communication import findings
@@ -306,13 +307,25 @@ def test_published_links_hold_inside_one_node_only() -> None:
     assert in_one_node(dataclasses.replace(trace, world_size=8), ProcessGroup("0", size=8))
 
 
-@pytest.mark.public
-def test_a_public_trace_names_its_group() -> None:
-    found = read(shared_files.TRACES / "kineto/hta/nccl_parser_config__nccl_data.json.gz")
+@pytest.mark.parametrize(
+    ("path", "ranks", "count"),
+    [
+        (OWN / "kineto/nccl-4-ranks/rank0.pt.trace.json.gz", (0, 1, 2, 3), 12),
+        # HTA's facts: 21 NCCL kernels on ranks [0, 1].
+        pytest.param(
+            shared_files.TRACES / "kineto/hta/nccl_parser_config__nccl_data.json.gz",
+            (0, 1),
+            21,
+            marks=pytest.mark.public,
+        ),
+    ],
+    ids=["own", "public"],
+)
+def test_a_trace_names_its_group(path: Path, ranks: tuple[int, ...], count: int) -> None:
+    found = read(path)
     (row,) = communication_by_group([found]).to_dict("records")
-    assert (row["group"], row["group_size"], row["traces"]) == ("default_pg", 2, 1)
-    # HTA's facts: 21 NCCL kernels on ranks [0, 1].
-    assert row["count"] == 21 and found.groups["0"].ranks == (0, 1)
+    assert (row["group"], row["group_size"], row["traces"]) == ("default_pg", len(ranks), 1)
+    assert row["count"] == count and found.groups["0"].ranks == ranks
     table = found.collectives
     assert row["bytes"] == int(table["bytes"].sum())
 

@@ -1,10 +1,12 @@
 """Figures of traces: each rank's iteration and where its time goes, of anything that has work."""
 
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 from every_figure import MS, rank_timeline
 from support import shared_files
+from support.shared_files import samples
 from support.timelines import timeline
 
 from analysis.metrics.time.window import windowed
@@ -94,7 +96,8 @@ def test_a_cpu_trace_is_shown_and_an_empty_one_left_out() -> None:
     assert of_time() == of_time(timeline()) == []
 
 
-@pytest.mark.public
-def test_eight_real_ranks_are_shown() -> None:
-    found = of_time(*(read(path) for path in sorted((TRACES / "dlrm-8-ranks").glob("*.json.gz"))))
-    assert [len(figure.panels[0].y.ticks or ()) for figure in found] == [8, 8]
+@pytest.mark.parametrize("folder", samples("kineto/nccl-4-ranks", "kineto/dlrm-8-ranks"))
+def test_every_rank_of_a_job_is_shown(folder: Path) -> None:
+    paths = sorted(folder.glob("*.json.gz"))
+    figures = of_time(*(read(path) for path in paths))
+    assert [len(figure.panels[0].y.ticks or ()) for figure in figures] == [len(paths)] * 2

@@ -14,10 +14,10 @@ import pandas as pd
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from support import shared_files
 from support.csv_files import pairs, prepared, read
 from support.examples import examples
 from support.refusals import refused
+from support.shared_files import DATA, OWN
 
 from bert.tasks.classify.config import CsvForm
 from bert.tasks.classify.reading import (
@@ -42,7 +42,6 @@ from bert.tasks.classify.store import left_out
 from bert.tasks.classify.summary import notes
 from common.errors import Code
 
-CSV_FOLDER = shared_files.DATA / "csv"
 ROWS = "text,label\none two,a\ntwo three,b\nthree one,a\n"
 SENTENCES = {
     "utf-8": "Grüße aus Köln, 東京 und Αθήνα",
@@ -257,20 +256,26 @@ def test_what_csv_writes_is_read_back(rows: list[tuple[str, str]], tmp_path_fact
             assert row.reason == HEADER_AGAIN
 
 
-@pytest.mark.public
+PUBLISHED = {
+    "banking77_train": ("text", "category", "utf-8-sig", 0),
+    "banking77_test": ("text", "category", "utf-8-sig", 0),
+    "sms_spam_kaggle": ("v2", "v1", "utf-8-sig", 50),
+    "sms_spam_latin1": ("v2", "v1", "cp1252", 50),
+}
+
+
 @pytest.mark.parametrize(
-    ("name", "text", "label", "encoding", "spilled"),
+    ("path", "text", "label", "encoding", "spilled"),
     [
-        ("banking77_train", "text", "category", "utf-8-sig", 0),
-        ("banking77_test", "text", "category", "utf-8-sig", 0),
-        ("sms_spam_kaggle", "v2", "v1", "utf-8-sig", 50),
-        ("sms_spam_latin1", "v2", "v1", "cp1252", 50),
+        (OWN / "csv/quoted.csv", "text", "category", "utf-8-sig", 0),
+        (OWN / "csv/latin-1.csv", "v2", "v1", "latin-1", 6),
+        *(
+            pytest.param(DATA / f"csv/{name}.csv", *facts, marks=pytest.mark.public)
+            for name, facts in PUBLISHED.items()
+        ),
     ],
 )
-def test_the_published_files_are_read_as_pandas_reads_them(
-    name: str, text: str, label: str, encoding: str, spilled: int
-) -> None:
-    path = CSV_FOLDER / f"{name}.csv"
+def test_files_are_read_as_pandas_reads_them(path: Path, text: str, label: str, encoding: str, spilled: int) -> None:
     form, rows, out = read(path, text=text, label=label)
     frame = pd.read_csv(path, encoding=encoding, dtype=str, keep_default_na=False)
     assert (form.encoding, form.delimiter, out) == (encoding, ",", [])

@@ -10,8 +10,8 @@ import time
 from pathlib import Path
 
 import pytest
-from support import shared_files
 from support.refusals import refused
+from support.shared_files import DATA, OWN
 
 from bert.corpus import dumps, extract
 from bert.corpus.dumps import Header, Unit
@@ -22,8 +22,6 @@ from bert.data.stages import Finished, Part, StageFolder
 from bert.tasks.pretrain.summary import StageSummary, notes_of
 
 ROOT = Path(__file__).resolve().parents[3]
-WIKI = shared_files.DATA / "pretrain/wiki"
-NAMES = ("enwiki-sample.xml.bz2", "enwiki-table-markup.xml.bz2")
 
 
 def page(number: int, text: str, namespace: int | None = 0, more: str = "") -> str:
@@ -57,17 +55,31 @@ def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(extract, "PART_BYTES", 20_000)
 
 
-@pytest.mark.public
-def test_real_dumps_give_the_known_counts_and_two_workers_the_same_bytes(tmp_path: Path) -> None:
-    found = run([WIKI / name for name in NAMES], tmp_path / "a")
-    assert found is not None and run([WIKI / name for name in NAMES], tmp_path / "b", workers=2) is not None
+COUNTED = (
+    *(extract.PAGES, extract.REDIRECTS, extract.OTHERS),
+    *(extract.DISAMBIGUATIONS, extract.EMPTY, extract.INVALID, extract.DOCUMENTS),
+)
+
+
+@pytest.mark.parametrize(
+    ("folder", "counted"),
+    [
+        (OWN / "pretrain/wiki", [12, 2, 2, 1, 1, 0, 6]),
+        pytest.param(DATA / "pretrain/wiki", [211, 99, 1, 8, 1, 0, 102], marks=pytest.mark.public),
+    ],
+    ids=["own", "public"],
+)
+def test_dumps_give_the_known_counts_and_two_workers_the_same_bytes(
+    folder: Path, counted: list[int], tmp_path: Path
+) -> None:
+    dumps = sorted(folder.iterdir())
+    found = run(dumps, tmp_path / "a")
+    assert found is not None and run(dumps, tmp_path / "b", workers=2) is not None
     counts = found.counts
-    assert [counts.get(name) for name in (extract.PAGES, extract.REDIRECTS, extract.OTHERS)] == [211, 99, 1]
-    assert [counts.get(name) for name in (extract.DISAMBIGUATIONS, extract.EMPTY, extract.INVALID)] == [8, 1, 0]
-    assert counts.get(extract.DOCUMENTS) == 102
-    assert contents(tmp_path / "a") == contents(tmp_path / "b") and len(found.files) == 2
+    assert [counts.get(name) for name in COUNTED] == counted
+    assert contents(tmp_path / "a") == contents(tmp_path / "b") and len(found.files) == len(dumps)
     text = b"".join(contents(tmp_path / "a").values()).decode()
-    assert text.count("\n\n") == 102 and sum(map(bool, text.split("\n"))) == counts.get(extract.PARAGRAPHS)
+    assert text.count("\n\n") == counted[-1] and sum(map(bool, text.split("\n"))) == counts.get(extract.PARAGRAPHS)
     assert len(text.replace("\n", "")) == counts.get(extract.CHARACTERS)
 
 

@@ -9,10 +9,11 @@ import pytest
 import torch
 import transformers
 from safetensors.torch import load_file, save_file
-from support import shared_files, training_runs
+from support import training_runs
 from support.bert_folders import IDS, MASK, PIECES, SHAPE, VOCAB, assert_equal_outputs, loaded, outputs, saved, theirs
 from support.minilm import minilm_folder
 from support.refusals import refused
+from support.shared_files import DATA, OWN, samples
 from torch import Tensor
 
 from bert.checkpoints.conversion import convert
@@ -24,7 +25,7 @@ from bert.model.heads import BertForPretraining
 from bert.train.weights import load_weights
 
 ROOT = Path(__file__).resolve().parents[3]
-CHECKPOINTS = shared_files.DATA / "checkpoints"
+CHECKPOINTS = DATA / "checkpoints"
 
 
 @pytest.mark.parametrize("target", ["hugging-face", "bertbench"])
@@ -97,21 +98,19 @@ def test_the_real_tensorflow_checkpoint_becomes_a_folder_without_missing_or_unex
     assert back.cls.predictions.decoder.weight is back.bert.embeddings.word_embeddings.weight
 
 
-@pytest.mark.public
-@pytest.mark.parametrize(
-    "name", ["", "bert_model.ckpt.index", "bert_model.ckpt.data-00000-of-00001", "bert_model.ckpt.meta"]
-)
-def test_any_file_of_a_tensorflow_checkpoint_stands_for_it(tmp_path: Path, name: str) -> None:
-    assert convert(CHECKPOINTS / "keras-bert-tiny" / name, tmp_path / "dst").converted == 46
+@pytest.mark.parametrize("path", samples("checkpoints/*tensorflow", "checkpoints/keras*/", "checkpoints/*/*ckpt.*"))
+def test_any_file_of_a_tensorflow_checkpoint_stands_for_it(path: Path, tmp_path: Path) -> None:
+    count = 48 if path.is_relative_to(OWN) else 46
+    assert convert(path, tmp_path / "dst").converted == count
 
 
-@pytest.mark.public
-@pytest.mark.parametrize("name", ["", "pytorch_model.bin"])
-def test_the_legacy_bin_loads(tmp_path: Path, name: str) -> None:
-    done = convert(CHECKPOINTS / "bert-xsmall-dummy" / name, tmp_path / "dst")
-    assert (done.tensors_read, done.converted, done.missing, done.unexpected) == (23, 23, (), ())
+@pytest.mark.parametrize("path", samples("checkpoints/*hugging-face", "checkpoints/*dummy", "checkpoints/*/*.bin"))
+def test_the_legacy_bin_loads(path: Path, tmp_path: Path) -> None:
+    done = convert(path, tmp_path / "dst")
+    original = torch.load(path / "pytorch_model.bin" if path.is_dir() else path, weights_only=True)
+    count = len(original)
+    assert (done.tensors_read, done.converted, done.missing, done.unexpected) == (count, count, (), ())
     model = loaded(tmp_path / "dst")
-    original = torch.load(CHECKPOINTS / "bert-xsmall-dummy/pytorch_model.bin", weights_only=True)
     for key, value in original.items():
         assert torch.equal(model.state_dict()[key], value), key
 

@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support import shared_files
 from support.examples import examples
 from support.refusals import refused
+from support.shared_files import OWN, samples
 
 from bert.corpus import sentences as module
 from bert.corpus.clean import clean
@@ -26,7 +26,6 @@ from bert.data.pool import Workers
 from bert.data.stages import Counts, Finished, Part, StageFolder
 from common.errors import MissingToolError
 
-BOOKS = shared_files.DATA / "pretrain/books"
 _LATIN = "He said no. Mr Dr. U.S. e.g. 3.5 1 No. I i http://x.y/z a@b.c \u00e9 \u00df \u0130 e\u0301"
 _MARKS = "... \u2026 ! ? \u3002 \uff01 \u201c \u201d \" ' ( ) [ ] , ; - \u2014 * _ < &amp; @ ( ,"
 _OTHERS = (
@@ -228,8 +227,8 @@ def test_parts_of_two_stages_go_together_and_equal_names_are_refused(tmp_path: P
         segment([parts[1], parts[1]], stage_folder(tmp_path / "t"), Workers(1), Part(), ignore, "rules")
 
 
-def cleaned_books(folder: Path) -> Finished:
-    sources = identify(find_inputs(BOOKS).texts, BOOKS, folder / "digests.json")
+def cleaned_books(books: Path, folder: Path) -> Finished:
+    sources = identify(find_inputs(books).texts, books, folder / "digests.json")
     stage = StageFolder(folder / "cleaned" / "d", "clean", 1, {}, "")
     stage.begin()
     found = clean(sources, stage, Workers(1), Part(), ignore)
@@ -237,10 +236,10 @@ def cleaned_books(folder: Path) -> Finished:
     return found
 
 
-@pytest.mark.public
+@pytest.mark.parametrize("folder", samples("pretrain/books"))
 @pytest.mark.parametrize("name", EVERY)
-def test_real_books_keep_every_character_and_their_documents(name: str, tmp_path: Path) -> None:
-    books = cleaned_books(tmp_path)
+def test_books_keep_every_character_and_their_documents(folder: Path, name: str, tmp_path: Path) -> None:
+    books = cleaned_books(folder, tmp_path)
     found = segment(books.files, stage_folder(tmp_path / "s"), Workers(1), Part(), ignore, name)
     assert found is not None and found.counts.get("documents") == books.counts.get("documents")
     text, before = found.files[0].read_text(), books.files[0].read_text()
@@ -248,15 +247,19 @@ def test_real_books_keep_every_character_and_their_documents(name: str, tmp_path
         squeezed(document) for document in before.split("\n\n")
     ]
     sentences = [line for line in text.split("\n") if line]
-    assert found.counts.get("sentences") == len(sentences) and 18_000 < len(sentences) < 20_000
+    assert found.counts.get("sentences") == len(sentences)
     assert found.counts.get("characters") == sum(map(len, sentences)) and found.counts.get("cut sentences") == 0
-    assert "To Sherlock Holmes she is always THE woman." in sentences
+    if folder.is_relative_to(OWN):
+        assert "There were thirteen." in sentences
+    else:
+        assert 18_000 < len(sentences) < 20_000
+        assert "To Sherlock Holmes she is always THE woman." in sentences
     assert not any(re.fullmatch(r"[\W_]+", sentence) for sentence in sentences)
 
 
-@pytest.mark.public
-def test_two_workers_and_a_repeated_run_give_the_same_bytes(tmp_path: Path) -> None:
-    books = cleaned_books(tmp_path)
+@pytest.mark.parametrize("folder", samples("pretrain/books"))
+def test_two_workers_and_a_repeated_run_give_the_same_bytes(folder: Path, tmp_path: Path) -> None:
+    books = cleaned_books(folder, tmp_path)
     documents = books.files[0].read_bytes().split(b"\n\n")[:-1]
     parts = []
     for number in range(4):

@@ -1,8 +1,8 @@
 """Words, tokens and their words: equal to the plain rules and to the tokenizer on the whole text with its offsets."""
 
-import gzip
 import json
 from itertools import pairwise
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from support.examples import examples
 from support.plain_squad import words_of
 from support.plain_tokenizer import PlainTokenizer
-from support.shared_files import DATA
+from support.shared_files import DATA, samples, unpacked, vocabulary_beside
 
 from bert.data.vocabulary import SPECIAL_PIECES, Vocabulary, load_vocabulary
 from bert.tasks.squad.words import Pieces, WordEncoder, split_words, word_numbers
@@ -69,31 +69,27 @@ def test_pieces_are_those_of_the_whole_text_and_of_each_word_alone(lower_case: b
     check()
 
 
-@pytest.mark.public
-@pytest.mark.parametrize(
-    ("name", "lower_case"), [("bert-uncased", True), pytest.param("bert-cased", False, marks=pytest.mark.slow)]
-)
-def test_all_real_contexts_and_questions_have_the_tokenizers_ids_and_the_words_of_its_offsets(
-    name: str, lower_case: bool
+@pytest.mark.parametrize("lower_case", [True, pytest.param(False, marks=[pytest.mark.public, pytest.mark.slow])])
+@pytest.mark.parametrize("path", samples("squad/*v[12].[01].json*", "squad/squadshifts*"))
+def test_all_contexts_and_questions_have_the_tokenizers_ids_and_the_words_of_its_offsets(
+    path: Path, lower_case: bool
 ) -> None:
-    vocabulary = load_vocabulary(DATA / f"vocab/{name}.txt", lower_case)
+    vocab = vocabulary_beside(path) if lower_case else DATA / "vocab/bert-cased.txt"
+    vocabulary = load_vocabulary(vocab, lower_case)
     encoder = WordEncoder(vocabulary)
-    for path in sorted((DATA / "squad").glob("*v[12].[01].json.gz")) + sorted((DATA / "squad").glob("squadshifts*")):
-        document = json.loads(gzip.decompress(path.read_bytes()))
-        if "data" not in document:
-            continue  # predictions
-        paragraphs = [paragraph for article in document["data"] for paragraph in article["paragraphs"]]
-        contexts = [paragraph["context"] for paragraph in paragraphs]
-        pieces = encoder.encode(contexts)
-        encodings = vocabulary._tokenizer.encode_batch(contexts, add_special_tokens=False)
-        assert ids_of(pieces) == [encoding.ids for encoding in encodings]
-        expected = []
-        for text, encoding in zip(contexts, encodings, strict=True):
-            word_of = words_of(text)[1]
-            expected += [word_of[begin] for begin, _ in encoding.offsets]
-        assert pieces.token_words.tolist() == expected
-        questions = [question["question"] for paragraph in paragraphs for question in paragraph["qas"]]
-        assert ids_of(encoder.encode(questions)) == by_library(vocabulary, questions)
+    articles = json.loads(unpacked(path))["data"]
+    paragraphs = [paragraph for article in articles for paragraph in article["paragraphs"]]
+    contexts = [paragraph["context"] for paragraph in paragraphs]
+    pieces = encoder.encode(contexts)
+    encodings = vocabulary._tokenizer.encode_batch(contexts, add_special_tokens=False)
+    assert ids_of(pieces) == [encoding.ids for encoding in encodings]
+    expected = []
+    for text, encoding in zip(contexts, encodings, strict=True):
+        word_of = words_of(text)[1]
+        expected += [word_of[begin] for begin, _ in encoding.offsets]
+    assert pieces.token_words.tolist() == expected
+    questions = [question["question"] for paragraph in paragraphs for question in paragraph["qas"]]
+    assert ids_of(encoder.encode(questions)) == by_library(vocabulary, questions)
 
 
 def test_the_plain_tokenizer_agrees_on_odd_words() -> None:

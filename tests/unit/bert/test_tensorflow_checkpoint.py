@@ -5,7 +5,6 @@ import tracemalloc
 from pathlib import Path
 
 import google_crc32c
-import numpy as np
 import pytest
 import torch
 from support import bundle_writer as writer
@@ -50,16 +49,6 @@ def test_every_tensor_of_a_real_checkpoint_is_what_tensorflow_itself_read() -> N
         assert tensor.double().sum().item() == pytest.approx(facts["sum"], rel=1e-12, abs=1e-15), name
 
 
-@pytest.mark.public
-def test_every_tensor_of_a_real_checkpoint_is_what_the_installed_tensorflow_reads() -> None:
-    tensorflow = pytest.importorskip("tensorflow", reason="TensorFlow is not installed")
-    theirs = tensorflow.train.load_checkpoint(str(KERAS / "bert_model.ckpt"))
-    found = read_all(open_checkpoint(KERAS / "bert_model.ckpt"))
-    assert found.keys() == theirs.get_variable_to_shape_map().keys()
-    for name, tensor in found.items():
-        assert np.array_equal(tensor.numpy(), theirs.get_tensor(name)), name
-
-
 @pytest.mark.parametrize("big_endian", [False, True])
 @pytest.mark.parametrize("compressed", [False, True])
 @pytest.mark.parametrize("shards", [1, 3])
@@ -76,16 +65,6 @@ def test_types_byte_orders_files_and_compressed_indexes(
     assert list(found) == sorted(tensors)
     for name, tensor in tensors.items():
         assert found[name].dtype == tensor.dtype and torch.equal(found[name], tensor), name
-
-
-def test_tensorflow_reads_the_checkpoints_these_tests_write(tmp_path: Path) -> None:
-    tensorflow = pytest.importorskip("tensorflow", reason="TensorFlow is not installed")
-    tensors = some_tensors()
-    writer.write_checkpoint(tmp_path / "x", tensors, shards=3, compressed=True)
-    theirs = tensorflow.train.load_checkpoint(str(tmp_path / "x"))
-    assert theirs.get_variable_to_shape_map().keys() == tensors.keys()
-    for name, tensor in tensors.items():
-        assert np.array_equal(theirs.get_tensor(name).astype(np.float64), tensor.double().numpy()), name
 
 
 def write_compressed_index(path: Path, packed: bytes) -> None:

@@ -1,5 +1,6 @@
 import random
 import sys
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -9,7 +10,7 @@ from hypothesis import strategies as st
 from support import shared_text
 from support.examples import examples
 from support.plain_tokenizer import PlainTokenizer
-from support.shared_files import DATA
+from support.shared_files import DATA, OWN
 
 from bert.data import tokenizer
 from bert.data.tokenizer import FAST, REFERENCE, Tokenizer
@@ -192,11 +193,18 @@ def test_text_that_is_not_utf_8_is_refused() -> None:
         encode(b"a \xff\xfe b", SMALLS[True].tokenizer)
 
 
-@pytest.mark.public
-@pytest.mark.parametrize(("name", "lower_case"), [("uncased", True), ("cased", False)])
-def test_real_text_gives_the_ids_of_the_library(name: str, lower_case: bool) -> None:
-    vocabulary = load_vocabulary(DATA / f"vocab/bert-{name}.txt", lower_case)
-    lines = list(shared_text.lines(30))  # tests/slow takes all of them
+TEXTS = [
+    (OWN, "vocab/uncased.txt", 1),
+    pytest.param(DATA, "vocab/bert-uncased.txt", 30, marks=pytest.mark.public),
+    pytest.param(DATA, "vocab/bert-uncased.txt", 2, marks=[pytest.mark.public, pytest.mark.slow]),
+    pytest.param(DATA, "vocab/bert-cased.txt", 30, marks=pytest.mark.public),
+]
+
+
+@pytest.mark.parametrize(("folder", "vocab", "step"), TEXTS)
+def test_text_gives_the_ids_of_the_library(folder: Path, vocab: str, step: int) -> None:
+    vocabulary = load_vocabulary(folder / vocab, lower_case="uncased" in vocab)
+    lines = list(shared_text.lines(folder, step))
     found = vocabulary.tokenizer.encode(lines)
     assert vocabulary.tokenizer.package == FAST
     assert rows_of(found) == encoded_by_library(vocabulary, lines)
@@ -204,11 +212,10 @@ def test_real_text_gives_the_ids_of_the_library(name: str, lower_case: bool) -> 
     assert sentences_of(encoded) == [ids for ids in rows_of(found) if ids]
 
 
-@pytest.mark.public
-@pytest.mark.parametrize(("name", "lower_case"), [("uncased", True), ("cased", False)])
-def test_ids_are_those_of_the_published_tokenizer_in_plain_python(name: str, lower_case: bool) -> None:
-    vocabulary = load_vocabulary(DATA / f"vocab/bert-{name}.txt", lower_case)
-    plain = PlainTokenizer(list(vocabulary.pieces), lower_case)
-    lines = [line for line in shared_text.lines(150) if line.strip()]
+@pytest.mark.parametrize(("folder", "vocab", "step"), TEXTS)
+def test_ids_are_those_of_the_published_tokenizer_in_plain_python(folder: Path, vocab: str, step: int) -> None:
+    vocabulary = load_vocabulary(folder / vocab, lower_case="uncased" in vocab)
+    plain = PlainTokenizer(list(vocabulary.pieces), vocabulary.lower_case)
+    lines = [line for line in shared_text.lines(folder, 5 * step) if line.strip()]
     assert len(lines) > 500
     assert rows_of(vocabulary.tokenizer.encode(lines)) == [plain.encode(line) for line in lines]

@@ -4,13 +4,12 @@ import sys
 from pathlib import Path
 
 import pytest
-from support import shared_files
 from support.refusals import refused
+from support.shared_files import PUBLIC_VOCABULARY, VOCABULARY
 
 from bert.data.vocabulary import SPECIAL_PIECES, Vocabulary, load_vocabulary, sample_lines, train_vocabulary
 
 ROOT = Path(__file__).resolve().parents[3]
-PUBLISHED = shared_files.DATA / "vocab/bert-uncased.txt"
 TEXT = [
     f"The {word} unbelievable fox{word[0]} jumps over \u00e9clairs, no?" for word in ("quick", "lazy", "brown", "dog")
 ]
@@ -134,8 +133,15 @@ def test_a_vocabulary_that_cannot_hold_the_text_is_refused() -> None:
         train_vocabulary([" "], 100, lower_case=True)
 
 
-@pytest.mark.public
-def test_pieces_are_those_of_the_published_tokenizer() -> None:
+@pytest.mark.parametrize(
+    ("path", "facts"),
+    [
+        (VOCABULARY, (3000, 2, 4)),
+        pytest.param(PUBLIC_VOCABULARY, (30522, 101, 103), marks=pytest.mark.public),
+    ],
+    ids=["own", "public"],
+)
+def test_pieces_are_those_of_the_published_tokenizer(path: Path, facts: tuple[int, int, int]) -> None:
     from transformers import BertTokenizer
 
     sentences = [
@@ -143,8 +149,8 @@ def test_pieces_are_those_of_the_published_tokenizer() -> None:
         "John Johanson's house \u00fcber-na\u00efve\tTabs\u00a0and\u200bmore",
         "x" * 101 + " " + "Antidisestablishmentarianism" + " \U0001f600 a_b",
     ]
-    theirs = BertTokenizer.from_pretrained(str(PUBLISHED.parent), vocab_file=str(PUBLISHED), do_lower_case=True)
-    vocabulary = load_vocabulary(PUBLISHED, lower_case=True)
-    assert (len(vocabulary.pieces), vocabulary.cls_id, vocabulary.mask_id) == (30522, 101, 103)
+    theirs = BertTokenizer.from_pretrained(str(path.parent), vocab_file=str(path), do_lower_case=True)
+    vocabulary = load_vocabulary(path, lower_case=True)
+    assert (len(vocabulary.pieces), vocabulary.cls_id, vocabulary.mask_id) == facts
     for sentence, ids in zip(sentences, vocabulary.encode(sentences), strict=True):
         assert ids == theirs.encode(sentence, add_special_tokens=False)

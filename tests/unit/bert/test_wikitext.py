@@ -1,18 +1,17 @@
 """Wikitext to paragraphs: each rule on a line written for it, hostile input in linear time, and the real pages."""
 
-import bz2
 import re
 import time
 from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
-from support import shared_files
+from support.shared_files import DATA, OWN, unpacked
 
 from bert.corpus import wikitext
 from bert.corpus.wikitext import is_disambiguation, is_redirect, paragraphs, read_page
 
-WIKI = shared_files.DATA / "pretrain/wiki"
+WIKI = DATA / "pretrain/wiki"
 SAMPLE = WIKI / "enwiki-sample.xml.bz2"
 TABLES = WIKI / "enwiki-table-markup.xml.bz2"
 
@@ -182,7 +181,7 @@ def test_a_long_page_is_read_in_pieces_and_nothing_is_lost() -> None:
 
 
 def _articles(path: Path) -> dict[str, str]:
-    root = ElementTree.fromstring(bz2.decompress(path.read_bytes()))
+    root = ElementTree.fromstring(unpacked(path))
     pages = [page for page in root.iter() if page.tag.endswith("}page")]
     found = {}
     for page in pages:
@@ -197,6 +196,19 @@ def real() -> dict[str, list[str]]:
     return {title: paragraphs(text) for path in (TABLES, SAMPLE) for title, text in _articles(path).items()}
 
 
+def test_the_pages_of_a_dump_hold_their_sentences() -> None:
+    (path,) = (OWN / "pretrain/wiki").iterdir()
+    pages = {title: paragraphs(text) for title, text in _articles(path).items()}
+    assert pages["Tessel (river)"][0] == (
+        "The Tessel (Tesselbach) is a river that rises on Mount Arl and flows into Lake Orvane. "
+        "It is 118 km long and drains an area of about 2300 km\xb2."
+    )
+    assert pages["Se\xf1ora Pe\xf1a-Ruiz"][0].endswith("two suitcases and a viola made by J. B. \u010cerm\xe1k.")
+    assert pages["Copper print"][0].startswith('A copper print (from Latin cuprum, "copper") is a picture printed')
+    assert pages["Halden"][-1].endswith("On Sundays there are none! Why? Nobody knows.")
+    assert pages["Unclosed"][0] == "This page has a template that nobody closed and a link without an end."
+
+
 @pytest.mark.public
 def test_no_markup_is_left_in_real_pages(real: dict[str, list[str]]) -> None:
     text = "\n".join("\n".join(found) for found in real.values())
@@ -204,25 +216,6 @@ def test_no_markup_is_left_in_real_pages(real: dict[str, list[str]]) -> None:
             "( ", "()", "&nbsp;", "__"]  # fmt: skip
     assert {mark: text.count(mark) for mark in left if mark in text} == {}
     assert not [line for line in text.split("\n") if line[:1] in set("*#:;=!| ")]
-
-
-@pytest.mark.public
-def test_real_pages_hold_their_sentences(real: dict[str, list[str]]) -> None:
-    firsts = {
-        "Anarchism": "Anarchism is a political philosophy that advocates self-governed societies based on voluntary",
-        "Albedo": 'Albedo or reflection coefficient, derived from Latin albedo "whiteness" (or reflected sunlight) in',
-        "Achilles": "In Greek mythology, Achilles (Ἀχιλλεύς, Akhilleus) was a Greek hero of the Trojan War and the",
-        "Aristotle": "Aristotle (Ἀριστοτέλης, Aristotélēs; 384\N{EN DASH}322 BC) was a Greek philosopher and scientist",
-        "Aikido": "Aikido is a modern Japanese martial art developed by Morihei Ueshiba as a synthesis of his martial",
-        "Ampere": 'The ampere (SI unit symbol: A), often shortened to "amp", is the SI unit of electric current',
-        "Alain Connes": "Alain Connes (born 1 April 1947) is a French mathematician, currently Professor at the",
-        "Constructive vote of no confidence": "The constructive vote of no confidence (in German: konstruktives",
-    }
-    for title, sentence in firsts.items():
-        assert real[title][0].startswith(sentence)
-    assert any("At 1300 miles, Alabama has one" in paragraph for paragraph in real["Alabama"])
-    assert any("Forty-eight hours must elapse" in text for text in real["Constructive vote of no confidence"])
-    assert not any("Opposition candidate (party)" in text for text in real["Constructive vote of no confidence"])
 
 
 @pytest.mark.public
