@@ -84,7 +84,6 @@ devices=()
 
 source_options=(--generate 1000000)
 [[ -n $text ]] && source_options=(--input "$text")
-[[ $(uname -m) == x86_64 ]] || source_options+=(--splitter rules) # blingfire has no binaries for others
 data=$OUT/data/$(basename "${text:-generated}")
 mkdir -p "$OUT"
 echo "== 1/5 data (time budget for all steps: $BUDGET s)"

@@ -132,7 +132,7 @@ def sentence_text(data: Path, scratch: Path) -> list[Path]:
             sources = identify(paths, data, scratch / f"{name}.json")
             done = stage(sources, folder_of(scratch / name / "data", name), workers, Part(), silent)
             parts += done.files
-        done = segment(parts, folder_of(scratch / "sentences", "sentences"), workers, Part(), silent, "blingfire")
+        done = segment(parts, folder_of(scratch / "sentences", "sentences"), workers, Part(), silent)
     return list(done.files)
 
 

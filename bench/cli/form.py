@@ -248,7 +248,6 @@ def _named_choices() -> dict[str, tuple[str, ...]]:
         "dtype": tuple(DTYPES),
         "tasks": tuple(GLUE),
         "download": ("wikipedia", "pg19"),
-        "splitter": ("blingfire", "rules"),
     }
 
 

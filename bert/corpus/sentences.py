@@ -1,10 +1,10 @@
 """Split paragraph text into sentence text: one sentence per line, an empty line after each document, part by part."""
 
-import platform
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
+from importlib.metadata import version
 from itertools import pairwise
 from pathlib import Path
 from typing import BinaryIO
@@ -12,89 +12,10 @@ from typing import BinaryIO
 from bert.data.pool import Progress, Workers
 from bert.data.stages import Counts, Finished, Part, StageFolder
 from common.atomic import atomic_path
-from common.errors import InputError, MissingToolError, UsageError, read_code
-
-# Something always follows: titles, "for example", "compare", "number". A capital at the front is known as well.
-_INNER = """
-    dr dra drs prof profa sr sra srs sras srta sres
-    bzw bspw vgl nr nrn hr hrn hrsg dipl ggf ggfs evtl inkl exkl einschl insb insbes sog zzgl geb gest gegr verh ehem
-    kgl frhr pfr bd bde mio mrd tsd abb z.b d.h d.i i.d.r z.t u.u v.a o.g
-    mme mmes mlle mlles mgr vve ste boul cf cfr p.ex c.-à-d
-    dña gral cnel lic excmo exmo exma p.ej
-    sig sigg sig.ra sig.na dott dott.ssa prof.ssa avv p.es
-    dhr mevr mw bijv zgn resp d.w.z m.a.w i.p.v t.a.v
-    piem akad inž ģen sv t.i
-    np tzn tzw tj ul św ks m.in inż płk ppłk kpt
-    např tzv mj judr mudr rndr phdr nám
-    f.eks bl.a t.ex dvs d.v.s s.k jfr jf
-    npr pvz šv esim örn bkz doç yrd szt sf mt
-"""
-# They stand before a number, Arabic or Roman, and are words elsewhere.
-_NUMBERED_LIST = """
-    art arts artt kap abs ziff str anm pag pagg pág págs núm núms cap fig vol chap sec séc sek lib tab taf env ca c kl
-    blz plkst dz mir br č č.p tel nº n.º aprox approx p pp s
-"""
-# They end a sentence unless a small letter follows.
-_OPEN = """
-    usw etc ecc enz jh jhd jhdt chr j.-c j.c a.c d.c ud uds vd vds uu u.ä o.ä u.a aufl e.d e.a o.a v.chr n.chr
-    g gg gs u.c c utt lpp tml st r w itd itp atd apod aj osv mfl m.fl m.m jne ym yms jt kt vb god av apr éd coll cie
-    m.ē p.m.ē kr n.l př
-"""
-# What follows an ordinal with a capital letter; where it has a small one (3. oktober) no word must be known.
-_BEHIND_ORDINALS = """
-    Januar Jänner Februar Feber März April Mai Juni Juli August September Oktober November Dezember
-    Jahrhundert Jahrhunderts Jahrtausend Jahrtausends Jh Weltkrieg Weltkriegs Weltkrieges
-"""
-
-
-def _with_capitals(text: str) -> frozenset[str]:
-    words = text.split()
-    return frozenset([*words, *(word[:1].upper() + word[1:] for word in words)])
-
-
-_FIRST_HALVES = frozenset([*"abcdefghijklmnopqrstuvwxyz", "av", "apr", "pr"])
-_ALWAYS = _with_capitals(_INNER) | {"MM", "EE"}
-_NUMBERED = _with_capitals(_NUMBERED_LIST)
-_OPEN_ENDS = _with_capitals(_OPEN)
-_YEARS = map(str, range(2200))
-DOUBTFUL_ENDS = frozenset(
-    f"{opener}{word}.".encode()
-    for word in {*_ALWAYS, *_NUMBERED, *_OPEN_ENDS, *_FIRST_HALVES, *_YEARS}
-    for opener in ("", "(")
-)
-"""Every abbreviation and ordinal in UTF-8 with its stop, for a quick look at the last words of many sentences."""
-_OPENING_SIGNS = "([{\"'\u201e\u201c\u201a\u2018\u00ab\u00bb\u2039\u203a"
-_BEHIND = frozenset(_BEHIND_ORDINALS.split())
-_NUMBER = re.compile(r"\d|[IVXLCDM]+\b")
-_WORD = re.compile(r"\w+")
-# The second half of z. B., v. Chr., a. C., and of av. J.-C.
-_HALF = re.compile(r"(?:[A-ZÄÖÜ]|Chr|Kr)\.|J\.-?C")
-MOST_CHARACTERS = 16
-"""No abbreviation is longer, with its opening signs and its stop."""
-
-
-def goes_on(word: str, after: str) -> bool:
-    """Return whether the stop behind `word` ends no sentence, because of what follows.
-
-    Args:
-        word: the last word before the stop, without it.
-        after: what follows the blank after the stop, at least its first word.
-    """
-    word, after = word.lstrip(_OPENING_SIGNS), after.lstrip(_OPENING_SIGNS)
-    first = after[:1]
-    is_number = word.isdigit()
-    if first.islower() and (is_number or word in _OPEN_ENDS or word in _NUMBERED):
-        return True
-    if is_number and len(word) <= 2:
-        follower = _WORD.match(after)
-        return follower is not None and follower[0] in _BEHIND
-    if word in _FIRST_HALVES and _HALF.match(after):
-        return True
-    return word in _ALWAYS or (word in _NUMBERED and _NUMBER.match(after) is not None)
-
+from common.errors import InputError, UsageError, read_code
 
 Splitter = Callable[[Sequence[bytes]], list[bytes]]
-RULES_VERSION = 3
+RULES_VERSION = 4
 """Raised when the rules cut elsewhere."""
 
 _CLOSERS = "\"'\u2019\u201d)\\]\u00bb"
@@ -118,36 +39,23 @@ _BEFORE_NUMBERS = frozenset(("ch", "ed", "fig", "figs", "jun", "mar", "no", "nos
 # at the beginning of a text, and a paragraph is always followed by one, so that its last words are seen alike.
 _PARAGRAPH_SEPARATOR = "\u2029".encode()
 _SEPARATORS = re.compile(b"\xe2\x80[\xa8\xa9]")
+# Where blingfire cuts although the sentence goes on: after Dr. and Św., and after p., pp. and S. before a page number.
+_FALSE_ENDS = re.compile(rb"(?<![^\s(])((?:Dr|\xc5\x9aw)\.(?=\n +[^\xe2 ])|(?:pp?|S)\.(?=\n +(?:\d|[IVXLCDM]+\b)))\n")
 
 
-def load_splitter(name: str) -> Splitter:
-    """Return a splitter by its name: blingfire or rules.
-
-    Raises:
-        UsageError: there is no splitter of that name.
-        MissingToolError: blingfire is not installed, or not made for this machine.
-    """
-    if name not in SPLITTERS:
-        raise UsageError("option-choice", f"--splitter {name} must be one of {', '.join(SPLITTERS)}")
-    return SPLITTERS[name]()
-
-
-def splitter_version(name: str) -> str:
-    """Return what the sentences of a splitter depend on. Raises as load_splitter."""
-    load_splitter(name)
-    if name == "rules":
-        return str(RULES_VERSION)
-    from importlib.metadata import version
-
-    return version("blingfire")
+def splitter_settings() -> dict[str, str]:
+    """Return the sentence splitter of this machine and its version: blingfire where it is installed, else rules."""
+    if _blingfire() is None:
+        return {"splitter": "rules", "version": str(RULES_VERSION)}
+    return {"splitter": "blingfire", "version": version("blingfire")}
 
 
 def split_sentences(paragraph: str) -> list[str]:
     """Return the sentences of one paragraph by rules, whitespace made single spaces.
 
     A sentence ends at `.`, `!`, `?` or an ellipsis with its closing quotes, when whitespace and something that can
-    begin a sentence follow (not a small letter of any script); not after a known abbreviation or
-    initial ("Mr.", "J.").
+    begin a sentence follow (not a small letter of any script); not after an English abbreviation or initial
+    ("Mr.", "J.").
     """
     text = " ".join(paragraph.split())
     sentences = []
@@ -169,12 +77,7 @@ def _is_abbreviation(text: str, begin: int, end: int, next_begin: int) -> bool:
     # The longest abbreviation has 7 letters; looking at 24 characters keeps this linear.
     word = _LAST_WORD.search(text, max(begin, end - 24), end)
     if word is None:
-        blank = text.rfind(" ", max(begin, end - MOST_CHARACTERS), end)
-        return text[end - 1] == "." and goes_on(
-            text[max(begin, blank + 1) : end - 1], text[next_begin : next_begin + 24]
-        )
-    if goes_on(word[1], text[next_begin : next_begin + 24]):
-        return True
+        return False
     last = word[1].lower()
     if last in _BEFORE_NUMBERS:
         return text[next_begin : next_begin + 1].isdigit()
@@ -190,21 +93,17 @@ def _by_rules(paragraphs: Sequence[bytes]) -> list[bytes]:
 
 
 @cache
-def _blingfire() -> Splitter:
+def _blingfire() -> Splitter | None:
     """Return a splitter that calls the library with all paragraphs at once and cuts at the offsets it finds."""
     try:
         from blingfire import blingfire as library
-
-        find = library.TextToSentencesWithOffsets
-    except (ImportError, OSError, AttributeError) as error:
-        raise MissingToolError(
-            "package-missing",
-            f"the sentence splitter blingfire does not run on this machine ({platform.system()} {platform.machine()}: "
-            f"{error}): use --splitter rules, or `pip install blingfire` (Linux x86-64, macOS, Windows)",
-        ) from error
+    except (ImportError, OSError):
+        return None
     import ctypes
 
     import numpy as np
+
+    find = library.TextToSentencesWithOffsets
 
     # The library's text output drops invisible characters between sentences (U+200B), so only its offsets are used:
     # cut after each sentence, such characters go with the next one.
@@ -223,41 +122,18 @@ def _blingfire() -> Splitter:
         count = int(np.count_nonzero(text[: size - 1] == ord("\n"))) + 1 if size > 0 else 0
         cuts = [0, *(ends[: max(0, count - 1)] + 1).tolist(), len(raw)]
         pieces = [raw[begin:end] for begin, end in pairwise(cuts)]
-        lines = _without_false_ends(b"\n".join(pieces), pieces)
+        lines = _FALSE_ENDS.sub(rb"\1", b"\n".join(pieces))
         return [found for line in lines.replace(_PARAGRAPH_SEPARATOR, b"\n").split(b"\n") if (found := line.strip())]
 
     return split
 
 
-def _without_false_ends(lines: bytes, pieces: list[bytes]) -> bytes:
-    """Join again what was cut after an abbreviation or ordinal; `lines` are the pieces with line feeds between."""
-    doubtful = [number for number, piece in enumerate(pieces) if piece[piece.rfind(b" ") + 1 :] in DOUBTFUL_ENDS]
-    if not doubtful:
-        return lines
-    ends = {number for number in doubtful if number + 1 < len(pieces) and _goes_on(pieces[number], pieces[number + 1])}
-    return b"".join(piece + b"\n"[number in ends :] for number, piece in enumerate(pieces))
-
-
-def _goes_on(before: bytes, after: bytes) -> bool:
-    after = after[:80].lstrip()
-    if after.startswith(_PARAGRAPH_SEPARATOR):
-        return False
-    word = before[before.rfind(b" ") + 1 : -1]
-    return goes_on(word.decode("utf-8", "ignore"), after.decode("utf-8", "ignore"))
-
-
-SPLITTERS: dict[str, Callable[[], Splitter]] = {"blingfire": _blingfire, "rules": lambda: _by_rules}
-"""Name -> what loads it; the first is the default."""
-
-
 MOST_SENTENCE_CHARACTERS = 4_096
 """A longer sentence (text without stops) is cut at whitespace; the longest instance has room for about 2,500."""
-VERSION = 2
+VERSION = 3
 """Raised when the same input gives other bytes."""
 BLOCK_BYTES = 2**16
 """Paragraphs of one document are given to the splitter together up to this size."""
-WINDOW_BYTES = 2**18
-"""A longer paragraph is given to the splitter in windows of this size, each begun at the last sentence's beginning."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -267,11 +143,10 @@ class _Unit:
     folder: StageFolder
     source: Path
     name: str
-    splitter: str
 
 
 def segment(
-    parts: Sequence[Path], folder: StageFolder, workers: Workers, part: Part, progress: Progress, splitter: str
+    parts: Sequence[Path], folder: StageFolder, workers: Workers, part: Part, progress: Progress
 ) -> Finished | None:
     """Write the sentences of each part of paragraph text to `folder`, one file per part.
 
@@ -284,29 +159,26 @@ def segment(
         workers: processes; a part is the work of one of them.
         part: the share to make.
         progress: called with the parts done so far.
-        splitter: blingfire or rules.
 
     Returns:
         The stage; None while other shares of it are not finished.
 
     Raises:
-        UsageError: there is no such splitter, or two parts have the same name.
-        MissingToolError: the splitter does not run on this machine.
+        UsageError: two parts have the same name.
         InputError: a part cannot be read.
         StorageError: the folder cannot be written.
     """
-    load_splitter(splitter)
     names = [f"{path.parent.parent.name}-{path.name}" for path in parts]
     if len(set(names)) < len(names):
         twice = next(name for name in names if names.count(name) > 1)
         raise UsageError("data-ambiguous", f"two text files would both become {twice}: rename the folder of one")
-    units = [_Unit(folder, path, name, splitter) for path, name in zip(parts, names, strict=True)]
+    units = [_Unit(folder, path, name) for path, name in zip(parts, names, strict=True)]
     folder.make(_segment_unit, units, lambda unit: folder.is_done(unit.name), workers, part, progress)
     return folder.finish(names)
 
 
 def _segment_unit(unit: _Unit) -> None:
-    split = load_splitter(unit.splitter)
+    split = _blingfire() or _by_rules
     counts = Counts()
     with atomic_path(unit.folder.path / unit.name) as temporary:
         with temporary.open("wb") as out:
@@ -349,38 +221,13 @@ def _sentences(first: bytes, file: BinaryIO, split: Splitter, counts: Counts) ->
     line = first
     while line not in (b"\n", b""):
         paragraph = line.rstrip(b"\n")
-        if len(paragraph) > WINDOW_BYTES:
+        block.append(paragraph)
+        size += len(paragraph)
+        if size >= BLOCK_BYTES:
             yield _bounded(split(block), counts)
             block, size = [], 0
-            for sentences in _of_long_paragraph(paragraph, split):
-                yield _bounded(sentences, counts)
-        else:
-            block.append(paragraph)
-            size += len(paragraph)
-            if size >= BLOCK_BYTES:
-                yield _bounded(split(block), counts)
-                block, size = [], 0
         line = file.readline()
     yield _bounded(split(block), counts)
-
-
-def _of_long_paragraph(paragraph: bytes, split: Splitter) -> Iterator[list[bytes]]:
-    """Yield the sentences of a paragraph window by window: time and memory stay linear without any stop in it.
-
-    The last sentence of a window may continue after it, so the next window begins with it, unless it is the only one.
-    """
-    begin = 0
-    while len(paragraph) - begin > WINDOW_BYTES:
-        end = paragraph.rfind(b" ", begin + 1, begin + WINDOW_BYTES)
-        if end < 0:
-            end = _character_start(paragraph, begin + WINDOW_BYTES)
-        window = paragraph[begin:end]
-        sentences = split([window])
-        if len(sentences) > 1 and window.endswith(sentences[-1]):
-            end -= len(sentences.pop())
-        yield sentences
-        begin = end
-    yield split([paragraph[begin:]])
 
 
 def _bounded(sentences: list[bytes], counts: Counts) -> list[bytes]:
@@ -402,10 +249,3 @@ def _pieces(sentence: str) -> Iterator[str]:
         yield sentence[begin:end].strip(" ")
         begin = end + (sentence[end] == " ")
     yield sentence[begin:]
-
-
-def _character_start(text: bytes, position: int) -> int:
-    """Return the nearest position not after `position` where a UTF-8 character begins."""
-    while text[position] & 0xC0 == 0x80:
-        position -= 1
-    return position

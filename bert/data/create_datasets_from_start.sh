@@ -16,13 +16,12 @@
 #   DUPE_FACTOR   times the text is gone through     (5)
 #   SHARDS        training shards                    (one per 32 MiB of text)
 #   SEED          of the split, the cuts, the masks  (12345)
-#   SPLITTER      what finds sentences               (blingfire)
 #   WORKERS       processes                          (all cores)
 set -euo pipefail
 script=$(realpath "$0")
 
 if [[ $# -lt 1 || $# -gt 2 || ${1:-} == -* ]]; then
-    sed -n '2,21s/^# \{0,1\}//p' "$script"
+    sed -n '2,20s/^# \{0,1\}//p' "$script"
     [[ ${1:-} == -h || ${1:-} == --help ]] && exit 0 || exit 2
 fi
 output=$(realpath -m "$1")
@@ -32,10 +31,10 @@ cd "$(dirname "$script")/../.."
 PATH=$PWD/.venv/bin:$PATH
 command -v bertbench >/dev/null || { echo "$(basename "$script"): bertbench is not installed: run make setup in $PWD" >&2 && exit 127; }
 : "${WIKI_LANGUAGE:=en}" "${DATE:=latest}" "${BOOKS:=pg19}" "${LOWER_CASE:=1}" "${DUPE_FACTOR:=5}" "${SEED:=12345}"
-: "${SPLITTER:=blingfire}" "${WORKERS:=$(nproc)}"
+: "${WORKERS:=$(nproc)}"
 [[ -n $input ]] || : "${SQUAD:=1}"
 
-options=(--output "$output" --seq-lens 128 512 --dupe-factor "$DUPE_FACTOR" --seed "$SEED" --splitter "$SPLITTER"
+options=(--output "$output" --seq-lens 128 512 --dupe-factor "$DUPE_FACTOR" --seed "$SEED"
     --workers "$WORKERS")
 [[ $LOWER_CASE == 1 ]] || options+=(--no-lower-case)
 [[ -z $VOCAB ]] || options+=(--vocab "$VOCAB")

@@ -95,8 +95,6 @@ class PrepareConfig:
     """Name of the data set in file names; default the name of the input folder."""
     keep_truncated: bool = False
     """Use the complete pages of a truncated dump."""
-    splitter: str = "blingfire"
-    """Sentence splitter: blingfire, or rules where blingfire is not available."""
     vocab: Path | None = None
     """BERT vocab.txt; default a vocabulary trained on the text."""
     vocab_size: int = BERT_UNCASED_VOCAB_SIZE

@@ -290,9 +290,8 @@ def _sentences(runner: StageRunner, texts: Sequence[Finished]) -> Finished | Non
 
     Raises:
         InputError: extract or clean is not complete.
-        MissingToolError: the splitter does not run here.
     """
-    from bert.corpus.sentences import VERSION, segment, splitter_version
+    from bert.corpus.sentences import VERSION, segment, splitter_settings
 
     config = runner.config
     if not texts:
@@ -301,15 +300,14 @@ def _sentences(runner: StageRunner, texts: Sequence[Finished]) -> Finished | Non
         if not texts:
             read_finished(*folders[0])  # says which stage to run
     parts = [part for done in texts for part in done.files]
-    settings = {"splitter": config.splitter, "version": splitter_version(config.splitter)}
     content = fingerprint_of([done.fingerprint for done in texts])
     return runner.run(
         "sentences",
         VERSION,
         config.stage_folder("sentences"),
-        settings,
+        splitter_settings(),
         content,
-        lambda folder: segment(parts, folder, runner.workers, config.share, runner.progress, config.splitter),
+        lambda folder: segment(parts, folder, runner.workers, config.share, runner.progress),
     )
 
 

@@ -15,16 +15,14 @@ from bert.corpus.clean import clean
 from bert.corpus.files import find_inputs, identify
 from bert.corpus.sentences import (
     MOST_SENTENCE_CHARACTERS,
-    SPLITTERS,
     _blingfire,
-    load_splitter,
+    _by_rules,
     segment,
     split_sentences,
-    splitter_version,
+    splitter_settings,
 )
 from bert.data.pool import Workers
 from bert.data.stages import Counts, Finished, Part, StageFolder
-from common.errors import MissingToolError
 
 _LATIN = "He said no. Mr Dr. U.S. e.g. 3.5 1 No. I i http://x.y/z a@b.c \u00e9 \u00df \u0130 e\u0301"
 _MARKS = "... \u2026 ! ? \u3002 \uff01 \u201c \u201d \" ' ( ) [ ] , ; - \u2014 * _ < &amp; @ ( ,"
@@ -35,16 +33,16 @@ _OTHERS = (
 WORDS = f"{_LATIN} {_MARKS} {_OTHERS}".split()
 
 
-def has_blingfire() -> bool:
-    try:
-        load_splitter("blingfire")
-    except MissingToolError:
-        return False
-    return True
-
-
-needs_blingfire = pytest.mark.skipif(not has_blingfire(), reason="blingfire does not run on this machine")
+SPLITTERS: dict[str, Any] = {"blingfire": _blingfire(), "rules": _by_rules}
+needs_blingfire = pytest.mark.skipif(_blingfire() is None, reason="blingfire is not installed")
 EVERY = [pytest.param(name, marks=needs_blingfire if name == "blingfire" else ()) for name in SPLITTERS]
+
+
+@pytest.fixture(params=EVERY)
+def splitter(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_blingfire", lambda: SPLITTERS["blingfire"] if request.param == "blingfire" else None)
+
+
 paragraphs_of_words = st.lists(
     st.lists(st.tuples(st.sampled_from(WORDS), st.sampled_from(["", " ", " "])), min_size=1, max_size=25).map(
         lambda pairs: " ".join("".join(word + gap for word, gap in pairs).split())
@@ -68,11 +66,11 @@ def stage_folder(path: Path) -> StageFolder:
     return folder
 
 
-def segmented(text: str, folder: Path, splitter: str = "rules", workers: Workers | None = None) -> tuple[str, Counts]:
+def segmented(text: str, folder: Path, workers: Workers | None = None) -> tuple[str, Counts]:
     part = folder / "cleaned" / "d" / "part-000000.txt"
     part.parent.mkdir(parents=True)
     part.write_text(text, encoding="utf-8")
-    found = segment([part], stage_folder(folder / "s"), workers or Workers(1), Part(), ignore, splitter)
+    found = segment([part], stage_folder(folder / "s"), workers or Workers(1), Part(), ignore)
     assert found is not None
     assert [path.name for path in found.files] == ["cleaned-part-000000.txt"]
     return found.files[0].read_text(encoding="utf-8"), found.counts
@@ -99,7 +97,7 @@ def test_rules_end_sentences_where_a_reader_would(paragraph: str, sentences: lis
 
 @needs_blingfire
 def test_blingfire_ends_sentences_and_paragraphs() -> None:
-    split = load_splitter("blingfire")
+    split = SPLITTERS["blingfire"]
     paragraphs = [
         "One two. Three 3.5 four! He met Mr. Smith.",
         "A heading",
@@ -121,7 +119,7 @@ def test_blingfire_ends_sentences_and_paragraphs() -> None:
 @settings(max_examples=examples(300), deadline=None)
 @given(paragraphs=paragraphs_of_words)
 def test_no_character_is_lost_and_a_block_is_cut_as_its_paragraphs_alone(name: str, paragraphs: list[str]) -> None:
-    split = load_splitter(name)
+    split = SPLITTERS[name]
     blocks = [paragraph.encode() for paragraph in paragraphs]
     together = split(blocks)
     assert together == [sentence for block in blocks for sentence in split([block])]
@@ -134,7 +132,7 @@ def test_no_character_is_lost_and_a_block_is_cut_as_its_paragraphs_alone(name: s
 @given(text=st.text(max_size=200))
 def test_any_text_survives_lone_surrogates_replaced(name: str, text: str) -> None:
     paragraph = " ".join(text.replace("\0", "").split()).encode("utf-8", errors="replace")
-    found = load_splitter(name)([paragraph])
+    found = SPLITTERS[name]([paragraph])
     assert squeezed(b" ".join(found).decode()) == squeezed(paragraph.decode())
 
 
@@ -142,7 +140,7 @@ def test_any_text_survives_lone_surrogates_replaced(name: str, text: str) -> Non
 @pytest.mark.parametrize("name", EVERY)
 def test_splitting_takes_linear_time_on_hostile_text(name: str) -> None:
     for text in ("a." * 100_000, "." * 100_000, "A. " * 60_000, "x" * 200_000, '"' * 100_000 + ".", "\u3002" * 60_000):
-        load_splitter(name)([text.encode()])
+        SPLITTERS[name]([text.encode()])
 
 
 @pytest.mark.parametrize(
@@ -160,14 +158,10 @@ def test_no_sentence_begins_with_a_small_letter_of_any_script(paragraph: str) ->
     assert len(split_sentences(f"{paragraph} Übel! Ölig. Ясно.")) == 4
 
 
-def test_unknown_splitters_are_refused_with_the_names(tmp_path: Path) -> None:
-    with refused("option-choice", "--splitter nltk", "blingfire, rules"):
-        segmented("A.\n\n", tmp_path, "nltk")
-    assert splitter_version("rules") == "3"
-
-
 @pytest.mark.parametrize("error", [ImportError("No module named 'blingfire'"), OSError("wrong ELF class")])
-def test_where_blingfire_does_not_run_the_rules_are_named(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_blingfire_does_not_run_the_rules_split(
+    error: Exception, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     real = builtins.__import__
 
     def without(name: str, *arguments: Any, **options: Any) -> Any:
@@ -177,12 +171,26 @@ def test_where_blingfire_does_not_run_the_rules_are_named(error: Exception, monk
 
     _blingfire.cache_clear()
     monkeypatch.setattr(builtins, "__import__", without)
-    with refused("package-missing", "blingfire", error, "--splitter rules"):
-        load_splitter("blingfire")
-    with refused("package-missing", "--splitter rules"):
-        splitter_version("blingfire")
-    assert load_splitter("rules")([b"A b. C d."]) == [b"A b.", b"C d."]
+    assert splitter_settings() == {"splitter": "rules", "version": "4"}
+    assert segmented("A b. C d.\n\n", tmp_path)[0] == "A b.\nC d.\n\n"
     _blingfire.cache_clear()
+
+
+@needs_blingfire
+@pytest.mark.parametrize(
+    "sentences",
+    [
+        ["It was agreed.", "Dr. Yunus received his PhD."],
+        ["The theory of music (Stein 2005, p. 79) is old.", "She left."],
+        ["It was 5 p.m.", "He left."],
+    ],
+)
+def test_abbreviations_end_no_sentence_and_real_ends_stay(sentences: list[str]) -> None:
+    split = SPLITTERS["blingfire"]
+    assert [sentence.decode() for sentence in split([" ".join(sentences).encode()])] == sentences
+    # A paragraph ends whatever it ends with.
+    ends = [b"See p.", b"5 and Dr.", b"Meier"]
+    assert split(ends) == ends
 
 
 def test_documents_stay_apart_and_empty_ones_are_left_out(tmp_path: Path) -> None:
@@ -195,24 +203,15 @@ def test_documents_stay_apart_and_empty_ones_are_left_out(tmp_path: Path) -> Non
 
 
 @pytest.mark.timeout(60)
-@pytest.mark.parametrize("name", EVERY)
-def test_text_without_a_sentence_end_is_cut_at_white_space(name: str, tmp_path: Path) -> None:
-    text, counts = segmented("word " * 400_000 + "\n\n", tmp_path / "words", name)
+@pytest.mark.usefixtures("splitter")
+def test_text_without_a_sentence_end_is_cut_at_white_space(tmp_path: Path) -> None:
+    text, counts = segmented("word " * 400_000 + "\n\n", tmp_path / "words")
     assert text.split() == ["word"] * 400_000
     assert 400 < counts.get("sentences") < 1000 and counts.get("cut sentences") >= 1
     assert max(map(len, text.split("\n"))) <= MOST_SENTENCE_CHARACTERS and " \n" not in text and "\n " not in text
-    text, _ = segmented("\u4f60" * 400_000 + "\n\n", tmp_path / "one word", name)
+    text, _ = segmented("\u4f60" * 400_000 + "\n\n", tmp_path / "one word")
     assert text.replace("\n", "") == "\u4f60" * 400_000
     assert max(map(len, text.split("\n"))) == MOST_SENTENCE_CHARACTERS
-
-
-@pytest.mark.parametrize("name", EVERY)
-def test_a_long_paragraph_is_cut_as_a_short_one(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    paragraph = " ".join(f"Sentence number {number} of this text is here." for number in range(3000))
-    whole, _ = segmented(paragraph + "\n\n", tmp_path / "whole", name)
-    monkeypatch.setattr(module, "WINDOW_BYTES", 1000)
-    in_windows, _ = segmented(paragraph + "\n\n", tmp_path / "windows", name)
-    assert whole == in_windows and whole.count("\n") == 3001
 
 
 def test_parts_of_two_stages_go_together_and_equal_names_are_refused(tmp_path: Path) -> None:
@@ -220,11 +219,11 @@ def test_parts_of_two_stages_go_together_and_equal_names_are_refused(tmp_path: P
     for part in parts:
         part.parent.mkdir(parents=True)
         part.write_text("A.\n\n")
-    found = segment(parts, stage_folder(tmp_path / "s"), Workers(1), Part(), ignore, "rules")
+    found = segment(parts, stage_folder(tmp_path / "s"), Workers(1), Part(), ignore)
     assert found is not None
     assert [path.name for path in found.files] == ["extracted-part-000000.txt", "cleaned-part-000000.txt"]
     with refused("data-ambiguous", "cleaned-part-000000.txt"):
-        segment([parts[1], parts[1]], stage_folder(tmp_path / "t"), Workers(1), Part(), ignore, "rules")
+        segment([parts[1], parts[1]], stage_folder(tmp_path / "t"), Workers(1), Part(), ignore)
 
 
 def cleaned_books(books: Path, folder: Path) -> Finished:
@@ -237,10 +236,10 @@ def cleaned_books(books: Path, folder: Path) -> Finished:
 
 
 @pytest.mark.parametrize("folder", samples("pretrain/books"))
-@pytest.mark.parametrize("name", EVERY)
-def test_books_keep_every_character_and_their_documents(folder: Path, name: str, tmp_path: Path) -> None:
+@pytest.mark.usefixtures("splitter")
+def test_books_keep_every_character_and_their_documents(folder: Path, tmp_path: Path) -> None:
     books = cleaned_books(folder, tmp_path)
-    found = segment(books.files, stage_folder(tmp_path / "s"), Workers(1), Part(), ignore, name)
+    found = segment(books.files, stage_folder(tmp_path / "s"), Workers(1), Part(), ignore)
     assert found is not None and found.counts.get("documents") == books.counts.get("documents")
     text, before = found.files[0].read_text(), books.files[0].read_text()
     assert [squeezed(document) for document in text.split("\n\n")] == [
@@ -266,73 +265,13 @@ def test_two_workers_and_a_repeated_run_give_the_same_bytes(folder: Path, tmp_pa
         parts.append(tmp_path / "cleaned" / "p" / f"part-{number}.txt")
         parts[-1].parent.mkdir(exist_ok=True)
         parts[-1].write_bytes(b"".join(document + b"\n\n" for document in documents[number::4]))
-    one = segment(parts, stage_folder(tmp_path / "one"), Workers(1), Part(), ignore, "rules")
+    one = segment(parts, stage_folder(tmp_path / "one"), Workers(1), Part(), ignore)
     with Workers(2) as workers:
-        two = segment(parts, stage_folder(tmp_path / "two"), workers, Part(), ignore, "rules")
+        two = segment(parts, stage_folder(tmp_path / "two"), workers, Part(), ignore)
     assert one is not None and two is not None and one.counts.numbers == two.counts.numbers
     assert [path.read_bytes() for path in one.files] == [path.read_bytes() for path in two.files]
     kept, gone = one.files[0].stat().st_mtime_ns, one.files[1].read_bytes()
     one.files[1].unlink()
-    again = segment(parts, stage_folder(tmp_path / "one"), Workers(1), Part(), ignore, "rules")
+    again = segment(parts, stage_folder(tmp_path / "one"), Workers(1), Part(), ignore)
     assert again is not None and again.files[1].read_bytes() == gone
     assert again.files[0].stat().st_mtime_ns == kept and again.counts.numbers == two.counts.numbers
-
-
-# Sentences as a reader of the language divides them, one a line.
-FOREIGN = {
-    "german": """Das gilt u. a. bzw. z. B. für Häuser, die vor 1900 gebaut wurden.
-Sie wohnt im Haus Nr. 5 an der Ecke.
-Das Werk entstand am 3. Oktober 1990 im 19. Jahrhundert nach Dr. Weber, Prof. Klein und Hrn. Groß, dem Maler.
-Das Haus kostete 3 Mio. Euro, Steuern usw.
-Caesar starb 44 v. Chr. in Rom, vgl. Kap. 5.
-Das war 1990.
-Januar und Februar waren kalt.""",
-    "french": """Hier Mme. Curie et MM. Dupont sont venus.
-Elle est née vers 50 apr. J.-C. dans la ville.
-Il faut lire le chap. XII, cf. Platon.
-Le marché ferme ensuite.""",
-    "spanish": """Ayer la Sra. López y la Dra. Ruiz llegaron.
-La casa lleva el núm. 5 desde entonces.
-La Srta. Pérez vive en EE. UU. desde joven.""",
-    "portuguese": """A Dra. Costa e a Profa. Lima vieram.
-No séc. XIX havia muitos navios no porto.""",
-    "italian": """Il dott. Verdi e la sig.ra Bianchi vennero insieme.
-Si vendono pane, vino ecc.
-Poi tornarono a casa.""",
-    "dutch": """Daarna kwamen dhr. Jansen en mevr. De Vries binnen.
-Er zijn dieren, bijv. honden, katten enz.
-Daarna ging hij weg.""",
-    "latvian": """Tas ir 1990. g. sākums.
-Pilsētā ir skolas u. c. ēkas, kuras ir vecas.
-Tas notika 19. gs. beigās un 20. gs. sākumā.
-Viņš dzimis 1990. gada 5. maijā.""",
-    "polish": """Mieszka przy ul. Długiej w Krakowie.
-Kościół św. Jana stoi od 1990 r. w tym miejscu.""",
-    "czech": """Byl to např. Karel a tzv. Velký.
-Kostel sv. Jana stojí dodnes.""",
-    "scandinavian": """Den 3. oktober 1990 kom han til byen.
-Det er f.eks. Oslo eller bl.a. Bergen.""",
-    "english": """He read vol. 5 and met Dr. Roylott.
-He said no.
-She sat in his art.
-The cap fell on his cap.
-Tell me more about it.
-That was in 1990.
-March came late, on p. 12.
-It was 5 p.m.
-He left.""",
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("name", SPLITTERS)
-@pytest.mark.parametrize("language", FOREIGN)
-def test_abbreviations_end_no_sentence_and_real_ends_stay(language: str, name: str) -> None:
-    sentences = FOREIGN[language].split("\n")
-    try:
-        split = load_splitter(name)
-    except MissingToolError as error:
-        pytest.skip(str(error))
-    assert [found.decode() for found in split([" ".join(sentences).encode()])] == sentences
-    # A paragraph ends whatever it ends with.
-    ends = [b"Er wohnt in Nr.", b"5 kam z. B.", b"und dr.", b"Meier"]
-    assert split(ends) == ends
