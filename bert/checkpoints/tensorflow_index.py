@@ -12,7 +12,6 @@ MAGIC = (0xDB4775248B80FB57).to_bytes(8, "little")
 FOOTER_BYTES = 48
 
 _TRAILER_BYTES = 5
-_LONGEST_KEY = 4096
 _MASK_DELTA = 0xA282EAD8
 _MOST_GROWTH = 22  # a copy of 3 bytes in Snappy data yields at most 64
 VARINT, FIXED64, BYTES, FIXED32 = 0, 1, 2, 5
@@ -78,7 +77,7 @@ def _block_entries(block: bytes) -> Iterator[tuple[bytes, bytes]]:
         shared, position = varint(block, position)
         own, position = varint(block, position)
         length, position = varint(block, position)
-        if shared > len(key) or shared + own > _LONGEST_KEY or position + own + length > end:
+        if shared > len(key) or position + own + length > end:
             raise ValueError("a block holds a damaged entry")
         key = key[:shared] + block[position : position + own]
         position += own

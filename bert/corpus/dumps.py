@@ -252,8 +252,6 @@ def split_pages(data: bytes) -> Iterator[bytes]:
         position = end
 
 
-MOST_BYTES = 2**29
-"""Bytes that a range of streams unpacks to at most: a hundred pages of 2 MiB are fewer."""
 _STREAM = re.compile(rb"BZh[1-9]1AY&SY")
 _STREAM_BYTES = 10
 _FOOTER = 0x177245385090
@@ -287,34 +285,13 @@ def decompress(path: Path, start: int, end: int) -> bytes:
         with path.open("rb") as file:
             file.seek(start)
             data = file.read(end - start)
-        return _unpacked(data)
+        return bz2.decompress(data)
     except (OSError, ValueError, EOFError) as error:
         raise InputError(
             "file-damaged",
             f"{path}: the bz2 data from byte {start} to {end} is damaged ({error}): download the file again; finished "
             "parts are kept",
         ) from error
-
-
-def _unpacked(data: bytes) -> bytes:
-    """Unpack streams. Raises OSError, ValueError if they end too early or hold more than pages can."""
-    parts: list[bytes] = []
-    left = MOST_BYTES
-    while data:
-        stream = bz2.BZ2Decompressor()
-        try:
-            parts.append(stream.decompress(data, left + 1))
-        except OSError:
-            if parts:
-                break  # what follows the last stream is none, as for bz2.decompress
-            raise
-        left -= len(parts[-1])
-        if left < 0:
-            raise ValueError(f"they decompress to more than {MOST_BYTES >> 20} MiB")
-        if not stream.eof:
-            raise ValueError("they end too early")
-        data = stream.unused_data
-    return b"".join(parts)
 
 
 def not_a_dump(path: Path, data: bytes) -> str:

@@ -296,10 +296,10 @@ _OTHER_FILES = (
 
 
 def blocks(path: Path, offset: int) -> Iterator[tuple[bytes, int]]:
-    """Yield the decompressed bytes of a file in UTF-8, and how far the file was read, block by block.
+    """Yield the decompressed bytes of a file, and how far the file was read, block by block.
 
     Args:
-        path: plain, gzip or bz2 (recognized by its first bytes), UTF-8 or UTF-16.
+        path: plain, gzip or bz2 (recognized by its first bytes), in UTF-8.
         offset: where to begin: 0, or the start of a bz2 stream.
 
     Raises:
@@ -314,29 +314,13 @@ def blocks(path: Path, offset: int) -> Iterator[tuple[bytes, int]]:
             reader = bz2.BZ2File(raw)
         elif start.startswith(b"\x1f\x8b"):
             reader = gzip.GzipFile(fileobj=raw)
-        decoder: codecs.IncrementalDecoder | None = None
         is_first = True
         # read1, because read would lose what came before an error.
         while block := (reader.read(BLOCK_BYTES) if reader is raw else reader.read1(BLOCK_BYTES)):  # type: ignore[union-attr]
             if is_first:
                 is_first = False
-                decoder = _decoder(block)
                 block = block.removeprefix(codecs.BOM_UTF8)
-            if decoder is not None:
-                block = decoder.decode(block).encode("utf-8", "replace")
             yield block, raw.tell()
-
-
-def _decoder(start: bytes) -> codecs.IncrementalDecoder | None:
-    """Return what turns UTF-16 into text, None for UTF-8."""
-    name = None
-    if start.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
-        name = "utf-16"
-    elif start.startswith(b"<\0"):
-        name = "utf-16-le"
-    elif start.startswith(b"\0<"):
-        name = "utf-16-be"
-    return codecs.getincrementaldecoder(name)(errors="replace") if name else None
 
 
 def refuse_other_files(path: Path) -> None:

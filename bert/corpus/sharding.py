@@ -6,10 +6,10 @@ through in one sequential pass that appends each document to its shard.
 
 import heapq
 import os
+import resource
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import BinaryIO
 
@@ -103,23 +103,24 @@ def shard(
         return done
     names = plan.names(dataset)
     missing = [number for number, name in enumerate(names) if not folder.is_done(name)]
-    most = _most_open_files()
-    turns = [missing[begin : begin + most] for begin in range(0, len(missing), most)]
-    reads = len(parts) * (1 + len(turns))
-    documents = scan(parts, lambda number: progress("shard", number, reads))
+    documents = scan(parts, lambda number: progress("shard", number, 2 * len(parts)))
     chosen = assign(documents.sentences, plan)
     counts = _count(documents, chosen, plan, names)
-    for turn, wanted in enumerate(turns, start=1):
-        shards = {number: names[number] for number in wanted}
-        told = partial(_tell, progress, turn * len(parts), reads)
-        _write_shards(parts, documents, chosen, shards, folder, counts, told)
+    if missing:
+        shards = {number: names[number] for number in missing}
+        _allow_open_files(len(shards))
+        _write_shards(
+            parts,
+            documents,
+            chosen,
+            shards,
+            folder,
+            counts,
+            lambda number: progress("shard", len(parts) + number, 2 * len(parts)),
+        )
     extra = Counts()
     extra.add("empty documents", int(np.count_nonzero(chosen == _NO_SHARD)))
     return folder.finish(names, extra)
-
-
-def _tell(progress: Progress, before: int, total: int, number: int) -> None:
-    progress("shard", before + number, total)
 
 
 def scan(parts: Sequence[Path], progress: Callable[[int], None] = lambda number: None) -> Documents:
@@ -257,14 +258,13 @@ def _count(
     return found
 
 
-def _most_open_files() -> int:
-    """Return how many shards may be open at once; this process and its libraries have files of their own."""
-    try:
-        import resource
-    except ImportError:  # Windows, whose C library opens 512 files
-        return 512 - _SPARE_FILES
-    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return 4096 if limit == resource.RLIM_INFINITY else max(8, min(4096, limit - _SPARE_FILES))
+def _allow_open_files(count: int) -> None:
+    """Raise the limit of open files, as far as the system allows, to so many shards."""
+    limit, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    needed = count + _SPARE_FILES
+    if limit != resource.RLIM_INFINITY and limit < needed:
+        needed = needed if most == resource.RLIM_INFINITY else min(needed, most)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (needed, most))
 
 
 def _write_shards(

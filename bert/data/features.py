@@ -17,6 +17,7 @@ from typing import Any, Generic, Protocol, TypeVar
 import numpy as np
 
 from bert.data.columns import (
+    CHECKSUM,
     Column,
     Columns,
     NotWholeError,
@@ -378,6 +379,10 @@ class FeatureForm(ABC, Generic[S, F]):
             found = settings, metadata["fingerprint"], counts
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise NotWholeError("file-damaged", f"its metadata is damaged: {error!r}") from error
+        known = {"format", "schema_version", "settings", "fingerprint", "counts", self.further, CHECKSUM}
+        strange = sorted(metadata.keys() - known)
+        if strange:
+            raise NotWholeError("file-damaged", f"its metadata is damaged: unknown key {strange[0][:60]!r}")
         return found
 
     def _check_source(self, path: Path, settings: S) -> None:

@@ -110,10 +110,7 @@ def keep_or_make(
     fingerprint = form.fingerprint(source.settings, source.content)
     beside = path.with_suffix(source.beside or SUFFIX)
 
-    def is_finished() -> bool:
-        return form.finished(path, fingerprint, []) is not None and beside.is_file()
-
-    with _locked_to_prepare(form.task, folder, is_finished):
+    with _locked_to_prepare(form.task, folder):
         counts = form.finished(path, fingerprint, notes)
         kept = counts is not None
         if counts is None:
@@ -182,14 +179,12 @@ def new_folder(folder: Path) -> Iterator[None]:
 
 
 @contextmanager
-def _locked_to_prepare(task: str, folder: Path, is_finished: Callable[[], bool]) -> Iterator[None]:
+def _locked_to_prepare(task: str, folder: Path) -> Iterator[None]:
     """Hold a folder while features are made in it, and remove what killed preparations left there; it waits.
 
-    One that cannot be written is not held where `is_finished` says that there is nothing to make.
-
-    Raises: as common.locks.locked does.
+    One that cannot be written is read without being held.
     """
-    if folder.exists() and not os.access(folder, os.W_OK) and is_finished():
+    if folder.exists() and not os.access(folder, os.W_OK):
         yield
         return
     with locked(folder, "another preparation", "wait for it, or give another --output", wait=True):

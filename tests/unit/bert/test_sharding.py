@@ -1,4 +1,5 @@
 import heapq
+import resource
 import signal
 import subprocess
 import sys
@@ -182,22 +183,19 @@ def test_text_without_a_last_empty_line_is_refused_by_name(tmp_path: Path) -> No
         scan([tmp_path / "gone.txt"])
 
 
-def test_more_shards_than_open_files_take_several_passes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_many_shards_raise_the_limit_of_open_files(tmp_path: Path) -> None:
     parts = make_parts(tmp_path / "in")
-    one = sharded(parts, tmp_path / "one", plan_of(20, 3, 0.1))
-    monkeypatch.setattr(module, "_most_open_files", lambda: 7)
-    told: list[tuple[int, int | None]] = []
-    folder = stage_folder(tmp_path / "four")
-    four = shard(parts, folder, "d", plan_of(20, 3, 0.1), lambda stage, done, total: told.append((done, total)))
-    assert four is not None
-    assert [path.read_bytes() for path in one.files] == [path.read_bytes() for path in four.files]
-    assert told == sorted(told) and told[-1] == (15, 15)
-
-
-def test_the_limit_of_open_files_is_respected() -> None:
-    resource = pytest.importorskip("resource")
-    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    assert 8 <= module._most_open_files() <= (4096 if limit == resource.RLIM_INFINITY else max(8, limit - 16))
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (70, before[1]))
+        told: list[tuple[int, int | None]] = []
+        folder = stage_folder(tmp_path / "out")
+        found = shard(parts, folder, "d", plan_of(20, 3, 0.1), lambda stage, done, total: told.append((done, total)))
+        assert found is not None and len(found.files) == 23
+        assert told == sorted(told) and told[-1] == (2 * len(parts), 2 * len(parts))
+        assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] > 70
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
 
 
 @pytest.mark.parametrize(("size", "shards"), [(0, 4), (1, 4), (2**27, 4), (2**27 + 1, 5), (20 * 2**30, 640)])

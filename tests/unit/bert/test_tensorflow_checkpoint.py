@@ -155,7 +155,6 @@ def test_every_wrong_bit_in_the_index_is_found_or_harmless(tmp_path: Path) -> No
 
 # What is wrong -> the rows of the index, and what the refusal has to name.
 BAD_ENTRIES: dict[str, tuple[list[bytes], str]] = {
-    "two tensors share bytes": ([writer.entry(1, [2], 0, 0, 8, 0), writer.entry(1, [2], 0, 4, 8, 0)], "t1"),
     "more bytes than values": ([writer.entry(1, [2], 0, 0, 12, 0)], "12 bytes"),
     "a negative dimension": ([writer.entry(1, [-1], 0, 0, 8, 0)], "-1"),
     "a data file too many": ([writer.entry(1, [2], 1, 0, 8, 0)], "data file 1 of 1"),
