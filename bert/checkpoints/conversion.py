@@ -170,10 +170,7 @@ def _load(found: Found, config_file: Path | None, vocab: Path | None, allow_miss
     notes: list[str] = []
     if found.format == OURS:
         if config_file is not None:
-            raise UsageError(
-                "option-not-applicable",
-                f"{found.path} already holds a configuration of bertbench: leave out --config",
-            )
+            raise UsageError("option-not-applicable", f"{found.path} already holds a configuration: leave out --config")
         model = _from_ours(found, allow_missing)
         if vocab is not None and pieces is not None:
             _check_vocabulary(found, vocab, pieces, model.config, notes)
@@ -260,8 +257,8 @@ def _from_ours(found: Found, allow_missing: bool) -> _Model:
         if value.shape != parameters[name].shape or not value.is_floating_point():
             raise InputError(
                 "weights-mismatch",
-                f"{name} in {found.path} is {value.dtype} of shape {list(value.shape)}, but its config.json needs "
-                f"floating-point numbers of shape {list(parameters[name].shape)}: copy the folder again",
+                f"{name} in {found.path} is {value.dtype} {list(value.shape)}, not floating-point "
+                f"{list(parameters[name].shape)} as its config.json needs: copy the folder again",
             )
     # By Hugging Face's names, as for every other source; a fused matrix counts as the three it is there.
     theirs = hugging_face_tensors(values, config, _ENCODER)
@@ -285,11 +282,7 @@ def _config_path(found: Found, given: Path | None) -> Path:
     path = given or found.config
     if path is None:
         read_weights(found)  # what holds no weights is refused for that
-        raise InputError(
-            "data-missing",
-            f"no config.json or bert_config.json beside {found.path}: the weights alone do not give the number "
-            "of attention heads; give --config FILE",
-        )
+        raise InputError("data-missing", f"no config.json or bert_config.json beside {found.path}: give --config FILE")
     return path
 
 
@@ -301,8 +294,7 @@ def _check_layers(config: ModelConfig, names: Collection[str], found: Found, all
     if count > config.num_layers or (count < config.num_layers and not allow_missing):
         raise InputError(
             "weights-mismatch",
-            f"{found.path} holds {count} layers, but the configuration has {config.num_layers}: give the "
-            "configuration of these weights (--config FILE)",
+            f"{found.path} holds {count} layers, the configuration {config.num_layers}: give its --config FILE",
         )
 
 
@@ -329,9 +321,6 @@ def _fit_vocabulary(config: ModelConfig, pieces: int | None, vocab: Path | None,
         pieces: how many pieces the vocabulary has, None without one.
         vocab: where it is.
         notes: takes what a user should know of it.
-
-    Raises:
-        InputError: the vocabulary has more pieces than the model.
     """
     if pieces is None or vocab is None or pieces == config.vocab_size:
         return config
@@ -348,15 +337,14 @@ def _fit_vocabulary(config: ModelConfig, pieces: int | None, vocab: Path | None,
 
 
 def _check_vocabulary(found: Found, vocab: Path, pieces: int, config: ModelConfig, notes: list[str]) -> None:
-    """Compare a vocabulary with the one recorded in a bertbench checkpoint. Raises InputError."""
+    """Compare a vocabulary with the one recorded in a bertbench checkpoint."""
     if pieces > config.vocab_size:
         raise _wrong_vocabulary(vocab, pieces, config)
     trained = read(found.path, whole=False).state.data.vocabulary if (found.path / STATE_FILE).is_file() else None
     if trained is not None and trained not in either_fingerprint(vocab):
         raise InputError(
             "vocabulary-mismatch",
-            f"{vocab} ({pieces} pieces) is not the vocabulary that {found.path} was trained with ({config.vocab_size} "
-            "pieces): the ids would mean different words; give the vocab.txt beside the training data",
+            f"{vocab} has {pieces} pieces, {found.path} needs {config.vocab_size}: give its vocab.txt",
         )
     if pieces < config.vocab_size:
         notes.append(f"{vocab} has {pieces} pieces, the model {config.vocab_size}: the last ids are unused")
@@ -376,7 +364,7 @@ def _lower_case(vocab: Path) -> bool:
 
 
 def _copy_vocabulary(source: Path, destination: Path) -> None:
-    """Copy the file atomically. Raises InputError if it cannot be read, StorageError."""
+    """Copy the file atomically."""
     try:
         content = source.read_bytes()
     except OSError as error:

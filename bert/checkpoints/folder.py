@@ -23,9 +23,7 @@ def check_new_folder(path: Path) -> None:
     except OSError as error:
         raise StorageError(read_code(error), f"cannot list {path}: {error.strerror}; choose another folder") from error
     if taken:
-        raise UsageError(
-            "folder-occupied", f"{path} already exists: choose a new folder, or remove the existing one first"
-        )
+        raise UsageError("folder-occupied", f"{path} already exists: choose a new folder")
     if path.resolve() == Path.cwd():
         raise UsageError(
             "option-value", f"{path} is the current folder: give a new folder, such as {path / 'converted'}"
@@ -55,7 +53,7 @@ def new_folder(path: Path) -> Iterator[Path]:
             except OSError as error:
                 if error.errno in (errno.ENOTEMPTY, errno.EEXIST):
                     raise UsageError(
-                        "folder-occupied", f"{path} was created by another process in the meantime: choose a new folder"
+                        "folder-occupied", f"{path} was created by another process: choose a new folder"
                     ) from error
                 if error.errno == errno.EBUSY:
                     raise UsageError("write-failed", f"{path} is a mount point: choose a folder inside it") from error

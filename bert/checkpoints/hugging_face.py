@@ -261,10 +261,7 @@ def _given_names(state_dict: Mapping[str, Tensor]) -> dict[str, str]:
         if _is_buffer(name):
             continue
         if name in given:
-            raise InputError(
-                "weights-mismatch",
-                f"{given[name]} and {original} map to the same weight: give the weights of one model",
-            )
+            raise InputError("weights-mismatch", f"{given[name]} and {original} map to the same weight: give one model")
         given[name] = original
     return given
 
@@ -303,8 +300,7 @@ def _settle_decoder(weights: dict[str, Tensor]) -> None:
         if second in weights and not _equal(weights[second], weights.setdefault(first, weights[second])):
             raise InputError(
                 "weights-mismatch",
-                f"{second} differs from {first}, but this model shares one tensor for both: give weights with a tied "
-                f"decoder, or leave {second} out to use {first}",
+                f"{second} differs from {first}, which this model shares: leave {second} out to use {first}",
             )
 
 
@@ -320,8 +316,7 @@ def _assemble(name: str, parts: list[Tensor], parameter: Tensor, config: ModelCo
     for part in parts:
         if not part.is_floating_point():
             raise InputError(
-                "model-unsupported",
-                f"the weights for {name} are {part.dtype}: convert a checkpoint that is not quantized",
+                "model-unsupported", f"the weights for {name} are {part.dtype}: convert floating-point ones"
             )
         unpadded = of_vocabulary and list(part.shape) == [config.vocab_size, *needed[1:]]
         if list(part.shape) != needed and not unpadded:

@@ -65,9 +65,7 @@ def read_config(path: Path) -> ModelConfig:
         values["type_vocab_size"] = 0
     for field in _REQUIRED:
         if field not in values:
-            raise InputError(
-                "file-format", f"{path} lacks {names[field]!r}: give the bert_config.json or config.json of the weights"
-            )
+            raise InputError("file-format", f"{path} lacks {names[field]!r}: give the configuration of the weights")
     return _checked(values, path, names)
 
 
@@ -76,21 +74,16 @@ def from_our_json(content: Mapping[str, Any], path: Path) -> ModelConfig:
     version = content.get("schema_version")
     if not isinstance(version, int) or isinstance(version, bool) or version < 1:
         raise InputError(
-            "file-damaged",
-            f"{path} has the invalid schema_version {version!r}: the file is damaged; convert or save the model again",
+            "file-damaged", f"{path} has the invalid schema_version {version!r}: convert or save the model again"
         )
     if version > SCHEMA_VERSION:
         raise SchemaError(
-            "record-newer",
-            f"{path} was written by a newer version (schema {version}, this one reads up to {SCHEMA_VERSION}): "
-            "update bertbench",
+            "record-newer", f"{path} has schema {version}, this version reads up to {SCHEMA_VERSION}: update bertbench"
         )
     fields = {field.name: field.name for field in dataclasses.fields(ModelConfig)}
     for field in fields:
         if field not in content:
-            raise InputError(
-                "file-damaged", f"{path} lacks {field!r}: the file is damaged; convert or save the model again"
-            )
+            raise InputError("file-damaged", f"{path} lacks {field!r}: convert or save the model again")
     return _checked({field: content[field] for field in fields}, path, fields)
 
 
@@ -139,26 +132,17 @@ def is_ours(content: Mapping[str, Any]) -> bool:
 def _refuse_other_models(content: Mapping[str, Any], path: Path, distilled: bool) -> None:
     kind = content.get("model_type", "bert")
     if kind not in ("bert", "distilbert"):
-        raise InputError(
-            "model-unsupported", f"{path} describes a model of type {kind!r}: only BERT and DistilBERT can be converted"
-        )
+        raise InputError("model-unsupported", f"{path} is of type {kind!r}: give BERT or DistilBERT")
     activation = content.get("activation" if distilled else "hidden_act", "gelu")
     if activation not in _EXACT_GELU:
         raise InputError(
-            "model-unsupported",
-            f"{path} uses the activation {activation!r}, but bertbench computes the exact GELU and the weights would "
-            "give different results: convert a model trained with 'gelu'",
+            "model-unsupported", f"{path} uses the activation {activation!r}: give a model trained with 'gelu'"
         )
     positions = content.get("position_embedding_type", "absolute")
     if positions != "absolute":
-        raise InputError(
-            "model-unsupported", f"{path} uses {positions!r} position embeddings: only absolute ones are supported"
-        )
+        raise InputError("model-unsupported", f"{path} uses {positions!r} position embeddings: give absolute ones")
     if content.get("is_decoder"):
-        raise InputError(
-            "model-unsupported",
-            f"{path} describes a decoder (is_decoder), but bertbench attends to all tokens: give an encoder",
-        )
+        raise InputError("model-unsupported", f"{path} describes a decoder (is_decoder): give an encoder")
 
 
 def _checked(values: Mapping[str, Any], path: Path, names: Mapping[str, str]) -> ModelConfig:
@@ -168,10 +152,7 @@ def _checked(values: Mapping[str, Any], path: Path, names: Mapping[str, str]) ->
             smallest = 0 if field == "type_vocab_size" else 1
             largest = _MOST_LAYERS if field == "num_layers" else _LARGEST_SIZE
             if not isinstance(value, int) or isinstance(value, bool) or not smallest <= value <= largest:
-                raise InputError(
-                    "file-damaged",
-                    f"{path} has {theirs}={value!r}: it must be a whole number from {smallest} to {largest}",
-                )
+                raise InputError("file-damaged", f"{path} has {theirs}={value!r}: it must be {smallest} to {largest}")
         elif isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1:
             raise InputError(
                 "file-damaged", f"{path} has {theirs}={value!r}: it must be a number of at least 0 and below 1"

@@ -51,9 +51,7 @@ def load_model(folder: Path) -> tuple[ModelConfig, dict[str, Tensor]]:
     content = read_json(path)
     if not is_ours(content):
         raise InputError(
-            "record-foreign",
-            f"{path} is not a bertbench configuration: convert other checkpoints with "
-            f"`bertbench convert {folder} NEW --to bertbench`",
+            "record-foreign", f"{path} is not of bertbench: run `bertbench convert {folder} NEW --to bertbench`"
         )
     return from_our_json(content, path), read_tensors(folder / WEIGHTS_FILE)
 
@@ -72,7 +70,4 @@ def config_of(model: nn.Module) -> ModelConfig:
         config: Any = getattr(owner, "config", None)
         if isinstance(config, ModelConfig):
             return config
-    raise UsageError(
-        "model-unsupported",
-        f"{type(model).__name__} has no ModelConfig, nor has its encoder: save a BERT model",
-    )
+    raise UsageError("model-unsupported", f"{type(model).__name__} has no ModelConfig: save a BERT model")

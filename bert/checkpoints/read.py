@@ -82,8 +82,7 @@ def _find(source: Path) -> Found:
         return _found(HUGGING_FACE, source)
     raise InputError(
         "path-missing",
-        f"{source} does not exist: give a folder with model.safetensors or pytorch_model.bin, a file of weights, or "
-        "the prefix of a TensorFlow checkpoint (bert_model.ckpt for bert_model.ckpt.index and bert_model.ckpt.data-*)",
+        f"{source} does not exist: give a folder or file of weights, or the prefix of a TensorFlow checkpoint",
     )
 
 
@@ -104,8 +103,7 @@ def read_weights(found: Found) -> Weights:
         if translated in tensors:
             raise InputError(
                 "weights-mismatch",
-                f"{name} and {originals[translated]} of {found.path} map to the same weight: give the weights of one "
-                "model",
+                f"{name} and {originals[translated]} of {found.path} map to the same weight: give one model",
             )
         tensor = checkpoint.read(name)
         tensors[translated] = tensor.T if transposed and tensor.dim() == 2 else tensor
@@ -126,10 +124,7 @@ def _find_in_folder(folder: Path) -> Found:
     candidates = [path.with_suffix("") for path in indexes] or others
     if len(candidates) > 1:
         names = ", ".join(path.name for path in candidates[:6])
-        raise InputError(
-            "data-ambiguous",
-            f"{folder} holds {len(candidates)} checkpoints ({names}): give one of them, such as {candidates[-1]}",
-        )
+        raise InputError("data-ambiguous", f"{folder} holds {len(candidates)} checkpoints ({names}): give one of them")
     if not candidates and features:
         raise InputError(
             "file-format",
@@ -138,8 +133,7 @@ def _find_in_folder(folder: Path) -> Found:
     if not candidates:
         raise InputError(
             "checkpoint-missing",
-            f"{folder} holds no checkpoint: it needs {', '.join(_WEIGHT_FILES)} or a TensorFlow checkpoint "
-            "(*.index and *.data-*); tf_model.h5 and flax_model.msgpack cannot be read",
+            f"{folder} holds no checkpoint: it needs {', '.join(_WEIGHT_FILES)}, or *.index and *.data-*",
         )
     return _found(TENSORFLOW if indexes else HUGGING_FACE, candidates[0])
 
@@ -151,8 +145,7 @@ def _refuse_table(file: Path) -> None:
     if is_table:
         raise InputError(
             "file-format",
-            f"{file} is a single-file TensorFlow checkpoint (before 2017) or a renamed index: save it again with "
-            "TensorFlow (tf.train.Saver), or name its files PREFIX.index and PREFIX.data-00000-of-00001",
+            f"{file} is no TensorFlow index: save it by tf.train.Saver, or name it PREFIX.index beside PREFIX.data-*",
         )
 
 

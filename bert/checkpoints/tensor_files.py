@@ -62,10 +62,7 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
     if not start:
         raise InputError("file-empty", f"{path} is empty: {_REMEDY}")
     if start.startswith(b"version https://git-lfs"):
-        raise InputError(
-            "file-format",
-            f"{path} is a Git LFS pointer, not the file itself: run `git lfs pull` in its repository",
-        )
+        raise InputError("file-format", f"{path} is a Git LFS pointer: run `git lfs pull`")
     if path.name.endswith(".index.json"):
         return _read_shards(path)
     if start[8:9] == b"{" and not start.startswith(b"PK"):  # the length before it may begin with 80 too
@@ -74,8 +71,7 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
         return _read_pytorch(path)
     raise InputError(
         "file-format",
-        f"{path} is neither a safetensors nor a PyTorch file: give model.safetensors, pytorch_model.bin, a folder "
-        "with one of them, or the prefix of a TensorFlow checkpoint",
+        f"{path} is neither a safetensors nor a PyTorch file: give model.safetensors or pytorch_model.bin",
     )
 
 
@@ -99,17 +95,14 @@ def _read_shards(index: Path) -> dict[str, Tensor]:
     for name in sorted({str(file) for file in weight_map.values()}):
         # A name with a path in it could read any file of this machine.
         if name in ("", ".", "..") or "/" in name or "\\" in name or name.endswith(".index.json"):
-            raise InputError(
-                "file-unsafe", f"{index} lists the file {name[:200]!r}: all files must be in the folder of the index"
-            )
+            raise InputError("file-unsafe", f"{index} lists the file {name[:200]!r}: all files must be beside it")
         for key, tensor in read_tensors(index.with_name(name)).items():
             if weight_map.get(key) == name:
                 tensors[key] = tensor
     absent = sorted(weight_map.keys() - tensors.keys())
     if absent:
         raise InputError(
-            "file-damaged",
-            f"the files beside {index} lack {len(absent)} tensors, {absent[0]} first: copy all of them again",
+            "file-damaged", f"the files beside {index} lack {len(absent)} tensors ({absent[0]}): copy all again"
         )
     return tensors
 
@@ -126,9 +119,7 @@ def _read_pytorch(path: Path) -> dict[str, Tensor]:
                 "file-damaged", f"{path} is damaged or not a file of PyTorch weights: {_REMEDY}"
             ) from error
         raise InputError(
-            "file-unsafe",
-            f"{path} holds Python objects besides tensors ({named[1]}), and loading them would run code from the file. "
-            "If you trust it, save its weights alone: torch.save(model.state_dict(), 'weights.bin'), or as safetensors",
+            "file-unsafe", f"{path} holds Python objects ({named[1]}) that could run code: save the state_dict() alone"
         ) from error
     except Exception as error:  # a damaged pickle can fail in every way there is
         raise InputError(
@@ -152,9 +143,7 @@ def _state_dict(content: Any, path: Path) -> Mapping[str, Tensor]:
     tensors = {name: value for name, value in found.items() if isinstance(name, str) and isinstance(value, Tensor)}
     if not tensors:
         keys = ", ".join(str(key)[:80] for key in list(found)[:5]) or "nothing"
-        raise InputError(
-            "file-format", f"{path} holds no named tensors (it holds {keys}): give a file with a model's state dict"
-        )
+        raise InputError("file-format", f"{path} holds no named tensors (it holds {keys}): give a state dict")
     return tensors
 
 
@@ -164,10 +153,7 @@ def _checked(tensors: Mapping[str, Tensor], path: Path) -> dict[str, Tensor]:
     found: dict[str, Tensor] = {}
     for name, tensor in tensors.items():
         if tensor.layout != torch.strided or tensor.device.type != "cpu" or tensor.is_quantized:
-            raise InputError(
-                "model-unsupported",
-                f"{name} of {path} is not a dense tensor of numbers: save it again as ordinary dense tensors",
-            )
+            raise InputError("model-unsupported", f"{name} of {path} is not a dense tensor of numbers: save it as one")
         found[name] = tensor.detach()
     return found
 

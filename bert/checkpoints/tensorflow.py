@@ -99,15 +99,12 @@ class TensorFlowCheckpoint:
             )
         if entry.partitioned:
             raise InputError(
-                "model-unsupported",
-                f"{name} of {index} is a partitioned variable, and slices are not supported: load the "
-                "checkpoint in TensorFlow and save it again without a partitioner",
+                "model-unsupported", f"{name} of {index} is partitioned: save it in TensorFlow without a partitioner"
             )
         kind = _TYPES.get(entry.type_number)
         if kind is None:
             raise InputError(
-                "model-unsupported",
-                f"{name} of {index} has TensorFlow's data type {entry.type_number}, which weights cannot have",
+                "model-unsupported", f"{name} of {index} has data type {entry.type_number}: weights are numbers"
             )
         content = self._bytes(name, entry)
         if not entry.size:
@@ -128,8 +125,7 @@ class TensorFlowCheckpoint:
                 if entry.offset + entry.size > held:
                     raise InputError(
                         "file-truncated",
-                        f"{path} is cut short: {name} ends at byte {entry.offset + entry.size}, the file at {held}; "
-                        f"{remedy}",
+                        f"{path} is cut short: {name} ends at {entry.offset + entry.size}, it at {held}; {remedy}",
                     )
                 file.seek(entry.offset)
                 content, crc = bytearray(), 0
@@ -141,13 +137,10 @@ class TensorFlowCheckpoint:
         except OSError as error:
             raise InputError(
                 read_code(error),
-                f"cannot read {path}, which holds {name}: {error.strerror}; a TensorFlow checkpoint is an .index and "
-                f"{self.num_shards} .data file{'s' * (self.num_shards > 1)}: {remedy}",
+                f"cannot read {path}, one of {self.num_shards} .data files: {error.strerror}; {remedy}",
             ) from error
         if masked(crc) != entry.crc:
-            raise InputError(
-                "file-damaged", f"the checksum of {name} in {path} is wrong: the file is damaged; {remedy}"
-            )
+            raise InputError("file-damaged", f"the checksum of {name} in {path} is wrong: {remedy}")
         return content
 
 
@@ -173,9 +166,7 @@ def open_checkpoint(prefix: Path) -> TensorFlowCheckpoint:
         return _parse(prefix, table)
     except ValueError as error:
         raise InputError(
-            "file-damaged",
-            f"{path} is damaged or not the index of a TensorFlow checkpoint ({error}): copy it again from its source, "
-            "as a binary file",
+            "file-damaged", f"{path} is damaged or not a TensorFlow index ({error}): copy it again"
         ) from error
 
 

@@ -151,8 +151,7 @@ def _units(files: Sequence[Source], folder: StageFolder) -> list[_Unit]:
             size = source.path.stat().st_size
         except OSError as error:
             raise InputError(
-                read_code(error),
-                f"cannot read {source.path}: {error.strerror}; restore the file, then run the same command again",
+                read_code(error), f"cannot read {source.path}: {error.strerror}; restore it and run again"
             ) from error
         if groups and sizes[-1] + size <= PART_BYTES:
             groups[-1].append(source)

@@ -59,9 +59,7 @@ class Unit:
         begin, end = (first.start(), data.rfind(_END_OF_PAGE) + len(_END_OF_PAGE)) if first else (0, 0)
         if begin > end or data[:begin].strip() or data[end:].strip() not in (b"", b"</mediawiki>"):
             raise InputError(
-                "file-format",
-                f"{self.path}: the bz2 stream at byte {self.start} does not start and end at a page like the streams "
-                "before it do: decompress the file with bunzip2 and give the .xml",
+                "file-format", f"{self.path}: the bz2 stream at byte {self.start} cuts a page: give the .xml (bunzip2)"
             )
         return data[begin:end]
 
@@ -141,9 +139,7 @@ class Dump:
             if not self._keep:
                 raise InputError("file-truncated", f"{self.path} is truncated: {problem}. {self._remedy()}")
         elif not cutter.has_pages and offset == 0:
-            raise InputError(
-                "file-empty", f"{self.path} holds no page: download the file again (pages-articles.xml.bz2)"
-            )
+            raise InputError("file-empty", f"{self.path} holds no page: download the file again")
 
     def _remember(self, units: Iterator[Unit]) -> Iterator[Unit]:
         for unit in units:
@@ -210,9 +206,7 @@ class _Cutter:
         self._searched = max(0, len(self._buffer) - len(_END_OF_PAGE) + 1)
         if len(self._buffer) > MOST_PAGE_BYTES:
             raise InputError(
-                "file-damaged",
-                f"{self._path}: no page ends within {MOST_PAGE_BYTES // 2**20} MiB: the file is damaged; download it "
-                "again",
+                "file-damaged", f"{self._path}: no page ends within {MOST_PAGE_BYTES // 2**20} MiB: download it again"
             )
 
     def rest(self) -> Iterator[Unit]:
@@ -288,9 +282,7 @@ def decompress(path: Path, start: int, end: int) -> bytes:
         return bz2.decompress(data)
     except (OSError, ValueError, EOFError) as error:
         raise InputError(
-            "file-damaged",
-            f"{path}: the bz2 data from byte {start} to {end} is damaged ({error}): download the file again; finished "
-            "parts are kept",
+            "file-damaged", f"{path}: the bz2 data from byte {start} to {end} is damaged ({error}): download it again"
         ) from error
 
 

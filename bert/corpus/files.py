@@ -57,7 +57,7 @@ def find_inputs(folder: Path) -> Inputs:
         what = "is a file" if folder.exists() else "does not exist"
         raise InputError(
             "path-kind" if folder.exists() else "path-missing",
-            f"{folder} {what}: give a folder that holds .txt files or dumps (.xml.bz2, .xml.gz, .xml)",
+            f"{folder} {what}: give a folder of .txt files or dumps (.xml.bz2, .xml.gz, .xml)",
         )
     dumps: list[Path] = []
     texts: list[Path] = []
@@ -71,8 +71,7 @@ def find_inputs(folder: Path) -> Inputs:
     if not dumps and not texts:
         raise InputError(
             "data-missing",
-            f"{folder} holds neither .txt files nor MediaWiki dumps (.xml.bz2, .xml.gz, .xml): give a folder of plain "
-            "text files, one book or article each, or of dumps",
+            f"{folder} holds neither .txt files nor dumps (.xml.bz2, .xml.gz, .xml): give a folder with some",
         )
     return Inputs(tuple(dumps), tuple(texts))
 
@@ -251,8 +250,7 @@ def _refuse_binary(path: Path, what: str, count: int, size: int, most: float) ->
     if count > most * size:
         raise InputError(
             "file-encoding",
-            f"{path} is not a text file ({count} of its {size} bytes are {what}): remove it from the folder, or "
-            "convert it to UTF-8",
+            f"{path} is not text ({count} of its {size} bytes are {what}): remove it or convert it to UTF-8",
         )
 
 

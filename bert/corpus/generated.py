@@ -33,7 +33,7 @@ def generate_corpus(folder: Path, seed: int, size_bytes: int) -> list[Path]:
     """
     if size_bytes < SMALLEST_CORPUS:
         raise UsageError(
-            "option-value", f"a generated corpus of {size_bytes} bytes is too small: ask for {SMALLEST_CORPUS} or more"
+            "option-value", f"a corpus of {size_bytes} bytes is too small: ask for {SMALLEST_CORPUS} or more"
         )
     files = []
     for number, text in enumerate(documents(seed, size_bytes)):

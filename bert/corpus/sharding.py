@@ -172,9 +172,7 @@ def _scan_part(path: Path) -> Iterator[tuple[Numbers, npt.NDArray[np.int32]]]:
         ) from error
     if begin != position:
         raise InputError(
-            "file-truncated",
-            f"{path} is not sentence text (it does not end with an empty line): remove its folder and run the stage "
-            "sentences again",
+            "file-truncated", f"{path} does not end with an empty line: remove it and run the stage sentences again"
         )
 
 
@@ -185,8 +183,7 @@ def check_documents(count: int, plan: ShardPlan) -> None:
         remedy = f"--shards {count - plan.test}" if count > plan.test else "--shards 1 --test-fraction 0"
         raise UsageError(
             "data-too-small",
-            f"{count} document(s) cannot fill {wanted} shards ({plan.training} training, {plan.test} test), which need "
-            f"one each: use {remedy}, or more text",
+            f"{count} document(s) cannot fill {wanted} shards, {plan.training} training, {plan.test} test: {remedy}",
         )
 
 

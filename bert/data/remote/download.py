@@ -145,7 +145,7 @@ class _Fetch:
         return Fetched(self.path, self.path.stat().st_size, self.received)
 
     def _is_right(self) -> bool:
-        """Return whether the sum is right; where it is not, remove the part. Raises WrongFileError for a fresh one."""
+        """Return whether the sum is right; where it is not, remove the part."""
         if self.checksum is None:
             return True
         found = self.hash.hexdigest()
@@ -165,7 +165,7 @@ class _Fetch:
         )
 
     def _attempt(self) -> None:
-        """Ask once for what is missing. Raises Again, DownloadError, StorageError."""
+        """Ask once for what is missing."""
         known = read_notes(self.state)
         total = self.size if self.size is not None else known.get("size")
         have = self._usable(known, total)

@@ -215,12 +215,7 @@ def lock_name(path: Path) -> str:
 
 
 def _finished(config: CsvConfig, vocabulary: Vocabulary) -> tuple[TextSource | None, str | None]:
-    """Return the database where it was made of this CSV with these options; else how the one there differs, in words.
-
-    Raises:
-        InputError: the file there was not made here, is damaged, or is not to be replaced.
-        SchemaError: it is of another version.
-    """
+    """Return the database where it was made of this CSV with these options; else how the one there differs."""
     path = config.database
     if not path.exists():
         return None, None

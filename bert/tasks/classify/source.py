@@ -124,7 +124,7 @@ class ClassifyData(ClassificationData):
 
 
 def _as_trained(trained: "TextSource", opened: "TextSource", found: "TextSet") -> "TextSet":
-    """Return texts of another database with the codes of the labels that are trained on. Raises as evaluation_texts."""
+    """Return texts of another database with the codes of the labels that are trained on."""
     division, other = (
         {name: value for name, value in source.settings.items() if name != "max_seq_length"}
         for source in (trained, opened)

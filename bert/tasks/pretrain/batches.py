@@ -131,8 +131,7 @@ class Pieces:
         if largest >= self._vocab_size:
             raise InputError(
                 "vocabulary-mismatch",
-                f"{path} holds the word piece {largest}, but the model has only {self._vocab_size}: "
-                "use the vocabulary of the shards",
+                f"{path} holds the word piece {largest}, the model {self._vocab_size}: use its vocabulary",
             )
 
 
@@ -164,8 +163,7 @@ class Hdf5Batches(Batches):
         if self.info.seq_len != spec.seq_len:
             raise InputError(
                 "data-mismatch",
-                f"the shards in {self.info.path} have {self.info.seq_len} tokens per sample, not "
-                f"{spec.seq_len}: use {self.info.seq_len}, or `bertbench data pretrain --seq-len {spec.seq_len}`",
+                f"{self.info.path} has {self.info.seq_len} tokens per sample: use it, or --seq-len {spec.seq_len}",
             )
         counts = np.array(self.info.counts, dtype=np.int64)
         super().__init__(spec, counts, self.info.fingerprint, self.info.path)

@@ -39,10 +39,7 @@ class InstanceConfig:
     def __post_init__(self) -> None:
         """Refuse invalid values."""
         if self.seq_len < SMALLEST_SEQ_LEN:
-            raise UsageError(
-                "option-value",
-                f"--seq-len {self.seq_len} is too short: [CLS] a [SEP] b [SEP] needs at least {SMALLEST_SEQ_LEN}",
-            )
+            raise UsageError("option-value", f"--seq-len {self.seq_len} is too short: give {SMALLEST_SEQ_LEN} or more")
         if self.max_predictions < 1:
             raise UsageError("option-value", f"--max-predictions {self.max_predictions} must be at least 1")
         if self.dupe_factor < 1:
@@ -136,8 +133,7 @@ class PrepareConfig:
         if not sources and (set(self.stages) & {"download", "extract", "clean"} or self.dataset is None):
             raise UsageError(
                 "option-missing",
-                "give --input FOLDER (of .txt files or MediaWiki dumps), --download NAMES or --generate BYTES; "
-                "later --stages alone need --dataset NAME",
+                "give --input FOLDER, --download NAMES or --generate BYTES; later --stages alone need --dataset NAME",
             )
         unknown = [stage for stage in self.stages if stage not in STAGES]
         if unknown or not self.stages:
@@ -160,15 +156,11 @@ class PrepareConfig:
 
     def _check_lengths(self) -> None:
         if not self.seq_lens or len(set(self.seq_lens)) < len(self.seq_lens):
-            raise UsageError(
-                "option-value",
-                f"--seq-lens {' '.join(map(str, self.seq_lens))} must be one or more distinct lengths",
-            )
+            raise UsageError("option-value", f"--seq-lens {' '.join(map(str, self.seq_lens))} must be distinct lengths")
         if self.max_predictions and len(self.max_predictions) != len(self.seq_lens):
             raise UsageError(
                 "option-conflict",
-                f"--max-predictions gives {len(self.max_predictions)} number(s) for {len(self.seq_lens)} --seq-lens: "
-                "give one per length",
+                f"{len(self.max_predictions)} --max-predictions for {len(self.seq_lens)} --seq-lens: give one each",
             )
         for seq_len in self.seq_lens:
             self.instances(seq_len)
@@ -182,8 +174,7 @@ class PrepareConfig:
         if self.share.count > 1 and (len(self.stages) != 1 or self.stages[0] in ("download", "shard")):
             raise UsageError(
                 "option-conflict",
-                f"--part {self.part} shares one stage between processes (extract, clean, sentences or hdf5): name it, "
-                "for example --stages hdf5, and run the stages before it first",
+                f"--part {self.part} shares one stage (extract, clean, sentences, hdf5): name it, as --stages hdf5",
             )
 
     @property

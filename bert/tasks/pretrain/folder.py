@@ -158,8 +158,7 @@ def _must_agree(name: str, values: dict[Path, Any]) -> None:
         if value != first:
             raise InputError(
                 "data-mismatch",
-                f"the shards differ: {name} is {first} in {first_path}, but {value} in {path}; "
-                "give the folder of one dataset, or prepare both with the same options and --vocab",
+                f"{name} is {first} in {first_path}, but {value} in {path}: give the folder of one dataset",
             )
 
 
@@ -178,8 +177,7 @@ def _vocab_size(parent: Path, infos: Iterable[ShardInfo], split: str) -> int | N
     if missing:
         raise InputError(
             "data-unprepared",
-            f"the preparation of {parent} is unfinished, {len(missing)} shard(s) are missing ({missing[0]}): "
-            "run the same `bertbench data pretrain` again to resume",
+            f"{parent} lacks {len(missing)} shard(s) ({missing[0]}): run `bertbench data pretrain` again",
         )
     return size
 

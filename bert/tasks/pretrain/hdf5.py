@@ -113,8 +113,7 @@ def _make(job: _Job) -> None:
     if len(shard.ids) and int(shard.ids.max()) >= job.pieces.size:
         raise InputError(
             "vocabulary-mismatch",
-            f"{job.tokens} holds the id {int(shard.ids.max())}, but the vocabulary has only {job.pieces.size} pieces: "
-            "run the stage tokens again with this vocabulary",
+            f"{job.tokens} holds the id {int(shard.ids.max())} of {job.pieces.size}: run the stage tokens again",
         )
     plan = plan_instances(shard, job.pieces, job.config, job.stream, job.length_bins)
     header = ShardHeader(

@@ -83,9 +83,7 @@ class StageRunner:
         counts = None if done is None else done.counts
         self.add(stage, path, files, began, kept=kept, complete=done is not None, counts=counts)
         if done is None and self.config.share.count == 1:
-            raise UsageError(
-                "data-unprepared", f"the stage {stage} did not finish in {path}: run the same command again"
-            )
+            raise UsageError("data-unprepared", f"the stage {stage} did not finish in {path}: run it again")
         return done
 
     def add(
@@ -147,9 +145,7 @@ def _keep_apart(config: PrepareConfig) -> None:
     parts = config.input.resolve().relative_to(config.output.resolve()).parts
     if parts and parts[0].startswith(PREPARED_PREFIXES):
         raise UsageError(
-            "option-conflict",
-            f"--input {config.input} is inside a folder that --output {config.output} uses for its own files: "
-            "give another --output, or move the text",
+            "option-conflict", f"--input {config.input} is inside --output {config.output}: give another --output"
         )
 
 
@@ -200,10 +196,7 @@ _DIGESTS_FILE = ".inputs.json"
 
 
 def _download(runner: StageRunner) -> list[Path]:
-    """Fetch what `--download` names, or find it where an earlier call put it; return its files.
-
-    Raises as bert.data.remote.obtain.obtain.
-    """
+    """Fetch what `--download` names, or find it where an earlier call put it; return its files."""
     from bert.data.remote.obtain import RemoteOptions, obtain
 
     config, began = runner.config, time.perf_counter()
@@ -218,11 +211,7 @@ def _download(runner: StageRunner) -> list[Path]:
 
 
 def _paragraphs(runner: StageRunner, downloaded: Sequence[Path]) -> list[Finished]:
-    """Run extract and clean on the input and what was downloaded, each where it is wanted and has something to do.
-
-    Raises:
-        InputError: no input, or none with text in it.
-    """
+    """Run extract and clean on the input and what was downloaded, each where it is wanted and has something to do."""
     config = runner.config
     dumps, texts = _inputs(config, downloaded)
     ended: list[Finished] = []
@@ -240,9 +229,7 @@ def _paragraphs(runner: StageRunner, downloaded: Sequence[Path]) -> list[Finishe
             ended.append(read_finished(path, stage))
     if "sentences" in config.stages and not any(done.counts.get("documents") for done in ended):
         raise InputError(
-            "data-missing",
-            f"the {len(dumps) + len(texts)} input file(s) hold no text: give a folder with text, or dumps with "
-            "articles",
+            "data-missing", f"the {len(dumps) + len(texts)} input file(s) hold no text: give some with text"
         )
     return ended
 
@@ -286,11 +273,7 @@ def _clean(runner: StageRunner, sources: Sequence[Source]) -> tuple[int, dict[st
 
 
 def _sentences(runner: StageRunner, texts: Sequence[Finished]) -> Finished | None:
-    """Run the stage sentences on the results of extract and clean; with none given, on those an earlier call made.
-
-    Raises:
-        InputError: extract or clean is not complete.
-    """
+    """Run the stage sentences on the results of extract and clean; with none given, on those an earlier call made."""
     from bert.corpus.sentences import VERSION, segment, splitter_settings
 
     config = runner.config
@@ -312,12 +295,7 @@ def _sentences(runner: StageRunner, texts: Sequence[Finished]) -> Finished | Non
 
 
 def _shards(runner: StageRunner, segmented: Finished | None) -> Finished | None:
-    """Run the stage shard on sentences; with None given, on those an earlier call made.
-
-    Raises:
-        InputError: sentences is not complete.
-        UsageError: fewer documents than shards.
-    """
+    """Run the stage shard on sentences; with None given, on those an earlier call made."""
     from bert.corpus.sharding import VERSION, ShardPlan, automatic_shards, check_documents, shard
 
     config = runner.config
@@ -340,21 +318,14 @@ def _shards(runner: StageRunner, segmented: Finished | None) -> Finished | None:
 
 
 def _found_shards(config: PrepareConfig) -> Finished:
-    """Return the shards of sentences that an earlier call made.
-
-    Raises:
-        InputError: there are none, or they are not complete.
-        UsageError: there are several numbers of them.
-    """
+    """Return the shards of sentences that an earlier call made."""
     if config.shards is not None:
         return read_finished(config.sharded_folder(config.shards), "shard")
     found = sorted(config.output.glob(f"sharded_training_shards_*_fraction_{config.test_fraction:g}"))
     found = [path / config.dataset_name for path in found if (path / config.dataset_name).is_dir()]
     if len(found) > 1:
         names = ", ".join(path.parent.name for path in found)
-        raise UsageError(
-            "data-ambiguous", f"{config.output} holds several shard counts ({names}): choose one with --shards"
-        )
+        raise UsageError("data-ambiguous", f"{config.output} holds several shard counts ({names}): give --shards")
     return read_finished(found[0] if found else config.sharded_folder(0).parent / config.dataset_name, "shard")
 
 
@@ -363,12 +334,7 @@ VOCABULARY_BYTES = 64 * 2**20
 
 
 def _vocabulary(runner: StageRunner, sharded: Finished) -> tuple[Vocabulary, Path]:
-    """Return the given vocabulary, the one trained before on the same text, or a new one, and where it is.
-
-    Raises:
-        InputError: the given file is not a vocabulary.
-        UsageError: a vocabulary of the wanted size cannot be trained on this text.
-    """
+    """Return the given vocabulary, the one trained before on the same text, or a new one, and where it is."""
     config = runner.config
     if config.vocab is not None:
         return load_vocabulary(config.vocab, config.lower_case), config.vocab

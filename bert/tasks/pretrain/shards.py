@@ -104,9 +104,7 @@ def write_blocks(
     import h5py
 
     if not header.samples:
-        raise InputError(
-            "data-too-small", f"{path.name} would be empty: its documents hold no text; use fewer --shards"
-        )
+        raise InputError("data-too-small", f"{path.name} would be empty: use fewer --shards")
     with atomic_path(path) as temporary, temporary.open("w+b", buffering=0) as plain:
         target = _Target(plain)
         # Alignment leaves gaps, which only plain arrays are worth.
@@ -326,10 +324,7 @@ def map_shard(path: Path) -> Instances:
     with opened(path) as file:
         info = _check(path, file)
         if not info.mappable:
-            raise InputError(
-                "file-format",
-                f"{path} is compressed and cannot be memory-mapped: read it, or create it again with --gzip-level 0",
-            )
+            raise InputError("file-format", f"{path} is compressed: read it, or create it again with --gzip-level 0")
         places = {name: (file[name].dtype, file[name].shape, file[name].id.get_offset()) for name in COLUMNS}
     try:
         # Plain arrays over the map: NumPy's subclass is several times slower to index.
@@ -363,7 +358,7 @@ def opened(path: Path) -> Iterator[Any]:
         reason = "it is truncated" if is_truncated else f"it is not a readable HDF5 file ({error})"
         raise InputError(
             "file-truncated" if is_truncated else content_code(error),
-            f"{path} is damaged: {reason}; create it again with `bertbench data pretrain`, or copy it again",
+            f"{path} is damaged: {reason}; create or copy it again",
         ) from error
 
 
@@ -373,8 +368,7 @@ def _check(path: Path, file: Any) -> ShardInfo:
     missing = [name for name in COLUMNS if not isinstance(file.get(name), h5py.Dataset)]
     if missing:
         raise InputError(
-            "columns-missing",
-            f"{path} lacks the dataset(s) {', '.join(missing)}: it is not a shard of pretraining instances",
+            "columns-missing", f"{path} lacks the dataset(s) {', '.join(missing)}: give shards of pretraining instances"
         )
     shapes = {name: file[name].shape for name in COLUMNS}
     rows, widths = shapes["input_ids"][:1], {"L": shapes["input_ids"][1:], "P": shapes["masked_lm_ids"][1:], "": ()}
@@ -386,8 +380,7 @@ def _check(path: Path, file: Any) -> ShardInfo:
     if not is_whole:
         described = ", ".join(f"{name} {file[name].dtype} {list(shapes[name])}" for name in COLUMNS)
         raise InputError(
-            "file-damaged",
-            f"{path} needs integers of the shapes [N, L], [N, P] and [N], but has {described}: create it again",
+            "file-damaged", f"{path} needs integers [N, L], [N, P] and [N], but has {described}: create it again"
         )
     samples, seq_len = shapes["input_ids"]
     if not samples:
@@ -421,8 +414,7 @@ def _bins(
     if not is_whole:
         raise InputError(
             "file-damaged",
-            f"{path}: its bins end at {lengths} and hold {counts} rows, which does not fit {samples} rows of {seq_len} "
-            "tokens: create it again",
+            f"{path}: bins {lengths} of {counts} rows do not fit {samples} rows of {seq_len} tokens: create it again",
         )
     return lengths, counts
 
@@ -447,12 +439,9 @@ def check_values(path: Path, instances: Instances) -> None:
         if least < low or (high is not None and most > high):
             allowed = f"{low} to {high}" if high is not None else f"{low} or more"
             raise InputError(
-                "rows-invalid",
-                f"{path}: {name} holds values from {least} to {most}, but {allowed} is allowed: create it again",
+                "rows-invalid", f"{path}: {name} holds {least} to {most}, allowed is {allowed}: create it again"
             )
     lengths = instances.input_mask.sum(axis=1, dtype=np.int64)
     if (lengths == 0).any() or (np.diff(instances.input_mask, axis=1) > 0).any():
         row = int(np.flatnonzero((lengths == 0) | (np.diff(instances.input_mask, axis=1) > 0).any(axis=1))[0])
-        raise InputError(
-            "rows-invalid", f"{path}: input_mask of instance {row} is not a run of 1 followed by 0: create it again"
-        )
+        raise InputError("rows-invalid", f"{path}: input_mask of instance {row} is not 1s, then 0s: create it again")

@@ -65,8 +65,7 @@ class PretrainData:
         """Inspect the test shards. Raises InputError: there are none; UsageError if others are wanted."""
         if wanted is not None:
             raise UsageError(
-                "option-not-applicable",
-                f"--eval-data {wanted}: pretraining uses the test shards in its data folder; leave out --eval-data",
+                "option-not-applicable", f"--eval-data {wanted}: pretraining evaluates its test shards; leave it out"
             )
         if is_synthetic(source):
             return

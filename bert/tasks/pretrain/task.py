@@ -50,7 +50,7 @@ class TestShards:
             raise InputError(
                 "data-mismatch",
                 f"the test shards in {self.info.path} have {self.info.seq_len} tokens per sample, not {spec.seq_len}: "
-                "prepare both splits with the same options, or train without evaluation (--eval-every 0)",
+                "prepare both alike, or give --eval-every 0",
             )
         self._spec = spec
         chosen = spread(self.info.samples, samples)
@@ -165,9 +165,7 @@ class PretrainTask:
         if info.vocab_size is not None and info.vocab_size != spec.vocab_size:
             raise InputError(
                 "vocabulary-mismatch",
-                f"the shards in {info.path} were created with a vocabulary of {info.vocab_size} word pieces, but the "
-                f"model has {spec.vocab_size}: set vocab_size to {info.vocab_size}, or give shards with the model's "
-                "vocabulary",
+                f"{info.path} has a vocabulary of {info.vocab_size}, the model {spec.vocab_size}: use the former",
             )
         return DataIdentity(
             source=spec.data,
