@@ -7,10 +7,11 @@ import os
 import stat
 import zlib
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol
 
-from common.errors import InputError, content_code
+from common.errors import InputError, content_code, read_code
 
 _GZIP = b"\x1f\x8b"
 _CHUNK_BYTES = 2**22
@@ -36,6 +37,15 @@ def _chunks(file: Readable, left: int) -> Iterator[bytes]:
     while left and (chunk := file.read(min(left, _CHUNK_BYTES))):
         left -= len(chunk)
         yield chunk
+
+
+@contextmanager
+def read_errors(path: Path, remedy: str) -> Iterator[None]:
+    """Turn an OSError of reading `path` into an InputError that ends with `remedy`."""
+    try:
+        yield
+    except OSError as error:
+        raise InputError(read_code(error), f"cannot read {path}: {error.strerror or error}; {remedy}") from error
 
 
 def open_regular(path: Path) -> BinaryIO:

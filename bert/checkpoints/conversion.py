@@ -32,8 +32,9 @@ from bert.model.config import ModelConfig
 from bert.train.checkpoint import STATE_FILE, latest, read, saved_steps
 from bert.train.resume import CHECKPOINTS_FOLDER
 from common.atomic import atomic_path, write_json
-from common.errors import InputError, StorageError, UsageError, read_code
+from common.errors import InputError, StorageError, UsageError
 from common.json_file import read_json
+from common.reading import read_errors
 
 Target = Literal["hugging-face", "bertbench"]
 
@@ -365,12 +366,8 @@ def _lower_case(vocab: Path) -> bool:
 
 def _copy_vocabulary(source: Path, destination: Path) -> None:
     """Copy the file atomically."""
-    try:
+    with read_errors(source, "give a file that can be read"):
         content = source.read_bytes()
-    except OSError as error:
-        raise InputError(
-            read_code(error), f"cannot read {source}: {error.strerror}; give a file that can be read"
-        ) from error
     with atomic_path(destination) as temporary:
         temporary.write_bytes(content)
 

@@ -12,7 +12,8 @@ from bert.checkpoints.tensor_files import read_tensors
 from bert.checkpoints.tensorflow import hugging_face_name, index_file, is_weight, open_checkpoint
 from bert.checkpoints.tensorflow_index import FOOTER_BYTES, MAGIC
 from bert.data.features import is_features
-from common.errors import InputError, read_code
+from common.errors import InputError
+from common.reading import read_errors
 
 TENSORFLOW, HUGGING_FACE, OURS = "tensorflow", "hugging-face", "bertbench"
 
@@ -59,12 +60,8 @@ def find_checkpoint(source: Path) -> Found:
     Raises:
         InputError: there is nothing there, nothing that is a checkpoint, or more than one.
     """
-    try:
+    with read_errors(source, "give a checkpoint that can be read"):
         return _find(source)
-    except OSError as error:
-        raise InputError(
-            read_code(error), f"cannot read {source}: {error.strerror}; give a checkpoint that can be read"
-        ) from error
 
 
 def _find(source: Path) -> Found:

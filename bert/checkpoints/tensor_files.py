@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from common.atomic import atomic_path
-from common.errors import InputError, read_code
+from common.errors import InputError
 from common.json_file import read_json
-from common.reading import open_regular
+from common.reading import open_regular, read_errors
 
 # Where training scripts keep the weights among the rest (NVIDIA: "model").
 _NESTED = ("model", "state_dict", "model_state_dict", "module")
@@ -52,13 +52,8 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
     Raises:
         InputError: the file is missing, damaged, none of these, holds no tensors, or holds objects other than data.
     """
-    try:
-        with open_regular(path) as file:
-            start = file.read(200)
-    except OSError as error:
-        raise InputError(
-            read_code(error), f"cannot read {path}: {error.strerror}; give a file that can be read"
-        ) from error
+    with read_errors(path, "give a file that can be read"), open_regular(path) as file:
+        start = file.read(200)
     if not start:
         raise InputError("file-empty", f"{path} is empty: {_REMEDY}")
     if start.startswith(b"version https://git-lfs"):

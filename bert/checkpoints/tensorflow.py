@@ -17,6 +17,7 @@ from torch import Tensor
 
 from bert.checkpoints.tensorflow_index import entries, fields, masked, signed
 from common.errors import InputError, read_code
+from common.reading import read_errors
 
 _MOST_FILES = 100_000  # their number has five digits
 _READ_BYTES = 1 << 20
@@ -156,12 +157,8 @@ def open_checkpoint(prefix: Path) -> TensorFlowCheckpoint:
         InputError: the index is missing, or no TensorFlow index, or damaged.
     """
     path = index_file(prefix)
-    try:
+    with read_errors(path, "give the .index of a checkpoint"):
         table = path.read_bytes()
-    except OSError as error:
-        raise InputError(
-            read_code(error), f"cannot read {path}: {error.strerror}; give the .index of a checkpoint"
-        ) from error
     try:
         return _parse(prefix, table)
     except ValueError as error:

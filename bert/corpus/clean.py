@@ -14,7 +14,7 @@ from bert.corpus.files import Source, TextBlocks, find_encoding
 from bert.data.pool import Progress, Workers
 from bert.data.stages import Counts, Finished, Part, StageFolder
 from common.atomic import atomic_path
-from common.errors import InputError, read_code
+from common.reading import read_errors
 
 HEAD_CHARACTERS = 131_072
 """A header ends within this many characters; the old license alone takes about 15,000."""
@@ -147,12 +147,8 @@ def _units(files: Sequence[Source], folder: StageFolder) -> list[_Unit]:
     groups: list[list[Source]] = []
     sizes: list[int] = []
     for source in files:
-        try:
+        with read_errors(source.path, "restore it and run again"):
             size = source.path.stat().st_size
-        except OSError as error:
-            raise InputError(
-                read_code(error), f"cannot read {source.path}: {error.strerror}; restore it and run again"
-            ) from error
         if groups and sizes[-1] + size <= PART_BYTES:
             groups[-1].append(source)
             sizes[-1] += size

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import BinaryIO
 
 from common.atomic import write_json
-from common.errors import InputError, read_code
-from common.reading import read_notes
+from common.errors import InputError
+from common.reading import read_errors, read_notes
 
 _DUMP_NAME = re.compile(r"\.xml(-p\d+p\d+)?(\.bz2|\.gz)?$", re.IGNORECASE)
 TEXT_SUFFIXES = (".txt",)
@@ -112,15 +112,11 @@ def identify(paths: Sequence[Path], folder: Path, memory: Path) -> list[Source]:
     for path in paths:
         # A name that is not UTF-8 cannot be written into a manifest.
         name = path.relative_to(folder).as_posix().encode("utf-8", "backslashreplace").decode()
-        try:
+        with read_errors(path, "check its permissions or remove it"):
             status = path.stat()
             state = [status.st_size, status.st_mtime_ns]
             entry = known.get(str(path.resolve()))
             digest = entry[2] if isinstance(entry, list) and entry[:2] == state else _digest(path)
-        except OSError as error:
-            raise InputError(
-                read_code(error), f"cannot read {path}: {error.strerror}; check its permissions or remove it"
-            ) from error
         seen[str(path.resolve())] = [*state, digest]
         sources.append(Source(path, name, digest))
     if any(known.get(name) != entry for name, entry in seen.items()):
@@ -274,14 +270,9 @@ def _other_encoding(path: Path, nul_bytes: int) -> Encoding:
 
 
 def _read(path: Path) -> Iterator[bytes]:
-    try:
-        with path.open("rb") as file:
-            while raw := file.read(BLOCK_BYTES):
-                yield raw
-    except OSError as error:
-        raise InputError(
-            read_code(error), f"cannot read {path}: {error.strerror}; check its permissions or remove it"
-        ) from error
+    with read_errors(path, "check its permissions or remove it"), path.open("rb") as file:
+        while raw := file.read(BLOCK_BYTES):
+            yield raw
 
 
 _OTHER_FILES = (

@@ -12,7 +12,8 @@ from typing import BinaryIO
 from bert.data.pool import Progress, Workers
 from bert.data.stages import Counts, Finished, Part, StageFolder
 from common.atomic import atomic_path
-from common.errors import InputError, UsageError, read_code
+from common.errors import UsageError
+from common.reading import read_errors
 
 Splitter = Callable[[Sequence[bytes]], list[bytes]]
 RULES_VERSION = 4
@@ -203,16 +204,11 @@ def _write_document(out: BinaryIO, blocks: Iterator[list[bytes]], counts: Counts
 
 def _documents(path: Path, split: Splitter, counts: Counts) -> Iterator[Iterator[list[bytes]]]:
     """Yield the documents of a part, each as blocks of sentences that are to be used up before the next document."""
-    try:
-        with path.open("rb") as file:
-            for line in file:
-                # What is read here is the first paragraph; the document's iterator reads the others.
-                if line != b"\n":
-                    yield _sentences(line, file, split, counts)
-    except OSError as error:
-        raise InputError(
-            read_code(error), f"cannot read {path}: {error.strerror}; run the previous stage again"
-        ) from error
+    with read_errors(path, "run the previous stage again"), path.open("rb") as file:
+        for line in file:
+            # What is read here is the first paragraph; the document's iterator reads the others.
+            if line != b"\n":
+                yield _sentences(line, file, split, counts)
 
 
 def _sentences(first: bytes, file: BinaryIO, split: Splitter, counts: Counts) -> Iterator[list[bytes]]:

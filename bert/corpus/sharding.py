@@ -19,7 +19,8 @@ import numpy.typing as npt
 from bert.data.pool import Progress
 from bert.data.stages import Counts, Finished, StageFolder
 from common.atomic import storage_errors
-from common.errors import InputError, UsageError, read_code
+from common.errors import InputError, UsageError
+from common.reading import read_errors
 
 SHARD_BYTES = 32 * 2**20
 """Sentence text per training shard where no number of shards is given."""
@@ -147,29 +148,24 @@ def _scan_part(path: Path) -> Iterator[tuple[Numbers, npt.NDArray[np.int32]]]:
     """Yield the sizes and sentences of the documents that end in each block of a part."""
     position = lines = begin = begin_lines = 0
     ends_line = True  # an empty line at the very beginning ends an empty document
-    try:
-        with path.open("rb") as file:
-            while raw := file.read(_BLOCK_BYTES):
-                ends = np.flatnonzero(np.frombuffer(raw, np.uint8) == _NEWLINE)
-                before = np.empty_like(ends)
-                before[1:] = ends[:-1]
-                before[:1] = -1 if ends_line else -2
-                last_lines = np.flatnonzero(before == ends - 1)
-                bounds = ends[last_lines] + 1 + position
-                line_numbers = last_lines + 1 + lines
-                yield (
-                    np.diff(bounds, prepend=begin),
-                    (np.diff(line_numbers, prepend=begin_lines) - 1).astype(np.int32),
-                )
-                if len(bounds):
-                    begin, begin_lines = int(bounds[-1]), int(line_numbers[-1])
-                position += len(raw)
-                lines += len(ends)
-                ends_line = raw[-1] == _NEWLINE
-    except OSError as error:
-        raise InputError(
-            read_code(error), f"cannot read {path}: {error.strerror}; run the stage sentences again"
-        ) from error
+    with read_errors(path, "run the stage sentences again"), path.open("rb") as file:
+        while raw := file.read(_BLOCK_BYTES):
+            ends = np.flatnonzero(np.frombuffer(raw, np.uint8) == _NEWLINE)
+            before = np.empty_like(ends)
+            before[1:] = ends[:-1]
+            before[:1] = -1 if ends_line else -2
+            last_lines = np.flatnonzero(before == ends - 1)
+            bounds = ends[last_lines] + 1 + position
+            line_numbers = last_lines + 1 + lines
+            yield (
+                np.diff(bounds, prepend=begin),
+                (np.diff(line_numbers, prepend=begin_lines) - 1).astype(np.int32),
+            )
+            if len(bounds):
+                begin, begin_lines = int(bounds[-1]), int(line_numbers[-1])
+            position += len(raw)
+            lines += len(ends)
+            ends_line = raw[-1] == _NEWLINE
     if begin != position:
         raise InputError(
             "file-truncated", f"{path} does not end with an empty line: remove it and run the stage sentences again"

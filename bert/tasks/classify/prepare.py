@@ -38,8 +38,9 @@ from bert.tasks.classify.store import (
 )
 from bert.tasks.classify.summary import LEFT_OUT, CsvSummary
 from common.atomic import atomic_path
-from common.errors import InputError, SchemaError, read_code
+from common.errors import InputError, SchemaError
 from common.locks import locked
+from common.reading import read_errors
 from common.sqlite import database_errors
 
 
@@ -267,11 +268,8 @@ def _options(config: CsvConfig, vocabulary: Vocabulary) -> dict[str, Any]:
 
 
 def _digest(path: Path) -> str:
-    try:
-        with path.open("rb") as file:
-            return hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16)).hexdigest()
-    except OSError as error:
-        raise InputError(read_code(error), f"cannot read {path}: {error.strerror}; give a CSV file") from error
+    with read_errors(path, "give a CSV file"), path.open("rb") as file:
+        return hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16)).hexdigest()
 
 
 def _build(config: CsvConfig, vocabulary: Vocabulary, progress: Progress) -> None:

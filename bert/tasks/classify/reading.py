@@ -11,6 +11,7 @@ from typing import Any, TextIO
 from bert.corpus.files import Source, find_encoding, refuse_other_files
 from bert.tasks.classify.config import CsvForm
 from common.errors import InputError, UsageError, read_code
+from common.reading import read_errors
 
 DELIMITERS = "\t|;,"
 """In this order where several fit, so that a single column of texts is not divided at its commas."""
@@ -100,10 +101,8 @@ def check_file(path: Path) -> None:
     if not path.is_file():
         what = "is not a file" if path.exists() else "does not exist"
         raise InputError("path-kind" if path.exists() else "path-missing", f"{path} {what}: give a CSV file")
-    try:
+    with read_errors(path, "give a CSV file"):
         refuse_other_files(path)
-    except OSError as error:
-        raise InputError(read_code(error), f"cannot read {path}: {error.strerror}; give a CSV file") from error
 
 
 def find_form(path: Path, given: CsvForm, needs_label: bool = True) -> FoundForm:

@@ -19,7 +19,8 @@ from bert.data.stages import Counts, Finished, Part, StageFolder
 from bert.data.tokenizer import Ids, Tokenizer
 from bert.data.vocabulary import Vocabulary
 from common.atomic import atomic_path
-from common.errors import InputError, content_code, read_code
+from common.errors import InputError, content_code
+from common.reading import read_errors
 
 STAGE = "tokens"
 VERSION = 1
@@ -200,14 +201,9 @@ def _encode_shard(path: Path, tokenizer: Tokenizer) -> _EncodedShard:
 
 
 def _blocks(path: Path) -> Iterator[bytes]:
-    try:
-        with path.open("rb") as text:
-            while block := text.read(_BLOCK):
-                yield block + text.readline()
-    except OSError as error:
-        raise InputError(
-            read_code(error), f"cannot read {path}: {error.strerror}; run the stage shard again"
-        ) from error
+    with read_errors(path, "run the stage shard again"), path.open("rb") as text:
+        while block := text.read(_BLOCK):
+            yield block + text.readline()
 
 
 def _write(path: Path, shard: _EncodedShard, dtype: np.dtype[Any]) -> None:
