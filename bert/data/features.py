@@ -247,8 +247,7 @@ class FeatureForm(ABC, Generic[S, F]):
         except (NotWholeError, OSError) as error:
             if str(error) == _FOREIGN:
                 raise InputError(
-                    "folder-occupied",
-                    f"{path} was not written by bertbench and is left as it is: move it, or give another --output",
+                    "folder-occupied", f"{path} was not written by bertbench: move it, or give another --output"
                 ) from error
             notes.append(f"{path.name} was truncated or damaged and is created again")
             return None
@@ -318,8 +317,7 @@ class FeatureForm(ABC, Generic[S, F]):
         if group not in (None, own):
             raise InputError(
                 "data-mismatch",
-                f"{file} holds features of {own}, not of {group}: give --task {own}, or create others with "
-                f"`{self.command(None, group, output=file.parent)}`",
+                f"{file} is of {own}: give --task {own}, or run `{self.command(None, group, output=file.parent)}`",
             )
         if splits and settings.split not in splits and not self.any_split:
             raise InputError(
@@ -370,8 +368,7 @@ class FeatureForm(ABC, Generic[S, F]):
             if version > self.version:
                 raise SchemaError(
                     "record-newer",
-                    f"{path} has schema version {version}, but this bertbench reads {self.version}: update "
-                    "bertbench, or create the features again",
+                    f"{path} has schema version {version}, this bertbench reads {self.version}: update it",
                 )
             settings = self.settings(**json.loads(metadata["settings"]))
             counts = Counts()
@@ -437,8 +434,8 @@ class FeatureForm(ABC, Generic[S, F]):
                     return found
         raise InputError(
             "vocabulary-mismatch",
-            f"the vocabulary of {file} ({settings.vocab_size:,} pieces) is not {' or '.join(map(str, places))}: put "
-            "its vocab.txt beside the features, or create them again with the present one",
+            f"the vocabulary of {file} ({settings.vocab_size:,} pieces) is not {' or '.join(map(str, places))}: "
+            "put its vocab.txt beside the features",
         )
 
 

@@ -138,8 +138,7 @@ def check_inputs(inputs: Sequence[Path], split: str | None, what: str) -> None:
         raise UsageError("option-missing", f"give --input {what}")
     if split is not None and len(inputs) > 1:
         raise UsageError(
-            "option-conflict",
-            f"--split {split} needs a single --input, but {len(inputs)} were given: run them one by one",
+            "option-conflict", f"--split {split} needs a single --input, not {len(inputs)}: run them one by one"
         )
 
 

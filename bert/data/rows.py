@@ -90,20 +90,14 @@ class TokenRows:
             )
         taken = sorted(self.columns.keys() & set(_TAKEN))
         if taken:
-            raise InputError(
-                "rows-invalid",
-                f"extra columns cannot be named {', '.join(taken)}: a batch already has these",
-            )
+            raise InputError("rows-invalid", f"extra columns cannot be named {', '.join(taken)}: use other names")
         if self.labels.dtype not in (np.int64, np.float32):
-            raise InputError(
-                "labels-invalid", f"labels must be int64 classes or float32 values, not {self.labels.dtype}"
-            )
+            raise InputError("labels-invalid", f"labels must be int64 or float32, not {self.labels.dtype}")
         lengths = self.lengths
         if count and not 1 <= lengths.min() <= lengths.max() <= self.max_seq_length:
             raise InputError(
                 "rows-invalid",
-                f"rows have {lengths.min()} to {lengths.max()} tokens instead of 1 to {self.max_seq_length} "
-                "(max_seq_length): create them again",
+                f"rows have {lengths.min()} to {lengths.max()} tokens, not 1 to {self.max_seq_length}: remake them",
             )
 
     def __len__(self) -> int:

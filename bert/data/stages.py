@@ -36,9 +36,7 @@ class Part:
     def __post_init__(self) -> None:
         """Refuse an invalid share."""
         if self.count < 1 or not 0 <= self.index < self.count:
-            raise UsageError(
-                "option-value", f"--part {self.index}/{self.count} must be I/N with 0 <= I < N, such as 0/4"
-            )
+            raise UsageError("option-value", f"--part {self.index}/{self.count} must be I/N with 0 <= I < N")
 
     def takes(self, number: int) -> bool:
         """Return whether file `number` belongs to this share."""
@@ -148,8 +146,7 @@ class StageFolder:
             if foreign:
                 raise InputError(
                     "folder-occupied",
-                    f"{self.path} holds {len(foreign)} file(s) not written by bertbench ({foreign[0].name}), which "
-                    "are left as they are: move them, or give another --output or --dataset",
+                    f"{self.path} holds {len(foreign)} file(s) of others ({foreign[0].name}): give another --output",
                 )
             for temporary in self.path.glob(".*.tmp") if alone else ():
                 temporary.unlink(missing_ok=True)
@@ -304,9 +301,7 @@ def recorded_counts(folder: Path, name: str) -> Counts:
         counts.merge(json.loads((folder / _STATISTICS.format(name=name)).read_text(encoding="utf-8")))
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise InputError(
-            "record-foreign",
-            f"{folder / name} was not written by this pipeline (no record: {error}): remove it and run the same "
-            "command again",
+            "record-foreign", f"{folder / name} was not written by bertbench ({error}): remove it and run again"
         ) from error
     return counts
 
@@ -322,8 +317,7 @@ def read_finished(folder: Path, stage: str) -> Finished:
     if known.get("stage") != stage or not known.get("complete"):
         state = "unfinished" if known else "not there"
         raise InputError(
-            "data-unprepared",
-            f"the stage {stage} is {state} in {folder}: run `bertbench data pretrain --stages {stage}` first",
+            "data-unprepared", f"{stage} is {state} in {folder}: run `bertbench data pretrain --stages {stage}`"
         )
     try:
         files = tuple(folder / name for name in known["files"])
@@ -332,21 +326,19 @@ def read_finished(folder: Path, stage: str) -> Finished:
         found = Finished(folder, files, str(known["fingerprint"]), counts, dict(known["settings"]))
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise InputError(
-            "file-damaged", f"{folder / MANIFEST_FILE} is damaged ({error!r}): run the stage {stage} again"
+            "file-damaged", f"{folder / MANIFEST_FILE} is damaged ({error!r}): run {stage} again"
         ) from error
     missing = [file for file in found.files if not file.is_file()]
     if missing:
         raise InputError(
             "data-missing",
-            f"{len(missing)} file(s) of the stage {stage} are missing ({missing[0]}): run `bertbench data pretrain "
-            f"--stages {stage}` again",
+            f"{stage} lacks {len(missing)} file(s) ({missing[0]}): run `bertbench data pretrain --stages {stage}`",
         )
     changed = _changed_files(folder, known)
     for file, size in changed.items():
         more = f" (and {len(changed) - 1:,} more)" if len(changed) > 1 else ""
         raise InputError(
             "file-changed",
-            f"{file} has {file.stat().st_size:,} bytes, but the stage {stage} wrote {size:,}: it was changed or "
-            f"truncated since{more}; recreate it with `bertbench data pretrain --stages {stage}` and its options",
+            f"{file} has {file.stat().st_size:,} bytes, not {size:,} as written{more}: run --stages {stage} again",
         )
     return found

@@ -244,8 +244,7 @@ def _like_shards(folder: Path, spec: DataSpec, pool_size: int) -> Slots:
     info = folder_info(folder, seq_len=spec.seq_len)
     if info.seq_len != spec.seq_len:
         raise InputError(
-            "data-mismatch",
-            f"the samples in {info.path} have {info.seq_len} tokens, not {spec.seq_len}: use {info.seq_len}",
+            "data-mismatch", f"the samples in {info.path} have {info.seq_len} tokens, not {spec.seq_len}: use that"
         )
     return like_samples(folder_lengths(info), spec, max(pool_size, len(info.bin_lengths)))
 

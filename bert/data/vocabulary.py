@@ -103,7 +103,7 @@ def load_vocabulary(path: Path, lower_case: bool) -> Vocabulary:
     try:
         if path.stat().st_size > MOST_BYTES:
             raise InputError(
-                "file-limit", f"{path} is {path.stat().st_size} bytes long, too large for a vocabulary: {_REMEDY}"
+                "file-limit", f"{path} has {path.stat().st_size} bytes, too many for a vocabulary: {_REMEDY}"
             )
         text = path.read_text(encoding="utf-8-sig")
     except OSError as error:
@@ -215,22 +215,16 @@ def train_vocabulary(sentences: Sequence[str], size: int, lower_case: bool) -> V
     from tokenizers import Tokenizer, models, trainers
 
     if size < SMALLEST_VOCABULARY:
-        raise UsageError(
-            "option-value", f"a vocabulary of {size} pieces is too small: ask for {SMALLEST_VOCABULARY} or more"
-        )
+        raise UsageError("option-value", f"a vocabulary of {size} pieces is too small: ask for {SMALLEST_VOCABULARY}")
     tokenizer = _with_bert_rules(Tokenizer(models.WordPiece(unk_token="[UNK]")), lower_case)  # noqa: S106
     alphabet, inner = _alphabet(tokenizer, sentences)
     if not alphabet:
-        raise InputError(
-            "data-missing",
-            "cannot train a vocabulary on empty text: give a folder with text, or a vocabulary file",
-        )
+        raise InputError("data-missing", "cannot train a vocabulary on empty text: give a folder with text")
     fixed = [*SPECIAL_PIECES, *(f"##{character}" for character in inner)]
     if size < len(fixed) + len(alphabet):
         raise UsageError(
             "option-value",
-            f"a vocabulary of {size} pieces is too small for this text: its characters and special pieces alone "
-            f"need {len(fixed) + len(alphabet)}: ask for more",
+            f"a vocabulary of {size} pieces is too small for this text: ask for {len(fixed) + len(alphabet)} or more",
         )
     trainer = trainers.WordPieceTrainer(
         vocab_size=size,

@@ -96,8 +96,7 @@ def check_resumable(settings: TrainSettings, data: DataIdentity, checkpoint: Che
     made = checkpoint.state.applied_steps
     if settings.steps < made:
         raise UsageError(
-            "option-value",
-            f"--steps {settings.steps}: {checkpoint.path} already has {made} updates; give {made} or more",
+            "option-value", f"--steps {settings.steps}: {checkpoint.path} already has {made} updates; give more"
         )
     _check_data(data, checkpoint)
     warnings = []
@@ -183,9 +182,8 @@ def _check_data(data: DataIdentity, checkpoint: Checkpoint) -> None:
         )
     raise InputError(
         "data-mismatch",
-        f"{checkpoint.path} was trained on the shards of {saved.source}, but those of {data.source} differ (names, "
-        "sizes or samples): give the same shards, or start a new phase in another folder with --init "
-        f"{checkpoint.path}",
+        f"the shards in {saved.source} of {checkpoint.path} differ from {data.source}: give the same, or "
+        f"--init {checkpoint.path} in another folder",
     )
 
 
@@ -195,9 +193,8 @@ def _check_vocabulary(data: DataIdentity, checkpoint: Checkpoint) -> None:
         return
     raise InputError(
         "vocabulary-mismatch",
-        f"{checkpoint.path} was trained with the vocabulary of {saved.source} ({saved.vocab_size} word pieces), but "
-        f"the data in {data.source} was prepared with another one ({data.vocab_size} word pieces): its ids mean "
-        "different words; prepare the data with the same vocabulary",
+        f"{checkpoint.path} has the vocabulary of {saved.source} ({saved.vocab_size}), not of {data.source} "
+        f"({data.vocab_size}): prepare the data with the same vocabulary",
     )
 
 
@@ -263,8 +260,7 @@ def find_weights(
     if found.vocab is not None and given is not None and given not in either_fingerprint(found.vocab):
         raise InputError(
             "vocabulary-mismatch",
-            f"{found.vocab} differs from the vocabulary of {data.source}: its ids mean "
-            "different words; prepare the data with the vocabulary beside the weights",
+            f"{found.vocab} differs from the vocabulary of {data.source}: prepare the data with the former",
         )
     return Initial(found.path, None, found)
 

@@ -106,7 +106,7 @@ class TrainSettings(TrainSpec):
         if self.strategy == "single" and self.world_size > 1:
             raise UsageError(
                 "unsupported-combination",
-                f"--strategy single runs on one device, but {self.world_size} were requested: use --strategy ddp",
+                f"--strategy single has one device, not {self.world_size}: use --strategy ddp",
             )
 
     def learning_rates(self) -> Schedule:
@@ -180,8 +180,7 @@ def phase_defaults(phase: int) -> dict[str, Any]:
     """Return what NVIDIA trains BERT-large with in phase 1 or 2, by field of TrainSettings. Raises UsageError."""
     if phase not in PHASES:
         raise UsageError(
-            "option-choice",
-            f"--phase {phase} is invalid: use 1 (sequences of 128 tokens) or 2 (512 tokens, after phase 1)",
+            "option-choice", f"--phase {phase} must be 1 (sequences of 128 tokens) or 2 (512, after phase 1)"
         )
     values = PHASES[phase]
     return {
@@ -210,7 +209,9 @@ def task_defaults(task: str, phase: int | None = None) -> dict[str, Any]:
     if not defaults:
         return phase_defaults(1 if phase is None else phase)
     if phase is not None:
-        raise UsageError("option-not-applicable", f"--phase {phase} is for pretraining: leave it out for {task}")
+        raise UsageError(
+            "option-not-applicable", f"--phase {phase} must be 1 (sequences of 128 tokens) or 2 (512, after phase 1)"
+        )
     return dict(defaults)
 
 
@@ -253,10 +254,7 @@ def resolve_settings(phase: int | None, given: Mapping[str, Any], samples: int |
     evaluates = (evaluates or "eval_data" in own) and "eval_every" not in own
     if "steps" not in own and epochs is not None:
         if samples is None and "epochs" not in own:
-            raise UsageError(
-                "option-not-applicable",
-                f"--data {own['data']} has no end, so the run has no length by default: give --steps",
-            )
+            raise UsageError("option-not-applicable", f"--data {own['data']} has no end: give --steps")
         values["steps"] = _steps_of(epochs, samples, values["global_batch_size"])
         if evaluates:
             values["eval_every"] = _steps_of(min(1.0, epochs), samples, values["global_batch_size"])
@@ -277,7 +275,5 @@ def _steps_of(epochs: float, samples: int | None, global_batch_size: int) -> int
     if not 0 < epochs < math.inf:
         raise UsageError("option-value", f"--epochs {epochs:g} must be a number above 0")
     if global_batch_size < 1:
-        raise UsageError(
-            "option-value", f"--global-batch-size {global_batch_size} must be a whole number of at least 1"
-        )
+        raise UsageError("option-value", f"--global-batch-size {global_batch_size} must be at least 1")
     return math.ceil(Fraction(str(epochs)) * samples / global_batch_size)  # 1.1 x 100 is exactly 110

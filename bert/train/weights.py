@@ -79,8 +79,7 @@ def _ours(found: Found, model: nn.Module, config: ModelConfig) -> tuple[dict[str
     if lacking:
         raise InputError(
             "weights-mismatch",
-            f"the weights in {found.path} lack {len(lacking)} encoder tensors, {lacking[0]} first: give a complete "
-            "model",
+            f"{found.path} lacks {len(lacking)} encoder tensors, {lacking[0]} first: give a complete model",
         )
     values = {
         name: fit_vocabulary(state[original], wanted[name], config, f"{original} of {found.path}")
@@ -107,8 +106,7 @@ def _foreign(found: Found, model: nn.Module, config: ModelConfig) -> tuple[dict[
     if body:
         raise InputError(
             "weights-mismatch",
-            f"{found.path} holds {len(body)} encoder weights that this run's model lacks, {body[0]} first: use "
-            "the model shape of these weights",
+            f"{found.path} holds {len(body)} encoder weights too many, {body[0]} first: use its model shape",
         )
     return values, NotTaken(report.missing, unused)
 
@@ -136,8 +134,7 @@ def check_same_shape(saved: ModelConfig, wanted: ModelConfig, where: Path) -> No
     if saved.vocab_size != wanted.vocab_size:
         raise InputError(
             "vocabulary-mismatch",
-            f"the model in {where} has a vocabulary of {saved.vocab_size} word pieces, but this run's has "
-            f"{wanted.vocab_size}: use the vocabulary and vocab_size it was trained with",
+            f"{where} has a vocabulary of {saved.vocab_size}, this run {wanted.vocab_size}: use the same",
         )
     names = [name for name in ModelConfig.__dataclass_fields__ if name not in _NOT_SHAPE]
     other = [name for name in names if getattr(saved, name) != getattr(wanted, name)]
@@ -145,8 +142,7 @@ def check_same_shape(saved: ModelConfig, wanted: ModelConfig, where: Path) -> No
         theirs = ", ".join(f"{name}={getattr(saved, name)}" for name in other)
         ours = ", ".join(f"{name}={getattr(wanted, name)}" for name in other)
         raise InputError(
-            "weights-mismatch",
-            f"the model in {where} has {theirs}, but this run's has {ours}: use the preset it was trained with",
+            "weights-mismatch", f"{where} has {theirs}, this run {ours}: use the preset it was trained with"
         )
 
 

@@ -105,8 +105,7 @@ class Batches(ABC):
         """
         if state.get("fingerprint") != self._fingerprint:
             raise InputError(
-                "data-mismatch",
-                f"the saved data position does not belong to {self._place}: use the data it was saved with",
+                "data-mismatch", f"the saved data position is not of {self._place}: use the data it was saved with"
             )
         size = self._order.global_batch
         try:
@@ -120,7 +119,7 @@ class Batches(ABC):
         if seed != self.spec.seed:
             raise UsageError(
                 "settings-changed",
-                f"the saved data position has seed {seed}, but this run has seed {self.spec.seed}: use --seed {seed}",
+                f"the saved data position has seed {seed}, this run seed {self.spec.seed}: use --seed {seed}",
             )
         if saved.global_batch == size:
             self._order, self._yielded = saved, batches
@@ -153,8 +152,7 @@ class RowBatches(Batches):
         if rows.vocab_size > spec.vocab_size:
             raise InputError(
                 "vocabulary-mismatch",
-                f"the data in {spec.data} uses {rows.vocab_size} word pieces, but the model has only "
-                f"{spec.vocab_size}: use the vocabulary of the data",
+                f"{spec.data} uses {rows.vocab_size} word pieces, the model only {spec.vocab_size}: use its vocabulary",
             )
         self.rows = rows
         super().__init__(spec, np.array([[len(rows)]]), rows.fingerprint, spec.data)
@@ -185,16 +183,11 @@ def check_rows(rows: TokenRows, source: str, seq_len: int) -> None:
     """Refuse rows whose labels are missing or unusable for training and evaluation. Raises InputError."""
     _check_any(rows, source)
     if not rows.has_labels:
-        raise InputError(
-            "labels-invalid",
-            f"the rows in {source} have no labels and can only be predicted: for training and evaluation, give labeled "
-            "data",
-        )
+        raise InputError("labels-invalid", f"the rows in {source} have no labels: give labeled data")
     if rows.max_seq_length > seq_len:
         raise InputError(
             "data-mismatch",
-            f"the rows in {source} have up to {rows.max_seq_length} tokens, but this run allows {seq_len}: use "
-            f"{rows.max_seq_length}, or prepare shorter ones",
+            f"the rows in {source} have up to {rows.max_seq_length} tokens, this run {seq_len}: use the former",
         )
 
 

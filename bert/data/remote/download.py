@@ -48,8 +48,7 @@ class Checksum:
         """Refuse an invalid checksum."""
         if len(self.digits) != CHECKSUMS.get(self.kind) or not re.fullmatch("[0-9a-f]+", self.digits):
             raise InputError(
-                "option-value",
-                f"{self.kind}:{self.digits} is not a checksum: give {', '.join(CHECKSUMS)} in hexadecimal",
+                "option-value", f"{self.kind}:{self.digits} is no checksum: give {', '.join(CHECKSUMS)} in hexadecimal"
             )
 
 
@@ -228,9 +227,7 @@ class _Fetch:
             raise Again("the server sent a different part than requested")
         if self.size is not None and total is not None and total != self.size:
             raise DownloadError(
-                "download-mismatch",
-                f"{self.url} has {total:,} bytes instead of {self.size:,}: the server sends a different file. Check "
-                "at that address, or use another --mirror",
+                "download-mismatch", f"{self.url} has {total:,} bytes instead of {self.size:,}: use another --mirror"
             )
         self._begin(start)
         if start == 0:
@@ -261,9 +258,7 @@ class _Fetch:
         if total is not None and done > total:
             self._drop()
             raise DownloadError(
-                "download-mismatch",
-                f"{self.url} sends more than its {total:,} bytes: the server sends a different file. Check that "
-                "address, or use another --mirror",
+                "download-mismatch", f"{self.url} sends more than its {total:,} bytes: use another --mirror"
             )
         if total is not None and done != total:
             raise Again(f"the connection ended after {done:,} of {total:,} bytes")
@@ -283,6 +278,5 @@ def _writing(path: Path) -> Iterator[None]:
     except OSError as error:
         raise StorageError(
             "write-failed",
-            f"cannot write {path}: {error.strerror or error}; the downloaded part is kept. Choose another folder or "
-            "fix this one, then run the same command again",
+            f"cannot write {path}: {error.strerror or error}; choose another folder, or run again to resume",
         ) from error

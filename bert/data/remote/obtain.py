@@ -127,9 +127,7 @@ def agent_of(contact: str = "") -> str:
     """Return the User-Agent, in the form that Wikimedia's policy asks for. Raises UsageError for odd characters."""
     contact = contact or os.environ.get(CONTACT_VARIABLE, "") or "pretraining data for BERT"
     if not re.fullmatch(r"[\x20-\x7e]{1,200}", contact) or set(contact) & set("()"):
-        raise UsageError(
-            "option-value", f"--contact {contact!r} must be an e-mail address or a web page in ASCII characters"
-        )
+        raise UsageError("option-value", f"--contact {contact!r} must be an e-mail address or a web page")
     try:
         own = version("bertbench")
     except PackageNotFoundError:
@@ -244,8 +242,7 @@ class _Run:
         if need > free:
             raise StorageError(
                 "disk-full",
-                f"{self.source.name} needs {need / 1e9:.1f} GB more, but {self.target} has {free / 1e9:.1f} GB free: "
-                "free some space or choose another folder; nothing was downloaded",
+                f"{self.source.name} needs {need / 1e9:.1f} GB, {self.target} has {free / 1e9:.1f} GB: free some",
             )
 
     def _tell(self, number: int, done: int) -> None:

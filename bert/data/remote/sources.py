@@ -35,18 +35,12 @@ class Choice:
         """Refuse an invalid dump or number of books."""
         if not re.fullmatch(r"[a-z][a-z0-9]*([-_][a-z0-9]+)*", self.language):
             raise UsageError(
-                "option-value",
-                f"--language {self.language!r} must be the language code of a Wikipedia, such as en, de, simple, "
-                "zh-yue",
+                "option-value", f"--language {self.language!r} must be the code of a Wikipedia, such as en or zh-yue"
             )
         if self.date != "latest" and not re.fullmatch(r"20\d{6}", self.date):
-            raise UsageError(
-                "option-value", f"--date {self.date!r} must be `latest` or a date as YYYYMMDD, such as 20261101"
-            )
+            raise UsageError("option-value", f"--date {self.date!r} must be `latest` or YYYYMMDD")
         if self.books_limit is not None and self.books_limit < 1:
-            raise UsageError(
-                "option-value", f"--books-limit {self.books_limit} must be at least 1; leave it out for all books"
-            )
+            raise UsageError("option-value", f"--books-limit {self.books_limit} must be at least 1")
 
     @property
     def wiki(self) -> str:
@@ -85,9 +79,8 @@ def plan_dump(ask: Ask, choice: Choice) -> list[RemoteFile]:
             return found
     raise DownloadError(
         "download-failed",
-        f"{choice.wiki} has no finished pages-articles dump of {' or '.join(dates)}: it may still be in progress or "
-        "already removed (only the last few are kept). Choose another --date, use --mirror, or download "
-        "wikipedia-exports",
+        f"{choice.wiki} has no finished dump of {' or '.join(dates)}: give another --date or --mirror, or "
+        "download wikipedia-exports",
     )
 
 
@@ -129,7 +122,7 @@ def _finished(status: bytes, pattern: "re.Pattern[str]") -> dict[str, Any]:
                 return found
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise DownloadError(
-            "download-mismatch", f"dumpstatus.json has an unexpected format ({error!r}): use another --date or --mirror"
+            "download-mismatch", f"dumpstatus.json has an unexpected format ({error!r}): use another --mirror"
         ) from error
     return {}
 
@@ -151,8 +144,7 @@ def plan_exports(ask: Ask, choice: Choice) -> list[RemoteFile]:
             return [RemoteFile(target + name, folder + name, None, Checksum("sha256", sums[name])) for name in names]
     raise DownloadError(
         "download-failed",
-        f"{choice.wiki} has no finished export of {' or '.join(dates)}: choose another --date (exports are made for "
-        "the first day of a month), or use --mirror",
+        f"{choice.wiki} has no finished export of {' or '.join(dates)}: give another --date or --mirror",
     )
 
 
@@ -166,9 +158,7 @@ def _dates(ask: Ask, folder: str, pattern: str, choice: Choice) -> list[str]:
         raise DownloadError(error.code, f"{error}; is {choice.language!r} the code of a Wikipedia?", 404) from error
     dates = sorted(set(re.findall(rf"""href=["']?(?:[^"'>\s]*/)?({pattern})/?["'>\s]""", page)), reverse=True)
     if not dates:
-        raise DownloadError(
-            "download-failed", f"{folder} lists no dumps: give --date YYYYMMDD, or use another --mirror"
-        )
+        raise DownloadError("download-failed", f"{folder} lists no dumps: give --date or another --mirror")
     return dates
 
 
@@ -228,7 +218,7 @@ def plan_pg19(ask: Ask, choice: Choice) -> list[RemoteFile]:
             token, pages = str(page.get("nextPageToken") or ""), pages + 1
         except (ValueError, KeyError, TypeError, AttributeError, binascii.Error) as error:
             raise DownloadError(
-                "download-mismatch", f"the list of books has an unexpected format ({error!r}): use another --mirror"
+                "download-mismatch", f"the list of books is unexpected ({error!r}): use another --mirror"
             ) from error
         if not token or pages > 1000:
             break

@@ -94,7 +94,7 @@ def _refuse(url: str, target: str, code: int) -> None:
     if after not in ("http", "https") or (before == "https" and after == "http"):
         raise DownloadError(
             "download-failed",
-            f"{url} redirects to {target}, outside {before}: refused. Download the file by hand, or use a --mirror",
+            f"{url} redirects to {target}, outside {before}: download it by hand, or use a --mirror",
             code,
         )
 
@@ -109,8 +109,7 @@ def check_address(url: str) -> None:
         good = False
     if not good or re.search(r"[\x00-\x20\x7f-\uffff]", url):
         raise UsageError(
-            "option-value",
-            f"{url!r} must be an http:// or https:// address in ASCII characters, without a user name or spaces",
+            "option-value", f"{url!r} must be an http:// or https:// address in ASCII without user name or spaces"
         )
 
 
@@ -150,17 +149,14 @@ def opened(url: str, headers: dict[str, str], transfer: Transfer) -> Iterator[An
         if isinstance(reason, socket.gaierror) and reason.errno == socket.EAI_NONAME:
             raise DownloadError(
                 "download-failed",
-                f"cannot download {url}: its host is unknown ({reason.strerror}); check the name and the network (and "
-                "https_proxy), or use another --mirror",
+                f"cannot download {url}: {reason.strerror}; check the network and https_proxy, or use a --mirror",
             ) from error
         raise Again(_words(error)) from error
     if answer is None:
         raise DownloadError("download-failed", f"{url} is not a valid address: use another --mirror")
     with answer:
         if (answer.headers.get("Content-Encoding") or "identity").lower() != "identity":
-            raise DownloadError(
-                "download-mismatch", f"the server compresses {url} without being asked: use another --mirror"
-            )
+            raise DownloadError("download-mismatch", f"the server compresses {url}: use another --mirror")
         yield answer
 
 
@@ -186,8 +182,7 @@ def patiently(url: str, attempt: Callable[[], Result], transfer: Transfer, recei
             if failures >= transfer.attempts:
                 raise DownloadError(
                     "download-failed",
-                    f"cannot download {url}: {failures} attempts in a row failed ({error}); check the connection (and "
-                    "https_proxy) and run the same command again to resume, or use another --mirror",
+                    f"cannot download {url}: {failures} attempts failed ({error}): run again, or use a --mirror",
                     error.status,
                 ) from error
             longest = transfer.longest_wait_seconds
@@ -218,9 +213,7 @@ def read_small(url: str, transfer: Transfer | None = None, limit: int = 64 * 2**
                 content += block
             _, total = range_of(answer)
         if len(content) > limit:
-            raise DownloadError(
-                "download-mismatch", f"{url} holds more than {limit:,} bytes, too large for a list of files"
-            )
+            raise DownloadError("download-mismatch", f"{url} holds more than {limit:,} bytes: use another --mirror")
         if total is not None and len(content) < total:
             raise Again(f"the connection ended after {len(content):,} of {total:,} bytes")
         return content

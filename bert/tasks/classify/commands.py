@@ -114,8 +114,7 @@ class Predict(TaskCommand):
             if not tally.texts:
                 raise InputError(
                     "rows-invalid",
-                    f"{options.data} has no usable text ({len(tally.left_out)} rows were skipped): give a CSV with "
-                    "texts",
+                    f"{options.data} has no usable text ({len(tally.left_out)} rows were skipped): give texts",
                 )
         return _outcome(options, form.encoding, out, tally, time.monotonic() - began)
 
@@ -286,8 +285,7 @@ def open_classifier(checkpoint: Path, host: Host) -> TextClassifier:
 
     if not checkpoint.exists():
         raise InputError(
-            "path-missing",
-            f"{checkpoint} does not exist: give *_trained_model or a run directory of `bertbench train classify`",
+            "path-missing", f"{checkpoint} does not exist: give *_trained_model or a run directory of `train classify`"
         )
     labels, vocabulary, longest = _words_of(checkpoint, host)
     data = DataIdentity(source=str(checkpoint), vocab_size=len(vocabulary.pieces), vocabulary=vocabulary.fingerprint)
@@ -313,8 +311,7 @@ def _words_of(checkpoint: Path, host: Host) -> tuple[tuple[str, ...], Vocabulary
             vocabulary = load_vocabulary(checkpoint / VOCABULARY_FILE, bool(text["lower_case"]))
             if vocabulary.fingerprint != text["vocabulary"]:
                 raise InputError(
-                    "vocabulary-mismatch",
-                    f"{checkpoint / VOCABULARY_FILE} is not the vocabulary of that model: restore it",
+                    "vocabulary-mismatch", f"{checkpoint / VOCABULARY_FILE} is not of that model: restore it"
                 )
             return tuple(map(str, document["labels"])), vocabulary, int(text["max_seq_length"])
         trained = host.trained_on(checkpoint)
@@ -325,23 +322,19 @@ def _words_of(checkpoint: Path, host: Host) -> tuple[tuple[str, ...], Vocabulary
     if trained is None:
         raise InputError(
             "checkpoint-missing",
-            f"{checkpoint} does not list the labels of the model: give the *_trained_model that `bertbench train "
-            "classify` wrote, or its run directory",
+            f"{checkpoint} does not list labels: give *_trained_model or a run directory of `train classify`",
         )
     task, data = trained
     if task != "classify":
         raise InputError(
             "weights-mismatch",
-            f"{checkpoint} holds a model trained on {task}, not on classify: train it with "
-            f"`bertbench train classify FILE.csv --init {checkpoint}`",
+            f"{checkpoint} was trained on {task}: run `bertbench train classify FILE.csv --init {checkpoint}`",
         )
     source = open_source(Path(data))
     before = host.data_fingerprint(checkpoint)
     if before is not None and before != rows_fingerprint(source, TRAINING):
         raise InputError(
-            "data-mismatch",
-            f"{source.path} changed after {checkpoint} was trained on it, so its labels may be in another order: give "
-            "the *_trained_model of that training, or make the database again as it was",
+            "data-mismatch", f"{source.path} changed after {checkpoint} was trained on it: give the *_trained_model"
         )
     return source.labels, source.vocabulary, source.max_seq_length
 

@@ -47,20 +47,15 @@ class CsvForm:
             if known is None or known.replace("_", "-") in _NO_ENCODINGS:
                 raise UsageError(
                     "option-value",
-                    f"--encoding {self.encoding!r} is not a text encoding: give one that Python knows, such as utf-8, "
-                    "cp1252, latin-1, utf-16 or shift_jis",
+                    f"--encoding {self.encoding!r} is not a text encoding: give one of Python, such as utf-8 or cp1252",
                 )
         if self.separator is not None and (len(self.separator) != 1 or self.separator in '"\r\n'):
             raise UsageError(
                 "option-value",
-                f"--delimiter {self.delimiter!r} must be one character or the word tab, but not a quote or a "
-                "line break",
+                f"--delimiter {self.delimiter!r} must be one character, not a quote or line break, or the word tab",
             )
         if not self.header and not (self.text.isdecimal() and self.label.isdecimal()):
-            raise UsageError(
-                "option-conflict",
-                "--no-header leaves the columns without names: give their numbers, such as --text 1 --label 2",
-            )
+            raise UsageError("option-conflict", "--no-header needs the columns' numbers: give --text 1 --label 2")
 
     @property
     def separator(self) -> str | None:
@@ -96,9 +91,7 @@ class CsvConfig(CsvForm):
         CsvForm.__post_init__(self)
         if self.max_seq_length < SPECIAL_TOKENS + 1:
             raise UsageError(
-                "option-value",
-                f"--max-seq-length {self.max_seq_length} has no room for {SPECIAL_TOKENS} special tokens and a word: "
-                f"give {SPECIAL_TOKENS + 1} or more",
+                "option-value", f"--max-seq-length {self.max_seq_length} must be {SPECIAL_TOKENS + 1} or more"
             )
         for name in ("validation", "test"):
             value = getattr(self, name)
@@ -106,16 +99,12 @@ class CsvConfig(CsvForm):
                 raise UsageError("option-value", f"--{name} {value} must be a fraction of at least 0 and below 1")
         if not self.validation + self.test < 1:
             raise UsageError(
-                "option-conflict",
-                f"--validation {self.validation} and --test {self.test} leave nothing to train on: their sum must be "
-                "below 1",
+                "option-conflict", f"--validation {self.validation} and --test {self.test} must add up to less than 1"
             )
         if self.output is not None and self.output == self.input:
             raise UsageError("option-conflict", f"--output {self.output} is the input: give another file")
         if self.input.suffix == SUFFIX and self.output is None:
-            raise UsageError(
-                "file-format", f"{self.input} has the suffix of a SQLite file: give a CSV, or --output for another file"
-            )
+            raise UsageError("file-format", f"{self.input} has the suffix of a SQLite file: give a CSV, or --output")
 
     @property
     def database(self) -> Path:

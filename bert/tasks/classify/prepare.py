@@ -104,8 +104,8 @@ class Writer:
         if len(self.labels) < 2:
             raise InputError(
                 "labels-invalid",
-                f"all {texts:,} usable texts of {path} have the label {next(iter(self.labels))!r}{self._why()}, but a "
-                f"classification needs two or more: check that --label {self._config.label} is the column of labels",
+                f"all {texts:,} texts of {path} have the label {next(iter(self.labels))!r}{self._why()}: give another "
+                f"--label than {self._config.label}",
             )
         if texts > FEW_TEXTS and len(self.labels) > MOST_LABELS * texts:
             raise InputError("labels-invalid", self._too_many_labels(texts))
@@ -221,11 +221,7 @@ def _finished(config: CsvConfig, vocabulary: Vocabulary) -> tuple[TextSource | N
     if not path.exists():
         return None, None
     if path.is_file() and path.stat().st_size and os.access(path, os.R_OK) and not is_database(path):
-        raise InputError(
-            "folder-occupied",
-            f"{path} exists and is not a SQLite database, so it is not overwritten: give another --output, such "
-            f"as {path.with_name(path.stem + '-texts.sqlite')}",
-        )
+        raise InputError("folder-occupied", f"{path} exists and is not a SQLite database: give another --output")
     try:
         found = open_source(path)
     except (InputError, SchemaError) as error:
@@ -239,8 +235,7 @@ def _finished(config: CsvConfig, vocabulary: Vocabulary) -> tuple[TextSource | N
         results = f" and holds the results of {runs} training run{'s' * (runs != 1)}" if runs else ""
         raise InputError(
             "folder-occupied",
-            f"{path} {differs}{results}: give --output FILE.sqlite of `bertbench data csv` for "
-            f"{config.input.name}, or --replace to overwrite it",
+            f"{path} {differs}{results}: give --output FILE.sqlite for {config.input.name}, or --replace",
         )
     return None, differs
 

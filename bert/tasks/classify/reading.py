@@ -130,9 +130,7 @@ def find_form(path: Path, given: CsvForm, needs_label: bool = True) -> FoundForm
     if needs_label or given.label.casefold() in map(str.casefold, names):
         label = _find_column(path, given.label, "label", first, names)
     if text == label:
-        raise UsageError(
-            "option-conflict", f"--text {given.text} and --label {given.label} are the same column: give two columns"
-        )
+        raise UsageError("option-conflict", f"--text {given.text} and --label {given.label} are the same column")
     return FoundForm(encoding, delimiter, given.quoting, names or None, len(first), text, label)
 
 
@@ -188,8 +186,8 @@ def _find_column(path: Path, wanted: str, option: str, first: Sequence[str], nam
         return int(wanted) - 1
     raise InputError(
         "columns-missing",
-        f"{path} has no column {wanted!r} for --{option}; its first row has {', '.join(map(repr, first))}: give "
-        f"--{option} NAME or a number from 1, --delimiter, or --no-header if the first row is data",
+        f"{path} has no column {wanted!r} for --{option} but {', '.join(map(repr, first))}: give --{option} a name or "
+        "number, --delimiter, or --no-header",
     )
 
 
@@ -232,8 +230,7 @@ def read_rows(path: Path, form: FoundForm, needs_label: bool = True) -> Iterator
                 found = LeftOut(line=line, lines=reader.line_num - line + 1, reason=BROKEN)
                 if found.lines > MOST_LINES:
                     raise InputError(
-                        "file-damaged",
-                        f"{path} {found.place}: {error}: correct the quotes there, or give --no-quoting",
+                        "file-damaged", f"{path} {found.place}: {error}: correct the quotes, or give --no-quoting"
                     ) from error
             if seen_header or (isinstance(found, LeftOut) and found.reason == BLANK):
                 yield found

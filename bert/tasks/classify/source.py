@@ -56,16 +56,13 @@ class ClassifyData(ClassificationData):
             word = shlex.quote(str(source))
             raise InputError(
                 "data-unprepared",
-                f"{source} is not a SQLite file of `bertbench data csv`: create one with `bertbench data csv {word} "
-                f"--vocab VOCAB.txt`, or run `bertbench train classify {word}`, which creates it",
+                f"{source} is not a SQLite file of `data csv`: run `bertbench data csv {word} --vocab VOCAB.txt`",
             )
         opened = open_source(source)
         found = read_split(opened, _SPLITS[split])
         if not len(found.lengths):
             option = {TEST: " with a larger --test", EVALUATION: " with a larger --validation"}.get(split, "")
-            raise InputError(
-                "data-missing", f"{source} has no text to {_SPLITS[split]}: create it again{option}, or from more texts"
-            )
+            raise InputError("data-missing", f"{source} has no text to {_SPLITS[split]}: create it again{option}")
         return opened, found
 
     def evaluation_rows(
@@ -131,9 +128,7 @@ def _as_trained(trained: "TextSource", opened: "TextSource", found: "TextSet") -
     )
     if trained.origin.get("digest") == opened.origin.get("digest") and division != other:
         raise UsageError(
-            "option-conflict",
-            f"{opened.path} was created from the same CSV as {trained.path}, but with another split: some of its "
-            "texts are trained on; create both with the same options, or evaluate on another CSV",
+            "option-conflict", f"{opened.path} and {trained.path} split the same CSV differently: create both alike"
         )
     codes = {label: code for code, label in enumerate(trained.labels)}
     met = [opened.labels[code] for code in np.unique(found.labels).tolist()]
@@ -142,8 +137,7 @@ def _as_trained(trained: "TextSource", opened: "TextSource", found: "TextSet") -
         shown = ", ".join(repr(label[:40]) for label in unknown[:_MOST_NAMED]) + ", ..." * (len(unknown) > _MOST_NAMED)
         raise InputError(
             "labels-invalid",
-            f"{opened.path} has texts with {len(unknown):,} label(s) that {trained.path} lacks ({shown}): "
-            "a model predicts only labels it was trained on; remove these texts, or train on them too",
+            f"{opened.path} has {len(unknown):,} label(s) that {trained.path} lacks ({shown}): remove these texts",
         )
     table = np.array([codes.get(label, -1) for label in opened.labels], dtype=np.int64)
     return dataclasses.replace(found, labels=table[found.labels])

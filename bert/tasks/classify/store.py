@@ -79,13 +79,10 @@ def _check(path: Path, connection: sqlite3.Connection, remedy: str) -> None:
     program = connection.execute("PRAGMA application_id").fetchone()[0]
     version = connection.execute("PRAGMA user_version").fetchone()[0]
     if program != APPLICATION_ID:
-        raise InputError(
-            "file-format", f"{path} belongs to another program: give a SQLite file of `bertbench data csv`"
-        )
+        raise InputError("file-format", f"{path} is not of `bertbench data csv`: give a file of it")
     if version != SCHEMA_VERSION:
         raise SchemaError(
-            "record-newer",
-            f"{path} has schema version {version}, but this bertbench reads {SCHEMA_VERSION}: remove it, then {remedy}",
+            "record-newer", f"{path} has schema version {version}, not {SCHEMA_VERSION}: remove it, then {remedy}"
         )
 
 
@@ -244,14 +241,12 @@ def open_source(path: Path) -> TextSource:
             whole = _is_whole(found)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise InputError(
-                "file-damaged",
-                f"{path} is damaged or unfinished: its table meta is incomplete; remove it, then {remake(path)}",
+                "file-damaged", f"{path} is damaged or unfinished: remove it, then {remake(path)}"
             ) from error
     if not whole:
         raise InputError(
             "file-damaged",
-            f"{path} is damaged: the checksum of its labels, settings or vocabulary is wrong; remove it, then "
-            f"{remake(path, found.origin)}",
+            f"{path} is damaged (checksum of its labels or settings): remove it, then {remake(path, found.origin)}",
         )
     return found
 
@@ -296,8 +291,7 @@ def read_split(source: TextSource, split: str) -> TextSet:
     if found.checksum != source.checksums.get(split):
         raise InputError(
             "file-damaged",
-            f"{source.path} is damaged: the checksum of its samples of {split} is wrong; remove it, then "
-            f"{remake(source.path, source.origin)}",
+            f"{source.path} is damaged (checksum of {split}): remove it, then {remake(source.path, source.origin)}",
         )
     return found
 
@@ -311,9 +305,7 @@ def select_split(connection: sqlite3.Connection, path: Path, split: str, token_b
         columns.append(numbers)
     lengths, labels, texts = np.concatenate(columns, axis=1) if columns else np.zeros((3, 0), dtype=np.int64)
     if int(lengths.sum()) * token_bytes != len(ids):
-        raise InputError(
-            "file-damaged", f"{path} is damaged: rows of {split} differ from their recorded lengths; {remake(path)}"
-        )
+        raise InputError("file-damaged", f"{path} is damaged: rows of {split} have other lengths; {remake(path)}")
     kind = np.dtype("<u2" if token_bytes == 2 else "<i4")
     return TextSet(np.frombuffer(ids, dtype=kind), lengths, labels, texts)
 
@@ -391,5 +383,5 @@ def read_runs(path: Path) -> list[dict[str, Any]]:
         return [dict(json.loads(text)) for (text,) in rows]
     except (ValueError, TypeError) as error:
         raise InputError(
-            "file-damaged", f"{path} is damaged: the result of a run is not JSON; remove it, then {remake(path)}"
+            "file-damaged", f"{path} is damaged: a result is not JSON; remove it, then {remake(path)}"
         ) from error

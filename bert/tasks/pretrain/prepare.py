@@ -117,7 +117,6 @@ def prepare(config: PrepareConfig, progress: Progress = lambda stage, done, tota
     Raises:
         InputError: no text, a file that is none (named), a vocabulary that is none, a stage before that is unfinished.
         UsageError: fewer documents than shards, or the input lies where the shards would go.
-        MissingToolError: what splits sentences does not run here.
         StorageError: the output cannot be written.
         LockedError: another preparation is writing to the output folder.
     """
