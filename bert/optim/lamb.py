@@ -49,9 +49,6 @@ class Lamb(torch.optim.Optimizer):
     ) -> None:
         options = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay, "max_grad_norm": max_grad_norm}
         super().__init__(params, {**options, "step": 0})
-        for group in self.param_groups:
-            _check_options(group)
-        _check_parameters([parameter for group in self.param_groups for parameter in group["params"]])
 
     @property
     def steps(self) -> int:
