@@ -10,12 +10,11 @@ import io
 import os
 import signal
 import sys
-import threading
+import types
 
-from bench.cli import interrupts
 from bench.cli.progress import terminal_text
 from bench.cluster import STOPPING_VARIABLE
-from bench.run.out_of_memory import memory_is_short, ran_out_of_memory
+from bench.run.out_of_memory import ran_out_of_memory
 from common.errors import BertbenchError
 
 _BEGIN_AGAIN = (
@@ -36,8 +35,6 @@ _UNUSABLE: dict[int | None, str] = {
     errno.ELOOP: "its symbolic links lead back to themselves; remove or correct one",
 }
 _LOOP = "Symlink loop from "  # of Path.resolve before Python 3.13, with the path's repr
-# Freed when a command fails: without free memory, the message and Python's exit would fail.
-_RESERVE = bytearray(4 * 2**20)
 
 USAGE = """usage: bertbench COMMAND [options]
 
@@ -66,30 +63,28 @@ Options and examples: bertbench COMMAND --help. Version: bertbench -V.
 
 def main(argv: list[str] | None = None) -> None:
     """Run the command line and exit with its code."""
-    threading.excepthook, sys.unraisablehook = _end_of_a_thread, interrupts.not_raised
     words = sys.argv[1:] if argv is None else argv
     if words and words[0] in _READS:
         gc.set_threshold(_OBJECTS_PER_COLLECTION)
     code = run(words)
-    interrupts.ignore()  # all output is written: it would only change the exit code
+    for number in (signal.SIGINT, signal.SIGTERM):  # all output is written: they would only change the exit code
+        signal.signal(number, signal.SIG_IGN)
     gc.freeze()  # the process ends: without this, Python would search everything for garbage again
     sys.exit(code)
 
 
 def run(argv: list[str]) -> int:
     """Run the command line and return its exit code."""
-    interrupts.listen()
-    closed = _open_closed_streams()
+    signal.signal(signal.SIGTERM, _interrupt)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a terminal without Unicode shows ? where it has no character
     try:
         return _written(argv)
     except BertbenchError as error:
-        _RESERVE.clear()
         signal.signal(signal.SIGTERM, signal.SIG_IGN)  # of a launcher that ends the other ranks too
         print(f"bertbench: {terminal_text(error.shown())}", file=sys.stderr)
-        interrupts.listen()
+        signal.signal(signal.SIGTERM, _interrupt)
         return 2
     except KeyboardInterrupt:
         if STOPPING_VARIABLE not in os.environ:  # the launch that ends this rank says why
@@ -99,15 +94,13 @@ def run(argv: list[str]) -> int:
         sys.stderr.close()
         return 0
     except Exception as error:
-        _RESERVE.clear()
         if (why := _unusable_path(error)) is not None:
             print(f"bertbench: cannot use {terminal_text(why)} [path-unreadable]", file=sys.stderr)
             return 2
-        if ran_out_of_memory(error) or memory_is_short():
+        if ran_out_of_memory(error):
             print(f"bertbench: {_OUT_OF_MEMORY}; {_after_interrupt(argv)} [out-of-memory]", file=sys.stderr)
             return 2
-        unwritable = (errno.ENOSPC, errno.EIO, *((errno.EBADF,) if closed else ()))
-        if not isinstance(error, OSError) or error.errno not in unwritable or error.filename is not None:
+        if not isinstance(error, OSError) or error.errno not in (errno.ENOSPC, errno.EIO) or error.filename is not None:
             raise
         print(
             f"bertbench: cannot write the output: {error.strerror}; redirect it to another place [write-failed]",
@@ -117,21 +110,10 @@ def run(argv: list[str]) -> int:
         return 2
 
 
-def _open_closed_streams() -> bool:
-    """Open stdout and stderr where the caller closed them; return whether stdout was closed.
-
-    Writes to a closed stdout fail as the system reports it; messages for a closed stderr are dropped. Left closed,
-    Python would print both to nothing or to each other, and files would be opened in their place.
-    """
-    closed = sys.stdout is None
-    for name, number, mode in (("stdout", 1, os.O_RDONLY), ("stderr", 2, os.O_WRONLY)):
-        if getattr(sys, name) is None:
-            opened = os.open(os.devnull, mode)
-            if opened != number:
-                os.dup2(opened, number)
-                os.close(opened)
-            setattr(sys, name, open(number, "w", encoding="utf-8", closefd=False))  # noqa: SIM115
-    return closed
+def _interrupt(number: int, frame: types.FrameType | None) -> None:
+    """End the command as Ctrl-C does; a batch system may send SIGTERM again, which must not interrupt the cleanup."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    raise KeyboardInterrupt
 
 
 def _written(argv: list[str]) -> int:
@@ -139,9 +121,9 @@ def _written(argv: list[str]) -> int:
     try:
         code = _command(argv)
     except SystemExit:  # the help of a command
-        sys.stdout.flush()
+        print(end="", flush=True)
         raise
-    sys.stdout.flush()
+    print(end="", flush=True)
     return code
 
 
@@ -173,12 +155,6 @@ def _unusable_path(error: Exception) -> str | None:
     if isinstance(error, OSError) and error.errno in _UNUSABLE and error.filename is not None:
         return f"{error.filename}: {_UNUSABLE[error.errno]}"
     return None
-
-
-def _end_of_a_thread(ended: threading.ExceptHookArgs) -> None:
-    """Print nothing about threads that run out of memory: the waiting thread reports it."""
-    if ended.exc_value is None or not ran_out_of_memory(ended.exc_value):
-        threading.__excepthook__(ended)
 
 
 if __name__ == "__main__":

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from bench.cluster.world import AGENT_STORE_VARIABLE
-from bench.run.out_of_memory import memory_is_short
 from bench.run.processes import STOP_VARIABLE, TRIAL_FOLDER, die_with_parent, hold_stop_signals, own_folder
 from records.files import write_record
 
@@ -84,12 +83,7 @@ def _one_rank(words: list[str]) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    try:
-        exit_code = main(sys.argv[1:])
-    except Exception as error:
-        if not memory_is_short():
-            raise
-        raise MemoryError("the launcher of the ranks is out of memory") from error  # ends the log, and is reported
+    exit_code = main(sys.argv[1:])
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(exit_code)  # an orderly exit of torch takes half a second per trial

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
-from bench.run.out_of_memory import memory_is_short, ran_out_of_memory
+from bench.run.out_of_memory import ran_out_of_memory
 from bench.run.processes import STOP_VARIABLE, die_with_parent, listen_for_stop
 from bench.run.resources import (
     backend,
@@ -143,7 +143,7 @@ def _explain(error: Exception, memory_limit_bytes: int | None = None) -> tuple[s
     code: Code = error.code if isinstance(error, BertbenchError) else "rank-failed"
     text = f"{type(error).__name__}: {error}" if not isinstance(error, BertbenchError) else str(error)
     text = text.strip()[:2000]
-    if ran_out_of_memory(error) or (not isinstance(error, BertbenchError) and memory_is_short()):
+    if ran_out_of_memory(error):
         text = text.removesuffix(":")
         if memory_limit_bytes is not None:
             text = f"more than the {memory_limit_bytes / 2**30:.3g} GiB a rank may use (--memory-limit-gib): {text}"
