@@ -22,20 +22,9 @@ def storage_errors(path: Path) -> Iterator[None]:
     except OSError as error:
         remedy = {
             errno.ENOSPC: "the disk is full: free some space or choose another folder, then run the same command again",
-            errno.EDQUOT: "the disk quota is exceeded: free some space or choose another folder, then run again",
-            errno.EPERM: "the operation is not permitted: choose another folder",
-            errno.EFBIG: "larger than the file system or `ulimit -f` allows: raise the limit, or choose another folder",
             errno.EACCES: "permission denied: choose another folder or change its owner",
-            errno.ENOENT: "the folder cannot be created: choose another folder",
             errno.EROFS: "the file system is read-only: choose another folder",
-            errno.ENAMETOOLONG: "the name is too long for the file system: choose a shorter one",
-            errno.ELOOP: "the path is a symbolic link, which is not followed: remove it, or choose another folder",
-            errno.EISDIR: "it is a folder: choose another name",
-            errno.ENOTDIR: "a part of the path is a file, not a folder: choose another folder",
-            errno.EEXIST: "a part of the path is a file, not a folder: choose another folder",
-        }.get(error.errno or 0)
-        if remedy is None:
-            raise
+        }.get(error.errno or 0, f"{error.strerror or error}: choose another folder")
         raise StorageError(
             "disk-full" if error.errno in (errno.ENOSPC, errno.EDQUOT) else "write-failed",
             f"cannot write {path}: {remedy}",

@@ -2,7 +2,6 @@
 
 import dataclasses
 import math
-import shlex
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -100,7 +99,11 @@ def read_words(words: list[str], program: str) -> ThroughputOptions:
     """Return the options. Raises UsageError for several nodes where no launcher has started their ranks."""
     options = parse_task(ThroughputOptions, words, program)
     if max(options.nodes, default=1) > 1 and joined_world() is None:
-        raise UsageError("option-not-applicable", _how_to_launch(words, options.nodes))
+        raise UsageError(
+            "option-not-applicable",
+            f"--nodes {' '.join(map(str, options.nodes))}: this command starts ranks only on its own node; start it by "
+            "`bertbench launch` on every node",
+        )
     return options
 
 
@@ -152,30 +155,6 @@ def run(options: ThroughputOptions) -> Result:
     found = _measured(directory, [*trials, *added], options.price_per_hour, verdicts)
     return dataclasses.replace(
         found, code=code, notes=[*notes, *(verdict.sentence for verdict in verdicts), *found.notes]
-    )
-
-
-def _how_to_launch(argv: list[str], nodes: tuple[int, ...]) -> str:
-    """Say how several nodes are measured: the ranks of all of them are started first, one call per number of nodes."""
-    words = list(argv)
-    for option in ("--nodes", "--devices"):
-        if option in words:
-            begin = end = words.index(option)
-            end += 1
-            while end < len(words) and words[end].isdigit():
-                end += 1
-            del words[begin:end]
-    calls = "\n".join(
-        f"  bertbench launch --here-gpus G --other-gpus {'G ' * (count - 1)}--node-rank R --master-addr HOST -- "
-        f"bertbench throughput {shlex.join(words)} --nodes {count}"
-        for count in sorted(set(nodes))
-        if count > 1
-    )
-    alone = "; --nodes 1 is measured without a launcher" if 1 in nodes else ""
-    return (
-        f"--nodes {' '.join(map(str, nodes))}: this command starts ranks only on its own node. Start it on every "
-        f"node, once for each number of nodes and with the same --out{alone}. R is the node's rank, G are GPUs, "
-        f"HOST is node 0:\n{calls}"
     )
 
 

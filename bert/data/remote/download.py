@@ -8,8 +8,7 @@ again and never as halves of two versions).
 import hashlib
 import os
 import re
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,7 +25,7 @@ from bert.data.remote.web import (
     read_block,
 )
 from common.atomic import storage_errors, write_json
-from common.errors import InputError, StorageError
+from common.errors import InputError
 from common.reading import read_notes
 
 CHECKSUMS = {"md5": 32, "sha1": 40, "sha256": 64}
@@ -102,7 +101,7 @@ def fetch(
 
 def is_whole(path: Path, checksum: Checksum | None, size: int | None) -> bool:
     """Return whether `path` is there with this size and checksum. Raises StorageError if it cannot be read."""
-    with _writing(path):
+    with storage_errors(path):
         if not path.is_file() or (size is not None and path.stat().st_size != size):
             return False
         return checksum is None or _hash(path, checksum.kind).hexdigest() == checksum.digits
@@ -129,14 +128,14 @@ class _Fetch:
 
     def run(self) -> Fetched:
         """Attempt until the file is whole and right."""
-        with _writing(self.path):
+        with storage_errors(self.path):
             self.path.parent.mkdir(parents=True, exist_ok=True)
         patiently(self.url, self._attempt, self.transfer, lambda: self.received)
         if not self._is_right():
             # The part was damaged or of another version: start over before blaming the server.
             patiently(self.url, self._attempt, self.transfer, lambda: self.received)
             self._is_right()
-        with _writing(self.path):
+        with storage_errors(self.path):
             with self.part.open("rb") as file:
                 os.fsync(file.fileno())
             self.part.replace(self.path)
@@ -154,7 +153,7 @@ class _Fetch:
             self._drop()
             return False
         aside = self.path.with_name(self.path.name + ".wrong")
-        with _writing(aside):
+        with storage_errors(aside):
             self.state.unlink(missing_ok=True)
             self.part.replace(aside)
         raise WrongFileError(
@@ -207,13 +206,13 @@ class _Fetch:
 
     def _drop(self) -> None:
         self.continued = False
-        with _writing(self.part):
+        with storage_errors(self.part):
             self.part.unlink(missing_ok=True)
             self.state.unlink(missing_ok=True)
 
     def _begin(self, have: int) -> None:
         """Let the part end after `have` bytes, and hash those."""
-        with _writing(self.part):
+        with storage_errors(self.part):
             with self.part.open("ab") as file:
                 file.truncate(have)
             self.hash = _hash(self.part, self.checksum.kind if self.checksum else "sha1")
@@ -238,13 +237,13 @@ class _Fetch:
                 "size": total,
                 "checksum": self.checksum.digits if self.checksum else None,
             }
-            with _writing(self.state):
+            with storage_errors(self.state):
                 write_json(self.state, state)
         self._copy(answer, start, total if total is not None else self.size)
 
     def _copy(self, answer: Any, done: int, total: int | None) -> None:
         self.tell(done, total)
-        with _writing(self.part), self.part.open("ab", buffering=0) as file:
+        with storage_errors(self.part), self.part.open("ab", buffering=0) as file:
             while block := read_block(answer):
                 left = memoryview(block)
                 while left:  # an unbuffered write may be a short one
@@ -267,16 +266,3 @@ class _Fetch:
 def _hash(path: Path, kind: str) -> Any:
     with path.open("rb") as file:
         return hashlib.file_digest(file, lambda: hashlib.new(kind, usedforsecurity=False))
-
-
-@contextmanager
-def _writing(path: Path) -> Iterator[None]:
-    """Turn every OSError into a StorageError that says what is kept."""
-    try:
-        with storage_errors(path):
-            yield
-    except OSError as error:
-        raise StorageError(
-            "write-failed",
-            f"cannot write {path}: {error.strerror or error}; choose another folder, or run again to resume",
-        ) from error
