@@ -197,3 +197,8 @@ def content_code(error: Exception) -> Code:
     if isinstance(error, EOFError):
         return "file-truncated"
     return "file-encoding" if isinstance(error, UnicodeDecodeError) else "file-damaged"
+
+
+def first_line(error: BaseException) -> str:
+    """Return the first line of the message of an error, or its type."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]

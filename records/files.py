@@ -72,20 +72,6 @@ def read_record(path: Path) -> dict[str, Any]:
     return dict(value)
 
 
-def read_notes(path: Path) -> dict[str, Any]:
-    """Read a record that a call left for its continuation: {} where there is none, or it is damaged or foreign.
-
-    Raises:
-        NewerSchemaError: another version of bertbench wrote it.
-    """
-    try:
-        return read_record(path) if path.exists() else {}
-    except NewerSchemaError:
-        raise
-    except SchemaError:
-        return {}
-
-
 def typed_rows(path: Path, columns: Mapping[str, Callable[[str], Any]]) -> Iterator[dict[str, Any]]:
     """Yield the rows of a CSV file as `columns` types them, None where empty; a last line cut short is dropped.
 

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 from bench.cli.configuration import OneConfiguration
 from bench.cli.options import RunFolder, parse_task, run_folder
-from bench.cli.progress import note
+from bench.cli.progress import duration, note
 from bench.cli.result import Result
-from bench.cli.sweep_progress import duration, trial_display
+from bench.cli.sweep_progress import trial_display
 from bench.cli.trial_display import TrialDisplay
 from bench.implementations import OURS
 from bench.machine.devices import Devices, find_devices
-from bench.plan.autotune import Asked, Measured, Outcome, Space, divisions, grid_size, label, search
+from bench.plan.autotune import Asked, Measured, Outcome, Space, divisions, grid_size, label, predicted_memory, search
 from bench.plan.autotune_trials import (
     Runner,
     best_row,
@@ -26,7 +26,6 @@ from bench.plan.autotune_trials import (
     strategies_to_try,
     write_state,
 )
-from bench.plan.memory import predicted_memory
 from bench.plan.options import AUTO
 from bench.plan.sweep import Session, expected_seconds, locked
 from bench.plan.trials import expand

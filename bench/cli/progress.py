@@ -48,15 +48,21 @@ def show_stages() -> "StageProgress":
         amount = f"{done:,}" if total is None else f"{done:,}/{total:,}"
         left = ""
         if total is not None and not ended and done and seconds > 5:
-            left = f", about {_duration(seconds / done * (total - done))} left"
+            left = f", about {duration(seconds / done * (total - done))} left"
         print(f"\r{stage} {amount}{left}\033[K", end="\n" if ended else "", file=sys.stderr, flush=True)
 
     return progress
 
 
-def _duration(seconds: float) -> str:
-    minutes, rest = divmod(round(seconds), 60)
-    return f"{minutes // 60}:{minutes % 60:02d} h" if minutes >= 60 else f"{minutes}:{rest:02d} min"
+def duration(seconds: float) -> str:
+    """Return a time as 7 s, 3:05 min, 2:14 h or 3 d 4 h."""
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60}:{whole % 60:02d} min"
+    hours = whole // 3600
+    return f"{hours}:{whole % 3600 // 60:02d} h" if hours < 48 else f"{hours // 24} d {hours % 24} h"
 
 
 def show_download(clock: Callable[[], float] = time.monotonic) -> "StageProgress":
@@ -105,9 +111,7 @@ def describe_bytes(done: int, total: int | None, first: tuple[float, int], last:
     words += f", {size_of(rate)}/s"
     if total is None or total <= done:
         return words
-    left = round((total - done) / rate)
-    hours, minutes = left // 3600, left % 3600 // 60
-    return words + f", {f'{hours} h {minutes} min' if hours else f'{minutes} min {left % 60} s'} left"
+    return words + f", {duration((total - done) / rate)} left"
 
 
 def size_of(count: float) -> str:

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from analysis.wording import strategy_label
-from bench.cli.progress import terminal_text
+from bench.cli.progress import duration, terminal_text
 from bench.cli.trial_display import TrialDisplay
 from bench.machine.devices import Devices
 from bench.plan.options import AUTO, resolve_strategy
@@ -52,14 +52,6 @@ def announce(session: Session, trials: Sequence[Trial], budget: float | None = N
         else []
     )
     print(", ".join(words), file=sys.stderr, flush=True)
-
-
-def duration(seconds: float) -> str:
-    """Return a time in words, rounded to what an estimate is worth."""
-    if seconds < 60:
-        return f"{max(5, 5 * round(seconds / 5))} s"
-    minutes = round(seconds / 60)
-    return f"{minutes} min" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"
 
 
 def tell_of_cpu(devices: Devices, asked: str, as_json: bool) -> None:

@@ -24,7 +24,7 @@ from bench.plan.trials import Sweep, expand
 from bench.run.launch import LaunchOptions
 from common.errors import UsageError
 from common.flags import flag, request_of
-from records.files import read_notes
+from common.reading import read_notes
 from records.run import RunDirectory
 from records.trial import Trial
 

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar
 
 from bench.cli.options import Printed, check_task, parse, plain_words, run_folder
-from bench.cli.progress import note, terminal_text
+from bench.cli.progress import duration, note, terminal_text
 from bench.cli.result import Result
-from bench.cli.train_progress import TrainProgress, append_log, duration
+from bench.cli.train_progress import TrainProgress, append_log
 from bench.cluster.inside import follow
 from bench.cluster.world import World, joined_world, leading
 from bench.implementations.model_folder import RANDOM

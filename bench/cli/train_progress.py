@@ -8,7 +8,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from bench.cli.progress import note
+from bench.cli.progress import duration, note
 from bench.run.processes import StopRequest
 from common.atomic import storage_errors
 from common.scores import evaluation_text
@@ -146,14 +146,3 @@ def event_text(event: dict[str, Any]) -> str:
             found += f"\n  {len(names)} weights {side}: {', '.join(names[:_MOST_NAMES])}"
             found += ", ..." if len(names) > _MOST_NAMES else ""
     return found
-
-
-def duration(seconds: float) -> str:
-    """Return a time as 7 s, 3:05 min, 2:14 h or 3 d 4 h."""
-    whole = round(seconds)
-    if whole < 60:
-        return f"{whole} s"
-    if whole < 3600:
-        return f"{whole // 60}:{whole % 60:02d} min"
-    hours = whole // 3600
-    return f"{hours}:{whole % 3600 // 60:02d} h" if hours < 48 else f"{hours // 24} d {hours % 24} h"

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from bench.cli.progress import duration
 from records.kinds import components_csv
 from records.run import TrialDirectory
 from records.trial import Trial
@@ -58,7 +59,7 @@ class TrialDisplay:
             return
         share, left = progress_of(trial, done, now - self._first[0], done - self._first[1])
         what = "round" if trial.kind == "components" else "step"
-        self._draw(share, f"{what} {done:,}" + ("" if left is None else f", {_words(left)} left"))
+        self._draw(share, f"{what} {done:,}" + ("" if left is None else f", {duration(left)} left"))
 
     def clear(self) -> None:
         """Take the line away: no trial runs any more."""
@@ -116,8 +117,3 @@ def progress_of(trial: Trial, done: int, seconds: float, fresh: int) -> tuple[fl
             left = min(in_time, math.inf if left is None else left)
             share = max(share, min(1.0, seconds / trial.max_seconds))
     return share, left
-
-
-def _words(seconds: float) -> str:
-    minutes, rest = divmod(math.ceil(seconds), 60)
-    return f"{minutes}:{rest:02d} min" if minutes else f"{rest} s"

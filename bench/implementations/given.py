@@ -9,7 +9,7 @@ import torch
 
 from bench.implementations.base import Built
 from bench.implementations.hugging_face import recompute, with_labels
-from bench.implementations.model_folder import SAFETENSORS, first_line, load_config
+from bench.implementations.model_folder import SAFETENSORS, load_config
 from bench.implementations.module_flops import ForwardFlops, NotTracedError, forward_flops
 from bench.implementations.ours import LEARNING_RATE
 from bert.data.batch import Batch, BatchCounts
@@ -18,7 +18,7 @@ from bert.parallel.options import read_options
 from bert.tasks import task_data
 from bert.tasks.base import Task
 from bert.tasks.classification import ClassificationTask
-from common.errors import InputError, UsageError
+from common.errors import InputError, UsageError, first_line
 from common.train_spec import TrainSpec
 from records.trial import Trial
 

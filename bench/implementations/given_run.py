@@ -6,14 +6,13 @@ import torch
 from safetensors import SafetensorError
 
 from bench.implementations.given import GivenModel
-from bench.implementations.model_folder import first_line
 from bert.checkpoints.tensor_files import safetensors_errors
 from bert.data.batch import Batch
 from bert.model.heads import ClassificationOutput
 from bert.tasks.base import Task
 from bert.tasks.classification import ClassificationTask
 from common.atomic import storage_errors, sync_files
-from common.errors import BertbenchError, InputError
+from common.errors import BertbenchError, InputError, first_line
 from common.train_spec import TrainSpec
 
 

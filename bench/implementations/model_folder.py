@@ -13,7 +13,7 @@ from typing import Any
 
 from bert.tasks import known_tasks, task_data
 from bert.tasks.base import DataSource
-from common.errors import InputError, MissingToolError, UsageError
+from common.errors import InputError, MissingToolError, UsageError, first_line
 from common.flags import flag
 from common.json_file import read_json
 
@@ -170,12 +170,6 @@ def check_options(model: str, trust_remote_code: bool, task: str, others: Sequen
             "--model has its own weights, shape and dropout, and no optimizations of bertbench: leave out "
             f"{' '.join(map(flag, others))}",
         )
-
-
-def first_line(error: Exception) -> str:
-    """Return the first line of what an error says, or its type."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return lines[0][:200] if lines else type(error).__name__
 
 
 def _check_tokenizer(model: ModelFolder, data: Path, fingerprint: str | None) -> None:

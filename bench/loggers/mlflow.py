@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from bench.loggers.base import LostError, Target
+from common.errors import first_line
 
 _URI, _RUN, _EXPERIMENT = "MLFLOW_TRACKING_URI", "MLFLOW_RUN_ID", "MLFLOW_EXPERIMENT_NAME"
 # Values are sent in batches; a request per step would delay the training.
@@ -98,5 +99,4 @@ class Mlflow:
         try:
             act()
         except Exception as error:  # plug-ins raise any class; the training continues
-            first = (str(error).strip().splitlines() or [""])[0]
-            raise LostError(f"cannot {what} ({type(error).__name__}: {first})") from error
+            raise LostError(f"cannot {what} ({type(error).__name__}: {first_line(error)})") from error

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
 from bench.loggers.base import LostError, Target
+from common.errors import first_line
 
 _PROJECT, _RUN = "WANDB_PROJECT", "WANDB_RUN_ID"
 _DEFAULT_PROJECT = "bertbench"
@@ -104,8 +105,7 @@ class Wandb:
 
 
 def _lost(what: str, error: Exception) -> LostError:
-    first = (str(error).strip().splitlines() or [""])[0]
-    return LostError(f"cannot {what} ({type(error).__name__}: {first})")
+    return LostError(f"cannot {what} ({type(error).__name__}: {first_line(error)})")
 
 
 def _is_offline() -> bool:

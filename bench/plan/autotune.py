@@ -16,7 +16,7 @@ from typing import TypeVar
 
 from analysis.metrics.comparison.winner import Candidate, choose, decided
 from analysis.wording import strategy_label
-from bench.plan.memory import predicted_bytes
+from bert.model.memory import Memory, predict_memory
 from bert.parallel import devices_per_rank
 from bert.parallel.options import OPTIONS, options_text, read_options
 from records.trial import Trial
@@ -389,3 +389,14 @@ def _lane(trial: Trial) -> tuple[str, str, bool]:
 
 def _gib(count: int) -> str:
     return f"{count / 2**30:.2f} GiB"
+
+
+def predicted_bytes(trial: Trial) -> int | None:
+    """Return the peak memory of a rank of a trial, before anything is measured; None for a given model."""
+    memory = predicted_memory(trial)
+    return None if memory is None else memory.total
+
+
+def predicted_memory(trial: Trial) -> Memory | None:
+    """Return that memory by purpose, from the shapes of a preset; None for a given model."""
+    return None if trial.model else predict_memory(trial, trial.device)

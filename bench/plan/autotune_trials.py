@@ -8,15 +8,15 @@ from typing import Any
 
 from bench.implementations import OURS, TRAININGS
 from bench.machine.devices import Devices, free_memory_share
-from bench.plan.autotune import Asked, Measured, Outcome
-from bench.plan.memory import predicted_bytes
+from bench.plan.autotune import Asked, Measured, Outcome, predicted_bytes
 from bench.plan.options import AUTO, resolve_strategy, task_words
 from bench.plan.sweep import finished_result, record_request
 from bert.parallel import STRATEGIES, devices_per_rank
 from bert.parallel.options import OPTIONS, options_text, read_options, zero_stage
 from common.errors import UsageError
 from common.flags import flag
-from records.files import read_notes, write_record
+from common.reading import read_notes
+from records.files import write_record
 from records.run import RunDirectory
 from records.trial import Trial
 
@@ -105,7 +105,7 @@ def check_same_search(run: RunDirectory, base: Trial) -> None:
 
 
 def _state(run: RunDirectory) -> dict[str, Any]:
-    """Return the readable state of an earlier call. Raises NewerSchemaError if another version wrote it."""
+    """Return the readable state of an earlier call."""
     found = read_notes(run.path / STATE_FILE)
     # The file may have been edited or written by another program.
     return {name: value for name, value in found.items() if name == "limit_bytes" or isinstance(value, dict)}

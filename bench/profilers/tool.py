@@ -1,10 +1,5 @@
-"""External tools that start further programs: get their version, run them with a time limit."""
+"""Profilers that are external tools: get their version, run them with a time limit."""
 
-import os
-import shutil
-import subprocess
-import sys
-import uuid
 from abc import abstractmethod
 from collections.abc import Sequence
 from functools import cached_property
@@ -12,12 +7,8 @@ from pathlib import Path
 from typing import ClassVar
 
 from bench.profilers.ranges import RangeProfiler
-from bench.run.processes import HARNESS_VARIABLE, MARK_VARIABLE, end_marked
 from common.errors import InputError, MissingToolError
-from common.redact import without_secrets
-from common.tools import Version, dotted, find_tool, version_in
-
-_REPOSITORY = Path(__file__).resolve().parents[2]
+from common.tools import Version, dotted, find_tool, run_program, version_in
 
 
 def tool_version(path: Path) -> Version:
@@ -41,37 +32,10 @@ def run_tool(argv: list[str], timeout_seconds: float, any_exit_code: bool = Fals
         MissingToolError: it cannot be started.
         InputError: it failed or exceeded the time limit; the message includes its output.
     """
-    name, mark = Path(argv[0]).name, uuid.uuid4().hex
-    # Runs under a process that kills all its children with the harness, since tools start further programs.
-    watched = [sys.executable, "-m", "bench.run.processes", *argv]
-    variables = {
-        **without_secrets(os.environ),
-        MARK_VARIABLE: mark,
-        HARNESS_VARIABLE: str(os.getpid()),
-        "PYTHONPATH": os.pathsep.join(filter(None, [str(_REPOSITORY), os.environ.get("PYTHONPATH")])),
-    }
-    if shutil.which(argv[0]) is None:
-        raise MissingToolError("tool-missing", f"{argv[0]} cannot be started (it is not a program): reinstall it")
-    try:
-        done = subprocess.run(
-            watched,
-            capture_output=True,
-            text=True,
-            timeout=timeout_seconds,
-            check=False,
-            errors="replace",
-            env=variables,
-            start_new_session=True,
-        )
-    except subprocess.TimeoutExpired as error:
-        raise InputError(
-            "tool-failed", f"{name} {argv[1]} did not end within {timeout_seconds:g} s and was killed"
-        ) from error
-    finally:
-        end_marked(mark)
-    if done.returncode != 0 and not any_exit_code:
-        said = (done.stderr.strip() or done.stdout.strip() or "nothing")[-800:]
-        raise InputError("tool-failed", f"{name} {argv[1]} failed (exit code {done.returncode}): {said}")
+    done = run_program(argv, timeout_seconds)
+    if done.exit_code != 0 and not any_exit_code:
+        output = (done.stderr.strip() or done.stdout.strip() or "nothing")[-800:]
+        raise InputError("tool-failed", f"{Path(argv[0]).name} {argv[1]} failed (exit code {done.exit_code}): {output}")
     return done.stdout
 
 

@@ -20,7 +20,7 @@ from typing import Any, Literal
 from bench.plan.variants import Value
 from bench.tune.space import SearchSpace
 from common import locks
-from common.errors import Code, InputError, LockedError, MissingToolError, StorageError, UsageError
+from common.errors import Code, InputError, LockedError, MissingToolError, StorageError, UsageError, first_line
 
 State = Literal["complete", "pruned", "failed", "running", "waiting"]
 ENDED: tuple[State, ...] = ("complete", "pruned", "failed")
@@ -385,7 +385,7 @@ def open_storage(folder: Path) -> Any:
                 url.replace("{", "{{").replace("}", "}}"), engine_kwargs={"connect_args": {"timeout": _BUSY_SECONDS}}
             )
     except RuntimeError as error:  # written by another version of Optuna
-        raise InputError("tool-version", f"{path} cannot be read by this Optuna: {_first_line(error)}") from error
+        raise InputError("tool-version", f"{path} cannot be read by this Optuna: {first_line(error)}") from error
 
 
 @contextlib.contextmanager
@@ -403,7 +403,7 @@ def storage_errors(folder: Path) -> Iterator[None]:
     try:
         yield
     except (StorageInternalError, SQLAlchemyError) as error:
-        said = _first_line(_first_cause(error))
+        said = first_line(_first_cause(error))
         if any(word in said for word in _DAMAGED):
             raise InputError("file-damaged", _damaged(path, said)) from error
         code: Code = "disk-full" if "disk is full" in said else "write-failed"
@@ -414,7 +414,7 @@ def storage_errors(folder: Path) -> Iterator[None]:
             code, f"{path} cannot be used ({said}): {remedy}, then run the same command again"
         ) from error
     except (UnicodeDecodeError, json.JSONDecodeError) as error:  # in the content
-        raise InputError("file-damaged", _damaged(path, _first_line(error))) from error
+        raise InputError("file-damaged", _damaged(path, first_line(error))) from error
 
 
 def _damaged(path: Path, said: str) -> str:
@@ -425,10 +425,6 @@ def _first_cause(error: BaseException) -> BaseException:
     while error.__cause__ is not None:
         error = error.__cause__
     return error
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
 def make_sampler(search: Search, number: int) -> Any:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from common.atomic import atomic_path
-from common.errors import InputError
+from common.errors import InputError, first_line
 from common.json_file import read_json
 from common.reading import open_regular, read_errors
 
@@ -78,7 +78,7 @@ def _read_safetensors(path: Path) -> dict[str, Tensor]:
         return _checked(load_file(path), path)
     except (SafetensorError, OSError, ValueError, KeyError, TypeError, AttributeError, RuntimeError) as error:
         raise InputError(
-            "file-damaged", f"{path} is damaged or not a safetensors file ({_first_line(error)}): {_REMEDY}"
+            "file-damaged", f"{path} is damaged or not a safetensors file ({first_line(error)}): {_REMEDY}"
         ) from error
 
 
@@ -118,7 +118,7 @@ def _read_pytorch(path: Path) -> dict[str, Tensor]:
         ) from error
     except Exception as error:  # a damaged pickle can fail in every way there is
         raise InputError(
-            "file-damaged", f"{path} is damaged or not a PyTorch file ({_first_line(error)}): {_REMEDY}"
+            "file-damaged", f"{path} is damaged or not a PyTorch file ({first_line(error)}): {_REMEDY}"
         ) from error
     return _checked(_state_dict(content, path), path)
 
@@ -151,8 +151,3 @@ def _checked(tensors: Mapping[str, Tensor], path: Path) -> dict[str, Tensor]:
             raise InputError("model-unsupported", f"{name} of {path} is not a dense tensor of numbers: save it as one")
         found[name] = tensor.detach()
     return found
-
-
-def _first_line(error: BaseException) -> str:
-    lines = str(error).strip().splitlines()
-    return (lines[0][:200] if lines else "") or type(error).__name__

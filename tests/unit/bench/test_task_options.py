@@ -14,8 +14,8 @@ from bench.cli.form import form_of
 from bench.cli.options import parse, parse_task
 from bench.cli.throughput import ThroughputOptions
 from bench.machine.devices import find_devices
+from bench.plan.autotune import predicted_bytes
 from bench.plan.autotune_trials import commands
-from bench.plan.memory import predicted_bytes
 from bench.plan.options import TaskFlags, task_words
 from bench.plan.training import TrainOptions, plan_training
 from bench.plan.trials import Sweep, expand

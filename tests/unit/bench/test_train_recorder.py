@@ -12,7 +12,8 @@ import pytest
 from support.refusals import refused
 from support.training_runs import settings, shards
 
-from bench.cli.train_progress import TrainProgress, duration, event_text, progress_text
+from bench.cli.progress import duration
+from bench.cli.train_progress import TrainProgress, event_text, progress_text
 from bench.loggers.base import Target
 from bench.run.processes import StopRequest, hold_stop_signals, listen_for_stop
 from bench.run.train_worker import TrainRecorder

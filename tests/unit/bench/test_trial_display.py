@@ -65,7 +65,7 @@ def test_on_a_terminal_it_says_how_far_the_trial_is_and_how_long_it_takes_and_ta
     assert "[1/2]" in said and "step 10" in said
     assert "step 5" not in said, "no line more often than once a second"
     # 9 steps in 2 s, 10 are left.
-    assert "3 s left" in said
+    assert "2 s left" in said
     display.show(1, 2, trial, {"status": "ok", "samples_per_second": 3.0}, False)
     assert screen.getvalue().rstrip().endswith("3.0 samples/s")
 
