@@ -105,7 +105,6 @@ def leave_results(
 
 
 def _earlier_run(statistics: Path) -> Mapping[str, Any]:
-    """Return the run of the existing statistics, or nothing if there are no readable ones."""
     try:
         return dict(json.loads(statistics.read_text(encoding="utf-8"))["run"])
     except (OSError, ValueError, KeyError, TypeError):
@@ -244,7 +243,6 @@ def _write_predictions(path: Path, given: Sequence[str], true: Sequence[str]) ->
 
 
 def _write_model(folder: Path, opened: "Opened", source: TextSource, document: Mapping[str, Any]) -> None:
-    """Write the folder again; the new one replaces the old one as a whole."""
     from bert.checkpoints.folder import new_folder
     from bert.checkpoints.ours import save_model
 

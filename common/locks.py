@@ -66,7 +66,6 @@ def locked(
 
 
 def _is_there(path: Path, descriptor: int) -> bool:
-    """Whether a path still names the opened file."""
     try:
         return os.path.samestat(path.stat(), os.fstat(descriptor))
     except FileNotFoundError:

@@ -169,7 +169,6 @@ def _of_database(path: Path) -> ClassificationResult:
 
 
 def _check_tables(path: Path, connection: sqlite3.Connection) -> None:
-    """Refuse a file of another program, or of another version of the tables."""
     program, version = (
         connection.execute(f"PRAGMA {name}").fetchone()[0] for name in ("application_id", "user_version")
     )

@@ -221,7 +221,6 @@ def wrong_field(value: Any, kind: Any, name: str = "") -> str:
 
 @lru_cache
 def _fields(kind: type) -> Mapping[str, Any]:
-    """The declared types of the fields of a TypedDict or a dataclass."""
     found = get_type_hints(kind, include_extras=True)
     return {name: get_args(of)[0] if get_origin(of) is Required else of for name, of in found.items()}
 

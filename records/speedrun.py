@@ -83,7 +83,6 @@ def _is_number(value: object) -> bool:
 
 
 def _is_row(row: object) -> bool:
-    """Whether every column of a row has a value of its type or none, and seed and status have one."""
     if not isinstance(row, dict) or not isinstance(row.get("status"), str):
         return False
     if not isinstance(row.get("seed"), int) or isinstance(row["seed"], bool):  # it names a folder

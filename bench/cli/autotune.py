@@ -160,7 +160,6 @@ def run(options: AutotuneOptions) -> Result:
 
 
 def _base(options: AutotuneOptions, devices: Devices, count: int, limit: int | None) -> Trial:
-    """Return the trial that all others derive from."""
     sweep = options.sweep(
         model=options.model,
         trust_remote_code=options.trust_remote_code,
@@ -240,7 +239,6 @@ def _parts(trial: Trial) -> dict[str, int]:
 
 
 def _told(found: Measured) -> str:
-    """Return one line about a trial."""
     name = label(found.trial) + (f", round {found.trial.round + 1}" if found.trial.round else "")
     if found.status != "ok":
         return f"{name}: {found.status}: {found.reason}"
@@ -250,7 +248,6 @@ def _told(found: Measured) -> str:
 
 
 def _write_best(options: AutotuneOptions, run: RunDirectory, outcome: Outcome, best: dict[str, Any]) -> list[Path]:
-    """Write the best configuration; return the files."""
     assert outcome.best is not None
     trial = outcome.best.trial
     own = {"device": trial.device, "world_size": trial.world_size, "precision": trial.precision}

@@ -128,7 +128,6 @@ def _speedruns(options: CompareOptions) -> Result:
 
 
 def _with_page(found: Result, write: Callable[[], list[Path]]) -> Result:
-    """Write the page of a comparison; the files, or what went wrong, go into the result."""
     written, failure = when_writable(write)
     document = {**found.document, **({"report": str(written[0])} if written else {})}
     return replace(found, document=document, written=[*found.written, *written], failure=failure)

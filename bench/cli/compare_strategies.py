@@ -171,7 +171,6 @@ def stopped(stop: StopRequest) -> Result:
 def _profile(
     options: CompareStrategiesOptions, out: Path, planned: Sequence[PlannedVariant], devices: Devices
 ) -> dict[str, dict[str, Any]]:
-    """Profile the variants whose training finished."""
     trained = [item for item in planned if item.finished]
     request = {"command": "compare-strategies", **request_of(options)}
     session = Session(

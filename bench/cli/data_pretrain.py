@@ -47,7 +47,6 @@ def run(options: DataPretrainOptions) -> Result:
 
 
 def _show_terms(config: PrepareConfig) -> None:
-    """Show the terms of each source before any download."""
     if not config.download or not {"download", "extract", "clean"} & set(config.stages):
         return
     from bench.cli.data_download import show_terms

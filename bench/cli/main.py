@@ -142,7 +142,6 @@ def _command(argv: list[str]) -> int:
 
 
 def _after_interrupt(argv: list[str]) -> str:
-    """Return how to proceed after an interrupted command."""
     if argv[0] in _BEGIN_AGAIN or " ".join(argv[:2]) in _BEGIN_AGAIN:
         return "run the same command to start again"
     return "run the same command to resume; finished results are kept"

@@ -131,7 +131,6 @@ def _colors() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _examples(options: type) -> Iterator[None]:
-    """Print the examples of a command below its help."""
     try:
         yield
     except SystemExit as end:
@@ -168,7 +167,6 @@ _NUMBERS = {int: "an integer", float: "a number"}
 
 
 def _wrong_value(options: type, argv: Sequence[str]) -> str | None:
-    """Return what is wrong with the first value that is missing or not a number; None if all are right."""
     for leaf in leaves(options):
         if leaf.switch:
             continue
@@ -194,7 +192,6 @@ def _wrong_value(options: type, argv: Sequence[str]) -> str | None:
 
 
 def _reads(text: str, kind: type[int] | type[float]) -> bool:
-    """Return whether a text is a number of this kind."""
     try:
         kind(text)
     except ValueError:
@@ -327,7 +324,6 @@ def plain_words(argv: Sequence[str], options: type[Any]) -> list[str]:
 
 
 def _defaults(options: type[Any]) -> Iterator[str]:
-    """Yield the switches that repeat the defaults of a dataclass and its nested dataclasses."""
     hints = get_type_hints(options, include_extras=True)
     for item in dataclasses.fields(options):
         kind = get_args(hints[item.name])[0] if get_origin(hints[item.name]) is Annotated else hints[item.name]

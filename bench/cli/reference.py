@@ -86,7 +86,6 @@ def _commands() -> str:
 
 
 def _scripts() -> str:
-    """The comment on top of every entry script."""
     paths = [path for folder in _SCRIPT_FOLDERS for path in sorted((ROOT / folder).glob("*.sh"))]
     texts = []
     for path in paths:

@@ -120,7 +120,6 @@ class _TargetProgress(TrainProgress):
 
 
 def _train_all(plan: SpeedrunPlan, devices: Devices, stop: StopRequest) -> None:
-    """Train the seeds that are not complete, one after another, until a stop is requested."""
     signaled: list[int] = []
 
     def train(numbered: tuple[int, int]) -> None:
@@ -148,7 +147,6 @@ def _tell(text: str) -> None:
 
 
 def _write(plan: SpeedrunPlan) -> dict[str, Any]:
-    """Write the files of the speedrun so far; return its document."""
     from analysis.render.tables import write_csv
     from records.files import write_record
     from records.schema import SPEEDRUN_COLUMNS

@@ -128,7 +128,6 @@ def _block(shown: Shown) -> Block:
 
 
 def _write_scores(task: str, outcome: Outcome, out: Path) -> list[Path]:
-    """Write scores and their charts; return the paths."""
     from bench.cli.score_pictures import draw_scores
     from common.atomic import write_json
 
@@ -165,7 +164,6 @@ def _check_scores_folder(out: Path, task: str) -> None:
 
 
 def _task_of(document: Any) -> str | None:
-    """Return the task of scores; None if the document has no scores."""
     if not isinstance(document, dict):
         return None
     return str(document["task"]) if "task" in document else None
@@ -210,7 +208,6 @@ class _Terminal:
 
 
 def _best_of_run(path: Path) -> Path:
-    """Return the best checkpoint of a run if it has one, otherwise the path."""
     if not is_train_run(path):
         return path
     run = TrainRun(path)

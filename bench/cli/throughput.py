@@ -192,7 +192,6 @@ def _inside(options: ThroughputOptions, run: RunDirectory, devices: Devices, wor
 def _measured(
     run: RunDirectory, asked: Sequence[Trial], price_per_hour: float | None, verdicts: Sequence[Verdict] = ()
 ) -> Result:
-    """The results of the trials of this call."""
     from analysis.diagnose.answer import points
     from analysis.diagnose.run import reference
     from analysis.diagnose.run_answer import advice_of_profiles, complete_answers

@@ -208,7 +208,6 @@ def _options_class(task: str) -> "type[TrainOptions]":
 
 
 def _classifies(options: TrainOptions) -> "TrainClassifyOptions | None":
-    """Return the options if the training prepares its own data and writes results, else None."""
     from bench.cli.train_classify import TrainClassifyOptions
 
     return options if isinstance(options, TrainClassifyOptions) else None
@@ -224,7 +223,6 @@ def _ended(
     devices: Devices,
     world: World | None,
 ) -> Result:
-    """Return the result of a successful attempt; a finished run also writes its result files."""
     from analysis.render.tables import Facts, Plain
 
     options, found = call.options, dict(result["outcome"])
@@ -266,7 +264,6 @@ def _failed(options: TrainOptions, place: TrainRun, directory: TrialDirectory, r
 
 
 def _log_of(options: TrainOptions) -> Path | None:
-    """Return the log file of the command, if any."""
     classifies = _classifies(options)
     return None if classifies is None else classifies.logfile
 

@@ -160,7 +160,6 @@ def _given_database(options: TrainClassifyOptions, path: Path, given: Sequence[s
 
 
 def _prepared(options: TrainClassifyOptions, path: Path, given: Sequence[str]) -> "CsvSummary":
-    """Return the database of a CSV: the existing one updated with the given options, else a new one."""
     from bert.tasks.classify.prepare import current, prepare
 
     database = path.resolve().with_suffix(SUFFIX)

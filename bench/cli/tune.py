@@ -190,7 +190,6 @@ def read_words(argv: list[str], program: str) -> TrainingsCall[TuneOptions]:
 
 
 def _one_search_each(argv: list[str]) -> list[str]:
-    """Repeat --search before each of several words that follow it."""
     words: list[str] = []
     for given in argv:
         follows = words[-2:-1] == ["--search"] and not given.startswith("-")
@@ -204,7 +203,6 @@ def _one_search_each(argv: list[str]) -> list[str]:
 
 
 def _check_given_once(base: TrainOptions, space: SearchSpace) -> None:
-    """Refuse options that are both given and searched."""
     for options in (base, base.task_flags):
         for field in dataclasses.fields(options):
             if field.name in space.texts() and getattr(options, field.name) != field.default:
@@ -266,7 +264,6 @@ class _Maker:
 
 
 def _words(values: Values) -> list[str]:
-    """Return the values as options of `bertbench train`."""
     found = []
     for name, value in values.items():
         option = flag(name)

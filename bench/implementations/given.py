@@ -85,7 +85,6 @@ class GivenModel:
 
     @cached_property
     def _traced(self) -> tuple[ForwardFlops | None, str]:
-        """The FLOPs, or why they are unknown."""
         try:
             model = self._on_meta(attn_implementation="eager")
             return forward_flops(model, self.spec.seq_len, self.auto_class == "AutoModelForMaskedLM"), ""
@@ -137,7 +136,6 @@ class GivenModel:
         return model(**{name: batch.tensors[name] for name in (*self._names, *further)})
 
     def _attention(self) -> str | None:
-        """Name of the attention in transformers; None for its default."""
         return None
 
     def _arguments(self, model: Any) -> list[str]:
@@ -184,7 +182,6 @@ class GivenModel:
         return model.train()
 
     def _on_meta(self, **own: Any) -> Any:
-        """Make the model on the meta device; `own` are further arguments of transformers."""
 
         def make() -> Any:
             with torch.device("meta"):

@@ -278,7 +278,6 @@ def _scheduler(training: Training) -> torch.optim.lr_scheduler.LRScheduler:
 
 
 def _random_state(device: torch.device) -> Callable[[], None]:
-    """Return a function that restores the current state of PyTorch's random generators."""
     state = torch.get_rng_state()
     on_gpu = torch.cuda.get_rng_state(device) if device.type == "cuda" else None
 

@@ -64,7 +64,6 @@ def run_training(asked: RunRequest) -> RunOutcome:
 
 
 def _finished_before(settings: TrainSettings, final: Path, report: Report) -> RunOutcome:
-    """Keep a finished run, whose weights belong to its own settings."""
     report(
         Warned(
             message=f"this run has finished its {settings.steps} updates and {_NAME} cannot resume, so nothing was "
@@ -149,7 +148,6 @@ class _Run(BaseRun):
         return replace(self.outcome(), best=self._best_saved())
 
     def _best_saved(self) -> Best | None:
-        """Return the best evaluation if its weights were saved, that is, if it was the last one."""
         best = self.evaluations.best
         return best if best is not None and self.done and best.applied_steps == self.counts.applied_steps else None
 

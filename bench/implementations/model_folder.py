@@ -173,7 +173,6 @@ def check_options(model: str, trust_remote_code: bool, task: str, others: Sequen
 
 
 def _check_tokenizer(model: ModelFolder, data: Path, fingerprint: str | None) -> None:
-    """Compare the tokenizer beside the model, if there is one, with the vocabulary of the data."""
     from bert.data.vocabulary import load_vocabulary
     from bert.tasks.pretrain.folder import read_metadata
     from bert.tasks.pretrain.shards import METADATA_FILE

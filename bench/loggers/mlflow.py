@@ -44,7 +44,6 @@ class Mlflow:
         self._run = self.run_id or os.environ[_RUN]
 
     def _own_run(self, target: Target) -> str:
-        """Return the run of an earlier attempt, or a new run that records the settings."""
         before = target.run_ids.get("mlflow")
         if before is not None:
             with contextlib.suppress(Exception):  # another server than before does not have it

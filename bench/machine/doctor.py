@@ -223,7 +223,6 @@ def _profiler(name: str, device: str) -> Check:
 
 
 def _limits(name: str, trial: Trial) -> str:
-    """Return the limits of a profiler on this machine, as text to append to its version."""
     limits = ""
     if trial.device == "cpu":
         limits += {"torch": "; without a GPU: CPU operators", "nsys": "; without a GPU: NVTX ranges"}.get(name, "")

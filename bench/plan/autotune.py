@@ -255,7 +255,6 @@ class _Search:
         return found
 
     def _refine(self, best: Measured) -> Steps[None]:
-        """Search between the best micro batch and its neighbors, closer each time."""
         step = best.trial.micro_batch_size // 2
         nearest = max(1, best.trial.micro_batch_size // 8)
         first, last = self._space.first_batch, self._space.last_batch
@@ -271,7 +270,6 @@ class _Search:
             step //= 2
 
     def _try_buckets(self) -> Steps[None]:
-        """Try smaller buckets, and larger ones, as long as they help."""
         best = self._best()
         assert best is not None
         if _BUCKETS not in OPTIONS.get(best.trial.strategy, ()):
@@ -316,7 +314,6 @@ class _Search:
                     failed.add(trial)
 
     def _rounds(self, trial: Trial) -> int:
-        """Number of rounds of a configuration, whatever their status."""
         return sum(dataclasses.replace(found, round=0) == trial for found in self._found)
 
     def _best(self) -> Measured | None:
@@ -326,7 +323,6 @@ class _Search:
         return self._by_trial()[self._choice()[0][0][0]][0]
 
     def _by_trial(self) -> dict[Trial, list[Measured]]:
-        """Return the trials that ran, by their first round, in the order of rounds."""
         rounds: dict[Trial, list[Measured]] = {}
         for found in self._found.values():
             if found.rate > 0:

@@ -105,7 +105,6 @@ def check_same_search(run: RunDirectory, base: Trial) -> None:
 
 
 def _state(run: RunDirectory) -> dict[str, Any]:
-    """Return the readable state of an earlier call."""
     found = read_notes(run.path / STATE_FILE)
     # The file may have been edited or written by another program.
     return {name: value for name, value in found.items() if name == "limit_bytes" or isinstance(value, dict)}

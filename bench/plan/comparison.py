@@ -199,7 +199,6 @@ def profile_variants(session: Session, planned: Sequence[PlannedVariant], steps:
 
 
 def _profile_trial(item: PlannedVariant, steps: int, devices: Devices) -> Trial:
-    """The same model, batches and strategy as a trial that measures."""
     settings = item.plan.settings
     return item.plan.trial(
         kind="profile",

@@ -164,7 +164,6 @@ def _same_place(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
 
 
 def _side(measured: Sequence[LoadedTrial], best: Mapping[str, Any], implementation: str) -> Trial:
-    """Return the first round of an implementation, as named in rows, at the best configuration."""
     sides = (one for one in measured if one.row["implementation"] == implementation and _same_place(one.row, best))
     return _first_round(next(sides).trial)
 
@@ -181,7 +180,6 @@ def _next_round(run: RunDirectory, pair: Pair, asked: set[str]) -> list[Trial]:
 
 
 def _wall_seconds(measured: Sequence[LoadedTrial], trial: Trial) -> float:
-    """Return the wall time of the latest round of a trial in s."""
     rounds = [one for one in measured if _first_round(one.trial) == trial and one.row.get("wall_seconds")]
     return float(max(rounds, key=lambda one: one.trial.round).row["wall_seconds"]) if rounds else math.inf
 

@@ -235,7 +235,6 @@ _VERSIONS = ("torch", "numpy", "transformers")
 
 
 def _machine(planned: Sequence[PlannedVariant]) -> dict[str, Any]:
-    """Return where the attempts ran; of several machines or versions all are named."""
     found: dict[str, list[str]] = {}
     for item in planned:
         for directory in item.run.attempts():
@@ -257,7 +256,6 @@ def _machine(planned: Sequence[PlannedVariant]) -> dict[str, Any]:
 
 
 def _cautions(planned: Mapping[int, PlannedVariant]) -> list[dict[str, Any]]:
-    """Return the cautions of the measurements, each once with its seeds."""
     found: dict[str, dict[str, Any]] = {}
     for seed, item in planned.items():
         for directory in item.run.attempts():

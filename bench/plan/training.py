@@ -317,7 +317,6 @@ def plan_training(options: TrainOptions, devices: Devices, world: World | None =
 
 
 def _check_best_by(settings: TrainSettings, name: str) -> None:
-    """Refuse a score that cannot select the best checkpoint. Raises UsageError."""
     from bert.tasks.base import deciding
 
     deciding(make_task(settings.task, settings.task_options), name)
@@ -434,7 +433,6 @@ def check_continues(run: TrainRun, plan: Plan) -> None:
 
 
 def _saved_settings(run: TrainRun) -> dict[str, Any]:
-    """Return the settings in the newest readable checkpoint; empty if there is none."""
     # bert.train.checkpoint imports torch, which is not loaded before the training starts.
     states = run.checkpoints.glob("step-*/state.json")
     for path in sorted(states, key=lambda path: (len(path.parent.name), path.parent.name), reverse=True):

@@ -313,7 +313,6 @@ def _vocabulary(source: DataSource, model: ModelFolder | None) -> int:
 def _with_model(
     base: Trial, model: ModelFolder, sources: Mapping[int, Sequence[DataSource]], trust_remote_code: bool
 ) -> Trial:
-    """Return the trial with a given model. Raises UsageError, InputError: the data do not fit it."""
     for seq_len, found in sources.items():
         for source in found:
             real = None if is_synthetic(source.source) else Path(source.source)
@@ -356,7 +355,6 @@ def _share(sweep: Sweep, batch: int, world_size: int, fewest: int) -> int:
 
 
 def _base(sweep: Sweep, devices: Devices) -> Trial:
-    """Return the fields that all trials of a sweep share."""
     # --start and --stop replace the automatic window, so its options must not change the trial id.
     rules = Sweep() if sweep.start is not None else sweep
     return Trial(
@@ -380,7 +378,6 @@ def _base(sweep: Sweep, devices: Devices) -> Trial:
 def _sources(
     data: TaskData, given: str, seq_len: int, against_synthetic: bool, options: dict[str, Any]
 ) -> list[DataSource]:
-    """Return the data of a sequence length, and the synthetic data for comparison."""
     source = data.inspect(given, seq_len, options)
     if source.seq_len not in (None, seq_len):
         raise UsageError(

@@ -265,7 +265,6 @@ def check_comparable(planned: Sequence[PlannedVariant], devices: Devices) -> Non
 
 
 def _differences(before: Trial, item: PlannedVariant, device: str) -> list[str]:
-    """Return the differences between an existing run and the plan as text."""
     settings, old = item.plan.settings.to_json(), dict(before.training)
     names = [name for name in settings if name in old and name not in _FREE_SETTINGS]
     if old.get("levers") == AUTO == (item.plan.options.levers or AUTO):

@@ -104,7 +104,6 @@ class TraceObserver(Observer):
             sys.stderr.write(f"{error}\n")
 
     def _write(self, recorded: profile) -> None:
-        """Write a trace: the first one for the analysis, and on request all of them for TensorBoard."""
         first, self._written = self._written == 0, self._written + 1
         folder = self._path.parent / "tensorboard"
         if first:
@@ -123,7 +122,6 @@ class TraceObserver(Observer):
 
 
 def _link_or_copy(source: Path, target: Path) -> None:
-    """Make `target` the file `source`, or a copy where the file system has no hard links."""
     target.unlink(missing_ok=True)
     try:
         os.link(source, target)

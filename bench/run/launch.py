@@ -200,7 +200,6 @@ def _ending(
     stopped: list[int] | None,
     oom_killed: bool,
 ) -> tuple[str, str, str]:
-    """Return status, reason and the reason's code of a trial whose processes have ended."""
     if trial.profiler is not None and _ranks_ended_well(directory):
         # What the tool did after that is its own affair: what the ranks measured stands.
         return "ok", "", ""

@@ -200,7 +200,6 @@ def oom_kill_count() -> int:
 
 
 def _cgroup_folder() -> Path:
-    """Return the folder of this process's own cgroup (version 2)."""
     try:
         (line,) = [row for row in Path("/proc/self/cgroup").read_text().splitlines() if row.startswith("0::")]
     except (OSError, ValueError):

@@ -118,7 +118,6 @@ def run_rank(directory: TrialDirectory, trial: Trial) -> None:
 
 
 def _train(rank: Rank, should_stop: Callable[[], bool]) -> None:
-    """Make one attempt at a training run."""
     from bench.run.train_worker import run_attempt
 
     attempt = rank.timed("train", lambda: run_attempt(rank.directory, rank.trial, rank.strategy, should_stop))
@@ -139,7 +138,6 @@ def _import_torch() -> dict[str, float]:
 
 
 def _explain(error: Exception, memory_limit_bytes: int | None = None) -> tuple[str, str, Code]:
-    """Return the status, the reason and the code of a failure; of a lack of memory with the limit a rank was given."""
     code: Code = error.code if isinstance(error, BertbenchError) else "rank-failed"
     text = f"{type(error).__name__}: {error}" if not isinstance(error, BertbenchError) else str(error)
     text = text.strip()[:2000]

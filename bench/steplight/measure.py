@@ -156,7 +156,6 @@ def _calls(part: Part, watch: Stopwatch, device: str) -> int:
 
 
 def _time(run: Callable[[], object], calls: int, watch: Stopwatch) -> float:
-    """Time of one call in ms. A call before them warms the caches of short parts, as in a step."""
     if calls > 1:
         run()
     begin = watch.mark()

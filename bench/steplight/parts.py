@@ -43,7 +43,6 @@ def make_parts(subject: Subject) -> list[Part]:
 
 
 def _gemm_parts(subject: Subject, gemm: Gemm, extent: Extent, group: str) -> Iterator[Part]:
-    """Make the three parts of a GEMM: forward, input gradient, weight gradient."""
     m, k, n = gemm.rows(extent), gemm.inner, gemm.columns
     low = group == "layers" and subject.in_fp8(gemm)
     if low:
@@ -193,7 +192,6 @@ def _pass(
     shape: str = "",
     further_bytes: int = 0,
 ) -> Part:
-    """Return a memory-bound part, forward and backward."""
     extent = Extent.padded(subject.batch.counts) if group == "head" else subject.extent
     rows = extent.rows(described.over)
     component = Component(

@@ -40,7 +40,6 @@ def _is_array(value: Any) -> bool:
 
 
 def _first(value: Any, wanted: Callable[[Any], bool], depth: int = 0) -> Any:
-    """The first part of a nested batch that is wanted."""
     if wanted(value):
         return value
     if depth < _DEEPEST and isinstance(value, (Mapping, list, tuple)):
@@ -107,7 +106,6 @@ class Loads:
             self._take(*held.popleft())
 
     def _take(self, iterator: _Iterator, counts: Counts | None) -> None:
-        """Take in a batch, or, without counts, that there is no further one."""
         if self.held is not None:
             self.held.append((iterator, counts))
             return

@@ -288,7 +288,6 @@ class Recorder:
         os.replace(f"{path}.{os.getpid()}", path)  # noqa: PTH105
 
     def _failed(self, kind: type[BaseException], error: BaseException) -> None:
-        """Write down the exception that ends this process."""
         if not self.claimed:
             return
         refused = kind.__name__ in ("OutOfMemoryError", "MemoryError") or "out of memory" in str(error)

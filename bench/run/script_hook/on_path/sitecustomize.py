@@ -133,7 +133,6 @@ def install(settings: Any) -> Hook:
 
 
 def _run_next() -> None:
-    """Run the sitecustomize that this one hides."""
     others = [path for path in sys.path if os.path.abspath(path) != _HERE]  # noqa: PTH100
     spec = PathFinder.find_spec("sitecustomize", others)
     if spec is not None and spec.loader is not None:
