@@ -116,7 +116,7 @@ def _measured(run: RunDirectory, measured: TrialDirectory) -> Result:
         row["cautions"] = [*(row.get("cautions") or []), *map(dataclasses.asdict, of_rounds)]
     place = {"run": str(run.path), "log": str(measured.log)}
     found = Result(
-        document={**place, **row, "steps_per_second": _per_second(row["step_time_ms_mean"])}
+        document={**place, **row, "steps_per_second": row["step_time_ms_mean"] and 1000 / row["step_time_ms_mean"]}
         if row["status"] == "ok"
         else {**place, **row},
         blocks=[
@@ -158,7 +158,3 @@ def _profile_facts(measured: TrialDirectory, profile: Mapping[str, Any] | None) 
     cost = "" if ratio is None else f"; a profiled step takes {ratio:.2f} times as long"
     left = f" ({profile['incomplete']})" if profile["incomplete"] else ""
     return [("profile", f"bertbench analyze {shlex.quote(str(measured.path))}{cost}{left}")]
-
-
-def _per_second(mean_step_ms: float | None) -> float | None:
-    return None if mean_step_ms is None else 1000 / mean_step_ms

@@ -79,7 +79,8 @@ def _commands() -> str:
     parts = [_INTRODUCTION, f"```\n{USAGE}```\n"]
     for name in COMMANDS:
         for words, dataclass in options_of(name).items():
-            parts.append(f"## bertbench {words}\n\n{_summary(dataclass)}\n\n{_examples(dataclass)}{_table(dataclass)}")
+            summary = " ".join(summary_of(dataclass).partition("\n\n")[0].split())
+            parts.append(f"## bertbench {words}\n\n{summary}\n\n{_examples(dataclass)}{_table(dataclass)}")
     parts.append(f"## Scripts\n\n{_scripts()}")
     parts.append(f"## make\n\n{_make_targets()}")
     return "\n".join(parts)
@@ -118,11 +119,6 @@ def _row(leaf: Leaf) -> str:
     default = "required" if leaf.required else leaf.default_text
     spelled = leaf.name.upper() if leaf.positional else leaf.flag
     return f"| `{spelled}` | {values} | {default} | {leaf.help} |".replace("<", "&lt;")
-
-
-def _summary(options: type) -> str:
-    """The first paragraph of what the help of a command says, in one line."""
-    return " ".join(summary_of(options).partition("\n\n")[0].split())
 
 
 def _examples(options: type) -> str:

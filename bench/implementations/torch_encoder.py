@@ -46,7 +46,7 @@ class TorchEncoderImplementation:
         return Built(
             model=model,
             make_optimizer=lambda wrapped: adamw(wrapped, learning_rate=LEARNING_RATE),
-            compute_loss=_loss,
+            compute_loss=lambda model, batch: model(batch),
         )
 
 
@@ -180,8 +180,3 @@ MODELS: Mapping[str, Callable[[ModelConfig, Task], PlainModel]] = {
     "classes": PlainClassification,
 }
 """By bert.tasks.base.Heads."""
-
-
-def _loss(model: nn.Module, batch: Batch) -> Tensor:
-    loss: Tensor = model(batch)
-    return loss

@@ -50,7 +50,7 @@ class Wandb:
             dir=str(target.run.path),
             name=os.environ.get("WANDB_NAME") or target.run.path.name,
             id=os.environ.get(_RUN) or target.run_ids.get("wandb"),
-            resume=None if _is_offline() else "allow",
+            resume=None if os.environ.get("WANDB_MODE", "").lower() in ("offline", "dryrun", "disabled") else "allow",
             config={name: value for name, value in target.settings.items() if value is not None},
             settings=wandb.Settings(**own),
         )
@@ -106,7 +106,3 @@ class Wandb:
 
 def _lost(what: str, error: Exception) -> LostError:
     return LostError(f"cannot {what} ({type(error).__name__}: {first_line(error)})")
-
-
-def _is_offline() -> bool:
-    return os.environ.get("WANDB_MODE", "").lower() in ("offline", "dryrun", "disabled")

@@ -39,7 +39,7 @@ class Check:
 
 def examine(devices: Devices | BertbenchError) -> list[Check]:
     """Check everything the suite can use. `devices` is the result or error of find_devices."""
-    checks = [_python(), *_cpu()]
+    checks = [Check("Python", OK, f"{sys.version.split()[0]} at {sys.executable}"), *_cpu()]
     if isinstance(devices, BertbenchError):
         checks.append(Check("GPU", WARNING, str(devices), "correct CUDA_VISIBLE_DEVICES"))
     else:
@@ -61,10 +61,6 @@ def has(feature: str, devices: Devices) -> bool:
         "hf": lambda: importlib.util.find_spec("transformers") is not None,
     }
     return lookup(answers, feature, "feature")()
-
-
-def _python() -> Check:
-    return Check("Python", OK, f"{sys.version.split()[0]} at {sys.executable}")
 
 
 def _cpu() -> Iterator[Check]:
@@ -155,31 +151,21 @@ def _tools() -> Iterator[Check]:
 
 
 def _container_engine() -> Check:
-    """Find a container engine as docker/engine.sh does: the first client whose engine answers.
-
-    A client alone is not enough: the docker client needs its daemon for everything except its own version.
-    """
-    silent: list[tuple[str, str]] = []
-    for name in _ENGINES:
-        path = shutil.which(name)
-        if path is None:
-            continue
+    """Find a container engine as docker/engine.sh does: the first client whose engine answers."""
+    silent = ""
+    for path in filter(None, map(shutil.which, _ENGINES)):
         try:
             run_tool([path, "ps", "--quiet"], ENGINE_TIMEOUT_SECONDS)
         except (InputError, MissingToolError) as error:
-            said = " ".join(str(error).split())
-            silent.append((name, f"{_tool_version(path)}; its engine does not answer: {said}"))
+            silent = silent or f"{_tool_version(path)}; its engine does not answer: {' '.join(str(error).split())}"
         else:
-            also = "".join(f"; {detail}" for _, detail in silent)
-            return Check(f"tool {_ENGINES[0]}", OK, f"{_tool_version(path)}, engine running{also}")
-    if not silent:
-        return Check(f"tool {_ENGINES[0]}", MISSING, "not on PATH", "install docker or podman for start_container.sh")
-    name, detail = silent[0]
-    start = "start it (sudo systemctl start docker)" if name == "docker" else "see `podman info`"
-    if "permission denied" in detail.lower():
-        start = f'join its group (sudo usermod -aG {name} "$USER", then log in again)'
-    other = "" if len(silent) == len(_ENGINES) else ", or install podman, which needs no daemon"
-    return Check(f"tool {_ENGINES[0]}", MISSING, detail, f"for start_container.sh: {start}{other}")
+            also = f"; {silent}" if silent else ""
+            return Check("tool docker", OK, f"{_tool_version(path)}, engine running{also}")
+    remedy = (
+        "for start_container.sh: start docker (sudo systemctl start docker) and join its group (sudo usermod -aG "
+        'docker "$USER"), or install podman, which needs no daemon'
+    )
+    return Check("tool docker", MISSING, silent or "not on PATH", remedy)
 
 
 def profiler_checks(devices: Devices | BertbenchError) -> Iterator[Check]:

@@ -67,17 +67,19 @@ def _fields() -> list[tuple[str, Any, Any]]:
         metavar = choice_of(next(iter(choices))) if len(choices) == 1 and any(choices) else None
         says = " ".join(_help(*pair) for pair in pairs)
         marker = tyro.conf.arg(name=name.replace("_", "-"), help=says, metavar=metavar)
-        found.append((_FIELDS.get(name, name), Annotated[kind if kind is bool else kind | None, marker], _absent(kind)))
+        found.append(
+            (
+                _FIELDS.get(name, name),
+                Annotated[kind if kind is bool else kind | None, marker],
+                False if kind is bool else None,
+            )
+        )
     return found
 
 
 def _help(task: str, option: TaskOption) -> str:
     default = f"; default {option.default}" if option.default not in (None, False) else ""
     return f"{task}: {option.says or ' '.join(option.choices)}{default}."
-
-
-def _absent(kind: type) -> bool | None:
-    return False if kind is bool else None
 
 
 class _Given:
@@ -96,9 +98,10 @@ class _Given:
             if name not in own:
                 owners = [other for other in known_tasks() if name in {one.name for one in task_data(other).options}]
                 applies = f"applies only to {' and '.join(owners)}" if owners else "applies to no installed task"
+                accepted = [flag(option.name) for option in task_data(task).options if not option.from_data]
                 raise UsageError(
                     "option-not-applicable",
-                    f"{flag(name)} {applies}, not to {task} (options: {_names(task_data(task).options)}): omit it",
+                    f"{flag(name)} {applies}, not to {task} (options: {', '.join(accepted) or 'none'}): omit it",
                 )
         return given_options(task, given)
 
@@ -131,7 +134,3 @@ def task_words(task: str, task_options: str) -> list[str]:
             continue
         words += [flag(option.name)] if value is True else [flag(option.name), str(value)]
     return words
-
-
-def _names(options: tuple[TaskOption, ...]) -> str:
-    return ", ".join(flag(option.name) for option in options if not option.from_data) or "none"

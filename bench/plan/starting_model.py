@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 from bench.implementations.model_folder import check_data, check_options, find_model
 from bert.checkpoints.model_config import read_config
 from bert.data.lengths import is_synthetic
-from bert.model.config import ModelConfig, preset, preset_of, shape_in_words
+from bert.model.config import preset, preset_of, shape_in_words
 from bert.tasks.base import DataSource, TaskData
 from common.errors import InputError, UsageError
 from records.training import TrainRun, is_train_run
@@ -117,12 +117,8 @@ def shape_of(init: Path, given: str | None, seq_len: int, vocab_size: int, data:
             )
         return {}
     name = preset_of(config)
-    return {"preset": name or _label(config), "shape": "" if name else shape_in_words(config)}
-
-
-def _label(config: ModelConfig) -> str:
-    """Return a name for a shape without a preset."""
-    return preset_of(config.replace(max_positions=512)) or f"{config.num_layers}x{config.hidden_size}"
+    label = name or preset_of(config.replace(max_positions=512)) or f"{config.num_layers}x{config.hidden_size}"
+    return {"preset": label, "shape": "" if name else shape_in_words(config)}
 
 
 def _config_file(init: Path) -> Path | None:

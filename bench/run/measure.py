@@ -142,7 +142,7 @@ class _Measurement:
                 "shape": peak_after["shape"],
                 "products": products,
             },
-            "parameters": _parameters(built.model),
+            "parameters": sum(parameter.numel() for parameter in built.model.parameters()),
             **self._chosen(built),
             **({} if self.given is None else self.given.record(built.model)),
             "backward": backward,
@@ -228,10 +228,6 @@ def _profiler_observers(rank: "Rank") -> list[Observer]:
 
     profiler = load_profiler(trial.profiler, trial.profiler_options)
     return [profiler.observer(Scope(trial=trial, directory=rank.directory.profile), rank.strategy.rank)]
-
-
-def _parameters(model: torch.nn.Module) -> int:
-    return sum(parameter.numel() for parameter in model.parameters())
 
 
 def draw(batches: Iterator[Batch], grad_accum_steps: int, observer: Observer, keep_going: Callable[[int], bool]) -> int:

@@ -50,7 +50,7 @@ class Recorder:
         self.note = note
         window = settings.get("profile")
         self.profile: Any = window and load("trace").Profile(window, os.path.join(self.folder, "profile"), note)  # noqa: PTH118
-        self.compiling: Callable[[], bool] = _never
+        self.compiling: Callable[[], bool] = lambda: False
         self.compiled: Any = None  # an optimizer that has stepped inside a function of torch.compile
         self.loads: Any = load("loads").Loads()
         self._of_framework: dict[str, Any] = {}
@@ -330,10 +330,6 @@ def _row(step: _Step) -> dict[str, Any]:
 
 def _text(value: Any) -> str:
     return "" if value is None else f"{value:.6f}" if type(value) is float and abs(value) >= 1 else str(value)
-
-
-def _never() -> bool:
-    return False
 
 
 def _reference(value: Any) -> Callable[[], Any]:

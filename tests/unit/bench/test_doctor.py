@@ -238,7 +238,7 @@ HANGS = "exec /bin/sleep 300"
         (REFUSED, "exit 0", OK, "podman version 28.2.2", ""),
         ("exit 0", None, OK, "docker version 28.2.2", ""),
         (None, "exit 0", OK, "podman version 28.2.2", ""),
-        (None, None, MISSING, "not on PATH", "install docker or podman"),
+        (None, None, MISSING, "not on PATH", "install podman"),
     ],
 )
 def test_a_client_whose_engine_does_not_answer_is_no_engine(
