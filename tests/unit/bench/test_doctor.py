@@ -2,8 +2,6 @@
 
 import importlib.util
 import os
-import shutil
-import socket
 import subprocess
 import sys
 from importlib import metadata
@@ -20,7 +18,6 @@ from common.errors import MissingToolError, UsageError
 from records.trial import Trial
 
 ROOT = Path(__file__).resolve().parents[3]
-DOCKER = shutil.which("docker")
 CPU = Devices("cpu", (), 4, "NVML cannot be used")
 CUDA = Devices("cuda", (Gpu("H200", "0", "GPU-1", 10),), 4)
 HELP = "\n".join(
@@ -258,25 +255,6 @@ def test_a_client_whose_engine_does_not_answer_is_no_engine(
     assert found.state == state and detail in found.detail and remedy in found.remedy
     if docker is not None:
         assert "docker version 28.2.2" in found.detail, "the client is there, and named"
-
-
-@pytest.mark.skipif(DOCKER is None, reason="no docker client is installed here")
-@pytest.mark.parametrize("daemon", ["none", "hangs"])
-def test_the_real_client_without_an_engine(
-    daemon: str, machine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert DOCKER is not None
-    (machine / "bin" / "docker").symlink_to(DOCKER)
-    monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/engine.sock")
-    monkeypatch.setenv("DOCKER_CONFIG", str(tmp_path))
-    with socket.socket(socket.AF_UNIX) as listening:
-        if daemon == "hangs":  # the kernel takes the connection, and nobody ever answers it
-            listening.bind(f"{tmp_path}/engine.sock")
-            listening.listen()
-        monkeypatch.setattr("bench.machine.doctor.ENGINE_TIMEOUT_SECONDS", 1.0 if daemon == "hangs" else 60.0)
-        found = engine_row()
-    assert found.state == MISSING and "Docker version" in found.detail
-    assert ("did not end within 1 s" if daemon == "hangs" else "engine.sock") in found.detail
 
 
 def test_the_programs_that_take_jobs_are_looked_for(machine: Path) -> None:
