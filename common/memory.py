@@ -46,14 +46,19 @@ def _table(path: Path) -> dict[str, int]:
     return {}
 
 
-def _groups() -> Iterator[Path]:
-    """The group of this process and those around it: each can have a limit."""
-    own = _GROUPS
+def control_group() -> Path:
+    """Return the folder of the control group (version 2) of this process."""
     with suppress(OSError):
         for line in _OWN_GROUP.read_text(encoding="utf-8", errors="replace").splitlines():
             if line.startswith("0::"):
-                own = _GROUPS / line.removeprefix("0::").lstrip("/")
-    yield from (group for group in (own, *own.parents) if group.is_relative_to(_GROUPS))
+                return _GROUPS / line.removeprefix("0::").lstrip("/")
+    return _GROUPS
+
+
+def _groups() -> Iterator[Path]:
+    """The group of this process and those around it: each can have a limit."""
+    group = control_group()
+    yield from (one for one in (group, *group.parents) if one.is_relative_to(_GROUPS))
 
 
 def _room(group: Path, swap: int) -> int | None:

@@ -17,6 +17,7 @@ from typing import Any
 from bench.cluster.rank import BOUND_VARIABLE
 from bench.machine.environment import installed_version
 from common.errors import UsageError
+from common.memory import control_group
 from common.registry import lookup
 from records.trial import Trial
 
@@ -190,18 +191,10 @@ def check_allocator(trial: Trial) -> None:
 
 def oom_kill_count() -> int:
     """Return how often it has killed for lack of memory: in this cgroup where it counts, else in the machine."""
-    for path in (_cgroup_folder() / "memory.events", Path("/proc/vmstat")):
+    for path in (control_group() / "memory.events", Path("/proc/vmstat")):
         try:
             counts = dict(line.split() for line in path.read_text(encoding="ascii").splitlines())
             return int(counts["oom_kill"])
         except (OSError, ValueError, KeyError):
             continue
     return 0
-
-
-def _cgroup_folder() -> Path:
-    try:
-        (line,) = [row for row in Path("/proc/self/cgroup").read_text().splitlines() if row.startswith("0::")]
-    except (OSError, ValueError):
-        return Path("/sys/fs/cgroup")
-    return Path("/sys/fs/cgroup") / line.removeprefix("0::").lstrip("/")
