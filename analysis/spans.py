@@ -175,7 +175,6 @@ def levels(start: Intervals, end: Intervals, height: Intervals | None = None) ->
 
 
 def _before(intervals: Intervals, points: Intervals) -> Intervals:
-    """Length of the part of a set before each point."""
     if not len(intervals) or not len(points):
         return np.zeros(points.shape, dtype=np.int64)
     begun = np.searchsorted(intervals[:, 0], points, side="right")
@@ -202,7 +201,6 @@ def by_start(start: Integers, end: Integers) -> Integers | None:
 
 
 def _by_thread(thread: Integers, start: Integers, end: Integers) -> Integers:
-    """The order by thread, start and falling end."""
     if thread.max(initial=0) >= 2**15 or by_start(start, end) is not None:
         return np.lexsort((-end, start, thread))
     return np.argsort(thread.astype(np.int16), kind="stable")  # in linear time, for numbers of 16 bits

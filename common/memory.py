@@ -39,7 +39,6 @@ def _own_rooms() -> Iterator[int]:
 
 
 def _table(path: Path) -> dict[str, int]:
-    """The first number of each line, by the word before it."""
     with suppress(OSError, ValueError, IndexError):
         lines = map(str.split, path.read_text(encoding="ascii").splitlines())
         return {words[0].rstrip(":"): int(words[1]) for words in lines}

@@ -147,7 +147,6 @@ def _count(value: Any) -> int:
 
 
 def _of_database(path: Path) -> ClassificationResult:
-    """Read the last result of a training on the samples that a database holds now."""
     with connected(path, _OTHERS) as connection:
         _check_tables(path, connection)
         found = connection.execute("SELECT value FROM meta WHERE name = 'fingerprint'").fetchone()

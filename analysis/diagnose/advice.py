@@ -220,7 +220,6 @@ def light_command(row: Mapping[str, Any], out: str) -> str:
 
 
 def _task_flags(row: Mapping[str, Any]) -> dict[str, object]:
-    """The options of the task by name, without those that follow from the data."""
     chosen = wording.read_options(str(row.get("task_options") or ""))
     return {name: value for name, value in chosen.items() if name not in _FROM_DATA and value not in (None, False)}
 

@@ -250,7 +250,6 @@ def _answer(winner: Winner, ratios: Sequence[Row]) -> Answer:
 
 
 def _first(winner: Winner, rivals: Sequence[str]) -> str:
-    """Who is the fastest, or between whom that is too close to call."""
     row, best = winner.best.row, winner.best
     trains = f"{row['implementation']} {_trains(row)}"
     if not rivals:
@@ -360,8 +359,6 @@ def _versus(best: Point, ratios: Sequence[Row]) -> list[str]:
 
 
 def _smaller(best: Point, group: Sequence[Point]) -> list[str]:
-    """Name the smallest batch of the same kind that is nearly as fast."""
-
     def kind(point: Point) -> Key:
         names = [name for name in CONFIGURATION if "batch" not in name]
         return (*circumstances(point.row), *(point.row[name] for name in names))

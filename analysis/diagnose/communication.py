@@ -205,7 +205,6 @@ def _of_link(row: dict[Any, Any]) -> str:
 
 
 def _shown(table: "pd.DataFrame") -> "pd.DataFrame":
-    """The columns that say something."""
     said = [name for name in table.columns if name in ("rank", "count") or _says(table[name])]
     return table[[name for name in said if name not in ("exposed_share", "overlap_share")]]
 
@@ -253,7 +252,6 @@ def _most_exposed(groups: "pd.DataFrame") -> str:
 
 
 def _says(column: "pd.Series[Any]") -> bool:
-    """Whether any row has a value."""
     return bool((column.notna() & (column.astype("string") != "")).any())
 
 

@@ -184,7 +184,6 @@ def _why(rows: Sequence[IdleCauses], found: Diagnosis) -> str:
 
 
 def _cause(rows: Sequence[IdleCauses], found: Diagnosis) -> str:
-    """What the device waits for between its first and last work, and what to try."""
     if found.cause == PAUSE:
         said = f"for {percent(found.steady)} the CPU pauses without launching ({found.pausing}; {found.few})"
         if found.steady < _LITTLE:

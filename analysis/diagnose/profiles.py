@@ -269,7 +269,6 @@ def _core_rows(trial: Trial, opened: OpenedProfile, reason: str) -> list[dict[st
 
 
 def _measured(directory: TrialDirectory) -> dict[str, float]:
-    """The measured peak of the first rank, as a ceiling."""
     from analysis.metrics.kernels.ceilings import measured_ceiling
 
     for record in directory.read_ranks().values():

@@ -181,7 +181,6 @@ _LEVEL_ADVICE = {
 
 
 def _latency_advice(row: Mapping[str, Any]) -> str:
-    """A larger batch and CUDA graphs help only what is too short or too small to fill the GPU."""
     each_ms = float(row["time_ms"]) / max(1, int(row["launches"]))
     filled, conflicts = _number(row, "waves"), _number(row, "bank_conflicts")
     small = filled < 1
@@ -206,7 +205,6 @@ def _latency_advice(row: Mapping[str, Any]) -> str:
 
 
 def _limits(row: Mapping[str, Any]) -> str:
-    """Say how few warps there are and why, where they are few."""
     achieved, theoretical = _number(row, "achieved_occupancy"), _number(row, "theoretical_occupancy")
     lowest = min((value for value in (achieved, theoretical) if not math.isnan(value)), default=math.nan)
     if not lowest < _FEW_WARPS:

@@ -85,7 +85,6 @@ def grouped_cautions(trials: Sequence[LoadedTrial], of_run: Sequence[Caution]) -
 
 
 def _group(code: str, members: Sequence[tuple[str, str]], remedy: str, trials: int) -> CautionGroup:
-    """One message for all trials it is true of, or each trial with its own."""
     names, messages = ([*dict.fromkeys(part)] for part in zip(*members, strict=True))
     if len(messages) > 1 and trials > _MOST_NAMED and len(members) >= _NEARLY_ALL * trials:
         where = "every trial" if len(members) == trials else f"{len(members)} of {trials} trials"

@@ -121,7 +121,6 @@ def _light_again(trial_id: str, doubt: str, row: Row, out: str) -> str:
 
 
 def _how_good(best: Point, floor: Row | None) -> tuple[tuple[str, ...], str, dict[str, Any]]:
-    """Sentences on the floor and the record, one on MFU, and the numbers of all."""
     row, sentences, of_peak = best.row, [], ""
     low, high = best.rate_interval
     one_round = best.rounds == 1 and best.step_ms.low == best.step_ms.high
@@ -190,7 +189,6 @@ def _of_row(winner: Winner, trials: Sequence[LoadedTrial], out: str) -> list[Adv
 
 
 def _same_shape(winner: Winner) -> list[Point]:
-    """The winner and what this run measured of our implementation in the same shape."""
     shape = ("micro_batch_size", "world_size", "grad_accum_steps")
     alike = [one for one in winner.group if all(one.row.get(name) == winner.best.row.get(name) for name in shape)]
     return [one for one in alike if str(one.row["implementation"]).startswith("bertbench")]
@@ -281,7 +279,6 @@ def _of_floor(floor: Row, best: Point, trials: Sequence[LoadedTrial], out: str) 
 
 
 def _remedy(bar: str, best: Point, trials: Sequence[LoadedTrial], out: str) -> tuple[str, str]:
-    """What makes a loss of the waterfall smaller, and the command that tests it."""
     row = best.row
     own = str(row["implementation"]).startswith("bertbench")
     levers = _optimizations(best) if own and row["device"] == "cuda" else None
@@ -301,7 +298,6 @@ def _remedy(bar: str, best: Point, trials: Sequence[LoadedTrial], out: str) -> t
 
 
 def _profiles(best: Point, trials: Sequence[LoadedTrial]) -> list[LoadedTrial]:
-    """The profiles of the fastest configuration."""
     return [one for one in trials if one.trial.kind == "profile" and _equal(one.row, best.row, _SAME_STEP)]
 
 

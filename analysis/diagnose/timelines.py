@@ -259,7 +259,6 @@ def _top_kernels(timelines: Sequence[Timeline]) -> Finding | None:
 
 
 def _names(timelines: Sequence[Timeline]) -> set[str]:
-    """Names of all kernels and operators."""
     return {str(name) for one in timelines for table in (one.kernels, one.operators) for name in table["name"].unique()}
 
 
@@ -342,7 +341,6 @@ def _iterations(timelines: Sequence[Timeline]) -> list[Finding]:
 
 
 def _behind(table: "pd.DataFrame", step_ms: float) -> str:
-    """Say that steps do not compare by what ran in them, where the GPU runs far behind."""
     if "behind_ms" not in table or not (behind := table["behind_ms"].median()) > _LITTLE * step_ms:
         return ""
     said = f" The GPU ends the work of a step {number(float(behind))} ms after the CPU has ended the step (median): "
@@ -463,7 +461,6 @@ def window_findings(timelines: Sequence[Timeline]) -> list[Finding]:
 
 
 def _lengths(ms: Sequence[float]) -> str:
-    """Name a length, of several ranks the shortest and the longest."""
     ends = dict.fromkeys(number(value) for value in (min(ms), max(ms)))
     return f"{' to '.join(ends)} ms"
 

@@ -44,7 +44,6 @@ def pretraining_costs(rates: Sequence[Mapping[str, Any]], price_per_hour: float 
 
 
 def _fastest(rows: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
-    """Return the row with the highest rate of those with the fullest sequences."""
     by_data: dict[tuple[Any, ...], list[Mapping[str, Any]]] = defaultdict(list)
     for row in rows:
         by_data[row["data"], row["data_fingerprint"]].append(row)

@@ -127,7 +127,6 @@ def _curve(
 def _interval(
     base: Sequence[Row], rounds: Sequence[Row], work: Mapping[str, np.ndarray]
 ) -> tuple[float | None, float | None]:
-    """Ends of the interval of the speed-up, relative to it."""
     few, many = ([work[str(row["trial_id"])] for row in side if row.get("trial_id") in work] for side in (base, rounds))
     if not (any(one.size for one in few) and any(one.size for one in many)):
         return None, None
@@ -151,5 +150,4 @@ def _rounds(rows: Sequence[Row], strategy: str) -> list[Row]:
 
 
 def _rate(rounds: Sequence[Row]) -> float:
-    """Median over rounds."""
     return float(median(float(row["samples_per_second"]) for row in rounds))

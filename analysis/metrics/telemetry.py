@@ -125,7 +125,6 @@ def energy(
 
 
 def _named(readings: tuple[Series, Series], prefix: str) -> list[str]:
-    """Devices with energy or power whose name begins so, whatever their node."""
     return sorted(name for name in {*readings[0], *readings[1]} if name.rsplit("/", 1)[-1].startswith(prefix))
 
 

@@ -159,7 +159,6 @@ def _together(frames: "Sequence[pd.DataFrame]", *texts: str) -> "pd.DataFrame":
 
 
 def _timed(columns: dict[str, Any], what: str, problems: list[str]) -> dict[str, Any]:
-    """Leave out what has no start or end, and times that no clock shows."""
     start, end = columns["start"], columns["end"]
     good = (end >= start) & (start > -LAST_TIME) & (end < LAST_TIME)
     if good.all():
@@ -169,7 +168,6 @@ def _timed(columns: dict[str, Any], what: str, problems: list[str]) -> dict[str,
 
 
 def _copy_names(kind: str, columns: dict[str, Any], memory_kinds: Sequence[str]) -> tuple[list[str], Numbers]:
-    """Names of copies, memsets or graphs, and which of them each record has."""
     if kind == "memcpy":
         rows, place = _distinct(*(columns[name] for name in ("copyKind", "srcKind", "dstKind")))
         return [_copy(direction, ends, memory_kinds) for direction, *ends in zip(*rows, strict=True)], place
@@ -180,13 +178,11 @@ def _copy_names(kind: str, columns: dict[str, Any], memory_kinds: Sequence[str])
 
 
 def _copy(kind: int, ends: Sequence[int], memory_kinds: Sequence[str]) -> str:
-    """The name of a copy, with the memory at its ends where both are known, as Kineto has it."""
     name = f"Memcpy {_COPY_KINDS.get(kind, f'of kind {kind}')}"
     memories = [memory_kinds[end] if 0 <= end < len(memory_kinds) else "" for end in ends]
     return f"{name} ({' -> '.join(memories)})" if all(memories) else name
 
 
 def _distinct(*columns: Numbers) -> tuple[list[list[int]], Numbers]:
-    """Distinct rows as columns, and for each row which of them it is."""
     rows, place = distinct_rows(*columns)
     return [list(column) for column in zip(*rows, strict=True)] or [[] for _ in columns], place

@@ -135,7 +135,6 @@ def _kernel_names(database: Database, ids: Ids) -> list[str]:
 
 
 def _callers(table: str, ids: Ids) -> tuple[list[str], list[str], list[int]]:
-    """Name, thread and process of each call."""
     numbers, processes, threads = ids
     names = [_CALLS[table].get(number, f"{table.removeprefix(_PREFIX).lower()} call {number}") for number in numbers]
     return names, [f"{a}/{b % 2**32}" for a, b in zip(processes, threads, strict=True)], processes

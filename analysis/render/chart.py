@@ -62,12 +62,10 @@ def _has_legend(figure: Figure) -> bool:
 
 
 def _legend_names(figure: Figure) -> list[str]:
-    """Return the names of the legend, each once, in drawing order."""
     return [*dict.fromkeys(one.name for panel in figure.panels for one in panel.series if one.legend and one.name)]
 
 
 def _key(name: str, every: Iterable[Series]) -> Json:
-    """Return one entry of the legend."""
     one = next(one for one in every if one.name == name and one.legend)
     shape = "line" if isinstance(one, Line | Rule) else "bar"
     dash = getattr(one, "dash", "solid")
@@ -225,7 +223,6 @@ def _panel(figure: Figure, panel: Panel, series: Sequence[Json], names: Sequence
 
 
 def _room(panel: Panel) -> list[float]:
-    """Return the pixels that the categories of a y axis need."""
     ticks = panel.y.ticks or ()
     return [26.0 * len(ticks)] if any(not _is_number(text) for _, text in ticks) and not panel.square else [0.0]
 
@@ -243,7 +240,6 @@ def _is_number(text: str) -> bool:
 
 
 def _axis(panel: Panel, which: str, axis: Axis) -> Json:
-    """Return text, limits and ticks of an axis for hover and the specification."""
     cells = next((one for one in panel.series if isinstance(one, Matrix)), None)
     if cells is not None:
         count = len(cells.values) if which == "y" else len(cells.values[0])
@@ -291,7 +287,6 @@ def _ends(panel: Panel, which: str, axis: Axis) -> tuple[float, float]:
 
 
 def _reach(one: Series, which: str) -> tuple[list[float], bool]:
-    """Return the values of a series along an axis, and whether they are ends of bars."""
     if isinstance(one, Line):
         return ([*one.x], False) if which == "x" else ([*one.y, *one.low, *one.high], False)
     if isinstance(one, Area):

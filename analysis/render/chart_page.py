@@ -86,7 +86,6 @@ def _is_usable() -> bool:
 
 
 def _library() -> str:
-    """Return Vega-Lite, Vega and vega-embed as one script, from the installed package."""
     if not _is_usable():
         return ""
     import vl_convert
@@ -100,7 +99,6 @@ _ESCAPES: Mapping[int, Any] = {ord("<"): "\\u003c", 0x2028: "\\u2028", 0x2029: "
 
 
 def _within_json(text: str) -> str:
-    """Return JSON that cannot end a script element."""
     return text.translate(_ESCAPES)
 
 

@@ -193,7 +193,6 @@ def _evaluated(evaluations: Sequence[Mapping[str, Any]], name: str, colour: str,
 
 
 def _smoothed(steps: Float64, values: Float64) -> tuple[Float64, Float64]:
-    """Means of equal parts of the curve."""
     parts = np.array_split(np.arange(len(steps)), max(1, min(_SMOOTH, len(steps) // _LEAST_MEAN)))
     return np.array([steps[part].mean() for part in parts]), np.array([values[part].mean() for part in parts])
 
@@ -243,7 +242,6 @@ def classification_figures(result: ClassificationResult, found: Classification, 
 
 
 def _write_confusion(found: Classification, folder: Path) -> None:
-    """Write the confusion matrix as a table or, with too many labels, the pairs that occur."""
     matrix, pairs = folder / "confusion_matrix.csv", folder / "confusion_pairs.csv"
     if not found.has_matrix:
         names = ("true_label", "prediction", "texts")

@@ -79,7 +79,6 @@ def runs_page(comparison: Comparison, a: Path, b: Path) -> Page:
 
 
 def _judged(comparison: Comparison) -> tuple[str, Badge]:
-    """Return the headline and the verdict as one word."""
     verdicts = [row["verdict"] for row in comparison.rows]
     of, threshold = wording.counted(len(verdicts), "configuration"), f"{100 * comparison.threshold:g} %"
     better = verdicts.count("improvement")

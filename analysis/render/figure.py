@@ -287,7 +287,6 @@ def dodges(panel: Panel) -> list[float]:
 
 
 def _overlap(first: Series, second: Series) -> bool:
-    """Whether two lines have intervals that overlap at the same x."""
     if not isinstance(first, Line) or not isinstance(second, Line):
         return False
     known = {x: (low, high) for x, low, high in zip(first.x, first.low, first.high, strict=True)}

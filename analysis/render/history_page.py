@@ -120,7 +120,6 @@ def _worst_first(named: Sequence[tuple[Series, str]]) -> list[tuple[Series, str]
 
 
 def _newest(one: Series) -> str:
-    """Return the newest verdict of a series and the changes at that run."""
     point = one.points[-1]
     name = run_names(one)[-1]
     change = f"step time {100 * (point.time_ratio - 1):+.1f} %, " if point.time_ratio is not None else ""

@@ -196,7 +196,6 @@ Ends = tuple[float, float]
 
 
 def _limits(rows: Sequence[Row], ceilings: Mapping[str, Ceiling]) -> tuple[Ends, Ends]:
-    """Return the limits of both axes, around the kernels and the corners of the roof."""
     peaks = [ceiling.rate for kind, ceiling in ceilings.items() if not is_bandwidth(kind)]
     xs = [float(row[column]) for row in rows for column, _ in _PLACES.values() if row[column] > 0]
     ys = [float(row["achieved_flops"]) for row in rows] + peaks

@@ -56,7 +56,6 @@ def _head(trial: LoadedTrial) -> Iterator[str]:
 
 
 def _pairs(rows: Sequence[Row]) -> list[dict[str, Row]]:
-    """Group the rows by size and placement."""
     pairs: dict[int, dict[str, Row]] = {}
     for row in rows:
         pairs.setdefault(int(row["size_bytes"]), {})[str(row["placement"])] = row

@@ -108,7 +108,6 @@ def links_figure(links: Sequence[Link]) -> Figure:
 
 
 def _link_lines(link: Link, ranks: int, colour: str, marker: Marker) -> tuple[list[Series], list[Series]]:
-    """Measured times with the fitted line, and the residuals."""
     points = [point for point in link.points if point.ranks == ranks]
     sizes = [point.size_bytes for point in points]
     name = short_label(f"{named(link)}, {ranks} ranks")

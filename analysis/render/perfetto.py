@@ -249,7 +249,6 @@ class _Writer:
 
 
 def _rows(table: "pd.DataFrame") -> Iterator[dict[str, Any]]:
-    """Yield rows as plain values by start, longer ones first, in chunks."""
     order = np.lexsort((-table["end"].to_numpy(), table["start"].to_numpy()))
     for begin in range(0, len(table), _ROWS_AT_ONCE):
         part = table.iloc[order[begin : begin + _ROWS_AT_ONCE]]

@@ -266,7 +266,6 @@ def _legend_columns(figure: Figure, names: Sequence[str]) -> int:
 
 
 def _handles(panels: Sequence[Panel]) -> dict[str, Any]:
-    """One entry for each name that a legend shows."""
     from matplotlib.lines import Line2D
     from matplotlib.patches import Patch
 
@@ -401,7 +400,6 @@ def _draw_text(axes: "Axes", panel: Panel, one: Text, order: float) -> None:
 
 
 def _draw_by_paper(panel: Panel, axes: "Axes") -> None:
-    """Draw what depends on how large the axes are on paper."""
     for one in panel.series:
         if isinstance(one, Matrix) and one.labels:
             _label_cells(axes, one)
@@ -430,7 +428,6 @@ def _label_cells(axes: "Axes", one: Matrix) -> None:
 
 
 def _ink_on(colour: Iterable[float]) -> str:
-    """Return the color of text on a color."""
     red, green, blue, *_ = colour
     return "white" if 0.299 * red + 0.587 * green + 0.114 * blue < _DARK else COLOURS["ink"]
 
@@ -440,7 +437,6 @@ def _rgb(colour: str) -> list[float]:
 
 
 def _clean(text: str, *, lines: bool = False) -> str:
-    """Words without what cannot be printed."""
     return "".join(letter if letter.isprintable() or (lines and letter == "\n") else " " for letter in text)
 
 

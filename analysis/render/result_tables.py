@@ -146,7 +146,6 @@ def _decisions(ratios: Sequence[Row]) -> list[str]:
 
 
 def _verdicts(rows: Sequence[Row]) -> list[str]:
-    """One line for each reason of each verdict, however many rows have it."""
     grouped: dict[tuple[str, str], list[Row]] = {}
     for row in rows:
         grouped.setdefault((row["verdict"], row["reason"]), []).append(row)

@@ -146,7 +146,6 @@ def _spread_ticks(sizes: Sequence[int], room: float) -> list[tuple[float, str]]:
 
 
 def _capped(middle: float, end: float) -> float:
-    """Return the end of an interval, cut to what is shown."""
     return max(middle, min(end, _HIGHEST_BAR * middle)) if math.isfinite(end) else middle
 
 
@@ -305,7 +304,6 @@ def _phase_share(row: Row, column: str) -> float:
 
 
 def _representative(points: Sequence[Point]) -> list[Point]:
-    """Return all configurations, or those with the largest batches if there are many."""
     shown = list(points)
     while len(shown) > _MOST_TRIALS:
         shown.remove(min(shown, key=lambda point: int(point.row["micro_batch_size"])))

@@ -335,7 +335,6 @@ class _Profile:
 
 
 def _profiles(trials: Sequence[LoadedTrial]) -> list[_Profile]:
-    """Read every profile of the run, once for the answer and the part about profiles."""
     found = []
     for trial in trials:
         if trial.trial.kind == "profile":

@@ -298,7 +298,6 @@ def bandwidth_figure(timelines: Sequence[Timeline]) -> Figure | None:
 
 
 def _step(timelines: Sequence[Timeline]) -> int | None:
-    """Return the step with the median length on the first rank, among steps that all ranks have."""
     common: set[int] = set.intersection(*(set(timeline.steps["step"].tolist()) for timeline in timelines))
     table = timelines[0].steps
     rows = [
@@ -319,7 +318,6 @@ def _bounds(timeline: Timeline, sets: WorkSets, step: int | None) -> tuple[int, 
 
 
 def _last_step(timeline: Timeline, sets: WorkSets) -> tuple[int, int] | None:
-    """Return its marks, extended to the end of its GPU work if no other step follows."""
     bounds = work_window(timeline, sets)
     if bounds is None or not len(timeline.steps):
         return bounds

@@ -218,7 +218,6 @@ def _held_out_losses(evaluations: Sequence[Row], sum_of: str) -> dict[str, Array
 
 
 def _broken(times: Array, values: Array, breaks: npt.NDArray[np.int64]) -> tuple[Array, Array]:
-    """Return a curve with a gap before each of these positions."""
     inner = breaks[(breaks > 0) & (breaks < len(times))]
     return np.insert(times, inner, np.nan), np.insert(values, inner, np.nan)
 

@@ -51,7 +51,6 @@ def comparison_notes(comparison: TrainingComparison) -> list[str]:
 def _texts(
     comparison: TrainingComparison, figures: Sequence[tuple[str, Callable[[Row], str]]]
 ) -> list[tuple[str, list[str]]]:
-    """Return the label and a text per variant of each metric that any variant has."""
     found = [(label, [value(row) for row in comparison.rows]) for label, value in figures]
     return [(label, [cell or wording.UNKNOWN for cell in cells]) for label, cells in found if any(cells)]
 

@@ -55,7 +55,6 @@ def _of_state(found: Row, state: str) -> list[Row]:
 
 
 def _scaled(found: Row, value: float) -> float:
-    """Fractions in percent."""
     return 100 * value if score(found["objective"]["name"]).unit == "fraction" else value
 
 
@@ -86,7 +85,6 @@ def robust_limits(values: Sequence[float], maximize: bool) -> tuple[float, float
 
 
 def _left_out(found: Row, rows: Sequence[Row], axis: Axis) -> str:
-    """Return a title that counts the results outside the panel."""
     low = -math.inf if axis.low is None else axis.low
     high = math.inf if axis.high is None else axis.high
     beyond = sum(not low <= value <= high for value in _values(found, rows))
@@ -207,7 +205,6 @@ def _against(found: Row, name: str, *, labelled: bool) -> Panel:
 
 
 def _log_axis(label: str, text: str) -> Axis:
-    """Return a logarithmic axis over a range, with ticks as plain numbers."""
     low, high = (float(part) for part in text.removeprefix("log:").split(":"))
     powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
     factors = (1,) if high / low > 200 else (1, 2, 5) if high / low <= 20 else (1, 3)
@@ -219,7 +216,6 @@ def _log_axis(label: str, text: str) -> Axis:
 
 
 def _as_given(value: Any) -> str:
-    """Return a value as the text of the space writes it."""
     return repr(value) if isinstance(value, float) else value_text(value)
 
 
@@ -329,7 +325,6 @@ def _facts(found: Row) -> list[tuple[str, str]]:
 
 
 def _flat(row: Row) -> dict[str, Any]:
-    """A row of the CSV file."""
     own = {name: row[name] for name in ("number", "state", "value")}
     rest = {name: row[name] for name in ("seconds", "reason", "killed", "same_as", "folder")}
     return {**own, **row["values"], **rest}

@@ -63,7 +63,6 @@ def run(options: AnalyzeOptions) -> Result:
 
 
 def _run(path: Path, options: AnalyzeOptions) -> Result:
-    """The table of trials, then what each profiled one shows."""
     from analysis.diagnose.answer import points
     from analysis.diagnose.explain import in_window
     from analysis.diagnose.profiles import open_profile
@@ -114,7 +113,6 @@ def _run(path: Path, options: AnalyzeOptions) -> Result:
 
 
 def _speedrun(path: Path, options: AnalyzeOptions) -> Result:
-    """What each seed needed, read again from its records."""
     from analysis.metrics.comparison.speedruns import load_speedrun
     from analysis.render.speedrun_tables import speedrun_blocks
     from analysis.render.tables import write_csv

@@ -121,7 +121,6 @@ def _deciding(planned: Sequence[PlannedVariant]) -> tuple[str, bool]:
 
 
 def _majority(planned: Sequence[PlannedVariant]) -> float:
-    """Return the accuracy of always predicting the most frequent answer of the evaluated rows."""
     import numpy as np
 
     from bert.data.loading.order import spread

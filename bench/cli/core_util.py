@@ -118,7 +118,6 @@ def _with_folders(options: CoreUtilOptions) -> CoreUtilOptions:
 
 
 def _check_pipes(files: Sequence[Path], counters: Sequence[KernelCounters]) -> None:
-    """Raise InputError if no file has a metric of any of the four pipes."""
     if any(core_use(part).pipes[name].metric is not None for part in counters for name in FOUR):
         return
     capability = counters[0].compute_capability

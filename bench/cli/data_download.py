@@ -94,7 +94,6 @@ def show_terms(source: NamedSource) -> None:
 
 
 def _listed() -> Result:
-    """Return the sources that are available by name."""
     document = [
         {
             "name": source.name,

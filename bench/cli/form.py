@@ -220,7 +220,6 @@ def choices_of(item: "dataclasses.Field[Any]", kind: Any, markers: tuple[Any, ..
 
 @cache
 def _named_choices() -> dict[str, tuple[str, ...]]:
-    """Return the accepted words by option name, from the registries."""
     from bench.implementations import IMPLEMENTATIONS
     from bench.loggers import LOGGERS
     from bench.profilers import PROFILERS
@@ -304,7 +303,6 @@ def _build(options: type, values: Mapping[str, Any]) -> Any:
 
 
 def _shown(leaf: Leaf, task: str | None, hidden: bool) -> Any:
-    """Return the type of a field of the form, with markers for tyro's help."""
     given = next((one for one in leaf.markers if hasattr(one, "help_behavior_hint")), tyro.conf.arg())
     metavar = given.metavar  # type: ignore[attr-defined]
     if leaf.choices and metavar is None and not leaf.positional:

@@ -161,7 +161,6 @@ def program_of(command: Sequence[str], module: bool, no_python: bool) -> tuple[s
 
 
 def _choose(devices: Devices, layout: Layout, told: Callable[[str], None]) -> Devices:
-    """Return the devices of this node's ranks."""
     if devices.kind == "cpu":
         told(f"running on the CPU: {devices.note}")
         if layout.here > devices.cpu_cores:

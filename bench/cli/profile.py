@@ -222,7 +222,6 @@ def profiler_words(options: ProfileOptions) -> tuple[str, ...]:
 
 
 def _blocks(item: Profiled, summary: "ProfileSummary") -> list["Block"]:
-    """What was found, what the profiler cost, and where its files are."""
     from analysis.metrics.cautions import of_profiles
     from analysis.render.finding_tables import finding_blocks, range_tree_table
     from analysis.render.tables import Facts, Plain

@@ -103,7 +103,6 @@ def _make_targets() -> str:
 
 
 def _table(options: type) -> str:
-    """The options of a command by group, those that are its own first."""
     found = list(leaves(options))
     parts = []
     for group in ("", *headings_of(found)):

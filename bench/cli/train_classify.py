@@ -184,7 +184,6 @@ def _prepared(options: TrainClassifyOptions, path: Path, given: Sequence[str]) -
 
 
 def _say(options: TrainClassifyOptions, summary: "CsvSummary") -> None:
-    """Report the data."""
     from bert.tasks.classify.summary import notes, summary_facts
 
     lines = "\n".join(f"{name:<11} {printable(value)}" for name, value in summary_facts(summary))

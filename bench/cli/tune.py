@@ -279,7 +279,6 @@ def _tell(text: str) -> None:
 
 
 def _write(study: Study, search: Search, trials: int | None, evaluator: str) -> dict[str, Any]:
-    """Update tune.json."""
     from records.files import write_record
 
     with study.locked():

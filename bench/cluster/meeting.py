@@ -418,7 +418,6 @@ def _silent() -> str:
 
 
 def _alone(own: Statement) -> str:
-    """Say how many processes the job needs, and that only those of this node have joined."""
     return f"The job needs {sum(own.counts)} processes; only the {own.counts[own.node_rank]} of this node have joined."
 
 

@@ -306,7 +306,6 @@ class _Watch:
             self.kill_at = time.monotonic() + GRACE_SECONDS
 
     def _tell_restarts(self) -> None:
-        """Report the restarts that torchrun's agent on this node has recorded."""
         file = self.folder / RESTARTS_FILE
         if not file.exists():
             return
@@ -317,7 +316,6 @@ class _Watch:
 
 
 def _ranks(agent: int) -> list[int]:
-    """Return the process ids of the agent's ranks."""
     import psutil
 
     try:
@@ -327,7 +325,6 @@ def _ranks(agent: int) -> list[int]:
 
 
 def _report(exit_code: int, folder: Path) -> Report:
-    """Return the report of torchrun's agent."""
     try:
         found = read_record(folder / "agent.json")
     except SchemaError:

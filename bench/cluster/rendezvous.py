@@ -122,7 +122,6 @@ class AgreedRendezvous(RendezvousHandler):
         return f"{self._run_id}/failed/{self._round}/{node}"
 
     def _write_restart(self) -> None:
-        """Record the first failure on each node for the launch of this node."""
         found = {node: json.loads(self._store.get(self._failed(node))) for node in range(self._nodes)}
         line = json.dumps({"round": self._round, "failures": found})
         with Path(os.environ[STOPPING_VARIABLE]).with_name(RESTARTS_FILE).open("a", encoding="ascii") as file:

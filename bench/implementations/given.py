@@ -80,7 +80,6 @@ class GivenModel:
 
     @cached_property
     def _shape(self) -> Any:
-        """The model on the meta device, as it is built by default."""
         return self._on_meta()
 
     @cached_property
@@ -139,7 +138,6 @@ class GivenModel:
         return None
 
     def _arguments(self, model: Any) -> list[str]:
-        """Tensors of a batch that the model takes, labels aside."""
         takes = "token_type_ids" in inspect.signature(model.forward).parameters
         return ["input_ids", "attention_mask", *["token_type_ids"] * (takes and self._two_segments)]
 

@@ -129,7 +129,6 @@ class _Run(BaseRun):
         return trained
 
     def _ported(self) -> Trained:
-        """Hugging Face's model with the initial weights of ours."""
         settings, config = self.settings, model_config(self.settings)
         ours = self.task.build_model(config)
         if settings.init is not None:

@@ -29,7 +29,6 @@ LEARNING_RATE = 1e-4
 
 
 def _levers(trial: Trial) -> tuple[frozenset[str], dict[str, str]]:
-    """The optimizations that have an effect, and why each other one has none."""
     return effective(resolve_levers(trial.levers or AUTO, trial.device), Setup.of(trial, trial.device))
 
 

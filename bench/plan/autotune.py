@@ -156,7 +156,6 @@ class _Search:
         )
 
     def _strategy(self, strategy: str, options: str) -> Steps[None]:
-        """Grow the micro batch, and again with activation checkpointing if memory ended the growth."""
         name = strategy_label(strategy, options, False)
         start: int | None = self._start()
         for recompute in self._space.recompute:
@@ -209,7 +208,6 @@ class _Search:
         return None if steps is None else dataclasses.replace(lane, micro_batch_size=size, grad_accum_steps=steps)
 
     def _fits(self, trial: Trial) -> bool:
-        """Whether the expected memory is available."""
         limit, lane = self._space.limit_bytes, _lane(trial)
         if trial in self._found:
             return True
@@ -240,7 +238,6 @@ class _Search:
         return int(high_bytes + slope * (trial.micro_batch_size - high))
 
     def _of_lane(self, trial: Trial) -> list[Measured]:
-        """Return the results with the same strategy and activation checkpointing."""
         return [found for found in self._found.values() if _lane(found.trial) == _lane(trial) and found.status == "ok"]
 
     def _run(self, trial: Trial) -> Steps[Measured]:
@@ -287,7 +284,6 @@ class _Search:
                 best = found
 
     def _repeat(self) -> Steps[None]:
-        """Measure the fastest two again, in turns."""
         ranked = sorted(self._found.values(), key=lambda found: -found.rate)
         finalists = [found.trial for found in ranked if found.rate > 0][:_FINALISTS]
         for number in range(1, self._space.rounds + 1) if len(finalists) > 1 else ():
@@ -317,7 +313,6 @@ class _Search:
         return sum(dataclasses.replace(found, round=0) == trial for found in self._found)
 
     def _best(self) -> Measured | None:
-        """The fastest by analysis.metrics.comparison.winner, its first round that ran."""
         if not any(found.rate > 0 for found in self._found.values()):
             return None
         return self._by_trial()[self._choice()[0][0][0]][0]

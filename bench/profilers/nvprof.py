@@ -94,7 +94,6 @@ _EMPTY = "is empty"
 
 
 def _activities(file: Path) -> int | str:
-    """Return the number of kernels and copies in a file, or its defect."""
     if file.stat().st_size == 0:
         return _EMPTY
     wanted = ("KERNEL", "CONCURRENT_KERNEL", "MEMCPY", "MEMSET")

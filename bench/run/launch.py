@@ -450,7 +450,6 @@ def _agent_failures(directory: TrialDirectory) -> list[dict[str, Any]]:
 
 
 def _ranks_ended_well(directory: TrialDirectory) -> bool:
-    """Whether the launcher of the ranks has written down that none of them failed."""
     try:
         return not read_record(directory.path / _AGENT_JSON)["failures"]
     except SchemaError:

@@ -182,7 +182,6 @@ class _Measurement:
         return {**rank_record(stream), **self._stopped(steps)}
 
     def _chosen(self, built: Built) -> dict[str, Any]:
-        """Optimizations that were on, and why others were not."""
         ours = self.trial.implementation == OURS
         return {"levers": levers_text(built.levers) if ours else None, "levers_left_out": dict(built.left_out)}
 

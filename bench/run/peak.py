@@ -97,7 +97,6 @@ def _quickest_layout(device: torch.device, dtype: torch.dtype) -> tuple[bool, bo
 def _product(
     device: torch.device, dtype: torch.dtype, size: int, layout: tuple[bool, bool] = _LAYOUTS[0]
 ) -> Callable[[], Any]:
-    """Return what multiplies two square matrices of normal numbers once."""
     left, right = (torch.randn(size, size, device=device, dtype=torch.float32).to(dtype) for _ in range(2))
     if dtype.itemsize == 1:  # the factors lie in rows and in columns, as FP8's kernels want them
         one = torch.ones((), device=device, dtype=torch.float32)

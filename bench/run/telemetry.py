@@ -136,7 +136,6 @@ def _ask_slowly(nvml: Any, handles: list[Any]) -> Answers:
 
 
 def _ask(device: str, queries: Queries) -> tuple[list[Reading], dict[str, str]]:
-    """Return what can be read, and the reason for what cannot."""
     readings: list[Reading] = []
     reasons: dict[str, str] = {}
     for quantities, query in queries.items():
@@ -148,8 +147,6 @@ def _ask(device: str, queries: Queries) -> tuple[list[Reading], dict[str, str]]:
 
 
 def _quick_queries(nvml: Any, handle: Any) -> Queries:
-    """Return what one GPU is asked at every sample."""
-
     def utilization() -> tuple[float, ...]:
         rates = nvml.nvmlDeviceGetUtilizationRates(handle)
         return rates.gpu, rates.memory

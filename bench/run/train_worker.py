@@ -233,7 +233,6 @@ class TrainRecorder:
             self._show_progress()
 
     def _begin(self, first: Progress) -> None:
-        """Drop what is made again, and open what grows."""
         write_curve(self._run.curve_csv, [row for row in self._run.read_curve() if row["step"] < first.step])
         with storage_errors(self._run.curve_csv):
             self._curve = self._run.curve_csv.open("a", encoding="utf-8")
@@ -354,6 +353,5 @@ def finite(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _say(text: str) -> None:
-    """A line of the attempt's log."""
     sys.stdout.write(f"{time.strftime('%H:%M:%S')} {text}\n")
     sys.stdout.flush()

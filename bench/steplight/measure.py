@@ -103,7 +103,6 @@ def typical_batch(batches: Iterable[Batch], work: Callable[[Batch], float]) -> B
 
 
 def _ceilings(device: torch.device, dtype: torch.dtype) -> dict[str, dict[str, Any]]:
-    """Return the measured peak of GEMMs and the memory bandwidth."""
     peak, bandwidth = matmul_peak(device, dtype), memory_bandwidth(device)
     return {
         "measured_peak": {**peak, "rate": peak["flops_per_second"]},
@@ -148,7 +147,6 @@ def _time_rounds(trial: Trial, parts: Sequence[Part], writer: RowWriter, steps: 
 
 
 def _calls(part: Part, watch: Stopwatch, device: str) -> int:
-    """Number of calls to time together, from the fastest of three calls after a warm-up call."""
     part.run()
     watch.synchronize()
     once = max(min(_time(part.run, 1, watch) for _ in range(3)), 1e-4)

@@ -98,7 +98,6 @@ def _grad_of(subject: Subject, forward: Forward) -> Grad:
 
 
 def _attention(subject: Subject) -> Part:
-    """Scores, softmax, dropout and weighted values of one layer, forward and backward."""
     step, batch, mask = subject.step, subject.batch, subject.batch.mask
     placed, layer = subject.placed, subject.model.encoder.layers[0].attention
     where: Where = placed

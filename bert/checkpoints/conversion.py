@@ -166,7 +166,6 @@ def _newest_checkpoint(source: Path, warnings: list[str]) -> Path:
 
 
 def _load(found: Found, config_file: Path | None, vocab: Path | None, allow_missing: bool) -> _Model:
-    """Read the weights and collect notes about them."""
     pieces = None if vocab is None else len(load_vocabulary(vocab, lower_case=True).pieces)
     notes: list[str] = []
     if found.format == OURS:
@@ -191,7 +190,6 @@ def _load(found: Found, config_file: Path | None, vocab: Path | None, allow_miss
 
 
 def _for_distilbert(model: _Model) -> _Model:
-    """Drop the pooler and what follows it, which Hugging Face's DistilBERT lacks."""
     values = {name: value for name, value in model.values.items() if not _NOT_IN_DISTILBERT.search(name)}
     if len(values) == len(model.values):
         return model
@@ -207,7 +205,6 @@ def _for_distilbert(model: _Model) -> _Model:
 
 
 def _write(destination: Path, model: _Model, target: Target, vocab: Path | None) -> dict[str, Tensor]:
-    """Write the folder and return its tensors."""
     with new_folder(destination) as folder:
         if target == "bertbench":
             # Copies, because safetensors refuses one tensor under two names, which a PyTorch file may hold.
@@ -338,7 +335,6 @@ def _fit_vocabulary(config: ModelConfig, pieces: int | None, vocab: Path | None,
 
 
 def _check_vocabulary(found: Found, vocab: Path, pieces: int, config: ModelConfig, notes: list[str]) -> None:
-    """Compare a vocabulary with the one recorded in a bertbench checkpoint."""
     if pieces > config.vocab_size:
         raise _wrong_vocabulary(vocab, pieces, config)
     trained = read(found.path, whole=False).state.data.vocabulary if (found.path / STATE_FILE).is_file() else None
@@ -365,7 +361,6 @@ def _lower_case(vocab: Path) -> bool:
 
 
 def _copy_vocabulary(source: Path, destination: Path) -> None:
-    """Copy the file atomically."""
     with read_errors(source, "give a file that can be read"):
         content = source.read_bytes()
     with atomic_path(destination) as temporary:

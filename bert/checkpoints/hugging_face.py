@@ -278,7 +278,6 @@ def _canonical_name(name: str) -> str:
 
 
 def _published_name(name: str, config: ModelConfig, *, bare: bool) -> str:
-    """The way back, to the names of the model that has this shape."""
     if name.startswith(("qa_outputs.", "classifier.")):
         return name
     has_place = not name.startswith(("pooler.", "cls.seq_relationship."))
@@ -310,7 +309,6 @@ def _equal(one: Tensor, other: Tensor) -> bool:
 
 
 def _assemble(name: str, parts: list[Tensor], parameter: Tensor, config: ModelConfig) -> Tensor:
-    """Join the parts of one parameter and pad the vocabulary."""
     of_vocabulary = name.endswith(("embeddings.word.weight", "masked_words.bias"))
     needed = [parameter.shape[0] // len(parts), *parameter.shape[1:]]
     for part in parts:

@@ -147,7 +147,6 @@ def _refuse_table(file: Path) -> None:
 
 
 def _tensorflow_prefix(source: Path) -> Path | None:
-    """The prefix that any file of a TensorFlow checkpoint, or the prefix itself, stands for."""
     if index_file(source).is_file():
         return source
     name = source.name

@@ -124,7 +124,6 @@ def _read_pytorch(path: Path) -> dict[str, Tensor]:
 
 
 def _state_dict(content: Any, path: Path) -> Mapping[str, Tensor]:
-    """The weights among what a training script saved."""
     found = content
     for _ in range(3):
         if not isinstance(found, Mapping):

@@ -183,7 +183,6 @@ def _parse(prefix: Path, table: bytes) -> TensorFlowCheckpoint:
 
 
 def _header(message: bytes) -> tuple[int, bool]:
-    """Number of data files, and whether the tensors are big-endian."""
     shards, endianness = 0, 0
     for number, value in fields(message):
         if number == 1:

@@ -218,7 +218,6 @@ class _Cutter:
         self.is_complete = left.endswith(b"</mediawiki>") or not (left or self._must_end)
 
     def _begin(self) -> bool:
-        """Drop what is before the first page."""
         first = _START_OF_PAGE.search(self._buffer, self._searched)
         if first is None:
             return False

@@ -79,7 +79,6 @@ def extract_unit(work: Work) -> Text:
 
 
 def _paragraphs(page: bytes, header: Header, counts: Counts) -> list[str]:
-    """Return the paragraphs of one page, and count why there are none."""
     text_at = _TEXT.search(page)
     head = page[: text_at.start()] if text_at else page
     namespace = _NAMESPACE.search(head)
@@ -151,7 +150,6 @@ def _title(page: bytes) -> str:
 
 
 def _is_in(title: str, header: Header) -> bool:
-    """Return whether a title belongs to a namespace, for old dumps that do not say it apart."""
     prefix, colon, _ = title.partition(":")
     return bool(colon) and prefix in header.others
 

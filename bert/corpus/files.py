@@ -77,7 +77,6 @@ def find_inputs(folder: Path) -> Inputs:
 
 
 def _files_below(folder: Path) -> Iterator[Path]:
-    """Yield all that is not a folder, at any depth, links to folders followed once each."""
     seen: set[tuple[int, int]] = set()
     for place, folders, files in os.walk(folder, followlinks=True):
         status = Path(place).stat()

@@ -145,7 +145,6 @@ def scan(parts: Sequence[Path], progress: Callable[[int], None] = lambda number:
 
 
 def _scan_part(path: Path) -> Iterator[tuple[Numbers, npt.NDArray[np.int32]]]:
-    """Yield the sizes and sentences of the documents that end in each block of a part."""
     position = lines = begin = begin_lines = 0
     ends_line = True  # an empty line at the very beginning ends an empty document
     with read_errors(path, "run the stage sentences again"), path.open("rb") as file:
@@ -252,7 +251,6 @@ def _count(
 
 
 def _allow_open_files(count: int) -> None:
-    """Raise the limit of open files, as far as the system allows, to so many shards."""
     limit, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     needed = count + _SPARE_FILES
     if limit != resource.RLIM_INFINITY and limit < needed:
@@ -296,7 +294,6 @@ def _write_shards(
 
 
 def _hand_out(path: Path, sizes: Numbers, chosen: npt.NDArray[np.int32], files: Mapping[int, BinaryIO]) -> None:
-    """Append the documents of one part to their shards, a block of whole documents at a time."""
     ends = np.cumsum(sizes)
     begin = first = 0
     with path.open("rb") as source:

@@ -237,7 +237,6 @@ def _skipped_below(heading: "re.Match[str]", skipped: int) -> int:
 
 
 def _is_prose(line: str) -> bool:
-    """Return whether a line looks like a paragraph that is kept."""
     if not line or line[0] in "|!={" or line[0] in _ALONE:
         return False
     return line.count(" ") + 1 >= _PLAIN_WORDS or (
@@ -259,7 +258,6 @@ def _without_blocks(piece: str, prefix: "re.Pattern[str]", parser: "_Parser") ->
 
 
 def _paragraph(line: str, parser: "_Parser", prefix: "re.Pattern[str]") -> str:
-    """Return the text of a line, or nothing if it is not a sentence."""
     first = line[0]
     if first == "|" or (first == "-" and line.startswith("----")):
         return ""
@@ -282,7 +280,6 @@ def _paragraph(line: str, parser: "_Parser", prefix: "re.Pattern[str]") -> str:
 
 
 def _plain(line: str, parser: "_Parser", prefix: "re.Pattern[str]") -> str:
-    """Resolve the markup within a line."""
     if "''" in line:
         line = _without_quotes(line)
     # One character is faster to look for than two, and most lines have none of these.
@@ -417,7 +414,6 @@ class _Parser:
             return None
 
     def _text(self, code: Any) -> str:
-        """Return the text of parsed nodes."""
         nodes = self._nodes
         parts: list[str] = []
         for node in code.nodes:

@@ -88,7 +88,6 @@ def write_columns(
 
 
 def _header(header: Mapping[str, Any], crc: int | None = None) -> bytes:
-    """Return the beginning of a file."""
     if crc is not None:
         header = {**header, "__metadata__": {**header.get("__metadata__", {}), CHECKSUM: f"{crc:08x}"}}
     content = _json(header)

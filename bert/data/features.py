@@ -129,7 +129,6 @@ class FeatureForm(ABC, Generic[S, F]):
         raise NotImplementedError
 
     def _absent(self, folder: Path, what: str, splits: Sequence[str], group: str | None) -> InputError:
-        """Say that a folder holds none."""
         made = self.command(next(iter(splits), None), group, output=folder)
         return InputError("data-unprepared", f"{folder} holds no {what}: create them with `{made}`")
 
@@ -383,7 +382,6 @@ class FeatureForm(ABC, Generic[S, F]):
         return found
 
     def _check_source(self, path: Path, settings: S) -> None:
-        """Raise InputError if the source of features is still in place but has changed."""
         notes = read_notes(path.with_suffix(".json"))
         source, content = notes.get(self.source), notes.get("input_fingerprint")
         if not isinstance(source, str) or content is None:

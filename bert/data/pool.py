@@ -97,7 +97,6 @@ class Workers:
 
 
 def _begin_worker() -> None:
-    """Leave Ctrl-C to the parent, end with it even when it is killed, and use one thread."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     os.environ["TOKENIZERS_PARALLELISM"] = "false"

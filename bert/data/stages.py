@@ -254,7 +254,6 @@ def _changed_files(folder: Path, manifest: Mapping[str, Any]) -> dict[Path, int]
 
 
 def _foreign_files(folder: Path, manifest: Mapping[str, Any], companions: Sequence[str]) -> list[Path]:
-    """Return the visible files that have no record and are not in the manifest."""
     listed = manifest.get("files")
     ours = {MANIFEST_FILE, *(listed if isinstance(listed, list) else ()), *(companions if manifest else ())}
     return sorted(

@@ -206,7 +206,6 @@ class SyntheticBatches:
         self._step = state["step"]
 
     def _most_kept(self) -> int:
-        """How many batches are made once and kept."""
         return max(2, POOL_TOKENS // max(1, self.spec.micro_batch_size * self.spec.seq_len))
 
     def _batch(self, slot: int) -> Batch:

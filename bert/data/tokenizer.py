@@ -70,7 +70,6 @@ class Tokenizer:
 
 
 def _loaded(reference: Any) -> Any:
-    """Return nanotoken's tokenizer with the same rules."""
     from nanotoken import WordPieceTokenizer, set_cache_entries
 
     set_cache_entries(CACHE_ENTRIES)

@@ -248,7 +248,6 @@ def _with_bert_rules(tokenizer: Any, lower_case: bool) -> Any:
 
 
 def _alphabet(tokenizer: Any, sentences: Iterable[str]) -> tuple[list[str], list[str]]:
-    """Return the characters to keep, sorted, and those of them that can continue a word."""
     counts: Counter[str] = Counter()
     for sentence in sentences:
         counts.update(sentence)

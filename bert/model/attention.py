@@ -116,12 +116,10 @@ class SelfAttention(nn.Module):
 
 
 def _by_lengths(where: Where, device: torch.device) -> TypeGuard[Unpadded | Bounds]:
-    """Whether attention reads concatenated sequences by their lengths on the device."""
     return isinstance(where, Unpadded | Bounds) and device.type != "cpu"
 
 
 def _attend_apart(qkv: Tensor, where: Unpadded, probability: float, in_chunks: bool) -> Tensor:
-    """Attention over sequences without padding, with PyTorch's kernels."""
     parts = []
     for chunk in where.chunks(qkv.shape[2], in_chunks):
         query, key, value = chunk.take(qkv).permute(2, 0, 3, 1, 4).unbind(0)
@@ -145,7 +143,6 @@ def _attend_here(qkv: Tensor, where: Where, probability: float, in_chunks: bool,
 
 
 def _product_type(dtype: torch.dtype, in_bf16: bool) -> torch.dtype:
-    """The type in which GEMMs of a type run."""
     if in_bf16 and dtype == torch.bfloat16 and torch.cpu._is_avx512_bf16_supported():
         return dtype
     return torch.promote_types(dtype, torch.float32)

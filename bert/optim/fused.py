@@ -61,7 +61,6 @@ class _Fused(torch.optim.Optimizer):
         super().zero_grad(set_to_none)
 
     def _state_of(self, parameter: Tensor) -> dict[str, Tensor]:
-        """Return the state of a parameter, made at its first update."""
         raise NotImplementedError
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:

@@ -355,7 +355,6 @@ class _Flat:
         self._link()
 
     def _link(self) -> None:
-        """Have DeepSpeed find the state of each parameter in the vectors'."""
         link = getattr(self._wrapped, "_lazy_init_hp_params_optimizer_state", None)
         if link is not None:
             # DeepSpeed does it once, after the first group's first step: the other groups have no state yet.

@@ -192,7 +192,6 @@ def check_names(config: Mapping[str, Any]) -> None:
 
 
 def _expected(plan: "StepPlan", stage: int) -> Iterator[tuple[tuple[str, ...], Any, str]]:
-    """Where the file says what the run says too, what it is, and how it is called there."""
     yield ("train_micro_batch_size_per_gpu",), plan.train.micro_batch_size, "micro batch size"
     yield ("gradient_accumulation_steps",), plan.train.grad_accum_steps, "accumulation"
     yield ("train_batch_size",), plan.train.global_batch_size, "global batch size"
@@ -238,7 +237,6 @@ def _fill(filled: dict[str, Any], path: tuple[str, ...], value: Any, meaning: st
 
 
 def _optimizer(section: Any, plan: "StepPlan") -> tuple[dict[str, Any], list[str]]:
-    """Return what only the file gives of the optimizer, and how it differs from the run's."""
     if not _given(section):
         return {}, []
     if not isinstance(section, dict) or not isinstance(section.get("params", {}), dict):
@@ -316,7 +314,6 @@ def _without_auto(section: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _given(section: Any) -> bool:
-    """Whether a section sets anything besides "auto"."""
     if isinstance(section, Mapping):
         return any(_given(value) for value in section.values())
     return section not in (None, AUTO, False)

@@ -51,7 +51,6 @@ class HorovodStrategy(ProcessGroupStrategy):
         self._horovod.init()
 
     def _addresses(self) -> dict[str, str]:
-        """What Horovod's launcher tells a rank, by environment variables."""
         local_size = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
         cross_size = self.world_size // local_size
         port = torch.zeros(1, dtype=torch.int64)

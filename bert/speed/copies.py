@@ -185,7 +185,6 @@ def _add_all(total: Tensor, ids: Tensor, rows: Tensor, padding: int) -> None:
 
 
 def _add_used(total: Tensor, ids: Tensor, rows: Tensor, padding: int) -> None:
-    """Add to the rows that are used, whose number a GPU would have to be waited for."""
     used, which = torch.unique(ids, return_inverse=True)
     sums = torch.zeros(len(used), rows.shape[1], dtype=torch.float32, device=rows.device)
     sums.index_add_(0, which, rows.float())

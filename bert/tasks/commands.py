@@ -290,7 +290,6 @@ class RowEval(TaskCommand):
 
 
 def _trained(name: str, checkpoint: Path) -> "ClassificationTask":
-    """Return the task with the options that a checkpoint was trained with."""
     from bert.predict import settings_of
     from bert.tasks import make_task
     from bert.tasks.classification import ClassificationTask

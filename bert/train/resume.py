@@ -134,7 +134,6 @@ def changed_settings(settings: TrainSettings, checkpoint: Checkpoint) -> dict[st
 
 
 def _other_batch(settings: TrainSettings, checkpoint: Checkpoint, split: str) -> str:
-    """Describe what another global batch size means for the rest of the run."""
     state, size = checkpoint.state, settings.global_batch_size
     left = settings.steps - state.applied_steps
     return (

@@ -155,7 +155,6 @@ class _Run(BaseRun):
         return levers
 
     def _origin(self) -> tuple[Checkpoint | None, Initial | None]:
-        """Find the checkpoint to resume from, with its counts, or else the weights to begin from."""
         found = latest_on_all(self.folder, self.strategy, self.warn)
         if found is not None:
             saved = together(self.strategy, lambda: read_config(found.path / CONFIG_FILE))

@@ -162,12 +162,10 @@ _OPTIONS = {"world_size": "--devices", "max_predictions": "max_predictions", "vo
 
 
 def _option(name: str) -> str:
-    """Option of a field."""
     return _OPTIONS.get(name) or flag(name)
 
 
 def _fitting(wanted: int, micro_batch_size: int, world_size: int) -> str:
-    """Return which global batch, or which accumulation, would do."""
     per_micro_step = micro_batch_size * world_size
     if wanted > 0 and wanted % per_micro_step == 0:
         return f"use --grad-accum-steps {wanted // per_micro_step}"

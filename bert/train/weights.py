@@ -164,7 +164,6 @@ def load_weights(folder: Path, model: nn.Module, config: ModelConfig) -> None:
 
 
 def _check_names(saved: Mapping[str, object], own: Mapping[str, object], where: str, what: str, remedy: str) -> None:
-    """Refuse saved values by other names than this run's."""
     differ = sorted(saved.keys() ^ own.keys())
     if differ:
         raise InputError(

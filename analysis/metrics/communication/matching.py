@@ -202,7 +202,6 @@ def _aligned(present: dict[int, list[int]], timelines: Sequence[Timeline]) -> li
 
 
 def _split(rows: "pd.DataFrame", timelines: Sequence[Timeline]) -> "pd.DataFrame":
-    """Add times, transfer and wait to the matched rows."""
     import pandas as pd
 
     parts = []

@@ -180,7 +180,6 @@ def _refused(rounds: Rounds, base: Sequence[LoadedTrial], link: Link | None) -> 
 
 
 def _backward(base: Sequence[LoadedTrial]) -> Backward:
-    """The measured pass, the median over ranks and rounds, at the speed of the measured steps."""
     caps = [(record, bucket_mib(trial.trial.strategy_options)) for trial in base for record in _records(trial)]
     passes = [backward_pass(record, cap) for record, cap in caps]
     alike = [one for one in passes if np.array_equal(one.bucket_bytes, passes[0].bucket_bytes)]

@@ -182,7 +182,6 @@ def _groups(run: RunDirectory, problems: list[str]) -> list[tuple[Key, _Group]]:
 
 
 def _machine_of(environment: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what has to agree before two measurements are those of one kind of machine."""
     cpu = environment.get("cpu") or {}
     return {
         "device_name": environment.get("device_name"),
@@ -204,7 +203,6 @@ def _began_ns(trials: Sequence[LoadedTrial]) -> int | None:
 
 
 def _once(groups: Sequence[_Group], notes: list[str]) -> list[_Group]:
-    """Leave out measurements that are copies of those of another run."""
     kept: list[_Group] = []
     for group in groups:
         if kept and kept[-1].began_ns == group.began_ns:

@@ -128,7 +128,6 @@ def _interval(value: float, drawn: np.ndarray, a: np.ndarray | None, b: np.ndarr
 
 
 def _welch_margin(sides: Sequence[np.ndarray]) -> float:
-    """Half the width of the interval of the difference of two means, or of one mean."""
     known = [float(side.var(ddof=1)) for side in sides if len(side) > 1]
     degrees = [len(side) - 1 for side in sides if len(side) > 1]
     spread = [float(side.var(ddof=1)) if len(side) > 1 else known[0] for side in sides]

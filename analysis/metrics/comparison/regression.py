@@ -251,7 +251,6 @@ def status_verdict(old: Sequence[LoadedTrial], new: Sequence[LoadedTrial]) -> di
 
 
 def _ending(trials: Sequence[LoadedTrial]) -> str:
-    """How the first round ended, with the reason where its records say nothing else."""
     first = trials[0].row
     if first["status"] == DAMAGED:
         return f"{DAMAGED} ({first.get('reason')})"

@@ -128,7 +128,6 @@ def seed_row(seed: int, run: TrainRun, target: float, price_per_hour: float | No
 def _course(
     evaluated: Sequence[Reading], curve: Sequence[Row], steps: Mapping[int, tuple[float, Row]]
 ) -> list[dict[str, Any]]:
-    """Return the evaluations with the training time up to each."""
     numbers = np.array(sorted(steps))
     seconds = np.cumsum([steps[number][1]["step_time_ms"] / 1000 for number in numbers])
     found = []
@@ -174,7 +173,6 @@ def _add_wall_time(
 
 
 def _ends(directory: TrialDirectory) -> list[int]:
-    """Return the times at which an attempt said something."""
     return [int(event["time_ns"]) for event in read_events(directory)]
 
 
@@ -369,7 +367,6 @@ def _all_reached(document: Mapping[str, Any]) -> bool:
 
 
 def _ended(document: Mapping[str, Any]) -> bool:
-    """Whether every seed was trained to its end, and one did not reach the target."""
     return {row["status"] for row in document["rows"]} in ({REACHED, NOT_REACHED}, {NOT_REACHED})
 
 

@@ -96,7 +96,6 @@ def trace_diff(before: Sequence[Timeline], after: Sequence[Timeline], by: By = "
 
 
 def _with_contents(paths: Sequence[str], deltas: Sequence[float]) -> list[float]:
-    """Sum the changes of each place and of what it contains."""
     sums: dict[str, float] = {}
     for path, delta in zip(paths, deltas, strict=True):
         names = path.split(BETWEEN)
@@ -116,7 +115,6 @@ def _change(found: "pd.DataFrame") -> list[str]:
 
 
 def _work(side: Sequence[Timeline], on_gpu: bool, keys: list[str]) -> "pd.DataFrame":
-    """Calls and whole nanoseconds by key, over all ranks of one side."""
     import pandas as pd
 
     parts = []

@@ -156,7 +156,6 @@ def _status(state: Row) -> tuple[str, str]:
 
 
 def _of_ranks(attempts: Sequence[TrialDirectory]) -> dict[str, Any]:
-    """What the ranks of the newest attempt that has such records measured once."""
     for directory in reversed(attempts):
         records = directory.read_ranks().values()
         if records:
@@ -179,7 +178,6 @@ _OF_RANKS = (
 
 
 def _optimisation(trial: Trial) -> str:
-    """What a training is made with, in words."""
     label = strategy_label(trial.strategy, trial.strategy_options, trial.activation_checkpointing, trial.allocator)
     return ", ".join([trial.implementation, label, trial.precision])
 
@@ -215,7 +213,6 @@ def steps_made(attempts: Sequence[TrialDirectory]) -> dict[int, tuple[float, dic
 
 
 def _seconds_behind(directory: TrialDirectory, last: Row) -> float:
-    """How long the evaluation and the checkpoint took that came behind the last step."""
     return sum(
         float(event["seconds"])
         for event in read_events(directory)
@@ -224,13 +221,11 @@ def _seconds_behind(directory: TrialDirectory, last: Row) -> float:
 
 
 def _with_counts(curve: Sequence[Row]) -> list[tuple[int, int]]:
-    """Return every step with the samples that it saw."""
     counts = np.diff([0, *(row["samples"] for row in curve)])
     return [(row["step"], int(count)) for row, count in zip(curve, counts, strict=True)]
 
 
 def _against(found: _Read, first: _Read) -> dict[str, Any]:
-    """Return what a variant is beside the first one."""
     told: dict[str, Any] = {}
     rate, before = found.row["samples_per_second"], first.row["samples_per_second"]
     if rate and before:

@@ -140,7 +140,6 @@ class HostActivity:
         return _Table(starts, ends, taken(numbers, codes), table["name"].array, long[~np.isin(long, is_step)])
 
     def _launches(self, timeline: Timeline) -> None:
-        """Note which thread launched what, and the first launch of each kernel."""
         calls, work = launching_calls(timeline), timeline.work
         self._starts, self._calls = work.start[:0], np.empty(0, dtype=np.int64)
         self._launchers, self._first = frozenset[int](), frozenset[int]()

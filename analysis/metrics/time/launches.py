@@ -208,7 +208,6 @@ def launch_queue(timeline: Timeline) -> LaunchQueue | None:
 
 
 def _used(timeline: Timeline, calls: Rows, chosen: Mask) -> int:
-    """How many calls launched the chosen pieces of work."""
     used = np.zeros(len(timeline.api), dtype=bool)
     used[calls[chosen]] = True
     return int(used.sum())

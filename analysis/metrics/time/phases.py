@@ -100,7 +100,6 @@ def phase_rows(timeline: Timeline) -> "pd.DataFrame":
 
 
 def _kernel_numbers(timeline: Timeline, spans: Spans) -> PhaseNumbers:
-    """The place in _ALL of each kernel's phase."""
     kernels = timeline.kernels
     numbers = np.full(len(kernels), _OTHER, dtype=np.int8)
     if not len(kernels):
@@ -124,7 +123,6 @@ def _kernel_numbers(timeline: Timeline, spans: Spans) -> PhaseNumbers:
 
 
 def _spans(timeline: Timeline) -> dict[str, dict[str, Intervals]]:
-    """The phases' intervals by thread and phase, of ranges and operators."""
     found: dict[str, dict[str, Intervals]] = {}
     for table in (timeline.ranges, timeline.operators):
         for (thread, phase), part in _named(table).items():
@@ -178,7 +176,6 @@ def _innermost(spans: Mapping[str, Intervals], points: Numbers) -> PhaseNumbers:
 
 
 def _host_ns(timeline: Timeline, spans: Spans) -> dict[str, int]:
-    """Host time of each phase and of the rest of the window."""
     window = analysis_window(timeline)
     if window is None:
         return {}

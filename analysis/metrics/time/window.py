@@ -138,7 +138,6 @@ def _recorded_seconds(timelines: Sequence[Timeline]) -> tuple[float, float]:
 
 
 def _there_is(timelines: Sequence[Timeline], choice: WindowChoice) -> str:
-    """Say what there is instead of what was asked for."""
     if choice.time_ns is not None:
         if not any(_recorded(found) for found in timelines):
             return "nothing was recorded"

@@ -77,7 +77,6 @@ def process_groups(information: Mapping[str, Any], calls: Iterable[Communication
 
 
 def _described(value: Any) -> str:
-    """PyTorch says "undefined" where the program gave no description."""
     text = _text(value).strip()[:200]
     return "" if text == "undefined" else text
 
@@ -296,7 +295,6 @@ class _Around:
 
 
 def _launches(api: "pd.DataFrame", correlations: Any) -> dict[int, tuple[str, int]]:
-    """Thread and time of the calls that launched kernels, by correlation id."""
     known = np.flatnonzero(np.isin(api["correlation_id"].to_numpy(), correlations[correlations >= 0]))
     threads = np.asarray(api["thread"].array.take(known), dtype=object).tolist()
     columns = (api["correlation_id"].to_numpy()[known].tolist(), threads, api["start"].to_numpy()[known].tolist())

@@ -190,7 +190,6 @@ def _exact_ns(values: Sequence[Raw]) -> Integers:
 
 
 def _digits_ns(text: bytes) -> int:
-    """Nanoseconds of microseconds as they are written, a number or a text with one."""
     if text.isdigit() and len(text) < 17:
         return int(text) * 1000
     if text[-4:-3] == b"." and len(text) < 24:

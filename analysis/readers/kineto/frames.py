@@ -165,7 +165,6 @@ class Frames:
 
 
 def _sort(columns: _Columns) -> None:
-    """Put spans into the order of their start, the longest first, one column after another."""
     from analysis.spans import by_start
 
     order = by_start(columns["start"], columns["end"])

@@ -213,7 +213,6 @@ def _nothing(path: Path, stream: EventStream) -> str:
 
 
 def _process_names(path: Path) -> list[str]:
-    """Names of the processes in the first blocks of a trace."""
     found: list[str] = []
     for block in islice(unpacked_blocks(path, "trace", lambda _: None), _MOST_BLOCKS):
         found += [(match[1] or match[2]).decode(errors="replace") for match in _PROCESS.finditer(block)]

@@ -186,7 +186,6 @@ def _more(text: str, stop: int, found: Repaired) -> int:
 
 
 def _give_up(data: bytes, found: Repaired) -> None:
-    """Note that the last event of the piece cannot be read."""
     if match := _END.match(data):
         found.rest = data[match.end() :]
     elif match := _LIST_END.search(data):
@@ -446,7 +445,6 @@ def _about(data: bytes) -> dict[str, Any] | None:
 
 
 def _no_trace(path: Path, data: bytes, damage: list[str]) -> InputError:
-    """Say why a file without events is none, and what it seems to be."""
     if damage:
         return InputError(
             damage_code(damage[0]), f"cannot read {path}: {damage[0]}; the file is damaged or truncated; copy it again"

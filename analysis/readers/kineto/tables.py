@@ -197,7 +197,6 @@ class Tables:
             self._columns[table].add(columns)
 
     def _add_host(self, chunk: Chunk, rows: npt.NDArray[np.intp]) -> None:
-        """Functions of Python, and work of the profiler, whose thread is not recorded."""
         events = [chunk.events[row] for row in rows.tolist()]
         own = [event.cat == "overhead" for event in events]
         names = [event.name for event in events]

@@ -62,7 +62,6 @@ def results_of(report: Path, given: Path) -> list[ResultOf]:
 
 
 def _block(reader: "_Reader") -> list[ResultOf]:
-    """Read one block's header, step over its payload and return the origin of its results."""
     header = dict(reader.fields(reader.message(_LONGEST_HEADER)))
     counts = [value if isinstance(value := header.get(number, 0), int) else 0 for number in (_SOURCES, *_RESULTS)]
     entries = reader.skip(value if isinstance(value := header.get(_PAYLOAD, 0), int) else 0)

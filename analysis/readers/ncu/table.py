@@ -366,7 +366,6 @@ class Table:
         self._store(row, name, value * factor, base)
 
     def _store(self, row: int, name: str, value: float, base: str) -> None:
-        """Keep a value in its base unit."""
         column = self._values.get(name)
         known = self._units[name] if column is not None else self._units.setdefault(name, base)
         if known != base:
@@ -427,7 +426,6 @@ class Table:
         return KernelCounters(frame, units, self._device_name, self._capability, problems, rules)
 
     def _first(self, values: Mapping[str, Any], names: tuple[str, ...], unit: str, rows: int) -> Any:
-        """Return, per kernel, the first of these metrics that has a value in this unit."""
         import numpy as np
 
         found = np.full(rows, math.nan)

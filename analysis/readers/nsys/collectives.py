@@ -78,7 +78,6 @@ def collectives(kernels: "pd.DataFrame", api: "pd.DataFrame", ranges: "pd.DataFr
 
 
 def _on_cpu(ranges: "pd.DataFrame") -> "pd.DataFrame":
-    """Calls of MPI and gloo. Ranges of NCCL or PyTorch's of it are launches, not communication."""
     kinds = {name: collective(name) if _ON_CPU.search(name) else None for name in map(str, ranges["name"].unique())}
     found = ranges[ranges["name"].isin([name for name, kind in kinds.items() if kind])]
     if not len(found):
@@ -90,7 +89,6 @@ def _on_cpu(ranges: "pd.DataFrame") -> "pd.DataFrame":
 
 
 def _nccl_calls(ranges: "pd.DataFrame") -> tuple[dict[str, list[_Call]], dict[str, int]]:
-    """NCCL's calls by thread, in order of start, and the number of ranks by communicator."""
     said = ranges[ranges["name"].str.contains("nccl", case=False, regex=False)]
     calls: dict[str, list[_Call]] = {}
     ranks: dict[str, int] = {}
@@ -126,7 +124,6 @@ def _whole(value: Any) -> int:
 
 
 def _launches(api: "pd.DataFrame", correlations: Any) -> dict[int, tuple[str, int]]:
-    """Thread and time of the calls that launched kernels, by correlation id."""
     known = api[np.isin(api["correlation_id"].to_numpy(), correlations[correlations >= 0])]
     columns = (known[name].tolist() for name in ("correlation_id", "thread", "start"))
     return {number: (str(thread), start) for number, thread, start in zip(*columns, strict=True)}

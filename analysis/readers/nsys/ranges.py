@@ -157,7 +157,6 @@ def _domain_names(process: Integers, ids: Integers, domains: dict[tuple[int, int
 def _ends(
     columns: dict[str, Integers], texts: Any, recorded_until: set[int], problems: list[str]
 ) -> tuple[Integers, Any]:
-    """Ends, and which are the recording's rather than the range's own."""
     start, end = columns["start"], columns["end"]
     open_ = end < start  # NULL reads as MISSING; old versions wrote 0
     if open_.any():

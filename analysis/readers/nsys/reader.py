@@ -149,7 +149,6 @@ def read(path: Path) -> list[Timeline]:
 
 
 def _kernel_names(database: Database, ids: Ids) -> list[str]:
-    """Name of each kernel, by the numbers of its demangled, mangled and short name."""
     names = database.strings()
     rows = zip(*ids, strict=True)
     return [next((name for number in row if (name := names.get(number))), UNNAMED) for row in rows]
@@ -203,7 +202,6 @@ def _by_process(
 
 
 def _adopt(processes: Sequence[Any], problems: list[str]) -> list[Any]:
-    """Give work, ranges and calls whose process was not recorded to the only process there is."""
     import pandas as pd
 
     everyone = {owner for process in processes for owner in pd.unique(process).tolist() if owner >= 0}
@@ -243,7 +241,6 @@ def _source(database: Database) -> str:
 
 
 def _about(database: Database, work: "pd.DataFrame") -> list[str]:
-    """What the recording itself lacks."""
     notes = []
     messages = _messages(database)
     if not any(database.has_rows(table) for table in _WORK_TABLES):

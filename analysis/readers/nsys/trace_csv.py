@@ -104,7 +104,6 @@ def _times(table: Table, problems: list[str]) -> dict[str, Any] | None:
 def _gpu_work(
     table: Table, names: Sequence[str], correlation_ids: Any, times: Mapping[str, Any]
 ) -> tuple[dict[str, Any], dict[int, str]]:
-    """Return the columns of GPU work in a trace, a value per row, and the names of its devices."""
     rows = len(table.rows)
     device, devices = _devices(table.texts("device"), rows)
     place = table.place("bytes")

@@ -152,7 +152,6 @@ def _values(
 
 
 def _shell(options: AzureMLOptions, group: Group, command: Sequence[str], values: dict[str, str]) -> str:
-    """Return the command line that AzureML runs with bash on every node."""
     words = list(command)
     start = ["exec"]
     if options.launcher == "torchrun":

@@ -165,13 +165,11 @@ def _check_option(word: str) -> None:
 
 
 def _ranges(array: str) -> list[tuple[str, range]]:
-    """Return each part of --array as text and as indices."""
     parts = _RANGE.finditer(array.partition("%")[0])
     return [(match[0], range(int(match[1]), int(match[2] or match[1]) + 1, int(match[3] or 1))) for match in parts]
 
 
 def _tasks(array: str) -> set[int]:
-    """Return the indices of the tasks."""
     return {index for _, indices in _ranges(array) for index in indices}
 
 
@@ -238,7 +236,6 @@ _OF_ONE_NODE = ("autotune", "compare-heads", "compare-strategies", "data", "prof
 
 
 def _check_launcher(options: SlurmOptions, command: Sequence[str], nodes: int) -> None:
-    """Refuse a command that would run on every node and find its folder in use by the first one."""
     name = command[1] if len(command) > 1 and Path(command[0]).name in ("bertbench", "bertbench.py") else ""
     if options.launcher != "none" or nodes == 1 or name not in _JOINING + _OF_ONE_NODE:
         return
@@ -314,7 +311,6 @@ def _check_places(
 
 
 def _directives(options: SlurmOptions, groups: Sequence[Group], array: str | None) -> list[str]:
-    """Return the #SBATCH lines of the job, then those of each component."""
     stem = "%x-%A_%a" if array else "%x-%j"
     once = [f"--job-name={options.name}", f"--output={options.log_dir / f'{stem}.out'}", "--open-mode=append"]
     once += [f"--array={array}"] if array else []
@@ -349,7 +345,6 @@ def _gpus(options: SlurmOptions, group: Group) -> str:
 
 
 def _component(options: SlurmOptions, group: Group, number: int, count: int) -> str:
-    """Return the options and the program of one component of the srun command."""
     words = [f"--het-group={number}"] if count > 1 else []
     # Without --export, srun obeys that of sbatch: the command would miss the variables of the script.
     words += ["--export=ALL", f"--nodes={group.nodes}", f"--ntasks={group.nodes}", "--ntasks-per-node=1"]

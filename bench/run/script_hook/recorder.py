@@ -245,7 +245,6 @@ class Recorder:
         return event
 
     def _drain(self, now: int, wait: bool = False) -> None:
-        """Now and then, write the rows of the steps that the device has finished."""
         if not wait and now - self._flushed_ns < _FLUSH_NS:
             return
         self._flushed_ns = now
@@ -340,7 +339,6 @@ def _reference(value: Any) -> Callable[[], Any]:
 
 
 def _is_below(frame: FrameType, top: FrameType) -> bool:
-    """Whether a frame has called, directly or not, the one on top."""
     found: FrameType | None = top
     while found is not None and found is not frame:
         found = found.f_back
@@ -348,7 +346,6 @@ def _is_below(frame: FrameType, top: FrameType) -> bool:
 
 
 def _place() -> tuple[int, int]:
-    """Return the rank and the number of ranks."""
     dist = sys.modules.get("torch.distributed")
     if dist is not None and dist.is_available() and dist.is_initialized():
         return int(dist.get_rank()), int(dist.get_world_size())

@@ -84,7 +84,6 @@ class Profile:
         self._trace = Trace(path, rank, device, ranks)
 
     def _give_way(self, why: str) -> None:
-        """End a profile that runs, in the middle of a step."""
         if self._trace is not None:
             self._note("profile", why.format(self._trace.number - 1) + "\n")
             self._guarded(lambda: self._end(whole=False))

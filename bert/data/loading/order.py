@@ -99,7 +99,6 @@ class SampleOrder:
         return epoch
 
     def _sequence(self, epoch: int) -> tuple[npt.NDArray[np.int16], npt.NDArray[np.int32]]:
-        """The bin of each batch of an epoch, and how many of that bin come before it in the epoch."""
         if epoch not in self._sequences:
             numbers = [self._first(which, epoch + 1) - self._first(which, epoch) for which in range(self.bins)]
             rng = np.random.default_rng([self.seed, _BINS, epoch])
@@ -110,7 +109,6 @@ class SampleOrder:
         return self._sequences[epoch]
 
     def _shards(self, which: int, epoch: int) -> tuple[Int64, Int64]:
-        """The shards of an epoch in order, and the running total of their samples of a bin."""
         if (which, epoch) not in self._slots:
             order = self._shuffled(len(self.counts), _SHARDS, epoch)
             _keep(self._slots, (which, epoch), (order, np.cumsum(self.counts[order, which])), 4 * self.bins)
@@ -130,7 +128,6 @@ class SampleOrder:
 
 
 def _keep(kept: OrderedDict[K, V], key: K, value: V, most: int) -> None:
-    """Add to a cache from which the oldest go."""
     kept[key] = value
     while len(kept) > most:
         kept.popitem(last=False)

@@ -163,7 +163,6 @@ class _Fetch:
         )
 
     def _attempt(self) -> None:
-        """Ask once for what is missing."""
         known = read_notes(self.state)
         total = self.size if self.size is not None else known.get("size")
         have = self._usable(known, total)
@@ -219,7 +218,6 @@ class _Fetch:
         self.continued = have > 0
 
     def _receive(self, answer: Any, have: int) -> None:
-        """Write the body of an answer to the part."""
         start, total = range_of(answer)
         if start != (have if answer.status == 206 else 0):
             self._drop()

@@ -231,7 +231,6 @@ class _Run:
             self.verified[file.name] = [status.st_size, status.st_mtime_ns, _sum_of(file)]
 
     def _check_room(self, missing: Sequence[int]) -> None:
-        """Raise StorageError if the disk cannot take what is missing."""
         need = 0
         for number in missing:
             with suppress(OSError):

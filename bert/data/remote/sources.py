@@ -149,7 +149,6 @@ def plan_exports(ask: Ask, choice: Choice) -> list[RemoteFile]:
 
 
 def _dates(ask: Ask, folder: str, pattern: str, choice: Choice) -> list[str]:
-    """Return the dates that a listing links to, the newest first."""
     try:
         page = ask(folder).decode("utf-8", "replace")
     except DownloadError as error:

@@ -294,7 +294,6 @@ def open_classifier(checkpoint: Path, host: Host) -> TextClassifier:
 
 
 def _words_of(checkpoint: Path, host: Host) -> tuple[tuple[str, ...], Vocabulary, int]:
-    """Labels, vocabulary and length of rows of a model."""
     from bert.tasks.classify.source import rows_fingerprint
     from bert.tasks.classify.store import open_source
 

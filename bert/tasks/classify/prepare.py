@@ -255,7 +255,6 @@ def _difference(found: TextSource, config: CsvConfig, vocabulary: Vocabulary) ->
 
 
 def _options(config: CsvConfig, vocabulary: Vocabulary) -> dict[str, Any]:
-    """Everything the database depends on that is given, as JSON values."""
     given = dataclasses.asdict(config)
     for name in ("input", "vocab", "output", "replace"):
         del given[name]

@@ -121,7 +121,6 @@ class ClassifyData(ClassificationData):
 
 
 def _as_trained(trained: "TextSource", opened: "TextSource", found: "TextSet") -> "TextSet":
-    """Return texts of another database with the codes of the labels that are trained on."""
     division, other = (
         {name: value for name, value in source.settings.items() if name != "max_seq_length"}
         for source in (trained, opened)

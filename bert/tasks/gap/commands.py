@@ -172,7 +172,6 @@ class Predict(TaskCommand):
 
 
 def _open_model(options: PredictOptions, features: "GapFeatures", host: Host) -> "tuple[Opened, str]":
-    """Return the model, and the name of its head."""
     from bert.predict import open_model
     from bert.tasks.gap.task import GapTask
     from bert.train.resume import find_weights

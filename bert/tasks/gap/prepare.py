@@ -255,7 +255,6 @@ def _fit(example: GapExample, text: TokenText, max_seq_length: int) -> tuple[Fla
 def _columns(
     examples: Sequence[GapExample], fitted: Sequence[TokenText], flaws: Sequence[Flaw], vocabulary: Vocabulary
 ) -> Columns:
-    """Return the columns of the feature file, as one part."""
     narrow = np.uint16 if len(vocabulary.pieces) <= np.iinfo(np.uint16).max else np.int32
     rows = [[vocabulary.cls_id, *text.ids.tolist(), vocabulary.sep_id] for text in fitted]
     labels = [-1 if example.label is None else example.label for example in examples]
@@ -283,7 +282,6 @@ def _texts(name: str, texts: Sequence[str]) -> dict[str, npt.NDArray[Any]]:
 
 
 def _notes(file: GapFile, made: _Made, vocab: Path) -> list[str]:
-    """Return notes about a file."""
     counts = made.counts
     notes = [f"left out: {told}" for told in told_flaws(made.flaws)]
     notes += _ambiguous(file)

@@ -162,7 +162,6 @@ def told_lines(numbers: Sequence[int]) -> str:
 
 
 def _header(path: Path, line: str) -> list[str]:
-    """Return the names of the columns."""
     names = [name.strip() for name in line.split("\t")]
     some = any(name in names for name in LABEL_COLUMNS)
     missing = [name for name in (*COLUMNS, *(LABEL_COLUMNS if some else ())) if name not in names]

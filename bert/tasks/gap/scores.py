@@ -178,7 +178,6 @@ def decisions_of(ids: Sequence[str], classes: npt.NDArray[np.int64]) -> dict[str
 
 
 def _cell(right: bool, said: bool | None) -> int:
-    """The place in Tally's fields of one decision."""
     if said is None:
         return 2
     if said:
@@ -187,7 +186,6 @@ def _cell(right: bool, said: bool | None) -> int:
 
 
 def _answer(decision: Decision) -> int:
-    """The place in ANSWERS of a decision."""
     if None in decision:
         return len(ANSWERS) - 1
     return DECISIONS.index(decision) if decision in DECISIONS else ANSWERS.index("both")

@@ -188,7 +188,6 @@ def _next(config: GlueConfig, summaries: Sequence["GlueSummary"]) -> list[str] |
 
 
 def _named(config: GlueConfig, summary: "GlueSummary") -> str:
-    """The folder, or the file where others of the same table are beside it."""
     from bert.tasks.glue.features import FORM
 
     several = len(FORM.files_in(config.output, summary.split, summary.task)) > 1
@@ -213,7 +212,6 @@ def _made_of(file: Path) -> str | None:
 
 
 def _features(files: list[Path], task: str | None) -> "list[GlueFeatures]":
-    """The features in all files, of one task and one vocabulary."""
     from bert.tasks.glue.features import FORM
     from bert.tasks.glue.tasks import TASKS
 

@@ -100,7 +100,6 @@ def _encoded(rows: Sequence[GlueRow], vocabulary: Vocabulary) -> Iterator[tuple[
 
 
 def _fitted(first: int, second: int, room: int) -> tuple[int, int]:
-    """Return how many pieces of each sentence are kept where there is room for so many."""
     while first + second > room:
         if first > second:
             first -= 1

@@ -80,7 +80,6 @@ def _table(name: str, spec: GlueSpec, split: str, data: Any) -> GlueTable:
 
 
 def _names(name: str, spec: GlueSpec, data: Any) -> Sequence[str]:
-    """Return the classes as the tables write them, in the order of the dataset's numbers."""
     known: Sequence[str] = getattr(data.features.get("label"), "names", None) or ()
     if spec.is_regression or not known or set(spec.classes) == {"0", "1"}:
         if known and len(known) != spec.labels:

@@ -66,7 +66,6 @@ def prepare(config: GlueConfig, progress: Progress) -> list[GlueSummary]:
 
 
 def _found(config: GlueConfig) -> list[GlueSpec]:
-    """The tasks there are tables of."""
     specs = [task_of(name) for name in config.wanted]
     if config.input is None:
         return specs
@@ -157,7 +156,6 @@ def _text(rows: Iterable[GlueRow]) -> str:
 
 
 def _notes(counts: Counts, source: Path) -> list[str]:
-    """Return notes about a table."""
     said = []
     for name, count in counts.numbers.items():
         if (name.startswith("left out") or name == "empty sentences") and count:

@@ -91,7 +91,6 @@ def read_table(path: Path, spec: GlueSpec, split: str) -> GlueTable:
 
 
 def _columns(lines: Sequence[str], spec: GlueSpec, split: str) -> tuple[tuple[str, ...], int]:
-    """Return the names of the columns, and the number of the first row after them."""
     headless = spec.headless.get(split)
     return (tuple(lines[0].split("\t")), 1) if headless is None else (headless, 0)
 

@@ -245,7 +245,6 @@ def folder_lengths(info: ShardFolder) -> SampleLengths:
 
 
 def _looked_at(info: ShardFolder) -> list[int]:
-    """Numbers of shards spread evenly over the folder, one at least."""
     shards = len(info.paths)
     wanted = max(1, min(shards, _MOST_SAMPLES * shards // info.samples))
     return [number * shards // wanted for number in range(wanted)]

@@ -88,7 +88,6 @@ def make_shards(
 
 
 def _stream(path: Path) -> tuple[int, int]:
-    """Return the numbers that tell the random numbers of a shard from those of others."""
     match = _NAME.fullmatch(path.stem)
     if match is None:
         raise InputError(

@@ -102,7 +102,6 @@ def cut(shard: TokenShard, config: InstanceConfig, rng: np.random.Generator) -> 
 
 
 def _targets(documents: int, config: InstanceConfig, rng: np.random.Generator) -> Int64:
-    """Return the length that the pairs of each document aim at."""
     most = config.seq_len - SPECIAL_TOKENS
     is_short = rng.random(documents) < config.short_seq_prob
     return np.where(is_short, rng.integers(SHORTEST_TARGET, most + 1, documents), most)

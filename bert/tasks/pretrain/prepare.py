@@ -138,7 +138,6 @@ def prepare(config: PrepareConfig, progress: Progress = lambda stage, done, tota
 
 
 def _keep_apart(config: PrepareConfig) -> None:
-    """Refuse an input that lies where the stages keep their files."""
     if config.input is None or not config.input.resolve().is_relative_to(config.output.resolve()):
         return
     parts = config.input.resolve().relative_to(config.output.resolve()).parts
@@ -234,7 +233,6 @@ def _paragraphs(runner: StageRunner, downloaded: Sequence[Path]) -> list[Finishe
 
 
 def _inputs(config: PrepareConfig, downloaded: Sequence[Path]) -> tuple[list[Source], list[Source]]:
-    """Return the dumps and texts of all inputs."""
     memory = config.output / _DIGESTS_FILE
     remote = config.output / DOWNLOAD_FOLDER
     dumps = identify([path for path in downloaded if is_dump(path)], remote, memory)
@@ -317,7 +315,6 @@ def _shards(runner: StageRunner, segmented: Finished | None) -> Finished | None:
 
 
 def _found_shards(config: PrepareConfig) -> Finished:
-    """Return the shards of sentences that an earlier call made."""
     if config.shards is not None:
         return read_finished(config.sharded_folder(config.shards), "shard")
     found = sorted(config.output.glob(f"sharded_training_shards_*_fraction_{config.test_fraction:g}"))

@@ -180,7 +180,6 @@ class _EncodedShard:
 
 
 def _encode_shard(path: Path, tokenizer: Tokenizer) -> _EncodedShard:
-    """Encode a file of sentence text, a few MiB of text at a time."""
     ids: list[Ids] = []
     sentence_ends, document_ends = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
     tokens = sentences = 0

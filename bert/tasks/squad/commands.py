@@ -252,7 +252,6 @@ def _remarks(found: "Scores") -> list[str]:
 
 
 def _answer_nothing(found: "Scores") -> str:
-    """The scores, in words, whose best threshold is to answer no question."""
     values = found.values
     unanswered = 100.0 * values.get("NoAns_total", 0) / values["total"]
     measures = {"exact": "exact match", "f1": "F1"}

@@ -368,7 +368,6 @@ def _check_vocabulary(features: SquadFeatures, vocabulary: Vocabulary) -> None:
 def _spans_of_questions(
     features: SquadFeatures, logits: WindowLogits, options: NBestOptions
 ) -> Iterator[tuple[int, list[Span]]]:
-    """Each question's number and its spans, best first."""
     for block in find_spans(features, logits, options.n_best_size, options.max_answer_length):
         columns = [block.first.tolist(), block.last.tolist(), block.start_logit.tolist(), block.end_logit.tolist()]
         bounds = block.offsets.tolist()
@@ -404,7 +403,6 @@ def _gather(spans: list[Span], texts: Iterator[str], null: Entry | None, most: i
 
 
 def _odds(null: Entry, best: Entry) -> float:
-    """The score of no answer less that of the best answer, in the published order of operations."""
     return null[1] + null[2] - best[1] - best[2]
 
 

@@ -262,7 +262,6 @@ def _nothing(path: Path, counts: Counts) -> InputError:
 
 
 def _notes_of(config: SquadConfig, counts: Counts) -> list[str]:
-    """Return notes about the data."""
     said = []
     for name, count in counts.numbers.items():
         if name.startswith("left out") and count:

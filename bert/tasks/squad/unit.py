@@ -119,7 +119,6 @@ def make_part(unit: Unit) -> Part:
 
 
 def _choose(chosen: _Chosen, paragraph: Paragraph, unit: Unit, place: Place) -> None:
-    """Add a paragraph, with the questions that can be used."""
     number = len(chosen.contexts)
     chosen.contexts.append(paragraph.context)
     training, is_2_0 = unit.settings.split == "training", unit.settings.version == "2.0"
@@ -270,7 +269,6 @@ def _window_columns(
 
 
 def _heads_of_rows(pieces: Pieces, lengths: Int64) -> npt.NDArray[Any]:
-    """Return the first so many pieces of each text."""
     rest = np.diff(pieces.offsets) - lengths
     if not rest.any():
         return pieces.values
