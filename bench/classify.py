@@ -59,11 +59,6 @@ def leave_results(
     """Test the best model of a finished run on the test split, and write the results beside its database.
 
     One process at a time writes the files of one database. Each file is written atomically.
-
-    Raises:
-        InputError: the database has no text to test, has changed, or is damaged.
-        StorageError: a file cannot be written.
-        LockedError: another program holds the database.
     """
     from bert.tasks.base import DataIdentity
     from bert.tasks.classify.task import ClassifyTask, class_scores, text_probabilities
@@ -135,12 +130,7 @@ def logits_of(
     batch_size: int,
     threads: int | None = None,
 ) -> Any:
-    """Return the logits [N, K] of rows, computed in this process on one device.
-
-    Raises:
-        UsageError: the device does not support the precision.
-        InputError: the model returns non-finite numbers.
-    """
+    """Return the logits [N, K] of rows, computed in this process on one device."""
     import torch
 
     from bert.optim.precision import Precision

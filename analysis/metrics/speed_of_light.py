@@ -193,9 +193,6 @@ def summarize_components(
     Further fields: floor_ms, of_floor (floor / step, the share of the speed of light), bandwidth_bytes_per_second,
     components (`component_rows`), waterfall (`waterfall`), drift ({steps, peak, bandwidth}: after / before - 1),
     rounds.
-
-    Raises:
-        SchemaError: a record is damaged or missing.
     """
     components = read_components(directory)
     times = read_rounds(directory, components)

@@ -53,9 +53,6 @@ def require_memory(path: Path, column_bytes: int) -> None:
 
     Analyses make copies of the columns: of 0.7 to 2.7 times their size in measurements. Half of it is asked for, so
     that no trace is refused that fits.
-
-    Raises:
-        InputError: half of the columns read so far is more than the memory available.
     """
     if column_bytes <= _ALWAYS_BYTES:
         return

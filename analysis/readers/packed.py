@@ -42,9 +42,6 @@ def unpacked_blocks(
         block_bytes: size of a block.
         most_bytes: unpacked size that is accepted.
         remedy: what helps against more.
-
-    Raises:
-        InputError: it cannot be read, is larger than `most_bytes`, or is a Git LFS pointer.
     """
     total = 0
     for number, block in enumerate(_blocks(path, damaged, block_bytes)):
@@ -201,9 +198,6 @@ def log_lines(path: Path, unended: Callable[[str], None] | None = None) -> Itera
     Args:
         path: the file, plain or gzip-compressed.
         unended: called with UNENDED, before the last line, if that has no end.
-
-    Raises:
-        InputError: it is no regular file, cannot be read, is a damaged gzip file, or is larger than MOST_LOG_BYTES.
     """
     stream = unpacked_stream(path, "log", most_bytes=MOST_LOG_BYTES, remedy="extract the relevant part")
     begin = stream.peek(4)

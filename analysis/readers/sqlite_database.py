@@ -123,9 +123,6 @@ def open_database(path: Path, given: Path | None = None) -> Iterator[Database]:
     Args:
         path: the database, unpacked.
         given: the file that the user gave, for messages; `path` itself where it is not said.
-
-    Raises:
-        InputError: it is damaged.
     """
     # immutable: no lock and no journal, so that a read-only folder does.
     with closing(sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro&immutable=1", uri=True)) as connection:
@@ -134,11 +131,7 @@ def open_database(path: Path, given: Path | None = None) -> Iterator[Database]:
 
 @contextmanager
 def unpacked(path: Path) -> Iterator[Path]:
-    """Give the file itself, or, where it is gzip-compressed, what it holds as a temporary file.
-
-    Raises:
-        InputError: it cannot be read, is damaged, or unpacks to more than the limit.
-    """
+    """Give the file itself, or, where it is gzip-compressed, what it holds as a temporary file."""
     try:
         with path.open("rb") as file:
             compressed = file.read(2) == b"\x1f\x8b"

@@ -41,9 +41,6 @@ def link_part(trials: Sequence[LoadedTrial], project_to: Sequence[int] = ()) -> 
     Args:
         trials: all of the run.
         project_to: numbers of devices.
-
-    Raises:
-        UsageError: a number of devices no projection is made to.
     """
     measured = [trial for trial in trials if trial.trial.kind == "comm" and trial.row["status"] == "ok"]
     links = fitted_links(measured)

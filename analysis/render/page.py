@@ -241,9 +241,6 @@ def report_folder(folder: Path, given: bool = True) -> Iterator[None]:
     Args:
         folder: where the report is written.
         given: the user named the folder, which may then be a link; a folder in it, or one in a run directory, may not.
-
-    Raises:
-        StorageError: it cannot be made or written, or a link would lead elsewhere.
     """
     for place in (*(() if given else (folder,)), *folder.glob("*"), *folder.glob("profiles/*")):
         if place.is_symlink() and place.is_dir():
@@ -263,9 +260,6 @@ def write_page(page: Page, folder: Path) -> list[Path]:
     """Write a page, its figures and the CSV files of its tables into a folder; return the files, the page first.
 
     Everything from outside is escaped.
-
-    Raises:
-        StorageError: a file cannot be written.
     """
     import jinja2
 

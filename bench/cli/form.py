@@ -256,9 +256,6 @@ def form_of(options: type, task: str | None = None) -> tuple[type, Callable[[Any
     Args:
         options: a dataclass of options, which can be nested.
         task: the task on the command line; options of other tasks are parsed but not shown.
-
-    Raises:
-        UsageError: a task of an installed package has an option of the command's own.
     """
     found = list(leaves(options))
     names = [leaf.name for leaf in found]

@@ -139,11 +139,7 @@ def run(launch: WrappedCommand[LaunchOptions]) -> Result:
 
 
 def program_of(command: Sequence[str], module: bool, no_python: bool) -> tuple[str, ...]:
-    """Return the command line of a rank.
-
-    Raises:
-        UsageError: the script or program does not exist.
-    """
+    """Return the command line of a rank."""
     if no_python:
         if shutil.which(command[0]) is None:
             raise UsageError(

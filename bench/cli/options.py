@@ -295,9 +295,6 @@ def parse_with_command(options: type[T], argv: Sequence[str], program: str, exam
         argv: the words of the command line.
         program: what is called.
         example: a command, for the message.
-
-    Raises:
-        UsageError: as `parse`, or there is no command.
     """
     own, command = split_command(argv)
     if "--" not in argv:

@@ -177,12 +177,7 @@ def _by_batch(summaries: Sequence["ProfileSummary"]) -> list["Block"]:
 
 
 def _winner(options: ProfileOptions, devices: Devices) -> Trial:
-    """Return the trial that profiles the fastest configuration of a run.
-
-    Raises:
-        UsageError: it cannot run on these devices.
-        InputError: the run holds no throughput of this task.
-    """
+    """Return the trial that profiles the fastest configuration of a run."""
     from bench.plan.winner import fastest_trial
 
     assert options.winner_of is not None

@@ -136,12 +136,7 @@ def _write_scores(task: str, outcome: Outcome, out: Path) -> list[Path]:
 
 
 def _check_scores_folder(out: Path, task: str) -> None:
-    """Refuse to overwrite the scores of another task; those of the same task are overwritten.
-
-    Raises:
-        UsageError: the folder has the scores of another task.
-        InputError: its file cannot be read.
-    """
+    """Refuse to overwrite the scores of another task; those of the same task are overwritten."""
     path = out / SCORES_FILE
     if not path.is_file():
         return

@@ -79,12 +79,6 @@ def prepare_data(options: TrainClassifyOptions, given_options: Set[str]) -> Trai
     Args:
         options: options of the command.
         given_options: names of the options that were given; the others keep the values of an existing database.
-
-    Raises:
-        UsageError: no file is given, or options conflict.
-        InputError: the file cannot be read, or has no text to train on or to test with.
-        LockedError: another program holds the database.
-        StorageError: the database, or its folder, cannot be written.
     """
     given = options.data or options.file
     if given is None:

@@ -44,11 +44,6 @@ def run_trial_inside(
 
     Returns:
         The result on rank 0, None on the others.
-
-    Raises:
-        LockedError: another sweep uses the run directory; rank 0 reports it while the others wait.
-        StorageError: the run directory cannot be written.
-        BertbenchError: the trial is refused.
     """
     directory = run.trial(trial.trial_id)
     with nullcontext() if world.rank else locked(run):
@@ -77,12 +72,7 @@ def _prepare(directory: TrialDirectory, trial: Trial, devices: Devices) -> None:
 
 
 def follow(world: World, devices: Devices) -> int:
-    """Run as a rank other than 0 of a training, as rank 0 directs; return the exit code of this rank.
-
-    Raises:
-        StorageError: the run directory does not exist on this node.
-        BertbenchError: rank 0 does not answer.
-    """
+    """Run as a rank other than 0 of a training, as rank 0 directs; return the exit code of this rank."""
     told = Notice(world).hear()
     if "directory" not in told:
         return int(told["end"])

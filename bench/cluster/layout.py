@@ -60,10 +60,6 @@ def read_layout(here: int | None, others: tuple[str, ...], node_rank: int | None
         others: processes on each other node in the order of their ranks, or one JSON file of host -> processes.
         node_rank: rank of this node; None uses its position in the file, else 0.
         default_here: number of GPUs on this node, or 1.
-
-    Raises:
-        UsageError: numbers are out of range or contradict each other.
-        InputError: the file cannot be read or has another format.
     """
     if here is not None and here < 1:
         raise UsageError(

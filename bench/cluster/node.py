@@ -65,10 +65,6 @@ def launch_node(job: Job, devices: Devices, stop: StopRequest, told: Callable[[s
         devices: GPUs of this node in the order of its ranks; none on a CPU.
         stop: stop request, obeyed once all nodes agree.
         told: called with a text for each event.
-
-    Raises:
-        UsageError: a port is in use, an address is wrong, or nodes disagree or are missing; nothing was started.
-        KeyboardInterrupt: the processes were killed at once.
     """
     layout = job.layout
     own = Statement(
@@ -119,11 +115,7 @@ def _bindable(address: str, several: bool) -> str:
 
 
 def listen(address: str, port: int) -> socket.socket:
-    """Return a socket that listens on an address of this node; port 0 takes any free port.
-
-    Raises:
-        UsageError: the port is in use (the message names a free one), or the address does not belong to this node.
-    """
+    """Return a socket that listens on an address of this node; port 0 takes any free port."""
     try:
         family, _, _, _, place = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)[0]
         listener = socket.socket(family, socket.SOCK_STREAM)

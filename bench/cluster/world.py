@@ -58,11 +58,7 @@ class World:
 
 
 def joined_world() -> World | None:
-    """Return the world of which this process is a rank, or None.
-
-    Raises:
-        UsageError: the environment variables of a rank are not valid.
-    """
+    """Return the world of which this process is a rank, or None."""
     if any(name not in os.environ for name in _NEEDED):
         return None
     try:

@@ -87,9 +87,6 @@ def train_with_trainer(
         observer: observer of the loop.
         keep_going: as in bert.train.loop.train.
         options: options of the strategy (bert.parallel.options).
-
-    Raises:
-        DivergenceError: `training.divergence` found a loss that is not finite.
     """
     if not keep_going(0):
         return 0

@@ -39,15 +39,7 @@ _NAME = "hf-trainer"
 
 
 def run_training(asked: RunRequest) -> RunOutcome:
-    """Train from the first update to `settings.steps`.
-
-    Raises:
-        MissingToolError: transformers or accelerate is not installed.
-        UsageError: Trainer does not support the settings.
-        InputError: the data or the initial weights cannot be used.
-        StorageError: the weights cannot be written.
-        DivergenceError: the loss is not finite.
-    """
+    """Train from the first update to `settings.steps`."""
     settings, strategy = asked.settings, asked.strategy
     check_packages(_NAME)
     if settings.strategy not in TRAINER_STRATEGIES:

@@ -63,10 +63,6 @@ def find_model(given: str, trust_remote_code: bool = False) -> ModelFolder:
         given: folder with config.json, file of a configuration, or id on the hub, whose files are downloaded; an id
             may end with @ and a commit, tag or branch.
         trust_remote_code: whether code in the folder may run.
-
-    Raises:
-        MissingToolError: transformers is not installed.
-        InputError: no such model, a damaged configuration, pickled weights alone, or code that is not trusted.
     """
     if importlib.util.find_spec("transformers") is None:
         raise MissingToolError(
@@ -121,10 +117,6 @@ def check_data(model: ModelFolder, seq_len: int, source: DataSource, real: Path 
         seq_len: tokens per sequence.
         source: the data.
         real: file or folder of real data; None for synthetic data.
-
-    Raises:
-        UsageError: sequences longer than the model has positions for.
-        InputError: data of another vocabulary.
     """
     if model.positions is not None and seq_len > model.positions:
         raise UsageError(
@@ -151,9 +143,6 @@ def check_options(model: str, trust_remote_code: bool, task: str, others: Sequen
         trust_remote_code: whether that is given.
         task: name of the task.
         others: names of options that are given although a given model leaves them without meaning.
-
-    Raises:
-        UsageError: one of these.
     """
     if not model:
         if trust_remote_code:

@@ -60,9 +60,6 @@ def forward_flops(model: Any, longest: int, predicts_words: bool = True) -> Forw
         model: on the meta device, with attention written out (attn_implementation="eager").
         longest: tokens of the longest sequence.
         predicts_words: whether the head works on predicted positions; False where it works on whole sequences.
-
-    Raises:
-        NotTracedError: the forward pass needs values, or its FLOPs do not follow the form above.
     """
     body = model.base_model
     if body is model:

@@ -33,9 +33,6 @@ def make_implementation(name: str) -> "Implementation":
     """Return the implementation of this name: one of IMPLEMENTATIONS, or "module:Class".
 
     The module is imported from the Python path, then from the folder in which the command was started.
-
-    Raises:
-        UsageError: the name is unknown, the module cannot be imported, or the class cannot be made or lacks a method.
     """
     if not is_own(name):
         return cast("Implementation", load(IMPLEMENTATIONS, name, "implementation")())

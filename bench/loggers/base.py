@@ -108,12 +108,7 @@ class Loggers:
 
 
 def check_loggers(names: Sequence[str] | None) -> tuple[str, ...]:
-    """Return the loggers that --log-to selects; None means auto. Imports no logger.
-
-    Raises:
-        UsageError: a logger is unknown, or auto or none is combined with others.
-        MissingToolError: a selected logger is not installed.
-    """
+    """Return the loggers that --log-to selects; None means auto. Imports no logger."""
     if not names:
         return (AUTO,)
     for name in names:
@@ -164,9 +159,6 @@ def open_loggers(kinds: Mapping[str, Any], target: Target, warn: Callable[[str],
         kinds: classes by name, from `loaded_loggers`.
         target: the training that is logged.
         warn: called for each logger that cannot be opened or is lost later.
-
-    Raises:
-        StorageError: a logger cannot write its files.
     """
     opened: dict[str, Logger] = {}
     for name, kind in kinds.items():

@@ -87,11 +87,7 @@ class Devices:
 
 
 def find_devices(kind: str = "auto") -> Devices:
-    """Return the devices that this process may use. `kind` is auto, cpu or cuda.
-
-    Raises:
-        UsageError: `kind` is cuda and there is no GPU, or CUDA_VISIBLE_DEVICES names a GPU that does not exist.
-    """
+    """Return the devices that this process may use. `kind` is auto, cpu or cuda."""
     cores = physical_cores()
     if kind == "cpu":
         return Devices("cpu", (), cores, "the CPU was requested")
@@ -133,9 +129,6 @@ def select_gpus(wanted: str, present: list[Gpu]) -> list[Gpu]:
     """Return the GPUs that a CUDA_VISIBLE_DEVICES value names, in its order.
 
     CUDA silently stops at the first unknown name; here it is an error.
-
-    Raises:
-        UsageError: a name matches no GPU or several, or a GPU is named twice.
     """
     chosen: list[Gpu] = []
     for name in (part.strip() for part in wanted.split(",") if part.strip()):

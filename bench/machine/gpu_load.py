@@ -33,9 +33,6 @@ def least_busy(devices: Devices, count: int) -> tuple[Devices, list[Load]]:
 
     GPUs are ranked by free memory in whole GiB, then by lower utilization, then by lower number. GPUs with unknown load
     come last.
-
-    Raises:
-        UsageError: there are fewer GPUs.
     """
     if count > len(devices.gpus):
         raise UsageError(

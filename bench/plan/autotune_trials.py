@@ -66,9 +66,6 @@ def memory_limit(run: RunDirectory, given_gib: float | None, devices: Devices, r
     """Return the memory limit of a rank: the given one, otherwise that of an earlier call, otherwise free memory.
 
     The limit is part of a trial, so a search keeps its own to reuse finished trials.
-
-    Raises:
-        UsageError: the search in this folder has another limit.
     """
     state = _state(run)
     before = state.get("request", {}).get("memory_limit_gib")
@@ -90,11 +87,7 @@ def memory_limit(run: RunDirectory, given_gib: float | None, devices: Devices, r
 
 
 def check_same_search(run: RunDirectory, base: Trial) -> None:
-    """Refuse a folder with a search for another model, other data or other measuring options.
-
-    Raises:
-        UsageError: the search in the folder, which would be overwritten, has other settings.
-    """
+    """Refuse a folder with a search for another model, other data or other measuring options."""
     before = _state(run).get("base", {})
     now = json.loads(json.dumps(base.to_json()))
     free = {*_SEARCHED, "schema_version", "trial_id"}

@@ -76,11 +76,7 @@ class Variant:
 
 
 def combinations(axes: Mapping[str, Sequence[Any]]) -> list[Variant]:
-    """Return every combination of the axes, fields of Variant, each once; auto is single on one device, ddp on several.
-
-    Raises:
-        UsageError: fewer than two of them can run.
-    """
+    """Return every combination of the axes (fields of Variant) once; auto is single on one device, else ddp."""
     found = list(
         dict.fromkeys(
             Variant(**{**values, "strategy": resolve_strategy(values["strategy"], values["devices"])})
@@ -175,9 +171,6 @@ def profile_variants(session: Session, planned: Sequence[PlannedVariant], steps:
     Returns:
         By the name of the variant the result of analysis.metrics.communication.exposure.all_reduce, or
         `profile_problem`, the reason that there is none.
-
-    Raises:
-        StorageError: the run directory cannot be written.
     """
     several = [item for item in planned if item.plan.settings.world_size > 1]
     if not several:

@@ -147,12 +147,7 @@ def measure_script(
     options: LaunchOptions,
     begun: Callable[[TrialDirectory], None],
 ) -> TrialDirectory:
-    """Run a trial of `plan_script` to its end and return its folder; must be called while the run directory is locked.
-
-    Raises:
-        StorageError: the run directory cannot be written.
-        KeyboardInterrupt: the measurement was interrupted; the steps made so far are kept.
-    """
+    """Run a trial of `plan_script` to its end and return its folder; the run directory must be locked."""
     tidy(run)
     for directory in run.trials():
         with contextlib.suppress(SchemaError):

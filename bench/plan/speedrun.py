@@ -81,10 +81,6 @@ def plan_speedrun(
         target: held-out MLM loss in nats.
         price_per_hour: price of the machine.
         command: the command line without paths.
-
-    Raises:
-        UsageError: invalid settings; the folder has a speedrun with another target, other settings or more seeds.
-        InputError: the data cannot be read, or have no held-out shards.
     """
     _check_from_nothing(base)
     recorded = _check_recorded(place, target, seeds)
@@ -138,11 +134,7 @@ def _check_from_nothing(base: TrainOptions) -> None:
 
 
 def _check_recorded(place: Speedrun, target: float, seeds: Sequence[int]) -> dict[str, Any] | None:
-    """Return speedrun.json of an earlier call, if there is one.
-
-    Raises:
-        UsageError: it has another target, or seeds that this call would leave out: they could be picked by result.
-    """
+    """Return speedrun.json of an earlier call, if there is one."""
     if not place.document.exists():
         return None
     found = read_speedrun(place.path)

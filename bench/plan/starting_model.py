@@ -30,13 +30,7 @@ def check_model(options: "TrainOptions") -> None:
 
 
 def given_settings(options: "TrainOptions", seq_len: int, source: DataSource) -> dict[str, Any]:
-    """Return the settings of the model that --model names.
-
-    Raises:
-        MissingToolError: transformers is not installed.
-        InputError: no such model, or it does not fit the data.
-        UsageError: sequences longer than it has positions for.
-    """
+    """Return the settings of the model that --model names."""
     model = find_model(options.model, options.trust_remote_code)
     synthetic = is_synthetic(source.source)
     check_data(model, seq_len, source, None if synthetic else Path(source.source))
@@ -54,10 +48,6 @@ def initial_weights(path: Path, best: bool) -> Path:
         path: value of --init.
         best: use the best checkpoint of an evaluated run, as fine-tuning does. The next phase of pretraining uses the
             latest, which has the weights and optimizer state of the end of the run.
-
-    Raises:
-        InputError: the path does not exist.
-        UsageError: it is an unfinished run.
     """
     path = path.resolve()
     if not path.exists() and not path.with_name(f"{path.name}.index").exists():  # the prefix of TensorFlow's files
@@ -79,12 +69,7 @@ def initial_weights(path: Path, best: bool) -> Path:
 
 
 def shape_of(init: Path, given: str | None, seq_len: int, vocab_size: int, data: TaskData) -> dict[str, str]:
-    """Return `preset` and `shape` of the model in `init`; a `given` preset must match it.
-
-    Raises:
-        InputError: there are no weights, their configuration cannot be read, or their vocabulary is too small.
-        UsageError: the preset has another shape, the shape is unknown, or the model has too few positions.
-    """
+    """Return `preset` and `shape` of the model in `init`; a `given` preset must match it."""
     path = _config_file(init)
     if path is None:
         if given is None:

@@ -259,11 +259,6 @@ def plan_training(options: TrainOptions, devices: Devices, world: World | None =
         options: options of the command; pretraining uses the hyperparameters of the phase as defaults.
         devices: available devices.
         world: the world of ranks that this process belongs to; its size is then the number of devices.
-
-    Raises:
-        UsageError: invalid settings, more devices than available, `best_by` without evaluations or with a score that
-            the task does not have, or `init` is an unfinished run or does not match the given preset.
-        InputError: the data, the evaluation data or `init` cannot be read, or the samples have a different length.
     """
     check_loggers(options.log_to)
     lookup(TRAININGS, options.implementation or OURS, "implementation of training runs")
@@ -343,12 +338,7 @@ def _batch_of_the_file(values: Mapping[str, Any], options: TrainOptions, default
 
 
 def _strategy_settings(options: TrainOptions, values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options of the strategy, and the training settings of a DeepSpeed configuration that no option sets.
-
-    Raises:
-        UsageError: the strategy does not have a given option.
-        InputError: the configuration cannot be read.
-    """
+    """Return the options of the strategy, and settings of a DeepSpeed configuration that no option sets."""
     config = None if options.deepspeed_config is None else read_deepspeed_config(options.deepspeed_config)
     own = {"zero_stage": options.zero_stage, "bucket_mib": options.bucket_mib, "config": config}
     said = {} if config is None else said_of_training(config)
@@ -398,10 +388,6 @@ def check_continues(run: TrainRun, plan: Plan) -> None:
     Args:
         run: the run directory; without checkpoints any plan is accepted.
         plan: the new plan.
-
-    Raises:
-        UsageError: the plan has another phase or implementation, or its global batch size is a default that differs
-            from that of the run.
     """
     attempts = run.attempts()
     began = attempts[-1].read_trial().implementation if attempts else plan.implementation

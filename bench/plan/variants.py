@@ -223,22 +223,12 @@ class PlannedVariant:
 
 
 def plan_variant(options: TrainOptions, values: Values, devices: Devices) -> PlannedVariant:
-    """Return the training run for some options and the values of a variant, in the folder of the options.
-
-    Raises:
-        UsageError: invalid settings, or more devices than available.
-        InputError: the data or the initial weights cannot be read.
-    """
+    """Return the training run for some options and the values of a variant, in the folder of the options."""
     return PlannedVariant(values=values, plan=plan_training(options, devices), run=TrainRun(options.out.resolve()))
 
 
 def check_comparable(planned: Sequence[PlannedVariant], devices: Devices) -> None:
-    """Refuse a comparison of training runs with different settings, among each other or with existing runs.
-
-    Raises:
-        UsageError: global batch sizes differ, or a folder has a run with other settings, data, device or threads.
-        SchemaError: the records of an existing run are damaged.
-    """
+    """Refuse a comparison of training runs with different settings, among each other or with existing runs."""
     sizes = {item.name: item.plan.settings.global_batch_size for item in planned}
     if len(set(sizes.values())) > 1:
         told = ", ".join(f"{name} {size}" for name, size in sizes.items())

@@ -26,10 +26,6 @@ def fastest_trial(folder: Path, task: str, devices: Devices, implementation: str
         task: its task.
         devices: devices to run the configuration on.
         implementation: consider only its trials; None for all.
-
-    Raises:
-        UsageError: it cannot run on these devices.
-        InputError: the run has no such throughput.
     """
     trials = [trial for trial in load_run(RunDirectory(folder)) if trial.trial.task == task]
     found = points([one for one in trials if implementation in (None, one.trial.implementation)])

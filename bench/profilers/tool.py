@@ -27,10 +27,6 @@ def run_tool(argv: list[str], timeout_seconds: float, any_exit_code: bool = Fals
         argv: the command, the tool's path first.
         timeout_seconds: time limit in s, after which it is killed.
         any_exit_code: accept every exit code (`nsys stats --help-reports` exits with 1).
-
-    Raises:
-        MissingToolError: it cannot be started.
-        InputError: it failed or exceeded the time limit; the message includes its output.
     """
     done = run_program(argv, timeout_seconds)
     if done.exit_code != 0 and not any_exit_code:

@@ -36,10 +36,6 @@ def train_once(
 
     Must be called inside a lock on the run. With a `leader` the ranks of its world make the attempt together: this
     process starts its own rank and tells the others, which do as bench.cluster.inside says.
-
-    Raises:
-        StorageError: the run directory cannot be written.
-        KeyboardInterrupt: the attempt was ended at once.
     """
     variables = {LOG_TO_VARIABLE: " ".join(plan.log_to)}
     options = LaunchOptions(timeout_seconds=None, variables=variables)

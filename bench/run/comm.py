@@ -72,11 +72,7 @@ class CommSweep:
 
 
 def expand_collectives(sweep: CommSweep, devices: Devices, world: World | None = None) -> list[Trial]:
-    """Return the trials in the order they run, round by round.
-
-    Raises:
-        UsageError: fewer than two devices, more than there are, or not those of the world.
-    """
+    """Return the trials in the order they run, round by round."""
     worlds = _world_sizes(sweep, devices) if world is None else [world.check_devices(*sweep.devices)]
     trials = []
     for number in range(sweep.rounds):
@@ -124,9 +120,6 @@ def run_inside(
 
     Returns:
         The results, on rank 0; on the others nothing.
-
-    Raises:
-        StorageError: the run directory cannot be written.
     """
     import torch
 

@@ -136,10 +136,6 @@ def run_trial(
 
     Whatever happens to the ranks stays in the child: it ends as a status and a reason. An interrupt ends the child,
     keeps what it had recorded under status "interrupted", and is raised again.
-
-    Raises:
-        StorageError: the run directory cannot be written.
-        KeyboardInterrupt: the harness was interrupted.
     """
     with storage_errors(directory.path):
         (directory.profile if trial.profiler else directory.path).mkdir(parents=True, exist_ok=True)

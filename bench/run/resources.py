@@ -136,10 +136,6 @@ def allocator_environment(name: str, device_type: str) -> dict[str, str]:
     Args:
         name: of ALLOCATORS, or "".
         device_type: cpu or cuda.
-
-    Raises:
-        UsageError: no such allocator, it is for GPU memory and the device is a CPU, or the C library of this machine
-            does not know the variables.
     """
     variables = lookup(ALLOCATORS, name or DEFAULT, "allocator")
     if name == EXPANDABLE:
@@ -171,11 +167,7 @@ def _of_gpu_memory(variables: dict[str, str]) -> dict[str, str]:
 
 
 def check_allocator(trial: Trial) -> None:
-    """Check, after some steps, that the GPU memory has the allocator of the trial.
-
-    Raises:
-        UsageError: PyTorch has no expandable segments on this platform; it only warns.
-    """
+    """Check, after some steps, that the GPU memory has the allocator of the trial."""
     if trial.allocator != EXPANDABLE:
         return
     import torch

@@ -68,12 +68,7 @@ def start_program(
 
 
 def settle(trial: Trial, directory: TrialDirectory) -> tuple[Trial, TrialDirectory]:
-    """Return the trial as its ranks have it, and its folder under that name; its processes have ended.
-
-    Raises:
-        StorageError: the folder cannot be renamed or written.
-        SchemaError: a rank's record is damaged.
-    """
+    """Return the trial as its ranks have it, and its folder under that name; its processes have ended."""
     ranks = directory.read_ranks()
     facts = next(iter(ranks.values()), None)
     if facts is None:
@@ -180,11 +175,7 @@ def profile_of(trial: Trial, directory: TrialDirectory, step_time_ms: float | No
 def add_to_result(
     trial: Trial, directory: TrialDirectory, result: dict[str, Any], exit_code: int | None
 ) -> dict[str, Any]:
-    """Add what only a script's result has, `exit_code`, `framework` and `profile`, and remove the notes.
-
-    Raises:
-        StorageError: result.json cannot be written.
-    """
+    """Add what only a script's result has, `exit_code`, `framework` and `profile`, and remove the notes."""
     record = next(iter(directory.read_ranks().values()), {})
     whole = {**result, "exit_code": exit_code, "framework": record.get("framework")}
     if trial.profiler is not None and result["status"] == "ok":

@@ -57,12 +57,6 @@ def run_attempt(
         trial: its configuration.
         strategy: set up.
         should_stop: whether this rank was asked to stop.
-
-    Raises:
-        InputError: the data or a checkpoint cannot be used.
-        UsageError: the settings do not fit the run so far.
-        StorageError: something cannot be written; the checkpoints before are whole.
-        DivergenceError: the loss is not finite.
     """
     run = TrainRun(directory.path.parent.parent)
     settings = TrainSettings.from_json(dict(trial.training))

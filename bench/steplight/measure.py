@@ -55,10 +55,6 @@ def measure_components(
         step: description of the step.
         sample: batches like those of the training; the parts have the shapes of a typical one.
         observer: records the steps.
-
-    Raises:
-        StorageError: the disk is full or the folder cannot be written.
-        UsageError: the allocator of the trial has no effect on this device.
     """
     strategy = training.strategy
     device = strategy.device

@@ -125,10 +125,6 @@ def make_space(words: Sequence[str], path: Path | None, kinds: Mapping[str, Kind
         words: values of --search.
         path: TOML file, if any.
         kinds: the options that can be searched, with the type of each.
-
-    Raises:
-        UsageError: nothing to search, an unknown option, or values that it does not accept.
-        InputError: the file cannot be read.
     """
     found = [_of_word(text, kinds) for text in words]
     if path is not None:

@@ -367,12 +367,7 @@ def import_optuna() -> Any:
 
 
 def open_storage(folder: Path) -> Any:
-    """Return Optuna's storage in a folder, created if missing.
-
-    Raises:
-        InputError: it is damaged, or of another version of Optuna.
-        StorageError: it is locked, or cannot be opened.
-    """
+    """Return Optuna's storage in a folder, created if missing."""
     optuna = import_optuna()
     from sqlalchemy.engine import URL
 

@@ -85,9 +85,6 @@ def make_objective(settings: TrainSettings, name: str | None) -> Objective:
         settings: settings of one of its training runs.
         name: a score of the task, or "loss" for the training loss; None is the score that selects the best checkpoint,
             or the training loss for synthetic data, which are not evaluated.
-
-    Raises:
-        UsageError: the task has no such score, or the data are synthetic.
     """
     synthetic = is_synthetic(settings.data)
     if name == TRAINING_LOSS or (name is None and synthetic):
@@ -188,11 +185,7 @@ def _drawn(job: Job) -> Generator[Begun, str, str]:
 
 
 def tidy(study: Study) -> None:
-    """Remove the checkpoints of ended trials except the best. The caller holds the study's lock.
-
-    Raises:
-        StorageError: the storage cannot be read.
-    """
+    """Remove the checkpoints of ended trials except the best. The caller holds the study's lock."""
     best = study.best()
     for row in study.rows():
         folder = trial_folder(study.folder, row.number) / "checkpoints"

@@ -132,11 +132,6 @@ def match_hugging_face_state(
 
     Returns:
         The values by the names of our parameters, in the model's types, and a report by name.
-
-    Raises:
-        InputError: no weight fits, encoder weights are missing (unless `allow_missing`), a shape or type differs, a
-            name comes twice, or the decoder has values of its own.
-        UsageError: the model has no BertEncoder.
     """
     encoder, prefix = _encoder_of(model)
     ours = dict(model.named_parameters())

@@ -42,10 +42,6 @@ def load_model(folder: Path) -> tuple[ModelConfig, dict[str, Tensor]]:
 
     Returns:
         The configuration, and the tensors on the CPU by the names of the model's state dict.
-
-    Raises:
-        InputError: a file is missing or damaged, or the folder is not one of ours.
-        SchemaError: a newer version wrote it.
     """
     path = folder / CONFIG_FILE
     content = read_json(path)

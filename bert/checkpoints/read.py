@@ -84,11 +84,7 @@ def _find(source: Path) -> Found:
 
 
 def read_weights(found: Found) -> Weights:
-    """Read the weights of a checkpoint that is not OURS. Optimizers' tensors in TensorFlow checkpoints are not read.
-
-    Raises:
-        InputError: a file is missing or damaged, or two tensors have the same name.
-    """
+    """Read the weights of a checkpoint that is not OURS. Optimizers' tensors in TensorFlow checkpoints are not read."""
     if found.format != TENSORFLOW:
         return Weights(read_tensors(found.path), {}, ())
     checkpoint = open_checkpoint(found.path)

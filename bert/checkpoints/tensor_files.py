@@ -47,11 +47,7 @@ def safetensors_errors() -> Iterator[None]:
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:
-    """Return the tensors of a safetensors file, of a PyTorch file, or of all the files that an index.json names.
-
-    Raises:
-        InputError: the file is missing, damaged, none of these, holds no tensors, or holds objects other than data.
-    """
+    """Return the tensors of a safetensors file, of a PyTorch file, or of all the files that an index.json names."""
     with read_errors(path, "give a file that can be read"), open_regular(path) as file:
         start = file.read(200)
     if not start:

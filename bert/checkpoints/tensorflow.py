@@ -151,11 +151,7 @@ def index_file(prefix: Path) -> Path:
 
 
 def open_checkpoint(prefix: Path) -> TensorFlowCheckpoint:
-    """Read the index of the checkpoint whose files begin with `prefix`.
-
-    Raises:
-        InputError: the index is missing, or no TensorFlow index, or damaged.
-    """
+    """Read the index of the checkpoint whose files begin with `prefix`."""
     path = index_file(prefix)
     with read_errors(path, "give the .index of a checkpoint"):
         table = path.read_bytes()

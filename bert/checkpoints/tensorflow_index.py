@@ -23,11 +23,7 @@ def masked(crc: int) -> int:
 
 
 def entries(table: bytes) -> Iterator[tuple[bytes, bytes]]:
-    """Yield keys and values in the order of the keys.
-
-    Raises:
-        ValueError: it is no such table, or damaged; the message says how.
-    """
+    """Yield keys and values in the order of the keys."""
     if len(table) < FOOTER_BYTES:
         raise ValueError(f"it has {len(table)} bytes, less than the {FOOTER_BYTES} of a footer")
     footer = table[-FOOTER_BYTES:]

@@ -133,10 +133,6 @@ def clean(
 
     Returns:
         The stage; None while other shares of it are not finished.
-
-    Raises:
-        InputError: a file cannot be read or is not text; the message names it.
-        StorageError: the folder cannot be written.
     """
     units = _units(files, folder)
     folder.make(_clean_unit, units, _is_done, workers, part, progress)

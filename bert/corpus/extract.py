@@ -180,10 +180,6 @@ def extract(
         part: the share of the part files that this process makes.
         progress: called with the MiB of the dump files done so far.
         keep_truncated: use the whole pages of a dump that ends too early; not a setting of the bytes otherwise.
-
-    Raises:
-        InputError: a dump is none, is damaged or truncated; parts that were finished are kept.
-        StorageError: a part cannot be written.
     """
     found = folder.finished()
     if found is not None:

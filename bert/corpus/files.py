@@ -49,9 +49,6 @@ def find_inputs(folder: Path) -> Inputs:
     """Return the dumps and `.txt` files at any depth below `folder`, links to folders followed.
 
     Folders that `data pretrain` wrote are left out.
-
-    Raises:
-        InputError: there is no such folder, or nothing of use in it; the message says what is looked for.
     """
     if not folder.is_dir():
         what = "is a file" if folder.exists() else "does not exist"
@@ -101,10 +98,6 @@ def identify(paths: Sequence[Path], folder: Path, memory: Path) -> list[Source]:
         paths: the files.
         folder: what their names are relative to.
         memory: JSON file that keeps the hashes.
-
-    Raises:
-        InputError: a file cannot be read; the message names it.
-        StorageError: the hashes cannot be kept.
     """
     known = read_notes(memory)
     sources, seen = [], {}
@@ -212,9 +205,6 @@ def find_encoding(source: Source) -> Encoding:
 
     UTF-8 with or without a byte order mark, UTF-16 and UTF-32 with one. What is not valid UTF-8 is windows-1252 where
     it uses that encoding's extra characters, else latin-1; but a few invalid bytes among much valid UTF-8 are damage.
-
-    Raises:
-        InputError: the file cannot be read, or it is not text: too many NUL bytes or control characters.
     """
     strict = codecs.getincrementaldecoder("utf-8")("strict")
     size = nul_bytes = controls = 0

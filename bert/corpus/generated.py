@@ -26,10 +26,6 @@ def generate_corpus(folder: Path, seed: int, size_bytes: int) -> list[Path]:
 
     Words are pronounceable and follow Zipf's law (frequency ~ 1 / (rank + 2)); sentences have 4 to 40 words. All draws
     are integers, so the same seed gives the same bytes on every machine. Older generated files in `folder` are removed.
-
-    Raises:
-        UsageError: fewer than 10,000 bytes are asked for, which no split into documents makes sense of.
-        StorageError: the folder cannot be written.
     """
     if size_bytes < SMALLEST_CORPUS:
         raise UsageError(

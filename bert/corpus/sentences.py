@@ -163,11 +163,6 @@ def segment(
 
     Returns:
         The stage; None while other shares of it are not finished.
-
-    Raises:
-        UsageError: two parts have the same name.
-        InputError: a part cannot be read.
-        StorageError: the folder cannot be written.
     """
     names = [f"{path.parent.parent.name}-{path.name}" for path in parts]
     if len(set(names)) < len(names):

@@ -125,11 +125,7 @@ def shard(
 
 
 def scan(parts: Sequence[Path], progress: Callable[[int], None] = lambda number: None) -> Documents:
-    """Return the size and the number of sentences of every document; parts are read in blocks.
-
-    Raises:
-        InputError: a part cannot be read, or does not end with an empty line.
-    """
+    """Return the size and the number of sentences of every document; parts are read in blocks."""
     sizes: list[Numbers] = [np.zeros(0, np.int64)]
     sentences: list[npt.NDArray[np.int32]] = [np.zeros(0, np.int32)]
     counts = []

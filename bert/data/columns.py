@@ -60,9 +60,6 @@ def write_columns(
         columns: name -> one or more arrays of one dimension and the same type.
         metadata: texts to keep in the header.
         checksum: whether to keep one there, too, for `check_content`.
-
-    Raises:
-        OSError: they cannot be written.
     """
     # Wide types first, so that every column begins at a multiple of its own width.
     names = sorted(columns, key=lambda name: (-columns[name][0].itemsize, name))
@@ -103,12 +100,7 @@ def _crc32(header: Mapping[str, Any], parts: Sequence[memoryview]) -> int:
 
 
 def read_header(path: Path) -> tuple[dict[str, str], dict[str, Any], int]:
-    """Return a file's metadata, the description of its columns, and where these begin.
-
-    Raises:
-        NotWholeError: it is truncated or something else.
-        OSError: it cannot be read.
-    """
+    """Return a file's metadata, the description of its columns, and where these begin."""
     size = path.stat().st_size
     with path.open("rb") as file:
         length = int.from_bytes(file.read(8), "little")
@@ -139,12 +131,7 @@ def read_header(path: Path) -> tuple[dict[str, str], dict[str, Any], int]:
 
 
 def check_content(path: Path) -> None:
-    """Read a whole file and check it against its checksum; one without a checksum passes.
-
-    Raises:
-        NotWholeError: its checksum is wrong, or it is truncated or something else.
-        OSError: it cannot be read.
-    """
+    """Read a whole file and check it against its checksum; one without a checksum passes."""
     begin = read_header(path)[2]
     with path.open("rb") as file:
         header = json.loads(file.read(begin)[8:])
@@ -167,12 +154,7 @@ def _json(header: Mapping[str, Any]) -> bytes:
 
 
 def map_columns(path: Path) -> tuple[dict[str, str], dict[str, Array]]:
-    """Return a file's metadata and its columns, read-only, in memory that the system reads from the file as needed.
-
-    Raises:
-        NotWholeError: it is truncated or something else.
-        OSError: it cannot be read.
-    """
+    """Return a file's metadata and its columns, read-only, in memory that the system reads from the file as needed."""
     metadata, described, begin = read_header(path)
     with path.open("rb") as file:
         content = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)

@@ -141,11 +141,7 @@ def lengths_folder(source: str) -> Path | None:
 
 
 def check_distribution(source: str, seq_len: int | None = None, task: str = "pretrain") -> str:
-    """Return the name of the distribution that 'synthetic' (of a task) or 'synthetic:<name>' asks for.
-
-    Raises:
-        UsageError: no such name, or (when `seq_len` is given) the distribution is none for that length.
-    """
+    """Return the name of the distribution that 'synthetic' (of a task) or 'synthetic:<name>' asks for."""
     name = source.partition(":")[2] or DEFAULTS.get(task, "squad")
     lookup(DISTRIBUTIONS, name, "length distribution")
     if seq_len is not None and seq_len < SHORTEST:

@@ -101,10 +101,6 @@ def keep_or_make(
         notes: receives the reason why an existing file is created again.
 
     Returns: the file, its counts, and whether it was finished before.
-
-    Raises:
-        InputError: nothing can be made of the source, or a file of that name was not made here.
-        StorageError: the folder cannot be written.
     """
     path = folder / form.file_name(source.settings, source.content)
     fingerprint = form.fingerprint(source.settings, source.content)
@@ -130,9 +126,6 @@ def check_inputs(inputs: Sequence[Path], split: str | None, what: str) -> None:
         inputs: files, as --input gives them.
         split: as --split gives it.
         what: an --input that is meant, in words.
-
-    Raises:
-        UsageError: either.
     """
     if not inputs:
         raise UsageError("option-missing", f"give --input {what}")
@@ -148,9 +141,6 @@ def split_by_name(path: Path, splits: Mapping[str, Sequence[str]]) -> str:
     Args:
         path: the file.
         splits: the words that tell each of them.
-
-    Raises:
-        UsageError: it does not say, or says several.
     """
     name = path.name.lower()
     found = [split for split, words in splits.items() if any(word in name for word in words)]

@@ -272,9 +272,6 @@ def clear_stage(folder: Path, companions: Sequence[str] = ()) -> int:
     Args:
         folder: of the stage; there may be none.
         companions: names of files beside the stage's own that were made with it.
-
-    Raises:
-        StorageError: a file cannot be removed.
     """
     removed = 0
     with storage_errors(folder):
@@ -290,11 +287,7 @@ def clear_stage(folder: Path, companions: Sequence[str] = ()) -> int:
 
 
 def recorded_counts(folder: Path, name: str) -> Counts:
-    """Return the recorded counts of a finished file of a stage.
-
-    Raises:
-        InputError: there is no record of it; the message says what to do.
-    """
+    """Return the recorded counts of a finished file of a stage."""
     counts = Counts()
     try:
         counts.merge(json.loads((folder / _STATISTICS.format(name=name)).read_text(encoding="utf-8")))
@@ -306,12 +299,7 @@ def recorded_counts(folder: Path, name: str) -> Counts:
 
 
 def read_finished(folder: Path, stage: str) -> Finished:
-    """Read the manifest of a complete stage.
-
-    Raises:
-        InputError: the stage was not run, is unfinished, or a file of it is gone or has another size than it was
-            written with; the message says what to run.
-    """
+    """Read the manifest of a complete stage."""
     known = read_notes(folder / MANIFEST_FILE)
     if known.get("stage") != stage or not known.get("complete"):
         state = "unfinished" if known else "not there"

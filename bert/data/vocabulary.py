@@ -175,11 +175,7 @@ def casing_note(vocabulary: Vocabulary) -> str | None:
 
 
 def sample_lines(paths: Sequence[Path], most_bytes: int) -> list[str]:
-    """Return every k-th line of files of sentence text, at most `most_bytes` of them; empty ones are left out.
-
-    Raises:
-        InputError: a file cannot be read or is not UTF-8.
-    """
+    """Return every k-th line of files of sentence text, at most `most_bytes` of them; empty ones are left out."""
     found: list[str] = []
     number = taken = 0
     try:
@@ -207,10 +203,6 @@ def train_vocabulary(sentences: Sequence[str], size: int, lower_case: bool) -> V
 
     The library numbers continuation characters ("##a") in the order of a hash table, which differs from run to run and
     decides between equally frequent merges. They are therefore given to it in sorted order, ahead of the training.
-
-    Raises:
-        UsageError: `size` is too small for the special pieces and the characters of the text.
-        InputError: there is no text.
     """
     from tokenizers import Tokenizer, models, trainers
 

@@ -106,11 +106,7 @@ def shape_in_words(config: ModelConfig) -> str:
 
 
 def shape_from_words(text: str) -> ModelConfig:
-    """Return the shape that "num_layers=6 hidden_size=384 num_heads=12 intermediate_size=1536 ..." describes.
-
-    Raises:
-        UsageError: the text or the shape is invalid.
-    """
+    """Return the shape that "num_layers=6 hidden_size=384 num_heads=12 intermediate_size=1536 ..." describes."""
     try:
         pairs = [word.partition("=") for word in text.split()]
         values: dict[str, Any] = {name: _SHAPE[name](value) for name, _, value in pairs}

@@ -46,9 +46,6 @@ def random_levels(like: Tensor, fused: bool = False) -> Tensor:
 
     They come from PyTorch's CPU generator, one number after another. `fused` takes one number from it as the key of
     Philox4x32-10 (Salmon et al. 2011), which all threads compute at once, compiled as in bert.speed.elementwise.
-
-    Raises:
-        MissingToolError: `fused`, and there is no C compiler.
     """
     count = like.numel()
     if fused and is_wanted():

@@ -309,9 +309,6 @@ def softmax_dropout(
         factor: of the scores.
         probability: of dropout.
         fused: whether it is done in one pass, with random numbers of its own.
-
-    Raises:
-        MissingToolError: there is no C compiler.
     """
     fused = fused and scores.dtype in LOOP_TYPES and is_wanted()
     levels = random_levels(scores, fused) if probability else None

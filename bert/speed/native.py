@@ -96,11 +96,7 @@ def is_wanted() -> bool:
 
 @functools.cache
 def loops() -> ctypes.CDLL:
-    """Return the loops, after torch has been imported: both then share the threads of one OpenMP.
-
-    Raises:
-        MissingToolError: there is no C compiler, it cannot compile them, or what it made is damaged.
-    """
+    """Return the loops, after torch has been imported: both then share the threads of one OpenMP."""
     library = compiled()
     try:
         found = ctypes.CDLL(os.fspath(library))

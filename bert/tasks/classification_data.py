@@ -25,9 +25,6 @@ def check_judging(rows: TokenRows, place: str, seq_len: int, training: TokenRows
         seq_len: maximum tokens of a row of the run.
         training: those that are trained on.
         source: where those lie.
-
-    Raises:
-        InputError: they are none, have no labels, are longer, or were made with another vocabulary.
     """
     check_rows(rows, place, seq_len)
     if rows.vocabulary != training.vocabulary:

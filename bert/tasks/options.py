@@ -48,9 +48,6 @@ def check_options(task: str, known: Sequence[TaskOption], options: Mapping[str, 
         task: a name in bert.tasks.
         known: which options it has.
         options: by name.
-
-    Raises:
-        UsageError: it has no such option, or not with this value.
     """
     own = {option.name: option for option in known}
     given = {name: value for name, value in options.items() if value is not None}

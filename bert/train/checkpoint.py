@@ -139,11 +139,7 @@ def versions() -> dict[str, str]:
 
 
 def vocabulary_text(data: DataIdentity) -> str | None:
-    """Return the vocab.txt beside the data; None if there is none, or another one than they were made with.
-
-    Raises:
-        InputError: it cannot be read.
-    """
+    """Return the vocab.txt beside the data; None if there is none, or another one than they were made with."""
     from bert.data.vocabulary import VOCABULARY_FILE
 
     if data.vocabulary is None:
@@ -335,10 +331,6 @@ def latest(folder: Path, warn: Callable[[str], None], whole: bool = True) -> Che
         folder: where the checkpoints of a run lie.
         warn: called for each damaged checkpoint that is skipped.
         whole: check all bytes, not only the sizes of files.
-
-    Raises:
-        InputError: there are checkpoints, but all are damaged.
-        SchemaError: another version wrote the newest.
     """
     steps = saved_steps(folder)
     for step in reversed(steps):
@@ -422,11 +414,7 @@ def scales_file(rank: int) -> str:
 
 
 def load_scales(path: Path, model: nn.Module) -> bool:
-    """Continue with the saved scales of a model in FP8. Return False, with nothing changed, where there are none.
-
-    Raises:
-        InputError: the file is damaged.
-    """
+    """Continue with the saved scales of a model in FP8. Return False, with nothing changed, where there are none."""
     return path.exists() and load_scales_state(model, read_tensors(path))
 
 
@@ -456,11 +444,7 @@ def save_rng(path: Path, device: torch.device) -> None:
 
 
 def load_rng(path: Path, device: torch.device) -> bool:
-    """Continue with saved generators. Return False, with nothing changed, where there are none of this device.
-
-    Raises:
-        InputError: the file is damaged.
-    """
+    """Continue with saved generators. Return False, with nothing changed, where there are none of this device."""
     if not path.exists():
         return False
     states = read_tensors(path)

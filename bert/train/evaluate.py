@@ -26,10 +26,6 @@ def evaluate(model: torch.nn.Module, evaluator: Evaluator, strategy: Strategy, p
         evaluator: of its task.
         strategy: the ranks.
         precision: what training runs in.
-
-    Raises:
-        UsageError: the model has not the heads of the task.
-        InputError: the data are damaged.
     """
     with strategy.whole(model) as whole:
         before = whole.training

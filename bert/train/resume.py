@@ -78,12 +78,7 @@ class Initial:
 
 
 def check_resumable(settings: TrainSettings, data: DataIdentity, checkpoint: Checkpoint) -> list[str]:
-    """Return warnings about changes since a checkpoint that still allow resuming.
-
-    Raises:
-        UsageError: a setting has changed that must not.
-        InputError: it was trained on other data; missing shards are named.
-    """
+    """Return warnings about changes since a checkpoint that still allow resuming."""
     saved = checkpoint.state.settings
     for name in _FIXED:
         before, now = getattr(saved, name), getattr(settings, name)
@@ -205,9 +200,6 @@ def find_initial(settings: TrainSettings, data: DataIdentity, warn: Callable[[st
         data: what it trains on.
         warn: called for each damaged checkpoint that is skipped.
         whole: check all bytes of a checkpoint, not only the sizes of its files.
-
-    Raises:
-        InputError: nothing of that kind is there, it is damaged, or of another vocabulary.
     """
     assert settings.init is not None
     needed = f"this run needs a checkpoint of a {settings.preset} model with {settings.vocab_size} word pieces"

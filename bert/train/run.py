@@ -63,13 +63,6 @@ from common.locks import locked
 def run_training(asked: RunRequest) -> RunOutcome:
     """Train until `settings.steps` updates are made, resuming where an earlier run in the folder stopped; the folder is
     locked meanwhile.
-
-    Raises:
-        UsageError: settings that cannot be run here, or differ from the interrupted run's in what must not.
-        InputError: shards or a checkpoint are missing, damaged, or of another model; the message names them.
-        LockedError: another run uses the folder.
-        StorageError: a checkpoint cannot be written; earlier ones are as they were.
-        DivergenceError: the loss is not a number; step, learning rate and last good checkpoint are named.
     """
     settings, strategy = asked.settings, asked.strategy
     given = strategy.world_size * strategy.devices_per_rank

@@ -138,12 +138,7 @@ GIVEN = frozenset(_NAMES | {"epochs"})
 
 
 def make_settings(values: Mapping[str, Any]) -> TrainSettings:
-    """Return settings of fields by name and a `global_batch_size`.
-
-    Raises:
-        UsageError: as TrainSettings, or the batch sizes do not multiply up.
-        KeyError: there is no `data`, micro batch or global batch.
-    """
+    """Return settings of fields by name and a `global_batch_size`."""
     own = dict(values)
     total = own.pop("global_batch_size")
     settings = TrainSettings(**own | {name: own[name] for name in ("data", "micro_batch_size")})

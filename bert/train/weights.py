@@ -147,11 +147,7 @@ def check_same_shape(saved: ModelConfig, wanted: ModelConfig, where: Path) -> No
 
 
 def load_weights(folder: Path, model: nn.Module, config: ModelConfig) -> None:
-    """Copy saved weights into a model of the same shape; the vocabulary may be padded otherwise.
-
-    Raises:
-        InputError: a file is missing or damaged, or it is another model's; both sides are named.
-    """
+    """Copy saved weights into a model of the same shape; the vocabulary may be padded otherwise."""
     saved, state = load_model(folder)
     check_same_shape(saved, config, folder)
     expected = model.state_dict()
@@ -193,9 +189,6 @@ def load_moments(path: Path, shapes: Mapping[str, torch.Size], config: ModelConf
         path: the file.
         shapes: of the parameters of this run's model.
         config: shape of the model.
-
-    Raises:
-        InputError: the file is missing or damaged, or another optimizer's or model's.
     """
     saved: dict[str, dict[str, Tensor]] = {}
     for full_name, value in read_tensors(path).items():

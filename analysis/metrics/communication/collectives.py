@@ -56,11 +56,7 @@ def by_size(trial: Trial, measurements: Sequence[Mapping[str, Any]]) -> list[dic
 
 
 def summarize_collective(trial: Trial, directory: TrialDirectory) -> dict[str, Any]:
-    """Return what a result records about a trial of kind comm: sizes, peak and mean bus bandwidth, wrong elements.
-
-    Raises:
-        SchemaError: collectives.csv is damaged.
-    """
+    """Return what a result records about a trial of kind comm: sizes, peak and mean bus bandwidth, wrong elements."""
     rows = by_size(trial, read_measurements(directory))
     bandwidths = [row["busbw_gb_s"] for row in rows if row["busbw_gb_s"] is not None]
     return {

@@ -75,9 +75,6 @@ def ratio_interval(
     Args:
         a: step times of each process of the reference side, any unit.
         b: step times of each process of the other side, in the same unit.
-
-    Raises:
-        UsageError: a side has no process with a step.
     """
     return _ratio(_STEP_TIME, a, b, resamples, seed)
 
@@ -90,9 +87,6 @@ def rate_ratio(a: Sequence[np.ndarray], b: Sequence[np.ndarray], resamples: int 
     Args:
         a: [2, steps] of each process of the reference side: samples and step times, any unit.
         b: the same of the other side.
-
-    Raises:
-        UsageError: a side has no process with a step.
     """
     return _ratio(_TIME_PER_SAMPLE, b, a, resamples, seed)
 

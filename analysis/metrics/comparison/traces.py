@@ -50,9 +50,6 @@ def trace_diff(before: Sequence[Timeline], after: Sequence[Timeline], by: By = "
         before: one timeline per rank of the first trace.
         after: those of the second.
         by: what a row is.
-
-    Raises:
-        InputError: one side has GPU work and the other has none, or a side holds nothing to compare.
     """
     import pandas as pd
 

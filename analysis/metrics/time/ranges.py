@@ -46,11 +46,7 @@ class RangeNode:
 
 
 def range_tree(timeline: Timeline, step: int) -> RangeNode:
-    """Return the tree of one step.
-
-    Raises:
-        UsageError: the trace has no such step as a whole; the message lists those it has.
-    """
+    """Return the tree of one step."""
     found = timeline.steps[timeline.steps["step"] == step]
     if not len(found):
         have = ", ".join(str(number) for number in timeline.steps["step"].tolist()) or "none"

@@ -32,10 +32,6 @@ def windowed(timelines: Sequence[Timeline], text: str) -> tuple[tuple[Timeline, 
         timelines: what readers returned, one per rank.
         text: "steps": unchanged; "kernels": no step is marked, so that everything counts; "step:N", "step:N..M";
             "range:NAME", in which * stands for any text; a time, "1.2s..3.4s", counted from `origin_ns`.
-
-    Raises:
-        UsageError: the text is none of these.
-        InputError: no trace has it; the message says what there is.
     """
     choice = parse_window(text)
     if text == STEPS:

@@ -102,11 +102,7 @@ class Chunk:
 
 
 def decode_chunk(data: bytes | memoryview) -> Chunk:
-    """Decode a JSON list of events.
-
-    Raises:
-        One of DAMAGES: it is no valid list of Chrome events.
-    """
+    """Decode a JSON list of events."""
     try:
         found = _QUICK.decode(data)
     except msgspec.ValidationError:  # among other reasons, of an event that does not say its phase
@@ -142,9 +138,6 @@ def tolerant_event(text: str, begin: int = 0) -> tuple[ExactEvent | None, int]:
 
     Returns:
         the event, None where it is none with a duration, and where in the text it ended.
-
-    Raises:
-        One of DAMAGES: no JSON value begins there.
     """
     value, end = json.JSONDecoder(strict=False, parse_float=_Digits).raw_decode(text, begin)
     if not isinstance(value, dict) or value.get("ph") != "X":

@@ -41,9 +41,6 @@ def results_of(report: Path, given: Path) -> list[ResultOf]:
     Args:
         report: the report, unpacked.
         given: the file that the user gave, for messages.
-
-    Raises:
-        InputError: it cannot be read, is no report, or is truncated or damaged.
     """
     try:
         with report.open("rb") as file:

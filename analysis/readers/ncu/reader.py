@@ -30,9 +30,6 @@ def read_lines(path: Path, unended: Callable[[str], None] | None = None) -> Iter
 
     Text is UTF-8, with or without a mark, UTF-16 with its mark (a redirect in PowerShell), or CP949; bytes of none of
     them become replacement characters. A line of more than 4 million characters comes in pieces.
-
-    Raises:
-        InputError: the file cannot be read, is damaged, too large, or a Git LFS pointer.
     """
     stream = unpacked_stream(path, "table", most_bytes=MOST_BYTES, remedy="give the table of one run of ncu")
     head = stream.peek(64)[:64]

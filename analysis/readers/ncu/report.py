@@ -36,10 +36,6 @@ def read_report(report: Path, given: Path) -> KernelCounters:
     Args:
         report: the report, unpacked.
         given: the file that the user gave, for messages.
-
-    Raises:
-        MissingToolError: the package ncu-report is not installed, or cannot be loaded.
-        InputError: the report is truncated or damaged, has no results, or is of a form that the package does not read.
     """
     origins = results_of(report, given)
     if not origins:

@@ -83,9 +83,6 @@ def read_tables(path: Path, is_header: Callable[[Sequence[str]], bool]) -> Itera
     Args:
         path: the file, plain or gzip-compressed.
         is_header: whether the cells of a line are a table's header.
-
-    Raises:
-        InputError: the file cannot be read, or is too large.
     """
     table: Table | None = None
     title = ""

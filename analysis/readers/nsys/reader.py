@@ -44,14 +44,7 @@ _OWN_TABLES = ("NVTX_EVENTS", "OSRT_API", "ANALYSIS_DETAILS", "META_DATA_EXPORT"
 
 @contextmanager
 def open_export(path: Path) -> Iterator[Database]:
-    """Open an export, plain or gzip-compressed, for reading alone; a report is exported first.
-
-    Raises:
-        MissingToolError: it is a report, and nsys is not on PATH.
-        StorageError: it is a report, and its export cannot be kept.
-        InputError: the file cannot be read, is cut short, or is no SQLite export of nsys; the message says what it
-            seems to be and what to give instead.
-    """
+    """Open an export, plain or gzip-compressed, for reading alone; a report is exported first."""
     with unpacked(path) as plain:
         if is_report(plain):
             plain = exported(plain, path)

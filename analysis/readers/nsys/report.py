@@ -60,11 +60,6 @@ def exported(report: Path, given: Path) -> Path:
     Args:
         report: the report, unpacked.
         given: the file that the user gave, for messages.
-
-    Raises:
-        MissingToolError: nsys is not on PATH, or cannot be started.
-        InputError: nsys cannot read the report, which is damaged or of a newer nsys, or exceeded the time limit.
-        StorageError: the cache cannot be written, or the disk is full.
     """
     try:
         nsys = find_tool("nsys", _REMEDY)

@@ -134,11 +134,7 @@ class Scheduler(Protocol):
 
 
 def groups_of(options: JobOptions) -> tuple[Group, ...]:
-    """Return the nodes in order, with equal adjacent nodes grouped.
-
-    Raises:
-        UsageError: the launcher starts processes, but neither GPUs nor processes are given.
-    """
+    """Return the nodes in order, with equal adjacent nodes grouped."""
     torchrun = options.launcher == "torchrun"
     if torchrun and not any(options.gpus_per_node) and not options.processes_per_node:
         raise UsageError(

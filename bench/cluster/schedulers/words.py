@@ -128,11 +128,7 @@ def places(command: Sequence[str]) -> set[str]:
 
 
 def assignments(option: str, given: Sequence[str]) -> dict[str, str]:
-    """Return NAME=VALUE words as a dictionary.
-
-    Raises:
-        UsageError: a word has another form, or a name is repeated.
-    """
+    """Return NAME=VALUE words as a dictionary."""
     found: dict[str, str] = {}
     for word in given:
         name, equals, value = word.partition("=")

@@ -168,9 +168,6 @@ def patiently(url: str, attempt: Callable[[], Result], transfer: Transfer, recei
         attempt: called until it returns.
         transfer: patience.
         received: bytes so far; attempts that brought some do not count as failed.
-
-    Raises:
-        DownloadError: nothing came in `attempts` attempts in a row.
     """
     failures, before = 0, received()
     while True:
@@ -222,11 +219,7 @@ def read_small(url: str, transfer: Transfer | None = None, limit: int = 64 * 2**
 
 
 def range_of(answer: Any) -> tuple[int, int | None]:
-    """Return where the bytes of an answer begin, and the bytes of the whole file (None = unknown).
-
-    Raises:
-        Again: a part came without saying which.
-    """
+    """Return where the bytes of an answer begin, and the bytes of the whole file (None = unknown)."""
     if answer.status != 206:
         length = answer.headers.get("Content-Length") or ""
         return 0, int(length) if re.fullmatch("[0-9]{1,18}", length) else None

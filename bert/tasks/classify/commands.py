@@ -274,11 +274,7 @@ class TextClassifier:
 
 
 def open_classifier(checkpoint: Path, host: Host) -> TextClassifier:
-    """Open the folder of a trained model, or a checkpoint of a run whose database is where it was.
-
-    Raises:
-        InputError: it is neither, damaged, nothing beside it says its labels, or the database has changed since.
-    """
+    """Open the folder of a trained model, or a checkpoint of a run whose database is where it was."""
     from bert.predict import open_model
     from bert.tasks.base import DataIdentity
     from bert.tasks.classify.task import ClassifyTask

@@ -112,10 +112,6 @@ def find_form(path: Path, given: CsvForm, needs_label: bool = True) -> FoundForm
         path: the file.
         given: what is known of it.
         needs_label: whether there must be a column of labels.
-
-    Raises:
-        InputError: it cannot be read, is empty, is not text, or has not the columns.
-        UsageError: text and label are the same column.
     """
     encoding = given.encoding or _find_encoding(path)
     with _opened(path, encoding) as file:
@@ -211,9 +207,6 @@ def read_rows(path: Path, form: FoundForm, needs_label: bool = True) -> Iterator
         path: the file.
         form: how it is written.
         needs_label: whether a row without a label cannot be used.
-
-    Raises:
-        InputError: it cannot be read, or a row with wrong quotes has more than MOST_LINES lines.
     """
     csv.field_size_limit(_MOST_CHARACTERS)
     seen_header = form.header is None

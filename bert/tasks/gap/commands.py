@@ -36,11 +36,7 @@ _HEAD = "mention_head."
 
 
 def head_of(weights: Path) -> str:
-    """Return the name of the head in a folder of our weights.
-
-    Raises:
-        InputError: there is none: the model was not trained on GAP, or the weights cannot be read.
-    """
+    """Return the name of the head in a folder of our weights."""
     from bert.checkpoints.ours import WEIGHTS_FILE
     from bert.checkpoints.tensor_files import read_tensors
 

@@ -40,9 +40,6 @@ def read_predictions(path: Path) -> GapPredictions:
 
     Decisions are a TSV of ID, A-coref and B-coref without a header; probabilities have the header ID, A, B, NEITHER in
     any order, between commas or tabs.
-
-    Raises:
-        InputError: it cannot be read or is neither of them; the message has the line.
     """
     what, remedy = "file of predictions", "give a file of `bertbench predict gap`, or of that form"
     text = decoded(path, read_content(path, what, remedy, MOST_BYTES), what, remedy)

@@ -112,12 +112,7 @@ class _RowError(Exception):
 
 
 def read_gap(path: Path) -> GapFile:
-    """Read a TSV of GAP, with or without answers; rows that cannot be used are named.
-
-    Raises:
-        InputError: it cannot be read, is not UTF-8 text, has no header or another one, or no row of it can be used; the
-            message has the lines.
-    """
+    """Read a TSV of GAP, with or without answers; rows that cannot be used are named."""
     content = read_content(path, "TSV of GAP", _REMEDY, MOST_BYTES)
     lines = decoded(path, content, "TSV of GAP", _REMEDY).split("\n")
     names = _header(path, lines[0].removesuffix("\r"))

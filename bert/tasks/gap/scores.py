@@ -226,11 +226,7 @@ class Slice:
 
 
 def read_golds(path: Path) -> GoldFile:
-    """Read the answers of a TSV of GAP.
-
-    Raises:
-        InputError: it is not a GAP file, has no answers, or has an unusable row; the message has the lines.
-    """
+    """Read the answers of a TSV of GAP."""
     file = read_gap(path)
     if not file.labelled:
         raise InputError(

@@ -33,9 +33,6 @@ def training_rows(source: Path, train_on_all: bool = False, sample_limit: int | 
         source: a file of features, or a folder with one for training.
         train_on_all: those for validation that are beside them, too.
         sample_limit: maximum number of samples, evenly spaced; None is no limit.
-
-    Raises:
-        InputError: there are none, several files of them, damaged ones, or two that do not fit together.
     """
     files = training_files(source, train_on_all)
     rows = joined([features.rows for features in files])

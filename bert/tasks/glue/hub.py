@@ -25,10 +25,6 @@ def read_hub(name: str, spec: GlueSpec) -> dict[str, GlueTable]:
     Args:
         name: what datasets.load_dataset takes: a name on the hub, or a local folder.
         spec: the task, which is the name of the configuration.
-
-    Raises:
-        MissingToolError: `datasets` is not installed.
-        InputError: it cannot be loaded, or is no GLUE: a column is missing, or classes are others.
     """
     try:
         import datasets

@@ -145,12 +145,7 @@ def write_answers(
 
 
 def read_answers(path: Path, spec: GlueSpec) -> dict[int, float]:
-    """Return the class, or number, that a file says for each index.
-
-    Raises:
-        InputError: it cannot be read, has another header, a line of another form, an answer that is none of the task's,
-            or two answers for one index; the message has the line's number.
-    """
+    """Return the class, or number, that a file says for each index."""
     lines = read_lines(path, "a file of answers, as `bertbench predict glue` writes it")
     if tuple(lines[0].split("\t")) != HEADER:
         raise InputError(
@@ -182,11 +177,7 @@ def read_answers(path: Path, spec: GlueSpec) -> dict[int, float]:
 
 
 def pair(table: GlueTable, answers: Mapping[int, float], source: Path) -> Paired:
-    """Put answers beside the labels of a table.
-
-    Raises:
-        InputError: a row has no answer, and no score is defined without one; the message names the first ones.
-    """
+    """Put answers beside the labels of a table."""
     missing = [row.index for row in table.rows if row.index not in answers]
     if missing:
         shown = ", ".join(map(str, missing[:_MOST_NAMED])) + (", ..." if len(missing) > _MOST_NAMED else "")

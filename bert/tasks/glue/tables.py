@@ -75,10 +75,6 @@ def read_table(path: Path, spec: GlueSpec, split: str) -> GlueTable:
         path: plain, gzip or bz2; UTF-8, with or without a byte order mark, or UTF-16.
         spec: its task.
         split: which of the task's tables it is.
-
-    Raises:
-        InputError: it cannot be read, is not UTF-8 text, lacks a column, holds no row that can be used, or more than
-            a tenth of its lines cannot be used; the message has the first line's number.
     """
     lines = read_lines(path)
     columns, begin = _columns(lines, spec, split)
@@ -122,9 +118,6 @@ def read_lines(path: Path, wanted: str = "a table of GLUE") -> list[str]:
     Args:
         path: the file.
         wanted: what is to be given where it cannot be read, in words.
-
-    Raises:
-        InputError: it cannot be read, is empty, damaged, or not UTF-8 or UTF-16 text.
     """
     try:
         refuse_other_files(path)

@@ -51,9 +51,6 @@ def find_shards(folder: Path, split: str = "training", seq_len: int | None = Non
         folder: the shards' own folder, or one above it (what `data pretrain --output` was given).
         split: "training" or "test".
         seq_len: picks one of several preparations below `folder`.
-
-    Raises:
-        InputError: no shard, or several preparations that `seq_len` does not tell apart; the message lists them.
     """
     if not folder.is_dir():
         what = "is a file" if folder.exists() else "does not exist"
@@ -119,9 +116,6 @@ def folder_info(folder: Path, split: str = "training", seq_len: int | None = Non
         folder: as for find_shards.
         split: "training" or "test".
         seq_len: picks one of several preparations; a single one is described whatever its length is.
-
-    Raises:
-        InputError: no shard, a damaged one (named), shards that do not belong together, an unfinished preparation.
     """
     paths = find_shards(folder, split, seq_len)
     infos = [check_shard(path) for path in paths]
@@ -227,11 +221,7 @@ class SampleLengths:
 
 
 def folder_lengths(info: ShardFolder) -> SampleLengths:
-    """Read the lengths of a folder's samples; the same folder gives the same ones.
-
-    Raises:
-        InputError: a shard is damaged or gone (named).
-    """
+    """Read the lengths of a folder's samples; the same folder gives the same ones."""
     weights = tuple(int(total) for total in np.sum(info.counts, axis=0))
     histogram = np.zeros((len(info.bin_lengths), info.seq_len + 1), dtype=np.int64)
     for shard in _looked_at(info):

@@ -73,10 +73,6 @@ def make_shards(
 
     Returns:
         The stage, or None while other parts are unfinished.
-
-    Raises:
-        InputError: token ids that cannot be read, hold no text or are not of this vocabulary.
-        StorageError: the folder cannot be written or the disk is full; finished shards are kept.
     """
     pieces = pieces_of(vocabulary)
     jobs = [

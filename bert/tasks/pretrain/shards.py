@@ -69,12 +69,7 @@ class ShardHeader:
 def write_shard(
     path: Path, instances: Instances, settings: str | None = None, gzip_level: int = DEFAULT_GZIP_LEVEL
 ) -> None:
-    """Write a shard that is in memory, without bins; the same instances give the same bytes.
-
-    Raises:
-        InputError: there are no instances, which no reader could use.
-        StorageError: the folder cannot be written or the disk is full.
-    """
+    """Write a shard that is in memory, without bins; the same instances give the same bytes."""
     header = ShardHeader(
         samples=len(instances),
         seq_len=instances.input_ids.shape[1],
@@ -95,11 +90,6 @@ def write_blocks(
         header: what it holds.
         blocks: its rows; all but the last block hold a multiple of CHUNK_ROWS.
         written: called when the file is complete, before it gets its name.
-
-    Raises:
-        InputError: the header promises no instance, which no reader could use.
-        StorageError: the folder cannot be written or the disk is full.
-        Whatever `blocks` raises.
     """
     import h5py
 
@@ -272,12 +262,7 @@ class ShardInfo:
 
 
 def check_shard(path: Path) -> ShardInfo:
-    """Read the header of a shard and check that it is whole and has the datasets of the format.
-
-    Raises:
-        InputError: truncated, not HDF5, a dataset missing, of another type or shape, no instance, or bins that do not
-            fit; the message names the file.
-    """
+    """Read the header of a shard and check that it is whole and has the datasets of the format."""
     with opened(path) as file:
         return _check(path, file)
 
@@ -317,9 +302,6 @@ def map_shard(path: Path) -> Instances:
     """Return a plainly stored shard as read-only arrays over the file: rows are read when they are used.
 
     The values are not checked, which would read all of them; check_values does.
-
-    Raises:
-        InputError: as check_shard, and where the shard is compressed.
     """
     with opened(path) as file:
         info = _check(path, file)

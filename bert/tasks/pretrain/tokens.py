@@ -57,23 +57,14 @@ def tokenize(
     part: Part,
     progress: Progress,
 ) -> Finished | None:
-    """Write `<name>.npz` for each `<name>.txt` of sentence text; None while other parts are at work.
-
-    Raises:
-        InputError: a shard cannot be read or is not UTF-8.
-        StorageError: a file cannot be written; those that are finished stay.
-    """
+    """Write `<name>.npz` for each `<name>.txt` of sentence text; None while other parts are at work."""
     units = [_Work(shard, folder, f"{shard.stem}{SUFFIX}", vocabulary) for shard in shards]
     folder.make(_tokenize_shard, units, lambda unit: folder.is_done(unit.name), workers, part, progress)
     return folder.finish([unit.name for unit in units])
 
 
 def read_tokens(path: Path) -> TokenShard:
-    """Read a file of this stage.
-
-    Raises:
-        InputError: it cannot be read, is damaged, or is some other file.
-    """
+    """Read a file of this stage."""
     try:
         with np.load(path, allow_pickle=False) as archive:
             ids, sentence_ends, document_ends = (archive[name] for name in _ARRAYS)

@@ -77,9 +77,6 @@ def window_logits(
         ready: its model is a BertForQuestionAnswering.
         features: the windows.
         told: called with the number of windows done so far.
-
-    Raises:
-        UsageError: the model has no head for answers.
     """
     if not isinstance(ready.model, BertForQuestionAnswering):
         raise UsageError(

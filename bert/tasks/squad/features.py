@@ -206,12 +206,7 @@ FORM = SquadForm()
 
 
 def find_features(path: Path, split: str, seq_len: int) -> SquadFeatures:
-    """Open features whose windows have up to `seq_len` tokens.
-
-    Raises:
-        InputError: as FORM.open (the message has the command that makes them), or the length is another one.
-        SchemaError: a newer version wrote them.
-    """
+    """Open features whose windows have up to `seq_len` tokens."""
     features = FORM.open(path, split)
     longest = features.settings.max_seq_length
     if longest != seq_len:

@@ -43,11 +43,7 @@ MOST_UNITS = 100
 
 @contextmanager
 def parts_place(mode: Mode, path: Path) -> Iterator[Path | None]:
-    """Yield the folder of part files beside `path`, which exists no longer than needed; None where they are merged.
-
-    Raises:
-        StorageError: it cannot be made.
-    """
+    """Yield the folder of part files beside `path`, which exists no longer than needed; None where they are merged."""
     if mode == "merge":
         yield None
         return

@@ -106,11 +106,7 @@ def check_there(path: Path) -> None:
 
 
 def content_of(path: Path) -> bytes:
-    """Return the JSON of a file, decompressed where it is gzip.
-
-    Raises:
-        InputError: it cannot be read, is damaged, or something else.
-    """
+    """Return the JSON of a file, decompressed where it is gzip."""
     content = read_content(path, "SQuAD dataset", _REMEDY, MOST_BYTES, packed=True)
     refuse_other_files(path)
     return content.removeprefix(b"\xef\xbb\xbf")
@@ -127,9 +123,6 @@ def read_dataset(path: Path, version: str = "auto") -> Dataset:
     Args:
         path: JSON, or JSON in gzip.
         version: what the file must be: '1.1', '2.0', or 'auto' for either.
-
-    Raises:
-        InputError: it cannot be read, is no SQuAD file, lacks a field, or is one of the other version.
     """
     content = content_of(path)
     with ThreadPoolExecutor(1) as beside:

@@ -96,10 +96,6 @@ def read_golds(path: Path) -> Golds:
 
     The rules of 2.0 hold where the file says so ("version": "v2.0") or a question has an `is_impossible`, as for
     `bertbench data squad`.
-
-    Raises:
-        InputError: the file cannot be read, is no SQuAD dataset, has no question, or a question lacks its id or its
-            answers, which for 2.0 may be none; the message names article, paragraph and question.
     """
     content = read_json(path, "SQuAD dataset")
     if not is_dataset(content):
@@ -193,11 +189,7 @@ def _text(holder: Any, name: str, where: str) -> str:
 
 
 def read_predictions(path: Path, notes: list[str] | None = None) -> dict[str, str]:
-    """Read {"question id": "answer", ...}; "" means: no answer. `notes` takes what is odd about the file.
-
-    Raises:
-        InputError: the file cannot be read, or is something else; the message names the id.
-    """
+    """Read {"question id": "answer", ...}; "" means: no answer. `notes` takes what is odd about the file."""
     found = _by_question(path, "predictions", notes)
     for name, value in found.items():
         if not isinstance(value, str):
@@ -211,9 +203,6 @@ def read_predictions(path: Path, notes: list[str] | None = None) -> dict[str, st
 def read_null_odds(path: Path, notes: list[str] | None = None) -> dict[str, float]:
     """Read {"question id": number, ...}: the higher, the likelier it is that the question has no answer. `notes` takes
     what is odd about the file.
-
-    Raises:
-        InputError: the file cannot be read, is something else, or a number is not finite; the message names the id.
     """
     found = _by_question(path, "no-answer scores", notes)
     for name, value in found.items():

@@ -26,10 +26,6 @@ def open_evaluation(source: Path, seq_len: int) -> "tuple[SquadFeatures, Vocabul
     Args:
         source: a features file, or a folder with one.
         seq_len: tokens of the windows that are trained on, at most.
-
-    Raises:
-        InputError: there are no features, they are damaged, their windows are longer, there is none, a question of
-            version 1.1 has no gold answer, or the vocabulary is not to be found.
     """
     from bert.tasks.squad.features import FORM
 

@@ -98,11 +98,7 @@ class _Chosen:
 
 
 def make_part(unit: Unit) -> Part:
-    """Return the columns of a unit.
-
-    Raises:
-        InputError: a paragraph is not as it must be; the message says where.
-    """
+    """Return the columns of a unit."""
     chosen = _Chosen()
     for place, paragraph in zip(unit.places, parse(unit.path, unit.places, unit.paragraphs), strict=True):
         _choose(chosen, paragraph, unit, place)
