@@ -17,7 +17,7 @@ from support.faults import Bench, BrokenError, Call, digests, without_a_tracebac
 ALL = list(WORKLOADS)
 NEEDS_ROOT = "mounting a small file system needs root"
 FULL = ("disk is full", "free some space")
-TOO_LARGE = ("ulimit -f",)
+TOO_LARGE = ("File too large",)
 
 
 @contextmanager

@@ -335,7 +335,7 @@ def test_files_larger_than_allowed_leave_nothing_behind(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "bench.cli.main", "convert", str(source), str(tmp_path / "dst")]
     done = subprocess.run(command, cwd=ROOT, preexec_fn=limit, capture_output=True, text=True, check=False)
     assert done.returncode == 2
-    check_refusal(done.stderr, "write-failed", tmp_path / ".dst.", "ulimit -f")
+    check_refusal(done.stderr, "write-failed", tmp_path / ".dst.", "File too large")
     assert names_below(tmp_path) == ["src"]
 
 

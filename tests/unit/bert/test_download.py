@@ -338,7 +338,7 @@ def test_a_file_too_large_for_the_file_system_is_a_storage_error(site: Site, tmp
     )
     argv = [sys.executable, "-c", program, site.base + NAME, str(tmp_path / "a")]
     done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, check=False, timeout=30)
-    check_refusal(done.stderr, "write-failed", part_of(tmp_path / "a"), "ulimit -f")
+    check_refusal(done.stderr, "write-failed", part_of(tmp_path / "a"), "File too large")
     assert part_of(tmp_path / "a").stat().st_size == 300_000
     assert fetch(site.base + NAME, tmp_path / "a").received == 600_000
 
