@@ -1,5 +1,6 @@
 """Worker processes that every stage shares: started once, results in the order of the work, the same for any number."""
 
+import contextlib
 import multiprocessing
 import os
 import signal
@@ -57,8 +58,9 @@ class Workers:
     def start(self, begin: Callable[[], object]) -> None:
         """Start the processes before there is work; `begin` makes them ready, and its errors are ignored."""
         if self.count > 1:
-            for _ in range(self.count):
-                self._executor().submit(begin)
+            with contextlib.suppress(BrokenProcessPool):  # `map` reports it
+                for _ in range(self.count):
+                    self._executor().submit(begin)
 
     def map(self, function: Callable[[Work], Result], work: Iterable[Work]) -> Iterator[Result]:
         """Yield function(unit) for each unit, in order; a few units ahead are at work.

@@ -202,9 +202,7 @@ def task_defaults(task: str, phase: int | None = None) -> dict[str, Any]:
     if not defaults:
         return phase_defaults(1 if phase is None else phase)
     if phase is not None:
-        raise UsageError(
-            "option-not-applicable", f"--phase {phase} must be 1 (sequences of 128 tokens) or 2 (512, after phase 1)"
-        )
+        raise UsageError("option-not-applicable", f"--phase {phase} is of pretraining; {task} has none")
     return dict(defaults)
 
 

@@ -127,9 +127,11 @@ def test_gradients_in_bf16_train_alike(tmp_path: Path, accumulation: int) -> Non
 def test_ranks_in_fp8_have_scales_of_their_own_and_train_as_one(tmp_path: Path) -> None:
     from safetensors.torch import load_file
     from support import strategy_runs, training_runs
+    from support.fp8_needed import need_fast_fp8
 
     from bert.speed.scales import GRADIENT, INPUT, WEIGHT
 
+    need_fast_fp8()
     data = training_runs.shards(tmp_path / "data")
     same = {"precision": "bf16", "levers": "fp8+unpad"}
     expected = strategy_runs.alone(data, tmp_path / "alone", **same).losses

@@ -72,7 +72,7 @@ def read_table(path: Path, spec: GlueSpec, split: str) -> GlueTable:
     Quotes are plain characters, only a line feed ends a line. Lines that cannot be used are left out and counted.
 
     Args:
-        path: plain, gzip or bz2; UTF-8, with or without a byte order mark, or UTF-16.
+        path: plain, gzip or bz2; UTF-8, with or without a byte order mark.
         spec: its task.
         split: which of the task's tables it is.
     """

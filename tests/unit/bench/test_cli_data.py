@@ -69,4 +69,4 @@ def test_the_whole_command_maps_errors_to_one_line(tmp_path: Path) -> None:
         [*argv, "--input", str(tmp_path)], cwd=ROOT, capture_output=True, text=True, check=False, timeout=60
     )
     assert done.returncode == 2
-    check_refusal(done.stderr, "data-missing", tmp_path, ".txt", "MediaWiki")
+    check_refusal(done.stderr, "data-missing", tmp_path, ".txt", ".xml.bz2")

@@ -156,7 +156,7 @@ def test_scores_are_shown_also_where_the_disk_is_full(
         (["--threshold", "nan", "--na-prob", "{odds}"], "option-value", ["--threshold nan"]),
         (["--predictions", "{dataset}"], "file-format", ["{dataset}"]),
         (["--dataset", "{predictions}"], "file-format", ["{predictions}"]),
-        (["--predictions", "{odds}"], "file-format", ["null_odds.json"]),
+        (["--predictions", "{odds}"], "answers-invalid", ["null_odds.json"]),
         (["--na-prob", "{predictions}"], "answers-invalid", ["{predictions}", "null_odds.json"]),
         (["--predictions", "/no/such/file"], "path-missing", ["/no/such/file"]),
         (["--predictions", "{folder}"], "path-kind", ["{folder}"]),

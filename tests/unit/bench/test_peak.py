@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from support.fp8_needed import need_fast_fp8
 
 from bench.run import peak
 from bench.run.peak import matmul_peak
@@ -38,6 +39,7 @@ def test_no_layout_of_the_factors_is_much_faster_than_the_peak() -> None:
 
 
 def test_fp8_has_a_peak_of_its_own() -> None:
+    need_fast_fp8()
     found = matmul_peak(torch.device("cpu"), torch.float8_e4m3fn, seconds=0.2)
     size = found["shape"][0]
     assert found["dtype"] == "float8_e4m3fn" and size >= 1024

@@ -29,7 +29,7 @@ def _off(found: Tensor, expected: Tensor) -> float:
 
 def _model(text: str, accumulation: int = 1, recomputed: bool = False) -> Any:
     made, names = model(None), resolve_levers(text, "cpu")
-    use_levers(made, names, activation_checkpointing=recomputed)
+    use_levers(made, names)
     if recomputed:
         recompute_activations(made)
     use_weight_copies(

@@ -68,7 +68,7 @@ def test_numbers_of_thousands_of_digits_from_a_server_are_unknown() -> None:
         assert range_of(SimpleNamespace(status=200, headers={"Content-Length": length})) == (0, None)
     name = f"enwiki-20261101-pages-articles1.xml-p{LONG}p{LONG}.bz2"
     status = {"jobs": {"articlesdump": {"status": "done", "files": {name: {}}}}}
-    with refused("download-failed", "pages-articles", "20261101"):
+    with refused("download-failed", "20261101"):
         plan_dump(lambda address: json.dumps(status).encode(), Choice(date="20261101"))
 
 

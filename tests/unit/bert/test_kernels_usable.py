@@ -120,12 +120,9 @@ def test_a_fused_optimizer_is_the_default_of_gpus_and_refused_on_a_cpu() -> None
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_the_state_of_a_fused_optimizer_is_refused_and_refuses_as_without(name: str) -> None:
+def test_the_state_of_a_fused_optimizer_is_that_of_the_plain_one(name: str) -> None:
     need_triton()
     layer = torch.nn.Linear(3, 3)
     fused, plain = (OPTIMIZERS[name](layer, 1e-3, fused=each) for each in (True, False))
     assert isinstance(fused, FusedLamb if name == "lamb" else FusedAdamW)
     assert fused.state_dict() == plain.state_dict()
-    if name == "lamb":
-        with refused("weights-mismatch", "max_grad_norm, step"):
-            fused.load_state_dict(OPTIMIZERS["adamw"](layer, 1e-3).state_dict())

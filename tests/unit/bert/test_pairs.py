@@ -63,7 +63,8 @@ def test_pairs_are_whole_sentences_and_every_sentence_of_every_document_is_used(
             is_used = second not in pairs.first_begin
             assert is_used or len(documents) < 5
             place = second + second_length if is_used else place
-    assert place == shard.sentence_ends[-1], "nothing is left over"
+    # The end of a document alone may have nothing to be paired with.
+    assert len(documents) == 1 or place == shard.sentence_ends[-1], "nothing is left over"
 
 
 @settings(max_examples=examples(200), deadline=None)
@@ -139,14 +140,12 @@ def test_a_document_is_drawn_up_to_ten_times() -> None:
     assert stats.binomtest(int(drawn_itself.sum()), int(drawn.sum()), 2**-10).pvalue > LEAST_P
 
 
-def test_a_lone_document_is_labelled_by_what_the_pair_is() -> None:
+def test_a_lone_document_gives_continuations_alone() -> None:
     (pairs,) = many([[1] * 20_000], 1, seq_len=11, short_seq_prob=0.0)
-    assert (pairs.is_random == (pairs.second_begin != pairs.first_begin + pairs.first_length)).all()
-    assert 0.45 < pairs.is_random.mean() < 0.55
-    # Two sentences: A is the first one; B drawn at random is the second one, its continuation, every other time.
-    parts = many([[5, 5]], 2000, seq_len=63)
-    firsts = [part.take(slice(0, 1)) for part in parts]
-    assert stats.binomtest(sum(int(part.is_random[0]) for part in firsts), 2000, 0.25).pvalue > LEAST_P
+    assert len(pairs) > 2000 and not pairs.is_random.any()
+    assert (pairs.second_begin == pairs.first_begin + pairs.first_length).all()
+    (one,) = many([[5]], 1, seq_len=63)
+    assert len(one) == 0
 
 
 def test_the_first_sentence_of_the_next_document_is_no_continuation() -> None:
