@@ -25,7 +25,7 @@ Code = Literal[
     "file-limit",
     "file-unsafe",
     "file-changed",
-    "record-newer",
+    "record-version",
     "record-foreign",
     # What they hold.
     "columns-missing",
@@ -96,7 +96,7 @@ CODES: dict[Code, str] = {
     "file-limit": "A file larger, deeper or longer than the reader accepts.",
     "file-unsafe": "A file that would run code, or access files outside its folder.",
     "file-changed": "A file that changed while in use.",
-    "record-newer": "A record written by another version of bertbench.",
+    "record-version": "A record written by another version of bertbench.",
     "record-foreign": "A file that bertbench did not write.",
     "columns-missing": "A table without a required column.",
     "rows-invalid": "Unusable rows or samples.",

@@ -105,7 +105,7 @@ def _of_document(path: Path, document: Any) -> ClassificationResult:
     version = document.get("schema_version")
     if version != SCHEMA_VERSION:
         raise SchemaError(
-            "record-newer",
+            "record-version",
             f"{path} has schema version {version!r}, but this bertbench reads {SCHEMA_VERSION}: {_OTHERS}",
         )
     try:
@@ -175,7 +175,7 @@ def _check_tables(path: Path, connection: sqlite3.Connection) -> None:
         raise InputError("record-foreign", f"{path} is a SQLite file of another program: {_NEEDED}")
     if version != DATABASE_VERSION:
         raise SchemaError(
-            "record-newer",
+            "record-version",
             f"{path} has schema version {version}, but this bertbench reads {DATABASE_VERSION}: {_OTHERS}",
         )
 

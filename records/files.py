@@ -65,7 +65,7 @@ def read_record(path: Path) -> dict[str, Any]:
         raise SchemaError("record-foreign", f"{path} has no schema_version: give a file written by bertbench")
     if version != SCHEMA_VERSION:
         raise NewerSchemaError(
-            "record-newer",
+            "record-version",
             f"{path} has schema_version {version}, but this bertbench reads {SCHEMA_VERSION}: use the version that "
             "wrote it",
         )

@@ -78,7 +78,8 @@ def from_our_json(content: Mapping[str, Any], path: Path) -> ModelConfig:
         )
     if version > SCHEMA_VERSION:
         raise SchemaError(
-            "record-newer", f"{path} has schema {version}, this version reads up to {SCHEMA_VERSION}: update bertbench"
+            "record-version",
+            f"{path} has schema {version}, this version reads up to {SCHEMA_VERSION}: update bertbench",
         )
     fields = {field.name: field.name for field in dataclasses.fields(ModelConfig)}
     for field in fields:

@@ -366,7 +366,7 @@ class FeatureForm(ABC, Generic[S, F]):
             version = int(metadata["schema_version"])
             if version > self.version:
                 raise SchemaError(
-                    "record-newer",
+                    "record-version",
                     f"{path} has schema version {version}, this bertbench reads {self.version}: update it",
                 )
             settings = self.settings(**json.loads(metadata["settings"]))

@@ -100,7 +100,7 @@ class TrainState:
         version = content.get("schema_version")
         if isinstance(version, int) and version != SCHEMA_VERSION:
             raise SchemaError(
-                "record-newer" if version > SCHEMA_VERSION else "data-mismatch",
+                "record-version" if version > SCHEMA_VERSION else "data-mismatch",
                 f"it has schema {version}, but this bertbench reads {SCHEMA_VERSION}: use the version that wrote it",
             )
         try:

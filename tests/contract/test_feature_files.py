@@ -213,9 +213,9 @@ def test_what_a_newer_version_made_is_refused_and_not_written_over(case: Case) -
     path = case.file()
     case.rewrite(path, lambda metadata, columns: metadata.update(schema_version="9"))
     newer = path.read_bytes()
-    with refused("record-newer", path, "version 9", kind=SchemaError):
+    with refused("record-version", path, "version 9", kind=SchemaError):
         case.form.open(path)
-    with refused("record-newer", path, kind=SchemaError):
+    with refused("record-version", path, kind=SchemaError):
         case.make()
     assert path.read_bytes() == newer
 

@@ -146,7 +146,7 @@ def test_a_damaged_line_in_the_middle_is_named(tmp_path: Path) -> None:
 def test_another_schema_is_refused_with_both_numbers(tmp_path: Path, version: int) -> None:
     path = tmp_path / "result.json"
     path.write_text(json.dumps({"schema_version": version, "status": "ok"}))
-    with refused("record-newer", version, SCHEMA_VERSION, kind=SchemaError):
+    with refused("record-version", version, SCHEMA_VERSION, kind=SchemaError):
         read_record(path)
 
 
@@ -155,7 +155,7 @@ def test_a_newer_trial_makes_the_whole_run_refused(tmp_path: Path) -> None:
     directory = run.trial("t")
     directory.path.mkdir(parents=True)
     directory.trial_json.write_text(json.dumps({**Trial().to_json(), "schema_version": SCHEMA_VERSION + 1}))
-    with refused("record-newer", SCHEMA_VERSION + 1, "bertbench", kind=SchemaError):
+    with refused("record-version", SCHEMA_VERSION + 1, "bertbench", kind=SchemaError):
         load_run(run)
 
 
@@ -166,7 +166,7 @@ def test_newer_parts_of_a_step_make_the_whole_run_refused_and_no_trial_crashed(t
     write_record(directory.trial_json, trial.to_json())
     write_record(directory.result_json, {"status": "ok"})
     components_json(directory).write_text(json.dumps({"schema_version": SCHEMA_VERSION + 1, "components": []}))
-    with refused("record-newer", SCHEMA_VERSION + 1, "bertbench", kind=SchemaError):
+    with refused("record-version", SCHEMA_VERSION + 1, "bertbench", kind=SchemaError):
         load_run(run)
 
 

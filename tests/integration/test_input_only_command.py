@@ -8,9 +8,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from support.shard_files import write_shard
 
 from bert.tasks.pretrain.instances import Instances
-from bert.tasks.pretrain.shards import write_shard
 from records.run import RunDirectory
 
 SEQ_LEN, SAMPLES = 16, 50

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from support.shard_files import write_shard
 
 from bert.tasks.pretrain.instances import Instances
-from bert.tasks.pretrain.shards import write_shard
 
 pytestmark = pytest.mark.alone
 SEQ_LEN, PREDICTIONS, SAMPLES = 128, 20, 20_000

@@ -82,7 +82,7 @@ def _check(path: Path, connection: sqlite3.Connection, remedy: str) -> None:
         raise InputError("file-format", f"{path} is not of `bertbench data csv`: give a file of it")
     if version != SCHEMA_VERSION:
         raise SchemaError(
-            "record-newer", f"{path} has schema version {version}, not {SCHEMA_VERSION}: remove it, then {remedy}"
+            "record-version", f"{path} has schema version {version}, not {SCHEMA_VERSION}: remove it, then {remedy}"
         )
 
 

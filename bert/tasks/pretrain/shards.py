@@ -66,20 +66,6 @@ class ShardHeader:
     bin_counts: tuple[int, ...] = ()
 
 
-def write_shard(
-    path: Path, instances: Instances, settings: str | None = None, gzip_level: int = DEFAULT_GZIP_LEVEL
-) -> None:
-    """Write a shard that is in memory, without bins; the same instances give the same bytes."""
-    header = ShardHeader(
-        samples=len(instances),
-        seq_len=instances.input_ids.shape[1],
-        max_predictions=instances.masked_lm_ids.shape[1],
-        settings=settings,
-        gzip_level=gzip_level,
-    )
-    write_blocks(path, header, [instances])
-
-
 def write_blocks(
     path: Path, header: ShardHeader, blocks: Iterable[Instances], written: Callable[[], None] = lambda: None
 ) -> None:

@@ -133,7 +133,7 @@ def test_each_file_is_enough_alone_and_predictions_of_another_model_are_not_mixe
     ("content", "code"),
     [
         ("", "file-empty"), (" ", "file-damaged"), ("[]", "record-foreign"), ("{}", "record-foreign"),
-        (json.dumps(document(schema_version=2)), "record-newer"),
+        (json.dumps(document(schema_version=2)), "record-version"),
         (json.dumps(document(test={"confusion": [["a", "b", -1]]})), "file-damaged"),
         (json.dumps(document(test={})), "file-damaged"), (json.dumps(document(curve=[1])), "file-damaged"),
         (json.dumps(document(labels=None)), "file-damaged"),
@@ -142,7 +142,7 @@ def test_each_file_is_enough_alone_and_predictions_of_another_model_are_not_mixe
 )  # fmt: skip
 def test_damaged_statistics_are_refused(tmp_path: Path, content: str, code: Code) -> None:
     (tmp_path / "a.json").write_text(content)
-    facts = (2, 1) if code == "record-newer" else ()
+    facts = (2, 1) if code == "record-version" else ()
     with refused(code, "a.json", *facts):
         read_result(tmp_path / "a.json")
 
@@ -170,7 +170,7 @@ def test_other_files_are_refused(tmp_path: Path, name: str, content: str, code: 
     [
         ("PRAGMA application_id = 1", "record-foreign", ()),
         *(
-            (f"PRAGMA user_version = {version}", "record-newer", (version, SCHEMA_VERSION))
+            (f"PRAGMA user_version = {version}", "record-version", (version, SCHEMA_VERSION))
             for version in (SCHEMA_VERSION - 1, SCHEMA_VERSION + 1)
         ),
         ("DROP TABLE runs", "file-damaged", ()),

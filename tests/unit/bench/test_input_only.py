@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from support.refusals import refused
+from support.shard_files import write_shard
 
 from bench.cli.throughput import ThroughputOptions
 from bench.machine.devices import Devices
@@ -17,7 +18,6 @@ from bert.tasks import task_data
 from bert.tasks.base import DataSpec
 from bert.tasks.pretrain.batches import Hdf5Batches
 from bert.tasks.pretrain.instances import Instances
-from bert.tasks.pretrain.shards import write_shard
 from bert.train.observer import Observer
 from records.trial import Trial
 

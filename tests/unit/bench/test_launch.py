@@ -65,7 +65,7 @@ def test_a_rank_writes_down_the_code_of_its_refusal(tmp_path: Path) -> None:
     argv = [sys.executable, "-m", "bench.run.worker", str(tmp_path)]
     done = subprocess.run(argv, cwd=ROOT, env={**os.environ, "RANK": "3"}, timeout=120, check=False)
     failure = read_record(directory.failure_json(3))
-    assert done.returncode == 3 and (failure["status"], failure["code"]) == ("refused", "record-newer")
+    assert done.returncode == 3 and (failure["status"], failure["code"]) == ("refused", "record-version")
 
 
 def test_the_first_rank_to_die_is_named(directory: TrialDirectory) -> None:

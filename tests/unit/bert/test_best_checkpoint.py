@@ -183,7 +183,7 @@ def test_states_of_another_version_are_refused(data: Path, tmp_path: Path) -> No
     run(settings(data, steps=1), tmp_path, Recorder())
     path = tmp_path / "step-0000001" / STATE_FILE
     whole = json.loads(path.read_text())
-    for version, code in ((SCHEMA_VERSION - 1, "data-mismatch"), (SCHEMA_VERSION + 1, "record-newer")):
+    for version, code in ((SCHEMA_VERSION - 1, "data-mismatch"), (SCHEMA_VERSION + 1, "record-version")):
         path.write_text(json.dumps({**whole, "schema_version": version}))
         with refused(code, "step-0000001", str(version)):
             read(tmp_path / "step-0000001")

@@ -111,7 +111,7 @@ def test_when_all_checkpoints_are_damaged_nothing_begins_from_scratch(finished: 
 def test_a_checkpoint_of_a_newer_version_is_refused_not_passed_over(copy: Path) -> None:
     path = copy / "step-0000004" / STATE_FILE
     path.write_text(json.dumps({**json.loads(path.read_text()), "schema_version": 99}))
-    with refused("record-newer", "step-0000004", "99"):
+    with refused("record-version", "step-0000004", "99"):
         latest(copy, lambda message: None)
 
 

@@ -369,7 +369,7 @@ def test_a_damaged_or_newer_folder_of_ours_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "config.json"
     content = json.loads(path.read_text())
     path.write_text(json.dumps(content | {"schema_version": 2}))
-    with refused("record-newer", "config.json", "schema 2", "1"):
+    with refused("record-version", "config.json", "schema 2", "1"):
         load_model(tmp_path)
     for change in ({"schema_version": None}, {"num_layers": "two"}, {"hidden_size": -1}):
         path.write_text(json.dumps(content | change))

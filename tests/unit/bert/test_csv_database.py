@@ -296,9 +296,9 @@ def test_another_version_another_programs_file_and_no_database_are_refused_and_n
     for version in (SCHEMA_VERSION - 1, 7):
         with closing(sqlite3.connect(path)) as connection:
             connection.execute(f"PRAGMA user_version = {version}")
-        with refused("record-newer", path, f"version {version}", SCHEMA_VERSION, kind=SchemaError):
+        with refused("record-version", path, f"version {version}", SCHEMA_VERSION, kind=SchemaError):
             open_source(path)
-    with refused("record-newer", path, "version 7", "--output", kind=SchemaError):
+    with refused("record-version", path, "version 7", "--output", kind=SchemaError):
         prepared(tmp_path / "a.csv")
     path.unlink()
     connection = sqlite3.connect(path)

@@ -17,6 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.examples import examples
 from support.refusals import refused
+from support.shard_files import write_shard
 
 from bert.data.batch import Batch
 from bert.data.loading.order import SampleOrder
@@ -25,7 +26,7 @@ from bert.tasks.pretrain import batches as pieces
 from bert.tasks.pretrain.batches import Hdf5Batches
 from bert.tasks.pretrain.folder import folder_info
 from bert.tasks.pretrain.instances import Instances
-from bert.tasks.pretrain.shards import ShardHeader, read_shard, write_blocks, write_shard
+from bert.tasks.pretrain.shards import ShardHeader, read_shard, write_blocks
 
 SEQ_LEN, PREDICTIONS = 12, 3
 

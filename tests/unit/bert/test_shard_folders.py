@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from support.pretraining_shards import overwrite
 from support.refusals import refused
+from support.shard_files import write_shard
 from test_loader import BINNED, BINS, PREDICTIONS, SEQ_LEN, TOTALS, instances, make_binned, make_folder, spec
 
 from bert.data.batch import Batch
@@ -17,7 +18,7 @@ from bert.data.synthetic import SyntheticBatches
 from bert.tasks.pretrain import folder as sample_lengths
 from bert.tasks.pretrain.batches import Hdf5Batches
 from bert.tasks.pretrain.folder import find_shards, folder_info, folder_lengths
-from bert.tasks.pretrain.shards import check_shard, read_shard, write_shard
+from bert.tasks.pretrain.shards import check_shard, read_shard
 from bert.tasks.pretrain.task import PretrainTask
 from common.errors import Code
 

@@ -16,10 +16,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.examples import examples
 from support.refusals import refused
+from support.shard_files import write_shard
 
 from bert.tasks.pretrain import shards as shard_writer
 from bert.tasks.pretrain.instances import Instances
-from bert.tasks.pretrain.shards import ShardHeader, check_shard, map_shard, read_shard, write_blocks, write_shard
+from bert.tasks.pretrain.shards import ShardHeader, check_shard, map_shard, read_shard, write_blocks
 from common.errors import InputError
 
 SEQ_LEN, PREDICTIONS = 12, 3
