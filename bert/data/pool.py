@@ -60,7 +60,7 @@ class Workers:
         if self.count > 1:
             with contextlib.suppress(BrokenProcessPool):  # `map` reports it
                 for _ in range(self.count):
-                    self._executor().submit(begin)
+                    self._submit(begin)
 
     def map(self, function: Callable[[Work], Result], work: Iterable[Work]) -> Iterator[Result]:
         """Yield function(unit) for each unit, in order; a few units ahead are at work.
@@ -78,7 +78,7 @@ class Workers:
         waiting: deque[Future[Result]] = deque()
         try:
             for unit in work:
-                waiting.append(self._executor().submit(function, unit))
+                waiting.append(self._submit(function, unit))
                 if len(waiting) > AHEAD_PER_WORKER * self.count:
                     yield waiting.popleft().result()
             while waiting:
@@ -89,6 +89,12 @@ class Workers:
                 "a worker process ended unexpectedly, most likely out of memory: run the same command again with "
                 f"fewer than --workers {self.count}; finished files are kept",
             ) from error
+
+    def _submit(self, function: Callable[..., Result], *work: object) -> Future[Result]:
+        try:
+            return self._executor().submit(function, *work)
+        except ValueError as error:  # a worker died while another was started: its pipes are closed
+            raise BrokenProcessPool(str(error)) from error
 
     def _executor(self) -> ProcessPoolExecutor:
         if self._pool is None:

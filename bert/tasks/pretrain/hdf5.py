@@ -18,7 +18,7 @@ from bert.tasks.pretrain.tokens import read_tokens
 from common.errors import InputError
 
 STAGE = "hdf5"
-VERSION = 1
+VERSION = 2
 """Raised when the code writes other bytes."""
 SUFFIX = ".hdf5"
 SPLITS = ("training", "test")
