@@ -29,13 +29,13 @@ from analysis.metrics.scaling import measured_efficiency
 from analysis.metrics.speed_of_light import ARITHMETIC, FLOOR, LOSS, NOT_EXPLAINED
 from analysis.readers.ncu.reader import read
 from analysis.render import (
-    classification_page,
-    compare_page,
+    classification_figures,
+    comparison_figures,
     kernel_figures,
-    links,
+    link_figures,
+    study_figures,
     task_figures,
     trace_figures,
-    tune_page,
 )
 from analysis.render import training_figures as trainings
 from analysis.render.figure import Figure
@@ -50,7 +50,7 @@ MS = 1_000_000
 def every_figure(folder: Path, monkeypatch: pytest.MonkeyPatch) -> list[Figure]:
     """Return at least one figure of each kind that the suite draws."""
     found = [*of_runs(folder, monkeypatch), *of_traces(), *of_kernels(folder), *of_trainings(), *of_tasks()]
-    found += [*of_links(folder), *tune_page.tune_figures(study()), *of_classification()]
+    found += [*of_links(folder), *study_figures.tune_figures(study()), *of_classification()]
     return found
 
 
@@ -74,7 +74,7 @@ def of_runs(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Figure]:
             commit = {"git_commit": f"{day}" * 40, "libraries": {"torch": f"2.{day}.0"}}
             one_trial.env_json.write_text(json.dumps({**fake_run.ENVIRONMENT, "schema_version": 1, **commit}))
     yield from history_figures(history_of(days))
-    yield from compare_page.runs_figures(compare_runs(*days[:2]))
+    yield from comparison_figures.runs_figures(compare_runs(*days[:2]))
 
 
 def end_of(step: int) -> int:
@@ -124,7 +124,7 @@ def of_traces() -> Iterator[Figure]:
     found = trace_figures.trace_figures([rank_timeline(rank, size=1 << 20) for rank in range(2)])
     yield from (figure for figures in found.values() for figure in figures)
     compared_traces = compare_traces([rank_timeline(0)], [rank_timeline(0, size=1 << 20)])
-    yield from (figure for figures in compare_page.traces_figures(compared_traces).values() for figure in figures)
+    yield from (figure for figures in comparison_figures.traces_figures(compared_traces).values() for figure in figures)
 
 
 def counters(folder: Path, name: str = "k") -> KernelCounters:
@@ -239,7 +239,7 @@ def of_links(folder: Path) -> Iterator[Figure]:
         if ranks > 1:
             write_collectives(folder / "cluster", ranks, machine.alpha_us, machine.bandwidth_gb_s)
     trials = load_run(RunDirectory(folder / "cluster"))
-    yield links.links_figure(fitted_links([trial for trial in trials if trial.trial.kind == "comm"]))
+    yield link_figures.links_figure(fitted_links([trial for trial in trials if trial.trial.kind == "comm"]))
 
 
 def trial(number: int, state: str, value: float | None, **more: Any) -> dict[str, Any]:
@@ -273,12 +273,12 @@ def of_classification() -> Iterator[Figure]:
         found = classify(Counter(pairs), labels)
         names = {label: label for label in labels}
         for normalized in (False, True):
-            one = classification_page.confusion_figure(found, normalized, names)
+            one = classification_figures.confusion_figure(found, normalized, names)
             yield dataclasses.replace(one, name=f"{one.name}-{count}")
         counts = {split: dict.fromkeys(labels, size) for split, size in (("train", 80), ("validate", 10), ("test", 10))}
-        one = classification_page.distribution_figure(counts, "texts of each split by label", names)
+        one = classification_figures.distribution_figure(counts, "texts of each split by label", names)
         yield dataclasses.replace(one, name=f"{one.name}-{count}")
     losses = [(step, 3 * np.exp(-step / 60) + 0.2 * rng.random()) for step in range(1, 200)]
     evaluations = [{"applied_steps": step, "accuracy": 0.4 + step / 500, "balanced_accuracy": 0.35 + step / 500,
                     "log_loss": 2 - step / 150} for step in (50, 100, 150, 200)]  # fmt: skip
-    yield classification_page.curves_figure(losses, evaluations, 0.25)
+    yield classification_figures.curves_figure(losses, evaluations, 0.25)

@@ -11,7 +11,8 @@ from support.fake_run import write_sweep
 from analysis.diagnose.explain import comparison_findings
 from analysis.metrics.comparison.regression import compare_runs
 from analysis.metrics.comparison.traces import compare_traces
-from analysis.render.compare_page import runs_figures, runs_page, traces_figures, traces_page, write_traces_report
+from analysis.render.compare_page import runs_page, traces_page, write_traces_report
+from analysis.render.comparison_figures import runs_figures, traces_figures
 from analysis.render.figure import Bars, Line
 from analysis.render.page import Badge
 from bench.cli.dispatch import result_of
