@@ -15,7 +15,7 @@ _LIBRARIES = ("torch", "transformers", "numpy", "h5py", "tokenizers", "deepspeed
 _OPENMP_PREFIXES = ("OMP_", "GOMP_", "MKL_", "KMP_")
 _VARIABLE_PREFIXES = ("NCCL_", "CUDA_", "TORCH_", *_OPENMP_PREFIXES, "GLOO_", "SLURM_", "PYTORCH_", "LD_PRELOAD")
 # libgomp's default is 300,000: beside another busy process each parallel region then waits for a time slice.
-_SPIN_COUNT = "3000"
+_SPIN_COUNT = "5000"
 # Instruction sets with fast bf16 GEMMs.
 _NATIVE_BF16_FLAGS = ("avx512_bf16", "amx_bf16", "bf16", "svebf16")
 _NATIVE_BF16_CAPABILITY = (8, 0)

@@ -225,8 +225,8 @@ class NsightCompute(ToolProfiler):
                 f"ncu {dotted(self._version)} at {self._path} supports no metric of compute capability "
                 f"{dotted(capability)}: {self.REMEDY}",
             )
-        if self._replay == "range":  # a range has no launch
-            found = [name for name in found if not of_launch(name)]
+        if self._replay == "range":  # a range has no launch, and ncu refuses metrics of patched SASS
+            found = [name for name in found if not of_launch(name) and "__sass_" not in name]
         sections = [("--section", name) for name in self._rule_sections]
         return [("--apply-rules", "yes" if sections else "no"), ("--metrics", ",".join(found)), *sections]
 
