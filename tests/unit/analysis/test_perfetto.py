@@ -87,7 +87,8 @@ def test_tracks_hold_what_was_worked_out_by_hand(tmp_path: Path) -> None:
         ("rank 3: analysis", "steps"): [("ProfilerStep#7", 0, 1000)],
         ("rank 3: analysis", "phases"): [("forward", 10, 85)],
         ("rank 3: analysis", "computation"): [("computation", 100, 300), ("computation", 600, 100)],
-        ("rank 3: analysis", "communication"): [("all_reduce", 300, 250)],
+        ("rank 3: analysis", "communication of stream 20"): [("all_reduce", 300, 250)],
+        ("rank 3: analysis", "communication"): [("communication", 300, 250)],
         ("rank 3: analysis", "exposed communication"): [("exposed communication", 400, 150)],
         ("rank 3: analysis", "copies"): [("copies", 710, 50)],
         ("rank 3: analysis", "idle"): [("idle", 0, 100), ("idle", 550, 50), ("idle", 700, 10), ("idle", 760, 240)],
@@ -150,18 +151,6 @@ def test_every_event_follows_the_trace_event_format(tmp_path: Path) -> None:
         assert isinstance(event["pid"], int) and isinstance(event["tid"], int)
         assert all(isinstance(event.get(name, 0), int | float) and event.get(name, 0) >= 0 for name in ("ts", "dur"))
     assert any(event["name"] == HOSTILE for event in events)
-
-
-def test_slices_of_a_track_nest_or_follow_and_others_get_a_track_of_their_own(tmp_path: Path) -> None:
-    spans = [("a", "t", 0, 100), ("b", "t", 50, 150), ("c", "t", 60, 90), ("d", "t", 100, 120), ("e", "t", 150, 160)]
-    own = Timeline(0, empty(STEP_COLUMNS), empty(OPERATOR_COLUMNS), empty(KERNEL_COLUMNS), frame(SPAN_COLUMNS, *spans))
-    write_perfetto([own], tmp_path / "a.json")
-    _, events = events_of(tmp_path / "a.json")
-    lanes = defaultdict(list)
-    for event in events:
-        if event["ph"] == "X":
-            lanes[event["tid"]].append(event["name"])
-    assert sorted(lanes.values()) == [["a", "c", "d", "e"], ["b"]]
 
 
 def test_nanoseconds_are_exact_beside_large_times(tmp_path: Path) -> None:
