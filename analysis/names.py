@@ -1,9 +1,7 @@
-"""What the names of kernels and operators say: the kind of work, which collective a communication kernel is, and the
-data types of a GEMM.
-"""
+"""Kinds of work, collectives and data types, by the names of kernels and operators."""
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from fnmatch import fnmatchcase
 from functools import lru_cache
 from glob import escape
@@ -13,180 +11,78 @@ OTHER = "other"
 MOVES_MEMORY = ("elementwise", "norm", "dropout", "activation", "copy")
 """Families of kernels and operators that only move memory."""
 
+# Names of ATen operators, and of the CUDA, ROCm and Triton kernels behind them, in small letters; the first match wins.
+_FAMILIES = tuple(
+    (family, re.compile(pattern))
+    for family, pattern in (
+        # Tensile's names list the options of its generator, which hold other families' words.
+        ("GEMM", r"^(?:custom_)?cijk_"),
+        ("copy", r"memcpy|memset|^triton_poi_fused(?:_+(?:to_copy|clone|copy|view|permute|transpose|cat))+_*\d*$"),
+        # PyTorch's backward pass of an embedding sorts the indices, cuts them into segments, and sums each one's part.
+        ("embedding", r"embedding|permute_pooled_embs|bounds_check_indices|linearize_index|krn_partial|segment_offset"),
+        ("embedding", r"num_of_(?:partial_)?segments|sum_and_scatter|compute_grad_weight"),
+        ("optimizer", r"multi_tensor_apply|adam|adagrad|optimizer|_foreach|clip_grad|fused_sgd|lpnorm|lamb(?!da)"),
+        ("optimizer", r"non_finite_check|amp_update_scale|(?<![a-z])sgd"),
+        ("norm", r"batch_?norm|rms_?norm|group_?norm|layer_?norm|gammabeta|rowwisemoments|cucomputegradinput"),
+        ("norm", r"ln_fwd|ln_bwd|bn_fw|bn_bw"),
+        ("attention", r"scaled_dot_product|flash|fmha|attention|mem_eff|attn_fwd|attn_bwd|_sdpa_"),
+        ("softmax and loss", r"soft_?max|cross_?entropy|nll_loss|(?<![a-z])loss"),
+        ("dropout", r"dropout|bernoulli|distribution_elementwise|masked_scale|\baten::(?:rand|uniform|normal)"),
+        # cuDNN convolves large images by Fourier transforms.
+        ("convolution", r"convolution|fprop|dgrad|wgrad|winograd|scudnn|convolve|implicit_con|fft2d_(?:r2c|c2r)"),
+        ("convolution", r"(?<![a-z])conv(?!ert)"),
+        ("GEMM", r"addmm|bmm|matmul|matrixmul|gemv|xmma|wmma|cublas|cutlass|nvjet|mkldnn|einsum|triton_mm"),
+        # fbgemm is a library of embeddings.
+        ("GEMM", r"(?<!fb)gemm|\bmm\b|_mm(?:_|$)|(?<![a-z])linear\b|splitkreduce"),
+        ("activation", r"gelu|relu|tanh|sigmoid|silu"),
+        ("embedding", r"index_?select|index_put|index_add|indexfunc|index_elementwise|indexing_backward|\bindex\b"),
+        ("embedding", r"gather(?!topk)|scatter"),
+        ("pooling", r"max_?pool|avg_?pool|average_pool|pooling|upsample|interpolate"),
+        ("elementwise", r"triton_poi|triton_for"),
+        ("reduction and sort", r"fill_reverse_indices|write_indices|nonzero|triton_spl|searchsorted|bucketize"),
+        ("reduction and sort", r"scan_innermost|scan_outer|histogram|\bflag_kernel"),
+        # To convert is to copy into another type, 8 bits with their scale included.
+        ("copy", r"copy|fillfunctor|clone|contiguous|nchwtonhwc|nhwctonchw|fill_kernel|fillbuffer|autocast|quantize"),
+        # compute_cuda_kernel is PyTorch's repeat_interleave.
+        ("copy", r"_qparam|rowwise_to_float|chunk_cat|repeat_interleave|compute_cuda_kernel|transpose\w*_kernel"),
+        ("copy", r"batched_transpose|\baten::(?:to|_?cat|stack|fill|zero)|(?<![a-z])(?<!with_)cast(?![a-z])|cupy_fill"),
+        # What a compiler has made of several operators, none of which its name tells.
+        ("fused", r"^triton_(?:_|unk|fused)|(?:^|_)fusion(?:_\d+)*$"),
+        ("reduction and sort", r"reduce_kernel|devicereduce|devicescan|radixsort|triton_red|triton_per|topk"),
+        (
+            "reduction and sort",
+            r"\baten::(?:sum|mean|a?max|a?min|argmax|norm|linalg_vector_norm|cumsum|sort|any|all)\b",
+        ),
+        ("reduction and sort", r"reduce_1block|dot_kernel|bitonicsort|segmentedsort"),
+        # What CUB and thrust do besides sorting, scanning and reducing is to apply a function to every element.
+        ("elementwise", r"parallel_?for|for_each|thrust\S*transform"),
+        ("reduction and sort", r"cub::|thrust::"),
+        # Operators that compute nothing: they make a tensor, or another view of one, or read one value.
+        (OTHER, r"^aten::(?:(?:new_)?empty\w*|resize_\w*|set_|item|_local_scalar_dense|is_nonzero|result_type)$"),
+        (OTHER, r"^aten::(?:_?unsafe_view|view(?:_as\w*)?|_?reshape(?:_alias|_as)?|as_strided_?|alias|detach_?)$"),
+        (OTHER, r"^aten::(?:t|transpose_?|permute|numpy_t|movedim|swap\w+|expand(?:_as)?|(?:un)?squeeze_?|flatten)$"),
+        (OTHER, r"^aten::(?:select|slice|narrow|split\w*|chunk|unbind|unflatten|unfold|diagonal|lift\w*|resolve_\w+)$"),
+        ("elementwise", r"elementwise|functor|cupy_|triu_tril|^aten::|eigenmetakernel"),
+        # Libraries of one purpose: whatever else they name belongs to it.
+        ("convolution", r"cudnn|miopen"),
+        ("embedding", r"fbgemm_gpu::"),
+    )
+)
+_MOST_READ = 4096  # characters of a name; those of real templates reach 3,000
 _FUSED_OPTIMIZER = re.compile(r"_?fused_?(?:adam|sgd|adagrad|lamb)|adamfunctor|lambstage|adamw_update|lamb_apply", re.I)
 
-# First match wins; names of ATen operators, and of the CUDA, ROCm and Triton kernels behind them. Words are looked for
-# in the name in small letters, several times faster than patterns; patterns are for what a word cannot tell.
-_FAMILIES: tuple[tuple[str, tuple[str, ...], str], ...] = (
-    (
-        COMMUNICATION,  # stays the first: see `communicates`
-        ("nccl", "rccl", "gloo", "allreduce", "all_reduce", "record_param_comms", "cross_device_reduce", "nvshmem"),
-        r"\bc10d|\bmpi_",
-    ),
-    # Tensile's names list the options of its generator, which hold other families' words.
-    ("GEMM", (), r"^(?:custom_)?cijk_"),
-    ("copy", ("memcpy", "memset"), r"^triton_poi_fused(?:_+(?:to_copy|clone|copy|view|permute|transpose|cat))+_*\d*$"),
-    # Its backward pass in PyTorch sorts the indices, cuts them into segments, and sums the gradient of each.
-    (
-        "embedding",
-        ("embedding", "permute_pooled_embs", "bounds_check_indices", "linearize_index", "krn_partial"),
-        r"num_of_(?:partial_)?segments|segment_offset|sum_and_scatter|compute_grad_weight",
-    ),
-    (
-        "optimizer",
-        (
-            "multi_tensor_apply",
-            "adam",
-            "adagrad",
-            "optimizer",
-            "_foreach",
-            "clip_grad",
-            "fused_sgd",
-            "lpnorm",
-            "non_finite_check",
-            "amp_update_scale",
-        ),
-        r"lamb(?!da)|(?<![a-z])sgd",
-    ),
-    (
-        "norm",
-        ("batch_norm", "batchnorm", "rms_norm", "rmsnorm", "group_norm", "groupnorm", "gammabeta", "rowwisemoments"),
-        r"layer_?norm|cucomputegradinput|ln_fwd|ln_bwd|bn_fw|bn_bw",
-    ),
-    (
-        "attention",
-        ("scaled_dot_product", "flash", "fmha", "attention", "mem_eff", "attn_fwd", "attn_bwd", "_sdpa_"),
-        "",
-    ),
-    ("softmax and loss", ("softmax", "soft_max", "cross_entropy", "crossentropy", "nll_loss"), r"(?<![a-z])loss"),
-    (
-        "dropout",
-        ("dropout", "bernoulli", "distribution_elementwise", "masked_scale"),
-        r"\baten::(?:rand|uniform|normal)",
-    ),
-    (
-        "convolution",
-        ("convolution", "fprop", "dgrad", "wgrad", "winograd", "scudnn", "convolve", "implicit_con"),
-        r"(?<![a-z])conv(?!ert)|fft2d_(?:r2c|c2r)",  # cuDNN convolves large images by Fourier transforms
-    ),
-    (
-        "GEMM",
-        (
-            "addmm",
-            "bmm",
-            "matmul",
-            "matrixmul",
-            "gemv",
-            "xmma",
-            "wmma",
-            "cublas",
-            "cutlass",
-            "nvjet",
-            "mkldnn",
-            "einsum",
-            "triton_mm",
-        ),
-        r"(?<!fb)gemm|\bmm\b|_mm(?:_|$)|(?<![a-z])linear\b|splitkreduce|einsum",  # fbgemm is a library of embeddings
-    ),
-    ("activation", ("gelu", "relu", "tanh", "sigmoid", "silu"), ""),
-    (
-        "embedding",
-        ("index_select", "indexselect", "index_put", "index_add", "indexfunc", "index_elementwise"),
-        r"indexing_backward|\bindex\b|gather(?!topk)|scatter",
-    ),
-    (
-        "pooling",
-        ("max_pool", "avg_pool", "average_pool", "maxpool", "avgpool", "pooling", "upsample", "interpolate"),
-        "",
-    ),
-    ("elementwise", ("triton_poi", "triton_for"), ""),
-    (
-        "reduction and sort",
-        (
-            "fill_reverse_indices",
-            "write_indices",
-            "nonzero",
-            "triton_spl",
-            "searchsorted",
-            "bucketize",
-            "scan_innermost",
-            "scan_outer",
-            "histogram",
-        ),
-        r"\bflag_kernel",
-    ),
-    # To convert is to copy into another type, 8 bits with their scale included.
-    (
-        "copy",
-        (
-            "copy",
-            "fillfunctor",
-            "clone",
-            "contiguous",
-            "nchwtonhwc",
-            "nhwctonchw",
-            "fill_kernel",
-            "fillbuffer",
-            "autocast",
-            "quantize",
-            "_qparam",
-            "rowwise_to_float",
-            "chunk_cat",
-            "repeat_interleave",
-            "compute_cuda_kernel",  # what PyTorch calls the kernel of repeat_interleave
-        ),
-        r"transpose\w*_kernel|batched_transpose",
-    ),
-    ("copy", (), r"\baten::(?:to|_?cat|stack|fill|zero)|(?<![a-z])(?<!with_)cast(?![a-z])|cupy_fill"),
-    # What a compiler has made of several operators, none of which its name tells.
-    ("fused", (), r"^triton_(?:_|unk|fused)|(?:^|_)fusion(?:_\d+)*$"),
-    (
-        "reduction and sort",
-        ("reduce_kernel", "devicereduce", "devicescan", "radixsort", "triton_red", "triton_per", "topk"),
-        r"\baten::(?:sum|mean|a?max|a?min|argmax|norm|linalg_vector_norm|cumsum|sort|any|all)\b|reduce_1block|dot_kernel|"
-        r"bitonicsort|segmentedsort",
-    ),
-    # What CUB and thrust do besides sorting, scanning and reducing is to apply a function to every element.
-    ("elementwise", (), r"parallel_?for|for_each|thrust\S*transform"),
-    ("reduction and sort", ("cub::", "thrust::"), ""),
-    ("elementwise", ("elementwise", "functor", "cupy_", "triu_tril"), r"^aten::|eigenmetakernel"),
-    # Libraries of one purpose: whatever else they name belongs to it.
-    ("convolution", ("cudnn", "miopen"), ""),
-    ("embedding", ("fbgemm_gpu::",), ""),
-)
-_COMPILED = tuple((label, words, re.compile(pattern) if pattern else None) for label, words, pattern in _FAMILIES)
-_MOST_READ = 4096  # characters of a name; those of real templates reach 3,000
-
-COLLECTIVES = (
-    "all_reduce",
-    "all_gather",
-    "reduce_scatter",
-    "all_to_all",
-    "broadcast",
-    "reduce",
-    "gather",
-    "scatter",
-    "send_recv",
-    "barrier",
-    "dispatch",
-    "combine",
-    "notify",
-    "other",
-)
-"""Collective operations, under one name each whatever library ran them. send_recv is point to point. Of expert
-parallelism, dispatch sends tokens to the ranks of their experts, combine brings the results back, and notify tells the
-ranks how many tokens come. other is a communication kernel whose name does not say its operation
-(`ncclDevKernel_Generic`, RCCL's only one)."""
-
-# A communication name holds one of these libraries' names; what follows it is the operation.
-_LIBRARY = re.compile(r"nccl|rccl|gloo|mscclpp|c10d|\bp?mpi[_:]|\bucc:|\bxccl:|\bhccl:", re.IGNORECASE)
-_OPERATIONS: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
-    (label, re.compile(pattern, re.IGNORECASE))
-    for label, pattern in (
-        ("barrier", r"barrier"),  # first: PyTorch runs NCCL's as "nccl:all_reduce_barrier"
-        ("all_reduce", r"all_?reduce"),
+# Operations by the words of a name that a communication library is known by; the first match wins. PyTorch runs NCCL's
+# barrier as "nccl:all_reduce_barrier"; NVSHMEM's reductions and fcollect leave their result on every rank.
+_OPERATIONS = tuple(
+    (operation, re.compile(pattern, re.IGNORECASE))
+    for operation, pattern in (
+        ("barrier", r"barrier|\bsync_on_stream|sync_kernel|clean_low_latency_buffer"),
+        ("notify", r"notify|exchangeSplit"),
+        ("combine", r"combine"),
+        ("dispatch", r"dispatch"),
         ("reduce_scatter", r"reduce_?scatter"),
-        ("all_gather", r"all_?gather"),
+        ("all_reduce", r"all_?reduce|cross_device_reduce|\b(?:reduce|rdxn)\w*_on_stream"),
+        ("all_gather", r"all_?gather|\bfcollect"),
         ("all_to_all", r"all_?to_?all"),
         ("send_recv", r"send_?recv|[_:]i?send|[_:]i?recv|ncclsend|ncclrecv|coalesced_p2p"),
         ("broadcast", r"broadcast|bcast"),
@@ -195,45 +91,30 @@ _OPERATIONS: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
         ("scatter", r"scatter"),
     )
 )
+COLLECTIVES = (*(operation for operation, _ in _OPERATIONS), "other")
+"""Collective operations, under one name each whatever library ran them. send_recv is point to point. Of expert
+parallelism, dispatch sends tokens to the ranks of their experts, combine brings the results back, and notify tells the
+ranks how many tokens come. other is a communication kernel whose name does not say its operation
+(`ncclDevKernel_Generic`, RCCL's only one)."""
+_LIBRARY = re.compile(r"nccl|rccl|gloo|mscclpp|c10d|\bp?mpi[_:]|\bucc:|\bxccl:|\bhccl:", re.IGNORECASE)
 _DEVICE_KERNEL = re.compile(r"\b[nr]ccl(?:Symk)?(?:Dev|Generic)?Kernel|\bncclDev(?!ice)\w*_", re.IGNORECASE)
-
-# GPU kernels of libraries other than NCCL, by the function's own name. DeepEP (deepseek-ai/DeepEP, csrc/), its hybrid
-# kernels, MORI (ROCm/mori) and TensorRT-LLM exchange the tokens of experts. What they compute on one rank alone (the
-# layout of a dispatch, the copy out of a buffer, permutations) is no communication. PyTorch's all-to-alls over NVSHMEM
-# exchange the sizes first; pplx-garden's kernels send and receive apart.
-_EXCHANGE = re.compile(
-    r"\b(?:deep|hybrid)_ep::(?:\w+::)*(\w+)$|\bmoeA2A(\w+Kernel)$|\b(Ep(?:Dispatch|Combine)\w*Kernel\w*)$|"
-    r"\b(a2a_(?:dispatch|combine)_\w+)$|\b(exchangeSplitAndOffset\w*)$",
+# Other libraries by a function's own name: DeepEP (deepseek-ai/DeepEP, csrc/; copies have other outer namespaces) and
+# its hybrid kernels, MORI (ROCm/mori), TensorRT-LLM, pplx-garden and PyTorch's all-to-alls over NVSHMEM; kernels of
+# NVSHMEM and rocSHMEM, MSCCL's in RCCL, AITER's, and those that let the switch add or copy (multimem).
+_GPU_LIBRARY = re.compile(
+    r"ep::(?:internode|intranode|internode_ll)::(?:dispatch|combine|notify|cached_notify)\w*$|"
+    r"\b(?:deep|hybrid)_ep::\S*(?:barrier|sync_kernel|clean_low_latency_buffer|notify|combine|dispatch)\w*$|"
+    r"\bmoeA2A(?:Dispatch|Combine)\w*Kernel$|\bEp(?:Dispatch|Combine)\w*Kernel|\ba2a_(?:dispatch|combine)_\w+$|"
+    r"\bexchangeSplitAndOffset|\b(?:barrier|sync|alltoall|broadcast|fcollect|reduce|rdxn)\w*_on_stream_kernel|"
+    r"\b(?:nv|roc)shmem|\bmscclKernel_|\bmscclpp::|\bmultimem_|cross_device_store|\ballToAllV(?:_2d\w*|Push|Kernel)?$|"
+    r"\bmoeAllToAll\w*Kernel",
     re.IGNORECASE,
 )
-_EXCHANGE_OPERATIONS: tuple[tuple[str | None, re.Pattern[str]], ...] = tuple(
-    (label, re.compile(pattern, re.IGNORECASE))
-    for label, pattern in (
-        (None, r"layout|epilogue|permute|prepare|preprocess"),
-        ("barrier", r"barrier|sync_kernel|clean_low_latency_buffer"),
-        ("notify", r"notify|exchangeSplit"),
-        ("combine", r"combine"),
-        ("dispatch", r"dispatch"),
-        ("send_recv", r"(?:^|_)(?:send|recv)(?:_|$)"),
-    )
-)
-# Kernels of NVSHMEM (nvshmem/src/host/stream/coll) and rocSHMEM, MSCCL's in RCCL, AITER's, and those that let the
-# switch add or copy (multimem).
-_OTHERS = re.compile(
-    r"\b(?:barrier|sync|alltoall|broadcast|fcollect|reduce|rdxn)\w*_on_stream_kernel|\b(?:nv|roc)shmem|\bmscclKernel_|"
-    r"\bmscclpp::|\bmultimem_|cross_device_store|\ballToAllV(?:_2d\w*|Push|Kernel)?$|\bmoeAllToAll\w*Kernel",
-    re.IGNORECASE,
-)
-_KERNEL_OPERATIONS: tuple[tuple[str, re.Pattern[str]], ...] = (
-    ("reduce_scatter", re.compile(r"reduce_?scatter", re.IGNORECASE)),
-    # Of vLLM, SGLang and AITER; of NVSHMEM, whose reductions and fcollect leave their result on every rank.
-    ("all_reduce", re.compile(r"cross_device_reduce|\b(?:reduce|rdxn)\w*_on_stream", re.IGNORECASE)),
-    ("all_gather", re.compile(r"\bfcollect", re.IGNORECASE)),
-    ("barrier", re.compile(r"\bsync_on_stream", re.IGNORECASE)),
-    *_OPERATIONS,
-)
+# Their work on one rank alone: the layout of a dispatch, the copy out of a buffer, permutations.
+_ALONE = re.compile(r"layout|epilogue|permute|prepare|preprocess", re.IGNORECASE)
+_WORDS = re.compile(r"nccl|rccl|gloo|all_?reduce|record_param_comms|cross_device_reduce|nvshmem|\bc10d|\bmpi_", re.I)
 # What Inductor compiles runs on one GPU; it is named after the operators around it, collectives too.
-_COMPILED_BY_INDUCTOR = re.compile(r"triton_(?:[a-z]+_)?fused")
+_COMPILED_BY_INDUCTOR = re.compile(r"triton_(?:[a-z]+_)?fused", re.IGNORECASE)
 _UNNAMED = re.compile(r"\(anonymous namespace\)::|<unnamed>::")
 
 
@@ -244,7 +125,7 @@ def has_fused_optimizer(names: Iterable[str]) -> bool:
 
 @lru_cache(maxsize=65536)
 def family(name: str) -> str:
-    """Return which kind of work an operator or kernel does, by its name; "other" where the name does not say.
+    """Return which kind of work an operator or kernel does, by its name; "other" if it says nothing, or no work.
 
     A fused kernel is of the first family whose operator its name tells (Triton lists them): norm before softmax,
     softmax before dropout, dropout before activation, activation before elementwise.
@@ -252,20 +133,18 @@ def family(name: str) -> str:
     if communicates(name):
         return COMMUNICATION
     text = name[:_MOST_READ].lower()
-    return next((label for label, words, pattern in _COMPILED[1:] if _tells(text, words, pattern)), OTHER)
+    return next((label for label, pattern in _FAMILIES if pattern.search(text)), OTHER)
 
 
 @lru_cache(maxsize=65536)
 def communicates(name: str) -> bool:
-    """Return whether work of this name is communication: whether that is its family, in less time."""
-    text = name[:_MOST_READ].lower()
+    """Return whether work of this name is communication."""
+    text = name[:_MOST_READ]
     if _COMPILED_BY_INDUCTOR.match(text):
         return False
-    return collective(name) is not None or _other_library(name) is not None or _tells(text, *_COMPILED[0][1:])
-
-
-def _tells(text: str, words: Sequence[str], pattern: re.Pattern[str] | None) -> bool:
-    return any(word in text for word in words) or (pattern is not None and pattern.search(text) is not None)
+    function = _function(name)
+    other_library = _GPU_LIBRARY.search(function) and not _ALONE.search(function)
+    return collective(name) is not None or bool(other_library or _WORDS.search(text))
 
 
 @lru_cache(maxsize=65536)
@@ -276,48 +155,26 @@ def is_gpu_library(name: str) -> bool:
 
 
 def collective(name: str) -> str | None:
-    """Return which of COLLECTIVES a kernel, operator or range is; None where it is none.
-
-    Takes NCCL's four forms (ncclKernel_AllReduce_..., ncclDevKernel_AllReduce_..., ncclDev..., ncclAllReduce...Kernel),
-    PyTorch's ("nccl:all_reduce", "gloo:all_reduce") and MPI's ("MPI_Allreduce").
-    """
+    """Return which of COLLECTIVES a kernel, operator or range of NCCL, gloo or MPI is; None where it is none."""
     own = name.partition("(")[0]  # a kernel's parameters say nothing about what it does
     if not _LIBRARY.search(own):
         return None
-    for label, pattern in _OPERATIONS:
-        if pattern.search(own):
-            return label
-    return "other" if _DEVICE_KERNEL.search(own) else None
+    return _operation(own) or ("other" if _DEVICE_KERNEL.search(own) else None)
 
 
 @lru_cache(maxsize=65536)
 def kernel_collective(name: str) -> str | None:
-    """Return which of COLLECTIVES a kernel of a GPU is; None exactly where its family is not communication.
-
-    Takes what `collective` takes, and the kernels of DeepEP, MORI, NVSHMEM, MSCCL, PyTorch's symmetric memory and the
-    all-reduces of vLLM, SGLang, FlashInfer and TensorRT-LLM.
-    """
-    if not communicates(name):
-        return None
-    return collective(name) or _other_library(name) or _operation(_own_name(name))
+    """Return which of COLLECTIVES a kernel of a GPU is; None exactly where its family is not communication."""
+    return (collective(name) or _operation(_function(name)) or "other") if communicates(name) else None
 
 
-def _other_library(name: str) -> str | None:
-    own = _own_name(name)
-    if match := _EXCHANGE.search(own):
-        function = next(filter(None, match.groups()))
-        return next((label for label, pattern in _EXCHANGE_OPERATIONS if pattern.search(function)), None)
-    return _operation(own) if _OTHERS.search(own) else None
+def _operation(name: str) -> str | None:
+    return next((label for label, pattern in _OPERATIONS if pattern.search(name)), None)
 
 
-def _operation(own: str) -> str:
-    return next((label for label, pattern in _KERNEL_OPERATIONS if pattern.search(own)), "other")
-
-
-def _own_name(name: str) -> str:
-    """A function's name with its namespaces, without what it returns, its template's arguments and its parameters."""
-    own = re.split(r"[<(]", _UNNAMED.sub("", name[:_MOST_READ]), maxsplit=1)[0].strip()
-    return own.rpartition(" ")[2]
+def _function(name: str) -> str:
+    """Return a function's name with its namespaces, without its result, its template's arguments and parameters."""
+    return re.split(r"[<(]", _UNNAMED.sub("", name[:_MOST_READ]), maxsplit=1)[0].strip().rpartition(" ")[2]
 
 
 def bus_factor(collective: str, ranks: int) -> float | None:
@@ -353,9 +210,12 @@ def parallelism(description: str) -> str:
     ranks of one copy of the model).
     """
     words = re.findall(r"[a-z]+", description[:_MOST_READ].lower())
-    found = [kind for kind, known in _PARALLELISMS.items() if any(word in known for word in words)]
-    found.sort(key=lambda kind: next(i for i, word in enumerate(words) if word in _PARALLELISMS[kind]))
-    return "+".join(found) or ("model" if "model" in words and "parallel" in words else "")
+    places = {
+        kind: min((place for place, word in enumerate(words) if word in known), default=-1)
+        for kind, known in _PARALLELISMS.items()
+    }
+    kinds = sorted((kind for kind, place in places.items() if place >= 0), key=lambda kind: places[kind])
+    return "+".join(kinds) or ("model" if {"model", "parallel"} <= set(words) else "")
 
 
 def is_like(name: str, pattern: str) -> bool:
@@ -363,25 +223,14 @@ def is_like(name: str, pattern: str) -> bool:
     return fnmatchcase(name, escape(pattern).replace("[*]", "*"))
 
 
-ROOFLINES = {
-    **dict.fromkeys(("mm", "addmm", "bmm", "baddbmm", "_scaled_mm"), "GEMM"),
-    **dict.fromkeys(
-        (
-            f"_scaled_dot_product_{kind}_attention{way}"
-            for kind in ("flash", "efficient", "cudnn")
-            for way in ("", "_backward")
-        ),
-        "attention",
-    ),
-    **dict.fromkeys(("native_layer_norm", "_fused_rms_norm"), "norm"),
-    **dict.fromkeys(("native_layer_norm_backward", "_fused_rms_norm_backward"), "norm"),
-}
-"""ATen operators that are compared with the roofline, and what they are."""
+_ATTENTION = ("flash", "efficient", "cudnn")
+GEMMS = ("mm", "addmm", "bmm", "baddbmm")
+ATTENTIONS = tuple(f"_scaled_dot_product_{kind}_attention{way}" for kind in _ATTENTION for way in ("", "_backward"))
 
 
 def has_roofline(name: str) -> bool:
     """Return whether the work of an operator is known by the sizes of its inputs."""
-    return name.startswith("aten::") and name[6:] in ROOFLINES
+    return name.startswith("aten::") and name[6:] in (*GEMMS, *ATTENTIONS)
 
 
 PRECISIONS = ("", "mxfp4", "nvfp4", "fp4", "mxfp8", "fp8", "int4", "int8", "bf16", "fp16", "tf32", "fp64", "fp32")

@@ -13,8 +13,8 @@ from analysis.metrics.communication.exposure import (
     communication_by_rank,
     exposed_union_ms,
 )
-from analysis.metrics.communication.link_rates import LinkRates
 from analysis.metrics.communication.matching import ClockOffsets, Matching, clock_offsets, match_collectives, stragglers
+from analysis.metrics.kernels.devices import LinkRates
 from analysis.metrics.time.temporal import work_sets
 from analysis.timeline import Timeline, lost_kernels
 from analysis.wording import percent, short

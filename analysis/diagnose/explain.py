@@ -8,7 +8,7 @@ from typing import Any
 from analysis.diagnose.advice import Advice, Context, ranked, with_command
 from analysis.diagnose.finding import Finding, distinct, distinct_names, file_stem
 from analysis.metrics.comparison.traces import TraceComparison
-from analysis.metrics.kernels.modules import NOWHERE
+from analysis.metrics.kernels.modules import OUTSIDE
 from analysis.sources import Source
 from analysis.wording import percent
 
@@ -58,7 +58,7 @@ def explain(
         from analysis.diagnose import communication as communication_findings
         from analysis.diagnose import modules as module_findings
         from analysis.diagnose import timelines as timeline_findings
-        from analysis.metrics.communication.link_rates import LinkRates
+        from analysis.metrics.kernels.devices import LinkRates
 
         found += timeline_findings.window_findings(source.timelines)
         found += timeline_findings.findings(source.timelines, context)
@@ -139,7 +139,7 @@ def by_weight(findings: Sequence[Finding]) -> list[Finding]:
 
 def comparison_findings(found: TraceComparison) -> list[Finding]:
     """Return the kinds of time, the families, the places and the kernels that changed, each with its sentence."""
-    placed = (found.places["path"] != NOWHERE).any()
+    placed = (found.places["path"] != OUTSIDE).any()
     places = Finding("changed_places", "Places in the model that changed, own time", found.places, _place(found))
     return [
         Finding("time", f"Time per {found.per} and rank", found.time, _verdict(found)),

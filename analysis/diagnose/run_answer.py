@@ -12,7 +12,7 @@ from analysis.diagnose.answer import Answer, Point, Winner, answers, script_answ
 from analysis.load import LoadedTrial
 from analysis.metrics.cautions import FASTER_LOADER, disturbance
 from analysis.metrics.comparison.winner import apart
-from analysis.metrics.records import published
+from analysis.metrics.kernels.devices import record_of
 from analysis.metrics.speed_of_light import LOSS, NOT_EXPLAINED
 from records.run import RunDirectory
 
@@ -141,10 +141,10 @@ def _how_good(best: Point, floor: Row | None) -> tuple[tuple[str, ...], str, dic
     if mfu is not None:
         peak = wording.flops(row.get("measured_peak_flops"))
         of_peak = f"MFU is {wording.percent(mfu)} (measured peak {peak})."
-    record = published(str(best.trials[0].environment.get("device_name") or ""), row)
+    record = record_of(str(best.trials[0].environment.get("device_name") or ""), row)
     if record is not None:
         of_record = best.samples_per_second / int(row["world_size"]) / record.samples_per_second
-        numbers["record"] = {**dataclasses.asdict(record), "share": of_record}
+        numbers["record"] = {**record._asdict(), "share": of_record}
         rate = wording.number(record.samples_per_second)
         sentences.append(
             f"That is {wording.percent(of_record)} of the published {rate} samples/s per device "

@@ -4,7 +4,7 @@ GEMMs."""
 from collections.abc import Iterable, Iterator, Sequence
 
 from analysis.diagnose.advice import Context
-from analysis.metrics.kernels.ceilings import faster_types
+from analysis.metrics.kernels.devices import faster_types
 from analysis.metrics.kernels.gemm_precision import gemm_time_by_precision
 from analysis.metrics.time.temporal import Temporal
 from analysis.timeline import Timeline

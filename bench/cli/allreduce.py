@@ -33,7 +33,7 @@ def run(options: AllreduceOptions) -> Result:
     from analysis.diagnose.communication import findings, no_communication
     from analysis.diagnose.profiles import own_tests
     from analysis.diagnose.timelines import window_findings
-    from analysis.metrics.communication.link_rates import LinkRates
+    from analysis.metrics.kernels.devices import LinkRates
     from analysis.sources import open_sources, profile_of
 
     if not options.paths:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from analysis.metrics.communication.link_rates import LinkRates
+from analysis.metrics.kernels.devices import LinkRates
 from analysis.metrics.time.launches import calls_with
 from analysis.metrics.time.temporal import Window, WorkSets, window_set, work_sets, work_window
 from analysis.names import bus_factor, parallelism

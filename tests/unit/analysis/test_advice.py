@@ -24,7 +24,6 @@ from analysis.diagnose.run_answer import complete_answers
 from analysis.load import load_run
 from analysis.metrics.comparison.within_run import ratios_of
 from analysis.metrics.kernels.roofline import Roofline
-from analysis.metrics.records import RECORDS, published
 from analysis.metrics.time.temporal import analysis_window
 from analysis.sources import Source, open_sources
 from analysis.timeline import Timeline
@@ -393,15 +392,6 @@ def test_counters_advise_by_what_the_busiest_unit_leaves() -> None:
     )  # fmt: skip
     (one,) = _roofline_advice(Roofline(table, table, {}, ()), Context())
     assert one.saves == pytest.approx(0.75) and one.cause == "latency" and "gemm" in one.seen
-
-
-def test_published_figures_are_for_their_device_and_workload_alone() -> None:
-    row = {"task": "pretrain", "preset": "large", "precision": "bf16", "seq_len": 512}
-    found = published("NVIDIA A100-SXM4-80GB", row)
-    assert found is not None and found.samples_per_second == 264.0
-    assert published("NVIDIA H100 80GB HBM3", row) is None and published("", row) is None
-    assert published("NVIDIA A100-SXM4-80GB", {**row, "preset": "base"}) is None
-    assert all(one.source and one.conditions for one in RECORDS)
 
 
 def test_one_round_is_no_caution_where_the_known_spread_makes_every_comparison_conclusive(tmp_path: Path) -> None:

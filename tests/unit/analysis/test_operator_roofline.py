@@ -54,8 +54,6 @@ def test_bytes_by_hand() -> None:
         "aten::baddbmm", inputs([[9, 2, 4], [9, 2, 3], [9, 3, 4], [], []], values=["", "", "", "0.", "1"])
     )
     assert unadded is not None and unadded.bytes == 2 * 9 * (2 * 3 + 3 * 4 + 2 * 4)
-    norm = work_of("aten::native_layer_norm", inputs([[8, 512], [], [512], [512], []], "float"))
-    assert norm is not None and norm.bytes == 4 * (2 * 8 * 512 + 2 * 512) and math.isnan(norm.flop)
 
 
 def test_causal_attention_needs_the_pairs_on_and_below_the_diagonal() -> None:
@@ -115,8 +113,7 @@ def test_the_peak_of_an_unknown_gpu_is_unknown(tmp_path: Path) -> None:
     found = trace(tmp_path, "sgemm", device="NVIDIA X1")
     (row,) = operator_roofline([found]).itertuples()
     assert row.bound == row.peak_of == "" and math.isnan(row.attainable_fraction) and row.achieved_flops > 0
-    (finding,) = roofline_findings([found])
-    assert "not known" in finding.sentence
+    assert [one.name for one in roofline_findings([found])] == ["operator_roofline"]
 
 
 @pytest.mark.public

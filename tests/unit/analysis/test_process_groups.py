@@ -19,8 +19,8 @@ from analysis.diagnose.communication import findings
 from analysis.diagnose.finding import Finding
 from analysis.diagnose.profiles import own_tests
 from analysis.metrics.communication.exposure import communication_by_group, communication_by_kind
-from analysis.metrics.communication.link_rates import LinkRates, in_one_node, published_rate
 from analysis.metrics.communication.matching import match_collectives
+from analysis.metrics.kernels.devices import LinkRates, in_one_node
 from analysis.names import parallelism
 from analysis.readers import nccl_tests
 from analysis.readers.kineto.reader import read, read_ranks
@@ -279,24 +279,6 @@ def test_the_suites_own_measurement_comes_before_nccl_tests(tmp_path: Path) -> N
     expected = (1 << 24) / ring_all_reduce_us(4, 1 << 24, 10.0, 50.0) / 1e3 * 1.5
     assert found is not None and found.gb_s == pytest.approx(expected, rel=1e-6) and "bertbench comm" in found.source
     assert wrong.world_size == 2 and ("all_reduce", 2) not in rates.measured
-
-
-@pytest.mark.parametrize(
-    ("name", "expected"),
-    [
-        ("NVIDIA H100 80GB HBM3", 450),
-        ("NVIDIA A100-SXM4-40GB", 300),
-        ("Tesla V100-SXM2-32GB", 150),
-        ("AMD Instinct MI300X", 448),
-        ("NVIDIA H100 PCIe", None),
-        ("NVIDIA H100 NVL", None),
-        ("NVIDIA A100-PG509-200", None),
-        ("Tesla T4", None),
-    ],
-)
-def test_links_are_published_for_known_gpus_only(name: str, expected: float | None) -> None:
-    found = published_rate(name)
-    assert (None if found is None else found.gb_s) == expected
 
 
 def test_published_links_hold_inside_one_node_only() -> None:

@@ -12,7 +12,7 @@ from support import shared_files
 from analysis.counters import KernelCounters
 from analysis.diagnose import cores as core_findings
 from analysis.diagnose.roofline import flop_rates, memory_levels
-from analysis.metrics.kernels.ceilings import _TABLE, DRAM, ceilings, device_peaks, measured_ceiling
+from analysis.metrics.kernels.ceilings import DRAM, ceilings, measured_ceiling
 from analysis.metrics.kernels.roofline import LATENCY, UNKNOWN, roofline
 from analysis.readers.ncu.reader import read
 
@@ -283,48 +283,6 @@ def test_without_a_ceiling_the_type_is_that_of_most_operations() -> None:
 def test_a_kernel_without_operations_computes_nothing() -> None:
     row = only(counters({**ONE, **ops("f", 0, 0, 0)}))
     assert (row["flop"], row["flop_type"], row["compute_fraction"]) == (0, "", 0)
-
-
-@pytest.mark.parametrize(
-    ("name", "kind", "rate", "memory"),
-    [
-        ("NVIDIA H200", "tensor_bf16", 989.4e12, 4.8e12),
-        ("NVIDIA H100 80GB HBM3", "tensor_tf32", 494.7e12, 3.35e12),
-        ("NVIDIA A100-SXM4-80GB", "tensor_fp16", 312e12, 2.039e12),
-        ("A100-SXM4-40GB", "fp32", 19.5e12, 1.555e12),
-        ("Tesla V100-SXM2-16GB", "tensor_fp16", 125e12, 0.9e12),
-        ("Tesla T4", "fp32", 8.1e12, 0.32e12),
-        ("NVIDIA L4", "tensor_fp16", 121e12, 0.3e12),
-        ("NVIDIA L40S", "tensor_bf16", 362.05e12, 0.864e12),
-        ("NVIDIA GeForce RTX 3090", "tensor_bf16", 71e12, 0.936e12),
-    ],
-)
-def test_the_table_knows_a_device_by_its_name(name: str, kind: str, rate: float, memory: float) -> None:
-    peaks = device_peaks(name)
-    assert peaks is not None and peaks.flops[kind] == rate and peaks.bytes_per_second == memory
-
-
-@pytest.mark.parametrize(
-    "name",
-    ["NVIDIA H200 NVL", "NVIDIA A100-SXM4-80GB MIG 1g.10gb", "NVIDIA A10G", "NVIDIA L40", "NVIDIA H100 NVL", "T4G",
-     "NVIDIA GeForce RTX 3090 Ti", "", "NVIDIA", None],
-)  # fmt: skip
-def test_a_variant_that_nobody_listed_is_unknown(name: str | None) -> None:
-    assert device_peaks(name) is None
-
-
-def test_every_row_of_the_table_is_dense() -> None:
-    """A value with sparsity is twice the dense one; then tf32, half the rate of fp16, would be equal to it."""
-    for _, peaks in _TABLE:
-        tensor = {kind: rate for kind, rate in peaks.flops.items() if kind.startswith("tensor_")}
-        if "tensor_tf32" in tensor and "tensor_fp16" in tensor:
-            assert tensor["tensor_fp16"] / tensor["tensor_tf32"] == pytest.approx(2, rel=0.02), peaks.name
-        if "tensor_fp8" in tensor:
-            assert tensor["tensor_fp8"] / tensor["tensor_fp16"] == pytest.approx(2, rel=0.03), peaks.name
-        assert tensor.get("tensor_bf16", tensor.get("tensor_fp16")) == tensor.get("tensor_fp16"), peaks.name
-
-
-# ---- real files ----
 
 
 @pytest.mark.public

@@ -1,0 +1,87 @@
+"""The table of devices: peaks, links and records by what the driver calls a GPU."""
+
+from typing import Any
+
+import pytest
+
+from analysis.metrics.kernels.devices import _DEVICES, RECORDS, device_of, faster_types, record_of
+
+ROW: dict[str, Any] = {"task": "pretrain", "preset": "large", "precision": "bf16", "seq_len": 512}
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "tera", "gb_s", "link"),
+    [
+        ("NVIDIA B200", "tensor_bf16", 2250, 8000, 900),
+        ("NVIDIA B300 SXM6 AC", "tensor_fp8", 4500, 8000, 900),
+        ("NVIDIA GB200", "tensor_fp16", 2500, 8000, 900),
+        ("NVIDIA GB300", "fp32", None, None, 900),
+        ("NVIDIA H200", "tensor_bf16", 989.4, 4800, 450),
+        ("NVIDIA H100 80GB HBM3", "tensor_fp16", 989.4, 3350, 450),
+        ("NVIDIA H100 PCIe", "tensor_bf16", 756, 2039, None),
+        ("NVIDIA H100 NVL", "tensor_bf16", 835.5, 3900, None),
+        ("NVIDIA H20", "tensor_bf16", 148, 4000, 450),
+        ("NVIDIA GH200 480GB", "tensor_tf32", 494, 4000, 450),
+        ("NVIDIA GH200 144G HBM3e", "fp32", 67, 4900, 450),
+        ("NVIDIA A100-SXM4-80GB", "tensor_fp16", 312, 2039, 300),
+        ("NVIDIA A100 80GB PCIe", "fp32", 19.5, 1935, None),
+        ("NVIDIA A800-SXM4-80GB", "tensor_bf16", None, None, 200),
+        ("Tesla V100-SXM2-16GB", "tensor_fp16", 125, 900, 150),
+        ("Tesla V100-SXM2-16GB", "tensor_bf16", None, 900, 150),
+        ("Tesla T4", "tensor_fp16", 65, 320, 16),
+        ("NVIDIA L40S", "tensor_fp8", 733, 864, 32),
+        ("NVIDIA A40", "tensor_fp16", 149.7, 696, None),
+        ("NVIDIA RTX A6000", "tensor_tf32", 77.4, 768, None),
+        ("NVIDIA GeForce RTX 4090", "tensor_bf16", 165.2, 1008, 32),
+        ("NVIDIA GeForce RTX 5090", "tensor_bf16", 209.5, 1792, 64),
+        ("AMD Instinct MI300X", "tensor_bf16", 1307.4, 5300, 448),
+    ],
+)
+def test_peaks_by_name(name: str, kind: str, tera: float | None, gb_s: float | None, link: float | None) -> None:
+    device = device_of(name)
+    assert device is not None
+    assert device.flops.get(kind) == (None if tera is None else tera * 1e12)
+    assert device.bytes_per_second == (None if gb_s is None else gb_s * 1e9)
+    assert (device.link and device.link.gb_s) == link
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["NVIDIA A10G", "NVIDIA H200 NVL", "NVIDIA A100-PG509-200", "A100-SXM4-40GB MIG 1g.5gb", "NVIDIA L40", "", None],
+)  # fmt: skip
+def test_a_variant_that_is_not_listed_is_unknown(name: str | None) -> None:
+    assert device_of(name) is None
+
+
+def test_rows_are_dense_and_have_a_source() -> None:
+    names = [device.name for _, device in _DEVICES]
+    assert len(names) == len(set(names)) >= 30
+    for _, device in _DEVICES:
+        rates = device.flops
+        assert device.source.startswith("https://")
+        assert not rates or ("fp32" in rates and device.bytes_per_second)
+        # Each halving of the width at most doubles the rate, rounding of the sheets apart.
+        assert rates.get("tensor_fp8", 0) <= 2.03 * rates.get("tensor_fp16", 0) or "tensor_fp8" not in rates
+
+
+@pytest.mark.parametrize(
+    ("name", "types"),
+    [
+        ("NVIDIA A100-SXM4-80GB", ("fp16", "bf16", "tf32")),
+        ("Tesla T4", ("fp16",)),
+        ("Quadro RTX 8000", ("fp16",)),
+        ("NVIDIA GeForce GTX 1080 Ti", ()),
+        ("Tesla P100-SXM2-16GB", ("fp16",)),
+        ("NVIDIA X1", None),
+    ],
+)
+def test_types_that_are_faster_than_fp32(name: str, types: tuple[str, ...] | None) -> None:
+    assert faster_types(name) == types
+
+
+def test_records_are_for_their_device_and_workload_alone() -> None:
+    found = record_of("NVIDIA A100-SXM4-80GB", ROW)
+    assert found is not None and found.samples_per_second == 264.0
+    assert record_of("NVIDIA H100 80GB HBM3", ROW) is None and record_of("", ROW) is None
+    assert record_of("NVIDIA A100-SXM4-80GB", {**ROW, "preset": "base"}) is None
+    assert all(one.source and one.conditions for one in RECORDS.values())
