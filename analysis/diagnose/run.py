@@ -63,55 +63,71 @@ def what_it_decides(trials: Sequence[LoadedTrial], ratios: Sequence[Row]) -> str
 def grouped_cautions(trials: Sequence[LoadedTrial], of_run: Sequence[Caution]) -> list[CautionGroup]:
     """Return the cautions of the run, then those of its trials, equal ones together, the most frequent first."""
     trials = sorted(without_probes(trials), key=lambda trial: wording.order(trial.row))
-    groups: dict[str, list[tuple[LoadedTrial, Row]]] = defaultdict(list)
+    groups: dict[str, list[tuple[str, Row]]] = defaultdict(list)
     for trial in trials:
         for caution in trial.row.get("cautions") or []:
-            groups[caution["code"]].append((trial, caution))
+            groups[caution["code"]].append((trial_name(trial), caution))
     found = [CautionGroup(item.code, (item.message,), "", item.remedy) for item in of_run]
     for code, members in sorted(groups.items(), key=lambda item: -len(item[1])):
-        named = [(trial_name(trial), str(item["message"])) for trial, item in members]
-        found.append(_group(code, named, str(members[0][1]["remedy"]), len(trials)))
+        names = [*dict.fromkeys(name for name, _ in members)]
+        messages = [*dict.fromkeys(str(caution["message"]) for _, caution in members)]
+        left = len(members) - _MOST_NAMED
+        more = [f"and {left} more trial{'s' if left > 1 else ''}"] if left > 0 else []
+        where = "; ".join([*names[:_MOST_NAMED], *more] if len(messages) == 1 else more)
+        if len(members) == len(trials) > 1 and len(messages) == 1:
+            where = "every trial"
+        elif len(messages) > 1:
+            messages = [f"{name}: {caution['message']}" for name, caution in members[:_MOST_NAMED]]
+            if len(trials) > _MOST_NAMED and len(members) >= _NEARLY_ALL * len(trials):
+                messages = [f"for example {messages[0]}"]
+                all_of_them = len(members) == len(trials)
+                where = "every trial" if all_of_them else f"{len(members)} of {len(trials)} trials"
+        remedy = str(members[0][1]["remedy"])
+        found.append(CautionGroup(code, tuple(messages), where, remedy, len(members)))
     failed = [trial for trial in trials if trial.row["status"] != "ok"]
     if failed:
-        messages = tuple(dict.fromkeys(f"{trial_name(trial)}: {wording.status(trial.row)}" for trial in failed))
-        again = "--retry-failed runs failed trials again"
-        if all(trial.trial.kind == "train" for trial in failed):
-            again = "the same `bertbench train` resumes from the last checkpoint"
-        elif all(trial.trial.kind == "measure" for trial in failed):
-            again = "the next `bertbench measure` runs the script again"
-        remedy = f"see log.txt in the trial's folder; {again}"
-        found.append(CautionGroup("failed", messages[:_MOST_NAMED], "", remedy))
+        lines = tuple(dict.fromkeys(f"{trial_name(trial)}: {wording.status(trial.row)}" for trial in failed))
+        kinds = {trial.trial.kind for trial in failed}
+        again = {"train": "the same `bertbench train` resumes", "measure": "`bertbench measure` runs the script again"}
+        remedy = again[kinds.pop()] if len(kinds) == 1 and kinds <= again.keys() else "--retry-failed runs them again"
+        found.append(CautionGroup("failed", lines[:_MOST_NAMED], "", f"see log.txt in the trial's folder; {remedy}"))
     return found
-
-
-def _group(code: str, members: Sequence[tuple[str, str]], remedy: str, trials: int) -> CautionGroup:
-    names, messages = ([*dict.fromkeys(part)] for part in zip(*members, strict=True))
-    if len(messages) > 1 and trials > _MOST_NAMED and len(members) >= _NEARLY_ALL * trials:
-        where = "every trial" if len(members) == trials else f"{len(members)} of {trials} trials"
-        return CautionGroup(code, (f"for example {members[0][0]}: {members[0][1]}",), where, remedy, len(members))
-    left = len(members) - _MOST_NAMED
-    more = f"and {left} more trial{'s' if left > 1 else ''}" if left > 0 else ""
-    if len(messages) > 1:
-        shown = tuple(f"{name}: {message}" for name, message in members[:_MOST_NAMED])
-        return CautionGroup(code, shown, more, remedy, len(members))
-    where = (
-        "every trial" if len(members) == trials > 1 else "; ".join([*names[:_MOST_NAMED], *([more] if more else [])])
-    )
-    return CautionGroup(code, (messages[0],), where, remedy, len(members))
 
 
 def cautions_of_run(trials: LoadedRun, ratios: Sequence[Row], scaling: Sequence[Row]) -> list[Caution]:
     """Return the cautions about a run as a whole: its records, its machine, its scaling, too few rounds."""
-    found = [cautions.damaged(problem) for problem in trials.problems]
-    found += cautions.of_run([trial.environment for trial in trials])
+    remedy = "remove that trial's folder, or restore its trial.json, and run the sweep again"
+    found = [Caution("damaged", problem, remedy) for problem in trials.problems]
+    found += mixed([trial.environment for trial in trials])
     found += cautions.of_scaling(scaling)
     found += cautions.of_profiles([trial.row for trial in trials if trial.trial.kind == "profile"])
     found += cautions_of_scripts(trials)
     found += _left_out(trials) if trials else []
     undecided = [row for row in ratios if row["throughput_ratio"] is not None and row["decided"] == "cannot decide"]
-    rounds = [min(row["rounds"], row["reference_rounds"]) for row in undecided]
-    fewest = min(rounds, default=3)
-    return [*found, cautions.one_round(fewest)] if fewest < 3 else found
+    fewest = min((min(row["rounds"], row["reference_rounds"]) for row in undecided), default=3)
+    if fewest < 3:
+        code, rounds = ("one_round" if fewest == 1 else "few_rounds"), wording.counted(fewest, "round")
+        message = f"implementations were measured in {rounds}: a process can be slow or fast as a whole"
+        found.append(Caution(code, message, "run again with --rounds 3 or more: rounds are added to the same run"))
+    return found
+
+
+def mixed(environments: Sequence[Mapping[str, Any]]) -> list[Caution]:
+    """Return the caution of a run whose trials were not all measured on one machine with one software.
+
+    Args:
+        environments: env.json of every trial; fields that a trial did not record are ignored.
+    """
+    seen: dict[str, dict[str, None]] = defaultdict(dict)
+    for environment in environments:
+        values = {"device": environment.get("device_name"), "commit of this suite": environment.get("git_commit")}
+        values |= {name: (environment.get("libraries") or {}).get(name) for name in ("torch", "transformers")}
+        for name, value in values.items():
+            seen[name] |= {} if value is None else {str(value): None}
+    differing = [f"{name} ({', '.join(values)})" for name, values in seen.items() if len(values) > 1]
+    message = f"trials that are compared here differ in {'; '.join(differing)}"
+    remedy = "measure all trials again on one machine with one software (a new --out)"
+    return [Caution("mixed", message, remedy)] if differing else []
 
 
 def _left_out(trials: Sequence[LoadedTrial]) -> list[Caution]:
@@ -119,16 +135,21 @@ def _left_out(trials: Sequence[LoadedTrial]) -> list[Caution]:
     with contextlib.suppress(InputError):
         planned = read_document(run.sweep_json, Request).get("trials", [])
         missing = sum(not run.trial(name).path.exists() for name in planned)
-        return [cautions.left_out(missing, len(planned))] if missing else []
+        message = f"{missing} of the {len(planned)} trials of the last command were not measured"
+        remedy = "run the same command again, with a larger time budget if it has one"
+        return [Caution("left_out", message, remedy)] if missing else []
     return []
 
 
 def cautions_of_scripts(trials: Sequence[LoadedTrial]) -> list[Caution]:
     """Return a caution for each measured script that was edited between its rounds."""
-    groups = by_key(trials, kind="measure").values()
-    return [
-        caution for rounds in groups for caution in cautions.of_script(trial_name(rounds[0]), script_contents(rounds))
-    ]
+    found = []
+    for rounds in by_key(trials, kind="measure").values():
+        contents = script_contents(rounds)
+        if len(contents) > 1:
+            message = f"{trial_name(rounds[0])} was edited between its rounds (SHA-256 {', '.join(contents)})"
+            found.append(Caution("script_changed", message, "give each version a --name or an --out of its own"))
+    return found
 
 
 def failures(trials: Sequence[LoadedTrial]) -> list[tuple[str, str]]:

@@ -25,10 +25,11 @@ _NOISY_TAIL = 1.25
 _FOREIGN_CPU_PERCENT = 10.0
 _DATA_WAIT_SHARE = 0.05
 _PEAK_DRIFT = 0.15
-SLOWED = 1.5
-"""A profiler that makes steps so many times as long says little about their time."""
+# A profiler that makes steps so many times as long says little about their time.
+_SLOWED = 1.5
 FASTER_LOADER = "give its DataLoader more workers, a faster disk or a core of their own"
 """What to try when a script waits for data."""
+_FASTER_INPUT = "use a faster disk or leave a core for the loader; --data synthetic shows the difference"
 # Codes that say that the machine was disturbed, the plainest first.
 _DISTURBED = ("loaded", "throttled", "drifted", "mfu_above_one")
 # Scaling efficiency that is believed, by scaling's `basis`; ranks that share one CPU may use it better than one does.
@@ -46,6 +47,65 @@ class Caution:
     remedy: str
 
 
+_AGAIN = "measure again (a new --out)"
+_TEXTS = {
+    "window_cut": (
+        "the script made {} steps: {} of the window [{}, {}) were measured",
+        "{longer}, or lower --stop",
+    ),
+    "warmup_long": (
+        "warm-up took at least {} of {} steps and may reach into the window",
+        "{longer}, or set the window (--start, --stop)",
+    ),
+    "too_few_steps": ("only {} steps were measured; a reliable interval needs at least {}", "{longer}"),
+    "interval_wide": (
+        "the interval of the median step time is ±{}, wider than ±{}",
+        "{longer}, or use a quieter machine",
+    ),
+    "noisy": (
+        "step times vary: robust deviation {:.0f} % of the median, 95th percentile {:.2f} x the median",
+        "close other programs, fix clocks and power mode, or measure longer; sequences of unequal length vary too",
+    ),
+    "loaded": (
+        "other programs used the machine: {}",
+        f"stop them or wait until they end, or reserve the machine, then {_AGAIN}",
+    ),
+    "throttled": (
+        "a GPU throttled inside the window: {}",
+        f"improve cooling or power supply, or lower the clocks to ones it sustains; then {_AGAIN}",
+    ),
+    "power_capped": (
+        "a GPU reached its software power cap inside the window",
+        "usual for large GEMMs at the default limit; compare only runs with the same power limit",
+    ),
+    "bf16_emulated": (
+        "this {} has no bf16 matrix instructions: bf16 is emulated and slow",
+        "measure with --precisions fp32 here; bf16 results of this machine do not carry over to others",
+    ),
+    "tf32_on_cpu": ("tf32 is a GPU format; on a CPU it runs as fp32", "measure with --precisions fp32 here"),
+    "reading": (
+        "compressed shards are read at {:,.0f} samples/s, slower than batches are made",
+        "if training needs more, store the shards uncompressed (data pretrain --gzip-level 0)",
+    ),
+    "data_wait": ("each step waits for data for {} of its time", "{loader}"),
+    "straggler": (
+        "rank {} needs {} more time for its own work than the fastest rank; the others wait",
+        "check that rank for other load, throttling or a slower device; give ranks equal devices and cores",
+    ),
+    "mfu_above_one": (
+        "MFU is {} of the measured peak, which was measured too low",
+        f"{_AGAIN} on a quiet machine; do not quote this MFU",
+    ),
+    "peak_changed": (
+        "the measured peaks before and after the trial differ by {}",
+        "check for other load or throttling; MFU uses the higher peak, so it may be too low",
+    ),
+}
+"""Message, with the values of the caution, and remedy."""
+
+Seen = Iterator[tuple[str, tuple[Any, ...]]]
+
+
 def of_trial(
     trial: Trial,
     result: Mapping[str, Any],
@@ -57,118 +117,125 @@ def of_trial(
 
     Args:
         trial: what ran.
-        result: what throughput.summarize found so far.
+        result: what throughput.summarize computed so far.
         rows: the measured steps, as ranks.combine makes them.
         environment: env.json.
         telemetry: rows of records.schema.TELEMETRY.
     """
-    found = [
-        *([] if trial.kind == "train" else _of_window(trial, result)),  # a training does not measure steps
-        *_of_noise(rows, environment, telemetry),
-        *_of_throttling(rows, telemetry),
-        *_of_precision(trial, environment),
-        *(_of_reading(result) if trial.kind == "input" else _of_waiting(trial, result)),
-        *_of_peak(result),
+    seen = [
+        *(_of_window(trial, result) if trial.kind not in ("train", "profile", "probe") else ()),
+        *_of_machine(trial, rows, environment, telemetry),
+        *_of_result(trial, result),
     ]
+    texts = {"longer": _longer(trial, result), "loader": FASTER_LOADER if trial.kind == "measure" else _FASTER_INPUT}
+    found = [Caution(code, _TEXTS[code][0].format(*values), _TEXTS[code][1].format(**texts)) for code, values in seen]
     return [asdict(caution) for caution in found]
 
 
-def disturbance(found: Iterable[Mapping[str, Any]]) -> str:
+def _is_cut(trial: Trial, result: Mapping[str, Any]) -> bool:
+    """Whether a script ended inside of its window."""
+    stop = trial.stop_iteration
+    return bool(trial.kind == "measure" and result["steps_measured"] and stop and result["window_stop"] < stop)
+
+
+def _longer(trial: Trial, result: Mapping[str, Any]) -> str:
+    """What makes more steps."""
+    if _is_cut(trial, result) or (trial.kind == "measure" and trial.start_iteration is None):
+        return "let the script make more steps"
+    if trial.kind == "components":
+        return "raise --max-seconds"
+    if trial.start_iteration is not None:
+        return "raise --stop"
+    if int(result["steps_warmup"]) + int(result["steps_measured"]) >= trial.max_steps:
+        return "raise --max-steps"
+    return "raise --max-seconds (MAX_SECONDS= of `make bench`)"
+
+
+def _of_window(trial: Trial, result: Mapping[str, Any]) -> Seen:
+    warmup, measured = int(result["steps_warmup"]), int(result["steps_measured"])
+    if _is_cut(trial, result):
+        yield "window_cut", (result["window_stop"], measured, trial.start_iteration, trial.stop_iteration)
+    if result["warmup_source"] == "detected" and warmup and warmup >= _LONG_WARMUP * (warmup + measured):
+        yield "warmup_long", (warmup, warmup + measured)
+    width = result.get("median_half_width")
+    if measured < FEWEST_STEPS:
+        yield "too_few_steps", (measured, FEWEST_STEPS)
+    elif width is not None and width > trial.relative_half_width:
+        yield "interval_wide", (percent(width), percent(trial.relative_half_width))
+
+
+def _of_machine(trial: Trial, rows: Sequence[Row], environment: Mapping[str, Any], telemetry: Sequence[Row]) -> Seen:
+    if len(rows) >= FEWEST_STEPS:
+        times = np.array([row["step_time_ms"] for row in rows])
+        median = float(np.median(times))
+        deviation, tail = statistics.robust_deviation(times) / median, statistics.percentile(times, 95) / median
+        if deviation > _NOISY_DEVIATION or tail > _NOISY_TAIL:
+            yield "noisy", (100 * deviation, tail)
+    foreign = np.array([])
+    if rows and rows[0].get("start_ns") is not None:
+        span = (rows[0]["start_ns"], rows[-1]["end_ns"])
+        foreign = inside(telemetry, "foreign_cpu_percent", *span)
+        if len(foreign) and np.median(foreign) > _FOREIGN_CPU_PERCENT:
+            yield "loaded", (f"{np.median(foreign):.0f} % of the CPUs while this trial was measured",)
+        names, capped = throttle_reasons(telemetry, *span)
+        if names:
+            yield "throttled", (", ".join(names),)
+        if capped:
+            yield "power_capped", ()
+    load, cores = environment.get("load_average"), (environment.get("cpu") or {}).get("logical_cores")
+    if not len(foreign) and load and cores and load[0] > 0.5 * cores:
+        yield "loaded", (f"load average {load[0]:.1f} on {cores} logical cores before this trial began",)
+    if trial.precision == "bf16" and environment.get("native_bf16") is False:
+        yield "bf16_emulated", ("CPU" if trial.device == "cpu" else "GPU",)
+    if trial.precision == "tf32" and trial.device == "cpu":
+        yield "tf32_on_cpu", ()
+
+
+def _of_result(trial: Trial, result: Mapping[str, Any]) -> Seen:
+    read, rate = result.get("shards_read_samples_per_second"), result.get("samples_per_second")
+    wait, step = result.get("data_wait_ms"), result.get("step_time_ms")
+    if trial.kind == "input":
+        if read and rate and read < rate:
+            yield "reading", (read,)
+    elif wait and step and wait > _DATA_WAIT_SHARE * step:
+        yield "data_wait", (percent(wait / step),)
+    for row in result.get("per_rank", []) if trial.kind != "input" else ():
+        if row["straggler"]:
+            yield "straggler", (row["rank"], percent(row["skew"]))
+    mfu, drift = result.get("mfu"), (result.get("measured_peak") or {}).get("drift") or 0
+    if mfu is not None and mfu > 1:
+        yield "mfu_above_one", (percent(mfu),)
+    if drift > _PEAK_DRIFT:
+        yield "peak_changed", (percent(drift),)
+
+
+def disturbance(cautions: Iterable[Mapping[str, Any]]) -> str:
     """Return the message of the most direct of these cautions that says that the machine was disturbed, else ""."""
-    messages = {caution["code"]: str(caution["message"]) for caution in found if caution["code"] in _DISTURBED}
+    messages = {caution["code"]: str(caution["message"]) for caution in cautions if caution["code"] in _DISTURBED}
     return next((messages[code] for code in _DISTURBED if code in messages), "")
 
 
 def of_records(steps: Mapping[int, Sequence[Row]], ranks: Mapping[int, Row]) -> list[dict[str, str]]:
     """Return a caution for every rank that has fewer step records than it made steps."""
-    found = []
-    for rank, record in ranks.items():
-        made, kept = record.get("steps"), len(steps.get(rank, ()))
-        if isinstance(made, int) and kept < made:
-            found.append(
-                Caution(
-                    "records_lost",
-                    f"rank {rank} made {made} steps, but its record has only {kept}: the record is truncated",
-                    "restore steps-*.csv, or remove the trial's folder and run the sweep again",
-                )
-            )
-    return [asdict(caution) for caution in found]
-
-
-def one_round(rounds: int) -> Caution:
-    """Return the caution of a run whose competing implementations were measured in fewer than three rounds."""
-    return Caution(
-        "one_round" if rounds == 1 else "few_rounds",
-        f"implementations were measured in {rounds} round{'' if rounds == 1 else 's'}; a process can be slow or fast "
-        "as a whole, so differences between implementations are not conclusive",
-        "run again with --rounds 3 or more: rounds are interleaved and added to the same run directory",
-    )
-
-
-def left_out(missing: int, planned: int) -> Caution:
-    """Return the caution of a run that lacks trials of its last command."""
-    return Caution(
-        "left_out",
-        f"{missing} of the {planned} trials of the last command were not measured",
-        "run the same command again, with a larger time budget if it has one",
-    )
-
-
-def damaged(problem: str) -> Caution:
-    """Return the caution of a run with a trial that cannot be read."""
-    return Caution("damaged", problem, "remove that trial's folder, or restore its trial.json, and run the sweep again")
-
-
-def of_run(environments: Sequence[Mapping[str, Any]]) -> list[Caution]:
-    """Return the caution of a run whose trials were not all measured on one machine with one software.
-
-    Args:
-        environments: env.json of every trial; fields that a trial did not record are ignored.
-    """
-    seen: dict[str, list[str]] = {name: [] for name in ("device", "torch", "transformers", "commit of this suite")}
-    for environment in environments:
-        libraries = environment.get("libraries") or {}
-        values = (environment.get("device_name"), libraries.get("torch"), libraries.get("transformers"))
-        for name, value in zip(seen, (*values, environment.get("git_commit")), strict=True):
-            if value is not None and str(value) not in seen[name]:
-                seen[name].append(str(value))
-    differing = [f"{name} ({', '.join(values)})" for name, values in seen.items() if len(values) > 1]
-    if not differing:
-        return []
-    remedy = "measure all trials again on one machine with one software (a new --out)"
-    return [Caution("mixed", f"trials that are compared here differ in {'; '.join(differing)}", remedy)]
+    remedy = "restore steps-*.csv, or remove the trial's folder and run the sweep again"
+    counts = [(rank, record.get("steps") or 0, len(steps.get(rank, ()))) for rank, record in ranks.items()]
+    return [
+        asdict(Caution("records_lost", f"rank {rank} made {made} steps, but its record has only {recorded}", remedy))
+        for rank, made, recorded in counts
+        if recorded < made
+    ]
 
 
 def of_profiles(rows: Sequence[Row]) -> list[Caution]:
-    """Return the caution of profiles under which a step took more than SLOWED times as long as without.
+    """Return the caution of profiles under which a step took 1.5 times as long as without, or longer.
 
     Args:
         rows: of trials under a profiler, with `profile` where the same trial was measured without it.
     """
-    ratios = [ratio for row in rows if (ratio := (row.get("profile") or {}).get("step_time_ratio")) is not None]
-    if not ratios or max(ratios) <= SLOWED:
-        return []
-    message = f"a step took up to {max(ratios):.2f} times as long under the profiler as without it"
-    return [Caution("profiler_slow", message, "read shares, not times; record fewer steps, or on an idle machine")]
-
-
-def of_script(name: str, contents: Sequence[str]) -> list[Caution]:
-    """Return the caution of a script whose rounds were measured with different contents.
-
-    Args:
-        name: of the script.
-        contents: what load.script_contents returned for its rounds.
-    """
-    if len(contents) < 2:
-        return []
-    return [
-        Caution(
-            "script_changed",
-            f"{name} was edited between its rounds ({len(contents)} contents, SHA-256 {', '.join(contents)}): they are "
-            "taken together as one measurement",
-            "give each version a --name or an --out of its own",
-        )
-    ]
+    most = max(((row.get("profile") or {}).get("step_time_ratio") or 0.0 for row in rows), default=0.0)
+    message = f"a step took up to {most:.2f} times as long under the profiler as without it"
+    remedy = "read shares, not times; record fewer steps, or on an idle machine"
+    return [Caution("profiler_slow", message, remedy)] if most > _SLOWED else []
 
 
 def of_scaling(rows: Sequence[Row]) -> list[Caution]:
@@ -180,182 +247,16 @@ def of_scaling(rows: Sequence[Row]) -> list[Caution]:
     above = [row for row in rows if not quotable(row)]
     if not above:
         return []
-    row = max(above, key=lambda row: row["efficiency"])
-    return [
-        Caution(
-            "scaling_above_one",
-            f"{row['scaling']} scaling of {row['implementation']} to {row['world_size']} ranks at micro batch "
-            f"{row['micro_batch_size']} is {percent(row['efficiency'])}: the run on {row['base_world_size']} was "
-            "likely disturbed, or used its threads poorly",
-            "do not quote this scaling; measure both again on a quiet machine (a new --out, --rounds 3)",
-        )
-    ]
+    row = max(above, key=lambda row: float(row["efficiency"]))
+    message = (
+        f"{row['scaling']} scaling of {row['implementation']} to {row['world_size']} ranks at micro batch "
+        f"{row['micro_batch_size']} is {percent(row['efficiency'])}: the run on {row['base_world_size']} was disturbed"
+    )
+    remedy = "do not quote this scaling; measure both again on a quiet machine (a new --out, --rounds 3)"
+    return [Caution("scaling_above_one", message, remedy)]
 
 
 def quotable(row: Row) -> bool:
     """Whether a row of scaling.efficiency has an efficiency that more devices can explain."""
     high = row["efficiency"] > _MOST_EFFICIENT.get(row["basis"], _MOST_EFFICIENT_SHARED)
     return not (high and (row["efficiency_low"] is None or row["efficiency_low"] > 1))
-
-
-def _of_window(trial: Trial, result: Mapping[str, Any]) -> Iterator[Caution]:
-    warmup, measured = int(result["steps_warmup"]), int(result["steps_measured"])
-    start, stop = trial.start_iteration, trial.stop_iteration
-    cut = trial.kind == "measure" and measured > 0 and stop is not None and result["window_stop"] < stop
-    if cut or (trial.kind == "measure" and start is None):
-        longer = "let the script make more steps"
-    elif trial.kind == "components":
-        longer = "raise --max-seconds"
-    elif start is not None:
-        longer = "raise --stop"
-    elif warmup + measured >= trial.max_steps:
-        longer = "raise --max-steps"
-    else:
-        longer = "raise --max-seconds (MAX_SECONDS= of `make bench`)"
-    if trial.kind in ("profile", "probe"):  # steps to be looked at, or to see whether they fit: not to be timed
-        return
-    if cut:
-        yield Caution(
-            "window_cut",
-            f"the script made {result['window_stop']} steps: {measured} of the window [{start}, {stop}) were measured",
-            f"{longer}, or lower --stop",
-        )
-    if result["warmup_source"] == "detected" and warmup and warmup >= _LONG_WARMUP * (warmup + measured):
-        yield Caution(
-            "warmup_long",
-            f"warm-up took at least {warmup} of {warmup + measured} steps and may reach into the window",
-            f"{longer}, or set the window (--start, --stop)",
-        )
-    if measured < FEWEST_STEPS:
-        yield Caution(
-            "too_few_steps",
-            f"only {measured} steps were measured; a reliable interval needs at least {FEWEST_STEPS}",
-            longer,
-        )
-    width = result.get("median_half_width")
-    if measured >= FEWEST_STEPS and width is not None and width > trial.relative_half_width:
-        yield Caution(
-            "interval_wide",
-            f"the interval of the median step time is ±{100 * width:.1f} %, "
-            f"wider than {'' if trial.kind == 'measure' else 'the requested '}±{100 * trial.relative_half_width:.1f} %",
-            f"{longer}, or use a quieter machine",
-        )
-
-
-def _of_noise(rows: Sequence[Row], environment: Mapping[str, Any], telemetry: Sequence[Row]) -> Iterator[Caution]:
-    if len(rows) >= FEWEST_STEPS:
-        times = np.array([row["step_time_ms"] for row in rows])
-        median = float(np.median(times))
-        deviation = statistics.robust_deviation(times) / median
-        tail = statistics.percentile(times, 95) / median
-        if deviation > _NOISY_DEVIATION or tail > _NOISY_TAIL:
-            yield Caution(
-                "noisy",
-                f"step times vary: robust deviation {100 * deviation:.0f} % of the median, "
-                f"95th percentile {tail:.2f} x the median",
-                "close other programs, fix clocks and power mode, or measure longer; sequences of unequal length vary "
-                "too",
-            )
-    foreign = _foreign_cpu(rows, telemetry)
-    if foreign is not None and foreign > _FOREIGN_CPU_PERCENT:
-        yield Caution(
-            "loaded",
-            f"other processes used {foreign:.0f} % of the CPUs while this trial was measured",
-            "stop them, or reserve the machine, and measure again (a new --out)",
-        )
-    load, cores = environment.get("load_average"), (environment.get("cpu") or {}).get("logical_cores")
-    if foreign is None and load and cores and load[0] > 0.5 * cores:
-        yield Caution(
-            "loaded",
-            f"the load average was {load[0]:.1f} on {cores} logical cores before this trial began",
-            "wait until other work ends, then measure again (a new --out); the previous trial may still count in this "
-            "load",
-        )
-
-
-def _foreign_cpu(rows: Sequence[Row], telemetry: Sequence[Row]) -> float | None:
-    if not rows or rows[0].get("start_ns") is None:
-        return None
-    values = inside(telemetry, "foreign_cpu_percent", rows[0]["start_ns"], rows[-1]["end_ns"])
-    return float(np.median(values)) if len(values) else None
-
-
-def _of_throttling(rows: Sequence[Row], telemetry: Sequence[Row]) -> Iterator[Caution]:
-    if not rows or rows[0].get("start_ns") is None:
-        return
-    names, capped = throttle_reasons(telemetry, rows[0]["start_ns"], rows[-1]["end_ns"])
-    if names:
-        yield Caution(
-            "throttled",
-            f"a GPU throttled inside the window: {', '.join(names)}",
-            "improve cooling or power supply, let it cool down, or lower the clocks to ones it sustains; then measure "
-            "again (a new --out)",
-        )
-    if capped:
-        yield Caution(
-            "power_capped",
-            "a GPU reached its software power cap inside the window",
-            "usual for large GEMMs at the default limit; compare only runs with the same power limit",
-        )
-
-
-def _of_precision(trial: Trial, environment: Mapping[str, Any]) -> Iterator[Caution]:
-    if trial.precision == "bf16" and environment.get("native_bf16") is False:
-        yield Caution(
-            "bf16_emulated",
-            f"this {'CPU' if trial.device == 'cpu' else 'GPU'} has no bf16 matrix instructions: "
-            "bf16 is emulated and slow",
-            "measure with --precisions fp32 here; bf16 results of this machine do not carry over to others",
-        )
-    if trial.precision == "tf32" and trial.device == "cpu":
-        yield Caution(
-            "tf32_on_cpu", "tf32 is a GPU format; on a CPU it runs as fp32", "measure with --precisions fp32 here"
-        )
-
-
-def _of_reading(result: Mapping[str, Any]) -> Iterator[Caution]:
-    read, rate = result.get("shards_read_samples_per_second"), result.get("samples_per_second")
-    if read and rate and read < rate:
-        yield Caution(
-            "reading",
-            f"compressed shards are read at {read:,.0f} samples/s, slower than batches are made, which limits a "
-            "whole epoch",
-            "if training needs more, store the shards uncompressed (data pretrain --gzip-level 0)",
-        )
-
-
-def _of_waiting(trial: Trial, result: Mapping[str, Any]) -> Iterator[Caution]:
-    wait, step = result.get("data_wait_ms"), result.get("step_time_ms")
-    if wait and step and wait > _DATA_WAIT_SHARE * step:
-        yield Caution(
-            "data_wait",
-            f"each step waits for data for {percent(wait / step)} of its time",
-            FASTER_LOADER
-            if trial.kind == "measure"
-            else "use a faster disk or leave a core for the loader; --data synthetic shows the difference",
-        )
-    for row in result.get("per_rank", []):
-        if row["straggler"]:
-            yield Caution(
-                "straggler",
-                f"rank {row['rank']} needs {percent(row['skew'])} more time for its own work than the fastest rank, "
-                "and all others wait for it",
-                "check that rank for other load, throttling or a slower device; give ranks equal devices and cores",
-            )
-
-
-def _of_peak(result: Mapping[str, Any]) -> Iterator[Caution]:
-    mfu, peak = result.get("mfu"), result.get("measured_peak") or {}
-    if mfu is not None and mfu > 1:
-        yield Caution(
-            "mfu_above_one",
-            f"MFU is {percent(mfu)} of the measured peak: the peak was measured too low, or the machine got faster",
-            "measure again on a quiet machine (a new --out); do not quote this MFU",
-        )
-    if (peak.get("drift") or 0) > _PEAK_DRIFT:
-        yield Caution(
-            "peak_changed",
-            f"the measured peaks before and after the trial differ by {percent(peak['drift'])}: "
-            "the machine changed speed",
-            "check for other load or throttling; MFU uses the higher peak, so it may be too low",
-        )

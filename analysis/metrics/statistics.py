@@ -277,6 +277,27 @@ def _student_mass(degrees: float) -> tuple[FloatArray, FloatArray]:
     return angles, np.concatenate(([0.0], np.cumsum(density[1:] + density[:-1])))
 
 
+def welch_error(sides: Sequence[Times]) -> tuple[float, float]:
+    """Return the standard error of the difference of two means, or of one mean, and its degrees of freedom.
+
+    Welch 1947, "The generalization of Student's problem when several different population variances are involved",
+    Biometrika 34. A side of one value is taken to vary as the other does. An error of 0 has no degrees of freedom.
+
+    Args:
+        sides: one or two; at least one has two values or more.
+    """
+    known = [float(np.var(side, ddof=1)) for side in sides if len(side) > 1]
+    spread = [float(np.var(side, ddof=1)) if len(side) > 1 else known[0] for side in sides]
+    parts = [one / len(side) for one, side in zip(spread, sides, strict=True)]
+    variance = sum(parts)
+    if variance == 0:
+        return 0.0, float("nan")
+    if len(known) < len(sides):  # one variance stands for both sides
+        return float(np.sqrt(variance)), float(max(len(side) for side in sides) - 1)
+    freedom = variance**2 / sum(part**2 / (len(side) - 1) for part, side in zip(parts, sides, strict=True))
+    return float(np.sqrt(variance)), freedom
+
+
 def mean_interval(values: Times) -> tuple[float, float, float]:
     """Return the mean and its 95 % interval (low, high) by Student's t, in the unit of `values`.
 

@@ -82,7 +82,7 @@ def _runs_or_traces(options: CompareOptions) -> Result:
 def _runs(options: CompareOptions) -> Result:
     if options.csv is not None:
         raise UsageError("option-not-applicable", "--csv is for traces; for two run directories use --out, or --json")
-    from analysis.metrics.comparison.regression import THRESHOLD, as_mapping, compare_runs
+    from analysis.metrics.comparison.regression import THRESHOLD, compare_runs
     from analysis.render.result_tables import comparison_blocks
 
     threshold = THRESHOLD if options.threshold is None else options.threshold
@@ -93,7 +93,7 @@ def _runs(options: CompareOptions) -> Result:
     nothing = InputError("run-mismatch", f"{options.a} and {options.b} have no configuration in common: {remedy}")
     undecided = comparison.undecided and not options.undecided_ok
     found = Result(
-        document=as_mapping(comparison),
+        document=comparison.to_json(),
         blocks=comparison_blocks(comparison),
         failure=None if comparison.rows else nothing,
         code=1 if comparison.regressed else UNDECIDED if undecided else 0,
@@ -107,7 +107,7 @@ def _runs(options: CompareOptions) -> Result:
 
 
 def _speedruns(options: CompareOptions) -> Result:
-    from analysis.metrics.comparison.speedruns import as_mapping, compare_speedruns, load_speedrun
+    from analysis.metrics.comparison.speedruns import compare_speedruns, load_speedrun
     from analysis.render.speedrun_tables import speedrun_comparison_blocks
     from records.speedrun import read_speedrun
 
@@ -121,7 +121,7 @@ def _speedruns(options: CompareOptions) -> Result:
     found = compare_speedruns(a, b)
     undecided = 0 if options.undecided_ok else UNDECIDED
     return Result(
-        document=as_mapping(found) | {"a": a["summary"], "b": b["summary"]},
+        document=found.to_json() | {"a": a["summary"], "b": b["summary"]},
         blocks=speedrun_comparison_blocks(a, b, found),
         code={"faster": 0, "cannot decide": undecided}.get(found.verdict, 1),
     )

@@ -75,14 +75,14 @@ def _cautions(rows: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, str]]:
     wrong = [row for row in rows if row["wrong"]]
     if wrong:
         yield {
-            "code": "wrong results",
+            "code": "wrong_results",
             "message": f"{len(wrong)} of {len(rows)} sizes have wrong elements",
             "remedy": "fix that first (driver, NCCL, a bad link or bad memory); until then no time counts",
         }
     wide = [row for row in rows if _half_width(row) > 0.1]
     if len(wide) * 4 > len(rows):
         yield {
-            "code": "interval wide",
+            "code": "interval_wide",
             "message": f"the interval of the median time is wider than ±10 % at {len(wide)} of {len(rows)} sizes",
             "remedy": "use a quieter machine, or more --repetitions",
         }

@@ -7,11 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from analysis.load import (
-    Key,
-    LoadedTrial,
-    circumstances,
-)
+from analysis.load import Key, LoadedTrial, circumstances
 from analysis.metrics.cautions import disturbance
 from analysis.metrics.statistics import (
     CONFIDENCE,
@@ -22,6 +18,7 @@ from analysis.metrics.statistics import (
     tails,
     time_per_sample,
     time_per_sample_interval,
+    welch_error,
 )
 from common.errors import UsageError
 
@@ -41,6 +38,11 @@ class Ratio:
     low: float
     high: float
 
+    @property
+    def inverse(self) -> "Ratio":
+        """1 / ratio."""
+        return Ratio(1 / self.value, 1 / self.high, 1 / self.low)
+
 
 class _Level(NamedTuple):
     """How fast a process was, and the same of drawn blocks of its steps."""
@@ -54,12 +56,7 @@ _STEP_TIME = _Level(lambda times: float(np.median(times)), block_medians, median
 _TIME_PER_SAMPLE = _Level(time_per_sample, block_times_per_sample, time_per_sample_interval)
 
 
-def ratio_interval(
-    a: Sequence[np.ndarray],
-    b: Sequence[np.ndarray],
-    resamples: int = 2000,
-    seed: int = 0,
-) -> Ratio:
+def ratio_interval(a: Sequence[np.ndarray], b: Sequence[np.ndarray], resamples: int = 2000) -> Ratio:
     """Return b's typical step time relative to a's, with its 95 % interval, of a hierarchical bootstrap.
 
     A process may be fast or slow as a whole, so processes are resampled first and blocks of steps within each drawn
@@ -75,11 +72,12 @@ def ratio_interval(
     Args:
         a: step times of each process of the reference side, any unit.
         b: step times of each process of the other side, in the same unit.
+        resamples: of the bootstrap.
     """
-    return _ratio(_STEP_TIME, a, b, resamples, seed)
+    return _estimate(_STEP_TIME, (b, a), resamples)
 
 
-def rate_ratio(a: Sequence[np.ndarray], b: Sequence[np.ndarray], resamples: int = 2000, seed: int = 0) -> Ratio:
+def rate_ratio(a: Sequence[np.ndarray], b: Sequence[np.ndarray]) -> Ratio:
     """Return b's samples per second relative to a's, with its 95 % interval, as `ratio_interval` does for step times.
 
     The rate of a process is its samples / their time, and that of a side the one of its median time per sample.
@@ -88,52 +86,47 @@ def rate_ratio(a: Sequence[np.ndarray], b: Sequence[np.ndarray], resamples: int 
         a: [2, steps] of each process of the reference side: samples and step times, any unit.
         b: the same of the other side.
     """
-    return _ratio(_TIME_PER_SAMPLE, b, a, resamples, seed)
+    return _estimate(_TIME_PER_SAMPLE, (a, b))
 
 
-def _ratio(level: _Level, a: Sequence[np.ndarray], b: Sequence[np.ndarray], resamples: int, seed: int) -> Ratio:
-    a, b = [x for x in a if x.size], [x for x in b if x.size]
-    if not a or not b:
+def typical_time(processes: Sequence[np.ndarray]) -> Ratio:
+    """Return the typical step time over processes with its 95 % interval, in the unit of the times.
+
+    What `ratio_interval` does, for one side; of one process it is statistics.median_interval, as in the trials' table,
+    and of one step there is no more than its time. Raises UsageError where no process has a step.
+    """
+    return _estimate(_STEP_TIME, (processes,))
+
+
+def measured_rate(trials: Sequence[LoadedTrial]) -> Ratio:
+    """Return the typical samples per second over rounds with its 95 % interval; see `rate_ratio`."""
+    time = _estimate(_TIME_PER_SAMPLE, ([trial.window_work() for trial in trials],))
+    return Ratio(1000 / time.value, 1000 / time.high, 1000 / time.low)
+
+
+def _estimate(level: _Level, given: Sequence[Sequence[np.ndarray]], resamples: int = 2000) -> Ratio:
+    """The level of the first side, relative to that of the second where there is one."""
+    sides = [[process for process in side if process.size] for side in given]
+    if not all(sides):
         raise UsageError("run-incomplete", "a ratio needs measured steps on both sides")
-    random = np.random.default_rng(seed)
-    ratios = _drawn(level, b, resamples, random) / _drawn(level, a, resamples, random)
-    value = _typical(level, b) / _typical(level, a)
-    return _interval(value, ratios, _logs(level, a), _logs(level, b))
-
-
-def _typical(level: _Level, processes: Sequence[np.ndarray]) -> float:
-    return float(np.median([level.of(process) for process in processes]))
-
-
-def _logs(level: _Level, processes: Sequence[np.ndarray]) -> np.ndarray:
-    return np.log([level.of(process) for process in processes])
-
-
-def _interval(value: float, drawn: np.ndarray, a: np.ndarray | None, b: np.ndarray) -> Ratio:
-    """Percentiles of the bootstrap's values, widened to Welch's t interval where processes are few."""
-    low, high = np.percentile(drawn, tails())
-    sides = [side for side in (a, b) if side is not None]
-    if min(len(side) for side in sides) < FEW_PROCESSES and max(len(side) for side in sides) > 1:
-        centre = float(b.mean()) - (0.0 if a is None else float(a.mean()))
-        margin = _welch_margin(sides)
-        low, high = min(low, np.exp(centre - margin)), max(high, np.exp(centre + margin))
+    levels = [np.array([level.of(process) for process in side]) for side in sides]
+    medians = [float(np.median(side)) for side in levels]
+    value = medians[0] / medians[1] if len(sides) == 2 else medians[0]
+    if len(sides) == len(sides[0]) == 1:
+        low, high = level.interval(sides[0][0])
+        return Ratio(value, low, high) if np.isfinite(low) else Ratio(value, value, value)
+    random = np.random.default_rng(0)
+    drawn = [_drawn(level, side, resamples, random) for side in sides]
+    low, high = np.percentile(drawn[0] / drawn[1] if len(sides) == 2 else drawn[0], tails())
+    counts = [len(side) for side in sides]
+    if min(counts) < FEW_PROCESSES and max(counts) > 1:
+        logs = [np.log(side) for side in levels]
+        center = float(logs[0].mean()) - (float(logs[1].mean()) if len(sides) == 2 else 0.0)
+        error, freedom = welch_error(logs)
+        margin = student_quantile(CONFIDENCE, freedom) * error if error else 0.0
+        low, high = min(low, np.exp(center - margin)), max(high, np.exp(center + margin))
     # A median of few may lie outside of an interval around their mean.
     return Ratio(value, min(value, float(low)), max(value, float(high)))
-
-
-def _welch_margin(sides: Sequence[np.ndarray]) -> float:
-    known = [float(side.var(ddof=1)) for side in sides if len(side) > 1]
-    degrees = [len(side) - 1 for side in sides if len(side) > 1]
-    spread = [float(side.var(ddof=1)) if len(side) > 1 else known[0] for side in sides]
-    variance = sum(one / len(side) for one, side in zip(spread, sides, strict=True))
-    if variance == 0:
-        return 0.0
-    if len(known) < len(sides):  # one variance stands for both sides
-        freedom = float(degrees[0])
-    else:
-        parts = [(one / len(side)) ** 2 / (len(side) - 1) for one, side in zip(spread, sides, strict=True)]
-        freedom = variance**2 / sum(parts)
-    return student_quantile(CONFIDENCE, freedom) * float(np.sqrt(variance))
 
 
 def _drawn(level: _Level, processes: Sequence[np.ndarray], resamples: int, random: np.random.Generator) -> np.ndarray:
@@ -147,22 +140,18 @@ def _drawn(level: _Level, processes: Sequence[np.ndarray], resamples: int, rando
 
 def run_spread(*runs: Sequence[LoadedTrial]) -> float | None:
     """Return the largest (slowest / quickest - 1) of equal trials repeated at least three times within a run."""
-    spreads = []
-    for run in runs:
-        for trials in by_key(run).values():
-            medians = [float(trial.row["step_time_ms"]) for trial in trials]
-            if len(medians) >= FEWEST_PROCESSES:
-                spreads.append(max(medians) / min(medians) - 1)
-    return max(spreads, default=None)
+    repeated = [group for run in runs for group in by_key(run).values() if len(group) >= FEWEST_PROCESSES]
+    times = [[float(trial.row["step_time_ms"]) for trial in group] for group in repeated]
+    return max((max(group) / min(group) - 1 for group in times), default=None)
 
 
 def by_key(
-    trials: Sequence[LoadedTrial], without: Sequence[str] = (), kind: str = "throughput"
+    trials: Sequence[LoadedTrial], without: Sequence[str] = (), kind: str = "throughput", failed: bool = False
 ) -> dict[Key, list[LoadedTrial]]:
-    """Return the measured trials of a kind that repeat each other, by what they have in common."""
+    """Return the trials of a kind that repeat each other, by what they have in common; `failed` ones too."""
     groups: dict[Key, list[LoadedTrial]] = defaultdict(list)
     for trial in trials:
-        if trial.ok and trial.trial.kind == kind:
+        if trial.trial.kind == kind and (trial.ok or failed):
             groups[(*circumstances(trial.row), *trial.key(without))].append(trial)
     return groups
 
@@ -181,15 +170,13 @@ def undecidable(a: int, b: int, change: float, spread: float | None) -> str | No
 
 def disturbed_side(a: Sequence[LoadedTrial], b: Sequence[LoadedTrial]) -> str | None:
     """Return why two sides cannot be compared: at least half of the rounds of one of them alone were disturbed."""
-    messages = [_disturbance_of_half(side) for side in (a, b)]
+    messages = []
+    for side in (a, b):
+        seen = [message for trial in side if (message := disturbance(trial.row.get("cautions") or []))]
+        messages.append(seen[0] if seen and 2 * len(seen) >= len(side) else "")
     if all(messages) or not any(messages):
         return None
     return f"the machine was disturbed on one side only: {messages[0] or messages[1]}; measure both when it is idle"
-
-
-def _disturbance_of_half(side: Sequence[LoadedTrial]) -> str:
-    messages = [message for trial in side if (message := disturbance(trial.row.get("cautions") or []))]
-    return messages[0] if 2 * len(messages) >= len(side) else ""
 
 
 def decision(a: int, b: int, ratio: Ratio, spread: float | None) -> tuple[str, str]:
@@ -208,33 +195,6 @@ def decision(a: int, b: int, ratio: Ratio, spread: float | None) -> tuple[str, s
     return "cannot decide", (
         f"the 95 % interval of the ratio, {span}, contains 1; run more rounds or use a quieter machine"
     )
-
-
-def typical_time(processes: Sequence[np.ndarray], resamples: int = 2000, seed: int = 0) -> Ratio:
-    """Return the typical step time over processes with its 95 % interval, in the unit of the times.
-
-    What `ratio_interval` does, for one side; of one process it is statistics.median_interval, as in the trials' table,
-    and of one step there is no more than its time. Raises UsageError where no process has a step.
-    """
-    return _typical_interval(_STEP_TIME, processes, resamples, seed)
-
-
-def measured_rate(trials: Sequence[LoadedTrial], resamples: int = 2000, seed: int = 0) -> Ratio:
-    """Return the typical samples per second over rounds with its 95 % interval; see `rate_ratio`."""
-    found = _typical_interval(_TIME_PER_SAMPLE, [trial.window_work() for trial in trials], resamples, seed)
-    return Ratio(1000 / found.value, 1000 / found.high, 1000 / found.low)
-
-
-def _typical_interval(level: _Level, processes: Sequence[np.ndarray], resamples: int, seed: int) -> Ratio:
-    processes = [process for process in processes if process.size]
-    if not processes:
-        raise UsageError("run-incomplete", "a typical time needs a measured step")
-    if len(processes) == 1:
-        low, high = level.interval(processes[0])
-        value = _typical(level, processes)
-        return Ratio(value, low, high) if np.isfinite(low) else Ratio(value, value, value)
-    drawn = _drawn(level, processes, resamples, np.random.default_rng(seed))
-    return _interval(_typical(level, processes), drawn, None, _logs(level, processes))
 
 
 def samples_seen(trials: Sequence[LoadedTrial]) -> bool:

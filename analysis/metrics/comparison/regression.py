@@ -2,7 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -12,7 +12,6 @@ from analysis.load import (
     CONFIGURATION,
     DAMAGED,
     Key,
-    LoadedRun,
     LoadedTrial,
     circumstances,
     load_run,
@@ -33,27 +32,25 @@ from records.run import RunDirectory
 
 # Relative change of the step time above which a change counts, unless another one is asked for.
 THRESHOLD = 0.02
-# Verdicts of `judged` that leave open whether there is a regression.
-_OPEN = ("cannot decide", "slower")
 # Relative difference of the samples of a step below which step times are compared as they are.
 _SAME_SAMPLES = 0.01
 # How a trial ends that ran into something, which is the same result where it happens again.
 _FAILED = ("oom", "crashed", "timeout")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Comparison:
     """Two runs compared with each other."""
 
     rows: list[dict[str, Any]]
-    """One row per configuration found in both runs: see `compare_runs`."""
+    """One row per configuration of both runs: see `compare_runs`."""
     differences: list[str]
-    """What does not match: machines, libraries, configurations found in one run only."""
+    """What does not match: machines, libraries, configurations of one run only."""
     threshold: float
     """Relative change of the step time above which a change counts."""
-    spread: float | None = field(default=None)
+    spread: float | None
     """Largest run-to-run difference of equal trials in both runs, relative; None where nothing was repeated."""
-    scripts: bool = False
+    scripts: bool
     """Whether both runs measured scripts, whose configuration is a name, a number of ranks and a device."""
 
     @property
@@ -64,48 +61,53 @@ class Comparison:
     @property
     def undecided(self) -> bool:
         """Whether any row leaves open if it is a regression: "cannot decide", and "slower" by an open amount."""
-        return any(row["verdict"] in _OPEN for row in self.rows)
+        return any(row["verdict"] in ("cannot decide", "slower") for row in self.rows)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain values."""
+        names = ("threshold", "spread", "regressed", "undecided", "rows", "differences")
+        return {name: getattr(self, name) for name in names}
 
 
 def compare_runs(a: RunDirectory, b: RunDirectory, threshold: float = THRESHOLD) -> Comparison:
-    """Hold run b (new) against run a (old), configuration by configuration.
+    """Compare run b (new) with run a (old), configuration by configuration.
 
     Trials are rounds of one measurement where their circumstances agree too (data, window, seed, threads ...). A
     measurement that has no equal in the other run is compared with the only one of its configuration that is left over
     there, and what differs is listed; where several are left over, none is chosen.
 
-    Rows hold CONFIGURATION, kind, data and data_fingerprint (those of b), step_time_ms_a, step_time_ms_b, time_ratio
-    (see `change_of`, above 1 is slower), time_ratio_low, time_ratio_high, throughput_ratio (b / a), time_saved (1 -
-    time_ratio), rounds_a, rounds_b, verdict and reason (see `judged`), differences (settings that do not agree). A
-    configuration that ran and now ends as oom, crashed or timeout is a regression.
+    Rows hold CONFIGURATION, kind, data and data_fingerprint (those of b), `change_of`, step_time_ms_a, step_time_ms_b,
+    throughput_ratio (b / a), time_saved (1 - time_ratio), rounds_a, rounds_b, differences (settings that do not agree).
 
     Raises:
         UsageError: the threshold is not in [0, 1).
         InputError, SchemaError: see load_run.
     """
+    check_threshold(threshold)
+    sides = [load_run(run) for run in (a, b)]
+    spread = run_spread(*sides)
+    groups: list[dict[Key, list[LoadedTrial]]] = [defaultdict(list), defaultdict(list)]
+    for group, loaded in zip(groups, sides, strict=True):
+        for trial in loaded:
+            if trial.trial.kind in ("throughput", "input", "measure"):
+                group[measurement(trial.row)].append(trial)
+    pairs = _pairs(*groups)
+    rows = [_compare_row(groups[0][old], groups[1][new], threshold, spread) for old, new in pairs]
+    differences = [f"{run.path}: {text}" for run, side in zip((a, b), sides, strict=True) for text in side.problems]
+    differences += differing(*map(_machines, sides))
+    for side, run in enumerate((a, b)):
+        left = [trials[0] for key, trials in groups[side].items() if key not in {pair[side] for pair in pairs}]
+        inputs = [", input only" if trial.trial.kind == "input" else "" for trial in left]
+        texts = [describe_key(trial.key()) + text for trial, text in zip(left, inputs, strict=True)]
+        differences += dict.fromkeys(f"only in {run.path}: {text}" for text in texts)
+    scripts = all(any(trial.trial.kind == "measure" for trial in side) for side in sides)
+    return Comparison(rows=rows, differences=differences, threshold=threshold, spread=spread, scripts=scripts)
+
+
+def check_threshold(threshold: float) -> None:
+    """Raise UsageError for a threshold outside of [0, 1)."""
     if not 0 <= threshold < 1:
         raise UsageError("option-value", f"--threshold {threshold} must be in [0, 1): 0.05 means 5 %")
-    old, new = load_run(a), load_run(b)
-    spread = run_spread(old, new)
-    groups = [_groups(trials) for trials in (old, new)]
-    pairs = _pairs(*groups)
-    rows = [_compare_row(groups[0][one], groups[1][other], threshold, spread) for one, other in pairs]
-    differences = [*_damaged(a, old), *_damaged(b, new), *_machine_differences(old, new)]
-    for side, name in enumerate((a.path, b.path)):
-        paired = {pair[side] for pair in pairs}
-        left = [trials for key, trials in groups[side].items() if key not in paired]
-        named = [f"only in {name}: {_described(trials[0])}" for trials in left]
-        differences += dict.fromkeys(named)
-    scripts = all(any(trial.trial.kind == "measure" for trial in side) for side in (old, new))
-    return Comparison(rows, differences, threshold, spread, scripts)
-
-
-def _damaged(run: RunDirectory, loaded: LoadedRun) -> list[str]:
-    return [f"{run.path}: {problem}" for problem in loaded.problems]
-
-
-def _described(trial: LoadedTrial) -> str:
-    return describe_key(trial.key()) + (", input only" if trial.trial.kind == "input" else "")
 
 
 def describe_key(key: Key) -> str:
@@ -121,31 +123,23 @@ def describe_key(key: Key) -> str:
     )
 
 
-def _groups(trials: Sequence[LoadedTrial]) -> dict[Key, list[LoadedTrial]]:
-    groups: dict[Key, list[LoadedTrial]] = defaultdict(list)
-    for trial in trials:
-        if trial.trial.kind in ("throughput", "input", "measure"):
-            groups[measurement(trial.row)].append(trial)
-    return groups
+def differing(a: Mapping[str, Any], b: Mapping[str, Any], missing: str = "not recorded") -> list[str]:
+    """Return "name: old -> new" for each value that two sides do not share."""
+    names = [name for name in dict.fromkeys([*a, *b]) if a.get(name) != b.get(name)]
+    return [f"{name}: {a.get(name, missing)} -> {b.get(name, missing)}" for name in names]
 
 
 def _pairs(old: Mapping[Key, Sequence[LoadedTrial]], new: Mapping[Key, Sequence[LoadedTrial]]) -> list[tuple[Key, Key]]:
     """Return which measurements are compared with each other: equal ones, then single ones of equal configuration."""
-
-    def left_over(here: Mapping[Key, Sequence[LoadedTrial]], there: Mapping[Key, object]) -> dict[Key, list[Key]]:
-        found: dict[Key, list[Key]] = defaultdict(list)
+    left: list[dict[Key, list[Key]]] = [defaultdict(list), defaultdict(list)]
+    for groups, here, there in ((left[0], old, new), (left[1], new, old)):
         for key, trials in here.items():
             if key not in there:
-                found[(trials[0].trial.kind, *trials[0].key())].append(key)
-        return found
-
-    ones, others = left_over(old, new), left_over(new, old)
-    pairs = [(key, key) for key in old if key in new]
-    for configuration, keys in ones.items():
-        candidates = others.get(configuration, [])
-        if len(keys) == len(candidates) == 1:
-            pairs.append((keys[0], candidates[0]))
-    return pairs
+                groups[(trials[0].trial.kind, *trials[0].key())].append(key)
+    single = [(keys, left[1].get(name, [])) for name, keys in left[0].items()]
+    return [(key, key) for key in old if key in new] + [
+        (keys[0], others[0]) for keys, others in single if len(keys) == len(others) == 1
+    ]
 
 
 def _compare_row(
@@ -155,26 +149,45 @@ def _compare_row(
     row |= {name: getattr(new[0].trial, name) for name in ("kind", "data", "data_fingerprint")}
     before, after = [t for t in old if t.ok], [t for t in new if t.ok]
     row |= {"rounds_a": len(before), "rounds_b": len(after), "differences": _setting_differences(old, new)}
-    sizes = [_in_words(_samples_per_step(side)) for side in (before, after) if side]
-    if len(set(sizes)) > 1:
-        row["differences"].append(f"samples per step: {sizes[0]} -> {sizes[1]}")
-    names = ("step_time_ms_a", "step_time_ms_b", "time_ratio", "time_ratio_low", "time_ratio_high")
-    row |= dict.fromkeys((*names, "throughput_ratio", "time_saved"))
+    row |= dict.fromkeys(("step_time_ms_a", "step_time_ms_b", "throughput_ratio", "time_saved"))
+    row |= change_of(old, new, threshold, spread)
+    for name, side in (("a", before), ("b", after)):
+        if before and after:
+            row[f"step_time_ms_{name}"] = float(np.median([t.row["step_time_ms"] for t in side]))
+    if row["time_ratio"] is not None:
+        row["time_saved"] = 1 - row["time_ratio"]
+        if samples_seen(before) == samples_seen(after):  # where neither side's are known, steps are compared
+            row["throughput_ratio"] = rate_ratio(
+                [t.window_work() for t in before], [t.window_work() for t in after]
+            ).value
+    return row
+
+
+def change_of(
+    old: Sequence[LoadedTrial], new: Sequence[LoadedTrial], threshold: float, spread: float | None
+) -> dict[str, Any]:
+    """Return time_ratio, time_ratio_low, time_ratio_high (new / old, above 1 is slower), verdict and reason.
+
+    A configuration that ran and now ends as oom, crashed or timeout is a regression; see `judged` for the others. The
+    ratios are None where a side has no step time.
+
+    Args:
+        old: rounds of one measurement, before.
+        new: rounds of the same measurement, after.
+        threshold: relative change of the step time that counts.
+        spread: of `run_spread`.
+    """
+    before, after = [t for t in old if t.ok], [t for t in new if t.ok]
     if not before or not after:
-        return {**row, **status_verdict(old, new)}
-    ratio, undecided = change_of(before, after)
-    row["step_time_ms_a"] = float(np.median([t.row["step_time_ms"] for t in before]))
-    row["step_time_ms_b"] = float(np.median([t.row["step_time_ms"] for t in after]))
-    row |= {"time_ratio": ratio.value, "time_ratio_low": ratio.low, "time_ratio_high": ratio.high}
-    row["time_saved"] = 1 - ratio.value
-    if samples_seen(before) == samples_seen(after):  # where neither side's are known, steps are compared
-        row["throughput_ratio"] = rate_ratio([t.window_work() for t in before], [t.window_work() for t in after]).value
+        return {**dict.fromkeys(("time_ratio", "time_ratio_low", "time_ratio_high")), **_status_verdict(old, new)}
+    ratio, undecided = time_ratio(before, after)
+    row = {"time_ratio": ratio.value, "time_ratio_low": ratio.low, "time_ratio_high": ratio.high}
     if reason := undecided or disturbed_side(before, after):
         return {**row, "verdict": "cannot decide", "reason": reason}
     return {**row, **judged(ratio, len(before), len(after), threshold, spread)}
 
 
-def change_of(before: Sequence[LoadedTrial], after: Sequence[LoadedTrial]) -> tuple[Ratio, str]:
+def time_ratio(before: Sequence[LoadedTrial], after: Sequence[LoadedTrial]) -> tuple[Ratio, str]:
     """Return the ratio, new / old, that two sides are judged by, and why it decides nothing ("" if it does).
 
     It is that of the step times; where steps hold different numbers of samples that of the times per sample.
@@ -184,9 +197,8 @@ def change_of(before: Sequence[LoadedTrial], after: Sequence[LoadedTrial]) -> tu
     if old == new or (old and new and abs(new / old - 1) < _SAME_SAMPLES):
         return times, ""
     if not old or not new:
-        return times, f"{_in_words(new)} instead of {_in_words(old)} samples a step"
-    rate = rate_ratio([t.window_work() for t in before], [t.window_work() for t in after])
-    return Ratio(1 / rate.value, 1 / rate.high, 1 / rate.low), ""
+        return times, f"{_count(new)} instead of {_count(old)} samples a step"
+    return rate_ratio([t.window_work() for t in before], [t.window_work() for t in after]).inverse, ""
 
 
 def _samples_per_step(trials: Sequence[LoadedTrial]) -> float | None:
@@ -196,7 +208,7 @@ def _samples_per_step(trials: Sequence[LoadedTrial]) -> float | None:
     return float(np.median([t.row.get("samples_per_step") or t.trial.global_batch_size for t in trials]))
 
 
-def _in_words(samples: float | None) -> str:
+def _count(samples: float | None) -> str:
     return "an unknown number" if samples is None else f"{samples:,.4g}"
 
 
@@ -206,44 +218,31 @@ def judged(ratio: Ratio, before: int, after: int, threshold: float, spread: floa
     A regression is a 95 % interval wholly above 1 + threshold, an improvement one wholly below 1 - threshold, "no
     change" one wholly between; "slower" and "quicker" have an interval that excludes 1 and reaches across the
     threshold; anything else, and too few processes, is "cannot decide".
-
-    Args:
-        ratio: with its interval.
-        before: processes of the old side.
-        after: processes of the new side.
-        threshold: relative change that counts.
-        spread: of `run_spread`.
     """
-    reason = undecidable(before, after, max(ratio.value, 1 / ratio.value) - 1, spread)
-    if reason is not None:
-        return {"verdict": "cannot decide", "reason": reason}
     band = f"{100 * threshold:g} %"
-    if ratio.low > 1 + threshold:
-        return {"verdict": "regression", "reason": f"slower by more than {band}"}
-    if ratio.high < 1 - threshold:
-        return {"verdict": "improvement", "reason": f"quicker by more than {band}"}
-    if 1 - threshold <= ratio.low and ratio.high <= 1 + threshold:
-        return {"verdict": "no change", "reason": f"within {band}"}
-    if ratio.low > 1 or ratio.high < 1:
-        found = "slower" if ratio.low > 1 else "quicker"
-        return {
-            "verdict": found,
-            "reason": f"whether by more than {band} is unknown; run more rounds to narrow the interval",
-        }
-    return {
-        "verdict": "cannot decide",
-        "reason": f"the 95 % interval of the change in step time, {100 * (ratio.low - 1):+.1f} to "
-        f"{100 * (ratio.high - 1):+.1f} %, reaches across the threshold of {band}; run more rounds to narrow it",
-    }
+    verdict, reason = "cannot decide", undecidable(before, after, max(ratio.value, 1 / ratio.value) - 1, spread)
+    if reason is not None:
+        pass
+    elif ratio.low > 1 + threshold:
+        verdict, reason = "regression", f"slower by more than {band}"
+    elif ratio.high < 1 - threshold:
+        verdict, reason = "improvement", f"quicker by more than {band}"
+    elif 1 - threshold <= ratio.low and ratio.high <= 1 + threshold:
+        verdict, reason = "no change", f"within {band}"
+    elif ratio.low > 1 or ratio.high < 1:
+        verdict = "slower" if ratio.low > 1 else "quicker"
+        reason = f"whether by more than {band} is unknown; run more rounds to narrow the interval"
+    else:
+        span = f"{100 * (ratio.low - 1):+.1f} to {100 * (ratio.high - 1):+.1f} %"
+        reason = f"the change in step time, {span}, reaches across the threshold of {band}; run more rounds"
+    return {"verdict": verdict, "reason": reason}
 
 
-def status_verdict(old: Sequence[LoadedTrial], new: Sequence[LoadedTrial]) -> dict[str, str]:
-    """Return verdict and reason where the rounds of one side, or of both, have no step time."""
+def _status_verdict(old: Sequence[LoadedTrial], new: Sequence[LoadedTrial]) -> dict[str, str]:
     was, now = _ending(old), _ending(new)
-    before, after = any(trial.ok for trial in old), any(trial.ok for trial in new)
-    if before and now in _FAILED:
+    if any(trial.ok for trial in old) and now in _FAILED:
         return {"verdict": "regression", "reason": f"it ran, and now ends as {now}"}
-    if after and was in _FAILED:
+    if any(trial.ok for trial in new) and was in _FAILED:
         return {"verdict": "improvement", "reason": f"it ended as {was}, and now runs"}
     if was == now and now in _FAILED:
         return {"verdict": "no change", "reason": f"it ends as {now} in both"}
@@ -251,63 +250,41 @@ def status_verdict(old: Sequence[LoadedTrial], new: Sequence[LoadedTrial]) -> di
 
 
 def _ending(trials: Sequence[LoadedTrial]) -> str:
-    first = trials[0].row
-    if first["status"] == DAMAGED:
-        return f"{DAMAGED} ({first.get('reason')})"
-    if first["status"] == "ok" and not trials[0].ok:
+    row = trials[0].row
+    if row["status"] == DAMAGED:
+        return f"{DAMAGED} ({row.get('reason')})"
+    if row["status"] == "ok" and not trials[0].ok:
         return f"ok, but without steps ({trials[0].directory.path})"
-    return str(first["status"])
-
-
-# Fields that make two trials different measurements but are no part of a configuration's name.
-_SETTINGS = (*CIRCUMSTANCES, "memory_limit_bytes")
+    return str(row["status"])
 
 
 def _setting_differences(old: Sequence[LoadedTrial], new: Sequence[LoadedTrial]) -> list[str]:
-    found = []
-    for name in _SETTINGS:
-        sides = [sorted({str(getattr(trial.trial, name)) for trial in side}) for side in (old, new)]
-        if sides[0] != sides[1] and not (name == "data" and _same_data(old, new)):
-            found.append(f"{name}: {', '.join(sides[0])} -> {', '.join(sides[1])}")
-    before, after = script_contents(old), script_contents(new)
-    if before and after and (before != after or len(before) > 1):
-        found.append(f"content of the script: {', '.join(before)} -> {', '.join(after)}")
-    return found
-
-
-def _same_data(old: Sequence[LoadedTrial], new: Sequence[LoadedTrial]) -> bool:
-    """Whether the data are the same by fingerprint, or by name where there is none, wherever they lie."""
+    """What makes two trials different measurements but is no part of a configuration's name."""
+    names = [*CIRCUMSTANCES, "memory_limit_bytes"]
     place = CIRCUMSTANCES.index("data")
-    return len({circumstances(trial.row)[place : place + 2] for trial in (*old, *new)}) == 1
+    if len({circumstances(trial.row)[place : place + 2] for trial in (*old, *new)}) == 1:
+        names.remove("data")  # the same by fingerprint, or by name where there is none, wherever they lie
+    sides = [
+        {name: ", ".join(sorted({str(getattr(trial.trial, name)) for trial in side})) for name in names}
+        for side in (old, new)
+    ]
+    for side, values in zip((old, new), sides, strict=True):
+        good = [trial for trial in side if trial.ok]
+        values |= {"samples per step": _count(_samples_per_step(good))} if good else {}
+        if len(contents := script_contents(side)) > 0:
+            values["content of the script"] = ", ".join(contents)
+    return [text for text in differing(*sides) if "not recorded" not in text]
 
 
-def _machine_differences(old: Sequence[LoadedTrial], new: Sequence[LoadedTrial]) -> list[str]:
-    def facts(trials: Sequence[LoadedTrial]) -> dict[str, str]:
-        found: dict[str, set[str]] = defaultdict(set)
-        for trial in trials:
-            environment = trial.environment
-            flat: dict[str, Any] = {name: environment.get(name) for name in ("device_name", "driver", "memory_bytes")}
-            flat["cpu"] = (environment.get("cpu") or {}).get("model")
-            flat["cores"] = (environment.get("cpu") or {}).get("physical_cores")
-            flat["gpus"] = len(environment.get("gpus") or []) or None
-            flat |= {f"library {name}": version for name, version in (environment.get("libraries") or {}).items()}
-            for name, value in flat.items():
-                if value is not None:
-                    found[name].add(str(value))
-        return {name: ", ".join(sorted(values)) for name, values in found.items()}
-
-    a, b = facts(old), facts(new)
-    names = [name for name in dict.fromkeys([*a, *b]) if a.get(name) != b.get(name)]
-    return [f"{name}: {a.get(name, 'not recorded')} -> {b.get(name, 'not recorded')}" for name in names]
-
-
-def as_mapping(comparison: Comparison) -> Mapping[str, Any]:
-    """Return a comparison as plain values, for JSON."""
-    return {
-        "threshold": comparison.threshold,
-        "spread": comparison.spread,
-        "regressed": comparison.regressed,
-        "undecided": comparison.undecided,
-        "rows": comparison.rows,
-        "differences": comparison.differences,
-    }
+def _machines(trials: Sequence[LoadedTrial]) -> dict[str, str]:
+    """Machine and libraries of the trials of a run, by name."""
+    values: dict[str, set[str]] = defaultdict(set)
+    for environment in (trial.environment for trial in trials):
+        cpu, gpus = environment.get("cpu") or {}, environment.get("gpus") or []
+        row: dict[str, Any] = {name: environment.get(name) for name in ("device_name", "driver", "memory_bytes")}
+        row |= {"cpu": cpu.get("model"), "cores": cpu.get("physical_cores"), "gpus": len(gpus) or None}
+        row |= {f"library {name}": version for name, version in (environment.get("libraries") or {}).items()}
+        for name, value in row.items():
+            if value is not None:
+                values[name].add(str(value))
+    return {name: ", ".join(sorted(each)) for name, each in values.items()}

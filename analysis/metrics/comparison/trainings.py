@@ -20,15 +20,12 @@ from common.scores import scores_in
 from records.run import TrialDirectory
 from records.schema import COMPARISON_COLUMNS
 from records.training import TrainRun, read_events
-from records.trial import Trial
 
 Array = npt.NDArray[np.float64]
 Row = Mapping[str, Any]
 
-# Of a variant whose training is whole; others carry the status of their last attempt.
-FINISHED = "finished"
-STOPPED = "stopped"
-NOT_BEGUN = "not begun"
+# Of a training that is whole; others have the status of their last attempt.
+FINISHED, STOPPED, NOT_BEGUN = "finished", "stopped", "not begun"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -36,7 +33,6 @@ class VariantRun:
     """One training of a comparison, where it lies."""
 
     strategy: str
-    """How it is trained: a name in bert.parallel."""
     devices: int
     """Devices, one process each."""
     run: TrainRun
@@ -45,7 +41,7 @@ class VariantRun:
     implementation: str = "bertbench"
     """Whose code trains, as analysis.wording.implementation_label calls it."""
     profile: Mapping[str, Any] = field(default_factory=dict)
-    """What exposure.all_reduce found, or `profile_problem`; empty where no profile was wanted."""
+    """Columns of exposure.all_reduce, or `profile_problem`; empty where no profile was wanted."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -79,17 +75,8 @@ class TrainingComparison:
         return [row for row in self.rows if row["status"] != FINISHED]
 
 
-@dataclass(frozen=True, slots=True)
-class _Read:
-    """What one run directory holds."""
-
-    row: dict[str, Any]
-    curve: list[dict[str, Any]]
-    times: dict[int, tuple[float, float]]
-
-
 def compare_trainings(variants: Sequence[VariantRun], samples_per_epoch: int | None = None) -> TrainingComparison:
-    """Hold every variant against the first one that made steps.
+    """Compare every variant with the first one that made steps.
 
     Args:
         variants: in the order in which they are shown.
@@ -98,170 +85,114 @@ def compare_trainings(variants: Sequence[VariantRun], samples_per_epoch: int | N
     Raises:
         SchemaError: a record of a run is damaged; the message names it.
     """
-    read = [_read(variant, samples_per_epoch) for variant in variants]
-    first = next((found for found in read if found.curve), None)
+    runs = [_read(variant, samples_per_epoch) for variant in variants]
+    first = next(((row, curve) for row, curve, _ in runs if curve), None)
     curves = []
-    for found in read:
-        if first is not None and found.curve:
-            found.row.update(_against(found, first))
-            curves.append(_curve(found))
-    totals = [found.row["total_steps"] * found.row["global_batch_size"] for found in read if found.row["total_steps"]]
+    for row, curve, seconds in runs:
+        if first is not None and curve:
+            row |= _against(row, curve, *first)
+            values = {
+                name: np.array([math.nan if _finite(entry[name]) is None else entry[name] for entry in curve], float)
+                for name in ("loss", "learning_rate")
+            }
+            samples = np.array([entry["samples"] for entry in curve])
+            percent = 100 * samples / (row["total_steps"] * row["global_batch_size"])
+            times = np.array([seconds.get(entry["step"], math.nan) for entry in curve])
+            curves.append(VariantCurve(row=row, scores=row["scores"], seconds=times, percent=percent, **values))
+    totals = [row["total_steps"] * row["global_batch_size"] for row, *_ in runs if row["total_steps"]]
     epochs = max(totals) / samples_per_epoch if totals and samples_per_epoch else None
-    return TrainingComparison(rows=tuple(found.row for found in read), curves=tuple(curves), epochs=epochs)
+    return TrainingComparison(rows=tuple(row for row, *_ in runs), curves=tuple(curves), epochs=epochs)
 
 
-def _read(variant: VariantRun, samples_per_epoch: int | None) -> _Read:
+def _read(
+    variant: VariantRun, samples_per_epoch: int | None
+) -> tuple[dict[str, Any], list[dict[str, Any]], dict[int, float]]:
+    """Return the row of a training, its curve, and the time in the loop at the end of each step, s."""
     row: dict[str, Any] = dict.fromkeys(COMPARISON_COLUMNS)
     row |= {"strategy": variant.strategy, "devices": variant.devices, "status": NOT_BEGUN, "reason": ""}
     row |= {"implementation": variant.implementation, "name": variant.name}
     row |= {"scores": {}, "cautions": []}
     row |= {name: value for name, value in variant.profile.items() if name in row}
-    attempts, state = variant.run.attempts(), variant.run.read_state() or {}
+    attempts = variant.run.attempts()
     if not attempts:
-        return _Read(row, [], {})
-    trial = attempts[-1].read_trial()
+        return row, [], {}
+    state, trial, newest = variant.run.read_state() or {}, attempts[-1].read_trial(), attempts[-1]
     row |= {name: getattr(trial, name) for name in ("device", "precision", "global_batch_size", "micro_batch_size")}
-    row["optimisation"] = _optimisation(trial)
-    row |= {"grad_accum_steps": trial.grad_accum_steps, "attempts": len(attempts), "log": str(attempts[-1].log)}
+    label = strategy_label(trial.strategy, trial.strategy_options, trial.activation_checkpointing, trial.allocator)
+    row["optimisation"] = ", ".join([trial.implementation, label, trial.precision])
+    row |= {"grad_accum_steps": trial.grad_accum_steps, "attempts": len(attempts), "log": str(newest.log)}
     row["total_steps"] = dict(trial.training).get("steps") or trial.max_steps
-    row["status"], row["reason"] = _status(state)
-    row["cautions"] = list((attempts[-1].read_result() or {}).get("cautions") or [])
-    row |= _of_ranks(attempts)
-    evaluation = state.get("evaluation")
-    if evaluation:
+    row["status"], row["reason"] = status_of(state)
+    row["cautions"] = list((newest.read_result() or {}).get("cautions") or [])
+    records = next((ranks for attempt in reversed(attempts) if (ranks := attempt.read_ranks().values())), [])
+    for name in ("threads", "peak_memory_bytes", "peak_memory_kind", "parameters", "backend"):
+        values = [record[name] for record in records if record.get(name) is not None]
+        row["threads_per_rank" if name == "threads" else name] = max(values, default=None)
+    if evaluation := state.get("evaluation"):
         row |= {"scores": scores_in(evaluation), "evaluation_samples": evaluation["samples"]}
-    curve, times = variant.run.read_curve(), _times(attempts)
+    curve = variant.run.read_curve()
     if not curve:
-        return _Read(row, [], {})
+        return row, [], {}
     last = curve[-1]
-    times = {step: found for step, found in times.items() if step <= last["step"]}
+    times = {step: entry for step, entry in steps_made(attempts).items() if step <= last["step"]}
     row |= {"steps": last["applied_steps"], "samples": last["samples"], "last_loss": _finite(last["loss"])}
     row["epochs"] = last["samples"] / samples_per_epoch if samples_per_epoch else None
     if times:
-        step_ms = [milliseconds for _, milliseconds in times.values()]
+        step_ms = [step["step_time_ms"] for _, step in times.values()]
         row["step_seconds"], row["step_time_ms"] = sum(step_ms) / 1000, float(np.median(step_ms))
-        row["loop_seconds"] = max(seconds for seconds, _ in times.values()) + _seconds_behind(attempts[-1], last)
-        timed = [entry for entry in _with_counts(curve) if entry[0] in times]
-        row["samples_per_second"] = sum(count for _, count in timed) / row["step_seconds"]
+        row["loop_seconds"] = max(seconds for seconds, _ in times.values()) + sum(
+            float(event["seconds"])
+            for event in read_events(newest)
+            if event["event"] in ("evaluated", "saved") and event["applied_steps"] == last["applied_steps"]
+        )
+        counts = np.diff([0, *(entry["samples"] for entry in curve)]).tolist()
+        timed = sum(count for entry, count in zip(curve, counts, strict=True) if entry["step"] in times)
+        row["samples_per_second"] = timed / row["step_seconds"]
         row["epoch_seconds"] = samples_per_epoch / row["samples_per_second"] if samples_per_epoch else None
-        row["loss_per_rank"] = _losses_of_ranks(attempts[-1], last["step"])
-    return _Read(row, curve, times)
+        if len(ranks := newest.ranks()) > 1:
+            losses = ({step["step"]: step["loss"] for step in newest.read_steps(rank)} for rank in ranks)
+            row["loss_per_rank"] = [_finite(loss.get(last["step"])) for loss in losses]
+    return row, curve, {step: seconds for step, (seconds, _) in times.items()}
 
 
-def _status(state: Row) -> tuple[str, str]:
+def status_of(state: Row) -> tuple[str, str]:
+    """Return status and reason of a training by its state (TrainRun.read_state)."""
     if state.get("finished"):
         return FINISHED, ""
     status = str(state.get("status", "interrupted"))
     return (STOPPED if status == "ok" else status), str(state.get("reason") or "")
 
 
-def _of_ranks(attempts: Sequence[TrialDirectory]) -> dict[str, Any]:
-    for directory in reversed(attempts):
-        records = directory.read_ranks().values()
-        if records:
-            found = {}
-            for name, key in _OF_RANKS:
-                values = [record[key] for record in records if record.get(key) is not None]
-                found[name] = max(values, default=None)
-            return found
-    return {}
-
-
-# Of a row -> of the ranks' records.
-_OF_RANKS = (
-    ("threads_per_rank", "threads"),
-    ("peak_memory_bytes", "peak_memory_bytes"),
-    ("peak_memory_kind", "peak_memory_kind"),
-    ("parameters", "parameters"),
-    ("backend", "backend"),
-)
-
-
-def _optimisation(trial: Trial) -> str:
-    label = strategy_label(trial.strategy, trial.strategy_options, trial.activation_checkpointing, trial.allocator)
-    return ", ".join([trial.implementation, label, trial.precision])
-
-
-def _losses_of_ranks(directory: TrialDirectory, step: int) -> list[float | None] | None:
-    """Each rank's own loss of a step; None where there is one rank."""
-    ranks = directory.ranks()
-    if len(ranks) < 2:
-        return None
-    losses = ({row["step"]: row["loss"] for row in directory.read_steps(rank)} for rank in ranks)
-    return [_finite(found.get(step)) for found in losses]
-
-
-def _times(attempts: Sequence[TrialDirectory]) -> dict[int, tuple[float, float]]:
-    """Return by step when it ended, in seconds of the loop, and how long it took, ms; the last time it was made."""
-    return {step: (seconds, row["step_time_ms"]) for step, (seconds, row) in steps_made(attempts).items()}
-
-
 def steps_made(attempts: Sequence[TrialDirectory]) -> dict[int, tuple[float, dict[str, Any]]]:
     """Return by step when it ended, in seconds of the loop, and its row of ranks.combine; the last time it was made."""
-    found: dict[int, tuple[float, dict[str, Any]]] = {}
+    made: dict[int, tuple[float, dict[str, Any]]] = {}
     for directory in attempts:
         steps = combine({rank: directory.read_steps(rank) for rank in directory.ranks()})
         steps = [row for row in steps if row["start_ns"] is not None]
         if not steps:
             continue
-        found = {step: times for step, times in found.items() if step < steps[0]["step"]}
-        before = max((seconds for seconds, _ in found.values()), default=0.0)
-        began = steps[0]["start_ns"]
-        for row in steps:
-            found[row["step"]] = (before + (row["end_ns"] - began) / 1e9, row)
-    return found
+        made = {step: times for step, times in made.items() if step < steps[0]["step"]}
+        before = max((seconds for seconds, _ in made.values()), default=0.0)
+        made |= {row["step"]: (before + (row["end_ns"] - steps[0]["start_ns"]) / 1e9, row) for row in steps}
+    return made
 
 
-def _seconds_behind(directory: TrialDirectory, last: Row) -> float:
-    return sum(
-        float(event["seconds"])
-        for event in read_events(directory)
-        if event["event"] in ("evaluated", "saved") and event["applied_steps"] == last["applied_steps"]
-    )
-
-
-def _with_counts(curve: Sequence[Row]) -> list[tuple[int, int]]:
-    counts = np.diff([0, *(row["samples"] for row in curve)])
-    return [(row["step"], int(count)) for row, count in zip(curve, counts, strict=True)]
-
-
-def _against(found: _Read, first: _Read) -> dict[str, Any]:
-    told: dict[str, Any] = {}
-    rate, before = found.row["samples_per_second"], first.row["samples_per_second"]
+def _against(row: Row, curve: Sequence[Row], first: Row, first_curve: Sequence[Row]) -> dict[str, Any]:
+    columns: dict[str, Any] = {}
+    rate, before = row["samples_per_second"], first["samples_per_second"]
     if rate and before:
-        told["speedup"] = rate / before
-    if rate and before and found.row["samples"] == first.row["samples"]:
-        told["seconds_saved"] = first.row["step_seconds"] - found.row["step_seconds"]
-        told["time_saved"] = told["seconds_saved"] / first.row["step_seconds"]
-    losses = {row["step"]: row["loss"] for row in first.curve}
-    differences = [
-        (abs(row["loss"] - losses[row["step"]]), row["step"])
-        for row in found.curve
-        if _finite(row["loss"]) is not None and _finite(losses.get(row["step"])) is not None
-    ]
-    told["compared_steps"] = len(differences)
+        columns["speedup"] = rate / before
+        if row["samples"] == first["samples"]:
+            columns["seconds_saved"] = first["step_seconds"] - row["step_seconds"]
+            columns["time_saved"] = columns["seconds_saved"] / first["step_seconds"]
+    losses = {entry["step"]: _finite(entry["loss"]) for entry in first_curve}
+    pairs = [(_finite(entry["loss"]), losses.get(entry["step"]), entry["step"]) for entry in curve]
+    differences = [(abs(one - other), -step) for one, other, step in pairs if one is not None and other is not None]
+    columns["compared_steps"] = len(differences)
     if differences:
-        greatest = max(differences, key=lambda item: (item[0], -item[1]))
-        told["greatest_loss_difference"], told["greatest_loss_difference_step"] = greatest
-    return told
-
-
-def _curve(found: _Read) -> VariantCurve:
-    row = found.row
-    total = row["total_steps"] * row["global_batch_size"]
-    return VariantCurve(
-        row=row,
-        scores=row["scores"],
-        seconds=np.array([found.times.get(entry["step"], (math.nan, 0.0))[0] for entry in found.curve]),
-        percent=np.array([100 * entry["samples"] / total for entry in found.curve]),
-        loss=_column(found.curve, "loss"),
-        learning_rate=_column(found.curve, "learning_rate"),
-    )
-
-
-def _column(rows: Sequence[Row], name: str) -> Array:
-    values = [_finite(row[name]) for row in rows]
-    return np.array([math.nan if value is None else value for value in values], dtype=np.float64)
+        greatest, step = max(differences)
+        columns |= {"greatest_loss_difference": greatest, "greatest_loss_difference_step": -step}
+    return columns
 
 
 def _finite(value: float | None) -> float | None:
@@ -270,11 +201,11 @@ def _finite(value: float | None) -> float | None:
 
 @dataclass(frozen=True, slots=True)
 class HeadResult:
-    """What became of one head."""
+    """The training of one head."""
 
     head: str
     training: Mapping[str, Any]
-    """Its row of training_comparison: status, loop_seconds, step_seconds, samples_per_second, reason."""
+    """Its row of TrainingComparison: status, loop_seconds, step_seconds, samples_per_second, reason."""
     evaluations: tuple[Mapping[str, Any], ...]
     """HEAD_COLUMNS, and `scores` by name, in order; one for each evaluation."""
     best_by: str
@@ -287,20 +218,20 @@ class HeadResult:
 
     @property
     def seconds(self) -> float | None:
-        """Return the time of the training's loop, evaluations and checkpoints included."""
-        found: float | None = self.training["loop_seconds"]
-        return found
+        """Time of the training's loop in s, evaluations and checkpoints included."""
+        seconds: float | None = self.training["loop_seconds"]
+        return seconds
 
     @property
     def best(self) -> Mapping[str, Any] | None:
-        """Return the best evaluation, the earliest of several; None without any."""
-        return next((found for found in self.evaluations if found["best"]), None)
+        """The best evaluation, the earliest of several; None without any."""
+        return next((row for row in self.evaluations if row["best"]), None)
 
 
 def compare_heads(
     runs: Mapping[str, TrainRun], samples_per_epoch: int, best_by: str, higher_is_better: bool
 ) -> list[HeadResult]:
-    """Return what lies in the run directories of trainings that differ in their head alone.
+    """Return the results of trainings that differ in their head alone.
 
     Args:
         runs: run directory by head.
@@ -315,46 +246,33 @@ def compare_heads(
     rows = compare_trainings(variants, samples_per_epoch).rows
     results = []
     for (head, run), row in zip(runs.items(), rows, strict=True):
-        found = _evaluations(head, run, samples_per_epoch)
-        _mark_best(found, best_by, higher_is_better)
-        results.append(HeadResult(head, row, tuple(found), best_by))
+        evaluations = _evaluations(head, run, samples_per_epoch)
+        known = [one for one in evaluations if one["scores"].get(best_by) is not None]
+        if known:
+            choose = max if higher_is_better else min
+            choose(known, key=lambda one: float(one["scores"][best_by]))["best"] = True
+        results.append(HeadResult(head, row, tuple(evaluations), best_by))
     return results
+
+
+def evaluations_of(run: TrainRun) -> dict[int, dict[str, Any]]:
+    """Return the events of a run's evaluations by updates made; one that was made again after a resume counts once."""
+    events = [event for directory in run.attempts() for event in read_events(directory)]
+    made = {event["applied_steps"]: event for event in events if event["event"] == "evaluated"}
+    return dict(sorted(made.items()))
 
 
 def _evaluations(head: str, run: TrainRun, samples_per_epoch: int) -> list[dict[str, Any]]:
     curve = {row["applied_steps"]: row for row in run.read_curve()}
-    # An evaluation that was made again after a resume counts once.
-    events = {
-        event["applied_steps"]: event
-        for directory in run.attempts()
-        for event in read_events(directory)
-        if event["event"] == "evaluated"
-    }
-    found: list[dict[str, Any]] = []
+    rows: list[dict[str, Any]] = []
     before = 0
-    for steps, event in sorted(events.items()):
+    for steps, event in evaluations_of(run).items():
         if steps not in curve:
             continue  # the steps before it were lost, with what it says
         losses = [row["loss"] for step, row in curve.items() if before < step <= steps and row["loss"] is not None]
-        scores = scores_in(event)
-        found.append(
-            {
-                "head": head,
-                "epoch": curve[steps]["samples"] / samples_per_epoch,
-                "applied_steps": steps,
-                "training_loss": sum(losses) / len(losses) if losses else None,
-                "log_loss": scores.get("log_loss"),
-                "accuracy": scores.get("accuracy"),
-                "best": False,
-                "scores": scores,
-            }
-        )
+        row = {"head": head, "epoch": curve[steps]["samples"] / samples_per_epoch, "applied_steps": steps}
+        row |= {"training_loss": sum(losses) / len(losses) if losses else None, "best": False}
+        row["scores"] = scores = scores_in(event)
+        rows.append(row | {name: scores.get(name) for name in ("log_loss", "accuracy")})
         before = steps
-    return found
-
-
-def _mark_best(evaluations: list[dict[str, Any]], score: str, higher_is_better: bool) -> None:
-    known = [row for row in evaluations if row["scores"].get(score) is not None]
-    if known:
-        choose = max if higher_is_better else min
-        choose(known, key=lambda row: float(row["scores"][score]))["best"] = True
+    return rows

@@ -49,7 +49,8 @@ def choose(candidates: Sequence[Candidate]) -> Choice:
     The best is the one with the highest rate among those with as many rounds as decide (FEWEST_PROCESSES, or as many
     as any has, where all have fewer): a lucky round does not win against three. One that was measured in fewer rounds
     is the best only where the interval of its ratio to that one excludes 1; otherwise it is close, however fast it
-    was. Close is whatever `apart` does not tell from the best.
+    was. Close is whatever `apart` does not tell from the best. The choice is undecided by the first of the close ones
+    and the others that ratio.decision leaves open; what rounds of any candidate differ by is the known spread.
 
     Args:
         candidates: at least one.
@@ -63,25 +64,14 @@ def choose(candidates: Sequence[Candidate]) -> Choice:
         if candidates[place].rate > candidates[best].rate and apart(candidates[place], candidates[best])
     ]
     best = max(ahead, key=lambda place: candidates[place].rate, default=best)
-    close = [place for place in places if place != best and not apart(candidates[place], candidates[best])]
-    close.sort(key=lambda place: -candidates[place].rate)
     others = [place for place in places if place != best]
-    return Choice(best, tuple(close), _undecided(candidates, best, [*close, *others]))
-
-
-def _undecided(candidates: Sequence[Candidate], best: int, others: Sequence[int]) -> str:
-    """Why measurements do not decide between the best and the first of these others that they leave open, by
-    ratio.decision; what rounds of any candidate differ by is the known spread from run to run. "" where all are.
-    """
+    close = [place for place in others if not apart(candidates[place], candidates[best])]
+    close.sort(key=lambda place: -candidates[place].rate)
     repeated = [one.rates for one in candidates if len(one.rates) >= FEWEST_PROCESSES]
     spread = max((max(rates) / min(rates) - 1 for rates in repeated), default=None)
-    one = candidates[best]
-    for place in others:
-        other = candidates[place]
-        verdict, reason = decision(len(one.rates), len(other.rates), _ratio(one, other), spread)
-        if verdict == "cannot decide":
-            return reason
-    return ""
+    decisions = (_decision(candidates[best], candidates[place], spread) for place in (*close, *others))
+    undecided = next((reason for verdict, reason in decisions if verdict == "cannot decide"), "")
+    return Choice(best, tuple(close), undecided)
 
 
 def apart(one: Candidate, other: Candidate) -> bool:
@@ -100,7 +90,11 @@ def apart(one: Candidate, other: Candidate) -> bool:
 
 def decided(one: Candidate, other: Candidate) -> bool:
     """Whether more rounds of both would say nothing new: they differ, or are equally fast (ratio.decision)."""
-    return decision(len(one.rates), len(other.rates), _ratio(one, other), None)[0] != "cannot decide"
+    return _decision(one, other, None)[0] != "cannot decide"
+
+
+def _decision(one: Candidate, other: Candidate, spread: float | None) -> tuple[str, str]:
+    return decision(len(one.rates), len(other.rates), _ratio(one, other), spread)
 
 
 def _ratio(one: Candidate, other: Candidate) -> Ratio:

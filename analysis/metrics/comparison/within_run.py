@@ -1,26 +1,12 @@
 """Comparisons inside a run: implementations with a reference, the input with training, real with synthetic data."""
 
-from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from analysis.load import (
-    CIRCUMSTANCES,
-    CONFIGURATION,
-    Key,
-    LoadedTrial,
-    circumstances,
-)
-from analysis.metrics.comparison.ratio import (
-    Ratio,
-    by_key,
-    decision,
-    disturbed_side,
-    rate_ratio,
-    run_spread,
-)
+from analysis.load import CIRCUMSTANCES, CONFIGURATION, Key, LoadedTrial
+from analysis.metrics.comparison.ratio import Ratio, by_key, decision, disturbed_side, rate_ratio, run_spread
 
 
 def ratios_of(trials: Sequence[LoadedTrial], reference: str = "hf") -> list[dict[str, Any]]:
@@ -33,61 +19,29 @@ def ratios_of(trials: Sequence[LoadedTrial], reference: str = "hf") -> list[dict
     Where one side failed the ratio is None and the reason says so.
     """
     spread = run_spread(trials)
-    good = by_key(trials, without=("implementation",))
-    every: dict[Key, list[LoadedTrial]] = defaultdict(list)
-    for trial in trials:
-        if trial.trial.kind == "throughput":
-            every[(*circumstances(trial.row), *trial.key(("implementation",)))].append(trial)
     rows = []
-    for key, members in every.items():
+    for members in by_key(trials, without=("implementation",), failed=True).values():
         names = sorted({member.row["implementation"] for member in members})
-        if reference not in names:
-            continue
-        for name in names:
+        for name in names if reference in names else ():
             if name == reference:
                 continue
-            mine = [member for member in good.get(key, []) if member.row["implementation"] == name]
-            other = [member for member in good.get(key, []) if member.row["implementation"] == reference]
-            example = next(member for member in members if member.row["implementation"] == name)
-            row = {field_name: example.row[field_name] for field_name in (*CONFIGURATION, *CIRCUMSTANCES)}
-            row |= {"reference": reference, "rounds": len(mine), "reference_rounds": len(other)}
-            row |= _ratio_row(mine, other, members, name, reference, spread)
+            sides = [[one for one in members if one.row["implementation"] == side] for side in (name, reference)]
+            good = [[one for one in side if one.ok] for side in sides]
+            row = {**_fields(sides[0][0]), "reference": reference}
+            row |= {"rounds": len(good[0]), "reference_rounds": len(good[1])}
+            row |= dict.fromkeys(("throughput_ratio", "throughput_ratio_low", "throughput_ratio_high", "time_saved"))
+            failed = next((side[0].row for side, ok in zip(sides, good, strict=True) if not ok), None)
+            if failed is not None:
+                row["decided"] = "cannot decide"
+                row["reason"] = f"{failed['implementation']} has no measurement: {failed['status']}"
+            else:
+                ratio = _ratio(*good)
+                row |= _columns("throughput_ratio", ratio)
+                # Per sample, so that it stays true where the sides' steps differ in size.
+                row["time_saved"] = 1 - 1 / ratio.value
+                row["decided"], row["reason"] = _decision(*good, ratio, spread)
             rows.append(row)
     return rows
-
-
-def _ratio_row(
-    mine: Sequence[LoadedTrial],
-    other: Sequence[LoadedTrial],
-    members: Sequence[LoadedTrial],
-    name: str,
-    reference: str,
-    spread: float | None,
-) -> dict[str, Any]:
-    empty = dict.fromkeys(("throughput_ratio", "throughput_ratio_low", "throughput_ratio_high", "time_saved"))
-    for side, label in ((mine, name), (other, reference)):
-        if not side:
-            status = next(member.row["status"] for member in members if member.row["implementation"] == label)
-            return {**empty, "decided": "cannot decide", "reason": f"{label} has no measurement: {status}"}
-    ratio = rate_ratio([x.window_work() for x in other], [x.window_work() for x in mine])
-    row = {"throughput_ratio": ratio.value, "throughput_ratio_low": ratio.low, "throughput_ratio_high": ratio.high}
-    # Per sample, so that it stays true where the sides' steps differ in size.
-    row["time_saved"] = 1 - 1 / ratio.value
-    decided, reason = _decision(mine, other, ratio, spread)
-    return {**row, "decided": decided, "reason": reason}
-
-
-def _decision(
-    a: Sequence[LoadedTrial], b: Sequence[LoadedTrial], ratio: Ratio, spread: float | None
-) -> tuple[str, str]:
-    """What the ratio of two sides decides, and why; nothing where only one of them was disturbed."""
-    reason = disturbed_side(a, b)
-    return ("cannot decide", reason) if reason else decision(len(a), len(b), ratio, spread)
-
-
-_SYNTHETIC = "synthetic:"
-# What differs between a trial and its twin on synthetic batches.
-_DATA = ("data", "data_fingerprint")
 
 
 def input_ratios(trials: Sequence[LoadedTrial]) -> list[dict[str, Any]]:
@@ -105,10 +59,8 @@ def input_ratios(trials: Sequence[LoadedTrial]) -> list[dict[str, Any]]:
         row = {**_fields(group[0]), "rounds": len(group), **{name: _median(group, name) for name in names}}
         beside = training.get(_without_kind(group[0]), [])
         row |= {"training_rounds": len(beside), "training_samples_per_second": _median(beside, "samples_per_second")}
-        found = _throughput_ratio(group, beside)
-        row["throughput_ratio"] = None if found is None else found.value
-        row["throughput_ratio_low"], row["throughput_ratio_high"] = (found.low, found.high) if found else (None, None)
-        row["reason"] = "" if found else "training with the same data and configuration was not measured here"
+        row |= _columns("throughput_ratio", ratio := _ratio(group, beside) if beside else None)
+        row["reason"] = "" if ratio else "training with the same data and configuration was not measured here"
         rows.append(row)
     return rows
 
@@ -120,39 +72,58 @@ def synthetic_gaps(trials: Sequence[LoadedTrial]) -> list[dict[str, Any]]:
     CIRCUMSTANCES, rounds, synthetic_rounds, samples_per_second, synthetic_samples_per_second, gap, gap_low, gap_high,
     decided and reason (see ratio.decision).
     """
-    spread = run_spread(trials)
+    spread, groups = run_spread(trials), [*by_key(trials).values()]
     twins = {
-        _without_data(group[0], group[0].trial.data.removeprefix(_SYNTHETIC)): group
-        for group in by_key(trials).values()
+        _without_data(group[0], group[0].trial.data.removeprefix("synthetic:")): group
+        for group in groups
         if group[0].made_up_like_folder
     }
     rows = []
-    for group in by_key(trials).values():
+    for group in groups:
         twin = twins.get(_without_data(group[0], group[0].trial.data))
-        if not twin:
-            continue
-        found = _throughput_ratio(group, twin)
-        row = {**_fields(group[0]), "rounds": len(group), "synthetic_rounds": len(twin)}
-        row["samples_per_second"] = _median(group, "samples_per_second")
-        row["synthetic_samples_per_second"] = _median(twin, "samples_per_second")
-        if found is None:
-            continue
-        row |= {"gap": found.value - 1, "gap_low": found.low - 1, "gap_high": found.high - 1}
-        row["decided"], row["reason"] = _decision(group, twin, found, spread)
-        rows.append(row)
+        if twin:
+            ratio = _ratio(group, twin)
+            row = {**_fields(group[0]), "rounds": len(group), "synthetic_rounds": len(twin)}
+            row["samples_per_second"] = _median(group, "samples_per_second")
+            row["synthetic_samples_per_second"] = _median(twin, "samples_per_second")
+            row |= _columns("gap", Ratio(ratio.value - 1, ratio.low - 1, ratio.high - 1))
+            row["decided"], row["reason"] = _decision(group, twin, ratio, spread)
+            rows.append(row)
     return rows
+
+
+def _ratio(group: Sequence[LoadedTrial], other: Sequence[LoadedTrial]) -> Ratio:
+    """Samples/s of a group / those of the other."""
+    return rate_ratio([trial.window_work() for trial in other], [trial.window_work() for trial in group])
+
+
+def _decision(
+    a: Sequence[LoadedTrial], b: Sequence[LoadedTrial], ratio: Ratio, spread: float | None
+) -> tuple[str, str]:
+    """What the ratio of two sides decides, and why; nothing where only one of them was disturbed."""
+    reason = disturbed_side(a, b)
+    return ("cannot decide", reason) if reason else decision(len(a), len(b), ratio, spread)
+
+
+def _columns(name: str, ratio: Ratio | None) -> dict[str, float | None]:
+    values = (None, None, None) if ratio is None else (ratio.value, ratio.low, ratio.high)
+    return dict(zip((name, f"{name}_low", f"{name}_high"), values, strict=True))
 
 
 def _fields(trial: LoadedTrial) -> dict[str, Any]:
     return {name: trial.row[name] for name in (*CONFIGURATION, *CIRCUMSTANCES)}
 
 
+# What differs between a trial and its twin on synthetic batches.
+_DATA = ("data", "data_fingerprint")
+
+
 def _without_kind(trial: LoadedTrial) -> Key:
     """What training and its input have in common; each may have a window of its own."""
     values = _fields(trial)
+    different = ("kind", "dropout", "start_iteration", "stop_iteration", *_DATA)
     source = values["data_fingerprint"] or values["data"]
-    own = ("kind", "dropout", "start_iteration", "stop_iteration", *_DATA)
-    return (source, *(value for name, value in values.items() if name not in own))
+    return (source, *(value for name, value in values.items() if name not in different))
 
 
 def _without_data(trial: LoadedTrial, folder: str) -> Key:
@@ -162,10 +133,3 @@ def _without_data(trial: LoadedTrial, folder: str) -> Key:
 def _median(group: Sequence[LoadedTrial], name: str) -> float | None:
     values = [float(trial.row[name]) for trial in group if trial.row.get(name) is not None]
     return float(np.median(values)) if values else None
-
-
-def _throughput_ratio(group: Sequence[LoadedTrial], other: Sequence[LoadedTrial]) -> Ratio | None:
-    """Samples/s of a group / those of the other, with its interval; None where one has none."""
-    if any(_median(side, "samples_per_step") is None for side in (group, other)):
-        return None
-    return rate_ratio([trial.window_work() for trial in other], [trial.window_work() for trial in group])

@@ -47,7 +47,7 @@ def test_wrong_elements_are_printed_read_back_and_named(tmp_path: Path) -> None:
     (tmp_path / "log.txt").write_text(nccl_tests_text(trial))
     (summary,) = read(tmp_path / "log.txt")
     assert (summary.table["wrong"] == 7).all() and summary.facts["out_of_bounds"] > 0
-    assert [caution["code"] for caution in trial.row["cautions"]] == ["wrong results"]
+    assert [caution["code"] for caution in trial.row["cautions"]] == ["wrong_results"]
 
 
 def test_busbw_is_that_of_the_definition(tmp_path: Path) -> None:
