@@ -25,30 +25,28 @@ def combine(steps: Mapping[int, Sequence[Row]]) -> list[dict[str, Any]]:
     Args:
         steps: rows of records.schema.STEPS by rank.
     """
-    by_rank = [{int(row["step"]): row for row in rows if _usable(row)} for rows in steps.values()]
-    if not by_rank:
-        return []
-    shared = sorted(set.intersection(*(set(rows) for rows in by_rank)))
-    return [_combine_step(number, [rows[number] for rows in by_rank]) for number in shared]
+    by_rank = [_by_step(rows) for rows in steps.values()]
+    shared = sorted(set.intersection(*(set(rows) for rows in by_rank))) if by_rank else []
+    table = []
+    for number in shared:
+        rows = [by_step[number] for by_step in by_rank]
+        slowest = max(rows, key=lambda row: float(row["step_time_ms"]))
+        spans = [(int(row["start_ns"]), row["step_time_ms"]) for row in rows if row.get("start_ns") is not None]
+        combined: dict[str, Any] = {"step": number, "step_time_ms": float(slowest["step_time_ms"])}
+        combined["start_ns"] = min((begin for begin, _ in spans), default=None)
+        combined["end_ns"] = max((begin + round(time_ms * 1e6) for begin, time_ms in spans), default=None)
+        combined |= {name: slowest.get(name) for name in PHASE_COLUMNS}
+        for name in COUNTS:
+            values = [row.get(name) for row in rows]
+            combined[name] = None if any(value is None for value in values) else sum(v for v in values if v is not None)
+        table.append(combined)
+    return table
 
 
-def _usable(row: Row) -> bool:
-    time = row.get("step_time_ms")
-    return row.get("step") is not None and time is not None and math.isfinite(time) and time > 0
-
-
-def _combine_step(number: int, rows: Sequence[Row]) -> dict[str, Any]:
-    slowest = max(rows, key=lambda row: float(row["step_time_ms"]))
-    begins = [int(row["start_ns"]) for row in rows if row.get("start_ns") is not None]
-    ends = [int(r["start_ns"]) + round(r["step_time_ms"] * 1e6) for r in rows if r.get("start_ns") is not None]
-    combined: dict[str, Any] = {"step": number, "step_time_ms": float(slowest["step_time_ms"])}
-    combined["start_ns"] = min(begins) if begins else None
-    combined["end_ns"] = max(ends) if ends else None
-    combined.update({name: slowest.get(name) for name in PHASE_COLUMNS})
-    for name in COUNTS:
-        values = [row.get(name) for row in rows]
-        combined[name] = None if any(value is None for value in values) else sum(v for v in values if v is not None)
-    return combined
+def _by_step(rows: Sequence[Row]) -> dict[int, Row]:
+    """The rows with a step number and a time, by their step."""
+    known = [row for row in rows if row.get("step") is not None and row.get("step_time_ms") is not None]
+    return {int(row["step"]): row for row in known if math.isfinite(row["step_time_ms"]) and row["step_time_ms"] > 0}
 
 
 def median_of(rows: Sequence[Row], name: str) -> float | None:
@@ -70,14 +68,16 @@ def per_rank(
     slowest_share (share of steps in which it was the slowest), straggler, peak_memory_bytes.
     """
     windows = {
-        rank: {int(r["step"]): r for r in rows if _usable(r) and start <= int(r["step"]) < stop}
+        rank: {step: row for step, row in _by_step(rows).items() if start <= step < stop}
         for rank, rows in sorted(steps.items())
     }
-    slowest = _slowest_shares(windows)
+    shared = set.intersection(*(set(rows) for rows in windows.values())) if windows else set()
+    slowest = [max(windows, key=lambda rank: float(windows[rank][number]["step_time_ms"])) for number in shared]
     table: list[dict[str, Any]] = []
     for rank, by_step in windows.items():
         rows = list(by_step.values())
-        work = [_own_work(row) for row in rows]
+        waits = [(row.get("communication_ms") or 0.0) + (row.get("data_wait_ms") or 0.0) for row in rows]
+        work = [max(float(row["step_time_ms"]) - wait, 0.0) for row, wait in zip(rows, waits, strict=True)]
         table.append(
             {
                 "rank": rank,
@@ -85,7 +85,7 @@ def per_rank(
                 "work_ms": float(np.median(work)) if work else None,
                 "data_wait_ms": median_of(rows, "data_wait_ms"),
                 "communication_ms": median_of(rows, "communication_ms"),
-                "slowest_share": slowest.get(rank),
+                "slowest_share": slowest.count(rank) / len(shared) if shared else None,
                 "peak_memory_bytes": ranks.get(rank, {}).get("peak_memory_bytes"),
             }
         )
@@ -96,18 +96,3 @@ def per_rank(
         late = others and row["work_ms"] and row["work_ms"] > (1 + STRAGGLER_SKEW) * float(np.median(others))
         row["straggler"] = bool(late)
     return table
-
-
-def _own_work(row: Row) -> float:
-    waits = (row.get("communication_ms") or 0.0) + (row.get("data_wait_ms") or 0.0)
-    return max(float(row["step_time_ms"]) - waits, 0.0)
-
-
-def _slowest_shares(windows: Mapping[int, Mapping[int, Row]]) -> dict[int, float]:
-    if not windows:
-        return {}
-    shared = set.intersection(*(set(rows) for rows in windows.values()))
-    counts = dict.fromkeys(windows, 0)
-    for number in shared:
-        counts[max(windows, key=lambda rank: float(windows[rank][number]["step_time_ms"]))] += 1
-    return {rank: count / len(shared) for rank, count in counts.items()} if shared else {}

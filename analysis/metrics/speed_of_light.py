@@ -17,8 +17,7 @@ its own floor when it is timed alone, waiting for data, exposed communication, a
 import dataclasses
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -49,45 +48,22 @@ _DRIFT = 0.10
 _MOST_NOT_EXPLAINED = 0.25
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Ceilings:
+class Ceilings(NamedTuple):
     """What the device reaches."""
 
     flops_per_second: float
     bytes_per_second: float
 
-    def __post_init__(self) -> None:
-        """Refuse what nothing can be divided by."""
-        values = (self.flops_per_second, self.bytes_per_second)
-        if not all(math.isfinite(value) and value > 0 for value in values):
-            raise SchemaError(
-                "file-damaged", f"{self}: a floor needs a peak and a bandwidth above 0; measure that trial again"
-            )
+    def floor_ms(self, component: Component) -> float:
+        """Least time of one call: model FLOPs at the peak, or without any its bytes at the bandwidth."""
+        work, rate = component.model_flops, self.flops_per_second
+        if component.computed_flops <= 0:
+            work, rate = component.bytes, self.bytes_per_second
+        return 1e3 * work / rate
 
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Step:
-    """What of a whole step is measured in it, in ms."""
-
-    time_ms: float
-    low_ms: float | None
-    """Of its 95 % interval; None where there is none."""
-    high_ms: float | None
-    data_wait_ms: float
-    communication_ms: float
-    """Communication that backward did not hide; 0 with one device."""
-
-
-def floor_ms(component: Component, ceilings: Ceilings) -> float:
-    """Return the least time of one call in ms: model FLOPs at the peak, or without any its bytes at the bandwidth."""
-    if component.computed_flops > 0:
-        return 1e3 * component.model_flops / ceilings.flops_per_second
-    return 1e3 * component.bytes / ceilings.bytes_per_second
-
-
-def padding_ms(component: Component, ceilings: Ceilings) -> float:
-    """Return the time of one call in ms that GEMMs on padding take at the peak."""
-    return 1e3 * max(0.0, component.computed_flops - component.model_flops) / ceilings.flops_per_second
+    def padding_ms(self, component: Component) -> float:
+        """Time of one call that GEMMs on padding take at the peak."""
+        return 1e3 * max(0.0, component.computed_flops - component.model_flops) / self.flops_per_second
 
 
 def component_rows(
@@ -102,24 +78,23 @@ def component_rows(
     """
     rows = []
     for component in components:
-        found = times[component.name]
-        time = statistics.percentile(found, 50)
-        low, high = _interval(found)
-        calls, seconds = component.calls_per_step, time / 1e3
-        products = component.computed_flops > 0
-        rate = component.computed_flops / seconds if products else component.bytes / seconds
-        ceiling = ceilings.flops_per_second if products else ceilings.bytes_per_second
+        rounds = times[component.name]
+        time = statistics.percentile(rounds, 50)
+        low, high = _interval(rounds)
+        gemms = component.computed_flops > 0
+        rate = (component.computed_flops if gemms else component.bytes) / (time / 1e3)
+        ceiling = ceilings.flops_per_second if gemms else ceilings.bytes_per_second
         rows.append(
             {
                 **dataclasses.asdict(component),
-                "rounds": len(found),
+                "rounds": len(rounds),
                 "time_ms": time,
                 "time_ms_low": low,
                 "time_ms_high": high,
-                "step_ms": calls * time,
-                "floor_ms": calls * floor_ms(component, ceilings),
-                "flops_per_second": rate if products else None,
-                "bytes_per_second": rate if not products and component.bytes else None,
+                "step_ms": component.calls_per_step * time,
+                "floor_ms": component.calls_per_step * ceilings.floor_ms(component),
+                "flops_per_second": rate if gemms else None,
+                "bytes_per_second": rate if not gemms and component.bytes else None,
                 "of_ceiling": rate / ceiling if rate else None,
             }
         )
@@ -127,7 +102,7 @@ def component_rows(
 
 
 def waterfall(
-    components: Sequence[Component], times: Mapping[str, Sequence[float]], ceilings: Ceilings, step: Step
+    components: Sequence[Component], times: Mapping[str, Sequence[float]], ceilings: Ceilings, step: Mapping[str, Any]
 ) -> list[dict[str, Any]]:
     """Return the bars from the floor to the measured step; those before the last add up to it.
 
@@ -138,46 +113,34 @@ def waterfall(
         components: all parts.
         times: by name, the time of one call in ms in each round; as many for each.
         ceilings: of the device.
-        step: the whole step.
+        step: the whole step: step_time_ms with step_time_ms_low and step_time_ms_high, data_wait_ms, communication_ms.
 
     Returns:
         Rows {name, kind (floor | loss | total), ms, ms_low, ms_high (95 % interval over the rounds; None where there is
         none), share (of the step)}.
     """
-    arithmetic = sum(c.calls_per_step * floor_ms(c, ceilings) for c in components if c.computed_flops > 0)
-    memory = sum(c.calls_per_step * floor_ms(c, ceilings) for c in components if c.computed_flops == 0)
-    padding = sum(c.calls_per_step * padding_ms(c, ceilings) for c in components)
-    bars = [
-        _bar(ARITHMETIC, FLOOR, arithmetic),
-        _bar("memory-bound parts at the bandwidth", FLOOR, memory),
-        _bar("GEMMs on padding", LOSS, padding),
+    arithmetic = sum(one.calls_per_step * ceilings.floor_ms(one) for one in components if one.computed_flops > 0)
+    memory = sum(one.calls_per_step * ceilings.floor_ms(one) for one in components if one.computed_flops == 0)
+    padding = sum(one.calls_per_step * ceilings.padding_ms(one) for one in components)
+    bars: list[tuple[str, str, float, float | None, float | None]] = [
+        (ARITHMETIC, FLOOR, arithmetic, None, None),
+        ("memory-bound parts at the bandwidth", FLOOR, memory, None, None),
+        ("GEMMs on padding", LOSS, padding, None, None),
     ]
     for group in GROUPS:
-        own = [component for component in components if component.group == group and component.calls_per_step]
-        if own:
-            bars.append(_loss(_LOSSES[group], own, times, ceilings))
-    bars.append(_bar("waiting for data", LOSS, step.data_wait_ms))
-    bars.append(_bar("communication", LOSS, step.communication_ms))
-    bars.append(_bar(NOT_EXPLAINED, LOSS, step.time_ms - sum(bar["ms"] for bar in bars)))
-    bars.append(_bar("measured step", TOTAL, step.time_ms, step.low_ms, step.high_ms))
-    return [{**bar, "share": bar["ms"] / step.time_ms} for bar in bars]
-
-
-def _loss(
-    name: str, components: Sequence[Component], times: Mapping[str, Sequence[float]], ceilings: Ceilings
-) -> dict[str, Any]:
-    """What a group takes beyond its floor and its padding: the median over the rounds of its sum."""
-    per_round = np.sum(
-        [component.calls_per_step * np.asarray(times[component.name]) for component in components], axis=0
-    )
-    least = sum(c.calls_per_step * (floor_ms(c, ceilings) + padding_ms(c, ceilings)) for c in components)
-    low, high = _interval(per_round)
-    moved = [None if end is None else end - least for end in (low, high)]
-    return _bar(name, LOSS, float(np.median(per_round)) - least, *moved)
-
-
-def _bar(name: str, kind: str, ms: float, low: float | None = None, high: float | None = None) -> dict[str, Any]:
-    return {"name": name, "kind": kind, "ms": ms, "ms_low": low, "ms_high": high}
+        members = [component for component in components if component.group == group and component.calls_per_step]
+        if members:  # what a group takes beyond its floor and its padding: the median over the rounds of its sum
+            per_round = np.sum([one.calls_per_step * np.asarray(times[one.name]) for one in members], axis=0)
+            least = sum(one.calls_per_step * (ceilings.floor_ms(one) + ceilings.padding_ms(one)) for one in members)
+            ends = [None if end is None else end - least for end in _interval(per_round)]
+            bars.append((_LOSSES[group], LOSS, float(np.median(per_round)) - least, ends[0], ends[1]))
+    whole = step["step_time_ms"]
+    bars.append(("waiting for data", LOSS, step["data_wait_ms"] or 0.0, None, None))
+    bars.append(("communication", LOSS, step["communication_ms"] or 0.0, None, None))
+    bars.append((NOT_EXPLAINED, LOSS, whole - sum(bar[2] for bar in bars), None, None))
+    bars.append(("measured step", TOTAL, whole, step["step_time_ms_low"], step["step_time_ms_high"]))
+    names = ("name", "kind", "ms", "ms_low", "ms_high")
+    return [{**dict(zip(names, bar, strict=True)), "share": bar[2] / whole} for bar in bars]
 
 
 def _interval(times: statistics.Times) -> tuple[float | None, float | None]:
@@ -188,57 +151,59 @@ def _interval(times: statistics.Times) -> tuple[float | None, float | None]:
 def summarize_components(
     trial: Trial, directory: TrialDirectory, price_per_hour: float | None = None
 ) -> dict[str, Any]:
-    """Return the result of a trial of kind components: what throughput.summarize finds in its steps, and more.
+    """Return the result of a trial of kind components: what throughput.summarize returns for its steps, and more.
 
     Further fields: floor_ms, of_floor (floor / step, the share of the speed of light), bandwidth_bytes_per_second,
     components (`component_rows`), waterfall (`waterfall`), drift ({steps, peak, bandwidth}: after / before - 1),
     rounds.
+
+    Raises:
+        SchemaError: a record is damaged or not complete.
     """
     components = read_components(directory)
     times = read_rounds(directory, components)
     ranks = directory.read_ranks()
     steps = {rank: directory.read_steps(rank) for rank in directory.ranks()}
-    series = _series(directory, ranks)
+    first = ranks.get(0) or {}
+    series = first.get("series")
+    if not isinstance(series, dict) or any(len(series.get(name) or ()) != 2 for name in SERIES):
+        raise SchemaError("run-incomplete", f"{directory.rank_json(0)} has no series of steps; measure the trial again")
     window = dataclasses.replace(trial, start_iteration=series["before"][0], stop_iteration=series["after"][1])
-    found = summarize(window, steps, ranks, directory.read_environment(), directory.read_telemetry(), price_per_hour)
-    if found["step_time_ms"] is None:
+    result = summarize(window, steps, ranks, directory.read_environment(), directory.read_telemetry(), price_per_hour)
+    if result["step_time_ms"] is None:
         raise SchemaError("run-incomplete", f"{directory.path} has no complete step; measure that trial again")
-    ceilings = Ceilings(
-        flops_per_second=_best(ranks, "measured_peak"), bytes_per_second=_best(ranks, "measured_bandwidth")
-    )
-    step = Step(
-        time_ms=found["step_time_ms"],
-        low_ms=found["step_time_ms_low"],
-        high_ms=found["step_time_ms_high"],
-        data_wait_ms=found["data_wait_ms"] or 0.0,
-        communication_ms=found["communication_ms"] or 0.0,
-    )
-    bars = waterfall(components, times, ceilings, step)
+    ceilings = Ceilings(_best(ranks, "measured_peak"), _best(ranks, "measured_bandwidth"))
+    if not all(math.isfinite(value) and value > 0 for value in ceilings):
+        raise SchemaError(
+            "file-damaged", f"{ceilings}: a floor needs a peak and a bandwidth above 0; measure that trial again"
+        )
+    bars = waterfall(components, times, ceilings, result)
     floor = sum(bar["ms"] for bar in bars if bar["kind"] == FLOOR)
-    drift = _drift(combine(steps), series, ranks)
-    more = [dataclasses.asdict(caution) for caution in _cautions(bars, drift)]
+    rows = combine(steps)
+    medians = [
+        median_of([row for row in rows if series[name][0] <= row["step"] < series[name][1]], "step_time_ms")
+        for name in ("before", "after")
+    ]
+    pairs = {name: first.get(f"measured_{name}") or {} for name in ("peak", "bandwidth")}
+    pairs["steps"] = dict(zip(("before", "after"), medians, strict=True))
+    drift = {
+        name: pairs[name]["after"] / pairs[name]["before"] - 1
+        if pairs[name].get("before") and pairs[name].get("after")
+        else None
+        for name in ("steps", "peak", "bandwidth")
+    }
     return {
-        **found,
+        **result,
         "floor_ms": floor,
-        "of_floor": floor / step.time_ms,
+        "of_floor": floor / result["step_time_ms"],
         "peak_flops_per_second": ceilings.flops_per_second,
         "bandwidth_bytes_per_second": ceilings.bytes_per_second,
         "components": component_rows(components, times, ceilings),
         "waterfall": bars,
         "drift": drift,
         "rounds": len(next(iter(times.values()))),
-        "cautions": [*found["cautions"], *more],
+        "cautions": [*result["cautions"], *map(dataclasses.asdict, _cautions(bars, drift["steps"]))],
     }
-
-
-def _series(directory: TrialDirectory, ranks: Mapping[int, Mapping[str, Any]]) -> dict[str, list[int]]:
-    series = (ranks.get(0) or {}).get("series")
-    if not isinstance(series, dict) or any(len(series.get(name) or ()) != 2 for name in SERIES):
-        raise SchemaError(
-            "run-incomplete",
-            f"{directory.rank_json(0)} does not record when steps were made; measure that trial again",
-        )
-    return series
 
 
 def _best(ranks: Mapping[int, Mapping[str, Any]], name: str) -> float:
@@ -250,42 +215,15 @@ def _best(ranks: Mapping[int, Mapping[str, Any]], name: str) -> float:
     return float(np.mean(best)) if best else math.nan
 
 
-def _drift(
-    rows: Sequence[Mapping[str, Any]], series: Mapping[str, Sequence[int]], ranks: Mapping[int, Mapping[str, Any]]
-) -> dict[str, float | None]:
-    """How much steps, peak and bandwidth after the rounds are above those before, relative; None where not known."""
-
-    def median(name: str) -> float | None:
-        begin, end = series[name]
-        return median_of([row for row in rows if begin <= row["step"] < end], "step_time_ms")
-
-    first = ranks.get(0) or {}
-    pairs = {"steps": (median("before"), median("after"))}
-    for name in ("peak", "bandwidth"):
-        record = first.get(f"measured_{name}") or {}
-        pairs[name] = (record.get("before"), record.get("after"))
-    return {name: after / before - 1 if before and after else None for name, (before, after) in pairs.items()}
-
-
-def _cautions(bars: Sequence[Mapping[str, Any]], drift: Mapping[str, float | None]) -> list[Caution]:
-    found = []
-    moved = drift["steps"]
+def _cautions(bars: Sequence[Mapping[str, Any]], moved: float | None) -> list[Caution]:
+    cautions = []
     if moved is not None and abs(moved) > _DRIFT:
-        found.append(
-            Caution(
-                "drifted",
-                f"steps after the rounds took {percent(abs(moved))} {'longer' if moved > 0 else 'less'} than before "
-                "them: the machine changed speed between parts and steps",
-                "stop other work, wait until the machine is warm and quiet, then measure again",
-            )
-        )
-    rest = next(bar for bar in bars if bar["name"] == NOT_EXPLAINED)
-    if abs(rest["share"]) > _MOST_NOT_EXPLAINED:
-        found.append(
-            Caution(
-                "not_explained",
-                f"the parts timed alone do not explain {percent(rest['share'])} of the step",
-                "measure again on a quiet machine; if it remains, `bertbench profile` shows what runs between parts",
-            )
-        )
-    return found
+        change = f"{percent(abs(moved))} {'longer' if moved > 0 else 'less'}"
+        message = f"steps after the rounds took {change} than before them: the machine changed speed"
+        cautions.append(Caution("drifted", message, "wait until the machine is warm and quiet, then measure again"))
+    rest = next(bar for bar in bars if bar["name"] == NOT_EXPLAINED)["share"]
+    if abs(rest) > _MOST_NOT_EXPLAINED:
+        message = f"the parts timed alone do not explain {percent(rest)} of the step"
+        remedy = "measure again on a quiet machine; if it remains, `bertbench profile` shows what runs between parts"
+        cautions.append(Caution("not_explained", message, remedy))
+    return cautions

@@ -1,4 +1,4 @@
-"""What the sensors said while the measured steps ran: energy, throttling, and how often each was really read."""
+"""Sensor readings while the measured steps ran: energy, throttling, and how often each sensor was really read."""
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -23,25 +23,25 @@ CLOCK_REASONS: dict[int, str] = {
     0x400: "reliability voltage",
 }
 """Names of the bits (nvml.h, nvmlClocksEventReason* and nvmlClocksThrottleReason*)."""
+# Usual under full load, and so apart from the others.
 _POWER_CAP = 0x004
-"""Usual under full load, and so apart from the others."""
+# What slows a GPU down because it is too hot or short of power.
 _SLOWED_DOWN = 0x008 | 0x020 | 0x040 | 0x080
-"""What slows a GPU down because it is too hot or short of power."""
+# Quantities that only grow: their increase says something, their mean does not.
+_COUNTERS = frozenset({"energy_joules", "nvlink_rx_bytes", "nvlink_tx_bytes"})
+# Readings that cover less of a window than this say too little about the rest of it.
+_SMALLEST_COVERAGE = 0.9
+# A GPU's counter is renewed every 20 to 100 ms, its power is a mean over as much: of less time they say too little.
+_SHORTEST_OF_GPU_NS = 500_000_000
+
+Reading = Mapping[str, Any]
+Series = Mapping[str, tuple[np.ndarray, np.ndarray]]
 
 
 def reason_names(mask: int) -> tuple[str, ...]:
     """Return the names of the reasons in a bit mask, a bit without a name as "bit 0x..."."""
     unknown = [1 << bit for bit in range(mask.bit_length()) if mask >> bit & 1 and 1 << bit not in CLOCK_REASONS]
     return tuple([name for bit, name in CLOCK_REASONS.items() if mask & bit] + [f"bit {bit:#x}" for bit in unknown])
-
-
-Reading = Mapping[str, Any]
-Series = Mapping[str, tuple[np.ndarray, np.ndarray]]
-
-# Readings that cover less of a window than this say too little about the rest of it.
-_SMALLEST_COVERAGE = 0.9
-# A GPU's counter is renewed every 20 to 100 ms, its power is a mean over as much: of less time they say too little.
-_SHORTEST_OF_GPU_NS = 500_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,17 +60,15 @@ class Energy:
 
 def series(telemetry: Sequence[Reading], quantity: str) -> dict[str, tuple[np.ndarray, np.ndarray]]:
     """Return (times in ns, values) of one quantity, in order of time, by device ("node/device" beyond node 0)."""
-    found: dict[str, list[tuple[int, float]]] = defaultdict(list)
+    pairs: dict[str, list[tuple[int, float]]] = defaultdict(list)
     for row in telemetry:
         if row.get("quantity") == quantity and row.get("value") is not None and row.get("time_ns") is not None:
-            node = row.get("node") or 0
-            name = str(row.get("device") or "machine")
-            found[f"node {node}/{name}" if node else name].append((int(row["time_ns"]), float(row["value"])))
-    result = {}
-    for device, readings in found.items():
-        readings.sort()
-        result[device] = (np.array([t for t, _ in readings], dtype=np.int64), np.array([v for _, v in readings]))
-    return result
+            node, name = row.get("node") or 0, str(row.get("device") or "machine")
+            pairs[f"node {node}/{name}" if node else name].append((int(row["time_ns"]), float(row["value"])))
+    return {
+        device: (np.array([t for t, _ in sorted(found)], dtype=np.int64), np.array([v for _, v in sorted(found)]))
+        for device, found in pairs.items()
+    }
 
 
 def inside(telemetry: Sequence[Reading], quantity: str, begin_ns: int, end_ns: int) -> np.ndarray:
@@ -101,79 +99,58 @@ def energy(
         device: cpu or cuda: what trains; empty adds up everything that was read.
         unavailable: reasons by sensor ("gpu0 power_watts"), from env.json.
     """
-    counters = series(telemetry, "energy_joules")
-    powers = series(telemetry, "power_watts")
+    counters, powers = series(telemetry, "energy_joules"), series(telemetry, "power_watts")
     worker = {"cuda": "gpu", "cpu": "cpu"}.get(device, "")
-    readings = (counters, powers)
-    host = None
-    if worker == "gpu" and (packages := _named(readings, "cpu")):
-        host, _ = _sum(readings, packages, begin_ns, end_ns)
-    devices = _named(readings, worker)
+    names = sorted({*counters, *powers})
+    packages = [name for name in names if name.rsplit("/", 1)[-1].startswith("cpu")] if worker == "gpu" else []
+    host = _joules(counters, powers, packages, begin_ns, end_ns)[0] if packages else None
+    devices = [name for name in names if name.rsplit("/", 1)[-1].startswith(worker)]
     if not devices:
-        return Energy(None, reason=_why_unavailable(unavailable or {}, worker), host_joules=host)
-    if worker == "gpu" and end_ns - begin_ns < _SHORTEST_OF_GPU_NS:
-        milliseconds = (end_ns - begin_ns) / 1e6
-        reason = (
-            f"the window of {milliseconds:.0f} ms is too short for the energy counter of a GPU: measure at least 500 ms"
+        reasons = (
+            str(reason)
+            for sensor, reason in (unavailable or {}).items()
+            if sensor.startswith(worker) and (" " not in sensor or "energy" in sensor or "power" in sensor)
         )
+        return Energy(None, reason=next(reasons, "no energy or power sensor was read"), host_joules=host)
+    if worker == "gpu" and end_ns - begin_ns < _SHORTEST_OF_GPU_NS:
+        ms = (end_ns - begin_ns) / 1e6
+        reason = f"the window of {ms:.0f} ms is too short for the energy counter of a GPU: measure at least 500 ms"
         return Energy(None, reason=reason, host_joules=host)
-    total, missing = _sum(readings, devices, begin_ns, end_ns)
+    total, missing = _joules(counters, powers, devices, begin_ns, end_ns)
     if total is None:
         reason = f"the readings of {missing} do not cover the window; measure longer"
         return Energy(None, reason=reason, host_joules=host)
     return Energy(total, tuple(devices), host_joules=host)
 
 
-def _named(readings: tuple[Series, Series], prefix: str) -> list[str]:
-    return sorted(name for name in {*readings[0], *readings[1]} if name.rsplit("/", 1)[-1].startswith(prefix))
-
-
-def _sum(
-    readings: tuple[Series, Series], devices: Sequence[str], begin_ns: int, end_ns: int
+def _joules(
+    counters: Series, powers: Series, devices: Sequence[str], begin_ns: int, end_ns: int
 ) -> tuple[float | None, str]:
     """Return the joules of `devices` together; None and the first of them whose readings do not suffice."""
-    counters, powers = readings
     total = 0.0
     for name in devices:
-        watts = _mean_watts_of_counter(*counters[name], begin_ns, end_ns) if name in counters else None
+        watts = _mean_watts(*counters[name], begin_ns, end_ns, counter=True) if name in counters else None
         if watts is None and name in powers:
-            watts = _mean_watts_of_power(*powers[name], begin_ns, end_ns)
+            watts = _mean_watts(*powers[name], begin_ns, end_ns, counter=False)
         if watts is None:
             return None, name
         total += watts * (end_ns - begin_ns) / 1e9
     return total, ""
 
 
-def _why_unavailable(reasons: Mapping[str, Any], worker: str) -> str:
-    for sensor, reason in reasons.items():
-        if sensor.startswith(worker) and (" " not in sensor or "energy" in sensor or "power" in sensor):
-            return str(reason)
-    return "no energy or power sensor was read"
-
-
-def _covered(times: np.ndarray, begin_ns: int, end_ns: int) -> tuple[int, int] | None:
-    if len(times) < 2 or end_ns <= begin_ns:
+def _mean_watts(times: np.ndarray, values: np.ndarray, begin_ns: int, end_ns: int, *, counter: bool) -> float | None:
+    """Mean power of what readings of energy (a counter) or power cover of a window; None where that is too little."""
+    # A counter that falls was reset or has wrapped round: its difference means nothing.
+    if len(times) < 2 or end_ns <= begin_ns or (counter and np.any(np.diff(values) < 0)):
         return None
     begin, end = max(begin_ns, int(times[0])), min(end_ns, int(times[-1]))
-    return (begin, end) if end - begin >= _SMALLEST_COVERAGE * (end_ns - begin_ns) else None
-
-
-def _mean_watts_of_counter(times: np.ndarray, values: np.ndarray, begin_ns: int, end_ns: int) -> float | None:
-    covered = _covered(times, begin_ns, end_ns)
-    # A counter that falls was reset or has wrapped round: its difference means nothing.
-    if covered is None or np.any(np.diff(values) < 0):
+    if end - begin < _SMALLEST_COVERAGE * (end_ns - begin_ns):
         return None
-    first, last = np.interp(covered, times, values)
-    return float(last - first) / ((covered[1] - covered[0]) / 1e9)
-
-
-def _mean_watts_of_power(times: np.ndarray, values: np.ndarray, begin_ns: int, end_ns: int) -> float | None:
-    covered = _covered(times, begin_ns, end_ns)
-    if covered is None:
-        return None
-    within = (times > covered[0]) & (times < covered[1])
-    at = np.concatenate(([covered[0]], times[within], [covered[1]]))
-    seconds = (at - covered[0]) / 1e9
+    if counter:
+        first, last = np.interp((begin, end), times, values)
+        return float(last - first) / ((end - begin) / 1e9)
+    at = np.concatenate(([begin], times[(times > begin) & (times < end)], [end]))
+    seconds = (at - begin) / 1e9
     watts = np.interp(at, times, values)
     return float(np.sum((watts[1:] + watts[:-1]) / 2 * np.diff(seconds)) / seconds[-1])
 
@@ -184,10 +161,6 @@ def throttle_reasons(telemetry: Sequence[Reading], begin_ns: int, end_ns: int) -
     for value in inside(telemetry, "throttle_reasons", begin_ns, end_ns):
         mask |= int(value)
     return reason_names(mask & _SLOWED_DOWN), bool(mask & _POWER_CAP)
-
-
-_COUNTERS = frozenset({"energy_joules", "nvlink_rx_bytes", "nvlink_tx_bytes"})
-"""Quantities that only grow: their increase says something, their mean does not."""
 
 
 def telemetry_in_window(
@@ -215,37 +188,21 @@ def telemetry_in_window(
     window = [row for row in combine(steps_by_rank) if start <= row["step"] < stop and row["start_ns"] is not None]
     if not window:
         return []
-    begin_ns = min(row["start_ns"] for row in window)
-    end_ns = max(row["end_ns"] for row in window)
-    by_quantity: dict[str, list[Reading]] = {}
-    for row in rows:
-        if row.get("quantity") is not None:
-            by_quantity.setdefault(str(row["quantity"]), []).append(row)
+    begin_ns, end_ns = min(row["start_ns"] for row in window), max(row["end_ns"] for row in window)
     table = []
-    for quantity, readings in by_quantity.items():
-        for device, (times, values) in series(readings, quantity).items():
-            within = values[(times >= begin_ns) & (times <= end_ns)]
-            seconds = (end_ns - begin_ns) / 1e9
-            table.append({"device": device, "quantity": quantity, **_summary_of(quantity, within, seconds)})
+    for quantity in dict.fromkeys(str(row["quantity"]) for row in rows if row.get("quantity") is not None):
+        for device, (times, all_values) in series(rows, quantity).items():
+            values = all_values[(times >= begin_ns) & (times <= end_ns)]
+            row: dict[str, Any] = {"device": device, "quantity": quantity, "samples": len(values)}
+            row["rate_hz"] = len(values) / ((end_ns - begin_ns) / 1e9)
+            row |= dict.fromkeys(("mean", "min", "max", "increase", "reasons"))
+            if quantity == "throttle_reasons":
+                names = [name for mask in values for name in reason_names(int(mask))]
+                row["reasons"] = {name: names.count(name) / len(values) for name in dict.fromkeys(names)}
+            elif quantity in _COUNTERS:
+                if len(values) > 1 and not np.any(np.diff(values) < 0):
+                    row["increase"] = float(values[-1] - values[0])
+            elif len(values):
+                row |= {"mean": float(np.mean(values)), "min": float(np.min(values)), "max": float(np.max(values))}
+            table.append(row)
     return sorted(table, key=lambda row: (row["device"], row["quantity"]))
-
-
-def _summary_of(quantity: str, values: np.ndarray, seconds: float) -> dict[str, Any]:
-    found: dict[str, Any] = {"samples": len(values), "rate_hz": len(values) / seconds}
-    found.update(dict.fromkeys(("mean", "min", "max", "increase", "reasons")))
-    if quantity == "throttle_reasons":
-        found["reasons"] = _shares(values)
-    elif quantity in _COUNTERS:
-        if len(values) > 1 and not np.any(np.diff(values) < 0):
-            found["increase"] = float(values[-1] - values[0])
-    elif len(values):
-        found.update(mean=float(np.mean(values)), min=float(np.min(values)), max=float(np.max(values)))
-    return found
-
-
-def _shares(masks: np.ndarray) -> dict[str, float]:
-    counts: dict[str, int] = {}
-    for mask in masks:
-        for name in reason_names(int(mask)):
-            counts[name] = counts.get(name, 0) + 1
-    return {name: count / len(masks) for name, count in counts.items()}

@@ -1,4 +1,4 @@
-"""What one trial's records say: throughput, step time, utilization, memory, energy and cost. Needs numpy only.
+"""Throughput, step time, utilization, memory, energy and cost of one trial, from its records. Needs numpy only.
 
 Throughput is sum over sum: the samples (or tokens, FLOPs) of all steps inside the window, over all ranks, divided by
 the sum of their times, each that of the slowest rank. Step time is the median. docs/explanation/measurement.md derives
@@ -21,8 +21,17 @@ from records.schema import MEASURED_COLUMNS, PHASE_COLUMNS
 from records.trial import Trial
 
 Row = Mapping[str, Any]
+Ranks = Mapping[int, Mapping[str, Any]]
+Unknown = dict[str, str]
 
 _NO_PRICE = "no price was given (--price-per-hour)"
+# Rate -> what of the steps it counts.
+_RATES = {
+    "samples_per_second": "samples",
+    "tokens_per_second": "real_tokens",
+    "padded_tokens_per_second": "padded_tokens",
+    "model_flops_per_second": "model_flops",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +52,7 @@ class Window:
 def summarize(
     trial: Trial,
     steps: Mapping[int, Sequence[Row]],
-    ranks: Mapping[int, Mapping[str, Any]],
+    ranks: Ranks,
     environment: Mapping[str, Any],
     telemetry: Sequence[Row] = (),
     price_per_hour: float | None = None,
@@ -64,7 +73,6 @@ def summarize(
         (relative), peak_memory_kind, parameters, energy_devices (those that train), host_energy_joules (of GPU trials,
         where RAPL was read), measured_peak ({dtype, shape, drift}),
         levers_on (optimizations that were on, None if not recorded), levers_left_out ({name: why it has no effect}),
-        attention (operator, shape, times_ms and left_out of attention without padding on a GPU, else None),
         per_rank (see ranks.per_rank), cautions ([{code, message, remedy}]).
 
     Raises:
@@ -76,11 +84,17 @@ def summarize(
         trial, steps = _not_profiled(trial, steps)
     absent = trial.world_size - sum(rank < trial.world_size for rank in steps) if trial.nodes > 1 else 0
     window = find_window(trial, {} if absent else steps)
-    unknown: dict[str, str] = {}
-    result: dict[str, Any] = dict.fromkeys(MEASURED_COLUMNS)
+    unknown: Unknown = {}
+    result: dict[str, Any] = {**dict.fromkeys(MEASURED_COLUMNS), "per_rank": []}
     result |= {"window_start": window.start, "window_stop": window.stop, "warmup_source": window.source}
     result |= {"steps_measured": len(window.rows), "steps_warmup": window.warmup}
-    result |= _memory(ranks, unknown)
+    # The peak of the rank that needs most: what one device has to hold.
+    most = max(ranks.values(), key=lambda record: int(record.get("peak_memory_bytes") or 0), default={})
+    known = bool(most.get("peak_memory_bytes"))
+    names = ("peak_memory_bytes", "peak_memory_kind", "parameters")
+    result |= {name: most.get(name) if known else None for name in names}
+    if not known:
+        unknown["peak_memory_bytes"] = "no rank recorded its peak memory"
     if window.rows and window.start is not None and window.stop is not None:
         result |= _times(window, unknown)
         result |= _rates(window, unknown)
@@ -90,22 +104,22 @@ def summarize(
         result["rank_skew"] = max((r["skew"] for r in result["per_rank"] if r["skew"] is not None), default=None)
     else:
         reason = _why_empty(trial, steps, absent)
-        unknown.update({name: reason for name in MEASURED_COLUMNS if result[name] is None and name not in unknown})
-        result["per_rank"] = []
-    unknown |= _not_measured(ranks, result)
+        unknown = {name: reason for name in MEASURED_COLUMNS if result[name] is None} | unknown
+    for record in ranks.values():  # what a rank says that it did not measure
+        unknown |= record.get("unknown") or {}
+        result |= dict.fromkeys(record.get("unknown") or {})
     first = next(iter(ranks.values()), {})
     result |= {"levers_on": first.get("levers"), "levers_left_out": first.get("levers_left_out") or {}}
-    result["shards_read_samples_per_second"] = _read_rate(ranks)
-    unknown["shards_read_samples_per_second"] = (
-        "no compressed shard was read" if trial.kind == "input" else "measured with --input-only"
-    )
-    rate = result["samples_per_second"]
-    if "cost_per_million_samples" in unknown:
-        pass
-    elif price_per_hour is None:
+    # Every rank reads every compressed shard: the slowest one counts.
+    read = [record["shards_read"] for record in ranks.values() if record.get("shards_read")]
+    rates = [float(one["samples"]) / float(one["seconds"]) for one in read if one["seconds"] > 0]
+    result["shards_read_samples_per_second"] = min(rates, default=None)
+    why = "no compressed shard was read" if trial.kind == "input" else "measured with --input-only"
+    unknown["shards_read_samples_per_second"] = why
+    if "cost_per_million_samples" not in unknown and price_per_hour is None:
         unknown["cost_per_million_samples"] = _NO_PRICE
-    elif rate:
-        result["cost_per_million_samples"] = _cost(price_per_hour, rate)
+    elif "cost_per_million_samples" not in unknown and price_per_hour and result["samples_per_second"]:
+        result["cost_per_million_samples"] = _cost(price_per_hour, result["samples_per_second"])
     result["unknown"] = {name: unknown.get(name, "not measured") for name in MEASURED_COLUMNS if result[name] is None}
     result["cautions"] = cautions.of_trial(trial, result, window.rows, environment, telemetry)
     result["cautions"] += cautions.of_records(made, ranks)
@@ -145,12 +159,10 @@ def find_window(trial: Trial, steps: Mapping[int, Sequence[Row]]) -> Window:
     rows = combine(steps)
     if trial.start_iteration is not None and trial.stop_iteration is not None:
         inside = [row for row in rows if trial.start_iteration <= row["step"] < trial.stop_iteration]
-        before = sum(row["step"] < trial.start_iteration for row in rows)
-        source = "given"
+        before, source = sum(row["step"] < trial.start_iteration for row in rows), "given"
     else:
-        before = statistics.warmup_steps([row["step_time_ms"] for row in rows])
+        before, source = statistics.warmup_steps([row["step_time_ms"] for row in rows]), "detected"
         inside = rows[before:]
-        source = "detected"
     if not inside:
         return Window([], None, None, before, source)
     return Window(inside, inside[0]["step"], inside[-1]["step"] + 1, before, source)
@@ -168,20 +180,6 @@ def _not_profiled(trial: Trial, steps: Mapping[int, Sequence[Row]]) -> tuple[Tri
     return dataclasses.replace(trial, start_iteration=None, stop_iteration=None), longer
 
 
-def _not_measured(ranks: Mapping[int, Mapping[str, Any]], result: dict[str, Any]) -> dict[str, str]:
-    """Make unknown what a rank says that it did not measure; return why, by column."""
-    reasons = {name: reason for record in ranks.values() for name, reason in (record.get("unknown") or {}).items()}
-    result |= dict.fromkeys(reasons)
-    return reasons
-
-
-def _read_rate(ranks: Mapping[int, Mapping[str, Any]]) -> float | None:
-    """Samples of compressed shards that the slowest rank read per second; every rank reads every shard."""
-    read = [record["shards_read"] for record in ranks.values() if record.get("shards_read")]
-    rates = [float(one["samples"]) / float(one["seconds"]) for one in read if one["seconds"] > 0]
-    return min(rates, default=None)
-
-
 def _why_empty(trial: Trial, steps: Mapping[int, Sequence[Row]], absent: int) -> str:
     if absent:
         ranks = f"{absent} rank{'s'[: absent != 1]}"
@@ -196,37 +194,29 @@ def _why_empty(trial: Trial, steps: Mapping[int, Sequence[Row]], absent: int) ->
     return "no step was finished by every rank"
 
 
-def _times(window: Window, unknown: dict[str, str]) -> dict[str, Any]:
+def _times(window: Window, unknown: Unknown) -> dict[str, Any]:
     times = np.array([row["step_time_ms"] for row in window.rows])
     described = statistics.describe(times)
     low, high = statistics.median_interval(times)
-    values: dict[str, float | None] = {"step_time_ms": described["median"]}
-    values |= {f"step_time_ms_{name}": described[name] for name in ("p5", "p95", "mean", "std")}
+    values: dict[str, float | None] = {"step_time_ms": described.pop("median")}
+    values |= {f"step_time_ms_{name}": value for name, value in described.items()}
     values |= {"step_time_ms_low": low, "step_time_ms_high": high}
     values["median_half_width"] = statistics.relative_half_width(times)
     for name, value in values.items():
         if value is None or not math.isfinite(value):
             values[name] = None
             unknown[name] = "one measured step has no spread; measure more steps"
-    for name in PHASE_COLUMNS:
-        values[name] = median_of(window.rows, name)
-        if values[name] is None:
-            unknown[name] = "this part of the step was not measured"
-    return values
+    phases = {name: median_of(window.rows, name) for name in PHASE_COLUMNS}
+    unknown |= {name: "this part of the step was not measured" for name, value in phases.items() if value is None}
+    return values | phases
 
 
-def _rates(window: Window, unknown: dict[str, str]) -> dict[str, Any]:
+def _rates(window: Window, unknown: Unknown) -> dict[str, Any]:
     times = np.array([row["step_time_ms"] for row in window.rows])
     seconds = float(times.sum()) / 1000
-    columns = {
-        "samples_per_second": "samples",
-        "tokens_per_second": "real_tokens",
-        "padded_tokens_per_second": "padded_tokens",
-        "model_flops_per_second": "model_flops",
-    }
-    totals = {source: _total(window.rows, source) for source in columns.values()}
+    totals = {source: _total(window.rows, source) for source in _RATES.values()}
     rates: dict[str, Any] = {}
-    for name, source in columns.items():
+    for name, source in _RATES.items():
         total = totals[source]
         rates[name] = None if total is None else total / seconds
         if total is None:
@@ -249,47 +239,27 @@ def _total(rows: Sequence[Row], name: str) -> float | None:
     return float(sum(value for value in values if value is not None))
 
 
-def _memory(ranks: Mapping[int, Mapping[str, Any]], unknown: dict[str, str]) -> dict[str, Any]:
-    """Peak of the rank that needs most: what one device has to hold."""
-    records = [record for record in ranks.values() if record.get("peak_memory_bytes")]
-    if not records:
-        unknown["peak_memory_bytes"] = "no rank recorded its peak memory"
-        return {"peak_memory_bytes": None, "peak_memory_kind": None, "parameters": None}
-    most = max(records, key=lambda record: int(record["peak_memory_bytes"]))
-    return {
-        "peak_memory_bytes": int(most["peak_memory_bytes"]),
-        "peak_memory_kind": most.get("peak_memory_kind"),
-        "parameters": most.get("parameters"),
-    }
-
-
-def _utilization(
-    trial: Trial, ranks: Mapping[int, Mapping[str, Any]], result: Mapping[str, Any], unknown: dict[str, str]
-) -> dict[str, Any]:
+def _utilization(trial: Trial, ranks: Ranks, result: Mapping[str, Any], unknown: Unknown) -> dict[str, Any]:
     """MFU against the measured peak: per rank the better of before and after the trial, summed over all devices.
 
     A peak of another type than the trial's GEMMs does not count: older records have one in bf16 beside FP8.
     """
-    found = {rank: _peak_of(record.get("measured_peak") or {}) for rank, record in ranks.items()}
-    peaks = {rank: values for rank, values in found.items() if values}
-    missing = trial.ranks - sum(rank < trial.ranks for rank in peaks)
+    peaks = {rank: peaks for rank, record in ranks.items() if (peaks := _peak_of(record.get("measured_peak") or {}))}
+    first = ranks[min(peaks)]["measured_peak"] if peaks else {}
+    gemms = first.get("products") or ("float8_e4m3fn" if "fp8" in trial.levers.split("+") else first.get("dtype"))
+    missing = [rank for rank in range(trial.ranks) if rank not in peaks]
+    why = ""
     if missing:
-        first_missing = next(rank for rank in range(trial.ranks) if rank not in peaks)
-        others = f" (nor {missing - 1} other{'s'[: missing > 2]})" if missing > 1 else ""
-        reason = f"rank {first_missing} measured no peak{others}"
-        unknown["mfu"] = unknown["measured_peak_flops"] = reason
+        others = f" (nor {len(missing) - 1} other{'s'[: len(missing) > 2]})" if len(missing) > 1 else ""
+        why = f"rank {missing[0]} measured no peak{others}"
+    elif gemms != first.get("dtype"):
+        why = f"the GEMMs ran in {gemms}, but the peak was measured in {first.get('dtype')}"
+    if why:
+        unknown |= {"mfu": why, "measured_peak_flops": why}
         return {"measured_peak": None}
     # A rank that drives several devices measures its first one.
     total = sum(max(values) for values in peaks.values()) * trial.devices_per_rank
-    first = ranks[min(peaks)]["measured_peak"]
     drift = max(max(values) / min(values) - 1 for values in peaks.values())
-    products, dtype = _products(trial, first), first.get("dtype")
-    if products is not None and products != dtype:
-        again = "" if first.get("products") else ": measure the trial again"
-        unknown["mfu"] = unknown["measured_peak_flops"] = (
-            f"the GEMMs ran in {products}, but the peak was measured in {dtype}{again}"
-        )
-        return {"measured_peak": None}
     rate = result["model_flops_per_second"]
     if rate is None:
         unknown["mfu"] = unknown["model_flops_per_second"]
@@ -300,40 +270,29 @@ def _utilization(
     }
 
 
-def _products(trial: Trial, peak: Mapping[str, Any]) -> str | None:
-    """Return the type that GEMMs ran in; None if no record says that it differs from the peak's."""
-    if peak.get("products"):
-        return str(peak["products"])
-    return "float8_e4m3fn" if "fp8" in trial.levers.split("+") else None
-
-
 def _peak_of(peak: Mapping[str, Any]) -> list[float]:
     values = [peak.get("before"), peak.get("after")]
     return [float(value) for value in values if value is not None and math.isfinite(value) and value > 0]
 
 
 def _energy(
-    trial: Trial,
-    window: Window,
-    environment: Mapping[str, Any],
-    telemetry: Sequence[Row],
-    unknown: dict[str, str],
+    trial: Trial, window: Window, environment: Mapping[str, Any], telemetry: Sequence[Row], unknown: Unknown
 ) -> dict[str, Any]:
     gpus = len({row["device"] for row in telemetry if str(row["device"]).startswith("gpu")})
-    if trial.kind == "measure" and trial.device == "cuda" and gpus > trial.world_size:
-        unknown["energy_joules"] = unknown["joules_per_sample"] = (
-            f"{gpus} GPUs were read and the script used {trial.world_size}: limit CUDA_VISIBLE_DEVICES to what it uses"
-        )
-        return {}
     begin, end = window.rows[0]["start_ns"], window.rows[-1]["end_ns"]
-    if begin is None or end is None:
-        unknown["energy_joules"] = unknown["joules_per_sample"] = "the step records have no wall-clock times"
-        return {}
-    used = energy(telemetry, begin, end, trial.device, environment.get("telemetry_unavailable"))
-    samples = _total(window.rows, "samples")
-    host = {} if used.host_joules is None else {"host_energy_joules": used.host_joules}
-    if used.joules is None:
-        unknown["energy_joules"] = unknown["joules_per_sample"] = used.reason or "not measured"
-        return host
-    per_sample = used.joules / samples if samples else None
-    return {"energy_joules": used.joules, "joules_per_sample": per_sample, "energy_devices": list(used.devices), **host}
+    if trial.kind == "measure" and trial.device == "cuda" and gpus > trial.world_size:
+        why = f"{gpus} GPUs were read, the script used {trial.world_size}: limit CUDA_VISIBLE_DEVICES to what it uses"
+        columns: dict[str, Any] = {}
+    elif begin is None or end is None:
+        why, columns = "the step records have no wall-clock times", {}
+    else:
+        used = energy(telemetry, begin, end, trial.device, environment.get("telemetry_unavailable"))
+        columns = {} if used.host_joules is None else {"host_energy_joules": used.host_joules}
+        samples = _total(window.rows, "samples")
+        if used.joules is not None:
+            per_sample = used.joules / samples if samples else None
+            energies = {"energy_joules": used.joules, "joules_per_sample": per_sample}
+            return energies | {"energy_devices": list(used.devices)} | columns
+        why = used.reason or "not measured"
+    unknown |= {"energy_joules": why, "joules_per_sample": why}
+    return columns

@@ -192,9 +192,8 @@ def _facts(side: Sequence[Timeline], trial: Trial | None) -> dict[str, str]:
         "ranks of the job": tuple(sorted({str(timeline.world_size) for timeline in side})),
     }
     if trial is not None:
-        names = {field.name for field in fields(Trial)} - {*_NOT_THE_WORK}
-        names -= {"data"} if trial.data_fingerprint else set()
-        values |= {name: getattr(trial, name) for name in sorted(names)}
+        alike = (*_NOT_THE_WORK, *(("data",) if trial.data_fingerprint else ()))
+        values |= {field.name: getattr(trial, field.name) for field in fields(Trial) if field.name not in alike}
     texts = {name: " ".join(map(str, value)) if isinstance(value, tuple) else value for name, value in values.items()}
     return {name: "none" if text in (None, "") else str(text) for name, text in texts.items()}
 

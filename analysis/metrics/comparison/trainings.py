@@ -124,7 +124,7 @@ def _read(
     row["total_steps"] = dict(trial.training).get("steps") or trial.max_steps
     row["status"], row["reason"] = status_of(state)
     row["cautions"] = list((newest.read_result() or {}).get("cautions") or [])
-    records = next((ranks for attempt in reversed(attempts) if (ranks := attempt.read_ranks().values())), [])
+    records = next(([*by_rank.values()] for one in reversed(attempts) if (by_rank := one.read_ranks())), [])
     for name in ("threads", "peak_memory_bytes", "peak_memory_kind", "parameters", "backend"):
         values = [record[name] for record in records if record.get(name) is not None]
         row["threads_per_rank" if name == "threads" else name] = max(values, default=None)

@@ -1,6 +1,5 @@
 """Many runs over time: their order, what each is held against, and what is told of it."""
 
-import csv
 import dataclasses
 import json
 import shutil
@@ -17,11 +16,9 @@ from support.refusals import refused
 from analysis.load import load_run
 from analysis.metrics.comparison.history import History, history_of
 from analysis.render.figure import Line, Rule, Text
-from analysis.render.history_page import change_label, history_figures, history_page, write_history_report
-from analysis.render.history_tables import history_blocks
+from analysis.render.history_page import history_figures, history_page
 from analysis.render.page import Article, Badge, Items
 from analysis.sources import runs_below
-from bench.cli.dispatch import result_of
 from records.run import RunDirectory
 from records.trial import Trial
 
@@ -77,12 +74,6 @@ def test_speed_and_its_interval_are_those_of_the_typical_round(on_day: Any) -> N
     assert point.rounds == 3 and point.status == "ok"
 
 
-def test_small_losses_that_no_step_shows_are_seen_against_the_first(on_day: Any) -> None:
-    points = only(history_of([on_day(str(day), day, scale=1.015**day) for day in range(5)])).points
-    assert all(point.verdict != "regression" for point in points[1:])
-    assert points[-1].time_ratio_first == pytest.approx(1.015**4, rel=0.01)
-
-
 def test_another_machine_makes_a_row_of_its_own_and_other_versions_do_not(on_day: Any) -> None:
     old, new, other = on_day("old", 1), on_day("new", 2), on_day("other", 3)
     changed(old, git_commit="aaa")
@@ -96,18 +87,6 @@ def test_another_machine_makes_a_row_of_its_own_and_other_versions_do_not(on_day
     }
     changes = by_machine["Example CPU 9000, 8 cores"][1].changed
     assert changes == ("commit aaa -> bbb", "torch 2.13.0 -> 2.14.0")
-
-
-def test_a_copy_of_a_run_is_left_out_and_said(on_day: Any, tmp_path: Path) -> None:
-    run, later = on_day("a", 1), on_day("b", 2)
-    copy = RunDirectory(tmp_path / "copy")
-    shutil.copytree(run.path, copy.path)
-    found = history_of([run, copy, later])
-    assert len(only(found).points) == 2
-    assert found.problems == ()
-    (note,) = found.notes
-    assert str(copy.path) in note and str(run.path) in note
-    assert found.to_json()["notes"] == [note] and note in str(history_page(found))
 
 
 def test_the_command_names_a_copy_in_a_note(on_day: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -171,34 +150,6 @@ def test_runs_are_found_at_any_depth_and_not_inside_of_one_another(on_day: Any, 
         runs_below(tmp_path / "x")
 
 
-def test_names_tell_runs_apart_and_unrepeated_measurements_take_a_line(on_day: Any) -> None:
-    runs = [on_day("monday/base", 1), on_day("tuesday/base", 2, batches=(16, 8))]
-    shown = text(history_blocks(history_of(runs)))
-    assert " monday/base " in shown and " tuesday/base " in shown
-    assert shown.count("measured once") == 1 and "batch 8 on 1 cpu" in shown
-    assert shown.splitlines()[-1] == "2 configurations; latest verdicts: 1 first, 1 no change; threshold 2 %"
-
-
-def test_measurements_that_differ_in_a_setting_alone_are_told_apart_by_it(on_day: Any) -> None:
-    runs = [on_day("a", 1), on_day("b", 2), on_day("c", 3)]
-    for trial in runs[1].trials():
-        record = json.loads(trial.trial_json.read_text())
-        trial.trial_json.write_text(json.dumps({**record, "threads_per_rank": 1}))
-    shown = text(history_blocks(history_of(runs)), 200)
-    assert "synthetic, threads per rank default: " in shown and "synthetic, threads per rank 1: " in shown
-    assert "threads per rank" not in text(history_blocks(history_of([runs[0], runs[2]])), 200)
-
-
-def test_a_run_whose_records_cannot_be_read_is_named(on_day: Any) -> None:
-    runs = [on_day("a", 1), on_day("b", 2)]
-    for trial in runs[1].trials():
-        trial.result_json.write_text("{")
-    found = history_of(runs)
-    assert len(only(found).points) == 1
-    (said,) = found.problems
-    assert str(runs[1].path) in said and "skipped" in said and "damaged, " in said and "result.json" in said
-
-
 def test_the_page_marks_the_run_whose_commit_changed_the_speed_and_says_so_first(on_day: Any) -> None:
     runs = [on_day(str(day), day, scale=1.3 if day > 2 else 1.0, batches=(8, 16)) for day in range(1, 5)]
     for number, run in enumerate(runs):
@@ -220,51 +171,6 @@ def test_the_page_marks_the_run_whose_commit_changed_the_speed_and_says_so_first
     anchors = {block.anchor for section in page.sections for block in section.blocks if isinstance(block, Article)}
     for anchor, _, said in newest.rows:
         assert anchor in anchors and f"commit {'a' * 12} -> {'b' * 12}" in said and "+30." in said
-
-
-def test_the_tables_of_the_page_are_those_of_the_history(on_day: Any, tmp_path: Path) -> None:
-    runs = [on_day("a", 1), on_day("b", 2, batches=(16, 8)), on_day("c", 3, scale=0.8, batches=(16, 8))]
-    found = history_of(runs)
-    page, whole, *others = write_history_report(found, tmp_path / "out")
-    tables = [path for path in others if path.suffix == ".csv"]
-    assert [path.name for path in tables] == ["history.csv", "history-2.csv"]
-    for path, series in zip(tables, found.series, strict=True):
-        with path.open(newline="") as file:
-            rows = list(csv.DictReader(file))
-        assert [float(row["step_time_ms"]) for row in rows] == [point.step_time_ms for point in series.points]
-        assert str(path.relative_to(page.parent)) in page.read_text()
-    assert len(whole.read_text().splitlines()) == 1 + sum(len(one.points) for one in found.series)
-    assert history_page(found).sections[0].blocks[1] == Badge("no regression", "good")
-
-
-def test_a_folder_that_cannot_be_written_hides_no_finding(on_day: Any, tmp_path: Path) -> None:
-    on_day("a", 1)
-    (tmp_path / "file").write_text("")
-    found = result_of(["history", str(tmp_path / "runs"), "--out", str(tmp_path / "file/out")])
-    assert found.failure is not None and found.blocks and "report" not in found.document
-
-
-def test_many_series_take_several_figures_and_many_changes_few_labels(on_day: Any) -> None:
-    runs = [on_day(str(day), day, batches=tuple(range(1, 15)), count=12, rounds=1) for day in (1, 2)]
-    assert [len(figure.panels) for figure in history_figures(history_of(runs))] == [12, 2]
-    more = [on_day(f"more-{day}", 10 + day) for day in range(12)]
-    for number, run in enumerate(more):
-        changed(run, git_commit=str(number))
-    (figure,) = history_figures(history_of(more))
-    assert len([one for one in figure.panels[0].series if isinstance(one, Rule)]) == 11
-    assert len([one for one in figure.panels[0].series if isinstance(one, Text)]) <= 8
-
-
-@pytest.mark.parametrize(
-    "changes, label",
-    [
-        (["commit 0123456789 -> abcdef0123+"], "abcdef0+"),
-        (["torch 2.13.0 -> 2.14.0", "commit none -> abcdef0123"], "abcdef0 +1"),
-        (["torch 2.13.0 -> 2.14.0", "numpy 2.4 -> 2.5", "driver 1 -> 2"], "torch 2.14. +2"),
-    ],
-)
-def test_a_change_is_named_in_a_few_letters(changes: list[str], label: str) -> None:
-    assert change_label(changes) == label
 
 
 def test_the_command_writes_table_and_picture_and_its_exit_code_is_that_of_the_newest(

@@ -1,30 +1,24 @@
 """The floor and the waterfall of parts whose times are known, and what damaged records do."""
 
 import csv
-import json
-import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 from support.commands import text as shown_text
 from support.page import report_page
-from support.refusals import refused
 
 from analysis.load import load_run
 from analysis.metrics.speed_of_light import (
     Ceilings,
-    Step,
     component_rows,
     summarize_components,
     waterfall,
 )
-from analysis.render.light_tables import light_blocks, with_floor
-from analysis.render.run_figures import spans
+from analysis.render.light_tables import light_blocks
 from analysis.wording import floor_sentence
-from common.errors import Code
 from records.files import write_record
-from records.kinds import Component, components_csv, read_rounds, write_components
+from records.kinds import Component, components_csv, write_components
 from records.run import RunDirectory, TrialDirectory
 from records.schema import COMPONENT_COLUMNS, STEP_COLUMNS
 from records.trial import Trial
@@ -51,6 +45,8 @@ TIMES = {
     "update": [14.0, 14.0, 14.0],
     "clipping": [5.0, 5.0, 5.0],
 }
+STEP = {"step_time_ms": 100.0, "step_time_ms_low": 98.0, "step_time_ms_high": 103.0}
+STEP |= {"data_wait_ms": 1.5, "communication_ms": 2.5}
 EXPECTED = {
     "GEMMs at the peak": 4 * 5 + 2 * 1 + 2,
     "memory-bound parts at the bandwidth": 1 + 2 * 3 + 10,
@@ -69,8 +65,7 @@ EXPECTED = {
 
 
 def bars() -> list[dict[str, Any]]:
-    step = Step(time_ms=100.0, low_ms=98.0, high_ms=103.0, data_wait_ms=1.5, communication_ms=2.5)
-    return waterfall(PARTS, TIMES, CEILINGS, step)
+    return waterfall(PARTS, TIMES, CEILINGS, STEP)
 
 
 def test_parts_of_known_times_give_the_known_waterfall() -> None:
@@ -82,15 +77,6 @@ def test_parts_of_known_times_give_the_known_waterfall() -> None:
     layers = next(bar for bar in found if bar["name"] == "GEMMs below the peak")
     assert (layers["ms_low"], layers["ms_high"]) == (pytest.approx(4 * 2), pytest.approx(4 * 4))
     assert (found[-1]["ms_low"], found[-1]["ms_high"]) == (98.0, 103.0)
-
-
-def test_bars_follow_each_other_and_end_at_the_step() -> None:
-    ends = spans(bars())
-    assert ends[0][0] == 0.0 and ends[-1] == (0.0, pytest.approx(100.0))
-    assert [end for _, end in ends[:-2]] == [begin for begin, _ in ends[1:-1]]
-    assert ends[-2][1] == pytest.approx(100.0)
-    floor = with_floor(bars())[2]
-    assert floor["name"] == "= floor" and floor["ms"] == pytest.approx(41.0)
 
 
 def test_a_part_reaches_a_share_of_the_ceiling_that_bounds_it() -> None:
@@ -105,9 +91,8 @@ def test_a_part_reaches_a_share_of_the_ceiling_that_bounds_it() -> None:
 
 
 def test_one_round_has_no_interval() -> None:
-    step = Step(time_ms=100.0, low_ms=None, high_ms=None, data_wait_ms=0.0, communication_ms=0.0)
-    found = waterfall(PARTS, {name: times[:1] for name, times in TIMES.items()}, CEILINGS, step)
-    assert {(bar["ms_low"], bar["ms_high"]) for bar in found} == {(None, None)}
+    found = waterfall(PARTS, {name: times[:1] for name, times in TIMES.items()}, CEILINGS, STEP)
+    assert {(bar["ms_low"], bar["ms_high"]) for bar in found[:-1]} == {(None, None)}
 
 
 def write_trial(run: Path, after_ms: float = 100.0, ranks: int = 1, **fields: Any) -> TrialDirectory:
@@ -163,12 +148,6 @@ def test_records_give_the_same_waterfall_and_the_slowest_rank_counts(tmp_path: P
     assert "drifted" not in {caution["code"] for caution in found["cautions"]}
 
 
-def test_a_price_that_is_none_is_refused_and_not_taken_for_a_damaged_record(tmp_path: Path) -> None:
-    write_trial(tmp_path)
-    with refused("option-value", "--price-per-hour 0.0"):
-        load_run(RunDirectory(tmp_path), price_per_hour=0.0)
-
-
 def test_a_machine_that_changes_speed_is_named(tmp_path: Path) -> None:
     found = summary(write_trial(tmp_path, after_ms=130.0))
     assert found["drift"]["steps"] == pytest.approx(0.3)
@@ -198,63 +177,6 @@ def test_the_report_shows_table_and_picture(tmp_path: Path) -> None:
     assert "-1.00" in text, "a part that is faster than memory stands below 0"
 
 
-@pytest.mark.parametrize("changes", [{"micro_batch_size": 16}, {"seed": 7}])
-def test_two_broken_down_steps_have_sections_of_their_own(tmp_path: Path, changes: dict[str, Any]) -> None:
-    write_trial(tmp_path)
-    write_trial(tmp_path, **changes)
-    page = report_page(RunDirectory(tmp_path)).read_text(encoding="utf-8")
-    headings = re.findall(r"<h2[^>]*>(Speed of light[^<]*)<", page)
-    assert len(headings) == len(set(headings)) == 2
-
-
 def test_a_step_below_its_floor_has_no_share_of_it(tmp_path: Path) -> None:
     (trial,) = load_run(RunDirectory(write_trial(tmp_path).path.parents[1]))
     assert "%" not in floor_sentence({**trial.row, "floor_ms": 120.0, "of_floor": 1.2})
-
-
-@pytest.mark.parametrize(
-    ("name", "text", "code", "fact"),
-    [
-        ("components.json", "{", "file-damaged", "components.json"),
-        ("components.json", '{"schema_version": 1}', "file-damaged", "components.json"),
-        ("components.json", '{"schema_version": 1, "components": [{"name": 1}]}', "file-damaged", "components.json"),
-        ("components.json", '{"schema_version": 1, "components": []}', "file-damaged", "components.json"),
-        ("components-0.csv", "round,component,calls,time_ms\n", "run-incomplete", "finished round"),
-        ("components-0.csv", "round,component,calls,time_ms\n0,layer,1,nan\n", "file-damaged", "components-0.csv"),
-        (
-            "components-0.csv",
-            "round,component,calls,time_ms\n0,layer,one,1\n",
-            "file-damaged",
-            "components-0.csv line 2",
-        ),
-        ("rank-0.json", '{"schema_version": 1}', "run-incomplete", "rank-0.json"),
-        ("steps-0.csv", "step\n", "run-incomplete", "step"),
-    ],
-)
-def test_a_damaged_record_is_named_and_the_run_is_still_read(
-    tmp_path: Path, name: str, text: str, code: Code, fact: str
-) -> None:
-    directory = write_trial(tmp_path)
-    (directory.path / name).write_text(text)
-    with refused(code, directory.path, fact):
-        summary(directory)
-    (trial,) = load_run(RunDirectory(tmp_path))
-    assert trial.row["status"] == "damaged"
-
-
-def test_without_a_peak_there_is_no_floor(tmp_path: Path) -> None:
-    directory = write_trial(tmp_path)
-    record = json.loads(directory.rank_json(0).read_text())
-    write_record(directory.rank_json(0), {**record, "measured_bandwidth": {}})
-    with refused("file-damaged", 0):
-        summary(directory)
-
-
-def test_a_part_twice_or_of_no_group_is_refused(tmp_path: Path) -> None:
-    directory = write_trial(tmp_path)
-    write_components(directory, [PARTS[0], PARTS[0]], {})
-    with refused("file-damaged", "components.json"):
-        summary(directory)
-    with refused("file-damaged", "other"):
-        Component(name="a", group="other", shape="", calls_per_step=1)
-    assert read_rounds(directory, PARTS[:1]) == {"layer": [10.0, 11.0, 12.0, 9.0]}

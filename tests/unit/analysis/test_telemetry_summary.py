@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from support.fake_run import SECOND, START_NS, step_rows
 
-from analysis.metrics.telemetry import CLOCK_REASONS, energy, reason_names, telemetry_in_window, throttle_reasons
+from analysis.metrics.telemetry import CLOCK_REASONS, energy, telemetry_in_window, throttle_reasons
 
 
 def readings(device: str, quantity: str, values: dict[float, float]) -> list[dict]:
@@ -84,12 +84,6 @@ def test_a_gpus_energy_does_not_depend_on_whether_the_hosts_can_be_read(names: t
     assert cpu.joules == pytest.approx(100 * len(names)) and cpu.devices == names and cpu.host_joules is None
 
 
-def test_a_host_that_was_read_too_short_does_not_cost_the_gpus_energy() -> None:
-    rows = readings("gpu0", "power_watts", {0: 50.0, 10: 50.0}) + readings("cpu0", "energy_joules", {0: 0.0, 2: 1.0})
-    found = energy(rows, 0, 10 * SECOND, "cuda")
-    assert found.joules == pytest.approx(500) and found.host_joules is None
-
-
 def test_a_window_shorter_than_what_a_gpu_s_counter_tells_has_no_energy() -> None:
     gpu = readings("gpu0", "energy_joules", {0: 0.0, 10: 1000.0})
     package = readings("cpu0", "energy_joules", {0: 0.0, 10: 500.0})
@@ -135,18 +129,6 @@ def test_the_rate_is_the_one_that_was_reached(hertz: int, seconds: float) -> Non
     assert only(telemetry_in_window(rows, steps, 0, 1000))["rate_hz"] == pytest.approx(hertz)
 
 
-def test_a_gap_in_the_readings_lowers_the_rate() -> None:
-    steps = {0: step_rows([100.0] * 10, 8)}
-    rows = sensor_readings("power_watts", {n / 20 + 0.01: 1.0 for n in range(5)})
-    assert only(telemetry_in_window(rows, steps, 0, 10))["rate_hz"] == pytest.approx(5.0)
-
-
-def test_the_window_spans_the_ranks() -> None:
-    late = [{**row, "start_ns": row["start_ns"] + SECOND} for row in STEPS[0]]
-    rows = sensor_readings("power_watts", {0.1: 1.0, 0.3: 2.0, 1.5: 4.0, 1.7: 8.0})
-    assert only(telemetry_in_window(rows, {0: STEPS[0], 1: late}, 2, 6))["samples"] == 2
-
-
 def test_of_a_counter_its_increase_is_told() -> None:
     rows = sensor_readings("nvlink_tx_bytes", {0.1: 5.0, 0.25: 1000.0, 0.55: 4000.0, 0.7: 9000.0})
     row = only(telemetry_in_window(rows, STEPS, 2, 6))
@@ -179,33 +161,3 @@ def test_every_bit_has_its_name_in_nvml() -> None:
         "display clock": pynvml.nvmlClocksThrottleReasonDisplayClockSetting,
     }
     assert {name: bit for bit, name in CLOCK_REASONS.items() if bit <= 0x100} == bits
-
-
-def test_a_bit_without_a_name_is_shown_as_a_number() -> None:
-    assert reason_names(0x8 | 0x80000) == ("hardware slowdown", "bit 0x80000") and reason_names(0) == ()
-
-
-def test_devices_and_quantities_stand_apart_and_in_order() -> None:
-    rows = [
-        *sensor_readings("power_watts", {0.3: 2.0}, "gpu1"),
-        *sensor_readings("power_watts", {0.3: 1.0}, "gpu0"),
-        *sensor_readings("power_watts", {0.3: 3.0}, "gpu0", node=1),
-        *sensor_readings("cpu_percent", {0.3: 50.0}, "cpu"),
-    ]
-    table = telemetry_in_window(rows, STEPS, 2, 6)
-    assert [(row["device"], row["mean"]) for row in table] == [
-        ("cpu", 50.0),
-        ("gpu0", 1.0),
-        ("gpu1", 2.0),
-        ("node 1/gpu0", 3.0),
-    ]
-
-
-def test_a_sensor_that_was_not_read_in_the_window_says_so() -> None:
-    row = only(telemetry_in_window(sensor_readings("pcie_rx_bytes_per_second", {0.9: 5.0}), STEPS, 2, 6))
-    assert row["samples"] == 0 and row["rate_hz"] == 0.0 and row["mean"] is None
-
-
-def test_without_the_steps_there_is_no_window() -> None:
-    assert telemetry_in_window(sensor_readings("power_watts", {0.3: 1.0}), STEPS, 20, 30) == []
-    assert telemetry_in_window(sensor_readings("power_watts", {0.3: 1.0}), {}, 0, 3) == []

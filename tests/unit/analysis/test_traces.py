@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from support import shared_files
-from support.refusals import check_refusal, refused
+from support.refusals import refused
 from support.timelines import timeline
 
 from analysis.diagnose.explain import comparison_findings
@@ -47,7 +47,7 @@ def test_what_else_differs_is_told() -> None:
     old, new = [rank(0, 10, 60)], [rank(0, 10, 60), rank(1, 10, 60)]
     new[0] = dataclasses.replace(new[0], devices={0: "NVIDIA H100"})
     found = compare_traces(old, new)
-    assert found.differences == ("devices: not named and NVIDIA H100", "ranks in the trace: 1 and 2")
+    assert found.differences == ("devices: none -> NVIDIA H100", "ranks in the trace: 1 -> 2")
     assert compare_traces(old, old).differences == ()
 
 
@@ -65,12 +65,6 @@ def test_without_steps_the_whole_traces_are_compared() -> None:
     found = compare_traces([old], [new])
     assert (found.per, found.ratio) == ("trace", 2.0)
     assert "per trace" in comparison_findings(found)[0].title.lower()
-
-
-def test_a_trace_of_a_gpu_and_one_of_a_cpu_do_not_compare() -> None:
-    cpu = timeline(operators=[("aten::mm", 0, 10)])
-    with refused("run-mismatch", "second", "GPU"):
-        compare_traces([rank(0, 1, 60)], [cpu])
 
 
 def write(path: Path, gemm_us: int) -> Path:
@@ -111,8 +105,6 @@ def profiled(folder: Path, trial: Trial, gemm_us: int) -> Path:
     "given",
     [
         "",
-        "trials/a",
-        "trials/a/profile",
         "trials/a/profile/rank0.json",
         "trials/a/profile/tensorboard/cycles/rank0.json",
     ],
@@ -129,27 +121,8 @@ def test_settings_that_differ_are_named_however_a_profile_is_given(
     profiled(tmp_path / "new/trials/a", other, 300)
     assert run(["compare", str(tmp_path / "old" / given), str(tmp_path / "new/trials/a"), "--json"]) == 1
     assert json.loads(capsys.readouterr().out)["differences"] == [
-        "micro_batch_size: 8 and 4", "threads_per_rank: none and 2", "profiler_options: none and memory",
+        "micro_batch_size: 8 -> 4", "threads_per_rank: none -> 2", "profiler_options: none -> memory",
     ]  # fmt: skip
-
-
-@pytest.mark.parametrize("content", [None, "{", '{"schema_version": 99}'])
-def test_a_profile_whose_settings_are_not_known_is_compared_without_them(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], content: str | None
-) -> None:
-    for name, trial in (("old", Trial(kind="profile")), ("new", Trial(kind="profile", seed=7))):
-        profiled(tmp_path / name / "trials/a", trial, 100)
-    record = tmp_path / "new/trials/a/trial.json"
-    record.unlink() if content is None else record.write_text(content)
-    traces = [str(tmp_path / name / "trials/a/profile") for name in ("old", "new")]
-    assert run(["compare", *traces, "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["differences"] == []
-
-
-def test_a_file_without_times_is_one_message(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "old.json").write_text("no trace")
-    assert run(["compare", str(tmp_path / "old.json"), str(write(tmp_path / "new.json", 100))]) == 2
-    check_refusal(capsys.readouterr().err, "file-format", "old.json")
 
 
 TRACES = shared_files.TRACES / "kineto/hta"
@@ -201,12 +174,6 @@ def test_families_add_up_their_kernels() -> None:
         "softmax and loss": 0,
     }
     assert "name" not in rows.columns
-
-
-def test_a_side_without_steps_makes_both_per_trace() -> None:
-    unmarked = timeline(kernels=[("sgemm", 7, 0, 30 * MS)])
-    (row,) = trace_diff([steps_of({"sgemm": (1, 10)}, 2)], [unmarked]).to_dict("records")
-    assert (row["per"], row["before_ms"], row["after_ms"], row["calls_before"]) == ("trace", 20.0, 30.0, 2.0)
 
 
 def test_cpu_traces_compare_operators_by_their_own_time() -> None:

@@ -2,11 +2,9 @@
 
 import csv
 import json
-import math
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from support.commands import document
 from support.commands import text as shown
@@ -17,7 +15,7 @@ from analysis.metrics.communication.exposure import all_reduce
 from analysis.metrics.comparison.trainings import VariantRun, compare_heads, compare_trainings
 from analysis.render.figure import Line
 from analysis.render.tables import Table
-from analysis.render.training_figures import comparison_figure, line_look, scores_text, variant_label
+from analysis.render.training_figures import comparison_figure, scores_text
 from analysis.render.training_tables import (
     comparison_notes,
     comparison_rows,
@@ -123,12 +121,6 @@ def test_the_greatest_difference_of_the_losses_is_found_step_by_step(pair: list[
     assert one["greatest_loss_difference"] == 0 and two["compared_steps"] == 4 and two["last_loss"] == 1.9
 
 
-def test_losses_that_are_not_finite_are_left_out_of_the_comparison(tmp_path: Path, pair: list[VariantRun]) -> None:
-    write_curve(pair[1].run.curve_csv, curve_rows([4.0, math.nan, 2.75, None]))
-    row = compare_trainings(pair).rows[1]
-    assert (row["compared_steps"], row["greatest_loss_difference"], row["last_loss"]) == (2, 0.25, None)
-
-
 def test_epochs_follow_from_the_samples_of_the_data(pair: list[VariantRun]) -> None:
     found = compare_trainings(pair, samples_per_epoch=16)
     assert found.epochs == 2 and [row["epochs"] for row in found.rows] == [2, 2]
@@ -156,14 +148,6 @@ def test_a_variant_that_failed_is_named_and_the_others_are_compared(tmp_path: Pa
     assert row["speedup"] == pytest.approx(2) and row["time_saved"] is None, "it saw fewer samples"
     assert found.rows[1]["speedup"] == pytest.approx(2)
     assert "2 of 4" in shown([comparison_table(found)]) and "oom" in shown([comparison_table(found)])
-
-
-def test_the_first_variant_that_made_steps_is_what_others_are_held_against(
-    tmp_path: Path, pair: list[VariantRun]
-) -> None:
-    absent = VariantRun(strategy="single", devices=1, run=TrainRun(tmp_path / "gone"))
-    found = compare_trainings([absent, pair[1]])
-    assert found.rows[0]["speedup"] is None and found.rows[1]["speedup"] == 1
 
 
 def test_scores_are_those_of_the_last_evaluation(pair: list[VariantRun]) -> None:
@@ -220,27 +204,6 @@ def test_all_reduce_is_the_mean_of_its_shares_over_the_ranks() -> None:
     )
 
 
-def test_all_reduces_of_two_groups_at_once_count_once() -> None:
-    trace = timeline(
-        0,
-        steps=[(0, 0, 100 * MS)],
-        kernels=[(ALL_REDUCE, 7, 0, 80 * MS), (ALL_REDUCE, 8, 20 * MS, 90 * MS)],
-        collectives=[
-            ("all_reduce", 0, 80 * MS, 1 << 20, -1, 7, "0", 2, -1),
-            ("all_reduce", 20 * MS, 90 * MS, 1 << 20, -1, 8, "1", 4, -1),
-        ],
-    )
-    found = all_reduce([trace])
-    assert (found["all_reduce_share"], found["all_reduce_exposed_share"], found["all_reduce_ms"]) == (0.9, 0.9, 90)
-
-
-def test_a_profile_shows_in_table_and_text(pair: list[VariantRun]) -> None:
-    shares = {"all_reduce_share": 0.25, "all_reduce_exposed_share": 0.2, "all_reduce_hidden_share": 0.05}
-    profiled = VariantRun(strategy="ddp", devices=2, run=pair[1].run, profile=shares)
-    text = shown([comparison_table(compare_trainings([pair[0], profiled]))])
-    assert "25.0 %" in text and "20.0 % + 5.0 %" in text
-
-
 def test_exposed_communication_names_the_step_that_it_is_a_share_of(pair: list[VariantRun]) -> None:
     shares = {"communication_share": 0.2, "communication_exposed_share": 0.145, "communication_exposed_ms": 106.9}
     profiled = VariantRun(strategy="ddp", devices=2, run=pair[1].run, profile={**shares, "profiled_step_ms": 738.0})
@@ -251,20 +214,6 @@ def test_exposed_communication_names_the_step_that_it_is_a_share_of(pair: list[V
     assert caption == "ddp x 2: communication takes 20.0 % of a profiled step, 14.5 % exposed", (
         "the notion of the table"
     )
-
-
-@pytest.mark.parametrize("steps", [4, 150])
-def test_the_figure_has_every_step_and_of_many_their_median_too(tmp_path: Path, steps: int) -> None:
-    runs = []
-    for name in ("single-1", "ddp-2"):
-        runs.append(variant(tmp_path, name, list(np.linspace(4, 2, steps))))
-        write_attempt(runs[-1].run, [[10.0] * steps] * int(name[-1]), total=steps)
-    figure = comparison_figure(compare_trainings(runs), "title $x", "note")
-    assert figure is not None and figure.note == "note"
-    progress, losses, rates = figure.panels
-    assert progress.title == "title $x" and progress.series[0].x[-1] == pytest.approx(steps / 100)
-    assert len(losses.series) == (4 if steps == 150 else 2) and losses.series[0].y[0] == 4.0
-    assert [len(line.y) for line in rates.series] == [steps, steps]
 
 
 @pytest.mark.parametrize("count", [2, 8])
@@ -283,20 +232,10 @@ def test_a_variant_looks_the_same_in_every_panel_and_those_that_meet_are_seen(tm
     assert widths[0] > widths[1] == widths[-1], "the first is broad, the others lie on it"
 
 
-def test_no_two_of_many_lines_look_the_same() -> None:
-    assert len({(line_look(number)["colour"], line_look(number)["dash"]) for number in range(32)}) == 32
-
-
 def test_nothing_is_drawn_where_nothing_was_trained(tmp_path: Path) -> None:
     absent = VariantRun(strategy="single", devices=1, run=TrainRun(tmp_path / "gone"))
     assert comparison_figure(compare_trainings([absent])) is None
     assert "not begun" in shown([comparison_table(compare_trainings([absent]))])
-
-
-def test_variants_are_named_by_what_they_run_on() -> None:
-    assert variant_label("ddp", 2, "cuda") == "ddp on 2 GPUs"
-    assert variant_label("ddp", 2, "cpu") == "ddp on 2 CPU processes"
-    assert variant_label("single", 1, "cpu") == "single on 1 CPU process"
 
 
 def test_each_ranks_own_loss_of_the_last_step_is_recorded(pair: list[VariantRun]) -> None:
@@ -378,8 +317,3 @@ def test_the_best_evaluation_is_the_one_whose_checkpoint_the_training_kept(
     assert isinstance(epochs, Table)
     assert [row[1].text for row in epochs.rows if row[-1].text == "best"] == [f"{epoch:.2f}"]
     assert by == f"best epoch selected by {words}"
-
-
-def test_a_training_without_the_score_has_no_best_evaluation(tmp_path: Path) -> None:
-    (result,) = compare_heads({"mul": training(tmp_path / "mul")}, 4, "matthews", True)
-    assert result.best is None and len(result.evaluations) == 3

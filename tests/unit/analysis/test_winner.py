@@ -140,42 +140,6 @@ def test_rate_and_interval_of_the_best_are_of_the_same_rounds(tmp_path: Path, mo
     assert len(best["trial_ids"]) == 3 and best["peak_memory_bytes"] == 2**30
 
 
-def test_a_later_call_that_asks_for_less_ranks_all_that_lies_in_the_folder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    out = tmp_path / "out"
-    # By RATES: 12 more trials decide for size 1; the first three rounds of sizes 2 and 4 alone do not know that.
-    first, _ = tuned(out, RATES, monkeypatch)
-    before = sorted((out / "trials").iterdir())
-    second, said = tuned(out, RATES, monkeypatch, "--decide-trials", "0")
-    assert sorted((out / "trials").iterdir()) == before
-    assert first["micro_batch_size"] == second["micro_batch_size"] == 1
-    assert second["rounds"] == first["rounds"] and len(first["rounds"]) >= 3
-    (page,) = winners(points(load_run(RunDirectory(out))))
-    assert page.best.row["micro_batch_size"] == 1
-    assert f"{len(before)} of 4 configurations" in said
-
-
-def test_one_round_each_decides_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    # Steps without any spread: the intervals within the processes do not overlap. 100 and 97 are within 5 %.
-    rates = {1: (50.0,), 2: (97.0,), 3: (100.0,), 4: (80.0,)}
-    out = tmp_path / "out"
-    best, said = tuned(out, rates, monkeypatch, "--rounds", "0", "--decide-trials", "0")
-    assert best["micro_batch_size"] == 3 and best["decided"] is False and "one round" in best["undecided"]
-    assert [row["micro_batch_size"] for row in best["close"]] == [2]
-    assert "no: one round" in said
-    result("report", str(out))
-    assert "Too close to call" in (out / "report" / "report.html").read_text()
-
-
-def test_what_one_round_each_leaves_open_is_said_without_any_that_is_close() -> None:
-    # 100 against 50: far apart, but how far processes differ was never seen. Three rounds of one show it: 2 %.
-    one = choose([of(100.0), of(50.0)])
-    assert (one.best, one.close) == (0, ()) and "one round per side" in one.undecided
-    assert choose([of(99.0, 100.0, 101.0), of(50.0)]).undecided == ""
-    assert choose([of(100.0)]).undecided == ""
-
-
 PROFILE = ["pretrain", "--device", "cpu", "--start", "3", "--stop", "6"]
 
 
@@ -215,9 +179,3 @@ def test_the_winner_of_a_run_is_profiled_as_it_was_measured(tmp_path: Path, monk
     assert trial.trial_id == same.trial_id, "the trial that its options would name"
     with refused("option-conflict", "--batch-sizes"):
         result("profile", *PROFILE, *words, "--batch-sizes", "4")
-
-
-def test_a_run_without_throughput_has_no_winner(tmp_path: Path) -> None:
-    write_trial(RunDirectory(tmp_path), Trial(), status="oom", reason="no memory")
-    with refused("run-incomplete", tmp_path, "pretrain", "bertbench throughput"):
-        result("profile", *PROFILE, "--winner-of", tmp_path, "--out", tmp_path)

@@ -1,6 +1,5 @@
 """Input trials and twins on made-up batches in a run: ratios, gaps, tables, comparisons; never mixed with training."""
 
-import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +10,9 @@ from support.page import report_page
 
 from analysis.diagnose.answer import nothing_measured, points
 from analysis.load import load_run
-from analysis.metrics.comparison.regression import compare_runs
 from analysis.metrics.comparison.within_run import input_ratios, ratios_of, synthetic_gaps
 from analysis.metrics.scaling import efficiency
-from analysis.render.result_tables import comparison_blocks, input_lines, results_blocks
-from bench.cli import throughput
+from analysis.render.result_tables import input_lines, results_blocks
 from records.run import RunDirectory
 from records.trial import Trial
 
@@ -56,20 +53,6 @@ def test_the_input_is_held_against_the_training_on_the_same_data(tmp_path: Path)
     assert found["throughput_ratio_low"] < found["throughput_ratio"] < found["throughput_ratio_high"]
     assert (found["rounds"], found["training_rounds"], found["reason"]) == (3, 3, "")
     assert other["throughput_ratio"] is None and "was not measured here" in other["reason"]
-
-
-def test_a_sweep_shows_the_input_of_its_own_settings_alone(tmp_path: Path) -> None:
-    run = write_sweep(tmp_path, **SMALL, **REAL)
-    write_input(run, rounds=2)
-    write_input(run, micro_batch_size=64, seed=7)
-    of_kind = {
-        kind: [trial.trial for trial in load_run(run) if trial.trial.kind == kind] for kind in ("throughput", "input")
-    }
-    shown = {}
-    for kind, asked in of_kind.items():
-        rows = throughput._measured(run, asked, None).document["input"]
-        shown[kind] = sorted((row["micro_batch_size"], row["rounds"]) for row in rows)
-    assert shown == {"throughput": [(8, 2)], "input": [(8, 2), (64, 1)]}
 
 
 OTHERS: list[dict[str, Any]] = [{"data_fingerprint": "xyz"}, {"seed": 7}, {"threads_per_rank": 1}, TWIN]
@@ -130,41 +113,6 @@ def test_the_gap_is_the_ratio_of_real_to_made_up_less_one(tmp_path: Path) -> Non
     assert (row["rounds"], row["synthetic_rounds"], row["decided"], row["data"]) == (3, 3, "yes", "/data/books")
 
 
-def test_equal_sides_have_no_gap_and_one_round_decides_nothing(tmp_path: Path) -> None:
-    for rounds, decided in ((3, "no"), (1, "cannot decide")):
-        folder = tmp_path / str(rounds)
-        write_sweep(folder, rounds=rounds, noise=0.002, **SMALL, **REAL)
-        run = write_sweep(folder, rounds=rounds, noise=0.002, **SMALL, **TWIN)
-        assert synthetic_gaps(load_run(run))[0]["decided"] == decided
-
-
-def test_a_comparison_holds_each_side_and_kind_against_its_equal(tmp_path: Path) -> None:
-    runs = []
-    for name in "ab":
-        run = write_sweep(tmp_path / name, rounds=3, **SMALL, **REAL)
-        write_sweep(tmp_path / name, rounds=3, scale=2.0, **SMALL, **TWIN)
-        write_input(run, rounds=3)
-        runs.append(run)
-    found = compare_runs(*runs)
-    assert sorted((row["kind"], row["data"], row["verdict"]) for row in found.rows) == [
-        ("input", "/data/books", "no change"),
-        ("throughput", "/data/books", "no change"),
-        ("throughput", "synthetic:/data/books", "no change"),
-    ]
-    shown = text(comparison_blocks(found))
-    assert "bertbench, input only" in shown and "synthetic like books" in shown and "folder books" in shown
-
-
-def test_the_input_of_one_run_is_not_held_against_the_training_of_another(tmp_path: Path) -> None:
-    training = write_sweep(tmp_path / "a", **SMALL, **REAL)
-    alone = RunDirectory(tmp_path / "b")
-    (trained,) = load_run(training)
-    fields = dataclasses.asdict(trained.trial)
-    write_input(alone, **{name: value for name, value in fields.items() if name not in ("kind", "round")})
-    found = compare_runs(training, alone)
-    assert found.rows == [] and any("input only" in difference for difference in found.differences)
-
-
 def test_terminal_and_report_show_both(tmp_path: Path) -> None:
     run = write_sweep(tmp_path, rounds=3, noise=0.001, **SMALL, **REAL)
     write_sweep(tmp_path, rounds=3, noise=0.001, **SMALL, **TWIN)
@@ -178,11 +126,3 @@ def test_terminal_and_report_show_both(tmp_path: Path) -> None:
     page = report_page(run).read_text(encoding="utf-8")
     assert "<h2>Input</h2>" in page and "Real compared with synthetic data" in page and "synthetic like books" in page
     assert (run.report / "input.csv").exists() and (run.report / "real_against_synthetic.csv").exists()
-
-
-def test_a_run_without_them_shows_neither(tmp_path: Path) -> None:
-    run = write_sweep(tmp_path, **SMALL, **REAL)
-    trials = load_run(run)
-    assert input_lines(input_ratios(trials), synthetic_gaps(trials)) == []
-    page = report_page(run).read_text(encoding="utf-8")
-    assert "<h2>Input</h2>" not in page and "Real compared with synthetic data" not in page and "folder books" in page
