@@ -229,7 +229,7 @@ def _point(group: _Group, before: _Group | None, first: _Group | None, threshold
         point |= {"time_ratio": change["time_ratio"], "verdict": change["verdict"]}
         point["reason"] = ": ".join(filter(None, (change["reason"], point["reason"])))
         point["changed"] = tuple(
-            text.replace(":", "", 1) for text in differing(*map(_versions, (before, group)), "none")
+            text.replace(":", "", 1) for text in differing(map(_versions, (before, group)), "none")
         )
     return Point(
         run=str(group.run),

@@ -1,7 +1,7 @@
 """Two runs compared: is a configuration slower, with intervals, and what they can decide."""
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -94,7 +94,7 @@ def compare_runs(a: RunDirectory, b: RunDirectory, threshold: float = THRESHOLD)
     pairs = _pairs(*groups)
     rows = [_compare_row(groups[0][old], groups[1][new], threshold, spread) for old, new in pairs]
     differences = [f"{run.path}: {text}" for run, side in zip((a, b), sides, strict=True) for text in side.problems]
-    differences += differing(*map(_machines, sides))
+    differences += differing(map(_machines, sides))
     for side, run in enumerate((a, b)):
         left = [trials[0] for key, trials in groups[side].items() if key not in {pair[side] for pair in pairs}]
         inputs = [", input only" if trial.trial.kind == "input" else "" for trial in left]
@@ -123,8 +123,9 @@ def describe_key(key: Key) -> str:
     )
 
 
-def differing(a: Mapping[str, Any], b: Mapping[str, Any], missing: str = "not recorded") -> list[str]:
+def differing(sides: Iterable[Mapping[str, Any]], missing: str = "not recorded") -> list[str]:
     """Return "name: old -> new" for each value that two sides do not share."""
+    a, b = sides
     names = [name for name in dict.fromkeys([*a, *b]) if a.get(name) != b.get(name)]
     return [f"{name}: {a.get(name, missing)} -> {b.get(name, missing)}" for name in names]
 
@@ -273,7 +274,7 @@ def _setting_differences(old: Sequence[LoadedTrial], new: Sequence[LoadedTrial])
         values |= {"samples per step": _count(_samples_per_step(good))} if good else {}
         if len(contents := script_contents(side)) > 0:
             values["content of the script"] = ", ".join(contents)
-    return [text for text in differing(*sides) if "not recorded" not in text]
+    return [text for text in differing(sides) if "not recorded" not in text]
 
 
 def _machines(trials: Sequence[LoadedTrial]) -> dict[str, str]:

@@ -262,7 +262,7 @@ def compare_speedruns(a: Mapping[str, Any], b: Mapping[str, Any]) -> SpeedrunCom
             reason += f"below {SIGNIFICANCE:g}" if decided else f"not below {SIGNIFICANCE:g}; add seeds"
     elif reached[0] and {row["status"] for row in b["rows"]} in ({REACHED, NOT_REACHED}, {NOT_REACHED}):
         verdict = "not reached"
-    differences = differing(*settings, "not set")
+    differences = differing(settings, "not set")
     return SpeedrunComparison(verdict=verdict, reason=reason, ratios=ratios, differences=differences, **test)
 
 

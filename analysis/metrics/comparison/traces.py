@@ -97,7 +97,7 @@ def compare_traces(
         families=families,
         kernels=kernels,
         places=places,
-        differences=tuple(differing(*facts)),
+        differences=tuple(differing(facts)),
     )
 
 
@@ -139,7 +139,7 @@ def trace_diff(before: Sequence[Timeline], after: Sequence[Timeline], by: By = "
             raise InputError("trace-without-work", text)
     stepped = all(len(timeline.steps) for side in sides for timeline in side)
     units = [sum(len(timeline.steps) for timeline in side) if stepped else len(side) for side in sides]
-    joined = pd.merge(*tables, on=keys, how="outer", suffixes=("_before", "_after")).fillna(0)
+    joined = pd.merge(tables[0], tables[1], on=keys, how="outer", suffixes=("_before", "_after")).fillna(0)
     rows = joined[keys].copy()
     for name, column, scale in (("calls_{}", "calls_{}", 1), ("{}_ms", "ns_{}", 1e6)):
         for side, number in zip(("before", "after"), units, strict=True):

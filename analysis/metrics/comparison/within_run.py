@@ -39,7 +39,7 @@ def ratios_of(trials: Sequence[LoadedTrial], reference: str = "hf") -> list[dict
                 row |= _columns("throughput_ratio", ratio)
                 # Per sample, so that it stays true where the sides' steps differ in size.
                 row["time_saved"] = 1 - 1 / ratio.value
-                row["decided"], row["reason"] = _decision(*good, ratio, spread)
+                row["decided"], row["reason"] = _decision(good[0], good[1], ratio, spread)
             rows.append(row)
     return rows
 
