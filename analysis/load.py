@@ -1,9 +1,9 @@
 """Reads a run directory into memory; the metrics of each trial are computed from its raw records."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import PurePath
-from typing import Any, overload
+from typing import Any
 
 import numpy as np
 
@@ -23,12 +23,7 @@ TAKEN_APART = ("comm", "components")
 
 
 def summarize_trial(trial: Trial, directory: TrialDirectory, price_per_hour: float | None = None) -> dict[str, Any]:
-    """Return the metrics of a trial that ended well; a kind of TAKEN_APART has its own.
-
-    Raises:
-        SchemaError: a record is damaged or missing.
-        UsageError: the trial describes no test of a collective, or price_per_hour is not above 0.
-    """
+    """Return the metrics of a trial that ended well; a kind of TAKEN_APART has its own. Raises SchemaError."""
     if trial.kind == "comm":
         return summarize_collective(trial, directory)
     if trial.kind == "components":
@@ -65,11 +60,7 @@ Key = tuple[Any, ...]
 
 
 def circumstances(row: Mapping[str, Any]) -> Key:
-    """Return CIRCUMSTANCES' values, data by what they are: where they lie says nothing, a run may be moved.
-
-    Args:
-        row: the fields of a trial: a result row, a row of ratios.
-    """
+    """Return CIRCUMSTANCES' values of a row, data by what they are: where they lie says nothing."""
     values = {name: row.get(name) for name in CIRCUMSTANCES}
     source = str(values["data"] or "")
     # Folders are named alike on every machine; their content is known only where it was fingerprinted.
@@ -89,13 +80,11 @@ class LoadedTrial:
 
     trial: Trial
     directory: TrialDirectory
-    """Where it was read from."""
     row: Mapping[str, Any]
-    """Every field of the trial, status, reason, and what throughput.summarize found (None where it failed)."""
+    """Every field of the trial, status, reason, and what throughput.summarize returns (None where it failed)."""
     steps: Sequence[Mapping[str, Any]]
     """All steps, warm-up included, as ranks.combine makes them."""
     environment: Mapping[str, Any]
-    """env.json."""
     ranks: Mapping[int, Mapping[str, Any]]
 
     @property
@@ -108,57 +97,39 @@ class LoadedTrial:
         """Whether its synthetic batches have the lengths of a folder's samples, for comparison with that folder."""
         return self.trial.data.startswith("synthetic:") and bool(self.trial.data_fingerprint)
 
+    @property
+    def _window(self) -> list[Mapping[str, Any]]:
+        start, stop = self.row.get("window_start"), self.row.get("window_stop")
+        return [row for row in self.steps if start is not None and stop is not None and start <= row["step"] < stop]
+
     def window_times(self) -> np.ndarray:
         """Step times in ms of the measured window."""
-        start, stop = self.row.get("window_start"), self.row.get("window_stop")
-        if start is None or stop is None:
-            return np.array([])
-        return np.array([row["step_time_ms"] for row in self.steps if start <= row["step"] < stop])
+        return np.array([row["step_time_ms"] for row in self._window])
 
     def window_work(self) -> np.ndarray:
-        """Samples of all ranks, and step times in ms, of the measured window, [2, steps].
-
-        Where the steps do not show their samples, a step has those of its global batch.
-        """
-        times = self.window_times()
-        if self.row.get("samples_per_step") is None:
-            return np.array([np.full(len(times), float(self.trial.global_batch_size)), times])
-        inside = (row for row in self.steps if self.row["window_start"] <= row["step"] < self.row["window_stop"])
-        return np.array([[float(row["samples"]) for row in inside], times])
+        """Samples of all ranks (of the global batch where steps do not show them), and step times in ms, [2, steps]."""
+        seen = self.row.get("samples_per_step") is not None
+        samples = [float(row["samples"] if seen else self.trial.global_batch_size) for row in self._window]
+        return np.array([samples, self.window_times()])
 
     def key(self, without: Sequence[str] = ()) -> Key:
-        """CONFIGURATION's values as the row has them, those named in `without` left out.
-
-        There the strategy stands with its options: what differs in them is another measurement, not another round.
-        """
+        """CONFIGURATION's values as the row has them, the strategy with its options, those in `without` left out."""
         return tuple(self.row[name] for name in CONFIGURATION if name not in without)
 
 
 def script_contents(trials: Sequence[LoadedTrial]) -> list[str]:
-    """Return the contents that the scripts of the trials had, each once, in order: the first digits of their hashes."""
+    """Return the contents that the scripts of the trials had, each once: the first digits of their hashes."""
     hashes = (trial.environment.get("script_sha256") for trial in trials)
     return list(dict.fromkeys(str(found)[:8] for found in hashes if found))
 
 
-@dataclass(frozen=True, slots=True)
-class LoadedRun(Sequence[LoadedTrial]):
-    """The trials of a run that can be read, by name; a sequence of them."""
+class LoadedRun(list[LoadedTrial]):
+    """The trials of a run that can be read, by name."""
 
-    trials: tuple[LoadedTrial, ...]
-    problems: tuple[str, ...]
-    """Per trial whose trial.json is damaged: which, why, and what to do."""
-
-    def __len__(self) -> int:
-        """Trials that could be read."""
-        return len(self.trials)
-
-    @overload
-    def __getitem__(self, index: int) -> LoadedTrial: ...
-    @overload
-    def __getitem__(self, index: slice) -> Sequence[LoadedTrial]: ...
-    def __getitem__(self, index: int | slice) -> LoadedTrial | Sequence[LoadedTrial]:
-        """Return a trial, or several."""
-        return self.trials[index]
+    def __init__(self, trials: Iterable[LoadedTrial], problems: Sequence[str]) -> None:
+        """Hold the trials, and per trial whose trial.json is damaged: which, why, and what to do."""
+        super().__init__(trials)
+        self.problems = tuple(problems)
 
 
 def load_run(run: RunDirectory, price_per_hour: float | None = None) -> LoadedRun:
@@ -175,7 +146,7 @@ def load_run(run: RunDirectory, price_per_hour: float | None = None) -> LoadedRu
     check_price(price_per_hour)
     trials: list[LoadedTrial] = []
     problems: list[str] = []
-    codes: list[Code] = []
+    code: Code | None = None
     for directory in run.require().trials():
         try:
             trial = directory.read_trial()
@@ -183,54 +154,48 @@ def load_run(run: RunDirectory, price_per_hour: float | None = None) -> LoadedRu
             raise
         except InputError as error:
             problems.append(f"skipped trial {directory.path.name}, its trial.json is damaged: {error}")
-            codes.append(error.code)
+            code = code or error.code
             continue
         trials.append(_load_trial(trial, directory, price_per_hour))
-    if not trials:
-        raise InputError(codes[0], f"no trial of {run.path} can be read: {problems[0]}")
-    return LoadedRun(tuple(trials), tuple(problems))
+    if code is not None and not trials:
+        raise InputError(code, f"no trial of {run.path} can be read: {problems[0]}")
+    return LoadedRun(trials, problems)
 
 
 def _load_trial(trial: Trial, directory: TrialDirectory, price_per_hour: float | None) -> LoadedTrial:
-    base = {**trial.row(), "trial_id": trial.trial_id}
-    if base["task"] is not None:
+    row = {**trial.row(), "trial_id": trial.trial_id}
+    if row["task"] is not None:
         # Two ZeRO stages are two strategies in every table, two heads two tasks, two values of --levers two
         # implementations.
         checkpointing, allocator = trial.activation_checkpointing, trial.allocator
-        base["strategy"] = strategy_label(trial.strategy, trial.strategy_options, checkpointing, allocator)
-        base["task"] = task_label(trial.task, trial.task_options)
-        base["implementation"] = implementation_label(trial.implementation, trial.levers)
+        row["strategy"] = strategy_label(trial.strategy, trial.strategy_options, checkpointing, allocator)
+        row["task"] = task_label(trial.task, trial.task_options)
+        row["implementation"] = implementation_label(trial.implementation, trial.levers)
     try:
         result = directory.read_result()
         steps = {rank: directory.read_steps(rank) for rank in directory.ranks()}
-        ranks = directory.read_ranks()
-        environment = directory.read_environment()
+        ranks, environment = directory.read_ranks(), directory.read_environment()
         telemetry = directory.read_telemetry()
     except NewerSchemaError:
         raise
     except (InputError, OSError, ValueError) as error:
-        return LoadedTrial(trial, directory, {**base, "status": DAMAGED, "reason": str(error)}, [], {}, {})
+        return LoadedTrial(trial, directory, {**row, "status": DAMAGED, "reason": str(error)}, [], {}, {})
     if result is None:
         result = {"status": "interrupted", "reason": "no result.json: the trial was stopped, or is still running"}
-    row = {**base, "status": result.get("status"), "reason": result.get("reason")}
-    row["wall_seconds"] = result.get("wall_seconds")
-    row["total_threads"] = _total_threads(trial, ranks)
-    if row["status"] == "ok" and trial.kind in TAKEN_APART:
+    row |= {name: result.get(name) for name in ("status", "reason", "wall_seconds")}
+    # CPU threads of all ranks together; None where a rank did not write its number down.
+    threads = [record["threads"] for record in ranks.values() if isinstance(record.get("threads"), int)]
+    row["total_threads"] = sum(threads) if len(threads) == trial.ranks else None
+    if row["status"] == "ok":
         try:
-            row |= summarize_trial(trial, directory, price_per_hour)
+            if trial.kind in TAKEN_APART:
+                row |= summarize_trial(trial, directory, price_per_hour)
+            else:
+                row |= summarize(trial, steps, ranks, environment, telemetry, price_per_hour)
         except NewerSchemaError:
             raise
         except (InputError, UsageError) as error:
             row |= {"status": DAMAGED, "reason": str(error)}
-    elif row["status"] == "ok":
-        row |= summarize(trial, steps, ranks, environment, telemetry, price_per_hour)
         if trial.kind == "profile":
             row["profile"] = result.get("profile")
     return LoadedTrial(trial, directory, row, combine(steps), environment, ranks)
-
-
-def _total_threads(trial: Trial, ranks: Mapping[int, Mapping[str, Any]]) -> int | None:
-    """CPU threads of all ranks together; None where a rank did not write its own down."""
-    threads = [record.get("threads") for record in ranks.values()]
-    counts = [value for value in threads if isinstance(value, int)]
-    return sum(counts) if len(counts) == trial.ranks else None

@@ -163,16 +163,14 @@ def throughput_command(row: Mapping[str, Any], out: str, **changes: object) -> s
     """Return the command that measures a trial, with changed options, into a run directory.
 
     Args:
-        row: fields of records.trial.Trial, as a result row has them.
+        row: fields of records.trial.Trial.
         out: run directory.
         changes: options by name without dashes, "batch_sizes"; True for a flag.
     """
-    task = str(row["task"]).split(" ", 1)[0]
-    # A row's implementation is a label: "bertbench none" would be no name.
     given_model = row.get("model")
     options: dict[str, object] = {
         **({"model": _from_here(str(given_model))} if given_model else {"presets": row["preset"]}),
-        "implementations": str(row["implementation"]).split(" ", 1)[0],
+        "implementations": row["implementation"],
         "batch_sizes": row["micro_batch_size"],
         "seq_lens": row["seq_len"],
         "precisions": row["precision"],
@@ -194,9 +192,8 @@ def throughput_command(row: Mapping[str, Any], out: str, **changes: object) -> s
         for name, usual in defaults.items()
         if row.get(name) not in (None, usual) and not (name == "dropout" and given_model)
     }
-    strategy = str(row.get("strategy") or "").split(" ", 1)[0]
-    if strategy not in ("", "single", "ddp"):
-        given["strategies"] = strategy
+    if row.get("strategy") not in (None, "", "single", "ddp"):
+        given["strategies"] = row["strategy"]
     if (bucket := wording.bucket_mib(str(row.get("strategy_options") or ""))) is not None:
         given["bucket_mib"] = bucket
     if (stage := wording.read_options(str(row.get("strategy_options") or "")).get("zero_stage")) is not None:
@@ -206,17 +203,17 @@ def throughput_command(row: Mapping[str, Any], out: str, **changes: object) -> s
     if row.get("start_iteration") is not None and row.get("stop_iteration") is not None:
         given |= {"start": row["start_iteration"], "stop": row["stop_iteration"]}
     options |= {**given, "rounds": 3, **changes, "out": out}
-    return _command("throughput", task, {**_task_flags(row), **options})
+    return _command("throughput", str(row["task"]), {**_task_flags(row), **options})
 
 
 def light_command(row: Mapping[str, Any], out: str) -> str:
     """Return the command that measures the speed of light of a trial, into its run directory.
 
     Args:
-        row: fields of records.trial.Trial, as a result row has them.
+        row: fields of records.trial.Trial.
         out: run directory.
     """
-    return _command("speed-of-light", str(row["task"]).split(" ", 1)[0], {"winner_of": out, "out": out})
+    return _command("speed-of-light", str(row["task"]), {"winner_of": out, "out": out})
 
 
 def _task_flags(row: Mapping[str, Any]) -> dict[str, object]:

@@ -119,7 +119,7 @@ def open_profile(directory: TrialDirectory) -> OpenedProfile:
         source = Source(path=directory.path, problems=(str(error),))
     source = dataclasses.replace(source, problems=tuple(dict.fromkeys([*problems, *source.problems])))
     context = Context(
-        row={**dataclasses.asdict(trial), "implementation": implementation_label(trial.implementation, trial.levers)},
+        row=dataclasses.asdict(trial),
         run=str(directory.path.parent.parent),
         disturbed=disturbance(result.get("cautions") or []),
         native_bf16=(directory.read_environment() or {}).get("native_bf16"),

@@ -113,11 +113,7 @@ def cautions_of_run(trials: LoadedRun, ratios: Sequence[Row], scaling: Sequence[
 
 
 def mixed(environments: Sequence[Mapping[str, Any]]) -> list[Caution]:
-    """Return the caution of a run whose trials were not all measured on one machine with one software.
-
-    Args:
-        environments: env.json of every trial; fields that a trial did not record are ignored.
-    """
+    """Return the caution of trials that were not all measured on one machine with one software, by env.json of each."""
     seen: dict[str, dict[str, None]] = defaultdict(dict)
     for environment in environments:
         values = {"device": environment.get("device_name"), "commit of this suite": environment.get("git_commit")}

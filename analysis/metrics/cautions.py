@@ -28,7 +28,6 @@ _PEAK_DRIFT = 0.15
 # A profiler that makes steps so many times as long says little about their time.
 _SLOWED = 1.5
 FASTER_LOADER = "give its DataLoader more workers, a faster disk or a core of their own"
-"""What to try when a script waits for data."""
 _FASTER_INPUT = "use a faster disk or leave a core for the loader; --data synthetic shows the difference"
 # Codes that say that the machine was disturbed, the plainest first.
 _DISTURBED = ("loaded", "throttled", "drifted", "mfu_above_one")
@@ -43,7 +42,6 @@ class Caution:
 
     code: str
     message: str
-    """What was seen, with its number."""
     remedy: str
 
 
@@ -113,15 +111,7 @@ def of_trial(
     environment: Mapping[str, Any],
     telemetry: Sequence[Row] = (),
 ) -> list[dict[str, str]]:
-    """Return the cautions of one trial as dictionaries {code, message, remedy}.
-
-    Args:
-        trial: what ran.
-        result: what throughput.summarize computed so far.
-        rows: the measured steps, as ranks.combine makes them.
-        environment: env.json.
-        telemetry: rows of records.schema.TELEMETRY.
-    """
+    """Return the cautions of one trial as {code, message, remedy}; `rows` are its measured steps of ranks.combine."""
     seen = [
         *(_of_window(trial, result) if trial.kind not in ("train", "profile", "probe") else ()),
         *_of_machine(trial, rows, environment, telemetry),
@@ -227,11 +217,7 @@ def of_records(steps: Mapping[int, Sequence[Row]], ranks: Mapping[int, Row]) -> 
 
 
 def of_profiles(rows: Sequence[Row]) -> list[Caution]:
-    """Return the caution of profiles under which a step took 1.5 times as long as without, or longer.
-
-    Args:
-        rows: of trials under a profiler, with `profile` where the same trial was measured without it.
-    """
+    """Return the caution of profiles under which a step took 1.5 times as long as without, or longer."""
     most = max(((row.get("profile") or {}).get("step_time_ratio") or 0.0 for row in rows), default=0.0)
     message = f"a step took up to {most:.2f} times as long under the profiler as without it"
     remedy = "read shares, not times; record fewer steps, or on an idle machine"
@@ -239,11 +225,7 @@ def of_profiles(rows: Sequence[Row]) -> list[Caution]:
 
 
 def of_scaling(rows: Sequence[Row]) -> list[Caution]:
-    """Return the caution of efficiencies that more devices cannot explain, far above what noise of the runs allows.
-
-    Args:
-        rows: what scaling.efficiency returned.
-    """
+    """Return the caution of rows of scaling.efficiency that more devices cannot explain."""
     above = [row for row in rows if not quotable(row)]
     if not above:
         return []

@@ -1,8 +1,8 @@
 """Classification metrics: confusion matrix, and precision, recall and F1 of each label."""
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -13,20 +13,19 @@ from records.classification import Pairs
 Int64 = npt.NDArray[np.int64]
 Float64 = npt.NDArray[np.float64]
 MOST_IN_MATRIX = 1000
-"""Largest number of labels that gets a confusion matrix: that of 100,000 would take 80 GB."""
+"""Largest number of labels that gets a confusion matrix."""
 
 
-@dataclass(frozen=True, slots=True)
-class LabelScores:
+class LabelScores(NamedTuple):
     """Scores of one label."""
 
     label: str
     precision: float | None
-    """Share of the texts predicted as this label that have it; None if none is predicted so."""
+    """None if no text is predicted as this label."""
     recall: float | None
-    """Share of the texts with this label that are predicted as it; None if there is no such text."""
+    """None if no text has this label."""
     f1: float | None
-    """Harmonic mean of the two, 0 if no text is right; None if no text has the label or is predicted as it."""
+    """None if no text has the label or is predicted as it."""
     support: int
     predicted: int
 
@@ -64,7 +63,6 @@ class Classification:
     @property
     def confusion(self) -> Int64:
         """Texts by true label (rows) and prediction (columns) [K, K]; only where has_matrix."""
-        assert self.has_matrix, "no matrix is kept for this many labels"
         matrix = np.zeros((len(self.labels), len(self.labels)), dtype=np.int64)
         matrix[self.cells[:, 0], self.cells[:, 1]] = self.cells[:, 2]
         return matrix
@@ -83,86 +81,74 @@ class Classification:
 
     def most_confused(self, count: int) -> list[tuple[str, str, int, float]]:
         """Return the most frequent errors: true label, prediction, texts, share of that label's texts."""
-        wrong = self.cells[self.cells[:, 0] != self.cells[:, 1]]
-        found = wrong[np.argsort(-wrong[:, 2], kind="stable")[:count]].tolist()
-        return [
-            (self.labels[true], self.labels[given], texts, texts / self.scores[true].support)
-            for true, given, texts in found
-        ]
+        wrong = [pair for pair in self.pairs() if pair[0] != pair[1]]
+        support = {one.label: one.support for one in self.scores}
+        ranked = sorted(wrong, key=lambda pair: -pair[2])[:count]
+        return [(true, given, texts, texts / support[true]) for true, given, texts in ranked]
 
     def report(self) -> list[dict[str, Any]]:
         """Return the scores of each label by name, plain values."""
-        return [asdict(one) for one in self.scores]
+        return [one._asdict() for one in self.scores]
 
     def to_json(self) -> dict[str, Any]:
         """Return plain JSON values; unknown ones are None, as are the matrices of too many labels."""
+        names = ("texts", "accuracy", "balanced_accuracy", "macro_f1", "weighted_f1", "majority")
+        shares = self.normalized.tolist() if self.has_matrix else []
+        known = [[None if np.isnan(one) else one for one in row] for row in shares]
         return {
-            "texts": self.texts,
-            "accuracy": self.accuracy,
-            "balanced_accuracy": self.balanced_accuracy,
-            "macro_f1": self.macro_f1,
-            "weighted_f1": self.weighted_f1,
-            "majority": self.majority,
+            **{name: getattr(self, name) for name in names},
             "labels": list(self.labels),
             "confusion": self.confusion.tolist() if self.has_matrix else None,
-            "confusion_normalized": _without_nan(self.normalized) if self.has_matrix else None,
+            "confusion_normalized": known or None,
             "confusion_pairs": [list(pair) for pair in self.pairs()],
             "report": self.report(),
         }
 
 
-def _without_nan(shares: Float64) -> list[list[float | None]]:
-    return [[None if np.isnan(value) else float(value) for value in row] for row in shares]
-
-
 def classify(pairs: Pairs, labels: Sequence[str] = ()) -> Classification:
     """Return the metrics of predictions, defined as in scikit-learn's precision_recall_fscore_support.
 
-    Args:
-        pairs: at least one with a text.
-        labels: in the order wanted; others that occur come behind them, sorted.
+    Labels stand in the given order; others that occur come behind them, sorted.
     """
     need("classification results", "scores", "sklearn")
     from sklearn.metrics import precision_recall_fscore_support
 
-    met = {label for pair in pairs for label in pair}
-    order = (*labels, *sorted(met - set(labels), key=label_order))
+    others = {label for pair in pairs for label in pair} - set(labels)
+    order = (*labels, *sorted(others, key=_label_order))
     codes = {label: code for code, label in enumerate(order)}
     places = sorted((codes[true], codes[given], count) for (true, given), count in pairs.items() if count)
     cells = np.array(places, dtype=np.int64)
     true, predicted, weights = cells.T
-    found = precision_recall_fscore_support(
+    precision, recall, f1, _ = precision_recall_fscore_support(
         true, predicted, labels=range(len(order)), sample_weight=weights, zero_division=0
-    )  # four arrays [K]
-    support, given = np.zeros((2, len(order)), dtype=np.int64)
-    np.add.at(support, true, weights)
-    np.add.at(given, predicted, weights)
+    )  # arrays [K]
+    support, given = (np.bincount(side, weights, len(order)).astype(np.int64) for side in (true, predicted))
     scores = tuple(
         LabelScores(
             label=label,
-            precision=float(found[0][code]) if given[code] else None,
-            recall=float(found[1][code]) if support[code] else None,
-            f1=float(found[2][code]) if support[code] or given[code] else None,
+            precision=float(precision[code]) if given[code] else None,
+            recall=float(recall[code]) if support[code] else None,
+            f1=float(f1[code]) if support[code] or given[code] else None,
             support=int(support[code]),
             predicted=int(given[code]),
         )
         for code, label in enumerate(order)
     )
-    f1, occurs, total = np.asarray(found[2]), support > 0, int(weights.sum())
+    total = int(weights.sum())
     return Classification(
         labels=order,
         cells=cells,
         scores=scores,
         accuracy=float(weights[true == predicted].sum() / total),
-        balanced_accuracy=float(np.asarray(found[1])[occurs].mean()),
-        macro_f1=float(f1[occurs | (given > 0)].mean()),
+        balanced_accuracy=float(recall[support > 0].mean()),
+        macro_f1=float(f1[(support > 0) | (given > 0)].mean()),
         weighted_f1=float((f1 * support).sum() / total),
         majority=float(support.max() / total),
     )
 
 
-def label_order(label: str) -> tuple[int, float, str]:
-    """Sort key of labels: numbers by their value, then words."""
+def _label_order(label: str) -> tuple[int, float, str]:
+    """Numbers by their value, then words."""
     try:
         value = float(label)
     except ValueError:

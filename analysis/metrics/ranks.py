@@ -17,13 +17,10 @@ STRAGGLER_SKEW = 0.05
 
 
 def combine(steps: Mapping[int, Sequence[Row]]) -> list[dict[str, Any]]:
-    """Return one row per step that every rank finished, in order of step number.
+    """Return one row per step that every rank finished, of rows of records.schema.STEPS by rank.
 
-    Time and phases are those of the slowest rank in that step (so phases still add up to the step), counts are summed
-    over the ranks (None where a rank has none), start_ns is the earliest and end_ns the latest over the ranks.
-
-    Args:
-        steps: rows of records.schema.STEPS by rank.
+    Time and phases are those of the slowest rank in that step, counts are summed over the ranks (None where a rank has
+    none), start_ns is the earliest and end_ns the latest.
     """
     by_rank = [_by_step(rows) for rows in steps.values()]
     shared = sorted(set.intersection(*(set(rows) for rows in by_rank))) if by_rank else []
@@ -60,12 +57,10 @@ def per_rank(
 ) -> list[dict[str, Any]]:
     """Return one row per rank over the steps [start, stop).
 
-    Ranks wait for each other in the all-reduce, so their step times are nearly equal and hide who is late. `work_ms` is
-    the median of step time less exposed communication and data wait, a rank's own work; `skew` is that relative to the
-    quickest rank (0 for itself). A rank whose work is 5 % above the median of the other ranks is the `straggler`.
-
-    Columns: rank, step_time_ms, work_ms, data_wait_ms, communication_ms (medians in ms, None where not measured), skew,
-    slowest_share (share of steps in which it was the slowest), straggler, peak_memory_bytes.
+    Ranks wait for each other in the all-reduce, so their step times hide who is late. `work_ms` is the median of step
+    time less exposed communication and data wait; `skew` is that relative to the quickest rank. A rank whose work is 5
+    % above the median of the others is the `straggler`. Further columns: rank, step_time_ms, data_wait_ms,
+    communication_ms (medians), slowest_share (of the steps), peak_memory_bytes.
     """
     windows = {
         rank: {step: row for step, row in _by_step(rows).items() if start <= step < stop}

@@ -25,41 +25,28 @@ def measured_efficiency(trials: Sequence[LoadedTrial]) -> list[dict[str, Any]]:
 def efficiency(rows: Sequence[Row], work: Mapping[str, np.ndarray] | None = None) -> list[dict[str, Any]]:
     """Return one row per configuration, kind of scaling and world size, where at least two world sizes were measured.
 
-    Weak scaling keeps the batch of a rank (micro_batch_size, grad_accum_steps), strong scaling keeps the global batch.
-    The base is the smallest world size of the same configuration; rounds are combined by their median. On GPUs
+    Weak scaling keeps the batch of a rank, strong scaling the global batch. The base is the smallest world size of the
+    same configuration; rounds are combined by their median. On GPUs
 
         efficiency(n) = throughput(n) / throughput(base) / (n / base).
 
-    On a CPU the ranks of a trial share the same cores (unless threads_per_rank says otherwise), so that more ranks are
-    no more hardware: efficiency(n) = throughput(n) / throughput(base), and `basis` says
-    "same total cores" where the threads of all ranks (total_threads) are as many at every size, else "equal shares of
-    the cores".
-
-    Args:
-        rows: result rows; those without samples_per_second, of another status than ok or another kind than
-            throughput are left out.
-        work: samples and step times of the window by trial_id, each [2, steps]; with them efficiency has a 95 %
-            interval, that of ratio.rate_ratio: it draws processes (rounds), then blocks of steps. One round on a side
-            shows the noise within a run only.
-
-    Returns:
-        Rows with scaling (weak | strong), implementation, strategy, preset, precision, seq_len, device,
-        micro_batch_size, grad_accum_steps, global_batch_size, world_size, nodes, base_world_size, samples_per_second,
-        speedup, ideal_speedup, efficiency, efficiency_low, efficiency_high (None without work, and of the base),
-        rounds (processes on the side that has fewer), basis (per device | same total cores | equal shares of the
-        cores | same cores per rank).
+    Ranks on a CPU share its cores unless threads_per_rank is given: efficiency(n) = throughput(n) / throughput(base).
+    `basis` says which: per device | same total cores | equal shares of the cores | same cores per rank. With the work
+    of each trial by id ([2, steps]: samples, times) efficiency_low and efficiency_high are the interval of
+    ratio.rate_ratio.
     """
-    usable = [row for row in rows if row.get("status", "ok") == "ok" and row.get("samples_per_second")]
-    usable = [row for row in usable if row.get("kind", "throughput") == "throughput"]
     result = []
     for kind in ("weak", "strong"):
         groups: dict[Hashable, list[Row]] = defaultdict(list)
-        for row in usable:
-            groups[_group(row, kind)].append(row)
+        for row in rows:
+            usable = row.get("status", "ok") == "ok" and row.get("kind", "throughput") == "throughput"
+            if usable and row.get("samples_per_second"):
+                batch = _global_batch(row) if kind == "strong" else (row["micro_batch_size"], row["grad_accum_steps"])
+                groups[(*circumstances(row), *(row.get(name) for name in _SAME), batch)].append(row)
         for group in groups.values():
-            for strategy in _strategies(group):
-                members = [row for row in group if row["strategy"] == strategy or _is_single(row, strategy)]
-                result.extend(_curve(members, kind, strategy, work or {}))
+            names = sorted({str(row["strategy"]) for row in group})
+            for strategy in [name for name in names if not is_single(name)] or names:
+                result.extend(_curve(group, kind, strategy, work or {}))
     return result
 
 
@@ -67,51 +54,42 @@ def _global_batch(row: Row) -> int:
     return int(row["micro_batch_size"]) * int(row["grad_accum_steps"]) * int(row["world_size"])
 
 
-def _group(row: Row, kind: str) -> Hashable:
-    batch = (row["micro_batch_size"], row["grad_accum_steps"]) if kind == "weak" else (_global_batch(row),)
-    return (*circumstances(row), *(row.get(name) for name in _SAME), *map(int, batch))
-
-
-def _strategies(group: Sequence[Row]) -> list[str]:
-    """One device needs no parallelism: 'single' serves as the base of every strategy."""
-    names = sorted({str(row["strategy"]) for row in group})
-    return [name for name in names if not is_single(name)] or names
-
-
-def _is_single(row: Row, strategy: str) -> bool:
-    return not is_single(strategy) and is_single(str(row["strategy"])) and int(row["world_size"]) == 1
-
-
-def _curve(
-    members: Sequence[Row], kind: str, strategy: str, work: Mapping[str, np.ndarray]
-) -> list[dict[str, Any]]:  # fmt: skip
+def _curve(group: Sequence[Row], kind: str, strategy: str, work: Mapping[str, np.ndarray]) -> list[dict[str, Any]]:
     by_size: dict[tuple[int, int], list[Row]] = defaultdict(list)
-    for row in members:
-        by_size[int(row["world_size"]), int(row.get("nodes") or 1)].append(row)
+    for row in group:
+        # One device needs no parallelism: 'single' serves as the base of every strategy that did not run on one.
+        alone = is_single(str(row["strategy"])) and not is_single(strategy) and int(row["world_size"]) == 1
+        if row["strategy"] == strategy or alone:
+            by_size[int(row["world_size"]), int(row.get("nodes") or 1)].append(row)
     if len({size for size, _ in by_size}) < 2:  # the same devices on more nodes are no scaling
         return []
-    places = {place: _rounds(rows, strategy) for place, rows in sorted(by_size.items())}
-    base = next(iter(places))
-    cpu_shared = members[0].get("device") == "cpu" and members[0].get("threads_per_rank") is None
-    basis = _basis(members, cpu_shared)
+    places = {
+        place: [row for row in rows if row["strategy"] == strategy] or rows for place, rows in sorted(by_size.items())
+    }
+    members = [row for rows in by_size.values() for row in rows]
+    base, cpu = next(iter(places)), members[0].get("device") == "cpu"
+    shared = cpu and members[0].get("threads_per_rank") is None
+    # Cores that the ranks do not divide evenly are left over: three cores are two for two ranks.
+    threads = {row.get("total_threads") for row in members}
+    basis = "same total cores" if len(threads) == 1 and None not in threads else "equal shares of the cores"
+    basis = basis if shared else "same cores per rank" if cpu else "per device"
+    rates = {place: median(float(row["samples_per_second"]) for row in rounds) for place, rounds in places.items()}
     curve = []
     for place, rounds in places.items():
-        row = rounds[0]
-        ideal = 1.0 if cpu_shared else place[0] / base[0]
-        speedup = _rate(rounds) / _rate(places[base])
+        row, ideal = rounds[0], 1.0 if shared else place[0] / base[0]
+        speedup = rates[place] / rates[base]
         low, high = _interval(places[base], rounds, work) if place != base else (None, None)
+        names = ("implementation", "preset", "precision", "seq_len", "device", "micro_batch_size", "grad_accum_steps")
         curve.append(
             {
                 "scaling": kind,
-                **{name: row.get(name) for name in ("implementation", "preset", "precision", "seq_len", "device")},
+                **{name: row.get(name) for name in names},
                 "strategy": strategy,
-                "micro_batch_size": row["micro_batch_size"],
-                "grad_accum_steps": row["grad_accum_steps"],
                 "global_batch_size": _global_batch(row),
                 "world_size": place[0],
                 "nodes": place[1],
                 "base_world_size": base[0],
-                "samples_per_second": _rate(rounds),
+                "samples_per_second": rates[place],
                 "speedup": speedup,
                 "ideal_speedup": ideal,
                 "efficiency": speedup / ideal,
@@ -132,22 +110,3 @@ def _interval(
         return None, None
     ratio = rate_ratio(few, many)
     return ratio.low / ratio.value, ratio.high / ratio.value
-
-
-def _basis(members: Sequence[Row], cpu_shared: bool) -> str:
-    if members[0].get("device") != "cpu":
-        return "per device"
-    if not cpu_shared:
-        return "same cores per rank"
-    # Cores that the ranks do not divide evenly are left over: three cores are two for two ranks.
-    threads = {row.get("total_threads") for row in members}
-    return "same total cores" if len(threads) == 1 and None not in threads else "equal shares of the cores"
-
-
-def _rounds(rows: Sequence[Row], strategy: str) -> list[Row]:
-    """Repetitions on one number of devices; where both 'single' and `strategy` ran on one, the strategy's own count."""
-    return [row for row in rows if row["strategy"] == strategy] or list(rows)
-
-
-def _rate(rounds: Sequence[Row]) -> float:
-    return float(median(float(row["samples_per_second"]) for row in rounds))

@@ -1,17 +1,14 @@
 """The floor of a training step, and where a measured step is above it. Needs numpy only.
 
-A part of a step takes at least as long as its arithmetic takes at the fastest rate of arithmetic that was measured, or
-its memory traffic at the highest measured bandwidth (the roofline: Williams, Waterman and Patterson 2009,
-Communications of the ACM 52(4)). The floor of the step is
+A part of a step takes at least as long as its arithmetic at the fastest measured rate, or its memory traffic at the
+highest measured bandwidth (the roofline: Williams, Waterman and Patterson 2009, Communications of the ACM 52(4)):
 
     floor = model FLOPs / measured peak + sum over parts bound by memory of their bytes / measured bandwidth.
 
-Model FLOPs are those of bert.model.step. Parts bound by memory are those without GEMMs: GELU, dropout with residual
-and norm, embeddings, the losses, the optimizer; each is charged the traffic that cannot be avoided when it is done
-alone. What is only there because better kernels are not (copies between precisions, sums of gradients) has a floor of
-0.
-The waterfall goes from the floor to the measured step: GEMMs on padding, then what every group of parts takes beyond
-its own floor when it is timed alone, waiting for data, exposed communication, and a rest that is called not explained.
+Parts bound by memory are those without GEMMs, each charged the traffic that cannot be avoided when it is done alone;
+copies between precisions and sums of gradients have a floor of 0. The waterfall goes from the floor to the measured
+step: GEMMs on padding, what every group of parts takes beyond its floor when it is timed alone, waiting for data,
+exposed communication, and a rest that is not explained.
 """
 
 import dataclasses
@@ -69,12 +66,11 @@ class Ceilings(NamedTuple):
 def component_rows(
     components: Sequence[Component], times: Mapping[str, Sequence[float]], ceilings: Ceilings
 ) -> list[dict[str, Any]]:
-    """Return one row per part, in the order given: what of it a step takes, and how near it is to its ceiling.
+    """Return one row per part: what of it a step takes, and how near it is to its ceiling.
 
-    Columns: the fields of Component, rounds, time_ms (median of one call), time_ms_low, time_ms_high (95 % interval,
-    None below two rounds), step_ms (calls_per_step x time_ms), floor_ms (of a step), flops_per_second (of GEMMs:
-    computed FLOPs / time), bytes_per_second (of parts without GEMMs), of_ceiling (share of the peak or of the
-    bandwidth that is reached on what is really computed; None for a part whose floor is 0).
+    Columns: the fields of Component, rounds, time_ms (median of one call) with _low and _high (95 %, None below two
+    rounds), step_ms, floor_ms (both of a step), flops_per_second (of GEMMs), bytes_per_second (of other parts),
+    of_ceiling (share of peak or bandwidth; None for a part whose floor is 0).
     """
     rows = []
     for component in components:
@@ -106,18 +102,10 @@ def waterfall(
 ) -> list[dict[str, Any]]:
     """Return the bars from the floor to the measured step; those before the last add up to it.
 
-    A loss may be below 0: parts that stay in a cache are faster than memory, small GEMMs may be faster than the
-    peak, and in a step some parts run beside each other.
-
-    Args:
-        components: all parts.
-        times: by name, the time of one call in ms in each round; as many for each.
-        ceilings: of the device.
-        step: the whole step: step_time_ms with step_time_ms_low and step_time_ms_high, data_wait_ms, communication_ms.
-
-    Returns:
-        Rows {name, kind (floor | loss | total), ms, ms_low, ms_high (95 % interval over the rounds; None where there is
-        none), share (of the step)}.
+    A loss may be below 0: small parts may be faster than the ceilings, and in a step some run beside each other.
+    `times` are those of one call in ms in each round by name; `step` has step_time_ms with _low and _high, data_wait_ms
+    and communication_ms. Columns: name, kind (floor | loss | total), ms, ms_low, ms_high (None without interval),
+    share.
     """
     arithmetic = sum(one.calls_per_step * ceilings.floor_ms(one) for one in components if one.computed_flops > 0)
     memory = sum(one.calls_per_step * ceilings.floor_ms(one) for one in components if one.computed_flops == 0)
@@ -151,14 +139,11 @@ def _interval(times: statistics.Times) -> tuple[float | None, float | None]:
 def summarize_components(
     trial: Trial, directory: TrialDirectory, price_per_hour: float | None = None
 ) -> dict[str, Any]:
-    """Return the result of a trial of kind components: what throughput.summarize returns for its steps, and more.
+    """Return the result of a trial of kind components: throughput.summarize, and the parts of its step.
 
-    Further fields: floor_ms, of_floor (floor / step, the share of the speed of light), bandwidth_bytes_per_second,
-    components (`component_rows`), waterfall (`waterfall`), drift ({steps, peak, bandwidth}: after / before - 1),
-    rounds.
-
-    Raises:
-        SchemaError: a record is damaged or not complete.
+    Further fields: floor_ms, of_floor (floor / step), peak_flops_per_second, bandwidth_bytes_per_second, components,
+    waterfall, drift ({steps, peak, bandwidth}: after / before - 1), rounds. Raises SchemaError: a record is not
+    complete.
     """
     components = read_components(directory)
     times = read_rounds(directory, components)

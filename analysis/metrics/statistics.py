@@ -27,18 +27,12 @@ _LARGEST_CORRELATION = 0.98
 
 
 def warmup_steps(times_ms: Times) -> int:
-    """Return how many leading steps are warm-up and have to be left out.
+    """Return how many leading steps are warm-up and have to be left out, at most half of them.
 
-    Leading steps above three times the median of all are left out before anything else is judged. For the steps after
-    them the rule is MSER (White 1997, "An effective truncation heuristic for bias reduction in simulation output",
-    Simulation 69(6)): drop the first d steps, with the d that minimizes var(rest) / len(rest), the squared standard
-    error of the rest. MSER by itself follows outliers, so step times are clipped around the level of the second half
-    (median and robust deviation), and d counts only if most of those d steps lie apart from that level, all on one
-    side. A flat but noisy series thus gives 0 or 1 (1 if its first step is an outlier). At most half of the steps are
-    dropped: if warm-up is longer, the caller has too few steps and should say so.
-
-    Args:
-        times_ms: step times in order, any unit.
+    Leading steps above three times the median of all are left out first. For the rest the rule is MSER (White 1997, "An
+    effective truncation heuristic for bias reduction in simulation output", Simulation 69(6)): drop the first d steps,
+    with the d that minimizes var(rest) / len(rest). Step times are clipped around the level of the second half (median
+    and robust deviation), and d counts only if most of those d steps lie apart from that level, all on one side.
     """
     times = np.asarray(times_ms, dtype=np.float64)
     if len(times) == 0:
@@ -77,8 +71,8 @@ def _truncation(times: FloatArray, most: int) -> int:
 def robust_deviation(values: Times) -> float:
     """Return an estimate of the standard deviation that outliers do not move.
 
-    The larger of 1.4826 x the median absolute deviation and half the distance of the 16th and 84th percentile; both
-    equal the standard deviation of normal values. The second one still sees a spread where most values are equal.
+    The larger of 1.4826 x the median absolute deviation and half the distance of the 16th and 84th percentile: the
+    second one still sees a spread where most values are equal.
     """
     array = np.asarray(values, dtype=np.float64)
     if len(array) == 0:
@@ -88,14 +82,10 @@ def robust_deviation(values: Times) -> float:
 
 
 def block_medians(times: Times, resamples: int, random: np.random.Generator) -> FloatArray:
-    """Return `resamples` medians of moving-block bootstrap samples of `times`.
+    """Return [resamples] medians of moving-block bootstrap samples of `times`, in their unit.
 
-    Steps that follow each other are alike (clocks, other work on the machine), so blocks of steps are drawn, not
-    steps: Kuensch 1989, "The jackknife and the bootstrap for general stationary observations", Annals of Statistics
-    17(3). The block length is n^(1/3), the rate of that paper.
-
-    Returns:
-        [resamples] medians, in the unit of `times`.
+    Steps that follow each other are alike, so blocks of n^(1/3) steps are drawn (Kuensch 1989, "The jackknife and the
+    bootstrap for general stationary observations", Annals of Statistics 17(3)).
     """
     array = np.asarray(times, dtype=np.float64)
     size = len(array)
@@ -116,12 +106,8 @@ def block_medians(times: Times, resamples: int, random: np.random.Generator) -> 
 
 
 def block_times_per_sample(work: FloatArray, resamples: int, random: np.random.Generator) -> FloatArray:
-    """Return [resamples] times per sample of moving-block bootstrap samples, drawn as those of `block_medians`.
-
-    Args:
-        work: [2, steps]: samples and time of each step.
-        resamples: how many.
-        random: draws the blocks.
+    """Return [resamples] times per sample of blocks drawn as those of `block_medians`; `work` is [2, steps]: samples,
+    times.
     """
     length, starts = _block_starts(work.shape[1], resamples, random)
     sums = np.concatenate((np.zeros((2, 1)), np.cumsum(work, axis=1)), axis=1)
@@ -137,11 +123,9 @@ def _block_starts(size: int, resamples: int, random: np.random.Generator) -> tup
 
 
 def median_interval(times: Times, resamples: int = 1000, seed: int = 0) -> tuple[float, float]:
-    """Return the 95 % interval (low, high) of the median, in the unit of `times`.
+    """Return the 95 % interval (low, high) of the median, in the unit of `times`; (nan, nan) below two values.
 
-    It holds the percentiles of `block_medians`, which alone are too narrow for few steps, and `order_interval`. The
-    same times and seed give the same interval. One value, or none, says nothing about spread: the interval is (nan,
-    nan).
+    It holds the percentiles of `block_medians`, which alone are too narrow for few steps, and `order_interval`.
     """
     if len(times) < 2:
         return (float("nan"), float("nan"))
@@ -158,16 +142,11 @@ def time_per_sample(work: FloatArray) -> float:
 
 
 def time_per_sample_interval(work: FloatArray, resamples: int = 1000, seed: int = 0) -> tuple[float, float]:
-    """Return the 95 % interval (low, high) of `time_per_sample`.
+    """Return the 95 % interval (low, high) of `time_per_sample`; (nan, nan) of one step.
 
     It holds the percentiles of `block_times_per_sample`, which alone are too narrow for few steps, and Student's t
     interval of the logarithm: the variance of a ratio of sums is that of the residuals time - ratio x samples (Cochran
-    1977, "Sampling techniques", chapter 6), over as many steps as are independent. Of one step it is (nan, nan).
-
-    Args:
-        work: [2, steps]: samples and time of each step.
-        resamples: of the bootstrap.
-        seed: of the bootstrap.
+    1977, "Sampling techniques", chapter 6), over as many steps as are independent.
     """
     size = work.shape[1]
     if size < 2:
@@ -189,16 +168,12 @@ def tails() -> tuple[float, float]:
 
 
 def order_interval(times: Times) -> tuple[float, float]:
-    """Return the 95 % interval of the median between two of the sorted values, in the unit of `times`.
+    """Return the 95 % interval of the median between two of the sorted values (at least one), in their unit.
 
-    How many of n independent values lie below their median is binomial, whatever they are distributed like, so two
-    ranks enclose it with a known probability; between adjacent ranks Hettmansperger and Sheather interpolate
-    (1986, "Confidence intervals based on interpolated order statistics", Statistics & Probability Letters 4(2)). The
-    ranks' distance from the middle grows by the root of `steps_per_independent_one`. Below 6 values even their
-    smallest and largest do not reach 95 %.
-
-    Args:
-        times: at least one value.
+    How many of n independent values lie below their median is binomial; between adjacent ranks Hettmansperger and
+    Sheather interpolate (1986, "Confidence intervals based on interpolated order statistics", Statistics & Probability
+    Letters 4(2)). The ranks' distance from the middle grows by the root of `steps_per_independent_one`. Below 6 values
+    even their smallest and largest do not reach 95 %.
     """
     ordered = np.sort(np.asarray(times, dtype=np.float64))
     size = len(ordered)
@@ -227,21 +202,18 @@ def _outer_rank(size: int) -> float:
 def steps_per_independent_one(times: Times) -> float:
     """Return how many successive values say as much about the median as one independent one, at least 1.
 
-    With lag-1 correlation r that decays as r^k (an AR(1) process) whether two normal values lie on the
-    same side of the median is correlated by 2 / pi asin(r^k), and the variance of the number below it grows by
-
-        1 + 2 sum over k of 2 / pi asin(r^k).
-
+    With lag-1 correlation r of an AR(1) process the variance of the number of normal values below the median grows by 1
+    + 2 sum over k of 2 / pi asin(r^k).
     """
     powers = _neighbour_correlation(times) ** np.arange(1, len(times))
     return 1.0 + 4.0 / np.pi * float(np.arcsin(powers).sum())
 
 
 def _neighbour_correlation(values: Times) -> float:
-    """Return the lag-1 correlation, at least 0: values that take turns would narrow an interval.
+    """Return the lag-1 correlation, at least 0, of the values clipped at 3 robust standard deviations.
 
-    It is that of the values clipped at 3 robust standard deviations, with the bias that its mean has in short series,
-    (1 + 3 r) / n (Marriott and Pope 1954, "Bias in the estimation of autocorrelations", Biometrika 41), put back.
+    The bias of short series, (1 + 3 r) / n, is put back (Marriott and Pope 1954, "Bias in the estimation of
+    autocorrelations", Biometrika 41).
     """
     array = np.asarray(values, dtype=np.float64)
     deviation = robust_deviation(array)
@@ -278,13 +250,11 @@ def _student_mass(degrees: float) -> tuple[FloatArray, FloatArray]:
 
 
 def welch_error(sides: Sequence[Times]) -> tuple[float, float]:
-    """Return the standard error of the difference of two means, or of one mean, and its degrees of freedom.
+    """Return the standard error of one mean or of the difference of two, and its degrees of freedom (nan of an error of
+    0).
 
     Welch 1947, "The generalization of Student's problem when several different population variances are involved",
-    Biometrika 34. A side of one value is taken to vary as the other does. An error of 0 has no degrees of freedom.
-
-    Args:
-        sides: one or two; at least one has two values or more.
+    Biometrika 34. A side of one value is taken to vary as the other does.
     """
     known = [float(np.var(side, ddof=1)) for side in sides if len(side) > 1]
     spread = [float(np.var(side, ddof=1)) if len(side) > 1 else known[0] for side in sides]
@@ -299,10 +269,7 @@ def welch_error(sides: Sequence[Times]) -> tuple[float, float]:
 
 
 def mean_interval(values: Times) -> tuple[float, float, float]:
-    """Return the mean and its 95 % interval (low, high) by Student's t, in the unit of `values`.
-
-    Fewer than two values say nothing about spread: the interval is (nan, nan), and the mean of none is nan.
-    """
+    """Return the mean and its 95 % interval (low, high) by Student's t; unknown ones are nan."""
     array = np.asarray(values, dtype=np.float64)
     mean = float(array.mean()) if len(array) else float("nan")
     if len(array) < 2:

@@ -51,9 +51,7 @@ class Energy:
     joules: float | None
     """Sum in J over the devices that train; None when not known."""
     devices: tuple[str, ...] = ()
-    """Names of the devices the sum is over."""
     reason: str | None = None
-    """Why `joules` is None."""
     host_joules: float | None = None
     """Where GPUs train: energy of the CPU packages in J, in none of the other numbers; None when not known."""
 
@@ -86,18 +84,10 @@ def energy(
 ) -> Energy:
     """Return the energy of the devices that train, from begin_ns to end_ns: of the GPUs, or of the CPU packages.
 
-    What is counted must not depend on which sensors a machine lets one read, so a host's energy stands apart.
-
     A device's energy counter is used where it has one (interpolated at both ends), otherwise its power, integrated by
     the trapezoid rule. Readings have to cover 90 % of the window; the mean power of the covered part then stands for
-    the whole. Of less than half a second a GPU's energy is not known.
-
-    Args:
-        telemetry: rows of records.schema.TELEMETRY.
-        begin_ns: start of the window, Unix time in ns.
-        end_ns: end of the window, Unix time in ns.
-        device: cpu or cuda: what trains; empty adds up everything that was read.
-        unavailable: reasons by sensor ("gpu0 power_watts"), from env.json.
+    the whole. Of less than half a second a GPU's energy is not known. Without `device` all that was read is added up;
+    `unavailable` holds reasons by sensor, of env.json.
     """
     counters, powers = series(telemetry, "energy_joules"), series(telemetry, "power_watts")
     worker = {"cuda": "gpu", "cpu": "cpu"}.get(device, "")
@@ -166,24 +156,11 @@ def throttle_reasons(telemetry: Sequence[Reading], begin_ns: int, end_ns: int) -
 def telemetry_in_window(
     rows: Sequence[Reading], steps_by_rank: Mapping[int, Sequence[Reading]], start: int, stop: int
 ) -> list[dict[str, Any]]:
-    """Return one row per device and quantity, over the time in which the steps [start, stop) ran.
+    """Return one row per device and quantity, over the time in which the steps [start, stop) ran on any rank.
 
-    That time is from the earliest start_ns of any rank to the latest end (start_ns + step_time_ms); a reading belongs
-    to it by its time_ns. Clocks of several nodes are taken to agree.
-
-    Columns: device, quantity, samples; rate_hz, samples per second of the window: the rate that was reached, not the
-    one asked for; mean, min, max (None for counters, for bit masks and without a sample); increase, for counters,
-    between the first and the last sample (None with fewer than two, or where the counter fell: it was reset); reasons,
-    for throttle_reasons, the share of the samples in which each stood.
-
-    Args:
-        rows: rows of records.schema.TELEMETRY.
-        steps_by_rank: rows of records.schema.STEPS by rank.
-        start: first step of the window.
-        stop: one past its last step.
-
-    Returns:
-        Sorted by device and quantity; empty where no step of the window has a start_ns.
+    Columns: device, quantity, samples, rate_hz (reached, not requested), mean, min, max (None for counters and masks),
+    increase (of counters; None with fewer than two samples or after a reset), reasons (for throttle_reasons, the share
+    of the samples in which each stood). Empty where no step of the window has a start_ns.
     """
     window = [row for row in combine(steps_by_rank) if start <= row["step"] < stop and row["start_ns"] is not None]
     if not window:

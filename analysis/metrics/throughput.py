@@ -39,11 +39,9 @@ class Window:
     """Which steps count."""
 
     rows: list[dict[str, Any]]
-    """Steps inside the window, as `ranks.combine` makes them."""
     start: int | None
     """Number of the first measured step; None when there is none."""
     stop: int | None
-    """One past the number of the last measured step."""
     warmup: int
     source: str
     """given (start_iteration, stop_iteration) or detected (end of warm-up)."""
@@ -59,24 +57,14 @@ def summarize(
 ) -> dict[str, Any]:
     """Return every measured column of a result, with what is needed to judge it. Nothing is NaN: unknown is None.
 
-    Args:
-        trial: what ran.
-        steps: rows of records.schema.STEPS by rank.
-        ranks: rank records: peak_memory_bytes, peak_memory_kind, measured_peak, parameters, seconds.
-        environment: env.json.
-        telemetry: rows of records.schema.TELEMETRY.
-        price_per_hour: price of all devices of the trial together.
-
-    Returns:
-        MEASURED_COLUMNS, and unknown ({column: why it is None}), window_start, window_stop, warmup_source (given |
-        detected), samples_per_step, samples_per_second_low, samples_per_second_high (95 % interval), median_half_width
-        (relative), peak_memory_kind, parameters, energy_devices (those that train), host_energy_joules (of GPU trials,
-        where RAPL was read), measured_peak ({dtype, shape, drift}),
-        levers_on (optimizations that were on, None if not recorded), levers_left_out ({name: why it has no effect}),
-        per_rank (see ranks.per_rank), cautions ([{code, message, remedy}]).
+    Beside MEASURED_COLUMNS: unknown ({column: why it is None}), window_start, window_stop, warmup_source (given |
+    detected), samples_per_step, samples_per_second_low, samples_per_second_high (95 %), median_half_width (relative),
+    peak_memory_kind, parameters, energy_devices, host_energy_joules (of GPU trials, where RAPL was read), measured_peak
+    ({dtype, shape, drift}), levers_on, levers_left_out ({name: why it has no effect}), per_rank, cautions ([{code,
+    message, remedy}]).
 
     Raises:
-        UsageError: price_per_hour is not above 0.
+        UsageError: price_per_hour (of all devices together) is not above 0.
     """
     check_price(price_per_hour)
     made = steps
@@ -127,12 +115,7 @@ def summarize(
 
 
 def at_price(result: Mapping[str, Any], price_per_hour: float) -> dict[str, Any]:
-    """Return a result with its cost at another price; one that has no cost for another reason stays as it is.
-
-    Args:
-        result: what `summarize` returned, or result.json.
-        price_per_hour: price of all devices of the trial together, above 0.
-    """
+    """Return a result with its cost at another price; one that has no cost for another reason stays as it is."""
     name = "cost_per_million_samples"
     rate, unknown = result.get("samples_per_second"), dict(result.get("unknown") or {})
     known = result.get(name) is not None or unknown.pop(name, None) == _NO_PRICE

@@ -56,7 +56,6 @@ class Series:
     """One measurement on one kind of machine, by every run that made it."""
 
     row: Mapping[str, Any]
-    """CONFIGURATION, CIRCUMSTANCES and `machine`, as the last run has them."""
     points: tuple[Point, ...]
 
     @property
@@ -71,9 +70,7 @@ class History:
 
     series: tuple[Series, ...]
     problems: tuple[str, ...]
-    """Runs and trials that could not be read."""
     threshold: float
-    """Relative change of the step time that counts."""
     notes: tuple[str, ...] = ()
     """Measurements that another run has too and that were skipped."""
 
@@ -104,16 +101,14 @@ class _Group:
 
 
 def history_of(runs: Sequence[RunDirectory], threshold: float = THRESHOLD) -> History:
-    """Put the measurements of several runs in a row, each compared with the one before it.
+    """Put the measurements of several runs in a row by time, each compared with the one before it.
 
-    A series are the rounds whose configuration and circumstances agree (load.measurement) on machines that agree
-    (device, CPU, cores, GPUs); libraries, driver and commit may differ, and are reported where they do. A measured
-    script is known by its name and the name of its folder: its command and its content may differ too, unless a run has
-    several commands of that name. Trials under a profiler, of the input alone and interrupted ones are left out.
+    A series are the rounds with equal configuration and circumstances on machines that agree (device, CPU, cores,
+    GPUs); other libraries, drivers and commits are reported. A script is known by its name and the name of its folder,
+    unless a run has several commands of that name. Profiled, input-only and interrupted trials are left out.
 
     Raises:
         InputError: no run holds a measurement.
-        SchemaError: a record was written by another version of bertbench.
         UsageError: the threshold is not in [0, 1).
     """
     check_threshold(threshold)

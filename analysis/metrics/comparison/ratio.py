@@ -59,32 +59,19 @@ _TIME_PER_SAMPLE = _Level(time_per_sample, block_times_per_sample, time_per_samp
 def ratio_interval(a: Sequence[np.ndarray], b: Sequence[np.ndarray], resamples: int = 2000) -> Ratio:
     """Return b's typical step time relative to a's, with its 95 % interval, of a hierarchical bootstrap.
 
-    A process may be fast or slow as a whole, so processes are resampled first and blocks of steps within each drawn
-    process second (Kalibera and Jones 2013, "Rigorous benchmarking in reasonable time", ISMM; the blocks are those of
-    statistics.block_medians). A side's value is the median of its processes' medians.
+    Processes are resampled first, and blocks of steps within each drawn process second (Kalibera and Jones 2013,
+    "Rigorous benchmarking in reasonable time", ISMM). A side's value is the median of its processes' medians.
 
-    Drawing from few processes shows too little of how they differ, so below FEW_PROCESSES per side the interval also
-    holds Welch's t interval of the difference of the mean logs of the processes' medians (Welch 1947, "The
-    generalization of Student's problem when several different population variances are involved", Biometrika 34). A
-    side of one process is taken to vary as the other does. With one process per side nothing is known about processes,
-    and the interval holds the noise within a run only.
-
-    Args:
-        a: step times of each process of the reference side, any unit.
-        b: step times of each process of the other side, in the same unit.
-        resamples: of the bootstrap.
+    Below FEW_PROCESSES per side the interval also holds Welch's t interval of the difference of the mean logs of the
+    processes' medians (statistics.welch_error). With one process per side it holds the noise within a run only.
     """
     return _estimate(_STEP_TIME, (b, a), resamples)
 
 
 def rate_ratio(a: Sequence[np.ndarray], b: Sequence[np.ndarray]) -> Ratio:
-    """Return b's samples per second relative to a's, with its 95 % interval, as `ratio_interval` does for step times.
+    """Return b's samples per second relative to a's, as `ratio_interval` does; a process is [2, steps]: samples, times.
 
     The rate of a process is its samples / their time, and that of a side the one of its median time per sample.
-
-    Args:
-        a: [2, steps] of each process of the reference side: samples and step times, any unit.
-        b: the same of the other side.
     """
     return _estimate(_TIME_PER_SAMPLE, (a, b))
 
@@ -92,8 +79,7 @@ def rate_ratio(a: Sequence[np.ndarray], b: Sequence[np.ndarray]) -> Ratio:
 def typical_time(processes: Sequence[np.ndarray]) -> Ratio:
     """Return the typical step time over processes with its 95 % interval, in the unit of the times.
 
-    What `ratio_interval` does, for one side; of one process it is statistics.median_interval, as in the trials' table,
-    and of one step there is no more than its time. Raises UsageError where no process has a step.
+    Of one process it is statistics.median_interval, and of one step its time. Raises UsageError without a step.
     """
     return _estimate(_STEP_TIME, (processes,))
 

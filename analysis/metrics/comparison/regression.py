@@ -43,7 +43,6 @@ class Comparison:
     """Two runs compared with each other."""
 
     rows: list[dict[str, Any]]
-    """One row per configuration of both runs: see `compare_runs`."""
     differences: list[str]
     """What does not match: machines, libraries, configurations of one run only."""
     threshold: float
@@ -72,12 +71,9 @@ class Comparison:
 def compare_runs(a: RunDirectory, b: RunDirectory, threshold: float = THRESHOLD) -> Comparison:
     """Compare run b (new) with run a (old), configuration by configuration.
 
-    Trials are rounds of one measurement where their circumstances agree too (data, window, seed, threads ...). A
-    measurement that has no equal in the other run is compared with the only one of its configuration that is left over
-    there, and what differs is listed; where several are left over, none is chosen.
-
-    Rows hold CONFIGURATION, kind, data and data_fingerprint (those of b), `change_of`, step_time_ms_a, step_time_ms_b,
-    throughput_ratio (b / a), time_saved (1 - time_ratio), rounds_a, rounds_b, differences (settings that do not agree).
+    A measurement that has no equal in the other run is compared with the only one of its configuration that is left
+    over there, and what differs is listed. Rows hold CONFIGURATION, kind, data, data_fingerprint (of b), `change_of`,
+    step_time_ms_a, step_time_ms_b, throughput_ratio (b / a), time_saved, rounds_a, rounds_b, differences.
 
     Raises:
         UsageError: the threshold is not in [0, 1).
@@ -167,16 +163,9 @@ def _compare_row(
 def change_of(
     old: Sequence[LoadedTrial], new: Sequence[LoadedTrial], threshold: float, spread: float | None
 ) -> dict[str, Any]:
-    """Return time_ratio, time_ratio_low, time_ratio_high (new / old, above 1 is slower), verdict and reason.
+    """Return time_ratio, time_ratio_low, time_ratio_high (new / old, None without step times), verdict and reason.
 
-    A configuration that ran and now ends as oom, crashed or timeout is a regression; see `judged` for the others. The
-    ratios are None where a side has no step time.
-
-    Args:
-        old: rounds of one measurement, before.
-        new: rounds of the same measurement, after.
-        threshold: relative change of the step time that counts.
-        spread: of `run_spread`.
+    A configuration that ran and now ends as oom, crashed or timeout is a regression; see `judged` for the others.
     """
     before, after = [t for t in old if t.ok], [t for t in new if t.ok]
     if not before or not after:
@@ -216,9 +205,8 @@ def _count(samples: float | None) -> str:
 def judged(ratio: Ratio, before: int, after: int, threshold: float, spread: float | None) -> dict[str, str]:
     """Return verdict and reason of a ratio of step times, new / old, of so many processes before and after.
 
-    A regression is a 95 % interval wholly above 1 + threshold, an improvement one wholly below 1 - threshold, "no
-    change" one wholly between; "slower" and "quicker" have an interval that excludes 1 and reaches across the
-    threshold; anything else, and too few processes, is "cannot decide".
+    regression: the 95 % interval is wholly above 1 + threshold; improvement: wholly below 1 - threshold; no change:
+    wholly between; slower, quicker: it excludes 1 and reaches across the threshold; cannot decide: anything else.
     """
     band = f"{100 * threshold:g} %"
     verdict, reason = "cannot decide", undecidable(before, after, max(ratio.value, 1 / ratio.value) - 1, spread)
@@ -272,13 +260,13 @@ def _setting_differences(old: Sequence[LoadedTrial], new: Sequence[LoadedTrial])
     for side, values in zip((old, new), sides, strict=True):
         good = [trial for trial in side if trial.ok]
         values |= {"samples per step": _count(_samples_per_step(good))} if good else {}
-        if len(contents := script_contents(side)) > 0:
-            values["content of the script"] = ", ".join(contents)
-    return [text for text in differing(sides) if "not recorded" not in text]
+    contents = [", ".join(script_contents(side)) for side in (old, new)]
+    edited = all(contents) and (contents[0] != contents[1] or ", " in contents[0])
+    scripts = [f"content of the script: {contents[0]} -> {contents[1]}"] if edited else []
+    return [*(text for text in differing(sides) if "not recorded" not in text), *scripts]
 
 
 def _machines(trials: Sequence[LoadedTrial]) -> dict[str, str]:
-    """Machine and libraries of the trials of a run, by name."""
     values: dict[str, set[str]] = defaultdict(set)
     for environment in (trial.environment for trial in trials):
         cpu, gpus = environment.get("cpu") or {}, environment.get("gpus") or []

@@ -1,15 +1,15 @@
 """Time to quality: what each seed of a speedrun needed to reach the target, and whether one speedrun beats another.
 
-A seed has reached the target at its first evaluation at or below it; nothing is interpolated between evaluations. Its
-training time is that of its steps up to there. A speedrun is decided against another by Welch's one-sided t test of
-the training times (statistics.welch_error); docs/explanation/measurement.md derives every number.
+A seed has reached the target at its first evaluation at or below it; its training time is that of its steps up to
+there. Speedruns are decided by Welch's one-sided t test of the training times; docs/explanation/measurement.md derives
+it.
 """
 
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -50,16 +50,8 @@ def _deciding(evaluations: Mapping[int, Row], target: float) -> int | None:
 def seed_row(seed: int, run: TrainRun, target: float, price_per_hour: float | None = None) -> dict[str, Any]:
     """Return what a seed needed: SPEEDRUN_COLUMNS, unknown ({column: why it is None}), and `readings`.
 
-    `readings` are the evaluations up to its end, [{steps, step_seconds, mlm_loss}].
-
-    Args:
-        seed: its number.
-        run: its training; it may not have begun.
-        target: held-out MLM loss in nats.
-        price_per_hour: price of the machine.
-
-    Raises:
-        SchemaError: a record is damaged.
+    `readings` are the evaluations up to its end, [{steps, step_seconds, mlm_loss}]; the target is a held-out MLM loss
+    in nats. Raises SchemaError: a record is damaged.
     """
     row: dict[str, Any] = {**dict.fromkeys(SPEEDRUN_COLUMNS), "seed": seed, "status": NOT_BEGUN, "reason": ""}
     row |= {"unknown": {}, "readings": []}
@@ -152,9 +144,8 @@ def _add_energy(row: dict[str, Any], attempts: Sequence[TrialDirectory], last_st
 def summary(rows: Sequence[Row]) -> dict[str, Any]:
     """Return seeds, reached, and for each of SUMMARIZED {mean, low, high} over the seeds that reached the target.
 
-    `low` and `high` are the 95 % interval of the mean by Student's t; None with fewer than two seeds. Where a seed has
-    not reached the target, its time is not known to be of any size, so that no mean says what the run needs: each is
-    None, with the reason under `unknown`.
+    `low` and `high` are Student's 95 % interval of the mean, None below two seeds. Where a seed has not reached the
+    target each is None, with the reason under `unknown`.
     """
     reached = [row for row in rows if row["status"] == REACHED]
     result: dict[str, Any] = {"seeds": len(rows), "reached": len(reached), "unknown": {}, **dict.fromkeys(SUMMARIZED)}
@@ -172,17 +163,9 @@ def summary(rows: Sequence[Row]) -> dict[str, Any]:
 
 
 def load_speedrun(path: Path, document: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a speedrun's document with rows of its seeds as they are now, and its `summary`.
+    """Return the document of a speedrun with rows of its seeds as their folders have them now, and its `summary`.
 
-    Where the folders of the seeds are there, the rows are computed from their records; a copy of speedrun.json has the
-    rows that were written.
-
-    Args:
-        path: the folder, or the file.
-        document: what records.speedrun.read_speedrun returned for it.
-
-    Raises:
-        SchemaError: a record is damaged.
+    A copy of speedrun.json without the folders has the rows that were written. Raises SchemaError: a record is damaged.
     """
     place, target, price = Speedrun(path), float(document["target"]["value"]), document.get("price_per_hour")
     rows = [
@@ -204,7 +187,6 @@ class SpeedrunComparison:
     ratios: Mapping[str, float]
     """B's mean / A's mean, of the columns of SUMMARIZED that both have."""
     differences: list[str]
-    """Settings, machine and versions that differ, as text."""
     saved_seconds: float | None = None
     """A's mean training time less B's, s."""
     saved_low: float | None = None
@@ -226,11 +208,7 @@ class SpeedrunComparison:
 
 
 def compare_speedruns(a: Mapping[str, Any], b: Mapping[str, Any]) -> SpeedrunComparison:
-    """Decide whether B reaches the target in less training time than A.
-
-    Args:
-        a: the record so far, of `load_speedrun`.
-        b: the run that may be the new record.
+    """Decide whether speedrun B reaches the target in less training time than A, both as `load_speedrun` returns them.
 
     Raises:
         InputError: the targets, the training data or the held-out data differ.
@@ -251,13 +229,11 @@ def compare_speedruns(a: Mapping[str, Any], b: Mapping[str, Any]) -> SpeedrunCom
     reached = [bool(side["rows"]) and all(row["status"] == REACHED for row in side["rows"]) for side in (a, b)]
     verdict, reason, test = "cannot decide", _undecidable(a, b, times), {}
     if all(reached) and min(map(len, times)) > 1:
-        difference, low, high, p_above, p_below = welch(*times)
-        test = {"saved_seconds": difference, "saved_low": low, "saved_high": high}
-        test |= {"p_faster": p_above, "p_slower": p_below}
+        test = welch(*times)
         if not reason:
-            least = min(p_above, p_below)
+            least = min(test["p_faster"], test["p_slower"])
             decided = least < SIGNIFICANCE
-            verdict = ("faster" if p_above == least else "slower") if decided else verdict
+            verdict = ("faster" if test["p_faster"] == least else "slower") if decided else verdict
             reason = f"one-sided Welch t test of the training times: p = {least:.2g}, "
             reason += f"below {SIGNIFICANCE:g}" if decided else f"not below {SIGNIFICANCE:g}; add seeds"
     elif reached[0] and {row["status"] for row in b["rows"]} in ({REACHED, NOT_REACHED}, {NOT_REACHED}):
@@ -288,27 +264,14 @@ def _shown(value: Any) -> str:
     return "not set" if value in (None, "") else str(value)
 
 
-class Welch(NamedTuple):
-    """Welch's test of two means."""
-
-    difference: float
-    """Mean of the first less that of the second."""
-    low: float
-    """Lower end of its 95 % interval."""
-    high: float
-    p_above: float
-    """One-sided: the difference is not above 0."""
-    p_below: float
-    """One-sided: the difference is not below 0."""
-
-
-def welch(first: Sequence[float], second: Sequence[float]) -> Welch:
-    """Return Welch's one-sided t tests of two samples, each of at least two values."""
+def welch(first: Sequence[float], second: Sequence[float]) -> dict[str, float]:
+    """Return Welch's one-sided t tests of two samples, each of at least two values, as SpeedrunComparison has them."""
     difference = float(np.mean(first) - np.mean(second))
     error, degrees = welch_error((first, second))
-    if error == 0.0:  # values without any spread: whatever differs is no chance
+    margin = student_quantile(CONFIDENCE, degrees) * error if error else 0.0
+    if error:
+        above = student_tail(difference / error, degrees)
+    else:  # values without any spread: whatever differs is no chance
         above = 0.5 if difference == 0.0 else float(difference < 0.0)
-        return Welch(difference, difference, difference, above, 1.0 - above)
-    margin = student_quantile(CONFIDENCE, degrees) * error
-    above = student_tail(difference / error, degrees)
-    return Welch(difference, difference - margin, difference + margin, above, 1.0 - above)
+    ends = {"saved_low": difference - margin, "saved_high": difference + margin}
+    return {"saved_seconds": difference, **ends, "p_faster": above, "p_slower": 1.0 - above}

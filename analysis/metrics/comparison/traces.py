@@ -37,18 +37,15 @@ class TraceComparison:
     before_ms: float
     after_ms: float
     ratio: float
-    """after / before."""
     threshold: float
     time: "pd.DataFrame"
     """kind of time, before_ms, after_ms, delta_ms, ratio: per step and rank, the mean over ranks."""
     families: "pd.DataFrame"
-    """trace_diff by family."""
     kernels: "pd.DataFrame"
-    """trace_diff by name."""
     places: "pd.DataFrame"
-    """trace_diff by path."""
+    """`trace_diff` by path."""
     differences: tuple[str, ...]
-    """What else differs: settings, devices, ranks. Then it is not the kernels alone that changed."""
+    """What else differs: settings, devices, ranks."""
 
     @property
     def verdict(self) -> str:
@@ -64,15 +61,9 @@ def compare_traces(
     threshold: float = THRESHOLD,
     trials: tuple[Trial | None, Trial | None] = (None, None),
 ) -> TraceComparison:
-    """Compare two recordings of the same work.
+    """Compare two recordings of the same work, given by rank; settings of the trials that differ are named.
 
     One recording per side says what changed in it; a process can be slow as a whole, which only repeated runs show.
-
-    Args:
-        before: ranks of the first side.
-        after: ranks of the second side.
-        threshold: relative change of the step time above which a change counts.
-        trials: what each is a recording of, where that is known: settings that differ are named.
 
     Raises:
         InputError: a side has no work or no length, or one is of a GPU and the other of a CPU.
@@ -104,21 +95,12 @@ def compare_traces(
 def trace_diff(before: Sequence[Timeline], after: Sequence[Timeline], by: By = "name") -> "pd.DataFrame":
     """Return one row per kernel name, family or place in the model, the largest change first, whichever its sign.
 
-    Sums over all ranks of a side are divided by its number of steps (ranks times marked steps), so that traces of
-    different length and number of ranks compare. Where a side has no marked step, both sides are divided by their
-    traces (ranks), and `per` says so. Without GPU work on either side, operators with their own time (less what they
-    called) are compared.
+    Sums over all ranks of a side are divided by its marked steps, or by its ranks where a side marks none (`per`).
+    Without GPU work on either side, operators with their own time are compared.
 
-    Columns: path (with by="path"), or name (with by="name") and family; change (added | removed | slower | faster |
-    same), calls_before, calls_after (per step or trace), before_ms, after_ms, delta_ms (after less before), ratio
-    (after / before, missing for added ones), change_share (of the sum of all absolute changes), per ("step" or
-    "trace"). Places have their own time, without what they contain, so that the sum over delta_ms is the change of all
-    work with any `by`; in addition total_delta_ms, with what they contain.
-
-    Args:
-        before: one timeline per rank of the first trace.
-        after: those of the second.
-        by: what a row is.
+    Columns: path, or name and family, or family; change (added | removed | slower | faster | same), calls_before,
+    calls_after, before_ms, after_ms, delta_ms, ratio (missing for added ones), change_share (of the sum of all absolute
+    changes), per. Places have their own time, and in addition total_delta_ms, with what they contain.
     """
     import pandas as pd
 

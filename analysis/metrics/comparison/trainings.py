@@ -1,8 +1,7 @@
 """Trainings of the same thing by several strategies or on several devices, compared with each other step by step.
 
-A run's time is that of its loop: from the start of the first step to the end of the last one, attempt after attempt,
-with evaluations and checkpoints, those behind the last step too, without what lies between attempts and without steps
-that were made again later. The time of the steps alone leaves evaluations and checkpoints out; a step takes as long as
+A run's time is that of its loop: from the start of the first step to the end of the last one and what follows it, with
+evaluations and checkpoints, without what lies between attempts and steps that were made again. A step takes as long as
 its slowest rank does.
 """
 
@@ -34,12 +33,10 @@ class VariantRun:
 
     strategy: str
     devices: int
-    """Devices, one process each."""
     run: TrainRun
     name: str = ""
     """What tables call it; "" for its strategy and devices."""
     implementation: str = "bertbench"
-    """Whose code trains, as analysis.wording.implementation_label calls it."""
     profile: Mapping[str, Any] = field(default_factory=dict)
     """Columns of exposure.all_reduce, or `profile_problem`; empty where no profile was wanted."""
 
@@ -64,7 +61,7 @@ class TrainingComparison:
     """Trainings compared with the first one."""
 
     rows: tuple[dict[str, Any], ...]
-    """COMPARISON_COLUMNS, `scores` by name, and `cautions` of its newest attempt ([{code, message, remedy}])."""
+    """COMPARISON_COLUMNS, `scores` by name, and `cautions` of the newest attempt."""
     curves: tuple[VariantCurve, ...]
     epochs: float | None
     """How often the whole run sees every sample; None where that is not known."""
@@ -78,12 +75,7 @@ class TrainingComparison:
 def compare_trainings(variants: Sequence[VariantRun], samples_per_epoch: int | None = None) -> TrainingComparison:
     """Compare every variant with the first one that made steps.
 
-    Args:
-        variants: in the order in which they are shown.
-        samples_per_epoch: samples of the training data; None where they are without end.
-
-    Raises:
-        SchemaError: a record of a run is damaged; the message names it.
+    samples_per_epoch is None where the training data are without end. Raises SchemaError: a record is damaged.
     """
     runs = [_read(variant, samples_per_epoch) for variant in variants]
     first = next(((row, curve) for row, curve, _ in runs if curve), None)
@@ -205,11 +197,10 @@ class HeadResult:
 
     head: str
     training: Mapping[str, Any]
-    """Its row of TrainingComparison: status, loop_seconds, step_seconds, samples_per_second, reason."""
+    """Its row of TrainingComparison."""
     evaluations: tuple[Mapping[str, Any], ...]
     """HEAD_COLUMNS, and `scores` by name, in order; one for each evaluation."""
     best_by: str
-    """Score that says which of them is the best, as it did which checkpoint stays."""
 
     @property
     def finished(self) -> bool:
@@ -231,16 +222,10 @@ class HeadResult:
 def compare_heads(
     runs: Mapping[str, TrainRun], samples_per_epoch: int, best_by: str, higher_is_better: bool
 ) -> list[HeadResult]:
-    """Return the results of trainings that differ in their head alone.
+    """Return the results of trainings that differ in their head alone, given by head.
 
-    Args:
-        runs: run directory by head.
-        samples_per_epoch: samples of the training data.
-        best_by: score of the evaluations that the trainings choose their best checkpoint by.
-        higher_is_better: whether more of it is better.
-
-    Raises:
-        SchemaError: a record is damaged.
+    The best evaluation is chosen as the trainings choose their best checkpoint. Raises SchemaError: a record is
+    damaged.
     """
     variants = [VariantRun(strategy=head, devices=1, run=run) for head, run in runs.items()]
     rows = compare_trainings(variants, samples_per_epoch).rows

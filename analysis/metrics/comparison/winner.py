@@ -1,6 +1,6 @@
 """Which of several configurations is the fastest, and which others the measurements do not tell from it.
 
-One rule for the terminal, the files and the page: a search that measures on, and a report of what it left, agree.
+One rule for searches, files, the terminal and the page.
 """
 
 from collections.abc import Sequence
@@ -44,16 +44,12 @@ def typical_rate(rates: Sequence[float]) -> float:
 
 
 def choose(candidates: Sequence[Candidate]) -> Choice:
-    """Return the fastest candidate and those that may be as fast.
+    """Return the fastest candidate of at least one, and those that may be as fast: all that `apart` does not tell from
+    it.
 
-    The best is the one with the highest rate among those with as many rounds as decide (FEWEST_PROCESSES, or as many
-    as any has, where all have fewer): a lucky round does not win against three. One that was measured in fewer rounds
-    is the best only where the interval of its ratio to that one excludes 1; otherwise it is close, however fast it
-    was. Close is whatever `apart` does not tell from the best. The choice is undecided by the first of the close ones
-    and the others that ratio.decision leaves open; what rounds of any candidate differ by is the known spread.
-
-    Args:
-        candidates: at least one.
+    The best has the highest rate among those with FEWEST_PROCESSES rounds (or as many as any has): a lucky round does
+    not win against three. One with fewer rounds is the best only where the interval of its ratio to that one excludes
+    1. The choice is undecided by the first of the others that ratio.decision leaves open.
     """
     enough = min(FEWEST_PROCESSES, max(len(candidate.rates) for candidate in candidates))
     places = range(len(candidates))
@@ -75,11 +71,9 @@ def choose(candidates: Sequence[Candidate]) -> Choice:
 
 
 def apart(one: Candidate, other: Candidate) -> bool:
-    """Whether two candidates differ: the interval of their ratio over processes excludes 1.
+    """Return whether two candidates differ: the interval of their ratio over processes excludes 1.
 
-    Of one process each nothing is known about processes: their own intervals must not overlap, and their rates must be
-    further apart than those of sides that are called equally fast (EQUIVALENT). That decides nothing: it is what keeps
-    the list of those that may be as fast short.
+    Of one process each, their own intervals must not overlap and their rates must be further apart than EQUIVALENT.
     """
     if len(one.rates) == len(other.rates) == 1:
         far = max(one.rate, other.rate) > (1 + EQUIVALENT) * min(one.rate, other.rate)
@@ -89,7 +83,7 @@ def apart(one: Candidate, other: Candidate) -> bool:
 
 
 def decided(one: Candidate, other: Candidate) -> bool:
-    """Whether more rounds of both would say nothing new: they differ, or are equally fast (ratio.decision)."""
+    """Return whether more rounds of both would say nothing new: they differ, or are equally fast."""
     return _decision(one, other, None)[0] != "cannot decide"
 
 

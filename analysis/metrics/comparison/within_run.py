@@ -12,11 +12,9 @@ from analysis.metrics.comparison.ratio import Ratio, by_key, decision, disturbed
 def ratios_of(trials: Sequence[LoadedTrial], reference: str = "hf") -> list[dict[str, Any]]:
     """Return one row per configuration and implementation other than `reference` that has the reference beside it.
 
-    Two different numbers, both named: throughput_ratio = new / old samples per second, time_saved = 1 - new / old time
-    per sample. Columns: CONFIGURATION, CIRCUMSTANCES, reference, throughput_ratio, throughput_ratio_low,
-    throughput_ratio_high, time_saved, rounds, reference_rounds, decided (yes: they differ | no: they are within
-    ratio.EQUIVALENT of each other | cannot decide), reason.
-    Where one side failed the ratio is None and the reason says so.
+    Columns: CONFIGURATION, CIRCUMSTANCES, reference, throughput_ratio (new / old samples per second) with _low and
+    _high, time_saved (1 - new / old time per sample), rounds, reference_rounds, decided and reason (ratio.decision).
+    The ratio is None where a side failed.
     """
     spread = run_spread(trials)
     rows = []
@@ -45,12 +43,11 @@ def ratios_of(trials: Sequence[LoadedTrial], reference: str = "hf") -> list[dict
 
 
 def input_ratios(trials: Sequence[LoadedTrial]) -> list[dict[str, Any]]:
-    """Return one row per input-only measurement.
+    """Return one row per input-only measurement, with its ratio to training on the same data.
 
-    Columns: CONFIGURATION, CIRCUMSTANCES, rounds, samples_per_second, tokens_per_second (medians over rounds),
-    shards_read_samples_per_second (None where no shard is compressed), and of the training on the same data with the
-    same configuration training_rounds, training_samples_per_second, throughput_ratio (input / training),
-    throughput_ratio_low, throughput_ratio_high: None, and a reason, where there is none.
+    Columns: CONFIGURATION, CIRCUMSTANCES, rounds, samples_per_second, tokens_per_second, shards_read_samples_per_second
+    (medians), training_rounds, training_samples_per_second, throughput_ratio (input / training) with _low and _high,
+    reason.
     """
     training = {_without_kind(group[0]): group for group in by_key(trials).values()}
     rows = []
@@ -68,9 +65,8 @@ def input_ratios(trials: Sequence[LoadedTrial]) -> list[dict[str, Any]]:
 def synthetic_gaps(trials: Sequence[LoadedTrial]) -> list[dict[str, Any]]:
     """Return one row per measurement on real data that has a twin on synthetic batches.
 
-    The gap is real / synthetic samples per second - 1: below 0 real data cost speed. Columns: CONFIGURATION,
-    CIRCUMSTANCES, rounds, synthetic_rounds, samples_per_second, synthetic_samples_per_second, gap, gap_low, gap_high,
-    decided and reason (see ratio.decision).
+    Columns: CONFIGURATION, CIRCUMSTANCES, rounds, synthetic_rounds, samples_per_second, synthetic_samples_per_second,
+    gap (real / synthetic samples per second - 1) with _low and _high, decided and reason (ratio.decision).
     """
     spread, groups = run_spread(trials), [*by_key(trials).values()]
     twins = {
@@ -93,14 +89,12 @@ def synthetic_gaps(trials: Sequence[LoadedTrial]) -> list[dict[str, Any]]:
 
 
 def _ratio(group: Sequence[LoadedTrial], other: Sequence[LoadedTrial]) -> Ratio:
-    """Samples/s of a group / those of the other."""
     return rate_ratio([trial.window_work() for trial in other], [trial.window_work() for trial in group])
 
 
 def _decision(
     a: Sequence[LoadedTrial], b: Sequence[LoadedTrial], ratio: Ratio, spread: float | None
 ) -> tuple[str, str]:
-    """What the ratio of two sides decides, and why; nothing where only one of them was disturbed."""
     reason = disturbed_side(a, b)
     return ("cannot decide", reason) if reason else decision(len(a), len(b), ratio, spread)
 

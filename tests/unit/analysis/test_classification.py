@@ -20,9 +20,8 @@ from support.refusals import refused
 from analysis.metrics import classification
 from analysis.metrics.classification import classify
 from analysis.render.classification_page import write_classification_report
-from analysis.render.png import drawable_names
 from bert.tasks.classify.store import APPLICATION_ID, SCHEMA_VERSION, TABLES
-from common.errors import Code, LockedError
+from common.errors import Code
 from records.classification import DATABASE_ID, DATABASE_VERSION, FORMAT, read_result, root_of
 
 LABELS = ["ham", "spam", "=1+1", "Größe"]
@@ -191,31 +190,8 @@ def test_what_is_wrong_with_a_database_is_named(
         read_result(path)
 
 
-def test_a_locked_database_is_told_as_that(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = leave(tmp_path)["a.sqlite"]
-    monkeypatch.setattr("common.sqlite._WAIT_SECONDS", 0.05)
-    holder = sqlite3.connect(path, isolation_level=None)
-    holder.execute("BEGIN EXCLUSIVE")
-    with refused("folder-locked", path, kind=LockedError):
-        read_result(path)
-    holder.close()
-
-
 def test_the_reader_knows_the_databases_that_are_written() -> None:
     assert (DATABASE_ID, DATABASE_VERSION) == (APPLICATION_ID, SCHEMA_VERSION)
-
-
-def test_labels_that_no_font_can_draw_have_numbers_that_the_page_explains(tmp_path: Path) -> None:
-    labels = ["plain", "Größe", "\U00012000\U00012001"]  # cuneiform
-    assert list(drawable_names(labels).values()) == ["plain", "Größe", "label 3"]
-    (tmp_path / "a_train_test_stats.json").write_text(
-        json.dumps(document(labels=labels, test={"confusion": [[name, name, 5] for name in labels]}))
-    )
-    result = read_result(tmp_path / "a_train_test_stats.json")
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        page = write_classification_report(result, classify(result.pairs, result.labels), tmp_path / "page").read_text()
-    assert f"<dt>label 3 in the figures</dt><dd>{labels[2]}</dd>" in page
 
 
 @pytest.mark.more
@@ -246,24 +222,6 @@ def test_labels_without_a_matrix_have_all_other_results(tmp_path: Path, monkeypa
     rows = (tmp_path / "out/confusion_pairs.csv").read_text().split()
     assert rows == ["true_label,prediction,texts", "a,a,2", "a,b,1", "c,a,1"]
     assert not list((tmp_path / "out").glob("confusion_matrix*"))
-
-
-@pytest.mark.filterwarnings("error")
-def test_labels_of_any_letters_are_drawn_and_written(tmp_path: Path) -> None:
-    names = [
-        "\u6f22\u5b57",
-        "\u05e9\u05dc\u05d5\u05dd",
-        "\U0001f600",
-        "half a character \ud800",
-        "",
-        "x" * 300,
-        "a\nb\0",
-    ]
-    content = document(labels=names, test={"confusion": [[name, names[0], 2] for name in names]})
-    (tmp_path / "a_train_test_stats.json").write_text(json.dumps(content))
-    result = read_result(tmp_path / "a_train_test_stats.json")
-    page = write_classification_report(result, classify(result.pairs, result.labels), tmp_path / "out")
-    assert "\u05e9\u05dc\u05d5\u05dd" in page.read_text() and "half a character ?" in page.read_text()
 
 
 def test_a_label_without_texts_has_no_shares_in_the_terminal(

@@ -52,11 +52,6 @@ def test_of_several_data_those_with_the_fullest_sequences_count() -> None:
     assert (alone["phase_1_samples_per_second"], alone["phase_1_padding_efficiency"]) == (1900.0, 0.5)
 
 
-@pytest.mark.parametrize("other", [{"task": "squad"}, {"kind": "input"}, {"seq_len": 384}])
-def test_other_trainings_and_lengths_are_no_phase(other: dict[str, Any]) -> None:
-    assert pretraining_costs([rate(2000.0, **other)]) == []
-
-
 @pytest.mark.parametrize("name", ["implementation", "preset", "precision", "strategy", "device", "world_size", "nodes"])
 def test_configurations_are_kept_apart(name: str) -> None:
     assert (
@@ -75,8 +70,3 @@ def test_a_report_has_the_days_and_with_a_price_the_cost(tmp_path: Path) -> None
     values = dict(zip(written[0].split(","), written[1].split(","), strict=True))
     assert float(values["phase_1_days"]) == pytest.approx(230.4e6 / best / 86400, rel=1e-6)
     assert float(values["cost"]) == pytest.approx(float(values["days"]) * 48, rel=1e-6)
-
-
-def test_a_page_of_phase_2_alone_has_its_cost(tmp_path: Path) -> None:
-    run = write_sweep(tmp_path, implementations=("bertbench",), batches=(4,), worlds=(1,), seq_len=512)
-    assert "cost of phase 2" in report_page(run, price_per_hour=2.0).read_text(encoding="utf-8")

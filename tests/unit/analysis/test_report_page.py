@@ -193,16 +193,6 @@ def test_what_is_too_close_to_call_has_no_fastest_in_its_headline(tmp_path: Path
         assert html.escape(said.headline) in report_page(run).read_text(encoding="utf-8")
 
 
-def test_a_smaller_batch_that_is_nearly_as_fast_is_named(tmp_path: Path) -> None:
-    run = RunDirectory(tmp_path)
-    for batch, median in ((8, 41.0), (16, 80.0)):
-        trial = Trial(preset="mini", micro_batch_size=batch)
-        write_trial(run, trial, {0: step_rows([median] * 20, batch)})
-    trials = load_run(run)
-    (answer,) = answers(points(trials), [])
-    assert any(sentence.startswith("Micro batch 8 reaches 97.6 %") for sentence in answer.sentences)
-
-
 def test_rounds_are_combined_into_one_point(tmp_path: Path) -> None:
     found = points(load_run(write_sweep(tmp_path, rounds=3, implementations=("hf",), batches=(16,), worlds=(1,))))
     assert len(found) == 1 and found[0].rounds == 3
@@ -213,7 +203,7 @@ def test_rounds_are_combined_into_one_point(tmp_path: Path) -> None:
 
 def test_a_price_adds_cost_and_a_bad_one_is_refused(tmp_path: Path) -> None:
     run = write_sweep(tmp_path, **SMALL)
-    assert "a million samples cost" in report_page(run, price_per_hour=3.0).read_text(encoding="utf-8")
+    assert "million samples cost" in report_page(run, price_per_hour=3.0).read_text(encoding="utf-8")
     with refused("option-value", "--price-per-hour -1.0"):
         report_page(run, price_per_hour=-1.0)
 
@@ -246,7 +236,7 @@ def test_stragglers_and_peaks_reach_the_page(tmp_path: Path) -> None:
     steps = {0: step_rows([100.0] * 20, 8, communication=20.0), 1: step_rows([100.0] * 20, 8, communication=1.0)}
     write_trial(run, trial, steps, ranks={0: rank_record(peak=1e9), 1: rank_record(peak=1e9)})
     text = report_page(run).read_text(encoding="utf-8")
-    assert ">straggler<" in text and "the peak was measured too low" in text
+    assert ">straggler<" in text and "which was measured too low" in text
 
 
 def test_a_run_of_several_versions_is_read_with_care(tmp_path: Path) -> None:

@@ -34,22 +34,11 @@ def test_weak_scaling_on_gpus_is_per_device() -> None:
     assert found[4]["ideal_speedup"] == 4 and found[4]["basis"] == "per device"
 
 
-def test_the_base_is_the_smallest_size_that_was_measured() -> None:
-    found = by_size([row(2, 100.0), row(8, 360.0)], "weak")
-    assert found[8]["base_world_size"] == 2 and found[8]["efficiency"] == pytest.approx(0.9)
-
-
 def test_strong_scaling_keeps_the_global_batch() -> None:
     rows = [row(1, 100.0, micro_batch_size=16), row(2, 160.0, micro_batch_size=8), row(2, 190.0, micro_batch_size=16)]
     found = by_size(rows, "strong")
     assert found[2]["efficiency"] == pytest.approx(0.8) and found[2]["global_batch_size"] == 16
     assert by_size(rows, "weak")[2]["efficiency"] == pytest.approx(0.95)
-
-
-def test_accumulation_counts_towards_the_global_batch() -> None:
-    rows = [row(1, 100.0, grad_accum_steps=2), row(2, 150.0)]
-    assert by_size(rows, "strong")[2]["efficiency"] == pytest.approx(0.75)
-    assert by_size(rows, "weak") == {}
 
 
 def test_on_a_cpu_it_is_against_the_same_total_cores_and_says_so() -> None:
@@ -62,12 +51,6 @@ def test_on_a_cpu_it_is_against_the_same_total_cores_and_says_so() -> None:
 def test_the_same_cores_are_claimed_only_where_threads_times_ranks_are_equal(threads: tuple[int | None, ...]) -> None:
     rows = [row(n + 1, 100.0, device="cpu", total_threads=count) for n, count in enumerate(threads)]
     assert {found["basis"] for found in efficiency(rows)} == {"equal shares of the cores"}
-
-
-def test_a_fixed_number_of_threads_per_rank_is_more_hardware() -> None:
-    rows = [row(n, rate, device="cpu", threads_per_rank=2) for n, rate in ((1, 100.0), (2, 180.0))]
-    found = by_size(rows, "weak")
-    assert found[2]["efficiency"] == pytest.approx(0.9) and found[2]["basis"] == "same cores per rank"
 
 
 def test_single_is_the_base_of_every_strategy() -> None:

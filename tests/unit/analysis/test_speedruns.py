@@ -131,14 +131,14 @@ def test_students_tail_is_scipys(degrees: float, value: float) -> None:
 def test_welchs_test_is_scipys(first: list[float], second: list[float]) -> None:
     found = welch(first, second)
     reference = stats.ttest_ind(first, second, equal_var=False, alternative="greater")
-    assert found.p_above == pytest.approx(reference.pvalue, rel=1e-3)
-    assert found.p_below == pytest.approx(1 - reference.pvalue, rel=1e-3)
+    assert found["p_faster"] == pytest.approx(reference.pvalue, rel=1e-3)
+    assert found["p_slower"] == pytest.approx(1 - reference.pvalue, rel=1e-3)
     low, high = stats.ttest_ind(first, second, equal_var=False).confidence_interval(0.95)
-    assert (found.low, found.high) == pytest.approx((low, high), rel=1e-3)
+    assert (found["saved_low"], found["saved_high"]) == pytest.approx((low, high), rel=1e-3)
 
 
 def test_values_without_spread_decide_by_their_difference() -> None:
-    assert [welch([2.0, 2.0], [value] * 2).p_above for value in (1.0, 2.0, 3.0)] == [0.0, 0.5, 1.0]
+    assert [welch([2.0, 2.0], [value] * 2)["p_faster"] for value in (1.0, 2.0, 3.0)] == [0.0, 0.5, 1.0]
 
 
 SLOW, FAST = {1: 100.0, 2: 102.0, 3: 98.0}, {1: 80.0, 2: 79.0, 3: 81.0}
