@@ -120,7 +120,7 @@ class LoadedTrial:
 def script_contents(trials: Sequence[LoadedTrial]) -> list[str]:
     """Return the contents that the scripts of the trials had, each once: the first digits of their hashes."""
     hashes = (trial.environment.get("script_sha256") for trial in trials)
-    return list(dict.fromkeys(str(found)[:8] for found in hashes if found))
+    return list(dict.fromkeys(str(digest)[:8] for digest in hashes if digest))
 
 
 class LoadedRun(list[LoadedTrial]):

@@ -18,8 +18,6 @@ from records.run import RunDirectory
 Row = Mapping[str, Any]
 
 _MOST_NAMED = 3
-_NEARLY_ALL = 0.8
-"""A caution about at least this share of the trials is shown once for the run, with an example."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,11 +50,9 @@ def what_it_decides(trials: Sequence[LoadedTrial], ratios: Sequence[Row]) -> str
         return f"Every comparison with {ratios[0]['reference']} is conclusive ({len(measured)})."
     if all(trial.trial.round == 0 for trial in trials):  # the caution about one round says it
         return ""
-    known = len(measured) - len(undecided)
-    others = "the other needs" if len(undecided) == 1 else "the others need"
+    known, reference = len(measured) - len(undecided), ratios[0]["reference"]
     return (
-        f"{known} of {len(measured)} comparisons with {ratios[0]['reference']} {'is' if known == 1 else 'are'} "
-        f"conclusive; {others if known else 'they need'} at least three rounds per side or a quieter machine."
+        f"{known} of {len(measured)} comparisons with {reference} are conclusive; run three rounds or more."
     )
 
 
@@ -67,49 +63,43 @@ def grouped_cautions(trials: Sequence[LoadedTrial], of_run: Sequence[Caution]) -
     for trial in trials:
         for caution in trial.row.get("cautions") or []:
             groups[caution["code"]].append((trial_name(trial), caution))
-    found = [CautionGroup(item.code, (item.message,), "", item.remedy) for item in of_run]
+    listed = [CautionGroup(item.code, (item.message,), "", item.remedy) for item in of_run]
     for code, members in sorted(groups.items(), key=lambda item: -len(item[1])):
-        names = [*dict.fromkeys(name for name, _ in members)]
         messages = [*dict.fromkeys(str(caution["message"]) for _, caution in members)]
-        left = len(members) - _MOST_NAMED
-        more = [f"and {left} more trial{'s' if left > 1 else ''}"] if left > 0 else []
-        where = "; ".join([*names[:_MOST_NAMED], *more] if len(messages) == 1 else more)
-        if len(members) == len(trials) > 1 and len(messages) == 1:
-            where = "every trial"
-        elif len(messages) > 1:
+        names = [*dict.fromkeys(name for name, _ in members)]
+        where = "every trial" if len(members) == len(trials) > 1 else f"{len(members)} of {len(trials)} trials"
+        if len(messages) > 1:
             messages = [f"{name}: {caution['message']}" for name, caution in members[:_MOST_NAMED]]
-            if len(trials) > _MOST_NAMED and len(members) >= _NEARLY_ALL * len(trials):
-                messages = [f"for example {messages[0]}"]
-                all_of_them = len(members) == len(trials)
-                where = "every trial" if all_of_them else f"{len(members)} of {len(trials)} trials"
+        elif len(members) <= _MOST_NAMED:
+            where = "; ".join(names)
         remedy = str(members[0][1]["remedy"])
-        found.append(CautionGroup(code, tuple(messages), where, remedy, len(members)))
+        listed.append(CautionGroup(code, tuple(messages), where, remedy, len(members)))
     failed = [trial for trial in trials if trial.row["status"] != "ok"]
     if failed:
         lines = tuple(dict.fromkeys(f"{trial_name(trial)}: {wording.status(trial.row)}" for trial in failed))
         kinds = {trial.trial.kind for trial in failed}
         again = {"train": "the same `bertbench train` resumes", "measure": "`bertbench measure` runs the script again"}
         remedy = again[kinds.pop()] if len(kinds) == 1 and kinds <= again.keys() else "--retry-failed runs them again"
-        found.append(CautionGroup("failed", lines[:_MOST_NAMED], "", f"see log.txt in the trial's folder; {remedy}"))
-    return found
+        listed.append(CautionGroup("failed", lines[:_MOST_NAMED], "", f"see log.txt in the trial's folder; {remedy}"))
+    return listed
 
 
 def cautions_of_run(trials: LoadedRun, ratios: Sequence[Row], scaling: Sequence[Row]) -> list[Caution]:
     """Return the cautions about a run as a whole: its records, its machine, its scaling, too few rounds."""
     remedy = "remove that trial's folder, or restore its trial.json, and run the sweep again"
-    found = [Caution("damaged", problem, remedy) for problem in trials.problems]
-    found += mixed([trial.environment for trial in trials])
-    found += cautions.of_scaling(scaling)
-    found += cautions.of_profiles([trial.row for trial in trials if trial.trial.kind == "profile"])
-    found += cautions_of_scripts(trials)
-    found += _left_out(trials) if trials else []
+    listed = [Caution("damaged", problem, remedy) for problem in trials.problems]
+    listed += mixed([trial.environment for trial in trials])
+    listed += cautions.of_scaling(scaling)
+    listed += cautions.of_profiles([trial.row for trial in trials if trial.trial.kind == "profile"])
+    listed += cautions_of_scripts(trials)
+    listed += _left_out(trials) if trials else []
     undecided = [row for row in ratios if row["throughput_ratio"] is not None and row["decided"] == "cannot decide"]
     fewest = min((min(row["rounds"], row["reference_rounds"]) for row in undecided), default=3)
     if fewest < 3:
         code, rounds = ("one_round" if fewest == 1 else "few_rounds"), wording.counted(fewest, "round")
         message = f"implementations were measured in {rounds}: a process can be slow or fast as a whole"
-        found.append(Caution(code, message, "run again with --rounds 3 or more: rounds are added to the same run"))
-    return found
+        listed.append(Caution(code, message, "run again with --rounds 3 or more: rounds are added to the same run"))
+    return listed
 
 
 def mixed(environments: Sequence[Mapping[str, Any]]) -> list[Caution]:
@@ -139,13 +129,13 @@ def _left_out(trials: Sequence[LoadedTrial]) -> list[Caution]:
 
 def cautions_of_scripts(trials: Sequence[LoadedTrial]) -> list[Caution]:
     """Return a caution for each measured script that was edited between its rounds."""
-    found = []
+    listed = []
     for rounds in by_key(trials, kind="measure").values():
         contents = script_contents(rounds)
         if len(contents) > 1:
             message = f"{trial_name(rounds[0])} was edited between its rounds (SHA-256 {', '.join(contents)})"
-            found.append(Caution("script_changed", message, "give each version a --name or an --out of its own"))
-    return found
+            listed.append(Caution("script_changed", message, "give each version a --name or an --out of its own"))
+    return listed
 
 
 def failures(trials: Sequence[LoadedTrial]) -> list[tuple[str, str]]:

@@ -118,8 +118,10 @@ def of_trial(
         *_of_result(trial, result),
     ]
     texts = {"longer": _longer(trial, result), "loader": FASTER_LOADER if trial.kind == "measure" else _FASTER_INPUT}
-    found = [Caution(code, _TEXTS[code][0].format(*values), _TEXTS[code][1].format(**texts)) for code, values in seen]
-    return [asdict(caution) for caution in found]
+    return [
+        {"code": code, "message": _TEXTS[code][0].format(*values), "remedy": _TEXTS[code][1].format(**texts)}
+        for code, values in seen
+    ]
 
 
 def _is_cut(trial: Trial, result: Mapping[str, Any]) -> bool:

@@ -221,8 +221,8 @@ def _neighbour_correlation(values: Times) -> float:
         return 0.0
     scores = np.clip((array - np.median(array)) / deviation, -_CORRELATION_CLIP, _CORRELATION_CLIP)
     scores -= scores.mean()
-    found = float(scores[1:] @ scores[:-1]) / float(scores @ scores)
-    return max(0.0, min(found + (1.0 + 3.0 * max(found, 0.0)) / len(array), _LARGEST_CORRELATION))
+    lag = float(scores[1:] @ scores[:-1]) / float(scores @ scores)
+    return max(0.0, min(lag + (1.0 + 3.0 * max(lag, 0.0)) / len(array), _LARGEST_CORRELATION))
 
 
 def student_quantile(confidence: float, degrees: float) -> float:

@@ -64,8 +64,8 @@ def series(telemetry: Sequence[Reading], quantity: str) -> dict[str, tuple[np.nd
             node, name = row.get("node") or 0, str(row.get("device") or "machine")
             pairs[f"node {node}/{name}" if node else name].append((int(row["time_ns"]), float(row["value"])))
     return {
-        device: (np.array([t for t, _ in sorted(found)], dtype=np.int64), np.array([v for _, v in sorted(found)]))
-        for device, found in pairs.items()
+        device: (np.array([t for t, _ in sorted(read)], dtype=np.int64), np.array([v for _, v in sorted(read)]))
+        for device, read in pairs.items()
     }
 
 
