@@ -51,9 +51,7 @@ def what_it_decides(trials: Sequence[LoadedTrial], ratios: Sequence[Row]) -> str
     if all(trial.trial.round == 0 for trial in trials):  # the caution about one round says it
         return ""
     known, reference = len(measured) - len(undecided), ratios[0]["reference"]
-    return (
-        f"{known} of {len(measured)} comparisons with {reference} are conclusive; run three rounds or more."
-    )
+    return f"{known} of {len(measured)} comparisons with {reference} are conclusive; run three rounds or more."
 
 
 def grouped_cautions(trials: Sequence[LoadedTrial], of_run: Sequence[Caution]) -> list[CautionGroup]:

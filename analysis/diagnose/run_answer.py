@@ -58,7 +58,7 @@ def complete_answers(
             *_of_precisions(winner, best, out),
             *_of_profiles(point, trials, advised, out),
         ]
-        facts = {"badge": badge, "good": (*again, *good), "mfu": mfu, "numbers": numbers, "best": point}
+        facts: dict[str, Any] = {"badge": badge, "good": (*again, *good), "mfu": mfu, "numbers": numbers, "best": point}
         result.append(dataclasses.replace(answer, advice=tuple(ranked(advice)), **facts))
     scripts = [trial for trial in trials if trial.trial.kind == "measure"]
     return [*result, *([_of_scripts(scripts, advised, out)] if scripts else [])]
