@@ -55,19 +55,18 @@ def explain(
     found: list[Finding] = []
     context = context or Context()
     if source.timelines:
-        from analysis.diagnose import communication as communication_findings
         from analysis.diagnose import modules as module_findings
-        from analysis.diagnose import timelines as timeline_findings
+        from analysis.diagnose import rules_communication, rules_time
         from analysis.metrics.kernels.devices import LinkRates
 
-        found += timeline_findings.window_findings(source.timelines)
-        found += timeline_findings.findings(source.timelines, context)
-        found += timeline_findings.operator_findings(source.timelines, context)
+        found += rules_time.window(source.timelines)
+        found += rules_time.findings(source.timelines, context)
+        found += rules_time.operators(source.timelines, context)
         found += module_findings.findings(source.timelines)
         found += module_findings.roofline_findings(source.timelines)
-        found += timeline_findings.range_findings(source.timelines)
+        found += rules_time.ranges(source.timelines)
         links = LinkRates.of(source.summaries, own_tests)
-        found += communication_findings.findings(source.timelines, context=context, links=links)
+        found += rules_communication.findings(source.timelines, context=context, links=links)
     if source.counters:
         from analysis.diagnose import cores as core_findings
         from analysis.diagnose import kernel_limits

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any, cast
 
 from analysis.metrics.time.phases import PHASES
 from analysis.metrics.time.ranges import PREFIX
-from analysis.metrics.time.temporal import work_sets, work_window
+from analysis.metrics.time.window import work_window
+from analysis.metrics.time.work import work_sets
 from analysis.spans import clipped, difference, merged
 from analysis.timeline import Timeline
 from common.atomic import atomic_path

@@ -8,7 +8,9 @@ import numpy as np
 from analysis.diagnose.sentences import number
 from analysis.metrics.communication.exposure import communication_by_rank, communication_set
 from analysis.metrics.communication.matching import Matching, clock_offsets, match_collectives
-from analysis.metrics.time.temporal import Temporal, WorkSets, temporal_breakdown, work_sets, work_window
+from analysis.metrics.time.temporal import Temporal, temporal_breakdown
+from analysis.metrics.time.window import work_window
+from analysis.metrics.time.work import WorkSets, work_sets
 from analysis.names import bus_factor
 from analysis.render.figure import (
     Axis,
@@ -220,7 +222,8 @@ def buckets_figure(timelines: Sequence[Timeline]) -> Figure:
         timelines: one per rank, the first 16 are drawn; at least one with work in it.
     """
     matching = match_collectives(timelines)
-    clocks = clock_offsets(timelines, matching).offsets_ns
+    offsets = clock_offsets(timelines, matching)["offset_us"].fillna(0.0)
+    clocks = (offsets * 1e3).round().astype("int64").tolist()
     shown = []
     for member, timeline in enumerate(timelines[:_MOST_RANKS]):
         sets = work_sets(timeline)

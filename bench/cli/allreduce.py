@@ -30,9 +30,9 @@ OPTIONS = {"allreduce PATH...": AllreduceOptions}
 
 def run(options: AllreduceOptions) -> Result:
     """Read the traces and break down communication; a trace without any is no error."""
-    from analysis.diagnose.communication import findings, no_communication
     from analysis.diagnose.profiles import own_tests
-    from analysis.diagnose.timelines import window_findings
+    from analysis.diagnose.rules_communication import findings, no_communication
+    from analysis.diagnose.rules_time import window
     from analysis.metrics.kernels.devices import LinkRates
     from analysis.sources import open_sources, profile_of
 
@@ -54,4 +54,4 @@ def run(options: AllreduceOptions) -> Result:
     if not found:
         said = no_communication(source.timelines)
         return Result(document=document([], [*source.problems, said], **about), blocks=[said], problems=source.problems)
-    return findings_result([*window_findings(source.timelines), *found], source.problems, options, **about)
+    return findings_result([*window(source.timelines), *found], source.problems, options, **about)

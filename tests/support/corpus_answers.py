@@ -28,9 +28,9 @@ _COLUMNS = {
 }
 _WHOLE = {"work_span_ms": "span_ms", "idle_in_work_span_ms": "idle_ms"}
 _CAUSES = {
-    "idle_launch_ms": ("launch_bound", "host_pause"),
+    "idle_launch_ms": ("launch_bound", "synchronization", "allocator"),
     "idle_data_ms": ("data_wait",),
-    "idle_queued_ms": ("other",),
+    "idle_queued_ms": ("unknown",),
 }
 _RANKS = ("communication_ms", "overlapped_ms", "exposed_ms", "compute_ms")
 

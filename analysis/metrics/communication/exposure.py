@@ -1,45 +1,61 @@
-"""Communication of each rank: how much there is, how much of it computation hides, at which bandwidth it runs.
+"""Communication: one table with a row per collective, and its sums by rank, by kind, by process group and by step.
 
-On unions of intervals, as measurement.md defines them: C communication, K computation (time.temporal.work_sets).
-overlapped = |C and K|, exposed = |C minus K|. Bandwidths are nccl-tests', in 1e9 bytes/s: algbw = bytes / time, and
-busbw = algbw x `names.bus_factor`, the rate at which a link has to run (nccl-tests doc/PERFORMANCE.md).
+On unions of intervals, as measurement.md defines them: C communication, K computation (time.work.work_sets).
+overlapped = |C and K|, exposed = |C minus K|. Times are cut at the window's edges; counts, bytes and bandwidths are of
+the collectives that the host launched in the window. Bandwidths are nccl-tests', in 1e9 bytes/s: algbw = bytes / time,
+and busbw = algbw x `names.bus_factor`, the rate at which a link has to run (nccl-tests doc/PERFORMANCE.md).
 """
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 
 from analysis.metrics.kernels.devices import LinkRates
-from analysis.metrics.time.launches import calls_with
-from analysis.metrics.time.temporal import Window, WorkSets, window_set, work_sets, work_window
+from analysis.metrics.time.window import collectives_at, step_places, window_set, work_window
+from analysis.metrics.time.work import WorkSets, device_sets, work_sets
 from analysis.names import bus_factor, parallelism
 from analysis.spans import Intervals, difference, inside_ns, intersection, merged, total_ns, within
-from analysis.timeline import ProcessGroup, Timeline, empty, typed
+from analysis.timeline import ProcessGroup, Timeline, typed
 
 if TYPE_CHECKING:
     import pandas as pd
 
     from analysis.metrics.communication.matching import Matching
 
-
-Numbers = npt.NDArray[np.int64]
-
-_BANDWIDTHS = dict.fromkeys(("algbw_gb_s", "busbw_gb_s", "transfer_busbw_gb_s"), "float64")
+COLLECTIVES = {
+    "rank": "Int64",
+    "collective": "str",
+    "group": "str",
+    "group_size": "int64",  # -1 unknown
+    "bytes": "int64",
+    "step": "Int64",  # marked step that launched it
+    "counted": "bool",  # launched in the window
+    "launched_ns": "Int64",  # missing where the launch is not in the trace
+    "device": "int64",
+    "start_ns": "int64",
+    "end_ns": "int64",
+    "transfer_ns": "float64",  # NaN where it is not matched
+    "exposed_ns": "int64",
+}
 _SHARES = dict.fromkeys(("communication_share", "exposed_share", "overlap_share"), "float64")
 RANK_COLUMNS = {
     "rank": "Int64",
     "steps": "int64",
-    "window_ms": "float64",
-    "compute_ms": "float64",
-    "communication_ms": "float64",
-    "overlapped_ms": "float64",
-    "exposed_ms": "float64",
-    "exposed_transfer_ms": "float64",
+    **dict.fromkeys(("window_ms", "compute_ms", "communication_ms", "overlapped_ms", "exposed_ms"), "float64"),
+    "exposed_transfer_ms": "float64",  # missing where a collective of the rank is not matched, as ...
     "exposed_wait_ms": "float64",
     **_SHARES,
+}
+_SUMS = {
+    "count": "int64",
+    "sized": "int64",  # of these, those whose size is known
+    "bytes": "Int64",  # of the sized ones
+    **dict.fromkeys(("total_ms", "overlapped_ms", "exposed_ms"), "float64"),
+    "algbw_gb_s": "float64",  # bytes over durations, waiting for other ranks included, as nccl-tests does
+    "busbw_gb_s": "float64",
+    "transfer_busbw_gb_s": "float64",  # with the waiting taken off
 }
 KIND_COLUMNS = {
     "rank": "Int64",
@@ -49,31 +65,22 @@ KIND_COLUMNS = {
     "parallelism": "str",  # of names.parallelism
     "group_ranks": "str",  # in short: "0-7"
     "group_size": "Int64",
-    "count": "int64",
-    "sized": "int64",  # of these, those whose size is known
-    "bytes": "Int64",  # of the sized ones
-    "total_ms": "float64",
-    "overlapped_ms": "float64",
-    "exposed_ms": "float64",
-    **_BANDWIDTHS,
+    **_SUMS,
     "link_gb_s": "float64",  # what the bus bandwidth compares with, and ...
     "link_share": "float64",  # ... its share of that, without waiting where it is known
     "link_source": "str",
     **_SHARES,
-}
-_MEANS = {
-    "count": "float64",
-    "bytes": "Int64",
-    **dict.fromkeys(("total_ms", "exposed_ms", "exposed_share"), "float64"),
-    **_BANDWIDTHS,
 }
 GROUP_COLUMNS = {
     "group": "str",  # the description, or the name where there is none
     "parallelism": "str",
     "groups": "int64",  # sets of ranks with this description
     "group_size": "Int64",
-    "traces": "int64",  # of ranks that communicate in it
-    **_MEANS,  # over those ranks
+    "traces": "int64",  # of ranks that communicate in it; the rest is means over these
+    "count": "float64",
+    "bytes": "Int64",
+    **dict.fromkeys(("total_ms", "exposed_ms", "exposed_share"), "float64"),
+    **dict.fromkeys(("algbw_gb_s", "busbw_gb_s", "transfer_busbw_gb_s"), "float64"),
 }
 BUCKET_COLUMNS = {
     "rank": "Int64",
@@ -81,258 +88,20 @@ BUCKET_COLUMNS = {
     "bucket": "int64",
     "collective": "str",
     "bytes": "Int64",
-    "launched_ms": "float64",
-    "start_ms": "float64",
-    "end_ms": "float64",
-    "duration_ms": "float64",
-    "wait_ms": "float64",
-    "exposed_ms": "float64",
-    "compute_after_start_ms": "float64",
+    **dict.fromkeys(("launched_ms", "start_ms", "end_ms", "duration_ms", "wait_ms", "exposed_ms"), "float64"),
+    "compute_after_start_ms": "float64",  # of the step; with none left, nothing can hide the collective
 }
 
 
-def communication_by_rank(
-    timelines: Sequence[Timeline], matching: "Matching | None" = None, window: Window = "steps"
-) -> "pd.DataFrame":
-    """Return one row per rank: RANK_COLUMNS; a rank without work has no row.
-
-    Args:
-        timelines: what readers returned, one per rank.
-        matching: which collectives of the ranks belong together, of `match_collectives`; it splits the exposed time
-            into transfer and wait, which are NaN without it and where a collective of the rank is not matched.
-        window: "steps": the marked steps, or the whole trace where none is marked; "kernels": the span of GPU work.
-    """
-    rows = []
-    for member, timeline in enumerate(timelines):
-        sets = work_sets(timeline)
-        bounds = work_window(timeline, sets, window)
-        if bounds is None or bounds[1] <= bounds[0]:
-            continue
-        whole = window_set(timeline, bounds, window)
-        computation, communication = (
-            within(found, whole) for found in (sets.compute, communication_set(timeline, sets))
-        )
-        span, total = total_ns(whole), total_ns(communication)
-        exposed = difference(communication, computation)
-        transfer: float | None = None
-        if matching is not None and matching.complete(member):
-            transfer = total_ns(intersection(exposed, within(matching.transfer_set(member), whole)))
-        rows.append(
-            {
-                "rank": timeline.rank,
-                "steps": len(timeline.steps) if window == "steps" else 0,
-                "window_ms": span / 1e6,
-                "compute_ms": total_ns(computation) / 1e6,
-                "communication_ms": total / 1e6,
-                "overlapped_ms": (total - total_ns(exposed)) / 1e6,
-                "exposed_ms": total_ns(exposed) / 1e6,
-                "exposed_transfer_ms": None if transfer is None else transfer / 1e6,
-                "exposed_wait_ms": None if transfer is None else (total_ns(exposed) - transfer) / 1e6,
-                "communication_share": total / span,
-                "exposed_share": total_ns(exposed) / span,
-                "overlap_share": (total - total_ns(exposed)) / total if total else None,
-            }
-        )
-    return typed(rows, RANK_COLUMNS)
-
-
-def communication_by_kind(
-    timelines: Sequence[Timeline], matching: "Matching | None" = None, links: LinkRates | None = None
-) -> "pd.DataFrame":
-    """Return one row per rank, kind of collective and group, those that take most first: KIND_COLUMNS.
-
-    A collective counts where its middle lies in the window; times are unions. `bytes` is of those whose size is known,
-    and bandwidths are theirs: sum of bytes over sum of durations, waiting for other ranks included, as nccl-tests does.
-    `transfer_busbw_gb_s` has the waiting taken off.
-
-    Args:
-        timelines: what readers returned, one per rank.
-        matching: of `match_collectives`, for transfer_busbw_gb_s.
-        links: measured rates of the links; None: published ones only.
-    """
-    rows = []
-    for timeline, (kind, group, size), values in _parts(timelines, matching, ("collective", "group", "group_size")):
-        own = _group_of(timeline, str(group), int(size))
-        row: dict[str, Any] = {"rank": timeline.rank, "collective": kind, "group": group, **values}
-        row |= {"description": own.description, "parallelism": parallelism(own.description)}
-        row |= {"group_ranks": own.listed, "group_size": own.size if own.size > 0 else None}
-        rate = values["busbw_gb_s"] if values["transfer_busbw_gb_s"] is None else values["transfer_busbw_gb_s"]
-        link = None
-        if rate is not None:
-            link = (links or LinkRates.of()).rate(timeline, str(kind), own, values["bytes"] / values["sized"])
-        row |= {"link_gb_s": link and link.gb_s, "link_share": link and rate / link.gb_s}
-        rows.append({**row, "link_source": link.source if link else ""})
-    return typed(rows, KIND_COLUMNS).sort_values("total_ms", ascending=False, kind="stable", ignore_index=True)
-
-
-def communication_by_group(timelines: Sequence[Timeline], matching: "Matching | None" = None) -> "pd.DataFrame":
-    """Return one row per process group of a description, those with most exposed time first: GROUP_COLUMNS.
-
-    Sets of ranks that have the same description, such as the tensor parallel groups of a job, are one row; collectives
-    whose group is not known have none. Times are as in `communication_by_kind`: what two groups do at the same time
-    counts for both.
-
-    Args:
-        timelines: what readers returned, one per rank.
-        matching: of `match_collectives`, for transfer_busbw_gb_s.
-    """
-    found: dict[str, list[tuple[ProcessGroup, dict[str, Any]]]] = {}
-    for timeline, (name,), values in _parts(timelines, matching, ("group",)):
-        if name:
-            size = int(timeline.collectives["group_size"][timeline.collectives["group"] == name].max())
-            own = _group_of(timeline, str(name), size)
-            found.setdefault(own.label, []).append((own, values))
-    rows = []
-    for label, members in found.items():
-        sizes = {own.size for own, _ in members if own.size > 0}
-        means = {}
-        for name in _MEANS:
-            known = [values[name] for _, values in members if values[name] is not None]
-            means[name] = float(np.mean(known)) if known else None
-        about = {
-            "group": label, "parallelism": parallelism(members[0][0].description),
-            "groups": len({(own.name, own.ranks) for own, _ in members}),
-            "group_size": sizes.pop() if len(sizes) == 1 else None, "traces": len(members),
-        }  # fmt: skip
-        rows.append({**about, **means, "bytes": None if means["bytes"] is None else round(means["bytes"])})
-    return typed(rows, GROUP_COLUMNS).sort_values("exposed_ms", ascending=False, kind="stable", ignore_index=True)
-
-
-def _group_of(timeline: Timeline, name: str, size: int) -> ProcessGroup:
-    """A group as the trace lists it, with the size that its collectives have where the list has none."""
-    own = timeline.groups.get(name) or ProcessGroup(name)
-    return dataclasses.replace(own, size=size) if size > 0 else own
-
-
-def _parts(
-    timelines: Sequence[Timeline], matching: "Matching | None", keys: Sequence[str]
-) -> Iterator[tuple[Timeline, tuple[Any, ...], dict[str, Any]]]:
-    """Yield (timeline, values of the keys, numbers) of every part of the collectives in the window."""
-    for member, timeline in enumerate(timelines):
-        sets = work_sets(timeline)
-        bounds = work_window(timeline, sets)
-        if bounds is None or bounds[1] <= bounds[0] or not len(timeline.collectives):
-            continue
-        table = timeline.collectives
-        transfers = None if matching is None else matching.transfer_ns(member, len(table))
-        middle = table["start"].to_numpy() + (table["end"].to_numpy() - table["start"].to_numpy()) // 2
-        whole = window_set(timeline, bounds)
-        inside = np.flatnonzero(inside_ns(whole, middle, middle + 1))
-        grouped = table.iloc[inside].groupby(list(keys), observed=True, sort=False)
-        for values, place in grouped.indices.items():
-            chosen = inside[place]
-            row = _numbers(table.iloc[chosen], sets, whole, None if transfers is None else transfers[chosen])
-            yield timeline, values if isinstance(values, tuple) else (values,), row
-
-
-def _numbers(
-    part: "pd.DataFrame", sets: WorkSets, whole: Intervals, transfers: npt.NDArray[np.float64] | None
-) -> dict[str, Any]:
-    span = total_ns(whole)
-    union = within(merged(part["start"], part["end"]), whole)
-    total, exposed = total_ns(union), total_ns(difference(union, sets.compute))
-    durations = (part["end"] - part["start"]).to_numpy(dtype=float)
-    sizes = part["bytes"].to_numpy(dtype=float)
-    kinds = zip(part["collective"].tolist(), part["group_size"].tolist(), strict=True)
-    factors = np.array([bus_factor(kind, size) for kind, size in kinds], dtype=float)  # NaN where there is none
-
-    def rate(times: npt.NDArray[np.float64] | None, weights: npt.NDArray[np.float64]) -> float | None:
-        if times is None:
-            return None
-        known = (sizes > 0) & (times > 0) & np.isfinite(weights)
-        return float((sizes[known] * weights[known]).sum() / times[known].sum()) if known.any() else None
-
-    return {
-        "count": len(part),
-        "sized": int((sizes > 0).sum()),
-        "bytes": int(sizes[sizes > 0].sum()) if (sizes > 0).any() else None,
-        "total_ms": total / 1e6,
-        "overlapped_ms": (total - exposed) / 1e6,
-        "exposed_ms": exposed / 1e6,
-        "algbw_gb_s": rate(durations, np.ones_like(sizes)),
-        "busbw_gb_s": rate(durations, factors),
-        "transfer_busbw_gb_s": rate(transfers, factors),
-        "communication_share": total / span,
-        "exposed_share": exposed / span,
-        "overlap_share": (total - exposed) / total if total else None,
-    }
-
-
-def buckets(timeline: Timeline, matching: "Matching | None" = None, member: int = 0) -> "pd.DataFrame":
-    """Return the bucket timeline: one row per collective of each step in order of start, BUCKET_COLUMNS.
-
-    A collective belongs to the step in which the host launched it (in which it started, where the launch is not in the
-    trace); where no step is marked the whole trace is one, with step <NA>. Times count from the step's start.
-    `compute_after_start_ms` is the computation of the step from the collective's start on, overlapping or later: with
-    none left, nothing can hide it.
-
-    Args:
-        timeline: what a reader returned.
-        matching: of `match_collectives`, for wait_ms, which is NaN without it.
-        member: the timeline's place among those matched.
-    """
-    table, sets = timeline.collectives, work_sets(timeline)
-    bounds = work_window(timeline, sets)
-    if bounds is None or not len(table):
-        return empty(BUCKET_COLUMNS)
-    starts, ends = (table[name].to_numpy(dtype=np.int64) for name in ("start", "end"))
-    launched = launch_times(timeline, table["correlation_id"].to_numpy(dtype=np.int64))
-    placed = np.where(launched >= 0, launched, starts)
-    exposed = ends - starts - inside_ns(sets.compute, starts, ends)
-    waits = None if matching is None else (ends - starts) - matching.transfer_ns(member, len(table))
-    steps = timeline.steps[["step", "start", "end"]].to_numpy() if len(timeline.steps) else [(None, *bounds)]
-    rows = []
-    for step, begin, end in steps:
-        own = np.flatnonzero((placed >= begin) & (placed < end))
-        own = own[np.argsort(starts[own], kind="stable")]
-        # The GPU runs behind the host: work of a step may end after its mark.
-        horizon = max(int(end), int(ends[own].max()) if len(own) else int(end))
-        remaining = inside_ns(sets.compute, starts[own], np.full(len(own), horizon))
-        for number, index in enumerate(own.tolist()):
-            size = int(table["bytes"].iloc[index])
-            rows.append(
-                {
-                    "rank": timeline.rank,
-                    "step": step,
-                    "bucket": number,
-                    "collective": table["collective"].iloc[index],
-                    "bytes": size if size > 0 else None,
-                    "launched_ms": (launched[index] - begin) / 1e6 if launched[index] >= 0 else None,
-                    "start_ms": (starts[index] - begin) / 1e6,
-                    "end_ms": (ends[index] - begin) / 1e6,
-                    "duration_ms": (ends[index] - starts[index]) / 1e6,
-                    "wait_ms": None if waits is None else waits[index] / 1e6,
-                    "exposed_ms": exposed[index] / 1e6,
-                    "compute_after_start_ms": remaining[number] / 1e6,
-                }
-            )
-    return typed(rows, BUCKET_COLUMNS)
-
-
-def exposed_union_ms(timeline: Timeline, rows: "pd.DataFrame") -> float:
-    """Return the exposed time of the collectives of one step, ms, each moment once: gloo runs several at a time.
-
-    Args:
-        timeline: what a reader returned.
-        rows: of one step, of `buckets`.
-    """
-    if not len(rows):
-        return 0.0
-    sets = work_sets(timeline)
-    bounds = work_window(timeline, sets)
-    begin = bounds[0] if bounds is not None else 0
-    if rows["step"].notna().any():
-        steps = timeline.steps
-        begin = int(steps.loc[steps["step"] == rows["step"].iloc[0], "start"].iloc[0])
-    starts, ends = (begin + (rows[name] * 1e6).round().astype("int64") for name in ("start_ms", "end_ms"))
-    return total_ns(difference(merged(starts, ends), sets.compute)) / 1e6
-
-
-def launch_times(timeline: Timeline, correlations: Numbers) -> Numbers:
-    """Return when the host launched each of n kernels, ns, by correlation id; -1 where the trace does not say."""
-    calls = calls_with(timeline.api, correlations)
-    begins = np.append(timeline.api["start"].to_numpy(dtype=np.int64), -1)
-    return np.where(calls >= 0, begins[calls], -1)
+def communication_window(timeline: Timeline) -> Intervals | None:
+    """Return the window as a set: without marked steps, all GPU work and collectives; None for a trace without work."""
+    bounds = work_window(timeline, work_sets(timeline))
+    if bounds is None:
+        return None
+    table = timeline.collectives
+    if timeline.spans is None and len(table):
+        bounds = min(bounds[0], int(table["start"].min())), max(bounds[1], int(table["end"].max()))
+    return window_set(timeline, bounds) if bounds[1] > bounds[0] else None
 
 
 def communication_set(timeline: Timeline, sets: WorkSets) -> Intervals:
@@ -340,6 +109,235 @@ def communication_set(timeline: Timeline, sets: WorkSets) -> Intervals:
     if len(sets.communication):
         return sets.communication
     return merged(timeline.collectives["start"], timeline.collectives["end"])
+
+
+def collective_table(timeline: Timeline, matching: "Matching | None" = None, member: int = 0) -> "pd.DataFrame":
+    """Return one row per collective of a rank, those outside the window too, in order of start: COLLECTIVES.
+
+    Args:
+        timeline: what a reader returned.
+        matching: which collectives of the ranks belong together, of `match_collectives`.
+        member: the timeline's place among those matched.
+    """
+    import pandas as pd
+
+    table = timeline.collectives
+    moments, known = collectives_at(timeline)
+    steps = timeline.steps.sort_values("start", kind="stable")["step"].astype("Int64").array
+    starts, ends = (table[name].to_numpy(dtype=np.int64) for name in ("start", "end"))
+    exposed = ends - starts
+    for device, compute in _compute(timeline).items():
+        here = (table["device"] == device).to_numpy() if device is not None else np.ones(len(table), dtype=bool)
+        exposed[here] -= inside_ns(compute, starts[here], ends[here])
+    columns = {name: table[name] for name in ("collective", "group", "group_size", "bytes", "device")}
+    frame = pd.DataFrame(columns).assign(
+        rank=timeline.rank,
+        step=steps.take(step_places(timeline, moments), allow_fill=True),
+        counted=timeline.inside(moments),
+        launched_ns=pd.array(moments, dtype="Int64"),
+        start_ns=starts,
+        end_ns=ends,
+        transfer_ns=np.nan if matching is None else matching.transfer_ns(member, len(table)),
+        exposed_ns=exposed,
+    )
+    frame.loc[~known, "launched_ns"] = pd.NA
+    return frame[list(COLLECTIVES)].astype(COLLECTIVES).sort_values("start_ns", kind="stable", ignore_index=True)
+
+
+def _compute(timeline: Timeline) -> dict[int | None, Intervals]:
+    """Return when each GPU of several computes; under None when the rank does, for collectives of CPU threads too."""
+    sets = device_sets(timeline)
+    if len(sets) == 1:
+        return {None: sets[0].compute}
+    return {-1: work_sets(timeline).compute, **{one.device: one.compute for one in sets}}
+
+
+def communication_by_rank(timelines: Sequence[Timeline], matching: "Matching | None" = None) -> "pd.DataFrame":
+    """Return one row per rank, times means over its GPUs: RANK_COLUMNS; a rank without work has no row.
+
+    Args:
+        timelines: what readers returned, one per rank.
+        matching: of `match_collectives`; it splits the exposed time into transfer and wait.
+    """
+    rows = []
+    for member, timeline in enumerate(timelines):
+        whole, sets = communication_window(timeline), device_sets(timeline)
+        if whole is None:
+            continue
+        pairs = [(within(communication_set(timeline, one), whole), within(one.compute, whole)) for one in sets]
+        exposed = [difference(communication, compute) for communication, compute in pairs]
+        span, total, bare = total_ns(whole), _mean([pair[0] for pair in pairs]), _mean(exposed)
+        row = {"rank": timeline.rank, "steps": len(timeline.steps), "window_ms": span / 1e6}
+        row |= {"compute_ms": _mean([pair[1] for pair in pairs]) / 1e6, "communication_ms": total / 1e6}
+        if matching is not None and matching.complete(member):
+            transfers = matching.transfer_set(member)
+            transfer = _mean([intersection(one, transfers) for one in exposed])
+            row |= {"exposed_transfer_ms": transfer / 1e6, "exposed_wait_ms": (bare - transfer) / 1e6}
+        rows.append({**row, **_shares(total, bare, span)})
+    return typed(rows, RANK_COLUMNS)
+
+
+def _mean(parts: Sequence[Intervals]) -> int:
+    return round(sum(map(total_ns, parts)) / len(parts))
+
+
+def _shares(total: int, exposed: int, span: int) -> dict[str, float | None]:
+    return {
+        "overlapped_ms": (total - exposed) / 1e6,
+        "exposed_ms": exposed / 1e6,
+        "communication_share": total / span,
+        "exposed_share": exposed / span,
+        "overlap_share": (total - exposed) / total if total else None,
+    }
+
+
+def _sums(
+    timelines: Sequence[Timeline], matching: "Matching | None", keys: Sequence[str]
+) -> list[tuple[Timeline, tuple[Any, ...], dict[str, Any]]]:
+    """Return (timeline, values of the keys, sums) of every part of the collectives of each rank."""
+    found = []
+    for member, timeline in enumerate(timelines):
+        whole = communication_window(timeline)
+        if whole is None or not len(timeline.collectives):
+            continue
+        table, compute = collective_table(timeline, matching, member), _compute(timeline)
+        for values, part in table.groupby(list(keys), sort=False):
+            times = []
+            for _, rows in part.groupby("device"):
+                union = within(merged(rows["start_ns"], rows["end_ns"]), whole)
+                busy = compute[None] if None in compute else compute[rows["device"].iloc[0]]
+                times.append((total_ns(union), total_ns(difference(union, busy))))
+            gpus = len(compute) - 1 if len(compute) > 1 and part["device"].min() >= 0 else 1
+            total, exposed = (round(sum(one) / gpus) for one in zip(*times, strict=True))
+            counted = part[part["counted"]]
+            if not len(counted) and not total:
+                continue
+            row = {"total_ms": total / 1e6, **_shares(total, exposed, total_ns(whole)), **_rates(counted)}
+            found.append((timeline, values, row))
+    return found
+
+
+def _rates(rows: "pd.DataFrame") -> dict[str, Any]:
+    """Return counts, bytes and bandwidths of collectives."""
+    durations = (rows["end_ns"] - rows["start_ns"]).to_numpy(dtype=float)
+    sizes, transfers = (rows[name].to_numpy(dtype=float) for name in ("bytes", "transfer_ns"))
+    kinds = zip(rows["collective"].tolist(), rows["group_size"].tolist(), strict=True)
+    factors = np.array([bus_factor(kind, size) for kind, size in kinds], dtype=float)  # NaN where there is none
+
+    def rate(times: Any, weights: Any) -> float | None:
+        known = (sizes > 0) & (times > 0) & np.isfinite(weights)
+        return float((sizes[known] * weights[known]).sum() / times[known].sum()) if known.any() else None
+
+    return {
+        "count": len(rows),
+        "sized": int((sizes > 0).sum()),
+        "bytes": int(sizes[sizes > 0].sum()) if (sizes > 0).any() else None,
+        "algbw_gb_s": rate(durations, np.ones_like(sizes)),
+        "busbw_gb_s": rate(durations, factors),
+        "transfer_busbw_gb_s": rate(transfers, factors),
+    }
+
+
+def communication_by_kind(
+    timelines: Sequence[Timeline], matching: "Matching | None" = None, links: LinkRates | None = None
+) -> "pd.DataFrame":
+    """Return one row per rank, kind of collective and group, those that take most first: KIND_COLUMNS.
+
+    Args:
+        timelines: what readers returned, one per rank.
+        matching: of `match_collectives`, for transfer_busbw_gb_s.
+        links: measured rates of the links; None: published ones only.
+    """
+    rows = []
+    for timeline, (kind, group, size), values in _sums(timelines, matching, ("collective", "group", "group_size")):
+        own = _group_of(timeline, str(group), int(size))
+        row: dict[str, Any] = {"rank": timeline.rank, "collective": kind, "group": group, **values}
+        row |= {"description": own.description, "parallelism": parallelism(own.description)}
+        row |= {"group_ranks": own.listed, "group_size": own.size if own.size > 0 else None, "link_source": ""}
+        rate = values["busbw_gb_s"] if values["transfer_busbw_gb_s"] is None else values["transfer_busbw_gb_s"]
+        if rate is not None:
+            link = (links or LinkRates.of()).rate(timeline, str(kind), own, values["bytes"] / values["sized"])
+            row |= {} if link is None else {"link_gb_s": link.gb_s, "link_share": rate / link.gb_s}
+            row["link_source"] = link.source if link else ""
+        rows.append(row)
+    return typed(rows, KIND_COLUMNS).sort_values("total_ms", ascending=False, kind="stable", ignore_index=True)
+
+
+def communication_by_group(timelines: Sequence[Timeline], matching: "Matching | None" = None) -> "pd.DataFrame":
+    """Return one row per process group of a description, those with most exposed time first: GROUP_COLUMNS.
+
+    Sets of ranks that have the same description, such as the tensor parallel groups of a job, are one row; collectives
+    whose group is not known have none. What two groups do at the same time counts for both.
+    """
+    import pandas as pd
+
+    rows = []
+    for timeline, (name,), values in _sums(timelines, matching, ("group",)):
+        if name:
+            size = int(timeline.collectives["group_size"][timeline.collectives["group"] == name].max())
+            own = _group_of(timeline, str(name), size)
+            row = {"group": own.label, "parallelism": parallelism(own.description), "own": (own.name, own.ranks)}
+            rows.append({**row, "group_size": own.size if own.size > 0 else None, **values})
+    if not rows:
+        return typed([], GROUP_COLUMNS)
+    frame = pd.DataFrame(rows)
+    numbers = [name for name in GROUP_COLUMNS if name in _SUMS or name == "exposed_share"]
+    by_label = frame.astype(dict.fromkeys(numbers, "float64")).groupby("group", sort=False)
+    table = by_label[numbers].mean()
+    sizes = by_label["group_size"].max().where(by_label["group_size"].nunique() == 1)
+    table = table.assign(
+        parallelism=by_label["parallelism"].first(),
+        groups=by_label["own"].nunique(),
+        group_size=sizes,
+        traces=by_label.size(),
+        bytes=table["bytes"].round(),
+    )
+    table = table.reset_index()[list(GROUP_COLUMNS)].astype(GROUP_COLUMNS)
+    return table.sort_values("exposed_ms", ascending=False, kind="stable", ignore_index=True)
+
+
+def _group_of(timeline: Timeline, name: str, size: int) -> ProcessGroup:
+    """Return a group as the trace lists it, with the size that its collectives have where the list has none."""
+    own = timeline.groups.get(name) or ProcessGroup(name)
+    return dataclasses.replace(own, size=size) if size > 0 else own
+
+
+def buckets(timeline: Timeline, matching: "Matching | None" = None, member: int = 0) -> "pd.DataFrame":
+    """Return the bucket timeline: one row per collective launched in each step in order of start, BUCKET_COLUMNS.
+
+    Where no step is marked the whole trace is one, with step <NA>. Times count from the step's start.
+
+    Args:
+        timeline: what a reader returned.
+        matching: of `match_collectives`, for wait_ms, which is missing without it.
+        member: the timeline's place among those matched.
+    """
+    whole, compute = communication_window(timeline), work_sets(timeline).compute
+    table = collective_table(timeline, matching, member)
+    if whole is None:
+        return typed([], BUCKET_COLUMNS)
+    steps = timeline.steps[["step", "start", "end"]].itertuples(index=False)
+    rows: list[dict[Any, Any]] = []
+    for step, begin, end in steps if len(timeline.steps) else [(None, *whole[0].tolist())]:
+        own = table if step is None else table[table["step"] == step]
+        # The GPU runs behind the host: work of a step may end after its mark.
+        horizon = np.full(len(own), max(int(end), int(own["end_ns"].max()) if len(own) else int(end)))
+        remaining = inside_ns(compute, own["start_ns"], horizon) / 1e6
+        lengths = own["end_ns"] - own["start_ns"]
+        part = own[["rank", "collective"]].assign(
+            step=step,
+            bucket=range(len(own)),
+            bytes=own["bytes"].where(own["bytes"] > 0),
+            launched_ms=(own["launched_ns"] - begin) / 1e6,
+            start_ms=(own["start_ns"] - begin) / 1e6,
+            end_ms=(own["end_ns"] - begin) / 1e6,
+            duration_ms=lengths / 1e6,
+            wait_ms=(lengths - own["transfer_ns"]) / 1e6,
+            exposed_ms=own["exposed_ns"] / 1e6,
+            compute_after_start_ms=remaining,
+        )
+        rows += part.to_dict("records")
+    return typed(rows, BUCKET_COLUMNS)
 
 
 def all_reduce(timelines: Sequence[Timeline]) -> dict[str, Any]:
@@ -350,29 +348,26 @@ def all_reduce(timelines: Sequence[Timeline]) -> dict[str, Any]:
     all_reduce_hidden_share under computation. all_reduce_ms is per step. The names with communication_ say the same of
     all collectives together. profiled_step_ms is what a step took with the profiler, the base of all shares. All are
     missing where no rank has marked steps.
-
-    Args:
-        timelines: what readers returned, one per rank.
     """
     ranks = communication_by_rank(timelines)
     ranks = ranks[ranks["steps"] > 0]
     if not len(ranks):
         return {"profile_problem": "the profile marks no steps"}
     # All groups together: what two of them do at the same time counts once.
-    sums = np.zeros(3)
-    for timeline, (kind,), values in _parts(timelines, None, ("collective",)):
-        if kind == "all_reduce" and len(timeline.steps):
-            per_step = values["total_ms"] / len(timeline.steps)
-            sums += values["communication_share"], values["exposed_share"], per_step
-    share, bare, time_ms = (sums / len(ranks)).tolist()
+    parts = [
+        (values["communication_share"], values["exposed_share"], values["total_ms"] / len(timeline.steps))
+        for timeline, (kind,), values in _sums(timelines, None, ("collective",))
+        if kind == "all_reduce" and len(timeline.steps)
+    ]
+    share, bare, time_ms = (np.sum(parts, axis=0) if parts else np.zeros(3)).tolist()
     return {
         "communication_share": float(ranks["communication_share"].mean()),
         "communication_exposed_share": float(ranks["exposed_share"].mean()),
         "communication_exposed_ms": float((ranks["exposed_ms"] / ranks["steps"]).mean()),
-        "all_reduce_share": share,
-        "all_reduce_exposed_share": bare,
-        "all_reduce_hidden_share": share - bare,
-        "all_reduce_ms": time_ms,
+        "all_reduce_share": share / len(ranks),
+        "all_reduce_exposed_share": bare / len(ranks),
+        "all_reduce_hidden_share": (share - bare) / len(ranks),
+        "all_reduce_ms": time_ms / len(ranks),
         "profiled_step_ms": float((ranks["window_ms"] / ranks["steps"]).mean()),
         "profiled_steps": int(ranks["steps"].max()),
     }

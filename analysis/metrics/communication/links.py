@@ -49,7 +49,6 @@ class Link:
     points: tuple[Point, ...]
     """What was fitted, by ranks and size."""
     alpha_us: float = math.nan
-    """Cost of one message without length in us."""
     bandwidth_gb_s: float = math.nan
     """What a link carries of endless messages in 1e9 bytes/s: where busbw levels off."""
     reason: str = ""
@@ -67,11 +66,10 @@ class Link:
     @property
     def errors(self) -> FloatArray:
         """Fitted / measured - 1, per point."""
-        fitted = [self.time_us(point.size_bytes, point.ranks) / point.time_us - 1 for point in self.points]
-        return np.array(fitted, dtype=np.float64)
+        return np.array([self.time_us(point.size_bytes, point.ranks) / point.time_us - 1 for point in self.points])
 
     def time_us(self, size_bytes: float, ranks: int) -> float:
-        """Time the line gives in us."""
+        """Return the time that the line gives, us."""
         steps, volume = ring(ranks)
         return steps * self.alpha_us + volume * size_bytes / self.bandwidth_gb_s / 1e3
 
@@ -100,23 +98,17 @@ def fitted_links(trials: Sequence[LoadedTrial]) -> list[Link]:
 def _fitted(link: Link) -> Link:
     """Return the link with its line, fitted to relative errors: small sizes count as large ones do."""
     if len(link.sizes) < FEWEST_SIZES:
-        count = f"{len(link.sizes)} {'was' if len(link.sizes) == 1 else 'were'} measured"
-        why = f"a line needs {FEWEST_SIZES} sizes, but {count}: use a smaller --factor or a wider range"
+        why = f"{len(link.sizes)} sizes were measured, a line needs {FEWEST_SIZES}: use a smaller --factor"
         return dataclasses.replace(link, reason=why)
     terms = np.array([ring(point.ranks) for point in link.points])
     sizes, measured = (np.array([getattr(point, name) for point in link.points]) for name in ("size_bytes", "time_us"))
     alpha, slope = _line(terms[:, 0], terms[:, 1] * sizes, measured)
+    why = ""
     if not (alpha > 0 and slope > 0):
-        why = (
-            "no line with a latency and a bandwidth above 0 fits these times: measure more sizes, small and large "
-            "ones, on a quieter machine"
-        )
-        return dataclasses.replace(link, reason=why)
-    if link.sizes[-1] / link.ranks[-1] * slope <= alpha:
-        why = (
-            f"even at the largest size, {link.sizes[-1]:,} bytes, latency takes at least as long as the transfer: "
-            "measure larger sizes (--max-bytes)"
-        )
+        why = "no line with a latency and a bandwidth above 0 fits: measure more sizes on a quieter machine"
+    elif link.sizes[-1] / link.ranks[-1] * slope <= alpha:
+        why = f"latency outweighs the transfer even at {link.sizes[-1]:,} bytes: measure larger sizes (--max-bytes)"
+    if why:
         return dataclasses.replace(link, reason=why)
     return dataclasses.replace(link, alpha_us=alpha, bandwidth_gb_s=1e-3 / slope)
 
@@ -133,8 +125,7 @@ def alpha_beta(sizes: FloatArray, times_us: FloatArray) -> tuple[float, float, f
     alpha, slope = _line(np.ones_like(sizes), sizes, times_us)
     if not (alpha > 0 and slope > 0):
         return None
-    error = np.median(np.abs((alpha + slope * sizes) / times_us - 1))
-    return alpha, 1e-3 / slope, float(error)
+    return alpha, 1e-3 / slope, float(np.median(np.abs((alpha + slope * sizes) / times_us - 1)))
 
 
 def _line(steps: FloatArray, volume: FloatArray, times: FloatArray) -> tuple[float, float]:

@@ -16,11 +16,10 @@ import numpy as np
 from analysis.load import Key, LoadedTrial, circumstances
 from analysis.metrics.communication.links import FloatArray, Link, fitted_links
 from analysis.wording import bucket_mib, is_single
-from common.errors import SchemaError, UsageError
+from common.errors import UsageError
 
 FIRST_BUCKET_BYTES = 1 << 20
 BUCKET_BYTES = 25 << 20
-
 _NAMES = (
     "task", "implementation", "preset", "precision", "seq_len", "micro_batch_size", "grad_accum_steps", "device",
     "activation_checkpointing",
@@ -55,25 +54,17 @@ def backward_pass(record: Mapping[str, Any], bucket_mib: int | None = None) -> B
     """Return the buckets of a measured pass.
 
     Args:
-        record: what bench.run.measure.backward_timeline wrote; SchemaError where it is not of that form.
-        bucket_mib: cap of every bucket in MiB, where one was asked for.
+        record: what bench.run.measure.backward_timeline wrote: bytes, ready_ms, backward_ms.
+        bucket_mib: cap of every bucket in MiB; None: PyTorch's, of which the first is smaller.
     """
-    try:
-        sizes, ready = [int(value) for value in record["bytes"]], [float(value) for value in record["ready_ms"]]
-        whole = float(record["backward_ms"])
-        if not sizes or min(sizes) < 0 or len(sizes) != len(ready) or not whole > 0 or not np.isfinite(ready).all():
-            raise ValueError("sizes and times do not fit each other")
-    except (KeyError, TypeError, ValueError) as error:
-        raise SchemaError(
-            "file-damaged", f"the record of the backward pass is damaged: {error}; measure that trial again"
-        ) from error
+    sizes, ready = record["bytes"], record["ready_ms"]
     first, others = (FIRST_BUCKET_BYTES, BUCKET_BYTES) if bucket_mib is None else (bucket_mib << 20, bucket_mib << 20)
     bounds = bucket_ends(sizes, first, others)
     parts = [slice(begin, end) for begin, end in zip([0, *bounds], bounds, strict=False)]
     return Backward(
         np.array([float(sum(sizes[part])) for part in parts]),
-        np.array([max(ready[part]) for part in parts]),
-        whole,
+        np.array([float(max(ready[part])) for part in parts]),
+        float(record["backward_ms"]),
     )
 
 
@@ -86,9 +77,7 @@ def bucket_ends(sizes: Sequence[int], first_bytes: int, bucket_bytes: int) -> li
         if filled >= (bucket_bytes if ends else first_bytes):
             ends.append(place)
             filled = 0
-    if not ends or ends[-1] != len(sizes):
-        ends.append(len(sizes))
-    return ends
+    return ends if ends and ends[-1] == len(sizes) else [*ends, len(sizes)]
 
 
 def project(trials: Sequence[LoadedTrial], world_sizes: Sequence[int]) -> list[dict[str, Any]]:
@@ -109,7 +98,6 @@ def project(trials: Sequence[LoadedTrial], world_sizes: Sequence[int]) -> list[d
 
     Raises:
         UsageError: a number of devices below 2.
-        SchemaError: records of a trial are damaged.
     """
     if world_sizes and min(world_sizes) < 2:
         raise UsageError("option-value", f"--project {min(world_sizes)}: a projection is to 2 devices or more")
@@ -136,62 +124,52 @@ def _rows(rounds: Rounds, links: Sequence[Link], sizes: Sequence[int]) -> list[d
     base_size, base = list(rounds.items())[-1]
     trial = base[0].trial
     link = max((one for one in links if one.device == trial.device), key=lambda one: one.nodes, default=None)
-    about: dict[str, Any] = {name: getattr(trial, name) for name in _NAMES}
+    records = [(record["backward"], one) for one in base for record in one.ranks.values() if record.get("backward")]
+    about: dict[str, Any] = {name: getattr(trial, name) for name in _NAMES} | dict.fromkeys(_VALUES)
     about |= {"strategy": base[0].row["strategy"], "base_world_size": base_size}
-    about["reason"] = _refused(rounds, base, link)
-    about |= {"link_nodes": None if link is None else link.nodes, **dict.fromkeys(_VALUES)}
+    about |= {"link_nodes": None if link is None else link.nodes, "reason": ""}
     batch = trial.micro_batch_size * trial.grad_accum_steps
+    if link is None:
+        about["reason"] = "no all-reduce of fp32 was measured in this run: run `bertbench comm --out` with its folder"
+    elif link.reason:
+        about["reason"] = f"no line fits the measured all-reduces: {link.reason}"
+    elif len(rounds) < 2:
+        about["reason"] = (
+            f"only {base_size} devices were measured: measure two counts (`bertbench throughput --devices`)"
+        )
+    elif not records:
+        about["reason"] = "no trial recorded when its gradients were ready (compiled models do not)"
     if about["reason"] or link is None:
         return [{**about, "world_size": size, "global_batch_size": batch * size} for size in sizes]
-    backward = _backward(base)
-    work_ms = _median(base, "step_time_ms") - _median(base, "communication_ms")
+    passes = [backward_pass(record, bucket_mib(one.trial.strategy_options)) for record, one in records]
+    backward = _typical(base, [one for one in passes if np.array_equal(one.bucket_bytes, passes[0].bucket_bytes)])
+    measured = _median(base, "step_time_ms")
+    work_ms = measured - _median(base, "communication_ms")
     # Of a device in a median step at the measured rate, which is that of all steps together.
-    samples = _median(base, "samples_per_second") * _median(base, "step_time_ms") / 1e3 / base_size
+    samples = _median(base, "samples_per_second") * measured / 1e3 / base_size
     rows = []
     for size in sorted({*rounds, *sizes}):
         reduce_ms = np.array([link.time_us(count, size) / 1e3 for count in backward.bucket_bytes])
         exposed_ms = backward.exposed_ms(reduce_ms)
         step_ms = work_ms + exposed_ms
-        measured_ms = _median(rounds[size], "step_time_ms") if size in rounds else None
         row = {**about, "world_size": size, "global_batch_size": batch * size, "step_time_ms": step_ms}
         row |= {"samples_per_second": 1e3 * samples * size / step_ms, "work_ms": work_ms}
         row |= {"all_reduce_ms": float(reduce_ms.sum()), "exposed_ms": exposed_ms, "buckets": len(reduce_ms)}
-        if measured_ms is None:
-            row["efficiency"] = _median(base, "step_time_ms") / step_ms
+        if size in rounds:
+            row["measured_step_time_ms"] = _median(rounds[size], "step_time_ms")
+            row["error"] = step_ms / row["measured_step_time_ms"] - 1
         else:
-            row |= {"measured_step_time_ms": measured_ms, "error": step_ms / measured_ms - 1}
+            row["efficiency"] = measured / step_ms
         rows.append(row)
     return rows
 
 
-def _refused(rounds: Rounds, base: Sequence[LoadedTrial], link: Link | None) -> str:
-    if link is None:
-        return (
-            f"no all-reduce of fp32 was measured between {base[0].trial.device} ranks in this run: "
-            "run `bertbench comm --out` with the folder of this run"
-        )
-    if link.reason:
-        return f"no line fits the measured all-reduces: {link.reason}"
-    if len(rounds) < 2:
-        return f"one device count was measured, {next(iter(rounds))}: measure two (`bertbench throughput --devices`)"
-    if not any(_records(trial) for trial in base):
-        return "no trial recorded when its gradients were ready (compiled models do not)"
-    return ""
-
-
-def _backward(base: Sequence[LoadedTrial]) -> Backward:
-    caps = [(record, bucket_mib(trial.trial.strategy_options)) for trial in base for record in _records(trial)]
-    passes = [backward_pass(record, cap) for record, cap in caps]
-    alike = [one for one in passes if np.array_equal(one.bucket_bytes, passes[0].bucket_bytes)]
-    shares = np.minimum([one.ready_ms / one.backward_ms for one in alike], 1.0)
-    # The step clock's backward is of all micro-steps; the last one alone communicates.
+def _typical(base: Sequence[LoadedTrial], passes: Sequence[Backward]) -> Backward:
+    """Return the median of several passes; the backward time of the step clock is of all micro-steps."""
+    shares = np.minimum([one.ready_ms / one.backward_ms for one in passes], 1.0)
     times = [float(t.row["backward_ms"]) / t.trial.grad_accum_steps for t in base if t.row.get("backward_ms")]
-    whole = float(np.median(times or [one.backward_ms for one in alike]))
-    return Backward(alike[0].bucket_bytes, np.median(shares, axis=0) * whole, whole)
-
-
-def _records(trial: LoadedTrial) -> list[dict[str, Any]]:
-    return [record["backward"] for record in trial.ranks.values() if record.get("backward")]
+    whole = float(np.median(times or [one.backward_ms for one in passes]))
+    return Backward(passes[0].bucket_bytes, np.median(shares, axis=0) * whole, whole)
 
 
 def _median(trials: Sequence[LoadedTrial], name: str) -> float:

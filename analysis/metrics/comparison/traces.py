@@ -9,8 +9,8 @@ import numpy as np
 from analysis.metrics.comparison.regression import differing
 from analysis.metrics.kernels.modules import BETWEEN, module_rows
 from analysis.metrics.kernels.tables import kernel_rows, operator_rows
-from analysis.metrics.time.launches import before_recording
 from analysis.metrics.time.temporal import temporal_breakdown
+from analysis.metrics.time.window import before_recording
 from analysis.timeline import Timeline, empty, lost_kernels
 from common.errors import InputError, UsageError
 from records.trial import Trial

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from analysis.metrics.time.launches import in_window, launching_calls
+from analysis.metrics.time.launches import launching_calls
+from analysis.metrics.time.window import in_window
 from analysis.names import PRECISIONS, family, precision
 from analysis.timeline import Timeline, name_codes
 

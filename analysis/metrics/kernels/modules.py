@@ -1,6 +1,6 @@
 """GPU time by module of the model.
 
-Each kernel, copy and memset of the window (see launches.in_window) belongs to the innermost `nn.Module` of the
+Each kernel, copy and memset of the window (see window.in_window) belongs to the innermost `nn.Module` of the
 profiler's Python stack that was open on the thread of its launching call. Where that call lies in autograd's evaluation
 of a node, it belongs to the module of the forward operator that made the node, which has the same sequence number; that
 is time of the backward pass. All other work is OUTSIDE. Without GPU work, operators with their self time are counted.
@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from analysis.metrics.time.launches import in_window, launching_calls
+from analysis.metrics.time.launches import launching_calls
+from analysis.metrics.time.window import in_window
 from analysis.spans import Nested
 from analysis.timeline import EVALUATES, MODULE, Timeline, empty, name_codes, named
 

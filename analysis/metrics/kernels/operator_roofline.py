@@ -14,7 +14,8 @@ import numpy as np
 
 from analysis.metrics.kernels.devices import device_of
 from analysis.metrics.kernels.modules import nested_spans, thread_numbers
-from analysis.metrics.time.launches import in_window, launching_calls
+from analysis.metrics.time.launches import launching_calls
+from analysis.metrics.time.window import in_window
 from analysis.names import GEMMS, precision
 from analysis.timeline import Mask, Timeline, empty
 

@@ -15,8 +15,8 @@ import numpy.typing as npt
 
 from analysis.blocks import blocks
 from analysis.counters import KernelCounters
-from analysis.metrics.time.launches import in_window, whole_trace
-from analysis.metrics.time.temporal import work_sets
+from analysis.metrics.time.window import in_window, whole_trace
+from analysis.metrics.time.work import work_sets
 from analysis.names import OTHER, family
 from analysis.spans import inside_ns
 from analysis.timeline import Timeline, empty, is_kind, name_codes, typed
@@ -248,7 +248,7 @@ def host_memory(name: str) -> str:
 def copy_rows(timeline: Timeline) -> "pd.DataFrame":
     """Return one row per direction and kind of host memory, longest first: COPY_ROW_COLUMNS.
 
-    Of copies and memsets of the window (see launches.in_window). bytes is missing where the trace
+    Of copies and memsets of the window (see window.in_window). bytes is missing where the trace
     does not give every copy's, and bandwidth_gb_s (10^9 bytes per second of copying) with it; overlapped_share is the
     share of the copies' time in which the same rank computed.
     """

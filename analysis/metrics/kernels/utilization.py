@@ -22,7 +22,8 @@ import numpy as np
 import numpy.typing as npt
 
 from analysis.blocks import blocks
-from analysis.metrics.time.temporal import analysis_window, cpu_computation, window_set
+from analysis.metrics.time.window import analysis_window, window_set
+from analysis.metrics.time.work import cpu_computation
 from analysis.spans import Intervals, inside_ns, levels, merged, total_ns, within
 from analysis.timeline import Mask, Timeline, is_communication, is_kind, lost_kernels
 from records.schema import COMPUTE_COLUMNS, PROFILED_COLUMNS

@@ -1,268 +1,296 @@
-"""Why the GPU is idle: waiting for data, for communication, for the CPU to launch work, or something else.
+"""Why the GPU is idle: one row per gap, with its cause and the call that the CPU was in.
 
-An idle gap is a time in the window in which no kernel, copy or memset runs. The CPU can be its cause only until the
-call that launches the next work has been made, so every gap [g0, g1) is cut there. Let [l0, l1) be that call:
+A gap is a time in the window in which no kernel, copy or memset runs. The CPU can be its cause only until the call that
+launches the next work has been made, so every gap [g0, g1) is cut there. Let [l0, l1) be that call:
 
-- l0 <= g0: the work was in the queue, or on its way into it, when the gap began. All of the gap is *other*: latency
+- l0 <= g0: the work was in the queue, or on its way into it, when the gap began. All of the gap is *unknown*: latency
   between kernels, a dependency on another stream.
-- l0 > g0: until min(l1, g1) the GPU had nothing to do. Of that part, where the CPU is in a data range
-  (`bertbench:data`, a DataLoader's `__next__`) it is *data wait*; where it is in communication *communication wait*;
-  the rest is *launch-bound*: Python, the framework or the driver was too slow. From l1 to g1: *other*, the latency of
-  the launch.
+- l0 > g0: until min(l1, g1) the GPU had nothing to do. That part is *data wait* where the CPU is in a data range
+  (`bertbench:data`, a DataLoader's `__next__`), *communication* where it waits in communication, *synchronization*
+  where a launching thread waits in a call for the GPU, *allocator* where it allocates or frees memory, and
+  *launch-bound* elsewhere: Python, the framework or the driver was too slow. From l1 to g1: unknown.
 
-A gap that no work ends is data or communication wait where the CPU is in one, *other* elsewhere. Where calls are not
-recorded or do not tell what they launched, nothing is launch-bound: the whole of a gap is examined for the two waits,
-and the rest is *other*, with the reason said. The four causes always add up to the idle time, to the nanosecond.
-
-On a trace without GPU work, idle is where no thread runs a compute operator, and every such time is examined.
+A gap that no work ends is data wait or communication where the CPU is in one, unknown elsewhere. So is every gap where
+calls are not recorded or do not tell what they launched. The causes of a gap add up to it, to the nanosecond; its cause
+is the one that takes most of it. On a trace without GPU work, a gap is a time in which no thread runs a compute
+operator. A rank with several GPUs has the gaps of each.
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+import re
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
-from analysis.blocks import blocks, in_order
-from analysis.metrics.time.host_activity import COMMUNICATION, DATA
-from analysis.metrics.time.idle_gaps import PAUSE, Spread, idle_spread
 from analysis.metrics.time.launches import launching_calls
 from analysis.metrics.time.phases import phase_of
-from analysis.metrics.time.temporal import Window, WorkSets, cpu_communication, window_set, work_sets, work_window
+from analysis.metrics.time.window import step_places, work_time
+from analysis.metrics.time.work import NOTHING, WorkSets, cpu_communication, device_sets
 from analysis.names import collective
-from analysis.spans import Intervals, difference, inside_ns, intersection, merged, total_ns, union, within
-from analysis.timeline import Timeline, named
+from analysis.spans import Intervals, difference, inside_each, intersection, merged, total_ns, union, within
+from analysis.timeline import Timeline, name_codes, named, typed
 
 if TYPE_CHECKING:
     import pandas as pd
 
-CAUSES = ("data_wait", "communication_wait", "launch_bound", "other")
-_WAITING = ("wait", "barrier", "synchron")
 Numbers = npt.NDArray[np.int64]
-_NOTHING = np.empty((0, 2), dtype=np.int64)
+
+CAUSES = ("data_wait", "communication", "synchronization", "allocator", "launch_bound", "unknown")
+PARTS = ("start_up", "steady", "tear_down")
+"""Before the first kernel of the trace, between, and after its last; copies and memsets are no kernels."""
+LONG_NS = 500_000
+"""A launch-bound gap from this length on is a pause of the CPU: no single launch takes as long."""
+GAP_COLUMNS = {
+    "rank": "Int64",
+    "device": "int64",  # -1 on a CPU, and where the rank has one GPU
+    "start_ns": "int64",
+    "end_ns": "int64",
+    "part": "str",
+    "step": "Int64",  # marked step in which it begins
+    "cause": "str",
+    **{f"{cause}_ns": "int64" for cause in CAUSES},
+}
+CAUSE_COLUMNS = {
+    "rank": "Int64",
+    "cause": "str",  # of CAUSES, between first and last kernel; start_up and tear_down whatever the CPU did
+    "idle_ms": "float64",  # mean over GPUs; those of a rank add up to its idle time
+    "idle_time_share": "float64",
+    "window_share": "float64",
+    "repeating_ms": "float64",  # what the steps usually have, without launch-bound gaps of LONG_NS or more
+    "long_ms": "float64",  # in gaps of LONG_NS or more
+}
+_SYNCHRONIZES = re.compile(
+    r"\w*synchronize|\w+(?:EventQuery|StreamQuery)|(?:cu|cuda|hip)Mem(?:cpy|set)(?!\w*Async)", re.I
+)
+_ALLOCATES = re.compile(
+    r"(?:cu|cuda|hip)\w*(?:Malloc|Free|Alloc|Host(?:Un)?register|Mem(?:Map|Unmap|Create|Release))", re.I
+)
+_FEWEST_STEPS, _GROUPS = 3, 10
 
 
-@dataclass(frozen=True, slots=True)
-class IdleCauses:
-    """Idle time of one rank by cause."""
+def idle_gaps(timeline: Timeline) -> "pd.DataFrame | None":
+    """Return the idle gaps of one rank in the window, in order of start: GAP_COLUMNS; None for a trace without work."""
+    import pandas as pd
 
-    rank: int | None
-    """Rank, None where the trace does not say."""
-    span_ns: int
-    idle_ns: int
-    """Idle time in it; the four below add up to it."""
-    data_wait_ns: int
-    """Nothing was launched because the CPU loaded or waited for data."""
-    communication_wait_ns: int
-    """Nothing was launched because the CPU waited in communication."""
-    launch_bound_ns: int
-    """Nothing was launched because the CPU was late."""
-    other_ns: int
-    """Not explained by the three: latency of launches, dependencies between streams, the end of the trace."""
-    on_gpu: bool
-    """Whether it is a GPU that was idle; a CPU otherwise."""
-    reason: str
-    """Why launch_bound_ns could not be separated from the rest; "" if it could."""
-    spread: Spread | None = None
-    """Where in the window it is; None where that was not asked for."""
-
-    def ns(self, cause: str) -> int:
-        """Return the time of one of CAUSES, ns."""
-        return int(getattr(self, f"{cause}_ns"))
+    whole = work_time(timeline)
+    if whole is None:
+        return None
+    waits = {
+        "data_wait": _data_spans(timeline),
+        "communication": _communication_spans(timeline),
+        **_call_spans(timeline),
+    }
+    sets = device_sets(timeline)
+    tables = [_gaps_of(timeline, one, whole, waits) for one in sets]
+    table = pd.concat(tables, ignore_index=True) if len(tables) > 1 else tables[0]
+    return table.sort_values("start_ns", kind="stable", ignore_index=True)
 
 
-def idle_causes(timeline: Timeline, window: Window = "steps") -> IdleCauses | None:
-    """Return the idle time of one rank by cause; None for a trace without work.
+def _gaps_of(timeline: Timeline, sets: WorkSets, whole: Intervals, waits: Mapping[str, Intervals]) -> "pd.DataFrame":
+    import pandas as pd
+
+    if sets.on_gpu:
+        idle, active = difference(whole, sets.busy), sets.active
+        host, late = (within(part, whole) for part in _host_time(timeline, sets, whole))
+    else:
+        idle, active = difference(whole, sets.compute), sets.compute
+        host, late = idle, NOTHING
+    pieces, explained = {}, NOTHING
+    for cause, spans in waits.items():
+        examined = host if cause in ("data_wait", "communication") else late
+        pieces[cause] = difference(intersection(examined, spans), explained)
+        explained = union(explained, pieces[cause])
+    pieces["launch_bound"] = difference(late, explained)
+    pieces["unknown"] = difference(idle, union(explained, pieces["launch_bound"]))
+    lengths = {cause: inside_each(pieces[cause], idle) for cause in CAUSES}
+    first, last = (active[0, 0], active[-1, 1]) if len(active) else (whole[0, 0], whole[-1, 1])
+    part = np.where(idle[:, 1] <= first, 0, np.where(idle[:, 0] >= last, 2, 1))
+    steps = timeline.steps.sort_values("start", kind="stable")["step"].astype("Int64").array
+    largest = np.argmax(np.stack(list(lengths.values())), axis=0)
+    frame = pd.DataFrame(
+        {
+            "rank": pd.array([timeline.rank] * len(idle), dtype="Int64"),
+            "device": -1 if sets.device is None else sets.device,
+            "start_ns": idle[:, 0],
+            "end_ns": idle[:, 1],
+            "part": np.array(PARTS)[part],
+            "step": steps.take(step_places(timeline, idle[:, 0]), allow_fill=True),
+            "cause": np.array(CAUSES)[largest],
+            **{f"{cause}_ns": values for cause, values in lengths.items()},
+        }
+    )
+    return frame.astype(GAP_COLUMNS)
+
+
+def _host_time(timeline: Timeline, sets: WorkSets, whole: Intervals) -> tuple[Intervals, Intervals]:
+    """Return the parts of gaps that the CPU can be the cause of, and those of them that a late call ended."""
+    busy, api, work = sets.busy, timeline.api, timeline.work
+    if not len(busy):
+        return whole, NOTHING
+    # The first gap begins before anything that could end it, the last one is ended by nothing.
+    before = min(int(whole[0, 0]), int(busy[0, 0]), int(api["start"].min()) if len(api) else int(busy[0, 0])) - 1
+    after = max(int(whole[-1, 1]), int(busy[-1, 1])) + 1
+    calls = launching_calls(timeline)
+    if calls is None:
+        return difference(merged([before], [after]), busy), NOTHING
+    call_starts, call_ends = (np.append(api[name].to_numpy(dtype=np.int64), after) for name in ("start", "end"))
+    starts, stops = np.append(before, busy[:-1, 1]), busy[:, 0]
+    ends_gap = (work.end > work.start) & np.isin(work.start, stops)
+    if sets.device is not None:
+        ends_gap &= work.device == sets.device
+    begun, launched = work.start[ends_gap], calls[ends_gap]
+    # Of work that starts together the first launched counts; of calls that begin together the first to end.
+    order = np.lexsort((call_ends[launched], call_starts[launched], begun))
+    call = launched[order][np.searchsorted(begun[order], stops)]
+    late = (call >= 0) & (call_starts[call] > starts)
+    reached = np.minimum(call_ends[call], stops)
+    host = merged(starts, np.where(late, reached, np.where(call >= 0, starts, stops)))
+    return union(host, merged([busy[-1, 1]], [after])), merged(starts[late], reached[late])
+
+
+def idle_causes(timeline: Timeline, gaps: "pd.DataFrame") -> "pd.DataFrame":
+    """Return the idle time of one rank by cause: CAUSE_COLUMNS; causes that only a GPU has are left out on a CPU.
+
+    A cause *repeats* where a step usually has it: its steady time in the median step, times the steps. Fewer than three
+    marked steps have no usual one: there the steady gaps, in order of time, are divided into ten groups of equal
+    number, and the median group counts, times the groups. So a few gaps never repeat, however long they are.
 
     Args:
         timeline: what a reader returned.
-        window: see temporal.temporal_breakdown; an idle time is the same as there, on a GPU.
+        gaps: of `idle_gaps`.
     """
-    sets = work_sets(timeline)
-    bounds = work_window(timeline, sets, window)
-    if bounds is None or bounds[1] <= bounds[0]:
-        return None
-    whole = window_set(timeline, bounds, window)
-    on_gpu, active = sets.on_gpu, sets.active if sets.on_gpu else sets.compute
-    worked = (int(active[0, 0]), int(active[-1, 1])) if len(active) else (0, 0)
-    if on_gpu:
-        host, launching, reason = _gaps(timeline, sets, whole)
-        idle = difference(whole, sets.busy)
+    whole = work_time(timeline)
+    span, devices = total_ns(whole) if whole is not None else 0, max(1, gaps["device"].nunique())
+    idle = int((gaps["end_ns"] - gaps["start_ns"]).sum())
+    on_gpu = len(timeline.work) > 0
+    steady = gaps[gaps["part"] == "steady"]
+    rows = []
+    for cause in ("start_up", *(CAUSES if on_gpu else ("data_wait", "communication", "unknown")), "tear_down"):
+        if cause in PARTS:
+            part = gaps[gaps["part"] == cause]
+            length, repeating, long = int((part["end_ns"] - part["start_ns"]).sum()), 0.0, 0
+        else:
+            values = steady[f"{cause}_ns"]
+            is_long = values >= LONG_NS
+            length, long = int(values.sum()), int(values[is_long].sum())
+            repeating = _repeating(timeline, steady, values.mask(is_long, 0) if cause == "launch_bound" else values)
+        rows.append(
+            {
+                "rank": timeline.rank,
+                "cause": cause,
+                "idle_ms": length / devices / 1e6,
+                "idle_time_share": length / idle if idle else None,
+                "window_share": length / devices / span if span else None,
+                "repeating_ms": repeating / devices / 1e6,
+                "long_ms": long / devices / 1e6,
+            }
+        )
+    return typed(rows, CAUSE_COLUMNS)
+
+
+def _repeating(timeline: Timeline, gaps: "pd.DataFrame", values: "pd.Series[int]") -> float:
+    steps = timeline.steps["step"]
+    if len(steps) >= _FEWEST_STEPS:
+        by_step = values.groupby(gaps["step"]).sum().reindex(steps.astype("Int64"), fill_value=0)
+        usual = float(by_step.median()) * len(steps)
+    elif len(gaps) >= _FEWEST_STEPS:
+        groups = np.array_split(values.to_numpy(), min(_GROUPS, len(gaps)))
+        usual = float(np.median([group.sum() for group in groups])) * len(groups)
     else:
-        idle = difference(whole, sets.compute)
-        host, launching, reason = idle, _NOTHING, "not applicable: a CPU run launches no kernels"
-    del sets, active  # large, as is what is made below
-    host, launching = within(host, whole), within(launching, whole)
-    loading, talking = _data_spans(timeline), _communication_spans(timeline)
-    data = intersection(host, loading)
-    communication = difference(intersection(host, talking), loading)
-    late = difference(launching, union(data, communication))
-    del host, launching
-    found = [total_ns(part) for part in (data, communication, late)]
-    told = union(data, communication, late)
-    causes = dict(zip(CAUSES, (data, communication, late, difference(idle, told)), strict=True))
-    return IdleCauses(
-        rank=timeline.rank,
-        span_ns=total_ns(whole),
-        idle_ns=total_ns(idle),
-        data_wait_ns=found[0],
-        communication_wait_ns=found[1],
-        launch_bound_ns=found[2],
-        other_ns=total_ns(idle) - sum(found),
-        on_gpu=on_gpu,
-        reason=reason if len(idle) or not on_gpu else "",
-        spread=idle_spread(timeline, bounds[0], idle, worked, causes, {DATA: loading, COMMUNICATION: talking}),
-    )
+        return 0.0
+    return min(usual, float(values.sum()))
 
 
-_TYPES = dict.fromkeys(("idle_time_share", "repeating_ms"), "float64")
+def largest_gaps(timeline: Timeline, gaps: "pd.DataFrame", count: int = 5) -> "pd.DataFrame":
+    """Return the longest gaps of one rank, the longest first.
 
+    Columns: rank, start_ms (since the begin of the window), length_ms, idle_time_share, part, step, cause, call (of the
+    CPU, see `call_in`).
 
-def idle_frame(rows: Sequence[IdleCauses]) -> "pd.DataFrame":
-    """Return one row per rank and cause: rank, cause, idle_ms, idle_time_share, window_share, repeating_ms, note.
-
-    The rows of a rank add up to its idle time. *start_up* and *tear_down* are what lies before the first kernel and
-    after the last, whatever the CPU did; the other rows are of the time between (see idle_gaps). There, *launch_bound*
-    is only what repeats, in gaps as short as a launch; all other time in which the CPU was late is *host_pause*.
-    repeating_ms is what of a row the steps usually have. Without `spread`, the rows are CAUSES.
+    Args:
+        timeline: what a reader returned.
+        gaps: of `idle_gaps`.
+        count: how many.
     """
-    import pandas as pd
-
-    records = []
-    for row in rows:
-        for cause, (length, repeating) in _by_row(row).items():
-            note = row.reason if cause == "launch_bound" else ""
-            share = length / row.idle_ns if row.idle_ns else None
-            values = (row.rank, cause, length / 1e6, share, length / row.span_ns, repeating, note)
-            records.append(dict(zip(_COLUMNS, values, strict=True)))
-    frame = pd.DataFrame(records)
-    return frame.astype({"rank": "Int64", **_TYPES}) if records else frame
+    whole, lengths = work_time(timeline), gaps["end_ns"] - gaps["start_ns"]
+    largest = gaps.loc[lengths.nlargest(count).index]
+    calls = [call_in(timeline, *span) for span in largest[["start_ns", "end_ns"]].itertuples(index=False)]
+    table = largest[["rank", "part", "step", "cause"]].assign(call=calls)
+    table.insert(1, "start_ms", (largest["start_ns"] - (0 if whole is None else int(whole[0, 0]))) / 1e6)
+    table.insert(2, "length_ms", lengths[largest.index] / 1e6)
+    table.insert(3, "idle_time_share", lengths[largest.index] / lengths.sum())
+    return table.reset_index(drop=True)
 
 
-_COLUMNS = ("rank", "cause", "idle_ms", "idle_time_share", "window_share", "repeating_ms", "note")
+def call_in(timeline: Timeline, begin: int, end: int) -> str:
+    """Return the shortest call, operator or range that covers at least half of [begin, end), ns; "" for none.
+
+    Marked steps do not count, nor do calls of the operating system on threads that launch nothing.
+    """
+    steps = set(zip(timeline.steps["start"].tolist(), timeline.steps["end"].tolist(), strict=True))
+    launchers = _launchers(timeline)
+    best = (np.iinfo(np.int64).max, "")
+    for table in (timeline.api, timeline.operators, timeline.host, timeline.ranges):
+        starts, ends = (table[name].to_numpy(dtype=np.int64) for name in ("start", "end"))
+        covering = np.flatnonzero(2 * (ends.clip(max=end) - starts.clip(min=begin)) >= end - begin)
+        for row in covering.tolist():
+            start, stop = int(starts[row]), int(ends[row])
+            elsewhere = table is timeline.host and launchers and str(table["thread"].iloc[row]) not in launchers
+            if stop - start < best[0] and (start, stop) not in steps and not elsewhere:
+                best = (stop - start, str(table["name"].iloc[row]))
+    return best[1]
 
 
-def _by_row(row: IdleCauses) -> dict[str, tuple[int, float | None]]:
-    """Time of each row of a rank, ns, and what of it repeats, ms."""
-    spread = row.spread
-    if spread is None:
-        return {cause: (row.ns(cause), None) for cause in CAUSES}
-    found = {cause: (spread.steady_ns[cause], spread.repeating_ns[cause] / 1e6) for cause in CAUSES}
-    late, repeating = spread.steady_ns["launch_bound"], spread.repeating_ns["launch_bound"]
-    bound = spread.short_repeating_ns
-    return {
-        "start_up": (spread.start_up_ns, 0.0),
-        "data_wait": found["data_wait"],
-        "communication_wait": found["communication_wait"],
-        "launch_bound": (bound, bound / 1e6),
-        PAUSE: (late - bound, max(0, repeating - bound) / 1e6),
-        "other": found["other"],
-        "tear_down": (spread.tear_down_ns, 0.0),
-    }
-
-
-def _gaps(timeline: Timeline, sets: WorkSets, window: Intervals) -> tuple[Intervals, Intervals, str]:
-    """Parts of gaps that the CPU can be the cause of, those of them that a late call ended, and why none was found."""
-    busy, begin, end = sets.busy, int(window[0, 0]), int(window[-1, 1])
-    if not len(busy):
-        return merged([begin], [end]), _NOTHING, "all work of the trace has zero duration"
-    # The first gap begins before anything that could end it, the last one is ended by nothing.
-    first = min(begin, int(busy[0, 0]), *(int(table["start"].min()) for table in (timeline.api,) if len(table))) - 1
-    last = max(end, int(busy[-1, 1])) + 1
+def _launchers(timeline: Timeline) -> set[str]:
+    """Return the threads that launch work, and "" for rows whose thread is not recorded."""
     calls = launching_calls(timeline)
     if calls is None:
-        said = "the trace does not record which calls launched its kernels"
-        return difference(merged([first], [last]), busy), _NOTHING, said
-    call_starts, call_ends = (timeline.api[name].to_numpy(dtype=np.int64) for name in ("start", "end"))
-    work = _Launched.of(timeline, calls, (call_starts, call_ends), busy)
-    host, launching = [], []
-    unknown = count = 0
-    for part in blocks(len(busy)):
-        starts, stops = np.append(first, busy[part, 1][:-1]), busy[part, 0]
-        first = int(busy[part.stop - 1, 1])
-        next_call = work.next_call(stops)
-        known = next_call >= 0
-        late = known & (call_starts[next_call] > starts)
-        reached = np.minimum(call_ends[next_call], stops)
-        host.append(merged(starts, np.where(late, reached, np.where(known, starts, stops))))
-        launching.append(merged(starts[late], reached[late]))
-        inside = inside_ns(window, starts, stops) > 0
-        unknown += int((~known & inside).sum())
-        count += int(inside.sum())
-    host.append(merged([first], [last]))
-    reason = f"{unknown:,} of {count:,} gaps end with work whose call is not in the trace" if unknown else ""
-    return np.concatenate(host), np.concatenate(launching), reason  # gaps do not touch: together they are sets
+        return set()
+    codes, names = name_codes(timeline.api["thread"])
+    return {"", *(names[code] for code in np.unique(codes[calls[calls >= 0]]).tolist())}
 
 
-@dataclass(frozen=True, slots=True)
-class _Launched:
-    """Work that takes time, in order of start, and the call of each piece, -1 unknown."""
-
-    starts: Numbers
-    calls: Numbers
-
-    @classmethod
-    def of(cls, timeline: Timeline, calls: Numbers, spans: tuple[Numbers, Numbers], busy: Intervals) -> "_Launched":
-        """Put work in order; of pieces that start together where the GPU becomes busy, the first launched is first.
-
-        Of calls that begin together, in traces of coarse clocks, the first to end: the order of the rows decides
-        nothing.
-        """
-        starts, ends = (timeline.kernels[name].to_numpy(dtype=np.int64) for name in ("start", "end"))
-        lasting = ends > starts
-        if not lasting.all():
-            starts, calls = starts[lasting], calls[lasting]
-        if not in_order(starts):
-            order = np.argsort(starts, kind="stable")
-            starts, calls = starts[order], calls[order]
-        together = starts[1:][starts[1:] == starts[:-1]]
-        if len(together) and np.isin(together, busy[:, 0]).any():
-            called, ended = (np.where(calls >= 0, times[calls], np.iinfo(np.int64).max) for times in spans)
-            calls = calls[np.lexsort((ended, called, starts))]
-        return cls(starts, calls)
-
-    def next_call(self, moments: Numbers) -> Numbers:
-        """Return the call of the work that starts at each of n moments, shape (n,)."""
-        return np.asarray(self.calls[np.searchsorted(self.starts, moments)])
+def _call_spans(timeline: Timeline) -> dict[str, Intervals]:
+    """Return when a launching thread waits for the GPU in a call, and when it allocates or frees memory."""
+    api, launchers = timeline.api, _launchers(timeline)
+    launching = named(api["thread"], lambda thread: thread in launchers)
+    found = {}
+    for cause, pattern in (("synchronization", _SYNCHRONIZES), ("allocator", _ALLOCATES)):
+        chosen = launching & named(api["name"], lambda name, pattern=pattern: bool(pattern.match(name)))  # type: ignore[misc]
+        found[cause] = merged(api["start"].to_numpy()[chosen], api["end"].to_numpy()[chosen])
+    return found
 
 
 def _data_spans(timeline: Timeline) -> Intervals:
-    """Return when the CPU loads data or waits for it, ns of the trace's clock."""
-    return union(*(_spans_of(table, lambda name: phase_of(name) == "data") for table in _host_tables(timeline)))
+    """Return when the CPU loads data or waits for it."""
+    return _spans_of(timeline, lambda name: phase_of(name) == "data")
 
 
 def _communication_spans(timeline: Timeline) -> Intervals:
-    """When a thread of the CPU waits for other ranks: spans of gloo and MPI, barriers, the loop's own phase, and calls
-    that wait for the GPU inside a range of communication."""
-    parts = [cpu_communication(timeline)] if not len(timeline.kernels) or len(timeline.collectives) else []
-    wide = []
-    for table in _host_tables(timeline):
-        parts.append(_spans_of(table, _waits_for_others))
-        wide.append(_spans_of(table, lambda name: collective(name) is not None))
-    inside = union(*wide)
-    api = timeline.api
-    if len(api) and len(inside):
-        parts.append(intersection(inside, _spans_of(api, lambda name: "synchronize" in name.lower())))
-    return union(*parts)
+    """Return when a thread of the CPU waits for other ranks: spans of gloo and MPI, barriers, the loop's own phase, and
+    calls that wait for the GPU inside a range of communication."""
+    spans = cpu_communication(timeline) if not len(timeline.kernels) or len(timeline.collectives) else NOTHING
+    inside, api = _spans_of(timeline, lambda name: collective(name) is not None), timeline.api
+    waiting = named(api["name"], lambda name: "synchronize" in name.lower())
+    synchronizing = merged(api["start"].to_numpy()[waiting], api["end"].to_numpy()[waiting])
+    return union(spans, _spans_of(timeline, _waits_for_others), intersection(inside, synchronizing))
 
 
 def _waits_for_others(name: str) -> bool:
-    if phase_of(name) == "communication":
-        return True
     lower = name.lower()
     library = any(word in lower for word in ("gloo", "mpi_", "c10d", "nccl"))
-    if library and any(word in lower for word in _WAITING):
+    if phase_of(name) == "communication" or (
+        library and any(word in lower for word in ("wait", "barrier", "synchron"))
+    ):
         return True
     return ("gloo:" in lower or "mpi_" in lower) and collective(name) is not None
 
 
-def _host_tables(timeline: Timeline) -> "tuple[pd.DataFrame, pd.DataFrame]":
-    return timeline.ranges, timeline.operators
-
-
-def _spans_of(table: "pd.DataFrame", wanted: Callable[[str], bool]) -> Intervals:
-    if not len(table):
-        return _NOTHING
-    chosen = named(table["name"], wanted)
-    return merged(table["start"].to_numpy()[chosen], table["end"].to_numpy()[chosen])
+def _spans_of(timeline: Timeline, wanted: Callable[[str], bool]) -> Intervals:
+    """Return when a range or an operator of a wanted name is open."""
+    parts = []
+    for table in (timeline.ranges, timeline.operators):
+        chosen = named(table["name"], wanted)
+        parts.append(merged(table["start"].to_numpy()[chosen], table["end"].to_numpy()[chosen]))
+    return union(*parts)

@@ -1,17 +1,24 @@
-"""The part of a trace that was asked for: marked steps, a named range, or a time.
+"""The window: the part of a trace that is analyzed, and the two ways to count in it.
 
+Time is cut at the window's edges. Counts, and sums over kernels and collectives, are of what the host launched in the
+window (see `launched_at`), with all its length: a GPU may run behind its CPU, and so the work of each step counts once.
+
+The window is the marked steps, or all work where none is marked, or what was asked for: steps, a named range, a time.
 A range that occurs several times is analyzed as all its occurrences together, each counted as a step; the time between
 them is not in the window. Occurrences that overlap are one.
 """
 
 import dataclasses
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
+import numpy.typing as npt
 
-from analysis.spans import Intervals, merged
-from analysis.timeline import STEP_COLUMNS, ChosenWindow, Timeline, empty, named
+from analysis.metrics.time.launches import calls_with, launching_calls
+from analysis.metrics.time.work import WorkSets, work_sets
+from analysis.spans import Intervals, merged, total_ns
+from analysis.timeline import STEP_COLUMNS, ChosenWindow, GpuWork, Mask, Timeline, empty, named
 from analysis.window_choice import KERNELS, STEPS, WindowChoice, parse_window
 from analysis.wording import number
 from common.errors import InputError, UsageError
@@ -19,8 +26,104 @@ from common.errors import InputError, UsageError
 if TYPE_CHECKING:
     import pandas as pd
 
+Window = Literal["steps", "kernels"]
+Numbers = npt.NDArray[np.int64]
 _MOST_NAMES = 12
 _DAY_NS = 24 * 3600 * 10**9
+_NEVER = np.iinfo(np.int64).min
+
+
+def work_window(timeline: Timeline, sets: WorkSets, window: Window = "steps") -> tuple[int, int] | None:
+    """Return begin and end of the window, ns; None for a trace without work: whether anything ran is not known."""
+    work = timeline.work
+    if not len(work) and not len(sets.busy):
+        return None
+    if window == "steps" and (spans := timeline.spans) is not None:
+        return int(spans[0, 0]), int(spans[-1, 1])
+    if len(work):  # with those of no length
+        return int(work.start.min()), int(work.end.max())
+    return int(sets.busy[0, 0]), int(sets.busy[-1, 1])
+
+
+def window_set(timeline: Timeline, bounds: tuple[int, int], window: Window = "steps") -> Intervals:
+    """Return what is counted between the bounds of `work_window` or `analysis_window`: all, but for a chosen window."""
+    chosen = None if window == "kernels" or timeline.window is None else timeline.spans
+    return merged([bounds[0]], [bounds[1]]) if chosen is None else chosen
+
+
+def work_time(timeline: Timeline, window: Window = "steps") -> Intervals | None:
+    """Return the window as a set; None for a trace without work, or without time between its first and last."""
+    bounds = work_window(timeline, work_sets(timeline), window)
+    return None if bounds is None or bounds[1] <= bounds[0] else window_set(timeline, bounds, window)
+
+
+def analysis_window(timeline: Timeline) -> tuple[int, int] | None:
+    """Return begin and end of the window, ns: of a trace without work its steps, or all that was recorded."""
+    if (spans := timeline.spans) is not None:
+        return int(spans[0, 0]), int(spans[-1, 1])
+    if not len(timeline.kernels) and (bounds := work_window(timeline, work_sets(timeline))) is not None:
+        return bounds
+    return _extent([timeline.kernels] if len(timeline.kernels) else [timeline.operators, timeline.ranges])
+
+
+def launched_at(timeline: Timeline) -> Numbers:
+    """Return the moment at which each row of `kernels` counts, ns, shape (n,).
+
+    That is when the host launched it; where the trace does not tie it to a call, when it begins. Work of one stream
+    runs in the order of its launches: where more than half of all work is tied to calls, work without a call that
+    begins before the first of its stream that has one (of a stream that has none: before the first of any) was
+    launched before the recording began. It counts never.
+    """
+    work, calls = timeline.work, launching_calls(timeline)
+    if calls is None:
+        return work.start
+    known = calls >= 0
+    moments = np.where(known, timeline.api["start"].to_numpy(dtype=np.int64)[calls], work.start)
+    if known.all() or 2 * known.sum() <= len(known):
+        return moments
+    _, streams = np.unique(np.stack([work.device, work.stream]), axis=1, return_inverse=True)
+    streams = streams.reshape(-1)
+    latest = np.iinfo(np.int64).max
+    first = np.full(int(streams.max()) + 1, latest)
+    np.minimum.at(first, streams[known], work.start[known])
+    first[first == latest] = work.start[known].min()
+    return np.where(~known & (work.start < first[streams]), _NEVER, moments)
+
+
+def collectives_at(timeline: Timeline) -> tuple[Numbers, Mask]:
+    """Return the same of each row of `collectives`, shape (n,), and of which the launch is known."""
+    table, begins = timeline.collectives, timeline.api["start"].to_numpy(dtype=np.int64)
+    calls = calls_with(timeline.api, table["correlation_id"].to_numpy(dtype=np.int64))
+    starts = table["start"].to_numpy(dtype=np.int64)
+    return np.where(calls >= 0, np.append(begins, 0)[calls], starts), calls >= 0
+
+
+def in_window(timeline: Timeline) -> tuple[Mask, int]:
+    """Return which rows of `kernels` are launched in the window, and the window's length in ns."""
+    spans = timeline.spans
+    if not len(timeline.work) or spans is None:
+        return whole_trace(timeline.work)
+    return timeline.inside(launched_at(timeline)), total_ns(spans)
+
+
+def before_recording(timeline: Timeline) -> int:
+    """Return how many rows of `kernels` begin in the window, but were launched before the calls were recorded."""
+    if timeline.spans is None or not len(timeline.work):
+        return 0
+    return int(((launched_at(timeline) == _NEVER) & timeline.inside(timeline.work.start)).sum())
+
+
+def whole_trace(work: GpuWork) -> tuple[Mask, int]:
+    """Return all pieces of work as those of the window, and the time from the first start to the last end, ns."""
+    return np.ones(len(work), dtype=bool), int(work.end.max() - work.start.min()) if len(work) else 0
+
+
+def step_places(timeline: Timeline, moments: npt.NDArray[Any]) -> Numbers:
+    """Return the place of the marked step, in order of start, around each of n moments, -1 none, shape (n,)."""
+    steps = timeline.steps.sort_values("start", kind="stable")
+    begins, ends = (np.append(steps[name].to_numpy(dtype=np.int64), _NEVER) for name in ("start", "end"))
+    place = np.searchsorted(begins[:-1], moments, side="right") - 1
+    return np.where((place >= 0) & (moments < ends[place]), place, -1)
 
 
 def windowed(timelines: Sequence[Timeline], text: str) -> tuple[tuple[Timeline, ...], tuple[str, ...]]:
@@ -37,23 +140,21 @@ def windowed(timelines: Sequence[Timeline], text: str) -> tuple[tuple[Timeline, 
     if text == STEPS:
         return tuple(timelines), ()
     if text == KERNELS:
-        return tuple(dataclasses.replace(found, steps=empty(STEP_COLUMNS)) for found in timelines), ()
+        return tuple(dataclasses.replace(one, steps=empty(STEP_COLUMNS)) for one in timelines), ()
     if not timelines:
         raise UsageError("option-not-applicable", f"--window {text} needs a trace: tables of totals have no time line")
-    made = [_cut(found, choice) for found in timelines]
-    kept = tuple(found for found in made if found is not None)
-    if not kept:
-        raise InputError("trace-without-work", f"--window {text}: {_there_is(timelines, choice)}")
-    lost = [str(old.rank) for old, new in zip(timelines, made, strict=True) if new is None]
-    said = []
-    if lost:
-        who = f"rank{'s'[: len(lost) > 1]} {', '.join(lost)} {'have' if len(lost) > 1 else 'has'}"
-        said.append(f"{who} no window {text}: left out")
+    cut = [_cut(timeline, choice) for timeline in timelines]
+    chosen = tuple(one for one in cut if one is not None)
+    if not chosen:
+        raise InputError("trace-without-work", f"--window {text}: {_refusal(timelines, choice)}")
+    problems = []
+    if lost := [str(old.rank) for old, new in zip(timelines, cut, strict=True) if new is None]:
+        problems.append(f"left out, as they have no window {text}: rank {', '.join(lost)}")
     if choice.time_ns is not None:
-        begin, end = _recorded_seconds(kept)
+        begin, end = _recorded_seconds(chosen)
         if choice.time_ns[0] < begin * 1e9 or choice.time_ns[1] > end * 1e9:
-            said.append(f"--window {text}: only {number(begin)}s to {number(end)}s was recorded, the rest is left out")
-    return kept, tuple(said)
+            problems.append(f"--window {text}: only {number(begin)}s to {number(end)}s was recorded")
+    return chosen, tuple(problems)
 
 
 def origin_ns(timeline: Timeline) -> int:
@@ -69,38 +170,33 @@ def origin_ns(timeline: Timeline) -> int:
 
 
 def _cut(timeline: Timeline, choice: WindowChoice) -> Timeline | None:
-    """The timeline with the window; None where it does not have it."""
+    """Return the timeline with the window; None where it does not have it."""
     steps = timeline.steps.sort_values("start", kind="stable")
+    label = choice.text
     if choice.time_ns is not None:
         begin, end = (origin_ns(timeline) + moment for moment in choice.time_ns)
         if (recorded := _recorded(timeline)) is None or begin >= recorded[1] or end <= recorded[0]:
             return None
-        inside = steps[(steps["start"] >= begin) & (steps["end"] <= end)]
-        span = [max(begin, recorded[0]), min(end, recorded[1])]  # what was not recorded is not idle
-        return _with(timeline, inside, np.array([span], dtype=np.int64), choice.text)
-    if choice.steps is not None:
-        chosen = steps[(steps["step"] >= choice.steps[0]) & (steps["step"] <= choice.steps[1])]
-        if len(chosen):
-            whole = np.array([[chosen["start"].min(), chosen["end"].max()]], dtype=np.int64)
-            return _with(timeline, chosen, whole, STEPS)
-        if not choice.name:
+        steps = steps[(steps["start"] >= begin) & (steps["end"] <= end)]
+        spans = merged([max(begin, recorded[0])], [min(end, recorded[1])])  # what was not recorded is not idle
+    else:
+        first, last = choice.steps or (0, -1)
+        numbered = steps[(steps["step"] >= first) & (steps["step"] <= last)]
+        if len(numbered):
+            label, steps, spans = STEPS, numbered, merged([numbered["start"].min()], [numbered["end"].max()])
+        elif choice.name and (occurrences := _occurrences(timeline, choice)) is not None:
+            steps, spans = occurrences, merged(occurrences["start"], occurrences["end"])
+        else:
             return None
-    found = _occurrences(timeline, choice)
-    return None if found is None else _with(timeline, *found, choice.text)
-
-
-def _with(timeline: Timeline, steps: "pd.DataFrame", spans: Intervals, label: str) -> Timeline:
     window = ChosenWindow(label, spans, origin_ns(timeline))
     return dataclasses.replace(timeline, steps=steps.reset_index(drop=True), window=window)
 
 
-def _occurrences(timeline: Timeline, choice: WindowChoice) -> "tuple[pd.DataFrame, Intervals] | None":
-    """The occurrences of a range, or of an operator where no range has the name, as steps; and their union."""
+def _occurrences(timeline: Timeline, choice: WindowChoice) -> "pd.DataFrame | None":
+    """Return the occurrences of a range, or of an operator where no range has the name, as steps."""
     import pandas as pd
 
     for table in (timeline.ranges, timeline.operators):
-        if not len(table):
-            continue
         chosen = np.zeros(len(table), dtype=bool)
         for matches in choice.matchers():
             if not chosen.any():
@@ -113,44 +209,41 @@ def _occurrences(timeline: Timeline, choice: WindowChoice) -> "tuple[pd.DataFram
         starts, ends = starts[order], np.maximum.accumulate(ends[order])
         first = np.append(True, starts[1:] >= ends[:-1])
         ends = ends[np.append(np.flatnonzero(first)[1:], len(ends)) - 1]
-        steps = pd.DataFrame({"step": np.arange(int(first.sum())), "start": starts[first], "end": ends})
-        return steps.astype(STEP_COLUMNS), merged(steps["start"], steps["end"])
+        steps = {"step": np.arange(int(first.sum())), "start": starts[first], "end": ends}
+        return pd.DataFrame(steps).astype(STEP_COLUMNS)
     return None
 
 
-def _recorded(timeline: Timeline) -> tuple[int, int] | None:
-    tables = (timeline.steps, timeline.kernels, timeline.api, timeline.operators, timeline.ranges)
+def _extent(tables: "Sequence[pd.DataFrame]") -> tuple[int, int] | None:
     filled = [table for table in tables if len(table)]
     if not filled:
         return None
     return min(int(table["start"].min()) for table in filled), max(int(table["end"].max()) for table in filled)
 
 
+def _recorded(timeline: Timeline) -> tuple[int, int] | None:
+    return _extent([timeline.steps, timeline.kernels, timeline.api, timeline.operators, timeline.ranges])
+
+
 def _recorded_seconds(timelines: Sequence[Timeline]) -> tuple[float, float]:
-    """From when to when something was recorded on any rank, seconds since the origin of its window."""
-    recorded = [(found, _recorded(found)) for found in timelines]
-    spans = [[(moment - origin_ns(found)) / 1e9 for moment in own] for found, own in recorded if own is not None]
-    return min(span[0] for span in spans), max(span[1] for span in spans)
+    """Return from when to when something was recorded on any rank, seconds since the origin of its window."""
+    recorded = [(_recorded(one), origin_ns(one)) for one in timelines]
+    spans = [((span[0] - origin) / 1e9, (span[1] - origin) / 1e9) for span, origin in recorded if span is not None]
+    return min((first for first, _ in spans), default=0.0), max((last for _, last in spans), default=0.0)
 
 
-def _there_is(timelines: Sequence[Timeline], choice: WindowChoice) -> str:
+def _refusal(timelines: Sequence[Timeline], choice: WindowChoice) -> str:
     if choice.time_ns is not None:
-        if not any(_recorded(found) for found in timelines):
-            return "nothing was recorded"
         begin, end = _recorded_seconds(timelines)
         return f"nothing was recorded then; the trace is from {number(begin)}s to {number(end)}s"
-    have = sorted({int(step) for found in timelines for step in found.steps["step"]})
-    if choice.steps is not None and (have or not choice.name):
-        if not have:
-            return "the trace marks no steps; give range:NAME or a time"
-        return f"the trace has no such step; it has {_listed([str(step) for step in have])}"
-    names = [str(name) for found in timelines for name in found.ranges["name"].unique()]
-    if not names:
-        return "the trace has no named ranges; give step:N or a time"
-    close = [name for name in dict.fromkeys(names) if choice.name.strip("*").casefold() in name.casefold()]
+    steps = [str(step) for step in sorted({int(step) for one in timelines for step in one.steps["step"]})]
+    if choice.steps is not None and (steps or not choice.name):
+        return f"the trace has no such step; it has {_listed(steps)}"
+    names = dict.fromkeys(str(name) for one in timelines for name in one.ranges["name"].unique())
+    close = [name for name in names if choice.name.strip("*").casefold() in name.casefold()]
     return f"no range has this name; there are {_listed(list(dict.fromkeys([*close, *names])))}"
 
 
 def _listed(names: Sequence[str]) -> str:
     more = f" and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else ""
-    return ", ".join(name[:80] for name in names[:_MOST_NAMES]) + more
+    return ", ".join(name[:80] for name in names[:_MOST_NAMES]) + more if names else "none"

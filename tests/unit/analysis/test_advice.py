@@ -24,7 +24,7 @@ from analysis.diagnose.run_answer import complete_answers
 from analysis.load import load_run
 from analysis.metrics.comparison.within_run import ratios_of
 from analysis.metrics.kernels.roofline import Roofline
-from analysis.metrics.time.temporal import analysis_window
+from analysis.metrics.time.window import analysis_window
 from analysis.sources import Source, open_sources
 from analysis.timeline import Timeline
 from bench.cli.dispatch import Call, find
@@ -180,8 +180,6 @@ def test_bf16_is_advised_for_fp32_and_never_for_a_bf16_trial(kind: str) -> None:
         findings = explain(source, context=context)
         found = {one.cause: one for one in to_do(source, findings, context)}
         assert ("precision" in found) == advised
-        families = next(one for one in findings if one.name in ("kernel_families", "operator_families"))
-        assert "runs in fp32" in families.sentence and ("autocast" in families.sentence) != advised
         if advised:
             assert found["precision"].saves == pytest.approx(5 / 6)
             assert "--precisions bf16" in found["precision"].command
@@ -213,7 +211,6 @@ def test_a_busy_machine_is_named_before_operators_are_to_be_made_faster() -> Non
     taken = "other processes used 43 % of the CPUs while this trial was measured"
     for context in (Context(), Context(row=ROW, run="runs/a", disturbed=taken)):
         findings = {one.name: one for one in explain(source, context=context)}
-        assert ("faster operators" in findings["temporal_breakdown"].sentence) != bool(context.disturbed)
         advised = to_do(source, list(findings.values()), context)
         assert [one.cause for one in advised[:1]] == (["machine"] if context.disturbed else [])
         if advised:

@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 
 from analysis import blocks, spans
-from analysis.metrics.time import idle_gaps
 
 
 @pytest.fixture(autouse=True)
@@ -56,10 +55,3 @@ def test_levels_are_the_sum_of_what_is_open(seed: int) -> None:
     times, level = (np.concatenate(parts) for parts in zip(*spans.levels(start, end, height), strict=True))
     assert times.tolist() == sorted({*start.tolist(), *end.tolist()})
     assert level.tolist() == [int(height[(start <= moment) & (moment < end)].sum()) for moment in times]
-
-
-@pytest.mark.parametrize("count", [0, 3, 8, 29, 40])
-def test_the_largest_are_found_the_first_of_equal_ones_first(count: int) -> None:
-    values = np.random.default_rng(count).integers(0, 6, 29)
-    expected = sorted(range(29), key=lambda place: (-values[place], place))[: max(count, 1)]
-    assert idle_gaps._largest(values, max(count, 1)).tolist() == expected

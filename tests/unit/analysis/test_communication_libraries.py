@@ -3,23 +3,19 @@
 The traces are made here in Kineto's form; every expected number is worked out in the comments.
 """
 
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 from support.kineto_events import event, write
 from support.profiles import NSYS, sqlite_with
-from support.timelines import timeline
 
-from analysis.diagnose import communication as communication_findings
 from analysis.diagnose.explain import explain
 from analysis.diagnose.finding import Finding
 from analysis.metrics.communication.exposure import communication_by_kind
 from analysis.names import COLLECTIVES, family, kernel_collective
 from analysis.readers.kineto.reader import read
 from analysis.sources import open_sources
-from bench.cli.main import run
 
 MS = 1000.0  # Kineto counts in microseconds
 GEMM = "nvjet_tst_128x256_64x4_1x2_h_bz_coopA_TNT"
@@ -157,6 +153,8 @@ def test_deep_ep_is_communication_of_which_little_is_exposed(tmp_path: Path, out
     assert row["idle_ms"] == pytest.approx(30.0)
     by_rank = found["all_reduce_by_rank"].table.iloc[0]
     assert by_rank["communication_ms"] == pytest.approx(113.4) and by_rank["exposed_ms"] == pytest.approx(4.2)
+    # 109.2 of 113.4 are hidden; 4.2 of 180 ms are exposed.
+    assert by_rank["overlap_share"] == pytest.approx(109.2 / 113.4) and not found["all_reduce_by_rank"].advice
     families = found["kernel_families"].table.set_index("family")
     assert families.loc["communication", "calls"] == 24 and families.loc["communication", "mean_ms"] == pytest.approx(
         113.4
@@ -173,14 +171,6 @@ def test_what_a_trace_does_not_say_of_deep_ep_is_unknown(tmp_path: Path) -> None
     assert table[["bytes", "group_size", "algbw_gb_s", "busbw_gb_s"]].isna().all(axis=None) and set(table["group"]) == {
         ""
     }
-
-
-def test_the_command_no_longer_says_that_there_is_no_communication(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert run(["allreduce", str(deep_ep(tmp_path / "rank0.json")), "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert "buckets" in told["findings"] and not any("no communication" in text for text in told["problems"])
 
 
 def rccl(path: Path) -> Path:
@@ -254,22 +244,9 @@ def test_a_step_of_74_collectives_is_told_as_that(tmp_path: Path) -> None:
     shown = found["buckets"]
     # The last whole step is step 1; 74 x 0.1 ms are exposed.
     assert len(shown.table) == 74 and set(shown.table["step"]) == {1}
-    assert "74 of 74" in shown.sentence and "7.4 ms" in shown.sentence and "one collective" not in shown.sentence
-    assert "step 1" in shown.title.lower()
+    assert shown.table["exposed_ms"].sum() == pytest.approx(7.4)
     kinds = found["collectives"].table.set_index("collective")
     assert dict(kinds["count"]) == {"all_reduce": 2 * 73, "all_gather": 3}
-
-
-def test_one_collective_of_a_step_is_still_told_as_one() -> None:
-    nccl = "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevComm*)"
-    one = timeline(
-        0,
-        steps=[(4, 0, 100_000_000)],
-        kernels=[(GEMM, 7, 0, 60_000_000), (nccl, 20, 60_000_000, 90_000_000)],
-        collectives=[("all_reduce", 60_000_000, 90_000_000)],
-    )
-    (said,) = (found.sentence for found in communication_findings.findings([one]) if found.name == "buckets")
-    assert "Step 4 has one collective, 30 ms" in said
 
 
 def test_an_nsys_export_knows_the_same_kernels(tmp_path: Path) -> None:

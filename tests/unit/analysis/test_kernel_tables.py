@@ -16,8 +16,8 @@ from support.profiles import sqlite_with
 from support.timelines import timeline
 
 from analysis.counters import KernelCounters
+from analysis.diagnose import rules_time
 from analysis.diagnose.explain import explain
-from analysis.diagnose.timelines import operator_findings, range_findings
 from analysis.metrics.kernels.tables import (
     COPY_ROW_COLUMNS,
     FAMILY_ROW_COLUMNS,
@@ -200,11 +200,11 @@ def test_own_time_adds_up_inside_the_steps_alone(tmp_path: Path) -> None:
 
 def test_the_longest_is_named_and_a_gpu_trace_has_its_kernels_instead() -> None:
     cpu = timeline(operators=[("aten::mm", 0, 900), ("aten::gelu", 1000, 1100)])
-    families, names = operator_findings([cpu, cpu])
-    assert "GEMM takes 90.0 %" in families.sentence and "aten::mm" in names.sentence
+    families, names = rules_time.operators([cpu, cpu])
+    assert families.table["self_time_share"].iloc[0] == pytest.approx(0.9)
     assert names.table["calls"].tolist() == [2, 2]
     gpu = timeline(operators=[("aten::mm", 0, 900)], kernels=[("sgemm", 7, 0, 10)])
-    assert operator_findings([gpu]) == [] == operator_findings([timeline()])
+    assert rules_time.operators([gpu]) == [] == rules_time.operators([timeline()])
 
 
 def test_ranges_are_counted_by_name_inside_the_steps() -> None:
@@ -216,9 +216,7 @@ def test_ranges_are_counted_by_name_inside_the_steps() -> None:
     assert (table.loc[0, "min_ms"], table.loc[0, "max_ms"]) == pytest.approx((0.1, 0.3))
     # In one's steps b (10..20,010) lies within a (0..300,000): a's own are 280,000 and other's 100,000.
     assert table["self_ms"].tolist() == pytest.approx([0.38, 0.02])
-    (finding,) = range_findings([one, other])
-    assert "a takes longest, 0.4 ms in 2" in finding.sentence
-    assert range_findings([timeline()]) == []
+    assert rules_time.ranges([timeline()]) == []
 
 
 NESTED = [("run", 0, 100, 1), ("train", 10, 90, 1), ("fwd.0", 20, 50, 1), ("bwd.0", 50, 80, 1), ("load", 30, 70, 2)]
@@ -246,8 +244,6 @@ def test_nested_ranges_are_counted_once_in_all(tmp_path: Path, recorded: Callabl
     table = found.table.set_index("name")
     assert table["total_ms"].to_dict() == {"run": 100, "train": 80, "fwd.0": 30, "bwd.0": 30, "load": 40}
     assert table["self_ms"].to_dict() == {"run": 20, "train": 20, "fwd.0": 30, "bwd.0": 30, "load": 40}
-    assert "run takes longest, 100 ms in 1 call, nested ranges included" in found.sentence
-    assert "once, is 140 ms" in found.sentence and "load (40 ms)" in found.sentence and "280" not in found.sentence
 
 
 def test_ranges_that_reach_out_of_each_other_are_counted_once_too() -> None:

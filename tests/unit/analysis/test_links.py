@@ -38,7 +38,7 @@ def test_alpha_and_bandwidth_of_a_simulated_ring_are_found_from_what_comm_writes
 def test_what_no_line_fits_is_refused_with_what_to_do(tmp_path: Path) -> None:
     write_collectives(tmp_path / "few", 2, 12.0, 20.0, sizes=(1024, 4096, 2.0))
     (few,) = measured(tmp_path / "few")
-    assert "needs 4 sizes, but 3 were" in few.reason and "--factor" in few.reason
+    assert few.reason.startswith("3 sizes") and "--factor" in few.reason
     lines = write_collectives(tmp_path / "falling", 2, 12.0, 20.0, noise=0.0)
     path = collectives_csv(RunDirectory(tmp_path / "falling").trial(lines.trial_id))
     header, *rows = [line.split(",") for line in path.read_text().splitlines()]

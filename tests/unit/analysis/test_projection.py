@@ -10,7 +10,7 @@ from support.page import report_page
 from support.rings import Machine, write_collectives
 
 from analysis.load import load_run
-from analysis.metrics.communication.projection import Backward, backward_pass, bucket_ends, project
+from analysis.metrics.communication.projection import Backward, bucket_ends, project
 from analysis.render.link_tables import projection_blocks
 from analysis.render.link_tables import refusals as refusal_lines
 from analysis.render.tables import Table
@@ -129,10 +129,3 @@ def test_the_table_has_measured_and_projected_counts_and_is_called_a_model(tmp_p
     devices = table.headings.index("devices")
     assert [row[devices].text for row in table.rows] == ["1", "2", "8"]
     assert "A model, not a measurement" in report_page(RunDirectory(tmp_path), project_to=(8,)).read_text()
-
-
-def test_damaged_records_of_the_backward_pass_are_named() -> None:
-    for damage in ({}, {"bytes": [1], "ready_ms": []}, {"bytes": [1], "ready_ms": [1.0], "backward_ms": 0},
-                   {"bytes": ["x"], "ready_ms": [1.0], "backward_ms": 1.0}):  # fmt: skip
-        with refusals.refused("file-damaged", "measure that trial again"):
-            backward_pass(damage)

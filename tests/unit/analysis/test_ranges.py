@@ -100,7 +100,7 @@ def test_a_range_over_an_end_of_the_step_counts_with_the_part_inside() -> None:
 
 def test_ranges_of_other_steps_that_only_touch_are_left_out() -> None:
     touching: list[Range] = [("previous", "1/1", 50, 100), ("next", "1/1", 200, 300)]
-    assert range_tree(timeline(touching), 3).children == ()
+    assert range_tree(timeline(touching), 3).children == []
 
 
 def test_a_range_that_reaches_out_of_the_one_it_began_in_is_not_its_child() -> None:

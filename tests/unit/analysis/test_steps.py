@@ -11,7 +11,7 @@ from support.timelines import timeline
 
 from analysis.diagnose.explain import explain
 from analysis.metrics.comparison.traces import compare_traces
-from analysis.metrics.time.launches import launch_queue
+from analysis.metrics.time.launch_queue import launch_queue
 from analysis.metrics.time.ranges import range_tree
 from analysis.metrics.time.temporal import iterations, temporal_breakdown
 from analysis.readers.kineto import reader as kineto
@@ -60,8 +60,7 @@ def test_an_empty_last_step_is_left_out_of_every_figure_and_said(tmp_path: Path)
     (said,) = [text for text in trace.problems if "step" in text]
     assert "step 15 (0.018 ms)" in said
     # 10 launches in 5 steps; with a sixth it would be 1.67. Window 500 ms, of which 10 x 30 - 15 ms compute.
-    queue = launch_queue(trace)
-    assert queue is not None and queue.launches_per_step == 2
+    assert launch_queue([trace])["launches_per_step"].tolist() == [2]
     time = temporal_breakdown(trace)
     assert time is not None and (time.steps, time.span_ns, time.compute_ns) == (5, 500_000_000, 285_000_000)
     assert len(iterations(trace)) == STEPS
@@ -82,8 +81,9 @@ def test_a_trace_with_it_and_one_without_are_as_fast(tmp_path: Path) -> None:
 
 def test_the_command_s_findings_speak_of_the_real_steps(tmp_path: Path) -> None:
     found = {one.name: one for one in explain(open_sources(write(tmp_path / "trace-rank0.json", five_steps())))}
-    assert "the 5 steps 10 to 14, 500 ms," in found["window"].sentence
-    assert "All 5 steps take 100 ms" in found["iterations"].sentence
+    columns = ["first_step", "last_step", "steps", "span_ms"]
+    assert found["window"].table[columns].to_numpy().tolist() == [[10, 14, 5, 500]]
+    assert found["iterations"].table.set_index("quantity").loc["step_time_ms", "median"] == 100
 
 
 @pytest.mark.parametrize(

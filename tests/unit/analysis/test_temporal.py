@@ -1,200 +1,135 @@
-"""Computation, communication, copies and idle time: public expected values, hand-worked traces and brute force."""
+"""Computation, communication, copies and idle time, as a whole and by step: by hand and by brute force. Times: ns."""
 
-import csv
 import dataclasses
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support import shared_files
 from support.timelines import timeline
 
+from analysis.metrics.kernels.utilization import compute_utilization
 from analysis.metrics.time.temporal import (
     Temporal,
     iteration_spread,
     iterations,
+    launched_compute_ns,
     running_ns,
     temporal_breakdown,
     temporal_frame,
 )
-from analysis.readers.kineto.reader import read
 from analysis.timeline import Timeline
 
-TRACES = shared_files.TRACES / "kineto"
-
+MS = 1_000_000
 NCCL = "ncclDevKernel_AllReduce_Sum_f32_RING_LL"
 KINDS = {"gemm": "kernel", "gelu": "kernel", NCCL: "kernel", "Memcpy HtoD": "memcpy", "Memset": "memset"}
+SPANS = st.lists(
+    st.tuples(st.sampled_from(sorted(KINDS)), st.integers(-20, 60), st.integers(0, 25)), min_size=1, max_size=20
+)
+NAMES = ("busy", "idle", "compute", "communication", "exposed_communication", "memory", "exposed_memory")
 
 
-def found(trace: Timeline, **options: object) -> Temporal:
-    result = temporal_breakdown(trace, **options)
-    assert result is not None
-    return result
+def breakdown(trace: Timeline, **options: object) -> Temporal:
+    row = temporal_breakdown(trace, **options)
+    assert row is not None
+    return row
 
 
 def work(*rows: tuple[str, int, int]) -> list[tuple[object, ...]]:
     return [(name, 7, start, end, -1, KINDS[name]) for name, start, end in rows]
 
 
-@pytest.mark.public
-@pytest.mark.parametrize("folder", ["dlrm-8-ranks", "megatron-8-ranks"])
-def test_eight_ranks_agree_with_the_public_values_to_the_microsecond(folder: str) -> None:
-    rows = {row["rank"]: row for row in csv.DictReader((TRACES / folder / "expected.csv").open())}
-    seen = set()
-    for path in sorted((TRACES / folder).glob("*.json.gz")):
-        trace = read(path)
-        result, row = found(trace, window="kernels"), rows[str(trace.rank)]
-        assert len(trace.kernels) == int(row["gpu_events"])
-        for name in ("span", "idle", "compute", "communication"):
-            assert getattr(result, f"{name}_ns") == round(float(row[f"{name}_us"]) * 1000), name
-        assert result.overlap_share is not None
-        assert round(100 * result.overlap_share, 1) == float(row["overlap_percent_of_communication"])
-        seen.add(str(trace.rank))
-    assert seen == set(rows)
-
-
-@pytest.mark.public
-@pytest.mark.parametrize("device", ["h100", "mi300"])
-def test_tracelens_gives_the_same_times_when_memsets_are_computation(device: str) -> None:
-    (expected,) = (TRACES / "tracelens").glob(f"expected__{device}*gpu_timeline.csv")
-    rows = {row["type"]: float(row["time ms"]) for row in csv.DictReader(expected.open())}
-    (path,) = (TRACES / "tracelens").glob(f"{device}__*.json.gz")
-    result = found(read(path), window="kernels", memset_as_compute=True)
-    names = {
-        "computation_time": "compute_ns",
-        "exposed_comm_time": "exposed_communication_ns",
-        "exposed_memcpy_time": "exposed_memory_ns",
-        "busy_time": "busy_ns",
-        "idle_time": "idle_ns",
-        "total_time": "span_ns",
-        "total_comm_time": "communication_ns",
-        "total_memcpy_time": "memory_ns",
-    }
-    assert set(rows) == set(names)
-    for theirs, ours in names.items():  # theirs are floats of 1.7e15 us: good to a quarter of one
-        assert getattr(result, ours) / 1e6 == pytest.approx(rows[theirs], abs=1e-3), theirs
-
-
-@pytest.mark.public
-def test_holistic_trace_analysis_facts_of_rank_0_without_its_last_step() -> None:
-    trace = read(TRACES / "hta" / "timeline_analysis__sampled_rank-0.json.gz")
-    kept = trace.kernels[trace.kernels["start"] < trace.steps["start"].max()]
-    result = found(dataclasses.replace(trace, kernels=kept), window="kernels")
-    times = [result.span_ns, result.idle_ns, result.compute_ns, result.busy_ns - result.compute_ns]
-    assert [time // 1000 for time in times] == [600_058, 321_378, 106_252, 172_428]
-    assert result.overlap_share == pytest.approx(0.1181, abs=5e-5)
-
-
 def test_a_hand_worked_step() -> None:
-    trace = timeline(
-        3,
-        steps=[(0, 0, 100)],
-        kernels=work(
-            ("gemm", 10, 30),
-            ("gelu", 25, 40),
-            (NCCL, 35, 60),
-            ("Memcpy HtoD", 55, 70),
-            ("Memset", 20, 22),
-            ("gemm", 95, 120),
-        ),
-    )
-    result = found(trace)
+    rows = [("gemm", 10, 30), ("gelu", 25, 40), (NCCL, 35, 60), ("Memcpy HtoD", 55, 70), ("Memset", 20, 22)]
+    trace = timeline(3, steps=[(0, 0, 100)], kernels=work(*rows, ("gemm", 95, 120)))
+    row = breakdown(trace)
     # compute 10..40 and 95..100; communication 35..60, of it 35..40 hidden; copies 55..70 and 20..22, alone 60..70
-    assert (result.rank, result.window, result.steps, result.span_ns) == (3, "steps", 1, 100)
-    assert (result.compute_ns, result.communication_ns, result.memory_ns) == (35, 25, 17)
-    assert (result.overlapped_communication_ns, result.exposed_communication_ns) == (5, 20)
-    assert (result.exposed_memory_ns, result.busy_ns, result.idle_ns) == (10, 65, 35)
-    assert result.overlap_share == pytest.approx(0.2) and result.busy_ns - result.compute_ns == 30
-    whole = found(trace, window="kernels")
+    assert (row.rank, row.window, row.steps, row.span_ns, row.devices) == (3, "steps", 1, 100, 1)
+    assert (row.compute_ns, row.communication_ns, row.memory_ns) == (35, 25, 17)
+    assert (row.overlapped_communication_ns, row.exposed_communication_ns) == (5, 20)
+    assert (row.exposed_memory_ns, row.busy_ns, row.idle_ns) == (10, 65, 35)
+    assert row.overlap_share == pytest.approx(0.2)
+    whole = breakdown(trace, window="kernels")
     assert (whole.span_ns, whole.compute_ns, whole.window, whole.steps) == (110, 55, "kernels", 0)
-    assert found(trace, memset_as_compute=True).memory_ns == 15
 
 
-SPANS = st.lists(
-    st.tuples(st.sampled_from(sorted(KINDS)), st.integers(-20, 60), st.integers(0, 25)), min_size=1, max_size=20
-)
+def test_times_of_a_rank_with_two_gpus_are_means_as_its_utilization_is() -> None:
+    """Of 100 ns GPU 0 computes 0..40, GPU 1 20..60 and copies 60..70: busy 40 and 50, on average 45 %."""
+    trace = timeline(steps=[(0, 0, 100)], kernels=work(("gemm", 0, 40), ("gelu", 20, 60), ("Memcpy HtoD", 60, 70)))
+    trace = dataclasses.replace(trace, kernels=trace.kernels.assign(device=[0, 1, 1]))
+    row, step = breakdown(trace), iterations(trace).iloc[0]
+    assert (row.devices, row.compute_ns, row.busy_ns, row.idle_ns, row.exposed_memory_ns) == (2, 40, 45, 55, 5)
+    assert (step["compute_ms"] * MS, step["idle_ms"] * MS) == (pytest.approx(40), pytest.approx(55))
+    assert compute_utilization(trace).compute_utilization == row.compute_ns / row.span_ns == 0.4
 
 
 @given(SPANS)
 def test_every_time_agrees_with_counting_nanoseconds(spans: list[tuple[str, int, int]]) -> None:
-    rows = work(*((name, start, start + length) for name, start, length in spans))
-    result = temporal_breakdown(timeline(steps=[(1, -10, 20), (2, 20, 50)], kernels=rows))
-    assert result is not None
-    covered = {"kernel": set(), "comm": set(), "memory": set()}
+    trace = timeline(
+        steps=[(1, -10, 20), (2, 20, 50)], kernels=work(*((name, start, start + ns) for name, start, ns in spans))
+    )
+    row, table = breakdown(trace), iterations(trace)
+    covered = {"kernel": set[int](), "comm": set[int](), "memory": set[int]()}
     for name, start, length in spans:
         key = "comm" if name == NCCL else "kernel" if KINDS[name] == "kernel" else "memory"
         covered[key] |= set(range(max(start, -10), min(start + length, 50)))
     k, c, m = covered["kernel"], covered["comm"], covered["memory"]
-    assert (result.compute_ns, result.communication_ns, result.memory_ns) == (len(k), len(c), len(m))
-    assert (result.overlapped_communication_ns, result.exposed_communication_ns) == (len(k & c), len(c - k))
-    assert (result.exposed_memory_ns, result.busy_ns) == (len(m - k - c), len(k | c | m))
-    assert result.idle_ns == 60 - len(k | c | m)
-
-
-@given(SPANS)
-def test_the_time_in_which_some_kernels_run_agrees_with_counting_nanoseconds(spans: list[tuple[str, int, int]]) -> None:
-    rows = work(*((name, start, start + length) for name, start, length in spans))
-    trace = timeline(steps=[(1, -10, 20), (2, 20, 50)], kernels=rows)
-    covered = set[int]()
-    for name, start, length in spans:
-        if KINDS[name] == "kernel" and name != NCCL:
-            covered |= set(range(max(start, -10), min(start + length, 50)))
-    assert running_ns(trace, lambda name: name != NCCL) == len(covered)
-
-
-@given(SPANS)
-def test_the_steps_of_a_trace_without_gaps_add_up_to_the_whole(spans: list[tuple[str, int, int]]) -> None:
-    rows = work(*((name, start, start + length) for name, start, length in spans))
-    trace = timeline(steps=[(1, -10, 20), (2, 20, 50)], kernels=rows)
-    table, whole = iterations(trace), temporal_breakdown(trace)
-    assert whole is not None and table["step"].tolist() == [1, 2]
-    for name in ("busy", "idle", "compute", "communication", "exposed_communication", "memory", "exposed_memory"):
-        assert table[f"{name}_ms"].sum() == pytest.approx(getattr(whole, f"{name}_ns") / 1e6), name
-    starts = [start for name, start, _ in spans if KINDS.get(name, "kernel") == "kernel"]
-    assert table["kernels"].tolist() == [
-        sum(-10 <= start < 20 for start in starts),
-        sum(20 <= start < 50 for start in starts),
-    ]
+    assert (row.compute_ns, row.communication_ns, row.memory_ns) == (len(k), len(c), len(m))
+    assert (row.overlapped_communication_ns, row.exposed_communication_ns) == (len(k & c), len(c - k))
+    assert (row.exposed_memory_ns, row.busy_ns, row.idle_ns) == (len(m - k - c), len(k | c | m), 60 - len(k | c | m))
+    assert running_ns(trace, lambda name: name != NCCL) == len(k)
+    for name in NAMES:  # steps without gaps add up to the whole
+        assert table[f"{name}_ms"].sum() * MS == pytest.approx(getattr(row, f"{name}_ns")), name
+    starts = [start for name, start, _ in spans if KINDS[name] == "kernel"]
+    assert table["kernels"].tolist() == [sum(-10 <= s < 20 for s in starts), sum(20 <= s < 50 for s in starts)]
 
 
 def test_on_a_cpu_gloo_is_communication_and_outermost_operators_compute() -> None:
-    trace = timeline(
-        steps=[(0, 0, 100)],
-        operators=[("aten::mm", 0, 40), ("aten::add", 10, 20, "main", False), ("aten::mul", 60, 80, "autograd")],
-        collectives=[("all_reduce", 30, 70)],
-    )
-    result = found(trace)
-    assert (result.compute_ns, result.communication_ns, result.busy_ns, result.on_gpu) == (60, 40, 80, False)
-    assert (result.overlapped_communication_ns, result.exposed_communication_ns, result.idle_ns) == (20, 20, 20)
-
-
-def test_on_a_cpu_a_trace_without_steps_counts_from_the_first_operator_to_the_last() -> None:
-    result = found(timeline(operators=[("aten::mm", 100, 140), ("aten::mul", 160, 190)]))
-    assert (result.span_ns, result.compute_ns, result.idle_ns) == (90, 70, 20)
-
-
-def test_communication_that_no_table_lists_is_found_by_name() -> None:
-    trace = timeline(steps=[(0, 0, 100)], ranges=[("gloo:all_reduce", 10, 30), ("forward", 0, 90)])
-    assert found(trace).communication_ns == 20
+    operators = [("aten::mm", 0, 40), ("aten::add", 10, 20, "main", False), ("aten::mul", 60, 80, "autograd")]
+    row = breakdown(timeline(steps=[(0, 0, 100)], operators=operators, collectives=[("all_reduce", 30, 70)]))
+    assert (row.compute_ns, row.communication_ns, row.busy_ns, row.on_gpu) == (60, 40, 80, False)
+    assert (row.overlapped_communication_ns, row.exposed_communication_ns, row.idle_ns) == (20, 20, 20)
+    unmarked = breakdown(timeline(operators=[("aten::mm", 100, 140), ("aten::mul", 160, 190)]))
+    assert (unmarked.span_ns, unmarked.compute_ns, unmarked.idle_ns) == (90, 70, 20)
+    named = timeline(steps=[(0, 0, 100)], ranges=[("gloo:all_reduce", 10, 30), ("forward", 0, 90)])
+    assert breakdown(named).communication_ns == 20
 
 
 def test_a_trace_in_which_nothing_ran_has_no_breakdown() -> None:
     assert temporal_breakdown(timeline()) is None
     assert temporal_breakdown(timeline(kernels=work(("gemm", 5, 5)))) is None
+    empty = iterations(timeline())
+    assert len(temporal_frame([])) == len(empty) == len(iteration_spread(empty)) == 0
+    assert iterations(timeline(steps=[(0, 0, 10)]))["compute_ms"].isna().all()
 
 
-def test_frames_carry_units_and_missing_values() -> None:
-    frame = temporal_frame([found(timeline(None, kernels=work(("gemm", 0, 2_000_000))))])
+def test_frames_have_units_and_missing_values() -> None:
+    frame = temporal_frame([breakdown(timeline(None, kernels=work(("gemm", 0, 2 * MS))))])
     assert frame["rank"].isna().all() and frame["overlap_share"].isna().all()
     assert frame.loc[0, ["span_ms", "compute_ms", "compute_share", "idle_share"]].tolist() == [2.0, 2.0, 1.0, 0.0]
-    assert len(temporal_frame([])) == len(iterations(timeline())) == len(iteration_spread(iterations(timeline()))) == 0
 
 
 def test_the_spread_is_over_steps() -> None:
-    steps = [(index, 1000 * index, 1000 * index + length) for index, length in enumerate([100, 300, 200, 1000, 400])]
+    lengths = [100, 300, 200, 1000, 400]
+    steps = [(index, 1000 * index, 1000 * index + length) for index, length in enumerate(lengths)]
     spread = iteration_spread(iterations(timeline(steps=steps, kernels=work(("gemm", 0, 50))))).set_index("quantity")
     row = spread.loc["step_time_ms"]
     assert (row["steps"], row["median"], row["min"], row["max"]) == (5, 300e-6, 100e-6, 1000e-6)
-    assert row["p95"] == pytest.approx(np.percentile([100, 300, 200, 1000, 400], 95) / 1e6)
-    assert spread.loc["kernels", "max"] == 1
+    assert row["p95"] == pytest.approx(np.percentile(lengths, 95) / 1e6) and spread.loc["kernels", "max"] == 1
+
+
+def test_a_step_has_what_it_launched_beside_what_ran_in_it() -> None:
+    """Each of two steps of 100 ms launches a kernel of 60 ms; they run 70..130 and 170..230.
+
+    In the steps ran 30 and 30 + 30 ms. The kernels end 30 ms after their steps.
+    """
+    kernels = [("sgemm", 7, 70 * MS, 130 * MS, 1), ("sgemm", 7, 170 * MS, 230 * MS, 2)]
+    api = [("cudaLaunchKernel", 100 * n * MS, 100 * n * MS + 5, n + 1) for n in (0, 1)]
+    steps = [(3, 0, 100 * MS), (4, 100 * MS, 200 * MS)]
+    trace = timeline(steps=steps, kernels=kernels, api=api)
+    table = iterations(trace)
+    assert table["compute_ms"].tolist() == [30, 60] and table["launched_compute_ms"].tolist() == [60, 60]
+    assert table["behind_ms"].tolist() == [30, 30] and table["kernels"].tolist() == [1, 1]
+    assert launched_compute_ns(trace) == 120 * MS
+    bare = timeline(steps=steps, kernels=kernels)
+    assert launched_compute_ns(bare) is None and iterations(bare)["behind_ms"].isna().all()

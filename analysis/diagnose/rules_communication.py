@@ -1,0 +1,206 @@
+"""Rules about communication: each takes the tables of a run's ranks and returns at most one finding."""
+
+from collections.abc import Iterator, Sequence
+
+import pandas as pd
+
+from analysis.diagnose.advice import LEAST, Advice, Context
+from analysis.diagnose.finding import Finding, slug
+from analysis.diagnose.sentences import number
+from analysis.metrics.communication.exposure import (
+    buckets,
+    communication_by_group,
+    communication_by_kind,
+    communication_by_rank,
+)
+from analysis.metrics.communication.matching import clock_offsets, match_collectives, stragglers
+from analysis.metrics.kernels.devices import LinkRates
+from analysis.timeline import Timeline, lost_kernels
+from analysis.wording import percent, short
+
+_MOST_GROUPS = 12
+_LONGEST_LABEL = 60
+_ONE_RANK = 0.6
+"""Share of the waiting from which the one rank that caused it is the straggler."""
+
+
+def findings(
+    timelines: Sequence[Timeline], context: Context | None = None, links: LinkRates | None = None
+) -> list[Finding]:
+    """Return what there is to say about communication; nothing where no rank communicates.
+
+    Args:
+        timelines: what readers returned, one per rank.
+        context: the recorded trial, where it is known.
+        links: measured rates of the links; None: published ones only.
+
+    Returns:
+        all_reduce_by_rank, collectives and buckets; of several ranks stragglers and clock_offsets too; where the trace
+        describes or has several process groups process_groups, and of several process_group_<label> of those with most
+        exposed time.
+    """
+    if not any(len(timeline.collectives) for timeline in timelines):
+        return []
+    matching = match_collectives(timelines)
+    clocks = clock_offsets(timelines, matching)
+    by_rank = communication_by_rank(timelines, matching)
+    by_kind = communication_by_kind(timelines, matching, links)
+    late = stragglers(timelines, matching, clocks)
+    found = [exposed(by_rank, late, context or Context()), collectives(by_kind)]
+    found += process_groups(communication_by_group(timelines, matching), by_kind)
+    if len(timelines) > 1:
+        found.append(who_is_late(late))
+    exposed_ms = dict(zip(by_rank["rank"].tolist(), by_rank["exposed_ms"].tolist(), strict=True))
+    talking = [place for place, timeline in enumerate(timelines) if len(timeline.collectives)]
+    worst = max(talking, key=lambda place: float(exposed_ms.get(timelines[place].rank, 0.0)))
+    found.append(one_step(buckets(timelines[worst], matching, worst), timelines[worst].rank))
+    if len(timelines) > 1:
+        found.append(rank_clocks(clocks))
+    return found
+
+
+def no_communication(timelines: Sequence[Timeline]) -> str:
+    """Return why traces show no communication."""
+    reason = lost_kernels(timelines)
+    if not reason:
+        reason = (
+            "the job has one rank" if {one.world_size for one in timelines} == {1} else "give a run on several devices"
+        )
+    return f"no communication in {'this trace' if len(timelines) == 1 else 'these traces'}: {reason}"
+
+
+def exposed(table: "pd.DataFrame", late: "pd.DataFrame", context: Context) -> Finding:
+    """Return all_reduce_by_rank, with advice: of the rank with most exposed communication, an upper bound.
+
+    Advice is about waiting only where one rank is late most of the time: then less communication would not help.
+
+    Args:
+        table: of `communication_by_rank`.
+        late: of `stragglers`.
+        context: the recorded trial.
+    """
+    title, shown = "Communication by rank", table.drop(columns="steps")
+    if not len(table):
+        return Finding("all_reduce_by_rank", title, shown, "Nothing ran in the window.")
+    worst = table.nlargest(1, "exposed_share").iloc[0]
+    share, waiting = float(worst["exposed_share"]), worst["exposed_wait_ms"]
+    sentence = f"Without {number(float(worst['exposed_ms']))} ms of exposed communication "
+    sentence += f"{_rank(worst['rank'])} takes at most {percent(share)} less time"
+    wait = 0.0 if pd.isna(waiting) or not worst["exposed_ms"] else float(waiting / worst["exposed_ms"])
+    sentence += "; all ranks' traces separate waiting." if pd.isna(waiting) else f"; {percent(wait)} is waiting."
+    if share < LEAST:
+        return Finding("all_reduce_by_rank", title, shown, sentence)
+    caused = late["wait_caused_ms"]
+    if wait > 0.5 and caused.sum() > 0 and caused.iloc[0] >= _ONE_RANK * caused.sum():
+        seen = f"ranks wait for {_rank(late['rank'].iloc[0])} {percent(share * wait)} of the time"
+        remedy = "find out why that rank is late (data, host, GPU clock), and balance the work"
+        advice = Advice(cause="waiting", seen=seen, remedy=remedy, saves=share * wait)
+    else:
+        seen = f"communication is exposed {percent(share)} of the time"
+        seen += f", {percent(wait)} of that in waits for changing ranks" if wait > 0.5 else ""
+        less = "gradient accumulation" if context.has("bf16-gradients") else "16-bit gradients, gradient accumulation"
+        advice = Advice(
+            cause="communication", seen=seen, remedy=f"overlap more of it, or send less ({less})", saves=share
+        )
+    return Finding("all_reduce_by_rank", title, shown, sentence, (advice,))
+
+
+def collectives(table: "pd.DataFrame") -> Finding:
+    """Return collectives: bytes and bandwidths by rank and kind. Args: table: of `communication_by_kind`."""
+    known = table[table["bytes"].notna()]
+    sentence = "The trace has no message sizes, so bandwidths are unknown."
+    if len(known):
+        top = known.iloc[0]
+        sentence = f"{_rank(top['rank']).capitalize()}'s {top['collective']} moves "
+        sentence += f"{_size(top['bytes'] / top['sized'])} per call"
+        rate = top["busbw_gb_s"] if pd.isna(top["transfer_busbw_gb_s"]) else top["transfer_busbw_gb_s"]
+        sentence += "" if pd.isna(rate) else f" at a bus bandwidth of {short(float(rate))} GB/s"
+        link = "" if pd.isna(top["link_share"]) else f", {percent(float(top['link_share']))} of the link"
+        sentence += f"{link}."
+    return Finding("collectives", "Collectives by rank and kind", _shown(table), sentence)
+
+
+def process_groups(groups: "pd.DataFrame", by_kind: "pd.DataFrame") -> Iterator[Finding]:
+    """Yield the groups, then of several the first ones with their collectives; nothing for one without a description.
+
+    Args:
+        groups: of `communication_by_group`.
+        by_kind: of `communication_by_kind`.
+    """
+    if len(groups) < 2 and not (by_kind["description"] != "").any():
+        return
+    first = groups.iloc[0]
+    most = number(float(first["exposed_ms"]))
+    sentence = f"Group {first['group'][:_LONGEST_LABEL]} has most exposed communication, {most} ms per rank."
+    yield Finding("process_groups", "Process groups (means over ranks)", _shown(groups), sentence)
+    labels = by_kind["description"].where(by_kind["description"] != "", by_kind["group"])
+    for row in groups.head(_MOST_GROUPS).to_dict("records") if len(groups) > 1 else []:
+        label, what = str(row["group"]), str(row["parallelism"])
+        own = by_kind[labels == label].drop(columns=["description", "parallelism", "group", "sized", "overlapped_ms"])
+        title = f"Process group {label[:_LONGEST_LABEL]}{f' ({what} parallel)' if what else ''}"
+        yield Finding(f"process_group_{slug(label)}", title, _shown(own.reset_index(drop=True)))
+
+
+def who_is_late(table: "pd.DataFrame") -> Finding:
+    """Return stragglers. Args: table: of `stragglers`."""
+    caused, first = float(table["wait_caused_ms"].sum()), table.iloc[0]
+    sentence = "No rank waited for another one."
+    if not table["matched"].sum():
+        sentence = "No collective matches between ranks."
+    elif caused:
+        share = percent(float(first["wait_caused_ms"]) / caused)
+        sentence = f"{_rank(first['rank']).capitalize()} was last in {first['times_last']} of {first['matched']} "
+        sentence += f"collectives and caused {share} of the waiting."
+    return Finding("stragglers", "Who the others wait for", table, sentence)
+
+
+def one_step(table: "pd.DataFrame", rank: int | None) -> Finding:
+    """Return buckets: of one rank, the last step that has as many collectives as most have.
+
+    Args:
+        table: of `buckets`.
+        rank: whose it is.
+    """
+    what = "the trace"
+    if table["step"].notna().any():
+        counts = table["step"].value_counts()
+        chosen = counts.index[counts >= counts.median()].max()
+        table, what = table[table["step"] == chosen].reset_index(drop=True), f"step {chosen}"
+    sentence = "No collective was launched in a marked step."
+    if len(table):
+        longest = table.nlargest(1, "exposed_ms").iloc[0]
+        bare = int((table["exposed_ms"] > 0).sum())
+        sentence = f"{bare} of {len(table)} collectives of {what} are exposed, number {longest['bucket']} most: "
+        sentence += f"{number(float(longest['exposed_ms']))} ms."
+    return Finding("buckets", f"Collectives of {what}, {_rank(rank)}", table, sentence)
+
+
+def rank_clocks(table: "pd.DataFrame") -> Finding:
+    """Return clock_offsets. Args: table: of `clock_offsets`."""
+    known = table["offset_us"].dropna()
+    sentence = "The ranks have no collective in common: their clocks are assumed equal."
+    if len(known) > 1:
+        sentence = f"Clocks differ from the first rank's by up to {number(float(known.abs().max()))} µs."
+    return Finding("clock_offsets", "Clocks of the ranks", table, sentence)
+
+
+def _shown(table: "pd.DataFrame") -> "pd.DataFrame":
+    """Return the columns that have a value."""
+    known = [
+        name
+        for name in table
+        if name in ("rank", "count") or (table[name].notna() & (table[name].astype(str) != "")).any()
+    ]
+    return table[[name for name in known if name not in ("exposed_share", "overlap_share")]]
+
+
+def _rank(value: object) -> str:
+    return "a rank" if pd.isna(value) else f"rank {value}"  # type: ignore[call-overload]
+
+
+def _size(count: float) -> str:
+    """Return bytes in units of powers of ten, as nccl-tests does: 67.1 MB."""
+    for unit, factor in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if count >= factor:
+            return f"{short(count / factor)} {unit}"
+    return f"{count:.0f} bytes"

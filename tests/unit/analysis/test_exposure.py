@@ -1,0 +1,224 @@
+"""Communication by rank, kind and step: times worked by hand, bandwidths against nccl-tests' log."""
+
+import dataclasses
+
+import pandas as pd
+import pytest
+from support.shared_files import TRACES
+from support.timelines import timeline
+
+from analysis.metrics.communication.exposure import (
+    all_reduce,
+    buckets,
+    collective_table,
+    communication_by_kind,
+    communication_by_rank,
+)
+from analysis.metrics.communication.matching import clock_offsets, match_collectives, stragglers
+from analysis.metrics.time.temporal import temporal_breakdown
+from analysis.names import bus_factor
+from analysis.sources import open_sources
+from analysis.timeline import Timeline
+
+LAUNCH, US, MS = "cudaLaunchKernel", 1_000, 1_000_000
+NCCL = "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevComm*)"
+
+
+def one_rank(rank: int = 0, late: int = 0) -> Timeline:
+    """Step 0..100 ms. Computation 0..40 and 60..70, all-reduces 30..50 and 65..90 (begun `late` ms later)."""
+    first, second = (30 + late) * MS, (65 + late) * MS
+    return timeline(
+        rank,
+        steps=[(3, 0, 100 * MS)],
+        kernels=[
+            ("gemm", 0, 0, 40 * MS, 1),
+            ("gemm", 0, 60 * MS, 70 * MS, 2),
+            (NCCL, 7, first, 50 * MS, 3),
+            (NCCL, 7, second, 90 * MS, 4),
+            ("Memcpy HtoD", 9, 70 * MS, 95 * MS, 5, "memcpy"),  # hides nothing
+        ],
+        api=[(LAUNCH, 20 * MS, 21 * MS, 3), (LAUNCH, 61 * MS, 62 * MS, 4)],
+        collectives=[
+            ("all_reduce", first, 50 * MS, 20_000_000, 3, 7, "0", 2, -1),
+            ("all_reduce", second, 90 * MS, 50_000_000, 4, 7, "0", 2, -1),
+        ],
+        world_size=2,
+    )
+
+
+def with_step(begin: int, end: int) -> Timeline:
+    return dataclasses.replace(one_rank(), steps=timeline(steps=[(3, begin * MS, end * MS)]).steps)
+
+
+def test_overlapped_and_exposed_are_of_unions_and_copies_hide_nothing() -> None:
+    row = communication_by_rank([one_rank()]).iloc[0]
+    # C = 20 + 25 = 45, K = 40 + 10, both: 30..40 and 65..70 = 15.
+    names = ["compute_ms", "communication_ms", "overlapped_ms", "exposed_ms", "communication_share", "exposed_share"]
+    assert row[names].tolist() == [50, 45, 15, 30, 0.45, 0.3]
+    assert row["overlap_share"] == pytest.approx(1 / 3) and pd.isna(row["exposed_wait_ms"])  # one rank does not say
+    share = all_reduce([one_rank()])
+    assert (share["all_reduce_share"], share["all_reduce_exposed_share"], share["all_reduce_ms"]) == (0.45, 0.3, 45)
+
+
+def test_exposed_time_is_split_into_wait_and_transfer_by_the_other_ranks() -> None:
+    ranks = [one_rank(0), one_rank(1, late=10)]  # 40..50 and 75..90: transfer 10 and 15
+    matching = match_collectives(ranks)
+    table = communication_by_rank(ranks, matching)
+    # Rank 0 waits 30..40 (hidden) and 65..75 (65..70 hidden), transfers 40..50 and 75..90, all exposed.
+    assert table["exposed_transfer_ms"].tolist() == [25, 25] and table["exposed_wait_ms"].tolist() == [5, 0]
+    late = stragglers(ranks, matching, clock_offsets(ranks, matching)).set_index("rank")
+    assert late.loc[1].tolist() == [2, 25, 0, 2, 20, 10] and late.loc[0].tolist() == [2, 25, 20, 0, 0, 0]
+    assert buckets(ranks[0], matching, 0)["wait_ms"].tolist() == [10, 10]
+    assert buckets(ranks[1], matching, 1)["wait_ms"].tolist() == [0, 0]
+
+
+def test_bandwidths_are_those_of_nccl_tests() -> None:
+    row = communication_by_kind([one_rank()]).iloc[0]
+    assert row[["count", "sized", "bytes", "total_ms", "overlapped_ms", "exposed_ms"]].tolist() == [
+        2, 2, 70_000_000, 45, 15, 30,
+    ]  # fmt: skip
+    # Bytes per ns are GB/s; the factor of 2 ranks is 2 (2 - 1) / 2 = 1.
+    assert row["algbw_gb_s"] == row["busbw_gb_s"] == pytest.approx(70e6 / 45e6)
+
+
+@pytest.mark.parametrize(
+    ("begin", "end", "count", "size", "total"),
+    [
+        (0, 60, 1, 20_000_000, 20),
+        (0, 70, 2, 70_000_000, 25),
+        (55, 100, 1, 50_000_000, 25),
+        (25, 100, 1, 50_000_000, 45),
+    ],
+)
+def test_time_is_cut_at_the_window_and_counts_are_of_what_was_launched_in_it(
+    begin: int, end: int, count: int, size: int, total: int
+) -> None:
+    """Launched at 20 and 61 ms, run 30..50 and 65..90."""
+    trace = with_step(begin, end)
+    row, whole = communication_by_kind([trace]).iloc[0], communication_by_rank([trace]).iloc[0]
+    assert (row["count"], row["bytes"], row["total_ms"]) == (count, size, total)
+    assert whole["communication_ms"] == total and len(buckets(trace)) == count
+
+
+def test_a_trace_without_marks_has_all_collectives_also_outside_its_gpu_work() -> None:
+    """A GEMM at 5..8 ms and an all-reduce at 9..11 launched at 2: before all GPU work. MPI calls 0..3 and 10..14."""
+    gemm = ("gemm", 0, 5 * MS, 8 * MS, 1)
+    nccl = timeline(
+        kernels=[gemm, (NCCL, 7, 9 * MS, 11 * MS, 2)],
+        api=[(LAUNCH, 4 * MS, 4 * MS + 5, 1), (LAUNCH, 2 * MS, 2 * MS + 5, 2)],
+        collectives=[("all_reduce", 9 * MS, 11 * MS, 8, 2, 7, "0", 2)],
+    )
+    assert communication_by_kind([nccl])["count"].tolist() == [1] and len(buckets(nccl)) == 1
+    calls = timeline(collectives=[("send_recv", 0, 3 * MS), ("send_recv", 10 * MS, 14 * MS)]).collectives
+    mpi = dataclasses.replace(timeline(kernels=[gemm]), collectives=calls)
+    row = communication_by_rank([mpi]).iloc[0]
+    assert (row["window_ms"], row["communication_ms"], row["exposed_ms"]) == (14, 7, 7)
+    assert communication_by_kind([mpi])[["count", "total_ms"]].to_numpy().tolist() == [[2, 7]]
+    assert buckets(mpi)["start_ms"].tolist() == [0, 10] and len(collective_table(mpi)) == 2
+
+
+def test_a_rank_with_two_gpus_has_the_mean_of_both() -> None:
+    """GPU 0 computes 0..40 and reduces 30..50; GPU 1 reduces 30..60 of 100 ms: exposed 10 and 30, on average 20."""
+    kernels = [("gemm", 0, 0, 40 * MS), (NCCL, 7, 30 * MS, 50 * MS), (NCCL, 8, 30 * MS, 60 * MS)]
+    calls = [("all_reduce", 30 * MS, 50 * MS, 8), ("all_reduce", 30 * MS, 60 * MS, 8)]
+    trace = timeline(steps=[(0, 0, 100 * MS)], kernels=kernels, collectives=calls)
+    trace = dataclasses.replace(
+        trace,
+        kernels=trace.kernels.assign(device=[0, 0, 1]),
+        collectives=trace.collectives.assign(device=[0, 1]),
+    )
+    row, kind, time = (
+        communication_by_rank([trace]).iloc[0],
+        communication_by_kind([trace]).iloc[0],
+        temporal_breakdown(trace),
+    )
+    assert time is not None and time.exposed_communication_ns == 20 * MS
+    assert (row["communication_ms"], row["exposed_ms"]) == (kind["total_ms"], kind["exposed_ms"]) == (25, 20)
+    assert collective_table(trace)["exposed_ns"].tolist() == [10 * MS, 30 * MS]
+
+
+def test_bandwidth_is_unknown_without_size_or_group_and_of_the_sized_ones() -> None:
+    def row(*calls: tuple[object, ...]) -> "pd.Series[float]":
+        kernels = [(NCCL, 7, start, end) for _, start, end, *_ in calls]
+        return communication_by_kind([timeline(kernels=kernels, collectives=calls)]).iloc[0]
+
+    assert row(("all_reduce", 0, 10))[["algbw_gb_s", "busbw_gb_s"]].isna().all()
+    alone = row(("all_reduce", 0, 10, 100))
+    assert alone["algbw_gb_s"] == 10 and pd.isna(alone["busbw_gb_s"])
+    mixed = row(("all_reduce", 0, 1000, 8_000_000, -1, 7, "g", 2), ("all_reduce", 2000, 3000, -1, -1, 7, "g", 2))
+    assert mixed[["count", "sized", "bytes"]].tolist() == [2, 1, 8_000_000]
+    whole = row(("all_reduce", 5, 5, 1 << 62, 1), ("all_reduce", 6, 9, 8))
+    assert whole["count"] == 2 and whole["algbw_gb_s"] == 8 / 3
+
+
+@pytest.mark.parametrize(
+    ("kind", "factor"),
+    [("all_reduce", 14 / 8), ("all_gather", 7 / 8), ("reduce_scatter", 7 / 8), ("all_to_all", 7 / 8), ("broadcast", 1),
+     ("reduce", 1)],
+)  # fmt: skip
+def test_a_group_of_eight_has_the_bus_factors_of_nccl_tests(kind: str, factor: float) -> None:
+    """8 MB in 1 ms: algbw 8 GB/s."""
+    trace = timeline(kernels=[(NCCL, 7, 0, MS)], collectives=[(kind, 0, MS, 8 * 10**6, -1, 7, "g", 8, 1)])
+    row = communication_by_kind([trace]).iloc[0]
+    assert row["algbw_gb_s"] == 8 and row["busbw_gb_s"] == pytest.approx(8 * factor)
+    assert bus_factor(kind, 8) == factor and bus_factor("barrier", 8) is bus_factor("all_reduce", -1) is None
+
+
+@pytest.mark.public
+def test_the_bus_factor_is_that_of_a_real_log_of_nccl_tests() -> None:
+    rows = [line.split() for line in (TRACES / "misc/nccl-tests__nccl_allreduce.log").read_text().splitlines()]
+    rates = [(float(row[6]), float(row[5])) for row in rows if len(row) == 12 and row[0].isdigit()]
+    large = [(bus, algorithm) for bus, algorithm in rates if bus > 20]
+    assert len(large) > 5
+    assert all(bus / algorithm == pytest.approx(bus_factor("all_reduce", 8), rel=2e-3) for bus, algorithm in large)
+
+
+def test_buckets_have_their_launch_and_what_is_left_to_hide_them() -> None:
+    table = buckets(one_rank())
+    columns = ["launched_ms", "start_ms", "end_ms", "duration_ms", "exposed_ms", "compute_after_start_ms"]
+    # 30..40 + 60..70 of computation follow the first, 65..70 the second.
+    assert table[columns].to_numpy().tolist() == [[20, 30, 50, 20, 10, 20], [61, 65, 90, 25, 20, 5]]
+    assert table["bytes"].tolist() == [20_000_000, 50_000_000] and table["step"].tolist() == [3, 3]
+    assert table["wait_ms"].isna().all()
+    earlier = buckets(with_step(-10, 100))
+    assert earlier[["launched_ms", "start_ms", "end_ms"]].to_numpy().tolist() == [[30, 40, 60], [71, 75, 100]]
+
+
+def test_on_a_cpu_operators_of_other_threads_hide_spans_of_gloo() -> None:
+    trace = timeline(
+        steps=[(0, 0, 100)],
+        operators=[("aten::mm", 0, 60), ("aten::mm", 80, 90), ("gloo:all_reduce", 40, 80, "gloo")],
+        collectives=[("all_reduce", 40, 80, 1000)],
+    )
+    row = communication_by_rank([trace]).iloc[0]
+    assert (row["compute_ms"] * MS, row["exposed_ms"] * MS) == (pytest.approx(70), pytest.approx(20))
+
+
+def test_a_hand_worked_run_of_two_ranks() -> None:
+    """Rank 1 comes 20 us later. One all-reduce of 1 MB: 60 us on rank 0 and 40 us on rank 1, which is the transfer.
+
+    algbw is 10^6 bytes over 60 us and 40 us, 16.7 and 25 GB/s; with 2 ranks the bus factor is 1. Of rank 0's 60 us the
+    GEMM hides 30, of the exposed 30 the last 40 are transfer: all 30 of them.
+    """
+    ranks = [
+        timeline(rank, steps=[(0, 0, 200 * US)], world_size=2,
+                 kernels=[("gemm", 7, 0, hides * US), (NCCL, 9, begin * US, 140 * US)],
+                 collectives=[("all_reduce", begin * US, 140 * US, 10**6, -1, 9, "g", 2, 1)])
+        for rank, begin, hides in ((0, 80, 110), (1, 100, 100))
+    ]  # fmt: skip
+    matching = match_collectives(ranks)
+    kinds = communication_by_kind(ranks, matching).set_index("rank")
+    assert kinds["algbw_gb_s"].to_dict() == pytest.approx({0: 1e6 / 60e3, 1: 25})
+    assert kinds.loc[0, "transfer_busbw_gb_s"] == pytest.approx(25)
+    row = communication_by_rank(ranks, matching).set_index("rank").loc[0]
+    names = ["communication_ms", "overlapped_ms", "exposed_ms", "exposed_transfer_ms", "exposed_wait_ms"]
+    assert row[names].tolist() == [0.06, 0.03, 0.03, 0.03, 0.0]
+
+
+@pytest.mark.public
+def test_the_time_of_the_kinds_is_that_of_the_rank() -> None:
+    """Megatron has one kind of collective: 84 all-reduces a rank, of which 3 end after the marked step."""
+    ranks = open_sources(TRACES / "kineto" / "megatron-8-ranks").timelines
+    kinds, by_rank = communication_by_kind(ranks).set_index("rank"), communication_by_rank(ranks).set_index("rank")
+    assert kinds["count"].tolist() == [84] * 8
+    assert kinds["total_ms"].to_dict() == by_rank["communication_ms"].to_dict()

@@ -1,0 +1,238 @@
+"""Idle gaps and their causes: one trace per cause with known nanoseconds; the causes of a gap add up to it."""
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from support.shared_files import samples
+from support.timelines import timeline
+
+from analysis.metrics.time.idle import CAUSES, idle_causes, idle_gaps, largest_gaps
+from analysis.metrics.time.temporal import temporal_breakdown
+from analysis.readers.kineto.reader import read
+from analysis.timeline import Timeline
+
+LAUNCH, US, MS = "cudaLaunchKernel", 1_000, 1_000_000
+KERNELS = [("gemm", 7, 0, 100, 1), ("gelu", 7, 200, 300, 2)]
+
+
+def causes(trace: Timeline) -> dict[str, int]:
+    """Return the idle time by cause, after a check of its sums."""
+    gaps, whole = idle_gaps(trace), temporal_breakdown(trace)
+    assert gaps is not None and whole is not None
+    lengths = gaps["end_ns"] - gaps["start_ns"]
+    sums = {cause: int(gaps[f"{cause}_ns"].sum()) for cause in CAUSES}
+    assert (gaps[[f"{cause}_ns" for cause in CAUSES]].sum(axis=1) == lengths).all()
+    if whole.on_gpu:
+        assert lengths.sum() == whole.idle_ns * whole.devices
+    table = idle_causes(trace, gaps)
+    assert table["idle_ms"].sum() * 1e6 == pytest.approx(lengths.sum() / max(1, whole.devices))
+    return {cause: length for cause, length in sums.items() if length}
+
+
+def two_kernels(call_start: int, call_end: int, *calls: Any, **more: Any) -> Timeline:
+    """Work 0..100 and 200..300, the second launched by a call at the given time: the gap is 100..200."""
+    api = [(LAUNCH, -20, -10, 1), *calls, (LAUNCH, call_start, call_end, 2)]
+    return timeline(steps=[(0, 0, 300)], kernels=KERNELS, api=api, **more)
+
+
+@pytest.mark.parametrize(
+    ("trace", "expected"),
+    [
+        (two_kernels(150, 170), {"launch_bound": 70, "unknown": 30}),
+        (two_kernels(150, 220), {"launch_bound": 100}),  # the call ends after the work began
+        (two_kernels(10, 20), {"unknown": 100}),  # the launch had begun before the gap
+        (two_kernels(90, 150), {"unknown": 100}),
+        (two_kernels(100, 130), {"unknown": 100}),
+        (
+            two_kernels(150, 170, ranges=[("bertbench:data", 90, 140)]),
+            {"data_wait": 40, "launch_bound": 30, "unknown": 30},
+        ),
+        (
+            two_kernels(150, 170, ranges=[("enumerate(DataLoader)#_SingleProcess.__next__", 90, 140)]),
+            {"data_wait": 40, "launch_bound": 30, "unknown": 30},
+        ),
+        (two_kernels(10, 20, ranges=[("bertbench:data", 90, 180)]), {"unknown": 100}),  # work is queued
+        (
+            two_kernels(150, 170, operators=[("c10d::barrier", 110, 140)]),
+            {"communication": 30, "launch_bound": 40, "unknown": 30},
+        ),
+        (
+            two_kernels(150, 170, ranges=[("bertbench:communication", 95, 150)]),
+            {"communication": 50, "launch_bound": 20, "unknown": 30},
+        ),
+        (
+            two_kernels(150, 170, ranges=[("gloo:all_reduce", 120, 145, "gloo thread")]),
+            {"communication": 25, "launch_bound": 45, "unknown": 30},
+        ),
+        # A range that only starts a collective is no wait, but a synchronization in it is.
+        (two_kernels(150, 170, ranges=[("nccl:all_reduce", 100, 160)]), {"launch_bound": 70, "unknown": 30}),
+        (
+            two_kernels(150, 170, ("cudaStreamSynchronize", 100, 120), ranges=[("nccl:all_reduce", 100, 160)]),
+            {"communication": 20, "launch_bound": 50, "unknown": 30},
+        ),
+        (
+            two_kernels(150, 170, ("cudaStreamSynchronize", 90, 120), ("cudaMalloc", 125, 140)),
+            {"synchronization": 20, "allocator": 15, "launch_bound": 35, "unknown": 30},
+        ),
+        (  # a thread that launches nothing may wait as long as it likes
+            two_kernels(150, 170, ("cudaStreamSynchronize", 90, 120, -1, "other")),
+            {"launch_bound": 70, "unknown": 30},
+        ),
+        (two_kernels(150, 170, ("cudaMemcpyAsync", 90, 120)), {"launch_bound": 70, "unknown": 30}),
+        (  # of several kernels that end a gap the first launched one counts
+            timeline(
+                steps=[(0, 0, 300)],
+                kernels=[("gemm", 7, 0, 100, 1), ("late", 7, 200, 250, 2), ("early", 8, 200, 300, 3)],
+                api=[(LAUNCH, -9, -5, 1), (LAUNCH, 180, 190, 2), (LAUNCH, 50, 60, 3)],
+            ),
+            {"unknown": 100},
+        ),
+        (  # 50..80 before the first call is over, 80..100 its latency; 200..400 cut before the second call is over
+            timeline(
+                steps=[(0, 50, 400)],
+                kernels=[("gemm", 7, 100, 200, 1), ("gelu", 7, 500, 600, 2)],
+                api=[(LAUNCH, 70, 80, 1), (LAUNCH, 390, 420, 2)],
+            ),
+            {"launch_bound": 230, "unknown": 20},
+        ),
+        (  # nothing is launched after the last work
+            timeline(
+                steps=[(0, 0, 300)],
+                kernels=KERNELS[:1],
+                api=[(LAUNCH, -9, -5, 1)],
+                ranges=[("bertbench:data", 250, 300)],
+            ),
+            {"data_wait": 50, "unknown": 150},
+        ),
+        (  # without calls only waits are known
+            timeline(steps=[(0, 0, 300)], kernels=[row[:4] for row in KERNELS], ranges=[("bertbench:data", 90, 140)]),
+            {"data_wait": 40, "unknown": 60},
+        ),
+        (  # on a CPU idle is where no operator computes
+            timeline(
+                steps=[(0, 0, 300)],
+                operators=[("aten::mm", 0, 100), ("aten::mul", 250, 280)],
+                ranges=[("bertbench:data", 90, 150)],
+                collectives=[("all_reduce", 140, 200)],
+            ),
+            {"data_wait": 50, "communication": 50, "unknown": 70},
+        ),
+    ],
+)
+def test_the_cause_of_a_gap(trace: Timeline, expected: dict[str, int]) -> None:
+    assert causes(trace) == expected
+
+
+def test_a_trace_in_which_nothing_ran_has_no_gaps() -> None:
+    assert idle_gaps(timeline()) is None
+
+
+def test_two_gpus_have_gaps_of_their_own() -> None:
+    """GPU 0 works 0..40 of 100 ns, GPU 1 20..60: idle 60 each, on average 60."""
+    trace = timeline(steps=[(0, 0, 100)], kernels=[("gemm", 7, 0, 40), ("gelu", 8, 20, 60)])
+    trace = dataclasses.replace(trace, kernels=trace.kernels.assign(device=[0, 1]))
+    gaps = idle_gaps(trace)
+    assert gaps is not None and causes(trace) == {"unknown": 120}
+    assert gaps[["device", "start_ns", "end_ns"]].to_numpy().tolist() == [[1, 0, 20], [0, 40, 100], [1, 60, 100]]
+    assert idle_causes(trace, gaps)["window_share"].sum() == pytest.approx(0.6)
+
+
+def test_start_up_and_tear_down_are_no_causes_and_few_long_gaps_do_not_repeat() -> None:
+    """Kernels of 92 us each 100 us from 1,000 us on, launched 6 us into the gap of 8; after the 50th 900 us pass.
+
+    100 kernels end at 11,892 us of 12,000: start-up 1,008 us, 99 gaps of 8 us (6 launch-bound, one of them 906), and
+    tear-down of 100 us.
+    """
+    kernels, api = [], []
+    for place in range(100):
+        begin = (1000 + 100 * place + (900 if place >= 50 else 0)) * US
+        api.append((LAUNCH, begin + 1 * US, begin + 6 * US, place + 1))
+        kernels.append(("gemm", 7, begin + 8 * US, begin + 100 * US, place + 1))
+    trace = timeline(steps=[(0, 0, 12_000 * US)], kernels=kernels, api=api)
+    gaps = idle_gaps(trace)
+    assert gaps is not None
+    table = idle_causes(trace, gaps).set_index("cause")
+    assert table["idle_ms"].to_dict() == pytest.approx(
+        {"start_up": 1.008, "data_wait": 0, "communication": 0, "synchronization": 0, "allocator": 0,
+         "launch_bound": 99 * 0.006 + 0.9, "unknown": 99 * 0.002, "tear_down": 0.1}
+    )  # fmt: skip
+    assert table.loc["launch_bound", "long_ms"] == pytest.approx(0.906)
+    # Ten groups of 10 gaps, one of 9; the long one does not count.
+    assert table.loc["launch_bound", "repeating_ms"] == pytest.approx(98 * 0.006)
+    longest = largest_gaps(trace, gaps)
+    assert longest["part"].tolist()[:2] == ["start_up", "steady"] and longest["length_ms"].iloc[1] == 0.908
+    assert longest["cause"].tolist()[1] == "launch_bound" and longest["step"].tolist() == [0] * 5
+
+
+def test_with_three_steps_or_more_what_the_median_step_has_repeats() -> None:
+    """Four steps of 100 us, of which a kernel fills what its launch leaves, after 50, 50, 50 and 90 us."""
+    late = [50, 50, 50, 90]
+    steps = [(n, 100 * n * US, 100 * (n + 1) * US) for n in range(4)]
+    api = [(LAUNCH, (100 * n + wait - 5) * US, (100 * n + wait) * US, n + 1) for n, wait in enumerate(late)]
+    kernels = [("gemm", 7, (100 * n + wait) * US, 100 * (n + 1) * US, n + 1) for n, wait in enumerate(late)]
+    trace = timeline(steps=steps, kernels=[("first", 7, 0, US), *kernels], api=api)
+    gaps = idle_gaps(trace)
+    assert gaps is not None
+    row = idle_causes(trace, gaps).set_index("cause").loc["launch_bound"]
+    # The first kernel takes 1 us of the first step: the median is 50.
+    assert row["idle_ms"] == pytest.approx(0.049 + 0.05 + 0.05 + 0.09)
+    assert row["repeating_ms"] == pytest.approx(0.2)
+
+
+def test_the_largest_gap_names_the_shortest_call_that_covers_half_of_it() -> None:
+    host = [("checkpoint", 100, 190), ("futex", 100, 199, "other")]
+    trace = two_kernels(195, 197, ("cudaMalloc", 120, 180), ranges=[("step", 0, 300)], host=host)
+    gaps = idle_gaps(trace)
+    assert gaps is not None
+    row = largest_gaps(trace, gaps).iloc[0]
+    assert (row["call"], row["cause"], row["idle_time_share"]) == ("cudaMalloc", "allocator", 1.0)
+
+
+# Two pieces of work that start together, launched by calls that begin together.
+TOGETHER = [((36, 39), 11, 2), ((36, 39), 11, 1)]
+SPAN = st.tuples(st.integers(0, 120), st.integers(0, 20)).map(lambda item: (item[0], sum(item)))
+
+
+@settings(deadline=None)
+@example(TOGETHER, [(45, 58), (45, 58)], [])
+@given(
+    st.lists(st.tuples(SPAN, st.integers(0, 60), st.integers(1, 9)), min_size=1, max_size=8),
+    st.lists(SPAN, max_size=4),
+    st.lists(SPAN, max_size=4),
+)
+def test_the_causes_agree_with_judging_every_nanosecond(
+    works: list[tuple[tuple[int, int], int, int]], data: list[tuple[int, int]], waits: list[tuple[int, int]]
+) -> None:
+    kernels = [("gemm", 7, start, end, index + 1) for index, ((start, end), _, _) in enumerate(works)]
+    calls = [(LAUNCH, s - early, s - early + long, i + 1) for i, ((s, _), early, long) in enumerate(works)]
+    ranges = [*(("bertbench:data", *span) for span in data), *(("bertbench:communication", *span) for span in waits)]
+    gaps = idle_gaps(timeline(steps=[(0, 10, 110)], kernels=kernels, api=calls, ranges=ranges))
+    busy = {t for _, _, start, end, _ in kernels for t in range(start, end)}
+    expected = dict.fromkeys(CAUSES, 0)
+    lasting = [(start, calls[number - 1][1:3]) for _, _, start, end, number in kernels if end > start]
+    for t in set(range(10, 110)) - busy:
+        begin = max((end for _, _, start, end, _ in kernels if start < end <= t), default=-(10**6))
+        after = [(start, call) for start, call in lasting if start > t]
+        cause = "unknown"
+        first, last = min(after)[1] if after else (10**6, 10**6)
+        if not after or (first > begin and t < last):
+            if any(a <= t < b for a, b in data):
+                cause = "data_wait"
+            elif any(a <= t < b for a, b in waits):
+                cause = "communication"
+            elif after:
+                cause = "launch_bound"
+        expected[cause] += 1
+    assert gaps is not None
+    assert {cause: int(gaps[f"{cause}_ns"].sum()) for cause in CAUSES} == expected
+
+
+@pytest.mark.parametrize(
+    "path", samples("kineto/dlrm*/worker0*", "kineto/megatron*/*rank6*", "kineto/hta/cpu_only*", "kineto/hta/nccl_*")
+)
+def test_the_causes_of_a_public_trace_add_up(path: Path) -> None:
+    assert causes(read(path))

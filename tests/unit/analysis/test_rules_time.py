@@ -1,0 +1,214 @@
+"""Rules about time: findings by name, their numbers, and the one piece of advice that each may give."""
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+from support import shared_files
+from support.kineto_events import event, write
+from support.timelines import timeline
+
+from analysis.diagnose import rules_time
+from analysis.diagnose.advice import Advice, Context
+from analysis.diagnose.explain import explain, in_window
+from analysis.diagnose.finding import Finding
+from analysis.diagnose.sentences import faster_gemms
+from analysis.metrics.kernels.utilization import compute_utilization
+from analysis.metrics.time.temporal import temporal_breakdown
+from analysis.readers.kineto.reader import read
+from analysis.sources import Source, open_sources
+from analysis.timeline import Timeline
+
+LAUNCH, US, MS = "cudaLaunchKernel", 1_000, 1_000_000
+NCCL = "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevComm*)"
+ALL = [
+    *("temporal_breakdown", "compute_utilization", "idle_causes", "idle_gaps", "kernel_families", "top_kernels"),
+    *("phases", "memory_copies", "launch_queue", "iterations", "steps"),
+]
+
+
+def rules(*timelines: Timeline, context: Context | None = None) -> dict[str, Finding]:
+    """Return findings by name, after a check of their form."""
+    every = [*rules_time.window(timelines), *rules_time.findings(timelines, context)]
+    every += [*rules_time.operators(timelines, context), *rules_time.ranges(timelines)]
+    for one in every:
+        assert one.title and len(one.advice) <= 1 and "nan" not in one.sentence, one.sentence
+        assert len(one.sentence.split()) <= 20, one.sentence
+    return {one.name: one for one in every}
+
+
+def advice(found: Finding) -> Advice:
+    (one,) = found.advice
+    return one
+
+
+def slow_launches(**more: object) -> Timeline:
+    """Ten kernels of 10 us, each 90 us after the one before, launched just before it starts."""
+    starts = [100 * US * number for number in range(1, 11)]
+    return timeline(
+        steps=[(0, 0, 1100 * US)],
+        kernels=[("sgemm", 7, start, start + 10 * US, index + 1) for index, start in enumerate(starts)],
+        api=[(LAUNCH, start - 8 * US, start - 3 * US, index + 1) for index, start in enumerate(starts)],
+        **more,
+    )
+
+
+def test_what_a_trace_cannot_say_is_left_out() -> None:
+    cpu = rules(timeline(steps=[(0, 0, 100)], operators=[("aten::mm", 0, 40)]))
+    assert list(cpu) == [
+        *("window", "temporal_breakdown", "compute_utilization", "idle_causes", "idle_gaps", "iterations", "steps"),
+        *("operator_families", "top_operators"),
+    ]
+    columns = {name for one in cpu.values() for name in one.table.columns}
+    assert not columns & {"memory_ms", "gpu_ms", "kernels", "devices", "sm_weighted_utilization", "exposed_memory_ms"}
+    assert set(cpu["idle_causes"].table["cause"]) & {"launch_bound", "allocator", "synchronization"} == set()
+    assert list(rules(timeline())) == ["compute_utilization"] and rules_time.findings([]) == []
+    bare = rules(timeline(steps=[(0, 0, 10 * MS), (1, 10 * MS, 30 * MS)], ranges=[("bertbench:forward", MS, 9 * MS)]))
+    assert "temporal_breakdown" not in bare and set(bare["iterations"].table["quantity"]) == {"step_time_ms"}
+    assert set(bare["steps"].table) == {"rank", "step", "step_time_ms"}
+    still = rules(timeline(steps=[(0, 0, 10)], kernels=[("gemm", 7, 5, 5), ("gelu", 7, 6, 6)]))
+    assert len(still["top_kernels"].table) == 2
+
+
+def test_a_launch_bound_run_launches_less_and_one_that_waits_for_data_loads_faster() -> None:
+    """Of 1,100 us nine gaps of 90 us end with a launch: 87 us each until the call returns."""
+    one = advice(rules(slow_launches())["idle_causes"])
+    assert one.cause == "host" and one.saves == pytest.approx(9 * 87 / 1100) and "CUDA graphs" in one.remedy
+    data = [("bertbench:data", start * US, (start + 85) * US) for start in range(10, 1000, 100)]
+    one = advice(rules(slow_launches(ranges=data))["idle_causes"])
+    # The gaps begin at 110, ..., 910, when the ranges do.
+    assert one.cause == "data" and one.saves == pytest.approx(9 * 82 / 1100, rel=0.05)
+
+
+@pytest.mark.parametrize(("call", "cause"), [("cudaDeviceSynchronize", "synchronization"), ("cudaFree", "allocator")])
+def test_calls_that_hold_up_every_step_are_the_advice(call: str, cause: str) -> None:
+    """Three steps of 100 us: a kernel of 50 us from 50 us on, launched at 45 after a call from 0 to 45."""
+    api, kernels = [], []
+    for step in range(3):
+        at = 100 * step * US
+        api += [(call, at, at + 45 * US), (LAUNCH, at + 45 * US, at + 46 * US, step + 1)]
+        kernels.append(("sgemm", 7, at + 50 * US, at + 100 * US, step + 1))
+    steps = [(n, 100 * n * US, 100 * (n + 1) * US) for n in range(3)]
+    trace = timeline(steps=steps, kernels=[("first", 7, 0, 1), *kernels], api=api)
+    one = advice(rules(trace)["idle_causes"])
+    assert one.cause == cause and one.saves == pytest.approx(0.45, rel=0.001)
+
+
+def test_pauses_of_the_host_are_no_reason_to_launch_less() -> None:
+    """Ten periods of 15 ms: 100 kernels of 100 us launched ahead, then 5 ms in a checkpoint: nine gaps of 4,995 us."""
+    kernels, api, ranges = [], [], []
+    for period in range(10):
+        begin = 15_000 * US * period
+        ranges.append(("checkpoint", begin + 10_005 * US, begin + 15_000 * US))
+        for place in range(100):
+            number, start = 100 * period + place + 1, begin + (10 + 100 * place) * US
+            api.append((LAUNCH, begin + 10 * place * US, begin + (10 * place + 5) * US, number))
+            kernels.append(("gemm", 7, start, start + 100 * US, number))
+    found = rules(timeline(kernels=kernels, api=api, ranges=ranges))
+    one = advice(found["idle_causes"])
+    assert one.cause == "host" and one.saves == pytest.approx(9 * 4.995 / 145) and "CUDA graphs" not in one.remedy
+    assert set(found["idle_gaps"].table["call"]) == {"checkpoint"}
+
+
+def test_less_than_five_percent_is_not_advised_for() -> None:
+    """100 kernels of 96 us, one each 100 us, launched 2 us late."""
+    starts = [100 * US * place for place in range(100)]
+    trace = timeline(
+        steps=[(0, 0, 10_000 * US)],
+        api=[(LAUNCH, start + 1 * US, start + 2 * US, number + 1) for number, start in enumerate(starts)],
+        kernels=[("gemm", 7, start + 4 * US, start + 100 * US, number + 1) for number, start in enumerate(starts)],
+    )
+    assert not rules(trace)["idle_causes"].advice
+
+
+def test_exposed_copies_are_advised_against_but_for_those_before_the_first_kernel() -> None:
+    load = ("Memcpy HtoD (Pageable -> Device)", 7, 0, 60 * US, -1, "memcpy")
+    trace = timeline(kernels=[load, ("gelu_kernel", 7, 60 * US, 100 * US)])
+    assert not rules(trace)["memory_copies"].advice
+    steps = timeline(steps=[(0, 0, 100 * US)]).steps
+    one = advice(rules(dataclasses.replace(trace, steps=steps))["memory_copies"])
+    assert one.cause == "copies" and one.saves == pytest.approx(0.6) and "pin_memory" in one.remedy
+
+
+def test_shares_are_means_over_ranks_and_steps_are_of_the_slowest() -> None:
+    """Steps of 10, 20 ms on rank 0 and 30, 12 ms on rank 1: the run's take 30 and 20 ms, the median 25."""
+    first = timeline(0, steps=[(0, 0, 10 * MS), (1, 30 * MS, 50 * MS)], kernels=[("gemm", 7, 0, 25 * MS)])
+    second = timeline(1, steps=[(0, 0, 30 * MS), (1, 30 * MS, 42 * MS)], kernels=[("gemm", 7, 0, 21 * MS)])
+    found = rules(first, second)
+    row = found["iterations"].table.set_index("quantity").loc["step_time_ms"]
+    assert (row["steps"], row["median"], row["min"], row["max"]) == (2, 25, 20, 30)
+    assert found["temporal_breakdown"].table["compute_share"].tolist() == [0.5, 0.5]
+    assert "launched_compute_ms" not in found["temporal_breakdown"].table
+
+
+def test_every_span_of_a_page_is_that_of_its_window() -> None:
+    """Steps 0..200 ms, work 50..260 ms: 200 ms with the steps, 210 with all work, everywhere alike."""
+    kernels = [("sgemm", 7, 50 * MS, 110 * MS, 1), ("sgemm", 7, 200 * MS, 260 * MS, 2)]
+    api = [(LAUNCH, 100 * n * MS, 100 * n * MS + 5, n + 1) for n in (0, 1)]
+    trace = timeline(steps=[(3, 0, 100 * MS), (4, 100 * MS, 200 * MS)], kernels=kernels, api=api)
+    whole = in_window(Source(path=Path(), timelines=(trace,)), "kernels").timelines[0]
+    for source, label, span in ((trace, "steps", 200), (whole, "work", 210)):
+        (row,) = rules(source)["window"].table.to_dict("records")
+        time, use = temporal_breakdown(source), compute_utilization(source)
+        assert time is not None and (row["window"], row["span_ms"]) == (label, span)
+        assert (time.span_ns / MS, use.window_ms) == (span, span)
+    assert rules(trace)["temporal_breakdown"].table["launched_compute_ms"].tolist() == [120]
+
+
+@pytest.mark.parametrize(
+    ("name", "train", "tf32"),
+    [
+        ("NVIDIA GeForce GTX 1080 Ti", "", False),
+        ("Tesla P100-SXM2-16GB", "fp16", False),  # twice fp32, without tensor cores
+        ("Tesla V100-SXM2-16GB", "fp16", False),
+        ("NVIDIA GeForce RTX 3090", "bf16", False),  # tf32 is as fast as fp32 there
+        ("NVIDIA A100-SXM4-80GB", "bf16", True),
+        ("NVIDIA T400", "bf16", True),  # nothing is known of it: a general remedy
+    ],
+)
+def test_types_that_the_gpu_does_not_have_are_not_advised(name: str, train: str, tf32: bool) -> None:
+    remedy = faster_gemms([name])
+    assert ("tf32" in remedy) == tf32 and remedy.startswith(f"train in {train}" if train else "")
+    trace = dataclasses.replace(timeline(kernels=[("sgemm", 7, 0, 100 * US)]), devices={0: name})
+    assert bool(rules(trace)["kernel_families"].advice) == bool(remedy)
+    assert not rules(trace, context=Context(row={"precision": "bf16"}))["kernel_families"].advice
+
+
+def test_the_larger_of_two_gains_from_kernels_is_advised() -> None:
+    """Of 100 us GEMM in fp32 takes 40, elementwise work 60; of another 60 and 40."""
+    for gemm, cause in ((40, "fusion"), (60, "precision")):
+        kernels = [("ampere_sgemm_128x64_tn", 7, 0, gemm * US), ("elementwise_kernel", 7, gemm * US, 100 * US)]
+        one = advice(rules(timeline(kernels=kernels))["kernel_families"])
+        assert (one.cause, one.saves) == (cause, pytest.approx(0.6))
+
+
+@pytest.mark.parametrize(
+    ("native", "types", "cause"), [(True, "float", "precision"), (False, "float", ""), (True, "c10::BFloat16", "")]
+)
+def test_a_cpu_is_advised_to_use_bf16_only_where_it_has_instructions(
+    native: bool, types: str, cause: str, tmp_path: Path
+) -> None:
+    mm = event("aten::mm", 0, 20, args={"Input type": [types, types], "Input Dims": [[8, 8], [8, 8]]})
+    trace = read(write(tmp_path / "trace-rank0.json", [mm]))
+    found = rules(trace, context=Context(native_bf16=native))["operator_families"]
+    assert [one.cause for one in found.advice] == ([cause] if cause else [])
+
+
+def test_nccl_ranges_without_a_kernel_are_no_cpu_run_and_no_communication_time(tmp_path: Path) -> None:
+    """Operators that move memory take 10 of 20 ms; an NCCL range of 6 ms is the time to put it into the queue."""
+    events = [
+        event("ProfilerStep#1", 0, 20_000, "user_annotation"),
+        event("aten::copy_", 0, 10_000),
+        event("nccl:all_to_all", 12_000, 6_000, "user_annotation"),
+    ]
+    path = write(tmp_path / "t.json", events, deviceProperties=[{"id": 0, "name": "NVIDIA A100-SXM4-80GB"}])
+    found = {one.name: one for one in explain(open_sources(path))}
+    row = found["temporal_breakdown"].table.iloc[0]
+    assert (row["communication_ms"], row["compute_ms"]) == (0, 10) and not found["operator_families"].advice
+
+
+@pytest.mark.public
+@pytest.mark.parametrize("folder", ["dlrm-8-ranks", pytest.param("megatron-8-ranks", marks=pytest.mark.slow)])
+def test_eight_real_ranks_give_every_finding(folder: str) -> None:
+    found = rules(*open_sources(shared_files.TRACES / "kineto" / folder).timelines)
+    assert [name for name in found if name in ALL] == ALL
