@@ -15,12 +15,6 @@ IDENTITY = ("process", "kernel_id", "name", "device", "duration_ns", "cycles")
 LABELS = ("push_pop_ranges", "start_stop_ranges")
 """Columns that are there only where the file has NVTX ranges. All others are metrics, under the tool's own names."""
 
-RULE_CONFLICTS, RULE_WAVEFRONTS = "rule: bank conflicts of shared {}", "rule: wavefronts of shared {}"
-"""Metric columns, of "loads" and "stores", that a reader takes from the text of ncu's rule on bank conflicts: the page
-with the rules leaves the metrics out."""
-RULE_STALLED = "rule: cycles stalled, {}"
-"""The same of the rule on warp stalls, by ncu's reason: cycles between two instructions of a warp."""
-
 
 def rules_file(table: Path) -> Path:
     """Return the file beside a table of kernels with the messages of ncu's rules; it is read with the table."""

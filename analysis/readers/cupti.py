@@ -1,188 +1,237 @@
-"""GPU work and CUDA calls from the tables of CUPTI's activity records, which nsys and nvprof keep in SQLite files."""
+"""GPU work, CUDA calls and NVTX ranges of the SQLite files of nsys and nvprof: one column map for both.
 
-from collections.abc import Callable, Mapping, Sequence
+Both keep CUPTI's activity records in tables of one name (cupti_activity.h); columns that only one of them has read as
+unknown for the other. Processes are nsys's globalPid without its lowest 24 bits, or nvprof's processId; -1 unknown.
+"""
+
+import dataclasses
+import re
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from analysis.readers.columns import MISSING, distinct_rows
-from analysis.readers.sqlite_database import Database, Numbers
+from analysis.readers.assembly import assembled
+from analysis.readers.columns import MISSING
+from analysis.readers.sqlite_database import Database
+from analysis.readers.steps import CAPTURE
+from analysis.timeline import Timeline
 
 if TYPE_CHECKING:
     import pandas as pd
 
+PREFIX = "CUPTI_ACTIVITY_KIND_"
+CALLS = (f"{PREFIX}RUNTIME", f"{PREFIX}DRIVER")
+WORK = {
+    f"{PREFIX}CONCURRENT_KERNEL": "kernel",  # nvprof's, where kernels may overlap
+    f"{PREFIX}KERNEL": "kernel",
+    f"{PREFIX}MEMCPY": "memcpy",
+    f"{PREFIX}MEMCPY2": "memcpy",
+    f"{PREFIX}MEMSET": "memset",
+    f"{PREFIX}GRAPH_TRACE": "graph",
+}
+UNNAMED = "(name not recorded)"
 LAST_TIME = 1 << 62
 """Times from here on are damage, ns."""
 PROCESS = 1 << 24
 """globalPid and globalTid hold the process above these bits, the thread in them."""
+MEMORY_KINDS = ("Pageable", "Pinned", "Device", "Array", "Managed", "Device Static", "Managed Static")
+"""As nsys numbers them, from 0; CUPTI and nvprof count from 1."""
 
 _COPY_KINDS = {1: "HtoD", 2: "DtoH", 3: "HtoA", 4: "AtoH", 5: "AtoA", 6: "AtoD", 7: "DtoA", 8: "DtoD", 9: "HtoH"}
 _COPY_KINDS |= {10: "PtoP", 11: "HtoD (managed)", 12: "DtoH (managed)", 13: "DtoD (managed)"}
-_SIZES = ("gridX", "gridY", "gridZ", "blockX", "blockY", "blockZ")
-_PLACE = {
-    "start": MISSING,
-    "end": MISSING,
-    "globalPid": -1,
-    "deviceId": -1,
-    "streamId": -1,
-    "correlationId": -1,
-    "graphNodeId": 0,
-}
-_OWN: Mapping[str, Mapping[str, int]] = {
-    "kernel": dict.fromkeys(_SIZES, 0),
-    "memcpy": {"copyKind": 0, "srcKind": -1, "dstKind": -1, "bytes": 0},
-    "memset": {"bytes": 0},
-    "graph": {"graphId": -1},
-}
-_CALL = {"start": MISSING, "end": MISSING, "correlationId": -1}
-UNNAMED = "(name not recorded)"
+_OVERHEAD = "PROFILER_OVERHEAD"
+_VERSION_OF_CALL = re.compile(r"_v\d{4,}$")
+# Numbers of the calls that matter for launching and waiting (nvprof); all others are shown by number.
+_RUNTIME = {13: "cudaLaunch", 20: "cudaMalloc", 22: "cudaFree", 31: "cudaMemcpy", 41: "cudaMemcpyAsync"}
+_RUNTIME |= {49: "cudaMemset", 51: "cudaMemsetAsync", 131: "cudaStreamSynchronize", 135: "cudaEventRecord"}
+_RUNTIME |= {137: "cudaEventSynchronize", 147: "cudaStreamWaitEvent", 165: "cudaDeviceSynchronize"}
+_NUMBERED_CALLS = {CALLS[0]: {**_RUNTIME, 211: "cudaLaunchKernel"}, CALLS[1]: {307: "cuLaunchKernel"}}
 
-Ids = list[list[int]]
-"""Distinct rows, as columns."""
-KernelNames = Callable[[Ids], list[str]]
-Caller = Callable[[str, Ids], tuple[list[str], list[str], list[int]]]
+_TIMES = {"start": MISSING, "end": MISSING, "correlationId": -1}
+_SIZES = {f"{side}{axis}": f"{side}_{axis.lower()}" for side in ("grid", "block") for axis in "XYZ"}
+_OURS = {"deviceId": "device", "streamId": "stream", "correlationId": "correlation_id", "graphNodeId": "graph_node"}
+_CALLED_BY = ("globalTid", "nameId", "cbid", "processId", "threadId")
 
 
-def read_work(
-    database: Database,
-    tables: Mapping[str, str],
-    named_by: Sequence[str],
-    kernel_names: KernelNames,
-    memory_kinds: Sequence[str],
-    problems: list[str],
-) -> "pd.DataFrame":
-    """Read kernels, copies, memsets and whole CUDA graphs of all processes, in order of start: name, kind, device,
-    stream, start, end, correlation_id, bytes, graph_node, grid_x to block_z, process (-1 unknown).
-
-    Args:
-        database: an open database.
-        tables: kind of work by table.
-        named_by: columns that name a kernel.
-        kernel_names: takes the distinct rows of these columns, and gives the name of each.
-        memory_kinds: what the numbers of memory kinds mean, from 0, as Kineto writes them: "Pageable"; "" unknown.
-        problems: takes what could not be read, one sentence each.
-    """
+def labels(rows: "pd.DataFrame", label: Callable[..., str]) -> "pd.Categorical":
+    """Return a text per row: `label` of its values, computed once for each distinct row."""
     import pandas as pd
 
+    place = rows.groupby(list(rows), sort=False).ngroup().to_numpy()
+    texts = [label(*row) for row in rows.drop_duplicates().itertuples(index=False, name=None)]
+    codes, distinct = pd.factorize(np.array(texts, dtype=object))
+    return pd.Categorical.from_codes(codes[place], categories=pd.Index(distinct, dtype="str"))
+
+
+def read_work(database: Database, first_memory_kind: int, problems: list[str]) -> "pd.DataFrame":
+    """Read kernels, copies, memsets and whole CUDA graphs of all processes, in order of start: name, kind, device,
+    stream, start, end, correlation_id, bytes, graph_node, grid_x to block_z, process. `first_memory_kind` is the number
+    of the first of MEMORY_KINDS."""
+    import pandas as pd
+
+    memories = dict(enumerate(MEMORY_KINDS, first_memory_kind))
+    strings = database.strings
+
+    def kernel(*names: int) -> str:
+        return next((strings[number] for number in names if number in strings), UNNAMED)
+
+    def copy(kind: int, *ends: int) -> str:
+        direction = f"Memcpy {_COPY_KINDS.get(kind, f'of kind {kind}')}"
+        source, target = (memories.get(number) for number in ends)
+        return f"{direction} ({source} -> {target})" if source and target else direction
+
+    def graph(number: int) -> str:
+        return "CUDA graph" if number < 0 else f"CUDA graph {number}"
+
+    named: dict[str, tuple[list[str], Callable[..., str]]] = {
+        "kernel": (["demangledName", "shortName", "name"], kernel),
+        "memcpy": (["copyKind", "srcKind", "dstKind"], copy),
+        "memset": ([], lambda: "Memset"),
+        "graph": (["graphId"], graph),
+    }
     frames = []
-    for table, kind in tables.items():
-        wanted = {**_PLACE, **_OWN[kind], **dict.fromkeys(named_by if kind == "kernel" else (), -1)}
-        columns = _timed(database.integers(table, wanted), f"of kind {kind}", problems)
-        if kind == "kernel":
-            ids, place = _distinct(*(columns[name] for name in named_by))
-            names = kernel_names(ids)
-        else:
-            names, place = _copy_names(kind, columns, memory_kinds)
-        nothing = np.zeros(len(place), dtype=np.int64)
-        about: dict[str, Any] = {
-            "name": _texts(names, place),
-            "kind": _texts([kind], np.zeros_like(place)),
-            "device": columns["deviceId"],
-            "stream": columns["streamId"],
-            "start": columns["start"],
-            "end": columns["end"],
-            "correlation_id": columns["correlationId"],
-            "bytes": columns.get("bytes", nothing),
-            "graph_node": columns["graphNodeId"],
-            **{f"{size[:-1]}_{size[-1].lower()}": columns.get(size, nothing) for size in _SIZES},
-            "process": np.maximum(-1, columns["globalPid"] // PROCESS),
-        }
-        frames.append(pd.DataFrame(about))
+    for table, kind in WORK.items():
+        columns = {**_TIMES, "deviceId": -1, "streamId": -1, "bytes": 0, "graphNodeId": 0, **dict.fromkeys(_SIZES, 0)}
+        named_by, label = named[kind]
+        columns |= {"globalPid": -1, **dict.fromkeys(named_by, -1)}
+        rows = _timed(pd.DataFrame(database.integers(table, columns)), f"of kind {kind}", problems)
+        names = labels(rows[named_by], label) if named_by else pd.Categorical([label()]).repeat(len(rows))
+        rows["process"] = np.maximum(-1, rows.pop("globalPid") // PROCESS)
+        rows = rows.drop(columns=named_by).rename(columns={**_OURS, **_SIZES})
+        frames.append(rows.assign(name=names, kind=pd.Categorical([kind]).repeat(len(rows))))
     return _together(frames, "name", "kind")
 
 
-def read_api(
-    database: Database,
-    tables: Sequence[str],
-    told_by: Sequence[str],
-    caller: Caller,
-    problems: list[str],
-    shortest_ns: int = 0,
+def read_calls(
+    database: Database, tables: Sequence[str], problems: list[str], shortest_ns: int | None = None
 ) -> "pd.DataFrame":
-    """Read the calls of CUDA's runtime and driver of all processes, in order of start: name, thread "process/thread",
-    start, end, correlation_id, process (-1 unknown).
-
-    Args:
-        database: an open database.
-        tables: of the calls.
-        told_by: columns that tell name and thread.
-        caller: takes a table and the distinct rows of these columns, and gives name, thread and process of each.
-        problems: takes what could not be read, one sentence each.
-        shortest_ns: calls that are shorter are left out.
-    """
+    """Read calls of all processes that last `shortest_ns` at least, in order of start: name, thread "process/thread",
+    start, end, correlation_id, process."""
     import pandas as pd
 
+    strings = database.strings
     frames = []
     for table in tables:
-        wanted = {**_CALL, **dict.fromkeys(told_by, -1)}
-        what = "of calls of the system" if shortest_ns else "of CUDA's calls"
-        columns = _timed(database.integers(table, wanted), what, problems)
-        lasting = columns["end"] - columns["start"] >= shortest_ns
-        columns = {name: values[lasting] for name, values in columns.items()}
-        ids, place = _distinct(*(columns[name] for name in told_by))
-        names, threads, owners = caller(table, ids)
-        about = {
-            "name": _texts(names, place),
-            "thread": _texts(threads, place),
-            "start": columns["start"],
-            "end": columns["end"],
-            "correlation_id": columns["correlationId"],
-            "process": np.array(owners, dtype=np.int64)[place],
-        }
-        frames.append(pd.DataFrame(about))
+
+        def name(text: int, number: int, table: str = table) -> str:
+            if number >= 0:
+                return _NUMBERED_CALLS[table].get(number, f"{table.removeprefix(PREFIX).lower()} call {number}")
+            called = _VERSION_OF_CALL.sub("", strings.get(text, UNNAMED))
+            return f"profiler: {called}" if table == _OVERHEAD and not called.startswith("dlopen") else called
+
+        rows = pd.DataFrame(database.integers(table, {**_TIMES, **dict.fromkeys(_CALLED_BY, -1)}))
+        rows = _timed(rows, "of CUDA's calls" if shortest_ns is None else "of calls of the system", problems)
+        rows = rows[rows["end"] - rows["start"] >= (shortest_ns or 0)]
+        process, thread = owners(rows["globalTid"])
+        rows["process"] = process.where(process >= 0, rows["processId"])
+        rows["thread_id"] = thread.where(process >= 0, rows["threadId"] % 2**32)
+        rows["thread"] = labels(rows[["process", "thread_id"]], thread_name)
+        rows["name"] = labels(rows[["nameId", "cbid"]], name)
+        frames.append(rows.drop(columns=[*_CALLED_BY, "thread_id"]).rename(columns=_OURS))
     return _together(frames, "name", "thread")
 
 
-def of_process(frame: "pd.DataFrame", process: int) -> "pd.DataFrame":
-    """Return the rows of a process in a table of `read_work` or `read_api`."""
+def owners(global_ids: "pd.Series[int]") -> "tuple[pd.Series[int], pd.Series[int]]":
+    """Return process and thread of each globalTid, -1 where it was not recorded."""
+    known = global_ids >= 0
+    return (global_ids // PROCESS).where(known, -1), (global_ids % PROCESS).where(known, -1)
+
+
+def thread_name(process: int, thread: int) -> str:
+    """Return a thread as tables name it: "process/thread", "" where the process is unknown."""
+    return f"{process % PROCESS}/{thread}" if process >= 0 else ""
+
+
+def finish_ranges(
+    rows: "pd.DataFrame", recorded_until: Collection[int] = (), problems: list[str] | None = None
+) -> "pd.DataFrame":
+    """Return ranges by start, outer ones first: name ("domain:text", the text alone in the default domain), thread,
+    start, end, domain ("" the default one), payload (Int64), json (an extended payload as nsys exports it, "" for
+    none), cut (it ends with the recording, or its end was not recorded), process.
+
+    `rows` have text and thread_id for name and thread, and an end below the start where it was not recorded.
+    `recorded_until`: times, ns, at which the recording was ended.
+    """
+
+    def full_name(domain: str, text: str) -> str:
+        return text if not domain or text.startswith(f"{domain}:") else f"{domain}:{text}"
+
+    unended = rows["end"] < rows["start"]
+    if unended.any() and problems is not None:
+        problems.append(
+            f"{unended.sum():,} ranges have no end: they are assumed to last until the end of the recording"
+        )
+    last = max([*recorded_until, rows["end"].max(), rows["start"].max()], default=0) if len(rows) else 0
+    end = rows["end"].mask(unended, last)
+    rows = rows.assign(
+        name=labels(rows[["domain", "text"]], full_name).astype(object),
+        thread=labels(rows[["process", "thread_id"]], thread_name).astype(object),
+        end=end,
+        cut=unended | (end.isin(list(recorded_until)) & (rows["text"] != CAPTURE)),
+    )
+    order = np.lexsort((-rows["end"], rows["start"]))
+    columns = ["name", "thread", "start", "end", "domain", "payload", "json", "cut", "process"]
+    return rows[columns].iloc[order].reset_index(drop=True)
+
+
+def by_process(
+    work: "pd.DataFrame",
+    calls: "pd.DataFrame",
+    ranges: "pd.DataFrame",
+    *,
+    source: str,
+    problems: list[str],
+    gpus: Callable[[int | None, Sequence[int]], Mapping[str, Mapping[int, Any]]],
+    host: "pd.DataFrame | None" = None,
+) -> list[Timeline]:
+    """Return one timeline per process with ranges or work, by rank, then by process.
+
+    Records that do not name their process are the only one's; beside several they form a timeline of their own. `gpus`
+    takes a process and the devices that it used, and returns the fields devices and sm_counts.
+    """
+    tables = [work, calls, ranges]
+    known = {owner for table in tables for owner in table["process"].unique().tolist() if owner >= 0}
+    lost = sum(int((table["process"] < 0).sum()) for table in tables)
+    if lost and len(known) == 1:
+        tables = [table.assign(process=next(iter(known))) for table in tables]
+    elif lost and known:
+        problems.append(f"{lost:,} records do not name their process: they form a separate timeline")
+    timelines = []
+    for key in sorted({*tables[0]["process"].unique().tolist(), *tables[2]["process"].unique().tolist()}):
+        kernels, api, marked = (_of_process(table, key) for table in tables)
+        process = key % PROCESS if key >= 0 else None
+        others: dict[str, Any] = {} if host is None else {"host": _of_process(host, key).drop(columns="correlation_id")}
+        others |= gpus(process, kernels["device"].unique().tolist())
+        found = assembled(kernels, api, marked, source=source, problems=problems, process=process, **others)
+        timelines.append(found)
+    ranks = [one.rank for one in timelines]
+    for place, one in enumerate(timelines):
+        if one.rank is not None and ranks.count(one.rank) > 1:  # old versions write 0 for a payload that is not there
+            said = f"several processes claim rank {one.rank}: their ranks are unknown"
+            timelines[place] = dataclasses.replace(one, rank=None, problems=(*one.problems, said))
+    return sorted(timelines, key=lambda one: (one.rank is None, one.rank or 0, one.process or 0))
+
+
+def _of_process(frame: "pd.DataFrame", process: int) -> "pd.DataFrame":
     rows = frame[frame["process"] == process].drop(columns="process").reset_index(drop=True)
     for name in rows.select_dtypes("category"):
         rows[name] = rows[name].cat.remove_unused_categories()
     return rows
 
 
-def _texts(texts: Sequence[str], place: Numbers) -> "pd.Categorical":
-    import pandas as pd
-
-    codes, labels = pd.factorize(np.array(texts, dtype=object))
-    return pd.Categorical.from_codes(codes[place], categories=pd.Index(labels, dtype="str"))
-
-
 def _together(frames: "Sequence[pd.DataFrame]", *texts: str) -> "pd.DataFrame":
-    """Return tables as one, in order of start; `texts` are their first columns, categories."""
+    """Return tables as one, in order of start; `texts` are categories."""
     import pandas as pd
 
-    labels = {name: pd.api.types.union_categoricals([frame[name] for frame in frames]) for name in texts}
-    numbers = pd.concat([frame.drop(columns=[*texts]) for frame in frames], ignore_index=True)
-    frame = pd.concat([pd.DataFrame(labels), numbers], axis=1)
-    return frame.sort_values("start", kind="stable", ignore_index=True)
+    joined = pd.concat([frame.drop(columns=[*texts]) for frame in frames], ignore_index=True)
+    columns = {name: pd.api.types.union_categoricals([frame[name] for frame in frames]) for name in texts}
+    return joined.assign(**columns).sort_values("start", kind="stable", ignore_index=True)
 
 
-def _timed(columns: dict[str, Any], what: str, problems: list[str]) -> dict[str, Any]:
-    start, end = columns["start"], columns["end"]
-    good = (end >= start) & (start > -LAST_TIME) & (end < LAST_TIME)
+def _timed(rows: "pd.DataFrame", what: str, problems: list[str]) -> "pd.DataFrame":
+    good = (rows["end"] >= rows["start"]) & (rows["start"] > -LAST_TIME) & (rows["end"] < LAST_TIME)
     if good.all():
-        return columns
-    problems.append(f"{int((~good).sum()):,} records {what} without start or end were skipped")
-    return {name: values[good] for name, values in columns.items()}
-
-
-def _copy_names(kind: str, columns: dict[str, Any], memory_kinds: Sequence[str]) -> tuple[list[str], Numbers]:
-    if kind == "memcpy":
-        rows, place = _distinct(*(columns[name] for name in ("copyKind", "srcKind", "dstKind")))
-        return [_copy(direction, ends, memory_kinds) for direction, *ends in zip(*rows, strict=True)], place
-    if kind == "graph":
-        (numbers,), place = _distinct(columns["graphId"])
-        return ["CUDA graph" if number < 0 else f"CUDA graph {number}" for number in numbers], place
-    return ["Memset"], np.zeros(len(columns["start"]), dtype=np.int32)
-
-
-def _copy(kind: int, ends: Sequence[int], memory_kinds: Sequence[str]) -> str:
-    name = f"Memcpy {_COPY_KINDS.get(kind, f'of kind {kind}')}"
-    memories = [memory_kinds[end] if 0 <= end < len(memory_kinds) else "" for end in ends]
-    return f"{name} ({' -> '.join(memories)})" if all(memories) else name
-
-
-def _distinct(*columns: Numbers) -> tuple[list[list[int]], Numbers]:
-    rows, place = distinct_rows(*columns)
-    return [list(column) for column in zip(*rows, strict=True)] or [[] for _ in columns], place
+        return rows
+    problems.append(f"{(~good).sum():,} records {what} without start or end were skipped")
+    return rows[good]

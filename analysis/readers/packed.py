@@ -1,95 +1,105 @@
-"""Files that may be gzip-compressed, cut short, or a Git LFS pointer in place of the file: their bytes and lines."""
+"""Files that may be gzip-compressed or cut short: their bytes and lines."""
 
 import codecs
-import errno
 import io
+import itertools
 import stat
-import zlib
 from collections.abc import Callable, Iterator
-from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from common.errors import Code, InputError, content_code
 
-MOST_BYTES = 16 << 30
-"""Unpacked size of a file that is read: more is taken for a bomb."""
+try:
+    from zlib_ng import zlib_ng  # less than half the time of zlib
+except ImportError:
+    import zlib as zlib_ng  # type: ignore[no-redef]
+
 _BLOCK_BYTES = 8 << 20
-_STREAM_BYTES = 1 << 20
+_PIECE_BYTES = 64 << 10
 CUT_SHORT = "it is cut short"
 ENDS_INSIDE = "it ends inside the compressed data"
-_GZIP = b"\x1f\x8b"
+UNENDED = "the last line does not end with a newline, so the file may be cut short: copy it again, or record again"
 _POINTER = b"version https://git-lfs"
-_WITH_GZIP_HEADER = 16 + zlib.MAX_WBITS
+_MARKS = ((codecs.BOM_UTF16_LE, "utf-16"), (codecs.BOM_UTF16_BE, "utf-16"), (codecs.BOM_UTF8, "utf-8-sig"))
+
+
+def is_packed(path: Path) -> bool:
+    """Return whether a file is gzip-compressed. Raises InputError where it cannot be read."""
+    try:
+        if not stat.S_ISREG(path.stat().st_mode):
+            raise InputError(
+                "path-kind",
+                f"cannot read {path}: it is not a regular file; give a file, or save the pipe to a file first",
+            )
+        with path.open("rb") as file:
+            return file.read(2) == b"\x1f\x8b"
+    except OSError as error:
+        raise unreadable(path, error) from error
 
 
 def unpacked_blocks(
-    path: Path,
-    what: str,
-    damaged: Callable[[str], None],
-    *,
-    block_bytes: int = _BLOCK_BYTES,
-    most_bytes: int = MOST_BYTES,
-    remedy: str = "record fewer steps",
+    path: Path, what: str, damaged: Callable[[str], None], *, block_bytes: int = _BLOCK_BYTES
 ) -> Iterator[bytes]:
-    """Yield the content in blocks of about `block_bytes`, unpacked where it is gzip-compressed (several members too).
+    """Yield the content in blocks, unpacked where it is gzip-compressed.
 
-    Args:
-        path: the file.
-        what: what it should be, for the message.
-        damaged: called with the reason where the packed form ends early or is damaged; what was unpacked up to there
-            has been yielded.
-        block_bytes: size of a block.
-        most_bytes: unpacked size that is accepted.
-        remedy: what helps against more.
+    Where the packed form ends early or is damaged, `damaged` is called with the reason, behind what could be unpacked.
     """
-    total = 0
-    for number, block in enumerate(_blocks(path, damaged, block_bytes)):
-        if not number and block.startswith(_POINTER):
-            raise InputError(
-                "file-format", f"{path} is a Git LFS pointer, not the {what} itself: run `git lfs pull`, then try again"
-            )
-        total += len(block)
-        if total > most_bytes:
-            raise InputError(
-                "file-limit",
-                f"{path} exceeds {most_bytes:,} bytes unpacked, the limit of a {what}: {remedy}",
-            )
-        yield block
+    packed = is_packed(path)
+    try:
+        with path.open("rb") as file:
+            plain = iter(lambda: file.read(block_bytes), b"")
+            for place, block in enumerate(_members(file, damaged) if packed else plain):
+                if place == 0 and block.startswith(_POINTER):
+                    raise InputError(
+                        "file-format",
+                        f"{path} is a Git LFS pointer, not the {what} itself: run `git lfs pull`, then try again",
+                    )
+                yield block
+    except OSError as error:
+        raise unreadable(path, error) from error
 
 
-def unpacked_stream(path: Path, what: str, *, most_bytes: int, remedy: str) -> io.BufferedReader:
-    """Return the content as one stream of bytes, with the arguments of `unpacked_blocks`.
+def _members(file: BinaryIO, damaged: Callable[[str], None]) -> Iterator[bytes]:
+    """Unpack gzip members; zeros between and behind them are padding."""
+    damage: Any = zlib_ng.error
+    member, inside = zlib_ng.decompressobj(wbits=31), True
+    while piece := file.read(_PIECE_BYTES):
+        while piece := piece if inside else piece.lstrip(b"\0"):
+            inside = True
+            try:
+                block = member.decompress(piece)
+            except damage as error:
+                damaged(str(error))
+                return
+            if block:
+                yield block
+            piece = member.unused_data
+            if member.eof:
+                member, inside = zlib_ng.decompressobj(wbits=31), False
+    if inside:
+        damaged(ENDS_INSIDE)
 
-    Reading raises what that raises, and InputError where the packed form is damaged, behind what could be unpacked.
-    """
+
+def read_start(path: Path, size: int) -> bytes:
+    """Return the first `size` bytes of the content, unpacked."""
+    data = b""
+    for block in unpacked_blocks(path, "file", refuse_damage(path), block_bytes=size):
+        data += block
+        if len(data) >= size:
+            break
+    return data[:size]
+
+
+def refuse_damage(path: Path) -> Callable[[str], None]:
+    """Return what `unpacked_blocks` calls where damage is an error."""
 
     def damaged(reason: str) -> None:
         raise InputError(
             damage_code(reason), f"cannot read {path}: {reason}; the file is damaged or truncated; copy it again"
         )
 
-    blocks = unpacked_blocks(path, what, damaged, block_bytes=_STREAM_BYTES, most_bytes=most_bytes, remedy=remedy)
-    return io.BufferedReader(_Stream(blocks), _STREAM_BYTES)
-
-
-class _Stream(io.RawIOBase):
-    """Blocks one behind the other."""
-
-    def __init__(self, blocks: Iterator[bytes]) -> None:
-        self._blocks = blocks
-        self._rest = memoryview(b"")
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
-        if not self._rest:
-            self._rest = memoryview(next(self._blocks, b""))
-        given = self._rest[: len(buffer)]
-        buffer[: len(given)] = given
-        self._rest = self._rest[len(given) :]
-        return len(given)
+    return damaged
 
 
 def damage_code(reason: str) -> Code:
@@ -97,113 +107,34 @@ def damage_code(reason: str) -> Code:
     return "file-truncated" if reason in (ENDS_INSIDE, CUT_SHORT) else "file-damaged"
 
 
-def unreadable(path: Path, error: Exception) -> InputError:
+def unreadable(path: Path, error: OSError) -> InputError:
     """Return the message for a file that could not be read: the cause and the remedy."""
     if isinstance(error, PermissionError):
-        remedy = "ask its owner for permission (chmod +r)"
-        return InputError("path-unreadable", f"cannot read {path}: permission denied; {remedy}")
+        return InputError(
+            "path-unreadable", f"cannot read {path}: permission denied; ask its owner for permission (chmod +r)"
+        )
     if isinstance(error, FileNotFoundError):
         return InputError("path-missing", f"{path} does not exist: check the path")
-    if isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:
-        return InputError(content_code(error), f"cannot read {str(path)[:200]}: {error.strerror}; check the path")
-    what = "the file is damaged or truncated; copy it again"
-    return InputError(content_code(error), f"cannot read {path}: {error}; {what}")
-
-
-def require_regular(path: Path) -> None:
-    """Raise InputError for a pipe or a device: opening one waits for somebody to write. Raises OSError as stat does."""
-    if not stat.S_ISREG(path.stat().st_mode):
-        raise InputError(
-            "path-kind", f"cannot read {path}: it is not a regular file; give a file, or save the pipe to a file first"
-        )
-
-
-def _blocks(path: Path, damaged: Callable[[str], None], block_bytes: int) -> Iterator[bytes]:
-    try:
-        require_regular(path)
-        with path.open("rb") as file:
-            first = file.read(2)
-            file.seek(0)
-            if first != _GZIP:
-                while block := file.read(block_bytes):
-                    yield block
-                return
-            yield from _unpacked(iter(lambda: file.read(1 << 20), b""), damaged, block_bytes)
-    except OSError as error:
-        raise unreadable(path, error) from error
-
-
-@cache
-def _zlib() -> tuple[Callable[..., Any], Any]:
-    """Return decompressobj and its error: of zlib-ng, which takes less than half the time, else of zlib."""
-    try:
-        from zlib_ng import zlib_ng
-    except ImportError:
-        return zlib.decompressobj, zlib.error
-    return zlib_ng.decompressobj, zlib_ng.error
-
-
-def _unpacked(packed: Iterator[bytes], damaged: Callable[[str], None], block_bytes: int) -> Iterator[bytes]:
-    """Unpack member after member; zeros between and after them are padding."""
-    decompressobj, damage = _zlib()
-    member = decompressobj(_WITH_GZIP_HEADER)
-    parts: list[bytes] = []
-    size, reason, inside = 0, "", True
-    for piece in packed:
-        while not reason:
-            room = block_bytes - size
-            try:
-                part = member.decompress(piece, room)
-            except damage as error:
-                reason = str(error)
-                break
-            parts.append(part)
-            size += len(part)
-            piece = member.unconsumed_tail
-            inside = inside or bool(part)
-            if member.eof:
-                piece = member.unused_data.lstrip(b"\0")
-                inside = bool(piece)
-                member = decompressobj(_WITH_GZIP_HEADER)
-            if size >= block_bytes:
-                yield b"".join(parts)
-                parts, size = [], 0
-            elif not piece:
-                break
-        if reason:
-            break
-        inside = inside or member.unconsumed_tail != b""
-    if size:  # an empty block would be taken for the end
-        yield b"".join(parts)
-    if not reason and inside:
-        reason = ENDS_INSIDE
-    if reason:
-        damaged(reason)
-
-
-MOST_LOG_BYTES = 512 << 20
-"""Unpacked size up to which a log is read."""
-LONGEST_LINE = 1 << 20
-"""Characters; a longer line is given in pieces of this length, which match no format and so count as damaged."""
-
-_MARKS = ((codecs.BOM_UTF16_LE, "utf-16"), (codecs.BOM_UTF16_BE, "utf-16"), (codecs.BOM_UTF8, "utf-8-sig"))
-
-
-UNENDED = "the last line does not end with a newline, so the file may be cut short: copy it again, or record again"
+    return InputError(content_code(error), f"cannot read {str(path)[:200]}: {error.strerror}; check the path")
 
 
 def log_lines(path: Path, unended: Callable[[str], None] | None = None) -> Iterator[str]:
     """Yield the lines without their ends; UTF-8, or UTF-16 by its mark; what cannot be decoded is replaced.
 
-    Args:
-        path: the file, plain or gzip-compressed.
-        unended: called with UNENDED, before the last line, if that has no end.
+    `unended` is called with UNENDED, before the last line, if that has no end.
     """
-    stream = unpacked_stream(path, "log", most_bytes=MOST_LOG_BYTES, remedy="extract the relevant part")
-    begin = stream.peek(4)
-    encoding = next((name for mark, name in _MARKS if begin.startswith(mark)), "utf-8")
-    text = io.TextIOWrapper(stream, encoding=encoding, errors="replace", newline=None)
-    while line := text.readline(LONGEST_LINE):
-        if unended is not None and len(line) < LONGEST_LINE and not line.endswith("\n"):
+    decoder = None
+    parts: list[str] = []  # of a line that goes on
+    for block in itertools.chain(unpacked_blocks(path, "log", refuse_damage(path)), [b""]):
+        if decoder is None:
+            encoding = next((name for mark, name in _MARKS if block.startswith(mark)), "utf-8")
+            decoder = io.IncrementalNewlineDecoder(codecs.getincrementaldecoder(encoding)("replace"), translate=True)
+        whole, end, rest = decoder.decode(block, final=not block).rpartition("\n")
+        if end:
+            yield from ("".join(parts) + whole).split("\n")
+            parts = []
+        parts.append(rest)
+    if last := "".join(parts):
+        if unended is not None:
             unended(UNENDED)
-        yield line.rstrip("\n")
+        yield last

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from analysis.readers.columns import MISSING, Integers, distinct_rows
-from analysis.timeline import Mask
+from analysis.readers.columns import Integers
+from analysis.timeline import Mask, empty
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -82,27 +82,22 @@ def without_empty(
         return kernels["start"].to_numpy(dtype=np.int64)
 
     start, end = (steps[name].to_numpy(dtype=np.int64) for name in ("start", "end"))
-    empty = empty_steps(start, end, launches)
-    said = left_out(steps["step"].to_numpy(dtype=np.int64)[empty], (end - start)[empty])
-    return steps[~empty].reset_index(drop=True), said
+    none = empty_steps(start, end, launches)
+    notes = left_out(steps["step"].to_numpy(dtype=np.int64)[none], (end - start)[none])
+    return steps[~none].reset_index(drop=True), notes
 
 
 def left_out(numbers: Integers, lengths: Integers) -> list[str]:
     """Return one sentence on the steps that were left out; none for none."""
-    if not len(numbers):
-        return []
-    named = ", ".join(f"{number} ({length / 1e6:.3g} ms)" for number, length in zip(numbers, lengths, strict=True))
-    one = len(numbers) == 1
-    return [
-        f"{'step' if one else 'steps'} {named} launched nothing and {'is' if one else 'are'} left out: "
-        f"{'it was' if one else 'they were'} opened when the recording ended"
-    ]
+    pairs = zip(numbers, lengths, strict=True)
+    named = ", ".join(f"step {number} ({length / 1e6:.3g} ms)" for number, length in pairs)
+    return [f"{named} launched nothing and is left out: opened when the recording ended"] if named else []
 
 
 DOMAIN = "bertbench"
 CAPTURE = "bertbench:capture"
 _STEP = re.compile(r"(ProfilerStep|(?:train\w*[ _-])?(?:step|iteration|iter))(?:[ _#:=-]*(\d{1,18}))?", re.IGNORECASE)
-_STEP_COLUMNS = ["step", "start", "end", "thread"]
+_STEP_TYPES = {"step": "int64", "start": "int64", "end": "int64", "thread": "str"}
 
 
 def take_steps(ranges: "pd.DataFrame") -> tuple["pd.DataFrame", "pd.DataFrame", str]:
@@ -117,26 +112,26 @@ def take_steps(ranges: "pd.DataFrame") -> tuple["pd.DataFrame", "pd.DataFrame", 
     """
     import pandas as pd
 
-    names, codes = distinct_rows(ranges["name"].to_numpy(dtype=object))
-    parsed = [_parse_step(name) for (name,) in names]
-    numbers = np.array([MISSING if found is None else found[1] for found in parsed], dtype=np.int64)[codes]
-    prefixes = np.array([None if found is None else found[0] for found in parsed], dtype=object)[codes]
-    payload = ranges["payload"].fillna(MISSING).to_numpy(dtype=np.int64)
-    ours = (ranges["domain"] == DOMAIN).to_numpy()
-    is_step = np.array([found is not None for found in parsed], dtype=bool)[codes]
-    numbers = np.where(is_step & (numbers == MISSING), payload, numbers)
-    found = ranges.assign(step=numbers, prefix=prefixes, ours=ours)[is_step & (numbers != MISSING)]
-    if not len(found):
-        return pd.DataFrame({name: [] for name in _STEP_COLUMNS}).astype(_step_types()), ranges, ""
-    found = found.assign(duration=found["end"] - found["start"])
-    groups = found.groupby(["ours", "prefix", "thread"], sort=True).agg(
-        count=("step", "size"), duration=("duration", "sum")
-    )
-    best = max(groups.itertuples(), key=lambda row: (row.Index[0], row.count, row.duration)).Index
-    chosen = found[(found[["ours", "prefix", "thread"]] == list(best)).all(axis=1)]
+    codes, names = pd.factorize(ranges["name"])
+    split = [name.rpartition(":") for name in names]
+    matches = [(domain, _STEP.fullmatch(text.strip())) for domain, _, text in split]
+    prefixes = [f"{domain}:{match[1].lower()}" if match else None for domain, match in matches]
+    numbers = [int(match[2]) if match and match[2] else None for _, match in matches]
+    marks = ranges.assign(
+        step=pd.Series(pd.array(numbers, dtype="Int64")[codes], index=ranges.index).fillna(ranges["payload"]),
+        prefix=np.array(prefixes, dtype=object)[codes],
+        ours=ranges["domain"] == DOMAIN,
+        length=ranges["end"] - ranges["start"],
+    ).dropna(subset=["prefix", "step"])
+    if not len(marks):
+        return empty(_STEP_TYPES), ranges, ""
+    keys = ["ours", "prefix", "thread"]
+    groups = marks.groupby(keys).agg(count=("step", "size"), length=("length", "sum")).reset_index()
+    best = groups.sort_values(["ours", "count", "length"], kind="stable").iloc[-1]
+    chosen = marks[(marks[keys] == best[keys]).all(axis=1)]
     whole = chosen[~chosen["cut"]]
-    cut = ", ".join(str(number) for number in chosen.loc[chosen["cut"], "step"])
-    steps = whole[_STEP_COLUMNS].reset_index(drop=True).astype(_step_types())
+    cut = ", ".join(map(str, chosen.loc[chosen["cut"], "step"]))
+    steps = whole[list(_STEP_TYPES)].reset_index(drop=True).astype(_STEP_TYPES)
     return steps, ranges.drop(index=whole.index).reset_index(drop=True), cut
 
 
@@ -144,14 +139,3 @@ def captured_rank(ranges: "pd.DataFrame") -> int | None:
     """Return the payload of the range `bertbench:capture`, None where there is none."""
     payloads = ranges.loc[(ranges["name"] == CAPTURE) & ranges["payload"].notna(), "payload"]
     return int(payloads.iloc[0]) if len(payloads) else None
-
-
-def _step_types() -> dict[str, str]:
-    return {"step": "int64", "start": "int64", "end": "int64", "thread": "str"}
-
-
-def _parse_step(name: str) -> tuple[str, int] | None:
-    """Return what precedes the number, with the domain, and the number, MISSING where there is none."""
-    domain, _, text = name.rpartition(":")
-    match = _STEP.fullmatch(text.strip())
-    return (f"{domain}:{match[1].lower()}", int(match[2]) if match[2] else MISSING) if match else None

@@ -15,7 +15,6 @@ from analysis.diagnose.finding import plain_rows
 from analysis.diagnose.kernel_limits import findings
 from analysis.metrics.kernels.core_utilization import core_use
 from analysis.metrics.kernels.roofline import roofline
-from analysis.readers.ncu.blocks import results_of
 from analysis.readers.ncu.reader import read
 from analysis.sources import open_sources
 from bench.profilers import ncu as ncu_profiler
@@ -236,28 +235,6 @@ def test_the_share_of_a_stall_is_that_in_the_message_of_the_rule() -> None:
     assert row["cycles_per_instruction"] == pytest.approx(total, abs=0.06)
     assert 100 * row["stall_1_share"] == pytest.approx(share, abs=0.06)
     assert row["cycles_per_instruction"] * row["stall_1_share"] == pytest.approx(cycles, abs=0.06)
-
-
-def test_a_real_report_that_is_cut_is_refused_wherever_it_is_cut(tmp_path: Path) -> None:
-    whole = sample("addConstDouble.ncu-rep").read_bytes()
-    path = tmp_path / "cut.ncu-rep"
-    path.write_bytes(whole)
-    (origin,) = results_of(path, path)
-    assert origin.process == 2489747 and origin.host == "127.0.0.1"
-    between = {146603, 146496, 146320, 146193, 146051, 145924, 138156, 13299, 237}
-    """Between two blocks: the format cannot tell; the results are there as a whole, or none is and that is refused."""
-    sizes = [*range(len(whole) - 1, 300, -499), *range(300, 3, -7)]
-    for size in sizes:
-        os.truncate(path, size)
-        if size not in between:
-            with refused("file-truncated", "cut.ncu-rep"):
-                results_of(path, path)
-    path.write_bytes(whole[:13299])
-    with refused("trace-without-work", "cut.ncu-rep"):
-        read(path)
-    pytest.importorskip("ncu_report", reason="ncu-report is not installed: pip install 'bertbench[ncu]'")
-    path.write_bytes(whole[:138156])
-    assert read(path).kernels.equals(read(sample("addConstDouble.ncu-rep")).kernels)
 
 
 def test_ncu_prints_of_a_report_that_a_test_wrote_what_the_golden_file_has(tmp_path: Path) -> None:

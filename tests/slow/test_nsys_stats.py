@@ -9,8 +9,7 @@ import pytest
 from support import shared_files
 
 from analysis.readers.nsys import reader as nsys
-from analysis.readers.nsys import summary_csv as nsys_csv
-from analysis.readers.nsys import trace_csv as nsys_trace_csv
+from analysis.readers.nsys.stats_csv import read
 
 EXPORT = shared_files.TRACES / "nsys/tests__power_iteration__baseline.sqlite.gz"
 # Names up to 2022 and since.
@@ -42,13 +41,13 @@ def test_csvs_of_nsys_itself_say_what_the_export_says(tmp_path: Path) -> None:
     kernel_ns = int((kernels["end"] - kernels["start"]).sum())
     api_ns = int((expected.api["end"] - expected.api["start"]).sum())
 
-    sums = {item.what: item for item in nsys_csv.read(output)}
+    *summaries, trace = read(output)
+    sums = {item.what: item for item in summaries}
     assert set(sums) == {"kernels", "api", "ranges"} and not any(item.problems for item in sums.values())
     found = {what: (int(item.table["count"].sum()), int(item.table["total_ns"].sum())) for what, item in sums.items()}
     assert found["kernels"] == (len(kernels), kernel_ns) and found["api"] == (len(expected.api), api_ns)
     assert found["ranges"][0] == len(expected.ranges) + len(expected.steps)
 
-    (trace,) = nsys_trace_csv.read(output)
     traced = trace.kernels[trace.kernels["kind"] == "kernel"]
     assert (len(traced), int((traced["end"] - traced["start"]).sum())) == (len(kernels), kernel_ns)
     assert (len(trace.api), int((trace.api["end"] - trace.api["start"]).sum())) == (len(expected.api), api_ns)

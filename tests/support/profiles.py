@@ -1,16 +1,11 @@
-"""A small valid input of every registered reader, made on the spot, and what readers make of damaged ones."""
+"""A small valid input of every registered reader."""
 
 import json
-import time
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
 
-from support.mutate import count_from_environment, mutations
 from support.recording_formats import Tables, write_sqlite
-
-from analysis.readers.registry import read_head
-from common.errors import InputError
+from support.shared_files import OWN
 
 
 def sqlite_with(tables: Tables) -> Callable[[Path], None]:
@@ -71,10 +66,6 @@ NCU = "\n".join(
 NSYS_CSV = "Time (%),Total Time (ns),Instances,Avg (ns),Med (ns),Min (ns),Max (ns),StdDev (ns),Name\n" + "\n".join(
     f'{n}.5,{n * 1000},{n},1000.0,1000.0,900,1100,3.5,"void gemm<float, {n}>(int)"' for n in range(1, 20)
 )
-NSYS_TRACE_CSV = (
-    "Start (ns),Duration (ns),CorrId,GrdX,GrdY,GrdZ,BlkX,BlkY,BlkZ,Bytes (MB),Device,Ctx,Strm,Name\n"
-    + "\n".join(f"{n * 100},50,{n},4,1,1,128,1,1,,H100 (0),1,7,gemm" for n in range(20))
-)
 NCCL = "# nThread 1 nGpus 2 minBytes 8\n#  Rank  0 Pid 1 on n device  0 [0x00] A100\n" + "\n".join(
     f"{1000 * n} {250 * n} float sum -1 {n}.0 1.00 1.00 0 {n}.0 1.00 1.00 0" for n in range(1, 20)
 )
@@ -82,9 +73,9 @@ SAMPLES: dict[str, Callable[[Path], object]] = {
     "nsys": sqlite_with(NSYS),
     "nvvp": sqlite_with(NVVP),
     "nsys_csv": _text(NSYS_CSV),
-    "nsys_trace_csv": _text(NSYS_TRACE_CSV),
     "kineto": _text(kineto()),
     "ncu": _text(NCU),
+    "nccl-inspector": _text((OWN / "nccl" / "inspector.jsonl").read_text()),
     "nccl-tests": _text(NCCL),
 }
 """Small valid input of every reader."""
@@ -95,16 +86,3 @@ def sample(reader: str, path: Path) -> Path:
     assert reader in SAMPLES, f"the reader {reader} has no sample: add one to SAMPLES, so that damaged ones are tried"
     SAMPLES[reader](path)
     return path
-
-
-def assert_damage_is_survived(reader: ModuleType, data: bytes, path: Path, seed: int) -> None:
-    """Read damaged versions of `data` from `path` with a reader's module: a result or an InputError in words, soon."""
-    for number, damaged in enumerate(mutations(data, count_from_environment(), seed)):
-        path.write_bytes(damaged)
-        began = time.process_time()
-        try:
-            reader.recognises(read_head(path))
-            reader.read(path)
-        except InputError as error:
-            assert str(error)
-        assert time.process_time() - began < 2, f"damaged input {number} took too long"

@@ -183,7 +183,7 @@ class LinkRates:
         sources: dict[tuple[str, int], str] = {}
         tests: list[tuple[Mapping[Any, Any], int, str]] = [(row, int(row["ranks"]), "bertbench comm") for row in rows]
         for one in summaries:
-            if one.what == "collectives" and one.facts.get("ranks"):
+            if one.source == "nccl-tests" and one.facts.get("ranks"):
                 tests += [(row, int(one.facts["ranks"]), "nccl-tests") for row in one.table.to_dict("records")]
         for row, ranks, source in tests:
             rate, size, key = row["busbw_gb_s"], int(row["size_bytes"]), (str(row["collective"]), ranks)

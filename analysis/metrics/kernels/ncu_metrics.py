@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from analysis.counters import RULE_CONFLICTS, RULE_STALLED, RULE_WAVEFRONTS, KernelCounters
+from analysis.counters import KernelCounters
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -411,8 +411,7 @@ def hit_percents(counters: KernelCounters) -> "dict[str, pd.Series[float]]":
 def stall_cycles(counters: KernelCounters) -> "pd.DataFrame":
     """Return the cycles between two instructions of a warp by what it waited for, one column per reason of ncu.
 
-    The reason "selected" is the cycle in which the instruction is issued. Without the metrics, as on the details page,
-    the columns are the long waits (more than 30 % of the cycles) that the rule CPIStall names; else there is none.
+    The reason "selected" is the cycle in which the instruction is issued.
     """
     import pandas as pd
 
@@ -421,9 +420,7 @@ def stall_cycles(counters: KernelCounters) -> "pd.DataFrame":
     for name in map(str, frame.columns):
         if match := _STALL.fullmatch(name):
             columns.setdefault(match[1] or match[2], frame[name])
-    start = RULE_STALLED.format("")
-    said = {name.removeprefix(start): frame[name] for name in map(str, frame.columns) if name.startswith(start)}
-    return pd.DataFrame(columns or said, index=frame.index)
+    return pd.DataFrame(columns, index=frame.index)
 
 
 def warp_latency(counters: KernelCounters) -> "pd.Series[float] | None":
@@ -469,7 +466,6 @@ def bank_conflicts(counters: KernelCounters) -> "tuple[pd.Series[float], pd.Seri
     for counts, totals, parts in (
         (_CONFLICTS, _WAVEFRONTS, ("",)),
         (_CONFLICTS, _WAVEFRONTS, ("_op_ld", "_op_st")),
-        (RULE_CONFLICTS, RULE_WAVEFRONTS, ("loads", "stores")),  # the rule names only accesses with conflicts
     ):
         there = [part for part in parts if counts.format(part) in frame and totals.format(part) in frame]
         if there:

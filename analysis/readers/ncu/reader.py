@@ -5,104 +5,52 @@ The table may stand anywhere in a log: what the program printed before, and ncu'
 """
 
 import csv
-import io
+import math
 import re
-from collections.abc import Callable, Iterator
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from functools import lru_cache
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from analysis.counters import KernelCounters, rules_file
-from analysis.readers.ncu.blocks import MAGIC
-from analysis.readers.ncu.report import read_report
-from analysis.readers.ncu.table import Header, Table
-from analysis.readers.packed import UNENDED, unpacked_stream
+from analysis.counters import GLOBAL, LABELS, LOCAL, KernelCounters, KernelRule, rules_file
+from analysis.readers.ncu.report import MAGIC, read_report
+from analysis.readers.ncu.table import base_unit, counters, is_metric, number
+from analysis.readers.packed import log_lines, read_start
 from analysis.readers.registry import Head
-from analysis.readers.sqlite_database import SQLITE_HEADER, unpacked
+from analysis.readers.sqlite_database import unpacked
 from common.errors import InputError
 
-MOST_BYTES = 4 << 30
-"""Unpacked; a larger file is refused: no session of ncu writes one, a zip bomb does."""
-_LONGEST_LINE = 1 << 22
-
-
-def read_lines(path: Path, unended: Callable[[str], None] | None = None) -> Iterator[str]:
-    """Yield the lines, without their ends, holding one at a time; `unended` as of `packed.log_lines`.
-
-    Text is UTF-8, with or without a mark, UTF-16 with its mark (a redirect in PowerShell), or CP949; bytes of none of
-    them become replacement characters. A line of more than 4 million characters comes in pieces.
-    """
-    stream = unpacked_stream(path, "table", most_bytes=MOST_BYTES, remedy="give the table of one run of ncu")
-    head = stream.peek(64)[:64]
-    if head.startswith(SQLITE_HEADER):
-        raise InputError(
-            "file-format",
-            f"{path} is an SQLite database, as of nsys and nvprof, and has no counters of cores: give "
-            "the output of `ncu --csv`; `bertbench analyze` reads the database",
-        )
-    wide = head[:2] in (b"\xff\xfe", b"\xfe\xff")
-    # latin-1 keeps every byte, so that each line's own encoding can be found; the ends of lines are the same in all.
-    text = io.TextIOWrapper(stream, "utf-16" if wide else "latin-1", errors="replace")
-    while line := text.readline(_LONGEST_LINE):
-        if unended is not None and len(line) < _LONGEST_LINE and not line.endswith("\n"):
-            unended(UNENDED)
-        line = line.removesuffix("\n")
-        yield line if wide or line.isascii() else _decoded(line)
-
-
-def _decoded(line: str) -> str:
-    raw = line.encode("latin-1")
-    for encoding in ("utf-8-sig", "cp949"):
-        try:
-            return raw.decode(encoding)
-        except UnicodeDecodeError:
-            continue
-    return raw.decode("utf-8-sig", errors="replace")
-
-
-FORM = "counters"
-"""What `read` returns: KernelCounters."""
+if TYPE_CHECKING:
+    import pandas as pd
 
 _RECORD = re.compile(r'^\s*"?\d+"?\s*[,;\t]')
 _UNITS = re.compile(r'^(?:""|)[,;\t]')
-_NVPROF_HEADER = re.compile(r'"?Invocations"?,"?(?:Metric|Event) Name"?.*"?\bMin"?,"?Max"?,"?Avg\b')
-_TOOL_LINE = re.compile(r"^==(?:ERROR|WARNING|PROF)== *(.*)")
-_HEADER_LINE = re.compile(rb'^(?=[^\r\n]*\bID\b)[^\r\n]*"?Kernel Name"?[,;\t]', re.MULTILINE)
-_MOST_LINES_OF_A_RECORD = 50
-_SEARCHED_BYTES = 16 << 20
-_FIRST_BYTES_OF_OTHERS = (b"{", b"[", b"<", b"SQLite", b"PK")
+_TOOL_LINE = re.compile(r"^==(?:PROF|ERROR|WARNING)== ", re.MULTILINE)
+_RANGES = ("Push/Pop_Range", "Start/Stop_Range")
+"""What the names of the two columns hold, "thread Domain:Push/Pop_Range:PL_Type:PL_Value:CLR_Type:Color:Msg_Type:Msg"
+and "Id:Domain:Start/Stop_Range:..."; in the order of LABELS."""
+# Number of a start/stop range, domain, name, five fields, and the message, which may repeat the name with its colons.
+_RANGE = re.compile(r"(?:\d+:)?([^:]*):(.+?)(?:(?::[^:]+){5}:(none|\2|[^:]*))?")
+# Columns that say which kernel a row is about. What else the raw page has is a metric.
+_ABOUT = {
+    *("ID", "Process ID", "Process Name", "Host Name", "Kernel Name", "Kernel Time", "Context", "Stream", "Block Size"),
+    *("Grid Size", "Device", "CC", "Section Name", "Metric Name", "Metric Unit", "Metric Value", "Rule Name"),
+    *("Rule Type", "Rule Description", "Estimated Speedup Type", "Estimated Speedup"),
+}
+_KEY = ["Host Name", "Process ID", "ID"]
+_OPTIONAL = ("Section Name", "Metric Unit")
+_ATTRIBUTE = "device__attribute_"
+_RULE_KINDS = {"OPT": "optimization", "WRN": "warning", "INF": "information", "ERR": "error"}
 
 
 def recognises(head: Head) -> bool:
-    """Whether a file is ncu's: a report, or a table by ncu's ==PROF== lines or the columns ID and Kernel Name.
-
-    A program may print much before the table, so a text that shows neither at once is searched for 16 MiB.
-    """
-    data = head.data
-    if data[:2] in (b"\xff\xfe", b"\xfe\xff"):
-        data = data.decode("utf-16", errors="replace").encode()
-    if data.startswith(MAGIC) or re.search(rb"^==(?:PROF|ERROR|WARNING)== ", data, re.MULTILINE):
+    """Return whether a file is ncu's: a report, or a text whose first 64 KiB have ncu's ==PROF== lines or a header."""
+    wide = head.data[:2] in (b"\xff\xfe", b"\xfe\xff")
+    text = head.data.decode("utf-16", errors="replace") if wide else head.text
+    if head.data.startswith(MAGIC) or _TOOL_LINE.search(text):
         return True
-    if _has_header(data):
-        return True
-    if len(head.data) < 1 << 16 or b"\x00" in data or data.lstrip().startswith(_FIRST_BYTES_OF_OTHERS):
-        return False
-    searched = 0
-    for line in read_lines(head.path):
-        if "Kernel Name" in line and _has_header(line.encode()):
-            return True
-        searched += len(line)
-        if searched > _SEARCHED_BYTES:
-            break
-    return False
-
-
-def _has_header(data: bytes) -> bool:
-    for found in _HEADER_LINE.finditer(data):
-        line = data[found.start() :].splitlines()[0].decode("utf-8", errors="replace")
-        fields = _fields(line, _delimiter(line)) or []
-        if _is_header(fields) or ("Kernel Name" in fields and "Invocations" in fields):
-            return True
-    return False
+    lines = (line for line in text.splitlines() if "Kernel Name" in line and not line.lstrip().startswith(("{", "[")))
+    return any(_is_header(line) or "Invocations" in line for line in lines)
 
 
 def read(path: Path) -> KernelCounters:
@@ -113,139 +61,190 @@ def read(path: Path) -> KernelCounters:
     that is not in the file is computed from cycles and their rate, where those are.
 
     Raises:
-        InputError: the file is damaged, too large, or holds no table of ncu; the message says what it seems to be.
+        InputError: the file is damaged or holds no table of ncu; the message says what it seems to be.
         MissingToolError: it is a report, and the package ncu-report is not installed.
     """
-    stream = unpacked_stream(path, "table", most_bytes=MOST_BYTES, remedy="give the table of one run of ncu")
-    if stream.peek(len(MAGIC))[: len(MAGIC)] == MAGIC:
+    if read_start(path, len(MAGIC)) == MAGIC:
         with unpacked(path) as report:
             return read_report(report, path)
-    table = Table()
-    _add(table, path)
-    with suppress(OSError):  # its name may be too long
-        if (rules := rules_file(path)).is_file():
-            try:
-                _add(table, rules)
-            except InputError as error:
-                table.problem(str(error))
-    return table.counters()
+    problems: list[str] = []
+    pages = [*_pages(path, problems)]
+    if not pages:
+        raise _no_table(path)
+    if (rules := rules_file(path)).is_file():
+        messages = [*_pages(rules, problems)]
+        problems += [] if messages else [str(_no_table(rules))]
+        pages += messages
+    return _joined(pages, problems)
 
 
-def _add(table: Table, path: Path) -> None:
-    """Add the tables of one file. Raises InputError where it has none."""
-    seen = _Seen()
-    header: Header | None = None
-    for line, record in _records(seen.watch(read_lines(path, table.problem))):
-        if record is None:
-            table.problem(f"line {line} cannot be split into fields and was skipped")
-        elif _is_header(record):
-            header = Header.of(record)
-        elif header is not None:
-            if header.wide and not record[0].strip():
-                header.set_units(record)
-            elif len(record) > len(header.names):
-                table.problem(f"line {line} has {len(record)} fields instead of {len(header.names)} and was skipped")
-            elif _RECORD.match(record[0] + ","):
-                table.add(header, record, line)
-    if header is None:
-        raise seen.no_table(path)
-
-
-class _Seen:
-    """What the text holds besides a table, for the message when there is none."""
-
-    def __init__(self) -> None:
-        self.said: list[str] = []
-        self.summary = self.text = self.nvprof = False
-
-    def watch(self, lines: Iterator[str]) -> Iterator[str]:
-        for line in lines:
-            if line.startswith("=="):
-                match = _TOOL_LINE.match(line)
-                if match and len(self.said) < 10 and not line.startswith("==PROF=="):
-                    self.said.append(match[1])
-            if "Invocations" in line:
-                self.summary = True
-                self.nvprof = self.nvprof or bool(_NVPROF_HEADER.search(line))
-            self.nvprof = self.nvprof or "NVPROF is profiling" in line
-            self.text = self.text or bool(line.strip())
-            yield line
-
-    def no_table(self, path: Path) -> InputError:
-        """Return what is wrong with a file without a table."""
-        if self.said:
-            return InputError("tool-failed", f"{path} has no table, because ncu failed: {' '.join(self.said)[:600]}")
-        if self.nvprof:
-            return InputError(
-                "file-format",
-                f"{path} was written by nvprof, not by ncu: `bertbench analyze` shows it; core utilization needs "
-                "the output of `ncu --csv`",
-            )
-        if self.summary:
-            return InputError(
-                "file-format",
-                f"{path} is a summary of ncu without single kernels: export it without --print-summary",
-            )
-        if not self.text:
-            return InputError(
-                "file-empty", f"{path} is empty: nothing was profiled, or the disk was full; record again"
-            )
-        return InputError(
-            "file-format",
-            f"{path} has no table of ncu (no line with the columns ID and Kernel Name): give the output of `ncu --csv`",
-        )
-
-
-def _records(lines: Iterator[str]) -> Iterator[tuple[int, list[str] | None]]:
-    """Yield (line number, fields) of every row that can belong to a table; None for what csv cannot split.
-
-    Rows are distinguished from a program's output by their beginning, so a lone quote in the output does no harm.
-    """
-    delimiter = ","
-    wait_for_units = False
-    count = 0
-    held: str | None = None
-    while (line := held if held is not None else next(lines, None)) is not None:
-        count += held is None
-        held, start = None, count
-        if _RECORD.match(line):
-            wait_for_units = False
-            parts = [line]
-            quotes, torn = line.count('"'), False
-            while quotes % 2 and len(parts) < _MOST_LINES_OF_A_RECORD:
-                held = next(lines, None)
-                if held is None:
-                    torn = True
-                    break
-                count += 1
-                if _RECORD.match(held) or "Kernel Name" in held:
-                    break
-                parts.append(held)
-                quotes += held.count('"')
-                held = None
-            fields = _fields("\n".join(parts), delimiter)
-            yield start, fields[:-1] if fields and torn else fields  # what ends inside quotes may be a part of a value
-        elif "Kernel Name" in line:
-            delimiter = _delimiter(line)
-            fields = _fields(line, delimiter) or []
-            wait_for_units = _is_header(fields)
-            if wait_for_units:
-                yield start, fields
-        elif wait_for_units and _UNITS.match(line):
-            wait_for_units = False
-            yield start, _fields(line, delimiter)
+def _is_header(line: str) -> bool:
+    return {"ID", "Kernel Name"} <= set(_fields(line, _delimiter(line)))
 
 
 def _delimiter(line: str) -> str:
     return max(",;\t", key=line.count)
 
 
-def _fields(line: str, delimiter: str) -> list[str] | None:
+def _fields(line: str, delimiter: str) -> list[str]:
     try:
-        return next(csv.reader([line], delimiter=delimiter), None)
+        return next(csv.reader([line], delimiter=delimiter))
     except csv.Error:
-        return None
+        return []
 
 
-def _is_header(fields: list[str]) -> bool:
-    return "ID" in fields and "Kernel Name" in fields
+def _pages(path: Path, problems: list[str]) -> "Iterator[tuple[pd.DataFrame, Sequence[str]]]":
+    """Yield the tables of a file: cells as texts, and the row of units of a raw page."""
+    header: list[str] = []
+    rows: list[list[str]] = []
+    units: list[str] = []
+    lines = log_lines(path, problems.append)
+    for line in lines:
+        if "Kernel Name" in line and _is_header(line):
+            if header:
+                yield _page(header, rows, problems), units
+            delimiter = _delimiter(line)
+            header, rows, units = _fields(line, delimiter), [], []
+        elif header and not rows and _UNITS.match(line):
+            units = _fields(line, delimiter)
+        elif header and _RECORD.match(line):
+            while line.count('"') % 2:  # a field with a line break
+                if (more := next(lines, None)) is None:
+                    rows.append(_fields(line, delimiter)[:-1])
+                    break
+                line = f"{line}\n{more}"
+            else:
+                rows.append(_fields(line, delimiter))
+    if header:
+        yield _page(header, rows, problems), units
+
+
+def _page(header: Sequence[str], rows: Sequence[list[str]], problems: list[str]) -> "pd.DataFrame":
+    import pandas as pd
+
+    good = [row + [""] * (len(header) - len(row)) for row in rows if 0 < len(row) <= len(header)]
+    if len(good) < len(rows):
+        problems.append(f"{len(rows) - len(good):,} lines do not have {len(header)} fields and were skipped")
+    ours = [next((name for name in _RANGES if name in column), column) for column in header]
+    page = pd.DataFrame(good, columns=ours, dtype=object)
+    return page.assign(**{name: "" for name in (*_KEY, *_OPTIONAL) if name not in page})
+
+
+def _joined(pages: "Sequence[tuple[pd.DataFrame, Sequence[str]]]", problems: list[str]) -> KernelCounters:
+    import pandas as pd
+
+    keys = pd.concat([page[_KEY] for page, _ in pages], ignore_index=True)
+    row_of = keys.groupby(_KEY, sort=False).ngroup()
+    has_ranges = any(name in page for page, _ in pages for name in _RANGES)
+    launches: dict[int, dict[str, Any]] = {}
+    cells, rules = [], []
+    start = 0
+    for page, units in pages:
+        page.index = pd.Index(row_of[start : start + len(page)], name="row")
+        start += len(page)
+        new = page[~page.index.isin(launches) & ~page.index.duplicated()]
+        launches |= {row: _launch(one, has_ranges) for row, one in _records(new)}
+        if "Metric Name" not in page:
+            metrics = [name for name in map(str, page) if name not in ("", *_ABOUT, *_RANGES) and is_metric(name)]
+            by_name = {**dict.fromkeys(metrics, ""), **dict(zip(page.columns, units, strict=False))}
+            melted = page[metrics].melt(var_name="name", value_name="text", ignore_index=False).reset_index()
+            cells.append(melted.assign(unit=melted["name"].map(by_name)))
+            continue
+        of_rule = page["Metric Name"] == ""
+        rules += [rule for row, one in _records(page[of_rule]) if (rule := _rule(row, one)).rule and rule.text]
+        own = page["Metric Name"].str.contains("__|\\.")
+        names = page["Metric Name"].where(own, page["Section Name"] + ": " + page["Metric Name"])
+        about = page[["Metric Value", "Metric Unit"]].set_axis(["text", "unit"], axis=1).assign(name=names)
+        cells.append(about[~of_rule].reset_index())
+    values, units_of = _pivoted(pd.concat(cells, ignore_index=True), len(launches), problems)
+    return counters([launches[row] for row in range(len(launches))], values, units_of, rules, problems)
+
+
+def _pivoted(cells: "pd.DataFrame", rows: int, problems: list[str]) -> "tuple[pd.DataFrame, dict[str, str]]":
+    """Return a column per metric in base units, and these. Cells are row, name, text and unit of every value."""
+    import pandas as pd
+
+    values = pd.Series([number(text) for text in cells["text"]], index=cells.index, dtype="float64")
+    odd = cells[values.isna() & cells["text"].str.match(r"\s*(?:n/a|\d[\d.]*,)", case=False)]
+    for name, text in odd.drop_duplicates("name")[["name", "text"]].itertuples(index=False):
+        problems.append(f"{name} is {text.strip()} for some kernels: this GPU or version of ncu cannot count it")
+    cells, values = cells[values.notna()], values[values.notna()]
+    bases = {unit: base_unit(unit) for unit in cells["unit"].unique()}
+    factor = cells["unit"].map({unit: factor for unit, (factor, _) in bases.items()}).astype("float64")
+    base = cells["unit"].map({unit: name for unit, (_, name) in bases.items()})
+    cells = cells.assign(value=values * factor, base=base)
+    first = cells.drop_duplicates("name").set_index("name")["base"]
+    other = cells["base"] != cells["name"].map(first)
+    problems += [
+        f"{name} has several units: only values in {first[name]!r} are read" for name in cells[other]["name"].unique()
+    ]
+    cells = cells[~other].drop_duplicates(["row", "name"])  # a metric may stand in several sections
+    wide = cells.pivot(index="row", columns="name", values="value").reindex(index=range(rows), columns=first.index)
+    units = {str(name): str(unit) for name, unit in first.items()}
+    return wide.rename_axis(index=None, columns=None), units
+
+
+def _records(page: "pd.DataFrame") -> Iterator[tuple[int, Mapping[str, str]]]:
+    """Yield row and cells of the lines of a page."""
+    yield from zip(page.index.tolist(), page.to_dict("records"), strict=True)
+
+
+def _launch(row: Mapping[str, str], has_ranges: bool) -> dict[str, Any]:
+    major, minor = (number(row.get(f"{_ATTRIBUTE}compute_capability_{part}", "")) for part in ("major", "minor"))
+    if re.fullmatch(r"\d+\.\d+", capability := row.get("CC", "").strip()):
+        major, minor = map(float, capability.split("."))
+    device, process, kernel = (
+        number(text)
+        for text in (row.get("Device") or row.get(f"{_ATTRIBUTE}device_index", ""), row["Process ID"], row["ID"])
+    )
+    labels = {label: ranges_of(row.get(name, "")) for label, name in zip(LABELS, _RANGES, strict=True)}
+    return {
+        "process": 0 if math.isnan(process) else int(process),
+        "kernel_id": int(kernel),
+        "name": row["Kernel Name"],
+        "device": None if math.isnan(device) else int(device),
+        "device_name": row.get(f"{_ATTRIBUTE}display_name", "").strip(),
+        "capability": None if math.isnan(major + minor) else (int(major), int(minor)),
+        **(labels if has_ranges else {}),
+    }
+
+
+def _rule(row: int, cells: Mapping[str, str]) -> KernelRule:
+    """Return the message of a rule in a row of the details page, where an estimate is in percent."""
+    speedup = number(cells.get("Estimated Speedup", ""))
+    estimate = cells.get("Estimated Speedup Type", "").strip().lower()
+    return KernelRule(
+        row=row,
+        rule=cells.get("Rule Name", ""),
+        section=cells.get("Section Name", ""),
+        kind=_RULE_KINDS.get(cells.get("Rule Type", "").strip().upper(), ""),
+        text=cells.get("Rule Description", ""),
+        estimate=estimate if estimate in (GLOBAL, LOCAL) and not math.isnan(speedup) else "",
+        speedup=None if math.isnan(speedup) else speedup / 100,
+    )
+
+
+@lru_cache(maxsize=65536)
+def ranges_of(cell: str) -> tuple[str, ...]:
+    """Return the ranges of a cell as "domain@name" (ncu's own way to write them), outermost first.
+
+    A cell holds a thread or range number and, in quotes, each range as the column's name says. A name may hold colons.
+    """
+    texts = re.findall(r'"([^"]*)"', cell) or [re.sub(r"^\s*\d+\s+", "", cell).strip()]
+    matches = (match for text in texts if (match := _RANGE.fullmatch(text)))
+    return tuple(f"{match[1]}@{match[3] if match[2] == 'none' else match[2]}" for match in matches)
+
+
+def _no_table(path: Path) -> InputError:
+    """Return what is wrong with a file without a table."""
+    text = "\n".join(log_lines(path))
+    errors = re.findall(r"^==(?:ERROR|WARNING)== *(.*)", text, re.MULTILINE)
+    if errors:
+        return InputError("tool-failed", f"{path} has no table, because ncu failed: {' '.join(errors)[:600]}")
+    if not text.strip():
+        return InputError("file-empty", f"{path} is empty: nothing was profiled, or the disk was full; record again")
+    return InputError(
+        "file-format",
+        f"{path} has no table of single kernels (no line with the columns ID and Kernel Name): give the output of "
+        "`ncu --csv` without --print-summary",
+    )

@@ -1,150 +1,123 @@
 """Reports of Nsight Compute (.ncu-rep), through NVIDIA's Python package ncu-report.
 
-They hold what the raw page of `ncu --import FILE --csv` prints, unrounded, and what ncu's rules say.
+They hold what the raw page of `ncu --import FILE --csv` prints, unrounded, and what ncu's rules say. The package does
+not say which process a kernel is of: it is 0.
 """
 
 import importlib
+import math
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from analysis.counters import GLOBAL, LOCAL, KernelCounters, KernelRule
-from analysis.readers.ncu.blocks import ResultOf, results_of
-from analysis.readers.ncu.table import Launch, Table, is_metric
+from analysis.counters import GLOBAL, LABELS, LOCAL, KernelCounters, KernelRule
+from analysis.readers.ncu.table import base_unit, counters, is_metric
 from common.errors import InputError, MissingToolError
 
+MAGIC = b"NVR\x00"
+"""What a report begins with."""
 PACKAGE = "ncu_report"
 _REMEDY = (
     "pip install 'bertbench[ncu]' (NVIDIA's package ncu-report), or run "
     "`ncu --import FILE --csv --page raw > FILE.csv` where Nsight Compute is installed and give that file"
 )
 _LINK = re.compile(r"@(url|section|sass|source):([^@]*)@")
-# Values in a report are in base units.
+_ATTRIBUTE = "device__attribute_"
+# Values in a report are in base units. The package names none for a GPU that it does not know.
 _UNITS = {
     r"gpu__time_duration(_measured_\w+)?\.(sum|max|min|avg)": "ns",
     r"\w+__cycles_(elapsed|active)\.(sum|max|min|avg)": "cycle",
     r"\w+__cycles_(elapsed|active)\.(sum|max|min|avg)\.per_second": "hz",
 }
-# The package raises these for names and numbers that damaged files hold.
-_OF_DAMAGE = (TypeError, ValueError, LookupError, AttributeError, RuntimeError, SystemError, OSError, MemoryError)
 
 
 def read_report(report: Path, given: Path) -> KernelCounters:
-    """Read a report: the kernels and values of the raw page, in its order, and the messages of the rules.
+    """Read an unpacked report: the kernels and values of the raw page, and the messages of the rules."""
+    import pandas as pd
 
-    Args:
-        report: the report, unpacked.
-        given: the file that the user gave, for messages.
-    """
-    origins = results_of(report, given)
-    if not origins:
-        raise InputError(
-            "trace-without-work",
-            f"{given} has no results: nothing was profiled, or the report was cut after its first part; record again",
-        )
-    package = _package(given)
     try:
-        actions = [action for group in package.load_report(str(report)) for action in group]
-    except _OF_DAMAGE as error:
-        raise _unread(given, str(error)) from error
-    if len(actions) != len(origins):
-        raise _unread(given, f"{len(actions):,} of its {len(origins):,} results could be read")
-    table = Table()
-    units: dict[str, str] = {}
-    for number, place in enumerate(_by_process(origins)):
-        try:
-            table.add_launch(_launch(package, actions[place], origins[place], number, units))
-        except _OF_DAMAGE as error:
-            raise _unread(given, f"result {place + 1}: {error}") from error
-    return table.counters()
-
-
-def _package(given: Path) -> Any:
-    try:
-        return importlib.import_module(PACKAGE)
+        package = importlib.import_module(PACKAGE)
     except (ImportError, OSError) as error:  # OSError: a library of it that this system cannot load
         raise MissingToolError(
             "package-missing", f"{given} is a report of Nsight Compute and needs ncu-report ({error}): {_REMEDY}"
         ) from error
+    launches: list[dict[str, Any]] = []
+    values: list[dict[str, float]] = []
+    units: dict[str, str] = {}
+    rules: list[KernelRule] = []
+    try:
+        for action in (action for group in package.load_report(str(report)) for action in group):
+            rules += _rules(package, action.rule_results(), len(launches))
+            values.append(_metrics(package.IMetric, action, units))
+            launches.append(_launch(action, len(launches)))
+    except Exception as error:  # whatever the package raises
+        raise InputError(
+            "file-damaged",
+            f"ncu-report cannot read {given} ({error}): the report is damaged, or of a newer Nsight Compute; copy it "
+            "again, or install a newer ncu-report",
+        ) from error
+    if not launches:  # the package takes a report that is cut short for one without results
+        raise InputError(
+            "trace-without-work",
+            f"{given} has no results: nothing was profiled, or the report is cut short; copy it again, or record again",
+        )
+    if any(LABELS[0] in one for one in launches):
+        launches = [{**dict.fromkeys(LABELS, ()), **one} for one in launches]
+    return counters(launches, pd.DataFrame(values), units, rules, ())
 
 
-def _unread(given: Path, why: str) -> InputError:
-    return InputError(
-        "file-damaged",
-        f"ncu-report cannot read {given} ({why[:300]}): the report is damaged, or of a newer Nsight Compute; copy it "
-        "again, install a newer ncu-report, or give the output of `ncu --import FILE --csv --page raw`",
-    )
+def _launch(action: Any, number: int) -> dict[str, Any]:
+    names = [name for name in map(str, action.metric_names()) if name.startswith(_ATTRIBUTE)]
+    attributes = {name.removeprefix(_ATTRIBUTE): action[name].value() for name in names}
+    major, minor = (attributes.get(f"compute_capability_{part}") for part in ("major", "minor"))
+    index = attributes.get("device_index")
+    return {
+        "process": 0,
+        "kernel_id": number,
+        "name": _utf8(action.name(action.NameBase_DEMANGLED) or action.name()),
+        "device": None if index is None else int(index),
+        "device_name": _utf8(attributes.get("display_name") or ""),
+        "capability": None if major is None or minor is None else (int(major), int(minor)),
+        **_ranges(action.nvtx_state()),
+    }
 
 
-def _by_process(origins: Sequence[ResultOf]) -> list[int]:
-    """Return the places of the results as ncu numbers them: process by process, each in the order of the file."""
-    places: dict[ResultOf, list[int]] = {}
-    for place, origin in enumerate(origins):
-        places.setdefault(origin, []).append(place)
-    return [place for own in places.values() for place in own]
-
-
-def _launch(package: Any, action: Any, origin: ResultOf, number: int, units: dict[str, str]) -> Launch:
-    """Describe one result. `units` keeps the units of metrics, which are asked for once."""
-    names = [str(name) for name in action.metric_names()]
-    attributes: dict[str, float | str] = {}
-    for name in names:
-        if name.startswith("device__attribute_") and (value := action[name].value()) is not None:
-            attributes[name] = _utf8(value) if isinstance(value, str) else value
-    return Launch(
-        host=origin.host,
-        process=origin.process,
-        kernel=number,
-        name=_utf8(action.name(action.NameBase_DEMANGLED) or action.name()),
-        attributes=attributes,
-        ranges=_ranges(action.nvtx_state()),
-        metrics=_metrics(package.IMetric, action, sorted(filter(is_metric, names)), units),
-        rules=_rules(package, action.rule_results()),
-    )
-
-
-def _metrics(kinds: Any, action: Any, names: Iterable[str], units: dict[str, str]) -> Iterator[tuple[str, float, str]]:
-    """Yield name, value and unit of every metric with a number; of one with instances it is their total."""
+def _metrics(kinds: Any, action: Any, units: dict[str, str]) -> dict[str, float]:
+    """Return every metric with a number, in base units; of one with instances it is their total."""
     floats, integers = (kinds.ValueKind_DOUBLE, kinds.ValueKind_FLOAT), (kinds.ValueKind_UINT32, kinds.ValueKind_UINT64)
-    for name in names:
+    values = {}
+    for name in sorted(filter(is_metric, map(str, action.metric_names()))):
         metric = action.metric_by_name(name)
-        kind = metric.kind()
-        if kind not in floats and kind not in integers:
+        if metric.kind() not in (*floats, *integers) or not metric.has_value():
             continue
-        if metric.has_value():
-            unit = units.get(name)
-            if unit is None:
-                unit = units[name] = metric.unit() or _base_unit(name)
-            yield name, metric.as_double() if kind in floats else float(metric.as_uint64()), unit
+        unit = metric.unit() or next((unit for pattern, unit in _UNITS.items() if re.fullmatch(pattern, name)), "")
+        factor, base = base_unit(unit)
+        value = metric.as_double() if metric.kind() in floats else metric.as_uint64()
+        if math.isfinite(value):
+            units.setdefault(name, base)
+            values[name] = value * factor
+    return values
 
 
-def _base_unit(name: str) -> str:
-    """Return the unit of a time, of cycles or of their rate: the package names none for a GPU that it does not know."""
-    return next((unit for pattern, unit in _UNITS.items() if re.fullmatch(pattern, name)), "")
-
-
-def _ranges(state: Any) -> tuple[tuple[str, ...], tuple[str, ...]] | None:
-    """Return the ranges that were open in the launching thread: Push/Pop, Start/Stop; None without NVTX."""
+def _ranges(state: Any) -> dict[str, tuple[str, ...]]:
+    """Return the ranges that were open in the launching thread: Push/Pop, Start/Stop; none without NVTX."""
     if state is None:
-        return None
-    pushed: list[str] = []
-    started: list[str] = []
-    for identifier in state.domains():
-        domain = state.domain_by_id(identifier)
-        for found, count, one in (
-            (pushed, len(domain.push_pop_ranges()), domain.push_pop_range),
-            (started, len(domain.start_end_ranges()), domain.start_end_range),
+        return {}
+    ranges: dict[str, list[str]] = {label: [] for label in LABELS}
+    for domain in (state.domain_by_id(identifier) for identifier in state.domains()):
+        for names, count, one in (
+            (ranges[LABELS[0]], len(domain.push_pop_ranges()), domain.push_pop_range),
+            (ranges[LABELS[1]], len(domain.start_end_ranges()), domain.start_end_range),
         ):
-            for place in range(count):
-                own = one(place)
-                name = own.name()
-                name = own.message() if name in ("", "none") and own.has_attributes() else name
-                found += [_utf8(f"{domain.name()}@{name}")] if name else []
-    return tuple(pushed), tuple(started)
+            for opened in map(one, range(count)):
+                name = opened.name()
+                name = opened.message() if name in ("", "none") and opened.has_attributes() else name
+                names += [_utf8(f"{domain.name()}@{name}")] if name else []
+    return {label: tuple(names) for label, names in ranges.items()}
 
 
-def _rules(package: Any, results: Iterable[Any]) -> Iterator[KernelRule]:
+def _rules(package: Any, results: Any, row: int) -> Iterator[KernelRule]:
     kinds = {
         package.MsgType_OPTIMIZATION: "optimization",
         package.MsgType_WARNING: "warning",
@@ -155,15 +128,15 @@ def _rules(package: Any, results: Iterable[Any]) -> Iterator[KernelRule]:
     for result in results:
         if not result.has_rule_message():
             continue
-        said = result.rule_message()
+        message = result.rule_message()
         estimated = result.speedup_estimation() if result.has_speedup_estimation() else {}
         estimate = estimates.get(estimated.get("type"), "")
         yield KernelRule(
-            row=-1,
+            row=row,
             rule=_utf8(result.rule_identifier()),
             section=_utf8(result.section_identifier()),
-            kind=kinds.get(said["type"], ""),
-            text=plain_text(_utf8(said["message"])),
+            kind=kinds.get(message["type"], ""),
+            text=_LINK.sub(_link_text, _utf8(message["message"])),
             estimate=estimate,
             speedup=float(estimated["speedup"]) / 100 if estimate else None,  # in percent there
         )
@@ -174,12 +147,8 @@ def _utf8(text: str) -> str:
     return text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
 
 
-def plain_text(text: str) -> str:
-    """Return a rule's message without links, as `ncu --csv` prints it: "Guide (https://...)" for a link to a page."""
-    return _LINK.sub(_linked, text)
-
-
-def _linked(link: re.Match[str]) -> str:
+def _link_text(link: re.Match[str]) -> str:
+    """Return a link as `ncu --csv` prints it: "Guide (https://...)" for one to a page, else its text."""
     kind, rest = link[1], link[2]
     if kind == "url":
         text, _, address = rest.partition(":")

@@ -9,25 +9,22 @@ import sqlite3
 import tempfile
 from pathlib import Path
 
-from analysis.readers.sqlite_database import REPORT_HEADER, check_header, open_database
+from analysis.readers.sqlite_database import open_database
 from common.atomic import storage_errors
 from common.errors import InputError, MissingToolError, StorageError
 from common.locks import locked
 from common.tools import dotted, find_tool, run_program, version_in
 
+REPORT_HEADER = b"NVIDIA Tegra Profiler"
+"""What a report begins with."""
 EXPORT_SECONDS = 900.0
 """Time limit of one export."""
 _REMEDY = (
-    "only nsys reads its reports; install Nsight Systems, of the version that recorded the report or newer (NVIDIA's "
-    "apt repository; Debian non-free: nsight-systems), or run `nsys export --type=sqlite FILE` where it is installed "
-    "and give that file"
+    "only nsys reads its reports; install Nsight Systems, of the version that recorded the report or newer, or run "
+    "`nsys export --type=sqlite FILE` where it is installed and give that file"
 )
 _FULL = re.compile(r"disk is full|no space left|quota exceeded", re.IGNORECASE)
-_LEAST_FREE_BYTES = 1 << 20
-_VERSION = re.compile(
-    r"\bnewer\b|unsupported\s+(?:\w+\s+){0,2}version|version\b.{0,60}\b(?:not supported|unsupported|mismatch)",
-    re.IGNORECASE,
-)
+_NEWER = re.compile(r"\bnewer\b|unsupported\s+(?:\w+\s+){0,2}version|version\b.{0,60}\bnot supported", re.IGNORECASE)
 _SWITCH = re.compile(r"^\s+(?:-\w,\s+)?(--[a-z][a-z-]*)", re.MULTILINE)
 
 
@@ -55,77 +52,56 @@ def exported(report: Path, given: Path) -> Path:
 
     The cache is $XDG_CACHE_HOME/bertbench/nsys (default ~/.cache/bertbench/nsys). An export has the name of the
     report's SHA-256 and nsys's version, and is there as a whole or not at all. Two processes export a report once:
-    the second waits for the first.
-
-    Args:
-        report: the report, unpacked.
-        given: the file that the user gave, for messages.
+    the second waits for the first. `given` is the file that the user gave, for messages.
     """
     try:
         nsys = find_tool("nsys", _REMEDY)
     except MissingToolError as error:
         raise MissingToolError(error.code, f"{given} is a report of Nsight Systems, but {error}") from error
-    said = run_program([str(nsys), "--version"], 60).message
-    version = version_in(said)
+    printed = run_program([str(nsys), "--version"], 60).message
+    version = version_in(printed)
     if version is None:
-        raise MissingToolError("tool-version", f"{nsys} --version prints no version ({said!r}): reinstall it")
-    folder = _cache() / "nsys" / f"{_digest(report, given)[:40]}-{dotted(version)}"
-    kept = folder / "export.sqlite"
-    if kept.is_file():
-        return kept
+        raise MissingToolError("tool-version", f"{nsys} --version prints no version ({printed!r}): reinstall it")
+    with report.open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "bertbench" / "nsys"
+    database = cache / f"{digest[:40]}-{dotted(version)}" / "export.sqlite"
+    if database.is_file():
+        return database
     try:
-        with locked(folder, "another export of this report", "wait for it", wait=True):
-            if not kept.is_file():
-                _export(nsys, dotted(version), report, given, kept)
+        with locked(database.parent, "another export of this report", "wait for it", wait=True):
+            if not database.is_file():
+                _export(nsys, dotted(version), report, given, database)
     except StorageError as error:
         raise StorageError(
             error.code, f"cannot keep the export of {given}: {error}; XDG_CACHE_HOME selects another folder"
         ) from error
-    return kept
+    return database
 
 
-def _export(nsys: Path, version: str, report: Path, given: Path, kept: Path) -> None:
-    """Export into a folder of its own, check it, then move it to `kept`; the caller holds the lock of that folder."""
-    for left_over in kept.parent.glob(".export-*"):  # of a process that was killed
+def _export(nsys: Path, version: str, report: Path, given: Path, target: Path) -> None:
+    """Export into a folder of its own, then move the database to `target`; the caller holds the lock of its folder."""
+    for left_over in target.parent.glob(".export-*"):  # of a process that was killed
         shutil.rmtree(left_over, ignore_errors=True)
-    with storage_errors(kept):
-        own = Path(tempfile.mkdtemp(prefix=".export-", dir=kept.parent))
-    try:
-        database = own / kept.name
+    with storage_errors(target), tempfile.TemporaryDirectory(prefix=".export-", dir=target.parent) as scratch:
+        database = Path(scratch) / target.name
         help_text = run_program([str(nsys), "export", "--help"], 60).stdout
         done = run_program([str(nsys), *export_arguments(help_text, report, database)], EXPORT_SECONDS)
         # nsys 2022.4 exits with 0 after an export that a full disk has cut short.
-        if _FULL.search(done.stderr + done.stdout) or shutil.disk_usage(own).free < _LEAST_FREE_BYTES:
-            raise StorageError("disk-full", f"cannot write {kept}: the disk is full: free some space, then run again")
+        if _FULL.search(done.stderr + done.stdout):
+            raise StorageError("disk-full", f"cannot write {target}: the disk is full: free some space, then run again")
         if done.exit_code != 0 or not database.is_file():
-            raise _refused(done.message, version, given)
-        try:
-            check_header(database, database, "`nsys export --type=sqlite`")
-            with open_database(database):
-                pass
-        except InputError as error:
-            raise InputError("tool-failed", f"nsys {version} wrote no usable export of {given}: {error}") from error
+            newer = bool(_NEWER.search(done.message))
+            why = "a newer nsys recorded it" if newer else "it is damaged or truncated, or a newer nsys recorded it"
+            raise InputError(
+                "trace-unsupported" if newer else "file-damaged",
+                f"nsys {version} cannot read {given} (nsys says: {done.message}): {why}; give an SQLite export by the "
+                "version that recorded it, or copy the report again",
+            )
+        with open_database(database, given):
+            pass
         forget_environment(database)
-        with storage_errors(kept):
-            with database.open("rb") as file:
-                os.fsync(file.fileno())
-            database.replace(kept)
-    finally:
-        shutil.rmtree(own, ignore_errors=True)
-
-
-def _refused(said: str, version: str, given: Path) -> InputError:
-    if _VERSION.search(said):
-        return InputError(
-            "trace-unsupported",
-            f"nsys {version} cannot read {given}, which a newer nsys recorded (nsys says: {said}): install the version "
-            "that recorded it or a newer one, or give an SQLite export made by that version",
-        )
-    return InputError(
-        "file-damaged",
-        f"nsys {version} cannot read {given} (nsys says: {said}): the report is damaged or truncated, or a newer nsys "
-        "recorded it; copy it again, or give an SQLite export made by the version that recorded it",
-    )
+        database.replace(target)
 
 
 def forget_environment(database: Path) -> None:
@@ -146,21 +122,3 @@ def forget_environment(database: Path) -> None:
                 "disk-full", f"cannot write {database}: the disk is full: free some space, then run again"
             ) from error
         raise InputError("file-damaged", f"{database} is not a valid SQLite export ({error}): record again") from error
-
-
-def _digest(report: Path, given: Path) -> str:
-    try:
-        with report.open("rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
-    except OSError as error:
-        raise InputError("path-unreadable", f"cannot read {given}: {error.strerror}; copy it again") from error
-
-
-def _cache() -> Path:
-    named = os.environ.get("XDG_CACHE_HOME")
-    try:
-        return (Path(named) if named else Path.home() / ".cache") / "bertbench"
-    except RuntimeError as error:  # a user without a home
-        raise StorageError(
-            "write-failed", "there is no folder for exports of reports: this user has no home; set XDG_CACHE_HOME"
-        ) from error

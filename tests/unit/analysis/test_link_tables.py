@@ -30,9 +30,7 @@ def test_the_printed_table_is_read_back_with_its_numbers(tmp_path: Path, bandwid
     assert reader is not None and reader.name == "nccl-tests"
     (summary,) = read(path)
     assert summary.problems == ()
-    assert summary.facts["ranks"] == 4 and summary.facts["devices"] == ("Example GPU",)
-    assert summary.facts["out_of_bounds"] == 0
-    assert summary.facts["avg_busbw_gb_s"] == pytest.approx(trial.row["avg_busbw_gb_s"], rel=1e-4)
+    assert summary.facts == {"ranks": 4}
     rows = trial.row["by_size"]
     assert set(summary.table["collective"]) == {"all_reduce"} and set(summary.table["placement"]) == {"in_place"}
     assert summary.table["size_bytes"].tolist() == [row["size_bytes"] for row in rows]
@@ -46,7 +44,7 @@ def test_wrong_elements_are_printed_read_back_and_named(tmp_path: Path) -> None:
     trial = one(tmp_path / "run")
     (tmp_path / "log.txt").write_text(nccl_tests_text(trial))
     (summary,) = read(tmp_path / "log.txt")
-    assert (summary.table["wrong"] == 7).all() and summary.facts["out_of_bounds"] > 0
+    assert (summary.table["wrong"] == 7).all()
     assert [caution["code"] for caution in trial.row["cautions"]] == ["wrong_results"]
 
 

@@ -1,6 +1,5 @@
 """Reading ends with a message before a trace takes more memory than there is."""
 
-import sqlite3
 import subprocess
 import sys
 from pathlib import Path
@@ -14,7 +13,6 @@ from support.refusals import refused
 from analysis.readers import columns
 from analysis.readers.columns import Columns
 from analysis.readers.kineto.reader import read
-from analysis.readers.sqlite_database import open_database
 from common import memory
 
 
@@ -27,21 +25,6 @@ def test_a_trace_is_refused_before_it_takes_more_than_there_is(tmp_path: Path, m
     for enough in (1 << 30, None):
         monkeypatch.setattr(columns, "available_bytes", lambda free=enough: free)
         assert len(read(path).operators)
-
-
-def test_a_database_is_refused_before_it_takes_more_than_there_is(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = tmp_path / "t.sqlite"
-    with sqlite3.connect(path) as connection:
-        connection.execute("CREATE TABLE t (a INTEGER NOT NULL)")
-        connection.executemany("INSERT INTO t VALUES (?)", [(number,) for number in range(1000)])
-    monkeypatch.setattr(columns, "available_bytes", lambda: 10)
-    with open_database(path) as database:
-        assert database.integers("t", {"a": 0})["a"].tolist() == list(range(1000))  # small ones are always read
-        monkeypatch.setattr(columns, "_ALWAYS_BYTES", 0)
-        with refused("file-limit", "t.sqlite"):
-            database.integers("t", {"a": 0})
 
 
 def test_columns_know_what_their_rows_take() -> None:

@@ -4,11 +4,9 @@ from pathlib import Path
 
 import pytest
 from support import shared_files
-from support.profiles import assert_damage_is_survived
 from support.refusals import refused
 
 from analysis.names import bus_factor
-from analysis.readers import nccl_tests
 from analysis.readers.nccl_tests import read, recognises
 from analysis.readers.registry import find_reader, read_head
 
@@ -64,41 +62,28 @@ def test_both_placements_of_every_size_are_read_between_foreign_lines(tmp_path: 
     assert list(table["placement"]) == ["out_of_place", "in_place"] * 3
     assert list(table["time_us"]) == [10, 11, 100, 80, 200, 80] and list(table["wrong"]) == [0, 0, 0, 2, -1, -1]
     assert set(table["collective"]) == {"all_reduce"} and set(table["redop"]) == {"sum"} and set(table["root"]) == {-1}
-    assert found.facts == {
-        "ranks": 4, "devices": ("NVIDIA H100",), "hosts": 2, "nccl": "2.28.5", "avg_busbw_gb_s": 16.875,
-        "out_of_bounds": 0,
-    }  # fmt: skip
+    assert found.facts == {"ranks": 4}
 
 
-def test_wrong_elements_and_contradicting_rows_are_stated(tmp_path: Path) -> None:
+def test_wrong_elements_are_stated(tmp_path: Path) -> None:
     (found,) = read(log(tmp_path, NEW))
-    assert any("1 rows have wrong elements" in problem for problem in found.problems)
-    # The last row says 25 GB/s for 4 MB in 80 us, which are 50.
-    assert any("1 of 6 rows contradict" in problem for problem in found.problems)
+    assert any(problem.startswith("1 rows have wrong elements") for problem in found.problems)
 
 
 def test_an_older_version_without_redop_and_root_is_read_with_its_name_from_the_command(tmp_path: Path) -> None:
     (found,) = read(log(tmp_path, OLD_GATHER))
     assert list(found.table["collective"]) == ["all_gather"] * 2 and list(found.table["redop"]) == ["", ""]
     assert list(found.table["busbw_gb_s"]) == [30.0, 30.0] and list(found.table["wrong"]) == [1, 0]
-    assert found.facts["nccl"] == "2.4.7+cuda10.1" and not any("contradict" in problem for problem in found.problems)
 
 
 def test_several_tests_of_one_log_are_told_apart(tmp_path: Path) -> None:
     first, second = read(log(tmp_path, NEW + OLD_GATHER))
     assert (set(first.table["collective"]), set(second.table["collective"])) == ({"all_reduce"}, {"all_gather"})
-    assert (first.facts["avg_busbw_gb_s"], second.facts["avg_busbw_gb_s"]) == (16.875, 30.0)
-
-
-def test_too_few_listed_ranks_are_noticed_by_the_ratio(tmp_path: Path) -> None:
-    text = NEW.replace("#  Rank  3", "#  Lost  3")
-    (found,) = read(log(tmp_path, text))
-    assert found.facts["ranks"] == 3 and any("contradict" in problem for problem in found.problems)
 
 
 def test_a_test_that_was_ended_early_says_so(tmp_path: Path) -> None:
     (found,) = read(log(tmp_path, NEW.partition("# Out of bounds")[0]))
-    assert found.facts["avg_busbw_gb_s"] is None and any("stopped early" in problem for problem in found.problems)
+    assert any("stopped early" in problem for problem in found.problems)
 
 
 def test_a_test_without_a_row_is_an_error_that_says_so(tmp_path: Path) -> None:
@@ -131,11 +116,7 @@ def test_the_real_log_of_eight_a100_is_read_whole() -> None:
         part = found.table[found.table["placement"] == placement]
         for number, column in enumerate(("time_us", "algbw_gb_s", "busbw_gb_s")):
             assert list(part[column]) == [float(row[offset + number]) for row in rows]
-    assert len(found.table) == 68 and found.facts["ranks"] == 8 and found.facts["avg_busbw_gb_s"] == 68.4048
+    assert len(found.table) == 68 and found.facts["ranks"] == 8
     # nccl-tests' average is over every row of both placements.
     assert found.table["busbw_gb_s"].mean() == pytest.approx(68.4048, abs=0.01)
-    assert set(found.table["collective"]) == {"all_reduce"} and not any("contradict" in p for p in found.problems)
-
-
-def test_damaged_logs_give_a_result_or_an_input_error(tmp_path: Path) -> None:
-    assert_damage_is_survived(nccl_tests, (NEW + OLD_GATHER).encode(), tmp_path / "damaged.log", seed=2)
+    assert set(found.table["collective"]) == {"all_reduce"}

@@ -28,11 +28,6 @@ MEMORY, SM, L1, L2, DRAM = (
     for name in ("gpu__compute_memory_throughput", "sm__throughput", "l1tex__throughput", "lts__throughput",
                  "dram__throughput")
 )  # fmt: skip
-CONFLICTS = (
-    "The memory access pattern for shared {what} might not be optimal and causes on average a 14.3 - way bank conflict "
-    "across all 7000 shared load requests.This results in {conflicts} bank conflicts,  which represent {percent}% of "
-    "the overall {wavefronts} wavefronts for shared {what}. Check the Source Counters section."
-)
 WRONG = ("larger batch", "CUDA graphs")
 Row = tuple[str, str, str, str]
 
@@ -99,11 +94,15 @@ BUSY_L1 = [*speed_of_light("88.80", "92.50", "12.00", "3.00", "41.00", ("336,000
 
 def test_a_long_kernel_that_l1_holds_back_is_told_so_with_its_bank_conflicts_and_its_occupancy(tmp_path: Path) -> None:
     """93,000 of 100,000 wavefronts of loads and 930 of 1,000 of stores are conflicts: 93 %."""
-    rules = [
-        CONFLICTS.format(what="loads", conflicts="93000", percent="93.00", wavefronts="100000"),
-        CONFLICTS.format(what="stores", conflicts="930", percent="93.00", wavefronts="1000"),
-    ]
-    counters = page(tmp_path, BUSY_L1, rules)
+    conflicts, wavefronts = "l1tex__data_bank_conflicts_pipe_lsu", "l1tex__data_pipe_lsu_wavefronts"
+    counts = (
+        (conflicts, "ld", "93,000"),
+        (wavefronts, "ld", "100,000"),
+        (conflicts, "st", "930"),
+        (wavefronts, "st", "1,000"),
+    )
+    metrics = [("M", f"{name}_mem_shared_op_{op}.sum", "", value) for name, op, value in counts]
+    counters = page(tmp_path, [*BUSY_L1, *metrics])
     row = only(counters)
     assert row["bound"] == "L1/TEX" and row["time_ms"] == 250
     assert row["l1_fraction"] == pytest.approx(0.888) == row["memory_fraction"]
@@ -300,82 +299,18 @@ def test_what_dram_alone_would_allow_is_no_gain_where_a_cache_holds_the_kernel_b
         assert all(term in found for term in terms) and without not in found.partition(". ")[0]
 
 
-# ---- stalls, which the details page has in texts alone ----
+# ---- stalls ----
 
-STALL = (
-    "On average, each warp of this {of} spends {cycles} cycles being stalled {why}. This stall type represents about "
-    "52.7% of the total average of 933.1 cycles between issuing two instructions."
-)
 LATENCY_OF_WARPS = ("Warp State Statistics", "Warp Cycles Per Issued Instruction", "cycle", "2,000")
-
-
-@pytest.mark.parametrize(
-    ("why", "reason"),
-    [  # the words of 2022 and, where they differ, of 2024
-        ("waiting for sibling warps at a CTA barrier", "barrier"),
-        ("waiting for a branch target to be computed, and the warp program counter to be updated", "branch_resolving"),
-        ("waiting on a dispatch stall", "dispatch_stall"),
-        ("waiting after an EXIT instruction for all outstanding memory instructions to complete", "drain"),
-        ("after EXIT waiting for all outstanding memory operations to complete", "drain"),
-        ("waiting for an immediate constant cache (IMC) miss", "imc_miss"),
-        ("waiting for the local/global instruction queue to be not full", "lg_throttle"),
-        ("waiting for the L1 instruction queue for local and global (LG) memory operations to be not full",
-         "lg_throttle"),
-        ("waiting for a scoreboard dependency on a L1TEX (local, global, surface, texture) operation",
-         "long_scoreboard"),
-        ("waiting for a math execution pipeline to be available", "math_pipe_throttle"),
-        ("waiting for the execution pipe to be available", "math_pipe_throttle"),
-        ("waiting on a memory barrier", "membar"),
-        ("waiting for an MIO instruction queue to be not full", "mio_throttle"),
-        ("waiting for the MIO (memory input/output) instruction queue to be not full", "mio_throttle"),
-        ("on a miscellaneous hardware reason", "misc"),
-        ("for a miscellaneous hardware reason", "misc"),
-        ("due to not having the next instruction fetched yet", "no_instruction"),
-        ("waiting to be selected to fetch an instruction or waiting on an instruction cache miss", "no_instruction"),
-        ("due to not being selected by the scheduler", "not_selected"),
-        ("waiting for the micro scheduler to select the warp to issue", "not_selected"),
-        ("waiting for a scoreboard dependency on an MIO operation (not to TEX or L1)", "short_scoreboard"),
-        ("waiting for a scoreboard dependency on a MIO (memory input/output) operation (not to L1TEX)",
-         "short_scoreboard"),
-        ("waiting for a thread in the warp to come out of the sleep state", "sleeping"),
-        ("waiting for the L1TEX instruction queue to be not full", "tex_throttle"),
-        ("waiting for the L1 instruction queue for texture operations to be not full", "tex_throttle"),
-        ("on a fixed latency execution dependency", "wait"),
-    ],
-)  # fmt: skip
-def test_a_stall_is_known_by_the_words_of_its_rule(tmp_path: Path, why: str, reason: str) -> None:
-    """1,500 of 2,000 cycles are three quarters."""
-    text = STALL.format(of="workload", cycles="1,500.0", why=why)
-    row = only(page(tmp_path, [*BUSY_L1, LATENCY_OF_WARPS], [text]))
-    assert (row["stall"], row["stall_share"]) == (reason, pytest.approx(0.75))
-
-
-def test_metrics_of_stalls_come_before_the_words_of_rules(tmp_path: Path) -> None:
-    name = "smsp__average_warps_issue_stalled_{}_per_issue_active.ratio"
-    rows = [("W", name.format(reason), "", value) for reason, value in (("wait", "3"), ("selected", "1"))]
-    text = STALL.format(of="kernel", cycles="1.0", why="waiting on a memory barrier")
-    row = only(page(tmp_path, [*BUSY_L1, *rows], [text]))
-    assert (row["stall"], row["stall_share"]) == ("wait", 0.75)
 
 
 def test_a_kernel_bound_by_latency_is_told_what_its_warps_wait_for(tmp_path: Path) -> None:
     idle = speed_of_light("20.00", "20.00", "12.00", "3.00", "41.00", ("350,000,000.00", "350,000,000"))
-    text = STALL.format(of="kernel", cycles="1000", why="waiting for sibling warps at a CTA barrier")
-    row = only(page(tmp_path, [*idle, LATENCY_OF_WARPS], [text]))
+    barrier = ("W", "smsp__average_warps_issue_stalled_barrier_per_issue_active.ratio", "", "1,000")
+    row = only(page(tmp_path, [*idle, LATENCY_OF_WARPS, barrier]))
     assert row["bound"] == LATENCY
     assert "50.0 % of the cycles for other warps at a barrier" in advice(row)
     assert not any(word in advice(row) for word in WRONG)
-
-
-@pytest.mark.public
-def test_the_stalls_of_a_real_details_page_are_those_of_its_rules() -> None:
-    """491.9 and 437.2 of 933.13 cycles, as its two rules say; 52.7 % and 46.9 %."""
-    path = TRACES / "tests__copy_blocked.csv"
-    found = {one.name: one for one in kernel_limits.findings(read(path))}
-    (row,) = found["warp_stalls"].table.to_dict("records")
-    assert [row[f"stall_{place}"] for place in (1, 2)] == ["long_scoreboard", "lg_throttle"]
-    assert [row[f"stall_{place}_share"] for place in (1, 2)] == pytest.approx([491.9 / 933.13, 437.2 / 933.13])
-    assert row["cycles_per_instruction"] == pytest.approx(933.13)
 
 
 # ---- occupancy ----

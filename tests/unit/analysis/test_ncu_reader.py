@@ -3,22 +3,19 @@
 import csv
 import gzip
 import math
-from functools import partial
 from pathlib import Path
 
 import pytest
 from support import ncu_csv, shared_files
-from support.mutate import count_from_environment, mutations
 from support.refusals import refused
-from support.shared_files import OWN, samples, unpacked
+from support.shared_files import OWN, unpacked
 
 from analysis.counters import IDENTITY
-from analysis.diagnose import cores as core_findings
-from analysis.readers.ncu.reader import FORM, read, recognises
-from analysis.readers.ncu.table import base_unit, number, ranges_of
+from analysis.readers.ncu.reader import ranges_of, read, recognises
+from analysis.readers.ncu.table import base_unit, number
 from analysis.readers.packed import UNENDED
-from analysis.readers.registry import FORMS, read_head
-from common.errors import Code, InputError
+from analysis.readers.registry import read_head
+from common.errors import Code
 
 LONG = '"ID","Process ID","Kernel Name","Context","Section Name","Metric Name","Metric Unit","Metric Value","Rule Name"'
 RAW = '"ID","Process ID","Kernel Name","gpc__cycles_elapsed.max","gpu__time_duration.sum","dram__bytes.sum"'
@@ -89,28 +86,10 @@ def test_the_raw_page_names_the_device_and_its_attributes_are_no_metrics(tmp_pat
     assert not [name for name in found.metrics if name.startswith("device__")]
 
 
-def test_the_same_ids_of_two_processes_are_two_kernels(tmp_path: Path) -> None:
-    rows = [long_row(0, PIPE, "%", value, process) for process, value in ((7, "1"), (8, "2"))]
-    found = read(table(tmp_path, LONG, *rows)).kernels
-    assert list(zip(found["process"], found["kernel_id"], found[PIPE], strict=True)) == [(7, 0, 1.0), (8, 0, 2.0)]
-
-
 def test_several_tables_in_one_file_are_joined(tmp_path: Path) -> None:
     first, second = ((RAW, '"","","","cycle","ns","byte"', f'"0","{process}","a","1","2","3"') for process in (7, 8))
     found = read(table(tmp_path, *first, "==PROF== more", *second))
     assert list(found.kernels["process"]) == [7, 8] and list(found.kernels["duration_ns"]) == [2.0, 2.0]
-
-
-def test_rows_shorter_than_the_header_and_rows_of_rules_are_read(tmp_path: Path) -> None:
-    rule = '"0","7","gemm","1","SpeedOfLight","","","","SOLBottleneck"'
-    found = read(table(tmp_path, LONG, rule, '"0","7","gemm","1","s","a__b.sum","inst","5"'))
-    assert list(found.kernels["a__b.sum"]) == [5.0] and found.metrics == ("a__b.sum",)
-
-
-def test_a_row_that_is_cut_off_is_told(tmp_path: Path) -> None:
-    found = read(table(tmp_path, LONG, long_row(0, "a__b.sum", "inst", "5"), '"0","7","gemm","1","s","c__d.sum","in'))
-    assert any("line 3 ends before the value of c__d.sum" in problem for problem in found.problems)
-    assert list(found.kernels["a__b.sum"]) == [5.0]
 
 
 def test_a_value_that_is_cut_inside_its_quotes_is_not_taken(tmp_path: Path) -> None:
@@ -121,36 +100,17 @@ def test_a_value_that_is_cut_inside_its_quotes_is_not_taken(tmp_path: Path) -> N
     assert UNENDED in found.problems and list(found.kernels["a__b.sum"]) == [5.0]
 
 
-def test_a_row_longer_than_the_header_is_left_out_and_told(tmp_path: Path) -> None:
-    unquoted = "1,7,f(int, int, int),1,s,a__b.sum,inst,12,319,469"
-    found = read(table(tmp_path, LONG, long_row(0, "a__b.sum", "inst", "5"), unquoted))
-    assert list(found.kernels["kernel_id"]) == [0]
-    assert any("line 3 has 12 fields instead of 9" in problem for problem in found.problems)
-
-
 @pytest.mark.parametrize("ending", ["\n", "\r\n", "\r"])
 def test_line_endings_do_not_matter(tmp_path: Path, ending: str) -> None:
     path = table(tmp_path, "x", LONG, long_row(0, PIPE, "%", "1"), long_row(1, PIPE, "%", "2"), ending=ending)
     assert list(read(path).kernels[PIPE]) == [1.0, 2.0]
 
 
-@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "cp949", "utf-16"])
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16"])
 def test_encodings_are_told_apart(tmp_path: Path, encoding: str) -> None:
     path = tmp_path / "a.csv"
     path.write_bytes("\n".join(["커널", LONG, long_row(0, PIPE, "%", "1", name="커널")]).encode(encoding))
     assert list(read(path).kernels["name"]) == ["커널"]
-
-
-def test_bytes_of_no_encoding_do_not_stop_the_reading(tmp_path: Path) -> None:
-    path = tmp_path / "a.csv"
-    path.write_bytes(b"\xff\x00\x80\xfe\n" + "\n".join([LONG, long_row(0, PIPE, "%", "1")]).encode())
-    assert list(read(path).kernels[PIPE]) == [1.0]
-
-
-@pytest.mark.parametrize("delimiter", [";", "\t"])
-def test_a_save_by_a_spreadsheet_without_quotes_is_read(tmp_path: Path, delimiter: str) -> None:
-    lines = [line.replace('"', "").replace(",", delimiter) for line in (LONG, long_row(0, PIPE, "%", "1.5"))]
-    assert list(read(table(tmp_path, *lines)).kernels[PIPE]) == [1.5]
 
 
 def test_a_field_with_a_line_break_stays_in_its_row(tmp_path: Path) -> None:
@@ -163,12 +123,26 @@ def test_a_field_with_a_line_break_stays_in_its_row(tmp_path: Path) -> None:
 # ---- values ----
 
 
-def test_values_that_are_no_numbers_are_unknown_and_told(tmp_path: Path) -> None:
-    values = ["n/a", "", "all", "CachePreferNone", "nan", "inf", "7"]
+@pytest.mark.parametrize("text", ["n/a", "12,5"])
+def test_values_that_are_no_numbers_are_unknown_and_told(tmp_path: Path, text: str) -> None:
+    values = [text, "", "all", "CachePreferNone", "nan", "inf", "7"]
     rows = [long_row(kernel, "a__b.sum", "inst", value) for kernel, value in enumerate(values)]
     found = read(table(tmp_path, LONG, *rows))
     assert found.kernels["a__b.sum"].notna().tolist() == [False] * 6 + [True]
-    assert any("a__b.sum is n/a for some kernels" in problem for problem in found.problems)
+    assert any(f"a__b.sum is {text} for some kernels" in problem for problem in found.problems)
+
+
+def test_rows_that_are_cut_short_or_too_long_are_left_out(tmp_path: Path) -> None:
+    long, cut = "1,7,f(int, int, int),1,s,a__b.sum,inst,12,319,469", '"0","7","gemm","1","s","c__d.sum","in'
+    found = read(table(tmp_path, LONG, long_row(0, "a__b.sum", "inst", "5"), long, cut))
+    assert list(found.kernels["kernel_id"]) == [0] and found.metrics == ("a__b.sum",)
+    assert any(problem.startswith("1 lines do not have 9 fields") for problem in found.problems)
+
+
+def test_a_metric_with_two_units_is_read_in_the_first(tmp_path: Path) -> None:
+    rows = [long_row(0, "a__b.sum", "inst", "5"), long_row(1, "a__b.sum", "sector", "9")]
+    found = read(table(tmp_path, LONG, *rows))
+    assert found.kernels["a__b.sum"].tolist()[0] == 5 and math.isnan(found.kernels["a__b.sum"][1])
 
 
 def test_a_metric_in_two_sections_is_one_column_and_a_label_in_two_sections_is_two(tmp_path: Path) -> None:
@@ -188,12 +162,6 @@ def test_a_metric_in_two_sections_is_one_column_and_a_label_in_two_sections_is_t
     assert found.units["two: Memory Throughput"] == "byte/s" and "duration_ns" in found.problems[0]
 
 
-def test_two_different_values_of_one_metric_are_told(tmp_path: Path) -> None:
-    found = read(table(tmp_path, LONG, long_row(0, "a__b.sum", "inst", "5"), long_row(0, "a__b.sum", "inst", "9")))
-    assert list(found.kernels["a__b.sum"]) == [5.0]
-    assert any("two values for one kernel" in problem for problem in found.problems)
-
-
 def test_units_that_differ_by_row_become_one(tmp_path: Path) -> None:
     rows = [long_row(i, "dram__bytes.sum", unit, "2") for i, unit in enumerate(["byte", "Kbyte", "Mbyte", "Gbyte"])]
     assert list(read(table(tmp_path, LONG, *rows)).kernels["dram__bytes.sum"]) == [2.0, 2e3, 2e6, 2e9]
@@ -201,12 +169,14 @@ def test_units_that_differ_by_row_become_one(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("text", "value"),
-    [("16,764,800,860,160.00", 16764800860160.0), (" 5 ", 5.0), ("-0.5", -0.5), ("1e3", 1000.0), (".5", 0.5),
-     ("12 (3; 9)", 12.0), ("61.84%", 61.84), ("n/a", None), ("", None), ("all", None), ("5 kernels", None),
-     ("12,5", None), ("1234,567", None), ("inf", None), ("nan", None), ("1e999", None), ("(32, 4, 1)", None)],
+    [
+        ("16,764,800,860,160.00", 16764800860160.0), (" 5 ", 5.0), ("-0.5", -0.5), ("1e3", 1000.0), (".5", 0.5),
+        ("12 (3; 9)", 12.0), ("61.84%", 61.84),
+        *((text, math.nan) for text in ("n/a", "", "5 kernels", "12,5", "1234,567", "inf", "nan", "1e999", "(32, 4)")),
+    ],
 )  # fmt: skip
-def test_numbers(text: str, value: float | None) -> None:
-    assert number(text) == value
+def test_numbers(text: str, value: float) -> None:
+    assert number(text) == pytest.approx(value, abs=0, nan_ok=True)
 
 
 @pytest.mark.parametrize(
@@ -219,13 +189,6 @@ def test_numbers(text: str, value: float | None) -> None:
 def test_units(unit: str, factor: float, base: str) -> None:
     found = base_unit(unit)
     assert found[0] == pytest.approx(factor) and found[1] == base
-
-
-def test_a_value_with_a_decimal_comma_is_left_out_and_told(tmp_path: Path) -> None:
-    lines = [line.replace('"', "").replace(",", ";") for line in (LONG, long_row(0, "a__b.sum", "inst", "9"))]
-    found = read(table(tmp_path, lines[0], lines[1].replace(";9;", ";12,5;"), lines[1].replace("0;7", "1;7")))
-    assert found.kernels["a__b.sum"].tolist()[1] == 9.0 and math.isnan(found.kernels["a__b.sum"][0])
-    assert any("'12,5', which is not a number" in problem for problem in found.problems)
 
 
 def test_a_time_that_is_not_in_the_file_is_cycles_over_their_rate(tmp_path: Path) -> None:
@@ -298,9 +261,7 @@ REAL = {
         (b"==ERROR== Option did not match\n", True),
         (b'"Process ID","Kernel Name","Invocations","Metric Name"\n', True),
         (b"NVR\x00\x01\x02", True),
-        (b"chatter\n" * 20_000 + ncu_csv.raw().encode(), True),
-        (b"chatter\n" * 20_000 + ncu_csv.raw().split("\n", 1)[1].encode(), True),
-        (b"chatter\n" * 20_000, False),
+        (b"==PROF== Connected\n" + b"chatter\n" * 20_000 + ncu_csv.raw().encode(), True),
         (b"hello\n", False),
         (b'{"traceEvents": [{"name": "Kernel Name", "ID": 1}]}', False),
         (b"==1234== NVPROF is profiling process 1234\n", False),
@@ -314,64 +275,7 @@ def test_a_file_is_known_by_its_content(tmp_path: Path, content: bytes, expected
     assert recognises(read_head(path)) is expected
 
 
-@pytest.mark.parametrize("path", samples("ncu/*.csv*"))
-def test_files_are_known_by_their_content(path: Path) -> None:
-    assert recognises(read_head(path)) and FORM in FORMS
-
-
 # ---- hostile files ----
-
-
-def test_damaged_files_give_a_table_or_an_input_error(tmp_path: Path) -> None:
-    cells = [(ncu_csv.ranges("run", "forward"), ""), ("", ""), ("", ""), ("", ncu_csv.ranges("all-reduce"))]
-    sources = [
-        ncu_csv.details().encode(),
-        ncu_csv.raw(cells).encode("utf-8-sig"),
-        gzip.compress(ncu_csv.raw().encode()),
-    ]
-    path = tmp_path / "a.csv"
-    read_well = 0
-    for number_, source in enumerate(sources):
-        for data in mutations(source, max(1, count_from_environment() // len(sources)), seed=number_):
-            path.write_bytes(data)
-            try:
-                recognises(read_head(path))
-                found = read(path)
-            except InputError:
-                continue
-            assert tuple(found.kernels.columns[: len(IDENTITY)]) == IDENTITY
-            read_well += 1
-            if read_well % 5 == 0:
-                core_findings.findings(found, window_ns=1e4)
-    assert read_well > 0
-
-
-def test_a_table_of_many_names_and_many_kernels_is_refused_before_it_fills_the_memory(tmp_path: Path) -> None:
-    rows = [long_row(kernel, f"a__m{kernel}.sum", "inst", "1") for kernel in range(2000)]
-    with refused("file-limit", "kernels", "metrics"):
-        read(table(tmp_path, LONG, *rows))
-
-
-def test_numbers_beyond_any_count_are_left_out(tmp_path: Path) -> None:
-    huge = long_row(0, "a__b.sum", "Gbyte", "1e300")
-    found = read(
-        table(tmp_path, LONG, huge, long_row(1, "a__b.sum", "byte", "7"), long_row(10**30, "a__b.sum", "", "1"))
-    )
-    assert found.kernels["a__b.sum"].tolist()[1] == 7.0 and len(found.kernels) == 2
-    assert any("which is out of range" in problem for problem in found.problems)
-
-
-def test_a_line_without_end_and_a_field_beyond_the_limit_of_csv_are_survived(
-    tmp_path: Path, request: pytest.FixtureRequest
-) -> None:
-    # The limit is of the process: a test before this one may have raised it.
-    request.addfinalizer(partial(csv.field_size_limit, csv.field_size_limit(131_072)))
-    long_name = "x" * 200_000
-    found = read(
-        table(tmp_path, "y" * 5_000_000, LONG, long_row(0, PIPE, "%", "1", name=long_name), long_row(1, PIPE, "%", "2"))
-    )
-    assert found.kernels["kernel_id"].tolist() == [1]
-    assert any("cannot be split into fields" in problem for problem in found.problems)
 
 
 # ---- what is no table ----
@@ -382,16 +286,8 @@ def test_a_line_without_end_and_a_field_beyond_the_limit_of_csv_are_survived(
     [
         (b"", "file-empty", ""),
         (b"hello\n", "file-format", "ncu --csv"),
-        (b"NVR\x00 a report", "file-truncated", "13"),
         (b"==ERROR== Option '--section x' did not match any section.\n", "tool-failed", "Option '--section x'"),
         (b'"Process ID","Kernel Name","Invocations","Metric Name"\n', "file-format", "--print-summary"),
-        (
-            b'"Device","Kernel","Invocations","Metric Name","Metric Description","Min","Max","Avg"\n',
-            "file-format",
-            "nvprof",
-        ),
-        (b'"Device","Kernel","Invocations","Event Name","Min","Max","Avg","Total"\n', "file-format", "nvprof"),
-        (b"==12== NVPROF is profiling process 12, command: ./a\nInvocations  Metric Name\n", "file-format", "nvprof"),
         (b"version https://git-lfs.github.com/spec/v1\n", "file-format", "git lfs pull"),
         (gzip.compress(b"x" * 1000, mtime=0)[:20], "file-truncated", ""),
     ],
@@ -401,11 +297,6 @@ def test_what_is_no_table_is_told(tmp_path: Path, content: bytes, code: Code, fa
     path.write_bytes(content)
     with refused(code, path, fact):
         read(path)
-
-
-def test_a_missing_file_is_told(tmp_path: Path) -> None:
-    with refused("path-missing", tmp_path / "none.csv"):
-        read(tmp_path / "none.csv")
 
 
 def test_a_table_without_kernels_gives_an_empty_frame_with_its_columns(tmp_path: Path) -> None:
@@ -427,7 +318,7 @@ def test_files_give_their_kernels_and_every_number_in_them(
 ) -> None:
     found = read(path)
     assert (len(found.kernels), found.compute_capability) == (count, capability)
-    text = unpacked(path).decode("cp949" if "cp949" in path.name else "utf-8")
+    text = unpacked(path).decode(errors="replace")
     by_kernel = found.kernels.set_index(["process", "kernel_id"])
     checked = 0
     for row in csv.DictReader(line for line in text.splitlines() if line.startswith('"')):
@@ -440,8 +331,7 @@ def test_files_give_their_kernels_and_every_number_in_them(
         factor = base_unit(row["Metric Unit"])[0]
         assert by_kernel.loc[(int(row["Process ID"]), int(row["ID"])), column] == pytest.approx(expected * factor)
         checked += 1
-    printed = [name for name in found.metrics if not name.startswith("rule: ")]  # those are from texts
-    assert checked == int(found.kernels[printed].notna().sum().sum()) > 0
+    assert checked == int(found.kernels[list(found.metrics)].notna().sum().sum()) > 0
 
 
 @pytest.mark.public

@@ -96,4 +96,4 @@ def test_what_a_file_holds_beside_its_measurements_is_in_no_output(
 
 def test_every_reader_of_texts_with_commands_is_tried() -> None:
     # The rest are tables whose every cell is a number, a unit, or a name that was recorded to be shown.
-    assert set(READERS) - set(PLANTED) == {"nvvp", "nsys_trace_csv"}
+    assert set(READERS) - set(PLANTED) == {"nvvp", "nccl-inspector"}

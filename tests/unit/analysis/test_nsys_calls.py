@@ -133,23 +133,6 @@ def test_an_nccl_kernel_takes_size_and_ranks_from_the_call_that_launched_it(tmp_
     assert len(found.kernels) == 4
 
 
-def test_what_nccl_does_not_say_is_unknown(tmp_path: Path) -> None:
-    names = strings("ncclKernel_ReduceScatter_RING_LL_Sum_float(ncclDevComm*)", "cudaLaunchKernel")
-    ranges = [DOMAIN, nccl(100, 140, "ncclReduceScatter", **{SIZE: 64}), nccl(102, 104, "ncclAllReduce", **{SIZE: 8})]
-    found = only(
-        export(
-            tmp_path / "a.sqlite",
-            StringIds=names,
-            NVTX_EVENTS=ranges,
-            CUPTI_ACTIVITY_KIND_RUNTIME=[call(103, 120, 1, 1)],
-            CUPTI_ACTIVITY_KIND_KERNEL=[kernel(150, 190, 0, 1)],
-        )
-    )
-    (row,) = found.collectives.to_dict("records")
-    # 64 bytes of one rank, of an unknown number of ranks.
-    assert (row["bytes"], row["group_size"], row["group"], row["collective"]) == (-1, -1, "", "reduce_scatter")
-
-
 def test_calls_of_mpi_and_gloo_are_communication_where_no_gpu_s_is(tmp_path: Path) -> None:
     ranges = [nvtx(10, 20, "MPI_Allreduce"), nvtx(30, 45, "gloo:all_reduce"), nvtx(50, 60, "nccl:all_reduce")]
     ranges += [nvtx(70, 80, "MPI_Init")]
@@ -179,13 +162,6 @@ def test_mpi_s_own_tables_are_communication_too(tmp_path: Path) -> None:
     assert set(found.ranges["thread"]) == {"40/41"}
 
 
-@pytest.mark.parametrize("column", ["smCount", "numMultiprocessors"])
-def test_multiprocessors_are_counted_by_device(tmp_path: Path, column: str) -> None:
-    gpus = [{"id": 0, "cuDevice": 0, "name": "A", column: 108}, {"id": 1, "cuDevice": 1, "name": "B", column: 0}]
-    found = only(export(tmp_path / "a.sqlite", TARGET_INFO_GPU=gpus, NVTX_EVENTS=[nvtx(1, 2, "a")]))
-    assert found.sm_counts == {0: 108} and found.devices == {0: "A", 1: "B"}
-
-
 def test_multiprocessors_follow_the_process_s_own_numbers(tmp_path: Path) -> None:
     gpus = [{"id": number, "cuDevice": number, "name": f"G{number}", "smCount": 100 + number} for number in (0, 1)]
     mapping = [{"gpuId": 1, "cudaId": 0, "pid": 40}]
@@ -207,21 +183,6 @@ def test_tables_are_in_order_of_start_whatever_the_order_of_the_rows(tmp_path: P
     assert (second.process, list(second.kernels["start"]), list(second.kernels["name"])) == (50, [1, 10], ["x", "y"])
 
 
-def test_names_are_categories_that_hold_only_what_the_process_ran(tmp_path: Path) -> None:
-    other = 7 << 48 | 50 << 24
-    kernels = [kernel(1, 2, 0, 1), kernel(3, 4, 1, 1, process=other)]
-    first, _ = read(export(tmp_path / "a.sqlite", StringIds=strings("x", "y"), CUPTI_ACTIVITY_KIND_KERNEL=kernels))
-    assert list(first.kernels["name"].cat.categories) == ["x"] and first.kernels["name"].value_counts().to_dict() == {
-        "x": 1
-    }
-
-
-def test_times_that_no_clock_shows_are_left_out(tmp_path: Path) -> None:
-    kernels = [kernel(1, 2**63 - 1, 0, 1), kernel(-(2**63) + 1, 5, 0, 1), kernel(1, 2, 0, 1)]
-    found = only(export(tmp_path / "a.sqlite", StringIds=strings("x"), CUPTI_ACTIVITY_KIND_KERNEL=kernels))
-    assert list(found.kernels["end"]) == [2] and "2 records of kind kernel" in found.problems[0]
-
-
 def test_an_export_is_recognised_packed_too_and_nvprof_s_is_not(tmp_path: Path) -> None:
     path = export(tmp_path / "a", NVTX_EVENTS=[nvtx(1, 2, "a")])
     assert recognises(read_head(path))
@@ -232,18 +193,6 @@ def test_an_export_is_recognised_packed_too_and_nvprof_s_is_not(tmp_path: Path) 
     nvprof.execute("CREATE TABLE StringTable (_id_ INTEGER PRIMARY KEY, value)")
     nvprof.close()
     assert not recognises(read_head(tmp_path / "c"))
-
-
-@pytest.mark.public
-def test_public_exports_have_calls_and_multiprocessors() -> None:
-    expected = {"tests__power_iteration__baseline": (7417, {0: 40}), "result_2_7B_nvtx": (None, {0: 108})}
-    for name, (calls, counts) in expected.items():
-        found = only(TRACES / f"{name}.sqlite.gz")
-        assert found.sm_counts == counts and (calls is None or len(found.api) == calls)
-        launched = found.kernels.loc[found.kernels["kind"] == "kernel", "correlation_id"]
-        assert launched.isin(found.api["correlation_id"]).all()
-    found = only(TRACES / "pipit__tests__data__saxpy-mpi-cuda_nsys_perlmutter0.sqlite.gz")
-    assert found.collectives["collective"].value_counts().to_dict() == {"send_recv": 15}
 
 
 @pytest.mark.parametrize("path", samples("nsys/*.sqlite.gz"))

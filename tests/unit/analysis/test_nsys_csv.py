@@ -1,15 +1,18 @@
+"""CSVs of `nsys stats`: summaries and traces, of old and new versions, several in one file."""
+
 import csv
 from pathlib import Path
+from typing import Any
 
 import pytest
 from support import shared_files
 from support.refusals import refused
 
 from analysis.counters import Summary
-from analysis.readers.nsys import summary_csv as nsys_csv
-from analysis.readers.nsys import trace_csv as nsys_trace_csv
+from analysis.readers.nsys.stats_csv import read
 from analysis.readers.packed import UNENDED
 from analysis.readers.registry import find_reader, read_head
+from analysis.timeline import Timeline
 
 TRACES = shared_files.TRACES / "nsys"
 
@@ -39,95 +42,6 @@ Processing [run.sqlite] with [/opt/nvidia/nsight-systems/2024.6.2/host-linux-x64
 Time (%),Total Time (ns),Instances,Avg (ns),Med (ns),Min (ns),Max (ns),StdDev (ns),Range
 100.0,50,1,50.0,50.0,50,50,0.0,bertbench:forward
 """
-
-
-def file(tmp_path: Path, text: str, name: str = "a.csv") -> Path:
-    path = tmp_path / name
-    path.write_text(text, encoding="utf-8")
-    return path
-
-
-def only(found: list[Summary]) -> Summary:
-    (summary,) = found
-    return summary
-
-
-def test_a_kernel_summary_in_nanoseconds(tmp_path: Path) -> None:
-    found = only(nsys_csv.read(file(tmp_path, KERNELS_2024)))
-    assert (found.what, found.title, found.problems) == ("kernels", "CUDA GPU Kernel Summary", ())
-    first, second = found.table.to_dict("records")
-    assert first["name"] == "void gemm<(int)4, float>(float *, int)" and second["name"] == "softmax"
-    assert (first["count"], first["total_ns"], first["average_ns"], first["median_ns"]) == (3, 300, 100, 90)
-    assert (first["min_ns"], first["max_ns"], first["stddev_ns"]) == (80, 130, 21.6)
-
-
-def test_the_old_header_has_its_unit_in_one_column_alone(tmp_path: Path) -> None:
-    (row,) = only(nsys_csv.read(file(tmp_path, KERNELS_2020))).table.to_dict("records")
-    assert row == {"name": "gemm", "count": 3, "total_ns": 300, "average_ns": 100, "min_ns": 80, "max_ns": 130}
-
-
-@pytest.mark.parametrize(("unit", "factor"), [("ns", 1), ("us", 1e3), ("ms", 1e6), ("s", 1e9), ("usec", 1e3)])
-def test_times_are_taken_in_the_header_s_unit(tmp_path: Path, unit: str, factor: float) -> None:
-    text = KERNELS_2024.replace("(ns)", f"({unit})")
-    table = only(nsys_csv.read(file(tmp_path, text))).table
-    assert list(table["total_ns"]) == [300 * factor, 100 * factor] and table["max_ns"].iloc[0] == 130 * factor
-
-
-def test_a_unit_that_is_not_known_gives_no_numbers(tmp_path: Path) -> None:
-    found = only(nsys_csv.read(file(tmp_path, KERNELS_2024.replace("(ns)", "(fortnights)"))))
-    assert len(found.table) == 0 and "fortnights" in found.problems[0]
-
-
-def test_several_reports_in_one_file_between_lines_of_other_kinds(tmp_path: Path) -> None:
-    kernels, sizes, api, ranges = nsys_csv.read(file(tmp_path, SEVERAL))
-    assert [item.what for item in (kernels, sizes, api, ranges)] == ["kernels", "copies", "api", "ranges"]
-    assert [item.facts["report"] for item in (kernels, sizes)] == ["cuda_gpu_kern_sum", "cuda_gpu_mem_size_sum"]
-    (row,) = sizes.table.to_dict("records")
-    assert (row["name"], row["count"], row["total_bytes"]) == ("[CUDA memcpy Host-to-Device]", 2, 2_500_000)
-    assert row["average_bytes"] == 1_250_000 and "total_ns" not in sizes.table
-    assert list(api.table["name"]) == ["cudaLaunchKernel"] and list(ranges.table["name"]) == ["bertbench:forward"]
-    assert all(not item.problems for item in (kernels, sizes, api, ranges))
-
-
-def test_kernels_by_name_grid_and_block_keep_both(tmp_path: Path) -> None:
-    text = KERNELS_2024.replace(",Name", ",GridXYZ,BlockXYZ,Name").replace(
-        "21.6,", '21.6,"  40    1    1"," 128    1    1",'
-    )
-    text = text.replace(",0.0,softmax", ',0.0,"1 1 1","32 1 1",softmax')
-    found = only(nsys_csv.read(file(tmp_path, text)))
-    assert found.what == "kernels" and [cell.split() for cell in found.table["grid"]] == [
-        ["40", "1", "1"],
-        ["1", "1", "1"],
-    ]
-    assert [cell.split()[0] for cell in found.table["block"]] == ["128", "32"]
-
-
-def test_categories_of_a_mixed_summary_become_tables_of_their_own(tmp_path: Path) -> None:
-    text = """Time (%),Total Time (ns),Instances,Avg (ns),Med (ns),Min (ns),Max (ns),StdDev (ns),Category,Operation
-90.0,900,9,100.0,100,100,100,0,CUDA_KERNEL,gemm
-10.0,100,1,100.0,100,100,100,0,MEMORY_OPER,[CUDA memcpy Host-to-Device]
-"""
-    kernels, copies = nsys_csv.read(file(tmp_path, text))
-    assert (kernels.what, list(kernels.table["name"])) == ("kernels", ["gemm"])
-    assert (copies.what, list(copies.table["total_ns"])) == ("copies", [100])
-
-
-def test_rows_without_numbers_and_torn_lines_are_counted(tmp_path: Path) -> None:
-    text = KERNELS_2024 + "1.0,n/a,1,1,1,1,1,1,broken\n1.0,7\n1,nan,1,1,1,1,1,1,odd\n1,1e400,1,1,1,1,1,1,huge\n"
-    found = only(nsys_csv.read(file(tmp_path, text)))
-    assert len(found.table) == 2
-    assert found.problems[:2] == (
-        "1 lines are not rows of the table and were skipped",
-        "3 rows without count or total were skipped",
-    )
-
-
-@pytest.mark.parametrize("text", ["", "a,b\n1,2\n", KERNELS_2024.splitlines()[0] + "\n"])
-def test_a_file_without_a_summary_is_refused_with_what_to_give(tmp_path: Path, text: str) -> None:
-    with refused("trace-without-work", "cuda_gpu_kern_sum"):
-        nsys_csv.read(file(tmp_path, text))
-
-
 GPU_TRACE = """Processing [run.sqlite] with [/opt/nsys/reports/cuda_gpu_trace.py]...
 Start (ns),Duration (ns),CorrId,GrdX,GrdY,GrdZ,BlkX,BlkY,BlkZ,Reg/Trd,StcSMem (MB),DymSMem (MB),Bytes (MB),Throughput \
 (MB/s),SrcMemKd,DstMemKd,Device,Ctx,GreenCtx,Strm,Name
@@ -144,8 +58,80 @@ ParentId,RangeStack,NameTree
 """
 
 
+def tables(tmp_path: Path, text: str) -> list[Any]:
+    path = tmp_path / "renamed.txt"
+    path.write_text(text, encoding="utf-8")
+    reader = find_reader(read_head(path))
+    assert reader is not None and reader.name == "nsys_csv"
+    return read(path)
+
+
+def test_a_kernel_summary_in_nanoseconds(tmp_path: Path) -> None:
+    (found,) = tables(tmp_path, KERNELS_2024)
+    assert (found.what, found.problems) == ("kernels", ())
+    first, second = found.table.to_dict("records")
+    assert first["name"] == "void gemm<(int)4, float>(float *, int)" and second["name"] == "softmax"
+    assert (first["count"], first["total_ns"], first["average_ns"], first["median_ns"]) == (3, 300, 100, 90)
+    assert (first["min_ns"], first["max_ns"], first["stddev_ns"]) == (80, 130, 21.6)
+    (old,) = tables(tmp_path, KERNELS_2020)  # with the unit in one column alone
+    (row,) = old.table.to_dict("records")
+    assert row == {"name": "gemm", "count": 3, "total_ns": 300, "average_ns": 100, "min_ns": 80, "max_ns": 130}
+
+
+@pytest.mark.parametrize(("unit", "factor"), [("us", 1e3), ("ms", 1e6), ("s", 1e9), ("usec", 1e3)])
+def test_times_are_taken_in_the_header_s_unit(tmp_path: Path, unit: str, factor: float) -> None:
+    (found,) = tables(tmp_path, KERNELS_2024.replace("(ns)", f"({unit})"))
+    assert list(found.table["total_ns"]) == [300 * factor, 100 * factor] and found.table["max_ns"][0] == 130 * factor
+
+
+def test_a_unit_that_is_not_known_gives_no_numbers(tmp_path: Path) -> None:
+    (found,) = tables(tmp_path, KERNELS_2024.replace("(ns)", "(fortnights)"))
+    assert len(found.table) == 0 and "fortnights" in found.problems[0]
+
+
+def test_several_reports_in_one_file_between_lines_of_other_kinds(tmp_path: Path) -> None:
+    kernels, sizes, api, ranges = tables(tmp_path, SEVERAL)
+    assert [item.what for item in (kernels, sizes, api, ranges)] == ["kernels", "copies", "api", "ranges"]
+    assert [item.title for item in (kernels, sizes)] == ["cuda_gpu_kern_sum", "cuda_gpu_mem_size_sum"]
+    (row,) = sizes.table.to_dict("records")
+    assert (row["name"], row["count"], row["total_bytes"]) == ("[CUDA memcpy Host-to-Device]", 2, 2_500_000)
+    assert row["average_bytes"] == 1_250_000 and "total_ns" not in sizes.table
+    assert list(api.table["name"]) == ["cudaLaunchKernel"] and list(ranges.table["name"]) == ["bertbench:forward"]
+    assert all(not item.problems for item in (kernels, sizes, api, ranges))
+
+
+def test_kernels_by_name_grid_and_block_keep_both(tmp_path: Path) -> None:
+    text = KERNELS_2024.replace(",Name", ",GridXYZ,BlockXYZ,Name").replace("21.6,", '21.6,"40 1 1","128 1 1",')
+    (found,) = tables(tmp_path, text.replace(",0.0,softmax", ',0.0,"1 1 1","32 1 1",softmax'))
+    assert list(found.table["grid"]) == ["40 1 1", "1 1 1"] and list(found.table["block"]) == ["128 1 1", "32 1 1"]
+
+
+def test_categories_of_a_mixed_summary_become_tables_of_their_own(tmp_path: Path) -> None:
+    text = """Time (%),Total Time (ns),Instances,Avg (ns),Category,Operation
+90.0,900,9,100.0,CUDA_KERNEL,gemm
+10.0,100,1,100.0,MEMORY_OPER,[CUDA memcpy Host-to-Device]
+"""
+    kernels, copies = tables(tmp_path, text)
+    assert (kernels.what, list(kernels.table["name"])) == ("kernels", ["gemm"])
+    assert (copies.what, list(copies.table["total_ns"])) == ("copies", [100])
+
+
+def test_rows_without_numbers_and_torn_lines_are_counted(tmp_path: Path) -> None:
+    (found,) = tables(tmp_path, KERNELS_2024 + "1.0,n/a,1,1,1,1,1,1,broken\n1.0,7\n1,2,3,4,5,6,7,8,9,10,11\n")
+    assert len(found.table) == 2
+    assert [text.split()[0] for text in found.problems] == ["1", "2"]
+
+
+@pytest.mark.parametrize("text", ["", "a,b\n1,2\n", KERNELS_2024.splitlines()[0], GPU_TRACE.rpartition("1000,500")[0]])
+def test_a_file_without_rows_is_refused_with_what_to_give(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "a.csv"
+    path.write_text(text)
+    with refused("trace-without-work", "cuda_gpu_kern_sum"):
+        read(path)
+
+
 def test_a_gpu_trace_gives_kernels_and_copies(tmp_path: Path) -> None:
-    (found,) = nsys_trace_csv.read(file(tmp_path, GPU_TRACE))
+    (found,) = tables(tmp_path, GPU_TRACE)
     first, second = found.kernels.to_dict("records")
     assert (first["name"], first["kind"], first["start"], first["end"]) == ("saxpy(float, int)", "kernel", 900, 950)
     assert (first["grid_x"], first["grid_y"], first["block_x"], first["stream"]) == (4096, 2, 256, 7)
@@ -156,71 +142,40 @@ def test_a_gpu_trace_gives_kernels_and_copies(tmp_path: Path) -> None:
         123,
     )
     assert found.devices == {0: "NVIDIA RTX 5000 Ada"} and found.process is None and found.problems == ()
+    (other,) = tables(tmp_path, GPU_TRACE.replace("Start (ns)", "Start (us)").replace("Duration (ns)", "Duration (ms)"))
+    assert list(other.kernels["start"]) == [900_000, 1_000_000] and other.kernels["end"][0] == 900_000 + 50_000_000
 
 
 def test_a_range_trace_gives_steps_ranges_and_communication(tmp_path: Path) -> None:
-    (found,) = nsys_trace_csv.read(file(tmp_path, PUSH_POP))
+    (found,) = tables(tmp_path, PUSH_POP)
     assert found.process == 53 and found.steps[["step", "start", "end"]].values.tolist() == [[3, 100, 900]]
     assert found.ranges[["name", "thread", "start", "end"]].values.tolist() == [["MPI_Allreduce", "53/54", 200, 500]]
     assert list(found.collectives["collective"]) == ["all_reduce"]
 
 
-def test_traces_of_one_process_in_one_file_are_one_timeline(tmp_path: Path) -> None:
-    (found,) = nsys_trace_csv.read(file(tmp_path, f"{GPU_TRACE}\n{PUSH_POP}\n{API_TRACE}"))
+def test_traces_of_one_process_in_one_file_are_one_timeline_beside_summaries(tmp_path: Path) -> None:
+    summary, found = tables(tmp_path, f"{KERNELS_2024}\n{GPU_TRACE}\n{PUSH_POP}\n{API_TRACE}")
+    assert isinstance(summary, Summary) and isinstance(found, Timeline)
     assert (found.process, len(found.kernels), len(found.steps)) == (53, 2, 1)
-    assert found.api.values.tolist() == [["cudaLaunchKernel", "53/54", 880, 890, 122]]
-
-
-def test_times_of_a_trace_are_taken_in_the_header_s_unit(tmp_path: Path) -> None:
-    text = GPU_TRACE.replace("Start (ns)", "Start (us)").replace("Duration (ns)", "Duration (ms)")
-    (found,) = nsys_trace_csv.read(file(tmp_path, text))
-    assert list(found.kernels["start"]) == [900_000, 1_000_000] and found.kernels["end"].iloc[0] == 900_000 + 50_000_000
-
-
-def test_a_trace_without_rows_is_refused(tmp_path: Path) -> None:
-    with refused("trace-without-work", "cuda_gpu_trace"):
-        nsys_trace_csv.read(file(tmp_path, GPU_TRACE.rpartition("1000,500")[0]))
-
-
-@pytest.mark.parametrize(
-    ("text", "name"), [(SEVERAL, "nsys_csv"), (GPU_TRACE, "nsys_trace_csv"), (PUSH_POP, "nsys_trace_csv")]
-)
-def test_the_kind_is_found_from_the_content(tmp_path: Path, text: str, name: str) -> None:
-    reader = find_reader(read_head(file(tmp_path, text, "renamed.txt")))
-    assert reader is not None and reader.name == name
+    columns = ["name", "thread", "start", "end", "correlation_id"]
+    assert found.api[columns].values.tolist() == [["cudaLaunchKernel", "53/54", 880, 890, 122]]
 
 
 @pytest.mark.public
-def test_a_public_summary_gives_its_own_numbers() -> None:
+def test_public_tables_give_their_own_numbers(tmp_path: Path) -> None:
     path = TRACES / "all-stage__summary_cuda_gpu_kern_sum.csv"
-    found = only(nsys_csv.read(path))
+    (found,) = read(path)
     with path.open(encoding="utf-8", newline="") as opened:
         expected = [(row["Name"], int(row["Instances"]), int(row["Total Time (ns)"])) for row in csv.DictReader(opened)]
-    table = found.table
-    assert list(zip(table["name"], table["count"], table["total_ns"], strict=True)) == expected
-    assert expected[0][1:] == (329035, 1231822285) and found.problems == ()
-
-
-@pytest.mark.public
-def test_a_public_range_trace_gives_its_own_numbers() -> None:
+    assert isinstance(found, Summary) and found.problems == ()
+    assert list(found.table[["name", "count", "total_ns"]].itertuples(index=False, name=None)) == expected
     path = TRACES / "nbody-nvtx__trace.csv"
-    (found,) = nsys_trace_csv.read(path)
+    (trace,) = read(path)
     with path.open(encoding="utf-8", newline="") as opened:
-        rows = [(int(row["Start (ns)"]), int(row["End (ns)"]), row["Name"]) for row in csv.DictReader(opened)]
-    ranges = found.ranges
-    assert sorted(zip(ranges["start"], ranges["end"], ranges["name"], strict=True)) == sorted(rows)
-    assert found.process == 3086332 and found.problems == ()
-
-
-@pytest.mark.public
-def test_a_table_that_is_cut_short_says_so_and_has_no_cut_row(tmp_path: Path) -> None:
-    data = (TRACES / "nbody-nvtx__trace.csv").read_bytes()
-    (whole,) = nsys_trace_csv.read(TRACES / "nbody-nvtx__trace.csv")
-    known = set(whole.ranges["name"])
-    cut = tmp_path / "nbody-nvtx__trace.csv"
-    for size in range(3000, len(data), 997):
-        cut.write_bytes(data[:size])
-        (found,) = nsys_trace_csv.read(cut)
-        ends = data[:size].endswith(b"\n")
-        assert ends or any(UNENDED in problem for problem in found.problems)
-        assert ends or len(set(found.ranges["name"]) - known) <= 1
+        rows = [(row["Name"], int(row["Start (ns)"]), int(row["End (ns)"])) for row in csv.DictReader(opened)]
+    assert isinstance(trace, Timeline) and trace.process == 3086332 and trace.problems == ()
+    assert sorted(trace.ranges[["name", "start", "end"]].itertuples(index=False, name=None)) == sorted(rows)
+    cut = tmp_path / "cut.csv"
+    cut.write_bytes(path.read_bytes()[:5000])
+    (part,) = read(cut)
+    assert isinstance(part, Timeline) and UNENDED in part.problems

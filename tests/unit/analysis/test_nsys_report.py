@@ -60,15 +60,6 @@ def test_a_report_is_exported_once_and_read_as_its_export(tmp_path: Path, report
     assert b"home-of-someone" not in export.read_bytes()
 
 
-def test_another_report_and_another_nsys_get_exports_of_their_own(tmp_path: Path, report: Path) -> None:
-    read(report)
-    fake_nsys.install(tmp_path / "bin", "2026.1")
-    read(report)
-    report.write_bytes(REPORT + b"more")
-    read(report)
-    assert calls(tmp_path) == 3 and len(exports(tmp_path)) == 3
-
-
 def test_two_processes_at_once_export_once(tmp_path: Path, report: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FAKE_NSYS", "slow-export")
     program = "import sys; from pathlib import Path; from analysis.readers.nsys.report import exported as e; "
@@ -153,13 +144,6 @@ def test_a_report_in_a_folder_is_read_unless_its_export_is_there(
     assert len(found.timelines) == 1 and any("other.nsys-rep" in problem for problem in found.problems)
 
 
-def test_a_cache_that_cannot_be_written_is_named(tmp_path: Path, report: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "file").touch()
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
-    with refused("write-failed", tmp_path / "file", "XDG_CACHE_HOME"):
-        read(report)
-
-
 def test_a_program_that_hangs_is_killed_and_one_that_is_no_program_is_missing(tmp_path: Path) -> None:
     began = time.monotonic()
     with refused("tool-failed", "sleep", "0.2 s"):
@@ -170,12 +154,3 @@ def test_a_program_that_hangs_is_killed_and_one_that_is_no_program_is_missing(tm
         run_program([str(tmp_path / "tool"), "x"], 5)
     with refused("tool-missing", "no-such-tool", "the remedy"):
         find_tool("no-such-tool", "the remedy")
-
-
-def test_a_report_whose_name_begins_with_a_dash_is_no_option(
-    tmp_path: Path, report: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(report.parent)
-    report.rename("-force.nsys-rep")
-    assert len(read(Path("-force.nsys-rep"))) == 1
-    assert (tmp_path / "exports.log").read_text().splitlines() == [str(report.parent / "-force.nsys-rep")]

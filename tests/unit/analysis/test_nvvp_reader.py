@@ -7,14 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.refusals import refused
 
 from analysis.metrics.kernels.utilization import compute_utilization
 from analysis.readers.nvvp import read
 from analysis.readers.registry import find_reader, read_head
-from analysis.sources import open_sources
 from analysis.timeline import COLLECTIVE_COLUMNS
-from common.errors import Code
 
 KERNEL = """cacheConfig BLOB, sharedMemoryConfig INT, registersPerThread INT, partitionedGlobalCacheRequested INT,
     partitionedGlobalCacheExecuted INT, start INT, end INT, completed INT, deviceId INT, contextId INT, streamId INT,
@@ -129,13 +126,6 @@ def test_busy_and_exposed_time_are_those_that_were_written(tmp_path: Path) -> No
     assert (row["bytes"], row["group_size"], row["correlation_id"]) == (-1, -1, 13)
 
 
-def test_a_serial_kernel_table_is_read_too(tmp_path: Path) -> None:
-    file = Nvvp(tmp_path / "a.nvvp", "_Z3addPf")
-    file.add("CUPTI_ACTIVITY_KIND_KERNEL", start=1, end=5, deviceId=0, streamId=7, correlationId=1, name=1)
-    (found,) = read(file.done())
-    assert (list(found.kernels["name"]), found.process) == (["_Z3addPf"], None)
-
-
 def test_a_range_without_an_end_and_records_without_times_are_said(tmp_path: Path) -> None:
     file = Nvvp(tmp_path / "a.nvvp", "gemm", "open").kernel(1, 5, 1).kernel(9, 4, 1).range(2, None, 2).range(3, 8, 2)
     (found,) = read(file.done())
@@ -148,12 +138,6 @@ def test_a_range_without_an_end_and_records_without_times_are_said(tmp_path: Pat
 
 def test_a_file_in_which_nothing_was_recorded_has_no_timeline(tmp_path: Path) -> None:
     assert read(Nvvp(tmp_path / "a.nvvp").done()) == []
-
-
-def test_the_kind_is_told_by_the_tables(tmp_path: Path) -> None:
-    path = whole(tmp_path / "renamed.sqlite")
-    reader = find_reader(read_head(path))
-    assert reader is not None and reader.name == "nvvp"
 
 
 def test_the_kind_is_told_where_the_tables_are_named_far_into_the_file_and_of_packed_files(tmp_path: Path) -> None:
@@ -170,40 +154,3 @@ def test_the_kind_is_told_where_the_tables_are_named_far_into_the_file_and_of_pa
     for found in (find_reader(head), find_reader(read_head(packed))):
         assert found is not None and found.name == "nvvp"
     assert len(read(packed)[0].kernels) == 5
-
-
-def test_a_session_of_the_visual_profiler_is_refused_with_what_to_give(tmp_path: Path) -> None:
-    path = tmp_path / "a.nvvp"
-    path.write_text("<?xml version='1.0'?><session/>", encoding="utf-8")
-    reader = find_reader(read_head(path))
-    assert reader is not None and reader.name == "nvvp"
-    with refused("file-format", path, "XML", "nvprof --export-profile"):
-        read(path)
-
-
-@pytest.mark.parametrize(
-    ("content", "code"),
-    [(b"", "file-empty"), (b"text", "file-format"), (b"SQLite format 3\0" + b"\xff" * 300, "file-truncated")],
-)
-def test_what_is_no_file_of_nvprof_is_refused(tmp_path: Path, content: bytes, code: Code) -> None:
-    path = tmp_path / "a.nvvp"
-    path.write_bytes(content)
-    with refused(code, path):
-        read(path)
-
-
-def test_a_database_of_others_is_refused(tmp_path: Path) -> None:
-    connection = sqlite3.connect(tmp_path / "a.nvvp")
-    connection.execute("CREATE TABLE other (a)")
-    connection.close()
-    with refused("file-format", "a.nvvp", "StringTable"):
-        read(tmp_path / "a.nvvp")
-
-
-def test_a_trial_s_nvvp_files_are_read_as_its_traces(tmp_path: Path) -> None:
-    damaged = tmp_path / "nvprof-2.nvvp"
-    damaged.write_bytes(b"SQLite format 3\0")
-    whole(tmp_path / "nvprof-1.nvvp")
-    found = open_sources(tmp_path)
-    assert [timeline.rank for timeline in found.timelines] == [2] and len(found.timelines[0].kernels) == 5
-    assert len(found.problems) == 1 and "nvprof-2.nvvp" in found.problems[0]

@@ -1,9 +1,8 @@
-"""Unpacking gives the same with zlib-ng and with zlib, of damaged files too."""
+"""Unpacking gives the same with zlib-ng and with zlib, of damaged files too; lines of every encoding."""
 
 import gzip
 import random
-import sys
-from collections.abc import Iterator
+import zlib
 from pathlib import Path
 
 import pytest
@@ -14,16 +13,10 @@ DATA = b"".join(b'{"name": "k%d", "ts": %d},' % (number % 7, number * 13) for nu
 PACKED = gzip.compress(DATA)
 
 
-@pytest.fixture(autouse=True)
-def chosen_anew() -> Iterator[None]:
-    packed._zlib.cache_clear()
-    yield
-    packed._zlib.cache_clear()
-
-
-def unpack(path: Path) -> tuple[bytes, list[str]]:
+def unpack(path: Path, content: bytes) -> tuple[bytes, list[str]]:
+    path.write_bytes(content)
     reasons: list[str] = []
-    return b"".join(packed.unpacked_blocks(path, "trace", reasons.append, block_bytes=5000)), reasons
+    return b"".join(packed.unpacked_blocks(path, "trace", reasons.append)), reasons
 
 
 def damaged(number: int) -> bytes:
@@ -36,13 +29,16 @@ def damaged(number: int) -> bytes:
 def test_files_are_unpacked_alike_without_zlib_ng(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "t.json.gz"
     contents = [PACKED, PACKED + b"\0\0" + PACKED, PACKED[:-9], *map(damaged, range(40))]
-    found = []
-    for content in contents:
-        path.write_bytes(content)
-        found.append(unpack(path))
+    found = [unpack(path, content) for content in contents]
     assert found[:3] == [(DATA, []), (DATA + DATA, []), (DATA, [packed.ENDS_INSIDE])]
-    monkeypatch.setitem(sys.modules, "zlib_ng", None)
-    packed._zlib.cache_clear()
-    for content, expected in zip(contents, found, strict=True):
-        path.write_bytes(content)
-        assert unpack(path) == expected
+    monkeypatch.setattr(packed, "zlib_ng", zlib)
+    assert [unpack(path, content) for content in contents] == found
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16"])
+@pytest.mark.parametrize("pack", [bytes, gzip.compress])
+def test_lines_have_no_ends_and_a_last_one_without_is_named(tmp_path: Path, encoding: str, pack: type[bytes]) -> None:
+    path = tmp_path / "a.log"
+    path.write_bytes(pack("ä\r\nb\rc\n\nlast".encode(encoding)))
+    notes: list[str] = []
+    assert list(packed.log_lines(path, notes.append)) == ["ä", "b", "c", "", "last"] and notes == [packed.UNENDED]

@@ -1,17 +1,12 @@
-"""Columns of SQLite files: values, defaults, and files that are packed, damaged or of another kind."""
+"""Columns of SQLite files: values, defaults, texts, and packed files."""
 
 import gzip
 import sqlite3
 from pathlib import Path
-from typing import Any
 
-import pytest
 from support.refusals import refused
 
-from analysis.readers import sqlite_database
-from analysis.readers.nsys.reader import read
 from analysis.readers.sqlite_database import open_database, unpacked
-from common.errors import InputError
 
 
 def write(path: Path, script: str) -> Path:
@@ -43,54 +38,31 @@ def test_rows_are_in_the_order_of_the_table_also_beside_an_index(tmp_path: Path)
 
 
 def test_texts_by_their_ids_leave_out_empty_ones(tmp_path: Path) -> None:
-    script = (
-        "CREATE TABLE StringIds (id, value); INSERT INTO StringIds VALUES (3, 'a'), (5, ''), (9, NULL), (7, X'FF62')"
-    )
-    with open_database(write(tmp_path / "a.db", script)) as database:
-        assert database.strings() == {3: "a", 7: "\ufffdb"}
-        assert database.strings("StringTable", "_id_") == {}
+    for table, key in (("StringIds", "id"), ("StringTable", "_id_")):
+        script = f"CREATE TABLE {table} ({key}, value); INSERT INTO {table} VALUES (3, 'a'), (5, ''), (9, NULL)"
+        with open_database(write(tmp_path / f"{table}.db", script)) as database:
+            assert database.strings == {3: "a"}
+    with open_database(write(tmp_path / "none.db", "CREATE TABLE t (a)")) as database:
+        assert database.strings == {}
 
 
-def test_views_are_not_read_and_names_are_no_sql(tmp_path: Path) -> None:
-    script = 'CREATE TABLE StringIds (id, value); CREATE TABLE "x""; DROP TABLE StringIds; --" (start, "end");'
-    script += (
-        "CREATE VIEW CUPTI_ACTIVITY_KIND_KERNEL AS WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n)"
-    )
-    path = write(tmp_path / "a.db", f'{script} SELECT i AS start, i AS "end" FROM n')
-    with open_database(path) as database:
-        assert set(database.tables) == {"StringIds", 'x"; DROP TABLE StringIds; --'}
-        assert len(database.integers("CUPTI_ACTIVITY_KIND_KERNEL", {"start": 0})["start"]) == 0
+def test_a_packed_file_is_unpacked_for_a_while(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.db", "CREATE TABLE t (a); INSERT INTO t VALUES (1)")
+    packed = tmp_path / "a.db.gz"
+    packed.write_bytes(gzip.compress(path.read_bytes()))
+    with unpacked(packed) as plain, open_database(plain, packed) as database:
+        assert database.has_rows("t") and not database.has_rows("u")
+    assert not plain.exists()
+    packed.write_bytes(packed.read_bytes()[:-20])
+    with refused("file-truncated", packed), unpacked(packed):
+        pass
 
 
-def test_a_packed_file_is_unpacked_up_to_a_limit_that_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    temporary = tmp_path / "temporary"
-    temporary.mkdir()
-    monkeypatch.setattr("tempfile.tempdir", str(temporary))
-    monkeypatch.setattr(sqlite_database, "UNPACKED_BYTES_ALWAYS", 1 << 20)
-    path = tmp_path / "a.sqlite.gz"
-    path.write_bytes(gzip.compress(b"SQLite format 3\0" + bytes(30 << 20)))
-    with refused("file-limit", path, "bytes", "100 times", "gunzip"):
-        read(path)
-    assert list(temporary.iterdir()) == []
-
-
-def test_a_packed_file_of_another_kind_is_not_unpacked(tmp_path: Path) -> None:
-    path = tmp_path / "a.gz"
-    path.write_bytes(gzip.compress(b"no database " * 1_000_000))
-    with unpacked(path) as plain:
-        assert plain.stat().st_size == 4096
-
-
-def test_a_full_disk_is_said_and_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "temporary"))
-    (tmp_path / "temporary").mkdir()
-    path = tmp_path / "a.sqlite.gz"
-    path.write_bytes(gzip.compress(b"SQLite format 3\0" + bytes(5 << 20)))
-
-    def full(*_: Any) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(sqlite_database, "_unpack", full)
-    with refused("disk-full", path, "No space left on device", "TMPDIR", kind=InputError):
-        read(path)
-    assert list((tmp_path / "temporary").iterdir()) == []
+def test_a_damaged_page_is_refused_in_the_words_of_sqlite(tmp_path: Path) -> None:
+    rows = ", ".join(f"({place})" for place in range(5000))
+    path = write(tmp_path / "a.db", f"CREATE TABLE t (a); INSERT INTO t VALUES {rows}")
+    content = bytearray(path.read_bytes())
+    content[3 * 4096 : 4 * 4096] = b"\xff" * 4096
+    path.write_bytes(content)
+    with refused("file-damaged", path, "malformed"), open_database(path) as database:
+        database.integers("t", {"a": 0})
