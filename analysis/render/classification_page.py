@@ -8,11 +8,7 @@ from analysis import wording
 from analysis.metrics.classification import Classification
 from analysis.render import tables
 from analysis.render.classification_figures import classification_figures
-from analysis.render.figure import (
-    short_label,
-)
 from analysis.render.page import Block, Cards, Gallery, Page, Prose, Section, write_page
-from analysis.render.png import drawable_names
 from analysis.render.tables import Facts
 from records.classification import ClassificationResult
 
@@ -33,8 +29,6 @@ def write_classification_report(result: ClassificationResult, found: Classificat
 
 def classification_page(result: ClassificationResult, found: Classification) -> Page:
     """Return the page of a classification."""
-    names = drawable_names(found.labels)
-    legend = [(f"{name} in the figures", label) for label, name in names.items() if name != short_label(label)]
     confused = confused_table(found)
     answer: list[Block] = [Prose(headline(found), "headline"), Cards([(*card, "") for card in cards(found)])]
     return Page(
@@ -42,8 +36,8 @@ def classification_page(result: ClassificationResult, found: Classification) -> 
         "bertbench classification",
         [
             Section("", answer, "answer"),
-            Section("Input", [Facts([*facts(result), *legend])]),
-            Section("Figures", [Gallery(classification_figures(result, found, names))]),
+            Section("Input", [Facts(facts(result))]),
+            Section("Figures", [Gallery(classification_figures(result, found))]),
             Section("Each label", [Prose("Scores on the test split.", "faint"), report_table(found)]),
             Section("Most frequent errors", [confused] if confused.rows else []),
         ],

@@ -1,331 +1,311 @@
-"""A figure as data: panels, axes, series and text that a renderer draws (`png.py`; `chart.py` for a browser).
+"""What a figure is, its colors, and the marks that figures draw on axes of matplotlib.
 
-A figure depends on no drawing library. It has seven kinds of series (`Line`, `Bars`, `Area`, `Band`, `Rule`, `Matrix`,
-`Text`). Colors are named by role, and the names of series do not change from run to run.
+A mark has a `gid` that names its series, by which the legend of a page switches it, and a text for each value, which
+matplotlib writes as a URL and `charts.py` as the `<title>` that hovering shows.
 """
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain
-from typing import Any, Literal
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
 
 from analysis import wording
 
-# Okabe and Ito's palette, distinguishable with color blindness. Each role has the same color in every figure.
-COLOURS: Mapping[str, str] = {
-    "blue": "#0072B2",
-    "vermilion": "#D55E00",
-    "green": "#009E73",
-    "orange": "#E69F00",
-    "purple": "#8C6BB1",
-    "sky": "#56B4E9",
-    "pink": "#CC79A7",
-    "brown": "#A6761D",
-    "yellow": "#F0C800",
-    "wine": "#882255",
-    "grey": "#7F7F7F",
-    "pale": "#B8BEC7",
-    "ink": "#1F2933",
-    "note": "#52606D",
-    "line": "#9AA5B1",
-    "faint": "#E4E7EB",
-    "paper": "#FFFFFF",
-    "stripe": "#F5F7FA",
-    "warmup": "#F3D9B1",
-    "hidden": "#F5B68A",
-    "idle": "#C3C9D2",
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.axis import Axis
+    from matplotlib.figure import Figure as Canvas
+
+COLOURS: Mapping[str, tuple[str, str]] = {
+    "blue": ("#0072b2", "#4aa3e0"),
+    "vermilion": ("#d55e00", "#f0793a"),
+    "green": ("#009e73", "#2fbf95"),
+    "orange": ("#b97900", "#f0b03a"),
+    "purple": ("#8c6bb1", "#b094d6"),
+    "sky": ("#3690c8", "#8fd0f5"),
+    "pink": ("#c2649a", "#e59ac4"),
+    "grey": ("#757575", "#a3a3a3"),
+    "brown": ("#7a5200", "#c4964a"),
+    "yellow": ("#a08a00", "#f5dc5a"),
+    "wine": ("#882255", "#d46a98"),
+    "pale": ("#5f6b78", "#c3cad3"),
+    "hidden": ("#cd7d40", "#f5b68a"),
+    "idle": ("#8b95a1", "#768391"),
+    "line": ("#7b8794", "#8996a3"),
+    "ink": ("#1f2933", "#e4e7eb"),
+    "note": ("#52606d", "#b8c2cc"),
+    "paper": ("#ffffff", "#1a222b"),
+    "grid": ("#e4e7eb", "#323f4b"),
+    "warmup": ("#f7e6cb", "#3a3020"),
 }
-"""Role -> color: series; text, notes, reference lines, grid and stripes; roles with a color of their own."""
+"""Role -> color on light and on dark paper. Series have at least 3:1 on it (WCAG 2.2, 1.4.11)."""
 CYCLE = ("blue", "vermilion", "green", "orange", "purple", "sky", "pink", "grey")
 """Colors of series that differ only in their order."""
+LINE = "\u2028"
+"""Between the lines of a value's text; XML keeps it in an attribute."""
+SMALL = 8.0
+"""Size of words beside marks, in points."""
 
-_SIZE_TICKS = 6
-_DODGE = 6.0
-"""Points between two lines whose intervals would cover each other."""
-_MOST_DODGED = 18.0
-"""Points between the first and the last of them."""
+_MOST_TITLED = 40
+"""Most bars of which hovering shows each."""
+_MOST_CELLS = 300
+_LETTERS, _KEY_LETTERS = 14.0, 7
+"""Letters of a legend in an inch; letters that the key of an entry takes."""
 
-Dash = Literal["solid", "dashed", "dotted", "dashdot", "none"]
-Marker = Literal["", "circle", "square", "triangle", "diamond", "down", "plus", "cross", "dot"]
-Form = Literal["", "percent", "size", "si", "number"]
-Legend = Literal["", "above", "below", "right", "inside"]
-
-
-Numbers = Any
-"""A sequence or array of numbers, with None or NaN for unknown ones; a series stores a tuple of floats."""
-
-
-def numbers(values: Iterable[Any]) -> tuple[float, ...]:
-    """Return values as floats; None becomes NaN."""
-    return tuple(math.nan if value is None else float(value) for value in values)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Axis:
-    """One axis of a panel."""
-
-    label: str = ""
-    unit: str = ""
-    """Shown after the label, in brackets."""
-    scale: Literal["linear", "log", "log2"] = "linear"
-    low: float | None = None
-    """Where it begins; None: as far as the series reach."""
-    high: float | None = None
-    ticks: Sequence[tuple[float, str]] | None = None
-    """(position, label) of categories and chosen numbers; None: the renderer chooses."""
-    form: Form = ""
-    """Format of ticks that the renderer chooses: with %, as bytes, with k, M, G, or with three digits."""
-    whole: bool = False
-    """Ticks are whole numbers only."""
-    down: bool = False
-    """A y axis from top to bottom, for categories."""
-    grid: bool = True
-    small: bool = False
-    """Tick labels are small, because they are long."""
-    steep: bool = False
-    """Tick labels are vertical, because they do not fit side by side."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Series:
-    name: str
-    """Shown in the legend and equal in every run. Series with the same name share an entry."""
-    colour: str = "blue"
-    """A role of COLOURS."""
-    opacity: float = 1.0
-    legend: bool = True
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Line(_Series):
-    """Points, joined by a line unless `dash` is "none"; NaN is a gap."""
-
-    x: Numbers
-    y: Numbers
-    low: Numbers = ()
-    """Ends of the interval of each point, NaN if unknown; an arrow marks what is beyond the axis."""
-    high: Numbers = ()
-    dash: Dash = "solid"
-    width: float = 1.8
-    """Line width in points."""
-    marker: Marker = ""
-    size: float = 5.0
-    """Diameter of the marker in points."""
-    areas: Numbers = ()
-    """Area of each marker in square points, instead of one size."""
-    hollow: bool = False
-    step: Literal["", "before", "after"] = ""
-    """The value holds from the previous point to its own, or from its own to the next."""
-    beyond: bool = False
-    """Markers may overlap the edge of the panel."""
-
-    def __post_init__(self) -> None:
-        for name in ("x", "y", "low", "high", "areas"):
-            object.__setattr__(self, name, numbers(getattr(self, name)))
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Bars(_Series):
-    """Rectangles at `at` on one axis, from `begin` to `end` on the other."""
-
-    at: Numbers
-    end: Numbers
-    begin: Numbers = ()
-    """Empty for 0."""
-    thickness: float | Sequence[float] = 0.68
-    """Width along the axis of `at`, centered, in its units."""
-    across: bool = False
-    """Bars are horizontal: `at` is on the y axis."""
-    colours: Sequence[str] = ()
-    """One role per bar, instead of one for all."""
-    labels: Sequence[str] = ()
-    """Text of each bar; "" for none."""
-    place: Literal["inside", "end", "edge"] = "inside"
-    """Position of labels: in the middle of the bar, after its end, or at the end of the axis."""
-
-    def __post_init__(self) -> None:
-        ends = numbers(self.end)
-        object.__setattr__(self, "at", numbers(self.at))
-        object.__setattr__(self, "end", ends)
-        object.__setattr__(self, "begin", numbers(self.begin) or (0.0,) * len(ends))
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Area(_Series):
-    """The area between two curves."""
-
-    x: Numbers
-    low: Numbers
-    high: Numbers
-
-    def __post_init__(self) -> None:
-        for name in ("x", "low", "high"):
-            object.__setattr__(self, name, numbers(getattr(self, name)))
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Band(_Series):
-    """A range of one axis, behind everything."""
-
-    axis: Literal["x", "y"]
-    low: float
-    high: float
-    legend: bool = False
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Rule(_Series):
-    """A reference line at one value of an axis, across the whole panel."""
-
-    axis: Literal["x", "y"]
-    at: float
-    dash: Dash = "solid"
-    width: float = 1.0
-    colour: str = "line"
-    legend: bool = False
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Matrix(_Series):
-    """Cells [row][column], from the top, colored from pale at 0 to dark at `most`."""
-
-    values: Numbers
-    labels: Sequence[Sequence[str]] = ()
-    """Text of each cell."""
-    most: float
-    key: bool = False
-    """Whether a color scale is shown beside it."""
-    form: Form = ""
-    """Format of the numbers on that scale."""
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "values", tuple(numbers(row) for row in self.values))
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Text(_Series):
-    """Text at a position."""
-
-    x: float
-    y: float
-    text: str
-    shift: tuple[float, float] = (0.0, 0.0)
-    """Offset in points, to the right and upwards."""
-    align: Literal["left", "center", "right"] = "left"
-    upright: Literal["bottom", "center", "top"] = "center"
-    along: tuple[float, float] | None = None
-    """Another position: the text follows the line to it."""
-    colour: str = "ink"
-    legend: bool = False
-
-
-Series = Line | Bars | Area | Band | Rule | Matrix | Text
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Panel:
-    """One pair of axes with its series, drawn in order."""
-
-    series: Sequence[Series]
-    x: Axis = Axis()
-    y: Axis = Axis()
-    title: str = ""
-    legend: Legend = ""
-    """Legend of this panel: "inside" or "right" of it; "" if the figure has one for all panels."""
-    square: bool = False
-    """Cells of a matrix are square."""
-
-    def named(self, name: str) -> list[Series]:
-        """Return the series of a name."""
-        return [one for one in self.series if one.name == name]
+Numbers = Sequence[float] | npt.NDArray[Any]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Figure:
-    """Panels, row by row, and the text around them."""
+    """A picture and the words around it, which a page shows as text."""
 
     name: str
     """Name of its file, without extension; unique on a page."""
     title: str
     caption: str = ""
-    """What it shows and how to read it. A page shows title and caption; the picture file does not."""
-    panels: Sequence[Panel]
-    columns: int = 1
-    widths: Sequence[float] = ()
-    """Relative widths of the columns; empty: equal widths."""
+    """What it shows and how to read it."""
+    draw: "Callable[[Canvas], None]"
+    """Draws it on an empty canvas with a constrained layout."""
     size: tuple[float, float] = (10.6, 3.9)
-    """Size on paper in inches; a browser keeps the ratio."""
-    heading: str = ""
-    """Above all panels, in the picture."""
-    note: str = ""
-    """Below them; lines are kept."""
-    legend: Legend = "above"
-    legend_title: str = ""
-    legend_columns: int = 4
+    """Inches."""
     half: bool = False
     """Whether it fits beside another figure."""
 
 
-def dodges(panel: Panel) -> list[float]:
-    """Return the offset of each series to the right, in points, so that no interval covers another.
+def curve(axes: "Axes", x: Iterable[Any], y: Iterable[Any], name: str, colour: str, *, low: Iterable[Any] = (),
+          high: Iterable[Any] = (), shift: float = 0.0, legend: bool = True, titled: int = 40,
+          **look: Any) -> None:  # fmt: skip
+    """Draw points joined by a line; None and NaN are gaps.
 
-    Lines whose intervals overlap at the same x are spread evenly around it. Their values do not change.
+    The axes have their labels, which the texts of values repeat. `low` and `high` are the ends of each point's
+    interval, `shift` points to the right keep intervals apart, hovering shows at most `titled` values, spread over all,
+    and `look` are properties of a Line2D.
     """
-    found = [0.0] * len(panel.series)
-    groups: list[list[int]] = []
-    for place, one in enumerate(panel.series):
-        if not isinstance(one, Line) or not one.low:
-            continue
-        touched = [group for group in groups if any(_overlap(panel.series[other], one) for other in group)]
-        groups = [group for group in groups if group not in touched] + [[*chain(*touched), place]]
-    for group in groups:
-        step = min(_DODGE, _MOST_DODGED / max(1, len(group) - 1))
-        for number, place in enumerate(sorted(group)):
-            found[place] = step * (number - (len(group) - 1) / 2)
-    return found
+    from matplotlib.transforms import ScaledTranslation
+
+    name = name.lstrip("_")  # which would keep it from the legend
+    across, up, lows, highs = (np.array([*values], dtype=float) for values in (x, y, low, high))
+    shade, gid, label = COLOURS[colour][0], f"series:{name}", name if legend else "_nolegend_"
+    drawn: list[Any] = [*axes.plot(across, up, gid=gid, label=label, **{"color": shade, "linewidth": 1.8, **look})]
+    if len(lows):
+        ends = np.fmin(lows, up), np.fmax(highs, up)
+        drawn.append(axes.vlines(across, *ends, color=shade, linewidth=1.2, gid=gid))
+    known = np.flatnonzero(np.isfinite(across) & np.isfinite(up))
+    shown = known[np.unique(np.linspace(0, len(known) - 1, min(len(known), titled)).astype(int))]
+    titles = [f"{name}{LINE}{value_text(axes.xaxis, across[n])}{LINE}{value_text(axes.yaxis, up[n])}" for n in shown]
+    if len(lows):
+        titles = [f"{title} ({wording.interval(lows[n], highs[n])})" for title, n in zip(titles, shown, strict=True)]
+    hover = axes.scatter(across[shown], up[shown], s=70, alpha=0, zorder=6, urls=titles, gid=gid)
+    if shift:
+        moved = axes.transData + ScaledTranslation(shift / 72, 0, axes.figure.dpi_scale_trans)
+        hover.set_offset_transform(moved)
+        for one in drawn:
+            one.set_transform(moved)
 
 
-def _overlap(first: Series, second: Series) -> bool:
-    if not isinstance(first, Line) or not isinstance(second, Line):
-        return False
-    known = {x: (low, high) for x, low, high in zip(first.x, first.low, first.high, strict=True)}
-    shared = ((known[x], low, high) for x, low, high in zip(second.x, second.low, second.high, strict=True)
-              if x in known)  # fmt: skip
-    return any(low <= upper and lower <= high for (lower, upper), low, high in shared)
+def bars(axes: "Axes", at: Numbers, end: Numbers, name: str, colour: str | Sequence[str], *, begin: Numbers = (),
+         thickness: float = 0.68, across: bool = True, labels: Sequence[str] = (), inside: bool = False,
+         alpha: float = 1.0, legend: bool = True) -> None:  # fmt: skip
+    """Draw rectangles at `at` on one axis, from `begin` (0) to `end` on the other; `across` they lie, with `at` on y.
+
+    The axes have their labels. Labels of bars stand after their ends, or `inside`. More bars than hovering can show
+    become one shape with their sum; they must have one place.
+    """
+    from matplotlib.collections import PolyCollection
+    from matplotlib.patches import PathPatch
+    from matplotlib.path import Path
+
+    name = name.lstrip("_")
+    places, ends = np.array(at, dtype=float), np.array(end, dtype=float)
+    if not len(ends):
+        return
+    begins = np.array(begin, dtype=float) if len(begin) else np.zeros(len(ends))
+    along = np.stack([begins, begins, ends, ends], axis=1)
+    beside = places[:, None] + np.array([-0.5, 0.5, 0.5, -0.5]) * thickness
+    corners = np.stack([along, beside] if across else [beside, along], axis=2)
+    roles = [colour] * len(ends) if isinstance(colour, str) else [*colour]
+    category, value = (axes.yaxis, axes.xaxis) if across else (axes.xaxis, axes.yaxis)
+    look: dict[str, Any] = {"alpha": alpha, "linewidth": 0, "zorder": 2, "gid": f"series:{name}",
+            "label": name if legend else "_nolegend_"}  # fmt: skip
+    if len(ends) > _MOST_TITLED:
+        total = value_text(value, float(np.nansum(ends - begins)))
+        shape = Path.make_compound_path(*(Path(four, closed=False) for four in corners))
+        title = f"{name}{LINE}{value_text(category, places[0])}{LINE}{total} in all"
+        axes.add_patch(PathPatch(shape, facecolor=COLOURS[roles[0]][0], url=title, **look))
+    else:
+        titles = [
+            f"{name}{LINE}{value_text(category, place)}{LINE}{value_text(value, last - first)}"
+            + (f" ({wording.interval(first, last)})" if first else "")
+            for place, first, last in zip(places, begins, ends, strict=True)
+        ]
+        shades = [COLOURS[role][0] for role in roles]
+        axes.add_collection(PolyCollection([*corners], facecolors=shades, urls=titles, **look))
+    axes.autoscale_view()
+    for place, first, last, text, role in zip(places, begins, ends, labels, roles, strict=False):
+        middle = (first + last) / 2 if inside else max(first, last)
+        where, shift = ((middle, place), (4, 0)) if across else ((place, middle), (0, 2))
+        if text and inside:
+            words(axes, where, text, ha="center", va="center", color=ink_on(role), gid=f"ink-{role}:{name}")
+        elif text:
+            words(axes, where, text, shift, ha="left" if across else "center", va="center" if across else "bottom",
+                  gid=f"series:{name}")  # fmt: skip
 
 
-def stacked(name: str, colour: str, begin: Numbers, end: Numbers, labels: Sequence[str] = ()) -> Bars:
-    """Return one part of stacked horizontal bars, one bar per category."""
-    return Bars(name=name, colour=colour, at=range(len(end)), begin=begin, end=end, labels=labels, across=True)
+def cells(axes: "Axes", shares: npt.NDArray[Any], texts: Sequence[Sequence[str]], rows: Sequence[str],
+          columns: Sequence[str], numbered: bool = True) -> None:  # fmt: skip
+    """Draw a matrix of shares from its first row down, darker for a larger share of 1.
+
+    Rows and columns have names, or none. The texts of cells stand in them if `numbered`; otherwise hovering shows those
+    of the largest shares.
+    """
+    shades = np.zeros((*shares.shape, 4))
+    shades[..., :3] = [int(COLOURS["blue"][0][place : place + 2], 16) / 255 for place in (1, 3, 5)]
+    shades[..., 3] = 0.6 * np.nan_to_num(shares)
+    axes.imshow(shades, interpolation="nearest")
+    axes.grid(visible=False)
+    axes.set_yticks(range(len(rows)), rows)
+    axes.set_xticks(range(len(columns)), columns)
+    largest = np.argsort(-np.nan_to_num(shares), axis=None)[:_MOST_CELLS]
+    places = [(int(row), int(column)) for row, column in zip(*np.unravel_index(largest, shares.shape), strict=True)]
+    if numbered:
+        for row, column in places:
+            words(axes, (column, row), texts[row][column], ha="center", va="center")
+    elif rows:
+        titles = [f"{rows[row]}{LINE}{columns[column]}{LINE}{texts[row][column]}" for row, column in places]
+        axes.scatter([column for _, column in places], [row for row, _ in places], s=90, alpha=0, urls=titles)
 
 
-def categories(labels: Sequence[str]) -> Axis:
-    """Return a y axis of categories, from top to bottom."""
-    return Axis(
-        ticks=[(float(place), text) for place, text in enumerate(labels)],
-        low=-0.55,
-        high=len(labels) - 0.45,
-        down=True,
-        grid=False,
-    )
+def stacked(axes: "Axes", parts: Mapping[str, tuple[str, Numbers]], least: float = math.inf) -> npt.NDArray[Any]:
+    """Draw (color, values) of named parts as bars end to end, with numbers from `least` on; return where they end."""
+    left: npt.NDArray[Any] = np.zeros(len(next(iter(parts.values()))[1]))
+    for name, (colour, values) in parts.items():
+        texts = [f"{value:.0f}" if value >= least else "" for value in values]
+        if max(values) > 0.0005:
+            bars(axes, np.arange(len(left)), left + values, name, colour, begin=left, labels=texts, inside=True)
+        left = left + values
+    return left
 
 
-def size_axis(label: str, sizes: Iterable[float]) -> Axis:
-    """Return an axis of sizes in bytes, with ticks at powers of two."""
+def words(
+    axes: "Axes", place: tuple[float, float], text: str, shift: tuple[float, float] = (0, 0), **look: Any
+) -> None:
+    """Write a text at a place, `shift` points to the right and upwards; `look` are properties of a Text."""
+    look = {"color": COLOURS["ink"][0], "fontsize": SMALL, "zorder": 5, "annotation_clip": False, **look}
+    axes.annotate(text, place, shift, textcoords="offset points", **look)
+
+
+def rule(axes: "Axes", which: str, at: float, name: str, colour: str = "line", **look: Any) -> None:
+    """Draw a line at a value of the axis "x" or "y"; it is in the legend where `look` has a label."""
+    line = axes.axvline if which == "x" else axes.axhline
+    style = {"linewidth": 1.0, "linestyle": (0, (3, 2)), "zorder": 1.5, "gid": f"series:{name}", **look}
+    line(at, color=COLOURS[colour][0], **style)
+
+
+def band(axes: "Axes", which: str, low: float, high: float, name: str, colour: str, **look: Any) -> None:
+    """Fill a range of the axis "x" or "y" behind everything."""
+    span = axes.axvspan if which == "x" else axes.axhspan
+    span(low, high, facecolor=COLOURS[colour][0], linewidth=0, zorder=0, gid=f"series:{name}", **look)
+
+
+def categories(axes: "Axes", labels: Sequence[str]) -> None:
+    """Make the y axis one of categories, from top to bottom."""
+    axes.set_yticks(range(len(labels)), [short_label(label) for label in labels])
+    axes.set_ylim(len(labels) - 0.45, -0.55)
+    axes.grid(axis="y", visible=False)
+
+
+def number_ticks(axes: "Axes", places: Iterable[float], form: Callable[[float], str] = "{:g}".format) -> None:
+    """Make the x axis logarithmic with ticks at some numbers."""
+    axes.set_xscale("log", base=2)
+    axes.set_xticks([*places])
+    axes.xaxis.set_major_formatter(lambda value, _: form(value))
+    axes.minorticks_off()
+    axes.grid(axis="x", visible=False)
+
+
+def logarithmic(axes: "Axes", which: str, form: Callable[[float], str] = wording.short) -> None:
+    """Make the axis "x" or "y" logarithmic, with plain numbers at its ticks."""
+    from matplotlib.ticker import LogLocator
+
+    getattr(axes, f"set_{which}scale")("log")
+    axis = axes.xaxis if which == "x" else axes.yaxis
+    axis.set_major_locator(LogLocator(subs=(1, 2, 5), numticks=7))
+    axis.set_major_formatter(lambda value, _: form(value))
+    axes.minorticks_off()
+
+
+def whole_ticks(axes: "Axes") -> None:
+    """Put ticks of the x axis at whole numbers only."""
+    from matplotlib.ticker import MaxNLocator
+
+    axes.xaxis.set_major_locator(MaxNLocator("auto", integer=True, min_n_ticks=1))
+
+
+def grid(canvas: "Canvas", count: int, columns: int) -> "list[Axes]":
+    """Return so many axes, in rows of `columns`."""
+    panels = [*canvas.subplots(-(-count // columns), columns, squeeze=False).flat]
+    for axes in panels[count:]:
+        axes.set_visible(False)
+    return panels[:count]
+
+
+def legend(place: "Canvas | Axes", *axes: "Axes", **look: Any) -> None:
+    """Name every series of some axes once: above all panels of a canvas, or within axes."""
+    from matplotlib.figure import Figure as Canvas
+
+    entries: dict[str, Any] = {}
+    for one in axes:
+        handles, names = one.get_legend_handles_labels()
+        entries |= {name: handle for name, handle in zip(names, handles, strict=True) if name not in entries}
+    if not entries:
+        return
+    if isinstance(place, Canvas):
+        columns = max(1, int(place.get_figwidth() * _LETTERS / (max(map(len, entries)) + _KEY_LETTERS)))
+        place.set_figheight(place.get_figheight() + 0.18 * (math.ceil(len(entries) / columns) - 1))
+        look = {"loc": "outside upper left", "ncols": min(columns, len(entries)), **look}
+    made = place.legend(entries.values(), entries.keys(), **{"fontsize": 8.5, "alignment": "left", **look})
+    for part, name in zip([*made.legend_handles, *made.get_texts()], [*entries, *entries], strict=True):
+        if part is not None:
+            part.set_gid(f"key:{name}")
+
+
+def value_text(axis: "Axis", value: float) -> str:
+    """Return a value of an axis with the axis's label, which has the unit; of a category its name."""
+    from matplotlib.ticker import FuncFormatter
+
+    form, text = axis.get_major_formatter(), wording.fine(value)
+    if isinstance(form, FuncFormatter):
+        if isinstance(form.func, partial):  # the names that `set_ticks` was given
+            places = np.array(axis.get_ticklocs())
+            return form(places[np.abs(places - value).argmin()]).replace("\n", " ")
+        text = form(value)
+    return f"{axis.label.get_text()}: {text}".removeprefix(": ")
+
+
+def short_label(text: str, most: int = 40) -> str:
+    """Return a printable form of an external name with at most so many letters."""
+    clean = "".join(character if character.isprintable() else " " for character in text)
+    return clean if len(clean) <= most else clean[: most - 2] + "…"
+
+
+def size_ticks(sizes: Iterable[float]) -> list[float]:
+    """Return powers of two that span sizes in bytes, at most seven."""
     known = sorted(sizes)
     first, last = math.floor(math.log2(known[0])), math.ceil(math.log2(known[-1]))
-    step = max(1, -(-(last - first + 1) // _SIZE_TICKS))
-    ticks = [(2.0**power, wording.size(2.0**power)) for power in range(first, last + 1, step)]
-    return Axis(label=label, scale="log2", ticks=ticks)
-
-
-def short_label(text: str) -> str:
-    """Return a short, printable form of an external name."""
-    clean = "".join(character if character.isprintable() else " " for character in text)
-    return clean if len(clean) <= 40 else clean[:38] + "…"
+    return [2.0**power for power in range(first, last + 1, max(1, -(-(last - first + 1) // 6)))]
 
 
 def clock_unit(seconds: float) -> tuple[str, float]:
     """Return the display unit for a time of this length, and its seconds."""
     return ("h", 3600.0) if seconds > 7200 else ("min", 60.0) if seconds > 120 else ("s", 1.0)
+
+
+def ink_on(role: str, scheme: int = 0) -> str:
+    """Return black or white, whichever has more contrast to a color on light (0) or dark (1) paper."""
+    red, green, blue = (int(COLOURS[role][scheme][place : place + 2], 16) / 255 for place in (1, 3, 5))
+    luminance = 0.2126 * red**2.2 + 0.7152 * green**2.2 + 0.0722 * blue**2.2
+    return "#000000" if luminance > 0.179 else "#ffffff"

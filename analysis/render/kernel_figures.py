@@ -1,17 +1,22 @@
 """Figures of kernel counters: core utilization by kind of work, and the roofline."""
 
 import math
+import textwrap
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from analysis import wording
 from analysis.counters import KernelCounters
-from analysis.metrics.kernels.ceilings import DRAM, LEVEL_KINDS, Ceiling, is_bandwidth
+from analysis.metrics.kernels.ceilings import DRAM, LEVEL_KINDS, is_bandwidth
 from analysis.metrics.kernels.core_utilization import FOUR, CoreUse, core_use_by_family
-from analysis.metrics.kernels.ncu_metrics import DRAM_LEVEL, L1, L2, MEMORY
+from analysis.metrics.kernels.ncu_metrics import DRAM_LEVEL, L1, L2
 from analysis.metrics.kernels.roofline import Roofline, roofline
-from analysis.render.figure import Axis, Bars, Figure, Line, Marker, Panel, Series, Text, short_label
+from analysis.render.figure import COLOURS, LINE, Figure, bars, legend, logarithmic, short_label, value_text, words
 from analysis.render.trace_figures import Figures
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure as Canvas
 
 Row = Mapping[str, Any]
 
@@ -24,16 +29,12 @@ _FAMILIES = {
 }  # fmt: skip
 _MOST_GROUPS = 12
 _MOST_KERNELS = 200
-_LARGEST_AREA, _SMALLEST_AREA = 420.0, 14.0
+_LARGEST, _SMALLEST = 420.0, 14.0
+"""Areas of kernels in square points."""
 _MOST_LEVELS = 12
 # Where a kernel lies by the bytes of each level: column of its intensity, and marker.
-_PLACES: Mapping[str, tuple[str, Marker]] = {
-    L1: ("l1_flop_per_byte", "triangle"),
-    L2: ("l2_flop_per_byte", "square"),
-    DRAM_LEVEL: ("intensity_flop_per_byte", "circle"),
-}
-_LETTERS = 13
-"""Of a line of a group's name."""
+_PLACES = {L1: ("l1_flop_per_byte", "^"), L2: ("l2_flop_per_byte", "s"), DRAM_LEVEL: ("intensity_flop_per_byte", "o")}
+_SHAPES = "Circle: bytes of DRAM; square: of L2; triangle: of L1/TEX."
 
 
 def kernel_figures(counters: KernelCounters, ending: str = "", measured: Mapping[str, float] | None = None) -> Figures:
@@ -44,23 +45,23 @@ def kernel_figures(counters: KernelCounters, ending: str = "", measured: Mapping
         ending: of the names of its findings and figures.
         measured: measured ceilings, as roofline takes them.
     """
-    found: Figures = {}
+    figures: Figures = {}
     groups = core_use_by_family(counters)
     if any(use.percent is not None for group in groups.values() for use in group.pipes.values()):
-        found[f"core_utilization_by_family{ending}"] = [
+        figures[f"core_utilization_by_family{ending}"] = [
             core_utilization_figure(groups, "kind of work", name=f"cores{ending}")
         ]
     lines = roofline(counters, measured)
     if len(lines.kernels) and lines.kernels["achieved_flops"].notna().any():
-        found[f"roofline{ending}"] = [roofline_figure(lines, name=f"roofline{ending}")]
-    return found
+        figures[f"roofline{ending}"] = [roofline_figure(lines, name=f"roofline{ending}")]
+    return figures
 
 
 def core_utilization_figure(groups: Mapping[str, CoreUse], label: str, name: str = "cores") -> Figure:
     """Return a group of four bars per batch size, kind of work or phase.
 
     A pale bar behind FMA and tensor cores is the share of cycles in which the pipe worked at all. A pipe that is not in
-    the file is named below and has no place among the bars; a bar of 0 carries its number.
+    the file is named in the caption; a bar of 0 has its number.
 
     Args:
         groups: what `core_use_by_family` and its siblings return, or CoreUse by batch size; the first 12 are drawn.
@@ -69,230 +70,132 @@ def core_utilization_figure(groups: Mapping[str, CoreUse], label: str, name: str
     """
     shown = list(groups)[:_MOST_GROUPS]
     known = [pipe for pipe in FOUR if any(_percent(groups[group], pipe) is not None for group in shown)]
-    thickness = 0.8 / max(1, len(known))
-    tallest = 5.0
-    series: list[Series] = []
-    for position, pipe in enumerate(known):
-        places = [index + (position - (len(known) - 1) / 2) * thickness for index in range(len(shown))]
-        values = [_percent(groups[group], pipe) for group in shown]
-        active = [_percent(groups[group], f"{pipe}_active") for group in shown]
-        tallest = max([tallest, *(value for value in (*values, *active) if value is not None)])
-        for part, ends, opacity in (("", values, 1.0), (" worked", active, 0.28)):
-            bars = Bars(
-                name=f"{FOUR[pipe]}{part}", colour=_PIPES[pipe], at=places, end=[end or 0.0 for end in ends],
-                thickness=0.9 * thickness, opacity=opacity, legend=not part,
-            )  # fmt: skip
-            series.insert(len(series) - (1 if part else 0), bars)  # the pale one lies behind
-        series += _bar_numbers(places, values, active)
-    notes = []
-    if any(_percent(groups[group], f"{pipe}_active") for group in shown for pipe in known):
-        notes.append("Pale: share of cycles in which the pipe worked.")
-    if len(known) < len(FOUR):
-        notes.append(f"Not in this file: {', '.join(FOUR[pipe] for pipe in FOUR if pipe not in known)}.")
-    ticks = [(float(place), _wrapped(group)) for place, group in enumerate(shown)]
-    return Figure(
-        name=name,
-        title="Core utilization",
-        caption="Share of the peak rate while kernels of this kind run. Pale: cycles in which the pipe was active.",
-        panels=[
-            Panel(
-                x=Axis(label=label, ticks=ticks, low=-0.6, high=max(len(shown) - 0.4, 0.6), grid=False),
-                y=Axis(label="share of the peak rate", unit="%", low=0, high=1.15 * tallest),
-                series=series,
-            )
-        ],
-        size=(max(5.2, 1.6 + 1.0 * len(shown)), 3.7),
-        note="\n".join(notes),
-    )
+    missing = [FOUR[pipe] for pipe in FOUR if pipe not in known]
+
+    def draw(canvas: "Canvas") -> None:
+        axes = canvas.subplots()
+        axes.set(xlabel=label, ylabel="share of the peak rate (%)", xlim=(-0.6, max(len(shown) - 0.4, 0.6)))
+        axes.set_xticks(range(len(shown)), ["\n".join(textwrap.wrap(short_label(group), 13)) for group in shown])
+        axes.grid(axis="x", visible=False)
+        for position, pipe in enumerate(known):
+            values = [_percent(groups[group], pipe) for group in shown]
+            active = [_percent(groups[group], f"{pipe}_active") or 0.0 for group in shown]
+            _draw_pipe(axes, pipe, position - (len(known) - 1) / 2, 0.8 / len(known), values, active)
+        axes.set_ylim(0, 1.15 * max(5.0, axes.dataLim.y1))
+        legend(canvas, axes)
+
+    caption = "Share of the peak rate while kernels of this kind run. Pale: cycles in which the pipe was active."
+    caption += f" Not in this file: {', '.join(missing)}." if missing else ""
+    size = (max(5.2, 1.6 + 1.0 * len(shown)), 3.7)
+    return Figure(name=name, title="Core utilization", caption=caption, draw=draw, size=size)
+
+
+def _draw_pipe(axes: "Axes", pipe: str, position: float, thickness: float, values: Sequence[float | None],
+               active: Sequence[float]) -> None:  # fmt: skip
+    places = [index + position * thickness for index in range(len(values))]
+    look: dict[str, Any] = {"thickness": 0.9 * thickness, "across": False}
+    bars(axes, places, active, f"{FOUR[pipe]}, active", _PIPES[pipe], alpha=0.28, legend=False, **look)
+    bars(axes, places, [value or 0.0 for value in values], FOUR[pipe], _PIPES[pipe], **look)
+    for place, value, behind in zip(places, values, active, strict=True):
+        if value is not None:
+            text = f"{value:.0f}" if value >= 9.5 or value == 0 else f"{value:.1f}"
+            words(axes, (place, max(value, behind)), text, (0, 2), ha="center", va="bottom", fontsize=7.5)
 
 
 def _percent(use: CoreUse, pipe: str) -> float | None:
-    found = use.pipes.get(pipe)
-    return None if found is None else found.percent
+    pipes = use.pipes.get(pipe)
+    return None if pipes is None else pipes.percent
 
 
-def _bar_numbers(
-    places: Sequence[float], values: Sequence[float | None], active: Sequence[float | None]
-) -> list[Text]:  # fmt: skip
-    """Return the number of the full bar: above it, or inside it if a pale bar is behind it."""
-    found = []
-    for place, value, behind in zip(places, values, active, strict=True):
-        if value is None:
-            continue
-        inside = behind is not None and behind > value >= 6
-        found.append(
-            Text(
-                name="percent",
-                x=place,
-                y=value if inside else max(value, behind or 0.0),
-                text=f"{value:.0f}" if value >= 9.5 or value == 0 else f"{value:.1f}",
-                shift=(0, -2 if inside else 2),
-                align="center",
-                upright="top" if inside else "bottom",
-                colour="paper" if inside else "ink",
-            )
-        )
-    return found
-
-
-def _wrapped(name: str) -> str:
-    lines = [""]
-    for word in short_label(name).split(" "):
-        if len(lines[-1]) + len(word) < _LETTERS:
-            lines[-1] = f"{lines[-1]} {word}".strip()
-        else:
-            lines.append(word)
-    return "\n".join(lines).strip("\n")
-
-
-def roofline_figure(found: Roofline, name: str = "roofline") -> Figure:
+def roofline_figure(lines: Roofline, name: str = "roofline") -> Figure:
     """Return every kernel by arithmetic intensity and rate, with the ceilings: a hierarchical roofline.
 
     Colors are kinds of work, areas the time a kernel takes, both axes logarithmic. The circle of a kernel is at its
     operations per byte of DRAM; where the bytes of L2 and L1/TEX were counted, a square and a triangle at the same
     height are at its operations per byte there (of the 12 kernels that take longest). Each level with a known peak has
-    its own slope. Kernels whose operations or bytes are not known, or that do no floating-point work, cannot be placed;
-    the note says how many, with their time, and how many a level without a slope holds back.
+    its own slope. Kernels whose operations or bytes are not known, or that do no floating-point work, cannot be placed.
     """
-    table = found.kernels.head(_MOST_KERNELS)
+    table = lines.kernels.head(_MOST_KERNELS)
     columns = [column for column, _ in _PLACES.values()]
     placed = table[table[columns].gt(0).any(axis=1) & (table["achieved_flops"] > 0)]
-    rows = [{str(key): value for key, value in row.items()} for row in placed.to_dict("records")]
-    used = {str(row["flop_type"]) for row in rows}
-    drawn = {
-        kind
-        for kind in found.ceilings
-        if kind == DRAM or any(row[f"{kind}_bytes"] > 0 for row in rows if is_bandwidth(kind))
-    }
-    ceilings = {
-        kind: one for kind, one in found.ceilings.items() if kind in drawn | used or not (rows or is_bandwidth(kind))
-    }
-    x, y = _limits(rows, ceilings)
+    rows: list[Row] = [{str(key): value for key, value in row.items()} for row in placed.to_dict("records")]
+    drawn = {str(row["flop_type"]) for row in rows} | {DRAM}
+    drawn |= {kind for kind in LEVEL_KINDS.values() if any(row[f"{kind}_bytes"] > 0 for row in rows)}
+    peaks = {kind: one.rate for kind, one in lines.ceilings.items()
+             if kind in drawn or not (rows or is_bandwidth(kind))}  # fmt: skip
     several = any(row[column] > 0 for row in rows for column in columns[:-1])
-    levels = "Circle: bytes of DRAM; square: of L2; triangle: of L1/TEX. " if several else ""
-    return Figure(
-        name=name,
-        title="Roofline",
-        caption="Memory limits kernels near a slope, cores those near the roof; latency those far below both.",
-        panels=[
-            Panel(
-                x=Axis(
-                    label="arithmetic intensity", unit="FLOP per byte" if several else "FLOP per byte of DRAM",
-                    scale="log", form="si", low=x[0], high=x[1],
-                ),
-                y=Axis(label="FLOP/s", scale="log", form="si", low=y[0], high=y[1]),
-                series=[*_ceilings(ceilings, x, y), *_kernels(rows)],
-            )
-        ],
-        size=(8.2, 4.6),
-        note=f"{levels}{_note(found, rows)}".strip(),
-        legend="right",
-        legend_title="kind of work",
-        legend_columns=1,
-    )  # fmt: skip
+
+    def draw(canvas: "Canvas") -> None:
+        axes = canvas.subplots()
+        axes.set(xlabel="arithmetic intensity (FLOP per byte)", ylabel="rate")
+        logarithmic(axes, "x")
+        logarithmic(axes, "y", wording.flops)
+        _draw_kernels(axes, rows)
+        legend(canvas, axes, loc="outside right upper", title="kind of work", ncols=1)
+        _draw_ceilings(canvas, axes, rows, peaks)
+
+    parts = ["Memory limits kernels near a slope, cores those near the roof; latency those far below both."]
+    parts += [_SHAPES] if several else []
+    if left := len(lines.kernels) - len(rows):
+        share = float(lines.kernels["time_share"].sum()) - sum(float(row["time_share"]) for row in rows)
+        of_time = f" ({100 * share:.0f} % of the time)" if math.isfinite(share) else ""
+        parts.append(f"{left} of {len(lines.kernels)} kernels{of_time} have no counted operations and no place.")
+    parts += ["The memory peak is unknown."] if DRAM not in lines.ceilings else []
+    parts += ["The compute peak is unknown."] if all(map(is_bandwidth, lines.ceilings)) else []
+    return Figure(name=name, title="Roofline", caption=" ".join(parts), draw=draw, size=(8.2, 4.6))
 
 
-Ends = tuple[float, float]
-
-
-def _limits(rows: Sequence[Row], ceilings: Mapping[str, Ceiling]) -> tuple[Ends, Ends]:
-    peaks = [ceiling.rate for kind, ceiling in ceilings.items() if not is_bandwidth(kind)]
+def _draw_ceilings(canvas: "Canvas", axes: "Axes", rows: Sequence[Row], peaks: Mapping[str, float]) -> None:
+    """Draw the slopes of the levels, each type's peak from where no level is its ceiling, and labels where they fit."""
+    roofs = sorted((rate, kind) for kind, rate in peaks.items() if not is_bandwidth(kind))
+    slopes = {level: peaks[kind] for level, kind in LEVEL_KINDS.items() if kind in peaks}
     xs = [float(row[column]) for row in rows for column, _ in _PLACES.values() if row[column] > 0]
-    ys = [float(row["achieved_flops"]) for row in rows] + peaks
-    xs += [peak / one.rate for kind, one in ceilings.items() if is_bandwidth(kind) for peak in peaks]
-    left, right = (min(xs), max(xs)) if xs else (0.1, 1000.0)
-    low, high = (min(ys), max(ys)) if ys else (1e9, 1e13)
-    x = (10 ** math.floor(math.log10(left) - 0.3), 10 ** math.ceil(math.log10(right) + 0.3))
-    return x, (0.7 * 10 ** math.floor(math.log10(low) - 0.2), 10 ** (math.log10(high) + 0.45))
+    xs += [roof / slope for roof, _ in roofs for slope in slopes.values()] or [0.1, 1000.0]
+    ys = [float(row["achieved_flops"]) for row in rows] + [roof for roof, _ in roofs] or [1e9, 1e13]
+    left, right = (10 ** (turn(math.log10(end)) + s) for turn, end, s in
+                   ((math.floor, min(xs), -0.3), (math.ceil, max(xs), 0.3)))  # fmt: skip
+    low, high = 0.5 * 10 ** math.floor(math.log10(min(ys)) - 0.2), 3 * max(ys)
+    axes.set(xlim=(left, right), ylim=(low, high))
+    line: dict[str, Any] = {"color": COLOURS["ink"][0], "linewidth": 1.2}
+    labeled = 0.0
+    for roof, kind in roofs:
+        axes.plot([max(left, roof / max(slopes.values(), default=roof / left)), right], [roof, roof], **line)
+        if math.log10(roof / (labeled or roof / high)) / math.log10(high / low) > 0.05:
+            text = f"{kind.replace('_', ' ')} {wording.flops(roof)}"
+            words(axes, (right, roof), text, (-3, 3), ha="right", va="bottom")
+            labeled = roof
+    canvas.draw_without_rendering()  # the angle of a slope follows from the layout
+    (x0, y0), (x1, y1) = axes.transData.transform([(left, low), (10 * left, 10 * low)])
+    for level, slope in slopes.items():
+        end = min(right, (roofs[-1][0] if roofs else high) / slope)
+        axes.plot([left, end], [left * slope, end * slope], **line)
+        at = max(left, low / slope) * 10 ** (0.04 * math.log10(right / left))
+        text, angle = f"{level} {slope / 1e9:,.0f} GB/s", math.degrees(math.atan2(y1 - y0, x1 - x0))
+        words(axes, (at, at * slope), text, (-3, 3), va="bottom", rotation=angle, rotation_mode="anchor")
 
 
-def _ceilings(ceilings: Mapping[str, Ceiling], x: Ends, y: Ends) -> list[Series]:
-    """The slopes of the levels, each type's peak from where no level is its ceiling, and labels as there is room."""
-    found: list[Series] = []
-    peaks = sorted((one for kind, one in ceilings.items() if not is_bandwidth(kind)), key=lambda ceiling: ceiling.rate)
-    slopes = {level: ceilings[kind].rate for level, kind in LEVEL_KINDS.items() if kind in ceilings}
-    previous = 0.0
-    for ceiling in peaks:
-        ridge = max(x[0], ceiling.rate / max(slopes.values())) if slopes else x[0]
-        found.append(_ceiling(ceiling.kind, (ridge, ceiling.rate), (x[1], ceiling.rate)))
-        if math.log10(ceiling.rate / max(previous, 1e-300)) * 3.4 / math.log10(y[1] / y[0]) > 0.16:
-            words = f"{ceiling.kind.replace('_', ' ')} {wording.flops(ceiling.rate)}"
-            found.append(
-                Text(
-                    name=f"{ceiling.kind} peak", x=x[1], y=ceiling.rate, text=words, shift=(-3, 3), align="right",
-                    upright="bottom",
-                )
-            )  # fmt: skip
-            previous = ceiling.rate
-    for level, rate in slopes.items():
-        end = min(x[1], (peaks[-1].rate if peaks else y[1]) / rate)
-        found.append(_ceiling(LEVEL_KINDS[level], (x[0], x[0] * rate), (end, end * rate)))
-        at = max(x[0], y[0] / rate) * 10 ** (0.04 * math.log10(x[1] / x[0]))
-        words = f"{level} {rate / 1e9:,.0f} GB/s"
-        found.append(Text(name=f"{level} peak", x=at, y=at * rate, text=words, along=(at * 10, at * 10 * rate)))
-    return found
-
-
-def _ceiling(name: str, begin: Ends, end: Ends) -> Line:
-    x, y = zip(begin, end, strict=True)
-    return Line(name=name, x=x, y=y, colour="ink", width=1.2, legend=False)
-
-
-def _kernels(rows: Sequence[Row]) -> list[Line]:
+def _draw_kernels(axes: "Axes", rows: Sequence[Row]) -> None:
     times: dict[str, float] = {}
     for row in rows:
         times[str(row["family"])] = times.get(str(row["family"]), 0.0) + _time(row)
-    longest = max((_time(row) for row in rows), default=0.0)
-    found = []
+    longest = max(map(_time, rows), default=0.0) or 1.0
     for family in sorted(times, key=lambda name: -times[name]):
+        colour = _FAMILIES.get(family, "pale")
         for level, (column, marker) in _PLACES.items():
-            near = rows if level == DRAM_LEVEL else rows[:_MOST_LEVELS]
-            members = [row for row in near if row["family"] == family and row[column] > 0]
-            if not members and level != DRAM_LEVEL:
-                continue
-            areas = [max(_SMALLEST_AREA, _LARGEST_AREA * _time(r) / longest if longest else 0.0) for r in members]
-            found.append(
-                Line(
-                    name=short_label(family) if level == DRAM_LEVEL else f"{short_label(family)}, {level}",
-                    x=[row[column] for row in members],
-                    y=[row["achieved_flops"] for row in members],
-                    areas=areas if level == DRAM_LEVEL else (),
-                    colour=_FAMILIES.get(family, "pale"),
-                    opacity=0.75,
-                    dash="none",
-                    marker=marker,
-                    legend=level == DRAM_LEVEL,
-                )
-            )
-    return found
+            dram = level == DRAM_LEVEL
+            members = [row for row in (rows if dram else rows[:_MOST_LEVELS])
+                       if row["family"] == family and row[column] > 0]  # fmt: skip
+            x, y = [row[column] for row in members], [row["achieved_flops"] for row in members]
+            areas = [max(_SMALLEST, _LARGEST * _time(row) / longest) if dram else 25.0 for row in members]
+            titles = [f"{short_label(str(row['name']))}, {level}{LINE}{value_text(axes.xaxis, row[column])}{LINE}"
+                      f"{value_text(axes.yaxis, row['achieved_flops'])}" for row in members]  # fmt: skip
+            axes.scatter(
+                x, y, areas, COLOURS[colour][0], marker=marker, alpha=0.75, linewidths=0, zorder=3, urls=titles,
+                gid=f"series:{short_label(family)}",
+            )  # fmt: skip
+        axes.plot([], [], "o", color=COLOURS[colour][0], label=short_label(family), markersize=6.5)
 
 
 def _time(row: Row) -> float:
     value = float(row["time_ms"])
     return value if math.isfinite(value) else 0.0
-
-
-def _note(found: Roofline, rows: Sequence[Row]) -> str:
-    parts = []
-    left = len(found.kernels) - len(rows)
-    if left:
-        share = float(found.kernels["time_share"].sum()) - sum(float(row["time_share"]) for row in rows)
-        of_time = f" ({100 * share:.0f} % of the time)" if math.isfinite(share) else ""
-        parts.append(
-            f"{left} of {len(found.kernels)} kernels{of_time} cannot be placed: no operations, or not counted."
-        )
-    seen = {level for level, kind in LEVEL_KINDS.items() if kind in found.ceilings and level != DRAM_LEVEL}
-    cached = found.kernels[found.kernels["bound"].isin({L1, L2, MEMORY} - seen)]
-    if len(cached):
-        levels = " or ".join(dict.fromkeys(cached["bound"]))
-        parts.append(
-            f"The peak of {levels} is not in this file; it holds back {len(cached)} of {len(found.kernels)} kernels, "
-            "which this does not show."
-        )
-    if any(found.kernels[f"{LEVEL_KINDS[level]}_bytes"].gt(0).any() for level in (L1, L2)) and len(rows) > _MOST_LEVELS:
-        parts.append(f"L1/TEX and L2 are drawn for the {_MOST_LEVELS} longest kernels.")
-    if DRAM not in found.ceilings:
-        parts.append("The memory peak is unknown.")
-    if all(map(is_bandwidth, found.ceilings)):
-        parts.append("The compute peak is unknown.")
-    return " ".join(parts)

@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Literal
 from urllib.parse import quote
 
 from analysis.diagnose.finding import Finding
-from analysis.render import tables
-from analysis.render.chart_page import ChartsOfPage
+from analysis.render import charts, tables
 from analysis.render.figure import Figure
 from analysis.render.finding_tables import table_of
 from analysis.wording import in_order
@@ -262,6 +261,7 @@ def write_page(page: Page, folder: Path) -> list[Path]:
     Everything from outside is escaped.
     """
     import jinja2
+    import markupsafe
 
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(_HERE),
@@ -270,24 +270,28 @@ def write_page(page: Page, folder: Path) -> list[Path]:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    charts = ChartsOfPage(folder)
+    pictures: list[Path] = []
+
+    def drawn(figure: Figure, below: str) -> markupsafe.Markup:
+        pictures.append(charts.write_png(figure, folder / below))
+        return markupsafe.Markup(charts.figure_html(figure))  # noqa: S704 # nosec B704 # its text is escaped
+
     csvs, outline = _Tables(folder), _Outline(page)
     environment.filters |= {
         "options": _mark_options,
-        "drawn": charts.add,
+        "drawn": drawn,
         "kind": lambda block: type(block).__name__,
         "csv": csvs.link,
         "anchor": outline.of,
     }
-    files = {name: (_HERE / f"page.{name}").read_text(encoding="utf-8") for name in ("css", "js")}
+    css, js = ((_HERE / f"page.{name}").read_text(encoding="utf-8") for name in ("css", "js"))
+    files = {"css": f"{css}\n{charts.style()}", "js": f"{js}\n{charts.script()}"}
     written = datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
-    text = environment.get_template("page.html").render(
-        page=page, written=written, charts=charts, parts=outline.parts, **files
-    )
+    text = environment.get_template("page.html").render(page=page, written=written, parts=outline.parts, **files)
     path = folder / PAGE
     encodable = in_order(text).encode("utf-8", "replace").decode()  # names of files may hold bytes that are no UTF-8
     write_text(path, encodable)
-    return [path, *charts.pictures, *csvs.written]
+    return [path, *pictures, *csvs.written]
 
 
 def _mark_options(text: str) -> "markupsafe.Markup":

@@ -2,29 +2,35 @@
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, get_args
+from typing import TYPE_CHECKING, Any
 
 from analysis import wording
 from analysis.diagnose.answer import Point
 from analysis.load import LoadedTrial
 from analysis.metrics.speed_of_light import ARITHMETIC, FLOOR, LOSS, NOT_EXPLAINED
 from analysis.render.figure import (
+    COLOURS,
     CYCLE,
-    Axis,
-    Band,
-    Bars,
-    Dash,
     Figure,
-    Line,
-    Marker,
-    Panel,
-    Rule,
+    band,
+    bars,
     categories,
+    curve,
+    grid,
+    legend,
+    number_ticks,
+    rule,
     short_label,
     stacked,
+    whole_ticks,
 )
 
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure as Canvas
+
 Row = Mapping[str, Any]
+Interval = tuple[float, float, float]
 
 # An implementation has the same color in every figure.
 _NAMED = {
@@ -42,19 +48,17 @@ _PHASES = {
     "backward_ms": ("backward", "blue"),
     "communication_ms": ("exposed communication", "vermilion"),
     "optimizer_ms": ("optimizer", "green"),
-    "rest_ms": ("rest", "faint"),
+    "rest_ms": ("rest", "idle"),
 }
-_DASHES: tuple[Dash, ...] = get_args(Dash)[:4]
-_MARKERS: tuple[Marker, ...] = get_args(Marker)[1:5]
+_STYLES = (("solid", "o"), ("dashed", "s"), ("dotted", "^"), ("dashdot", "D"))
 # An interval of two rounds may reach many times as high as anything measured, and would press all points flat.
 _HIGHEST_BAR = 1.6
-_BARS = "Bars: 95 % interval, an arrow where it reaches further."
+_BARS = "Bars: 95 % interval, cut at the edge."
+_BATCH = "micro batch size (sequences per device)"
 _MOST_PANELS = 6
-_TICK_ROOM = 0.07
-"""Width of a tick's number, as a share of an axis in a figure of one panel."""
 _MOST_TRIALS = 12
-_LEAST_LABELLED = 6
-"""Smallest part of a step, in percent, that is labeled with its number."""
+_LEAST_LABELED = 6
+"""Smallest part of a step, in percent, that has its number written on it."""
 
 
 def run_figures(trials: Sequence[LoadedTrial], points: Sequence[Point], scaling: Sequence[Row]) -> list[Figure]:
@@ -68,8 +72,8 @@ def run_figures(trials: Sequence[LoadedTrial], points: Sequence[Point], scaling:
         caption=f"Sequences trained per second over all devices of a trial. {_BARS} Higher is better.",
     )  # fmt: skip
     latency = _against_batch(
-        points, colours, "step time", lambda point: (point.step_ms.value, point.step_ms.low, point.step_ms.high),
-        unit="ms", name="latency", title="Step time by batch size",
+        points, colours, "step time (ms)", lambda point: (point.step_ms.value, point.step_ms.low, point.step_ms.high),
+        name="latency", title="Step time by batch size",
         caption=f"Median time of one optimizer step of the slowest rank. {_BARS} Lower is better.",
     )  # fmt: skip
     efficiency = [scaling_figure(scaling, colours)] if scaling else []
@@ -82,67 +86,42 @@ def colours_of(implementations: Sequence[str]) -> dict[str, str]:
     return {**_NAMED, **{name: _OTHERS[index % len(_OTHERS)] for index, name in enumerate(others)}}
 
 
-def _against_batch(
-    points: Sequence[Point],
-    colours: Mapping[str, str],
-    label: str,
-    value: Callable[[Point], tuple[float, float, float]],
-    *,
-    unit: str = "",
-    name: str,
-    title: str,
-    caption: str,
-) -> Figure:
+def _against_batch(points: Sequence[Point], colours: Mapping[str, str], label: str, value: Callable[[Point], Interval],
+                   *, name: str, title: str, caption: str) -> Figure:  # fmt: skip
     """Return one panel per model and accumulation; if there are too many, the ones with the most points."""
     groups: dict[str, list[Point]] = {}
     for point in points:
         row = point.row
         accumulation = "" if row["grad_accum_steps"] == 1 else f", accumulation {row['grad_accum_steps']}"
         task = "" if row["task"] == "pretrain" else f"{row['task']} "
-        model = f"{task}{row['preset']} · {row['precision']} · seq {row['seq_len']}{accumulation}"
-        groups.setdefault(model, []).append(point)
+        groups.setdefault(f"{task}{wording.model(row)}{accumulation}", []).append(point)
     shown = sorted(groups.items(), key=lambda item: -len(item[1]))[:_MOST_PANELS]
     columns = min(3, len(shown))
-    panels = []
-    for model, members in shown:
-        ticks = _spread_ticks([int(point.row["micro_batch_size"]) for point in members], _TICK_ROOM * columns)
-        middle = max(value(point)[0] for point in members)
-        highest = max(_capped(value(point)[0], value(point)[2]) for point in members)
-        panels.append(
-            Panel(
-                title=short_label(model),
-                x=Axis(label="micro batch size (sequences per device)", scale="log2", ticks=ticks, grid=False),
-                y=Axis(label=label, unit=unit, low=0, high=min(_HIGHEST_BAR * middle, 1.05 * highest)),
-                series=_lines_by_batch(members, colours, value),
-            )
-        )
-    return Figure(
-        name=name,
-        title=title,
-        caption=caption,
-        panels=panels,
-        columns=columns,
-        size=(5.2 if columns == 1 else 10.6, 3.7 * -(-len(panels) // columns)),
-        legend_columns=2 if columns == 1 else 5,
-        half=len(panels) == 1,
-    )
+
+    def draw(canvas: "Canvas") -> None:
+        panels = grid(canvas, len(shown), columns)
+        for axes, (model, members) in zip(panels, shown, strict=True):
+            sizes = sorted({int(point.row["micro_batch_size"]) for point in members})
+            middle = max(value(point)[0] for point in members)
+            highest = max(_capped(*value(point)[::2]) for point in members)
+            axes.set(title=short_label(model), xlabel=_BATCH, ylabel=label)
+            axes.set_ylim(0, min(_HIGHEST_BAR * middle, 1.05 * highest))
+            number_ticks(axes, spread(sizes, 0.07 * columns))
+            _lines_by_batch(axes, members, colours, value)
+        legend(canvas, *panels)
+
+    size = (5.2 if columns == 1 else 10.6, 3.7 * -(-len(shown) // columns))
+    return Figure(name=name, title=title, caption=caption, draw=draw, size=size, half=len(shown) == 1)
 
 
-def _spread_ticks(sizes: Sequence[int], room: float) -> list[tuple[float, str]]:
-    """Return ticks of a logarithmic axis: the first size, the last, and those between that have room.
-
-    Args:
-        sizes: at least one.
-        room: between two ticks, as a share of the axis.
-    """
-    known = sorted(set(sizes))
-    apart = room * math.log2(known[-1] / known[0])
-    kept = known[:1]
-    for size in known[1:-1]:
-        if math.log2(size / kept[-1]) >= apart and math.log2(known[-1] / size) >= apart:
-            kept.append(size)
-    kept += known[-1:] if len(known) > 1 else []
-    return [(float(size), str(size)) for size in kept]
+def spread(sizes: Sequence[int], room: float) -> list[int]:
+    """Return the first of ascending sizes, the last, and those between with `room`, a share of a logarithmic axis."""
+    apart = room * math.log2(sizes[-1] / sizes[0])
+    ticks = [sizes[0]]
+    for size in sizes[1:-1]:
+        if math.log2(size / ticks[-1]) >= apart and math.log2(sizes[-1] / size) >= apart:
+            ticks.append(size)
+    return [*ticks, *sizes[1:][-1:]]
 
 
 def _capped(middle: float, end: float) -> float:
@@ -150,236 +129,162 @@ def _capped(middle: float, end: float) -> float:
 
 
 def _lines_by_batch(
-    members: Sequence[Point], colours: Mapping[str, str], value: Callable[[Point], tuple[float, float, float]]
-) -> list[Line]:
+    axes: "Axes", members: Sequence[Point], colours: Mapping[str, str], value: Callable[[Point], Interval]
+) -> None:
     lines: dict[tuple[str, int, str, str], list[Point]] = {}
     several = len({wording.data(point.row) for point in members}) > 1
     competing = wording.strategies_compete([point.row for point in members])
-    for point in members:
+    for point in sorted(members, key=lambda point: int(point.row["micro_batch_size"])):
         row = point.row
-        strategy = str(row["strategy"]) if competing else ""
-        data = wording.data(row) if several else ""
+        strategy, data = str(row["strategy"]) if competing else "", wording.data(row) if several else ""
         lines.setdefault((str(row["implementation"]), int(row["world_size"]), strategy, data), []).append(point)
-    styles = sorted({(world, strategy, data) for _, world, strategy, data in lines})
-    found = []
-    for (name, world, strategy, data), line in sorted(lines.items()):
-        line = sorted(line, key=lambda point: int(point.row["micro_batch_size"]))
+    styles = sorted({key[1:] for key in lines})
+    for number, (key, line) in enumerate(sorted(lines.items())):
+        name, world, strategy, data = key
         middle, low, high = zip(*(value(point) for point in line), strict=True)
-        style = styles.index((world, strategy, data))
-        words = (
-            f"{name}{f' {strategy}' if strategy else ''}, {world} {line[0].row['device']}{f', {data}' if data else ''}"
-        )
-        found.append(
-            Line(
-                name=short_label(words),
-                x=[point.row["micro_batch_size"] for point in line],
-                y=middle,
-                low=low,
-                high=high,
-                colour=colours[name],
-                dash=_DASHES[style % len(_DASHES)],
-                marker=_MARKERS[style % len(_MARKERS)],
-                hollow=style > 0,
-            )
-        )
-    return found
+        dash, marker = _STYLES[styles.index(key[1:]) % len(_STYLES)]
+        label = ", ".join(filter(None, [f"{name} {strategy}".strip(), f"{world} {line[0].row['device']}", data]))
+        curve(
+            axes, [point.row["micro_batch_size"] for point in line], middle, short_label(label), colours[name],
+            low=low, high=high, shift=3 * (number - (len(lines) - 1) / 2), linestyle=dash, marker=marker, markersize=5,
+            markerfacecolor=COLOURS["paper" if key[1:] != styles[0] else colours[name]][0],
+        )  # fmt: skip
 
 
 def scaling_figure(scaling: Sequence[Row], colours: Mapping[str, str]) -> Figure:
     """Return the efficiency of weak and strong scaling from `measured_efficiency` by devices."""
+    kinds = [kind for kind in ("weak", "strong") if any(row["scaling"] == kind for row in scaling)]
     top = 100 * max(_capped(row["efficiency"], row["efficiency_high"] or 0.0) for row in scaling)
-    panels = []
-    for kind in (kind for kind in ("weak", "strong") if any(row["scaling"] == kind for row in scaling)):
-        rows = [row for row in scaling if row["scaling"] == kind]
-        sizes = sorted({row["world_size"] for row in rows})
-        held = "batch per device kept" if kind == "weak" else "global batch kept"
-        panels.append(
-            Panel(
-                title=f"{kind} scaling ({held})",
-                x=Axis(label="devices", scale="log2", ticks=[(float(size), str(size)) for size in sizes]),
-                y=Axis(label="efficiency", unit="%", low=0, high=max(110.0, 1.05 * top)),
-                series=[Rule(name="100 %", axis="y", at=100), *_efficiency_lines(rows, kind, colours)],
-                legend="inside",
-            )
-        )
+
+    def draw(canvas: "Canvas") -> None:
+        for axes, kind in zip(canvas.subplots(1, len(kinds), squeeze=False).flat, kinds, strict=True):
+            rows = [row for row in scaling if row["scaling"] == kind]
+            axes.set(title=f"{kind} scaling ({'batch per device' if kind == 'weak' else 'global batch'} kept)")
+            axes.set(xlabel="devices", ylabel="efficiency (%)", ylim=(0, max(110.0, 1.05 * top)))
+            number_ticks(axes, sorted({row["world_size"] for row in rows}))
+            rule(axes, "y", 100, "100 %")
+            _efficiency_lines(axes, rows, kind, colours)
+            legend(axes, axes, loc="best")
+
     shared = any(row["basis"] == "same total cores" for row in scaling)
     basis = "CPU ranks share the same cores, so 100 % means no loss from splitting them. " if shared else ""
-    return Figure(
-        name="scaling",
-        title="Scaling efficiency",
-        caption=f"Throughput relative to the smallest device count. {basis}{_BARS} Full lines: "
-        "the largest batch; faint: smaller.",
-        panels=panels,
-        columns=len(panels),
-        size=(10.6 if len(panels) > 1 else 5.2, 3.3),
-    )
+    caption = f"Throughput relative to the smallest device count. {basis}{_BARS} The largest batch."
+    size = (10.6 if len(kinds) > 1 else 5.2, 3.3)
+    return Figure(name="scaling", title="Scaling efficiency", caption=caption, draw=draw, size=size)
 
 
-def _efficiency_lines(rows: Sequence[Row], kind: str, colours: Mapping[str, str]) -> list[Line]:
+def _efficiency_lines(axes: "Axes", rows: Sequence[Row], kind: str, colours: Mapping[str, str]) -> None:
+    """Draw the largest batch of each implementation."""
+    size = "micro_batch_size" if kind == "weak" else "global_batch_size"
+    names = ("implementation", "strategy", "preset", "precision", "seq_len")
     lines: dict[tuple[Any, ...], list[Row]] = {}
     for row in rows:
-        batch = row["micro_batch_size"] if kind == "weak" else row["global_batch_size"]
-        names = ("implementation", "strategy", "preset", "precision", "seq_len")
-        lines.setdefault((*(row[name] for name in names), batch), []).append(row)
-    biggest = {str(key[0]): max(other[-1] for other in lines if other[0] == key[0]) for key in lines}
-    found = []
+        if row[size] == max(other[size] for other in rows if other["implementation"] == row["implementation"]):
+            lines.setdefault((*(row[name] for name in names), row[size]), []).append(row)
     for key, line in lines.items():
-        strong = key[-1] == biggest[str(key[0])]
-        ends = {
-            side: [None if row[f"efficiency_{side}"] is None else 100 * row[f"efficiency_{side}"] for row in line]
-            for side in ("low", "high")
-        }
-        found.append(
-            Line(
-                name=short_label(f"{key[0]}, batch {key[-1]}"),
-                x=[row["world_size"] for row in line],
-                y=[100 * row["efficiency"] for row in line],
-                low=ends["low"] if strong else (),
-                high=ends["high"] if strong else (),
-                colour=colours[str(key[0])],
-                marker="circle",
-                opacity=1.0 if strong else 0.35,
-                legend=strong,
-            )
+        middle, low, high = (
+            [math.nan if row[name] is None else 100 * row[name] for row in line]
+            for name in ("efficiency", "efficiency_low", "efficiency_high")
         )
-    return found
+        curve(
+            axes, [row["world_size"] for row in line], middle, short_label(f"{key[0]}, batch {key[-1]}"),
+            colours[str(key[0])], low=low, high=high, marker="o", markersize=5,
+        )  # fmt: skip
 
 
 def utilization_figure(utilization: Mapping[str, Mapping[int, float]]) -> Figure:
     """Return the utilization of the devices by micro batch size, a line for each kind of it."""
-    sizes = sorted({batch for by_batch in utilization.values() for batch in by_batch})
-    lines = [
-        Line(name=name, colour=colour, x=[*by_batch], y=[100 * value for value in by_batch.values()], marker="circle")
-        for (name, by_batch), colour in zip(utilization.items(), CYCLE, strict=False)
-    ]
-    ticks = _spread_ticks(sizes, _TICK_ROOM)
-    panel = Panel(
-        series=lines,
-        x=Axis(label="micro batch size (sequences per device)", scale="log2", ticks=ticks, grid=False),
-        y=Axis(label="utilization", unit="%", low=0, high=100),
-    )
-    return Figure(
-        name="utilization",
-        title="Utilization by batch size",
-        caption="Share of the time in which kernels ran, or of the peak rate of each kind of core; mean over ranks.",
-        panels=[panel],
-        size=(5.2, 3.7),
-        half=True,
-    )
+
+    def draw(canvas: "Canvas") -> None:
+        axes = canvas.subplots()
+        axes.set(xlabel=_BATCH, ylabel="utilization (%)", ylim=(0, 100))
+        number_ticks(axes, spread(sorted({batch for by_batch in utilization.values() for batch in by_batch}), 0.07))
+        for (name, by_batch), colour in zip(utilization.items(), CYCLE, strict=False):
+            curve(axes, by_batch, [100 * value for value in by_batch.values()], name, colour, marker="o", markersize=5)
+        legend(canvas, axes)
+
+    caption = "Share of the time in which kernels ran, or of the peak rate of each kind of core; mean over ranks."
+    title = "Utilization by batch size"
+    return Figure(name="utilization", title=title, caption=caption, draw=draw, size=(5.2, 3.7), half=True)
 
 
 def phases_figure(points: Sequence[Point]) -> Figure:
     """Return the share of each phase in a step, for every configuration."""
     shown = _representative(points)
-    series, left = [], [0.0] * len(shown)
-    for column, (label, colour) in _PHASES.items():
-        values = [_phase_share(point.row, column) for point in shown]
-        ends = [begin + value for begin, value in zip(left, values, strict=True)]
-        if max(values) > 0.0005:
-            texts = [f"{value:.0f}" if value >= _LEAST_LABELLED else "" for value in values]
-            series.append(stacked(label, colour, left, ends, texts))
-        left = ends
-    return Figure(
-        name="phases",
-        title="Step time by phase",
-        caption="Medians over the window, of the slowest rank in each step. "
-        "Exposed communication is what the backward pass could not hide.",
-        panels=[
-            Panel(
-                series=series,
-                x=Axis(label="share of a step", unit="%", low=0, high=100),
-                y=categories([short_label(_name(point, points)) for point in shown]),
-            )
-        ],
-        size=(10.6, 0.9 + 0.3 * len(shown)),
-        legend_columns=6,
-    )
+    parts = {
+        label: (colour, [_phase_share(point.row, column) for point in shown])
+        for column, (label, colour) in _PHASES.items()
+    }
+
+    def draw(canvas: "Canvas") -> None:
+        axes = canvas.subplots()
+        axes.set(xlabel="share of a step (%)", xlim=(0, 100))
+        categories(axes, [_name(point, points) for point in shown])
+        stacked(axes, parts, _LEAST_LABELED)
+        legend(canvas, axes)
+
+    caption = "Medians over the window, of the slowest rank in each step. Exposed: not hidden by the backward pass."
+    size = (10.6, 1.1 + 0.3 * len(shown))
+    return Figure(name="phases", title="Step time by phase", caption=caption, draw=draw, size=size)
 
 
 def _phase_share(row: Row, column: str) -> float:
     total = sum(float(row.get(name) or 0.0) for name in _PHASES if name != "rest_ms")
     step = max(float(row["step_time_ms"]), total)
-    value = step - total if column == "rest_ms" else float(row.get(column) or 0.0)
-    return 100 * value / step
+    return 100 * (step - total if column == "rest_ms" else float(row.get(column) or 0.0)) / step
 
 
 def _representative(points: Sequence[Point]) -> list[Point]:
-    shown = list(points)
-    while len(shown) > _MOST_TRIALS:
-        shown.remove(min(shown, key=lambda point: int(point.row["micro_batch_size"])))
-    return shown
+    """Return the points of the largest batches, in their order."""
+    largest = sorted(points, key=lambda point: -int(point.row["micro_batch_size"]))[:_MOST_TRIALS]
+    return [point for point in points if point in largest]
 
 
 def _name(point: Point, among: Sequence[Point]) -> str:
     """Return the name of a configuration: the settings in which it differs."""
-    row = point.row
+    row, rows = point.row, [other.row for other in among]
     parts = [str(row["implementation"])]
-    if len({wording.model(other.row) for other in among}) > 1:
-        parts.append(wording.model(row))
-    if wording.strategies_compete([other.row for other in among]):
-        parts.append(str(row["strategy"]))
-    if len({wording.data(other.row) for other in among}) > 1:
-        parts.append(wording.data(row))
-    parts += [f"batch {wording.batch(row)}", wording.devices(row)]
-    return ", ".join(parts)
+    parts += [wording.model(row)] if len(set(map(wording.model, rows))) > 1 else []
+    parts += [str(row["strategy"])] if wording.strategies_compete(rows) else []
+    parts += [wording.data(row)] if len(set(map(wording.data, rows))) > 1 else []
+    return ", ".join([*parts, f"batch {wording.batch(row)}", wording.devices(row)])
 
 
 def step_times_figure(points: Sequence[Point], colours: Mapping[str, str]) -> Figure:
     """Return the time of every step of one round of each configuration."""
     shown = _representative(points)
     columns = min(3, len(shown))
-    rows = -(-len(shown) // columns)
-    panels = [
-        _step_panel(
-            point, short_label(_name(point, points)), colours[str(point.row["implementation"])], number, columns
-        )
-        for number, point in enumerate(shown)
-    ]
-    left_out = (
-        f" The {len(shown)} largest batches of {len(points)} configurations are shown."
-        if len(shown) < len(points)
-        else ""
-    )
-    return Figure(
-        name="step_times",
-        title="Step times",
-        caption="Every step of one round. Shaded: warm-up, not measured. Dotted: median. "
-        f"Triangles: steps beyond the axis.{left_out}",
-        panels=panels,
-        columns=columns,
-        size=(10.6, 0.4 + 1.75 * rows),
-        legend="",
-    )
+
+    def draw(canvas: "Canvas") -> None:
+        panels = grid(canvas, len(shown), columns)
+        for place, (axes, point) in enumerate(zip(panels, shown, strict=True)):
+            axes.set_title(short_label(_name(point, points)), fontsize=8.5)
+            axes.set(xlabel="step", ylabel="" if place % columns else "step time (ms)")
+            whole_ticks(axes)
+            _draw_steps(axes, point, colours[str(point.row["implementation"])])
+
+    left_out = f" The largest batches of {len(points)} configurations." if len(shown) < len(points) else ""
+    caption = f"Every step of one round. Shaded: warm-up. Dotted: median. Triangles: steps beyond the axis.{left_out}"
+    size = (10.6, 0.4 + 1.75 * -(-len(shown) // columns))
+    return Figure(name="step_times", title="Step times", caption=caption, draw=draw, size=size)
 
 
-def _step_panel(point: Point, title: str, colour: str, number: int, columns: int) -> Panel:
+def _draw_steps(axes: "Axes", point: Point, colour: str) -> None:
     trial = point.trials[len(point.trials) // 2]
     steps = [int(step["step"]) for step in trial.steps]
     times = [float(step["step_time_ms"]) for step in trial.steps]
     start, stop = int(point.row["window_start"]), int(point.row["window_stop"])
     median = float(point.row["step_time_ms"])
     top = max(1.6 * median, 1.1 * float(point.row["step_time_ms_p95"]))
-    beyond = [step for step, time in zip(steps, times, strict=True) if time > top and math.isfinite(time)]
-    series: list[Line | Rule | Band] = []
+    axes.set_ylim(0, top)
     if steps[0] < start:
-        series.append(
-            Band(name="warm-up", axis="x", low=steps[0] - 0.5, high=start - 0.5, colour="warmup", opacity=0.6)
-        )
+        band(axes, "x", steps[0] - 0.5, start - 0.5, "warm-up", "warmup")
     if steps[-1] >= stop:
-        series.append(Band(name="after the window", axis="x", low=stop - 0.5, high=steps[-1] + 0.5, colour="faint"))
-    series += [
-        Line(name="step time", x=steps, y=times, colour=colour, width=0.9, marker="circle", size=2.2),
-        Rule(name="median", axis="y", at=median, colour="ink", dash="dotted", width=0.8),
-    ]
-    if beyond:
-        at_top = [0.96 * top] * len(beyond)
-        series.append(Line(name="beyond", x=beyond, y=at_top, colour=colour, dash="none", marker="triangle", size=4.5))
-    return Panel(
-        title=title,
-        x=Axis(label="step", whole=True),
-        y=Axis(label="" if number % columns else "step time", unit="" if number % columns else "ms", low=0, high=top),
-        series=series,
-    )
+        band(axes, "x", stop - 0.5, steps[-1] + 0.5, "after the window", "grid")
+    curve(axes, steps, times, "step", colour, linewidth=0.9, titled=30)
+    rule(axes, "y", median, "median", "ink", linewidth=0.8)
+    beyond = [step for step, time in zip(steps, times, strict=True) if top < time < math.inf]
+    axes.plot(beyond, [0.96 * top] * len(beyond), "^", color=COLOURS[colour][0], markersize=4.5)
 
 
 def taken_apart(trials: Sequence[LoadedTrial]) -> list[LoadedTrial]:
@@ -389,70 +294,51 @@ def taken_apart(trials: Sequence[LoadedTrial]) -> list[LoadedTrial]:
 
 def waterfall_figure(row: Row, name: str = "waterfall") -> Figure:
     """Return the waterfall of a trial of kind components, from the floor of a step to the measured step."""
-    bars = row["waterfall"]
-    ends = spans(bars)
-    most = max(max(pair) for pair in ends)
-    floor = max(end for bar, (_, end) in zip(bars, ends, strict=True) if bar["kind"] == FLOOR)
-    links_x: list[float] = []
-    links_y: list[float] = []
-    for place, (bar, (_, end)) in enumerate(zip(bars[:-1], ends[:-1], strict=True)):
-        if bar["kind"] != "total":
-            links_x += [end, end, math.nan]
-            links_y += [place, place + 1, math.nan]
-    waterfall = Bars(
-        name="step",
-        at=range(len(bars)),
-        begin=[min(pair) for pair in ends],
-        end=[max(pair) for pair in ends],
-        thickness=0.62,
-        across=True,
-        colours=[_waterfall_colour(bar) for bar in bars],
-        labels=[_bar_text(bar) for bar in bars],
-        place="end",
+    parts, ends = row["waterfall"], spans(row["waterfall"])
+    floor = max(end for part, (_, end) in zip(parts, ends, strict=True) if part["kind"] == FLOOR)
+
+    def draw(canvas: "Canvas") -> None:
+        axes = canvas.subplots()
+        axes.set(title=f"{row['implementation']} {wording.model(row)} {wording.place(row)}", xlabel="time (ms)")
+        axes.set_xlim(min(0.0, *map(min, ends)), 1.2 * max(map(max, ends)))
+        categories(axes, [str(part["name"]) for part in parts])
+        rule(axes, "x", floor, "floor", "blue")
+        for place, (part, (_, end)) in enumerate(zip(parts[:-1], ends, strict=False)):
+            if part["kind"] != "total":
+                axes.plot([end, end], [place, place + 1], color=COLOURS["note"][0], linewidth=0.7)
+        bars(
+            axes, range(len(parts)), [max(pair) for pair in ends], "step", [_waterfall_colour(part) for part in parts],
+            begin=[min(pair) for pair in ends], thickness=0.62, labels=[_bar_text(part) for part in parts],
+        )  # fmt: skip
+
+    caption = (
+        "Blue: the floor, FLOPs at the measured peak and memory traffic at the measured bandwidth. Each bar starts "
+        "where the one above ends. Orange: parts above their floor; green: below; gray: not explained."
     )
-    return Figure(
-        name=name,
-        title="From the floor of a step to the measured step",
-        caption="Blue is the floor: the model's FLOPs at the measured peak, and the memory traffic at the measured "
-        "bandwidth. Each bar starts where the one above ends. Orange: time of separately timed parts above "
-        "their floor; green: below it. Gray: not explained by the parts.",
-        panels=[
-            Panel(
-                title=f"{row['implementation']} {wording.model(row)} {wording.place(row)}",
-                x=Axis(label="ms", low=min(0.0, *(min(pair) for pair in ends)), high=1.2 * most),
-                y=categories([str(bar["name"]) for bar in bars]),
-                series=[
-                    Line(name="next", x=links_x, y=links_y, colour="note", width=0.7, legend=False),
-                    Rule(name="floor", axis="x", at=floor, colour="blue", dash="dotted"),
-                    waterfall,
-                ],
-            )
-        ],
-        size=(9.6, 1.1 + 0.34 * len(bars)),
-        legend="",
-    )
+    title, size = "From the floor of a step to the measured step", (9.6, 1.1 + 0.34 * len(parts))
+    return Figure(name=name, title=title, caption=caption, draw=draw, size=size)
 
 
-def spans(bars: Sequence[Row]) -> list[tuple[float, float]]:
+def spans(parts: Sequence[Row]) -> list[tuple[float, float]]:
     """Return start and end of each bar in ms: each starts where the last one ends, the total at 0."""
-    found, reached = [], 0.0
-    for bar in bars:
-        begin = reached if bar["kind"] in (FLOOR, LOSS) else 0.0
-        reached = begin + bar["ms"]
-        found.append((begin, reached))
-    return found
+    ends, reached = [], 0.0
+    for part in parts:
+        begin = reached if part["kind"] in (FLOOR, LOSS) else 0.0
+        reached = begin + part["ms"]
+        ends.append((begin, reached))
+    return ends
 
 
-def _bar_text(bar: Row) -> str:
-    sign = "+" if bar["kind"] == LOSS and bar["ms"] >= 0 else "-" if bar["ms"] < 0 else ""
-    return f"{sign}{wording.number(abs(bar['ms']))} ms, {wording.percent(bar['share'])}"
+def _bar_text(part: Row) -> str:
+    sign = "+" if part["kind"] == LOSS and part["ms"] >= 0 else "-" if part["ms"] < 0 else ""
+    return f"{sign}{wording.number(abs(part['ms']))} ms, {wording.percent(part['share'])}"
 
 
-def _waterfall_colour(bar: Row) -> str:
-    if bar["kind"] == FLOOR:
-        return "blue" if bar["name"] == ARITHMETIC else "sky"
-    if bar["kind"] != LOSS:
+def _waterfall_colour(part: Row) -> str:
+    if part["kind"] == FLOOR:
+        return "blue" if part["name"] == ARITHMETIC else "sky"
+    if part["kind"] != LOSS:
         return "grey"
-    if bar["name"] == NOT_EXPLAINED:
+    if part["name"] == NOT_EXPLAINED:
         return "pale"
-    return "vermilion" if bar["ms"] >= 0 else "green"
+    return "vermilion" if part["ms"] >= 0 else "green"

@@ -2,66 +2,75 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from analysis import wording
-from analysis.render.figure import Axis, Bars, Figure, Line, Panel, Rule, Series, categories, short_label
+from analysis.render.figure import (
+    Figure,
+    bars,
+    categories,
+    curve,
+    grid,
+    legend,
+    logarithmic,
+    rule,
+    short_label,
+    whole_ticks,
+)
 from analysis.render.search_tables import value_text
 from common.scores import score
 
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure as Canvas
+
 Row = Mapping[str, Any]
 
-
 _MOST_PANELS = 9
-
-
 _COLUMNS = 3
-
-
 _MOST_CHOICES = 12
-
-
 _LONGEST_CHOICE = 18
+_POINTS: dict[str, Any] = {"linestyle": "none", "marker": "o", "alpha": 0.85, "markersize": 5}
 
 
-def tune_figures(found: Row) -> list[Figure]:
+def tune_figures(study: Row) -> list[Figure]:
     """Return the figures of a study.
 
     Args:
-        found: tune.json, as bench.tune.document makes it.
+        study: tune.json, as bench.tune.document makes it.
     """
     shown = []
-    if any(row["value"] is not None for row in found["trials"]):
-        shown.append(_history(found))
-    if found["importance"]["shares"]:
-        shown.append(_importance(found))
-    if _of_state(found, "complete"):
-        shown.append(_parameters(found))
-    if any(len(row["readings"]) > 1 for row in found["trials"] if row["state"] != "failed"):
-        shown.append(_courses(found))
+    if any(row["value"] is not None for row in study["trials"]):
+        shown.append(_history(study))
+    if study["importance"]["shares"]:
+        shown.append(_importance(study))
+    if _of_state(study, "complete"):
+        shown.append(_parameters(study))
+    if any(len(row["readings"]) > 1 for row in study["trials"] if row["state"] != "failed"):
+        shown.append(_courses(study))
     return shown
 
 
-def _of_state(found: Row, state: str) -> list[Row]:
-    return [row for row in found["trials"] if row["state"] == state and row["value"] is not None]
+def _of_state(study: Row, state: str) -> list[Row]:
+    return [row for row in study["trials"] if row["state"] == state and row["value"] is not None]
 
 
-def _scaled(found: Row, value: float) -> float:
-    return 100 * value if score(found["objective"]["name"]).unit == "fraction" else value
+def _values(study: Row, values: Sequence[float]) -> list[float]:
+    scale = 100 if score(study["objective"]["name"]).unit == "fraction" else 1
+    return [scale * value for value in values]
 
 
-def _values(found: Row, rows: Sequence[Row]) -> list[float]:
-    return [_scaled(found, row["value"]) for row in rows]
-
-
-def _objective(found: Row, rows: Sequence[Row] | None = None) -> Axis:
-    """Return the axis of the objective; with `rows`, a few much worse results do not flatten the others."""
-    unit = {"nats": "nats", "fraction": "%", "percent": "%"}.get(score(found["objective"]["name"]).unit, "")
-    ends = None if rows is None else robust_limits(_values(found, rows), found["objective"]["maximize"])
-    low, high = ends or (None, None)
-    return Axis(label=short_label(found["objective"]["label"]), unit=unit, low=low, high=high)
+def _objective(axes: "Axes", study: Row, rows: Sequence[Row] = ()) -> None:
+    """Make y the axis of the objective; with `rows`, a few much worse results do not flatten the others."""
+    unit = {"nats": " (nats)", "fraction": " (%)", "percent": " (%)"}.get(score(study["objective"]["name"]).unit, "")
+    axes.set_ylabel(f"{short_label(study['objective']['label'])}{unit}")
+    values = _values(study, [row["value"] for row in rows])
+    ends = robust_limits(values, study["objective"]["maximize"]) if values else None
+    if ends:
+        beyond = sum(not ends[0] <= value <= ends[1] for value in values)
+        axes.set(ylim=ends, title=f"outside the axis: {wording.counted(beyond, 'much worse result')}")
 
 
 def robust_limits(values: Sequence[float], maximize: bool) -> tuple[float, float] | None:
@@ -78,182 +87,127 @@ def robust_limits(values: Sequence[float], maximize: bool) -> tuple[float, float
     return float(first), float(last)
 
 
-def _left_out(found: Row, rows: Sequence[Row], axis: Axis) -> str:
-    low = -math.inf if axis.low is None else axis.low
-    high = math.inf if axis.high is None else axis.high
-    beyond = sum(not low <= value <= high for value in _values(found, rows))
-    return f"outside the axis: {beyond} much worse result{'s'[: beyond > 1]}" if beyond else ""
+def _history(study: Row) -> Figure:
+    complete, pruned = _of_state(study, "complete"), _of_state(study, "pruned")
+
+    def draw(canvas: "Canvas") -> None:
+        axes = canvas.subplots()
+        axes.set_xlabel("trial")
+        whole_ticks(axes)
+        _objective(axes, study, [*complete, *pruned])
+        for row in study["trials"]:
+            if row["state"] == "failed":
+                rule(axes, "x", row["number"], "failed", "orange", label="failed", linestyle="dotted")
+        for rows, name, colour, marker in ((complete, "complete", "blue", "o"),
+                                           (pruned, "pruned (last reading)", "grey", "x")):  # fmt: skip
+            if rows:
+                x, y = [row["number"] for row in rows], _values(study, [row["value"] for row in rows])
+                curve(axes, x, y, name, colour, **{**_POINTS, "marker": marker})
+        if complete:
+            end = max(row["number"] for row in study["trials"])
+            better = np.maximum if study["objective"]["maximize"] else np.minimum
+            best = better.accumulate(_values(study, [row["value"] for row in complete]))
+            x = [*(row["number"] for row in complete), end]
+            curve(axes, x, [*best, best[-1]], "best so far", "vermilion", drawstyle="steps-post")
+        legend(canvas, axes)
+
+    better = "Higher" if study["objective"]["maximize"] else "Lower"
+    caption = f"Result of each trial and the best result so far. {better} is better."
+    return Figure(name="history", title="Objective by trial", caption=caption, draw=draw)
 
 
-def _history(found: Row) -> Figure:
-    complete, pruned = _of_state(found, "complete"), _of_state(found, "pruned")
-    failed = [row["number"] for row in found["trials"] if row["state"] == "failed"]
-    series: list[Series] = [
-        Rule(name="failed", axis="x", at=number, colour="orange", dash="dotted", legend=True) for number in failed
-    ]
-    if pruned:
-        series.append(
-            Line(name="pruned (last reading)", x=[row["number"] for row in pruned], y=_values(found, pruned),
-                 colour="grey", dash="none", marker="cross", size=5.5)
-        )  # fmt: skip
-    if complete:
-        numbers = [row["number"] for row in complete]
-        series.insert(0, _points(numbers, _values(found, complete)))
-        end = max(row["number"] for row in found["trials"])
-        best = (np.maximum if found["objective"]["maximize"] else np.minimum).accumulate(_values(found, complete))
-        series.append(
-            Line(name="best so far", x=[*numbers, end], y=[*best, best[-1]], colour="vermilion", step="after")
-        )
-    axis = _objective(found, [*complete, *pruned])
-    better = "Higher" if found["objective"]["maximize"] else "Lower"
-    return Figure(
-        name="history",
-        title="Objective by trial",
-        caption=f"Result of each trial and the best result so far. {better} is better.",
-        panels=[
-            Panel(
-                title=_left_out(found, [*complete, *pruned], axis),
-                x=Axis(label="trial", whole=True, grid=False),
-                y=axis,
-                series=series,
-            )
-        ],
+def _importance(study: Row) -> Figure:
+    shares = dict(list(study["importance"]["shares"].items())[:_MOST_CHOICES])
+
+    def draw(canvas: "Canvas") -> None:
+        axes = canvas.subplots()
+        axes.set(xlabel="share of the variation (%)", xlim=(0, 120 * max(shares.values()) or 1.0))
+        categories(axes, [name.replace("_", " ") for name in shares])
+        texts = [wording.percent(share) for share in shares.values()]
+        bars(axes, range(len(shares)), [100 * share for share in shares.values()], "importance", "blue", labels=texts)
+
+    caption = (
+        f"Share of the variation between {len(_of_state(study, 'complete'))} complete trials that each option "
+        f"explains, by Optuna's {study['importance']['evaluator']}."
     )
+    size = (5.2, 1.0 + 0.42 * len(shares))
+    return Figure(name="importance", title="Parameter importance", caption=caption, draw=draw, size=size, half=True)
 
 
-def _points(x: Sequence[float], y: Sequence[float]) -> Line:
-    return Line(name="complete", x=x, y=y, opacity=0.85, dash="none", marker="circle")
-
-
-def _importance(found: Row) -> Figure:
-    shares = dict(list(found["importance"]["shares"].items())[:_MOST_CHOICES])
-    bars = Bars(
-        name="importance",
-        at=range(len(shares)),
-        end=[100 * share for share in shares.values()],
-        thickness=0.6,
-        across=True,
-        labels=[wording.percent(share) for share in shares.values()],
-        place="end",
-    )
-    complete = len(_of_state(found, "complete"))
-    return Figure(
-        name="importance",
-        title="Parameter importance",
-        caption=f"Share of the variation between {complete} complete trials that each option explains, by Optuna's "
-        f"{found['importance']['evaluator']}.",
-        panels=[
-            Panel(
-                x=Axis(label="share of the variation", unit="%", low=0, high=120 * max(shares.values()) or 1.0),
-                y=categories([short_label(name.replace("_", " ")) for name in shares]),
-                series=[bars],
-            )
-        ],
-        size=(5.2, 1.0 + 0.42 * len(shares)),
-        legend="",
-        half=True,
-    )
-
-
-def _parameters(found: Row) -> Figure:
-    names = list(found["importance"]["shares"]) or list(found["space"])
-    names = names[:_MOST_PANELS]
+def _parameters(study: Row) -> Figure:
+    names = (list(study["importance"]["shares"]) or list(study["space"]))[:_MOST_PANELS]
     columns = min(_COLUMNS, len(names))
+
+    def draw(canvas: "Canvas") -> None:
+        for place, (axes, name) in enumerate(zip(grid(canvas, len(names), columns), names, strict=True)):
+            _draw_parameter(axes, study, name)
+            axes.set_ylabel(axes.get_ylabel() if place % columns == 0 else "")
+
     return Figure(
-        name="parameters",
-        title="Objective by parameter",
-        caption="Each point is a complete trial; the best one is red. The sampler tries more values where results are "
-        "good.",
-        panels=[_against(found, name, labelled=place % columns == 0) for place, name in enumerate(names)],
-        columns=columns,
+        name="parameters", title="Objective by parameter", draw=draw, half=columns == 1,
+        caption="Each point is a complete trial; the best is red. More values are tried where results are good.",
         size=(10.6 if columns > 1 else 5.2, 3.0 * math.ceil(len(names) / columns)),
-        legend="",
-        half=columns == 1,
-    )
-
-
-def _against(found: Row, name: str, *, labelled: bool) -> Panel:
-    complete = [row for row in _of_state(found, "complete") if name in row["values"]]
-    text, label = str(found["space"][name]), short_label(name.replace("_", " "))
-    if ":" in text and all(isinstance(row["values"][name], int | float) for row in complete):
-        places: list[Any] = [row["values"][name] for row in complete]
-        axis = _log_axis(label, text) if text.startswith("log:") else Axis(label=label)
-    else:  # choices side by side, in their order
-        labels = text.split(",")
-        order = {choice: place for place, choice in enumerate(labels)}
-        places = [order.get(_as_given(row["values"][name]), len(order)) for row in complete]
-        shown = choice_labels(labels)
-        axis = Axis(label=label, ticks=[*enumerate(shown)], low=-0.5, high=len(labels) - 0.5,
-                    steep=max(map(len, shown)) * len(shown) > _LONGEST_CHOICE * 2)  # fmt: skip
-    series = [_points(places, _values(found, complete))]
-    best = (found["best"] or {}).get("number")
-    own = [(place, row) for row, place in zip(complete, places, strict=True) if row["number"] == best]
-    if own:
-        series.append(
-            Line(name="best", x=[place for place, _ in own], y=_values(found, [row for _, row in own]),
-                 colour="vermilion", dash="none", marker="circle", size=6.6)
-        )  # fmt: skip
-    y = _objective(found, complete)
-    title = _left_out(found, complete, y)
-    return Panel(title=title, x=axis, y=y if labelled else Axis(low=y.low, high=y.high), series=series)
-
-
-def _log_axis(label: str, text: str) -> Axis:
-    low, high = (float(part) for part in text.removeprefix("log:").split(":"))
-    powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
-    factors = (1,) if high / low > 200 else (1, 2, 5) if high / low <= 20 else (1, 3)
-    ticks = [factor * 10.0**power for power in powers for factor in factors]
-    shown = [tick for tick in ticks if low <= tick * (1 + 1e-9) and tick <= high * (1 + 1e-9)] or [low, high]
-    return Axis(
-        label=label, scale="log", low=low / 1.1, high=high * 1.1, ticks=[(tick, f"{tick:.3g}") for tick in shown]
     )  # fmt: skip
 
 
-def _as_given(value: Any) -> str:
-    return repr(value) if isinstance(value, float) else value_text(value)
+def _draw_parameter(axes: "Axes", study: Row, name: str) -> None:
+    complete = [row for row in _of_state(study, "complete") if name in row["values"]]
+    text = str(study["space"][name])
+    axes.set_xlabel(short_label(name.replace("_", " ")))
+    _objective(axes, study, complete)
+    if ":" in text and all(isinstance(row["values"][name], int | float) for row in complete):
+        places: list[Any] = [row["values"][name] for row in complete]
+        if text.startswith("log:"):
+            low, high = (float(part) for part in text.removeprefix("log:").split(":"))
+            logarithmic(axes, "x", "{:g}".format)
+            axes.set_xlim(low / 1.1, high * 1.1)
+    else:  # choices side by side, in their order
+        choices = text.split(",")
+        order = {choice: place for place, choice in enumerate(choices)}
+        values = [row["values"][name] for row in complete]
+        texts = [repr(value) if isinstance(value, float) else value_text(value) for value in values]
+        places = [order.get(one, len(order)) for one in texts]
+        shown = choice_labels(choices)
+        steep = max(map(len, shown)) * len(shown) > 2 * _LONGEST_CHOICE
+        axes.set_xlim(-0.5, len(choices) - 0.5)
+        axes.set_xticks(range(len(choices)), shown, rotation=90 if steep else 0)
+    results = _values(study, [row["value"] for row in complete])
+    curve(axes, places, results, "complete", "blue", **_POINTS)
+    best = (study["best"] or {}).get("number")
+    for place, result, row in zip(places, results, complete, strict=True):
+        if row["number"] == best:
+            curve(axes, [place], [result], "best", "vermilion", marker="o", markersize=6.6)
 
 
 def choice_labels(choices: Sequence[str]) -> list[str]:
     """Return distinct short labels: the last part of a path, with its position if two would be equal."""
     ends = [choice.rstrip("/").rsplit("/", 1)[-1] for choice in choices]
-    told = ends if len(set(ends)) == len(ends) else list(choices)
-    told = [
-        short_label(label if len(label) <= _LONGEST_CHOICE else f"…{label[1 - _LONGEST_CHOICE :]}") for label in told
-    ]
-    return told if len(set(told)) == len(told) else [f"{place}: {label}" for place, label in enumerate(told, start=1)]
+    labels = ends if len(set(ends)) == len(ends) else list(choices)
+    labels = [short_label(one if len(one) <= _LONGEST_CHOICE else f"…{one[1 - _LONGEST_CHOICE :]}") for one in labels]
+    if len(set(labels)) == len(labels):
+        return labels
+    return [f"{place}: {label}" for place, label in enumerate(labels, start=1)]
 
 
-def _courses(found: Row) -> Figure:
-    best = (found["best"] or {}).get("number")
-    colours = {"complete": "blue", "pruned": "grey"}
-    series = []
-    for row in sorted(found["trials"], key=lambda row: row["number"] == best):
-        if not row["readings"] or row["state"] == "failed":
-            continue
-        is_best = row["number"] == best
-        numbers, values = zip(*row["readings"], strict=True)
-        series.append(
-            Line(
-                name="best" if is_best else row["state"],
-                x=[number + 1 for number in numbers],
-                y=[_scaled(found, value) for value in values],
-                colour="vermilion" if is_best else colours.get(row["state"], "pale"),
-                marker="circle",
-                size=3,
-                width=2.2 if is_best else 1,
-                opacity=1 if is_best else 0.55,
-                legend=is_best or row["state"] in colours,
-            )
-        )
-    return Figure(
-        name="courses",
-        title="Readings during training",
-        caption="One line per trial; pruned trials are gray.",
-        panels=[
-            Panel(
-                x=Axis(label="tenth of the run" if found["objective"]["name"] == "loss" else "evaluation", whole=True),
-                y=_objective(found),
-                series=series,
-            )
-        ],
-    )
+def _courses(study: Row) -> Figure:
+    best = (study["best"] or {}).get("number")
+    rows = [row for row in study["trials"] if row["readings"] and row["state"] != "failed"]
+    rows.sort(key=lambda row: row["number"] == best)
+
+    def draw(canvas: "Canvas") -> None:
+        axes = canvas.subplots()
+        axes.set_xlabel("tenth of the run" if study["objective"]["name"] == "loss" else "evaluation")
+        whole_ticks(axes)
+        _objective(axes, study)
+        for row in rows:
+            name = "best" if row["number"] == best else str(row["state"])
+            colour = {"best": "vermilion", "complete": "blue", "pruned": "grey"}.get(name, "pale")
+            numbers, values = zip(*row["readings"], strict=True)
+            curve(
+                axes, [number + 1 for number in numbers], _values(study, values), name, colour, marker="o",
+                markersize=3, linewidth=2.2 if name == "best" else 1, alpha=1 if name == "best" else 0.55,
+            )  # fmt: skip
+        legend(canvas, axes)
+
+    caption = "One line per trial; pruned trials are gray."
+    return Figure(name="courses", title="Readings during training", caption=caption, draw=draw)

@@ -1,64 +1,44 @@
 """Figures of traces, a bar per rank: one iteration on a time axis, where the time goes, what communication costs."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from analysis.diagnose.sentences import number
-from analysis.metrics.communication.exposure import communication_by_rank, communication_set
-from analysis.metrics.communication.matching import Matching, clock_offsets, match_collectives
+from analysis import wording
+from analysis.metrics.communication.exposure import communication_by_rank
+from analysis.metrics.communication.matching import match_collectives
 from analysis.metrics.time.temporal import Temporal, temporal_breakdown
 from analysis.metrics.time.window import work_window
 from analysis.metrics.time.work import WorkSets, work_sets
-from analysis.names import bus_factor
 from analysis.render.figure import (
-    Axis,
-    Band,
-    Bars,
     Figure,
-    Line,
-    Marker,
-    Panel,
-    Series,
+    Numbers,
+    bars,
     categories,
-    short_label,
-    size_axis,
+    legend,
     stacked,
+    words,
 )
 from analysis.spans import Intervals, clipped, difference, intersection, merged
 from analysis.timeline import Timeline
-from analysis.wording import short
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure as Canvas
 
 Figures = dict[str, list[Figure]]
 
-_LANES = {  # name -> color, position in a rank's band from the top, and height
-    "computation": ("blue", 0.0, 0.27),
-    "hidden communication": ("hidden", 0.27, 0.27),
-    "exposed communication": ("vermilion", 0.27, 0.27),
-    "copies": ("green", 0.54, 0.14),
-    "idle": ("idle", 0.68, 0.14),
+_LANES = {  # name -> color, middle in a rank's band from the top, and height
+    "computation": ("blue", 0.135, 0.27),
+    "hidden communication": ("hidden", 0.405, 0.27),
+    "exposed communication": ("vermilion", 0.405, 0.27),
+    "copies": ("green", 0.61, 0.14),
+    "idle": ("idle", 0.75, 0.14),
 }
-_BUCKETS = {
-    "computation": "blue",
-    "hidden communication": "hidden",
-    "exposed communication": "vermilion",
-    "exposed wait": "orange",
-    "exposed transfer": "vermilion",
-}
-_KINDS: dict[str, tuple[str, Marker]] = {
-    "all_reduce": ("blue", "circle"),
-    "all_gather": ("green", "square"),
-    "reduce_scatter": ("pink", "diamond"),
-    "all_to_all": ("vermilion", "triangle"),
-    "broadcast": ("orange", "down"),
-}
-_OTHER: tuple[str, Marker] = ("grey", "plus")
 _MOST_RANKS = 16
-_MOST_POINTS = 5000
-_PIXELS = 3000
-_LEAST_LABELLED = 4
-"""Smallest part of a bar, in percent, that is labeled with its number."""
+_PIXELS = 800
+_LEAST_LABELED = 4
+"""Smallest part of a bar, in percent, that has its number written on it."""
 
 
 def trace_figures(timelines: Sequence[Timeline]) -> Figures:
@@ -69,62 +49,48 @@ def trace_figures(timelines: Sequence[Timeline]) -> Figures:
     """
     shown = [(timeline, row) for timeline in timelines if (row := temporal_breakdown(timeline)) is not None]
     shown.sort(key=lambda item: (item[1].rank is None, item[1].rank or 0))
-    found: Figures = {}
+    figures: Figures = {}
     if shown:
         first = shown[:_MOST_RANKS]
-        found["temporal_breakdown"] = [
+        figures["temporal_breakdown"] = [
             iteration_figure([timeline for timeline, _ in first], len(shown)),
             breakdown_figure([row for _, row in first], len(shown)),
         ]
     if any(len(timeline.collectives) for timeline in timelines):
-        found["all_reduce_by_rank"] = [communication_figure(timelines)]
-        found["buckets"] = [buckets_figure(timelines)]
-        bandwidth = bandwidth_figure(timelines)
-        if bandwidth is not None:
-            found["collectives"] = [bandwidth]
-    return found
+        figures["all_reduce_by_rank"] = [communication_figure(timelines)]
+    return figures
 
 
 def iteration_figure(timelines: Sequence[Timeline], ranks: int) -> Figure:
     """Return the timeline of each rank in one common step, or in the whole trace; `ranks` is their number."""
     step = _step(timelines)
-    lanes: dict[str, list[tuple[float, float, float]]] = {name: [] for name in _LANES}
-    longest = 0.0
-    for place, timeline in enumerate(timelines):
-        sets = work_sets(timeline)
-        begin, end = _bounds(timeline, sets, step)
-        longest = max(longest, (end - begin) / 1e6)
-        for name, part in _lanes(sets, begin, end).items():
-            _, top, height = _LANES[name]
-            middle = place - 0.41 + top + height / 2
-            lanes[name] += [(middle, *ends) for ends in _bars(part, begin, end)]
+
+    def draw(canvas: "Canvas") -> None:
+        axes = canvas.subplots()
+        axes.set_xlabel("time since the rank's own start (ms)")
+        categories(axes, [_rank(timeline.rank) for timeline in timelines])
+        longest = 0.0
+        for place, timeline in enumerate(timelines):
+            sets = work_sets(timeline)
+            begin, end = _bounds(timeline, sets, step)
+            longest = max(longest, (end - begin) / 1e6)
+            for name, part in _lanes(sets, begin, end).items():
+                colour, middle, height = _LANES[name]
+                starts, ends = _pixels(part, begin, end)
+                at = np.full(len(starts), place - 0.41 + middle)
+                bars(axes, at, ends, name, colour, begin=starts, thickness=height)
+        axes.set_xlim(0, longest or 1.0)
+        legend(canvas, axes)
+
     what = "the whole trace" if step is None else f"step {step}"
-    stripes: list[Series] = [
-        Band(name="stripe", axis="y", low=place - 0.5, high=place + 0.5, colour="stripe")
-        for place in range(1, len(timelines), 2)
-    ]
-    return Figure(
-        name="iteration_timeline",
-        title=f"Timeline of one iteration ({what})",
-        caption=f"Work of each rank in {what}, relative to the rank's own start (clocks of ranks differ). "
-        "Exposed communication does not overlap computation, so it makes the step longer. "
-        f"Pieces closer together than a pixel are drawn as one.{_left_out(len(timelines), ranks)}",
-        panels=[
-            Panel(
-                x=Axis(label="time since the rank's own start", unit="ms", low=0, high=longest or 1.0),
-                y=categories([_rank(timeline.rank) for timeline in timelines]),
-                series=[*stripes, *(_lane(name, _LANES[name][0], _LANES[name][2], lanes[name]) for name in lanes)],
-            )
-        ],
-        size=(10.6, 1.2 + 0.5 * len(timelines)),
-        legend_columns=5,
+    caption = (
+        f"Work of each rank in {what}, relative to the rank's own start (clocks of ranks differ). Exposed "
+        f"communication makes the step longer. Gaps narrower than a pixel are closed.{_left_out(len(timelines), ranks)}"
     )
-
-
-def _lane(name: str, colour: str, thickness: float, spans: Sequence[tuple[float, float, float]]) -> Bars:
-    """Return one kind of work on every rank as (place, begin, end)."""
-    at, begin, end = zip(*spans, strict=True) if spans else ((), (), ())
-    return Bars(name=name, colour=colour, at=at, begin=begin, end=end, thickness=thickness, across=True)
+    return Figure(
+        name="iteration_timeline", title=f"Timeline of one iteration ({what})", caption=caption, draw=draw,
+        size=(10.6, 1.2 + 0.5 * len(timelines)),
+    )  # fmt: skip
 
 
 def breakdown_figure(rows: Sequence[Temporal], ranks: int) -> Figure:
@@ -134,31 +100,25 @@ def breakdown_figure(rows: Sequence[Temporal], ranks: int) -> Figure:
         "computation over communication": ("sky", [row.overlapped_communication_ns for row in rows]),
         "exposed communication": ("vermilion", [row.exposed_communication_ns for row in rows]),
         "copies alone": ("green", [row.exposed_memory_ns for row in rows]),
-        "idle": ("faint", [row.idle_ns for row in rows]),
+        "idle": ("idle", [row.idle_ns for row in rows]),
     }
-    series, left = [], np.zeros(len(rows))
-    for name, (colour, values) in parts.items():
-        shares = np.array([100 * value / row.span_ns for value, row in zip(values, rows, strict=True)])
-        if shares.max() > 0:
-            texts = [f"{share:.0f}" if share >= _LEAST_LABELLED else "" for share in shares]
-            series.append(stacked(name, colour, left, left + shares, texts))
-        left = left + shares
+    spans = np.array([row.span_ns for row in rows])
+    shares = {name: (colour, 100 * np.array(ns) / spans) for name, (colour, ns) in parts.items()}
+
+    def draw(canvas: "Canvas") -> None:
+        axes = canvas.subplots()
+        axes.set(xlabel="share of the window (%)", xlim=(0, 100))
+        categories(axes, [f"{_rank(row.rank)}  ({wording.number(row.span_ns / 1e6)} ms)" for row in rows])
+        stacked(axes, shares, _LEAST_LABELED)
+        legend(canvas, axes)
+
     window = {"steps": "the marked steps", "kernels": "the whole trace"}.get(rows[0].window, rows[0].window)
-    return Figure(
-        name="time_breakdown",
-        title="Where the time goes",
-        caption=f"Over {window}; each moment counts once, so every bar adds up to 100 %. "
-        f"Only computation is useful work.{_left_out(len(rows), ranks)}",
-        panels=[
-            Panel(
-                x=Axis(label="share of the window", unit="%", low=0, high=100),
-                y=categories([f"{_rank(row.rank)}  ({number(row.span_ns / 1e6)} ms)" for row in rows]),
-                series=series,
-            )
-        ],
-        size=(10.6, 1.2 + 0.32 * len(rows)),
-        legend_columns=5,
+    caption = (
+        f"Over {window}; each moment counts once, so every bar adds up to 100 %. Only computation is useful "
+        f"work.{_left_out(len(rows), ranks)}"
     )
+    size = (10.6, 1.2 + 0.32 * len(rows))
+    return Figure(name="time_breakdown", title="Where the time goes", caption=caption, draw=draw, size=size)
 
 
 def communication_figure(timelines: Sequence[Timeline]) -> Figure:
@@ -172,132 +132,34 @@ def communication_figure(timelines: Sequence[Timeline]) -> Figure:
     shown = timelines[:_MOST_RANKS]
     table = communication_by_rank(shown, match_collectives(timelines) if len(timelines) == len(shown) else None)
     split = table["exposed_wait_ms"].notna().to_numpy(dtype=bool)
-    exposed, window = table["exposed_ms"].to_numpy(dtype=float), table["window_ms"].to_numpy(dtype=float)
+    overlapped, exposed, window = (
+        table[name].to_numpy(dtype=float) for name in ("overlapped_ms", "exposed_ms", "window_ms")
+    )
     transfer = np.where(split, table["exposed_transfer_ms"].to_numpy(dtype=float, na_value=0.0), 0.0)
-    wait = np.where(split, exposed - transfer, 0.0)
-    total = table["overlapped_ms"].to_numpy(dtype=float) + exposed
-    parts = (
-        ("hidden behind computation", "hidden", table["overlapped_ms"].to_numpy(dtype=float)),
-        ("exposed transfer", "vermilion", transfer),
-        ("exposed wait for other ranks", "orange", wait),
-        ("exposed", "wine", np.where(split, 0.0, exposed)),
+    parts = {
+        "hidden behind computation": ("hidden", overlapped),
+        "exposed transfer": ("vermilion", transfer),
+        "exposed wait for other ranks": ("orange", np.where(split, exposed - transfer, 0.0)),
+        "exposed": ("wine", np.where(split, 0.0, exposed)),
+    }
+
+    def draw(canvas: "Canvas") -> None:
+        axes = canvas.subplots()
+        axes.set(xlabel="communication in the window (ms)")
+        categories(axes, [_rank(rank) for rank in table["rank"].tolist()])
+        total = stacked(axes, parts)
+        axes.set_xlim(0, 1.2 * max(float(total.max(initial=0.0)), 1e-6))
+        for place, (part, whole) in enumerate(zip(total, window, strict=True)):
+            text = f"{wording.short(part)} of {wording.number(whole)} ms"
+            words(axes, (part, place), text, (4, 0), va="center")
+        legend(canvas, axes)
+
+    caption = (
+        "Overlapped: computation ran at the same time. Transfer: the shortest duration of a collective on any rank. "
+        "Wait: the rest, until the last rank arrived."
     )
-    series, left = [], np.zeros(len(table))
-    for name, colour, values in parts:
-        if values.any():
-            series.append(stacked(name, colour, left, left + values))
-        left = left + values
-    said = [f"{short(part)} of {number(whole)} ms" for part, whole in zip(total, window, strict=True)]
-    ends = Bars(
-        name="of the window", at=range(len(total)), begin=total, end=total, labels=said, place="end", across=True,
-        legend=False,
-    )  # fmt: skip
-    return Figure(
-        name="communication",
-        title="Communication per rank",
-        caption="Overlapped: computation ran at the same time. Transfer: the shortest duration of a collective on any "
-        "rank. Wait: the rest, until the last rank arrived.",
-        panels=[
-            Panel(
-                x=Axis(
-                    label="communication in the window",
-                    unit="ms",
-                    low=0,
-                    high=1.16 * max(float(total.max(initial=0.0)), 1e-6),
-                ),
-                y=categories([_rank(rank) for rank in table["rank"].tolist()]),
-                series=[*series, ends],
-            )
-        ],
-        size=(10.6, 1.1 + 0.32 * max(1, len(table))),
-    )
-
-
-def buckets_figure(timelines: Sequence[Timeline]) -> Figure:
-    """Return the last marked step of every rank, computation above its collectives.
-
-    Times are of the first rank's clock, from the first rank's start of the step.
-
-    Args:
-        timelines: one per rank, the first 16 are drawn; at least one with work in it.
-    """
-    matching = match_collectives(timelines)
-    offsets = clock_offsets(timelines, matching)["offset_us"].fillna(0.0)
-    clocks = (offsets * 1e3).round().astype("int64").tolist()
-    shown = []
-    for member, timeline in enumerate(timelines[:_MOST_RANKS]):
-        sets = work_sets(timeline)
-        bounds = _last_step(timeline, sets)
-        if bounds is not None:
-            shown.append((member, sets, bounds))
-    origin = min((bounds[0] - clocks[member] for member, _, bounds in shown), default=0)
-    lanes: dict[str, list[tuple[float, float, float]]] = {name: [] for name in _BUCKETS}
-    for place, (member, sets, bounds) in enumerate(shown):
-        zero = origin + clocks[member]
-        parts = {"computation": sets.compute, **_parts(matching, member, timelines[member], sets)}
-        for name, part in parts.items():
-            middle = place - 0.2 if name == "computation" else place + 0.2
-            lanes[name] += [
-                (middle, (begin - zero) / 1e6, (end - zero) / 1e6) for begin, end in clipped(part, *bounds).tolist()
-            ]
-    return Figure(
-        name="buckets",
-        title="Collectives of one step",
-        caption="Collectives by rank and time. Exposed parts do not overlap computation.",
-        panels=[
-            Panel(
-                x=Axis(label="time from the start of the step", unit="ms, clocks aligned"),
-                y=categories([_rank(timelines[member].rank) for member, _, _ in shown]),
-                series=[_lane(name, _BUCKETS[name], 0.36, spans) for name, spans in lanes.items() if spans],
-            )
-        ],
-        size=(10.6, 1.1 + 0.46 * max(1, len(shown))),
-        legend_columns=5,
-    )
-
-
-def bandwidth_figure(timelines: Sequence[Timeline]) -> Figure | None:
-    """Return bus bandwidth by message size, one point per collective; None if no size is known.
-
-    A matched collective is one point, with its transfer time; others are points of each rank, hollow, with their whole
-    duration.
-
-    Args:
-        timelines: one per rank.
-    """
-    points = _bandwidths(timelines)
-    if not points:
-        return None
-    series = []
-    for kind, matched in sorted({(kind, matched) for kind, matched, _, _ in points}):
-        own = [(size, rate) for name, split, size, rate in points if (name, split) == (kind, matched)]
-        colour, marker = _KINDS.get(kind, _OTHER)
-        series.append(
-            Line(
-                name=short_label(kind if matched else f"{kind}, waiting included"),
-                x=[size for size, _ in own],
-                y=[rate for _, rate in own],
-                colour=colour,
-                opacity=0.6,
-                dash="none",
-                marker=marker,
-                hollow=not matched,
-            )
-        )
-    return Figure(
-        name="bandwidth",
-        title="Bus bandwidth by message size",
-        caption="One point per collective. Latency limits small messages, link bandwidth large ones.",
-        panels=[
-            Panel(
-                x=size_axis("message size", [size for _, _, size, _ in points]),
-                y=Axis(label="bus bandwidth", unit="GB/s", scale="log", form="number"),
-                series=series,
-            )
-        ],
-        size=(5.2, 3.7),
-        legend_columns=2,
-    )
+    size = (10.6, 1.1 + 0.32 * max(1, len(table)))
+    return Figure(name="communication", title="Communication per rank", caption=caption, draw=draw, size=size)
 
 
 def _step(timelines: Sequence[Timeline]) -> int | None:
@@ -320,16 +182,6 @@ def _bounds(timeline: Timeline, sets: WorkSets, step: int | None) -> tuple[int, 
     return bounds
 
 
-def _last_step(timeline: Timeline, sets: WorkSets) -> tuple[int, int] | None:
-    bounds = work_window(timeline, sets)
-    if bounds is None or not len(timeline.steps):
-        return bounds
-    begins = timeline.steps["start"].to_numpy()
-    last = int(begins.argmax())
-    end = max(int(timeline.steps["end"].iloc[last]), int(sets.busy[-1, 1]) if len(sets.busy) else 0)
-    return int(begins[last]), end
-
-
 def _lanes(sets: WorkSets, begin: int, end: int) -> dict[str, Intervals]:
     compute, communication = clipped(sets.compute, begin, end), clipped(sets.communication, begin, end)
     return {
@@ -341,49 +193,12 @@ def _lanes(sets: WorkSets, begin: int, end: int) -> dict[str, Intervals]:
     }
 
 
-def _bars(part: Intervals, begin: int, end: int) -> list[tuple[float, float]]:
+def _pixels(part: Intervals, begin: int, end: int) -> tuple[Numbers, Numbers]:
     """Return begin and end in ms; pieces closer than a pixel are merged, shorter ones are one pixel wide."""
     pixel = max(1, (end - begin) // _PIXELS)
     shown = merged(part[:, 0], part[:, 1] + pixel)
     lengths = np.maximum(shown[:, 1] - pixel - shown[:, 0], pixel)
-    starts = (shown[:, 0] - begin) / 1e6
-    return [*zip(starts.tolist(), (starts + lengths / 1e6).tolist(), strict=True)]
-
-
-def _parts(matching: Matching, member: int, timeline: Timeline, sets: WorkSets) -> dict[str, Intervals]:
-    communication = communication_set(timeline, sets)
-    exposed = difference(communication, sets.compute)
-    hidden = {"hidden communication": intersection(communication, sets.compute)}
-    if not matching.complete(member):
-        return {**hidden, "exposed communication": exposed}
-    transfer = matching.transfer_set(member)
-    return {
-        **hidden,
-        "exposed wait": difference(exposed, transfer),
-        "exposed transfer": intersection(exposed, transfer),
-    }
-
-
-def _bandwidths(timelines: Sequence[Timeline]) -> list[tuple[str, bool, float, float]]:
-    """kind, whether waiting is taken off, bytes, GB/s."""
-    matching = match_collectives(timelines)
-    found = []
-    seen: set[int] = set()
-    for member, timeline in enumerate(timelines):
-        table = timeline.collectives
-        transfers = matching.transfer_ns(member, len(table))
-        own = matching.members[matching.members["member"] == member]
-        matches = dict(zip(own["index"].tolist(), own["match"].tolist(), strict=True))
-        columns = (table[name].tolist() for name in ("collective", "bytes", "group_size", "start", "end"))
-        for index, (kind, size, members, start, end) in enumerate(zip(*columns, strict=True)):
-            factor, split = bus_factor(str(kind), int(members)), bool(transfers[index] > 0)
-            length = float(transfers[index]) if split else float(end - start)
-            if not factor or size <= 0 or length <= 0 or (split and matches[index] in seen):
-                continue
-            seen.add(matches.get(index, -1))
-            found.append((str(kind), split, float(size), size * factor / length))
-    step = -(-len(found) // _MOST_POINTS) or 1
-    return found[::step]
+    return (shown[:, 0] - begin) / 1e6, (shown[:, 0] + lengths - begin) / 1e6
 
 
 def _rank(rank: Any) -> str:

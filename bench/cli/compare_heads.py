@@ -163,30 +163,24 @@ def _without_head(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _write(out: Path, document: Mapping[str, Any], results: Sequence["HeadResult"], majority: float) -> None:
-    from analysis.render.png import write_png
+    from analysis.render.charts import write_png
     from analysis.render.tables import write_csv
-    from analysis.render.training_figures import HeadCurve, heads_figure
+    from analysis.render.training_figures import column, lines_figure
     from records.files import write_record
     from records.schema import HEAD_COLUMNS
 
     write_record(out / DOCUMENT_FILE, dict(document))
     rows = [row for result in results for row in result.evaluations]
     write_csv(out / TABLE_FILE, rows, HEAD_COLUMNS, line_end="\n")
-    curves = [
-        HeadCurve(
-            result.head,
-            [row["epoch"] for row in result.evaluations],
-            [row["log_loss"] for row in result.evaluations],
-            [row["accuracy"] for row in result.evaluations],
-            result.seconds,
-        )
-        for result in results
-        if result.evaluations
-    ]
-    if curves:
-        settings = document["settings"]
-        words = ("GAP", settings["preset"], settings["precision"], f"batch {settings['global_batch_size']}")
-        write_png(heads_figure(curves, majority, ", ".join(map(str, words))), out)
+    evaluated = {result.head: result.evaluations for result in results if result.evaluations}
+    if evaluated:
+        losses = {head: (column(rows, "epoch"), column(rows, "log_loss")) for head, rows in evaluated.items()}
+        accuracies = {head: (column(rows, "epoch"), 100 * column(rows, "accuracy")) for head, rows in evaluated.items()}
+        panels = [
+            ("epoch", "validation log loss (nats)", losses, None),
+            ("epoch", "validation accuracy (%)", accuracies, ("most frequent answer", 100 * majority)),
+        ]
+        write_png(lines_figure("heads", "Comparison of heads", "", panels), out)
 
 
 def _blocks(document: Mapping[str, Any], results: Sequence["HeadResult"]) -> list["Block"]:

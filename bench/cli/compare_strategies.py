@@ -231,7 +231,7 @@ def _document(
 
 
 def _write(out: Path, document: Mapping[str, Any], comparison: "TrainingComparison") -> None:
-    from analysis.render.png import write_png
+    from analysis.render.charts import write_png
     from analysis.render.tables import write_csv
     from analysis.render.training_figures import comparison_figure
     from analysis.render.training_tables import comparison_rows

@@ -24,41 +24,38 @@ def draw_scores(task: str, document: Mapping[str, Any], drawn: Any, out: Path) -
 
 def _draw_squad(document: Mapping[str, Any], found: "SquadScores", out: Path) -> list[Path]:
     from analysis.render import task_figures as figures
-    from analysis.render.png import write_png
+    from analysis.render.charts import write_png
 
     analysis, title = found.analysis, Path(document["predictions"]).name
     if analysis is None or not analysis.null_odds:
         return []
-    best = [figures.Best("exact match", *analysis.best_exact), figures.Best("F1", *analysis.best_f1)]
-    sweep = figures.Sweep(analysis.null_odds, analysis.exact, analysis.f1)
+    best = {"exact match": analysis.best_exact, "F1": analysis.best_f1}
     drawn = [
-        figures.thresholds_figure(sweep, best, title),
+        figures.thresholds_figure(analysis.null_odds, analysis.exact, analysis.f1, best, title),
         figures.null_odds_figure(analysis.with_answer, analysis.without_answer, best, title),
     ]
     if analysis.curves:
-        curves = [
-            figures.Curve(name, curve.precisions, curve.recalls, curve.average_precision)
-            for name, curve in analysis.curves.items()
-        ]
+        curves = {
+            name: (curve.precisions, curve.recalls, curve.average_precision) for name, curve in analysis.curves.items()
+        }
         drawn.append(figures.precision_recall_figure(curves, title))
     return [write_png(figure, out) for figure in drawn]
 
 
 def _draw_gap(document: Mapping[str, Any], drawn: "tuple[GapScores, Sequence[Slice]]", out: Path) -> list[Path]:
-    from analysis.render.png import write_png
-    from analysis.render.task_figures import Confusion, GroupAccuracy, gap_figure
+    from analysis.render.charts import write_png
+    from analysis.render.task_figures import gap_figure
     from bert.tasks.gap.commands import slice_name, used_answers
     from bert.tasks.gap.scores import ANSWERS, OVERALL
 
     scores, parts = drawn
     lines, columns = used_answers(scores)
-    confusion = Confusion(
-        scores.confusion[lines][:, columns], [ANSWERS[line] for line in lines], [ANSWERS[column] for column in columns]
-    )
-    groups = [GroupAccuracy(part.by, slice_name(part), part.rows, part.accuracy) for part in parts]
+    counts = scores.confusion[lines][:, columns]
+    groups = [(part.by, slice_name(part), part.rows, part.accuracy) for part in parts]
     names_of_files = [Path(document[name]).name for name in ("dataset", "predictions")]
-    facts = f"{scores.rows:,} rows, F1 {scores.tallies[OVERALL].f1:.1f} %"
-    return [write_png(gap_figure(confusion, groups, scores.accuracy, names_of_files, facts), out)]
+    heading = f"{', '.join(names_of_files)}, {scores.rows:,} rows, F1 {scores.tallies[OVERALL].f1:.1f} %"
+    correct, given = [ANSWERS[line] for line in lines], [ANSWERS[column] for column in columns]
+    return [write_png(gap_figure(counts, correct, given, groups, scores.accuracy, heading), out)]
 
 
 _DRAWN: Mapping[str, Callable[[Mapping[str, Any], Any, Path], list[Path]]] = {"squad": _draw_squad, "gap": _draw_gap}

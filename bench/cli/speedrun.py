@@ -158,13 +158,19 @@ def _write(plan: SpeedrunPlan) -> dict[str, Any]:
 
 
 def _result(place: Speedrun, found: Mapping[str, Any], stop: StopRequest) -> Result:
-    from analysis.render.png import write_png
+    from analysis.render.charts import write_png
     from analysis.render.speedrun_tables import speedrun_blocks
-    from analysis.render.training_figures import speedruns_figure
+    from analysis.render.training_figures import column, lines_figure
 
     settings = found["settings"]
     name = f"{settings['preset']}, {settings['precision']}, batch {settings['global_batch_size']:,}"
-    figures = [speedruns_figure({name: found})] if any(row["readings"] for row in found["rows"]) else []
+    lines = {
+        f"seed {row['seed']}": (column(row["readings"], "step_seconds"), column(row["readings"], "mlm_loss"))
+        for row in found["rows"]
+        if row["readings"]
+    }
+    panel = ("training time (s)", "held-out MLM loss (nats)", lines, ("target", float(found["target"]["value"])))
+    figures = [lines_figure("speedrun", "Time to quality", name, [panel])] if lines else []
     written = [place.document, place.csv, *(write_png(figure, place.path) for figure in figures)]
     failed = [row for row in found["rows"] if row["status"] not in (REACHED, NOT_REACHED)]
     problems = [f"seed {row['seed']} {row['status']}: {row['reason'] or 'no attempt was made'}" for row in failed]

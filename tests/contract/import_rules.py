@@ -22,8 +22,8 @@ LAYERS = {
     "analysis.metrics": ("analysis.diagnose", "analysis.render"),
     "analysis.diagnose": ("analysis.render",),
 }
-# What one module alone may use: everything else makes figures, which are data.
-ALONE = {"matplotlib": "analysis.render.png"}
+# What one package alone may use.
+ALONE = {"matplotlib": "analysis.render"}
 HEAVY = ("torch", "pandas", "matplotlib", "transformers", "h5py", "scipy")
 PROFILERS = (
     "nvtx",
@@ -133,7 +133,7 @@ def forbidden_libraries(tree: Tree) -> list[str]:
     found = [tree.where(n, u) for n, u in tree.select("analysis") if within(u.target, ("torch",))]
     found += [tree.where(n, u) for n, u in tree.select("bert") if within(u.target, PROFILERS)]
     for library, only in ALONE.items():
-        others = ((name, use) for name, uses in tree.uses.items() if name != only for use in uses)
+        others = ((name, use) for name, uses in tree.uses.items() if not within(name, (only,)) for use in uses)
         found += [tree.where(name, use) for name, use in others if within(use.target, (library,))]
     standard = sys.stdlib_module_names | set(PACKAGES)
     for name, uses in tree.uses.items():

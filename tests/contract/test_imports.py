@@ -141,8 +141,8 @@ VIOLATIONS = {
     "numpy in common": ("library", {"common/a.py": "import numpy\n"}, "common/a.py:1 uses numpy"),
     "a second drawer": (
         "library",
-        {"analysis/render/a.py": "def f():\n    from matplotlib.axes import Axes\n"},
-        "analysis/render/a.py:2 uses matplotlib.axes",
+        {"analysis/metrics/a.py": "def f():\n    from matplotlib.axes import Axes\n"},
+        "analysis/metrics/a.py:2 uses matplotlib.axes",
     ),
     "pandas in records": ("library", {"records/run.py": "import pandas\n"}, "records/run.py:1 uses pandas"),
     "cycle of two": (

@@ -11,7 +11,7 @@ from urllib.parse import unquote
 
 import pytest
 from support import fake_run
-from support.charts import Opened, drawn_charts
+from support.charts import Opened, contrast, drawn_charts
 from support.fake_run import ENVIRONMENT, EVALUATED, START_NS, write_sweep, write_training, write_trial
 from support.page import report_page
 from support.rings import Machine, write_collectives
@@ -22,7 +22,6 @@ from analysis.diagnose.explain import comparison_findings
 from analysis.metrics.comparison.history import history_of
 from analysis.metrics.comparison.regression import compare_runs
 from analysis.metrics.comparison.traces import compare_traces
-from analysis.render.chart_colours import contrast
 from analysis.render.compare_page import write_runs_report, write_traces_report
 from analysis.render.history_page import write_history_report
 from analysis.render.tune_page import write_tune_report

@@ -1,9 +1,11 @@
 """Pages and their charts in a browser."""
 
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree as Xml
+
+from analysis.render.charts import figure_html
+from analysis.render.figure import Figure
 
 
 class Opened:
@@ -26,27 +28,45 @@ class Opened:
         assert self.wrong == [self.path.as_uri()]
 
 
-def comes_true(page: Any, holds: Callable[[], bool]) -> bool:
-    """Return whether something holds, at once or within 10 s: a page answers what is done to it a little later."""
-    end = time.monotonic() + 10
-    while not holds():
-        if time.monotonic() > end:
-            return False
-        page.wait_for_timeout(50)
-    return True
-
-
 def drawn_charts(page: Any) -> int:
-    """Draw every chart of a page; return how many there are. Each has a panel with an SVG of some size."""
-    page.evaluate("window.dispatchEvent(new Event('beforeprint'))")
-    charts = page.locator(".chart")
-    end = time.monotonic() + 60
-    while page.locator(".chart[data-drawn]").count() < charts.count():
-        assert time.monotonic() < end, "charts are not drawn"
-        page.wait_for_timeout(50)
-    for number in range(charts.count()):
-        sizes = charts.nth(number).locator("svg.marks").evaluate_all(
-            "found => found.map(picture => [picture.clientWidth, picture.clientHeight])"
-        )  # fmt: skip
-        assert sizes and all(width > 100 and height > 40 for width, height in sizes), sizes
-    return int(charts.count())
+    """Return how many charts a page has; each has an SVG of some size."""
+    sizes = page.locator(".chart svg").evaluate_all(
+        "pictures => pictures.map(one => one.getBoundingClientRect()).map(box => [box.width, box.height])"
+    )
+    assert all(width > 100 and height > 40 for width, height in sizes), sizes
+    return len(sizes)
+
+
+SVG = "{http://www.w3.org/2000/svg}"
+
+
+def svg_of(figure: Figure) -> Xml.Element:
+    """Return the HTML of a figure, parsed."""
+    return Xml.fromstring(figure_html(figure))
+
+
+def titles(figure: Figure) -> dict[str, list[list[str]]]:
+    """Return the lines that hovering over each value shows, by the name of its series."""
+    shown: dict[str, list[list[str]]] = {}
+    for group in svg_of(figure).iter(f"{SVG}g"):
+        texts = [(title.text or "").split("\n") for title in group.iter(f"{SVG}title")]
+        if group.get("data-series") and texts:
+            shown.setdefault(group.attrib["data-series"], []).extend(texts)
+    return shown
+
+
+def values(figure: Figure, series: str, line: int = 2) -> list[float]:
+    """Return the numbers in a line of what hovering over each value of a series shows."""
+    return [float(lines[line].rsplit(": ", 1)[-1].split(" ")[0].replace(",", "")) for lines in titles(figure)[series]]
+
+
+def contrast(one: str, other: str) -> float:
+    """Return the contrast ratio of two colors, 1 to 21 (WCAG 2.2: "relative luminance", "contrast ratio")."""
+    low, high = sorted((_luminance(one), _luminance(other)))
+    return (high + 0.05) / (low + 0.05)
+
+
+def _luminance(colour: str) -> float:
+    parts = [int(colour[place : place + 2], 16) / 255 for place in (1, 3, 5)]
+    red, green, blue = (part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts)
+    return 0.2126 * red + 0.7152 * green + 0.0722 * blue

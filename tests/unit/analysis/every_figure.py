@@ -179,15 +179,6 @@ def of_trainings() -> Iterator[Figure]:
     ):
         assert drawn is not None
         yield drawn
-    heads = [
-        trainings.HeadCurve(name, [1.0, 2.0, 3.0], [0.9, 0.8, 0.75 + n / 20], [0.5, 0.6, 0.62 - n / 50], 60.0 + 9 * n)
-        for n, name in enumerate(("mul", "concat", "span"))
-    ]
-    readings = [{"steps": 5 * n, "step_seconds": 2.5 * n, "mlm_loss": 9.0 - 0.5 * n} for n in range(1, 6)]
-    rows: list[dict[str, Any]] = [{"seed": 1, "readings": readings}, {"seed": 2, "readings": []}]
-    speedrun = {"target": {"value": 6.5}, "rows": rows}
-    yield trainings.speedruns_figure({"mini, fp32": speedrun, "mini, bf16": speedrun}, "mini, batch 32")
-    yield trainings.heads_figure([*heads, trainings.HeadCurve("other", [1.0], [None], [None], None)], 0.45, "GAP, mini")
 
 
 def compared(*curves: VariantCurve) -> TrainingComparison:
@@ -212,24 +203,22 @@ def attempt(number: int) -> Any:
 
 def of_tasks() -> Iterator[Figure]:
     rng = np.random.default_rng(2)
-    best = [task_figures.Best("exact match", 70.0, -0.5), task_figures.Best("F1", 73.0, 0.25)]
+    best = {"exact match": (70.0, -0.5), "F1": (73.0, 0.25)}
     thresholds = np.linspace(-8, 9, 300)
     scores = 70 - (thresholds + 0.5) ** 2 / 4
     f1 = 73 - (thresholds - 0.25) ** 2 / 4
-    sweep = task_figures.Sweep(thresholds.tolist(), scores.tolist(), f1.tolist())
-    yield task_figures.thresholds_figure(sweep, best, "predictions.json")
+    yield task_figures.thresholds_figure(thresholds.tolist(), scores.tolist(), f1.tolist(), best, "predictions.json")
     answered, unanswered = rng.normal(-2, 2, 900).tolist(), rng.normal(3, 2, 800).tolist()
     yield task_figures.null_odds_figure(answered, unanswered, best, "predictions.json")
     recalls = np.linspace(0, 1, 60)
-    curves = [task_figures.Curve(name, (1 - recalls / drop).tolist(), recalls.tolist(), 100 - 50 / drop)
-              for name, drop in (("exact", 2), ("f1", 3), ("oracle", 100))]  # fmt: skip
+    curves = {name: ((1 - recalls / drop).tolist(), recalls.tolist(), 100 - 50 / drop)
+              for name, drop in (("exact", 2), ("f1", 3), ("oracle", 100))}  # fmt: skip
     yield task_figures.precision_recall_figure(curves, "predictions.json")
     names = ["neither", "A", "B"]
-    confusion = task_figures.Confusion(np.array([[100, 20, 11], [30, 700, 60], [25, 55, 650]]), names, names)
-    groups = [task_figures.GroupAccuracy(group, name, 500, accuracy) for group, name, accuracy in
-              (("gender", "feminine", 0.81), ("gender", "masculine", 0.85), ("distance", "within 50 words", 0.9),
-               ("distance", "further away", 0.7))]  # fmt: skip
-    yield task_figures.gap_figure(confusion, groups, 0.83, ["gap-test.tsv", "predictions.tsv"], "2,000 rows, F1 83.0 %")
+    counts = np.array([[100, 20, 11], [30, 700, 60], [25, 55, 650]])
+    groups = [("gender", "feminine", 500, 0.81), ("gender", "masculine", 500, 0.85),
+              ("distance", "within 50 words", 500, 0.9), ("distance", "further away", 500, 0.7)]  # fmt: skip
+    yield task_figures.gap_figure(counts, names, names, groups, 0.83, "gap-test.tsv, 2,000 rows, F1 83.0 %")
 
 
 def of_links(folder: Path) -> Iterator[Figure]:
@@ -271,12 +260,11 @@ def of_classification() -> Iterator[Figure]:
         pairs = {(label, label): int(rng.integers(20, 90)) for label in labels}
         pairs |= {(label, labels[0]): 4 for label in labels[1:]}
         found = classify(Counter(pairs), labels)
-        names = {label: label for label in labels}
         for normalized in (False, True):
-            one = classification_figures.confusion_figure(found, normalized, names)
+            one = classification_figures.confusion_figure(found, normalized)
             yield dataclasses.replace(one, name=f"{one.name}-{count}")
         counts = {split: dict.fromkeys(labels, size) for split, size in (("train", 80), ("validate", 10), ("test", 10))}
-        one = classification_figures.distribution_figure(counts, "texts of each split by label", names)
+        one = classification_figures.distribution_figure(counts, "texts of each split by label")
         yield dataclasses.replace(one, name=f"{one.name}-{count}")
     losses = [(step, 3 * np.exp(-step / 60) + 0.2 * rng.random()) for step in range(1, 200)]
     evaluations = [{"applied_steps": step, "accuracy": 0.4 + step / 500, "balanced_accuracy": 0.35 + step / 500,

@@ -5,15 +5,16 @@ from pathlib import Path
 
 import pytest
 from every_figure import recording
+from support.charts import titles, values
 from support.commands import result
 from support.fake_run import write_sweep
 
+from analysis import wording
 from analysis.diagnose.explain import comparison_findings
 from analysis.metrics.comparison.regression import compare_runs
 from analysis.metrics.comparison.traces import compare_traces
 from analysis.render.compare_page import runs_page, traces_page, write_traces_report
 from analysis.render.comparison_figures import runs_figures, traces_figures
-from analysis.render.figure import Bars, Line
 from analysis.render.page import Badge
 from bench.cli.dispatch import result_of
 from records.run import RunDirectory
@@ -57,11 +58,9 @@ def test_the_verdict_stands_first_and_exit_codes_do_not_depend_on_the_page(
 def test_figure_and_table_hold_the_ratios_of_the_rows(runs: dict[str, RunDirectory], tmp_path: Path) -> None:
     comparison = compare_runs(runs["old"], runs["slow"])
     (figure,) = runs_figures(comparison)
-    bars, points = figure.panels[0].named("regression")
-    assert isinstance(bars, Bars) and isinstance(points, Line)
     rows = sorted(comparison.rows, key=lambda row: row["micro_batch_size"])
-    for values, name in ((points.x, "time_ratio"), (bars.begin, "time_ratio_low"), (bars.end, "time_ratio_high")):
-        assert values == pytest.approx([100 * (row[name] - 1) for row in rows])
+    points = [lines[1] for lines in titles(figure)["regression"][-2:]]  # after the bars of the intervals
+    assert points == [f"change of the step time (%): {wording.fine(100 * (row['time_ratio'] - 1))}" for row in rows]
     result("compare", runs["old"].path, runs["slow"].path, "--out", tmp_path)
     with (tmp_path / "tables/compare.csv").open(newline="") as file:
         table = list(csv.DictReader(file))
@@ -80,11 +79,10 @@ def test_the_page_of_two_traces_shows_the_times_and_what_changed(tmp_path: Path)
     found = compare_traces([recording(20)], [recording(30, extra_ms=10)])
     figures = traces_figures(found)
     (times,) = figures["time"]
-    for series, column in zip(times.panels[0].series, ("before_ms", "after_ms"), strict=True):
-        assert isinstance(series, Bars) and list(series.end) == pytest.approx(found.time[column].tolist())
+    for series, column in (("old", "before_ms"), ("new", "after_ms")):
+        assert values(times, series) == pytest.approx(found.time[column].tolist(), rel=1e-3)
     (kernels,) = figures["changed_kernels"]
-    (slower,) = kernels.panels[0].named("slower")
-    assert isinstance(slower, Bars) and list(slower.end) == pytest.approx([10.0, 10.0])
+    assert values(kernels, "slower") == pytest.approx([10.0, 10.0])
     findings = comparison_findings(found)
     page = traces_page(found, findings, tmp_path / "a", tmp_path / "b")
     assert badge(page) == Badge("slower", "caution")

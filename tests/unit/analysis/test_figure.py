@@ -1,143 +1,138 @@
-"""matplotlib draws each kind of series of a figure at its values."""
+"""Marks of figures: the values that hovering shows, series that the legend switches, colors that follow the page."""
 
 import math
+import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable
 from pathlib import Path
 from subprocess import run
 from typing import Any
 
 import numpy as np
 import pytest
+from support.charts import SVG, contrast, svg_of, titles
 
+from analysis.render import charts
 from analysis.render.figure import (
-    Area,
-    Axis,
-    Band,
-    Bars,
+    COLOURS,
     Figure,
-    Line,
-    Matrix,
-    Panel,
-    Rule,
-    Series,
-    Text,
-    dodges,
+    bars,
+    categories,
+    cells,
+    curve,
+    ink_on,
+    legend,
+    number_ticks,
     short_label,
 )
-from analysis.render.png import draw, drawable_names, write_png
 
-EVERY: dict[str, Series] = {
-    "line": Line(name="one", x=[1, 2, 4], y=[10.0, math.nan, 30.0], marker="circle"),
-    "area": Area(name="two", x=[1, 4], low=[5, 6], high=[7, 9], opacity=0.2),
-    "bars": Bars(name="three", at=[1, 2], begin=[2, 0], end=[5, 3], labels=["a", "b"]),
-    "band": Band(name="four", axis="x", low=1, high=2),
-    "rule": Rule(name="five", axis="y", at=20, legend=True),
-    "text": Text(name="six", x=2, y=10, text="here"),
-    "matrix": Matrix(name="seven", values=[[0, 1], [0.5, math.nan]], labels=[["0", "1"], ["½", ""]], most=1, key=True),
-}
+HOSTILE = "$\\frac{</svg><script>alert(1)</script>}\x00\u202e"
 
 
-def figure(*series: Series, x: Axis = Axis(), y: Axis = Axis()) -> Figure:  # noqa: B008
-    return Figure(
-        name="f", title="t", panels=[Panel(series=series, x=x, y=y, title="panel $x_")], heading="$h_", note="n"
-    )
+def figure(mark: Callable[[Any], None], **look: Any) -> Figure:
+    def draw(canvas: Any) -> None:
+        axes = canvas.subplots()
+        axes.set(xlabel="step", ylabel="time (ms)")
+        mark(axes)
+        legend(canvas, axes)
 
-
-def axes_of(drawn: Figure) -> list[Any]:
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure as Canvas
-
-    canvas = Canvas(figsize=drawn.size, layout="constrained")
-    FigureCanvasAgg(canvas)
-    return [*draw(drawn, canvas)]
+    return Figure(name="f", title="title", draw=draw, **look)
 
 
 def test_a_figure_needs_neither_matplotlib_nor_torch() -> None:
-    code = "import sys, analysis.render.figure; sys.exit(not {'matplotlib', 'numpy', 'torch'}.isdisjoint(sys.modules))"
+    code = "import sys, analysis.render.charts; sys.exit(not {'matplotlib', 'torch'}.isdisjoint(sys.modules))"
     assert run([sys.executable, "-c", code], check=False).returncode == 0
 
 
-@pytest.mark.parametrize("kind", [*EVERY])
-def test_each_kind_of_series_is_drawn_and_written(kind: str, tmp_path: Path) -> None:
-    path = write_png(figure(EVERY[kind]), tmp_path)
-    assert path == tmp_path / "f.png" and path.read_bytes().startswith(b"\x89PNG")
+def test_hovering_shows_the_values_of_a_line_with_labels_units_and_intervals() -> None:
+    points = {"x": [1, 2, 4], "y": [10.0, math.nan, 30.123], "low": [9, 1, 29], "high": [11, 3, math.nan]}
+    shown = titles(figure(lambda axes: curve(axes, name="one", colour="blue", **points)))
+    assert shown == {"one": [["one", "step: 1.000", "time (ms): 10.00 (9.000–11.00)"],  # noqa: RUF001
+                             ["one", "step: 4.000", "time (ms): 30.12 (–)"]]}  # fmt: skip # noqa: RUF001
 
 
-def test_a_line_has_its_points_and_its_gap() -> None:
-    (axes,) = axes_of(figure(EVERY["line"]))
-    (line,) = axes.lines
-    assert np.array_equal(line.get_xydata(), [[1, 10], [2, math.nan], [4, 30]], equal_nan=True)
+def test_numbers_of_ticks_and_names_of_categories_are_those_of_the_axis() -> None:
+    def mark(axes: Any) -> None:
+        number_ticks(axes, [8, 32], lambda value: f"{value:g} B")
+        categories(axes, ["first", "second"])
+        bars(axes, [0, 1], [32, 8], "b", "green", begin=[16, 0])
+
+    assert titles(figure(mark)) == {
+        "b": [["b", "first", "step: 16 B (16.00–32.00)"], ["b", "second", "step: 8 B"]]  # noqa: RUF001
+    }
 
 
-@pytest.mark.parametrize("across", [False, True], ids=["standing", "lying"])
-def test_a_bar_reaches_from_its_begin_to_its_end(across: bool) -> None:
-    (axes,) = axes_of(figure(Bars(name="b", at=[1, 2], begin=[2, 0], end=[5, 3], thickness=0.5, across=across)))
-    boxes = [path.get_extents() for path in axes.collections[0].get_paths()]
-    found = [(box.x0, box.x1, box.y0, box.y1) for box in boxes]
-    lying = [(2, 5, 0.75, 1.25), (0, 3, 1.75, 2.25)]
-    assert found == (lying if across else [(*box[2:], *box[:2]) for box in lying])
+def test_standing_bars_show_their_height_and_many_of_one_place_their_sum() -> None:
+    shown = titles(figure(lambda axes: bars(axes, [1.0], [5.0], "b", "green", across=False)))
+    assert shown == {"b": [["b", "step: 1.000", "time (ms): 5.000"]]}
+    begin = np.arange(100.0)
+    many = titles(figure(lambda axes: bars(axes, np.zeros(100), begin + 0.5, "b", "green", begin=begin)))
+    assert many == {"b": [["b", "time (ms): 0", "step: 50.00 in all"]]}
 
 
-def test_an_interval_beyond_the_axis_ends_there_with_an_arrow() -> None:
-    far = Line(name="far", x=[1, 2], y=[31.0, 124.0], low=[30.0, -900.0], high=[32.0, 5000.0], dash="none")
-    (axes,) = axes_of(figure(far, y=Axis(low=0, high=200)))
-    (arrows,) = [line for line in axes.lines if line.get_marker() == "^"]
-    assert arrows.get_xydata().tolist() == [[2.0, 200.0]] and axes.get_ylim() == (0, 200)
+def test_a_long_line_shows_values_spread_over_it_and_stays_small() -> None:
+    x = np.arange(100_000)
+    long = figure(lambda axes: curve(axes, x, np.sin(x / 7) + np.cos(x * 1.7), "loss", "blue"))
+    (values,) = titles(long).values()
+    assert len(values) == 40 and values[-1][1] == "step: 99,999"
+    assert len(charts.figure_html(long)) < 120_000
 
 
-def test_intervals_within_the_axis_are_drawn_whole_and_have_no_arrow() -> None:
-    (axes,) = axes_of(figure(Line(name="l", x=[1], y=[100.0], low=[90.0], high=[120.0]), y=Axis(high=160)))
-    (bars,) = axes.containers[0].lines[2]
-    assert bars.get_segments()[0][:, 1].tolist() == pytest.approx([90.0, 120.0])
+def test_cells_without_words_show_their_texts() -> None:
+    texts = [["1", "2"], ["3", "4"]]
+    drawn = figure(lambda axes: cells(axes, np.eye(2), texts, ["a", "b"], ["c", "d"], numbered=False))
+    assert [one.text for one in svg_of(drawn).iter(f"{SVG}title")][:2] == ["a\nc\n1", "b\nd\n4"]
 
 
-def test_intervals_that_overlap_at_the_same_place_are_drawn_beside_each_other() -> None:
-    def line(name: str, middle: float, x: Sequence[float] = (1, 2)) -> Line:
-        low, high = [middle - 5] * len(x), [middle + 5] * len(x)
-        return Line(name=name, x=x, y=[middle] * len(x), low=low, high=high)
+def test_every_entry_of_the_legend_switches_a_series_and_words_on_bars_follow_their_color() -> None:
+    def mark(axes: Any) -> None:
+        curve(axes, [1], [1], short_label(HOSTILE), "blue", marker="o")
+        bars(axes, [1], [2], "bars", "vermilion", labels=["50"], inside=True)
 
-    rule = Rule(name="rule", axis="y", at=1)
-    apart = [line("a", 10), line("b", 30), line("c", 11, (3, 4)), line("d", 50), Line(name="e", x=[1], y=[10])]
-    assert dodges(Panel(series=apart)) == [0.0] * 5
-    assert dodges(Panel(series=[line("a", 10), rule, line("b", 12)])) == [-3.0, 0.0, 3.0]
-    # b overlaps both a and c, which do not overlap each other.
-    assert dodges(Panel(series=[line("a", 10), line("c", 26), line("b", 18)])) == [-6.0, 0.0, 6.0]
-    many = dodges(Panel(series=[line(str(number), 10) for number in range(10)]))
-    assert many == sorted(many) and many[-1] - many[0] == pytest.approx(18)
-    drawn = figure(line("a", 10), line("b", 12))
-    (axes,) = axes_of(drawn)
-    first, second = (one.lines[2][0] for one in axes.containers)
-    (left, _), (right, _) = (
-        bars.get_transform().transform(bars.get_segments()[0][0]) for bars in (first, second)
-    )  # fmt: skip
-    assert right - left == pytest.approx(6 / 72 * axes.figure.dpi)
-    assert [bars.get_segments()[0][:, 0].tolist() for bars in (first, second)] == [[1, 1], [1, 1]]
+    root = svg_of(figure(mark))
+    keys = {one.get("data-key") for one in root.iter() if one.get("data-key")}
+    assert keys == {one.get("data-series") for one in root.iter() if one.get("data-series")} != set()
+    (word,) = [one for one in root.iter(f"{SVG}text") if one.text == "50"]
+    assert word.get("style", "").endswith("fill: var(--on-vermilion)")
 
 
-def test_axes_say_label_unit_and_ticks_and_categories_are_read_downwards() -> None:
-    ticks = [(0.0, "first\nline"), (1.0, "second $")]
-    (axes,) = axes_of(
-        figure(EVERY["bars"], x=Axis(label="time", unit="ms", scale="log"), y=Axis(ticks=ticks, down=True))
+def test_a_picture_in_a_page_has_the_colors_of_the_page_and_nothing_of_other_pictures() -> None:
+    text = charts.figure_html(
+        figure(lambda axes: curve(axes, [1, 2], [1, 2], short_label(HOSTILE), "blue"), caption="<b>")
     )
-    assert axes.get_xlabel() == "time (ms)" and axes.get_xscale() == "log"
-    assert [text.get_text() for text in axes.get_yticklabels()] == ["first\nline", "second $"]
-    assert axes.yaxis_inverted()
+    assert not re.search(r"#[0-9a-f]{6}\b", text.replace("url(#", "")) and "var(--c-blue)" in text
+    assert "<script" not in text and "&lt;b&gt;" in text and "<style" not in text and "font-family" not in text
+    assert "axes_1" not in text and "http" not in text.replace("http://www.w3.org/", "")
 
 
-def test_names_from_outside_are_drawn_whatever_they_are(tmp_path: Path) -> None:
-    for name in ("$\\frac{<script>}\x00\u202e", "_hidden", "x" * 5000, "标签 and शब्द"):
-        label = short_label(name)
-        assert len(label) <= 40 and label.isprintable()
-        line = Line(name=label, x=[1], y=[1])
-        assert write_png(Figure(name="f", title="", panels=[Panel(series=[line], title=name[:200])]), tmp_path).exists()
-    assert drawable_names(["plain", "\U00013000"]) == {"plain": "plain", "\U00013000": "label 2"}
+def test_the_same_figure_is_the_same_text() -> None:
+    first, second = (charts.figure_html(figure(lambda axes: curve(axes, [1], [2], "a", "blue"))) for _ in range(2))
+    assert first == second
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("name", [HOSTILE, "_hidden", "x" * 5000, "标签 and शब्द"])
+def test_names_from_outside_are_drawn_whatever_they_are(tmp_path: Path, name: str) -> None:
+    label = short_label(name)
+    assert len(label) <= 40 and label.isprintable()
+    path = charts.write_png(figure(lambda axes: curve(axes, [1], [1], label, "blue")), tmp_path)
+    assert path == tmp_path / "f.png" and path.read_bytes().startswith(b"\x89PNG")
 
 
 def test_a_long_legend_makes_the_picture_higher_and_takes_nothing_from_the_panel(tmp_path: Path) -> None:
     heights = []
     for count in (2, 20):
-        lines = [Line(name=f"implementation {number} with a long name", x=[1], y=[1]) for number in range(count)]
-        path = write_png(Figure(name="f", title="t", panels=[Panel(series=lines)], size=(5.2, 3.7)), tmp_path)
-        heights.append(int.from_bytes(path.read_bytes()[20:24], "big"))
-    assert heights[1] > heights[0] + 170 * 2
+        names = [f"implementation {number} with a long name" for number in range(count)]
+        many = figure(lambda axes, names=names: [curve(axes, [1], [1], name, "blue") for name in names], size=(5, 4))
+        heights.append(int.from_bytes(charts.write_png(many, tmp_path).read_bytes()[20:24], "big"))
+    assert heights[1] > heights[0] + 170 * 1.5
+
+
+@pytest.mark.parametrize("scheme", [0, 1], ids=["light", "dark"])
+def test_colours_are_seen_on_their_paper_and_words_on_them(scheme: int) -> None:
+    paper = COLOURS["paper"][scheme]
+    for role, pair in COLOURS.items():
+        if role not in ("paper", "grid", "warmup"):
+            assert contrast(pair[scheme], paper) >= 3, role
+            assert contrast(ink_on(role, scheme), pair[scheme]) >= 4.5, role
+    assert len({light for light, _ in COLOURS.values()}) == len(COLOURS)

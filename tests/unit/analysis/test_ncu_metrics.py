@@ -18,7 +18,6 @@ from analysis.diagnose.cores import findings
 from analysis.diagnose.roofline import advice, roofline_findings
 from analysis.metrics.kernels.roofline import LATENCY, UNKNOWN, roofline
 from analysis.readers.ncu.reader import read
-from analysis.render.kernel_figures import roofline_figure
 
 TRACES = shared_files.TRACES / "ncu"
 SOL = "GPU Speed Of Light Throughput"
@@ -221,12 +220,6 @@ def test_shares_of_several_launches_are_weighted_by_their_time(tmp_path: Path) -
     text = told(raw(tmp_path, *kernels, names=("first", "second")))
     assert "75.0 % is bound by latency" in text and "25.0 % is bound by L1/TEX" in text
     assert text.index("second (75.0 % of the time)") < text.index("first (25.0 % of the time)")
-
-
-def test_the_figure_says_how_many_kernels_a_level_without_a_slope_holds_back(tmp_path: Path) -> None:
-    figure = roofline_figure(roofline(raw(tmp_path, {"gpu__time_duration.sum": 1, L2: 80, MEMORY: 80, SM: 5})))
-    assert "peak of L2 is not in this file; it holds back 1 of 1 kernels" in figure.note
-    assert figure.panels[0].x.unit == "FLOP per byte of DRAM"
 
 
 # ---- what real kernels showed ----

@@ -8,12 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.charts import values
 from support.fake_run import EVALUATED, curve_row, write_events, write_training
 from support.page import report_page
 from support.refusals import refused
 
 from analysis.load import load_run
-from analysis.render.figure import Line
+from analysis.render import charts
+from analysis.render.figure import Figure
 from analysis.render.training import TrainingPart, training_part
 from records.files import write_record
 from records.run import TrialDirectory
@@ -51,10 +53,9 @@ def cards(attempt: TrialDirectory) -> dict[str, str]:
     return {card.label: card.value for card in part(attempt).answer.cards}
 
 
-def drawn(attempt: TrialDirectory, figure: str) -> dict[str, Line]:
-    """The lines of one of its figures by name."""
-    (found,) = [one for one in part(attempt).figures if one.name == figure]
-    return {one.name: one for one in found.panels[0].series if isinstance(one, Line)}
+def drawn(attempt: TrialDirectory, name: str) -> Figure:
+    (figure,) = [one for one in part(attempt).figures if one.name == name]
+    return figure
 
 
 def test_the_training_loss_is_a_median_of_several_steps_not_the_last_one(attempt: TrialDirectory) -> None:
@@ -67,7 +68,7 @@ def test_the_training_loss_is_a_median_of_several_steps_not_the_last_one(attempt
 def test_the_running_median_ends_in_a_median_of_the_last_steps(attempt: TrialDirectory) -> None:
     losses = [5.0] * 399 + [500.0]
     write_curve(run_of(attempt).curve_csv, [curve_row(step, step + 1, loss) for step, loss in enumerate(losses)])
-    assert set(drawn(attempt, "loss")["running median"].y) == {5.0}
+    assert set(values(drawn(attempt, "loss"), "running median")) == {5.0}
 
 
 def test_a_last_loss_that_is_not_finite_is_said(attempt: TrialDirectory) -> None:
@@ -81,13 +82,12 @@ def test_losses_and_evaluations_share_the_axis_also_after_skipped_steps(attempt:
     write_curve(run_of(attempt).curve_csv, [curve_row(step, max(0, step - 9)) for step in range(40)])
     write_events(attempt, EVALUATED, EVALUATED | {"applied_steps": 30})
     write_record(run_of(attempt).state_json, {"loss": "MLM + NSP"})
-    lines = drawn(attempt, "loss")
+    figure = drawn(attempt, "loss")
     assert part(attempt).problems == ()
-    trained = lines["training loss, every step (MLM + NSP)"].x
+    trained, both = values(figure, "running median", 1), "held-out loss (MLM + NSP)"
     assert (trained[0], trained[-1]) == (0, 30)
-    both = lines["held-out loss (MLM + NSP)"]
-    assert both.x == (20, 30) and both.y == (3.5, 3.5), "the same sum as the training loss"
-    assert lines["held-out MLM loss"].y == (3.0, 3.0)
+    assert values(figure, both, 1) == [20, 30] and values(figure, both) == [3.5, 3.5], "the training loss's sum"
+    assert values(figure, "held-out MLM loss") == [3.0, 3.0]
 
 
 def test_a_batch_that_changed_between_attempts_is_said(attempt: TrialDirectory) -> None:
@@ -207,18 +207,18 @@ def test_the_line_of_throughput_stops_where_it_was_evaluated_or_saved(attempt: T
     # The last one follows the last step: no line is left to break.
     write_events(attempt, *(event | {"time_ns": int(at * 1e9)} for event, at in
                     ((EVALUATED, 11), (saved, 11.5), (saved, 13.9), (EVALUATED, 20))))  # fmt: skip
-    lines = drawn(attempt, "training_throughput")
-    dots = lines["every step"]
-    assert dots.x == (1, 2, 3, 13, 14, 15) and dots.size >= 4, "a few steps are seen"
-    gaps = [math.isnan(at) for at in lines["running median"].x]
+    dots, line = charts.drawn(drawn(attempt, "training_throughput")).axes[0].lines
+    assert dots.get_xdata().tolist() == [1, 2, 3, 13, 14, 15]
+    gaps = [math.isnan(at) for at in line.get_xdata()]
     assert gaps == [False, False, False, True, False, False, True, False]
 
 
 def test_steps_are_counted_in_whole_numbers(attempt: TrialDirectory) -> None:
     write_events(attempt, EVALUATED | {"applied_steps": 2}, EVALUATED | {"applied_steps": 3})
-    axes = {figure.name: figure.panels[0].x for figure in part(attempt).figures}
+    axes = {figure.name: charts.drawn(figure).axes[0] for figure in part(attempt).figures}
     assert list(axes) == ["loss", "learning_rate", "evaluation"]
-    assert all(axis.label == "step" and axis.whole for axis in axes.values())
+    for one in axes.values():
+        assert one.get_xlabel() == "step" and all(float(tick).is_integer() for tick in one.get_xticks())
 
 
 def test_the_facts_of_a_run_name_the_options_of_its_task(attempt: TrialDirectory) -> None:

@@ -13,9 +13,9 @@ from support.timelines import timeline
 
 from analysis.metrics.communication.exposure import all_reduce
 from analysis.metrics.comparison.trainings import VariantRun, compare_heads, compare_trainings
-from analysis.render.figure import Line
+from analysis.render import charts
 from analysis.render.tables import Table
-from analysis.render.training_figures import comparison_figure, scores_text
+from analysis.render.training_figures import comparison_figure, lines_figure
 from analysis.render.training_tables import (
     comparison_notes,
     comparison_rows,
@@ -153,7 +153,6 @@ def test_a_variant_that_failed_is_named_and_the_others_are_compared(tmp_path: Pa
 def test_scores_are_those_of_the_last_evaluation(pair: list[VariantRun]) -> None:
     found = compare_trainings(pair)
     assert found.rows[1]["scores"] == {"exact": 70.0, "f1": 80.5} and found.rows[1]["evaluation_samples"] == 64
-    assert scores_text(found.curves[1]) == "F1 80.50, exact match 70.00"
     text = shown([comparison_table(found)])
     assert "80.00" in text and "80.50" in text and "0.2000 s (50.0 %)" in text and "all-reduce" not in text
 
@@ -216,20 +215,24 @@ def test_exposed_communication_names_the_step_that_it_is_a_share_of(pair: list[V
     )
 
 
-@pytest.mark.parametrize("count", [2, 8])
-def test_a_variant_looks_the_same_in_every_panel_and_those_that_meet_are_seen(tmp_path: Path, count: int) -> None:
-    runs = [variant(tmp_path, f"ddp-{number + 1}", [4.0, 3.0, 2.5, 2.0]) for number in range(count)]
-    for number, one in enumerate(runs):
-        write_attempt(one.run, [[100.0 - number] * TOTAL] * (number + 1))
-    figure = comparison_figure(compare_trainings(runs))
-    assert figure is not None
-    looks = [
-        {one.name: (one.colour, one.dash) for one in panel.series if isinstance(one, Line) and len(one.x) > 1}
-        for panel in figure.panels
-    ]
-    assert looks[0] == looks[1] == looks[2] and len(set(looks[0].values())) == len(looks[0]) == count
-    widths = [one.width for one in figure.panels[1].series if isinstance(one, Line)]
-    assert widths[0] > widths[1] == widths[-1], "the first is broad, the others lie on it"
+@pytest.mark.parametrize("steps", [4, 150])
+def test_the_figure_has_the_progress_and_the_loss_of_each_variant(tmp_path: Path, steps: int) -> None:
+    runs = []
+    for name in ("single-1", "ddp-2"):
+        runs.append(variant(tmp_path, name, [4 - 2 * step / (steps - 1) for step in range(steps)]))
+        write_attempt(runs[-1].run, [[10.0] * steps] * int(name[-1]), total=steps)
+    figure = comparison_figure(compare_trainings(runs), "title $x", "note")
+    assert figure is not None and figure.caption == "title $x. note"
+    progress, losses = charts.drawn(figure).axes
+    assert progress.lines[0].get_xdata()[-1] == pytest.approx(steps / 100)
+    assert [line.get_label() for line in progress.lines] == [line.get_label() for line in losses.lines]
+    assert len(losses.lines) == 2 and losses.lines[0].get_ydata()[0] == pytest.approx(4.0, abs=0.05)
+
+
+def test_no_two_of_many_lines_look_the_same() -> None:
+    lines = {str(number): ([0, 1], [0, 1]) for number in range(32)}
+    (axes,) = charts.drawn(lines_figure("many", "many", "", [("x", "y", lines, None)])).axes
+    assert len({(line.get_color(), line.get_linestyle()) for line in axes.lines}) == 32
 
 
 def test_nothing_is_drawn_where_nothing_was_trained(tmp_path: Path) -> None:

@@ -112,7 +112,7 @@ def test_a_study_ends_with_the_best_trial_its_command_and_a_page(
     for name in ("report.html", "trials.csv", "history.png", "importance.png", "parameters.png", "courses.png"):
         assert (out / name).stat().st_size > 100, name
     page = (out / "report.html").read_text()
-    assert "--learning-rate" in page and page.count('<div class="chart">') == 4
+    assert "--learning-rate" in page and page.count('<div class="chart"') == 4
     shown = dict(facts(ended.blocks))
     assert shown["best"].startswith(f"trial {best['number']}") and shown["command"] == found["best"]["command"]
 
