@@ -50,6 +50,18 @@ def size(value: Any) -> str:
     return f"{number(amount)} TiB"
 
 
+def traffic(value: Any) -> str:
+    """Bytes that are copied or sent, in decimal units as nccl-tests counts them: 67.1 MB."""
+    if not is_known(value):
+        return UNKNOWN
+    amount = float(value)
+    for unit in ("B", "kB", "MB", "GB"):
+        if amount < 1000:
+            return f"{number(amount)} {unit}"
+        amount /= 1000
+    return f"{number(amount)} TB"
+
+
 def flops(value: Any) -> str:
     """FLOP/s with a decimal prefix."""
     if not is_known(value):

@@ -16,7 +16,7 @@ from analysis.metrics.communication.exposure import (
 from analysis.metrics.communication.matching import clock_offsets, match_collectives, stragglers
 from analysis.metrics.kernels.devices import LinkRates
 from analysis.timeline import Timeline, lost_kernels
-from analysis.wording import percent, short
+from analysis.wording import percent, short, traffic
 
 _MOST_GROUPS = 12
 _LONGEST_LABEL = 60
@@ -112,7 +112,7 @@ def collectives(table: "pd.DataFrame") -> Finding:
     if len(known):
         top = known.iloc[0]
         sentence = f"{_rank(top['rank']).capitalize()}'s {top['collective']} moves "
-        sentence += f"{_size(top['bytes'] / top['sized'])} per call"
+        sentence += f"{traffic(top['bytes'] / top['sized'])} per call"
         rate = top["busbw_gb_s"] if pd.isna(top["transfer_busbw_gb_s"]) else top["transfer_busbw_gb_s"]
         sentence += "" if pd.isna(rate) else f" at a bus bandwidth of {short(float(rate))} GB/s"
         link = "" if pd.isna(top["link_share"]) else f", {percent(float(top['link_share']))} of the link"
@@ -196,11 +196,3 @@ def _shown(table: "pd.DataFrame") -> "pd.DataFrame":
 
 def _rank(value: object) -> str:
     return "a rank" if pd.isna(value) else f"rank {value}"  # type: ignore[call-overload]
-
-
-def _size(count: float) -> str:
-    """Return bytes in units of powers of ten, as nccl-tests does: 67.1 MB."""
-    for unit, factor in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if count >= factor:
-            return f"{short(count / factor)} {unit}"
-    return f"{count:.0f} bytes"

@@ -53,7 +53,11 @@ _WINDOW_COLUMNS = {
     "start_ms": "float64",
     "span_ms": "float64",
 }
+_NO_SYNCHRONIZATION = "remove .item(), .cpu() and prints from the loop"
+_FEWER_ALLOCATIONS = "set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True, or use equal shapes"
 _WAITS = {
+    "start_up": "before the first kernel",
+    "tear_down": "after the last kernel",
     "data_wait": "waiting for data",
     "communication": "waiting in communication",
     "synchronization": "after the CPU waited for the GPU",
@@ -182,41 +186,31 @@ def idle_causes(
     whole = percent(float(shares["window_share"].sum()))
     sentence = f"The GPU is idle {whole} of the time" if on_gpu else f"The CPU does not compute {whole} of the time"
     largest = str(shares["window_share"].idxmax())
-    where = {"start_up": "before the first kernel", "tear_down": "after the last kernel"}.get(
-        largest, _WAITS.get(largest)
-    )
-    sentence += f", mostly {where} ({percent(float(shares['window_share'].max()))})."
+    sentence += f", mostly {_WAITS[largest]} ({percent(float(shares['window_share'].max()))})."
     title = "Why the GPU is idle" if on_gpu else "Why the CPU does not compute"
     return Finding("idle_causes", title, table, sentence, _idle_advice(shares, context) if on_gpu else ())
 
 
 def _idle_advice(shares: "pd.DataFrame", context: Context) -> tuple[Advice, ...]:
-    repeats, pauses = shares["repeating"], float(shares["long"].get("launch_bound", 0.0))
-    launches = float(repeats.get("launch_bound", 0.0))
-    host = (
-        (launches, f"try {context.fewer_launches}")
-        if launches >= pauses
-        else (pauses, "find out what the CPU does in the largest idle gaps")
+    """Return the largest gain: what launching saves repeats in short gaps; a pause of the CPU is a long one."""
+
+    def share(column: str, cause: str) -> float:
+        return float(shares[column].get(cause, 0.0))
+
+    launches, pauses = share("repeating", "launch_bound"), share("long", "launch_bound")
+    pause = "find out what the CPU does in the largest idle gaps"
+    saves, cause, what, remedy = max(
+        (max(launches, pauses), "host", "work", f"try {context.fewer_launches}" if launches >= pauses else pause),
+        (
+            share("window_share", "data_wait"),
+            "data",
+            "data",
+            "use more loader workers, prefetching, or prepared inputs",
+        ),
+        (share("repeating", "synchronization"), "synchronization", "the CPU, which synchronizes,", _NO_SYNCHRONIZATION),
+        (share("repeating", "allocator"), "allocator", "memory to be allocated", _FEWER_ALLOCATIONS),
     )
-    remedies = {
-        "host": host,
-        "data": (
-            float(shares["window_share"].get("data_wait", 0.0)),
-            "use more loader workers, prefetching, or inputs prepared in advance",
-        ),
-        "synchronization": (
-            float(repeats.get("synchronization", 0.0)),
-            "remove .item(), .cpu() and prints from the loop",
-        ),
-        "allocator": (
-            float(repeats.get("allocator", 0.0)),
-            "set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True, or use equal shapes",
-        ),
-    }
-    cause = max(remedies, key=lambda name: remedies[name][0])
-    saves, remedy = remedies[cause]
-    what = {"host": "for the CPU to launch work", "data": "for data", "synchronization": "while the CPU synchronizes"}
-    seen = f"the GPU waits {what.get(cause, 'while the CPU allocates memory')} {percent(saves)} of the time"
+    seen = f"the GPU waits for {what} {percent(saves)} of the time"
     return (Advice(cause=cause, seen=seen, remedy=remedy, saves=saves),) if saves >= LEAST else ()
 
 
@@ -229,12 +223,9 @@ def largest_gaps(timelines: Sequence[Timeline], gaps: "Sequence[pd.DataFrame | N
     longest = table.nlargest(1, "length_ms").iloc[0]
     sentence = f"The longest takes {number(float(longest['length_ms']))} ms"
     sentence += f", with the CPU in {longest['call'][:80]}." if longest["call"] else "."
-    what = (
-        "Largest idle gaps"
-        if any(len(timeline.work) for timeline in timelines)
-        else "Longest times without computation"
-    )
-    return Finding("idle_gaps", what, table, sentence)
+    on_gpu = any(len(timeline.work) for timeline in timelines)
+    title = "Largest idle gaps" if on_gpu else "Longest times without computation"
+    return Finding("idle_gaps", title, table, sentence)
 
 
 def kernel_families(timelines: Sequence[Timeline], times: "Sequence[Temporal]", context: Context) -> Finding | None:
@@ -243,9 +234,8 @@ def kernel_families(timelines: Sequence[Timeline], times: "Sequence[Temporal]", 
     if not len(table) or not float(table["mean_ms"].sum()):
         return None
     first = table.iloc[0]
-    sentence = (
-        f"{first['family']} takes {percent(float(first['kernel_time_share']))} of the kernels' time{_gemms(timelines)}."
-    )
+    share = percent(float(first["kernel_time_share"]))
+    sentence = f"{first['family']} takes {share} of the kernels' time{_gemms(timelines)}."
     span = sum(row.span_ns for row in times)
 
     def running(*families: str) -> float:

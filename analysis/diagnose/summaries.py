@@ -11,7 +11,7 @@ from analysis.diagnose.finding import Finding, distinct
 from analysis.diagnose.sentences import number
 from analysis.metrics.communication.links import alpha_beta
 from analysis.names import COMMUNICATION, MOVES_MEMORY, family, has_fused_optimizer
-from analysis.wording import percent, short
+from analysis.wording import percent, short, traffic
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -78,22 +78,15 @@ def _sentence(frame: "pd.DataFrame", summary: Summary) -> str:
     largest = int(own["size_bytes"].max())
     if not best["peak_busbw_gb_s"] <= _RISING * own.loc[own["size_bytes"] < largest, "busbw_gb_s"].max():
         return (
-            f"The largest size, {_size(largest)}, has by far the highest bandwidth, {best['peak_busbw_gb_s']:.4g} GB/s"
-            f"{between}, so what the links carry is unknown: measure up to 1 GB (-e 1G). The smallest messages take "
-            f"{short(best['shortest_us'])} µs."
+            f"The largest size, {traffic(largest)}, has by far the highest bandwidth, "
+            f"{best['peak_busbw_gb_s']:.4g} GB/s{between}, so the links' rate is unknown: measure up to 1 GB (-e 1G). "
+            f"The smallest messages take {short(best['shortest_us'])} µs."
         )
     return (
-        f"The links carry up to {best['peak_busbw_gb_s']:.4g} GB/s{between} and half of it from {_size(half)} on, "
+        f"The links carry up to {best['peak_busbw_gb_s']:.4g} GB/s{between} and half of it from {traffic(half)} on, "
         f"and the smallest messages take {short(best['shortest_us'])} µs: use gradient buckets well above "
-        f"{_size(half)}; latency dominates smaller ones."
+        f"{traffic(half)}; latency dominates smaller ones."
     )
-
-
-def _size(number: int) -> str:
-    for unit, factor in (("GiB", 30), ("MiB", 20), ("KiB", 10)):
-        if number >= 1 << factor:
-            return f"{number / (1 << factor):.4g} {unit}"
-    return f"{number} B"
 
 
 _ADVICE = {

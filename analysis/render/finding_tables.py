@@ -116,7 +116,7 @@ def _form(name: str, known: list[Any]) -> Callable[[Any], str]:
     if name.endswith(_SHARES) or "utilization" in name:
         return wording.percent
     if name == "bytes" or name.endswith("_bytes"):
-        return wording.size
+        return wording.traffic
     if name.endswith("_flops"):
         return wording.flops
     if all(isinstance(value, int) for value in known):

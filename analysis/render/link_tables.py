@@ -88,7 +88,7 @@ def link_sentences(links: Sequence[Link]) -> list[str]:
         line = (
             f"time = 2(n-1) x {wording.number(row['alpha_us'])} us + 2(n-1)/n x bytes / "
             f"{wording.number(row['bandwidth_gb_s'])} GB/s; error {wording.percent(row['median_error'])} (median), "
-            f"{wording.percent(row['largest_error'])} (largest, at {wording.size(row['largest_error_bytes'])})"
+            f"{wording.percent(row['largest_error'])} (largest, at {wording.traffic(row['largest_error_bytes'])})"
         )
         sentences.append(f"{head}: {f'no alpha-beta fit: {link.reason}' if link.reason else line}")
     return sentences
@@ -132,7 +132,7 @@ def collectives_table(rows: Sequence[Row]) -> tables.Table:
         tables.plain("dtype", "dtype"),
         tables.measured("ranks", "ranks", wording.count),
         tables.Column("placement", _placement, _placement, False),
-        tables.measured("size", "size_bytes", wording.size),
+        tables.measured("size", "size_bytes", wording.traffic),
         tables.measured("time µs", "time_us"),
         tables.spread("time_us", wording.number),
         tables.measured("algbw GB/s", "algbw_gb_s"),
@@ -159,7 +159,7 @@ def links_table(rows: Sequence[Row]) -> tables.Table:
         tables.measured("bandwidth GB/s", "bandwidth_gb_s"),
         tables.measured("median error", "median_error", wording.percent),
         tables.measured("largest error", "largest_error", wording.percent),
-        tables.measured("at", "largest_error_bytes", wording.size),
+        tables.measured("at", "largest_error_bytes", wording.traffic),
     ]
     if any(row["reason"] for row in rows):
         columns.append(tables.plain("not fitted because", "reason"))

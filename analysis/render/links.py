@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from analysis.load import LoadedTrial
-from analysis.metrics.communication.links import Link, fitted_links, link_rows, residual_rows
+from analysis.metrics.communication.links import Link, fitted_links, link_rows
 from analysis.metrics.communication.projection import project
 from analysis.render.link_figures import links_figure
 from analysis.render.link_tables import (
@@ -26,7 +26,7 @@ class LinkPart:
 
     sections: tuple[Section, ...]
     rows: Mapping[str, Sequence[Row]]
-    """Collectives, links, their residuals and projections as plain values, by the name of their CSV file."""
+    """Collectives, links and projections as plain values, by the name of their CSV file."""
 
 
 def link_part(trials: Sequence[LoadedTrial], project_to: Sequence[int] = ()) -> LinkPart:
@@ -48,7 +48,6 @@ def link_part(trials: Sequence[LoadedTrial], project_to: Sequence[int] = ()) -> 
         rows={
             "collectives": by_size,
             "links": link_rows(links),
-            "link_residuals": residual_rows(links),
             "projection": projected,
         },
     )

@@ -95,7 +95,7 @@ BUCKET_COLUMNS = {
 
 def communication_window(timeline: Timeline) -> Intervals | None:
     """Return the window as a set: without marked steps, all GPU work and collectives; None for a trace without work."""
-    bounds = work_window(timeline, work_sets(timeline))
+    bounds = work_window(timeline)
     if bounds is None:
         return None
     table = timeline.collectives

@@ -153,20 +153,3 @@ def link_rows(links: Sequence[Link]) -> list[dict[str, Any]]:
             row["largest_error_bytes"] = link.points[worst].size_bytes
         rows.append(row)
     return rows
-
-
-def residual_rows(links: Sequence[Link]) -> list[dict[str, Any]]:
-    """Return measured and fitted time of every point of a line: dtype, device, nodes, ranks, size_bytes, time_us,
-    fitted_us, error (fitted / measured - 1).
-    """
-    return [
-        {
-            **{name: getattr(link, name) for name in ("dtype", "device", "nodes")},
-            **dataclasses.asdict(point),
-            "fitted_us": link.time_us(point.size_bytes, point.ranks),
-            "error": float(error),
-        }
-        for link in links
-        if not link.reason
-        for point, error in zip(link.points, link.errors, strict=True)
-    ]

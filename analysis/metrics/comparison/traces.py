@@ -10,7 +10,6 @@ from analysis.metrics.comparison.regression import differing
 from analysis.metrics.kernels.modules import BETWEEN, module_rows
 from analysis.metrics.kernels.tables import kernel_rows, operator_rows
 from analysis.metrics.time.temporal import temporal_breakdown
-from analysis.metrics.time.window import before_recording
 from analysis.timeline import Timeline, empty, lost_kernels
 from common.errors import InputError, UsageError
 from records.trial import Trial
@@ -170,7 +169,6 @@ def _facts(side: Sequence[Timeline], trial: Trial | None) -> dict[str, str]:
     values: dict[str, Any] = {
         "devices": tuple(sorted({name for timeline in side for name in timeline.devices.values()})),
         "ranks in the trace": len(side),
-        "kernels and copies launched before the recording": sum(map(before_recording, side)),
         "ranks of the job": tuple(sorted({str(timeline.world_size) for timeline in side})),
     }
     if trial is not None:

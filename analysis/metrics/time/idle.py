@@ -77,7 +77,7 @@ def idle_gaps(timeline: Timeline) -> "pd.DataFrame | None":
     if whole is None:
         return None
     waits = {
-        "data_wait": _data_spans(timeline),
+        "data_wait": _spans_of(timeline, lambda name: phase_of(name) == "data"),
         "communication": _communication_spans(timeline),
         **_call_spans(timeline),
     }
@@ -260,11 +260,6 @@ def _call_spans(timeline: Timeline) -> dict[str, Intervals]:
         chosen = launching & named(api["name"], lambda name, pattern=pattern: bool(pattern.match(name)))  # type: ignore[misc]
         found[cause] = merged(api["start"].to_numpy()[chosen], api["end"].to_numpy()[chosen])
     return found
-
-
-def _data_spans(timeline: Timeline) -> Intervals:
-    """Return when the CPU loads data or waits for it."""
-    return _spans_of(timeline, lambda name: phase_of(name) == "data")
 
 
 def _communication_spans(timeline: Timeline) -> Intervals:

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from analysis.metrics.time.launches import calls_with, launching_calls
-from analysis.metrics.time.work import WorkSets, work_sets
+from analysis.metrics.time.work import NOTHING, WorkSets, work_sets
 from analysis.spans import Intervals, merged, total_ns
 from analysis.timeline import STEP_COLUMNS, ChosenWindow, GpuWork, Mask, Timeline, empty, named
 from analysis.window_choice import KERNELS, STEPS, WindowChoice, parse_window
@@ -33,16 +33,23 @@ _DAY_NS = 24 * 3600 * 10**9
 _NEVER = np.iinfo(np.int64).min
 
 
-def work_window(timeline: Timeline, sets: WorkSets, window: Window = "steps") -> tuple[int, int] | None:
-    """Return begin and end of the window, ns; None for a trace without work: whether anything ran is not known."""
+def work_window(timeline: Timeline, sets: WorkSets | None = None, window: Window = "steps") -> tuple[int, int] | None:
+    """Return begin and end of the window, ns; None for a trace without work: whether anything ran is not known.
+
+    Args:
+        timeline: what a reader returned.
+        sets: of `work_sets`, where they are there already; only a CPU's are needed.
+        window: "kernels": of a GPU from the first start to the last end of work, whatever is marked.
+    """
     work = timeline.work
-    if not len(work) and not len(sets.busy):
+    busy = NOTHING if len(work) else (sets or work_sets(timeline)).busy
+    if not len(work) and not len(busy):
         return None
     if window == "steps" and (spans := timeline.spans) is not None:
         return int(spans[0, 0]), int(spans[-1, 1])
     if len(work):  # with those of no length
         return int(work.start.min()), int(work.end.max())
-    return int(sets.busy[0, 0]), int(sets.busy[-1, 1])
+    return int(busy[0, 0]), int(busy[-1, 1])
 
 
 def window_set(timeline: Timeline, bounds: tuple[int, int], window: Window = "steps") -> Intervals:
@@ -53,7 +60,7 @@ def window_set(timeline: Timeline, bounds: tuple[int, int], window: Window = "st
 
 def work_time(timeline: Timeline, window: Window = "steps") -> Intervals | None:
     """Return the window as a set; None for a trace without work, or without time between its first and last."""
-    bounds = work_window(timeline, work_sets(timeline), window)
+    bounds = work_window(timeline, window=window)
     return None if bounds is None or bounds[1] <= bounds[0] else window_set(timeline, bounds, window)
 
 
@@ -61,7 +68,7 @@ def analysis_window(timeline: Timeline) -> tuple[int, int] | None:
     """Return begin and end of the window, ns: of a trace without work its steps, or all that was recorded."""
     if (spans := timeline.spans) is not None:
         return int(spans[0, 0]), int(spans[-1, 1])
-    if not len(timeline.kernels) and (bounds := work_window(timeline, work_sets(timeline))) is not None:
+    if not len(timeline.kernels) and (bounds := work_window(timeline)) is not None:
         return bounds
     return _extent([timeline.kernels] if len(timeline.kernels) else [timeline.operators, timeline.ranges])
 
@@ -104,13 +111,6 @@ def in_window(timeline: Timeline) -> tuple[Mask, int]:
     if not len(timeline.work) or spans is None:
         return whole_trace(timeline.work)
     return timeline.inside(launched_at(timeline)), total_ns(spans)
-
-
-def before_recording(timeline: Timeline) -> int:
-    """Return how many rows of `kernels` begin in the window, but were launched before the calls were recorded."""
-    if timeline.spans is None or not len(timeline.work):
-        return 0
-    return int(((launched_at(timeline) == _NEVER) & timeline.inside(timeline.work.start)).sum())
 
 
 def whole_trace(work: GpuWork) -> tuple[Mask, int]:

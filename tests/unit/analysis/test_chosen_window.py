@@ -1,9 +1,6 @@
 """`--window`: a range, steps or a time of each reader's trace; numbers by hand, on public traces by SQL."""
 
 import dataclasses
-import gzip
-import json
-import sqlite3
 from pathlib import Path
 from typing import Any
 
@@ -11,22 +8,19 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support import shared_files
 from support.commands import document, result
 from support.fake_run import step_rows, write_trial
 from support.kineto_events import event, write
 from support.timelines import timeline
 
-from analysis.diagnose.explain import explain, in_window
 from analysis.metrics.communication.exposure import communication_by_rank
 from analysis.metrics.kernels.tables import kernel_times, operator_rows
 from analysis.metrics.kernels.utilization import compute_utilization
 from analysis.metrics.time.idle import idle_gaps
 from analysis.metrics.time.phases import phase_rows
 from analysis.metrics.time.ranges import range_rows
-from analysis.metrics.time.temporal import iterations, temporal_breakdown
+from analysis.metrics.time.temporal import temporal_breakdown
 from analysis.metrics.time.window import windowed
-from analysis.sources import open_sources
 from analysis.timeline import Timeline
 from bench.cli.main import run
 from common.errors import BertbenchError, InputError, UsageError
@@ -121,14 +115,6 @@ def test_every_table_is_of_the_range_alone() -> None:
     assert operator_rows(chosen("range:backward"))["calls"].tolist() == []
     backward = communication_by_rank([chosen("range:backward")]).iloc[0]
     assert (backward["communication_ms"], backward["exposed_ms"]) == (60.0, 30.0)
-
-
-def test_sm_weighted_utilization_is_of_the_window_alone() -> None:
-    made = three_steps()
-    sizes = {f"{side}_{axis}": 1 for side in ("grid", "block") for axis in "xyz"}
-    kernels = made.kernels.assign(**{**sizes, "grid_x": 50})
-    found = chosen("range:forward", dataclasses.replace(made, kernels=kernels, sm_counts={0: 100}))
-    assert compute_utilization(found).sm_weighted_utilization == pytest.approx(0.25)
 
 
 @settings(deadline=None, max_examples=40)
@@ -240,109 +226,3 @@ def test_a_trial_without_the_window_leaves_the_others_of_its_run(tmp_path: Path)
     assert len(found.problems) == 1 and trials[1].trial_id in found.problems[0] and "loss" in found.problems[0]
     with pytest.raises(UsageError):
         result("analyze", tmp_path, "--window", "yesterday")
-
-
-def behind(rank: int, late: int) -> Timeline:
-    """Two steps of 100 ms; each launches a GEMM of 60, an all-reduce of 20 and a copy of 10 ms, one after another.
-
-    They run from `late` ms after the step's start on.
-    """
-    kernels, api = [], []
-    for step in range(2):
-        now = 100 * step + late
-        for place, (name, length, kind) in enumerate(
-            [("sgemm", 60, "kernel"), (NCCL, 20, "kernel"), ("c", 10, "memcpy")]
-        ):
-            number = 3 * step + place + 1
-            kernels.append((name, 7, now * MS, (now + length) * MS, number, kind))
-            api.append((LAUNCH, (100 * step + place) * MS, (100 * step + place) * MS + 5, number))
-            now += length
-    return timeline(rank, steps=[(n, 100 * n * MS, 100 * (n + 1) * MS) for n in range(2)], kernels=kernels, api=api)
-
-
-def test_launched_work_beside_executed_work_of_each_step() -> None:
-    """70 ms late: 30 ms of the first GEMM ran in step 0, its other 30, the rest of that step and 30 in step 1."""
-    near, far = iterations(behind(0, 5)), iterations(behind(1, 70))
-    assert far["compute_ms"].tolist() == [30, 60] and near["compute_ms"].tolist() == [60, 60]
-    assert far["communication_ms"].tolist() == [0, 20] and far["memory_ms"].tolist() == [0, 10]
-    for found in (near, far):  # what was launched compares
-        assert found["launched_compute_ms"].tolist() == [60, 60] and found["kernels"].tolist() == [2, 2]
-    # The work of a step ends 95 and 160 ms after its start.
-    assert near["behind_ms"].tolist() == [0, 0] and far["behind_ms"].tolist() == [60, 60]
-
-
-@pytest.mark.parametrize(
-    ("path", "prefix", "count"),
-    [
-        (shared_files.OWN / "nsys/one-gpu.sqlite.gz", "enumerate", 1),
-        pytest.param(
-            shared_files.TRACES / "nsys/tests__power_iteration__baseline.sqlite.gz",
-            "Compute ",
-            41,
-            marks=pytest.mark.public,
-        ),
-    ],
-    ids=["own", "public"],
-)
-def test_a_range_of_an_nsys_recording_has_the_busy_time_that_sql_gives(
-    path: Path, prefix: str, count: int, tmp_path: Path
-) -> None:
-    """Ranges "Compute 10", "Compute 20", ...: kernels and copies inside them, each nanosecond once."""
-    plain = tmp_path / "plain.sqlite"
-    plain.write_bytes(gzip.decompress(path.read_bytes()))
-    database = sqlite3.connect(plain)
-    marks = database.execute(
-        "select n.start, n.end from NVTX_EVENTS n left join StringIds s on s.id = n.textId "
-        f"where coalesce(n.text, s.value) like '{prefix}%' and coalesce(n.text, s.value) not like '%&%' "
-        "and n.end is not null order by 1"
-    ).fetchall()
-    work = [
-        span
-        for table in ("KERNEL", "MEMCPY")
-        for span in database.execute(f"select start, end from CUPTI_ACTIVITY_KIND_{table} order by 1")
-    ]
-    busy, until = 0, 0
-    for start, end in sorted(work):
-        start = max(start, until)
-        busy += sum(max(0, min(end, stop) - max(start, begin)) for begin, stop in marks if begin < end and stop > start)
-        until = max(until, end)
-    (whole,) = open_sources(plain).timelines
-    others = whole.ranges["name"].astype(str).str.contains("&")
-    alone = dataclasses.replace(whole, ranges=whole.ranges[~others].reset_index(drop=True))
-    ((found,), _) = windowed([alone], f"range:{prefix}*")
-    row = temporal_breakdown(found)
-    assert row is not None and len(marks) >= count
-    assert (row.steps, row.span_ns, row.busy_ns) == (len(marks), sum(b - a for a, b in marks), busy)
-
-
-@pytest.mark.public
-@pytest.mark.parametrize(
-    ("name", "window"),
-    [
-        ("kineto/megatron-8-ranks/*rank0*", "100ms..200ms"),
-        ("nsys/tests__power*", "1.1s..1.2s"),
-    ],
-)
-def test_a_time_of_each_reader_s_trace_has_its_length(name: str, window: str) -> None:
-    (path,) = shared_files.TRACES.glob(name)
-    source = in_window(open_sources(path), window)
-    (row,) = [temporal_breakdown(found) for found in source.timelines]
-    assert row is not None and row.window == window and row.span_ns in (100 * MS, 10 * MS)
-    (table,) = [one.table for one in explain(source) if one.name == "window"]
-    begin = float(window.partition("..")[0].rstrip("ms")) * (1 if "ms" in window else 1000)
-    assert table["start_ms"].tolist() == [pytest.approx(begin)] and 0 < row.busy_ns < row.span_ns
-
-
-@pytest.mark.public
-def test_the_ranges_of_all_ranks_are_those_of_the_raw_events() -> None:
-    """`## forward ##` of 8 DLRM ranks, out of the JSON by hand."""
-    folder = shared_files.TRACES / "kineto" / "dlrm-8-ranks"
-    lengths = {}
-    for path in folder.glob("worker*"):
-        raw = json.loads(gzip.decompress(path.read_bytes()))
-        spans = [one for one in raw["traceEvents"] if one.get("name") == "## forward ##" and one["cat"] != "kernel"]
-        lengths[raw["distributedInfo"]["rank"]] = [one["dur"] for one in spans if one["cat"] == "user_annotation"]
-    source = in_window(open_sources(folder), "range:## forward ##")
-    for found in source.timelines:
-        row = temporal_breakdown(found)
-        assert row is not None and row.span_ns == sum(lengths[found.rank or 0]) * 1000

@@ -161,18 +161,6 @@ def test_deep_ep_is_communication_of_which_little_is_exposed(tmp_path: Path, out
     )
 
 
-def test_what_a_trace_does_not_say_of_deep_ep_is_unknown(tmp_path: Path) -> None:
-    found = read(deep_ep(tmp_path / "rank0.json"))
-    table = communication_by_kind([found]).set_index("collective")
-    times = {"dispatch": 6 * 8.5, "combine": 6 * 9.0, "notify": 6 * (0.9 + 0.5)}
-    assert dict(table["total_ms"]) == pytest.approx(times)
-    assert dict(table["count"]) == {"dispatch": 6, "combine": 6, "notify": 12}
-    # Neither bytes nor the group are in the trace, although PyTorch's only group is.
-    assert table[["bytes", "group_size", "algbw_gb_s", "busbw_gb_s"]].isna().all(axis=None) and set(table["group"]) == {
-        ""
-    }
-
-
 def rccl(path: Path) -> Path:
     """17 kernels of RCCL one after another, 12 of which say what they are: 6 + 4 + 2."""
     group = {"Process Group Name": "1", "Group size": 8}
@@ -205,48 +193,6 @@ def test_rccl_kernels_are_what_their_arguments_say(tmp_path: Path) -> None:
     assert {kind: table.loc[kind, "busbw_gb_s"] for kind in rates} == pytest.approx(rates)
     assert {kind: table.loc[kind, "group_size"] for kind in sizes} == dict.fromkeys(sizes, 8)
     assert table.loc[["other"], ["bytes", "busbw_gb_s"]].isna().all(axis=None)
-
-
-def test_rccl_kernels_without_arguments_are_what_pytorch_called(tmp_path: Path) -> None:
-    said = {"Collective name": "reduce_scatter_tensor_coalesced", "dtype": "Half", "In msg nelems": 800,
-            "Out msg nelems": 100, "Group size": 8}  # fmt: skip
-    events = [
-        event("record_param_comms", 100, 50, args=said),
-        event("hipExtLaunchKernel", 110, 5, "cuda_runtime", args={"correlation": 3}),
-        event(RCCL, 200, 80, "kernel", args={"device": 0, "stream": 3, "correlation": 3}),
-    ]
-    (row,) = read(write(tmp_path / "rank0.json", events, **ABOUT)).collectives.to_dict("records")
-    # Of a reduce-scatter what one rank gives: 800 x 2 bytes.
-    assert (row["collective"], row["bytes"], row["group_size"]) == ("reduce_scatter", 1600, 8)
-
-
-def many_collectives(path: Path) -> Path:
-    """Two steps of 74 collectives of four libraries each, 0.1 ms long and alone, and a last step cut off after one."""
-    names = [
-        *[SYMMETRIC + "multimem_all_reduce_kernel<c10::BFloat16, 16>(c10::BFloat16*)"] * 36,
-        *[SYMMETRIC + "two_shot_all_reduce_kernel_inplace<c10::BFloat16, 16, 2>(c10::BFloat16**)"] * 30,
-        *[FLASHINFER] * 7,
-        "ncclDevKernel_AllGather_RING_LL(ncclDevKernelArgsStorage<4096ul>)",
-    ]
-    events = []
-    for step in range(3):
-        events.append(event(f"ProfilerStep#{step}", 100 * step * MS, 100 * MS, "user_annotation"))
-        for number, name in enumerate(names if step < 2 else names[-1:]):
-            at = 100 * step + number
-            events += [kernel(GEMM, at, 0.5), kernel(name, at + 0.5, 0.1, 20)]
-    return write(path, events, **ABOUT)
-
-
-def test_a_step_of_74_collectives_is_told_as_that(tmp_path: Path) -> None:
-    path = many_collectives(tmp_path / "rank0.json")
-    assert len(read(path).collectives) == 2 * 74 + 1
-    found = found_in(path)
-    shown = found["buckets"]
-    # The last whole step is step 1; 74 x 0.1 ms are exposed.
-    assert len(shown.table) == 74 and set(shown.table["step"]) == {1}
-    assert shown.table["exposed_ms"].sum() == pytest.approx(7.4)
-    kinds = found["collectives"].table.set_index("collective")
-    assert dict(kinds["count"]) == {"all_reduce": 2 * 73, "all_gather": 3}
 
 
 def test_an_nsys_export_knows_the_same_kernels(tmp_path: Path) -> None:

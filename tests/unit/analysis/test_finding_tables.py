@@ -33,7 +33,7 @@ def finding(rows: int = 3) -> Finding:
 def test_headings_have_units_and_values_their_form() -> None:
     table = table_of(finding())
     assert table.headings == ("name", "calls", "total ms", "busbw GB/s", "share", "bytes")
-    assert [cell.text for cell in table.rows[0]] == ["kernel 0", "1,000", "12.3", "–", "25.0 %", "2.00 KiB"]  # noqa: RUF001
+    assert [cell.text for cell in table.rows[0]] == ["kernel 0", "1,000", "12.3", "–", "25.0 %", "2.05 kB"]  # noqa: RUF001
     assert table.rows[2][5].text == "–", "an unknown number is no 0"  # noqa: RUF001
     assert table.numeric == (False, True, True, False, True, True)
 

@@ -32,16 +32,6 @@ def by_name(found: list[Finding]) -> dict[str, Finding]:
     return {one.name: one for one in found}
 
 
-def test_what_was_launched_before_a_recording_is_named_as_a_difference() -> None:
-    calls = [("cudaLaunchKernel", n * MS, n * MS + US, n) for n in range(1, 9)]
-    kernels = [("gemm", 7, n * MS + 10, n * MS + 100, n) for n in range(1, 9)]
-    early = ("gemm", 7, 0, 100, -1)
-    usual, other = (timeline(steps=[(0, 0, 9 * MS)], kernels=rows, api=calls) for rows in (kernels, [early, *kernels]))
-    said = [text for text in compare_traces([usual], [other]).differences if "before the recording" in text]
-    assert len(said) == 1 and said[0].endswith("0 and 1")
-    assert not compare_traces([other], [other]).differences
-
-
 def test_a_side_without_gpu_work_says_why_it_has_none() -> None:
     lost = timeline(steps=[(0, 0, 90)], operators=[("aten::mm", 0, 40)])
     lost = dataclasses.replace(lost, problems=("b.json has no kernels: copy it",))

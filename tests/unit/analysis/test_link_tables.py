@@ -48,14 +48,6 @@ def test_wrong_elements_are_printed_read_back_and_named(tmp_path: Path) -> None:
     assert [caution["code"] for caution in trial.row["cautions"]] == ["wrong_results"]
 
 
-def test_busbw_is_that_of_the_definition(tmp_path: Path) -> None:
-    write_collectives(tmp_path, 4, 12.0, 20.0, noise=0.0)
-    for row in one(tmp_path).row["by_size"]:
-        assert row["algbw_gb_s"] == pytest.approx(row["size_bytes"] / row["time_us"] / 1e3)
-        assert row["busbw_gb_s"] == pytest.approx(row["algbw_gb_s"] * 2 * 3 / 4)
-        assert row["time_us_low"] == row["time_us_high"] == pytest.approx(row["time_us"])
-
-
 def test_the_line_is_told_in_a_sentence(tmp_path: Path) -> None:
     write_collectives(tmp_path, 4, 12.0, 20.0)
     (line,) = link_sentences(fitted_links(load_run(RunDirectory(tmp_path))))

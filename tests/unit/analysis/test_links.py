@@ -6,7 +6,7 @@ import pytest
 from support.rings import ring_all_reduce_us, write_collectives
 
 from analysis.load import load_run
-from analysis.metrics.communication.links import Link, fitted_links, link_rows, residual_rows, ring
+from analysis.metrics.communication.links import Link, fitted_links, link_rows, ring
 from analysis.render.link_tables import link_sentences
 from records.kinds import collectives_csv
 from records.run import RunDirectory
@@ -30,9 +30,6 @@ def test_alpha_and_bandwidth_of_a_simulated_ring_are_found_from_what_comm_writes
     assert link.alpha_us == pytest.approx(12.0, rel=0.05) and link.bandwidth_gb_s == pytest.approx(20.0, rel=0.05)
     (row,) = link_rows([link])
     assert row["median_error"] < 0.03
-    rows = residual_rows([link])
-    assert len(rows) == len(link.points)
-    assert all(row["fitted_us"] / row["time_us"] - 1 == pytest.approx(row["error"]) for row in rows)
 
 
 def test_what_no_line_fits_is_refused_with_what_to_do(tmp_path: Path) -> None:
@@ -49,7 +46,6 @@ def test_what_no_line_fits_is_refused_with_what_to_do(tmp_path: Path) -> None:
     assert "above 0 fits" in measured(tmp_path / "falling")[0].reason
     (row,) = link_rows([few])
     assert row["alpha_us"] is None and row["reason"] == few.reason
-    assert residual_rows([few]) == []
 
 
 def test_times_of_wrong_results_count_for_nothing(tmp_path: Path) -> None:
@@ -63,11 +59,6 @@ def test_rounds_are_one_line_and_nodes_are_lines_of_their_own(tmp_path: Path) ->
     write_collectives(tmp_path, 2, 30.0, 2.0, nodes=2)
     inside, across = measured(tmp_path)
     assert (inside.nodes, across.nodes) == (1, 2) and across.bandwidth_gb_s == pytest.approx(2.0, rel=0.05)
-
-
-def test_other_collectives_have_no_line(tmp_path: Path) -> None:
-    write_collectives(tmp_path, 2, 12.0, 20.0, name="broadcast")
-    assert measured(tmp_path) == []
 
 
 def test_sizes_that_are_all_small_tell_no_bandwidth_and_give_no_line(tmp_path: Path) -> None:

@@ -4,7 +4,6 @@ The traces are made here in Kineto's form; every expected number is worked out i
 """
 
 import dataclasses
-import json
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +19,11 @@ from analysis.diagnose.profiles import own_tests
 from analysis.diagnose.rules_communication import findings
 from analysis.metrics.communication.exposure import communication_by_group, communication_by_kind
 from analysis.metrics.communication.matching import match_collectives
-from analysis.metrics.kernels.devices import LinkRates, in_one_node
+from analysis.metrics.kernels.devices import LinkRates
 from analysis.readers import nccl_tests
 from analysis.readers.kineto.reader import read
 from analysis.sources import open_sources
 from analysis.timeline import ProcessGroup
-from bench.cli.main import run
 from records.run import RunDirectory
 
 MS = 1000.0  # Kineto counts in microseconds
@@ -115,15 +113,6 @@ def test_each_group_has_a_table_by_rank_and_kind(found: dict[str, Finding]) -> N
     assert set(expert["collective"]) == {"all_to_all"} and set(expert["group_ranks"]) == {"0-3"}
 
 
-def test_of_many_groups_those_with_most_exposed_time_have_tables() -> None:
-    calls = [("all_reduce", 100 * n, 100 * n + n + 1, 100, -1, 20, f"g{n}", 2, 0) for n in range(40)]
-    made = timeline(kernels=[(NCCL, 20, start, end) for _, start, end, *_ in calls], collectives=calls)
-    named = {one.name: one for one in findings([made])}
-    assert len(named["process_groups"].table) == 40
-    wanted = {f"process_group_g{n}" for n in range(28, 40)}
-    assert {name for name in named if name.startswith("process_group_")} == wanted
-
-
 def test_ranks_of_groups_that_share_a_name_are_not_paired() -> None:
     """Two tensor groups of one name, which the trace tells apart by their ranks: pairs are 0 and 1, 2 and 3."""
     ranks = []
@@ -156,17 +145,6 @@ def test_groups_without_a_list_are_what_the_kernels_say(tmp_path: Path) -> None:
         "1": ("mesh_tp", 4, (0, 1, 2, 3)), "2": ("", 4, (0, 4, 8, 12)), "3": ("", 4, (2, 4, 6, 8)), "4": ("", 4, ()),
     }  # fmt: skip
     assert [groups[name].listed for name in "1234"] == ["0-3", "0-12 by 4", "2-8 by 2", ""]
-
-
-def test_collectives_survive_a_description_that_pytorch_left_out(tmp_path: Path) -> None:
-    """`"Process Group Description": ,` is no JSON; PyTorch wrote it for groups without one."""
-    events = [collective(NCCL, 10 * number, 5, "1", "allreduce", 100) for number in range(5)]
-    for one in events:
-        one["args"]["Process Group Description"] = None
-    path = write(tmp_path / "rank0.json", events, deviceProperties=GPUS)
-    path.write_text(path.read_text().replace('"Process Group Description": null', '"Process Group Description": '))
-    found = read(path)
-    assert found.collectives["bytes"].tolist() == [200] * 5 and not found.problems
 
 
 def test_symmetric_memory_has_the_size_of_the_operator_around_it(tmp_path: Path) -> None:
@@ -230,18 +208,6 @@ def test_a_bandwidth_compares_with_nccl_tests_at_its_size(tmp_path: Path) -> Non
     assert rates.rate(trace, "all_gather", four, 1e7) is None
 
 
-def test_the_command_says_which_link_it_compares_with(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    folder, log = four_ranks(tmp_path / "ranks"), tmp_path / "log.txt"
-    log.write_text(LOG.format(ranks=RANKS).replace("all_reduce_perf", "alltoall_perf"))
-    assert run(["allreduce", str(folder), str(log), "--json"]) == 0
-    rows = json.loads(capsys.readouterr().out)["findings"]["collectives"]["rows"]
-    sources = {row["collective"]: row["link_source"] for row in rows}
-    assert sources["all_to_all"] == "measured (nccl-tests, 4 ranks)" and sources["send_recv"].startswith("published")
-    # 8 MB between 1 and 100 MB: 15 + 22.5 x log10(8) / 2 = 25.16; of that 1.5.
-    (share,) = {round(row["link_share"], 4) for row in rows if row["collective"] == "all_to_all"}
-    assert share == pytest.approx(1.5 / 25.1600, abs=1e-4)
-
-
 def test_the_suites_own_measurement_comes_before_nccl_tests(tmp_path: Path) -> None:
     trial = write_collectives(tmp_path / "run", 4, 10.0, 50.0, noise=0.0, sizes=(1 << 20, 64 << 20, 2.0))
     wrong = write_collectives(tmp_path / "run", 2, 10.0, 50.0, noise=0.0, wrong=3)
@@ -253,14 +219,6 @@ def test_the_suites_own_measurement_comes_before_nccl_tests(tmp_path: Path) -> N
     expected = (1 << 24) / ring_all_reduce_us(4, 1 << 24, 10.0, 50.0) / 1e3 * 1.5
     assert found is not None and found.gb_s == pytest.approx(expected, rel=1e-6) and "bertbench comm" in found.source
     assert wrong.world_size == 2 and ("all_reduce", 2) not in rates.measured
-
-
-def test_published_links_hold_inside_one_node_only() -> None:
-    trace = dataclasses.replace(timeline(0, world_size=16), devices=dict.fromkeys(range(8), "G"))
-    assert in_one_node(trace, ProcessGroup("0", size=8, ranks=tuple(range(8, 16))))
-    assert not in_one_node(trace, ProcessGroup("0", size=2, ranks=(7, 8)))
-    assert not in_one_node(trace, ProcessGroup("0", size=8))  # which ranks is not known
-    assert in_one_node(dataclasses.replace(trace, world_size=8), ProcessGroup("0", size=8))
 
 
 @pytest.mark.parametrize(

@@ -6,14 +6,11 @@ from typing import Any
 import numpy as np
 import pytest
 from support import refusals
-from support.page import report_page
 from support.rings import Machine, write_collectives
 
 from analysis.load import load_run
 from analysis.metrics.communication.projection import Backward, bucket_ends, project
-from analysis.render.link_tables import projection_blocks
 from analysis.render.link_tables import refusals as refusal_lines
-from analysis.render.tables import Table
 from records.run import RunDirectory
 
 MIB = 1 << 20
@@ -96,13 +93,14 @@ def refused(run: Path, *sizes: int) -> str:
     return str(row["reason"])
 
 
-def test_one_measured_device_count_projects_nothing(tmp_path: Path) -> None:
-    Machine().write_steps(tmp_path, 2)
-    write_collectives(tmp_path, 2, 12.0, 20.0)
-    assert "--devices" in refused(tmp_path, 8)
-
-
-def test_without_measured_all_reduces_nothing_is_projected_and_that_is_said_once(tmp_path: Path) -> None:
+def test_what_is_not_measured_is_not_projected_and_that_is_said_once(tmp_path: Path) -> None:
+    Machine().write_steps(tmp_path / "one", 2)
+    write_collectives(tmp_path / "one", 2, 12.0, 20.0)
+    assert "--devices" in refused(tmp_path / "one", 8), "one device count"
+    for ranks in (1, 2):
+        Machine().write_steps(tmp_path / "bare", ranks, timeline=False)
+    write_collectives(tmp_path / "bare", 2, 12.0, 20.0)
+    assert "when its gradients were ready" in refused(tmp_path / "bare", 4)
     for ranks in (1, 2):
         Machine().write_steps(tmp_path, ranks)
     assert "bertbench comm" in refused(tmp_path, 8)
@@ -110,22 +108,6 @@ def test_without_measured_all_reduces_nothing_is_projected_and_that_is_said_once
     assert line.count("batch 8") == 1
 
 
-def test_without_moments_of_gradients_nothing_is_projected(tmp_path: Path) -> None:
-    for ranks in (1, 2):
-        Machine().write_steps(tmp_path, ranks, timeline=False)
-    write_collectives(tmp_path, 2, 12.0, 20.0)
-    assert "when its gradients were ready" in refused(tmp_path, 4)
-
-
 def test_a_projection_to_one_device_is_refused() -> None:
     with refusals.refused("option-value", "--project 1", "2 devices"):
         project([], (4, 1))
-
-
-def test_the_table_has_measured_and_projected_counts_and_is_called_a_model(tmp_path: Path) -> None:
-    measured_machine(tmp_path, Machine(), (1, 2))
-    table, note = projection_blocks(projected(tmp_path, 8))
-    assert isinstance(table, Table) and isinstance(note, str) and note.startswith("A model, not a measurement")
-    devices = table.headings.index("devices")
-    assert [row[devices].text for row in table.rows] == ["1", "2", "8"]
-    assert "A model, not a measurement" in report_page(RunDirectory(tmp_path), project_to=(8,)).read_text()

@@ -1,15 +1,10 @@
 """Known nanoseconds by hand."""
 
-from pathlib import Path
-
 import pandas as pd
 import pytest
-from support.commands import text
-from support.kineto_events import event, write
 from support.refusals import refused
 
 from analysis.metrics.time.ranges import RangeNode, range_tree
-from analysis.readers.kineto.reader import read
 from analysis.render.finding_tables import range_tree_table
 from analysis.timeline import Timeline
 
@@ -71,10 +66,6 @@ def test_ranges_nest_by_containment_with_times_relative_to_the_step() -> None:
     assert rows["layer.0.mlp"].share == pytest.approx(0.09)
 
 
-def test_order_in_the_table_does_not_matter() -> None:
-    assert range_tree(timeline(FORWARD[::-1]), 3) == range_tree(timeline(FORWARD), 3)
-
-
 def test_other_threads_stand_under_the_step_by_time_never_inside_this_thread_s_ranges() -> None:
     tree = range_tree(
         timeline(
@@ -98,11 +89,6 @@ def test_a_range_over_an_end_of_the_step_counts_with_the_part_inside() -> None:
     assert lengths == {"step 3": (0, 100), "whole": (0, 100), "before": (0, 20), "after": (90, 10)}
 
 
-def test_ranges_of_other_steps_that_only_touch_are_left_out() -> None:
-    touching: list[Range] = [("previous", "1/1", 50, 100), ("next", "1/1", 200, 300)]
-    assert range_tree(timeline(touching), 3).children == []
-
-
 def test_a_range_that_reaches_out_of_the_one_it_began_in_is_not_its_child() -> None:
     tree = range_tree(timeline([("a", "1/1", 100, 150), ("b", "1/1", 120, 170), ("c", "1/1", 125, 140)]), 3)
     assert shape(tree)[1:] == [("a", 1), ("b", 1), ("c", 2)]
@@ -112,20 +98,6 @@ def test_a_range_that_reaches_out_of_the_one_it_began_in_is_not_its_child() -> N
 def test_a_missing_step_is_refused_and_those_there_are_named() -> None:
     with refused("option-value", "step 9", "3, 4"):
         range_tree(timeline(FORWARD, ((3, 100, 200), (4, 200, 300))), 9)
-
-
-def test_a_kineto_trace_gives_the_same_kind_of_tree(tmp_path: Path) -> None:
-    events = [
-        event("ProfilerStep#7", 1000, 1000, "user_annotation"),
-        event("bertbench:forward", 1000, 400, "user_annotation"),
-        event("bertbench:layer.0", 1100, 100, "user_annotation"),
-        event("bertbench:backward", 1500, 400, "user_annotation"),
-        event("hook", 1600, 100, "user_annotation", tid=9),
-    ]
-    tree = range_tree(read(write(tmp_path / "trace-rank0.json", events)), 7)
-    assert shape(tree) == [("step 7", 0), ("forward", 1), ("layer.0", 2), ("backward", 1), ("hook", 1)]
-    assert tree.thread == "1/1" and [child.own_thread for child in tree.children] == [True, True, False]
-    assert tree.children[0].children[0].start_ms == pytest.approx(0.1)
 
 
 def layers(count: int) -> Timeline:
@@ -160,23 +132,7 @@ def test_the_limit_says_how_many_equal_ones_are_shown_one_by_one(limit: int, lin
     assert len(rows_of(range_tree(layers(12), 3), limit)) == lines
 
 
-def test_repeated_micro_steps_of_one_name_are_folded_too() -> None:
-    ranges: list[Range] = [("bertbench:forward", "1/1", 100 + 10 * n, 104 + 10 * n) for n in range(5)]
-    assert rows_of(range_tree(timeline(ranges), 3))[1][0] == "  forward: 5 x 4.00 ms"
-
-
 def test_threads_are_folded_apart_from_the_step_s_own() -> None:
     ranges: list[Range] = [("load", f"1/{thread}", 110, 120) for thread in (1, 2, 3, 4, 5)]
     rows = rows_of(range_tree(timeline(ranges), 3))
     assert [row[0] for row in rows[1:]] == ["  load", "  load: 4 x 10.0 ms"] and rows[2][-1] == "4 threads"
-
-
-def test_long_and_odd_names_keep_the_table_in_its_width() -> None:
-    ranges: list[Range] = [("\x1b[31m\n" + "x" * 300, "1/1", 110, 120), ("[red]", "1/1", 130, 140)]
-    shown = text([range_tree_table(range_tree(timeline(ranges), 3))], width=100)
-    assert all(len(line) <= 100 for line in shown.splitlines()) and len(shown.splitlines()) == 5
-    assert "\x1b" not in shown and "[red]" in shown and "..." in shown
-
-
-def test_a_step_without_ranges_is_one_line() -> None:
-    assert len(rows_of(range_tree(timeline([]), 3))) == 1

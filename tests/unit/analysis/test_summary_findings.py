@@ -76,7 +76,7 @@ def test_peak_and_the_size_of_half_of_it_are_found() -> None:
     found = only(collectives(busbw), "collective_bandwidth")
     (row,) = found.table.to_dict("records")
     assert (row["peak_busbw_gb_s"], row["peak_at_bytes"], row["half_peak_from_bytes"]) == (100.0, 1 << 30, 1 << 21)
-    assert "2 MiB" in found.sentence and "between 4 ranks" in found.sentence
+    assert "2.10 MB" in found.sentence and "between 4 ranks" in found.sentence
     # The times were made with 10 us and 1e5 bytes/us = 100 GB/s.
     assert row["latency_us"] == pytest.approx(10) and row["fitted_algbw_gb_s"] == pytest.approx(100)
     assert row["fit_median_error"] == pytest.approx(0, abs=1e-9)
