@@ -110,5 +110,5 @@ if fits "the speed of light" $((wall + light_seconds)); then
         --max-seconds "$light_seconds" || status=$?
 fi
 echo "== 5/5 report"
-run bertbench report "$OUT" --summary
+run bertbench report "$OUT"
 exit "$status"

@@ -39,17 +39,17 @@ class Advice:
 
     @property
     def gain(self) -> str:
-        """The expected gain in a sentence."""
+        """The expected gain in words."""
         if self.saves is None:
-            return f"Expected gain: unknown ({self.unknown})."
-        return f"Expected gain: up to {wording.percent(self.saves)} of the {self.of}."
+            return f"unknown ({self.unknown})"
+        return f"up to {wording.percent(self.saves)} of the {self.of}"
 
     @property
     def text(self) -> str:
         """All of it as a paragraph; the command is in backticks."""
         test = f" Test it: `{self.command}`." if self.command else ""
         said = f"{self.seen[:1].upper()}{self.seen[1:]}"
-        return f"{said}: {self.remedy}. {self.gain}{test}"
+        return f"{said}: {self.remedy}. Expected gain: {self.gain}.{test}"
 
     def to_json(self) -> dict[str, Any]:
         """Return plain JSON values: cause, seen, remedy, command, saves_share, saves_of, unknown, text."""

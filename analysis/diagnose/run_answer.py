@@ -8,7 +8,17 @@ from typing import Any
 
 from analysis import wording
 from analysis.diagnose.advice import Advice, Context, another, light_command, ranked, throughput_command
-from analysis.diagnose.answer import Answer, Point, Winner, answers, script_answer, script_rounds, winners
+from analysis.diagnose.answer import (
+    Answer,
+    Point,
+    Winner,
+    answers,
+    nothing_measured,
+    profile_answer,
+    script_answer,
+    script_rounds,
+    winners,
+)
 from analysis.load import LoadedTrial
 from analysis.metrics.cautions import FASTER_LOADER, disturbance
 from analysis.metrics.comparison.winner import apart
@@ -62,6 +72,14 @@ def complete_answers(
         result.append(dataclasses.replace(answer, advice=tuple(ranked(advice)), **facts))
     scripts = [trial for trial in trials if trial.trial.kind == "measure"]
     return [*result, *([_of_scripts(scripts, advised, out)] if scripts else [])]
+
+
+def without_measurement(run: RunDirectory, trials: Sequence[LoadedTrial]) -> Answer:
+    """Return the answer of a run without measured throughput: utilization by batch size where it has profiles."""
+    from analysis.diagnose.profiles import summary_rows, utilization_by_batch
+
+    utilization = utilization_by_batch(summary_rows(run))
+    return profile_answer(utilization) if utilization else nothing_measured(trials)
 
 
 def _of_scripts(trials: Sequence[LoadedTrial], profiled: Mapping[str, Sequence[Advice]], out: str) -> Answer:

@@ -12,9 +12,6 @@ from analysis.diagnose.finding import Finding, plain_value
 from analysis.metrics.time.ranges import RangeNode
 from analysis.render import tables
 
-MOST_ROWS = 20
-"""Rows of one table that a terminal shows."""
-
 # Ends of column names -> what the heading says after the name.
 _UNITS = {
     "_gb_s": "GB/s",
@@ -54,19 +51,12 @@ def table_of(finding: Finding, most_rows: int | None = None) -> tables.Table:
     )
 
 
-def finding_blocks(findings: Sequence[Finding], most_rows: int | None = MOST_ROWS) -> list[tables.Block]:
-    """Return each finding as its table, how many rows are left out, and its sentence.
-
-    Args:
-        findings: what to show; those without rows show title and sentence.
-        most_rows: rows of a table to show; None for all.
-    """
+def finding_blocks(findings: Sequence[Finding]) -> list[tables.Block]:
+    """Return each finding as its whole table and its sentence; those without rows as title and sentence."""
     blocks: list[tables.Block] = []
     for finding in findings:
         if len(finding.table):
-            blocks.append(dataclasses.replace(table_of(finding, most_rows), title=finding.title))
-            left = 0 if most_rows is None else len(finding.table) - most_rows
-            blocks += [f"... and {left:,} more rows: --rows 0 shows all, --csv DIR writes them"] * (left > 0)
+            blocks.append(dataclasses.replace(table_of(finding), title=finding.title))
         else:
             blocks.append(tables.Plain(finding.title))
         blocks += [finding.sentence] * bool(finding.sentence)

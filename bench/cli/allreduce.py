@@ -30,6 +30,7 @@ OPTIONS = {"allreduce PATH...": AllreduceOptions}
 
 def run(options: AllreduceOptions) -> Result:
     """Read the traces and break down communication; a trace without any is no error."""
+    from analysis.diagnose.explain import to_do
     from analysis.diagnose.profiles import own_tests
     from analysis.diagnose.rules_communication import findings, no_communication
     from analysis.diagnose.rules_time import window
@@ -54,4 +55,12 @@ def run(options: AllreduceOptions) -> Result:
     if not found:
         said = no_communication(source.timelines)
         return Result(document=document([], [*source.problems, said], **about), blocks=[said], problems=source.problems)
-    return findings_result([*window(source.timelines), *found], source.problems, options, **about)
+    return findings_result(
+        [*window(source.timelines), *found],
+        source.problems,
+        options,
+        to_do(source, found),
+        title=f"bertbench allreduce {source.path}",
+        page=f"bertbench report {source.path}",
+        **about,
+    )

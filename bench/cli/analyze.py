@@ -7,7 +7,7 @@ from typing import Any
 import tyro
 
 from bench.cli.options import Tables
-from bench.cli.result import Result, findings_result
+from bench.cli.result import REST, Result, findings_result, markdown_into, on_screen
 from common.errors import BertbenchError, InputError, UsageError
 from records.run import RunDirectory
 
@@ -19,6 +19,7 @@ class AnalyzeOptions(Tables):
 
     Examples:
         bertbench analyze runs/profile
+        bertbench analyze trace.json.gz --full  # every table, not one screen
         bertbench analyze trace.json.gz --csv tables  # also write every table as CSV
         bertbench analyze trace.json.gz --window range:forward  # only what ran while this range was open
     """
@@ -49,17 +50,19 @@ def run(options: AnalyzeOptions) -> Result:
             raise UsageError("option-not-applicable", f"{options.paths[0]} is a speedrun: --window needs a trace")
         return _speedrun(options.paths[0], options)
     from analysis.diagnose.profiles import analyze_paths
-    from analysis.render.finding_tables import advice_lines
 
     found = analyze_paths(options.paths, options.window)
     source = found.source
-    about: dict[str, Any] = {
-        "path": str(source.path),
-        "kinds": list(source.kinds),
-        "advice": [one.to_json() for one in found.advice],
-    }
-    result = findings_result(list(found.findings), source.problems, options, **about)
-    return replace(result, blocks=[*advice_lines(found.advice), *result.blocks])
+    about: dict[str, Any] = {"path": str(source.path), "kinds": list(source.kinds)}
+    return findings_result(
+        found.findings,
+        source.problems,
+        options,
+        found.advice,
+        title=f"bertbench analyze {source.path}",
+        page=f"bertbench report {source.path}",
+        **about,
+    )
 
 
 def _run(path: Path, options: AnalyzeOptions) -> Result:
@@ -67,10 +70,11 @@ def _run(path: Path, options: AnalyzeOptions) -> Result:
     from analysis.diagnose.explain import in_window
     from analysis.diagnose.profiles import open_profile
     from analysis.diagnose.run import reference
-    from analysis.diagnose.run_answer import complete_answers
+    from analysis.diagnose.run_answer import complete_answers, without_measurement
     from analysis.load import load_run
     from analysis.metrics.comparison.within_run import ratios_of
     from analysis.render.result_tables import answer_lines, results_blocks
+    from analysis.render.screen import run_screen, screen_of
     from analysis.render.tables import Block, Plain
     from analysis.sources import profiled_trials
     from analysis.window_choice import parse_window
@@ -79,10 +83,13 @@ def _run(path: Path, options: AnalyzeOptions) -> Result:
     directory = RunDirectory(path)
     trials = load_run(directory)
     rows, ratios = [dict(trial.row) for trial in trials], ratios_of(trials, reference(trials))
-    blocks: list[Block] = results_blocks(rows, ratios)
+    results = results_blocks(rows, ratios)
+    blocks: list[Block] = list(results)
     problems: list[str] = []
+    profiles: list[str] = []
     written: list[Path] = []
     code, documents, advised = 0, {}, {}
+    failure: BertbenchError | None = None
     for folder in profiled_trials(directory):
         opened = open_profile(directory.trial(folder.name))
         try:
@@ -92,22 +99,32 @@ def _run(path: Path, options: AnalyzeOptions) -> Result:
             code = 3
             continue
         findings = opened.explained()
-        own = replace(options, csv=None if options.csv is None else options.csv / folder.name)
-        found = findings_result(findings, opened.source.problems, own, kinds=list(opened.source.kinds))
-        documents[folder.name] = found.document
         advised[folder.name] = opened.to_do(findings)
+        csv = None if options.csv is None else options.csv / folder.name
+        found = findings_result(
+            findings, opened.source.problems, Tables(full=True, csv=csv), kinds=list(opened.source.kinds)
+        )
+        documents[folder.name] = found.document
+        profiles += [f"profile {folder.name}: {text}" for text in screen_of(findings).answer]
         blocks += [Plain(f"== {folder.name}"), *found.blocks]
         problems += found.problems
         written += found.written
+        failure = failure or found.failure
         code = code if findings else 3
     said = complete_answers(trials, points(trials), ratios, str(path), advised)
     document = {"path": str(path), "kinds": ["run"], "rows": rows, "ratios": ratios, "profiles": documents}
     document["answers"] = [answer.to_json() for answer in said]
+    shown = said or [without_measurement(directory, trials)]
+    every = [*answer_lines(shown), *blocks]
+    failure = failure or markdown_into(options.markdown, f"bertbench analyze {path}", lambda: every)
+    rest = f"{REST} As a page: bertbench report {path}"
+    rest = f"One profile: bertbench analyze {path}/trials/ID. {rest}" if profiles else rest
     return Result(
         document=document,
-        blocks=[*answer_lines(said), *blocks],
+        blocks=every if options.full else on_screen(run_screen(shown, results, profiles, rest), problems),
         written=written,
         problems=problems,
+        failure=failure,
         code=code,
     )
 

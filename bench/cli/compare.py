@@ -9,8 +9,7 @@ from pathlib import Path
 import tyro
 
 from bench.cli.options import Tables
-from bench.cli.result import Result, findings_result, when_writable
-from common.atomic import storage_errors
+from bench.cli.result import Result, findings_result, markdown_into, when_writable
 from common.errors import InputError, UsageError
 from records.run import RunDirectory
 
@@ -39,12 +38,11 @@ class CompareOptions(Tables):
     """Runs and speedruns only: exit with 0 instead of 4 where the measurements cannot decide."""
     out: Path | None = None
     """Folder to write report.html with its figures and CSV tables; default no page."""
-    summary: Path | None = None
-    """File to append the result to as Markdown, such as $GITHUB_STEP_SUMMARY; default no file."""
 
 
 UNDECIDED = 4
 """Exit code if the measurements cannot tell whether there is a regression."""
+_VERDICTS = {0: "no regression", 1: "regression", UNDECIDED: "not conclusive"}
 OPTIONS = {"compare A B": CompareOptions}
 
 
@@ -54,8 +52,6 @@ def run(options: CompareOptions) -> Result:
 
     speedruns = any(map(is_speedrun, (options.a, options.b)))
     found = _speedruns(options) if speedruns else _runs_or_traces(options)
-    if options.summary is not None:
-        found = _with_summary(found, options.summary)
     with suppress(OSError):
         if options.a.samefile(options.b):
             same = f"{options.a} and {options.b} are the same records, so nothing differs"
@@ -98,6 +94,7 @@ def _runs(options: CompareOptions) -> Result:
         failure=None if comparison.rows else nothing,
         code=1 if comparison.regressed else UNDECIDED if undecided else 0,
     )
+    found = _with_markdown(found, options)
     if options.out is None or not comparison.rows:
         return found
     from analysis.render.compare_page import write_runs_report
@@ -120,11 +117,12 @@ def _speedruns(options: CompareOptions) -> Result:
     a, b = (load_speedrun(path, read_speedrun(path)) for path in (options.a, options.b))
     found = compare_speedruns(a, b)
     undecided = 0 if options.undecided_ok else UNDECIDED
-    return Result(
+    result = Result(
         document=found.to_json() | {"a": a["summary"], "b": b["summary"]},
         blocks=speedrun_comparison_blocks(a, b, found),
         code={"faster": 0, "cannot decide": undecided}.get(found.verdict, 1),
     )
+    return _with_markdown(result, options)
 
 
 def _with_page(found: Result, write: Callable[[], list[Path]]) -> Result:
@@ -133,19 +131,9 @@ def _with_page(found: Result, write: Callable[[], list[Path]]) -> Result:
     return replace(found, document=document, written=[*found.written, *written], failure=failure)
 
 
-def _with_summary(found: Result, path: Path) -> Result:
-    """Append a comparison to a file as Markdown; a failed write becomes the failure of the result."""
-    from analysis.render.markdown import blocks_markdown
-
-    verdict = {0: "no regression", 1: "regression", UNDECIDED: "not conclusive"}[found.code]
-    verdict = "nothing to compare" if found.failure is not None else verdict
-
-    def write() -> list[Path]:
-        with storage_errors(path), path.open("a", encoding="utf-8") as file:
-            file.write(f"### bertbench compare: {verdict}\n\n{blocks_markdown(found.blocks)}")
-        return []
-
-    _, failure = when_writable(write)
+def _with_markdown(found: Result, options: CompareOptions) -> Result:
+    verdict = _VERDICTS[found.code] if found.failure is None else "nothing to compare"
+    failure = markdown_into(options.markdown, f"bertbench compare: {verdict}", lambda: found.blocks)
     return replace(found, failure=found.failure or failure)
 
 
@@ -173,12 +161,14 @@ def _traces(options: CompareOptions) -> Result:
     found = compare_traces(
         before.timelines, after.timelines, threshold, trials=(trial_of(options.a), trial_of(options.b))
     )
-    findings = comparison_findings(found)
+    findings, code = comparison_findings(found), 1 if found.verdict == "slower" else 0
     result = findings_result(
         findings,
         [*(f"differs: {difference}" for difference in found.differences), *before.problems, *after.problems],
         options,
-        code=1 if found.verdict == "slower" else 0,
+        title=f"bertbench compare: {_VERDICTS[code]}",
+        page="--out DIR",
+        code=code,
         a=str(options.a),
         b=str(options.b),
         per=found.per,

@@ -14,9 +14,10 @@ from analysis.diagnose import cores as core_findings
 from analysis.diagnose.finding import Finding, distinct, file_stem
 from analysis.metrics.kernels.core_utilization import FOUR, CoreUse, core_use, rows
 from analysis.metrics.kernels.ncu_metrics import metrics_of
+from analysis.render.finding_tables import finding_blocks
 from analysis.render.tables import Plain
 from bench.cli.options import Tables
-from bench.cli.result import Result, document, findings_result, tables_into
+from bench.cli.result import Result, document, findings_result, markdown_into, tables_into
 from bench.profilers import ncu_metrics
 from common.errors import InputError, UsageError
 
@@ -51,7 +52,6 @@ class CoreUtilOptions(Tables):
 
     def __post_init__(self) -> None:
         """Check what belongs together."""
-        Tables.__post_init__(self)
         if not self.files:
             raise UsageError(
                 "option-missing", "core-util needs files: give the output of `ncu --csv`, as in core-util FILE.csv"
@@ -84,7 +84,7 @@ def run(options: CoreUtilOptions) -> Result:
     found = _findings(options, counters, whole, sizes, window_ns)
     about = _advice(options, found, counters if whole is None else [whole], window_ns) if options.json else {}
     if options.by is not None and not options.json:
-        return findings_result(found, problems, options)
+        return findings_result(found, problems, options, title="bertbench core-util")
     uses = [_as_json(file, part, window_ns) for file, part in zip(options.files, counters, strict=True)]
     joint = None if whole is None else _as_json(None, whole, window_ns)
     blocks = [_lines(core_use(part, window_ns)) for part in counters]
@@ -93,6 +93,7 @@ def run(options: CoreUtilOptions) -> Result:
         if whole is not None:
             blocks.append([f"all {len(counters)} files", *_lines(core_use(whole, window_ns))])
     written, left, failure = tables_into(found, options.csv)
+    failure = failure or markdown_into(options.markdown, "bertbench core-util", lambda: finding_blocks(found))
     notes = [f"{len(written)} tables are in {options.csv}"] if written else []  # four lines are all that stdout gets
     return Result(
         document=document(found, problems, files=uses, joint=joint, **about),
@@ -201,7 +202,7 @@ def _findings(
 ) -> list[Finding]:
     """The table that --by names; all tables for --csv and --json without it."""
     if options.by == "batch" and sizes is not None:
-        return [_by_batch(counters, sizes, window_ns, every=options.json or options.csv is not None)]
+        return [_by_batch(counters, sizes, window_ns, every=options.json or options.csv is not None or options.full)]
     found = []
     parts = [(None, whole)] if whole is not None else list(zip(options.files, counters, strict=True))
     for file, part in parts:
@@ -225,7 +226,8 @@ def _tables(options: CoreUtilOptions, counters: KernelCounters, window_ns: float
         return [core_findings.by_family(counters, window_ns)]
     if options.by == "phase":
         return [core_findings.by_phase(counters, window_ns)]
-    return core_findings.findings(counters, window_ns) if options.json or options.csv is not None else []
+    every = options.json or options.csv is not None or options.markdown is not None
+    return core_findings.findings(counters, window_ns) if every else []
 
 
 def _by_batch(

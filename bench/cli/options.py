@@ -40,17 +40,12 @@ class Printed:
 class Tables(Printed):
     """Options of commands that print long tables."""
 
+    full: bool = False
+    """Print every table whole instead of one screen."""
     csv: Path | None = None
     """Also write every table to this folder as CSV in full precision; default no CSV files."""
-    rows: int = 20
-    """Rows of a table to print; 0 prints all."""
-
-    def __post_init__(self) -> None:
-        """Refuse a number of rows below 0."""
-        if self.rows < 0:
-            raise UsageError(
-                "option-value", f"--rows {self.rows} must be at least 0: give the rows of a table to print, 0 for all"
-            )
+    markdown: Path | None = None
+    """Append every table to this file as Markdown, such as $GITHUB_STEP_SUMMARY; default no file."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

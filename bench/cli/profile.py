@@ -10,7 +10,7 @@ import tyro
 
 from bench.cli.options import RunFolder, TrialOptions, given_names, parse_task, run_folder
 from bench.cli.progress import note
-from bench.cli.result import Result
+from bench.cli.result import Result, on_screen
 from bench.cli.session import session
 from bench.cli.sweep_progress import announce, describe
 from bench.implementations import OURS
@@ -26,27 +26,9 @@ from common.registry import lookup
 from records.run import RunDirectory
 from records.trial import Trial
 
-# What is printed of a profile at once; `bertbench analyze` says the rest.
-_SHOWN = (
-    "window",
-    "temporal_breakdown",
-    "idle_causes",
-    "idle_gaps",
-    "kernel_families",
-    "top_kernels",
-    "operator_families",
-    "top_operators",
-    "phases",
-    "all_reduce_by_rank",
-    "core_utilization",
-    "core_utilization_by_family",
-    "core_utilization_by_phase",
-)
-_MOST_ROWS = 12
-
 if TYPE_CHECKING:
     from analysis.diagnose.profiles import ProfileSummary
-    from analysis.render.tables import Block
+    from analysis.render.tables import Table
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -76,9 +58,10 @@ _UTILIZATION = ("compute_utilization", "fma_percent", "fp16_percent", "tensor_pe
 # A profiler makes no step quicker: below this share of the time without it, one of the two runs was disturbed.
 _QUICKER = 0.9
 _DISTURBED = (
-    " (a profiler cannot make a step faster: other load slowed the run without it; measure on an idle machine, with "
-    "another --out)"
+    "a profiler cannot make a step faster: other load slowed the run without it; measure on an idle machine, with "
+    "another --out"
 )
+_MOST_FILES = 4
 
 OPTIONS = {"profile TASK": ProfileOptions}
 
@@ -140,40 +123,50 @@ def _trials(options: ProfileOptions, devices: Devices) -> list[Trial]:
 def _result(
     run: RunDirectory, profiled: Sequence[Profiled], summaries: Sequence["ProfileSummary"], tables: Sequence[Path]
 ) -> Result:
-    from analysis.render.tables import Facts
+    from analysis.metrics.cautions import of_profiles
+    from analysis.render.screen import screen_of
+    from analysis.render.tables import Facts, Table
 
     pairs = list(zip(profiled, summaries, strict=True))
-    facts = [("table", str(table)) for table in tables]
+    problems = [
+        f"{describe(item.trial)}: {problem}"
+        for item, summary in pairs
+        for problem in dict.fromkeys(filter(None, [item.problem, *summary.problems]))
+    ]
+    results = [item.result for item in profiled]
+    facts = [("caution", f"{one.message}; {one.remedy}") for one in of_profiles(results)]
+    ratios = [result["profile"]["step_time_ratio"] for result in results]
+    facts += [("caution", _DISTURBED)] if any(ratio is not None and ratio <= _QUICKER for ratio in ratios) else []
+    facts += [("file", str(file)) for file in [file for item in profiled for file in item.files][:_MOST_FILES]]
+    facts += [("table", str(table)) for table in tables]
     facts += [("more", f"bertbench analyze {run.path}"), ("report", f"bertbench report {run.path}")]
+    closing: list[Table | Facts] = [*_by_batch(summaries), Facts(facts)]
+    lines = sum(len(block.rows) + 6 for block in closing)
+    screen = on_screen(screen_of(summaries[0].findings), problems, lines) if len(pairs) == 1 else ()
     return Result(
         document={
             "run": str(run.path),
             "profiles": [_plain(item, summary) for item, summary in pairs],
             "tables": [str(table) for table in tables],
         },
-        blocks=[*(block for pair in pairs for block in _blocks(*pair)), Facts(facts), *_by_batch(summaries)],
-        problems=[
-            f"{describe(item.trial)}: {problem}"
-            for item, summary in pairs
-            for problem in dict.fromkeys(filter(None, [item.problem, *summary.problems]))
-        ],
+        blocks=[*screen, *closing],
+        problems=problems,
         code=3 if any(item.problem for item in profiled) else 0,
     )
 
 
-def _by_batch(summaries: Sequence["ProfileSummary"]) -> list["Block"]:
-    """The table that all profiles are for: utilization by batch size and rank."""
+def _by_batch(summaries: Sequence["ProfileSummary"]) -> "list[Table]":
+    """Return the table that all profiles are for: utilization by batch size and rank."""
     import pandas as pd
 
     from analysis.diagnose.finding import Finding
-    from analysis.render.finding_tables import finding_blocks
+    from analysis.render.finding_tables import table_of
 
     rows = [row for summary in summaries for row in (summary.core or summary.compute)]
-    wanted = ["micro_batch_size", "world_size", "rank", *_UTILIZATION]
-    table = pd.DataFrame(rows).reindex(columns=wanted).dropna(axis="columns", how="all")
-    if not set(_UTILIZATION) & set(table.columns):
-        return []
-    return list(finding_blocks([Finding("utilization_by_batch", "Utilization by batch size", table, "")], len(table)))
+    wanted = ["micro_batch_size", "world_size", "rank", *_UTILIZATION, "step_time_ms", "step_time_ratio", "reason"]
+    frame = pd.DataFrame(rows).reindex(columns=wanted).replace("", None).dropna(axis="columns", how="all")
+    table = table_of(Finding("utilization_by_batch", "", frame))
+    return [dataclasses.replace(table, title="Utilization by batch size")] if rows else []
 
 
 def _winner(options: ProfileOptions, devices: Devices) -> Trial:
@@ -214,38 +207,6 @@ def profiler_words(options: ProfileOptions) -> tuple[str, ...]:
             )
         words.append(f"nvtx={options.nvtx}")
     return tuple(sorted(words))
-
-
-def _blocks(item: Profiled, summary: "ProfileSummary") -> list["Block"]:
-    from analysis.metrics.cautions import of_profiles
-    from analysis.render.finding_tables import finding_blocks, range_tree_table
-    from analysis.render.tables import Facts, Plain
-
-    shown = [finding for finding in summary.findings if finding.name in _SHOWN]
-    tree = [] if summary.tree is None else [range_tree_table(summary.tree)]
-    facts = []
-    for row in () if item.problem else summary.compute:  # a problem is printed on stderr
-        share = row["compute_utilization"]
-        said = row["reason"] if share is None else f"computes {100 * share:.1f} % of the time"
-        facts.append((f"rank {row['rank']}", said))
-    cost = item.result["profile"]
-    if cost["step_time_ratio"] is not None:
-        said = f"{item.result['step_time_ms']:.2f} ms under {item.trial.profiler}, "
-        said += f"{cost['unprofiled_step_time_ms']:.2f} ms without: x {cost['step_time_ratio']:.2f}"
-        facts.append(("step", said + ("" if cost["step_time_ratio"] > _QUICKER else _DISTURBED)))
-        facts += [("caution", f"{one.message}; {one.remedy}") for one in of_profiles([item.result])]
-    facts += [("file", f"{file}{_opens_in(file)}") for file in item.files]
-    return [Plain(describe(item.trial)), *finding_blocks(shown, _MOST_ROWS), *tree, *([Facts(facts)] if facts else [])]
-
-
-def _opens_in(file: Path) -> str:
-    hints = {
-        ".json.gz": "  (opens in https://ui.perfetto.dev)",
-        ".nsys-rep": "  (opens in Nsight Systems)",
-        ".ncu-rep": "  (opens in Nsight Compute)",
-        ".nvvp": "  (opens in NVIDIA's Visual Profiler)",
-    }
-    return next((hint for suffix, hint in hints.items() if file.name.endswith(suffix)), "")
 
 
 def _plain(item: Profiled, summary: "ProfileSummary") -> dict[str, Any]:

@@ -1,22 +1,15 @@
 """`bertbench report PATH`: the HTML page, pictures and tables of a run directory or of a profile."""
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 import tyro
 
 from analysis.render.tables import Plain
 from bench.cli.options import Printed
-from bench.cli.result import Result, document
+from bench.cli.result import Result, document, on_screen
 from common.errors import UsageError
 from records.run import RunDirectory
-
-if TYPE_CHECKING:
-    from analysis.diagnose.answer import Answer
-    from analysis.load import LoadedTrial
-    from analysis.render.tables import Block
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -39,8 +32,6 @@ class ReportOptions(Printed):
     project: tuple[int, ...] = ()
     """Numbers of devices to project a run to, by a model; the run needs comm trials and throughput on two numbers of
     devices; default no projection."""
-    summary: bool = False
-    """Print the table and the answer of a run before the path of its report."""
 
 
 OPTIONS = {"report PATH": ReportOptions}
@@ -72,51 +63,56 @@ def run(options: ReportOptions) -> Result:
 
 
 def _of_run(options: ReportOptions) -> Result:
-    from analysis.render.run_page import write_report
-
-    run = RunDirectory(options.path)
-    path, said = write_report(run, options.price_per_hour, options.out, options.project)
-    if not options.json and not options.project and not options.summary:
-        return Result(blocks=[Plain(str(path))])
-    from analysis.diagnose.run import reference
+    from analysis.diagnose.run import cautions_of_scripts, reference
+    from analysis.diagnose.run_answer import without_measurement
     from analysis.load import load_run
     from analysis.metrics.communication.projection import project
     from analysis.metrics.comparison.within_run import ratios_of
     from analysis.render.link_tables import projection_blocks
+    from analysis.render.result_tables import caution_lines, results_blocks
+    from analysis.render.run_page import write_report
+    from analysis.render.screen import run_screen
 
+    run = RunDirectory(options.path)
+    path, said = write_report(run, options.price_per_hour, options.out, options.project)
     trials = load_run(run, options.price_per_hour)
     projected = project(trials, options.project) if options.project else []
     ratios = ratios_of(trials, reference(trials))
-    answers = [one.to_json() for one in said]
-    rows = [dict(trial.row) for trial in trials]
-    shown = {"report": str(path), "answers": answers, "rows": rows, "ratios": ratios}
-    summary = _summary(trials, ratios, said) if options.summary else []
+    measured = [trial for trial in trials if trial.trial.kind == "throughput"]
+    if not measured:
+        measured = [trial for trial in trials if trial.trial.kind == "measure"]
+    results = results_blocks([trial.row for trial in measured if trial.row.get("status") is not None], ratios)
+    cautions = caution_lines(measured, cautions_of_scripts(measured))
+    screen = run_screen(said or [without_measurement(run, trials)], results if measured else [], cautions)
+    shown = {
+        "report": str(path),
+        "answers": [one.to_json() for one in said],
+        "rows": [dict(trial.row) for trial in trials],
+        "ratios": ratios,
+    }
     return Result(
         document=shown | ({"projection": projected} if projected else {}),
-        blocks=[*summary, *(projection_blocks(projected) if options.project else []), Plain(str(path))],
+        blocks=[
+            *on_screen(screen, lines_after=2),
+            *(projection_blocks(projected) if options.project else []),
+            Plain(str(path)),
+        ],
     )
 
 
-def _summary(
-    trials: "Sequence[LoadedTrial]", ratios: Sequence[Mapping[str, Any]], said: "Sequence[Answer]"
-) -> "list[Block]":
-    from analysis.diagnose.run import cautions_of_scripts
-    from analysis.render.result_tables import answer_lines, caution_lines, results_blocks
-
-    measured = [trial for trial in trials if trial.trial.kind == "throughput"]
-    if not measured and any(trial.trial.kind == "measure" for trial in trials):
-        measured = [trial for trial in trials if trial.trial.kind == "measure"]
-    rows = [trial.row for trial in measured if trial.row.get("status") is not None]
-    return [*results_blocks(rows, ratios), *caution_lines(measured, cautions_of_scripts(measured)), *answer_lines(said)]
-
-
 def _of_profile(options: ReportOptions) -> Result:
-    from analysis.diagnose.explain import explain
+    from analysis.diagnose.explain import explain, to_do
+    from analysis.render.screen import screen_of
     from analysis.render.source_page import write_source_report
     from analysis.sources import open_sources
 
     source = open_sources(options.path)
     findings = explain(source)
+    advice = to_do(source, findings)
     name = options.path.resolve().name.partition(".")[0] or "profile"
     path = write_source_report(source, findings, options.out or Path(f"report-{name}"))
-    return Result(document=document(findings, source.problems, report=str(path)), blocks=[Plain(str(path))])
+    return Result(
+        document=document(findings, source.problems, report=str(path)),
+        blocks=[*on_screen(screen_of(findings, advice), source.problems, 2), Plain(str(path))],
+        problems=source.problems,
+    )

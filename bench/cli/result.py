@@ -11,17 +11,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bench.cli.progress import terminal_text
+from common.atomic import storage_errors
 from common.errors import BertbenchError, StorageError
 
 if TYPE_CHECKING:
+    from analysis.diagnose.advice import Advice
     from analysis.diagnose.finding import Finding
+    from analysis.render.screen import Screen
     from analysis.render.tables import Block
     from bench.cli.options import Tables
 
 _NARROWEST = 40
 _DEFAULT_WIDTH = 150
 """Line width in characters without a terminal."""
-_MOST_PROBLEMS = 20
+_MOST_PROBLEMS = 5
 _MOST_FILES = 4
 """Maximum files of a folder to list by name; more are only counted."""
 
@@ -92,29 +95,73 @@ def terminal_width() -> int:
 
 
 def findings_result(
-    findings: "Sequence[Finding]", problems: Sequence[str], options: "Tables", *, code: int = 0, **about: Any
+    findings: "Sequence[Finding]",
+    problems: Sequence[str],
+    options: "Tables",
+    advice: "Sequence[Advice] | None" = None,
+    *,
+    title: str = "",
+    page: str = "",
+    code: int = 0,
+    **about: Any,
 ) -> Result:
-    """Return findings as a result, and write their tables if --csv is given; its failure is that they cannot be.
+    """Return findings as a result on one screen, or whole for --full; write them for --csv and --markdown.
 
     Args:
         findings: findings to show.
         problems: unreadable input.
-        options: rows to print, and the folder of CSV files.
+        options: what to print and to write; the failure of the result is that it cannot be written.
+        advice: the largest gain first; None for a command that advises nothing.
+        title: heading of the Markdown file.
+        page: command that makes a page of them.
         code: exit code.
         about: further fields of the document.
     """
-    from analysis.render.finding_tables import finding_blocks
+    from analysis.render.finding_tables import advice_lines, finding_blocks
+    from analysis.render.screen import screen_of
 
     written, left, failure = tables_into(findings, options.csv)
+    if advice is not None:
+        about["advice"] = [one.to_json() for one in advice]
+
+    def every() -> "list[Block]":
+        return [*advice_lines(advice or ()), *finding_blocks(findings)]
+
+    failure = failure or markdown_into(options.markdown, title, every)
+    rest = f"{REST} As a page: {page}" if page else REST
     return Result(
         document=document(findings, problems, **about),
-        blocks=finding_blocks(findings, options.rows or None),
+        blocks=every() if options.full else on_screen(screen_of(findings, advice or (), rest), problems),
         written=written,
         notes=left,
         problems=problems,
         failure=failure,
         code=code,
     )
+
+
+REST = "All tables: --full, --csv DIR, --markdown FILE or --json."
+
+
+def on_screen(screen: "Screen", problems: Sequence[str] = (), lines_after: int = 0) -> "Sequence[Block]":
+    """Return the blocks of one screen, less the lines of problems and the lines that are printed after it."""
+    from analysis.render.screen import MOST_LINES
+
+    return screen.blocks(terminal_width(), MOST_LINES - min(len(problems), _MOST_PROBLEMS) - lines_after)
+
+
+def markdown_into(path: Path | None, title: str, blocks: "Callable[[], Sequence[Block]]") -> StorageError | None:
+    """Append blocks to the file of --markdown, below a heading; return why that failed."""
+    if path is None:
+        return None
+    from analysis.render.markdown import blocks_markdown
+
+    def write() -> Sequence[Path]:
+        with storage_errors(path), path.open("a", encoding="utf-8") as file:
+            file.write(f"### {title}\n\n{blocks_markdown(blocks())}")
+        return ()
+
+    return when_writable(write)[1]
 
 
 def when_writable(write: Callable[[], Sequence[Path]]) -> tuple[Sequence[Path], StorageError | None]:

@@ -52,12 +52,6 @@ def test_json_has_full_precision_and_null_for_unknown() -> None:
     assert said["problems"] == ["lost"] and said["path"] == "x"
 
 
-def test_long_tables_are_cut_and_say_so() -> None:
-    shown = text(finding_blocks([finding(30)], most_rows=5))
-    assert "kernel 4" in shown and "kernel 5" not in shown and "25 more rows" in shown
-    assert "kernel 29" in text(finding_blocks([finding(30)], most_rows=None))
-
-
 def test_a_hostile_name_cannot_act_on_a_terminal() -> None:
     frame = pd.DataFrame({"name": ["\x1b[2J[bold]x[/bold]", "a\nb"], "calls": [1, 2]})
     shown = text(finding_blocks([Finding("x", "T\x1b", frame, "S\x07.")]))

@@ -84,7 +84,7 @@ def test_what_a_file_holds_beside_its_measurements_is_in_no_output(
     PLANTED[reader](path)
     assert open_sources(path).kinds == (reader,)
     out = tmp_path / "out"
-    assert run(["analyze", str(path), "--csv", str(out / "csv"), "--rows", "0"]) == 0
+    assert run(["analyze", str(path), "--csv", str(out / "csv"), "--full"]) == 0
     assert run(["analyze", str(path), "--json"]) == 0
     assert run(["report", str(path), "--out", str(out / "page")]) == 0
     if open_sources(path).timelines:

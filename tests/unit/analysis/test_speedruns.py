@@ -161,7 +161,7 @@ def test_compare_decides_which_speedrun_is_faster_by_folders_and_by_copies_of_th
     assert result("compare", fast.path, slow.path).code == 1
     assert document("compare", fast.path, slow.path)["verdict"] == "slower"
     summary_file = tmp_path / "summary.md"
-    result("compare", fast.path, slow.path, "--summary", summary_file)
+    result("compare", fast.path, slow.path, "--markdown", summary_file)
     assert summary_file.read_text(encoding="utf-8").startswith("### bertbench compare: regression\n")
     assert "same records" in result("compare", fast.path, fast.path).notes[0]
 

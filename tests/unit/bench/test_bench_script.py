@@ -81,7 +81,7 @@ def test_the_run_directory_is_relative_to_the_folder_of_the_caller(script: Scrip
         environment = {**os.environ, "OUT": given, "CALLS": str(script.calls), "BUDGET": "300", "WALL": "0"}
         command = ["bash", str(script.folder / "bench" / "bench.sh")]
         subprocess.run(command, env=environment, cwd=cwd, capture_output=True, timeout=60, check=True)
-        assert script.calls.read_text().splitlines()[-1] == f"report {used} --summary"
+        assert script.calls.read_text().splitlines()[-1] == f"report {used}"
         assert (script.folder / used).is_dir()
 
 

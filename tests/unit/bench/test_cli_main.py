@@ -75,7 +75,6 @@ def test_an_unknown_command_is_bad_usage_with_the_nearest(capsys: pytest.Capture
         (["eval", "--json"], "option-missing", "squad"),
         (["predict", "sqad"], "option-choice", "'squad'"),
         (["analyze"], "option-missing", "a tar"),
-        (["analyze", "x", "--rows", "-1"], "option-value", "--rows -1"),
         (["core-util"], "option-missing", "core-util FILE.csv"),
         (["history"], "option-missing", "bertbench history"),
         (["perfetto", "/no/such/trace"], "path-missing", "/no/such/trace"),

@@ -50,13 +50,15 @@ def test_options_of_a_profiler_make_another_trial_and_none_keep_the_old_id() -> 
 
 
 @pytest.mark.parametrize(("ratio", "doubted"), [(1.3, False), (0.95, False), (0.5, True)])
-def test_a_profile_quicker_than_the_run_without_it_is_doubted(ratio: float, doubted: bool) -> None:
+def test_a_profile_quicker_than_the_run_without_it_is_doubted(ratio: float, doubted: bool, tmp_path: Path) -> None:
     cost = {"step_time_ratio": ratio, "unprofiled_step_time_ms": 10.0}
-    result = {"step_time_ms": 10 * ratio, "profile": cost}
+    result = {"status": "ok", "reason": "", "step_time_ms": 10 * ratio, "profile": cost}
     item = profiling.Profiled(trial=trial("torch"), result=result, files=(), problem="")
-    said = text(profile._blocks(item, ProfileSummary(coverage=NameCoverage(names=0, other_share=None))))
-    assert f"10.00 ms without: x {ratio:.2f}" in said
-    assert ("another --out" in said) is doubted
+    row = {"micro_batch_size": 8, "rank": 0, "compute_utilization": 0.97, "step_time_ratio": ratio}
+    summary = ProfileSummary(compute=(row,), coverage=NameCoverage(names=0, other_share=None))
+    shown = text(profile._result(RunDirectory(tmp_path), [item], [summary], []).blocks)
+    assert "97.0 %" in shown and f"{ratio:.2f}" in shown
+    assert ("another --out" in shown) is doubted
 
 
 def test_a_finished_profile_is_not_measured_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -54,7 +54,7 @@ def test_what_is_said_often_is_said_once_and_what_is_much_is_counted(capsys: Cap
     show(Result(written=[*written, Path("page.html")], notes=["n", "n"], problems=problems), False)
     shown = capsys.readouterr()
     assert shown.out.splitlines() == ["wrote page.html", "wrote 7 files into out"]
-    assert shown.err.count("same") == shown.err.count("note: n") == 1 and "and 11 more" in shown.err
+    assert shown.err.count("same") == shown.err.count("note: n") == 1 and "and 26 more" in shown.err
 
 
 def test_a_failure_is_raised_after_what_there_is_was_shown(capsys: Capture) -> None:
@@ -92,17 +92,19 @@ def test_the_width_is_that_of_the_terminal(capsys: Capture, monkeypatch: pytest.
         assert widest - 5 <= max(map(len, capsys.readouterr().out.splitlines())) <= widest
 
 
-def test_tables_of_findings_are_cut_as_asked_and_written_whole(tmp_path: Path) -> None:
+def test_findings_are_shown_on_one_screen_or_whole_and_written_whole(tmp_path: Path) -> None:
     import pandas as pd
 
     from analysis.diagnose.finding import Finding
 
-    finding = Finding("kernels", "Kernels", pd.DataFrame({"name": list("abcdef")}), "Six.")
-    found = findings_result([finding], ["lost"], Tables(rows=2, csv=tmp_path), path="x", code=1)
-    table, left, sentence = found.blocks
-    assert isinstance(table, Table) and len(table.rows) == 2 and "4 more rows" in str(left) and sentence == "Six."
-    assert found.written == [tmp_path / "kernels.csv"] and len(pd.read_csv(tmp_path / "kernels.csv")) == 6
-    assert len(found.document["findings"]["kernels"]["rows"]) == 6 and found.document["path"] == "x"
+    finding = Finding("kernels", "Kernels", pd.DataFrame({"name": list("abcdefghijklmnop"), "ms": 1.0}), "Sixteen.")
+    options = Tables(csv=tmp_path, markdown=tmp_path / "all.md")
+    found = findings_result([finding], ["lost"], options, title="t", path="x", code=1)
+    answer, table, rest = found.blocks
+    assert answer == Plain("Sixteen.") and isinstance(table, Table) and len(table.rows) == 10 and "--full" in str(rest)
+    assert found.written == [tmp_path / "kernels.csv"] and len(pd.read_csv(tmp_path / "kernels.csv")) == 16
+    assert len(found.document["findings"]["kernels"]["rows"]) == 16 and found.document["path"] == "x"
     assert (found.code, found.problems) == (1, ["lost"])
-    with refused("option-value", "--rows -1"):
-        Tables(rows=-1)
+    assert (tmp_path / "all.md").read_text().startswith("### t\n") and "| p |" in (tmp_path / "all.md").read_text()
+    table, sentence = findings_result([finding], [], Tables(full=True)).blocks
+    assert isinstance(table, Table) and len(table.rows) == 16 and sentence == "Sixteen."
