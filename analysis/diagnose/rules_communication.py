@@ -149,7 +149,9 @@ def who_is_late(table: "pd.DataFrame") -> Finding:
         sentence = "No collective matches between ranks."
     elif caused:
         share = percent(float(first["wait_caused_ms"]) / caused)
-        sentence = f"{_rank(first['rank']).capitalize()} was last in {first['times_last']} of {first['matched']} "
+        sentence = (
+            f"{_rank(first['rank']).capitalize()} was last in {int(first['times_last'])} of {int(first['matched'])} "
+        )
         sentence += f"collectives and caused {share} of the waiting."
     return Finding("stragglers", "Who the others wait for", table, sentence)
 
@@ -195,4 +197,4 @@ def _shown(table: "pd.DataFrame") -> "pd.DataFrame":
 
 
 def _rank(value: object) -> str:
-    return "a rank" if pd.isna(value) else f"rank {value}"  # type: ignore[call-overload]
+    return "a rank" if pd.isna(value) else f"rank {int(value)}"  # type: ignore[call-overload]

@@ -17,38 +17,19 @@ RECORDINGS = json.loads((ROOT / "tests/oracles/data/recordings.json").read_text(
 PUBLIC = [*RECORDINGS["timelines"], *RECORDINGS["counters"], RECORDINGS["log"]]
 MOST_WORDS = 20
 LONGER = {
-    "all_reduce_by_rank",
-    "buckets",
     "cache_hits",
     "collective_bandwidth",
     "collective_sizes",
-    "collectives",
-    "compute_utilization",
     "core_utilization",
     "core_utilization_by_family",
-    "idle_causes",
-    "idle_gaps",
-    "iterations",
-    "kernel_families",
     "kernel_rules",
     "kernel_totals",
     "kernels",
-    "launch_queue",
-    "memory_copies",
-    "modules",
     "occupancy",
-    "operator_families",
-    "operator_roofline",
-    "phases",
-    "ranges",
     "roofline",
     "roofline_by_family",
-    "steps",
-    "stragglers",
     "temporal_breakdown",
-    "top_kernels",
     "warp_stalls",
-    "window",
 }
 """Findings whose sentences are still longer."""
 
