@@ -157,33 +157,26 @@ def answers(measured: Sequence[Point], ratios: Sequence[Row]) -> list[Answer]:
 def _answer(winner: Winner, ratios: Sequence[Row]) -> Answer:
     best, row = winner.best, winner.best.row
     name = str(row["implementation"])
-    close = dict.fromkeys(str(one.row["implementation"]) for one in winner.close)
-    rivals = tuple(other for other in close if other != name)
+    names = dict.fromkeys(str(one.row["implementation"]) for one in winner.close)
+    rivals = tuple(other for other in names if other != name)
     model = str(row["preset"]) if row.get("model") else f"BERT-{row['preset']}"
     trains = f"trains {model}" if row["task"] == "pretrain" else f"fine-tunes {model} for {row['task']}"
     several = len({one.row["implementation"] for one in winner.group}) > 1
     first = f"{name} {trains}{' fastest' if several else ''}"
     if rivals:
         first = f"{', '.join([name, *rivals[:-1]])} and {rivals[-1]} are too close to call; {name} {trains}"
+    where = wording.counted(int(row["world_size"]), "CPU rank" if row["device"] == "cpu" else "GPU")
+    threads = row.get("threads_per_rank")
     headline = (
         f"{first}: {wording.number(best.samples_per_second)} samples/s with micro batch "
-        f"{wording.batch(row)} on {_where(row)}{wording.by(row)} "
+        f"{wording.batch(row)} on {where}{f' of {threads} threads' if threads else ''}{wording.by(row)} "
         f"({row['precision']}, sequences of {wording.lengths(row)})."
     )
     key = measurement(row)
     ratio = next((item for item in ratios if measurement(item) == key), None)
     versus = [] if ratio is None else _versus(ratio)
-    sentences = [*_costs(best), *versus, *_close(winner, " ".join(versus))]
-    return Answer(headline, tuple(_cards(best, ratio)), tuple(sentences), rivals=rivals)
-
-
-def _where(row: Row) -> str:
-    count, threads = int(row["world_size"]), row.get("threads_per_rank")
-    if row["device"] != "cpu":
-        return wording.counted(count, "GPU")
-    if threads is None:
-        return "the CPU, one rank on all cores" if count == 1 else f"the CPU, {count} ranks sharing its cores"
-    return f"the CPU, {wording.counted(count, 'rank')} of {wording.counted(threads, 'thread')}"
+    close = _close(winner, "" if ratio is None else str(ratio["reason"]))
+    return Answer(headline, tuple(_cards(best, ratio)), (*_costs(best), *versus, *close), rivals=rivals)
 
 
 def _cards(best: Point, ratio: Row | None) -> list[Card]:
@@ -237,22 +230,14 @@ def _versus(ratio: Row) -> list[str]:
 
 
 def _close(winner: Winner, shown: str) -> list[str]:
-    """Name the configurations that the measurements do not distinguish from the best one, and why, unless `shown`
-    does.
-    """
-    why, best = winner.undecided, winner.best
+    """The configurations that the measurements do not distinguish from the best one, and why, unless that is shown."""
+    why = winner.undecided
+    reason = [f"Which configuration is fastest is not conclusive yet: {why}."] if why and why != shown else []
     if not winner.close:
-        return [f"Which configuration is fastest is not conclusive yet: {why} (--rounds)."] if why else []
-    names = []
-    for point in winner.close[:_MOST_CLOSE]:
-        rate, faster = point.samples_per_second, ""
-        if rate > best.samples_per_second:
-            faster = f" ({wording.number(rate)} samples/s, but in {wording.counted(point.rounds, 'round')})"
-        names.append(f"{point.row['implementation']} {wording.place(point.row)}{faster}")
+        return reason
+    names = [f"{one.row['implementation']} {wording.place(one.row)}" for one in winner.close[:_MOST_CLOSE]]
     left = len(winner.close) - _MOST_CLOSE
-    more = f" and {left} more" if left > 0 else ""
-    reason = [] if not why or why in shown else [f"{why[:1].upper()}{why[1:]} (--rounds)."]
-    return [f"Too close to call: {', '.join(names)}{more}.", *reason]
+    return [f"Too close to call: {', '.join(names)}{f' and {left} more' if left > 0 else ''}.", *reason]
 
 
 def nothing_measured(trials: Sequence[LoadedTrial]) -> Answer:
