@@ -232,7 +232,7 @@ def _versus(ratio: Row) -> list[str]:
 def _close(winner: Winner, shown: str) -> list[str]:
     """The configurations that the measurements do not distinguish from the best one, and why, unless that is shown."""
     why = winner.undecided
-    reason = [f"Which configuration is fastest is not conclusive yet: {why}."] if why and why != shown else []
+    reason = [f"The fastest is not conclusive yet: {why}."] if why and why != shown else []
     if not winner.close:
         return reason
     names = [f"{one.row['implementation']} {wording.place(one.row)}" for one in winner.close[:_MOST_CLOSE]]

@@ -8,7 +8,6 @@ every number.
 import dataclasses
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -22,6 +21,7 @@ from records.trial import Trial
 
 Row = Mapping[str, Any]
 Ranks = Mapping[int, Mapping[str, Any]]
+Rows = list[dict[str, Any]]
 Unknown = dict[str, str]
 
 _NO_PRICE = "no price was given (--price-per-hour)"
@@ -32,19 +32,6 @@ _RATES = {
     "padded_tokens_per_second": "padded_tokens",
     "model_flops_per_second": "model_flops",
 }
-
-
-@dataclass(frozen=True, slots=True)
-class Window:
-    """Which steps count."""
-
-    rows: list[dict[str, Any]]
-    start: int | None
-    """Number of the first measured step; None when there is none."""
-    stop: int | None
-    warmup: int
-    source: str
-    """given (start_iteration, stop_iteration) or detected (end of warm-up)."""
 
 
 def summarize(
@@ -71,11 +58,12 @@ def summarize(
     if trial.kind == "measure" and trial.profiler is not None:
         trial, steps = _not_profiled(trial, steps)
     absent = trial.world_size - sum(rank < trial.world_size for rank in steps) if trial.nodes > 1 else 0
-    window = find_window(trial, {} if absent else steps)
+    window, warmup, source = _window(trial, {} if absent else steps)
     unknown: Unknown = {}
     result: dict[str, Any] = {**dict.fromkeys(MEASURED_COLUMNS), "per_rank": []}
-    result |= {"window_start": window.start, "window_stop": window.stop, "warmup_source": window.source}
-    result |= {"steps_measured": len(window.rows), "steps_warmup": window.warmup}
+    start, stop = (window[0]["step"], window[-1]["step"] + 1) if window else (None, None)
+    result |= {"window_start": start, "window_stop": stop, "warmup_source": source}
+    result |= {"steps_measured": len(window), "steps_warmup": warmup}
     # The peak of the rank that needs most: what one device has to hold.
     most = max(ranks.values(), key=lambda record: int(record.get("peak_memory_bytes") or 0), default={})
     known = bool(most.get("peak_memory_bytes"))
@@ -83,10 +71,10 @@ def summarize(
     result |= {name: most.get(name) if known else None for name in names}
     if not known:
         unknown["peak_memory_bytes"] = "no rank recorded its peak memory"
-    if window.rows and window.start is not None and window.stop is not None:
+    if start is not None and stop is not None:
         result |= _times(window, unknown)
         result |= _rates(window, unknown)
-        result["per_rank"] = per_rank(steps, ranks, window.start, window.stop)
+        result["per_rank"] = per_rank(steps, ranks, start, stop)
         result |= _utilization(trial, ranks, result, unknown)
         result |= _energy(trial, window, environment, telemetry, unknown)
         result["rank_skew"] = max((r["skew"] for r in result["per_rank"] if r["skew"] is not None), default=None)
@@ -109,7 +97,7 @@ def summarize(
     elif "cost_per_million_samples" not in unknown and price_per_hour and result["samples_per_second"]:
         result["cost_per_million_samples"] = _cost(price_per_hour, result["samples_per_second"])
     result["unknown"] = {name: unknown.get(name, "not measured") for name in MEASURED_COLUMNS if result[name] is None}
-    result["cautions"] = cautions.of_trial(trial, result, window.rows, environment, telemetry)
+    result["cautions"] = cautions.of_trial(trial, result, window, environment, telemetry)
     result["cautions"] += cautions.of_records(made, ranks)
     return result
 
@@ -137,18 +125,17 @@ def check_price(price_per_hour: float | None) -> None:
         )
 
 
-def find_window(trial: Trial, steps: Mapping[int, Sequence[Row]]) -> Window:
-    """Return the steps that count: [start_iteration, stop_iteration), or all after the detected end of warm-up."""
-    rows = combine(steps)
-    if trial.start_iteration is not None and trial.stop_iteration is not None:
-        inside = [row for row in rows if trial.start_iteration <= row["step"] < trial.stop_iteration]
-        before, source = sum(row["step"] < trial.start_iteration for row in rows), "given"
-    else:
-        before, source = statistics.warmup_steps([row["step_time_ms"] for row in rows]), "detected"
-        inside = rows[before:]
-    if not inside:
-        return Window([], None, None, before, source)
-    return Window(inside, inside[0]["step"], inside[-1]["step"] + 1, before, source)
+def _window(trial: Trial, steps: Mapping[int, Sequence[Row]]) -> tuple[Rows, int, str]:
+    """Return the steps that count, as `ranks.combine` makes them, the steps of warm-up, and where these end.
+
+    given: [start_iteration, stop_iteration); detected: all after the detected end of warm-up.
+    """
+    rows, start, stop = combine(steps), trial.start_iteration, trial.stop_iteration
+    if start is not None and stop is not None:
+        inside = [row for row in rows if start <= row["step"] < stop]
+        return inside, sum(row["step"] < start for row in rows), "given"
+    warmup = statistics.warmup_steps([row["step_time_ms"] for row in rows])
+    return rows[warmup:], warmup, "detected"
 
 
 def _not_profiled(trial: Trial, steps: Mapping[int, Sequence[Row]]) -> tuple[Trial, dict[int, list[Row]]]:
@@ -177,8 +164,8 @@ def _why_empty(trial: Trial, steps: Mapping[int, Sequence[Row]], absent: int) ->
     return "no step was finished by every rank"
 
 
-def _times(window: Window, unknown: Unknown) -> dict[str, Any]:
-    times = np.array([row["step_time_ms"] for row in window.rows])
+def _times(window: Rows, unknown: Unknown) -> dict[str, Any]:
+    times = np.array([row["step_time_ms"] for row in window])
     described = statistics.describe(times)
     low, high = statistics.median_interval(times)
     values: dict[str, float | None] = {"step_time_ms": described.pop("median")}
@@ -189,15 +176,15 @@ def _times(window: Window, unknown: Unknown) -> dict[str, Any]:
         if value is None or not math.isfinite(value):
             values[name] = None
             unknown[name] = "one measured step has no spread; measure more steps"
-    phases = {name: median_of(window.rows, name) for name in PHASE_COLUMNS}
+    phases = {name: median_of(window, name) for name in PHASE_COLUMNS}
     unknown |= {name: "this part of the step was not measured" for name, value in phases.items() if value is None}
     return values | phases
 
 
-def _rates(window: Window, unknown: Unknown) -> dict[str, Any]:
-    times = np.array([row["step_time_ms"] for row in window.rows])
+def _rates(window: Rows, unknown: Unknown) -> dict[str, Any]:
+    times = np.array([row["step_time_ms"] for row in window])
     seconds = float(times.sum()) / 1000
-    totals = {source: _total(window.rows, source) for source in _RATES.values()}
+    totals = {source: _total(window, source) for source in _RATES.values()}
     rates: dict[str, Any] = {}
     for name, source in _RATES.items():
         total = totals[source]
@@ -209,7 +196,7 @@ def _rates(window: Window, unknown: Unknown) -> dict[str, Any]:
     rates["samples_per_step"] = None if samples is None else samples / len(times)
     rates |= {"samples_per_second_low": None, "samples_per_second_high": None}
     if samples is not None and len(times) > 1:
-        work = np.array([[row["samples"] for row in window.rows], times])
+        work = np.array([[row["samples"] for row in window], times])
         low, high = statistics.time_per_sample_interval(work)
         rates |= {"samples_per_second_low": 1000 / high, "samples_per_second_high": 1000 / low}
     return rates
@@ -259,10 +246,10 @@ def _peak_of(peak: Mapping[str, Any]) -> list[float]:
 
 
 def _energy(
-    trial: Trial, window: Window, environment: Mapping[str, Any], telemetry: Sequence[Row], unknown: Unknown
+    trial: Trial, window: Rows, environment: Mapping[str, Any], telemetry: Sequence[Row], unknown: Unknown
 ) -> dict[str, Any]:
     gpus = len({row["device"] for row in telemetry if str(row["device"]).startswith("gpu")})
-    begin, end = window.rows[0]["start_ns"], window.rows[-1]["end_ns"]
+    begin, end = window[0]["start_ns"], window[-1]["end_ns"]
     if trial.kind == "measure" and trial.device == "cuda" and gpus > trial.world_size:
         why = f"{gpus} GPUs were read, the script used {trial.world_size}: limit CUDA_VISIBLE_DEVICES to what it uses"
         columns: dict[str, Any] = {}
@@ -271,7 +258,7 @@ def _energy(
     else:
         used = energy(telemetry, begin, end, trial.device, environment.get("telemetry_unavailable"))
         columns = {} if used.host_joules is None else {"host_energy_joules": used.host_joules}
-        samples = _total(window.rows, "samples")
+        samples = _total(window, "samples")
         if used.joules is not None:
             per_sample = used.joules / samples if samples else None
             energies = {"energy_joules": used.joules, "joules_per_sample": per_sample}

@@ -148,9 +148,9 @@ def undecidable(a: int, b: int, change: float, spread: float | None) -> str | No
         return None
     rounds = "one round per side" if a == b == 1 else f"{min(a, b)} round(s) on one side"
     if spread is None:
-        return f"{rounds}, and this machine's run-to-run spread is unknown; run at least three rounds"
+        return f"{rounds} and no known run-to-run spread: run at least three rounds"
     if change <= spread:
-        return f"{rounds}, and the difference is within this machine's run-to-run spread of {100 * spread:.1f} %"
+        return f"{rounds}, and a difference within this machine's run-to-run spread of {100 * spread:.1f} %"
     return None
 
 
@@ -177,10 +177,7 @@ def decision(a: int, b: int, ratio: Ratio, spread: float | None) -> tuple[str, s
         return "yes", "the 95 % interval excludes 1"
     if ratio.low > 1 - EQUIVALENT and ratio.high < 1 + EQUIVALENT:
         return "no", f"the whole 95 % interval is within {100 * EQUIVALENT:g} % of 1"
-    span = f"{ratio.low:.2f} to {ratio.high:.2f}"
-    return "cannot decide", (
-        f"the 95 % interval of the ratio, {span}, contains 1; run more rounds or use a quieter machine"
-    )
+    return "cannot decide", f"the 95 % interval, {ratio.low:.2f} to {ratio.high:.2f}, contains 1; run more rounds"
 
 
 def samples_seen(trials: Sequence[LoadedTrial]) -> bool:
