@@ -8,7 +8,7 @@ import pytest
 
 from analysis.diagnose.profiles import open_profile
 from analysis.load import load_run
-from analysis.metrics.comparison.regression import compare_runs, describe_key
+from analysis.metrics.comparison.regression import compare_runs, describe
 from analysis.metrics.ranks import combine
 from bench.cli.dispatch import result_of
 from records.files import read_record
@@ -97,4 +97,4 @@ def test_compare_names_the_script(measured: tuple[Path, dict[str, Any]]) -> None
     run = RunDirectory(measured[0] / "run")
     (row,) = compare_runs(run, run).rows
     assert (row["implementation"], row["time_ratio"], row["throughput_ratio"]) == ("train.py", 1.0, 1.0)
-    assert describe_key(load_run(run)[0].key()) == "train.py on 2 cpu"
+    assert describe(load_run(run)[0].row) == "train.py on 2 cpu"

@@ -14,7 +14,7 @@ from analysis.metrics.comparison.regression import (
     THRESHOLD,
     change_of,
     check_threshold,
-    describe_key,
+    describe,
     differing,
     time_ratio,
 )
@@ -175,8 +175,7 @@ def _groups(run: RunDirectory, problems: list[str]) -> list[tuple[Key, _Group]]:
             continue
         row = trials[0].row
         why = f"{row['status']}, {row.get('reason') or 'no step is recorded'}"
-        name = describe_key(trials[0].key())
-        problems.append(f"{run.path}: skipped {name}, because its start time is unknown: {why}")
+        problems.append(f"{run.path}: skipped {describe(row)}, because its start time is unknown: {why}")
     return result
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from analysis import wording
 from analysis.load import (
     CIRCUMSTANCES,
     CONFIGURATION,
@@ -92,10 +93,8 @@ def compare_runs(a: RunDirectory, b: RunDirectory, threshold: float = THRESHOLD)
     differences = [f"{run.path}: {text}" for run, side in zip((a, b), sides, strict=True) for text in side.problems]
     differences += differing(map(_machines, sides))
     for side, run in enumerate((a, b)):
-        left = [trials[0] for key, trials in groups[side].items() if key not in {pair[side] for pair in pairs}]
-        inputs = [", input only" if trial.trial.kind == "input" else "" for trial in left]
-        texts = [describe_key(trial.key()) + text for trial, text in zip(left, inputs, strict=True)]
-        differences += dict.fromkeys(f"only in {run.path}: {text}" for text in texts)
+        left = [trials[0].row for key, trials in groups[side].items() if key not in {pair[side] for pair in pairs}]
+        differences += dict.fromkeys(f"only in {run.path}: {describe(row)}" for row in left)
     scripts = all(any(trial.trial.kind == "measure" for trial in side) for side in sides)
     return Comparison(rows=rows, differences=differences, threshold=threshold, spread=spread, scripts=scripts)
 
@@ -106,17 +105,11 @@ def check_threshold(threshold: float) -> None:
         raise UsageError("option-value", f"--threshold {threshold} must be in [0, 1): 0.05 means 5 %")
 
 
-def describe_key(key: Key) -> str:
-    """Return a configuration in words."""
-    values = dict(zip(CONFIGURATION, key, strict=True))
-    if not values["preset"]:  # a script
-        return f"{values['implementation']} on {values['world_size']} {values['device']}"
-    accumulation = "" if values["grad_accum_steps"] == 1 else f" x {values['grad_accum_steps']}"
-    return (
-        f"{values['task']} {values['implementation']} {values['preset']} {values['precision']} "
-        f"seq {values['seq_len']} batch {values['micro_batch_size']}{accumulation}, "
-        f"{values['world_size']} {values['device']} {values['strategy']}"
-    )
+def describe(row: Mapping[str, Any]) -> str:
+    """Return the configuration of a row in words."""
+    model = "" if row["kind"] == "measure" else f" {wording.model(row)}"
+    task = f"{row['task']} " if row["task"] else ""
+    return f"{task}{wording.implementation(row)}{model} {wording.place(row)}"
 
 
 def differing(sides: Iterable[Mapping[str, Any]], missing: str = "not recorded") -> list[str]:
