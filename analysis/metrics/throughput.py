@@ -217,11 +217,12 @@ def _utilization(trial: Trial, ranks: Ranks, result: Mapping[str, Any], unknown:
     peaks = {rank: peaks for rank, record in ranks.items() if (peaks := _peak_of(record.get("measured_peak") or {}))}
     first = ranks[min(peaks)]["measured_peak"] if peaks else {}
     gemms = first.get("products") or ("float8_e4m3fn" if "fp8" in trial.levers.split("+") else first.get("dtype"))
-    missing = [rank for rank in range(trial.ranks) if rank not in peaks]
+    missing = trial.ranks - sum(rank < trial.ranks for rank in peaks)
     why = ""
     if missing:
-        others = f" (nor {len(missing) - 1} other{'s'[: len(missing) > 2]})" if len(missing) > 1 else ""
-        why = f"rank {missing[0]} measured no peak{others}"
+        rank = next(rank for rank in range(trial.ranks) if rank not in peaks)
+        others = f" (nor {missing - 1} other{'s'[: missing > 2]})" if missing > 1 else ""
+        why = f"rank {rank} measured no peak{others}"
     elif gemms != first.get("dtype"):
         why = f"the GEMMs ran in {gemms}, but the peak was measured in {first.get('dtype')}"
     if why:
