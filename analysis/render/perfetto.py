@@ -22,8 +22,6 @@ from common.errors import InputError
 if TYPE_CHECKING:
     import pandas as pd
 
-Event = dict[str, Any]
-
 _CATEGORIES = {"memcpy": "gpu_memcpy", "memset": "gpu_memset"}
 _ARGUMENTS = {"device": "device", "stream": "stream", "correlation_id": "correlation", "bytes": "bytes"}
 _PROCESSES = 1000  # process ids of a rank: 0 derived tracks, 1 host, 10 and on the GPUs
@@ -58,13 +56,13 @@ def write_perfetto(timelines: Sequence[Timeline], path: Path) -> int:
     return slices
 
 
-def _header(timelines: Sequence[Timeline], base: int) -> Event:
-    header: Event = {"schemaVersion": 1, "displayTimeUnit": "ns", "baseTimeNanoseconds": base}
+def _header(timelines: Sequence[Timeline], base: int) -> dict[str, Any]:
+    header: dict[str, Any] = {"schemaVersion": 1, "displayTimeUnit": "ns", "baseTimeNanoseconds": base}
     if len(timelines) == 1 and timelines[0].rank is not None:
         header["distributedInfo"] = {"rank": timelines[0].rank}
         if timelines[0].world_size is not None:
             header["distributedInfo"]["world_size"] = timelines[0].world_size
-    devices: dict[int, Event] = {}
+    devices: dict[int, dict[str, Any]] = {}
     for timeline in timelines:
         for device in timeline.devices.keys() | timeline.sm_counts.keys():
             facts = {"name": timeline.devices.get(device), "numSms": timeline.sm_counts.get(device)}
@@ -72,7 +70,7 @@ def _header(timelines: Sequence[Timeline], base: int) -> Event:
     return {**header, "deviceProperties": [devices[device] for device in sorted(devices)]}
 
 
-def _rank(timeline: Timeline, pid: int, base: int) -> Iterator[Event]:
+def _rank(timeline: Timeline, pid: int, base: int) -> Iterator[dict[str, Any]]:
     label = f"rank {'unknown' if timeline.rank is None else timeline.rank}"
     yield from _process(pid, f"{label}: analysis", _derived(timeline), base)
     yield from _process(pid + 1, f"{label}: host", _host(timeline), base)
@@ -116,7 +114,7 @@ def _host(timeline: Timeline) -> "Iterator[tuple[str, pd.DataFrame]]":
         yield f"thread {thread}", rows
 
 
-def _process(pid: int, name: str, tracks: "Iterable[tuple[str, pd.DataFrame]]", base: int) -> Iterator[Event]:
+def _process(pid: int, name: str, tracks: "Iterable[tuple[str, pd.DataFrame]]", base: int) -> Iterator[dict[str, Any]]:
     for tid, (title, table) in enumerate(tracks, start=1):
         if table.empty:
             continue

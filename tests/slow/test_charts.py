@@ -17,9 +17,8 @@ pytestmark = [
     pytest.mark.timeout(300),
     pytest.mark.skipif(shutil.which("chromium") is None, reason="Debian's chromium is not installed"),
 ]
-LEGIBLE = (
-    """texts => Math.min(...texts.map(one => one.getScreenCTM().a * parseFloat(getComputedStyle(one).fontSize)))"""
-)
+LEGIBLE = """texts => Math.min(...texts.map(
+    one => one.ownerSVGElement.getScreenCTM().a * parseFloat(getComputedStyle(one).fontSize)))"""
 
 
 @pytest.fixture(scope="module")

@@ -15,7 +15,8 @@ from support.charts import Opened, contrast, drawn_charts
 from support.fake_run import ENVIRONMENT, EVALUATED, START_NS, write_sweep, write_training, write_trial
 from support.page import report_page
 from support.rings import Machine, write_collectives
-from unit.analysis.every_figure import recording, study
+from support.studies import study
+from support.timelines import recording
 
 from analysis import wording
 from analysis.diagnose.explain import comparison_findings

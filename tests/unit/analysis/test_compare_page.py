@@ -4,10 +4,10 @@ import csv
 from pathlib import Path
 
 import pytest
-from every_figure import recording
 from support.charts import titles, values
 from support.commands import result
 from support.fake_run import write_sweep
+from support.timelines import recording
 
 from analysis import wording
 from analysis.diagnose.explain import comparison_findings

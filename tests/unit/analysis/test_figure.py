@@ -1,5 +1,6 @@
 """Marks of figures: the values that hovering shows, series that the legend switches, colors that follow the page."""
 
+import itertools
 import math
 import re
 import sys
@@ -10,8 +11,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.charts import SVG, contrast, svg_of, titles
+from support.charts import SVG, contrast, svg_of, titles, values
 
+from analysis.metrics.speed_of_light import ARITHMETIC, FLOOR, LOSS, NOT_EXPLAINED
 from analysis.render import charts
 from analysis.render.figure import (
     COLOURS,
@@ -25,6 +27,7 @@ from analysis.render.figure import (
     number_ticks,
     short_label,
 )
+from analysis.render.run_figures import spread, waterfall_figure
 
 HOSTILE = "$\\frac{</svg><script>alert(1)</script>}\x00\u202e"
 
@@ -136,3 +139,20 @@ def test_colours_are_seen_on_their_paper_and_words_on_them(scheme: int) -> None:
             assert contrast(pair[scheme], paper) >= 3, role
             assert contrast(ink_on(role, scheme), pair[scheme]) >= 4.5, role
     assert len({light for light, _ in COLOURS.values()}) == len(COLOURS)
+
+
+def test_a_waterfall_has_a_bar_for_each_part_from_where_the_last_one_ended() -> None:
+    parts = [(ARITHMETIC, FLOOR, 24.0), ("memory", FLOOR, 17.0), ("attention", LOSS, 20.0), ("optimizer", LOSS, -0.01),
+             (NOT_EXPLAINED, LOSS, 9.0), ("measured step", "total", 70.0)]  # fmt: skip
+    row = {"implementation": "bertbench", "preset": "mini", "precision": "bf16", "seq_len": 128, "micro_batch_size": 8,
+           "world_size": 1, "device": "cuda", "strategy": "single"}  # fmt: skip
+    waterfall = [{"name": name, "kind": kind, "ms": ms, "share": ms / 70} for name, kind, ms in parts]
+    drawn = waterfall_figure({**row, "waterfall": waterfall})
+    assert values(drawn, "step") == pytest.approx([24, 17, 20, 0.01, 9, 70])
+    assert "-0.0100 ms, 0.0 %" in {one.text for one in svg_of(drawn).iter(f"{SVG}text")}
+
+
+def test_ticks_of_close_batch_sizes_leave_room_to_each_other() -> None:
+    ticks = spread([8, 16, 24, 28, 30, 31, 32, 64], 0.1)
+    assert all(math.log2(later / earlier) >= 0.3 for earlier, later in itertools.pairwise(ticks))
+    assert (ticks[0], ticks[-1]) == (8, 64) and spread([4], 0.1) == [4]

@@ -3,7 +3,6 @@
 from pathlib import Path
 
 import pytest
-from every_figure import counters
 from support import ncu_csv
 from support.charts import SVG, svg_of, titles, values
 
@@ -21,6 +20,17 @@ def example(folder: Path) -> KernelCounters:
     path = folder / "a.csv"
     path.write_text(ncu_csv.raw())
     return read(path)
+
+
+def counters(folder: Path, name: str = "k") -> KernelCounters:
+    """Four kernels, one of which does known work."""
+    path = folder / "ncu.csv"
+    path.write_text(ncu_csv.raw())
+    frame = read(path).kernels.assign(**{"dram__bytes.sum": 1e6, "sm__ops_path_tensor_src_bf16_dst_fp32.sum": 1e8})
+    for op in ("add", "mul", "fma"):
+        frame[f"sm__sass_thread_inst_executed_op_f{op}_pred_on.sum"] = 1e6
+    frame["name"] = [*frame["name"].tolist()[:3], name]
+    return KernelCounters(frame, {}, "NVIDIA H200", (9, 0), ())
 
 
 def texts(figure: Figure) -> set[str]:

@@ -3,7 +3,6 @@
 from pathlib import Path
 
 import pytest
-from every_figure import MS, rank_timeline
 from support import shared_files
 from support.charts import titles, values
 from support.shared_files import samples
@@ -17,6 +16,26 @@ from analysis.render.trace_figures import trace_figures
 from analysis.timeline import Timeline
 
 TRACES = shared_files.TRACES / "kineto"
+
+
+MS = 1_000_000
+
+
+def rank_timeline(rank: int | None, steps: int = 3, size: int = 0) -> Timeline:
+    kernels = []
+    for step in range(steps):
+        begin = step * 100 * MS
+        kernels += [
+            ("sgemm", 7, begin, begin + 40 * MS),
+            ("ncclDevKernel_AllReduce", 9, begin + (30 + (rank or 0)) * MS, begin + 60 * MS),
+            ("Memcpy HtoD", 7, begin + 70 * MS, begin + 75 * MS, -1, "memcpy"),
+        ]
+    marks = [(step, step * 100 * MS, step * 100 * MS + (80 + step) * MS) for step in range(steps)]
+    calls = [
+        ("all_reduce", (step * 100 + 30 + (rank or 0)) * MS, (step * 100 + 60) * MS, size << step, -1, 9, "", 2, step)
+        for step in range(steps)
+    ]
+    return timeline(rank, steps=marks, kernels=kernels, collectives=calls)
 
 
 def of_time(*timelines: Timeline) -> list[Figure]:

@@ -3,8 +3,8 @@
 from pathlib import Path
 
 import pytest
-from every_figure import study, trial
 from support.commands import facts, text
+from support.studies import study, trial
 
 from analysis.render import charts
 from analysis.render.search_tables import ordered, tune_blocks
