@@ -38,13 +38,7 @@ _SHAPES = "Circle: bytes of DRAM; square: of L2; triangle: of L1/TEX."
 
 
 def kernel_figures(counters: KernelCounters, ending: str = "", measured: Mapping[str, float] | None = None) -> Figures:
-    """Return every figure for which the counters have data, by the name of its finding.
-
-    Args:
-        counters: of one file.
-        ending: of the names of its findings and figures.
-        measured: measured ceilings, as roofline takes them.
-    """
+    """Return every figure for which the counters have data, by the name of its finding."""
     figures: Figures = {}
     groups = core_use_by_family(counters)
     if any(use.percent is not None for group in groups.values() for use in group.pipes.values()):
@@ -62,11 +56,6 @@ def core_utilization_figure(groups: Mapping[str, CoreUse], label: str, name: str
 
     A pale bar behind FMA and tensor cores is the share of cycles in which the pipe worked at all. A pipe that is not in
     the file is named in the caption; a bar of 0 has its number.
-
-    Args:
-        groups: what `core_use_by_family` and its siblings return, or CoreUse by batch size; the first 12 are drawn.
-        label: what the groups are ("batch size", "kind of work").
-        name: of the figure.
     """
     shown = list(groups)[:_MOST_GROUPS]
     known = [pipe for pipe in FOUR if any(_percent(groups[group], pipe) is not None for group in shown)]
@@ -110,10 +99,8 @@ def _percent(use: CoreUse, pipe: str) -> float | None:
 def roofline_figure(lines: Roofline, name: str = "roofline") -> Figure:
     """Return every kernel by arithmetic intensity and rate, with the ceilings: a hierarchical roofline.
 
-    Colors are kinds of work, areas the time a kernel takes, both axes logarithmic. The circle of a kernel is at its
-    operations per byte of DRAM; where the bytes of L2 and L1/TEX were counted, a square and a triangle at the same
-    height are at its operations per byte there (of the 12 kernels that take longest). Each level with a known peak has
-    its own slope. Kernels whose operations or bytes are not known, or that do no floating-point work, cannot be placed.
+    Colors are kinds of work, areas times. The circle of a kernel is at its operations per byte of DRAM; of the 12
+    longest a square and a triangle are at those per byte of L2 and L1/TEX. Each level with a known peak has a slope.
     """
     table = lines.kernels.head(_MOST_KERNELS)
     columns = [column for column, _ in _PLACES.values()]

@@ -335,10 +335,6 @@ def _bar_text(part: Row) -> str:
 
 
 def _waterfall_colour(part: Row) -> str:
-    if part["kind"] == FLOOR:
-        return "blue" if part["name"] == ARITHMETIC else "sky"
-    if part["kind"] != LOSS:
-        return "grey"
-    if part["name"] == NOT_EXPLAINED:
-        return "pale"
-    return "vermilion" if part["ms"] >= 0 else "green"
+    names, kinds = {ARITHMETIC: "blue", NOT_EXPLAINED: "pale"}, {FLOOR: "sky", LOSS: "vermilion"}
+    lost = part["kind"] == LOSS and part["ms"] < 0
+    return names.get(part["name"]) or ("green" if lost else kinds.get(part["kind"], "grey"))

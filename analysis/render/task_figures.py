@@ -14,9 +14,6 @@ if TYPE_CHECKING:
 Floats = npt.NDArray[np.float64]
 
 
-Best = Mapping[str, tuple[float, float]]
-"""The best value of a score in percent and its threshold, by the name of the score."""
-
 _BINS = 40
 _OUTLIERS = 0.5
 """Percent of the scores at either end that may lie beyond the axis."""
@@ -47,9 +44,12 @@ def precision_recall_figure(
 
 
 def null_odds_figure(
-    with_answer: Sequence[float], without_answer: Sequence[float], best: Best, title: str = ""
+    with_answer: Sequence[float], without_answer: Sequence[float], best: Mapping[str, float], title: str = ""
 ) -> Figure:
-    """Return the distributions of the no-answer scores of questions with and without an answer; one may be empty."""
+    """Return the no-answer scores of questions with and without an answer; one may be empty.
+
+    `best` has the thresholds to mark by the name of the score.
+    """
     low, high = _range(np.asarray([*with_answer, *without_answer], dtype=np.float64))
     edges = np.linspace(low, high, _BINS + 1)
     beyond = "" if (low, high) == (0.0, 1.0) else "; outermost bars: and beyond"
@@ -68,40 +68,13 @@ def null_odds_figure(
                 name, width = f"{len(scores):,} questions {group}", float(edges[1] - edges[0])
                 bars(axes, (edges[:-1] + edges[1:]) / 2, share, name, colour, thickness=width, across=False, alpha=0.5)
         axes.set_ylim(0, 1.25 * tallest)
-        for (kind, (_, threshold)), dash in zip(best.items(), ("dashed", "dotted"), strict=False):
+        for (kind, threshold), dash in zip(best.items(), ("dashed", "dotted"), strict=False):
             if low <= threshold <= high:
                 name = f"best {kind}: {threshold:.3g}"
                 rule(axes, "x", threshold, name, "ink", label=name, linestyle=dash)
         legend(canvas, axes)
 
     return Figure(name="no_answer_scores", title="No-answer scores", draw=draw, size=(6.8, 4.0))
-
-
-def thresholds_figure(
-    given: Sequence[float], exact: Sequence[float], f1: Sequence[float], best: Best, title: str = ""
-) -> Figure:
-    """Return exact match and F1 in percent by ascending no-answer thresholds, at least one, with the best marked."""
-    thresholds = np.asarray(given, dtype=np.float64)
-    low, high = _range(thresholds)
-    inside = (thresholds >= low) & (thresholds <= high)
-    inside |= not inside.any()
-    scores = np.concatenate([np.asarray(exact)[inside], np.asarray(f1)[inside]])
-    room = max(1.0, 0.06 * float(np.ptp(scores)))
-
-    def draw(canvas: "Canvas") -> None:
-        axes = canvas.subplots()
-        axes.set(title=_titled("Scores by threshold", title), ylabel="score over all questions (%)", xlim=(low, high))
-        axes.set(xlabel="threshold: questions with a higher no-answer score count as unanswered")
-        axes.set_ylim(max(0.0, float(scores.min()) - room), float(scores.max()) + room)
-        for name, values, colour in (("exact match", exact, "blue"), ("F1", f1, "vermilion")):
-            curve(axes, thresholds, values, name, colour, drawstyle="steps-post")
-        for (kind, (value, threshold)), colour in zip(best.items(), ("blue", "vermilion"), strict=False):
-            name = f"best {kind}: {value:.2f} % at {threshold:.3g}"
-            place = min(max(threshold, low), high)
-            curve(axes, [place], [value], name, colour, linestyle="none", marker="o", clip_on=False)
-        legend(canvas, axes)
-
-    return Figure(name="thresholds", title="Scores by threshold", draw=draw, size=(6.8, 4.0))
 
 
 def _titled(what: str, of: str) -> str:

@@ -42,11 +42,7 @@ _LEAST_LABELED = 4
 
 
 def trace_figures(timelines: Sequence[Timeline]) -> Figures:
-    """Return every figure for which the traces have data, by the name of its finding.
-
-    Args:
-        timelines: one per rank; the first 16 are drawn.
-    """
+    """Return every figure for which the traces have data, of the first 16 ranks, by the name of its finding."""
     shown = [(timeline, row) for timeline in timelines if (row := temporal_breakdown(timeline)) is not None]
     shown.sort(key=lambda item: (item[1].rank is None, item[1].rank or 0))
     figures: Figures = {}
@@ -125,9 +121,6 @@ def communication_figure(timelines: Sequence[Timeline]) -> Figure:
     """Return one bar per rank: overlapped communication, exposed transfer, exposed wait.
 
     Where the traces do not split the exposed time, it is one part.
-
-    Args:
-        timelines: one per rank, the first 16 are drawn; at least one with work in it.
     """
     shown = timelines[:_MOST_RANKS]
     table = communication_by_rank(shown, match_collectives(timelines) if len(timelines) == len(shown) else None)

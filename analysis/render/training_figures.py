@@ -40,14 +40,7 @@ _MOST_MARKED = 40
 
 
 def loss_figure(rows: Sequence[Row], evaluations: Sequence[Row], resumes: Sequence[int], sum_of: str) -> Figure:
-    """Return the training loss of every step, its running median, and the held-out losses.
-
-    Args:
-        rows: of the run's curve, one per step, over all attempts.
-        evaluations: rows of the evaluations, with `applied_steps` and their scores.
-        resumes: steps after which an attempt resumed.
-        sum_of: terms of the training loss; "" if unknown.
-    """
+    """Return the training loss of every step, a sum of named terms, its running median, and the held-out losses."""
     # Evaluations and resumes count applied steps; a step that overflows in fp16 is not applied.
     steps, losses = column(rows, "applied_steps"), column(rows, "loss")
     unit = loss_unit(sum_of)
@@ -71,7 +64,7 @@ def loss_figure(rows: Sequence[Row], evaluations: Sequence[Row], resumes: Sequen
 
 
 def learning_rate_figure(rows: Sequence[Row], resumes: Sequence[int]) -> Figure:
-    """Return the learning rate of every step; arguments are those of `loss_figure`."""
+    """Return the learning rate of every step; dotted lines mark resumes."""
 
     def draw(canvas: "Canvas") -> None:
         axes = canvas.subplots()
@@ -119,9 +112,7 @@ def evaluation_figure(evaluations: Sequence[Row], best_step: float | None) -> Fi
 def throughput_figure(attempts: Sequence[LoadedTrial], pauses: Sequence[Sequence[int]]) -> Figure | None:
     """Return samples per second of every step by time in the training loop; None if there is no step.
 
-    Args:
-        attempts: attempts of one run, in order.
-        pauses: for each attempt, times at which evaluations and checkpoints ended, Unix time in ns.
+    `pauses` are times at which evaluations and checkpoints of each attempt ended, Unix time in ns.
     """
     times, rates, breaks, before = [np.zeros(0)], [np.zeros(0)], [np.zeros(0, dtype=int)], 0.0
     for attempt, done in zip(attempts, pauses, strict=True):

@@ -29,11 +29,8 @@ def _draw_squad(document: Mapping[str, Any], found: "SquadScores", out: Path) ->
     analysis, title = found.analysis, Path(document["predictions"]).name
     if analysis is None or not analysis.null_odds:
         return []
-    best = {"exact match": analysis.best_exact, "F1": analysis.best_f1}
-    drawn = [
-        figures.thresholds_figure(analysis.null_odds, analysis.exact, analysis.f1, best, title),
-        figures.null_odds_figure(analysis.with_answer, analysis.without_answer, best, title),
-    ]
+    best = {"exact match": analysis.best_exact[1], "F1": analysis.best_f1[1]}
+    drawn = [figures.null_odds_figure(analysis.with_answer, analysis.without_answer, best, title)]
     if analysis.curves:
         curves = {
             name: (curve.precisions, curve.recalls, curve.average_precision) for name, curve in analysis.curves.items()

@@ -9,7 +9,7 @@ from support.charts import titles, values
 from analysis.render import charts
 from analysis.render import task_figures as figures
 
-BEST = {"exact match": (71.0, -0.5), "F1": (75.0, 0.25)}
+BEST = {"exact match": -0.5, "F1": 0.25}
 
 
 @pytest.mark.parametrize(
@@ -31,18 +31,6 @@ def test_histograms_of_any_scores_hold_every_question(
     assert len(groups) == bool(with_answer) + bool(without_answer)
     assert all(sum(values(figure, name)) == pytest.approx(100, abs=0.1) for name in groups)
     assert charts.write_png(figure, tmp_path).is_file()
-
-
-@pytest.mark.parametrize("thresholds", [[0.5], [-1.0, 0.0, 2.5], [0.0, 1e6], [5.0, 6.0]], ids=str)
-def test_scores_hold_from_their_threshold_on_and_the_best_are_on_the_axis(thresholds: list[float]) -> None:
-    scores = [50.0 + number for number, _ in enumerate(thresholds)]
-    figure = figures.thresholds_figure(thresholds, scores, [score + 3 for score in scores], BEST)
-    (axes,) = charts.drawn(figure).axes
-    exact, f1, *best = axes.lines
-    assert exact.get_xdata().tolist() == thresholds and f1.get_ydata()[0] == exact.get_ydata()[0] + 3
-    assert exact.get_drawstyle() == f1.get_drawstyle() == "steps-post"
-    low, high = axes.get_xlim()
-    assert all(low <= one.get_xdata()[0] <= high for one in best) and [one.get_ydata()[0] for one in best] == [71, 75]
 
 
 def test_curves_are_shown_whatever_their_name() -> None:
