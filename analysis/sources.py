@@ -7,31 +7,24 @@ import dataclasses
 import lzma
 import os
 import re
-import shutil
 import tarfile
 import tempfile
 import zlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
-from typing import Self
+from pathlib import Path
 
 from analysis.counters import KernelCounters, Summary, rules_file
 from analysis.readers.registry import SUPPORTED, Reader, find_reader, read_head
 from analysis.timeline import Timeline
-from common.errors import InputError, MissingToolError, SchemaError, content_code
+from common.errors import Code, InputError, MissingToolError, SchemaError, content_code
 from common.redact import redact_text
 from records.run import COLLECTED_FILE, RunDirectory, TrialDirectory
 from records.trial import Trial
 
 MOST_FILES = 4096
 """Files of one folder or tar that are looked at."""
-MOST_BYTES_OF_A_TAR = 64 << 30
-"""Bytes that are unpacked from one tar at most, and ..."""
-UNPACKED_BYTES_ALWAYS, UNPACKED_TIMES = 1 << 30, 100
-"""... the first, or so many times the tar's own size, whichever is more: packed traces are a tenth of themselves."""
-_MOST_HEADER_BYTES = 1 << 20
 
 _REMEDIES = {
     ".nsys-rep": "copy it again, or export it: nsys export --type=sqlite FILE",
@@ -47,22 +40,6 @@ _EXPORTS = {".nsys-rep": _DATABASES, ".qdrep": _DATABASES, ".ncu-rep": (".csv", 
 """Suffixes of the export that says the same as a report beside it."""
 _NAMED = 4
 _OWN_FILES = (COLLECTED_FILE, "summary.json", "trial.json", "result.json", "env.json", "sweep.json")
-
-
-class _Member(tarfile.TarInfo):
-    """A file of a tar whose long name or attributes fit: the library reads them into memory, whatever their size."""
-
-    def _proc_member(self, tar: tarfile.TarFile) -> Self:
-        """Continue after a header, as the library lets subclasses do. Raises tarfile.ReadError for no name."""
-        if self.type in _LONG_HEADERS and self.size > _MOST_HEADER_BYTES:
-            raise tarfile.ReadError(f"a header of {self.size:,} bytes")
-        found: Self = super()._proc_member(tar)  # type: ignore[misc]
-        return found
-
-
-_LONG_HEADERS = (
-    tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK, tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.SOLARIS_XHDTYPE,
-)  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -106,7 +83,7 @@ def open_sources(*paths: Path) -> Source:
         files: list[Path] = []
         for number, path in enumerate(paths):
             files += _files(path, Path(scratch) / str(number), problems)
-        files = _each_once(files)
+        files = _once(files)
         single = len(files) == 1
         try:
             by_reader = _recognised(files, problems, single)
@@ -123,7 +100,7 @@ def open_sources(*paths: Path) -> Source:
 
 def _of_tars(text: str, scratch: str, paths: Sequence[Path]) -> str:
     """Name the tar and its member in a message about a file that was unpacked into `scratch`."""
-    return re.sub(rf"{re.escape(scratch)}/(\d+)/[^/ ]+/", lambda found: f"{paths[int(found[1])]}: ", text)
+    return re.sub(rf"{re.escape(scratch)}/(\d+)/", lambda found: f"{paths[int(found[1])]}: ", text)
 
 
 def profiled_trials(run: RunDirectory) -> list[Path]:
@@ -155,10 +132,9 @@ def profile_of(path: Path) -> TrialDirectory | None:
 
 def is_run(path: Path) -> bool:
     """Return whether a path is a run directory."""
-    try:
+    with suppress(OSError):  # a name longer than any: reading it says so
         return (path / "trials").is_dir()
-    except OSError:  # a name longer than any: reading it says so
-        return False
+    return False
 
 
 def runs_below(path: Path) -> list[Path]:
@@ -190,166 +166,103 @@ def runs_below(path: Path) -> list[Path]:
 
 def _files(path: Path, scratch: Path, problems: list[str]) -> list[Path]:
     try:
-        return _files_of(path, scratch, problems)
-    except PermissionError as error:  # a folder that may not be entered, or that the path lies in
-        remedy = "ask the owner of the folders for permission (chmod -R +rX)"
-        raise InputError("path-unreadable", f"cannot read {str(path)[:200]}: permission denied; {remedy}") from error
-    except OSError as error:  # a name longer than any
-        raise InputError(
-            content_code(error), f"cannot look at {str(path)[:200]}: {error.strerror}; check the path"
-        ) from error
-
-
-def _files_of(path: Path, scratch: Path, problems: list[str]) -> list[Path]:
-    if not path.exists():
-        raise InputError(
-            "path-missing", f"{path} does not exist: give a trace, a folder of ranks, a tar or a run directory"
-        )
-    if is_run(path):
-        trials = profiled_trials(RunDirectory(path))
-        if len(trials) != 1:
-            named = "; ".join(str(trial) for trial in trials[:8])
-            more = f" and {len(trials) - 8} more" if len(trials) > 8 else ""
-            remedy = f"give one of them: {named}{more}" if trials else "run `bertbench profile` into it first"
+        if not path.exists():
             raise InputError(
-                "data-ambiguous" if trials else "run-incomplete",
-                f"{path} is a run directory with {len(trials)} profiled trials: {remedy}",
+                "path-missing", f"{path} does not exist: give a trace, a folder of ranks, a tar or a run directory"
             )
-        path = trials[0]
-    if path.is_dir():
-        if (path / "trial.json").exists():
-            return _in_folder(path / "profile", [])  # it has deeper folders that are no traces of their own
-        return _in_folder(path, problems)
-    if path.is_file() and _is_tar(path):
-        return _unpacked(path, scratch, problems)
-    if not path.is_file():
-        raise InputError(
-            "path-kind", f"{path} is neither a file nor a folder: give a trace, a folder of ranks or a tar"
-        )
-    return [path]
+        if is_run(path):
+            path = _only_profile(path)
+        if path.is_dir():
+            # A trial's folder has deeper ones that are no traces of their own.
+            return _in_folder(path / "profile" if (path / "trial.json").exists() else path, problems)
+        if path.is_file() and _is_tar(path):
+            return _unpacked(path, scratch, problems)
+        return [path]
+    except OSError as error:  # a folder that may not be entered, or a name longer than any
+        what = f"cannot read {str(path)[:200]}: {error.strerror}"
+        raise InputError(content_code(error), f"{what}; check the path and its permissions (chmod -R +rX)") from error
+
+
+def _only_profile(run: Path) -> Path:
+    trials = profiled_trials(RunDirectory(run))
+    if len(trials) == 1:
+        return trials[0]
+    remedy = f"give one of them: {_some(trials)}" if trials else "run `bertbench profile` into it first"
+    code: Code = "data-ambiguous" if trials else "run-incomplete"
+    raise InputError(code, f"{run} is a run directory with {len(trials)} profiled trials: {remedy}")
+
+
+def _some(names: Sequence[object]) -> str:
+    return ", ".join(map(str, names[:_NAMED])) + (f" and {len(names) - _NAMED} more" if len(names) > _NAMED else "")
 
 
 def _is_tar(path: Path) -> bool:
     try:
-        tarfile.open(path, tarinfo=_Member).close()
-        return True
-    except (
-        tarfile.TarError,
-        EOFError,
-        OSError,
-        ValueError,
-        zlib.error,
-        lzma.LZMAError,
-    ):  # compressed, and damaged: the readers say how
+        return tarfile.is_tarfile(path)
+    except (OSError, EOFError, zlib.error, lzma.LZMAError):  # compressed, and damaged: the readers say how
         return False
 
 
 def _in_folder(folder: Path, problems: list[str]) -> list[Path]:
-    """The files of a folder and of those in it; of deeper ones where these have none, otherwise they are named."""
-    try:
-        files, deeper = _level([folder] if folder.is_dir() else [])
-        inner, deeper = _level(deeper)
-        files += inner
-        while deeper and not files:
-            files, deeper = _level(deeper)
-        files = _once(files)
-        left = [path for path in deeper if any(inside for _, _, inside in os.walk(path))] if files else []
-        if left:
-            some = ", ".join(map(str, left[:_NAMED])) + (
-                f" and {len(left) - _NAMED} more" if len(left) > _NAMED else ""
-            )
-            problems.append(f"left out, as they are deeper in {folder} than other files: {some}; give them by name")
-    except OSError as error:
-        raise InputError(
-            content_code(error), f"cannot list {folder}: {error.strerror}; ask its owner for permission (chmod -R +rX)"
-        ) from error
-    if not files:
+    """The files of a folder and of those in it; where these have none, the next deeper ones. Others are named."""
+    found = sorted((len(path.parts), path) for path in _walked(folder))
+    if not found:
         raise InputError(
             "file-empty", f"{folder} contains no files: give a trace, a folder of ranks, a tar or a run directory"
         )
+    deepest = max(found[0][0], len(folder.parts) + 2)
+    files = _once([path for depth, path in found if depth <= deepest])
+    if left := list(dict.fromkeys(path.parent for depth, path in found if depth > deepest)):
+        problems.append(f"left out, as they are deeper in {folder} than other files: {_some(left)}; give them by name")
     if len(files) > MOST_FILES:
         raise InputError(
             "file-limit", f"{folder} holds {len(files):,} files (limit {MOST_FILES:,}): give the files of one profile"
         )
-    kept = [file for file in files if file.name not in _OWN_FILES and file.suffix not in _PASSED_OVER]
-    if not kept:
-        remedy = next(
-            (_REMEDIES[file.suffix] for file in files if file.suffix in _REMEDIES), "give the files of a profile"
+    readable = [file for file in files if file.name not in _OWN_FILES and file.suffix not in _PASSED_OVER]
+    if not readable:
+        remedies = (_REMEDIES[file.suffix] for file in files if file.suffix in _REMEDIES)
+        raise InputError(
+            "file-format",
+            f"{folder} holds nothing that can be read: {next(remedies, 'give the files of a profile')}",
         )
-        raise InputError("file-format", f"{folder} holds nothing that can be read: {remedy}")
-    return kept
+    return readable
 
 
-def _level(folders: Sequence[Path]) -> tuple[list[Path], list[Path]]:
-    """Return the files of folders and the folders in them, without links to folders, in order of name."""
-    entries = [entry for folder in folders for entry in sorted(folder.iterdir())]
-    below = [entry for entry in entries if entry.is_dir() and not entry.is_symlink()]
-    return [entry for entry in entries if entry.is_file()], below
+def _walked(folder: Path) -> Iterator[Path]:
+    def refuse(error: OSError) -> None:
+        raise error
+
+    for place, _, names in os.walk(folder, onerror=refuse):
+        yield from (path for path in (Path(place) / name for name in names) if path.is_file())
 
 
 def _once(files: Sequence[Path]) -> list[Path]:
-    """Leave out what says the same again: further links, and reports and tables of a database beside them."""
+    """Leave out what says the same again: reports and tables of a database beside them, rules that ncu's table brings,
+    a file that was named again."""
     databases = tuple(f"{file.with_suffix('')}_" for file in files if file.suffix == ".sqlite")
-    there = set(files)
-    files = [
-        file for file in files if not any(file.with_suffix(suffix) in there for suffix in _EXPORTS.get(file.suffix, ()))
-    ]
-    return _each_once([file for file in files if file.suffix != ".csv" or not str(file).startswith(databases)])
-
-
-def _each_once(files: Sequence[Path]) -> list[Path]:
-    """Leave out further links to a file, a file that was named again (it would count as another rank), and rules of
-    ncu, which are read with their table."""
-    kept: dict[tuple[int, int], Path] = {}
-    rules = set(map(rules_file, files))
-    for file in files:
-        if file in rules:
-            continue
-        status = file.stat()
-        kept.setdefault((status.st_dev, status.st_ino), file)
-    return list(kept.values())
+    others = {*files}
+    rules = {*map(rules_file, files)}
+    return [
+        file
+        for file in {path.resolve(): path for path in reversed(files)}.values()
+        if file not in rules
+        and not any(file.with_suffix(suffix) in others for suffix in _EXPORTS.get(file.suffix, ()))
+        and not (file.suffix == ".csv" and str(file).startswith(databases))
+    ][::-1]
 
 
 def _unpacked(path: Path, scratch: Path, problems: list[str]) -> list[Path]:
-    """Unpack the regular files of a tar, those of a folder into one in `scratch`; links and devices are left out."""
-    scratch.mkdir(parents=True)
-    files: list[Path] = []
-    folders: dict[PurePosixPath, int] = {}
-    total = 0
-    most = min(MOST_BYTES_OF_A_TAR, max(UNPACKED_BYTES_ALWAYS, UNPACKED_TIMES * path.stat().st_size))
+    """Unpack the regular files of a tar into `scratch`; what lies outside of it, links and devices are left out."""
     try:
-        with tarfile.open(path, tarinfo=_Member) as archive:
+        with tarfile.open(path, errorlevel=0) as archive:
             for member in archive:
-                if not member.isfile():
-                    continue
-                total += member.size
-                if total > most or len(files) >= MOST_FILES:
-                    problems.append(
-                        f"{path} is larger than {MOST_FILES:,} files or {most / 2**30:.0f} GiB unpacked "
-                        f"(at most {UNPACKED_TIMES} times its own size): {member.name[:200]!r} and later members were "
-                        "skipped; if that size is expected, unpack it and give the folder"
-                    )
-                    break
-                folder, name = PurePosixPath(member.name).parent, PurePosixPath(member.name).name
-                name = "unnamed" if name in ("", "..") else name
-                target = scratch / f"{folders.setdefault(folder, len(folders)):05d}" / name
-                if target.exists():
-                    target = scratch / f"repeated-{len(files):05d}" / name
-                target.parent.mkdir(exist_ok=True)
-                content = archive.extractfile(member)
-                if content is None:
-                    continue
-                with content, target.open("wb") as copy:
-                    shutil.copyfileobj(content, copy)
-                files.append(target)
-    except (tarfile.TarError, EOFError, OSError, ValueError, zlib.error, lzma.LZMAError) as error:
-        if not files:
-            raise InputError(
-                content_code(error), f"cannot unpack {path}: {error}; copy it again, or unpack it and give the folder"
-            ) from error
+                if member.isfile():
+                    archive.extract(member, scratch, filter="data")
+    except (tarfile.TarError, EOFError, OSError, zlib.error, lzma.LZMAError) as error:
         problems.append(f"{path} is damaged or truncated ({error}): only the files before that point are read")
+    files = sorted(_walked(scratch)) if scratch.exists() else []
     if not files:
-        raise InputError("file-empty", f"{path} is a tar without a regular file")
+        raise InputError("file-empty", f"{path} is a tar without a readable file: copy it again; {problems[-1:]}")
     return _once(files)
 
 
@@ -372,8 +285,7 @@ def _recognised(files: Iterable[Path], problems: list[str], single: bool) -> dic
         else:
             found.setdefault(reader.name, (reader, []))[1].append(file)
     if unknown:
-        named = ", ".join(unknown[:5]) + (f" and {len(unknown) - 5} more" if len(unknown) > 5 else "")
-        problems.append(f"skipped {named}: unrecognized format")
+        problems.append(f"skipped {_some(unknown)}: unrecognized format")
     return found
 
 
@@ -386,12 +298,7 @@ def _not_readable(file: Path) -> str:
     return f"{file} is damaged, or in a format that only its profiler reads: {remedy}"
 
 
-def _read(
-    path: Path,
-    by_reader: dict[str, tuple[Reader, list[Path]]],
-    problems: list[str],
-    single: bool,
-) -> Source:
+def _read(path: Path, by_reader: dict[str, tuple[Reader, list[Path]]], problems: list[str], single: bool) -> Source:
     timelines: list[Timeline] = []
     counters: list[tuple[Path, KernelCounters]] = []
     summaries: list[Summary] = []
@@ -408,9 +315,10 @@ def _read(
             else:
                 summaries.append(content)
     ordered = _ranked(_whole(timelines, problems), problems)
-    read: list[Timeline | KernelCounters | Summary] = [*ordered, *(own for _, own in counters), *summaries]
     problems += _mixed(ordered)
-    lost = [problem for found in read for problem in found.problems]
+    everything: list[Timeline | KernelCounters | Summary] = [*ordered, *(own for _, own in counters), *summaries]
+    for one in everything:
+        problems += one.problems
     return Source(
         path=path,
         kinds=tuple(by_reader),
@@ -418,51 +326,45 @@ def _read(
         counters=tuple(own for _, own in counters),
         counter_files=tuple(file for file, _ in counters),
         summaries=tuple(summaries),
-        problems=tuple(dict.fromkeys(map(redact_text, [*problems, *lost]))),
+        problems=tuple(dict.fromkeys(map(redact_text, problems))),
     )
 
 
 def _mixed(timelines: Sequence[Timeline]) -> list[str]:
     """Say where traces cannot be of one job: an average over them means nothing."""
-    said = []
-    devices = sorted({name for found in timelines for name in found.devices.values()})
-    sizes = sorted({found.world_size for found in timelines if found.world_size is not None})
-    on_gpu = {bool(found.devices) for found in timelines if found.devices or len(found.kernels) == 0}
-    if len(devices) > 1:
-        said.append(f"the traces are from different GPUs ({', '.join(devices)})")
-    if len(sizes) > 1:
-        said.append(f"the traces are from jobs of different sizes ({', '.join(map(str, sizes))} ranks)")
-    if len(on_gpu) > 1 and any(len(found.operators) and not len(found.kernels) for found in timelines):
-        said.append("some of the traces hold work of a GPU and some hold none")
-    return [f"{text}: sums and averages over them mean little; give the traces of one run" for text in said]
+    devices = sorted({name for one in timelines for name in one.devices.values()})
+    sizes = sorted({one.world_size for one in timelines if one.world_size is not None})
+    on_gpu = {len(one.work) > 0 for one in timelines if one.devices or len(one.work) or len(one.operators)}
+    differ: list[tuple[Collection[object], str]] = [
+        (devices, f"the traces are from different GPUs ({', '.join(devices)})"),
+        (sizes, f"the traces are from jobs of different sizes ({', '.join(map(str, sizes))} ranks)"),
+        (on_gpu, "some of the traces hold work of a GPU and some hold none"),
+    ]
+    advice = "sums and averages over them mean little; give the traces of one run"
+    return [f"{text}: {advice}" for values, text in differ if len(values) > 1]
 
 
 def _whole(timelines: Sequence[Timeline], problems: list[str]) -> Sequence[Timeline]:
     """Leave out traces that are cut short, where others are whole: their rank would seem faster, and late or absent."""
-    cut = [found for found in timelines if found.truncated]
+    cut = [one for one in timelines if one.truncated]
     if not cut or len(cut) == len(timelines):
         return timelines
-    problems += [problem for found in cut for problem in found.problems]
-    named = f" (rank{'s'[: len(cut) > 1]} {_listed([found.rank for found in cut])})"
+    problems += [problem for one in cut for problem in one.problems]
     problems.append(
-        f"{len(cut)} of {len(timelines)} traces{named} {'are' if len(cut) > 1 else 'is'} cut short: left out, as the "
+        f"{len(cut)} of {len(timelines)} traces (rank {_some([one.rank for one in cut])}) cut short: left out, as the "
         "others are whole; copy the whole files again, or give one alone"
     )
-    return [found for found in timelines if not found.truncated]
+    return [one for one in timelines if not one.truncated]
 
 
 def _ranked(timelines: Sequence[Timeline], problems: list[str]) -> list[Timeline]:
     """Return the timelines by rank; where ranks are unknown or not distinct they are numbered as the files are."""
-    ranks = [found.rank for found in timelines]
+    ranks = [one.rank for one in timelines]
     if len(timelines) > 1 and (None in ranks or len(set(ranks)) < len(ranks)):
+        listed = _some(["unknown" if rank is None else rank for rank in ranks])
         problems.append(
-            f"the {len(timelines)} traces do not have distinct ranks ({_listed(ranks)}): they are numbered in the "
-            "order of their files; if they are of several runs, give the traces of one run"
+            f"the {len(timelines)} traces do not have distinct ranks ({listed}): they are numbered in the order of "
+            "their files; if they are of several runs, give the traces of one run"
         )
-        return [dataclasses.replace(found, rank=number) for number, found in enumerate(timelines)]
-    return sorted(timelines, key=lambda found: (found.rank is None, found.rank or 0))
-
-
-def _listed(ranks: Sequence[int | None]) -> str:
-    words = ["unknown" if rank is None else str(rank) for rank in ranks[:8]]
-    return ", ".join(words) + (", ..." if len(ranks) > 8 else "")
+        return [one.replace(rank=number) for number, one in enumerate(timelines)]
+    return sorted(timelines, key=lambda one: (one.rank is None, one.rank or 0))

@@ -1,14 +1,11 @@
-"""What readers of traces return: one timeline per rank, as tables. Times are integer nanoseconds of one clock.
+"""What readers of traces return: one timeline per rank, as tables. Times are integer nanoseconds of one clock."""
 
-`LazyTimeline` makes its tables when they are first asked for; `GpuWork` has the GPU's work as arrays, for sums over
-kernels without the cost of tables of pandas.
-"""
-
+import dataclasses
 import itertools
-import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
-from typing import TYPE_CHECKING, Any, Protocol
+from dataclasses import dataclass, field
+from functools import cached_property, partial, wraps
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -20,96 +17,10 @@ if TYPE_CHECKING:
     import pandas as pd
 
 
+P = ParamSpec("P")
+R = TypeVar("R")
 Codes = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
-
-
-@dataclass(frozen=True, slots=True)
-class GpuWork:
-    """n pieces of work, in the order of Timeline.kernels. Times are integer nanoseconds."""
-
-    names: Sequence[str]
-    """Names of kernels, copies and memsets; some may not occur."""
-    name: npt.NDArray[Any]
-    """Of each piece its place in `names`, shape (n,)."""
-    kinds: Sequence[str]
-    """Kinds of work, as in Timeline.kernels; some may not occur."""
-    kind: npt.NDArray[Any]
-    """Of each piece its place in `kinds`, shape (n,)."""
-    device: npt.NDArray[Any]
-    """Number of its GPU, of any type of integer, shape (n,)."""
-    stream: npt.NDArray[Any]
-    """Number of its stream, of any type of integer, shape (n,)."""
-    start: Codes
-    """Its start, ns, shape (n,)."""
-    end: Codes
-    """Its end, ns, shape (n,)."""
-
-    @classmethod
-    def of_frame(cls, kernels: "pd.DataFrame") -> "GpuWork":
-        """Return the rows of Timeline.kernels as arrays."""
-        if not len(kernels):
-            none = np.empty(0, dtype=np.int64)
-            return cls((), none, (), none, none, none, none, none)
-        name, names = name_codes(kernels["name"])
-        kind, kinds = name_codes(kernels["kind"])
-        device, stream = (kernels[column].to_numpy() for column in ("device", "stream"))
-        start, end = (kernels[column].to_numpy(dtype=np.int64) for column in ("start", "end"))
-        return cls(names, name, kinds, kind, device, stream, start, end)
-
-    def __len__(self) -> int:
-        """Return n."""
-        return len(self.start)
-
-    def is_kind(self, *kinds: str) -> Mask:
-        """Return which pieces are of one of the kinds, shape (n,)."""
-        return where(self.kind, self.kinds, lambda kind: kind in kinds)
-
-    def is_named(self, wanted: Callable[[str], bool]) -> Mask:
-        """Return which pieces have a name that is wanted, shape (n,); asked once for each name that occurs."""
-        return where(self.name, self.names, wanted)
-
-
-def name_codes(column: "pd.Series[str]") -> tuple[npt.NDArray[Any], list[str]]:
-    """Return a number per row, of any type of integer, and the names that these number; categories are not unpacked."""
-    import pandas as pd
-
-    if isinstance(column.dtype, pd.CategoricalDtype):
-        codes, names = column.cat.codes.to_numpy(), column.cat.categories
-    else:
-        codes, names = pd.factorize(column)
-    if (codes < 0).any():  # a missing name
-        codes = np.where(codes < 0, len(names), codes)
-    return codes, [*map(str, names.tolist()), ""]
-
-
-def named(column: "pd.Series[str]", wanted: Callable[[str], bool]) -> Mask:
-    """Return which rows of a column of texts are wanted; asked once for each text that occurs."""
-    return where(*name_codes(column), wanted)
-
-
-def where(codes: npt.NDArray[Any], names: Sequence[str], wanted: Callable[[str], bool]) -> Mask:
-    """Return which of n codes stand for a name that is wanted, shape (n,); asked once for each name."""
-    used = np.ones(len(names), dtype=bool)
-    if len(names) > len(codes):
-        used[:] = False
-        used[codes] = True
-    marks = np.array([bool(mark) and wanted(name) for mark, name in zip(used.tolist(), names, strict=True)], dtype=bool)
-    if (marks == used).all() or not marks.any():  # most often: no row needs to be looked up
-        return np.full(len(codes), marks.any() and len(codes) > 0)
-    found: Mask = marks[codes]
-    return found
-
-
-def is_kind(kernels: "pd.DataFrame", *kinds: str) -> Mask:
-    """Return which rows of `kernels` are of one of the kinds."""
-    return named(kernels["kind"], lambda kind: kind in kinds)
-
-
-def is_communication(table: "pd.DataFrame") -> Mask:
-    """Return which rows of a table with `name` are communication."""
-    return named(table["name"], communicates)
-
 
 HOST_NS = 10_000
 """Shorter rows of Timeline.host are not read: there are very many, and none explains why a GPU is idle."""
@@ -119,11 +30,14 @@ EVALUATES = "autograd::engine::evaluate_function: "
 """How rows of Timeline.operators begin in which autograd evaluates a node of the backward pass."""
 MOSTLY = 0.9
 """Share of the computing kernels whose launching call has to be known: fewer would pass for less work."""
+CLIPPED_SHARE = 0.01
+"""Share of the GPU work's time from which clipped overlaps are a problem of the trace."""
 STEP_COLUMNS = {"step": "int64", "start": "int64", "end": "int64"}
 SPAN_COLUMNS = {"name": "str", "thread": "str", "start": "int64", "end": "int64"}
 OPERATOR_COLUMNS = {**SPAN_COLUMNS, "self_ns": "int64", "outermost": "bool"}
 API_COLUMNS = {**SPAN_COLUMNS, "correlation_id": "int64"}
 KERNEL_COLUMNS = {"name": "str", "kind": "str", "device": "int64", "stream": "int64", "start": "int64", "end": "int64"}
+SAMPLE_COLUMNS = {"name": "str", "device": "int64", "start": "int64", "value": "float64"}
 COLLECTIVE_COLUMNS = {
     "name": "str",  # as the trace has it
     "collective": "str",  # one of names.COLLECTIVES
@@ -148,6 +62,10 @@ def empty(columns: Mapping[str, str]) -> "pd.DataFrame":
     return pd.DataFrame({name: pd.Series(dtype=kind) for name, kind in columns.items()})
 
 
+def _unmade(columns: Mapping[str, str]) -> Callable[[], Any]:
+    return partial(partial, empty, columns)
+
+
 def typed(rows: Sequence[Mapping[str, Any]], columns: Mapping[str, str]) -> "pd.DataFrame":
     """Return rows as a table with these columns and types; also of no rows."""
     import pandas as pd
@@ -155,16 +73,124 @@ def typed(rows: Sequence[Mapping[str, Any]], columns: Mapping[str, str]) -> "pd.
     return pd.DataFrame(rows, columns=list(columns)).astype(columns)
 
 
-def _no_api() -> "pd.DataFrame":
-    return empty(API_COLUMNS)
+def name_codes(column: "pd.Series[str]") -> tuple[npt.NDArray[Any], list[str]]:
+    """Return a number per row, of any type of integer, and the names that these number; categories are not unpacked."""
+    import pandas as pd
+
+    if isinstance(column.dtype, pd.CategoricalDtype):
+        codes, names = column.cat.codes.to_numpy(), column.cat.categories
+    else:
+        codes, names = pd.factorize(column)
+    if (codes < 0).any():  # a missing name
+        codes = np.where(codes < 0, len(names), codes)
+    return codes, [*map(str, names.tolist()), ""]
 
 
-def _no_host() -> "pd.DataFrame":
-    return empty(SPAN_COLUMNS)
+def where(codes: npt.NDArray[Any], names: Sequence[str], wanted: Callable[[str], bool]) -> Mask:
+    """Return which of n codes stand for a name that is wanted, shape (n,); asked once for each name that occurs."""
+    used = np.zeros(len(names), dtype=bool)
+    used[codes] = True
+    chosen: Mask = np.array([bool(used[code]) and wanted(name) for code, name in enumerate(names)], dtype=bool)[codes]
+    return chosen
 
 
-def _no_collectives() -> "pd.DataFrame":
-    return empty(COLLECTIVE_COLUMNS)
+def named(column: "pd.Series[str]", wanted: Callable[[str], bool]) -> Mask:
+    """Return which rows of a column of texts are wanted; asked once for each text that occurs."""
+    return where(*name_codes(column), wanted)
+
+
+def is_kind(kernels: "pd.DataFrame", *kinds: str) -> Mask:
+    """Return which rows of `kernels` are of one of the kinds."""
+    return named(kernels["kind"], lambda kind: kind in kinds)
+
+
+def is_communication(table: "pd.DataFrame") -> Mask:
+    """Return which rows of a table with `name` are communication."""
+    return named(table["name"], communicates)
+
+
+@dataclass(frozen=True, slots=True)
+class GpuWork:
+    """n pieces of work as arrays, in the order of Timeline.kernels. Times are integer nanoseconds."""
+
+    names: Sequence[str]
+    """Names of kernels, copies and memsets, each once; some may not occur."""
+    name: npt.NDArray[Any]
+    """Of each piece its place in `names`, shape (n,)."""
+    kinds: Sequence[str]
+    """Kinds of work, as in Timeline.kernels; some may not occur."""
+    kind: npt.NDArray[Any]
+    """Of each piece its place in `kinds`, shape (n,)."""
+    device: npt.NDArray[Any]
+    """Number of its GPU, of any type of integer, shape (n,)."""
+    stream: npt.NDArray[Any]
+    """Number of its stream, of any type of integer, shape (n,)."""
+    start: Codes
+    """Its start, ns, shape (n,)."""
+    end: Codes
+    """Its end, ns, shape (n,)."""
+    more: Mapping[str, npt.NDArray[Any]] = field(default_factory=dict)
+    """Further columns of Timeline.kernels."""
+
+    @classmethod
+    def of_frame(cls, kernels: "pd.DataFrame") -> "GpuWork":
+        """Return the rows of Timeline.kernels as arrays."""
+        if not len(kernels):
+            none = np.empty(0, dtype=np.int64)
+            return cls((), none, (), none, none, none, none, none)
+        name, names = name_codes(kernels["name"])
+        kind, kinds = name_codes(kernels["kind"])
+        device, stream = (kernels[column].to_numpy() for column in ("device", "stream"))
+        start, end = (kernels[column].to_numpy(dtype=np.int64) for column in ("start", "end"))
+        return cls(names, name, kinds, kind, device, stream, start, end)
+
+    def frame(self) -> "pd.DataFrame":
+        """Return the pieces as Timeline.kernels."""
+        import pandas as pd
+
+        texts = {"name": (self.name, self.names), "kind": (self.kind, self.kinds)}
+        columns: dict[str, Any] = {}
+        for column, (codes, names) in texts.items():
+            categories = pd.Categorical.from_codes(codes, categories=pd.Index(list(names), dtype="str"))
+            columns[column] = categories.remove_unused_categories()
+        times = {"device": self.device, "stream": self.stream, "start": self.start, "end": self.end}
+        return pd.DataFrame({**columns, **times, **self.more}, copy=False)
+
+    def __len__(self) -> int:
+        """Return n."""
+        return len(self.start)
+
+    def is_kind(self, *kinds: str) -> Mask:
+        """Return which pieces are of one of the kinds, shape (n,)."""
+        return where(self.kind, self.kinds, lambda kind: kind in kinds)
+
+    def is_named(self, wanted: Callable[[str], bool]) -> Mask:
+        """Return which pieces have a name that is wanted, shape (n,); asked once for each name that occurs."""
+        return where(self.name, self.names, wanted)
+
+
+def clip_overlaps(
+    device: npt.NDArray[Any], stream: npt.NDArray[Any], start: Codes, end: Codes
+) -> tuple[Codes, tuple[str, ...]]:
+    """Return the ends of n pieces of GPU work, none after the start of the next one on its stream, and the problem.
+
+    A stream runs one piece after another, so a longer duration is an error of the recording, or a few microseconds of
+    programmatic dependent launch. Below CLIPPED_SHARE of the time it is no problem. Pieces of no known stream stay.
+    """
+    order = np.lexsort((end, start, stream, device))
+    begins, owners = start[order], np.stack([device[order], stream[order]])
+    over = np.flatnonzero(
+        (owners[:, 1:] == owners[:, :-1]).all(axis=0) & (owners[1, 1:] >= 0) & (end[order][:-1] > begins[1:])
+    )
+    if not len(over):
+        return end, ()
+    clipped = end.copy()
+    clipped[order[over]] = begins[over + 1]
+    lost = int((end - clipped).sum())
+    if lost < CLIPPED_SHARE * int((clipped - start).sum()):
+        return clipped, ()
+    said = f"clipped {len(over):,} overlaps of GPU work at the next start on its stream, {lost / 1e6:,.1f} ms"
+    return clipped, (f"{said}: these durations cannot be right; record again",)
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,12 +234,19 @@ class ChosenWindow:
     """Where times of windows count from."""
 
 
-@dataclass(frozen=True, slots=True)
+class LostKernels(str):
+    """A problem of a trace: GPU kernels that ran are not in it."""
+
+
+@dataclass(frozen=True, eq=False)
 class Timeline:
     """One rank's trace. Tables are in order of start; a table without rows still has its columns.
 
-    Columns of text may be categories: use `observed=True` when grouping by them. A reader may add columns to those
-    named here. Its docstring says what it adds, and users of a timeline ask whether the column is there.
+    A table is given as it is or as a function that makes it; `kernels` also as GpuWork. Columns of text may be
+    categories: use `observed=True` when grouping by them. A reader may add columns to those named here. Its docstring
+    says what it adds, and users of a timeline ask whether the column is there.
+
+    Functions of a timeline that are decorated by `kept` run once for a timeline.
     """
 
     rank: int | None
@@ -229,20 +262,23 @@ class Timeline:
     ranges: "pd.DataFrame"
     """name, thread, start, end: named regions of the program, such as the phases of a step ("bertbench:forward":
     domain, colon, name); nsys: domain, payload, json, cut too."""
-    api: "pd.DataFrame" = field(default_factory=_no_api)
+    api: "pd.DataFrame" = field(default_factory=_unmade(API_COLUMNS))
     """name, thread, start, end, correlation_id: calls of the CUDA runtime and driver."""
-    host: "pd.DataFrame" = field(default_factory=_no_host)
+    host: "pd.DataFrame" = field(default_factory=_unmade(SPAN_COLUMNS))
     """name, thread ("" unknown), start, end: what else was recorded of the CPU and took HOST_NS or more: functions of
     Python, calls of the operating system, work of the profiler ("profiler: ..."), libraries that were loaded."""
-    collectives: "pd.DataFrame" = field(default_factory=_no_collectives)
+    collectives: "pd.DataFrame" = field(default_factory=_unmade(COLLECTIVE_COLUMNS))
     """COLLECTIVE_COLUMNS: communication, the kernels of a GPU or, where there are none, the spans of CPU threads. Its
     kernels are in `kernels` too."""
+    samples: "pd.DataFrame" = field(default_factory=_unmade(SAMPLE_COLUMNS))
+    """name (of the counter), device, start, value: hardware counters that were sampled at regular times."""
     source: str = ""
     """What wrote the trace, with its version where the trace says it."""
     process: int | None = None
     """Process id, None where the trace does not say."""
     problems: tuple[str, ...] = ()
-    """What the trace should hold and does not, or what of it could not be read: one sentence each."""
+    """What the trace should hold and does not, or what of it could not be read: one sentence each, LostKernels where
+    GPU kernels are missing."""
     devices: Mapping[int, str] = field(default_factory=dict)
     """GPU name by device number, as far as the trace says."""
     sm_counts: Mapping[int, int] = field(default_factory=dict)
@@ -255,17 +291,20 @@ class Timeline:
     """Whether the end of the recording is missing, as the file is cut short."""
     window: ChosenWindow | None = None
     """The part to analyze; None: the marked steps, or everything where none is marked. `steps` are in it."""
-    _kept: dict[str, GpuWork] = field(default_factory=dict, init=False, repr=False, compare=False)
-    """`work` once it was asked for: every analysis asks for it."""
+    results: dict[Any, Any] = field(default_factory=dict, init=False, repr=False)
+    """What functions decorated by `kept` returned."""
 
-    @property
+    def replace(self, **changes: Any) -> "Timeline":
+        """Return the timeline with other fields; tables that nobody asked for stay unmade."""
+        return Timeline(**{one.name: vars(self)[one.name] for one in dataclasses.fields(self) if one.init} | changes)
+
+    @cached_property
     def work(self) -> GpuWork:
-        """`kernels` as arrays."""
-        if "work" not in self._kept:
-            self._kept["work"] = GpuWork.of_frame(self.kernels)
-        return self._kept["work"]
+        """`kernels` as arrays: sums over them need no pandas."""
+        held = vars(self)["kernels"]
+        return held if isinstance(held, GpuWork) else GpuWork.of_frame(self.kernels)
 
-    @property
+    @cached_property
     def spans(self) -> Intervals | None:
         """What is analyzed: the window, or from the first marked step's start to the last one's end; None: all."""
         if self.window is not None:
@@ -281,76 +320,50 @@ class Timeline:
 
     def inside(self, moments: npt.NDArray[Any]) -> Mask:
         """Return which of n moments, ns, are in what is analyzed, shape (n,)."""
-        spans = self.spans
-        if spans is None:
+        if self.spans is None:
             return np.ones(len(moments), dtype=bool)
-        place = np.searchsorted(spans[:, 0], moments, side="right") - 1
-        found: Mask = (place >= 0) & (moments < spans[place, 1])
-        return found
+        place = np.searchsorted(self.spans[:, 0], moments, side="right") - 1
+        return np.asarray((place >= 0) & (moments < self.spans[place, 1]))
+
+
+class _Table:
+    """A field of a timeline that holds a table, or what makes it when it is first read."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __get__(self, timeline: Timeline, owner: type) -> Any:
+        table = vars(timeline)[self._name]
+        if isinstance(table, GpuWork):
+            table = table.frame()
+        elif callable(table):
+            table = table()
+        vars(timeline)[self._name] = table
+        return table
+
+    def __set__(self, timeline: Timeline, table: Any) -> None:
+        vars(timeline)[self._name] = table
+
+
+for _name in ("steps", "operators", "kernels", "ranges", "api", "host", "collectives", "samples"):
+    setattr(Timeline, _name, _Table(_name))
+
+
+def kept(function: Callable[Concatenate[Timeline, P], R]) -> Callable[Concatenate[Timeline, P], R]:
+    """Decorate a function of a timeline: what it returns is kept with the timeline, as several metrics ask for it."""
+
+    @wraps(function)
+    def asked(timeline: Timeline, /, *args: P.args, **kwargs: P.kwargs) -> R:
+        key = (function.__module__, function.__qualname__, args, tuple(kwargs.items()))
+        if key not in timeline.results:
+            timeline.results[key] = function(timeline, *args, **kwargs)
+        result: R = timeline.results[key]
+        return result
+
+    return asked
 
 
 def lost_kernels(timelines: Sequence[Timeline]) -> str:
     """Return why the first trace lacks kernels that it should hold, as its reader says it; "" where none does."""
-    said = (text for timeline in timelines for text in timeline.problems)
-    return next((text for text in said if re.search(r"\bkernels?\b", text)), "")
-
-
-_FIELDS = tuple(field.name for field in fields(Timeline))
-_TABLES = ("steps", "operators", "kernels", "ranges", "api", "host", "collectives")
-
-
-class TableSource(Protocol):
-    """Makes tables. It is pickled with the timeline."""
-
-    def make(self, table: str) -> "Mapping[str, pd.DataFrame]":
-        """Return a table of Timeline by name, and those that are made with it; the arrays behind are let go."""
-
-    def work(self) -> GpuWork:
-        """Return the GPU work; asked only before `kernels` was made."""
-
-
-class LazyTimeline(Timeline):
-    """A Timeline like any other; `dataclasses.replace` makes its tables."""
-
-    __slots__ = ("_tables",)
-    _tables: TableSource
-
-    @classmethod
-    def of(cls, tables: TableSource, **known: Any) -> "LazyTimeline":
-        """Return a timeline of these tables; `known`: all its other fields."""
-        made = cls.__new__(cls)
-        for name, value in {"window": None, "_kept": {}, **known}.items():
-            object.__setattr__(made, name, value)
-        object.__setattr__(made, "_tables", tables)
-        return made
-
-    @property
-    def work(self) -> GpuWork:
-        """Timeline.work."""
-        return super().work if "kernels" in self._known() else self._tables.work()
-
-    def __getattr__(self, name: str) -> Any:
-        """Make a missing table."""
-        if name not in _TABLES:
-            raise AttributeError(f"{type(self).__name__} has no {name!r}")
-        for made, table in self._tables.make(name).items():
-            object.__setattr__(self, made, table)
-        return object.__getattribute__(self, name)
-
-    def __getstate__(self) -> Any:
-        """Pickle what is there; tables that nobody asked for are made on the other side."""
-        return {**self._known(), "_kept": {}}
-
-    def __setstate__(self, state: Any) -> None:
-        """Take what was pickled."""
-        for name, value in state.items():
-            object.__setattr__(self, name, value)
-
-    def _known(self) -> dict[str, Any]:
-        known = {}
-        for name in (*_FIELDS, "_tables"):
-            try:
-                known[name] = object.__getattribute__(self, name)
-            except AttributeError:
-                continue
-        return known
+    problems = (problem for timeline in timelines for problem in timeline.problems)
+    return next((str(problem) for problem in problems if isinstance(problem, LostKernels)), "")

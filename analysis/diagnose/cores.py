@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from analysis.counters import KernelCounters
 from analysis.diagnose.advice import LEAST, Advice, Context
-from analysis.diagnose.finding import Finding
+from analysis.diagnose.finding import Finding, joined
 from analysis.diagnose.roofline import roofline_findings
 from analysis.diagnose.sentences import OF_KERNELS, faster_gemms, sentence_of
 from analysis.metrics.kernels.core_utilization import (
@@ -21,7 +21,9 @@ from analysis.metrics.kernels.core_utilization import (
 )
 from analysis.metrics.kernels.ncu_metrics import PIPES
 from analysis.metrics.kernels.roofline import roofline
+from analysis.metrics.kernels.sampled_utilization import sampled_utilization
 from analysis.names import MOVES_MEMORY, family, precision
+from analysis.timeline import Timeline
 from analysis.wording import percent
 
 if TYPE_CHECKING:
@@ -67,6 +69,17 @@ def findings(
     found += [phases] if len(phases.table) else []
     found += [by_kernel(counters, window_ns), *roofline_findings(roofline(counters, measured), context)]
     return found
+
+
+def sampled_findings(timelines: Sequence[Timeline]) -> list[Finding]:
+    """Return sampled_utilization, a row per rank and step, where hardware counters were sampled into the traces."""
+    table = joined([sampled_utilization(timeline) for timeline in timelines])
+    if table is None:
+        return []
+    weights = table["samples"] / table["samples"].sum()
+    sm, tensor = ((table[name] * weights).sum() for name in ("sm_utilization", "tensor_utilization"))
+    sentence = f"By sampled counters, SMs are active {percent(sm)} and tensor pipes {percent(tensor)} of the time."
+    return [Finding("sampled_utilization", "SM and tensor utilization over time", table, sentence)]
 
 
 def by_family(counters: KernelCounters, window_ns: float | None = None) -> Finding:

@@ -26,6 +26,7 @@ _FIRST = (
     "modules",
     "operator_roofline",
     "core_utilization",
+    "sampled_utilization",
     "roofline",
     "kernel_rules",
     "memory_levels",
@@ -55,6 +56,7 @@ def explain(
     found: list[Finding] = []
     context = context or Context()
     if source.timelines:
+        from analysis.diagnose import cores as core_findings
         from analysis.diagnose import modules as module_findings
         from analysis.diagnose import rules_communication, rules_time
         from analysis.metrics.kernels.devices import LinkRates
@@ -62,6 +64,7 @@ def explain(
         found += rules_time.window(source.timelines)
         found += rules_time.findings(source.timelines, context)
         found += rules_time.operators(source.timelines, context)
+        found += core_findings.sampled_findings(source.timelines)
         found += module_findings.findings(source.timelines)
         found += module_findings.roofline_findings(source.timelines)
         found += rules_time.ranges(source.timelines)

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 from analysis.readers.nsys.collectives import collectives
 from analysis.readers.steps import captured_rank, take_steps, without_empty
-from analysis.timeline import OPERATOR_COLUMNS, Timeline, empty
+from analysis.timeline import OPERATOR_COLUMNS, Timeline, clip_overlaps, empty
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -32,7 +32,9 @@ def assembled(
     """
     steps, ranges, cut = take_steps(marked)
     steps, left_out = without_empty(steps, kernels, api)
-    said = [f"steps cut off by the end of the recording were skipped: {cut}"] if cut else []
+    cut_off = [f"steps cut off by the end of the recording were skipped: {cut}"] if cut else []
+    ends, clipped = clip_overlaps(*(kernels[name].to_numpy() for name in ("device", "stream", "start", "end")))
+    kernels = kernels.assign(end=ends)
     return Timeline(
         rank=captured_rank(ranges),
         steps=steps,
@@ -42,6 +44,6 @@ def assembled(
         api=api,
         collectives=collectives(kernels, api, ranges),
         source=source,
-        problems=tuple(dict.fromkeys([*problems, *said, *left_out])),
+        problems=tuple(dict.fromkeys([*problems, *cut_off, *left_out, *clipped])),
         **others,
     )

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from analysis.timeline import Timeline
+from analysis.timeline import Timeline, kept
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -14,6 +14,7 @@ Rows = npt.NDArray[np.int64]
 """Places in a table."""
 
 
+@kept
 def launching_calls(timeline: Timeline) -> Rows | None:
     """Return for each row of `kernels` the row of `api` that launched it, -1 unknown; None where no row is known.
 

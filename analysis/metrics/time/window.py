@@ -8,7 +8,6 @@ A range that occurs several times is analyzed as all its occurrences together, e
 them is not in the window. Occurrences that overlap are one.
 """
 
-import dataclasses
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -140,7 +139,7 @@ def windowed(timelines: Sequence[Timeline], text: str) -> tuple[tuple[Timeline, 
     if text == STEPS:
         return tuple(timelines), ()
     if text == KERNELS:
-        return tuple(dataclasses.replace(one, steps=empty(STEP_COLUMNS)) for one in timelines), ()
+        return tuple(one.replace(steps=empty(STEP_COLUMNS)) for one in timelines), ()
     if not timelines:
         raise UsageError("option-not-applicable", f"--window {text} needs a trace: tables of totals have no time line")
     cut = [_cut(timeline, choice) for timeline in timelines]
@@ -189,7 +188,7 @@ def _cut(timeline: Timeline, choice: WindowChoice) -> Timeline | None:
         else:
             return None
     window = ChosenWindow(label, spans, origin_ns(timeline))
-    return dataclasses.replace(timeline, steps=steps.reset_index(drop=True), window=window)
+    return timeline.replace(steps=steps.reset_index(drop=True), window=window)
 
 
 def _occurrences(timeline: Timeline, choice: WindowChoice) -> "pd.DataFrame | None":

@@ -12,7 +12,7 @@ import numpy as np
 
 from analysis.names import collective, communicates, is_gpu_library
 from analysis.spans import Intervals, difference, merged, union
-from analysis.timeline import Timeline, is_communication
+from analysis.timeline import Timeline, is_communication, kept
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -36,6 +36,7 @@ class WorkSets:
     """The GPU; None for all GPUs together, and on a CPU."""
 
 
+@kept
 def work_sets(timeline: Timeline, device: int | None = None) -> WorkSets:
     """Return what a rank did when, on one GPU or, by default, on any of them."""
     work = timeline.work

@@ -10,24 +10,31 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import numpy as np
 
 from analysis.names import collective, kernel_collective
-from analysis.readers.kineto.events import CommunicationArguments, HostCall, loose_json, whole
-from analysis.timeline import COLLECTIVE_COLUMNS, ProcessGroup
+from analysis.readers.kineto.events import CommunicationArguments, whole
+from analysis.timeline import COLLECTIVE_COLUMNS, GpuWork, ProcessGroup, typed
 
 if TYPE_CHECKING:
     import pandas as pd
 
+HostCall = tuple[str, str, int, int, CommunicationArguments]
+"""A call of a collective: name, thread, start, end, arguments."""
+Named = Sequence[tuple[str, CommunicationArguments]]
+"""CommunicationArguments of the calls of these names, the best first."""
 
+_HOST_CALL = re.compile(
+    r"record_param_comms$|(?:nccl|gloo|mpi|ucc|xccl)[:_]|c10d::_?allgather_base|symm_mem::|_C_custom_ar::",
+    re.IGNORECASE,
+)
 # Operators of symmetric memory (PyTorch's SymmetricMemory.cpp) and of vLLM's own all-reduce: tensors, then texts.
-_OF_PYTORCH = re.compile(r"symm_mem::")
 _SYMMETRIC = re.compile(r"symm_mem::|_C_custom_ar::")
 _ON_CPU = re.compile(r"(?:gloo|mpi|ucc)[:_]", re.IGNORECASE)
 # What one rank receives is counted; all others count what one rank gives.
 _BY_OUTPUT = ("all_gather", "gather")
 _DEEPEST = 32
-_MOST_RANKS = 1 << 20
 _BYTES = {
     **dict.fromkeys(("double", "long", "int64", "complexfloat", "complex<float>", "long int", "unsigned long"), 8),
     **dict.fromkeys(("float", "int", "int32", "uint32", "complexhalf", "unsigned int"), 4),
@@ -36,6 +43,49 @@ _BYTES = {
     **dict.fromkeys(("float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz"), 1),
     **dict.fromkeys(("complexdouble", "complex<double>"), 16),
 }
+
+
+def is_host_call(name: str) -> bool:
+    """Return whether an operator or range of this name is the host's call of a collective."""
+    return _HOST_CALL.match(name) is not None
+
+
+def process_groups(information: Mapping[str, Any], calls: Iterable[CommunicationArguments]) -> dict[str, ProcessGroup]:
+    """Return the process groups that a trace lists, by name.
+
+    Args:
+        information: its distributedInfo.
+        calls: arguments of its communication; they name groups that the list lacks.
+    """
+    groups = {}
+    for group in information.get("pg_config") or ():
+        if isinstance(group, dict) and (name := _text(group.get("pg_name"))):
+            ranks = _ranks(group.get("ranks"))
+            size = max(_count(group.get("pg_size")), len(ranks)) or -1
+            groups[name] = ProcessGroup(name, _described(group.get("pg_desc")), size, ranks)
+    for args in calls:
+        name = _text(args.group)
+        if not name or name in groups:
+            continue
+        size, ranks = _count(args.group_size), _ranks(args.ranks)
+        first, stride = _count(args.first_rank), _count(args.rank_stride)
+        if not ranks and first >= 0 and stride > 0 and size > 0:
+            ranks = tuple(range(first, first + size * stride, stride))
+        groups[name] = ProcessGroup(name, _described(args.description), max(size, len(ranks)) or -1, ranks)
+    return groups
+
+
+def _described(value: Any) -> str:
+    text = _text(value).strip()[:200]
+    return "" if text == "undefined" else text
+
+
+def _ranks(value: Any) -> tuple[int, ...]:
+    """A list of ranks, or the text of one; () where it is cut off ("[0, 1, ...]") or no list."""
+    try:
+        return tuple(sorted(msgspec.json.decode(value, type=list[int]) if isinstance(value, str) else value or ()))
+    except msgspec.DecodeError:
+        return ()
 
 
 @dataclass(slots=True)
@@ -50,48 +100,8 @@ class _Facts:
     communicator: str = ""
 
 
-def process_groups(information: Mapping[str, Any], calls: Iterable[CommunicationArguments]) -> dict[str, ProcessGroup]:
-    """Return the process groups that a trace lists, by name.
-
-    Args:
-        information: its distributedInfo.
-        calls: arguments of its communication; they name groups that the list lacks.
-    """
-    listed = information.get("pg_config")
-    found: dict[str, ProcessGroup] = {}
-    for group in listed if isinstance(listed, list) else []:
-        if isinstance(group, dict) and (name := _text(group.get("pg_name"))):
-            ranks = _ranks(group.get("ranks"))
-            size = max(_count(group.get("pg_size")), len(ranks)) or -1
-            found[name] = ProcessGroup(name, _described(group.get("pg_desc")), size, ranks)
-    for args in calls:
-        name = _text(args.group)
-        if not name or name in found:
-            continue
-        size, ranks = _count(args.group_size), _ranks(loose_json(args.ranks))
-        first, stride = _count(args.first_rank), _count(args.rank_stride)
-        if not ranks and first >= 0 and stride > 0 and 0 < size <= _MOST_RANKS:
-            ranks = tuple(range(first, first + size * stride, stride))
-        found[name] = ProcessGroup(name, _described(args.description), max(size, len(ranks)) or -1, ranks)
-    return found
-
-
-def _described(value: Any) -> str:
-    text = _text(value).strip()[:200]
-    return "" if text == "undefined" else text
-
-
-def _ranks(value: Any) -> tuple[int, ...]:
-    """A list of ranks, or the text of one; () where it is cut off ("[0, 1, ...]") or no list."""
-    found = loose_json(value.encode()) if isinstance(value, str) else value
-    if not isinstance(found, list) or len(found) > _MOST_RANKS:
-        return ()
-    ranks = [_count(rank) for rank in found]
-    return tuple(sorted(ranks)) if min(ranks, default=-1) >= 0 else ()
-
-
 def collectives(
-    kernels: "pd.DataFrame",
+    work: GpuWork,
     kernel_calls: Mapping[int, CommunicationArguments],
     host_calls: Sequence[HostCall],
     api: "pd.DataFrame",
@@ -100,50 +110,59 @@ def collectives(
     """Return the communication of a trace, in order of start, with COLLECTIVE_COLUMNS.
 
     Args:
-        kernels: work on GPUs, in the order of the file.
+        work: work on GPUs.
         kernel_calls: arguments of the communication kernels by their row.
         host_calls: the host's calls of collectives.
         api: calls of the runtime and driver, with times of the same clock as the host calls.
         groups: process groups by name, of `process_groups`.
     """
     if kernel_calls:
-        rows = list(_of_kernels(kernels, kernel_calls, host_calls, api, groups))
+        rows = list(_of_kernels(work, kernel_calls, host_calls, api, groups))
     else:
         rows = list(_of_cpu(host_calls, groups))
     if len({facts.communicator for _, facts in rows if facts.communicator}) > 1:
         for _, facts in rows:
             if facts.communicator:
                 facts.seq = -1  # numbers of several groups that cannot be distinguished
-    return _frame(rows)
+    rows.sort(key=lambda row: row[0]["start"])
+    return typed(
+        [
+            {column: row[column] if column in row else getattr(facts, column) for column in COLLECTIVE_COLUMNS}
+            for row, facts in rows
+        ],
+        COLLECTIVE_COLUMNS,
+    )
 
 
 def _of_kernels(
-    kernels: "pd.DataFrame",
+    work: GpuWork,
     kernel_calls: Mapping[int, CommunicationArguments],
     host_calls: Sequence[HostCall],
     api: "pd.DataFrame",
     groups: Mapping[str, ProcessGroup],
 ) -> Iterable[tuple[dict[str, Any], _Facts]]:
-    places = list(kernel_calls)
-    columns = ("name", "device", "stream", "start", "end", "correlation_id")
-    found = {name: kernels[name].to_numpy()[places] for name in columns[1:]}
-    found["name"] = np.asarray(kernels["name"].array.take(places), dtype=object)
     around = _Around(host_calls)
-    launches = _launches(api, found["correlation_id"]) if host_calls else {}
-    for place, row in zip(places, _records(found), strict=True):
-        kind = kernel_collective(str(row["name"])) or ""
-        own = kernel_calls[place]
-        said: list[tuple[str, CommunicationArguments]] = [("", own)]
-        if row["correlation_id"] in launches:
-            said += around.of(*launches[row["correlation_id"]])
+    correlations = work.more["correlation_id"][list(kernel_calls)]
+    calls = api[np.isin(api["correlation_id"], correlations[correlations >= 0])]
+    launches = dict(zip(calls["correlation_id"], zip(calls["thread"], calls["start"], strict=True), strict=True))
+    for (place, own), correlation in zip(kernel_calls.items(), correlations.tolist(), strict=True):
+        name = work.names[work.name[place]]
+        row = {column: int(getattr(work, column)[place]) for column in ("device", "stream", "start", "end")}
+        kind = kernel_collective(name) or ""
+        named = [("", own)]
+        if correlation in launches:
+            named += around.of(*launches[correlation])
         elif own.external_id is not None:
-            said += around.named(own.external_id)
+            named += around.with_id(own.external_id)
         # An all-to-all is sends and receives, and RCCL's kernels are all of one name: PyTorch says which it was.
         if kind in ("send_recv", "other"):
-            kind = next((told for name, args in said if (told := _host_kind(name, args))), kind)
+            kind = next((other for one, args in named if (other := _host_kind(one, args))), kind)
         # PyTorch's groups are those of the libraries that it runs; others have their own, which a trace does not name.
-        only = _only(groups) if collective(str(row["name"])) or any(_OF_PYTORCH.match(n) for n, _ in said) else None
-        yield row | {"collective": kind}, _facts(kind, said, groups, only)
+        of_pytorch = collective(name) or any(one.startswith("symm_mem::") for one, _ in named)
+        yield (
+            {**row, "name": name, "collective": kind, "correlation_id": correlation},
+            _facts(kind, named, groups, _only(groups) if of_pytorch else None),
+        )
 
 
 def _of_cpu(
@@ -151,13 +170,13 @@ def _of_cpu(
 ) -> Iterable[tuple[dict[str, Any], _Facts]]:
     """The spans of gloo and MPI; of equal ones inside each other the outer one."""
     reached: dict[tuple[str, str], int] = {}
-    for name, thread, start, end, said in sorted(host_calls, key=lambda call: (call[2], -call[3])):
+    for name, thread, start, end, args in sorted(host_calls, key=lambda call: (call[2], -call[3])):
         kind = collective(name) if _ON_CPU.match(name) else None
         if kind is None or reached.get((thread, kind), start - 1) >= end:
             continue
         reached[thread, kind] = end
         row = {"name": name, "device": -1, "stream": -1, "start": start, "end": end, "correlation_id": -1}
-        yield row | {"collective": kind}, _facts(kind, [(name, said)], groups, _only(groups))
+        yield {**row, "collective": kind}, _facts(kind, [(name, args)], groups, _only(groups))
 
 
 def _only(groups: Mapping[str, ProcessGroup]) -> ProcessGroup | None:
@@ -168,28 +187,16 @@ def _only(groups: Mapping[str, ProcessGroup]) -> ProcessGroup | None:
     return ProcessGroup("", size=sizes.pop()) if len(sizes) == 1 else None
 
 
-def _records(table: dict[str, Any]) -> list[dict[str, Any]]:
-    return [dict(zip(table, row, strict=True)) for row in zip(*(table[name].tolist() for name in table), strict=True)]
-
-
-def _host_kind(name: str, said: CommunicationArguments) -> str | None:
-    if said.operation:
-        return collective(f"nccl:{said.operation}")
+def _host_kind(name: str, args: CommunicationArguments) -> str | None:
+    if args.operation:
+        return collective(f"nccl:{args.operation}")
     return collective(name) if name.lower().startswith("nccl:") else None
 
 
-def _facts(
-    kind: str,
-    said: Sequence[tuple[str, CommunicationArguments]],
-    groups: Mapping[str, ProcessGroup],
-    only: ProcessGroup | None,
-) -> _Facts:
-    """Put together what the kernel and the host's calls around its launch, best first, say.
-
-    `only` is the group where nothing names one.
-    """
+def _facts(kind: str, named: Named, groups: Mapping[str, ProcessGroup], only: ProcessGroup | None) -> _Facts:
+    """Put together what the kernel and the host's calls around its launch say; `only`: where nothing names a group."""
     facts = _Facts()
-    for name, args in said:
+    for name, args in named:
         facts.dtype = facts.dtype or _text(args.dtype)
         facts.group = facts.group or _text(args.group)
         facts.group_size = facts.group_size if facts.group_size > 0 else _count(args.group_size)
@@ -201,7 +208,7 @@ def _facts(
         facts.group, own = only.name, only
     if facts.group_size <= 0 and own is not None:
         facts.group_size = own.size
-    for name, args in said:
+    for name, args in named:
         if facts.bytes < 0:
             facts.bytes = _size(kind, name, args, facts)
     return facts
@@ -209,8 +216,8 @@ def _facts(
 
 def _read_inputs(args: CommunicationArguments, facts: _Facts) -> None:
     """PyTorch 2.1 and 2.2 name no argument: tensors, number, group's address, rank, "", splits, splits, ranks."""
-    types, inputs = loose_json(args.types), loose_json(args.inputs)
-    if not isinstance(types, list) or not isinstance(inputs, list) or len(inputs) != 8 or facts.group:
+    types, inputs = msgspec.json.decode(args.types) or [], msgspec.json.decode(args.inputs) or []
+    if len(inputs) != 8 or facts.group:
         return
     if types[1:] == ["Scalar", "Scalar", "Scalar", "", "ScalarList", "ScalarList", "Scalar"]:
         facts.seq, facts.group_size = _count(inputs[1]), _count(inputs[7])
@@ -219,13 +226,15 @@ def _read_inputs(args: CommunicationArguments, facts: _Facts) -> None:
 
 def _size(kind: str, name: str, args: CommunicationArguments, facts: _Facts) -> int:
     """Bytes of one rank as COLLECTIVE_COLUMNS counts them; -1 where these arguments do not say."""
-    width = _BYTES.get(facts.dtype.lower().removeprefix("c10::"), 0)
+    width = _width(facts.dtype)
     given, received = _count(args.elements_in), _count(args.elements_out)
     if max(given, received) > 0 and width:
         if kind in _BY_OUTPUT:
             return (received if received > 0 else given * max(facts.group_size, 0)) * width or -1
         return (given if given > 0 else received) * width
-    tensors = _of_symmetric(kind, name, _tensors(args)) if _SYMMETRIC.match(name) else _tensors(args)
+    tensors = _tensors(args)
+    if _SYMMETRIC.match(name):
+        tensors = _of_symmetric(kind, name, tensors)
     if not tensors:
         return 0 if kind == "barrier" and max(given, received) == 0 else -1
     if name.startswith("c10d::"):
@@ -233,10 +242,14 @@ def _size(kind: str, name: str, args: CommunicationArguments, facts: _Facts) -> 
     elif ":" not in name:
         return -1
     facts.dtype = facts.dtype or tensors[0][1]
-    total = sum(elements * _BYTES.get(kind_.lower().removeprefix("c10::"), 0) for elements, kind_ in tensors)
+    total = sum(elements * _width(dtype) for elements, dtype in tensors)
     if kind in _BY_OUTPUT and not name.startswith(("c10d::", "symm_mem::")):
         total *= max(facts.group_size, 0)
-    return total if 0 < total < 2**62 else -1
+    return total if total > 0 else -1
+
+
+def _width(dtype: Any) -> int:
+    return _BYTES.get(str(dtype).lower().removeprefix("c10::"), 0)
 
 
 def _of_symmetric(kind: str, name: str, tensors: list[tuple[int, str]]) -> list[tuple[int, str]]:
@@ -251,15 +264,12 @@ def _of_symmetric(kind: str, name: str, tensors: list[tuple[int, str]]) -> list[
 
 def _tensors(args: CommunicationArguments) -> list[tuple[int, str]]:
     """Elements and type of each tensor among the inputs; lists of tensors do not say their type."""
-    shapes, types = loose_json(args.dimensions), loose_json(args.types)
-    if not isinstance(shapes, list) or not isinstance(types, list):
-        return []
-    found = []
-    for shape, kind in zip(shapes, types, strict=False):
-        known = isinstance(kind, str) and kind.lower().removeprefix("c10::") in _BYTES
-        if known and isinstance(shape, list) and all(type(extent) is int and 0 <= extent < 2**48 for extent in shape):
-            found.append((math.prod(shape[:64]), kind))
-    return found
+    shapes, types = msgspec.json.decode(args.dimensions) or [], msgspec.json.decode(args.types) or []
+    return [
+        (math.prod(shape), dtype)
+        for shape, dtype in zip(shapes, types, strict=False)
+        if _width(dtype) and all(type(extent) is int for extent in shape)
+    ]
 
 
 def _count(value: Any) -> int:
@@ -278,39 +288,15 @@ class _Around:
         self._by_id: dict[Any, list[tuple[str, CommunicationArguments]]] = defaultdict(list)
         for call in sorted(host_calls, key=lambda call: (call[2], -call[3])):
             self._by_thread[call[1]].append(call)
-            if call[4].external_id is not None:
-                self._by_id[call[4].external_id].append((call[0], call[4]))
-        self._starts = {thread: [call[2] for call in calls] for thread, calls in self._by_thread.items()}
+            self._by_id[call[4].external_id].append((call[0], call[4]))
 
-    def of(self, thread: str, moment: int) -> list[tuple[str, CommunicationArguments]]:
+    def of(self, thread: str, moment: int) -> Named:
         """Calls on the thread around the moment, the innermost first; those that name their arguments before others."""
-        last = bisect.bisect_right(self._starts.get(thread, []), moment)
-        near = self._by_thread.get(thread, [])[max(0, last - _DEEPEST) : last]
-        around = [(call[0], call[4]) for call in reversed(near) if call[3] >= moment]
+        calls = self._by_thread.get(thread, [])
+        last = bisect.bisect_right(calls, moment, key=lambda call: call[2])
+        around = [(call[0], call[4]) for call in reversed(calls[max(0, last - _DEEPEST) : last]) if call[3] >= moment]
         return sorted(around, key=lambda call: call[1].elements_in is None)
 
-    def named(self, external_id: Any) -> list[tuple[str, CommunicationArguments]]:
+    def with_id(self, external_id: Any) -> Named:
         """Calls with an id of PyTorch's, which kernels carry where the launch is not in the trace."""
         return self._by_id.get(external_id, [])
-
-
-def _launches(api: "pd.DataFrame", correlations: Any) -> dict[int, tuple[str, int]]:
-    known = np.flatnonzero(np.isin(api["correlation_id"].to_numpy(), correlations[correlations >= 0]))
-    threads = np.asarray(api["thread"].array.take(known), dtype=object).tolist()
-    columns = (api["correlation_id"].to_numpy()[known].tolist(), threads, api["start"].to_numpy()[known].tolist())
-    return {correlation: (thread, start) for correlation, thread, start in zip(*columns, strict=True)}
-
-
-def _frame(rows: Sequence[tuple[dict[str, Any], _Facts]]) -> "pd.DataFrame":
-    import pandas as pd
-
-    from analysis.timeline import empty
-
-    if not rows:
-        return empty(COLLECTIVE_COLUMNS)
-    rows = sorted(rows, key=lambda row: row[0]["start"])
-    columns: dict[str, Any] = {}
-    for name, kind in COLLECTIVE_COLUMNS.items():
-        values = [row[name] if name in row else getattr(facts, name) for row, facts in rows]
-        columns[name] = np.array(values, dtype=np.int64) if kind == "int64" else pd.array(values, dtype="str")
-    return pd.DataFrame(columns, copy=False)

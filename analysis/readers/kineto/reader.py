@@ -1,110 +1,51 @@
 """Traces of the PyTorch profiler (Kineto's Chrome trace JSON), plain or gzip-compressed.
 
-A trace is unpacked and decoded in blocks of some megabytes; its size is limited by the tables that it makes, not by the
-text, and reading stops before they take more memory than there is. Times are exact to the nanosecond. See
-docs/explanation/analysis.md.
+Times are exact to the nanosecond. See docs/explanation/analysis.md.
 """
 
-import gc
 import math
+import os
 import re
+import threading
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
-from itertools import islice
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from analysis.counters import IDENTITY, KernelCounters
-from analysis.readers.columns import require_memory
 from analysis.readers.kineto.collectives import process_groups
-from analysis.readers.kineto.events import AnyEvent, loose_json, whole, whole_numbers
-from analysis.readers.kineto.frames import Frames
-from analysis.readers.kineto.processes import each
-from analysis.readers.kineto.stream import EventStream
-from analysis.readers.kineto.tables import Tables, label
-from analysis.readers.packed import damage_code, unpacked_blocks
-from analysis.timeline import LazyTimeline, Timeline
-from common.errors import InputError
+from analysis.readers.kineto.events import Content, InexactTimesError, Sample, load, no_collection, whole
+from analysis.readers.kineto.tables import Tables
+from analysis.timeline import SAMPLE_COLUMNS, LostKernels, Timeline, typed
+from common.errors import Code, InputError
 
 if TYPE_CHECKING:
-    from analysis.readers.registry import Head
-
-_UNITS = {".pct": "%", "bytes": "byte", "inst": "inst", "cycles": "cycle"}
-
-
-def counters(
-    counted: Sequence[tuple[AnyEvent, int, int]],
-    *,
-    process: int | None,
-    device_names: dict[int, str],
-    capabilities: dict[int, tuple[int, int]],
-    problems: Sequence[str],
-) -> KernelCounters:
-    """Return one row per counted range, in order of time.
-
-    The ranges are laid over the host's time when they were read, so that their durations are no kernel times: `cycles`
-    and `duration_ns` are unknown. A range without a name is "__missing__".
-
-    Args:
-        counted: events, at least one, with their starts and durations, ns.
-        process: the traced process.
-        device_names: GPU names by number.
-        capabilities: compute capabilities by number.
-        problems: what of the trace could not be read.
-    """
     import pandas as pd
 
-    ordered = sorted(counted, key=lambda row: row[1])
-    events = [event for event, _, _ in ordered]
-    said = [found if isinstance(found := loose_json(event.args), dict) else {} for event in events]
-    names = list(dict.fromkeys(str(name) for row in said for name in row if name not in IDENTITY))
-    device = whole_numbers([event.pid for event in events], -1)
-    used = Counter(device.tolist()).most_common(1)[0][0]
-    table = pd.DataFrame(
-        {
-            "process": pd.Series([process if process is not None else -1] * len(events), dtype="int64"),
-            "kernel_id": range(len(events)),
-            "name": pd.Series([label(event.name) for event in events], dtype="str"),
-            "device": pd.Series(device, dtype="Int64").mask(device < 0),
-            "duration_ns": math.nan,
-            "cycles": math.nan,
-            **{name: [_number(row.get(name)) for row in said] for name in names},
-        }
-    )
-    units = {name: next((unit for part, unit in _UNITS.items() if part in name), "") for name in names}
-    return KernelCounters(table, units, device_names.get(used), capabilities.get(used), tuple(problems))
-
-
-def _number(value: object) -> float:
-    try:
-        return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else math.nan
-    except OverflowError:
-        return math.nan
-
+    from analysis.readers.registry import Head
 
 FORM = "timelines"
-
+PAYS_FROM_BYTES = 4 << 20
+"""Size of all files, packed ones counted _PACKED_RATIO times, from which more processes are faster."""
+_PACKED_RATIO = 15
+_UNITS = {".pct": "%", "bytes": "byte", "inst": "inst", "cycles": "cycle"}
+# Fields of a trace, and of PyTorch's execution trace, whose message says what to give.
 _FIELD = re.compile(
     rb'"(?:traceEvents|deviceProperties|schemaVersion|distributedInfo|baseTimeNanoseconds|trace_id|displayTimeUnit)"\s*:'
+    rb'|"schema"\s*:\s*"[^"]*"|"nodes"\s*:\s*\['
 )
-_EXECUTION_TRACE = re.compile(rb'"schema"\s*:\s*"[^"]*"|"nodes"\s*:\s*\[')
 _LIST_OF_EVENTS = re.compile(rb'\s*\[\s*\{(?:[^{}]|\{[^{}]*\})*"ph"\s*:')
-_PROCESS = re.compile(
-    rb'"name"\s*:\s*"process_name"[^{}]{0,200}"args"\s*:\s*\{\s*"name"\s*:\s*"([^"]{1,200})"|'
-    rb'"args"\s*:\s*\{\s*"name"\s*:\s*"([^"]{1,200})"\s*\}[^{}]{0,200}"name"\s*:\s*"process_name"'
-)
-_MOST_BLOCKS = 8
-_MOST = 2**61
 
 
 def recognises(head: "Head") -> bool:
     """Return whether a file is a PyTorch trace, or is so like one that `read` says best what it is."""
-    data = head.data.removeprefix(b"\xef\xbb\xbf").lstrip()
+    data = head.data.lstrip()
     if data.startswith(b"["):
         return _LIST_OF_EVENTS.match(data) is not None or data.rstrip().endswith(b"]")
-    return data.startswith(b"{") and bool(_FIELD.search(data) or _EXECUTION_TRACE.search(data))
+    return data.startswith(b"{") and bool(_FIELD.search(data))
 
 
 def read(path: Path) -> Timeline:
@@ -114,217 +55,184 @@ def read(path: Path) -> Timeline:
     names.PRECISIONS: the input types of a GEMM, "" unknown), inputs (JSON list of the inputs' sizes, types and
     values, of operators that names.has_roofline; "" unknown), sequence (number of autograd's node, -1 none) and
     forward_thread (autograd's number of the thread that made the node which is evaluated, -1 unknown), and `kernels`
-    blocks_per_sm (blocks of the kernel per multiprocessor, NaN unknown). What is malformed or cut off is left out and
-    stated in `problems`.
+    blocks_per_sm (blocks of the kernel per multiprocessor, NaN unknown). A file that is cut off is read up to its last
+    whole event, which `problems` and `truncated` say.
 
     Raises:
-        InputError: nothing of the file can be read, it is no PyTorch trace or one of an accelerator that is not
-            understood, or it is larger than the limits; the message names it and says what it seems to be.
+        InputError: the file cannot be read, it is no PyTorch trace, or it is larger than the memory allows.
     """
-    return _read(path).timeline
+    return _read(path)[0]
 
 
-@dataclass(frozen=True, slots=True)
-class Content:
-    """All that is in one trace."""
-
-    timeline: Timeline
-    counters: KernelCounters | None
-    """Its counters, if any."""
-
-
-def _read(path: Path) -> Content:
-    stream = EventStream(path)
-    tables = Tables()
-    with _no_collection():
-        for piece in stream.pieces():
-            tables.add(piece)
-            del piece
-            require_memory(path, tables.bytes)
-    return _content(path, stream, tables)
-
-
-@contextmanager
-def _no_collection() -> Iterator[None]:
-    """Events hold no cycles: looking for some costs as much as the decoding."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
-
-
-def _content(path: Path, stream: EventStream, tables: Tables) -> Content:
-    about = stream.about
-    foreign = tables.unknown.nameless and not tables.has_work
-    if foreign and (active := tables.unknown.accelerator(_process_names(path))):
-        raise InputError("trace-unsupported", _not_understood(path, active))
-    if stream.damage and not tables.events and not tables.unknown.counts:
-        raise InputError(damage_code(stream.damage[0]), _nothing(path, stream))
-    if not (stream.damage or stream.lost or tables.events or tables.timeless or tables.unknown.counts):
-        if tables.damaged:
+def _read(path: Path) -> tuple[Timeline, KernelCounters | None]:
+    with no_collection():
+        content = load(path)
+        about = content.about
+        base = about.baseTimeNanoseconds if isinstance(about.baseTimeNanoseconds, int) else 0
+        try:
+            try:
+                tables = Tables(about.traceEvents, base)
+            except InexactTimesError:
+                tables = Tables(content.exact_events(), base)
+        except (TypeError, ValueError, OverflowError) as error:
             raise InputError(
-                "file-damaged",
-                f"{path} has no readable event: ts or dur of {tables.damaged:,} is no usable time; record again",
-            )
-        if count := tables.unknown.nameless:
-            raise InputError(
-                "trace-unsupported",
-                f"{path} is not a trace of the PyTorch profiler: its events ({count:,}) have no category; give "
-                "the file of export_chrome_trace",
-            )
-        raise InputError("file-empty", f"{path} has no events, so nothing was recorded: record again")
-    information = about.get("distributedInfo")
-    information = information if isinstance(information, dict) else {}
-    groups = process_groups(information, tables.naming_groups())
-    frames = Frames(tables, _base(about), groups)
-    if not len(frames.work()) and (active := tables.unknown.accelerator()):
-        raise InputError("trace-unsupported", _not_understood(path, active))
-    devices = _Devices(about)
-    problems = _problems(path, stream, tables, about, frames)
-    timeline = LazyTimeline.of(
-        frames,
+                "file-damaged", f"{path} has an event that cannot be read ({error}): record again"
+            ) from error
+    if tables.is_empty and not tables.unknown:
+        code: Code = "file-truncated" if content.truncated else "file-empty"
+        raise InputError(code, f"{path} has no events of the PyTorch profiler: record again")
+    information = about.distributedInfo if isinstance(about.distributedInfo, dict) else {}
+    said = [*tables.kernel_calls.values(), *(call[4] for call in tables.host_calls)]
+    groups = process_groups(information, said)
+    devices = {device["id"]: device for device in about.deviceProperties or () if isinstance(device.get("id"), int)}
+    problems = _problems(path, content, tables)
+    unmade: dict[str, Any] = {
+        **{name: partial(getattr, tables, name) for name in ("steps", "operators", "ranges", "api", "host")},
+        "kernels": tables.work,
+        "collectives": partial(tables.collectives, groups),
+        "samples": partial(_samples, tables.samples, base),
+    }
+    timeline = Timeline(
         rank=_rank(about, path),
-        source=_source(about),
-        process=tables.process(),
+        **unmade,
+        source="PyTorch profiler (Kineto" + (f", schema {about.schemaVersion})" if about.schemaVersion else ")"),
+        process=tables.process,
         problems=problems,
-        devices=devices.names,
-        sm_counts=devices.sm_counts,
+        devices={number: device["name"] for number, device in devices.items() if "name" in device},
+        sm_counts={number: device["numSms"] for number, device in devices.items() if device.get("numSms")},
         world_size=_positive(information.get("world_size")),
         groups=groups,
-        truncated=stream.truncated,
+        truncated=content.truncated,
     )
-    if not tables.counted:
-        return Content(timeline, None)
-    own = counters(
-        tables.counted, process=tables.process(), device_names=devices.names,
-        capabilities=devices.capabilities, problems=problems,
-    )  # fmt: skip
-    return Content(timeline, own)
+    return timeline, _counters(tables, timeline, devices) if tables.counted else None
 
 
-def _nothing(path: Path, stream: EventStream) -> str:
-    return (
-        f"cannot read {path}: {stream.damage[0]} before the end of its first event, so it is not complete JSON; the "
-        "file is damaged or truncated: copy it again, or record again"
-    )
-
-
-def _process_names(path: Path) -> list[str]:
-    found: list[str] = []
-    for block in islice(unpacked_blocks(path, "trace", lambda _: None), _MOST_BLOCKS):
-        found += [(match[1] or match[2]).decode(errors="replace") for match in _PROCESS.finditer(block)]
-    return found
-
-
-def _not_understood(path: Path, active: str) -> str:
-    return (
-        f"{path} contains {active}, which is not supported, and no GPU work of the PyTorch profiler: its times would "
-        "cover only the host. Supported are traces of CUDA, ROCm and XPU devices (categories kernel, gpu_memcpy, "
-        "gpu_memset) and of runs on a CPU; use the tools of that accelerator's vendor"
-    )
-
-
-def _problems(
-    path: Path, stream: EventStream, tables: Tables, about: Mapping[str, Any], frames: Frames
-) -> tuple[str, ...]:
-    said = [f"{path.name} is damaged: {clause}; only its readable part is used" for clause in stream.damage]
-    said += [f"{path.name}: {left_out}" for left_out in frames.problems]
-    if stream.lost:
-        said.append(f"{path.name} is malformed in {stream.lost:,} places: the events there were skipped")
+def _problems(path: Path, content: Content, tables: Tables) -> tuple[str, ...]:
+    about, problems = content.about, list(tables.problems)
+    if content.truncated:
+        problems.append(f"{path.name} is cut short: it is read up to its last whole event; copy the whole file again")
     if tables.timeless:
-        said.append(f"{tables.timeless:,} events of {path.name} have no usable time and were skipped")
-    if tables.unknown.counts:
-        said.append(
-            f"{path.name} has events of unknown categories ({tables.unknown.listed()}): they were "
-            "skipped, and no time includes them"
+        problems.append(f"{tables.timeless:,} events of {path.name} have no usable time and were skipped")
+    if tables.unknown:
+        listed = ", ".join(f"{name[:60]}: {count:,}" for name, count in Counter(tables.unknown).most_common(5))
+        problems.append(f"{path.name} has events of unknown categories, which no time includes ({listed})")
+    if len(tables.work):
+        if not about.deviceProperties:
+            problems.append(f"{path.name} does not name its GPU (no deviceProperties)")
+    elif tables.of_a_gpu or (content.truncated and about.deviceProperties):
+        remedy = "copy the whole file again" if content.truncated else "record with ProfilerActivity.CUDA"
+        problems.append(
+            LostKernels(f"{path.name} is of a GPU, but has no kernels: the tables show only the CPU; {remedy}")
         )
-    if len(frames.work()):
-        if not about.get("deviceProperties"):
-            said.append(f"{path.name} does not name its GPU (no deviceProperties)")
-    elif (ran := frames.launches() or frames.calls_nccl()) or (stream.damage and about.get("deviceProperties")):
-        what = "is of a program on a GPU" if ran else "names a GPU"
-        why, remedy = "", "copy the whole file again"
-        if not stream.damage:
-            why, remedy = ", because GPU work was not recorded", "record with ProfilerActivity.CUDA, and read its log"
-        said.append(f"{path.name} {what}, but has no kernels{why}: the tables show only what the CPU did; {remedy}")
-    return tuple(said)
-
-
-def _source(about: Mapping[str, Any]) -> str:
-    version = about.get("schemaVersion")
-    return "PyTorch profiler (Kineto" + (f", schema {version})" if type(version) is int else ")")
-
-
-def _base(about: Mapping[str, Any]) -> int:
-    base = about.get("baseTimeNanoseconds")
-    return base if type(base) is int and abs(base) < _MOST else 0
+    return tuple(problems)
 
 
 def _positive(value: Any, least: int = 1) -> int | None:
     return value if type(value) is int and least <= value < 2**31 else None
 
 
-def _rank(about: Mapping[str, Any], path: Path) -> int | None:
-    for name in ("bertbench", "distributedInfo"):
-        information = about.get(name)
+def _rank(about: Any, path: Path) -> int | None:
+    for information in (about.bertbench, about.distributedInfo):
         if isinstance(information, dict) and (rank := _positive(information.get("rank"), 0)) is not None:
             return rank
     match = re.search(r"rank[-_]?(\d{1,9})(?!\d)", path.name)
     return int(match[1]) if match else None
 
 
-class _Devices:
-    """What deviceProperties says."""
+def _counters(tables: Tables, timeline: Timeline, devices: Mapping[int, Mapping[str, Any]]) -> KernelCounters:
+    """Return one row per counted range, in order of time.
 
-    def __init__(self, about: Mapping[str, Any]) -> None:
-        self.names: dict[int, str] = {}
-        self.sm_counts: dict[int, int] = {}
-        self.capabilities: dict[int, tuple[int, int]] = {}
-        listed = about.get("deviceProperties")
-        for device in listed if isinstance(listed, list) else []:
-            number = _positive(device.get("id"), 0) if isinstance(device, dict) else None
-            if number is None:
-                continue
-            if isinstance(device.get("name"), str):
-                self.names[number] = device["name"]
-            count = _positive(device.get("numSms"))
-            if count is not None:
-                self.sm_counts[number] = count
-            major, minor = whole(device.get("computeMajor")), whole(device.get("computeMinor"))
-            if 0 < major < 100 and 0 <= minor < 100:
-                self.capabilities[number] = (major, minor)
+    The ranges are laid over the host's time when they were read, so that their durations are no kernel times: `cycles`
+    and `duration_ns` are unknown. A range without a name is "__missing__".
+    """
+    import pandas as pd
+
+    counted = sorted(tables.counted, key=lambda event: float(event.ts or 0))
+    rows = [(event, msgspec.json.decode(event.args) or {}) for event in counted]
+    names = list(dict.fromkeys(name for _, values in rows for name in values if name not in IDENTITY))
+    device = [number if (number := whole(event.pid)) >= 0 else None for event, _ in rows]
+    table = pd.DataFrame(
+        {
+            "process": pd.Series([-1 if timeline.process is None else timeline.process] * len(rows), dtype="int64"),
+            "kernel_id": range(len(rows)),
+            "name": pd.Series([str(event.name or "") for event, _ in rows], dtype="str"),
+            "device": pd.array(device, dtype="Int64"),
+            "duration_ns": math.nan,
+            "cycles": math.nan,
+            **{name: [_number(values.get(name)) for _, values in rows] for name in names},
+        }
+    )
+    units = {name: next((unit for part, unit in _UNITS.items() if part in name), "") for name in names}
+    used = Counter(device).most_common(1)[0][0]
+    about = devices.get(-1 if used is None else used, {})
+    major = about.get("computeMajor")
+    capability = (major, about["computeMinor"]) if major else None
+    return KernelCounters(table, units, about.get("name"), capability, timeline.problems)
 
 
-def read_ranks(paths: Sequence[Path], problems: list[str] | None = None) -> list[Timeline]:
+def _number(value: Any) -> float:
+    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else math.nan
+
+
+def _samples(samples: Sequence[Sample], base_ns: int) -> "pd.DataFrame":
+    """Return the hardware counters that CUPTI sampled, "GPU 0 Counters", as Timeline.samples."""
+    rows = []
+    for event in samples:
+        if device := re.fullmatch(r"GPU (\d+) Counters", str(event.pid)):
+            start = round(float(event.ts or 0) * 1000) + base_ns
+            for name, value in msgspec.json.decode(event.args, type=dict[str, float]).items():
+                named = name if "__" in name else str(event.name)  # one counter of several, or the one of this name
+                rows.append({"name": named, "device": int(device[1]), "start": start, "value": value})
+    return typed(sorted(rows, key=lambda row: row["start"]), SAMPLE_COLUMNS)
+
+
+def read_ranks(paths: Sequence[Path]) -> list[Timeline]:
     """Read the traces of several ranks, in parallel processes where that is faster; return them by rank.
 
-    Args:
-        paths: the files.
-        problems: takes the message of each file that cannot be read; None: the first one ends the reading.
-
     Raises:
-        InputError: a file cannot be read, and `problems` is None.
+        InputError: a file cannot be read.
     """
-    found: list[Timeline] = []
+    timelines: list[Timeline] = []
     for _, content in read_many(paths):
-        if isinstance(content, Timeline):
-            found.append(content)
-        elif isinstance(content, InputError):
-            if problems is None:
-                raise content
-            problems.append(str(content))
-    return sorted(found, key=lambda timeline: (timeline.rank is None, timeline.rank or 0))
+        if isinstance(content, InputError):
+            raise content
+        timelines += [content] if isinstance(content, Timeline) else []
+    return sorted(timelines, key=lambda timeline: (timeline.rank is None, timeline.rank or 0))
 
 
 def read_many(paths: Sequence[Path]) -> Iterator[tuple[Path, Timeline | KernelCounters | InputError]]:
     """Yield (file, what is in it) in the order given: a timeline, then counters if any, or why it cannot be read."""
-    for path, content in each(_read, paths):
+    for path, content in zip(paths, _contents(paths), strict=True):
         if isinstance(content, InputError):
             yield path, content
             continue
-        yield path, content.timeline
-        if content.counters is not None:
-            yield path, content.counters
+        timeline, counters = content
+        yield path, timeline
+        if counters is not None:
+            yield path, counters
+
+
+def _contents(paths: Sequence[Path]) -> Iterator[Any]:
+    """Read files in processes beside this one where that pays: forked, so that no other thread may hold a lock."""
+    sizes = (path.stat().st_size * (_PACKED_RATIO if path.suffix == ".gz" else 1) for path in paths if path.exists())
+    workers = min(len(paths), len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1)
+    if workers < 2 or threading.active_count() > 1 or sum(sizes) < PAYS_FROM_BYTES:
+        yield from map(_caught, paths)
+        return
+    import multiprocessing  # 40 ms, which one small trace does not need
+    from concurrent.futures import ProcessPoolExecutor
+    from concurrent.futures.process import BrokenProcessPool
+
+    with ProcessPoolExecutor(workers, multiprocessing.get_context("fork")) as pool:
+        for path, future in [(path, pool.submit(_caught, path)) for path in paths]:
+            try:
+                yield future.result()
+            except BrokenProcessPool:  # a process died, for want of memory: its file is left to this one
+                yield _caught(path)
+
+
+def _caught(path: Path) -> Any:
+    try:
+        return _read(path)
+    except InputError as error:
+        return InputError(error.code, str(error))

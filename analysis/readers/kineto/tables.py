@@ -1,4 +1,4 @@
-"""Sorts Kineto's events into the tables of a timeline while they are read, by their category.
+"""Sorts the events of a Kineto trace into the tables of a timeline.
 
 Names and meanings of categories are those of libkineto/include/ActivityType.h. HIP's and XPU's work has those
 of CUDA's.
@@ -6,322 +6,316 @@ of CUDA's.
 
 import re
 from collections import Counter
-from collections.abc import Callable, Sequence
-from functools import lru_cache
-from itertools import islice
-from operator import attrgetter, itemgetter
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property, lru_cache
+from itertools import chain, compress
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
-from analysis.names import PRECISIONS, family, has_roofline, kernel_collective, precision
-from analysis.readers.columns import MISSING, Codes, Columns, Integers
+from analysis.names import PRECISIONS, family, has_roofline, is_gpu_library, kernel_collective, precision
+from analysis.readers.columns import MISSING, Codes, Integers, categories
+from analysis.readers.kineto.collectives import HostCall, collectives, is_host_call
 from analysis.readers.kineto.events import (
-    AnyEvent,
-    Arguments,
     CallArguments,
-    Chunk,
     CommunicationArguments,
-    HostCall,
+    Event,
+    InputArguments,
     KernelArguments,
-    sizes,
+    OperatorArguments,
+    arguments,
+    nanoseconds,
+    whole,
     whole_numbers,
 )
-from analysis.readers.kineto.unknown import Unknown
-from analysis.timeline import EVALUATES, HOST_NS, MODULE
+from analysis.readers.steps import empty_steps, launch_moments, left_out, marked_steps
+from analysis.spans import by_start, nesting
+from analysis.timeline import EVALUATES, HOST_NS, MODULE, GpuWork, ProcessGroup, clip_overlaps, where
 
-OPERATOR, RANGE, CALL, HOST, WORK, COUNTERS = "operator", "range", "call", "host", "work", "counters"
-KINDS = ("kernel", "memcpy", "memset")
-# Of 2021 (capitals) and of later versions.
-TABLES = {
+if TYPE_CHECKING:
+    import pandas as pd
+
+OPERATOR, RANGE, CALL, HOST, WORK = "operator", "range", "call", "host", "work"
+COUNTED, SAMPLE, NO_TABLE = "counted", "sample", "none"
+_KINDS = ("kernel", "memcpy", "memset")
+_KIND = {"kernel": 0, "Kernel": 0, "gpu_memcpy": 1, "Memcpy": 1, "gpu_memset": 2, "Memset": 2}
+# Of 2021 (capitals) and of later versions. The last ones are no work: arrows, what work belongs to, or says again.
+_TABLES = {
     **dict.fromkeys(("cpu_op", "Operator", "operator"), OPERATOR),
     "user_annotation": RANGE,
     **dict.fromkeys(("cuda_runtime", "hip_runtime", "xpu_runtime", "Runtime", "runtime"), CALL),
     **dict.fromkeys(("cuda_driver", "hip_driver", "xpu_driver", "driver"), CALL),
-    **dict.fromkeys(("kernel", "Kernel"), "kernel"),
-    **dict.fromkeys(("gpu_memcpy", "Memcpy"), "memcpy"),
-    **dict.fromkeys(("gpu_memset", "Memset"), "memset"),
+    **dict.fromkeys(_KIND, WORK),
     **dict.fromkeys(("python_function", "overhead"), HOST),
-    "cuda_profiler_range": COUNTERS,
+    "cuda_profiler_range": COUNTED,
+    "hardware_counters": SAMPLE,
+    **dict.fromkeys((None, "", "Trace", "cpu_instant_event", "external_correlation", "bertbench"), NO_TABLE),
+    **dict.fromkeys(("ac2g", "async_cpu_to_gpu", "async_gpu", "fwdbwd", "forward_backward"), NO_TABLE),
+    **dict.fromkeys(("gpu_user_annotation", "cuda_sync", "cuda_event", "xpu_sync", "collective_comm"), NO_TABLE),
 }
-"""Where the events of a category go: a table, one of KINDS, or COUNTERS."""
-
-# No work of its own: arrows, what a GPU's work belongs to, or says again.
-NEEDLESS = frozenset(
-    (
-        *("", "Trace", "cpu_instant_event", "external_correlation"),
-        *("ac2g", "async_cpu_to_gpu", "async_gpu", "fwdbwd", "forward_backward"),
-        *("gpu_user_annotation", "cuda_sync", "cuda_event", "xpu_sync", "collective_comm"),
-        *("gpu_pm_counter", "xpu_scope_profiler", "bertbench"),  # the last is this suite's own, in a file for Perfetto
-    )
-)
-"""Categories that are left out on purpose."""
-
-_HOST_CALL = re.compile(
-    r"record_param_comms$|(?:nccl|gloo|mpi|ucc|xccl)[:_]|c10d::_?allgather_base|symm_mem::|_C_custom_ar::",
-    re.IGNORECASE,
-)
 _LOADS = re.compile("lazy function loading|module loading", re.IGNORECASE)
-_SPAN = {"name": "int32", "thread": "int32", "start": "int64", "duration": "int64"}
-_SIZES = {name: "int32" for side in ("grid", "block") for name in (f"{side}_x", f"{side}_y", f"{side}_z")}
-_PIECE = {"name": "int32", "kind": "int8", "device": "int64", "stream": "int64", "start": "int64", "duration": "int64",
-        "correlation_id": "int64", "bytes": "int64", **_SIZES, "blocks_per_sm": "float64"}  # fmt: skip
-_COLUMNS = {
-    OPERATOR: {**_SPAN, "precision": "int8", "sequence": "int64", "forward_thread": "int32", "inputs": "int32"},
-    RANGE: _SPAN,
-    CALL: {**_SPAN, "correlation_id": "int64"},
-    HOST: _SPAN,
-    WORK: _PIECE,
-}
-
-# Several times faster than decoding arguments of which only this is wanted; lists of tensors have a list of types.
-_IN_LIST = rb"[^][]*+(?:\[[^][]*+\][^][]*+)*+"
-_INPUT_TYPES = re.compile(rb'"Input type"\s*:\s*\[(' + _IN_LIST + rb")\]")
-_SEQUENCE = re.compile(rb'Sequence number"\s*:\s*(\d{1,18})\b')
-_FORWARD_THREAD = re.compile(rb'Fwd thread id"\s*:\s*(\d{1,9})\b')
-_INPUTS = re.compile(rb'"(Input Dims|Input type|Concrete Inputs)"\s*:\s*(\[' + _IN_LIST + rb"\])")
-
-_CATEGORY, _NAME, _THREAD = attrgetter("cat"), attrgetter("name"), attrgetter("pid", "tid")
-_ARGUMENTS = attrgetter("args")
-_CORRELATION, _BYTES, _BLOCKS = attrgetter("correlation"), attrgetter("bytes"), attrgetter("blocks_per_sm")
-
-
-class _Marks:
-    """Which names are wanted; asked once for each name."""
-
-    def __init__(self, wanted: Callable[[str], bool]) -> None:
-        self._wanted = wanted
-        self._known: list[bool] = []
-
-    def flags(self, codes: npt.NDArray[np.int32], names: Codes) -> npt.NDArray[np.bool_]:
-        """Return which of n codes of names are wanted."""
-        new = islice(names, len(self._known), None)
-        self._known += [isinstance(name, str) and self._wanted(name) for name in new]
-        found: npt.NDArray[np.bool_] = np.array(self._known, dtype=bool)[codes]
-        return found
+_LAUNCH = re.compile("LaunchKernel|KernelLaunch|GraphLaunch")
+_START, _DURATION, _NAME = attrgetter("ts"), attrgetter("dur"), attrgetter("name")
+_PROCESS, _THREAD = attrgetter("pid"), attrgetter("tid")
+_Columns = dict[str, Any]
 
 
 class Tables:
-    """The tables of one trace. Times are the trace's own until `base_ns` is added."""
+    """The tables of one trace: numbers as arrays, texts as codes, until a table is asked for."""
 
-    def __init__(self) -> None:
-        """Start without rows."""
-        self.names: dict[str, Codes] = {table: Codes() for table in _COLUMNS}
-        self.threads = Codes()
-        self.inputs = Codes()
-        """Inputs of operators as JSON: list of their sizes, types and values."""
-        self.inputs[""]
-        self.events = 0
-        """Events that are in the tables."""
-        self.timeless = 0
-        """Events of known categories without a usable time."""
-        self.damaged = 0
-        """Events of any category without a usable time."""
+    def __init__(self, events: Iterable[Any], base_ns: int) -> None:
+        """Take the events of a trace, and what is added to their times. Raises InexactTimesError."""
+        lists: dict[str, list[Any]] = {table: [] for table in _TABLES.values()}
+        by_category = {category: lists[table] for category, table in _TABLES.items()}
+        for event in events:  # those of one table in the order of the file
+            by_category.setdefault(event.cat, []).append(event)
+        self._base_ns, self.timeless = base_ns, 0
+        self.unknown = {str(name): len(found) for name, found in by_category.items() if name not in _TABLES}
+        """Number of events by category that is not understood."""
+        self.counted, self.samples = lists[COUNTED], lists[SAMPLE]
+        """Events that hold counters of a kernel, and hardware counters that CUPTI sampled."""
+        self._names: dict[str, list[str]] = {}
+        self._threads, self._inputs, self._threads_used = Codes(), Codes({"": 0}), Counter[int]()
         self.host_calls: list[HostCall] = []
-        """Calls of collectives: name, thread, start, end, arguments."""
-        self.kernel_calls: dict[int, CommunicationArguments] = {}
-        """Arguments of communication kernels by place of the kernel."""
-        self.counted: list[tuple[AnyEvent, int, int]] = []
-        """Events that hold counters of a kernel, their starts and durations."""
-        self.unknown = Unknown()
-        self._columns = {table: Columns() for table in _COLUMNS}
-        self._spans_of_thread: Counter[int] = Counter()
-        self._multiplies = _Marks(_is_gemm)
-        self._evaluates = _Marks(_evaluates)
-        self._sized = _Marks(has_roofline)
+        self._columns = {
+            OPERATOR: self._operators(lists[OPERATOR]),
+            RANGE: self._ranges(lists[RANGE]),
+            CALL: self._calls(lists[CALL]),
+            HOST: self._host(lists[HOST]),
+        }
+        self.work, self.problems = self._work(lists[WORK])
+        self.is_empty = not any(found for table, found in lists.items() if table != NO_TABLE)
+        self._steps, left_out_steps = self._whole_steps()
+        self.problems += tuple(left_out_steps)
 
-    @property
-    def has_work(self) -> bool:
-        """Whether any work of a GPU was found."""
-        return self._columns[WORK].rows > 0
+    def _timed(self, events: list[Event]) -> tuple[list[Event], Integers, Integers]:
+        """Return the events with a usable time, their starts and ends, ns."""
+        start, duration = nanoseconds(list(map(_START, events))), nanoseconds(list(map(_DURATION, events)))
+        usable = (start != MISSING) & (duration >= 0)
+        if not usable.all():
+            self.timeless += int((~usable).sum())
+            events, start, duration = list(compress(events, usable)), start[usable], duration[usable]
+        start = start + self._base_ns
+        return events, start, start + duration
 
-    @property
-    def bytes(self) -> int:
-        """What the columns take."""
-        return sum(columns.bytes for columns in self._columns.values())
-
-    def add(self, chunk: Chunk) -> None:
-        """Sort the events of a chunk into the tables."""
+    def _coded(self, table: str, names: Sequence[Any]) -> npt.NDArray[np.int32]:
         codes = Codes()
-        category = codes.of(map(_CATEGORY, chunk.events))
-        usable = (chunk.start != MISSING) & (chunk.duration >= 0)
-        self.damaged += int((~usable).sum())
-        by_table: dict[str, list[npt.NDArray[np.intp]]] = {}
-        for name, code in codes.items():
-            if not name:
-                self.unknown.add_nameless([chunk.events[row] for row in np.flatnonzero(category == code).tolist()])
-            if not isinstance(name, str) or name in NEEDLESS:
-                continue
-            rows = np.flatnonzero(category == code)
-            if (table := TABLES.get(name)) is not None:
-                by_table.setdefault(table, []).append(rows)
-            else:
-                self.unknown.add(name, [chunk.events[row] for row in rows.tolist()])
-        for table, found in by_table.items():
-            rows = np.sort(np.concatenate(found))
-            if table == HOST:
-                rows = rows[usable[rows]]
-                long = chunk.duration[rows] >= HOST_NS
-                short = np.flatnonzero(~long)
-                long[short] = [_is_module(chunk.events[row].name) for row in rows[short].tolist()]
-                self._add_host(chunk, rows[long])
-                continue
-            self.timeless += int((~usable[rows]).sum())
-            rows = rows[usable[rows]]
-            self.events += len(rows)
-            if len(rows):
-                self._add(table, _chosen(chunk.events, rows), chunk.start[rows], chunk.duration[rows])
+        found = codes.of(names, len(names))
+        if not all(type(name) is str for name in codes):
+            codes = Codes()
+            found = codes.of(("" if name is None else str(name) for name in names), len(names))
+        self._names[table] = list(codes)
+        return found
 
-    def _add(self, table: str, events: Sequence[AnyEvent], start: Integers, duration: Integers) -> None:
-        if table in KINDS:
-            self._add_work(table, events, start, duration)
-        elif table == COUNTERS:
-            self.counted += zip(events, start.tolist(), duration.tolist(), strict=True)
+    def _spans(self, table: str, events: list[Event], start: Integers, end: Integers) -> _Columns:
+        processes = set(map(_PROCESS, events))
+        if len(processes) == 1:  # most often: numbers of threads are faster than pairs
+            (process,) = processes
+            numbers = Codes()
+            found = numbers.of(map(_THREAD, events), len(events))
+            threads = self._threads.of(((process, thread) for thread in numbers), len(numbers))[found]
         else:
-            columns: dict[str, npt.NDArray[Any]] = {
-                "name": self.names[table].of(map(_NAME, events)),
-                "thread": self.threads.of(map(_THREAD, events)),
-                "start": start,
-                "duration": duration,
-            }
-            if table == CALL:
-                found = Arguments(CallArguments).of(events)
-                columns["correlation_id"] = whole_numbers(list(map(_CORRELATION, found)), -1)
-            else:
-                if table == OPERATOR:
-                    columns["precision"] = self._precisions(events, columns["name"])
-                    columns |= self._ties(events, columns["name"])
-                    columns["inputs"] = self._inputs(events, columns["name"])
-                self._note_host_calls(events, self.names[table], columns)
-            self._columns[table].add(columns)
+            threads = self._threads.of([(event.pid, event.tid) for event in events], len(events))
+        self._threads_used.update(dict(enumerate(np.bincount(threads).tolist())))
+        return {"name": self._coded(table, list(map(_NAME, events))), "thread": threads, "start": start, "end": end}
 
-    def _add_host(self, chunk: Chunk, rows: npt.NDArray[np.intp]) -> None:
-        events = [chunk.events[row] for row in rows.tolist()]
-        own = [event.cat == "overhead" for event in events]
-        names = [event.name for event in events]
-        names = [
-            f"profiler: {name}" if mark and not _LOADS.search(str(name)) else name
-            for name, mark in zip(names, own, strict=True)
-        ]
-        threads = [None if mark else (event.pid, event.tid) for event, mark in zip(events, own, strict=True)]
-        spans = {"start": chunk.start[rows], "duration": chunk.duration[rows]}
-        self._columns[HOST].add({"name": self.names[HOST].of(names), "thread": self.threads.of(threads), **spans})
+    def _is_named(self, table: str, names: npt.NDArray[Any], wanted: Any) -> list[int]:
+        """Return the rows with a name that is wanted."""
+        return np.flatnonzero(where(names, self._names[table], wanted)).tolist()
 
-    def _add_work(self, kind: str, events: Sequence[AnyEvent], start: Integers, duration: Integers) -> None:
-        found = Arguments(KernelArguments).of(events)
-        names = self.names[WORK].of(map(_NAME, events))
-        place: dict[str, Integers] = {}
-        for column, own in (("device", "pid"), ("stream", "tid")):
-            values = whole_numbers(list(map(attrgetter(column), found)), MISSING)
-            absent = values == MISSING
-            if absent.any():
-                others = [getattr(events[row], own) for row in np.flatnonzero(absent).tolist()]
-                values[absent] = whole_numbers(others, -1)
-            place[column] = values
-        shape: dict[str, npt.NDArray[Any]] = {}
-        for side in ("grid", "block"):
-            found_sizes = sizes(list(map(attrgetter(side), found)))
-            shape |= {f"{side}_{letter}": found_sizes[:, axis] for axis, letter in enumerate("xyz")}
-        self._note_kernel_calls(kind, events, names)
-        self._columns[WORK].add(
-            {
-                "name": names,
-                "kind": np.full(len(events), KINDS.index(kind), dtype=np.int8),
-                **place,
-                "start": start,
-                "duration": duration,
-                "correlation_id": whole_numbers(list(map(_CORRELATION, found)), -1),
-                "bytes": whole_numbers(list(map(_BYTES, found)), 0),
-                **shape,
-                "blocks_per_sm": np.fromiter(map(_BLOCKS, found), dtype=np.float64),
-            }
-        )
+    def _note_host_calls(self, table: str, events: Sequence[Event], columns: _Columns) -> None:
+        rows = self._is_named(table, columns["name"], is_host_call)
+        spans = zip(columns["start"][rows].tolist(), columns["end"][rows].tolist(), strict=True)
+        calls = [events[row] for row in rows]
+        for event, span, args in zip(
+            calls, spans, arguments(calls, CommunicationArguments, detached=True), strict=True
+        ):
+            self.host_calls.append((str(event.name), _thread_name((event.pid, event.tid)), *span, args))
 
-    def _precisions(self, events: Sequence[AnyEvent], names: npt.NDArray[np.int32]) -> npt.NDArray[np.int8]:
-        """Return the index in PRECISIONS of each GEMM's input types, 0 for all else."""
-        found = np.zeros(len(events), dtype=np.int8)
-        for row in np.flatnonzero(self._multiplies.flags(names, self.names[OPERATOR])).tolist():
-            types = _INPUT_TYPES.search(events[row].args)
-            found[row] = _precision_of(types[1]) if types else 0
-        return found
-
-    def _ties(self, events: Sequence[AnyEvent], names: npt.NDArray[np.int32]) -> dict[str, npt.NDArray[Any]]:
-        """What ties the backward pass to the forward pass: numbers of autograd's nodes, -1 without one."""
-        sequence = _sequence_numbers(list(map(_ARGUMENTS, events)))
+    def _operators(self, events: list[Event]) -> _Columns:
+        events, start, end = self._timed(events)
+        columns = self._spans(OPERATOR, events, start, end)
+        self._note_host_calls(OPERATOR, events, columns)
+        ties = arguments(events, OperatorArguments)
+        evaluates = where(columns["name"], self._names[OPERATOR], lambda name: name.startswith(EVALUATES))
+        sequence = whole_numbers([one.sequence for one in ties], -1)
         thread = np.full(len(events), -1, dtype=np.int32)
-        for row in np.flatnonzero((sequence >= 0) & self._evaluates.flags(names, self.names[OPERATOR])).tolist():
-            if said := _FORWARD_THREAD.search(events[row].args):
-                thread[row] = int(said[1])
-        return {"sequence": sequence, "forward_thread": thread}
-
-    def _inputs(self, events: Sequence[AnyEvent], names: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
-        found = np.zeros(len(events), dtype=np.int32)
-        for row in np.flatnonzero(self._sized.flags(names, self.names[OPERATOR])).tolist():
-            said = dict(_INPUTS.findall(events[row].args))
-            if b"Input Dims" in said and b"Input type" in said:
-                parts = (said[b"Input Dims"], said[b"Input type"], said.get(b"Concrete Inputs", b"[]"))
-                found[row] = self.inputs["[" + ",".join(part.decode(errors="replace") for part in parts) + "]"]
-        return found
-
-    def _note_host_calls(self, events: Sequence[AnyEvent], names: Codes, columns: dict[str, Any]) -> None:
-        rows = np.flatnonzero(names.flags(is_host_call)[columns["name"]]).tolist()
-        if not rows:
-            return
-        arguments = Arguments(CommunicationArguments).of([events[row] for row in rows])
-        start, duration = columns["start"], columns["duration"]
-        for row, said in zip(rows, arguments, strict=True):
-            event = events[row]
-            span = (int(start[row]), int(start[row] + duration[row]))
-            self.host_calls.append((str(event.name), thread_name((event.pid, event.tid)), *span, said))
-
-    def _note_kernel_calls(self, kind: str, events: Sequence[AnyEvent], names: npt.NDArray[np.int32]) -> None:
-        if kind != "kernel":
-            return
-        rows = np.flatnonzero(self.names[WORK].flags(_is_collective)[names]).tolist()
-        before = self._columns[WORK].rows
-        for row, said in zip(rows, Arguments(CommunicationArguments).of([events[row] for row in rows]), strict=True):
-            self.kernel_calls[before + row] = said
-
-    def columns(self, table: str, base_ns: int) -> dict[str, npt.NDArray[Any]]:
-        """Return the columns of a table with times of the clock, `name` and `thread` as numbers; forget them."""
-        columns = self._columns[table].joined(**_COLUMNS[table])
-        columns["start"] += base_ns
-        columns["end"] = columns.pop("duration")
-        columns["end"] += columns["start"]
-        if table not in (WORK, HOST):
-            self._spans_of_thread.update(dict(enumerate(np.bincount(columns["thread"]).tolist())))
+        for row in np.flatnonzero(evaluates & (sequence >= 0)).tolist():
+            thread[row] = whole(ties[row].forward_thread)
+        columns |= {"precision": np.zeros(len(events), dtype=np.int8), "sequence": sequence, "forward_thread": thread}
+        columns["inputs"] = np.zeros(len(events), dtype=np.int32)
+        rows = self._is_named(OPERATOR, columns["name"], lambda name: family(name) == "GEMM" or has_roofline(name))
+        for row, args in zip(rows, arguments([events[row] for row in rows], InputArguments), strict=True):
+            dimensions, types, inputs = bytes(args.dimensions), bytes(args.types), bytes(args.inputs)
+            name = str(events[row].name)
+            if family(name) == "GEMM":
+                columns["precision"][row] = _precision_of(types)
+            if has_roofline(name) and b"null" not in (dimensions, types):
+                parts = (dimensions, types, b"[]" if inputs == b"null" else inputs)
+                columns["inputs"][row] = self._inputs[f"[{b','.join(parts).decode()}]"]
         return columns
 
-    def naming_groups(self) -> list[CommunicationArguments]:
-        """Return arguments that name every process group, those of kernels first."""
-        return [*self.kernel_calls.values(), *(call[4] for call in self.host_calls)]
+    def _ranges(self, events: list[Event]) -> _Columns:
+        events, start, end = self._timed(events)
+        columns = self._spans(RANGE, events, start, end)
+        self._note_host_calls(RANGE, events, columns)
+        return columns
 
+    def _calls(self, events: list[Event]) -> _Columns:
+        events, start, end = self._timed(events)
+        correlations = whole_numbers([one.correlation for one in arguments(events, CallArguments)], -1)
+        return {**self._spans(CALL, events, start, end), "correlation_id": correlations}
+
+    def _host(self, events: list[Event]) -> _Columns:
+        events, start, end = self._timed(events)
+        modules = np.array([str(event.name).startswith(MODULE) for event in events], dtype=bool)
+        chosen = np.flatnonzero(modules | (end - start >= HOST_NS))
+        names, threads = [], []
+        for event in [events[row] for row in chosen.tolist()]:
+            of_profiler = event.cat == "overhead"
+            loads = of_profiler and _LOADS.search(str(event.name))
+            names.append(f"profiler: {event.name}" if of_profiler and not loads else event.name)
+            threads.append(None if of_profiler else (event.pid, event.tid))
+        coded = {"name": self._coded(HOST, names), "thread": self._threads.of(threads, len(threads))}
+        return {**coded, "start": start[chosen], "end": end[chosen]}
+
+    def _work(self, events: list[Event]) -> tuple[GpuWork, tuple[str, ...]]:
+        events, start, end = self._timed(events)
+        if (start[1:] < start[:-1]).any():
+            order = np.argsort(start, kind="stable")
+            events, start, end = [events[row] for row in order.tolist()], start[order], end[order]
+        args = arguments(events, KernelArguments)
+        place = {}
+        for column, own in (("device", "pid"), ("stream", "tid")):
+            values = whole_numbers([getattr(one, column) for one in args], MISSING)
+            if len(absent := np.flatnonzero(values == MISSING)):
+                values[absent] = whole_numbers([getattr(events[row], own) for row in absent.tolist()], -1)
+            place[column] = values
+        name = self._coded(WORK, list(map(_NAME, events)))
+        kind = np.array([_KIND[event.cat] for event in events], dtype=np.int8)  # type: ignore[index]
+        communicating = where(name, self._names[WORK], lambda name: kernel_collective(name) is not None) & (kind == 0)
+        rows = np.flatnonzero(communicating).tolist()
+        calls = arguments([events[row] for row in rows], CommunicationArguments, detached=True)
+        self.kernel_calls = dict(zip(rows, calls, strict=True))
+        """Arguments of communication kernels by their row."""
+        more: dict[str, npt.NDArray[Any]] = {
+            "correlation_id": whole_numbers([one.correlation for one in args], -1),
+            "bytes": whole_numbers([one.bytes for one in args], 0),
+        }
+        for side in ("grid", "block"):
+            sizes = chain.from_iterable([getattr(one, side) for one in args])
+            shape = np.fromiter(sizes, dtype=np.int64, count=3 * len(args)).reshape(-1, 3).astype(np.int32)
+            more |= {f"{side}_{letter}": shape[:, axis] for axis, letter in enumerate("xyz")}
+        per_sm = np.array([one.blocks_per_sm for one in args], dtype=np.float64)
+        more |= {"blocks_per_sm": per_sm} if np.isfinite(per_sm).any() else {}
+        end, problems = clip_overlaps(place["device"], place["stream"], start, end)
+        names = self._names[WORK]
+        return GpuWork(names, name, _KINDS, kind, place["device"], place["stream"], start, end, more), problems
+
+    def _whole_steps(self) -> tuple[Integers, list[str]]:
+        """Number, start and end of the marked steps, shape (n, 3), and notes on those left out."""
+        found = [np.empty((0, 3), dtype=np.int64)]
+        self._is_step = {}
+        for table in (OPERATOR, RANGE):
+            columns = self._columns[table]
+            numbers = marked_steps(self._names[table])[columns["name"]]
+            self._is_step[table] = numbers >= 0
+            rows = np.flatnonzero(numbers >= 0)
+            found.append(np.column_stack([numbers[rows], columns["start"][rows], columns["end"][rows]]))
+        steps = np.concatenate(found)
+        steps = steps[np.argsort(steps[:, 1], kind="stable")]
+        empty = empty_steps(steps[:, 1], steps[:, 2], self._launches)
+        return steps[~empty], left_out(steps[empty, 0], (steps[:, 2] - steps[:, 1])[empty])
+
+    def _launches(self) -> Integers:
+        """When work was launched: calls that are tied to it; else operators; else the work's own starts."""
+        calls, operators = self._columns[CALL], self._columns[OPERATOR]
+        found = launch_moments(self.work.more["correlation_id"], calls["correlation_id"], calls["start"])
+        if len(found):
+            return found
+        begins: Integers = operators["start"][~self._is_step[OPERATOR]]
+        return begins if len(begins) else self.work.start
+
+    @property
     def process(self) -> int | None:
-        """Return the process that most of the spans taken so far are of; None where none has a number."""
+        """The process that most spans are of; None where none has a number."""
         found: Counter[int] = Counter()
-        for number, thread in enumerate(self.threads):
+        for number, thread in enumerate(self._threads):
             if thread is not None and isinstance(thread[0], int):
-                found[thread[0]] += self._spans_of_thread[number]
+                found[thread[0]] += self._threads_used[number]
         return max(found, key=lambda process: found[process]) if found else None
 
+    @property
+    def of_a_gpu(self) -> bool:
+        """Whether the host launched work on a GPU, or called NCCL or RCCL, whose collectives run on GPUs."""
+        return any(map(_LAUNCH.search, self._names[CALL])) or any(
+            is_gpu_library(name) for table in (OPERATOR, RANGE) for name in self._names[table]
+        )
 
-def _sequence_numbers(arguments: Sequence[Any]) -> Integers:
-    """Return the number in each one's arguments, -1 without one: one search through all is faster than one of each."""
-    ends = np.cumsum(np.fromiter(map(len, arguments), dtype=np.int64, count=len(arguments)) + 1)
-    found = list(_SEQUENCE.finditer(b"\n".join(arguments)))
-    rows = np.searchsorted(ends, [match.start() for match in found], side="right")
-    numbers = np.full(len(arguments), -1, dtype=np.int64)
-    for row, match in zip(reversed(rows.tolist()), reversed(found), strict=True):  # the first one in a row counts
-        numbers[row] = int(match[1])
-    return numbers
+    @cached_property
+    def steps(self) -> "pd.DataFrame":
+        """Timeline.steps."""
+        import pandas as pd
+
+        return pd.DataFrame(self._steps, columns=["step", "start", "end"])
+
+    @cached_property
+    def operators(self) -> "pd.DataFrame":
+        """Timeline.operators."""
+        columns = self._unmarked(OPERATOR)
+        for column, unknown in (("precision", 0), ("inputs", 0), ("sequence", -1), ("forward_thread", -1)):
+            if not (columns[column] != unknown).any():
+                del columns[column]
+        columns["self_ns"], columns["outermost"] = nesting(columns["thread"], columns["start"], columns["end"])
+        return self._frame(OPERATOR, columns)
+
+    @cached_property
+    def ranges(self) -> "pd.DataFrame":
+        """Timeline.ranges."""
+        return self._frame(RANGE, self._unmarked(RANGE))
+
+    @cached_property
+    def host(self) -> "pd.DataFrame":
+        """Timeline.host."""
+        return self._frame(HOST, _sorted(self._columns[HOST]))
+
+    @cached_property
+    def api(self) -> "pd.DataFrame":
+        """Timeline.api."""
+        columns = self._columns[CALL]
+        order = np.argsort(columns["start"], kind="stable")
+        return self._frame(CALL, {name: values[order] for name, values in columns.items()})
+
+    def collectives(self, groups: Mapping[str, ProcessGroup]) -> "pd.DataFrame":
+        """Return Timeline.collectives."""
+        return collectives(self.work, self.kernel_calls, self.host_calls, self.api, groups)
+
+    def _unmarked(self, table: str) -> _Columns:
+        """Return the columns without the marked steps, in order of start."""
+        rows = ~self._is_step[table]
+        return _sorted({name: values[rows] for name, values in self._columns[table].items()})
+
+    def _frame(self, table: str, columns: _Columns) -> "pd.DataFrame":
+        import pandas as pd
+
+        labels = {
+            "name": self._names[table],
+            "thread": list(map(_thread_name, self._threads)),
+            "precision": PRECISIONS,
+            "inputs": self._inputs,
+        }
+        for column, texts in labels.items():
+            if column in columns:
+                columns[column] = categories(columns[column], list(texts))
+        ordered = {name: columns.pop(name) for name in ("name", "thread", "start", "end")}
+        return pd.DataFrame(ordered | columns, copy=False)
 
 
-def _chosen(events: Sequence[AnyEvent], rows: npt.NDArray[np.intp]) -> Sequence[AnyEvent]:
-    if len(rows) < 2:  # itemgetter of one place returns no tuple
-        return [events[row] for row in rows.tolist()]
-    found: tuple[AnyEvent, ...] = itemgetter(*rows.tolist())(events)
-    return found
+def _sorted(columns: _Columns) -> _Columns:
+    order = by_start(columns["start"], columns["end"])
+    return dict(columns) if order is None else {name: values[order] for name, values in columns.items()}
 
 
 @lru_cache(maxsize=4096)
@@ -329,32 +323,5 @@ def _precision_of(types: bytes) -> int:
     return PRECISIONS.index(precision(types.decode(errors="replace")))
 
 
-def _is_gemm(name: str) -> bool:
-    return family(name) == "GEMM"
-
-
-def _evaluates(name: str) -> bool:
-    return name.startswith(EVALUATES)
-
-
-def _is_module(name: Any) -> bool:
-    return isinstance(name, str) and name.startswith(MODULE)
-
-
-def is_host_call(name: Any) -> bool:
-    """Return whether an operator or range of this name is the host's call of a collective."""
-    return isinstance(name, str) and _HOST_CALL.match(name) is not None
-
-
-def _is_collective(name: Any) -> bool:
-    return isinstance(name, str) and kernel_collective(name) is not None
-
-
-def label(name: Any) -> str:
-    """Return a name as text."""
-    return "" if name is None else str(name)
-
-
-def thread_name(thread: tuple[Any, Any] | None) -> str:
-    """Return how tables name a thread: process/thread, "" for one that is not known."""
+def _thread_name(thread: tuple[Any, Any] | None) -> str:
     return "" if thread is None else f"{thread[0]}/{thread[1]}"

@@ -14,7 +14,7 @@ from analysis.readers.cupti import CALLS, WORK, by_process, read_calls, read_wor
 from analysis.readers.nsys.ranges import read_ranges
 from analysis.readers.nsys.report import REPORT_HEADER, exported, is_report
 from analysis.readers.sqlite_database import SQLITE_HEADER, Database, is_of_nvprof, open_database, unpacked
-from analysis.timeline import HOST_NS, Timeline
+from analysis.timeline import HOST_NS, LostKernels, Timeline
 from common.errors import InputError
 from common.redact import redact_text
 
@@ -105,14 +105,13 @@ def _about(database: Database, work: "pd.DataFrame") -> list[str]:
         ]
         if reasons:
             where = " on a machine with a GPU" if has_gpu else ""
-            notes.append(f"no kernel or copy was recorded{where}: nsys says: {reasons[0][:200]}")
+            notes.append(LostKernels(f"no kernel or copy was recorded{where}: nsys says: {reasons[0][:200]}"))
         elif has_gpu:
-            notes.append("no kernel or copy was recorded on a machine with a GPU: was CUDA traced (-t cuda,nvtx)?")
+            what = "no kernel or copy was recorded on a machine with a GPU: was CUDA traced (-t cuda,nvtx)?"
+            notes.append(LostKernels(what))
     if graphs := int((work["kind"] == "graph").sum()):
-        notes.append(
-            f"{graphs:,} launches of CUDA graphs were recorded as one piece each, so their kernels are unknown: "
-            "record with --cuda-graph-trace=node"
-        )
+        what = f"{graphs:,} launches of CUDA graphs were recorded as one piece each, so their kernels are unknown"
+        notes.append(LostKernels(f"{what}: record with --cuda-graph-trace=node"))
     return notes + [f"nsys says: {text}" for _, text in messages if _LOST.search(text)]
 
 

@@ -22,6 +22,7 @@ from analysis.metrics.time.launch_queue import launch_queue
 from analysis.metrics.time.phases import phase_rows
 from analysis.names import has_fused_optimizer
 from analysis.sources import Source, open_sources
+from analysis.timeline import LostKernels
 
 MS = 1_000_000
 US = 1_000
@@ -34,7 +35,7 @@ def by_name(found: list[Finding]) -> dict[str, Finding]:
 
 def test_a_side_without_gpu_work_says_why_it_has_none() -> None:
     lost = timeline(steps=[(0, 0, 90)], operators=[("aten::mm", 0, 40)])
-    lost = dataclasses.replace(lost, problems=("b.json has no kernels: copy it",))
+    lost = dataclasses.replace(lost, problems=(LostKernels("b.json has no kernels: copy it"),))
     with refused("run-mismatch", "b.json has no kernels"):
         compare_traces([timeline(steps=[(0, 0, 90)], kernels=[("gemm", 7, 0, 40)])], [lost])
 

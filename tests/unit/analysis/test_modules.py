@@ -158,8 +158,9 @@ def test_the_backward_pass_is_tied_as_by_the_arrows_of_the_profiler(tmp_path: Pa
 
 
 def test_two_traces_differ_by_place_and_the_changes_add_up(tmp_path: Path) -> None:
+    slow = {"kernel6": 140, "kernel9": 70}
     slower = [
-        one | {"dur": {"kernel6": 140, "kernel9": 70}[one["name"]]} if one["name"] in ("kernel6", "kernel9") else one
+        one | {"dur": slow[one["name"]], "args": {**one["args"], "stream": 8}} if one["name"] in slow else one
         for one in step()
     ]
     slower += [module("New_0", 600, 9), *launch(11, 601, 3500, 5)]

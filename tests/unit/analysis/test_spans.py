@@ -1,9 +1,11 @@
 import time
+from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.examples import examples
 
 from analysis.spans import (
     Nested,
@@ -13,8 +15,10 @@ from analysis.spans import (
     inside_each,
     inside_ns,
     intersection,
+    levels,
     merged,
     nesting,
+    own_times,
     total_ns,
     union,
 )
@@ -144,3 +148,51 @@ def test_the_span_around_a_moment_is_the_one_that_began_last_of_those_open(rows:
             there = [row for row in rows if row[0] == number and row[1] <= moment < row[1] + row[2]]
             last = max(there, key=lambda row: (row[1], -row[2]), default=None)
             assert (None if found < 0 else rows[found]) == last
+
+
+def by_stack(rows: list[tuple[int, int, int]]) -> list[tuple[int, bool]]:
+    """Self time and outermost, one span after another."""
+    order = sorted(range(len(rows)), key=lambda place: (rows[place][0], rows[place][1], -rows[place][2]))
+    found: dict[int, list[Any]] = {}
+    stack: list[int] = []
+    for place in order:
+        thread, start, end = rows[place]
+        while stack and (rows[stack[-1]][0] != thread or rows[stack[-1]][2] <= start):
+            stack.pop()
+        found[place] = [end - start, not stack]
+        if stack:
+            above = found[stack[-1]]
+            above[0] = max(0, above[0] - (min(end, rows[stack[-1]][2]) - start))
+        stack.append(place)
+    return [(found[place][0], found[place][1]) for place in range(len(rows))]
+
+
+@settings(max_examples=examples(300), deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 40), st.integers(0, 25)), max_size=40))
+def test_self_time_equals_that_of_a_stack(rows: list[tuple[int, int, int]]) -> None:
+    spans = [(thread, start, start + length) for thread, start, length in rows]
+    table = np.array(spans, dtype=np.int64).reshape(-1, 3)
+    self_ns, outermost = nesting(table[:, 0], table[:, 1], table[:, 2])
+    assert list(zip(self_ns.tolist(), outermost.tolist(), strict=True)) == by_stack(spans)
+
+
+@given(st.lists(st.tuples(st.integers(0, 1), st.integers(0, 15), st.integers(0, 12)), min_size=1, max_size=10))
+def test_own_times_count_every_covered_moment_of_a_thread_once(rows: list[tuple[int, int, int]]) -> None:
+    thread, start, length = (np.array(column, dtype=np.int64) for column in zip(*rows, strict=True))
+    own = [0] * len(rows)
+    for number in (0, 1):
+        for moment in range(30):
+            inside = [n for n, row in enumerate(rows) if row[0] == number and row[1] <= moment < row[1] + row[2]]
+            if inside:
+                own[max(inside, key=lambda n: (rows[n][1], -rows[n][2], n))] += 1
+    assert own_times(thread, start, start + length).tolist() == own
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_levels_are_the_sum_of_what_is_open(seed: int) -> None:
+    random = np.random.default_rng(seed)
+    start = random.integers(0, 60, 40)
+    end, height = start + random.integers(0, 9, 40), random.integers(1, 5, 40)
+    times, level = (np.concatenate(parts) for parts in zip(*levels(start, end, height), strict=True))
+    assert times.tolist() == sorted({*start.tolist(), *end.tolist()})
+    assert level.tolist() == [int(height[(start <= moment) & (moment < end)].sum()) for moment in times]

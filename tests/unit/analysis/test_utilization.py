@@ -21,7 +21,7 @@ from analysis.metrics.kernels.utilization import (
 from analysis.metrics.time.temporal import temporal_breakdown
 from analysis.readers.kineto.reader import read
 from analysis.render.tables import write_csv
-from analysis.timeline import Timeline
+from analysis.timeline import LostKernels, Timeline
 from records.schema import COMPUTE_UTILIZATION, names
 
 TRACES = shared_files.TRACES / "kineto"
@@ -55,7 +55,7 @@ def test_communication_kernels_count_and_the_share_without_them_stands_beside(tm
     events = [
         *STEPS,
         event("gemm", 0, 200, "kernel"),
-        event("ncclDevKernel_AllReduce_Sum_f32", 100, 500, "kernel"),  # 0..600 together, 0..200 without
+        event("ncclDevKernel_AllReduce_Sum_f32", 100, 500, "kernel", tid=2),  # 0..600 together, 0..200 without
     ]
     found = measured(tmp_path, events)
     assert found.compute_utilization == pytest.approx(0.6)
@@ -120,8 +120,8 @@ def test_a_trace_with_ranges_alone_is_unknown_with_a_reason_and_a_window() -> No
 
 
 def test_the_reason_is_the_reader_s_where_it_knows_why_kernels_are_missing() -> None:
-    found = compute_utilization(ranges_only(problems=("clock drifts", "no kernel was recorded: was CUDA traced?")))
-    assert found.reason == "no kernel was recorded: was CUDA traced?"
+    found = compute_utilization(ranges_only(problems=("clock drifts", LostKernels("no GPU work: was CUDA traced?"))))
+    assert found.reason == "no GPU work: was CUDA traced?"
 
 
 def test_copies_alone_are_unknown_and_an_empty_trace_too(tmp_path: Path) -> None:

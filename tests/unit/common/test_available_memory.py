@@ -1,39 +1,13 @@
-"""Reading ends with a message before a trace takes more memory than there is."""
+"""How much memory a process may still take, on a machine, in a control group, by its own limits."""
 
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
-from support.profiles import sample
-from support.refusals import refused
 
-from analysis.readers import columns
-from analysis.readers.columns import Columns
-from analysis.readers.kineto.reader import read
 from common import memory
-
-
-def test_a_trace_is_refused_before_it_takes_more_than_there_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = sample("kineto", tmp_path / "t.json")
-    monkeypatch.setattr(columns, "_ALWAYS_BYTES", 0)
-    monkeypatch.setattr(columns, "available_bytes", lambda: 10)
-    with refused("file-limit", "t.json", "record fewer steps"):
-        read(path)
-    for enough in (1 << 30, None):
-        monkeypatch.setattr(columns, "available_bytes", lambda free=enough: free)
-        assert len(read(path).operators)
-
-
-def test_columns_know_what_their_rows_take() -> None:
-    found = Columns()
-    for _ in range(5):
-        found.add({"a": np.arange(10, dtype=np.int64), "b": np.zeros(10, dtype=np.int8)})
-    assert found.bytes == 50 * 9
-    joined = found.joined(a="int64", b="int8", c="int32")
-    assert joined["a"].tolist() == list(range(10)) * 5 and (len(joined["b"]), len(joined["c"])) == (50, 0)
 
 
 @pytest.fixture

@@ -1,0 +1,164 @@
+"""A timeline makes its tables when they are first read, keeps what is derived, and clips work that overlaps."""
+
+import dataclasses
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from support.kineto_events import event, write
+from support.profiles import sqlite_with
+from support.timelines import timeline
+
+from analysis.metrics.kernels.tables import kernel_times
+from analysis.metrics.time.temporal import temporal_breakdown
+from analysis.readers.kineto.reader import read
+from analysis.readers.nsys import reader as nsys
+from analysis.timeline import GpuWork, LostKernels, Timeline, clip_overlaps, kept, lost_kernels
+
+ROOT = Path(__file__).resolve().parents[3]
+GPU = {"device": 0, "stream": 7}
+TABLES = ("steps", "operators", "kernels", "ranges", "api", "host", "collectives", "samples")
+
+
+def sample(folder: Path) -> Path:
+    """Two steps on a GPU, with communication, copies, kernels out of order and a name that is no text."""
+    kernels = [
+        event("gemm", 130, 60, "kernel", args={**GPU, "correlation": 4}),
+        event("gemm", 20, 40, "kernel", args={**GPU, "correlation": 2}),
+        event("ncclDevKernel_AllReduce_Sum_f32_RING_LL", 50, 100, "kernel", args={**GPU, "stream": 9}),
+        event(7, 200, 5, "kernel", args=GPU),  # type: ignore[arg-type]
+        event("7", 210, 5, "kernel", args=GPU),
+        event("Memcpy HtoD", 300, 10, "gpu_memcpy", args={**GPU, "stream": 8}),
+        event("Memset (Device)", 305, 10, "gpu_memset", args=GPU),
+    ]
+    calls = [event("cudaLaunchKernel", 10 * n, 1, "cuda_runtime", args={"correlation": n}) for n in (2, 4)]
+    steps = [event(f"ProfilerStep#{n}", 100 * n, 100, "user_annotation") for n in range(2)]
+    operators = [event("aten::mm", 0, 30), event("aten::inner", 5, 5), event("record_param_comms", 45, 3)]
+    return write(folder / "rank0.json", [*steps, *operators, *calls, *kernels])
+
+
+def assert_same(one: Timeline, other: Timeline) -> None:
+    for field in dataclasses.fields(Timeline):
+        if field.name in TABLES:
+            pd.testing.assert_frame_equal(getattr(one, field.name), getattr(other, field.name))
+        elif field.init:
+            assert getattr(one, field.name) == getattr(other, field.name)
+
+
+@pytest.mark.parametrize("read_before", [(), ("kernels",), ("steps",), TABLES])
+def test_a_timeline_is_the_same_on_the_other_side_of_a_pipe(tmp_path: Path, read_before: tuple[str, ...]) -> None:
+    found = read(sample(tmp_path))
+    for name in read_before:
+        assert getattr(found, name) is getattr(found, name)
+    assert_same(pickle.loads(pickle.dumps(found)), read(sample(tmp_path)))
+
+
+def test_replacing_a_field_keeps_the_tables(tmp_path: Path) -> None:
+    found = read(sample(tmp_path))
+    assert found.replace(rank=5).rank == 5
+    assert_same(found.replace(rank=5).replace(rank=found.rank), found)
+    assert_same(dataclasses.replace(found, rank=found.rank), found)
+    shorter = found.replace(kernels=found.kernels[:2])
+    assert len(shorter.work) == 2 and len(found.work) == 7
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        found.rank = 3  # type: ignore[misc]
+
+
+def test_arrays_hold_what_the_table_holds(tmp_path: Path) -> None:
+    found = read(sample(tmp_path))
+    work, kernels = found.work, found.kernels
+    assert len(work) == len(kernels) == 7 and list(kernels["name"]).count("7") == 2 == work.names.count("7") + 1
+    for one in (work, GpuWork.of_frame(kernels)):
+        assert [one.names[code] for code in one.name.tolist()] == kernels["name"].tolist()
+        assert [one.kinds[code] for code in one.kind.tolist()] == kernels["kind"].tolist()
+        for column in ("device", "stream", "start", "end"):
+            np.testing.assert_array_equal(getattr(one, column), kernels[column])
+        assert one.is_kind("memcpy", "memset").tolist() == kernels["kind"].isin(["memcpy", "memset"]).tolist()
+    assert len(GpuWork.of_frame(pd.DataFrame())) == 0
+
+
+def test_sums_of_gpu_work_do_not_import_pandas(tmp_path: Path) -> None:
+    program = (
+        "import sys; from pathlib import Path\n"
+        "from analysis.metrics.kernels.tables import kernel_times\n"
+        "from analysis.metrics.time.temporal import temporal_breakdown\n"
+        "from analysis.readers.kineto.reader import read_ranks\n"
+        "(found,) = read_ranks([Path(sys.argv[1])])\n"
+        "time, times = temporal_breakdown(found, 'kernels'), kernel_times(found, window='kernels')\n"
+        "assert 'pandas' not in sys.modules, 'pandas is imported'\n"
+        "print(time.compute_ns, time.communication_ns, time.overlapped_communication_ns, time.memory_ns)\n"
+        "print(dict(zip(times.names, times.total_ns.tolist())))\n"
+    )
+    command = [sys.executable, "-c", program, str(sample(tmp_path))]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    sums = {"gemm": 100_000, "ncclDevKernel_AllReduce_Sum_f32_RING_LL": 100_000, "7": 10_000, "Memcpy HtoD": 10_000}
+    assert done.stdout.splitlines()[0] == "110000 100000 30000 15000"
+    assert eval(done.stdout.splitlines()[1]) == {**sums, "Memset (Device)": 10_000}
+
+
+def test_what_is_kept_is_computed_once_for_each_timeline() -> None:
+    asked = []
+
+    @kept
+    def steps_of(one: Timeline, factor: int = 1) -> int:
+        asked.append(factor)
+        return factor * len(one.steps)
+
+    one, other = timeline(steps=[(0, 0, 10)]), timeline()
+    assert [steps_of(one), steps_of(one), steps_of(one, 3), steps_of(one, 3), steps_of(other)] == [1, 1, 3, 3, 0]
+    assert asked == [1, 3, 1]
+
+
+def test_kernels_are_lost_where_a_reader_says_so_and_not_where_a_sentence_has_the_word() -> None:
+    said = timeline().replace(problems=("3 kernels have no name",))
+    lost = timeline().replace(problems=("a", LostKernels("no GPU work was recorded")))
+    assert lost_kernels([said]) == "" and lost_kernels([said, lost]) == "no GPU work was recorded"
+
+
+def test_work_of_a_stream_ends_where_the_next_begins() -> None:
+    """Streams 7 and 9 of GPU 0 and stream 7 of GPU 1 do not overlap each other; -1 is no known stream."""
+    rows = [(0, 7, 0, 12), (0, 7, 10, 20), (0, 9, 5, 30), (1, 7, 8, 9), (0, 7, 20, 25), (0, -1, 0, 9), (0, -1, 5, 9)]
+    device, stream, start, end = np.array(rows).T
+    clipped, problems = clip_overlaps(device, stream, start, end)
+    assert clipped.tolist() == [10, 20, 30, 9, 25, 9, 9] and len(problems) == 1
+    # Of two that begin together the longer one stays; 4 of 1,000 ns are programmatic dependent launch, or rounding.
+    clipped, problems = clip_overlaps(*np.array([(0, 7, 0, 504), (0, 7, 500, 1000), (0, 7, 500, 600)]).T)
+    assert clipped.tolist() == [500, 1000, 500] and len(problems) == 1
+    assert clip_overlaps(*np.array([(0, 7, 0, 504), (0, 7, 500, 1000)]).T)[1] == ()
+
+
+def test_a_duration_that_cannot_be_right_does_not_fill_the_step(tmp_path: Path) -> None:
+    """Four steps of 10 ms; in each kernels of 1.5 ms, one of 1.6 s that can have had 1.8: 4 x 1.5 + 1.8 = 7.8 ms."""
+    begins = (100, 1900, 3700, 5500, 7300)
+    kernels = [
+        event("gemm", 10_000 * step + begin, 1_600_000 if begin == 3700 else 1500, "kernel", args=GPU)
+        for step in range(4)
+        for begin in begins
+    ]
+    steps = [event(f"ProfilerStep#{n}", 10_000 * n, 10_000, "user_annotation") for n in range(4)]
+    found = read(write(tmp_path / "rank0.json", [*steps, *kernels], deviceProperties=[{"id": 0, "name": "H100"}]))
+    time = temporal_breakdown(found)
+    assert time is not None and (time.compute_ns, time.span_ns) == (31_200_000, 40_000_000)
+    assert kernel_times(found, window="kernels").total_ns.tolist() == [31_200_000]
+    (problem,) = found.problems
+    assert "4 overlaps" in problem and "6,392.8 ms" in problem  # 4 x (1600 - 1.8)
+
+
+def test_an_export_of_nsys_is_clipped_too(tmp_path: Path) -> None:
+    owner = 40 << 24
+    columns = "start INTEGER, end INTEGER, deviceId INTEGER, streamId INTEGER, correlationId INTEGER, globalPid INTEGER"
+    rows = [(0, 900, 0, 7, 1, owner, 1, 1), (100, 200, 0, 7, 2, owner, 1, 1)]
+    path = tmp_path / "export.sqlite"
+    sqlite_with(
+        {
+            "StringIds": ("id INTEGER, value TEXT", [(1, "sgemm")]),
+            "CUPTI_ACTIVITY_KIND_KERNEL": (f"{columns}, demangledName INTEGER, shortName INTEGER", rows),
+        }
+    )(path)
+    (found,) = nsys.read(path)
+    assert found.work.end.tolist() == [100, 200] and any("1 overlaps" in problem for problem in found.problems)
