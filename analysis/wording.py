@@ -6,9 +6,6 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-# Embeddings, overrides and isolates of the two directions of writing; the marks of Arabic and Hebrew stay.
-_REORDERING = dict.fromkeys((*range(0x202A, 0x202F), *range(0x2066, 0x206A)), " ")
-
 Row = Mapping[str, Any]
 
 UNKNOWN = "–"  # noqa: RUF001  an en dash, as tables have it
@@ -67,20 +64,15 @@ def flops(value: Any) -> str:
     if not is_known(value):
         return UNKNOWN
     amount, units = float(value), ["P", "T", "G", "M", "k", ""]
-    while len(units) > 1 and amount >= _ROUNDS_UP:
+    while len(units) > 1 and amount >= 999.5:
         amount /= 1000
         units.pop()
     return f"{short(amount)} {units[-1]}FLOP/s"
 
 
-# From here on three significant digits are 1000.
-_ROUNDS_UP = 999.5
-
-
 def short(value: float, digits: int = 3) -> str:
     """At most three (or four) significant digits, whole and separated from 1000 on: 0.4, 116, 1,230."""
-    rounds_up = 1000 - 0.5 * 10 ** (3 - digits)
-    return f"{value:,.0f}" if abs(value) >= rounds_up else f"{value:.{digits}g}"
+    return f"{value:,.0f}" if abs(value) >= 999.5 else f"{value:.{digits}g}"
 
 
 def interval(low: Any, high: Any, form: Callable[[Any], str] = fine) -> str:
@@ -103,15 +95,21 @@ def count(value: Any) -> str:
     return f"{int(value):,}" if is_known(value) else UNKNOWN
 
 
-# How a column of records.schema is written, by its form.
+def signed(value: Any) -> str:
+    """A relative difference as a percentage with its sign."""
+    return f"{100 * value:+.1f} %" if is_known(value) else UNKNOWN
+
+
+def text(value: Any) -> str:
+    """A value as text; a dash for None and ""."""
+    return UNKNOWN if value in (None, "") else str(value)
+
+
+# How a column is written, by its form.
 FORMS: dict[str, Callable[[Any], str]] = {
-    "number": number,
-    "fine": fine,
-    "percent": percent,
-    "size": size,
-    "flops": flops,
-    "count": count,
-}
+    "number": number, "fine": fine, "percent": percent, "size": size, "traffic": traffic, "flops": flops,
+    "count": count, "ratio": ratio, "signed": signed, "text": text,
+}  # fmt: skip
 
 
 def is_known(value: Any) -> bool:
@@ -228,27 +226,19 @@ def floor_sentence(row: Row) -> str:
 
 
 def strategy_label(strategy: str, options: str, checkpointing: bool = False, allocator: str = "") -> str:
-    """Return a strategy with its options in a few words; longer ones, such as a configuration, as a hash.
-
-    Args:
-        strategy: Trial.strategy.
-        options: Trial.strategy_options.
-        checkpointing: Trial.activation_checkpointing.
-        allocator: Trial.allocator.
-    """
+    """Return a strategy with its options in a few words; longer ones, such as a configuration, as a hash."""
     named = read_options(options)
-    words = [f"{name}={_short(value)}" for name, value in sorted(named.items(), reverse=True)]
+    words = []
+    for name, value in sorted(named.items(), reverse=True):
+        brief = isinstance(value, int | float)
+        hashed = hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:8]
+        words.append(f"{name}={value if brief else hashed}")
     words += ["checkpointing"] * checkpointing + [f"memory={allocator}"] * bool(allocator)
     return " ".join([strategy, *words])
 
 
 def implementation_label(implementation: str, levers: str) -> str:
-    """Return an implementation with its optimizations, if they are not the defaults of its device.
-
-    Args:
-        implementation: Trial.implementation.
-        levers: `Trial.levers`.
-    """
+    """Return an implementation with its optimizations (`Trial.levers`) if they are not the defaults of its device."""
     words = {"": "", "none": " without optimizations"}
     return f"{implementation}{words.get(levers, f' {levers}')}"
 
@@ -265,12 +255,7 @@ def bucket_mib(options: str) -> int | None:
 
 
 def task_label(task: str, options: str) -> str:
-    """Return a task with its options in a few words, those that are off left out.
-
-    Args:
-        task: Trial.task.
-        options: Trial.task_options.
-    """
+    """Return a task with its options in a few words, those that are off left out."""
     named = {name: value for name, value in read_options(options).items() if value is not False}
     words = [name if value is True else f"{name}={value}" for name, value in sorted(named.items())]
     return " ".join([task, *words])
@@ -284,26 +269,10 @@ def read_options(options: str) -> dict[str, object]:
         return {"options": options}
 
 
-def _short(value: object) -> str:
-    if isinstance(value, int | float):
-        return str(value)
-    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:8]
-
-
-def in_order(text: str) -> str:
-    """Return a text with a blank for every character that shows others in another order than they have."""
-    return text if text.isprintable() else text.translate(_REORDERING)
-
-
 def inert(value: Any) -> Any:
-    """Return a cell of a table that people open: a text that a spreadsheet would run as a formula gets an apostrophe,
-    and is `in_order`.
-
-    Names in traces are whatever somebody called them: =HYPERLINK(...) is one.
-    """
+    """Return a cell of a table that people open: a text that a spreadsheet takes for a formula gets an apostrophe."""
     if not isinstance(value, str):
         return value
-    value = in_order(value)
     if not value.startswith(("=", "+", "-", "@", "\t", "\r")):
         return value
     try:

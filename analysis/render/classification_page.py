@@ -1,109 +1,91 @@
-"""The HTML page of a text classification, its figures, and its tables."""
+"""The HTML page of a text classification, and its tables."""
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
-from analysis import wording
 from analysis.metrics.classification import Classification
-from analysis.render import tables
 from analysis.render.classification_figures import classification_figures
-from analysis.render.page import Block, Cards, Gallery, Page, Prose, Section, write_page
-from analysis.render.tables import Facts
+from analysis.render.columns import columns
+from analysis.render.page import Cards, Figures, Page, Section, Text, write_page
+from analysis.render.tables import Block, Facts, Table, texts, write_csv
+from analysis.wording import percent
 from records.classification import ClassificationResult
 
-MOST_CONFUSED = 15
+_MOST_CONFUSED = 15
+_MOST_LABELS = 20
+_MOST_COLUMNS = 6
 _RUN_NAMES = {"instead_of": "replaced the files of run"}
 
 
-def write_classification_report(result: ClassificationResult, found: Classification, folder: Path) -> Path:
-    """Write the page, its figures and its tables; return the path of the page.
+def write_classification_report(result: ClassificationResult, scores: Classification, folder: Path) -> Path:
+    """Write the page, its figures and its tables; return the path of the page. Raises StorageError."""
+    write_csv(folder / "classification_report.csv", scores.report())
+    if scores.has_matrix:
+        header = ["true_label", *(f"predicted {label}" for label in scores.labels)]
+        rows = [(label, *counts) for label, counts in zip(scores.labels, scores.confusion.tolist(), strict=True)]
+    else:
+        header, rows = ["true_label", "prediction", "texts"], [*scores.pairs()]
+    name = "confusion_matrix" if scores.has_matrix else "confusion_pairs"
+    write_csv(folder / f"{name}.csv", [dict(zip(header, row, strict=True)) for row in rows], header)
+    headline, _, *tables = classification_blocks(result, scores, most_labels=None)
+    sections = [
+        Section("", [Text(str(headline), "headline"), Cards([(*card, "") for card in _cards(scores)])], "answer"),
+        Section("Input", [Facts(_facts(result))]),
+        Section("Figures", [Figures(classification_figures(result, scores))]),
+        Section("Each label", tables),
+    ]
+    return write_page(Page(result.root.name, "bertbench classification", sections), folder)[0]
 
-    Raises:
-        StorageError: the folder cannot be written.
+
+def classification_blocks(
+    result: ClassificationResult, scores: Classification, most_labels: int | None = _MOST_LABELS
+) -> list[Block]:
+    """Return the result in one sentence, scores and settings, each label, and the confusions.
+
+    Args:
+        result: what a training left.
+        scores: its scores on the test split.
+        most_labels: labels to show, those with the lowest F1; None for all.
     """
-    tables.write_csv(folder / "classification_report.csv", found.report())
-    _write_confusion(found, folder)
-    return write_page(classification_page(result, found), folder)[0]
-
-
-def classification_page(result: ClassificationResult, found: Classification) -> Page:
-    """Return the page of a classification."""
-    confused = confused_table(found)
-    answer: list[Block] = [Prose(headline(found), "headline"), Cards([(*card, "") for card in cards(found)])]
-    return Page(
-        result.root.name,
-        "bertbench classification",
-        [
-            Section("", answer, "answer"),
-            Section("Input", [Facts(facts(result))]),
-            Section("Figures", [Gallery(classification_figures(result, found))]),
-            Section("Each label", [Prose("Scores on the test split.", "faint"), report_table(found)]),
-            Section("Most frequent errors", [confused] if confused.rows else []),
-        ],
-    )
-
-
-def _write_confusion(found: Classification, folder: Path) -> None:
-    matrix, pairs = folder / "confusion_matrix.csv", folder / "confusion_pairs.csv"
-    if not found.has_matrix:
-        names = ("true_label", "prediction", "texts")
-        tables.write_csv(pairs, [dict(zip(names, pair, strict=True)) for pair in found.pairs()], names)
-        return
-    header = ["true_label", *(f"predicted {label}" for label in found.labels)]
-    rows = zip(found.labels, found.confusion.tolist(), strict=True)
-    tables.write_csv(matrix, [dict(zip(header, (label, *counts), strict=True)) for label, counts in rows], header)
-
-
-def headline(found: Classification) -> str:
-    """Return the result in one sentence."""
-    gain = 100 * (found.accuracy - found.majority)
-    return (
-        f"Accuracy {100 * found.accuracy:.1f} % on {found.texts:,} held-out texts with {len(found.labels)} labels: "
+    gain = 100 * (scores.accuracy - scores.majority)
+    headline = (
+        f"Accuracy {percent(scores.accuracy)} on {scores.texts:,} held-out texts with {len(scores.labels)} labels: "
         f"{abs(gain):.1f} points {'above' if gain >= 0 else 'below'} always predicting the most frequent label"
     )
+    rows, title, csv = scores.report(), "", "classification_report.csv"
+    if most_labels is not None and len(rows) > most_labels:
+        rows = sorted((row for row in rows if row["support"]), key=lambda row: row["f1"] or 0.0)[:most_labels]
+        title = f"the {len(rows)} of {len(scores.labels):,} labels with the lowest F1, of those that occur"
+    blocks: list[Block] = [headline, Facts([*_cards(scores), *_facts(result)])]
+    blocks.append(Table("report", columns("label precision recall f1 support predicted"), rows, title, csv))
+    return [*blocks, *_confusions(scores)]
 
 
-def cards(found: Classification) -> list[tuple[str, str]]:
-    """Return the scores as (name, value)."""
-    names = ("accuracy", "balanced accuracy", "macro F1", "weighted F1", "majority baseline")
-    values = (found.accuracy, found.balanced_accuracy, found.macro_f1, found.weighted_f1, found.majority)
-    return [(name, f"{100 * value:.1f} %") for name, value in zip(names, values, strict=True)]
-
-
-def facts(result: ClassificationResult) -> list[tuple[str, str]]:
-    """Return the input and the training settings as (name, value)."""
-    splits = ", ".join(f"{split} {sum(counts.values()):,}" for split, counts in result.distribution.items())
-    rows = [("source", result.path.name), ("texts", splits)]
-    rows += [
-        (_RUN_NAMES.get(name, name.replace("_", " ")), str(value))
-        for name, value in result.run.items()
-        if value is not None
-    ]
-    return [(name, value) for name, value in rows if value]
-
-
-def report_table(found: Classification) -> tables.Table:
-    """Return precision, recall and F1 of each label."""
-    columns = [
-        tables.plain("label", "label"),
-        tables.measured("precision", "precision", wording.percent),
-        tables.measured("recall", "recall", wording.percent),
-        tables.measured("F1", "f1", wording.percent),
-        tables.measured("texts", "support", wording.count),
-        tables.measured("predicted", "predicted", wording.count),
-    ]
-    return tables.build("report", columns, found.report(), csv="classification_report.csv")
-
-
-def confused_table(found: Classification) -> tables.Table:
-    """Return the most frequent errors."""
-    columns = [
-        tables.plain("true label", "true"),
-        tables.plain("prediction", "given"),
-        tables.measured("texts", "texts", wording.count),
-        tables.measured("of that label", "share", wording.percent),
-    ]
+def _confusions(scores: Classification) -> list[Block]:
+    """Return the confusion matrix of a few labels, true labels down, and the most frequent errors."""
+    blocks: list[Block] = []
+    if scores.has_matrix and len(scores.labels) <= _MOST_COLUMNS:
+        lines = [
+            [label, *(f"{count:,}" if share != share else f"{count:,} ({percent(share)})"
+                      for count, share in zip(counts, shares, strict=True))]
+            for label, counts, shares in zip(scores.labels, scores.confusion, scores.normalized, strict=True)
+        ]  # fmt: skip
+        title = "confusion, texts and share of each row (true labels down, predictions across)"
+        blocks.append(texts("confusion", ("", *scores.labels), lines, title))
     names = ("true", "given", "texts", "share")
-    rows: Sequence[dict[str, Any]] = [dict(zip(names, one, strict=True)) for one in found.most_confused(MOST_CONFUSED)]
-    return tables.build("confused", columns, rows)
+    rows = [dict(zip(names, one, strict=True)) for one in scores.most_confused(_MOST_CONFUSED)]
+    shown = columns(" ".join(names), true="true label", given="prediction", share="of that label")
+    return [*blocks, Table("confused", shown, rows, "most frequent errors")] if rows else blocks
+
+
+def _cards(scores: Classification) -> Sequence[tuple[str, str]]:
+    names = ("accuracy", "balanced accuracy", "macro F1", "weighted F1", "majority baseline")
+    values = (scores.accuracy, scores.balanced_accuracy, scores.macro_f1, scores.weighted_f1, scores.majority)
+    return [(name, percent(value)) for name, value in zip(names, values, strict=True)]
+
+
+def _facts(result: ClassificationResult) -> list[tuple[str, str]]:
+    splits = ", ".join(f"{split} {sum(counts.values()):,}" for split, counts in result.distribution.items())
+    run = [(_RUN_NAMES.get(name, name.replace("_", " ")), str(value)) for name, value in result.run.items()
+           if value is not None]  # fmt: skip
+    return [(name, value) for name, value in [("source", result.path.name), ("texts", splits), *run] if value]

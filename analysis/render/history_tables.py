@@ -1,29 +1,65 @@
-"""The history of runs: a table for each repeated measurement, one line for each other measurement."""
+"""The history of runs: a table for each repeated measurement, one line for each other measurement; and its page."""
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from analysis import wording
 from analysis.load import CIRCUMSTANCES
-from analysis.metrics.comparison.history import History, Point, Series
-from analysis.render import tables
+from analysis.metrics.comparison.history import History, Series
+from analysis.render.columns import columns
+from analysis.render.figure import Figure
+from analysis.render.page import Figures, Page, Section, report_folder, write_page
+from analysis.render.tables import Block, Table, write_csv
+from analysis.render.training_figures import lines_figure
+from analysis.wording import Row
 
-Row = Mapping[str, Any]
+_MOST_LINES = 8
 
 
-def history_blocks(found: History) -> list[tables.Block]:
+def history_blocks(history: History) -> list[Block]:
     """Return a table per repeated measurement, a line per other one, and a count of the latest verdicts."""
-    named = list(zip(found.series, series_titles(found.series), strict=True))
-    blocks = [block for one, title in named if len(one.points) > 1 for block in repeated_blocks(one, title)]
-    blocks += [once_line(one, title) for one, title in named if len(one.points) == 1]
-    newest = [one.points[-1].verdict or "first" for one in found.series]
+    named = sorted(
+        zip(history.series, series_titles(history.series), strict=True), key=lambda one: len(one[0].points) < 2
+    )
+    newest = [one.points[-1].verdict or "first" for one in history.series]
     tally = ", ".join(f"{newest.count(name)} {name}" for name in dict.fromkeys(newest))
-    measured = f"{len(newest)} configuration{'' if len(newest) == 1 else 's'}"
-    last = f"{measured}; latest verdicts: {tally}; threshold {100 * found.threshold:g} %"
-    return [*blocks, tables.Plain(last)]
+    counted = wording.counted(len(newest), "configuration")
+    last = f"{counted}; latest verdicts: {tally}; threshold {100 * history.threshold:g} %"
+    return [*(block for one, title in named for block in _series_blocks(one, title)), last]
+
+
+def write_history_report(history: History, folder: Path) -> list[Path]:
+    """Write report.html with its tables and history.csv into a folder; return the files. Raises StorageError."""
+    rows = [{**one.row, **asdict(point)} for one in history.series for point in one.points]
+    with report_folder(folder):
+        table = folder / "history.csv"
+        write_csv(table, [{**row, "changed": "; ".join(row["changed"])} for row in rows])
+        *blocks, tally = history_blocks(history)
+        figures = history_figures(history)
+        sections = [
+            Section("", [tally], "answer"),
+            Section("Trends", [Figures(figures)] if figures else []),
+            Section("Configurations", blocks),
+            Section("Not read", [*history.problems, *history.notes]),
+        ]
+        page, *others = write_page(Page("History of runs", "bertbench history", sections), folder)
+    return [page, table, *others]
+
+
+def history_figures(history: History) -> list[Figure]:
+    """Return samples per second by run, a line for each of at most eight configurations of two points or more."""
+    lines = {}
+    for one in history.series:
+        name = f"{wording.place(one.row)}, {one.row['implementation']} {wording.model(one.row)}"
+        good = [(place, point.samples_per_second) for place, point in enumerate(one.points) if point.samples_per_second]
+        if len(good) > 1:
+            lines[name] = ([place for place, _ in good], [speed for _, speed in good])
+    left = f" The first {_MOST_LINES} of {len(lines)} configurations." if len(lines) > _MOST_LINES else ""
+    panel = ("run", "samples/s", dict(list(lines.items())[:_MOST_LINES]), None)
+    return [lines_figure("history", "Throughput by run", f"Of every run.{left}", [panel])] if lines else []
 
 
 def series_titles(series: Sequence[Series]) -> list[str]:
@@ -31,13 +67,13 @@ def series_titles(series: Sequence[Series]) -> list[str]:
     alike: dict[str, list[Row]] = defaultdict(list)
     for one in series:
         alike[_measured_what(one.row)].append(one.row)
-    found = []
+    titles = []
     for one in series:
         what = _measured_what(one.row)
         differing = [name for name in CIRCUMSTANCES if len({str(row.get(name)) for row in alike[what]}) > 1]
-        own = "".join(f", {name.replace('_', ' ')} {_setting(one.row.get(name))}" for name in differing)
-        found.append(f"{what}{own}: {one.row['machine']}")
-    return found
+        settings = "".join(f", {name.replace('_', ' ')} {one.row.get(name) or 'default'}" for name in differing)
+        titles.append(f"{what}{settings}: {one.row['machine']}")
+    return titles
 
 
 def _measured_what(row: Row) -> str:
@@ -46,57 +82,40 @@ def _measured_what(row: Row) -> str:
     return f"{row['task']} {row['implementation']}, {wording.model(row)}, {wording.place(row)}, {wording.data(row)}"
 
 
-def _setting(value: object) -> str:
-    return "default" if value in (None, "") else str(value)
-
-
 def run_names(one: Series) -> list[str]:
     """Return a name per point: the last parts of its folder, as many as tell the points apart."""
     folders = [Path(point.run).parts for point in one.points]
-    longest = max(map(len, folders))
-    for count in range(1, longest + 1):
+    for count in range(1, max(map(len, folders)) + 1):
         names = ["/".join(parts[-count:]) for parts in folders]
         if len(set(names)) == len(set(folders)):
             return names
     return [point.run for point in one.points]
 
 
-def repeated_blocks(one: Series, title: str) -> list[tables.Block]:
-    """Return the table of a repeated measurement, the changes between its runs, and the reasons for verdicts."""
+def _series_blocks(one: Series, title: str) -> list[Block]:
+    """Return the table of a measurement, the changes between its runs, and the reasons for verdicts."""
+    point = one.points[0]
+    if len(one.points) == 1:
+        speed, unit = (
+            (point.samples_per_second, "samples/s") if point.samples_per_second else (point.step_time_ms, "ms per step")
+        )
+        known = f"{wording.number(speed)} {unit}" if speed else point.status
+        return [f"measured once, {known}: {title}: {point.run}"]
     names = run_names(one)
-    rows = [_row(point, name) for point, name in zip(one.points, names, strict=True)]
-    columns = [
-        tables.plain("started (UTC)", "when"),
-        tables.plain("run", "name"),
-        tables.measured("rounds", "rounds", wording.count),
-        tables.recorded("samples_per_second"),
-        tables.spread("samples_per_second"),
-        tables.recorded("step_time_ms"),
-        tables.measured("time / previous", "time_ratio", lambda value: wording.number(value, 4)),
-        tables.measured("time / first", "time_ratio_first", lambda value: wording.number(value, 4)),
-        tables.plain("verdict", "said"),
-    ]
-    blocks: list[tables.Block] = [tables.build("history", columns, rows, title)]
+    rows: list[dict[str, Any]] = []
+    blocks: list[Block] = []
     reasons: dict[str, list[str]] = defaultdict(list)
     for point, name in zip(one.points, names, strict=True):
+        verdict = point.verdict or ("first" if point.status == "ok" else point.status)
+        when = point.began[:16].replace("T", " ")
+        rows.append({**asdict(point), "name": name, "when": when, "said": verdict})
         if point.changed:
             blocks.append(f"{name}: changed: {'; '.join(point.changed)}")
         if point.reason:
             reasons[f"{point.verdict or point.status}: {point.reason}"].append(name)
-    return [*blocks, *(f"{', '.join(places)}: {reason}" for reason, places in reasons.items())]
-
-
-def once_line(one: Series, title: str) -> str:
-    """Return a measurement that only one run made, as one line."""
-    (point,) = one.points
-    speed = point.status
-    if point.samples_per_second is not None:
-        speed = f"{wording.number(point.samples_per_second)} samples/s"
-    elif point.step_time_ms is not None:
-        speed = f"{wording.number(point.step_time_ms)} ms per step"
-    return f"measured once, {speed}: {title}: {point.run}"
-
-
-def _row(point: Point, name: str) -> Row:
-    said = point.verdict or ("first" if point.status == "ok" else point.status)
-    return {**asdict(point), "name": name, "when": point.began[:16].replace("T", " "), "said": said}
+    shown = columns(
+        "when name rounds samples_per_second samples_per_second~ step_time_ms time_ratio time_ratio_first said",
+        when="started (UTC)", name="run", time_ratio="new/previous time", said="verdict",
+    )  # fmt: skip
+    blocks += [f"{', '.join(places)}: {reason}" for reason, places in reasons.items()]
+    return [Table("history", shown, rows, title), *blocks]

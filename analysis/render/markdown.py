@@ -18,19 +18,16 @@ def blocks_markdown(blocks: Sequence[tables.Block]) -> str:
 def _block(block: tables.Block) -> str:
     if isinstance(block, str):
         return escaped(block)
-    if isinstance(block, tables.Table):
-        return _table(block)
     if isinstance(block, tables.Plain):
         return "\n".join(f"    {printable(line)}" for line in block.text.split("\n"))
-    facts = [f"- {escaped(name)}: {escaped(value)}" for name, value in block.rows]
-    return "\n".join([*([f"**{escaped(block.title)}**", ""] if block.title else []), *facts])
-
-
-def _table(table: tables.Table) -> str:
-    rules = ["---:" if numeric else "---" for numeric in table.numeric]
-    rows = [[escaped(cell.text) for cell in row] for row in table.rows]
-    lines = [f"| {' | '.join(row)} |" for row in ([escaped(one) for one in table.headings], rules, *rows)]
-    return "\n".join([*([f"**{escaped(table.title)}**", ""] if table.title else []), *lines])
+    if isinstance(block, tables.Table):
+        rules = ["---" if column.value is None else "---:" for column in block.columns]
+        headings = [escaped(column.label) for column in block.columns]
+        rows = [headings, rules, *([escaped(text) for text in row] for row in block.texts())]
+        lines = [f"| {' | '.join(row)} |" for row in rows]
+    else:
+        lines = [f"- {escaped(name)}: {escaped(value)}" for name, value in block.rows]
+    return "\n".join([*([f"**{escaped(block.title)}**", ""] if block.title else []), *lines])
 
 
 def escaped(text: str) -> str:

@@ -8,17 +8,16 @@ import os
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 from urllib.parse import quote
 
-from analysis.diagnose.finding import Finding
+from analysis.diagnose.advice import Advice
+from analysis.diagnose.finding import Finding, distinct_names
 from analysis.render import charts, tables
 from analysis.render.figure import Figure
-from analysis.render.finding_tables import table_of
-from analysis.wording import in_order
 from common.atomic import remove_left_overs, storage_errors, write_text
 from common.locks import locked
 
@@ -28,27 +27,16 @@ if TYPE_CHECKING:
 PAGE = "report.html"
 MOST_ROWS = 200
 """Most rows that a page holds of the table of a finding."""
-_OPEN_ROWS = 16
-"""Most rows of a finding's table that are shown unfolded."""
 _HERE = Path(__file__).parent
-_LOCK = ".report.lock"
 
 
 @dataclass(frozen=True, slots=True)
-class Prose:
-    """A paragraph that is not like others; as in them, options and commands in backticks are set apart."""
+class Text:
+    """A paragraph unlike others. In every text, options and commands in backticks are set apart."""
 
     text: str
     style: str
-    """"faint", "decides", "meaning" or "headline"."""
-
-
-@dataclass(frozen=True, slots=True)
-class Heading:
-    """A heading within a section."""
-
-    text: str
-    style: str = ""
+    """"headline", "faint", "decides", or "badge" with "good" or "caution"."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,24 +47,14 @@ class Cards:
 
 
 @dataclass(frozen=True, slots=True)
-class Badge:
-    """A short note that stands out: the machine was disturbed, a result is not conclusive."""
+class Items:
+    """A list; an item may begin with a link: (anchor, its words, text)."""
 
-    text: str
-    style: Literal["caution", "good", "plain"] = "caution"
-
-
-@dataclass(frozen=True, slots=True)
-class Callout:
-    """A box with what the reader must not miss, such as what to do first."""
-
-    title: str
-    blocks: "Sequence[Block]"
-    style: Literal["first", "plain"] = "first"
+    rows: Sequence[str | tuple[str, str, str]]
 
 
 @dataclass(frozen=True, slots=True)
-class Gallery:
+class Figures:
     """Figures, half ones beside each other."""
 
     figures: Sequence[Figure]
@@ -85,146 +63,74 @@ class Gallery:
 
 
 @dataclass(frozen=True, slots=True)
-class Items:
-    """A list; an item may begin with a link to a panel: (anchor, its words, text)."""
-
-    rows: Sequence[tuple[str, str, str]]
-    start: int = 0
-    """Number of the first item; 0 for a list without numbers."""
-
-
-@dataclass(frozen=True, slots=True)
-class Caution:
-    """A caution: what, where, and what to do."""
-
-    messages: Sequence[str]
-    where: str
-    remedy: str
-
-
-@dataclass(frozen=True, slots=True)
-class Details:
-    """Folded blocks."""
-
-    summary: str
-    blocks: "Sequence[Block]"
-    heading: bool = False
-    """The summary is as large as the title of a section."""
-
-
-@dataclass(frozen=True, slots=True)
-class Article:
-    """Blocks that belong together, with a title and an anchor if given."""
+class Section:
+    """Blocks that belong together; left out without blocks. Its long tables are folded, beside figures all."""
 
     title: str
     blocks: "Sequence[Block]"
+    style: str = ""
+    """"answer" for what a page is opened for, "first" for what to do first."""
+    folded: bool = False
     anchor: str = ""
-    style: str = "panel"
 
 
-Block = tables.Block | Prose | Heading | Cards | Badge | Callout | Gallery | Items | Caution | Details | Article
+Block = tables.Block | Text | Cards | Items | Figures | Section
 """Blocks that a terminal also shows (tables, facts, plain lines, sentences), and blocks of pages alone."""
 
 
 @dataclass(frozen=True, slots=True)
-class Section:
-    """One part of a page."""
-
-    title: str
-    blocks: Sequence[Block]
-    style: str = ""
-    """"answer" for what a page is opened for."""
-
-
-@dataclass(frozen=True, slots=True)
 class Page:
-    """Content of one HTML file; sections without blocks are left out."""
+    """Content of one HTML file."""
 
     title: str
     eyebrow: str
     sections: Sequence[Section]
 
 
-def finding_panel(
-    finding: Finding, figures: Sequence[Figure], prefix: str = "", folder: str = ""
-) -> Article:  # fmt: skip
-    """Return a finding as blocks: its sentence, its figures, and at most MOST_ROWS rows of its table.
+def listed(texts: Sequence[str]) -> list[Block]:
+    """Return texts as a list, equal ones once; nothing where there are none."""
+    return [Items(list(dict.fromkeys(texts)))] if texts else []
+
+
+def advice_blocks(advice: Sequence[Advice]) -> list[Block]:
+    """Return what to do first, and what then."""
+    texts = [one.text for one in advice]
+    return [Section("Do this first", [*texts[:1], *listed(texts[1:])], "first")] if texts else []
+
+
+def finding_panel(finding: Finding, figures: Sequence[Figure], prefix: str = "", folder: str = "") -> Section:
+    """Return a finding as a section: its sentence, its figures, and at most MOST_ROWS rows of its table.
 
     Args:
-        finding: what an analysis said.
+        finding: finding to show.
         figures: of it.
         prefix: begins the anchor, where a page shows several sources.
-        folder: of the figures' files, below that of the page.
+        folder: of the files of figures and tables, below that of the page.
     """
-    blocks: list[Block] = [Prose(finding.sentence, "meaning")] if finding.sentence else []
-    if figures:
-        blocks.append(Gallery(figures, folder))
+    blocks: list[Block] = [finding.sentence] if finding.sentence else []
+    blocks += [Figures(figures, folder)] if figures else []
     if len(finding.table):
-        shown = replace(table_of(finding, MOST_ROWS), csv="/".join(filter(None, (folder, f"{finding.name}.csv"))))
-        rows = len(shown.rows)
-        folded = Details(f"{rows} row{'s' if rows != 1 else ''}", [shown])
-        blocks.append(folded if figures or rows > _OPEN_ROWS else shown)
-        left = len(finding.table) - MOST_ROWS
-        if left > 0:
-            blocks.append(Prose(f"{left:,} more rows are in {finding.name}.csv", "faint"))
-    return Article(finding.title, blocks, f"{prefix}{finding.name}")
+        file = "/".join(filter(None, (folder, f"{finding.name}.csv")))
+        blocks.append(tables.of_frame(finding.name, finding.table[:MOST_ROWS], csv=file))
+    left = len(finding.table) - MOST_ROWS
+    blocks += [Text(f"{left:,} more rows are in {finding.name}.csv", "faint")] if left > 0 else []
+    return Section(finding.title, blocks, anchor=f"{prefix}{finding.name}")
 
 
-@dataclass(frozen=True, slots=True)
-class _Part:
-    """One entry of the table of contents."""
-
-    anchor: str
-    title: str
-
-
-class _Outline:
-    """Gives every section of a page its own anchor, and lists the anchors."""
-
-    def __init__(self, page: Page) -> None:
-        self._taken = {block.anchor for section in page.sections for block in section.blocks
-                       if isinstance(block, Article) and block.anchor}  # fmt: skip
-        self.anchors: dict[int, str] = {}
-        """Anchor of each section and each fold, by identity."""
-        self.parts: list[_Part] = []
-        for section in page.sections:
-            if not section.blocks:
-                continue
-            title = section.title or ("Answer" if section.style == "answer" else "")
-            if title:
-                self._add(section, title)
-            for block in section.blocks:
-                if isinstance(block, Details) and block.heading:
-                    self._add(block, block.summary)
-
-    def of(self, thing: object) -> str:
-        """Return the anchor of a section or a fold, "" if it has none."""
-        return self.anchors.get(id(thing), "")
-
-    def _add(self, thing: object, title: str) -> None:
-        name = re.sub(r"[^a-z0-9]+", "-", title.lower()).strip("-") or "part"
-        anchor, number = name, 1
-        while anchor in self._taken:
-            number += 1
-            anchor = f"{name}-{number}"
-        self._taken.add(anchor)
-        self.anchors[id(thing)] = anchor
-        self.parts.append(_Part(anchor, title))
-
-
-class _Tables:
+class _Files:
     """Writes a CSV file for each table of a page that has none yet; `link` returns its address."""
 
     def __init__(self, folder: Path) -> None:
         self.written: list[Path] = []
         self._folder = folder
-        self._names: dict[str, int] = {}
+        self._names: list[str] = []
 
     def link(self, table: tables.Table) -> str:
         """Return the address of a table's CSV file, relative to the page. Raises StorageError."""
         path = table.csv
         if not path:
-            number = self._names[table.name] = self._names.get(table.name, 0) + 1
+            self._names.append(table.name)
+            number = self._names.count(table.name)
             path = f"tables/{table.name}{f'-{number}' if number > 1 else ''}.csv"
             tables.write_csv(self._folder / path, table.csv_rows())
             self.written.append(self._folder / path)
@@ -235,18 +141,17 @@ class _Tables:
 def report_folder(folder: Path, given: bool = True) -> Iterator[None]:
     """Lock the folder while files are written; first remove partial files of killed processes.
 
-    Another report into the same folder waits. A folder that nothing came of is not left behind.
-
-    Args:
-        folder: where the report is written.
-        given: the user named the folder, which may then be a link; a folder in it, or one in a run directory, may not.
+    Another report into the same folder waits. A folder that nothing came of is not left behind. Only a folder that the
+    user gave may be a link.
     """
     for place in (*(() if given else (folder,)), *folder.glob("*"), *folder.glob("profiles/*")):
         if place.is_symlink() and place.is_dir():
             with storage_errors(place):
                 raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
     try:
-        with locked(folder, "another report", "wait for it, or give another --out", wait=True, name=_LOCK, remove=True):
+        with locked(
+            folder, "another report", "wait for it, or give another --out", wait=True, name=".report.lock", remove=True
+        ):
             for place in (folder, *folder.glob("profiles/*")):
                 remove_left_overs(place)
             yield
@@ -270,36 +175,41 @@ def write_page(page: Page, folder: Path) -> list[Path]:
         trim_blocks=True,
         lstrip_blocks=True,
     )
+    shown = [section for section in page.sections if section.blocks]
+    titles = [section.title or "Answer" for section in shown]
+    anchors = distinct_names([re.sub(r"[^a-z0-9]+", "-", title.lower()).strip("-") for title in titles])
+    anchors = [section.anchor or f"part-{name}" for section, name in zip(shown, anchors, strict=True)]
     pictures: list[Path] = []
 
     def drawn(figure: Figure, below: str) -> markupsafe.Markup:
         pictures.append(charts.write_png(figure, folder / below))
         return markupsafe.Markup(charts.figure_html(figure))  # noqa: S704 # nosec B704 # its text is escaped
 
-    csvs, outline = _Tables(folder), _Outline(page)
+    files = _Files(folder)
+    css, js = ((_HERE / f"page.{name}").read_text(encoding="utf-8") for name in ("css", "js"))
     environment.filters |= {
         "options": _mark_options,
         "drawn": drawn,
         "kind": lambda block: type(block).__name__,
-        "csv": csvs.link,
-        "anchor": outline.of,
+        "csv": files.link,
+        "sort_key": tables.sort_key,
     }
-    css, js = ((_HERE / f"page.{name}").read_text(encoding="utf-8") for name in ("css", "js"))
-    files = {"css": f"{css}\n{charts.style()}", "js": f"{js}\n{charts.script()}"}
-    written = datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
-    text = environment.get_template("page.html").render(page=page, written=written, parts=outline.parts, **files)
+    text = environment.get_template("page.html").render(
+        page=page,
+        parts=list(zip(anchors, titles, shown, strict=True)),
+        written=datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
+        css=f"{css}\n{charts.style()}",
+        js=f"{js}\n{charts.script()}",
+    )
     path = folder / PAGE
-    encodable = in_order(text).encode("utf-8", "replace").decode()  # names of files may hold bytes that are no UTF-8
-    write_text(path, encodable)
-    return [path, *pictures, *csvs.written]
+    write_text(path, text.encode("utf-8", "replace").decode())  # names of files may be no UTF-8
+    return [path, *pictures, *files.written]
 
 
 def _mark_options(text: str) -> "markupsafe.Markup":
-    """Escape `text`, and set commands in backticks and options apart so that options are not broken over lines."""
+    """Escape a text, and set commands in backticks and options apart so that options are not broken over lines."""
     import markupsafe
 
     escaped = str(markupsafe.escape(text))
-    marked = re.sub(
-        r"`([^`<]+)`|--[a-z][a-z-]*(?: \d+)?", lambda found: f"<code>{found[1] or found[0]}</code>", escaped
-    )
+    marked = re.sub(r"`([^`<]+)`|--[a-z][a-z-]*(?: \d+)?", lambda one: f"<code>{one[1] or one[0]}</code>", escaped)
     return markupsafe.Markup(marked)  # noqa: S704 # nosec B704 # its text is escaped

@@ -138,7 +138,7 @@ def _table(finding: Finding, width: int, rows: int) -> tables.Table:
     frame = finding.table.head(max(rows, 1)).dropna(axis="columns", how="all")
     table = table_of(dataclasses.replace(finding, table=frame))
     texts = [name for name, numeric in zip(frame.columns, table.numeric, strict=True) if not numeric]
-    columns = zip(table.headings, *([cell.text for cell in row] for row in table.rows), strict=True)
+    columns = zip(table.headings, *table.texts(), strict=True)
     widths = [
         max(map(len, [*textwrap.wrap(heading, _HEADING_WIDTH, break_long_words=False), *cells]))
         for heading, *cells in columns

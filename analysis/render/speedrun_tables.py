@@ -1,75 +1,59 @@
 """Speedruns as tables: what each seed needed, the intervals over the seeds, and the decision between two."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from analysis import wording
 from analysis.metrics.comparison.speedruns import SIGNIFICANCE, SUMMARIZED, SpeedrunComparison
-from analysis.render import tables
-from analysis.wording import FORMS
+from analysis.render.columns import columns
+from analysis.render.tables import Block, Facts, Table, texts
+from analysis.wording import FORMS, Row
 from common.scores import score
-from records.schema import SPEEDRUN, Column
-
-Row = Mapping[str, Any]
+from records.schema import SPEEDRUN
 
 _COLUMNS = {column.name: column for column in SPEEDRUN}
-_SHOWN = ("steps", "tokens", "mlm_loss", "step_seconds", "loop_seconds", "total_seconds", "samples_per_second",
-          "energy_joules", "cost")  # fmt: skip
-"""Columns of numbers in the table of seeds; energy and cost only where they are known."""
+_SHOWN = "steps tokens mlm_loss step_seconds loop_seconds total_seconds samples_per_second energy_joules cost"
+"""Columns of numbers in the table of seeds."""
 _OPTIONAL = ("energy_joules", "cost")
 
 
-def speedrun_blocks(found: Row) -> list[tables.Block]:
+def speedrun_blocks(run: Row) -> list[Block]:
     """Return a speedrun: the seeds, what they needed on average, and what the numbers depend on.
 
     Args:
-        found: speedrun.json with `summary`, as analysis.metrics.comparison.speedruns.load_speedrun returns it.
+        run: speedrun.json with `summary`, as analysis.metrics.comparison.speedruns.load_speedrun returns it.
     """
-    rows, whole = found["rows"], found["summary"]
-    facts = [("target", target_text(found)), ("reached", f"{whole['reached']} of {whole['seeds']} seeds")]
-    facts += [(_label(name), mean_text(name, whole[name])) for name in SUMMARIZED if whole[name]]
-    facts += [(_label(name), f"not known: {why}") for name, why in _unknown(whole).items()]
+    rows, whole = run["rows"], run["summary"]
+    facts = [("target", _target_text(run)), ("reached", f"{whole['reached']} of {whole['seeds']} seeds")]
+    facts += [(_COLUMNS[name].label, _mean_text(name, whole[name])) for name in SUMMARIZED if whole[name]]
+    facts += [(_COLUMNS[name].label, f"not known: {why}") for name, why in _unknown(whole).items()]
     facts += [(f"seed {row['seed']}", f"{row['status']}: {row['reason']}") for row in rows if row["reason"]]
-    facts += [("machine", machine_text(found))] if found["machine"] else []
+    if run["machine"]:
+        facts.append(("machine", ", ".join(f"{name} {value}" for name, value in run["machine"].items())))
     facts += [
         ("caution", f"{one['message']}; {one['remedy']} (seeds {' '.join(map(str, one['seeds']))})")
-        for one in found.get("cautions") or []
+        for one in run.get("cautions") or []
     ]
-    return [seeds_table(rows), tables.Facts(facts)]
+    return [seeds_table(rows), Facts(facts)]
 
 
-def seeds_table(rows: Sequence[Row]) -> tables.Table:
-    """Return a row per seed."""
-    shown = [name for name in _SHOWN if name not in _OPTIONAL or any(row.get(name) is not None for row in rows)]
-    columns = [
-        tables.plain("seed", "seed"),
-        tables.plain("status", "status"),
-        *(tables.measured(_label(name), name, _form(_COLUMNS[name])) for name in shown),
-    ]
-    return tables.build("speedrun", columns, rows)
+def seeds_table(rows: Sequence[Row]) -> Table:
+    """Return a row per seed; energy and cost only where they are known."""
+    shown = [name for name in _SHOWN.split() if name not in _OPTIONAL or any(row.get(name) is not None for row in rows)]
+    return Table("speedrun", columns(["seed", "status", *shown]), rows)
 
 
-def target_text(found: Row) -> str:
-    """Return the goal in words."""
-    target, data = found["target"], found["data"]
-    held_out = data.get("held_out_samples")
+def _target_text(run: Row) -> str:
+    target, held_out = run["target"], run["data"].get("held_out_samples")
     on = "" if held_out is None else f", on {held_out:,} held-out samples"
     return f"{score(target['score']).label} of {target['value']:g} nats or less{on}"
 
 
-def machine_text(found: Row) -> str:
-    """Return the machine and the versions in one line."""
-    named = {"device_name": "", "devices": "devices ", "threads_per_rank": "threads per device "}
-    words = [f"{named.get(name, f'{name} ')}{value}" for name, value in found["machine"].items()]
-    return ", ".join(words)
-
-
-def mean_text(name: str, value: Row) -> str:
-    """Return a mean over the seeds with its interval."""
-    form = _form(_COLUMNS[name])
-    if value["low"] is None:
-        return f"{form(value['mean'])} (one seed: no interval)"
-    return f"{form(value['mean'])} (95 % interval {form(value['low'])} to {form(value['high'])})"
+def _mean_text(name: str, value: Row) -> str:
+    """Return a mean over the seeds with its interval; a mean of counts in whole ones."""
+    form: Any = FORMS[_COLUMNS[name].form] if name != "mlm_loss" else score(name).text
+    mean, low, high = (None if value[key] is None else form(value[key]) for key in ("mean", "low", "high"))
+    return f"{mean} ({'one seed: no interval' if low is None else f'95 % interval {low} to {high}'})"
 
 
 def _unknown(whole: Row) -> dict[str, str]:
@@ -80,44 +64,31 @@ def _unknown(whole: Row) -> dict[str, str]:
     return {name: why for name, why in unknown.items() if name != "cost"}
 
 
-def _label(name: str) -> str:
-    return _COLUMNS[name].label
-
-
-def _form(column: Column) -> Any:
-    if column.name == "mlm_loss":
-        return lambda value: score("mlm_loss").text(value) if value is not None else wording.UNKNOWN
-    if column.form == "count":  # a mean of counts is shown in whole ones
-        return lambda value: wording.count(None if value is None else round(value))
-    return FORMS[column.form]
-
-
-def speedrun_comparison_blocks(a: Row, b: Row, found: SpeedrunComparison) -> list[tables.Block]:
+def speedrun_comparison_blocks(a: Row, b: Row, comparison: SpeedrunComparison) -> list[Block]:
     """Return speedrun B beside speedrun A, and the decision."""
-    sides = (a, b)
-    rows = [("reached", *(f"{one['summary']['reached']} of {one['summary']['seeds']}" for one in sides), "")]
+    both, ratios = (a["summary"], b["summary"]), comparison.ratios
+    rows = [("reached", *(f"{one['reached']} of {one['seeds']}" for one in both), "")]
     for name in SUMMARIZED:
-        values = [one["summary"][name] for one in sides]
-        if any(values):
-            texts = [mean_text(name, value) if value else wording.UNKNOWN for value in values]
-            ratio = f"{found.ratios[name]:.3f}" if name in found.ratios else wording.UNKNOWN
-            rows.append((_label(name), *texts, ratio))
-    facts = [("target", target_text(b)), ("verdict", verdict_text(found)), ("reason", found.reason)]
-    if found.saved_seconds is not None and found.saved_low is not None and found.saved_high is not None:
-        ends = f"{wording.fine(found.saved_low)} to {wording.fine(found.saved_high)}"
-        facts.append(("training time saved", f"{wording.fine(found.saved_seconds)} s (95 % interval {ends})"))
-    if found.costs_quality:
-        rate, time = found.ratios["samples_per_second"], found.ratios["step_seconds"]
+        if any(one[name] for one in both):
+            means = [_mean_text(name, one[name]) if one[name] else wording.UNKNOWN for one in both]
+            ratio = f"{ratios[name]:.3f}" if name in ratios else wording.UNKNOWN
+            rows.append((_COLUMNS[name].label, *means, ratio))
+    facts = [("target", _target_text(b)), ("verdict", _VERDICTS[comparison.verdict]), ("reason", comparison.reason)]
+    if comparison.saved_seconds is not None and comparison.saved_low is not None:
+        saved = [
+            wording.fine(value) for value in (comparison.saved_seconds, comparison.saved_low, comparison.saved_high)
+        ]
+        facts.append(("training time saved", f"{saved[0]} s (95 % interval {saved[1]} to {saved[2]})"))
+    if comparison.costs_quality:
+        rate, time = ratios["samples_per_second"], ratios["step_seconds"]
         facts.append(("throughput", f"B makes {rate:.2f} x the samples/s and needs {time:.2f} x the training time"))
-    facts += [("differs", text) for text in found.differences]
-    return [tables.texts("speedruns", ("", "A", "B", "B / A"), rows), tables.Facts(facts)]
+    facts += [("differs", text) for text in comparison.differences]
+    return [texts("speedruns", ("", "A", "B", "B / A"), rows), Facts(facts)]
 
 
-def verdict_text(found: SpeedrunComparison) -> str:
-    """Return the decision in words."""
-    return {
-        "faster": f"B is faster: a new record at a significance of {SIGNIFICANCE:g}",
-        "slower": "B is slower",
-        "not reached": "B does not reach the target",
-        "cannot decide": "not conclusive",
-    }[found.verdict]
+_VERDICTS = {
+    "faster": f"B is faster: a new record at a significance of {SIGNIFICANCE:g}",
+    "slower": "B is slower",
+    "not reached": "B does not reach the target",
+    "cannot decide": "not conclusive",
+}

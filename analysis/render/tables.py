@@ -1,75 +1,88 @@
-"""What is shown of results: tables of named columns, facts, sentences. Terminal, page and CSV are made of these."""
+"""What is shown of results: tables of declared columns, facts, sentences. Every output is made of these."""
 
 import csv
 import math
+import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from analysis.load import measurement
-from analysis.wording import (
-    FORMS,
-    UNKNOWN,
-    Row,
-    batch,
-    data,
-    devices,
-    fine,
-    implementation,
-    inert,
-    interval,
-    is_known,
-    model,
-    names_strategies,
-    number,
-    ratio,
-    status,
-)
+from analysis import wording
+from analysis.wording import FORMS, UNKNOWN, Row, inert, interval, is_known
 from common.atomic import atomic_path
 from records.schema import RESULT
 
 if TYPE_CHECKING:
     import pandas as pd
 
+Form = str | Callable[[Any], str]
+"""A key of wording.FORMS, or a function from a value to its text."""
+
+# Ends of the names of columns -> what the heading says after the name.
+_UNITS = {
+    "_gb_s": "GB/s", "_gib_s": "GiB/s", "_ns": "ns", "_us": "µs", "_ms": "ms", "_s": "s", "_percent": "%",
+    "_watts": "W", "_mhz": "MHz", "_celsius": "°C", "_joules": "J",
+}  # fmt: skip
+_SHARES = ("share", "utilization", "efficiency", "fraction", "attainable")
+_LONGEST_NAME = 118
+"""Names of kernels and messages of rules can be very long; JSON and CSV have them whole, and a page on hovering."""
+
 
 @dataclass(frozen=True, slots=True)
-class Cell:
-    """One value of a table, ready to show and to sort."""
+class Column:
+    """One column of a table."""
 
-    text: str
-    sort: float | str
-    title: str = ""
+    label: str
+    """Heading, with the unit."""
+    fields: tuple[str, ...] = ()
+    """Fields of a row that it shows, which a CSV file has; empty for a text that is computed."""
+    text: Callable[[Row], str] = str
+    """What is shown of a row."""
+    value: Callable[[Row], Any] | None = None
+    """The number to sort by; None for a column of texts."""
+    note: Callable[[Row], str] | None = None
     """More, on hovering."""
 
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """A table to show."""
+    """A table to show: rows and columns."""
 
     name: str
     """Short name, also of its CSV file."""
-    headings: tuple[str, ...]
-    """Column headings, with units."""
-    rows: tuple[tuple[Cell, ...], ...]
-    """Cells, as many per row as headings."""
-    numeric: tuple[bool, ...]
-    """Per column: whether it is a number, and so aligned to the right."""
+    columns: Sequence[Column]
+    rows: Sequence[Row]
     title: str = ""
-    """Line above it; "" for none."""
     csv: str = ""
     """CSV file with its rows, relative to the folder of a page; "" where the page writes one (`csv_rows`)."""
-    values: tuple[Row, ...] = ()
-    """The rows of the CSV file: fields in full precision; empty where it has the texts of the cells."""
-    trials: tuple[str, ...] = ()
-    """Trial id of each row, which a filter also finds; empty where rows are not trials."""
+
+    @property
+    def headings(self) -> list[str]:
+        """Headings of the columns."""
+        return [column.label for column in self.columns]
+
+    @property
+    def numeric(self) -> list[bool]:
+        """Whether each column has numbers, which stand to the right."""
+        return [column.value is not None for column in self.columns]
+
+    def texts(self) -> list[list[str]]:
+        """Return the texts of the cells by row."""
+        return [[column.text(row) for column in self.columns] for row in self.rows]
 
     def csv_rows(self) -> list[dict[str, Any]]:
-        """Return what a CSV file of this table holds, a row for each of `rows`."""
-        if self.values:
-            return [dict(row) for row in self.values]
-        texts = [["" if cell.text == UNKNOWN else cell.text for cell in row] for row in self.rows]
-        return [dict(zip(self.headings, row, strict=True)) for row in texts]
+        """Return a row of a CSV file for each row: fields in full precision, computed texts as they are shown."""
+        return [self._csv_row(row) for row in self.rows]
+
+    def _csv_row(self, row: Row) -> dict[str, Any]:
+        values: dict[str, Any] = {}
+        for column in self.columns:
+            if column.fields:
+                values |= {name: row.get(name) for name in column.fields}
+            else:
+                values[column.label or "mark"] = column.text(row).replace(UNKNOWN, "")
+        return values
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,12 +91,11 @@ class Facts:
 
     rows: Sequence[tuple[str, str]]
     title: str = ""
-    """Line above them; "" for none."""
 
 
 @dataclass(frozen=True, slots=True)
 class Plain:
-    """Lines to show as they are: a heading, a format that programs read, what another program said."""
+    """Lines to show as they are: a heading, a format that programs read, the output of another program."""
 
     text: str
 
@@ -92,153 +104,102 @@ Block = Table | Facts | Plain | str
 """What is shown in one piece; a str is a sentence, in as many lines as it takes."""
 
 
-@dataclass(frozen=True, slots=True)
-class Column:
-    """How one column of a table comes out of a row."""
-
-    heading: str
-    value: Callable[[Row], Any]
-    text: Callable[[Row], str]
-    numeric: bool = True
-    """Aligned to the right, sorted by value."""
-    title: Callable[[Row], str] | None = None
-    fields: tuple[str, ...] = ()
-    """Fields of the row that say everything that the text says, for CSV files; empty for the text itself."""
+def plain(label: str, name: str = "") -> Column:
+    """Return a column of text; None and "" are a dash, 0 is not."""
+    name = name or label
+    return Column(label, (name,), lambda row: FORMS["text"](row.get(name)))
 
 
-def plain(heading: str, name: str) -> Column:
-    """A column of text; None and "" are a dash, 0 is not."""
+def computed(label: str, text: Callable[[Row], str], value: Callable[[Row], Any] | None = None) -> Column:
+    """Return a column of texts that are made of several fields; with `value` a number to sort by."""
+    return Column(label, (), text, value)
 
-    def text(row: Row) -> str:
-        value = row.get(name)
-        return "" if value is None else str(value)
 
+def measured(label: str, name: str, form: Form = "number") -> Column:
+    """Return a column of numbers; the note of a dash says why the number is not known."""
+    write = FORMS[form] if isinstance(form, str) else form
     return Column(
-        heading,
-        text,
-        lambda row: text(row) or UNKNOWN,
-        numeric=False,
-        fields=(name,),
-    )
-
-
-def measured(heading: str, name: str, form: Callable[[Any], str] = number) -> Column:
-    """A column of numbers; hovering over a dash says why the number is not known."""
-    return Column(
-        heading,
-        lambda row: row.get(name),
-        lambda row: form(row.get(name)),
-        title=lambda row: _why(row, name),
-        fields=(name,),
+        label, (name,), lambda row: write(row.get(name)), lambda row: row.get(name), lambda row: _why(row, name)
     )
 
 
 def recorded(name: str) -> Column:
-    """A measured column of a result, with the heading and the form that records.schema declares for it."""
-    column = RESULT[name]
-    return measured(column.label, name, FORMS[column.form])
+    """Return a column of numbers of a result, with the heading and the form that records.schema declares for it."""
+    return measured(RESULT[name].label, name, RESULT[name].form)
 
 
-def spread(name: str, form: Callable[[Any], str] = fine, title: Callable[[Row], str] | None = None) -> Column:
-    """A column of the 95 % intervals of a number: its fields are <name>_low and <name>_high."""
+def spread(name: str, form: Callable[[Any], str] = wording.fine) -> Column:
+    """Return a column of the 95 % intervals of a number: its fields are <name>_low and <name>_high."""
     low, high = f"{name}_low", f"{name}_high"
     return Column(
-        "95 % interval",
-        lambda row: row.get(low),
-        lambda row: interval(row.get(low), row.get(high), form),
-        title=title or (lambda row: _why(row, low)),
-        fields=(low, high),
-    )
+        "95 % interval", (low, high), lambda row: interval(row.get(low), row.get(high), form),
+        lambda row: row.get(low), lambda row: _why(row, low),
+    )  # fmt: skip
 
 
 def _why(row: Row, name: str) -> str:
     return str((row.get("unknown") or {}).get(name, "")) if row.get(name) is None else ""
 
 
-def build(name: str, columns: Sequence[Column], rows: Sequence[Row], title: str = "", csv: str = "") -> Table:
-    """Make a table of `rows`; `csv` names the file that holds them already, where there is one."""
-
-    def cell(column: Column, row: Row) -> Cell:
-        value = column.value(row)
-        if column.numeric:
-            value = float(value) if is_known(value) else -math.inf
-        return Cell(column.text(row), value, column.title(row) if column.title else "")
-
-    def values(row: Row) -> Row:
-        found: dict[str, Any] = {}
-        for column in columns:
-            if column.fields:
-                found |= {name: row.get(name) for name in column.fields}
-            else:
-                text = column.text(row)
-                found[column.heading or "mark"] = "" if text == UNKNOWN else text
-        return found
-
-    return Table(
-        name,
-        tuple(column.heading for column in columns),
-        tuple(tuple(cell(column, row) for column in columns) for row in rows),
-        tuple(column.numeric for column in columns),
-        title,
-        csv,
-        values=tuple(values(row) for row in rows),
-        trials=tuple(str(row.get("trial_id") or "") for row in rows)
-        if any(row.get("trial_id") for row in rows)
-        else (),
-    )
-
-
 def texts(
     name: str, headings: Sequence[str], rows: Iterable[Sequence[str]], title: str = "", *, numeric: bool = True
 ) -> Table:
     """Return a table of texts that are ready to show; with `numeric` all but the first column to the right."""
-    cells = tuple(tuple(Cell(text, text) for text in row) for row in rows)
-    return Table(name, tuple(headings), cells, (False, *(numeric for _ in headings[1:])), title)
 
+    def cell(place: int) -> Callable[[Row], str]:
+        return lambda row: str(row[str(place)])
 
-def ratio_lookup(ratios: Sequence[Row]) -> Callable[[Row], Row | None]:
-    """Return a function that finds the ratio of a result row."""
-    found = {measurement(item): item for item in ratios}
-    return lambda row: found.get(measurement(row))
-
-
-def result_columns(ratios: Sequence[Row]) -> list[Column]:
-    """Columns of the table of all trials; that of the ratio only where there are any."""
-    find = ratio_lookup(ratios)
-
-    def of(row: Row) -> Any:
-        return (find(row) or {}).get("throughput_ratio") if row.get("status") == "ok" else None
-
-    def decided(row: Row) -> str:
-        found = find(row)
-        if row.get("kind") == "input":
-            return "input only: nothing was trained"
-        return f"differs: {found['decided']} ({found['reason']})" if found else ""
-
-    return [
-        Column("implementation", implementation, implementation, False),
-        Column("model", lambda row: model(row), model, False),
-        Column("data", data, data, False),
-        plain("strategy", "strategy"),
-        Column("devices", lambda row: row["world_size"], devices),
-        Column("batch", lambda row: row["micro_batch_size"], batch),
-        recorded("samples_per_second"),
-        recorded("tokens_per_second"),
-        recorded("step_time_ms"),
-        spread("step_time_ms"),
-        recorded("mfu"),
-        recorded("peak_memory_bytes"),
-        *([Column(f"× {ratios[0]['reference']}", of, lambda row: ratio(of(row)), title=decided)] if ratios else []),  # noqa: RUF001
-        Column("status", lambda row: str(row["status"]), lambda row: str(row["status"]), False, title=status),
+    columns = [
+        Column(heading, (), cell(place), cell(place) if numeric and place else None)
+        for place, heading in enumerate(headings)
     ]
+    return Table(name, columns, [{str(place): text for place, text in enumerate(row)} for row in rows], title)
 
 
-def without_constant_model(columns: Sequence[Column], rows: Sequence[Row]) -> list[Column]:
-    """Leave columns of model and data out where all rows have the same, that of strategies where it says nothing."""
-    same = {name for name, of in (("model", model), ("data", data)) if len({of(row) for row in rows}) == 1}
-    if any(column.heading == "strategy" for column in columns) and not names_strategies(rows):
-        same.add("strategy")
-    return [column for column in columns if column.heading not in same]
+def of_frame(name: str, frame: "pd.DataFrame", title: str = "", csv: str = "") -> Table:
+    """Return a frame as a table: the name of a column says its unit and form."""
+    from analysis.diagnose.finding import plain_rows
+
+    rows = plain_rows(frame)
+    return Table(
+        name, [_of_values(str(one), [row[str(one)] for row in rows]) for one in frame.columns], rows, title, csv
+    )
+
+
+def _of_values(name: str, values: Sequence[Any]) -> Column:
+    known = [value for value in values if value is not None]
+    ending = next((ending for ending in _UNITS if name.endswith(ending)), "")
+    label = f"{name.removesuffix(ending)} {_UNITS.get(ending, '')}".replace("_", " ").strip()
+    if known and all(isinstance(value, int | float) and not isinstance(value, bool) for value in known):
+        return measured(label, name, _form(name, known))
+
+    def text(row: Row) -> str:
+        value = row.get(name)
+        if isinstance(value, bool):
+            return "yes" if value else ""
+        shown = ", ".join(map(str, value)) if isinstance(value, list) else FORMS["text"](value)
+        long = name in ("name", "message") and len(shown) > _LONGEST_NAME
+        return f"{shown[: _LONGEST_NAME - 3]}..." if long else shown
+
+    return Column(label, (name,), text, note=lambda row: str(row.get(name)) if text(row).endswith("...") else "")
+
+
+def _form(name: str, known: Sequence[Any]) -> str:
+    if name.endswith(_SHARES) or "utilization" in name:
+        return "percent"
+    if re.search(r"(^|_)bytes$", name):
+        return "traffic"
+    if name.endswith("_flops"):
+        return "flops"
+    return "count" if all(isinstance(value, int) for value in known) else "number"
+
+
+def sort_key(column: Column, row: Row) -> float | str:
+    """Return what a row is sorted by in a column; unknown numbers come first."""
+    if column.value is None:
+        return column.text(row)
+    value = column.value(row)
+    return float(value) if is_known(value) else value if isinstance(value, str) else -math.inf
 
 
 def write_csv(

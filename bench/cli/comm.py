@@ -1,4 +1,4 @@
-"""`bertbench comm`: collectives alone, by size, as nccl-tests prints them, and the line fitted to them."""
+"""`bertbench comm`: collectives alone, by size, with the columns of nccl-tests, and the line fitted to them."""
 
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -68,8 +68,8 @@ def _inside(
 def _measured(run: RunDirectory, trials: list[Trial], results: list[dict[str, Any]]) -> Result:
     from analysis.load import load_run
     from analysis.metrics.communication.links import fitted_links, link_rows
-    from analysis.render.link_tables import link_sentences, nccl_tests_text
-    from analysis.render.tables import Facts, Plain
+    from analysis.render.link_tables import collectives_table, links_table
+    from analysis.render.tables import Facts
 
     by_id = {trial.trial.trial_id: trial for trial in load_run(run)}
     loaded = [by_id[trial.trial_id] for trial in trials if trial.trial_id in by_id]
@@ -89,8 +89,8 @@ def _measured(run: RunDirectory, trials: list[Trial], results: list[dict[str, An
             "failed": failed,
         },
         blocks=[
-            *(Plain(nccl_tests_text(trial)) for trial in measured),
-            *link_sentences(links),
+            *(collectives_table(trial.row["by_size"]) for trial in measured),
+            *([links_table(links)] if links else []),
             Facts([("results", str(run.path)), ("report", f"bertbench report {run.path}")]),
         ],
         code=3 if any(result["status"] != "ok" for result in results) else code,

@@ -97,7 +97,7 @@ def _runs(options: CompareOptions) -> Result:
     found = _with_markdown(found, options)
     if options.out is None or not comparison.rows:
         return found
-    from analysis.render.compare_page import write_runs_report
+    from analysis.render.pages import write_runs_report
 
     out = options.out
     return _with_page(found, lambda: write_runs_report(comparison, options.a, options.b, out))
@@ -181,7 +181,7 @@ def _traces(options: CompareOptions) -> Result:
     )
     if options.out is None:
         return result
-    from analysis.render.compare_page import write_traces_report
+    from analysis.render.pages import write_traces_report
 
     out = options.out
     return _with_page(result, lambda: write_traces_report(found, findings, options.a, options.b, out))

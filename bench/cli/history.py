@@ -46,7 +46,7 @@ def run(options: HistoryOptions) -> Result:
             "bertbench history needs run directories, or a folder that contains some: bertbench history runs",
         )
     from analysis.metrics.comparison.history import history_of
-    from analysis.render.history_tables import history_blocks
+    from analysis.render.history_tables import history_blocks, write_history_report
     from analysis.sources import runs_below
 
     folders = dict.fromkeys(run.resolve() for path in options.runs for run in runs_below(path))
@@ -56,8 +56,6 @@ def run(options: HistoryOptions) -> Result:
         note(text)
     written: Sequence[Path] = ()
     if options.out is not None:
-        from analysis.render.history_page import write_history_report
-
         out = options.out
         written, failure = when_writable(lambda: write_history_report(found, out))
         document |= {"report": str(written[0])} if written else {}

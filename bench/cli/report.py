@@ -39,7 +39,7 @@ OPTIONS = {"report PATH": ReportOptions}
 
 def run(options: ReportOptions) -> Result:
     """Write the page of a run or of a profile."""
-    from analysis.render.trainings_page import trainings_in, write_trainings_report
+    from analysis.render.pages import trainings_in, write_trainings_report
     from analysis.sources import is_run
     from records.speedrun import is_speedrun
 
@@ -102,8 +102,8 @@ def _of_run(options: ReportOptions) -> Result:
 
 def _of_profile(options: ReportOptions) -> Result:
     from analysis.diagnose.explain import explain, to_do
+    from analysis.render.pages import write_source_report
     from analysis.render.screen import screen_of
-    from analysis.render.source_page import write_source_report
     from analysis.sources import open_sources
 
     source = open_sources(options.path)

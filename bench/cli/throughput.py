@@ -197,7 +197,7 @@ def _measured(
     from analysis.diagnose.run_answer import advice_of_profiles, complete_answers
     from analysis.load import load_run
     from analysis.metrics.comparison.within_run import input_ratios, ratios_of, synthetic_gaps
-    from analysis.render.result_tables import answer_lines, caution_lines, input_lines, results_blocks
+    from analysis.render.result_tables import answer_lines, caution_lines, input_tables, results_blocks
     from analysis.render.tables import Facts
 
     wanted = {trial.trial_id for trial in asked}
@@ -220,7 +220,7 @@ def _measured(
             **({"comparisons": [verdict.to_json() for verdict in verdicts]} if verdicts else {}),
         },
         blocks=[
-            *answer_lines(said), *results_blocks(shown, ratios), *input_lines(inputs, gaps), *caution_lines(own),
+            *answer_lines(said), *results_blocks(shown, ratios), *input_tables(inputs, gaps), *caution_lines(own),
             Facts([("results", str(run.results_csv)), ("report", f"bertbench report {run.path}")]),
         ],
     )  # fmt: skip

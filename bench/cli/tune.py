@@ -290,9 +290,9 @@ def _write(study: Study, search: Search, trials: int | None, evaluator: str) -> 
 def _finish(
     options: TuneOptions, study: Study, search: Search, trials: int | None, why: str, stop: StopRequest
 ) -> Result:
+    from analysis.render.pages import write_tune_report
     from analysis.render.search_tables import tune_blocks
     from analysis.render.tables import Facts
-    from analysis.render.tune_page import write_tune_report
 
     found = _write(study, search, trials, options.importance)
     with study.locked():

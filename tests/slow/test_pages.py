@@ -1,4 +1,4 @@
-"""Pages in a real browser: width, contrast, silence, filter, sort, contents, CSV files, notes by keyboard and touch."""
+"""Pages in a real browser: width, contrast, silence, filter, sort, contents, CSV files."""
 
 import csv
 import json
@@ -23,9 +23,8 @@ from analysis.diagnose.explain import comparison_findings
 from analysis.metrics.comparison.history import history_of
 from analysis.metrics.comparison.regression import compare_runs
 from analysis.metrics.comparison.traces import compare_traces
-from analysis.render.compare_page import write_runs_report, write_traces_report
-from analysis.render.history_page import write_history_report
-from analysis.render.tune_page import write_tune_report
+from analysis.render.history_tables import write_history_report
+from analysis.render.pages import write_runs_report, write_traces_report, write_tune_report
 from records.run import RunDirectory
 from records.training import TrainRun
 from records.trial import Trial
@@ -144,24 +143,19 @@ def test_nothing_overflows_and_all_words_have_contrast(opened: Opened) -> None:
     assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
     inside = """found => found.filter(one => one.getBoundingClientRect().right > document.documentElement.clientWidth)
         .map(one => one.outerHTML.slice(0, 80))"""
-    assert page.locator("h1, h2, h3, p, .badge, .scroll, .table-tools, figure, li").evaluate_all(inside) == []
-    rows, notes = page.locator("table.sortable tbody tr"), page.locator("td .note")
+    assert page.locator("h1, h2, h3, p, .badge, .scroll, .tools, figure, li").evaluate_all(inside) == []
+    rows = page.locator("tbody tr")
     for scheme in ("dark", "light"):
         page.emulate_media(color_scheme=scheme)
         assert too_faint(page) == {}, scheme
         if rows.count():
             rows.first.hover()
-        if notes.count():
-            notes.first.focus()
-            assert page.locator("#note-tip").is_visible()
             assert too_faint(page) == {}, scheme
 
 
 def test_contents_lead_to_every_section_and_unfold_it(opened: Opened) -> None:
     page = opened.page
-    contents = page.locator(".contents details")
-    contents.evaluate("one => { one.open = true; }")
-    links = page.locator(".contents a")
+    links = page.locator("nav a")
     assert links.count() >= 3
     for link in links.all():
         link.click()
@@ -194,7 +188,7 @@ def test_each_table_shows_the_values_of_its_csv_file(opened: Opened) -> None:
     boxes = opened.page.locator("div.table")
     compared = 0
     for box in boxes.all():
-        path = opened.path.parent / unquote(box.locator("a.csv").get_attribute("href"))
+        path = opened.path.parent / unquote(box.locator(".tools a").get_attribute("href"))
         rows = read(path)
         trials = box.locator("tbody tr").evaluate_all("found => found.map(row => row.dataset.trial || '')")
         texts = box.locator("tbody tr").evaluate_all(
@@ -260,7 +254,7 @@ def test_a_click_and_enter_sort_by_value(opened: Opened) -> None:
 def test_the_filter_finds_trials_and_words_by_mouse_and_keyboard(wide: Opened) -> None:
     page = wide.page
     box = page.locator("div.table", has=page.locator("tr[data-trial]")).first
-    rows, field, found = box.locator("tbody tr"), box.locator(".filter input"), box.locator(".found")
+    rows, field, found = box.locator("tbody tr"), box.locator("label input"), box.locator("output")
     total = rows.count()
     identity = rows.nth(2).get_attribute("data-trial")
     field.click()
@@ -281,30 +275,9 @@ def test_the_filter_finds_trials_and_words_by_mouse_and_keyboard(wide: Opened) -
     assert visible.count() == 0
 
 
-def test_notes_are_shown_by_hover_focus_and_tap(browser: Any, reports: dict[str, Path], wide: Opened) -> None:
-    notes = wide.page.locator("td .note:visible")
-    assert notes.count()
-    tip, first = wide.page.locator("#note-tip"), notes.first
-    first.hover()
-    said = tip.inner_text()
-    assert said == first.get_attribute("data-note")
-    wide.page.mouse.move(0, 0)
-    assert not tip.is_visible()
-    first.focus()
-    assert tip.inner_text() == said and first.get_attribute("aria-describedby") == "note-tip"
-    wide.page.keyboard.press("Escape")
-    assert not tip.is_visible()
-    phone = Opened(browser, reports["run"], 390, has_touch=True, is_mobile=True)
-    note = phone.page.locator("td .note:visible").first
-    note.scroll_into_view_if_needed()
-    note.tap()
-    assert phone.page.locator("#note-tip").inner_text() == note.get_attribute("data-note")
-    phone.close()
-
-
 def test_the_last_column_of_a_projection_is_visible_at_1280(browser: Any, reports: dict[str, Path]) -> None:
     found = Opened(browser, reports["projection"])
-    box = found.page.locator("div.table", has=found.page.locator("a.csv[href='tables/projection.csv']"))
+    box = found.page.locator("div.table", has=found.page.locator(".tools a[href='tables/projection.csv']"))
     assert box.count() == 1
     for folded in found.page.locator("details").all():
         folded.evaluate("one => { one.open = true; }")

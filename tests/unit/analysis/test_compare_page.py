@@ -13,9 +13,9 @@ from analysis import wording
 from analysis.diagnose.explain import comparison_findings
 from analysis.metrics.comparison.regression import compare_runs
 from analysis.metrics.comparison.traces import compare_traces
-from analysis.render.compare_page import runs_page, traces_page, write_traces_report
 from analysis.render.comparison_figures import runs_figures, traces_figures
-from analysis.render.page import Badge
+from analysis.render.page import Page, Text
+from analysis.render.pages import runs_page, traces_page, write_traces_report
 from bench.cli.dispatch import result_of
 from records.run import RunDirectory
 
@@ -33,8 +33,8 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, RunDirectory]:
     return found
 
 
-def badge(page: object) -> Badge:
-    (found,) = [block for block in page.sections[0].blocks if isinstance(block, Badge)]  # type: ignore[attr-defined]
+def badge(page: Page) -> Text:
+    (found,) = [block for block in page.sections[0].blocks if isinstance(block, Text) and "badge" in block.style]
     return found
 
 
@@ -52,7 +52,7 @@ def test_the_verdict_stands_first_and_exit_codes_do_not_depend_on_the_page(
     assert found.written[0] == tmp_path / "out/report.html" and found.document["report"] == str(found.written[0])
     assert "report" not in result(*words).document and all(path.is_file() for path in found.written)
     page = runs_page(compare_runs(runs["old"], runs[new]), runs["old"].path, runs[new].path)
-    assert badge(page) == Badge(word, style)  # type: ignore[arg-type]
+    assert badge(page) == Text(word, f"badge {style}")
 
 
 def test_figure_and_table_hold_the_ratios_of_the_rows(runs: dict[str, RunDirectory], tmp_path: Path) -> None:
@@ -85,7 +85,7 @@ def test_the_page_of_two_traces_shows_the_times_and_what_changed(tmp_path: Path)
     assert values(kernels, "slower") == pytest.approx([10.0, 10.0])
     findings = comparison_findings(found)
     page = traces_page(found, findings, tmp_path / "a", tmp_path / "b")
-    assert badge(page) == Badge("slower", "caution")
+    assert badge(page) == Text("slower", "badge caution")
     written = write_traces_report(found, findings, tmp_path / "a", tmp_path / "b", tmp_path / "out")
     names = {str(path.relative_to(tmp_path / "out")) for path in written}
     assert {"report.html", "time.csv", "changed_kernels.csv", "changed_families.csv", "time.png"} <= names
@@ -97,4 +97,4 @@ def test_equal_traces_have_no_figure_of_changes(tmp_path: Path) -> None:
     found = compare_traces([recording(20)], [recording(20)])
     assert set(traces_figures(found)) == {"time"}
     page = traces_page(found, comparison_findings(found), tmp_path, tmp_path)
-    assert badge(page).style == "good"
+    assert badge(page).style == "badge good"

@@ -16,8 +16,7 @@ from support.refusals import refused
 
 from analysis.load import load_run
 from analysis.metrics.comparison.history import History, history_of
-from analysis.render.history_page import history_figures, history_page
-from analysis.render.page import Article, Badge, Items
+from analysis.render.history_tables import history_figures
 from analysis.sources import runs_below
 from records.run import RunDirectory
 from records.trial import Trial
@@ -147,7 +146,7 @@ def test_runs_are_found_at_any_depth_and_not_inside_of_one_another(on_day: Any, 
         runs_below(tmp_path / "x")
 
 
-def test_the_page_marks_the_run_whose_commit_changed_the_speed_and_says_so_first(on_day: Any) -> None:
+def test_the_figure_has_a_line_of_speeds_for_each_configuration(on_day: Any) -> None:
     runs = [on_day(str(day), day, scale=1.3 if day > 2 else 1.0, batches=(8, 16)) for day in range(1, 5)]
     for number, run in enumerate(runs):
         changed(run, git_commit=f"{'b' if number > 1 else 'a'}" * 40)
@@ -156,14 +155,6 @@ def test_the_page_marks_the_run_whose_commit_changed_the_speed_and_says_so_first
     for name, series in zip(titles(figure), found.series, strict=True):
         speeds = [point.samples_per_second for point in series.points]
         assert values(figure, name) == pytest.approx(speeds, rel=1e-3)
-    page = history_page(history_of(runs[:3]))
-    answer = page.sections[0]
-    (badge,) = [block for block in answer.blocks if isinstance(block, Badge)]
-    (newest,) = [block for block in answer.blocks if isinstance(block, Items)]
-    assert badge.style == "caution" and len(newest.rows) == 2
-    anchors = {block.anchor for section in page.sections for block in section.blocks if isinstance(block, Article)}
-    for anchor, _, said in newest.rows:
-        assert anchor in anchors and f"commit {'a' * 12} -> {'b' * 12}" in said and "+30." in said
 
 
 def test_the_command_writes_table_and_picture_and_its_exit_code_is_that_of_the_newest(

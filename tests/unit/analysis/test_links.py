@@ -7,7 +7,6 @@ from support.rings import ring_all_reduce_us, write_collectives
 
 from analysis.load import load_run
 from analysis.metrics.communication.links import Link, fitted_links, link_rows, ring
-from analysis.render.link_tables import link_sentences
 from records.kinds import collectives_csv
 from records.run import RunDirectory
 
@@ -66,7 +65,6 @@ def test_sizes_that_are_all_small_tell_no_bandwidth_and_give_no_line(tmp_path: P
     write_collectives(tmp_path / "large", 2, 500.0, 20.0, noise=0.0)
     (small,), (large,) = measured(tmp_path / "small"), measured(tmp_path / "large")
     assert "65,536 bytes" in small.reason and "--max-bytes" in small.reason and not large.reason
-    assert "no alpha-beta fit" in link_sentences([small])[0] and "time = " in link_sentences([large])[0]
     assert [row["bandwidth_gb_s"] for row in link_rows([small, large])] == [None, pytest.approx(20.0)]
 
 

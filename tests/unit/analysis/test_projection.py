@@ -10,7 +10,7 @@ from support.rings import Machine, write_collectives
 
 from analysis.load import load_run
 from analysis.metrics.communication.projection import Backward, bucket_ends, project
-from analysis.render.link_tables import refusals as refusal_lines
+from analysis.render.link_tables import projection_blocks
 from records.run import RunDirectory
 
 MIB = 1 << 20
@@ -104,8 +104,8 @@ def test_what_is_not_measured_is_not_projected_and_that_is_said_once(tmp_path: P
     for ranks in (1, 2):
         Machine().write_steps(tmp_path, ranks)
     assert "bertbench comm" in refused(tmp_path, 8)
-    (line,) = refusal_lines(projected(tmp_path, 8, 16, 32))
-    assert line.count("batch 8") == 1
+    (line,) = projection_blocks(projected(tmp_path, 8, 16, 32))
+    assert str(line).count("batch 8") == 1
 
 
 def test_a_projection_to_one_device_is_refused() -> None:

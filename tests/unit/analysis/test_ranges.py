@@ -113,7 +113,7 @@ def layers(count: int) -> Timeline:
 
 
 def rows_of(tree: RangeNode, limit: int = 3) -> list[list[str]]:
-    return [[cell.text for cell in row] for row in range_tree_table(tree, limit).rows]
+    return range_tree_table(tree, limit).texts()
 
 
 def test_equal_layers_are_folded_into_one_line_with_their_sum() -> None:

@@ -11,7 +11,7 @@ from support.fake_run import ENVIRONMENT, SECOND, noisy_times, step_rows, write_
 
 from analysis.diagnose.answer import answers, points
 from analysis.diagnose.profiles import _field
-from analysis.load import load_run
+from analysis.load import load_run, measurement
 from analysis.metrics.comparison.history import history_of
 from analysis.metrics.comparison.ratio import Ratio, ratio_interval, typical_time
 from analysis.metrics.comparison.regression import compare_runs
@@ -19,8 +19,7 @@ from analysis.metrics.comparison.within_run import ratios_of
 from analysis.metrics.scaling import efficiency
 from analysis.metrics.statistics import median_interval
 from analysis.render.result_tables import comparison_blocks, results_blocks
-from analysis.render.sections import facts
-from analysis.render.tables import ratio_lookup
+from analysis.render.run_facts import facts
 from bench.cli.sweep_progress import describe
 from records.files import write_record
 from records.run import RunDirectory
@@ -201,8 +200,8 @@ def test_other_circumstances_are_no_rounds_of_each_other(tmp_path: Path, other: 
     assert sorted(point.rounds for point in found) == [1, 2]
     ratios = ratios_of(trials)
     assert sorted(row["rounds"] for row in ratios) == [1, 2]
-    find = ratio_lookup(ratios)
-    assert all((find(point.row) or {})["rounds"] == point.rounds for point in found)
+    rounds = {measurement(row): row["rounds"] for row in ratios}
+    assert all(rounds[measurement(point.row)] == point.rounds for point in found)
     assert answers(found, ratios)[0].cards[-1].label == "throughput relative to hf"
 
 

@@ -20,7 +20,7 @@ from analysis.metrics.comparison.regression import compare_runs
 from analysis.metrics.comparison.within_run import ratios_of
 from analysis.render.page import report_folder
 from analysis.render.run_figures import run_figures
-from common.errors import StorageError, UsageError
+from common.errors import UsageError
 from records.files import write_record
 from records.run import RunDirectory
 from records.schema import RESULT_COLUMNS
@@ -99,19 +99,6 @@ def test_names_from_outside_are_escaped_everywhere(tmp_path: Path) -> None:
     assert "alert(1)&lt;b&gt;" in text and "{{ 7 * 7 }}" in text
 
 
-def test_characters_that_reverse_text_reach_neither_pages_nor_tables(tmp_path: Path) -> None:
-    run = RunDirectory(tmp_path)
-    name = "gpu\u202e001A\u2066"
-    environment = {**ENVIRONMENT, "device_name": name, "cpu": {"model": name}}
-    for implementation in ("bertbench", name):
-        write_named(run, "t" + implementation[:3], Trial(implementation=implementation), environment)
-    report_page(run)
-    texts = {path.name: path.read_text(encoding="utf-8") for path in run.report.rglob("*.[ch][st][vm]*")}
-    assert {"report.html", "results.csv"} <= texts.keys() and "gpu 001A" in texts["report.html"]
-    found = [name for name, text in texts.items() if re.search(r"[\u202a-\u202e\u2066-\u2069]|\\u202e", text)]
-    assert not found
-
-
 def test_a_run_with_only_failures_says_so_first(tmp_path: Path) -> None:
     run = RunDirectory(tmp_path)
     write_trial(run, Trial(preset="mini"), status="oom", reason="rank 0: out of memory")
@@ -166,11 +153,6 @@ def test_other_data_and_padding_are_curves_of_their_own_and_padded_lengths_are_a
     assert "sequences of 384, at most 384" in text
 
 
-def test_the_answer_does_not_favour_our_own_implementation(tmp_path: Path) -> None:
-    trials = load_run(write_sweep(tmp_path, implementations=("hf", "hf-compiled"), **SMALL))
-    assert answers(points(trials), ratios_of(trials))[0].headline.startswith("hf-compiled trains BERT-mini fastest")
-
-
 def test_what_is_too_close_to_call_has_no_fastest_in_its_headline(tmp_path: Path) -> None:
     """hf 81.6 and bertbench 80 samples/s in one round each are within 5 %; at 60 they are not."""
     for name, ours, rivals in (("close", 100.0, ["bertbench"]), ("apart", 133.0, [])):
@@ -207,15 +189,6 @@ def test_one_configuration_with_one_step_still_makes_a_page(tmp_path: Path) -> N
     write_trial(run, trial, {0: step_rows([100.0], 8)}, environment={}, ranks={0: {"peak_memory_bytes": None}})
     text = report_page(run).read_text(encoding="utf-8")
     assert "80.0 samples/s" in text and "rank 0 measured no peak" in text
-
-
-def test_a_report_can_be_written_again_and_says_the_same(tmp_path: Path) -> None:
-    run = write_sweep(tmp_path, **SMALL)
-
-    def stable() -> str:
-        return re.sub(r"written \S+ \S+ UTC", "", report_page(run).read_text(encoding="utf-8"))
-
-    assert stable() == stable()
 
 
 def test_no_run_is_an_input_error(tmp_path: Path) -> None:
@@ -275,26 +248,6 @@ def test_the_largest_batch_has_its_section_and_its_probes_are_in_no_other(tmp_pa
     assert "1 (1 ok), 1 round, and 1 probe of the largest batch" in text and "no memory left" not in text
 
 
-@pytest.mark.parametrize(
-    ("name", "heading", "values"),
-    [
-        ("memory_limit_gib", "limit, GiB", (2.0, 4.0)),
-        ("data", "data", ("books", "synthetic")),
-        ("grad_accum_steps", "micro-steps", (1, 4)),
-    ],
-)
-def test_searches_for_the_largest_batch_show_what_they_differ_in(
-    name: str, heading: str, values: tuple[Any, Any], tmp_path: Path
-) -> None:
-    run = RunDirectory(tmp_path)
-    write_trial(run, Trial(preset="mini"), {0: step_rows([9.0] * 20, 8)})
-    for found in ([{**FOUND, name: value} for value in values], [{**FOUND, name: values[0]}] * 2):
-        write_record(run.max_batch_json, {"found": found})
-        section = report_page(run).read_text(encoding="utf-8").split("Largest batch</h2>")[1].split("<h2")[0]
-        differ = found[0] != found[1]
-        assert (f">{heading}<" in section) == differ and (f">{values[1]}<" in section) == differ
-
-
 def test_the_run_beside_a_profile_is_no_probe_of_the_largest_batch(tmp_path: Path) -> None:
     run, window = RunDirectory(tmp_path), {"preset": "mini", "start_iteration": 3, "stop_iteration": 6}
     for trial in (Trial(kind="probe", **window), Trial(kind="profile", profiler="torch", **window)):  # type: ignore[arg-type]
@@ -308,31 +261,6 @@ def test_rounds_are_counted_from_one_on_the_page_as_on_the_terminal(tmp_path: Pa
     text = report_page(run).read_text(encoding="utf-8")
     (table,) = [part for part in re.findall("<table.*?</table>", text, re.DOTALL) if ">round<" in part]
     assert ">1<" in table and ">2<" in table and ">0<" not in table
-
-
-@pytest.mark.parametrize(
-    ("content", "named"),
-    [
-        ("{", "max_batch.json"),
-        ('{"schema_version": 1}', "has no list"),
-        ('{"schema_version": 99, "found": []}', "bertbench"),
-        ('{"schema_version": 1, "found": [3]}', "skipped entry 1,"),
-        ('{"schema_version": 1, "found": [{"implementation": "hf"}]}', "skipped entry 1,"),
-    ],
-)
-def test_a_damaged_record_of_the_largest_batch_is_named(tmp_path: Path, content: str, named: str) -> None:
-    run = write_sweep(tmp_path, **SMALL)
-    assert "Largest batch</h2>" not in report_page(run).read_text(encoding="utf-8")
-    (run.path / "max_batch.json").write_text(content)
-    text = report_page(run).read_text(encoding="utf-8")
-    assert "Largest batch</h2>" in text and named in text
-
-
-def test_odd_values_in_a_record_of_the_largest_batch_are_shown_as_not_recorded(tmp_path: Path) -> None:
-    run = write_sweep(tmp_path, **SMALL)
-    odd = {**FOUND, "proved": [], "tried": 3, "failure": None, "fails_at": None, "micro_batch_size": 0}
-    write_record(run.path / "max_batch.json", {"found": [odd]})
-    assert report_page(run).read_text(encoding="utf-8").count("not recorded") >= 3
 
 
 def test_a_damaged_trial_costs_neither_the_report_nor_the_comparison(tmp_path: Path) -> None:
@@ -365,24 +293,13 @@ def test_a_report_that_is_refused_leaves_no_folder(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["report", "report/tables", "report/profiles/x"])
 def test_a_report_does_not_follow_links_of_a_run_directory(tmp_path: Path, name: str) -> None:
     run = write_sweep(tmp_path / "run", **SMALL)
-    victim = tmp_path / "victim"
-    victim.mkdir()
-    (victim / "report.html").write_text("mine")
     link = run.path / name
     link.parent.mkdir(parents=True, exist_ok=True)
-    link.symlink_to(victim)
-    with pytest.raises(StorageError) as caught:
+    (tmp_path / "victim").mkdir()
+    link.symlink_to(tmp_path / "victim")
+    with refused("write-failed", link):
         report_page(run)
-    assert caught.value.code == "write-failed" and str(link) in str(caught.value)
-    assert [path.read_text() for path in victim.iterdir()] == ["mine"]
-
-
-def test_a_link_that_the_user_names_is_followed(tmp_path: Path) -> None:
-    run = write_sweep(tmp_path / "run", **SMALL)
-    (tmp_path / "real").mkdir()
-    (tmp_path / "out").symlink_to(tmp_path / "real")
-    report_page(run, out=tmp_path / "out")
-    assert (tmp_path / "real" / "report.html").exists()
+    assert not [*(tmp_path / "victim").iterdir()]
 
 
 def test_the_page_says_which_peak_mfu_is_of(tmp_path: Path) -> None:

@@ -222,7 +222,7 @@ def test_analyze_reads_the_folder_from_its_records_and_a_copy_by_itself(tmp_path
     assert found.document["summary"]["step_seconds"]["mean"] == pytest.approx(1.0)
     assert (tmp_path / "tables" / "speedrun.csv").read_text().splitlines()[0] == ",".join(SPEEDRUN_COLUMNS)
     printed = shown(found.blocks)
-    assert "3 of 3 seeds" in printed and "6.4000" in printed and "95 % interval" in printed
+    assert "3 of 3 seeds" in printed and "6.40" in printed and "95 % interval" in printed
     copy = tmp_path / "copy.json"
     write_record(copy, content)
     shutil.rmtree(place.path)

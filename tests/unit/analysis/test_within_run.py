@@ -12,7 +12,7 @@ from analysis.diagnose.answer import nothing_measured, points
 from analysis.load import load_run
 from analysis.metrics.comparison.within_run import input_ratios, ratios_of, synthetic_gaps
 from analysis.metrics.scaling import efficiency
-from analysis.render.result_tables import input_lines, results_blocks
+from analysis.render.result_tables import input_tables, results_blocks
 from records.run import RunDirectory
 from records.trial import Trial
 
@@ -120,8 +120,8 @@ def test_terminal_and_report_show_both(tmp_path: Path) -> None:
     trials = load_run(run)
     shown = text(results_blocks([trial.row for trial in trials]))
     assert "bertbench, input only" in shown and "synthetic like books" in shown and "folder books" in shown
-    said = " ".join(input_lines(input_ratios(trials), synthetic_gaps(trials)))
-    assert "times the rate of training" in said and "real compared with synthetic data, bertbench mini" in said
+    names = [table.name for table in input_tables(input_ratios(trials), synthetic_gaps(trials))]
+    assert names == ["input", "gap"]
     assert [point.row["data"] for point in points(trials)] == ["/data/books"], "the answer is about real data"
     page = report_page(run).read_text(encoding="utf-8")
     assert "<h2>Input</h2>" in page and "Real compared with synthetic data" in page and "synthetic like books" in page

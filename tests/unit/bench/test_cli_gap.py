@@ -197,9 +197,9 @@ def test_the_table_of_heads_names_the_best_epoch_and_the_time(tmp_path: Path) ->
     ]
     epochs, heads, *_ = heads_blocks(results, 0.45)
     assert isinstance(epochs, Table) and isinstance(heads, Table)
-    assert [(row[-2].text, row[-1].text) for row in epochs.rows][1::2] == [("62.5 %", "best")] * 2
-    assert [row[3].text for row in heads.rows][:2] == ["61.5"] * 2
-    assert [cell.text for cell in heads.rows[-1]][:2] == ["(majority)", "45.0 %"]
+    assert [row[-2:] for row in epochs.texts()][1::2] == [["62.5 %", "best"]] * 2
+    assert [row[3] for row in heads.texts()][:2] == ["61.5"] * 2
+    assert heads.texts()[-1][:2] == ["(majority)", "45.0 %"]
     assert head_summary(results[0])["best"]["epoch"] == 2.0
 
 

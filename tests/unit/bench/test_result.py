@@ -9,13 +9,13 @@ import pytest
 from support.cli import ROOT
 from support.refusals import refused
 
-from analysis.render.tables import Cell, Facts, Plain, Table
+from analysis.render.tables import Facts, Plain, Table, texts
 from bench.cli.options import Tables
 from bench.cli.result import Result, findings_result, show, when_writable
 from common.errors import InputError, StorageError
 
 Capture = pytest.CaptureFixture[str]
-TABLE = Table("t", ("name", "ms"), ((Cell("a\x1b[31m", "a"), Cell("1.50", 1.5)),), (False, True), "A title")
+TABLE = texts("t", ("name", "ms"), [["a\x1b[31m", "1.50"]], "A title")
 
 
 def test_blocks_stand_apart_and_sentences_follow_what_they_are_about(capsys: Capture) -> None:

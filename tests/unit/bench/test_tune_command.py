@@ -77,7 +77,7 @@ def trainings(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -
     made = Trainings()
     monkeypatch.setattr(worker, "train_once", made)
     if "page" not in request.node.name:  # drawing takes longer than all the rest
-        monkeypatch.setattr("analysis.render.tune_page.write_tune_report", lambda found, folder: [])
+        monkeypatch.setattr("analysis.render.pages.write_tune_report", lambda found, folder: [])
     monkeypatch.delenv("RANK", raising=False)
     monkeypatch.delenv("WORLD_SIZE", raising=False)
     return made
