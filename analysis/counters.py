@@ -120,12 +120,11 @@ class Summary:
     title: str
     """Heading, such as the report's own name: "CUDA GPU Kernel Summary"."""
     table: "pd.DataFrame"
-    """Columns carry their unit in the name. kernels, copies, api, ranges: name, count, total_ns, and, where the file
-    has them, average_ns, median_ns, min_ns, max_ns, stddev_ns, total_bytes. Others: see the reader. In the
-    order of the file."""
+    """Columns carry their unit in the name. kernels, copies, api, ranges: name, count, total_ns or total_bytes. Others:
+    see the reader. In the order of the file."""
     source: str = ""
-    """What wrote it, with its version where the file says it."""
+    """What wrote it."""
     facts: Mapping[str, Any] = field(default_factory=dict)
-    """What else the file says, by name: device, ranks, benchmark, ..."""
+    """What else the file says: ranks of collectives."""
     problems: tuple[str, ...] = ()
     """What of it could not be read, one sentence each."""

@@ -40,7 +40,7 @@ _NOT_READ: tuple[tuple[re.Pattern[bytes], str], ...] = (
         "is a session of NVIDIA's Visual Profiler (XML): give the output of `nvprof --export-profile FILE.nvvp`",
     ),
     (
-        re.compile(rb"\n[^\n].*\x00", re.DOTALL),
+        re.compile(rb"\n.*\x00", re.DOTALL),
         "is a Perfetto trace (protobuf): give the .json trace that the profiler wrote, or convert it with "
         "`traceconv json FILE FILE.json`",
     ),

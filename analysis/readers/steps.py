@@ -34,10 +34,7 @@ def marked_steps(names: Sequence[str]) -> Integers:
 def empty_steps(start: Integers, end: Integers, launches: Callable[[], Integers]) -> Mask:
     """Return which of n steps launched nothing and are negligibly short beside those that did, shape (n,).
 
-    Args:
-        start: their starts, ns.
-        end: their ends, ns.
-        launches: returns when something was launched, ns, in any order; asked only where a step is short.
+    `launches` returns the moments of launches, ns, in any order; it is called only where a step is short.
     """
     length = end - start
     none: Mask = np.zeros(len(length), dtype=bool)
@@ -52,13 +49,7 @@ def empty_steps(start: Integers, end: Integers, launches: Callable[[], Integers]
 
 
 def launch_moments(work: Integers, calls: Integers, called: Integers) -> Integers:
-    """Return when the calls were made that launched known work, ns.
-
-    Args:
-        work: correlation ids of the work.
-        calls: correlation ids of the calls.
-        called: when each call began, ns.
-    """
+    """Return the starts of the calls that launched work, ns, by the correlation ids of work and calls."""
     moments: Integers = called[np.isin(calls, work[work > 0]) & (calls > 0)]
     return moments
 
@@ -72,14 +63,9 @@ def without_empty(
     """
 
     def launches() -> Integers:
-        if "correlation_id" in kernels.columns and "correlation_id" in api.columns:
-            of_work, of_calls, called = (
-                column.to_numpy(dtype=np.int64)
-                for column in (kernels["correlation_id"], api["correlation_id"], api["start"])
-            )
-            if len(found := launch_moments(of_work, of_calls, called)):
-                return found
-        return kernels["start"].to_numpy(dtype=np.int64)
+        columns = (kernels["correlation_id"], api["correlation_id"], api["start"])
+        moments = launch_moments(*(column.to_numpy(dtype=np.int64) for column in columns))
+        return moments if len(moments) else kernels["start"].to_numpy(dtype=np.int64)
 
     start, end = (steps[name].to_numpy(dtype=np.int64) for name in ("start", "end"))
     none = empty_steps(start, end, launches)

@@ -9,23 +9,21 @@ VM = 7 << 48
 
 PLACE = "start end deviceId contextId streamId correlationId globalPid"
 
-KERNEL_2020 = (
+KERNEL_2022 = (
     f"{PLACE} demangledName shortName launchType cacheConfig registersPerThread gridX gridY gridZ blockX blockY"
 )
 
-KERNEL_2020 += " blockZ staticSharedMemory dynamicSharedMemory localMemoryPerThread localMemoryTotal gridId"
+KERNEL_2022 += " blockZ staticSharedMemory dynamicSharedMemory localMemoryPerThread localMemoryTotal gridId"
 
-KERNEL_2022 = f"{KERNEL_2020} mangledName sharedMemoryExecuted graphNodeId sharedMemoryLimitConfig"
+KERNEL_2022 += " mangledName sharedMemoryExecuted graphNodeId sharedMemoryLimitConfig"
 
 KERNEL_2026 = f"{KERNEL_2022} greenContextId " + " ".join(f"later{number}" for number in range(13))
 
 COPY = f"{PLACE} bytes copyKind srcKind dstKind"
 
-NVTX_2020 = "start end eventType rangeId category color text globalTid endGlobalTid textId"
+NVTX_2022 = "start end eventType rangeId category color text globalTid endGlobalTid textId"
 
-NVTX_2022 = (
-    f"{NVTX_2020} domainId uint64Value int64Value doubleValue uint32Value int32Value floatValue jsonTextId jsonText"
-)
+NVTX_2022 += " domainId uint64Value int64Value doubleValue uint32Value int32Value floatValue jsonTextId jsonText"
 
 NVTX_2026 = f"{NVTX_2022} binaryData"
 
@@ -45,26 +43,21 @@ def tid(process: int, thread: int | None = None) -> int:
 class Export:
     """Writes an export with the tables that a test asks for; a value that a row leaves out is NULL."""
 
-    def __init__(self, path: Path, not_null: bool = False) -> None:
-        """Begin; `not_null`: with 0 and \"\" for NULL, as old versions write."""
+    def __init__(self, path: Path) -> None:
+        """Begin."""
         self.path = path
         self._connection = sqlite3.connect(path)
-        self._not_null = not_null
         self.table("StringIds", "id value", [])
 
     def table(self, name: str, columns: str, rows: Sequence[dict[str, Any]]) -> "Export":
         """Add rows to a table, which is made where it is missing."""
         names = columns.split()
         texts = ("text", "jsonText", "value", "name")
-
-        def default(column: str) -> Any:
-            return ("" if column in texts else 0) if self._not_null else None
-
         declared = ", ".join(f'"{column}" {"TEXT" if column in texts else "INTEGER"}' for column in names)
         self._connection.execute(f'CREATE TABLE IF NOT EXISTS "{name}" ({declared})')
         for row in rows:
             assert set(row) <= set(names), set(row) - set(names)
-            values = [row.get(column, default(column)) for column in names]
+            values = [row.get(column) for column in names]
             self._connection.execute(f'INSERT INTO "{name}" VALUES ({", ".join("?" * len(names))})', values)
         return self
 

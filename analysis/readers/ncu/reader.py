@@ -185,8 +185,8 @@ def _pivoted(cells: "pd.DataFrame", rows: int, problems: list[str]) -> "tuple[pd
 
 
 def _records(page: "pd.DataFrame") -> Iterator[tuple[int, Mapping[str, str]]]:
-    """Yield row and cells of the lines of a page."""
-    yield from zip(page.index.tolist(), page.to_dict("records"), strict=True)
+    cells: list[Any] = page.to_dict("records")
+    return zip(page.index.tolist(), cells, strict=True)
 
 
 def _launch(row: Mapping[str, str], has_ranges: bool) -> dict[str, Any]:
@@ -237,11 +237,11 @@ def ranges_of(cell: str) -> tuple[str, ...]:
 
 def _no_table(path: Path) -> InputError:
     """Return what is wrong with a file without a table."""
-    text = "\n".join(log_lines(path))
-    errors = re.findall(r"^==(?:ERROR|WARNING)== *(.*)", text, re.MULTILINE)
+    begin = read_start(path, 1 << 16).decode(errors="replace")
+    errors = re.findall(r"^==(?:ERROR|WARNING)== *(.*)", begin, re.MULTILINE)
     if errors:
         return InputError("tool-failed", f"{path} has no table, because ncu failed: {' '.join(errors)[:600]}")
-    if not text.strip():
+    if not begin.strip():
         return InputError("file-empty", f"{path} is empty: nothing was profiled, or the disk was full; record again")
     return InputError(
         "file-format",

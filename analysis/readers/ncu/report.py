@@ -75,9 +75,9 @@ def _launch(action: Any, number: int) -> dict[str, Any]:
     return {
         "process": 0,
         "kernel_id": number,
-        "name": _utf8(action.name(action.NameBase_DEMANGLED) or action.name()),
+        "name": action.name(action.NameBase_DEMANGLED) or action.name(),
         "device": None if index is None else int(index),
-        "device_name": _utf8(attributes.get("display_name") or ""),
+        "device_name": attributes.get("display_name"),
         "capability": None if major is None or minor is None else (int(major), int(minor)),
         **_ranges(action.nvtx_state()),
     }
@@ -113,7 +113,7 @@ def _ranges(state: Any) -> dict[str, tuple[str, ...]]:
             for opened in map(one, range(count)):
                 name = opened.name()
                 name = opened.message() if name in ("", "none") and opened.has_attributes() else name
-                names += [_utf8(f"{domain.name()}@{name}")] if name else []
+                names += [f"{domain.name()}@{name}"] if name else []
     return {label: tuple(names) for label, names in ranges.items()}
 
 
@@ -133,18 +133,13 @@ def _rules(package: Any, results: Any, row: int) -> Iterator[KernelRule]:
         estimate = estimates.get(estimated.get("type"), "")
         yield KernelRule(
             row=row,
-            rule=_utf8(result.rule_identifier()),
-            section=_utf8(result.section_identifier()),
+            rule=result.rule_identifier(),
+            section=result.section_identifier(),
             kind=kinds.get(message["type"], ""),
-            text=_LINK.sub(_link_text, _utf8(message["message"])),
+            text=_LINK.sub(_link_text, message["message"]),
             estimate=estimate,
             speedup=float(estimated["speedup"]) / 100 if estimate else None,  # in percent there
         )
-
-
-def _utf8(text: str) -> str:
-    """Return a text of the package without the surrogates that stand for bytes of no encoding."""
-    return text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
 
 
 def _link_text(link: re.Match[str]) -> str:

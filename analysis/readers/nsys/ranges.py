@@ -4,8 +4,6 @@ import json
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from analysis.readers.columns import MISSING
 from analysis.readers.cupti import LAST_TIME, finish_ranges, labels, owners
 from analysis.readers.sqlite_database import Database
@@ -88,12 +86,9 @@ def _domains(rows: "pd.DataFrame", problems: list[str]) -> dict[tuple[int, int],
 def _payloads(rows: "pd.DataFrame") -> "pd.Series[int]":
     import pandas as pd
 
-    values = np.full(len(rows), MISSING, dtype=np.int64)
-    for name in _PAYLOADS:
-        # Old versions write 0 into the columns of the other types.
-        better = (rows[name] != MISSING) & ((values == MISSING) | (values == 0))
-        values = np.where(better, rows[name], values)
-    payloads = pd.Series(values, index=rows.index, dtype="Int64").mask(values == MISSING)
+    # One of the columns is set; old versions write 0 into the others.
+    values = rows[list(_PAYLOADS)].max(axis=1)
+    payloads = values.astype("Int64").mask(values == MISSING)
     extended = rows["json"][payloads.isna() & (rows["json"] != "")]
     numbers = pd.Series([_json_number(text) for text in extended], index=extended.index, dtype="Int64")
     return payloads.fillna(numbers)

@@ -37,14 +37,6 @@ _TIMES = ("start", "duration")
 _NAMES = ("range", "operation", "name")
 _COUNTS = ("instances", "num calls", "calls", "operations", "count")
 _TOTALS = ("total time", "total")
-_STATISTICS = {
-    "average": ("avg", "average"),
-    "median": ("med", "median"),
-    "min": ("min", "minimum"),
-    "max": ("max", "maximum"),
-    "stddev": ("stddev",),
-}
-_EXTRA = {"style": "style", "pid": "process", "tid": "thread", "gridxyz": "grid", "blockxyz": "block"}
 _CATEGORIES = {"CUDA_KERNEL": "kernels", "MEMORY_OPER": "copies", "CUDA_API": "api"}
 _SIZES = {f"{side}_{axis}": f"{short}{axis}" for side, short in (("grid", "grd"), ("block", "blk")) for axis in "xyz"}
 
@@ -85,9 +77,7 @@ def read(path: Path) -> list[Summary | Timeline]:
     """Read a file: one Summary per summary in order, and one Timeline per process of its traces.
 
     GPU traces do not say their process: beside several processes their work is a timeline of its own. nsys rounds the
-    sizes of copies to 1,000 bytes. Beyond name, count, total_ns summaries have average_ns, median_ns, min_ns, max_ns,
-    stddev_ns; of sizes total_bytes, average_bytes and so on in place of them; grid and block (texts), style, process
-    and thread where the table has them.
+    sizes of copies to 1,000 bytes.
 
     Raises:
         InputError: the file cannot be read, or holds no table with rows.
@@ -150,20 +140,12 @@ def _summaries(table: _Table) -> Iterator[Summary]:
     rows, problems, total = table.rows, table.problems, table.first(*_TOTALS) or ""
     what, unit = _what(table), table.units[total]
     units, suffix = (_BYTES, "bytes") if unit in _BYTES else (_NS, "ns")
-    factor = units.get(unit, np.nan)
-    if unit not in units:
-        problems.append(f"the time unit {unit!r} is unknown: the table was skipped")
-    counts, sums = table.numbers(*_COUNTS), table.numbers(total, factor=factor)
-    columns: dict[str, Any] = {"name": rows[table.first(*_NAMES)], "count": counts, f"total_{suffix}": sums}
-    for name, theirs in _STATISTICS.items():
-        if (column := table.first(*theirs)) is not None:
-            columns[f"{name}_{suffix}"] = table.numbers(column, factor=units.get(table.units[column], factor))
-    columns |= {name: rows[other] for other, name in _EXTRA.items() if other in rows}
+    counts, sums = table.numbers(*_COUNTS), table.numbers(total, factor=units.get(unit, np.nan)).round()
     good = counts.notna() & sums.notna()
-    if not good.all() and unit in units:
-        problems.append(f"{(~good).sum():,} rows without count or total were skipped")
-    frame = pd.DataFrame(columns)[good].astype({"count": "int64"})
-    frame[f"total_{suffix}"] = frame[f"total_{suffix}"].round().astype("int64")
+    if not good.all():
+        problems.append(f"{(~good).sum():,} rows without count or total (unit {unit!r}) were skipped")
+    columns = {"name": rows[table.first(*_NAMES)], "count": counts, f"total_{suffix}": sums}
+    frame = pd.DataFrame(columns)[good].astype({"count": "int64", f"total_{suffix}": "int64"})
     category = rows["category"].str.upper() if "category" in rows else pd.Series(what, index=rows.index)
     kinds = category.map(lambda text: _CATEGORIES.get(text, what))[good]
     for kind in kinds.unique() if len(kinds) else [what]:

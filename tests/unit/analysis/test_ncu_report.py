@@ -192,13 +192,6 @@ def test_what_the_package_raises_is_one_error(tmp_path: Path, package: Any, monk
         open_sources(written(tmp_path, old_report()))
 
 
-def test_a_name_of_no_encoding_is_a_name(tmp_path: Path, package: Any) -> None:
-    content = report([(7, [Kernel("kernel_abc", {TIME: 1, CYCLES: 1}, ranges={"domain": ["step_abc"]})])])
-    found = reader.read(written(tmp_path, content.replace(b"_abc", b"_\xff\xe5c")))
-    assert found.kernels["name"].tolist() == ["kernel_\ufffd\ufffdc"]
-    assert found.kernels["push_pop_ranges"].tolist() == [("domain@step_\ufffd\ufffdc",)]
-
-
 def test_without_the_package_the_message_names_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ncu_report", None)
     with pytest.raises(ImportError):

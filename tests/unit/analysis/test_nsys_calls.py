@@ -11,7 +11,7 @@ from support import shared_files
 from support.shared_files import samples
 
 from analysis.metrics.communication.exposure import communication_by_group
-from analysis.readers.nsys.reader import read, recognises
+from analysis.readers.nsys.reader import read
 from analysis.readers.registry import find_reader, read_head
 from analysis.timeline import COLLECTIVE_COLUMNS, Timeline
 
@@ -168,31 +168,6 @@ def test_multiprocessors_follow_the_process_s_own_numbers(tmp_path: Path) -> Non
     tables = {"TARGET_INFO_GPU": gpus, "TARGET_INFO_CUDA_DEVICE": mapping, "StringIds": strings("gemm")}
     found = only(export(tmp_path / "a.sqlite", **tables, CUPTI_ACTIVITY_KIND_KERNEL=[kernel(1, 5, 0, 1)]))
     assert found.sm_counts == {0: 101} and found.devices == {0: "G1"}
-
-
-def test_tables_are_in_order_of_start_whatever_the_order_of_the_rows(tmp_path: Path) -> None:
-    other = 7 << 48 | 50 << 24
-    kernels = [
-        kernel(30, 40, 0, 3),
-        kernel(10, 20, 1, 1, process=other),
-        kernel(5, 9, 1, 2),
-        kernel(1, 2, 0, 9, process=other),
-    ]
-    first, second = read(export(tmp_path / "a.sqlite", StringIds=strings("x", "y"), CUPTI_ACTIVITY_KIND_KERNEL=kernels))
-    assert (first.process, list(first.kernels["start"]), list(first.kernels["name"])) == (40, [5, 30], ["y", "x"])
-    assert (second.process, list(second.kernels["start"]), list(second.kernels["name"])) == (50, [1, 10], ["x", "y"])
-
-
-def test_an_export_is_recognised_packed_too_and_nvprof_s_is_not(tmp_path: Path) -> None:
-    path = export(tmp_path / "a", NVTX_EVENTS=[nvtx(1, 2, "a")])
-    assert recognises(read_head(path))
-    packed = tmp_path / "b"
-    packed.write_bytes(gzip.compress(path.read_bytes()))
-    assert recognises(read_head(packed))
-    nvprof = sqlite3.connect(tmp_path / "c")
-    nvprof.execute("CREATE TABLE StringTable (_id_ INTEGER PRIMARY KEY, value)")
-    nvprof.close()
-    assert not recognises(read_head(tmp_path / "c"))
 
 
 @pytest.mark.parametrize("path", samples("nsys/*.sqlite.gz"))
