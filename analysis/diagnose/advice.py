@@ -11,6 +11,7 @@ from analysis import wording
 
 LEAST = 0.05
 """Smallest share of a step that advice is given for."""
+STEP_TIME = "step time"
 MOST = 4
 """Pieces of advice that are shown: one to do first, and at most three more."""
 
@@ -32,8 +33,8 @@ class Advice:
     """Upper bound of the time saved, as a share (0 to 1) of `of`; None where it is not known."""
     unknown: str = ""
     """Why `saves` is None."""
-    of: str = "step time"
-    """What `saves` is a share of."""
+    of: str = ""
+    """What `saves` is a share of; "" for the time that was analyzed, a step's if nothing else is known."""
     firm: bool = False
     """Whether `saves` was measured in the run: it replaces estimates for the same cause."""
 
@@ -42,7 +43,7 @@ class Advice:
         """The expected gain in words."""
         if self.saves is None:
             return f"unknown ({self.unknown})"
-        return f"up to {wording.percent(self.saves)} of the {self.of}"
+        return f"up to {wording.percent(self.saves)} of the {self.of or STEP_TIME}"
 
     @property
     def text(self) -> str:
@@ -59,7 +60,7 @@ class Advice:
             "remedy": self.remedy,
             "command": self.command or None,
             "saves_share": self.saves,
-            "saves_of": self.of,
+            "saves_of": self.of or STEP_TIME,
             "unknown": self.unknown or None,
             "text": self.text,
         }

@@ -3,14 +3,18 @@
 import dataclasses
 import shlex
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from analysis.diagnose.advice import Advice, Context, ranked, with_command
+from analysis.diagnose.advice import STEP_TIME, Advice, Context, ranked, with_command
 from analysis.diagnose.finding import Finding, distinct, distinct_names, file_stem
-from analysis.metrics.comparison.traces import TraceComparison
-from analysis.metrics.kernels.modules import OUTSIDE
+from analysis.diagnose.sentences import short_name
 from analysis.sources import Source
 from analysis.wording import percent
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from analysis.metrics.comparison.traces import TraceComparison
 
 # Findings in order of importance.
 _FIRST = (
@@ -102,11 +106,15 @@ def to_do(source: Source, findings: Sequence[Finding], context: Context | None =
         why = "the undisturbed speed was not measured"
         remedy = "wait until the machine is idle, then measure again"
         found.append(Advice(cause="machine", seen=context.disturbed, remedy=remedy, unknown=why))
-    chosen = [dataclasses.replace(one, command=one.command or context.command(one.cause)) for one in ranked(found)]
+    analyzed = STEP_TIME
     if any(timeline.is_part for timeline in source.timelines):
-        chosen = [dataclasses.replace(one, of=one.of.replace("step time", "time of the window")) for one in chosen]
+        analyzed = "time of the window"
     elif not any(len(timeline.steps) for timeline in source.timelines):
-        chosen = [dataclasses.replace(one, of=one.of.replace("step time", "recorded time")) for one in chosen]
+        analyzed = "recorded time"
+    chosen = [
+        dataclasses.replace(one, command=one.command or context.command(one.cause), of=one.of or analyzed)
+        for one in ranked(found)
+    ]
     # Tables of totals do not compare, and a side of a comparison is one path.
     again = ["compare", str(source.path)] if source.timelines and source.given == 1 else ["analyze"]
     return with_command(chosen, shlex.join(["bertbench", *again, "NEW_PROFILE"]))
@@ -139,54 +147,27 @@ def by_weight(findings: Sequence[Finding]) -> list[Finding]:
     return sorted(findings, key=place)
 
 
-def comparison_findings(found: TraceComparison) -> list[Finding]:
-    """Return the kinds of time, the families, the places and the kernels that changed, each with its sentence."""
-    placed = (found.places["path"] != OUTSIDE).any()
-    places = Finding("changed_places", "Places in the model that changed, own time", found.places, _place(found))
-    return [
-        Finding("time", f"Time per {found.per} and rank", found.time, _verdict(found)),
-        Finding("changed_families", "Kinds of work that changed", found.families, ""),
-        *([places] if placed else []),
-        Finding("changed_kernels", "Kernels that changed", found.kernels, _largest(found)),
+def comparison_findings(found: "TraceComparison") -> list[Finding]:
+    """Return the kinds of time, the families, the places and the kernels that changed."""
+    from analysis.metrics.kernels.modules import OUTSIDE
+
+    verdict = (
+        f"{found.before_ms:,.3f} ms before, {found.after_ms:,.3f} ms after: {found.verdict} at a threshold of "
+        f"{percent(found.threshold)}; only `bertbench throughput --rounds 3` is conclusive."
+    )
+    findings = [
+        Finding("time", f"Time per {found.per} and rank", found.time, verdict),
+        Finding("changed_families", "Kinds of work that changed", found.families),
     ]
+    if (found.places["path"] != OUTSIDE).any():
+        title = "Places in the model that changed, own time"
+        findings.append(Finding("changed_places", title, found.places, _largest(found.places, "path")))
+    changed = _largest(found.kernels[found.kernels["change"] != "same"], "name")
+    return [*findings, Finding("changed_kernels", "Kernels that changed", found.kernels, changed)]
 
 
-def _verdict(found: TraceComparison) -> str:
-    change = f"{found.before_ms:,.3f} ms before, {found.after_ms:,.3f} ms after ({found.ratio:.3f} times)"
-    verdict = {
-        "slower": f"the second is slower by more than {100 * found.threshold:g} %",
-        "faster": f"the second is faster by more than {100 * found.threshold:g} %",
-        "same": f"the difference is within {100 * found.threshold:g} %",
-    }[found.verdict]
-    took = "The median step, of the slowest rank, took" if found.per == "step" else "The trace took"
-    means = " The table holds means over steps and ranks." if found.per == "step" else ""
-    return (
-        f"{took} {change}: {verdict}.{means} A process can be slow as a whole, so two recordings are not "
-        "conclusive: run `bertbench throughput --rounds 3` for both and compare the run directories."
-    )
-
-
-def _place(found: TraceComparison) -> str:
-    rows = found.places[found.places["delta_ms"] != 0]
+def _largest(rows: "pd.DataFrame", label: str) -> str:
+    rows = rows[rows["delta_ms"] != 0]
     if not len(rows):
-        return ""
-    first, change = rows.iloc[0], float(rows["delta_ms"].sum())
-    slower = float(rows.loc[rows["delta_ms"] > 0, "delta_ms"].sum())
-    return (
-        f"Work takes {change:+.3f} ms per {found.per}: {slower:+.3f} ms in places that became slower, "
-        f"{change - slower:+.3f} ms in places that became faster. The largest change is {str(first['path'])[-200:]}: "
-        f"{first['delta_ms']:+.3f} ms ({first['change']})."
-    )
-
-
-def _largest(found: TraceComparison) -> str:
-    rows = found.kernels[found.kernels["change"] != "same"]
-    if not len(rows):
-        return "Neither a kernel nor an operator changed."
-    first = rows.iloc[0]
-    name = str(first["name"])
-    short = name if len(name) <= 80 else f"{name[:77]}..."
-    return (
-        f"The largest change is {short}: {first['delta_ms']:+.3f} ms per {found.per} ({first['change']}), "
-        f"{percent(first['change_share'])} of all change: start there."
-    )
+        return "Nothing changed."
+    return f"{short_name(rows[label].iloc[0])} changed most, by {rows['delta_ms'].iloc[0]:+.3f} ms."

@@ -1,22 +1,24 @@
-"""Findings from tables of totals and logs, each with its meaning and what to try."""
+"""Findings from tables of totals and logs of nccl-tests."""
 
+import dataclasses
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from analysis.counters import Summary
 from analysis.diagnose.advice import LEAST, Advice, Context
-from analysis.diagnose.finding import Finding, distinct
-from analysis.diagnose.sentences import number
+from analysis.diagnose.finding import Finding, distinct, slug
+from analysis.diagnose.sentences import OF_KERNELS, number, short_name
 from analysis.metrics.communication.links import alpha_beta
 from analysis.names import COMMUNICATION, MOVES_MEMORY, family, has_fused_optimizer
-from analysis.wording import percent, short, traffic
+from analysis.wording import percent, traffic
 
 if TYPE_CHECKING:
     import pandas as pd
 
 
+_NOTHING = "The table has no row with a time."
 _RISING = 1.1
 """If the largest size has more than this times the bandwidth of every smaller one, the peak was not reached."""
 
@@ -38,10 +40,7 @@ def collective_findings(summary: Summary) -> Iterator[Finding]:
     sizes = table.drop(columns=unsaid).sort_values(
         ["size_bytes", "placement"], ascending=False, kind="stable", ignore_index=True
     )
-    sentence = (
-        "algbw is size / time; busbw is the rate per link, which compares with the link's rate for any number of ranks."
-    )
-    yield Finding("collective_sizes", f"{summary.title}: by size", sizes, sentence)
+    yield Finding("collective_sizes", f"{summary.title}: by size", sizes)
 
 
 def _row(summary: Summary, placement: str, part: "pd.DataFrame") -> dict[str, object]:
@@ -65,39 +64,17 @@ def _row(summary: Summary, placement: str, part: "pd.DataFrame") -> dict[str, ob
 
 
 def _sentence(frame: "pd.DataFrame", summary: Summary) -> str:
-    wrong = int(frame["wrong_rows"].sum())
-    if wrong:
-        return f"{wrong} rows have wrong results: fix that first (driver, NCCL, a bad link); until then no time counts."
+    if wrong := int(frame["wrong_rows"].sum()):
+        return f"{wrong} rows have wrong results: until that is fixed no time counts."
     best = frame.iloc[int(frame["peak_busbw_gb_s"].to_numpy().argmax())]
     if not best["peak_busbw_gb_s"]:
         return "Every bandwidth is 0: all messages are too small; measure up to 1 GB (-e 1G)."
-    half = int(best["half_peak_from_bytes"])
-    ranks = summary.facts.get("ranks")
-    between = f" between {ranks} ranks" if ranks else ""
-    own = summary.table[summary.table["placement"] == best["placement"]]
-    largest = int(own["size_bytes"].max())
-    if not best["peak_busbw_gb_s"] <= _RISING * own.loc[own["size_bytes"] < largest, "busbw_gb_s"].max():
-        return (
-            f"The largest size, {traffic(largest)}, has by far the highest bandwidth, "
-            f"{best['peak_busbw_gb_s']:.4g} GB/s{between}, so the links' rate is unknown: measure up to 1 GB (-e 1G). "
-            f"The smallest messages take {short(best['shortest_us'])} µs."
-        )
-    return (
-        f"The links carry up to {best['peak_busbw_gb_s']:.4g} GB/s{between} and half of it from {traffic(half)} on, "
-        f"and the smallest messages take {short(best['shortest_us'])} µs: use gradient buckets well above "
-        f"{traffic(half)}; latency dominates smaller ones."
-    )
-
-
-_ADVICE = {
-    COMMUNICATION: "check with a trace how much of it is exposed (`bertbench allreduce`)",
-    "GEMM": "check whether they use the tensor cores (`bertbench core-util`)",
-    "attention": "compare fused attention (SDPA, FlashAttention) on the same shapes",
-    "optimizer": "use a fused optimizer, which reads every parameter once",
-    "elementwise": "fuse them with adjacent kernels (torch.compile, fused GELU and dropout)",
-    "norm": "use a fused layer normalization",
-    "copy": "look for casts, and for copies from the host that pinned memory would overlap",
-}
+    peak = f"{best['peak_busbw_gb_s']:.4g} GB/s"
+    sizes = summary.table[summary.table["placement"] == best["placement"]]
+    smaller = sizes.loc[sizes["size_bytes"] < sizes["size_bytes"].max(), "busbw_gb_s"].max()
+    if not best["peak_busbw_gb_s"] <= _RISING * smaller:
+        return f"The bandwidth still rises at the largest size, {peak}: measure up to 1 GB (-e 1G)."
+    return f"The links carry up to {peak}, and half of it from {traffic(int(best['half_peak_from_bytes']))} on."
 
 
 def findings(summaries: Sequence[Summary]) -> list[Finding]:
@@ -105,40 +82,43 @@ def findings(summaries: Sequence[Summary]) -> list[Finding]:
     return distinct([found for summary in summaries for found in _MAKERS.get(summary.what, _anything)(summary)])
 
 
+def communication_share(summaries: Sequence[Summary]) -> list[Finding]:
+    """Return kernel_families of summaries of kernels, with the share of communication in the kernels' time.
+
+    Totals do not say what of it overlaps with computation.
+    """
+    found = []
+    for families in findings([summary for summary in summaries if summary.what == "kernels"]):
+        if "family" not in families.table or "kernels" not in families.table:
+            continue
+        share = float(families.table.loc[families.table["family"] == COMMUNICATION, "share"].sum())
+        sentence = f"Communication takes {percent(share)} of the kernels' time; totals do not show its overlap."
+        found.append(dataclasses.replace(families, sentence=sentence, advice=()))
+    return found
+
+
 def _kernels(summary: Summary) -> Iterator[Finding]:
     table = _by_name(summary.table, "family")
     total = table["total_ms"].sum()
-    if not len(table) or not total:
-        yield _anything_empty(summary, "kernel_totals")
+    if not total:
+        yield Finding("kernel_totals", summary.title, summary.table, _NOTHING)
         return
     first = table.iloc[0]
-    sentence = (
-        f"{_short(first['name'])} takes {percent(first['share'])} of the kernels' {number(total)} ms; "
-        f"{int((table['cumulative_share'] < 0.9).sum()) + 1} of {len(table)} kernels make up 90 %: start with these."
-    )
+    sentence = f"{short_name(first['name'])} takes {percent(first['share'])} of the kernels' {number(total)} ms."
     yield Finding("kernel_totals", summary.title, table, sentence)
     families = table.groupby("family", sort=False).agg(
         kernels=("name", "count"), count=("count", "sum"), total_ms=("total_ms", "sum"), share=("share", "sum")
     )
     families = families.sort_values("total_ms", ascending=False, kind="stable").reset_index()
     top = families.iloc[0]
-    family = str(top["family"])
-    fused = has_fused_optimizer(table["name"])
-    advice = _ADVICE.get(family, "start with the largest of them")
-    if family == "optimizer" and fused:
-        advice = "accumulate gradients, so that it runs less often"
-    sentence = f"{family[:1].upper()}{family[1:]} kernels take {percent(top['share'])} of the kernel time: {advice}."
-    yield Finding("kernel_families", f"{summary.title}: by family", families, sentence, tuple(_fusing(families, fused)))
-
-
-def _fusing(families: "pd.DataFrame", fused_optimizer: bool) -> Iterator[Advice]:
-    """Yield what fusing could save: at most the time of the kernels that only move memory."""
-    small = families[families["family"].isin(MOVES_MEMORY)]
-    saves = float(small["share"].sum())
-    if saves >= LEAST:
-        seen = f"kernels that only move memory take {percent(saves)} of the kernels' time"
-        remedy = f"fuse them {Context().fusing(fused_optimizer)}"
-        yield Advice(cause="fusion", seen=seen, remedy=remedy, saves=saves, of="kernels' time")
+    sentence = f"{top['family']} kernels take {percent(top['share'])} of the kernels' time."
+    moving = float(families.loc[families["family"].isin(MOVES_MEMORY), "share"].sum())
+    advice: tuple[Advice, ...] = ()
+    if moving >= LEAST:
+        seen = f"kernels that only move memory take {percent(moving)} of the kernels' time"
+        remedy = f"fuse them {Context().fusing(has_fused_optimizer(table['name']))}"
+        advice = (Advice(cause="fusion", seen=seen, remedy=remedy, saves=moving, of=OF_KERNELS),)
+    yield Finding("kernel_families", f"{summary.title}: by family", families, sentence, advice)
 
 
 def _by_name(table: "pd.DataFrame", label: str = "") -> "pd.DataFrame":
@@ -162,69 +142,37 @@ def _by_name(table: "pd.DataFrame", label: str = "") -> "pd.DataFrame":
 
 
 def _copies(summary: Summary) -> Iterator[Finding]:
-    table = summary.table
+    table, frame = summary.table, summary.table
     if "total_ns" in table:
         frame = _by_name(table)
         if "total_bytes" in table:
             sizes = table.groupby("name", sort=False, observed=True)["total_bytes"].sum(min_count=1)
             frame["total_bytes"] = frame["name"].map(sizes)
             frame["gb_per_second"] = (frame["total_bytes"] / frame["total_ms"] / 1e6).where(frame["total_ms"] > 0)
-    else:
-        frame = (
-            table.sort_values("total_bytes", ascending=False, ignore_index=True) if "total_bytes" in table else table
-        )
-    if not len(frame):
-        yield _anything_empty(summary, "copy_totals")
-        return
-    sentence = (
-        f"{_short(frame['name'].iloc[0])} is the largest of {len(frame)} kinds of copies: copy between host and GPU "
-        "from pinned memory, overlapped with computation."
-    )
-    yield Finding("copy_totals", summary.title, frame, sentence)
+    elif "total_bytes" in table:
+        frame = table.sort_values("total_bytes", ascending=False, ignore_index=True)
+    yield _totals("copy_totals", summary, frame, "is the largest kind of copy")
 
 
 def _api(summary: Summary) -> Iterator[Finding]:
     frame = _by_name(summary.table)
-    if not len(frame):
-        yield _anything_empty(summary, "api_totals")
-        return
-    name, share = str(frame["name"].iloc[0]), frame["share"].iloc[0]
-    waits = "synchronize" in name.lower() or "memcpy" in name.lower()
-    means = "the host waits for the GPU or for copies" if waits else "the host spends its time there"
-    advice = "look for .item(), .cpu() and prints in the loop" if waits else "check whether the GPU is idle meanwhile"
-    yield Finding(
-        "api_totals",
-        summary.title,
-        frame,
-        f"{_short(name)} takes {percent(share)} of the calls' time: {means}; {advice}.",
-    )
+    share = f"takes {percent(frame['share'].iloc[0])} of the calls' time" if len(frame) else ""
+    yield _totals("api_totals", summary, frame, share)
 
 
 def _ranges(summary: Summary) -> Iterator[Finding]:
-    frame = _by_name(summary.table)
+    frame = _by_name(summary.table).drop(columns=["share", "cumulative_share"], errors="ignore")
+    yield _totals("range_totals", summary, frame, "is the longest range; totals include nested ranges")
+
+
+def _totals(name: str, summary: Summary, frame: "pd.DataFrame", fact: str) -> Finding:
     if not len(frame):
-        yield _anything_empty(summary, "range_totals")
-        return
-    sentence = (
-        f"{_short(frame['name'].iloc[0])} is the longest of {len(frame)} ranges; totals include nested ranges, so "
-        "they do not add up, and a launch may return before its kernels end."
-    )
-    yield Finding("range_totals", summary.title, frame.drop(columns=["share", "cumulative_share"]), sentence)
+        return Finding(name, summary.title, summary.table, _NOTHING)
+    return Finding(name, summary.title, frame, f"{short_name(str(frame['name'].iloc[0]))} {fact}.")
 
 
 def _anything(summary: Summary) -> Iterator[Finding]:
-    name = "".join(letter if letter.isascii() and letter.isalnum() else "_" for letter in summary.what.lower())
-    yield Finding(name.strip("_") or "table", summary.title, summary.table)
-
-
-def _anything_empty(summary: Summary, name: str) -> Finding:
-    sentence = "The table has no row with a time: nothing of this kind was recorded."
-    return Finding(name, summary.title, summary.table, sentence)
-
-
-def _short(name: Any) -> str:
-    text = str(name)
-    return text if len(text) <= 60 else f"{text[:57]}..."
+    yield Finding(slug(summary.what), summary.title, summary.table)
 
 
 _MAKERS: dict[str, Callable[[Summary], Iterator[Finding]]] = {

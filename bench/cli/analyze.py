@@ -20,7 +20,6 @@ class AnalyzeOptions(Tables):
     Examples:
         bertbench analyze runs/profile
         bertbench analyze trace.json.gz --full  # every table, not one screen
-        bertbench analyze trace.json.gz --csv tables  # also write every table as CSV
         bertbench analyze trace.json.gz --window range:forward  # only what ran while this range was open
     """
 

@@ -6,6 +6,7 @@ nested dataclass made from the flat one; its result is converted back.
 
 import ast
 import dataclasses
+import importlib
 import inspect
 import textwrap
 import typing
@@ -36,7 +37,7 @@ GROUPS: Groups = {
         "start", "stop", "min_steps", "max_steps", "max_seconds", "precision_target", "memory_limit_gib",
         "time_budget", "timeout_seconds", "retry_failed",
     ),
-    "output": ("json", "out", "output", "csv", "rows", "price_per_hour", "log_to", "log_every"),
+    "output": ("json", "out", "output", "full", "csv", "markdown", "price_per_hour", "log_to", "log_every"),
 }  # fmt: skip
 """Headings in the help of every command. A dataclass of options can add its own as GROUPS."""
 
@@ -213,41 +214,37 @@ def choices_of(item: "dataclasses.Field[Any]", kind: Any, markers: tuple[Any, ..
             return tuple(listed.partition("}")[0].removeprefix("{").split(","))
     words = str in (kind, *typing.get_args(kind))
     singular = "strategy" if item.name == "strategies" else item.name.removesuffix("s")
-    named = _named_choices()
-    known = (named.get(item.name) or named.get(singular, ())) if words else ()
+    known = (_named_choices(item.name) or _named_choices(singular)) if words else ()
     return tuple(one for one in known if one != "auto" or item.default is not None)
 
 
-@cache
-def _named_choices() -> dict[str, tuple[str, ...]]:
-    from bench.implementations import IMPLEMENTATIONS
-    from bench.loggers import LOGGERS
-    from bench.profilers import PROFILERS
-    from bench.run.resources import ALLOCATORS
-    from bert.model.config import PRESETS
-    from bert.parallel import STRATEGIES
-    from bert.tasks.glue.tasks import TASKS as GLUE
-    from records.kinds import COLLECTIVES, DTYPES
-    from records.trial import PRECISIONS
+_NAMED: dict[str, tuple[str, ...]] = {
+    "preset": ("bert.model.config:PRESETS",),
+    "implementation": ("bench.implementations:IMPLEMENTATIONS",),
+    "allocator": ("bench.run.resources:ALLOCATORS",),
+    "strategy": ("auto", "bert.parallel:STRATEGIES"),
+    "precision": ("auto", "records.trial:PRECISIONS"),
+    "device": ("auto", "cpu", "cuda"),
+    "optimizer": ("lamb", "adamw"),
+    "schedule": ("poly", "linear", "constant", "cyclic"),
+    "scaling": ("weak", "strong"),
+    "padding": ("auto", "longest", "fixed"),
+    "profiler": ("bench.profilers:PROFILERS",),
+    "log_to": ("bench.loggers:LOGGERS", "none"),
+    "collective": ("records.kinds:COLLECTIVES",),
+    "dtype": ("records.kinds:DTYPES",),
+    "tasks": ("bert.tasks.glue.tasks:TASKS",),
+    "download": ("wikipedia", "pg19"),
+}
+"""Words that fields accept, by name; MODULE:NAME stands for the words of a registry, which is imported when needed."""
 
-    return {
-        "preset": tuple(PRESETS),
-        "implementation": tuple(IMPLEMENTATIONS),
-        "allocator": tuple(ALLOCATORS),
-        "strategy": ("auto", *STRATEGIES),
-        "precision": ("auto", *PRECISIONS),
-        "device": ("auto", "cpu", "cuda"),
-        "optimizer": ("lamb", "adamw"),
-        "schedule": ("poly", "linear", "constant", "cyclic"),
-        "scaling": ("weak", "strong"),
-        "padding": ("auto", "longest", "fixed"),
-        "profiler": tuple(PROFILERS),
-        "log_to": (*LOGGERS, "none"),
-        "collective": tuple(COLLECTIVES),
-        "dtype": tuple(DTYPES),
-        "tasks": tuple(GLUE),
-        "download": ("wikipedia", "pg19"),
-    }
+
+def _named_choices(name: str) -> tuple[str, ...]:
+    known: list[str] = []
+    for word in _NAMED.get(name, ()):
+        module, colon, registry = word.partition(":")
+        known += [*getattr(importlib.import_module(module), registry)] if colon else [word]
+    return tuple(known)
 
 
 def form_of(options: type, task: str | None = None) -> tuple[type, Callable[[Any], Any]]:

@@ -18,12 +18,9 @@ PUBLIC = [*RECORDINGS["timelines"], *RECORDINGS["counters"], RECORDINGS["log"]]
 MOST_WORDS = 20
 LONGER = {
     "cache_hits",
-    "collective_bandwidth",
-    "collective_sizes",
     "core_utilization",
     "core_utilization_by_family",
     "kernel_rules",
-    "kernel_totals",
     "kernels",
     "occupancy",
     "roofline",

@@ -8,7 +8,7 @@ import pytest
 
 from analysis.counters import Summary
 from analysis.diagnose.finding import Finding
-from analysis.diagnose.summaries import findings
+from analysis.diagnose.summaries import communication_share, findings
 from analysis.metrics.communication.links import alpha_beta
 
 
@@ -32,7 +32,6 @@ def test_kernels_of_one_name_are_added_up_and_shares_are_of_all() -> None:
     ]  # fmt: skip
     families = only(summary, "kernel_families")
     assert list(families.table["family"]) == ["GEMM", "activation"] and list(families.table["count"]) == [4, 4]
-    assert "87.5 %" in families.sentence and "core-util" in families.sentence
 
 
 def test_copies_have_their_bandwidth() -> None:
@@ -44,13 +43,14 @@ def test_totals_of_ranges_have_no_shares_as_ranges_nest() -> None:
     """epoch holds every step: 60 of 100 ms of totals would be a share of time that was counted twice."""
     found = only(totals("ranges", ("epoch", 1, 60_000_000), ("step", 4, 40_000_000)), "range_totals")
     assert list(found.table) == ["name", "count", "total_ms", "average_us"] and found.table["total_ms"].max() == 60
-    assert "do not add up" in found.sentence and "%" not in found.sentence
 
 
-def test_a_call_that_waits_is_told_from_one_that_works() -> None:
-    waiting = only(totals("api", ("cudaStreamSynchronize", 1, 9), ("cudaLaunchKernel", 1, 1)), "api_totals")
-    working = only(totals("api", ("cudaLaunchKernel", 1, 9)), "api_totals")
-    assert "90.0 %" in waiting.sentence and ".item()" in waiting.sentence and ".item()" not in working.sentence
+def test_the_share_of_communication_is_of_all_kernels() -> None:
+    name = "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)"
+    summaries = [totals("kernels", ("sgemm", 2, 3_000_000), (name, 1, 1_000_000)), totals("api", ("a", 1, 9))]
+    (found,) = communication_share(summaries)
+    assert dict(zip(found.table["family"], found.table["share"], strict=True)) == {"GEMM": 0.75, "communication": 0.25}
+    assert "25.0 %" in found.sentence and communication_share(summaries[1:]) == []
 
 
 @pytest.mark.parametrize("what", ["kernels", "copies", "api", "ranges"])
@@ -58,7 +58,7 @@ def test_tables_without_rows_or_without_times_say_so(what: str) -> None:
     empty = pd.DataFrame({"name": pd.Series(dtype=str), "count": pd.Series(dtype="int64")})
     for table in (empty, empty.assign(total_ns=pd.Series(dtype="int64"))):
         (found,) = findings([Summary(what, "t", table)])
-        assert "nothing of this kind" in found.sentence
+        assert not len(found.table) and found.sentence
 
 
 def collectives(busbw: dict[int, float], wrong: int = 0) -> Summary:
@@ -76,7 +76,6 @@ def test_peak_and_the_size_of_half_of_it_are_found() -> None:
     found = only(collectives(busbw), "collective_bandwidth")
     (row,) = found.table.to_dict("records")
     assert (row["peak_busbw_gb_s"], row["peak_at_bytes"], row["half_peak_from_bytes"]) == (100.0, 1 << 30, 1 << 21)
-    assert "2.10 MB" in found.sentence and "between 4 ranks" in found.sentence
     # The times were made with 10 us and 1e5 bytes/us = 100 GB/s.
     assert row["latency_us"] == pytest.approx(10) and row["fitted_algbw_gb_s"] == pytest.approx(100)
     assert row["fit_median_error"] == pytest.approx(0, abs=1e-9)
@@ -85,7 +84,7 @@ def test_peak_and_the_size_of_half_of_it_are_found() -> None:
 @pytest.mark.parametrize("busbw", [{1024: 1.0, 2048: 2.0}, {1024: 1.0}])
 def test_a_bandwidth_that_still_rises_is_not_called_that_of_the_links(busbw: dict[int, float]) -> None:
     sentence = only(collectives(busbw), "collective_bandwidth").sentence
-    assert "unknown" in sentence and "-e 1G" in sentence and "carry up to" not in sentence
+    assert "-e 1G" in sentence and "carry up to" not in sentence
 
 
 def test_wrong_results_come_before_any_bandwidth() -> None:
