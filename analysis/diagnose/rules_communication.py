@@ -1,6 +1,7 @@
 """Rules about communication: each takes the tables of a run's ranks and returns at most one finding."""
 
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import pandas as pd
 
@@ -82,7 +83,7 @@ def exposed(table: "pd.DataFrame", late: "pd.DataFrame", context: Context) -> Fi
     title, shown = "Communication by rank", table.drop(columns="steps")
     if not len(table):
         return Finding("all_reduce_by_rank", title, shown, "Nothing ran in the window.")
-    worst = table.nlargest(1, "exposed_share").iloc[0]
+    worst = _first(table.nlargest(1, "exposed_share"))
     share, waiting = float(worst["exposed_share"]), worst["exposed_wait_ms"]
     sentence = f"Without {number(float(worst['exposed_ms']))} ms of exposed communication "
     sentence += f"{_rank(worst['rank'])} takes at most {percent(share)} less time"
@@ -100,9 +101,11 @@ def exposed(table: "pd.DataFrame", late: "pd.DataFrame", context: Context) -> Fi
     else:
         seen = f"communication is exposed {percent(share)} of the time"
         less = "gradient accumulation" if context.has("bf16-gradients") else "16-bit gradients, gradient accumulation"
-        advice = Advice(
-            cause="communication", seen=seen, remedy=f"overlap more of it, or send less ({less})", saves=share
-        )
+        remedy = f"overlap more of it, or send less ({less})"
+        if wait > 0.5:
+            seen += f", {percent(wait)} of that in waits for changing ranks"
+            remedy = "overlap it with computation, so that ranks need not arrive together"
+        advice = Advice(cause="communication", seen=seen, remedy=remedy, saves=share)
     return Finding("all_reduce_by_rank", title, shown, sentence, (advice,))
 
 
@@ -111,7 +114,7 @@ def collectives(table: "pd.DataFrame") -> Finding:
     known = table[table["bytes"].notna()]
     sentence = "The trace has no message sizes, so bandwidths are unknown."
     if len(known):
-        top = known.iloc[0]
+        top = _first(known)
         sentence = f"{_rank(top['rank']).capitalize()}'s {top['collective']} moves "
         sentence += f"{traffic(top['bytes'] / top['sized'])} per call"
         rate = top["busbw_gb_s"] if pd.isna(top["transfer_busbw_gb_s"]) else top["transfer_busbw_gb_s"]
@@ -130,7 +133,7 @@ def process_groups(groups: "pd.DataFrame", by_kind: "pd.DataFrame") -> Iterator[
     """
     if len(groups) < 2 and not (by_kind["description"] != "").any():
         return
-    first = groups.iloc[0]
+    first = _first(groups)
     most = number(float(first["exposed_ms"]))
     sentence = f"Group {first['group'][:_LONGEST_LABEL]} has most exposed communication, {most} ms per rank."
     yield Finding("process_groups", "Process groups (means over ranks)", _shown(groups), sentence)
@@ -144,7 +147,7 @@ def process_groups(groups: "pd.DataFrame", by_kind: "pd.DataFrame") -> Iterator[
 
 def who_is_late(table: "pd.DataFrame") -> Finding:
     """Return stragglers. Args: table: of `stragglers`."""
-    caused, first = float(table["wait_caused_ms"].sum()), table.iloc[0]
+    caused, first = float(table["wait_caused_ms"].sum()), _first(table)
     sentence = "No rank waited for another one."
     if not table["matched"].sum():
         sentence = "No collective matches between ranks."
@@ -171,7 +174,7 @@ def one_step(table: "pd.DataFrame", rank: int | None) -> Finding:
         table, what = table[table["step"] == chosen].reset_index(drop=True), f"step {chosen}"
     sentence = "No collective was launched in a marked step."
     if len(table):
-        longest = table.nlargest(1, "exposed_ms").iloc[0]
+        longest = _first(table.nlargest(1, "exposed_ms"))
         bare = int((table["exposed_ms"] > 0).sum())
         sentence = f"{bare} of {len(table)} collectives of {what} are exposed, number {longest['bucket']} most: "
         sentence += f"{number(float(longest['exposed_ms']))} ms."
@@ -195,6 +198,11 @@ def _shown(table: "pd.DataFrame") -> "pd.DataFrame":
         if name in ("rank", "count") or (table[name].notna() & (table[name].astype(str) != "")).any()
     ]
     return table[[name for name in known if name not in ("exposed_share", "overlap_share")]]
+
+
+def _first(table: "pd.DataFrame") -> dict[Any, Any]:
+    """Return the first row, each value of its own type."""
+    return table.head(1).to_dict("records")[0]
 
 
 def _rank(value: object) -> str:

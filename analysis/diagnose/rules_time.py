@@ -107,7 +107,7 @@ def findings(timelines: Sequence[Timeline], context: Context | None = None) -> l
     made = [
         where_time_goes(timelines, times),
         utilization(timelines),
-        idle_causes(timelines, gaps, context),
+        idle_causes(timelines, times, gaps, context),
         largest_gaps(timelines, gaps),
         kernel_families(timelines, times, context),
         top_kernels(timelines),
@@ -164,12 +164,16 @@ def utilization(timelines: Sequence[Timeline]) -> Finding | None:
 
 
 def idle_causes(
-    timelines: Sequence[Timeline], gaps: "Sequence[pd.DataFrame | None]", context: Context
+    timelines: Sequence[Timeline],
+    times: "Sequence[Temporal]",
+    gaps: "Sequence[pd.DataFrame | None]",
+    context: Context,
 ) -> Finding | None:
     """Return idle_causes, with advice on the cause that could save most.
 
     Args:
         timelines: one per rank.
+        times: where the time of each with work goes.
         gaps: of each, of `idle.idle_gaps`.
         context: the recorded trial.
     """
@@ -178,15 +182,12 @@ def idle_causes(
     if table is None:
         return None
     on_gpu = any(len(timeline.work) for timeline in timelines)
-    shares = table.assign(
-        repeating=table["window_share"] * (table["repeating_ms"] / table["idle_ms"]).fillna(0.0),
-        long=table["window_share"] * (table["long_ms"] / table["idle_ms"]).fillna(0.0),
-    )
-    shares = shares.groupby("cause", sort=False)[["window_share", "repeating", "long"]].sum() / len(tables)
-    whole = percent(float(shares["window_share"].sum()))
+    span_ms = sum(row.span_ns for row in times) / 1e6
+    shares = table.groupby("cause", sort=False)[["idle_ms", "repeating_ms", "long_ms"]].sum() / span_ms
+    whole = percent(float(shares["idle_ms"].sum()))
     sentence = f"The GPU is idle {whole} of the time" if on_gpu else f"The CPU does not compute {whole} of the time"
-    largest = str(shares["window_share"].idxmax())
-    sentence += f", mostly {_WAITS[largest]} ({percent(float(shares['window_share'].max()))})."
+    largest = str(shares["idle_ms"].idxmax())
+    sentence += f", mostly {_WAITS[largest]} ({percent(float(shares['idle_ms'].max()))})."
     title = "Why the GPU is idle" if on_gpu else "Why the CPU does not compute"
     return Finding("idle_causes", title, table, sentence, _idle_advice(shares, context) if on_gpu else ())
 
@@ -197,18 +198,23 @@ def _idle_advice(shares: "pd.DataFrame", context: Context) -> tuple[Advice, ...]
     def share(column: str, cause: str) -> float:
         return float(shares[column].get(cause, 0.0))
 
-    launches, pauses = share("repeating", "launch_bound"), share("long", "launch_bound")
+    launches, pauses = share("repeating_ms", "launch_bound"), share("long_ms", "launch_bound")
     pause = "find out what the CPU does in the largest idle gaps"
     saves, cause, what, remedy = max(
         (max(launches, pauses), "host", "work", f"try {context.fewer_launches}" if launches >= pauses else pause),
         (
-            share("window_share", "data_wait"),
+            share("idle_ms", "data_wait"),
             "data",
             "data",
             "use more loader workers, prefetching, or prepared inputs",
         ),
-        (share("repeating", "synchronization"), "synchronization", "the CPU, which synchronizes,", _NO_SYNCHRONIZATION),
-        (share("repeating", "allocator"), "allocator", "memory to be allocated", _FEWER_ALLOCATIONS),
+        (
+            share("repeating_ms", "synchronization"),
+            "synchronization",
+            "the CPU, which synchronizes,",
+            _NO_SYNCHRONIZATION,
+        ),
+        (share("repeating_ms", "allocator"), "allocator", "memory to be allocated", _FEWER_ALLOCATIONS),
     )
     seen = f"the GPU waits for {what} {percent(saves)} of the time"
     return (Advice(cause=cause, seen=seen, remedy=remedy, saves=saves),) if saves >= LEAST else ()
@@ -345,7 +351,8 @@ def steps(timelines: Sequence[Timeline]) -> list[Finding]:
     spread = temporal.iteration_spread(table.loc[longest])
     table = table.dropna(axis="columns", how="all")
     times = table.loc[longest, "step_time_ms"]
-    sentence = f"The median step takes {number(float(times.median()))} ms, from {_from_to(times)} ms."
+    sentence = f"The median step takes {number(float(times.median()))} ms, all {len(times)} from {_from_to(times)} ms."
+    sentence = sentence if times.min() < times.max() else f"Steps take {number(float(times.max()))} ms."
     slowest = table.nlargest(1, "step_time_ms").iloc[0]
     rank = f" of rank {int(slowest['rank'])}" if len(timelines) > 1 and not pd.isna(slowest["rank"]) else ""
     worst = f"The slowest is step {int(slowest['step'])}{rank}: {number(float(slowest['step_time_ms']))} ms."

@@ -312,32 +312,29 @@ def buckets(timeline: Timeline, matching: "Matching | None" = None, member: int 
         matching: of `match_collectives`, for wait_ms, which is missing without it.
         member: the timeline's place among those matched.
     """
-    whole, compute = communication_window(timeline), work_sets(timeline).compute
-    table = collective_table(timeline, matching, member)
+    whole, table = communication_window(timeline), collective_table(timeline, matching, member)
     if whole is None:
         return typed([], BUCKET_COLUMNS)
-    steps = timeline.steps[["step", "start", "end"]].itertuples(index=False)
-    rows: list[dict[Any, Any]] = []
-    for step, begin, end in steps if len(timeline.steps) else [(None, *whole[0].tolist())]:
-        own = table if step is None else table[table["step"] == step]
-        # The GPU runs behind the host: work of a step may end after its mark.
-        horizon = np.full(len(own), max(int(end), int(own["end_ns"].max()) if len(own) else int(end)))
-        remaining = inside_ns(compute, own["start_ns"], horizon) / 1e6
-        lengths = own["end_ns"] - own["start_ns"]
-        part = own[["rank", "collective"]].assign(
-            step=step,
-            bucket=range(len(own)),
-            bytes=own["bytes"].where(own["bytes"] > 0),
-            launched_ms=(own["launched_ns"] - begin) / 1e6,
-            start_ms=(own["start_ns"] - begin) / 1e6,
-            end_ms=(own["end_ns"] - begin) / 1e6,
-            duration_ms=lengths / 1e6,
-            wait_ms=(lengths - own["transfer_ns"]) / 1e6,
-            exposed_ms=own["exposed_ns"] / 1e6,
-            compute_after_start_ms=remaining,
-        )
-        rows += part.to_dict("records")
-    return typed(rows, BUCKET_COLUMNS)
+    begin, end = (np.full(len(table), int(moment)) for moment in whole[0])
+    if len(timeline.steps):
+        table = table[table["step"].notna()].sort_values("step", kind="stable")
+        marks = timeline.steps.set_index("step").loc[table["step"].astype("int64")]
+        begin, end = marks["start"].to_numpy(), marks["end"].to_numpy()
+    by_step = table.groupby("step", dropna=False, sort=False)
+    # The GPU runs behind the host: work of a step may end after its mark.
+    horizon = np.maximum(end, by_step["end_ns"].transform("max").to_numpy())
+    lengths = table["end_ns"] - table["start_ns"]
+    return table.assign(
+        bucket=by_step.cumcount(),
+        bytes=table["bytes"].where(table["bytes"] > 0),
+        launched_ms=(table["launched_ns"] - begin) / 1e6,
+        start_ms=(table["start_ns"] - begin) / 1e6,
+        end_ms=(table["end_ns"] - begin) / 1e6,
+        duration_ms=lengths / 1e6,
+        wait_ms=(lengths - table["transfer_ns"]) / 1e6,
+        exposed_ms=table["exposed_ns"] / 1e6,
+        compute_after_start_ms=inside_ns(work_sets(timeline).compute, table["start_ns"], horizon) / 1e6,
+    )[list(BUCKET_COLUMNS)].astype(BUCKET_COLUMNS)
 
 
 def all_reduce(timelines: Sequence[Timeline]) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from analysis.metrics.time.launches import launching_calls
 from analysis.metrics.time.window import analysis_window, in_window, window_set
 from analysis.names import OTHER, communicates
 from analysis.spans import Nested, difference, merged, total_ns, union, within
-from analysis.timeline import Timeline, named, typed
+from analysis.timeline import Timeline, name_codes, typed
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -70,8 +70,8 @@ def phase_rows(timeline: Timeline) -> "pd.DataFrame":
     The GPU's are missing on a trace without kernels. No row where the trace has neither a phase's range nor a kernel
     tied to one.
     """
-    host, work = _host_ns(timeline), timeline.work
-    phases, counted = _phases_of_work(timeline), in_window(timeline)[0]
+    spans, work = _spans(timeline), timeline.work
+    host, phases, counted = _host_ns(timeline, spans), _phases_of_work(timeline, spans), in_window(timeline)[0]
     if not any(host.get(name) for name in PHASES) and (phases[counted] == OTHER).all():
         return typed([], PHASE_COLUMNS)
     lengths, copies = work.end - work.start, work.is_kind("memcpy", "memset")
@@ -91,18 +91,21 @@ def phase_rows(timeline: Timeline) -> "pd.DataFrame":
     return typed(rows, PHASE_COLUMNS)
 
 
-def _spans(timeline: Timeline, *tables: "pd.DataFrame") -> "pd.DataFrame":
-    """Return the rows of the tables that are phases: phase, thread, start, end."""
+def _spans(timeline: Timeline) -> "pd.DataFrame":
+    """Return the ranges and operators that are phases: phase, thread, start, end, is_range."""
     import pandas as pd
 
-    parts = [table[named(table["name"], lambda name: phase_of(name) is not None)] for table in tables]
-    spans = pd.concat([part[["name", "thread", "start", "end"]].astype({"name": "object"}) for part in parts])
-    return spans.assign(phase=spans["name"].map(phase_of)).sort_values(
-        "phase", key=lambda one: one.map(_FIRST.index), ascending=False, kind="stable"
-    )
+    parts = []
+    for table in (timeline.ranges, timeline.operators):
+        codes, names = name_codes(table["name"])
+        phases = np.array([phase_of(name) or "" for name in names], dtype=object)[codes]
+        part = table.loc[phases != "", ["thread", "start", "end"]]
+        parts.append(part.assign(phase=phases[phases != ""], is_range=table is timeline.ranges))
+    spans = pd.concat(parts, ignore_index=True)
+    return spans.iloc[np.argsort([-_FIRST.index(phase) for phase in spans["phase"]], kind="stable")]
 
 
-def _phases_of_work(timeline: Timeline) -> npt.NDArray[np.object_]:
+def _phases_of_work(timeline: Timeline, spans: "pd.DataFrame") -> npt.NDArray[np.object_]:
     import pandas as pd
 
     work, api, calls = timeline.work, timeline.api, launching_calls(timeline)
@@ -110,21 +113,21 @@ def _phases_of_work(timeline: Timeline) -> npt.NDArray[np.object_]:
     if calls is not None:
         known = np.flatnonzero(calls >= 0)
         called = api["start"].to_numpy(dtype=np.int64)[calls[known]]
-        for tables, by_thread in (((timeline.ranges, timeline.operators), True), ((timeline.ranges,), False)):
-            spans = _spans(timeline, *tables)
-            threads = pd.concat([spans["thread"], api["thread"]]).astype(str)
+        for part, by_thread in ((spans, True), (spans[spans["is_range"]], False)):
+            threads = pd.concat([part["thread"], api["thread"]]).astype(str)
             codes = pd.factorize(threads)[0].astype(np.int64) * by_thread
-            starts, ends = (spans[name].to_numpy(dtype=np.int64) for name in ("start", "end"))
-            nested = Nested(codes[: len(spans)], starts, ends)
+            starts, ends = (part[name].to_numpy(dtype=np.int64) for name in ("start", "end"))
             left = phases[known] == OTHER
-            around = nested.around(codes[len(spans) :][calls[known[left]]], called[left])
-            phases[known[left]] = np.append(spans["phase"].to_numpy(dtype=object), OTHER)[around]
+            around = Nested(codes[: len(part)], starts, ends).around(
+                codes[len(part) :][calls[known[left]]], called[left]
+            )
+            phases[known[left]] = np.append(part["phase"].to_numpy(dtype=object), OTHER)[around]
     phases[work.is_named(communicates) & ~work.is_kind("memcpy", "memset")] = "communication"
     return phases
 
 
-def _host_ns(timeline: Timeline) -> dict[str, int]:
-    window, spans = analysis_window(timeline), _spans(timeline, timeline.ranges, timeline.operators)
+def _host_ns(timeline: Timeline, spans: "pd.DataFrame") -> dict[str, int]:
+    window = analysis_window(timeline)
     if window is None:
         return {}
     whole = window_set(timeline, window)

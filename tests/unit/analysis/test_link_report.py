@@ -10,7 +10,6 @@ from analysis.load import load_run
 from analysis.metrics.communication.links import Link
 from analysis.metrics.communication.projection import Backward
 from analysis.metrics.scaling import measured_efficiency
-from records.kinds import collectives_csv
 from records.run import RunDirectory
 
 pytestmark = [pytest.mark.more, pytest.mark.usefixtures("pictures_of_one_pixel")]
@@ -49,18 +48,6 @@ def test_efficiency_has_an_interval_around_it(tmp_path: Path) -> None:
     assert base["efficiency"] == 1.0 and base["efficiency_low"] is None
     assert row["rounds"] == 3 and row["efficiency_low"] < row["efficiency"] < row["efficiency_high"]
     assert row["efficiency_high"] - row["efficiency_low"] < 0.1
-
-
-@pytest.mark.parametrize("damage", ["size_bytes,count\n1,x\n", "size_bytes,time_us\n1,nan\n"])
-def test_damaged_measurements_are_named_and_the_rest_is_shown(tmp_path: Path, damage: str) -> None:
-    whole = write_collectives(tmp_path, 4, 12.0, 20.0)
-    broken = write_collectives(tmp_path, 2, 12.0, 20.0)
-    collectives_csv(RunDirectory(tmp_path).trial(broken.trial_id)).write_text(damage)
-    statuses = {trial.trial.trial_id: trial.row["status"] for trial in load_run(RunDirectory(tmp_path))}
-    assert statuses == {whole.trial_id: "ok", broken.trial_id: "damaged"}
-    page = page_of(tmp_path)
-    assert "all_reduce fp32 on 2 cuda" in page and "collectives.csv" in page
-    assert "bandwidth GB/s" in page
 
 
 def test_the_examples_of_the_page_about_scaling() -> None:
