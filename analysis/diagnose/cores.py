@@ -1,18 +1,18 @@
-"""Findings from counters of kernels: how busy the kinds of cores are."""
+"""Findings from counters of kernels: how busy the kinds of cores are, by kind of work, phase and kernel."""
 
 import math
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from analysis.counters import KernelCounters
 from analysis.diagnose.advice import LEAST, Advice, Context
 from analysis.diagnose.finding import Finding, joined
+from analysis.diagnose.kernel_rules import rules
 from analysis.diagnose.roofline import roofline_findings
-from analysis.diagnose.sentences import OF_KERNELS, faster_gemms, sentence_of
+from analysis.diagnose.sentences import OF_KERNELS, faster_gemms
 from analysis.metrics.kernels.core_utilization import (
     BY_ORDER,
     FOUR,
-    NO_PHASE,
     CoreUse,
     core_use,
     core_use_by,
@@ -22,7 +22,7 @@ from analysis.metrics.kernels.core_utilization import (
 from analysis.metrics.kernels.ncu_metrics import PIPES
 from analysis.metrics.kernels.roofline import roofline
 from analysis.metrics.kernels.sampled_utilization import sampled_utilization
-from analysis.names import MOVES_MEMORY, family, precision
+from analysis.names import family, precision
 from analysis.timeline import Timeline
 from analysis.wording import percent
 
@@ -31,10 +31,7 @@ if TYPE_CHECKING:
 
 NOT_IN_FILE = "not in this file"
 """Shown for a pipe that was not counted; never 0."""
-_NO_TIMES = f"Kernel times are {NOT_IN_FILE}"
-
-_IDLE, _BUSY, _LARGE = 1.0, 60.0, 0.3
-_MOVES_DATA = (*MOVES_MEMORY, "optimizer", "softmax and loss")
+_IDLE = 1.0  # % of the peak
 
 
 def findings(
@@ -43,7 +40,7 @@ def findings(
     measured: Mapping[str, float] | None = None,
     context: Context | None = None,
 ) -> list[Finding]:
-    """Return core_utilization, ..._by_family, ..._by_phase (where there are ranges), kernels, and roofline_findings.
+    """Return core_utilization, ..._by_family, ..._by_phase (where there are ranges), kernels, roofline_findings, rules.
 
     Args:
         counters: what a reader returned.
@@ -53,22 +50,33 @@ def findings(
         context: the profiled trial, where it is known.
     """
     context = context or Context()
-    whole = core_use(counters, window_ns)
-    families = core_use_by_family(counters, window_ns)
-    found = [
-        Finding(
-            "core_utilization",
-            "Core utilization",
-            _pipes_table(whole),
-            _pipes_sentence(whole, families, counters, context),
-            tuple(_precision_advice(whole, families, counters, context)),
-        ),
-        by_family(counters, window_ns),
+    tables = [pipes(counters, window_ns, context), by_family(counters, window_ns)]
+    tables += [one for one in (by_phase(counters, window_ns),) if len(one.table)]
+    tables += [by_kernel(counters, window_ns), *roofline_findings(roofline(counters, measured), context)]
+    return [*tables, *(one for one in (rules(counters),) if len(one.table))]
+
+
+def pipes(counters: KernelCounters, window_ns: float | None = None, context: Context | None = None) -> Finding:
+    """Return core_utilization: a row per pipe."""
+    import pandas as pd
+
+    use = core_use(counters, window_ns)
+    rows = [
+        {
+            "pipe": name,
+            "utilization": _share(pipe.percent),
+            "in_window_utilization": _share(pipe.in_window_percent),
+            "metric": pipe.metric,
+            "note": pipe.reason if pipe.metric else f"{NOT_IN_FILE}: {pipe.reason}",
+        }
+        for name, pipe in ((name, use.pipes[name]) for name in PIPES)
     ]
-    phases = by_phase(counters, window_ns)
-    found += [phases] if len(phases.table) else []
-    found += [by_kernel(counters, window_ns), *roofline_findings(roofline(counters, measured), context)]
-    return found
+    table = pd.DataFrame(rows)
+    table = table if table["in_window_utilization"].notna().any() else table.drop(columns="in_window_utilization")
+    four = ", ".join(f"{label} {percent_text(use.pipes[name].percent)}" for name, label in FOUR.items())
+    sentence = f"While kernels run: {four}." if use.kernels else "No kernel was counted: choose a window with GPU work."
+    advice = _precision_advice(use, core_use_by_family(counters), counters, context or Context())
+    return Finding("core_utilization", "Core utilization", table, sentence, advice)
 
 
 def sampled_findings(timelines: Sequence[Timeline]) -> list[Finding]:
@@ -85,206 +93,127 @@ def sampled_findings(timelines: Sequence[Timeline]) -> list[Finding]:
 def by_family(counters: KernelCounters, window_ns: float | None = None) -> Finding:
     """Return core_utilization_by_family: a row per kind of work, longest first."""
     groups = core_use_by_family(counters, window_ns)
-    table, lacking = _groups_table([{"family": name} for name in groups], groups.values(), counters, window_ns)
-    sentence = _longest_sentence(groups) + lacking
-    return Finding("core_utilization_by_family", "Core utilization by kind of work", table, sentence)
+    table = _table([{"family": name} for name in groups], list(groups.values()), counters, window_ns)
+    title = "Core utilization by kind of work"
+    return Finding("core_utilization_by_family", title, table, _longest(groups))
 
 
 def by_phase(counters: KernelCounters, window_ns: float | None = None) -> Finding:
-    """Return core_utilization_by_phase: a row per phase, then per part of the model in it; no row without ranges."""
+    """Return core_utilization_by_phase: a row per phase, then per part of the model in it; no row without ranges.
+
+    by_order: kernels that count as backward because they follow forward: PyTorch launches them from another thread.
+    """
     import pandas as pd
 
-    title = "Core utilization by phase of the step"
+    name, title = "core_utilization_by_phase", "Core utilization by phase of the step"
     phases = kernel_phases(counters)
     if phases is None:
-        sentence = (
-            f"Phases are {NOT_IN_FILE}. They need the NVTX ranges of `bertbench profile --profiler ncu`, or `ncu "
-            "--nvtx` of a program with forward, backward and optimizer ranges in the domain bertbench."
-        )
-        return Finding("core_utilization_by_phase", title, pd.DataFrame(), sentence)
+        sentence = f"Phases are {NOT_IN_FILE}: record with `bertbench profile --profiler ncu`, or with `ncu --nvtx`."
+        return Finding(name, title, pd.DataFrame(), sentence)
     groups = core_use_by(counters, phases["phase"], window_ns)
-    labels, uses = [{"phase": name, "part": ""} for name in groups], list(groups.values())
     inside = phases["part"] != ""
-    if inside.any():
-        within = phases["phase"].where(inside) + "\n" + phases["part"]
-        for name, use in core_use_by(counters, within, window_ns).items():
-            phase, _, part = name.partition("\n")
-            labels.append({"phase": phase, "part": part})
-            uses.append(use)
-    table, lacking = _groups_table(labels, uses, counters, window_ns)
-    sentence = _longest_sentence(groups) + lacking
-    ordered = int((phases["told_by"] == BY_ORDER).sum())
-    if ordered:
-        sentence += (
-            f" {ordered:,} of {len(phases):,} kernels count as backward because they follow forward (PyTorch launches "
-            "them from a thread without ranges)."
-        )
-    return Finding("core_utilization_by_phase", title, table, sentence)
+    within = core_use_by(counters, phases["phase"].where(inside) + "\n" + phases["part"], window_ns)
+    labels = [{"phase": phase, "part": ""} for phase in groups]
+    labels += [dict(zip(("phase", "part"), both.split("\n"), strict=True)) for both in within]
+    table = _table(labels, [*groups.values(), *within.values()], counters, window_ns)
+    ordered = phases["told_by"] == BY_ORDER
+    if ordered.any():
+        table["by_order"] = [int(ordered.sum()) * (label == {"phase": "backward", "part": ""}) for label in labels]
+    return Finding(name, title, table, _longest(groups))
 
 
 def by_kernel(counters: KernelCounters, window_ns: float | None = None) -> Finding:
-    """Return kernels: a row per kernel name, longest first."""
+    """Return kernels: a row per kernel name, longest first, or in order of their first run without times."""
     groups = core_use_by(counters, counters.kernels["name"], window_ns)
-    table, lacking = _groups_table([{"name": name} for name in groups], groups.values(), counters, window_ns)
-    sentence, title = "No kernel was counted.", "Kernels that take longest"
-    share = (
-        float(table[next(name for name in table if str(name).endswith("_share"))].head(5).sum()) if len(table) else 0
-    )
-    if len(table) and not share:
-        title = "Kernels, in the order in which they first ran"
-        sentence = f"{_NO_TIMES}, so which of these {len(table)} kernels take longest is unknown."
-    elif len(table):
-        most = min(5, len(table))
-        sentence = f"{most} of {len(table)} kernels take {percent(share)} of the time: start with these."
-        sentence = "There is one kernel." if len(table) == 1 else sentence
-    return Finding("kernels", title, table, sentence + lacking)
+    table = _table([{"name": name} for name in groups], list(groups.values()), counters, window_ns)
+    sentence = "No kernel was counted."
+    if len(table):
+        share = float(table[next(name for name in table if str(name).endswith("_share"))].head(5).sum())
+        sentence = f"{min(5, len(table))} of {len(table)} kernels take {percent(share)} of the time."
+        sentence = sentence if share else f"Kernel times are {NOT_IN_FILE}: kernels are in order of their first run."
+    return Finding("kernels", "Kernels that take longest", table, sentence)
 
 
-def percent_text(percent: float | None) -> str:
+def percent_text(value: float | None) -> str:
     """Return "12.34 %", or NOT_IN_FILE."""
-    return NOT_IN_FILE if percent is None else f"{percent:.2f} %"
+    return NOT_IN_FILE if value is None else f"{value:.2f} %"
 
 
-def _pipes_table(use: CoreUse) -> "pd.DataFrame":
+def _table(
+    labels: Sequence[Mapping[str, str]], uses: Sequence[CoreUse], counters: KernelCounters, window_ns: float | None
+) -> "pd.DataFrame":
+    """Return a row per group without the pipes that are not in the file; timed where launches lack a time."""
     import pandas as pd
 
+    frame = counters.kernels
+    times = bool(frame["duration_ns"].notna().any())
+    total = float(frame["duration_ns" if times else "cycles"].sum())
     rows = []
-    for name in PIPES:
-        pipe = use.pipes[name]
-        note = f"{NOT_IN_FILE}: {pipe.reason}" if pipe.metric is None else pipe.reason
-        rows.append(
-            {
-                "pipe": name,
-                "utilization": _share(pipe.percent),
-                "in_window_utilization": _share(pipe.in_window_percent),
-                "metric": pipe.metric,
-                "note": note,
-            }
-        )
+    for label, use in zip(labels, uses, strict=True):
+        part = (use.kernel_time_ms or 0.0) * 1e6 if times else _number(use.cycles)
+        row: dict[str, Any] = {
+            **label,
+            "launches": use.kernels,
+            "timed": use.timed,
+            "time_ms": _number(use.kernel_time_ms),
+        }
+        row["time_share" if times else "cycle_share"] = part / total if total > 0 else math.nan
+        for name in FOUR:
+            pipe = use.pipes[name]
+            row[f"{name}_utilization"] = _share(pipe.percent if window_ns is None else pipe.in_window_percent)
+        rows.append(row)
     table = pd.DataFrame(rows)
-    return table if table["in_window_utilization"].notna().any() else table.drop(columns="in_window_utilization")
+    if not rows:
+        return table
+    unknown = [name for name in table if str(name).endswith("_utilization") and table[name].isna().all()]
+    unknown += [] if times else ["time_ms"]
+    # With a window names would have no room on a terminal.
+    unknown += ["timed"] if not times or (table["timed"] == table["launches"]).all() else []
+    unknown += [] if window_ns is None else [name for name in ("launches", "time_ms") if name not in unknown]
+    table = table.drop(columns=unknown)
+    return table if window_ns is None else table.rename(columns=lambda name: name.replace("_util", "_window_util"))
 
 
-def _groups_table(
-    labels: Sequence[Mapping[str, str]], uses: Collection[CoreUse], counters: KernelCounters, window_ns: float | None
-) -> "tuple[pd.DataFrame, str]":
-    """Return a row per group, and a sentence that names the pipes without a column: those not in the file."""
-    import pandas as pd
-
-    rows = [_group_row(about, use, counters, window_ns) for about, use in zip(labels, uses, strict=True)]
-    table = pd.DataFrame(rows)
-    pipes = [str(name) for name in table if str(name).endswith("_utilization") and table[name].isna().all()]
-    known = {name for use in uses for name in FOUR if use.pipes[name].metric is not None}
-    lacking = [FOUR[name] for name in FOUR if rows and name not in known]
-    said = f" {sentence_of(NOT_IN_FILE)[:-1]}: {', '.join(lacking)}." if lacking else ""
-    return table.drop(columns=pipes), said
+def _number(value: float | None) -> float:
+    return math.nan if value is None else value
 
 
-def _group_row(
-    labels: Mapping[str, str], use: CoreUse, counters: KernelCounters, window_ns: float | None
-) -> dict[str, Any]:
-    frame = counters.kernels
-    known = frame["duration_ns"].notna().all()
-    total = float(frame["duration_ns" if known else "cycles"].sum())
-    part = (use.kernel_time_ms or 0.0) * 1e6 if known else (use.cycles if use.cycles is not None else math.nan)
-    row: dict[str, Any] = dict(labels)
-    if window_ns is None:  # else names would have no room on a terminal
-        row |= {"launches": use.kernels, **({"time_ms": use.kernel_time_ms} if known else {})}
-    row["time_share" if known else "cycle_share"] = part / total if total > 0 else math.nan
-    for name in FOUR:
-        pipe = use.pipes[name]
-        if window_ns is None:
-            row[f"{name}_utilization"] = _share(pipe.percent)
-        else:
-            row[f"{name}_window_utilization"] = _share(pipe.in_window_percent)
-    return row
+def _share(value: float | None) -> float:
+    return _number(value) / 100
 
 
-def _share(percent: float | None) -> float:
-    return math.nan if percent is None else percent / 100
-
-
-def _precision_advice(
-    use: CoreUse, families: Mapping[str, CoreUse], counters: KernelCounters, context: Context
-) -> Iterator[Advice]:
-    """Yield what tensor cores could save where they are idle: at most the time of the GEMMs."""
-    tensor, gemm = use.pipes["tensor"].percent, _time_share(families.get("GEMM"), families)
-    if tensor is None or tensor >= _IDLE or not gemm >= LEAST:
-        return
-    if context.narrow or _narrow_share(counters) or not (remedy := _faster_gemms(counters)):
-        return
-    seen = f"the tensor cores are idle while GEMMs take {percent(gemm)} of the kernels' time"
-    yield Advice(cause="precision", seen=seen, remedy=remedy, saves=gemm, of=OF_KERNELS)
-
-
-def _pipes_sentence(use: CoreUse, families: Mapping[str, CoreUse], counters: KernelCounters, context: Context) -> str:
-    if not use.kernels:
-        return "No kernel was counted: check that the window of the profile contains GPU work."
-    known = {name: use.pipes[name].percent for name in FOUR if use.pipes[name].percent is not None}
-    lacking = [FOUR[name] for name in FOUR if name not in known]
-    said = ", ".join(f"{FOUR[name]} {percent_text(percent)}" for name, percent in known.items())
-    start = f"While kernels run, utilization is: {said}." if known else ""
-    if lacking:
-        start += f" {', '.join(lacking)}: {NOT_IN_FILE}; collect them as `bertbench profile --profiler ncu` does."
-    start = start.strip()
-    tensor = known.get("tensor")
-    product = _time_share(families.get("GEMM"), families)
-    if tensor is None:
-        return start
-    if tensor < _IDLE and product > _LARGE:
-        start += f" The tensor cores are idle while GEMMs take {percent(product)} of the time"
-        if narrow := _narrow_share(counters):
-            return f"{start}, although {percent(narrow)} of that runs in narrower types, by their names."
-        if context.narrow:
-            return f"{start}, although the trial is in {context.narrow}: check which GEMMs autocast leaves in fp32."
-        remedy = _faster_gemms(counters)
-        return f"{start}: {remedy}." if remedy else f"{start}."
-    if tensor >= _BUSY:
-        return f"{start} The tensor cores are near their limit: only fewer operations or a lower precision help."
-    if max(value or 0.0 for value in known.values()) < 20:
-        return f"{start} No kind of core is busy: see the roofline below for the limits of the kernels."
-    return f"{start} See the table by kind of work below for what limits the tensor cores."
-
-
-def _faster_gemms(counters: KernelCounters) -> str:
-    return faster_gemms([counters.device_name] if counters.device_name else [])
-
-
-def _narrow_share(counters: KernelCounters) -> float:
-    """Return the share of the GEMMs' time in types that tensor cores multiply, by the kernels' names."""
-    frame = counters.kernels
-    products = frame[[family(name) == "GEMM" for name in frame["name"]]]
-    lengths = products["duration_ns" if frame["duration_ns"].notna().all() else "cycles"]
-    narrow = [precision(name) not in ("", "fp32", "fp64") for name in products["name"]]
-    total = float(lengths.sum())
-    return float(lengths[narrow].sum()) / total if total > 0 else 0.0
-
-
-def _longest_sentence(groups: Mapping[str, CoreUse]) -> str:
+def _longest(groups: Mapping[str, CoreUse]) -> str:
     if not groups:
         return "No kernel was counted."
     name, use = next(iter(groups.items()))
-    name = "Work outside every phase" if name == NO_PHASE else name
     share = _time_share(use, groups)
     if not math.isfinite(share):
-        return f"{_NO_TIMES}, so which kind takes longest is unknown."
-    start = f"{name} takes {percent(share)} of the time"
-    known = {pipe: use.pipes[pipe].percent for pipe in ("tensor", "fma")}
-    said = [f"{FOUR[pipe]} at {value:.1f} %" for pipe, value in known.items() if value is not None]
-    start += f", with {' and '.join(said)}" if said else ""
-    if name in _MOVES_DATA:
-        return f"{start}: these kernels move data more than they compute; fuse them (torch.compile, fused norms)."
-    tensor = known["tensor"]
-    if tensor is not None and tensor < _IDLE and name in ("GEMM", "attention"):
-        return f"{start}: it runs without tensor cores."
-    return f"{start}."
+        return f"Kernel times are {NOT_IN_FILE}, so which kind takes longest is unknown."
+    tensor = use.pipes["tensor"].percent
+    with_tensor = "" if tensor is None else f", with tensor cores at {tensor:.1f} %"
+    return f"{name} takes {percent(share)} of the time{with_tensor}."
 
 
 def _time_share(use: CoreUse | None, groups: Mapping[str, CoreUse]) -> float:
     if use is None:
         return 0.0
     for field in ("kernel_time_ms", "cycles"):
-        parts = [getattr(group, field) for group in groups.values()]
-        if all(part is not None for part in parts) and sum(parts) > 0:
-            return float(getattr(use, field) / sum(parts))
+        total = sum(_number(getattr(group, field)) for group in groups.values() if field == "cycles" or group.timed)
+        if total > 0:
+            return float(_number(getattr(use, field)) / total)
     return math.nan
+
+
+def _precision_advice(
+    use: CoreUse, families: Mapping[str, CoreUse], counters: KernelCounters, context: Context
+) -> tuple[Advice, ...]:
+    """Return what tensor cores could save where they are idle: at most the time of the GEMMs."""
+    tensor, share = use.pipes["tensor"].percent, _time_share(families.get("GEMM"), families)
+    names = [str(name) for name in counters.kernels["name"].unique() if family(str(name)) == "GEMM"]
+    narrow = any(precision(name) not in ("", "fp32", "fp64") for name in names)
+    if tensor is None or tensor >= _IDLE or not share >= LEAST or context.narrow or narrow:
+        return ()
+    if not (remedy := faster_gemms([counters.device_name] if counters.device_name else [])):
+        return ()
+    seen = f"the tensor cores are idle while GEMMs take {percent(share)} of the kernels' time"
+    return (Advice(cause="precision", seen=seen, remedy=remedy, saves=share, of=OF_KERNELS),)

@@ -35,9 +35,7 @@ _FIRST = (
     "kernel_rules",
     "memory_levels",
     "flop_rates",
-    "warp_stalls",
-    "occupancy",
-    "cache_hits",
+    "kernel_limits",
 )
 
 
@@ -76,16 +74,12 @@ def explain(
         found += rules_communication.findings(source.timelines, context=context, links=links)
     if source.counters:
         from analysis.diagnose import cores as core_findings
-        from analysis.diagnose import kernel_limits
 
         for counters, file, ending in zip(source.counters, source.counter_files, counter_endings(source), strict=True):
             title = f" ({file.name})" if ending else ""
             found += [
                 dataclasses.replace(one, name=f"{one.name}{ending}", title=f"{one.title}{title}")
-                for one in [
-                    *core_findings.findings(counters, window_ns, measured, context),
-                    *kernel_limits.findings(counters),
-                ]
+                for one in core_findings.findings(counters, window_ns, measured, context)
             ]
     if source.summaries:
         from analysis.diagnose import summaries as summary_findings

@@ -4,7 +4,6 @@ For each pipe: sum over kernels(weight x percent) / sum(weight), the weight bein
 duration where cycles are not known. docs/explanation/core-utilization.md derives it and lists the metrics.
 """
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -22,9 +21,7 @@ from analysis.metrics.kernels.ncu_metrics import (
 from analysis.names import family
 
 if TYPE_CHECKING:
-    import numpy as np
     import pandas as pd
-    from numpy.typing import NDArray
 
 FOUR: Mapping[str, str] = {"fma": "FMA", "fp16": "FP16", "tensor": "tensor cores", "sfu": "SFU"}
 """The four main kinds of cores, with the names shown to people."""
@@ -49,10 +46,12 @@ class CoreUse:
     """All pipes over one set of kernels."""
 
     kernels: int
+    timed: int
+    """Kernels that have a duration."""
     kernel_time_ms: float | None
-    """Sum of their durations under the profiler; None where not every kernel has one."""
+    """Sum of the known durations under the profiler; None where none is known."""
     cycles: float | None
-    """Sum of their elapsed cycles; None where not every kernel has them."""
+    """Sum of the elapsed cycles; None where not every kernel has them."""
     weight: str | None
     """What kernels are weighted by: "cycles" or "duration"; None where neither is known."""
     pipes: Mapping[str, PipeUse]
@@ -68,23 +67,33 @@ class CoreUse:
 
 
 def core_use(counters: KernelCounters, window_ns: float | None = None) -> CoreUse:
-    """Return the utilization of the pipes over all kernels of a file, the last one included.
+    """Return the utilization of the pipes over all kernels of a file.
 
     Args:
         counters: what a reader returned.
         window_ns: length of the same iterations without the profiler, in ns (steps x median step time). With several
             processes in the file the window counts once per process.
     """
-    import numpy as np
+    import pandas as pd
 
-    frame = counters.kernels
-    return _uses(counters, frame, np.zeros(len(frame), "int64"), 1, _Window.of(frame, window_ns))[0]
+    if counters.kernels.empty:
+        nothing = PipeUse(percent=None, in_window_percent=None, metric=None, reason="no kernel was profiled")
+        unknown = dict.fromkeys(
+            ("kernel_time_ms", "cycles", "weight", "dram_bytes", "fp32_flop", "fp16_flop", "tensor_flop")
+        )
+        return CoreUse(kernels=0, timed=0, pipes=dict.fromkeys(PIPES, nothing), **unknown)
+    return core_use_by(counters, pd.Series("all", counters.kernels.index), window_ns)["all"]
+
+
+def core_use_by_family(counters: KernelCounters, window_ns: float | None = None) -> dict[str, CoreUse]:
+    """Return the same for each family of kernels (GEMM, attention, ...), longest first."""
+    return core_use_by(counters, counters.kernels["name"].map(family), window_ns)
 
 
 def core_use_by(
     counters: KernelCounters, labels: "pd.Series[str]", window_ns: float | None = None
 ) -> dict[str, CoreUse]:
-    """Return the same for each group of kernels, longest first.
+    """Return the same for each group of kernels, longest first: by time, or by cycles where no time is known.
 
     Args:
         counters: what a reader returned.
@@ -92,20 +101,35 @@ def core_use_by(
         window_ns: as for `core_use`; the shares of the window add up over the groups to those of all kernels.
     """
     frame = counters.kernels
-    if frame.empty:
-        return {}
-    codes, names = labels.factorize()
-    inside = codes >= 0
-    uses = _uses(counters, frame[inside], codes[inside], len(names), _Window.of(frame, window_ns))
-    # What the tables show: times, or where a kernel has none, cycles. Cycles alone would order by the clock too.
-    column = "duration_ns" if frame["duration_ns"].notna().all() else _weight(frame)
-    order = [0.0] * len(names) if column is None else _sums(codes[inside], frame[inside][column].fillna(0), len(names))
-    return {str(names[place]): uses[place] for place in sorted(range(len(names)), key=lambda place: -order[place])}
-
-
-def core_use_by_family(counters: KernelCounters, window_ns: float | None = None) -> dict[str, CoreUse]:
-    """Return the same for each family of kernels (GEMM, attention, ...), longest first."""
-    return core_use_by(counters, counters.kernels["name"].map(family), window_ns)
+    column = _weight(frame)
+    groups = frame.groupby(labels, sort=False)
+    whole = {"cycles": frame["cycles"], "dram_bytes": dram_bytes(frame)}
+    whole |= {f"{kind}_flop": thread_flop(frame, kind) for kind in ("fp32", "fp16")}
+    sums = {name: _whole(values, labels) for name, values in whole.items()}
+    tensor = [_whole(values, labels) for values in tensor_flop(frame).values()]
+    pipes = {name: _pipe(counters, name, column, labels, window_ns) for name in PIPES}
+    sizes, timed, times = groups.size(), groups["duration_ns"].count(), groups["duration_ns"].sum()
+    uses = {}
+    for name, size in sizes.items():
+        flop: float | None = None
+        if tensor and all(name in part for part in tensor):
+            flop = sum(part[name] for part in tensor)
+            # 0 of a pipe that worked is no count: the metric missed that.
+            flop = (
+                None if flop == 0 and any(pipes[pipe][name].percent for pipe in ("tensor", "tensor_active")) else flop
+            )
+        uses[str(name)] = CoreUse(
+            kernels=int(size),
+            timed=int(timed[name]),
+            kernel_time_ms=float(times[name]) / 1e6 if timed[name] else None,
+            weight={"cycles": "cycles", "duration_ns": "duration"}.get(column or ""),
+            pipes={pipe: each[name] for pipe, each in pipes.items()},
+            tensor_flop=flop,
+            **{field: part.get(name) for field, part in sums.items()},
+        )
+    order = "duration_ns" if frame["duration_ns"].notna().any() else column
+    lengths = sizes * 0.0 if order is None else groups[order].sum()
+    return {str(name): uses[str(name)] for name in lengths.sort_values(ascending=False, kind="stable").index}
 
 
 def rows(by_batch: Mapping[int, KernelCounters], windows_ns: Mapping[int, float] | None = None) -> list[dict[str, Any]]:
@@ -116,93 +140,16 @@ def rows(by_batch: Mapping[int, KernelCounters], windows_ns: Mapping[int, float]
     """
     table = []
     for size in sorted(by_batch):
-        counters = by_batch[size]
-        use = core_use(counters, (windows_ns or {}).get(size))
-        row: dict[str, Any] = {
-            "micro_batch_size": size,
-            "device": counters.device_name,
-            "kernels": use.kernels,
-            "kernel_time_ms": use.kernel_time_ms,
-            "weight": use.weight,
-        }
+        use = core_use(by_batch[size], (windows_ns or {}).get(size))
+        row: dict[str, Any] = {"micro_batch_size": size, "device": by_batch[size].device_name}
+        row |= {name: getattr(use, name) for name in ("kernels", "kernel_time_ms", "weight")}
         for name, pipe in use.pipes.items():
-            row[f"{name}_percent"] = pipe.percent
-            row[f"{name}_in_window_percent"] = pipe.in_window_percent
+            row |= {f"{name}_percent": pipe.percent, f"{name}_in_window_percent": pipe.in_window_percent}
         row |= {name: getattr(use, name) for name in ("dram_bytes", "fp32_flop", "fp16_flop", "tensor_flop")}
         row["metrics"] = "; ".join(f"{name}={pipe.metric}" for name, pipe in use.pipes.items() if pipe.metric)
-        row["reason"] = "; ".join(
-            dict.fromkeys(f"{name}: {pipe.reason}" for name, pipe in use.pipes.items() if pipe.reason)
-        )
+        row["reason"] = "; ".join(f"{name}: {pipe.reason}" for name, pipe in use.pipes.items() if pipe.reason)
         table.append(row)
     return table
-
-
-@dataclass(frozen=True, slots=True)
-class _Window:
-    """The window with which all kernels of a file are compared."""
-
-    length_ns: float
-    problem: str
-
-    @classmethod
-    def of(cls, frame: "pd.DataFrame", window_ns: float | None) -> "_Window | None":
-        if window_ns is None:
-            return None
-        length = window_ns * max(1, int(frame["process"].nunique()))
-        if frame["duration_ns"].isna().any():
-            return cls(length, "the share of the window needs the duration of every kernel")
-        busy = float(frame["duration_ns"].sum())
-        if length > 0 and busy <= length:
-            return cls(length, "")
-        return cls(
-            length,
-            f"the kernels took {busy / 1e6:,.3f} ms under ncu, more than the window of {length / 1e6:,.3f} ms: profile "
-            "with --with clock-control=none; the share of overlapping kernels cannot be computed",
-        )
-
-
-def _uses(
-    counters: KernelCounters,
-    frame: "pd.DataFrame",
-    codes: "NDArray[np.int64]",
-    groups: int,
-    window: _Window | None,
-) -> list[CoreUse]:
-    """Return a CoreUse per group of kernels of `frame`, some of the counters'; `codes` says which each is of."""
-    column = _weight(frame)
-    launches = _sums(codes, None, groups)
-    capability = counters.compute_capability
-    pipes = {name: _pipe(frame, metrics_of(name, capability), column, window, codes, launches) for name in PIPES}
-    times, cycles = (_whole(frame[name], codes, groups) for name in ("duration_ns", "cycles"))
-    moved = _whole(dram_bytes(frame), codes, groups)
-    fp32, fp16 = (_whole(thread_flop(frame, kind), codes, groups) for kind in ("fp32", "fp16"))
-    tensor = [_whole(values, codes, groups) for values in tensor_flop(frame).values()]
-    found = []
-    for group in range(groups):
-        own = {name: pipe[group] for name, pipe in pipes.items()}
-        time_ns = times[group]
-        found.append(
-            CoreUse(
-                kernels=int(launches[group]),
-                kernel_time_ms=None if time_ns is None else time_ns / 1e6,
-                cycles=cycles[group],
-                weight={"cycles": "cycles", "duration_ns": "duration"}.get(column or ""),
-                pipes=own,
-                dram_bytes=moved[group],
-                fp32_flop=fp32[group],
-                fp16_flop=fp16[group],
-                tensor_flop=_tensor_total([values[group] for values in tensor], own),
-            )
-        )
-    return found
-
-
-def _sums(codes: "NDArray[np.int64]", values: "pd.Series[Any] | None", groups: int) -> list[float]:
-    """Sum per group; the number of kernels where `values` is None."""
-    import numpy as np
-
-    weights = None if values is None else values.to_numpy("float64")
-    return [float(value) for value in np.bincount(codes, weights=weights, minlength=groups)]
 
 
 def _weight(frame: "pd.DataFrame") -> str | None:
@@ -212,68 +159,69 @@ def _weight(frame: "pd.DataFrame") -> str | None:
     return best if lacking[best] < len(frame) else None
 
 
+def _window_problem(frame: "pd.DataFrame", length_ns: float) -> str:
+    """Return why shares of a window cannot be computed, "" where they can."""
+    if frame["duration_ns"].isna().any():
+        return "the share of the window needs the duration of every kernel"
+    busy = float(frame["duration_ns"].sum())
+    if busy <= length_ns:
+        return ""
+    return (
+        f"the kernels took {busy / 1e6:,.3f} ms under ncu, more than the window of {length_ns / 1e6:,.3f} ms: profile "
+        "with --with clock-control=none"
+    )
+
+
 def _pipe(
-    frame: "pd.DataFrame",
-    metrics: Sequence[str],
-    column: str | None,
-    window: _Window | None,
-    codes: "NDArray[np.int64]",
-    launches: Sequence[float],
-) -> list[PipeUse]:
-    """Return the use of a pipe per group."""
-    groups = len(launches)
-    found = pipe_percent(frame, metrics)
-    if frame.empty or found is None or column is None:
-        metric = found[1] if found is not None and not frame.empty else None
-        reason = "no kernel was profiled" if frame.empty else no_metric(frame, metrics)
-        if metric is not None:
-            reason = "the file has neither cycles nor durations, so kernels cannot be weighted"
-        return [PipeUse(percent=None, in_window_percent=None, metric=metric, reason=reason)] * groups
-    values, metric = found
-    counted = values.notna() & frame[column].notna()
-    totals = _sums(codes, frame[column].where(counted, 0.0), groups)
-    parts = _sums(codes, (values * frame[column]).where(counted, 0.0), groups)
-    counts = _sums(codes, counted, groups)
-    valued = _sums(codes, values.notna(), groups)
-    busy = _sums(codes, (values * frame["duration_ns"]).fillna(0.0), groups)
-    uses = []
-    for group in range(groups):
-        percent = parts[group] / totals[group] if totals[group] > 0 else None
+    counters: KernelCounters, pipe: str, column: str | None, labels: "pd.Series[str]", window_ns: float | None
+) -> dict[Any, PipeUse]:
+    """Return the use of a pipe by group."""
+    frame, metrics = counters.kernels, metrics_of(pipe, counters.compute_capability)
+    counted = pipe_percent(frame, metrics)
+    if counted is None or column is None:
+        reason = "the file has neither cycles nor durations, so kernels cannot be weighted"
+        reason = no_metric(frame, metrics) if counted is None else reason
+        use = PipeUse(percent=None, in_window_percent=None, metric=counted[1] if counted else None, reason=reason)
+        return dict.fromkeys(labels.dropna().unique(), use)
+    values, metric = counted
+    both = values.notna() & frame[column].notna()
+    columns = {
+        "weighted": (values * frame[column]).where(both),
+        "weight": frame[column].where(both),
+        "busy": values * frame["duration_ns"],
+        "counted": both,
+        "valued": values.notna(),
+        "kernels": 1,
+    }
+    sums = frame[[]].assign(**columns).groupby(labels, sort=False).sum()
+    length_ns = (window_ns or 0.0) * max(1, int(frame["process"].nunique()))
+    problem = _window_problem(frame, length_ns)
+    uses = {}
+    for name, row in sums.to_dict("index").items():
+        percent = row["weighted"] / row["weight"] if row["weight"] > 0 else None
+        kernels, lacking = int(row["kernels"]), int(row["kernels"] - row["counted"])
         reasons = []
-        lacking = int(launches[group] - counts[group])
-        if not counts[group]:
-            reasons.append(f"none of {int(launches[group])} kernels has a value")
+        if not row["counted"]:
+            reasons.append(f"none of {kernels} kernels has a value")
         elif percent is None:
             reasons.append("the counted kernels took no time")
         elif lacking:
-            reasons.append(f"{lacking} of {int(launches[group])} kernels have no value and are skipped")
+            reasons.append(f"{lacking} of {kernels} kernels have no value and are skipped")
         in_window = None
-        if window is not None:
-            whole = valued[group] == launches[group]
-            why = window.problem or ("" if whole else "the share of the window needs a value of every kernel")
-            reasons += [why] if why else []
-            in_window = None if why else busy[group] / window.length_ns
-        uses.append(PipeUse(percent=percent, in_window_percent=in_window, metric=metric, reason=", ".join(reasons)))
+        if window_ns is not None:
+            partly = "the share of the window needs a value of every kernel" if row["valued"] < kernels else ""
+            reasons += [problem or partly] if problem or partly else []
+            in_window = None if problem or partly else row["busy"] / length_ns
+        uses[name] = PipeUse(percent=percent, in_window_percent=in_window, metric=metric, reason=", ".join(reasons))
     return uses
 
 
-def _tensor_total(parts: Sequence[float | None], pipes: Mapping[str, PipeUse]) -> float | None:
-    """Return the tensor cores' operations; None where the pipe worked and the metric is 0: it missed that."""
-    known = [part for part in parts if part is not None]
-    if not parts or len(known) < len(parts):
-        return None
-    total = math.fsum(known)
-    return None if total == 0 and any(pipes[name].percent for name in ("tensor", "tensor_active")) else total
-
-
-def _whole(values: "pd.Series[float] | None", codes: "NDArray[np.int64]", groups: int) -> list[float | None]:
-    """Return the sum per group; None where a kernel of it lacks the value: a part must not pass for all."""
-    if values is None or values.empty:
-        return [None] * groups
-    lacking = _sums(codes, values.isna(), groups)
-    return [
-        None if bad else total for bad, total in zip(lacking, _sums(codes, values.fillna(0.0), groups), strict=True)
-    ]
+def _whole(values: "pd.Series[float] | None", labels: "pd.Series[str]") -> dict[Any, float]:
+    """Return the sums of the groups in which every kernel has the value: a part must not pass for all."""
+    if values is None:
+        return {}
+    groups = values.groupby(labels, sort=False)
+    return groups.sum()[groups.count() == groups.size()].to_dict()
 
 
 PHASES = ("data", "forward", "backward", "all-reduce", "optimizer")
@@ -282,7 +230,6 @@ NO_PHASE = "no phase"
 """Of a kernel that lies in none."""
 BY_RANGE, BY_ORDER = "range", "order"
 """Source of a kernel's phase: an active range, or its position between kernels with a range."""
-
 _DOMAIN = "bertbench@"
 _AROUND = ("run", "step ", "bertbench:capture")
 
@@ -291,40 +238,34 @@ def kernel_phases(counters: KernelCounters) -> "pd.DataFrame | None":
     """Return phase, part and told_by of every kernel, in their order; None where the file has no such ranges.
 
     part is the outermost range of the model inside the phase ("layer.3", "embeddings"), "" where there is none; told_by
-    is BY_RANGE, BY_ORDER or "".
+    is BY_RANGE, BY_ORDER or "". PyTorch launches the backward pass from a thread without ranges: kernels without any
+    range that follow forward are backward.
     """
     import pandas as pd
 
     kernels = counters.kernels
     if "push_pop_ranges" not in kernels:
         return None
-    phases, parts, told = [], [], []
+    phases = []
     last: dict[int, str] = {}
-    for process, stack, spans in zip(
-        kernels["process"].tolist(),
-        kernels["push_pop_ranges"].tolist(),
-        kernels["start_stop_ranges"].tolist(),
-        strict=True,
-    ):
-        names = [name.removeprefix(_DOMAIN) for name in stack if name.startswith(_DOMAIN)]
-        phase, part = _phase_of(names)
-        by = BY_RANGE if phase else ""
+    columns = (kernels[name].tolist() for name in ("process", "push_pop_ranges", "start_stop_ranges"))
+    for process, stack, spans in zip(*columns, strict=True):
+        phase, part = _phase_of([name.removeprefix(_DOMAIN) for name in stack if name.startswith(_DOMAIN)])
         if phase is None and f"{_DOMAIN}all-reduce" in spans:
-            phase, by = "all-reduce", BY_RANGE
-        if phase is None and last.get(process) == "forward" and not stack:
-            phase, by = "backward", BY_ORDER
-        elif phase is not None:
-            last[process] = phase if by == BY_RANGE else last.get(process, "")
-        phases.append(phase or NO_PHASE)
-        parts.append(part)
-        told.append(by)
-    if all(phase == NO_PHASE for phase in phases):
-        return None
-    return pd.DataFrame({"phase": phases, "part": parts, "told_by": told}, index=kernels.index)
+            phase = "all-reduce"
+        if phase is not None:
+            last[process] = phase
+            phases.append((phase, part, BY_RANGE))
+        elif last.get(process) == "forward" and not stack:
+            phases.append(("backward", part, BY_ORDER))
+        else:
+            phases.append((NO_PHASE, part, ""))
+    table = pd.DataFrame(phases, columns=["phase", "part", "told_by"], index=kernels.index)
+    return None if (table["phase"] == NO_PHASE).all() else table
 
 
 def _phase_of(names: Sequence[str]) -> tuple[str | None, str]:
-    found = [position for position, name in enumerate(names) if name in PHASES]
-    inside = names[found[-1] + 1 :] if found else names
+    places = [place for place, name in enumerate(names) if name in PHASES]
+    inside = names[places[-1] + 1 :] if places else names
     part = next((name for name in inside if not name.startswith(_AROUND)), "")
-    return (names[found[-1]] if found else None), part
+    return (names[places[-1]] if places else None), part

@@ -6,10 +6,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
+from analysis.metrics.kernels.modules import nested_spans, thread_numbers
 from analysis.metrics.time.launches import launching_calls
 from analysis.metrics.time.window import in_window
 from analysis.names import PRECISIONS, family, precision
-from analysis.timeline import Timeline, name_codes
+from analysis.timeline import Timeline
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -46,27 +47,18 @@ def _of_kernels(timeline: Timeline) -> tuple[Numbers, Numbers]:
 
 
 def _launchers(timeline: Timeline, rows: Numbers) -> Numbers:
-    """The same of the innermost product's operator around the call that launched each of these kernels."""
-    found = np.full(len(rows), _UNKNOWN, dtype=np.int64)
+    """Return the same of the innermost GEMM operator around the call that launched each of these kernels."""
+    places = np.full(len(rows), _UNKNOWN, dtype=np.int64)
     operators, calls = timeline.operators, launching_calls(timeline)
     if calls is None or "precision" not in operators.columns:
-        return found
-    known = operators[(operators["precision"] != "").to_numpy()]
-    tied = np.flatnonzero(calls[rows] >= 0)
+        return places
+    known, threads = operators[(operators["precision"] != "").to_numpy()], dict[str, int]()
+    spans, tied = nested_spans(known, threads), np.flatnonzero(calls[rows] >= 0)
     call = calls[rows[tied]]
     moments = timeline.api["start"].to_numpy(dtype=np.int64)[call]
-    codes, names = name_codes(timeline.api["thread"])
-    threads = known["thread"].astype(str).to_numpy()
-    for code in np.unique(codes[call]).tolist():
-        own = known[threads == names[code]]
-        asked = np.flatnonzero(codes[call] == code)
-        if not len(own):
-            continue
-        starts, ends = (own[name].to_numpy(dtype=np.int64) for name in ("start", "end"))
-        place = np.searchsorted(starts, moments[asked], side="right") - 1
-        inside = (place >= 0) & (moments[asked] < ends[place])
-        found[tied[asked[inside]]] = _places(own)[place[inside]]
-    return found
+    around = spans.around(thread_numbers(timeline.api, threads)[call], moments)
+    places[tied[around >= 0]] = _places(known)[around[around >= 0]]
+    return places
 
 
 def _of_operators(timeline: Timeline) -> tuple[Numbers, Numbers]:

@@ -7,19 +7,17 @@ import math
 import re
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from analysis.blocks import blocks
 from analysis.counters import KernelCounters
 from analysis.metrics.time.window import in_window, whole_trace
 from analysis.metrics.time.work import work_sets
 from analysis.names import OTHER, family
 from analysis.spans import inside_ns
-from analysis.timeline import Timeline, empty, is_kind, name_codes, typed
+from analysis.timeline import Timeline, empty, is_kind, typed
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -50,25 +48,19 @@ FAMILY_ROW_COLUMNS = {
 _COPIES = ("memcpy", "memset")
 
 
-@dataclass(frozen=True, slots=True)
-class KernelTimes:
-    """How long the kernels of each name of a rank took, those that take most first; n names."""
+class KernelTimes(NamedTuple):
+    """How long the kernels of each name of a rank took, those that take most first; n names, arrays of shape (n,)."""
 
     names: list[str]
-    """Names, n."""
     calls: Numbers
-    """How often each ran, shape (n,)."""
     total_ns: Numbers
-    """Sum of its durations, shape (n,)."""
     shortest_ns: Numbers
-    """Its shortest duration, shape (n,)."""
     longest_ns: Numbers
-    """Its longest duration, shape (n,)."""
     window_ns: int
 
 
 def kernel_times(timeline: Timeline, copies: bool = True, window: Literal["steps", "kernels"] = "steps") -> KernelTimes:
-    """Return the time of each kernel name of a rank, without pandas where the timeline does.
+    """Return the time of each kernel name of a rank.
 
     Args:
         timeline: what a reader returned.
@@ -80,15 +72,13 @@ def kernel_times(timeline: Timeline, copies: bool = True, window: Literal["steps
     kept, window_ns = whole_trace(work) if window == "kernels" else in_window(timeline)
     if not copies:
         kept = kept & ~work.is_kind(*_COPIES)
-    calls, longest, total = np.zeros((3, len(work.names)), dtype=np.int64)
+    codes, length = work.name[kept].astype(np.intp), (work.end - work.start)[kept]
+    calls = np.bincount(codes, minlength=len(work.names))
+    longest, total = np.zeros((2, len(calls)), dtype=np.int64)
     shortest = np.full(len(calls), np.iinfo(np.int64).max)
-    for part in blocks(len(work)):
-        own = kept[part]
-        codes, length = work.name[part][own].astype(np.intp), (work.end[part] - work.start[part])[own]
-        calls += np.bincount(codes, minlength=len(calls))
-        np.minimum.at(shortest, codes, length)
-        np.maximum.at(longest, codes, length)
-        np.add.at(total, codes, length)
+    np.minimum.at(shortest, codes, length)
+    np.maximum.at(longest, codes, length)
+    np.add.at(total, codes, length)
     order = np.argsort(-total, kind="stable")
     order = order[calls[order] > 0]
     names = [work.names[index] for index in order.tolist()]
@@ -169,8 +159,7 @@ def over_ranks(rows: Sequence["pd.DataFrame"], by: str = "name") -> "pd.DataFram
     return found[columns]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class NameCoverage:
+class NameCoverage(NamedTuple):
     """How many GPU kernels of a profile have names of a known family; copies are not kernels."""
 
     names: int
@@ -184,30 +173,21 @@ class NameCoverage:
 
     def to_json(self) -> dict[str, Any]:
         """Return the fields as plain values."""
-        return {
-            "names": self.names,
-            "other_share": self.other_share,
-            "other": [{"name": name, "share": share} for name, share in self.other],
-            "reason": self.reason,
-        }
+        return {**self._asdict(), "other": [{"name": name, "share": share} for name, share in self.other]}
 
 
 def name_coverage(timelines: Sequence[Timeline], counters: Sequence[KernelCounters] = ()) -> NameCoverage:
     """Return the share of "other" over every kernel that was recorded, inside the marked steps or not.
 
-    Of tables of counters, where not every kernel has a duration, elapsed cycles take its place.
+    Of tables of counters, elapsed cycles take the place of durations where no kernel has one.
     """
     total: Counter[str] = Counter()
     for timeline in timelines:
         times = kernel_times(timeline, copies=False, window="kernels")
         total.update(dict(zip(times.names, times.total_ns.tolist(), strict=True)))
-    column = "duration_ns"
-    if any(one.kernels["duration_ns"].isna().any() for one in counters):
-        column = "cycles"
+    column = "duration_ns" if any(one.kernels["duration_ns"].notna().any() for one in counters) else "cycles"
     for one in counters:
-        weights = one.kernels.groupby("name", sort=False)[column].sum(min_count=1)
-        lacking = one.kernels[column].isna().any()
-        total.update({str(name): math.nan if lacking else float(value) for name, value in weights.items()})
+        total.update({str(name): float(time) for name, time in one.kernels.groupby("name")[column].sum().items()})
     if not total:
         return NameCoverage(names=0, other_share=None, reason="no GPU kernel was recorded")
     everything = math.fsum(total.values())
@@ -253,34 +233,37 @@ def copy_rows(timeline: Timeline) -> "pd.DataFrame":
     share of the copies' time in which the same rank computed.
     """
 
-    kept, _ = in_window(timeline)
-    kept = kept & is_kind(timeline.kernels, "memcpy", "memset")
+    import pandas as pd
+
+    kept = in_window(timeline)[0] & is_kind(timeline.kernels, *_COPIES)
     if not kept.any():
         return empty(COPY_ROW_COLUMNS)
     copies = timeline.kernels[kept]
     starts, ends = copies["start"].to_numpy(dtype=np.int64), copies["end"].to_numpy(dtype=np.int64)
-    hidden = inside_ns(work_sets(timeline).compute, starts, ends)
-    moved = copies["bytes"].to_numpy() if "bytes" in copies.columns else np.full(len(copies), -1)
-    codes, names = name_codes(copies["name"])
-    keys = [(direction(name), host_memory(name)) for name in names]
-    groups = sorted({keys[code] for code in np.unique(codes)})
-    group = np.array([groups.index(key) if key in groups else -1 for key in keys])[codes]
+    names = copies["name"].astype(str)
+    table = pd.DataFrame(
+        {
+            "direction": names.map(direction),
+            "host_memory": names.map(host_memory),
+            "ns": ends - starts,
+            "hidden": inside_ns(work_sets(timeline).compute, starts, ends),
+            "bytes": copies["bytes"].to_numpy() if "bytes" in copies.columns else -1,
+        }
+    )
     rows = []
-    for index, (way, memory) in enumerate(groups):
-        own = group == index
-        length = int((ends - starts)[own].sum())
-        known = bool((moved[own] > 0).all())
-        size = int(moved[own].sum()) if known else None
+    for (way, memory), group in table.groupby(["direction", "host_memory"]):
+        length = int(group["ns"].sum())
+        size = int(group["bytes"].sum()) if (group["bytes"] > 0).all() else None
         rows.append(
             {
                 "rank": timeline.rank,
                 "direction": way,
                 "host_memory": memory,
-                "count": int(own.sum()),
+                "count": len(group),
                 "bytes": size,
                 "total_ms": length / 1e6,
                 "bandwidth_gb_s": size / length if size is not None and length else None,
-                "overlapped_share": int(hidden[own].sum()) / length if length else None,
+                "overlapped_share": int(group["hidden"].sum()) / length if length else None,
             }
         )
     rows.sort(key=lambda row: -float(row["total_ms"] or 0))

@@ -15,17 +15,15 @@ It is the most that the grids allow, not what the SMs did: blocks that end early
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from analysis.blocks import blocks
 from analysis.metrics.time.window import analysis_window, window_set
 from analysis.metrics.time.work import cpu_computation
 from analysis.spans import Intervals, inside_ns, levels, merged, total_ns, within
-from analysis.timeline import Mask, Timeline, is_communication, is_kind, lost_kernels
+from analysis.timeline import Timeline, is_communication, is_kind, lost_kernels
 from records.schema import COMPUTE_COLUMNS, PROFILED_COLUMNS
 
 if TYPE_CHECKING:
@@ -38,8 +36,7 @@ CPU_OPERATORS = "CPU operators"
 _COMPUTING = ("kernel", "graph")
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Utilization:
+class Utilization(NamedTuple):
     """Compute utilization of one rank; None is unknown."""
 
     rank: int | None = None
@@ -65,36 +62,28 @@ class Utilization:
 
 def compute_utilization(timeline: Timeline) -> Utilization:
     """Return the compute utilization of one rank's trace, unknown values as None with a reason."""
-    steps = len(timeline.steps)
+    nothing = Utilization(timeline.rank, len(timeline.steps))
     window = analysis_window(timeline)
     if window is None or window[1] <= window[0]:
-        return Utilization(rank=timeline.rank, steps=steps, reason="no event of the trace has a duration")
+        return nothing._replace(reason="no event of the trace has a duration")
     whole = window_set(timeline, window)
     length = total_ns(whole)
-    computing = is_kind(timeline.kernels, *_COMPUTING)
-    kernels = timeline.kernels if computing.all() else timeline.kernels[computing]
+    nothing = nothing._replace(window_ms=length / 1e6)
+    kernels = timeline.kernels[is_kind(timeline.kernels, *_COMPUTING)]
     if len(kernels):
-        counted, devices = GPU_KERNELS, kernels["device"].nunique()
-        all_busy, own_busy = _gpu_busy_ns(kernels, whole)
+        busy, alone = _gpu_busy_ns(kernels, whole)
         weighted, reason = _sm_weighted(kernels, timeline.sm_counts, whole)
+        counted = nothing._replace(counted=GPU_KERNELS, devices=kernels["device"].nunique(), reason=reason)
     elif len(timeline.operators):
-        counted, devices = CPU_OPERATORS, None
-        all_busy = own_busy = float(total_ns(within(cpu_computation(timeline.operators), whole)))
-        weighted, reason = None, ""
+        busy = alone = float(total_ns(within(cpu_computation(timeline.operators), whole)))
+        weighted, counted = None, nothing._replace(counted=CPU_OPERATORS)
     else:
-        reason = _without_work(timeline)
-        return Utilization(rank=timeline.rank, steps=steps, window_ms=length / 1e6, reason=reason)
-    return Utilization(
-        rank=timeline.rank,
-        steps=steps,
-        window_ms=length / 1e6,
-        busy_ms=all_busy / 1e6,
-        compute_utilization=all_busy / length,
-        compute_utilization_without_communication=own_busy / length,
+        return nothing._replace(reason=_without_work(timeline))
+    return counted._replace(
+        busy_ms=busy / 1e6,
+        compute_utilization=busy / length,
+        compute_utilization_without_communication=alone / length,
         sm_weighted_utilization=weighted,
-        devices=devices,
-        counted=counted,
-        reason=reason,
     )
 
 
@@ -109,67 +98,48 @@ def compute_utilization_rows(
         reason: why there is no trace; the one row of a trial without timelines says it.
     """
     fields = {name: trial.get(name) for name in PROFILED_COLUMNS}
-    found = [compute_utilization(timeline) for timeline in timelines]
-    found.sort(key=lambda item: (item.rank is None, item.rank or 0))
-    if not found:
-        found = [Utilization(reason=reason or "the trial has no trace")]
-    return [{**fields, **{name: getattr(item, name) for name in COMPUTE_COLUMNS}} for item in found]
+    rows = [compute_utilization(timeline) for timeline in timelines]
+    rows.sort(key=lambda row: (row.rank is None, row.rank or 0))
+    rows = rows or [Utilization(reason=reason or "the trial has no trace")]
+    return [{**fields, **{name: getattr(row, name) for name in COMPUTE_COLUMNS}} for row in rows]
 
 
 def _gpu_busy_ns(kernels: "pd.DataFrame", whole: Intervals) -> tuple[float, float]:
-    """Busy time of all kernels, and of those that compute, each the mean over devices."""
-    everything, own = [], []
-    device, starts, ends = (kernels[name].to_numpy() for name in ("device", "start", "end"))
-    computes = ~is_communication(kernels)
-
-    def busy(chosen: Mask) -> int:
-        times = (starts, ends) if chosen.all() else (starts[chosen], ends[chosen])
-        return total_ns(within(merged(*times), whole))
-
-    for number in np.unique(device).tolist():
-        here = device == number
-        everything.append(busy(here))
-        computing = here & computes
-        own.append(busy(computing) if (computing != here).any() else everything[-1])
-    return float(np.mean(everything)), float(np.mean(own))
+    """Return busy time of all kernels, and of those that compute, each the mean over devices, ns."""
+    busy = []
+    for _, own in kernels.groupby("device"):
+        computing = own[~is_communication(own)]
+        parts = (merged(part["start"].to_numpy(), part["end"].to_numpy()) for part in (own, computing))
+        busy.append([total_ns(within(part, whole)) for part in parts])
+    everything, alone = np.mean(busy, axis=0).tolist()
+    return everything, alone
 
 
 def _sm_weighted(kernels: "pd.DataFrame", sm_counts: Mapping[int, int], whole: Intervals) -> tuple[float | None, str]:
-    """The mean over devices, or None and why."""
-    sizes = ("grid_x", "grid_y", "grid_z")
+    """Return the mean over devices, or None and why."""
+    unknown = "sm_weighted_utilization is unknown: "
+    sizes = ["grid_x", "grid_y", "grid_z"]
     if not set(sizes) <= set(kernels.columns):
-        return None, "sm_weighted_utilization is unknown: the trace has no grid sizes"
+        return None, f"{unknown}the trace has no grid sizes"
     starts, ends = (kernels[name].to_numpy(dtype=np.int64) for name in ("start", "end"))
-    grids = [kernels[name].to_numpy() for name in sizes]
-    inside, unknown = np.empty(len(kernels), dtype=bool), 0
-    for part in blocks(len(kernels)):
-        inside[part] = inside_ns(whole, starts[part], ends[part]) > 0
-        unknown += int((inside[part] & ~(_product(grids, part) > 0)).sum())
-    if unknown:
-        said = f"{unknown:,} of {int(inside.sum()):,} kernels have no grid size"
-        return None, f"sm_weighted_utilization is unknown: {said}"
-    found = []
+    inside = inside_ns(whole, starts, ends) > 0
+    grids = kernels[sizes].to_numpy(dtype=np.float64).prod(axis=1)
+    if lacking := int((inside & ~(grids > 0)).sum()):
+        return None, f"{unknown}{lacking:,} of {int(inside.sum()):,} kernels have no grid size"
+    shares = []
     device = kernels["device"].to_numpy()
-    for number in np.unique(device):
+    for number in np.unique(device).tolist():
         most = sm_counts.get(int(number), 0)
         if most <= 0:
-            said = f"the trace does not record the number of SMs of device {number}"
-            return None, f"sm_weighted_utilization is unknown: {said}"
+            return None, f"{unknown}the trace does not record the number of SMs of device {number}"
         own = inside & (device == number)
-        heights = [np.minimum(_product(grids, part)[own[part]], most) for part in blocks(len(own))]
-        area = _capped_area(starts[own], ends[own], np.concatenate(heights).astype(np.int64), most, whole)
-        found.append(area / most)
-    return float(np.mean(found)) / total_ns(whole), ""
-
-
-def _product(sizes: Sequence[npt.NDArray[Any]], part: slice) -> npt.NDArray[np.float64]:
-    """Blocks of each grid of a part of the kernels."""
-    x, y, z = (size[part].astype(np.float64) for size in sizes)
-    return np.asarray(x * y * z)
+        heights = np.minimum(grids[own], most).astype(np.int64)
+        shares.append(_capped_area(starts[own], ends[own], heights, most, whole) / most)
+    return float(np.mean(shares)) / total_ns(whole), ""
 
 
 def _capped_area(starts: Numbers, ends: Numbers, heights: Numbers, cap: int, whole: Intervals) -> int:
-    """Integral over the window of min(cap, sum of the heights of what runs)."""
+    """Return the integral over the window of min(cap, sum of the heights of what runs)."""
     area, last, running = 0, None, 0
     for times, level in levels(starts, ends, heights):
         begins = np.append(times[0] if last is None else last, times[:-1])

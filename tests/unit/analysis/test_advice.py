@@ -18,12 +18,12 @@ from support.timelines import timeline
 from analysis.diagnose.advice import LEAST, MOST, Advice, Context, ranked, throughput_command
 from analysis.diagnose.answer import points
 from analysis.diagnose.explain import explain, to_do
-from analysis.diagnose.roofline import _roofline_advice
+from analysis.diagnose.roofline import per_kernel
 from analysis.diagnose.run import cautions_of_run
 from analysis.diagnose.run_answer import complete_answers
 from analysis.load import load_run
 from analysis.metrics.comparison.within_run import ratios_of
-from analysis.metrics.kernels.roofline import Roofline
+from analysis.metrics.kernels.roofline import _COLUMNS, Roofline
 from analysis.metrics.time.window import analysis_window
 from analysis.sources import Source, open_sources
 from analysis.timeline import Timeline
@@ -383,11 +383,11 @@ def test_counters_advise_by_what_the_busiest_unit_leaves() -> None:
     """Three quarters of the time at 20 % of a peak and a quarter at 40 %, both bound by latency: 0.6 + 0.15."""
     table = pd.DataFrame(
         {"name": ["gemm", "gelu"], "bound": ["latency"] * 2, "time_share": [0.75, 0.25], "time_ms": [3.0, 1.0],
-         "launches": [1, 1], "compute_fraction": [0.2, 0.1], "memory_fraction": [0.1, 0.4], "waves": [9.0, 9.0],
-         "bank_conflicts": [0.0, 0.0], "stall": ["", ""], "achieved_occupancy": [0.9, 0.9],
+         "timed": [1, 1], "compute_fraction": [0.2, 0.1], "memory_fraction": [0.1, 0.4], "waves": [9.0, 9.0],
+         "bank_conflicts": [0.0, 0.0], "stall": ["", ""], "occupancy_limit": ["", ""], "achieved_occupancy": [0.9, 0.9],
              "theoretical_occupancy": [1.0, 1.0]}
     )  # fmt: skip
-    (one,) = _roofline_advice(Roofline(table, table, {}, ()), Context())
+    (one,) = per_kernel(Roofline(table.reindex(columns=_COLUMNS), table, {}, ()), Context()).advice
     assert one.saves == pytest.approx(0.75) and one.cause == "latency" and "gemm" in one.seen
 
 

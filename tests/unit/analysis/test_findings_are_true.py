@@ -13,10 +13,8 @@ from support.timelines import timeline
 from analysis.counters import KernelCounters, Summary
 from analysis.diagnose.explain import counter_endings, explain
 from analysis.diagnose.finding import Finding, distinct_names
-from analysis.diagnose.roofline import roofline_findings
 from analysis.diagnose.summaries import findings as summary_findings
 from analysis.metrics.comparison.traces import compare_traces, trace_diff
-from analysis.metrics.kernels.roofline import roofline
 from analysis.metrics.kernels.tables import copy_rows
 from analysis.metrics.time.launch_queue import launch_queue
 from analysis.metrics.time.phases import phase_rows
@@ -48,24 +46,6 @@ def test_calls_take_time_not_number_and_unknown_sizes_have_no_rate() -> None:
     table = pd.DataFrame({"name": ["HtoD"], "count": [1], "total_ns": [1000], "total_bytes": [math.nan]})
     (found,) = summary_findings([Summary("copies", "copies", table)])
     assert found.table["gb_per_second"].isna().all()
-
-
-def test_a_family_whose_ceiling_is_unknown_is_not_said_to_compute_nothing() -> None:
-    pipe = "sm__inst_executed_pipe_fma.avg.pct_of_peak_sustained_elapsed"
-    frame = pd.DataFrame(
-        {"process": [1], "kernel_id": [0], "name": ["sgemm"], "device": pd.array([0], dtype="Int64"),
-         "duration_ns": [1000.0], "cycles": [1000.0], "dram__bytes.sum": [1e3], pipe: [50.0],
-         "dram__throughput.avg.pct_of_peak_sustained_elapsed": [10.0],
-         **{f"sm__sass_thread_inst_executed_op_{kind}{op}_pred_on.sum": [1e3 if kind == "f" else 0.0]
-            for kind in "fdh" for op in ("add", "mul", "fma")},
-         "sm__inst_executed_pipe_tensor.sum": [0.0]}
-    )  # fmt: skip
-    found = by_name(roofline_findings(roofline(KernelCounters(frame, {}, "some GPU", None, ()))))
-    assert "the ceiling of its kind" in found["roofline_by_family"].sentence
-    assert "no floating-point work" not in found["roofline_by_family"].sentence
-    busy = KernelCounters(frame.assign(**{pipe: [90.0]}), {}, "some GPU", None, ())
-    bound = by_name(roofline_findings(roofline(busy)))["roofline_by_family"]
-    assert "GEMM is bound by compute (FMA)" in bound.sentence
 
 
 def test_steps_without_length_do_not_compare() -> None:

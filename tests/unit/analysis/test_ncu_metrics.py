@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 from support import shared_files
 
-from analysis.counters import KernelCounters, KernelRule
-from analysis.diagnose import kernel_limits
+from analysis.counters import KernelCounters
 from analysis.diagnose.cores import findings
-from analysis.diagnose.roofline import advice, roofline_findings
+from analysis.diagnose.kernel_rules import rules
+from analysis.diagnose.roofline import kernel_limits, remedy
 from analysis.metrics.kernels.roofline import LATENCY, UNKNOWN, roofline
 from analysis.readers.ncu.reader import read
 
@@ -27,19 +27,17 @@ MEMORY, SM, L1, L2, DRAM = (
     for name in ("gpu__compute_memory_throughput", "sm__throughput", "l1tex__throughput", "lts__throughput",
                  "dram__throughput")
 )  # fmt: skip
-WRONG = ("larger batch", "CUDA graphs")
 Row = tuple[str, str, str, str]
 
 
-def page(tmp_path: Path, rows: Sequence[Row], rules: Sequence[str] = ()) -> KernelCounters:
-    """Write and read a details page of one kernel: (section, metric, unit, value) per row, and texts of rules."""
+def page(tmp_path: Path, rows: Sequence[Row]) -> KernelCounters:
+    """Write and read a details page of one kernel: (section, metric, unit, value) per row."""
     path = tmp_path / "details.csv"
     head = ["ID", "Process ID", "Kernel Name", "Section Name", "Metric Name", "Metric Unit", "Metric Value"]
     with path.open("w", newline="") as file:
         writer = csv.writer(file, quoting=csv.QUOTE_ALL)
-        writer.writerow([*head, "Rule Name", "Rule Type", "Rule Description"])
+        writer.writerow(head)
         writer.writerows([["0", "7", "flash_kernel", *row] for row in rows])
-        writer.writerows([["0", "7", "flash_kernel", "M", "", "", "", "Any", "OPT", text] for text in rules])
     return read(path)
 
 
@@ -60,11 +58,6 @@ def raw(tmp_path: Path, *kernels: Mapping[str, float], names: Sequence[str] = ("
 def only(counters: KernelCounters) -> dict[str, Any]:
     (row,) = roofline(counters).kernels.to_dict("records")
     return {str(key): value for key, value in row.items()}
-
-
-def told(counters: KernelCounters) -> str:
-    """Return all sentences of the findings."""
-    return " ".join(found.sentence for found in findings(counters))
 
 
 def speed_of_light(
@@ -91,26 +84,13 @@ BUSY_L1 = [*speed_of_light("88.80", "92.50", "12.00", "3.00", "41.00", ("336,000
            *occupancy("8.30", "8.33", ("32", "8", "1", "16"))]  # fmt: skip
 
 
-def test_a_long_kernel_that_l1_holds_back_is_told_so_with_its_bank_conflicts_and_its_occupancy(tmp_path: Path) -> None:
-    """93,000 of 100,000 wavefronts of loads and 930 of 1,000 of stores are conflicts: 93 %."""
-    conflicts, wavefronts = "l1tex__data_bank_conflicts_pipe_lsu", "l1tex__data_pipe_lsu_wavefronts"
-    counts = (
-        (conflicts, "ld", "93,000"),
-        (wavefronts, "ld", "100,000"),
-        (conflicts, "st", "930"),
-        (wavefronts, "st", "1,000"),
-    )
-    metrics = [("M", f"{name}_mem_shared_op_{op}.sum", "", value) for name, op, value in counts]
-    counters = page(tmp_path, [*BUSY_L1, *metrics])
-    row = only(counters)
+def test_a_long_kernel_that_l1_holds_back(tmp_path: Path) -> None:
+    row = only(page(tmp_path, BUSY_L1))
     assert row["bound"] == "L1/TEX" and row["time_ms"] == 250
     assert row["l1_fraction"] == pytest.approx(0.888) == row["memory_fraction"]
     assert (row["l2_fraction"], row["dram_fraction"]) == (pytest.approx(0.12), pytest.approx(0.03))
-    assert row["bank_conflicts"] == pytest.approx(0.93) and row["occupancy_limit"] == "shared memory"
+    assert row["occupancy_limit"] == "shared memory"
     assert (row["achieved_occupancy"], row["theoretical_occupancy"]) == (pytest.approx(0.083), pytest.approx(0.0833))
-    text = told(counters)
-    assert all(term in text for term in ("100 % is bound by L1/TEX", "88.8 %", "93.0 %", "8.3 %", "shared memory"))
-    assert not any(term in text for term in WRONG)
 
 
 def test_conflicts_are_counted_by_metrics_where_these_are_in_the_file(tmp_path: Path) -> None:
@@ -156,12 +136,9 @@ def test_the_highest_level_or_pipe_is_the_bound_and_latency_needs_all_of_them(
     assert only(raw(tmp_path, {"gpu__time_duration.sum": 250, **levels}))["bound"] == bound
 
 
-def test_what_was_not_counted_is_named_with_what_to_collect(tmp_path: Path) -> None:
-    counters = raw(tmp_path, {"gpu__time_duration.sum": 250, DRAM: 20, SM: 9})
-    (problem,) = [text for text in roofline(counters).problems if "--section SpeedOfLight`" in text]
-    assert "L1/TEX and L2" in problem and "DRAM" not in problem
-    assert "L1/TEX and L2" in only(counters)["reason"] and "100 % is of unknown bound" in told(counters)
-    assert not any(term in told(counters) for term in WRONG)
+def test_what_was_not_counted_is_in_the_reason(tmp_path: Path) -> None:
+    row = only(raw(tmp_path, {"gpu__time_duration.sum": 250, DRAM: 20, SM: 9}))
+    assert "utilization of L1/TEX" in row["reason"] and "DRAM" not in row["reason"]
 
 
 def test_a_pipe_of_active_cycles_is_brought_to_all_cycles(tmp_path: Path) -> None:
@@ -181,27 +158,32 @@ LIMITED = {**QUIET, "sm__maximum_warps_per_active_cycle_pct": 8.33, f"sm__warps_
 
 
 @pytest.mark.parametrize(
-    ("ms", "metrics", "terms", "without"),
+    ("ms", "metrics", "word"),
     [
-        (0.004, NOTHING, ("4.0 µs", *WRONG), ()),
-        (0.004, {**NOTHING, "launch__waves_per_multiprocessor": 0.25}, ("0.25 of a wave", *WRONG), ()),
-        (0.2, {**NOTHING, "launch__waves_per_multiprocessor": 0.25}, ("0.25 of a wave", "larger batch"), ()),
-        (250, {**NOTHING, "launch__waves_per_multiprocessor": 0.25}, ("0.25 of a wave", "split-K"), WRONG),
-        (250, {**NOTHING, "launch__waves_per_multiprocessor": 4}, ("WarpStateStats",), WRONG),
-        (250, {**LIMITED, "launch__occupancy_limit_shared_mem": 1, "launch__occupancy_limit_registers": 8},
-         ("8.3 %", "limited by shared memory"), (*WRONG, "registers")),
-        (250, {**LIMITED, "launch__occupancy_limit_shared_mem": 2, "launch__occupancy_limit_registers": 2},
-         ("registers and shared memory",), WRONG),
-        (250, {**NOTHING, f"sm__warps_active{ACTIVE}": 20}, ("20.0 %", "100 %"), WRONG),
+        (0.004, NOTHING, "CUDA graphs"),
+        (0.004, {**NOTHING, "launch__waves_per_multiprocessor": 0.25}, "CUDA graphs"),
+        (0.2, {**NOTHING, "launch__waves_per_multiprocessor": 0.25}, "larger batch"),
+        (250, {**NOTHING, "launch__waves_per_multiprocessor": 0.25}, "split-K"),
+        (250, {**NOTHING, "launch__waves_per_multiprocessor": 4}, "WarpStateStats"),
+        (
+            250,
+            {**LIMITED, "launch__occupancy_limit_shared_mem": 1, "launch__occupancy_limit_registers": 8},
+            "memory",
+        ),
+        (
+            250,
+            {**LIMITED, "launch__occupancy_limit_shared_mem": 2, "launch__occupancy_limit_registers": 2},
+            "fewer",
+        ),
     ],
-)  # fmt: skip
-def test_a_larger_batch_is_advised_only_for_what_is_too_short_or_too_small(
-    tmp_path: Path, ms: float, metrics: dict[str, float], terms: tuple[str, ...], without: tuple[str, ...]
+)
+def test_the_remedy_of_a_kernel_that_keeps_nothing_busy(
+    tmp_path: Path, ms: float, metrics: dict[str, float], word: str
 ) -> None:
     counters = raw(tmp_path, {"gpu__time_duration.sum": ms, **metrics})
-    assert only(counters)["bound"] == LATENCY
-    for text in (advice(only(counters)), told(counters)):
-        assert all(term in text for term in terms) and not any(term in text for term in without)
+    assert only(counters)["bound"] == LATENCY and word in remedy(only(counters))
+    (advice,) = next(one for one in findings(counters) if one.name == "roofline").advice
+    assert advice.remedy == remedy(only(counters)) and advice.saves == pytest.approx(0.7)
 
 
 def test_the_limit_is_that_of_the_longest_launch_and_none_where_all_warps_fit(tmp_path: Path) -> None:
@@ -213,13 +195,13 @@ def test_the_limit_is_that_of_the_longest_launch_and_none_where_all_warps_fit(tm
 
 
 def test_shares_of_several_launches_are_weighted_by_their_time(tmp_path: Path) -> None:
-    """1 ms at 90 % and 3 ms at 10 %: (0.9 + 0.3) / 4 = 30 %; with two names, two bounds and a sentence each."""
+    """1 ms at 90 % and 3 ms at 10 %: (0.9 + 0.3) / 4 = 30 %; with two names, two bounds."""
     rest = {L2: 5, DRAM: 5, SM: 5}
     kernels = [{"gpu__time_duration.sum": 1, L1: 90, **rest}, {"gpu__time_duration.sum": 3, L1: 10, **rest}]
     assert only(raw(tmp_path, *kernels))["l1_fraction"] == pytest.approx(0.3)
-    text = told(raw(tmp_path, *kernels, names=("first", "second")))
-    assert "75.0 % is bound by latency" in text and "25.0 % is bound by L1/TEX" in text
-    assert text.index("second (75.0 % of the time)") < text.index("first (25.0 % of the time)")
+    table = roofline(raw(tmp_path, *kernels, names=("first", "second"))).kernels
+    assert table[["name", "bound", "time_share"]].values.tolist() == [
+        ["second", LATENCY, 0.75], ["first", "L1/TEX", 0.25]]  # fmt: skip
 
 
 # ---- what real kernels showed ----
@@ -277,83 +259,20 @@ def test_real_kernels_have_the_limit_of_their_own_blocks() -> None:
     assert only(read(path))["occupancy_limit"] == "registers"
 
 
-def test_what_dram_alone_would_allow_is_no_gain_where_a_cache_holds_the_kernel_back(tmp_path: Path) -> None:
-    """10,000 operations and 2,000 bytes in 1 us, of 20 GFLOP/s that 4 GB/s of DRAM allow: half, with L2 at 80 %."""
-    operations = {f"sm__sass_thread_inst_executed_op_f{op}_pred_on.sum": value
-                  for op, value in (("add", 1000), ("mul", 500), ("fma", 4250))}  # fmt: skip
-    kernel = {"gpu__time_duration.sum": 0.001, **operations, "sm__inst_executed_pipe_tensor.sum": 0, SM: 5,
-              "dram__bytes.sum": 2000}  # fmt: skip
-    measured = {"dram": 4e9, "fp32": 100e9}
-    for l2, terms, without in (
-        (80, ("50.0 %", "L2"), "gained"),
-        (20, ("50.0 %", "the rest can be gained"), "L2"),
-    ):
-        found = roofline_findings(roofline(raw(tmp_path, {**kernel, L1: 20, L2: l2}), measured))[1].sentence
-        assert all(term in found for term in terms) and without not in found.partition(". ")[0]
-
-
-# ---- stalls ----
-
-LATENCY_OF_WARPS = ("Warp State Statistics", "Warp Cycles Per Issued Instruction", "cycle", "2,000")
-
-
-def test_a_kernel_bound_by_latency_is_told_what_its_warps_wait_for(tmp_path: Path) -> None:
-    idle = speed_of_light("20.00", "20.00", "12.00", "3.00", "41.00", ("350,000,000.00", "350,000,000"))
-    barrier = ("W", "smsp__average_warps_issue_stalled_barrier_per_issue_active.ratio", "", "1,000")
-    row = only(page(tmp_path, [*idle, LATENCY_OF_WARPS, barrier]))
-    assert row["bound"] == LATENCY
-    assert "50.0 % of the cycles for other warps at a barrier" in advice(row)
-    assert not any(word in advice(row) for word in WRONG)
-
-
-# ---- occupancy ----
-
-
-@pytest.mark.public
-def test_the_occupancy_of_a_real_file_has_its_limit() -> None:
-    """Blocks that fit: 24 by SM and barriers, 2 by registers, 4 by shared memory, 12 by warps."""
-    path = TRACES / "kernel_0001__ncu.details.csv"
-    found = {one.name: one for one in kernel_limits.findings(read(path))}["occupancy"]
-    (row,) = found.table.to_dict("records")
-    assert (row["achieved_occupancy_share"], row["theoretical_occupancy_share"]) == pytest.approx((0.1132, 0.1667))
-    assert (row["limit"], row["blocks_per_sm"]) == ("registers", 2) and "fewer registers" in found.sentence
-
-
-def test_occupancy_is_a_mean_by_time_with_what_a_launch_asks_for(tmp_path: Path) -> None:
-    """1 ms with 10 % and 3 ms with 50 %: 40 %. Shared memory: 1,024 static, 2,048 dynamic, 1,024 of the driver."""
-    shared = {f"launch__shared_mem_per_block_{kind}": size for kind, size in
-              (("static", 1024), ("dynamic", 2048), ("driver", 1024))}  # fmt: skip
-    launch = {**LIMITED, **shared, "launch__registers_per_thread": 64, "launch__block_size": 256}
-    achieved = "sm__warps_active.avg.pct_of_peak_sustained_active"
+def test_hits_stalls_and_occupancy_are_means_by_time(tmp_path: Path) -> None:
+    """1 ms with 10 % and 3 ms with 50 % are 40 %; of 4 cycles between two instructions 3 are waits."""
+    stall = "smsp__average_warps_issue_stalled_{}_per_issue_active.ratio"
+    launch = {**QUIET, stall.format("wait"): 3, stall.format("selected"): 1, "lts__t_sector_hit_rate.pct": 80}
+    achieved = f"sm__warps_active{ACTIVE}"
     launches = ({**launch, "gpu__time_duration.sum": ms, achieved: value} for ms, value in ((1, 10), (3, 50)))
-    found = {one.name: one for one in kernel_limits.findings(raw(tmp_path, *launches))}["occupancy"]
-    (row,) = found.table.to_dict("records")
-    assert row["achieved_occupancy_share"] == pytest.approx(0.4) and row["shared_bytes"] == 4096
-    assert (row["registers_per_thread"], row["threads_per_block"]) == (64, 256)
-
-
-# ---- what rules ask for ----
-
-
-@pytest.mark.parametrize(
-    ("text", "asked"),
-    [
-        ("The grid is small. Look at Launch Statistics for more. Try a larger grid. Avoid x.", "Try a larger grid."),
-        ("One in ten. Check the table for the 3.5 locations. It is long.", "Check the table for the 3.5 locations."),
-        ("This is so. If it matters, consider fewer.", "If it matters, consider fewer."),
-        ("This kernel's theoretical occupancy (25.0%) is limited by the required amount of shared memory, and the "
-         "number of required registers. See the guide.",
-         f"{kernel_limits.LIMIT_ADVICE['registers']} or {kernel_limits.LIMIT_ADVICE['shared memory']}"),
-        ("No compute pipeline is over-utilized.", ""),
-    ],
-)  # fmt: skip
-def test_the_remedy_of_a_rule_is_what_its_message_asks_for(text: str, asked: str) -> None:
-    rule = KernelRule(row=0, rule="R", section="S", kind="optimization", text=text)
-    assert kernel_limits.remedy(rule) == asked
+    counters = raw(tmp_path, *launches)
+    (row,) = kernel_limits(roofline(counters)).table.to_dict("records")
+    assert (row["achieved_occupancy_share"], row["l2_hit_share"]) == (pytest.approx(0.4), pytest.approx(0.8))
+    assert (row["stall"], row["stall_share"], row["bound"]) == ("wait", 0.75, LATENCY)
+    assert not len(kernel_limits(roofline(raw(tmp_path, {"gpu__time_duration.sum": 1, L1: 5}))).table)
 
 
 @pytest.mark.public
-def test_the_advice_of_a_real_rule_has_its_estimate_and_its_remedy() -> None:
-    path = TRACES / "kernel_0001__ncu.details.csv"
-    (said,) = kernel_limits.rules(read(path)).advice
-    assert said.saves == pytest.approx(0.8034) and said.remedy == "fewer registers per thread"
+def test_the_advice_of_a_real_rule_is_its_text_with_its_estimate() -> None:
+    (advice,) = rules(read(TRACES / "kernel_0001__ncu.details.csv")).advice
+    assert advice.saves == pytest.approx(0.8034) and "limited by the number of required registers" in advice.remedy

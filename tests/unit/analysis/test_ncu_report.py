@@ -14,9 +14,10 @@ from support.ncu_reports import CYCLES, GEMM, SOFTMAX, TIME, new_report, old_rep
 from support.refusals import refused
 
 from analysis.counters import joined
+from analysis.diagnose.cores import findings
 from analysis.diagnose.explain import explain, to_do
 from analysis.diagnose.finding import Finding, plain_rows
-from analysis.diagnose.kernel_limits import findings
+from analysis.diagnose.kernel_rules import rules
 from analysis.readers.ncu import reader
 from analysis.readers.ncu.report import _LINK, _link_text
 from analysis.sources import open_sources
@@ -61,8 +62,8 @@ def test_a_report_gives_what_ncu_prints_of_it(tmp_path: Path, package: Any) -> N
 def test_a_report_gives_the_findings_of_the_csv_and_the_rules(tmp_path: Path, package: Any) -> None:
     one, other = (open_sources(path) for path in (written(tmp_path, old_report()), PRINTED_BY_NCU))
     found, printed = explain(one), explain(other)
-    rules = [finding.name for finding in found if finding.name not in by_name(printed)]
-    assert rules == ["kernel_rules"] and {"kernels", "roofline", "warp_stalls", "cache_hits"} <= set(by_name(printed))
+    more = [finding.name for finding in found if finding.name not in by_name(printed)]
+    assert more == ["kernel_rules"] and {"kernels", "roofline", "kernel_limits"} <= set(by_name(printed))
     kept = [finding for finding in found if finding.name != "kernel_rules"]
     assert by_name(kept) == by_name(printed)
     assert [finding.sentence for finding in kept] == [finding.sentence for finding in printed]
@@ -125,7 +126,7 @@ def test_the_details_page_gives_the_rules_of_the_report(tmp_path: Path, package:
     printed = reader.read(written(tmp_path, "\n".join(rows).encode(), "details.csv"))
     found = reader.read(written(tmp_path, new_report()))
     assert printed.rules == found.rules and len(found.rules) == 4
-    assert by_name(findings(printed)) == by_name(findings(found))
+    assert plain_rows(rules(printed).table) == plain_rows(rules(found).table)
 
 
 def test_rules_stay_with_their_launch_when_files_are_joined(tmp_path: Path, package: Any) -> None:
@@ -141,24 +142,15 @@ def test_rules_stay_with_their_launch_when_files_are_joined(tmp_path: Path, pack
 def test_stalls_and_hits_are_means_by_time() -> None:
     """Softmax: 1 us with 36 and 5 us with 6 cycles of waiting, (36 + 30) / 6 = 11, of (40 + 50) / 6 = 15 in all."""
     found = {one.name: one for one in findings(reader.read(PRINTED_BY_NCU))}
-    softmax, gemm = plain_rows(found["warp_stalls"].table)
-    assert (softmax["name"], softmax["stall_1"], softmax["stall_2"]) == (SOFTMAX, "long_scoreboard", "barrier")
-    assert softmax["cycles_per_instruction"] == pytest.approx(15)
-    assert [softmax["stall_1_share"], softmax["stall_2_share"]] == pytest.approx([11 / 15, 1 / 15])
-    assert gemm["cycles_per_instruction"] == pytest.approx((3 * 20 + 60) / 4)
-    assert gemm["stall_1_share"] == pytest.approx((3 * 16 + 56) / 4 / 30) and gemm["stall_3"] == ""
-    softmax, gemm = plain_rows(found["cache_hits"].table)
+    softmax, gemm = plain_rows(found["kernel_limits"].table)
+    assert (softmax["name"], softmax["stall"]) == (SOFTMAX, "long_scoreboard")
+    assert (softmax["stall_share"], gemm["stall_share"]) == pytest.approx((11 / 15, (3 * 16 + 56) / 4 / 30))
     assert [softmax["time_share"], gemm["time_share"]] == pytest.approx([0.6, 0.4])
     assert softmax["l1_hit_share"] == pytest.approx((0 + 5 * 1.0) / 6)
     assert gemm["l2_hit_share"] == pytest.approx((3 * 0.5025 + 0.9025) / 4)
     assert "kernel_rules" not in found
 
 
-def test_without_these_counters_there_are_no_such_findings(tmp_path: Path) -> None:
-    rows = ['"ID","Process ID","Kernel Name","gpu__time_duration.sum"', '"","","","nsecond"', '"0","7","gemm","5"']
-    assert findings(reader.read(written(tmp_path, "\n".join(rows).encode(), "a.csv"))) == []
-    nothing = reader.read(written(tmp_path, rows[0].encode(), "b.csv"))
-    assert findings(nothing) == [] and nothing.kernels.empty
 
 
 @pytest.mark.parametrize(
