@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
 NOT_IN_FILE = "not in this file"
 """Shown for a pipe that was not counted; never 0."""
+_NO_TIMES = f"Kernel times are {NOT_IN_FILE}: rows are in order of their first run."
 _IDLE = 1.0  # % of the peak
 
 
@@ -57,25 +58,32 @@ def findings(
 
 
 def pipes(counters: KernelCounters, window_ns: float | None = None, context: Context | None = None) -> Finding:
-    """Return core_utilization: a row per pipe."""
+    """Return core_utilization: a row per pipe. The advice is for idle tensor cores: at most the time of the GEMMs."""
     import pandas as pd
 
     use = core_use(counters, window_ns)
-    rows = [
-        {
-            "pipe": name,
-            "utilization": _share(pipe.percent),
-            "in_window_utilization": _share(pipe.in_window_percent),
-            "metric": pipe.metric,
-            "note": pipe.reason if pipe.metric else f"{NOT_IN_FILE}: {pipe.reason}",
-        }
-        for name, pipe in ((name, use.pipes[name]) for name in PIPES)
-    ]
+    rows = []
+    for name in PIPES:
+        pipe = use.pipes[name]
+        shares = {"utilization": _share(pipe.percent), "in_window_utilization": _share(pipe.in_window_percent)}
+        note = pipe.reason if pipe.metric else f"{NOT_IN_FILE}: {pipe.reason}"
+        rows.append({"pipe": name, **shares, "metric": pipe.metric, "note": note})
     table = pd.DataFrame(rows)
     table = table if table["in_window_utilization"].notna().any() else table.drop(columns="in_window_utilization")
     four = ", ".join(f"{label} {percent_text(use.pipes[name].percent)}" for name, label in FOUR.items())
     sentence = f"While kernels run: {four}." if use.kernels else "No kernel was counted: choose a window with GPU work."
-    advice = _precision_advice(use, core_use_by_family(counters), counters, context or Context())
+    if use.kernels and all(use.pipes[name].metric is None for name in FOUR):
+        sentence = "No pipe was counted: collect them as `bertbench profile --profiler ncu` does."
+    families, tensor = by_family(counters).table, use.pipes["tensor"].percent
+    gemms = float(families.loc[families["family"] == "GEMM", _share_of(families)].sum()) if len(families) else 0.0
+    remedy = faster_gemms([counters.device_name] if counters.device_name else [])
+    advice: tuple[Advice, ...] = ()
+    if tensor is not None and tensor < _IDLE and gemms >= LEAST and remedy:
+        names = [str(name) for name in counters.kernels["name"].unique() if family(str(name)) == "GEMM"]
+        narrow = any(precision(name) not in ("", "fp32", "fp64") for name in names)
+        if not narrow and not (context and context.narrow):
+            seen = f"the tensor cores are idle while GEMMs take {percent(gemms)} of the kernels' time"
+            advice = (Advice(cause="precision", seen=seen, remedy=remedy, saves=gemms, of=OF_KERNELS),)
     return Finding("core_utilization", "Core utilization", table, sentence, advice)
 
 
@@ -94,8 +102,7 @@ def by_family(counters: KernelCounters, window_ns: float | None = None) -> Findi
     """Return core_utilization_by_family: a row per kind of work, longest first."""
     groups = core_use_by_family(counters, window_ns)
     table = _table([{"family": name} for name in groups], list(groups.values()), counters, window_ns)
-    title = "Core utilization by kind of work"
-    return Finding("core_utilization_by_family", title, table, _longest(groups))
+    return Finding("core_utilization_by_family", "Core utilization by kind of work", table, _longest(table, "family"))
 
 
 def by_phase(counters: KernelCounters, window_ns: float | None = None) -> Finding:
@@ -119,19 +126,16 @@ def by_phase(counters: KernelCounters, window_ns: float | None = None) -> Findin
     ordered = phases["told_by"] == BY_ORDER
     if ordered.any():
         table["by_order"] = [int(ordered.sum()) * (label == {"phase": "backward", "part": ""}) for label in labels]
-    return Finding(name, title, table, _longest(groups))
+    return Finding(name, title, table, _longest(table, "phase"))
 
 
 def by_kernel(counters: KernelCounters, window_ns: float | None = None) -> Finding:
     """Return kernels: a row per kernel name, longest first, or in order of their first run without times."""
     groups = core_use_by(counters, counters.kernels["name"], window_ns)
     table = _table([{"name": name} for name in groups], list(groups.values()), counters, window_ns)
-    sentence = "No kernel was counted."
-    if len(table):
-        share = float(table[next(name for name in table if str(name).endswith("_share"))].head(5).sum())
-        sentence = f"{min(5, len(table))} of {len(table)} kernels take {percent(share)} of the time."
-        sentence = sentence if share else f"Kernel times are {NOT_IN_FILE}: kernels are in order of their first run."
-    return Finding("kernels", "Kernels that take longest", table, sentence)
+    share = float(table[_share_of(table)].head(5).sum()) if len(table) else 0.0
+    sentence = f"{min(5, len(table))} of {len(table)} kernels take {percent(share)} of the time."
+    return Finding("kernels", "Kernels that take longest", table, sentence if share else _NO_TIMES)
 
 
 def percent_text(value: float | None) -> str:
@@ -182,38 +186,14 @@ def _share(value: float | None) -> float:
     return _number(value) / 100
 
 
-def _longest(groups: Mapping[str, CoreUse]) -> str:
-    if not groups:
-        return "No kernel was counted."
-    name, use = next(iter(groups.items()))
-    share = _time_share(use, groups)
-    if not math.isfinite(share):
-        return f"Kernel times are {NOT_IN_FILE}, so which kind takes longest is unknown."
-    tensor = use.pipes["tensor"].percent
-    with_tensor = "" if tensor is None else f", with tensor cores at {tensor:.1f} %"
-    return f"{name} takes {percent(share)} of the time{with_tensor}."
+def _share_of(table: "pd.DataFrame") -> str:
+    return "time_share" if "time_share" in table else "cycle_share"
 
 
-def _time_share(use: CoreUse | None, groups: Mapping[str, CoreUse]) -> float:
-    if use is None:
-        return 0.0
-    for field in ("kernel_time_ms", "cycles"):
-        total = sum(_number(getattr(group, field)) for group in groups.values() if field == "cycles" or group.timed)
-        if total > 0:
-            return float(_number(getattr(use, field)) / total)
-    return math.nan
-
-
-def _precision_advice(
-    use: CoreUse, families: Mapping[str, CoreUse], counters: KernelCounters, context: Context
-) -> tuple[Advice, ...]:
-    """Return what tensor cores could save where they are idle: at most the time of the GEMMs."""
-    tensor, share = use.pipes["tensor"].percent, _time_share(families.get("GEMM"), families)
-    names = [str(name) for name in counters.kernels["name"].unique() if family(str(name)) == "GEMM"]
-    narrow = any(precision(name) not in ("", "fp32", "fp64") for name in names)
-    if tensor is None or tensor >= _IDLE or not share >= LEAST or context.narrow or narrow:
-        return ()
-    if not (remedy := faster_gemms([counters.device_name] if counters.device_name else [])):
-        return ()
-    seen = f"the tensor cores are idle while GEMMs take {percent(share)} of the kernels' time"
-    return (Advice(cause="precision", seen=seen, remedy=remedy, saves=share, of=OF_KERNELS),)
+def _longest(table: "pd.DataFrame", label: str) -> str:
+    if not len(table) or not math.isfinite(table[_share_of(table)].iloc[0]):
+        return _NO_TIMES
+    first = table.iloc[0]
+    tensor = next((first[name] for name in table if str(name).startswith("tensor_")), math.nan)
+    with_tensor = f", with tensor cores at {percent(tensor)}" if math.isfinite(tensor) else ""
+    return f"{first[label]} takes {percent(first[_share_of(table)])} of the time{with_tensor}."

@@ -182,5 +182,6 @@ def _table(table: "pd.DataFrame", label: str) -> "pd.DataFrame":
     names |= {"bank_conflicts": "bank_conflict_share"}
     shown = [label, "bound", "time_share", "compute_fraction", "l1_fraction", "l2_fraction", "dram_fraction"]
     shown += ["memory_fraction", "occupancy_share", "occupancy_limit", "bank_conflict_share", "flop_per_byte"]
-    shown += ["achieved_flops", "dram_gb_s", "attainable_fraction", "waves", "reason"]
+    shown += ["achieved_flops", "dram_gb_s", "attainable_fraction", "waves"]
+    shown += ["reason"] if label == "family" else []  # names have no room beside it
     return _shown(table.rename(columns=names), shown)

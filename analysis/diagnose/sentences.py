@@ -18,12 +18,7 @@ def number(value: float) -> str:
 
 def short_name(name: str) -> str:
     """Return the name of a kernel as a sentence has room for it."""
-    return name if len(name) <= _LONGEST_NAME else f"{name[: _LONGEST_NAME - 3]}..."
-
-
-def sentence_of(text: str) -> str:
-    """Return a text with a capital letter and a full stop."""
-    return text[:1].upper() + text[1:] + ("" if text.endswith(".") else ".")
+    return name if len(name) <= _LONGEST_NAME else f"{name[: _LONGEST_NAME - 1]}…"
 
 
 _USE_TF32 = "let fp32 GEMMs use tf32 (torch.set_float32_matmul_precision('high'))"

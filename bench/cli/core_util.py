@@ -11,11 +11,12 @@ import tyro
 
 from analysis.counters import KernelCounters, joined
 from analysis.diagnose import cores as core_findings
+from analysis.diagnose.advice import ranked
 from analysis.diagnose.finding import Finding, distinct, file_stem
 from analysis.metrics.kernels.core_utilization import FOUR, CoreUse, core_use, rows
 from analysis.metrics.kernels.ncu_metrics import metrics_of
 from analysis.render.finding_tables import finding_blocks
-from analysis.render.tables import Plain
+from analysis.render.tables import Block, Plain
 from bench.cli.options import Tables
 from bench.cli.result import Result, document, findings_result, markdown_into, tables_into
 from bench.profilers import ncu_metrics
@@ -23,6 +24,7 @@ from common.errors import InputError, UsageError
 
 # Whose metrics are named for a file that does not tell the GPU.
 _ANY_CAPABILITY = (8, 0)
+_MOST_FILES, _MOST_KERNELS, _LONGEST_NAME = 3, 10, 40
 _SIZE = re.compile(r"batch[_-]?(?:size[_-]?)?(\d{1,9})(?!\d)")
 
 
@@ -71,7 +73,7 @@ OPTIONS = {"core-util FILE.csv...": CoreUtilOptions}
 
 
 def run(options: CoreUtilOptions) -> Result:
-    """Read the counters; show four lines per file, or the table that --by names."""
+    """Read the counters; show four lines per file with the largest kernels, or the table that --by names."""
     from analysis.readers.ncu import reader as ncu
 
     window_ns = None if options.window_ms is None else options.window_ms * 1e6
@@ -91,13 +93,14 @@ def run(options: CoreUtilOptions) -> Result:
     if len(blocks) > 1:
         blocks = [[str(file), *lines] for file, lines in zip(options.files, blocks, strict=True)]
         if whole is not None:
-            blocks.append([f"all {len(counters)} files", *_lines(core_use(whole, window_ns))])
+            # A screen has no room for the lines of many files.
+            blocks = [*blocks[:_MOST_FILES], [f"all {len(counters)} files", *_lines(core_use(whole, window_ns))]]
     written, left, failure = tables_into(found, options.csv)
     failure = failure or markdown_into(options.markdown, "bertbench core-util", lambda: finding_blocks(found))
-    notes = [f"{len(written)} tables are in {options.csv}"] if written else []  # four lines are all that stdout gets
+    notes = [f"{len(written)} tables are in {options.csv}"] if written else []
     return Result(
         document=document(found, problems, files=uses, joint=joint, **about),
-        blocks=[Plain("\n".join(lines)) for lines in blocks],
+        blocks=[*(Plain("\n".join(lines)) for lines in blocks), *_kernels(whole or counters[0], window_ns)],
         notes=[*notes, *left],
         problems=problems,
         failure=failure,
@@ -142,6 +145,20 @@ def _advice(
         found = [one for part in counters for one in core_findings.findings(part, window_ns)]
     source = Source(path=options.files[0], counters=tuple(counters))
     return {"advice": [one.to_json() for one in to_do(source, found)]}
+
+
+def _kernels(counters: KernelCounters, window_ns: float | None) -> list[Block]:
+    """Return the pipes of the kernels that matter, and what to do first."""
+    kernels = core_findings.by_kernel(counters, window_ns)
+    table = kernels.table.drop(columns=["launches", "timed", "time_ms"], errors="ignore").head(_MOST_KERNELS)
+    if not len(table):
+        return []
+    table = table.assign(
+        name=[name if len(name) <= _LONGEST_NAME else f"{name[:_LONGEST_NAME]}…" for name in table["name"]]
+    )
+    advice = ranked(one for finding in core_findings.findings(counters, window_ns) for one in finding.advice)
+    shown = finding_blocks([dataclasses.replace(kernels, table=table)], None)
+    return [*shown, *(f"Do this first: {one.text}" for one in advice[:1])]
 
 
 def _lines(use: CoreUse) -> list[str]:

@@ -20,21 +20,22 @@ def page(tmp_path: Path, name: str = "a.csv", content: str | None = None) -> str
 
 
 @pytest.mark.parametrize("content", [ncu_csv.details(), ncu_csv.raw()])
-def test_one_file_gives_exactly_four_lines(tmp_path: Path, content: str) -> None:
+def test_one_file_gives_four_lines_and_its_kernels_on_one_screen(tmp_path: Path, content: str) -> None:
     found = result("core-util", page(tmp_path, content=content))
-    assert text(found.blocks) == FOUR_LINES
+    shown = text(found.blocks)
+    assert shown.startswith(FOUR_LINES) and "sm90_gemm" in shown and len(shown.splitlines()) <= 45
     assert "fp16: 1 of 4 kernels have no value and are skipped" in found.problems
 
 
 def test_a_metric_that_is_not_in_the_file_is_told_and_never_0(tmp_path: Path) -> None:
     lines = [line for line in ncu_csv.details().splitlines() if "pipe_tensor" not in line]
     found = result("core-util", page(tmp_path, content="\n".join(lines)))
-    assert text(found.blocks) == FOUR_LINES.replace("31.50 %", "not in this file", 1)
+    assert text(found.blocks).startswith(FOUR_LINES.replace("31.50 %", "not in this file", 1))
     assert any("tensor: this GPU or version of ncu lacks the metric" in problem for problem in found.problems)
 
 
 def test_the_window_adds_the_share_with_idle_time(tmp_path: Path) -> None:
-    assert text(result("core-util", page(tmp_path), "--window-ms", "0.01").blocks).splitlines() == [
+    assert text(result("core-util", page(tmp_path), "--window-ms", "0.01").blocks).splitlines()[:4] == [
         "fma 10.50 % (5.75 % of the window)",
         "fp16 1.68 %",
         "tensor 31.50 % (14.50 % of the window)",
@@ -54,7 +55,7 @@ def test_files_of_one_run_are_a_block_each_and_one_of_all(tmp_path: Path) -> Non
     first, second = page(tmp_path, "rank0.csv"), page(tmp_path, "rank1.csv")
     blocks = text(result("core-util", first, second).blocks).split("\n\n")
     assert blocks[0] == f"{first}\n{FOUR_LINES}" and blocks[1].startswith(second)
-    assert blocks[2] == f"all 2 files\n{FOUR_LINES}"  # twice the same kernels: the same shares
+    assert blocks[2].startswith(f"all 2 files\n{FOUR_LINES}")  # twice the same kernels: the same shares
 
 
 def test_files_of_different_batch_sizes_have_no_block_of_all(tmp_path: Path) -> None:
@@ -100,7 +101,7 @@ def test_json_holds_every_pipe_and_every_table(tmp_path: Path) -> None:
 
 
 def test_csv_writes_every_table(tmp_path: Path) -> None:
-    assert text(result("core-util", page(tmp_path), "--csv", tmp_path / "out").blocks) == FOUR_LINES
+    assert text(result("core-util", page(tmp_path), "--csv", tmp_path / "out").blocks).startswith(FOUR_LINES)
     with (tmp_path / "out" / "core_utilization_by_family.csv").open() as file:
         rows = list(csv.DictReader(file))
     assert [row["family"] for row in rows] == ["softmax and loss", "GEMM", "elementwise"]

@@ -81,11 +81,6 @@ def test_kernels_that_took_longer_than_the_window_give_no_share_of_it_and_say_so
     assert core_use(EXAMPLE, window_ns=5_000).pipes["fma"].in_window_percent == pytest.approx(18.0)
 
 
-def test_without_cycles_kernels_are_weighted_by_duration() -> None:
-    use = core_use(counters({"duration_ns": 3000, FMA: 10}, {"duration_ns": 1000, FMA: 50}))
-    assert use.weight == "duration" and use.pipes["fma"].percent == pytest.approx(20.0)
-
-
 def test_two_units_are_never_mixed() -> None:
     use = core_use(counters({"duration_ns": 3000, "cycles": 9, FMA: 10}, {"duration_ns": 1000, FMA: 50}))
     assert use.weight == "duration" and use.pipes["fma"].percent == pytest.approx(20.0)
@@ -274,12 +269,6 @@ def test_a_range_that_tells_backward_is_believed_and_other_domains_are_no_phases
     phases = kernel_phases(nested)
     assert phases is not None and phases["phase"].tolist() == ["forward", "backward", NO_PHASE]
     assert phases["part"].tolist() == ["", "layer.2", ""]
-
-
-def test_processes_have_phases_of_their_own() -> None:
-    first, second = phased((at("forward"), ())), phased(((), ()), process=2)
-    phases = kernel_phases(joined([first, second]))
-    assert phases is not None and phases["phase"].tolist() == ["forward", NO_PHASE]
 
 
 def test_without_ranges_there_is_no_phase() -> None:

@@ -151,8 +151,6 @@ def test_stalls_and_hits_are_means_by_time() -> None:
     assert "kernel_rules" not in found
 
 
-
-
 @pytest.mark.parametrize(
     ("text", "plain"),
     [

@@ -151,27 +151,11 @@ def test_the_tensor_peak_is_that_of_the_output_type_with_most_operations() -> No
     assert ceilings(counters(own))["tensor_fp16"].rate == pytest.approx(1024e9)
 
 
-def test_what_was_done_is_no_peak() -> None:
-    """derived__smsp__..._x2 is what a kernel did per cycle; only derived__sm__... is the most it could do."""
-    name = "derived__{}__sass_thread_inst_executed_op_ffma_pred_on_x2"
-    clocks = {f"{unit}__cycles_elapsed.avg.per_second": 1e9 for unit in ("sm", "smsp")}
-    assert "fp32" not in ceilings(counters({**ONE, **clocks, name.format("smsp"): 8.0}))
-    assert ceilings(counters({**ONE, **clocks, name.format("sm"): 8.0}))["fp32"].rate == 8e9
-
-
 def test_launches_of_one_name_are_summed_and_the_longest_comes_first() -> None:
     other = {**ONE, "name": "other", "duration_ns": 5000.0}
     table = roofline(counters(ONE, other, ONE)).kernels
     assert table["name"].tolist() == ["other", "k"] and table["launches"].tolist() == [1, 2]
     assert table["flop"].tolist() == [10_000, 20_000] and table["time_share"].tolist() == pytest.approx([5 / 7, 2 / 7])
-
-
-def test_families_hold_the_same_sums() -> None:
-    found = roofline(
-        counters({**ONE, "name": "sm80_gemm"}, {**ONE, "name": "ampere_sgemm"}, {**ONE, "name": "softmax"})
-    )
-    assert found.families["family"].tolist() == ["GEMM", "softmax and loss"]
-    assert found.families["flop"].tolist() == [20_000, 10_000] and found.kernels["family"].tolist().count("GEMM") == 2
 
 
 def test_other_names_of_the_same_counts_give_the_same_sums() -> None:
@@ -268,11 +252,6 @@ def test_an_unknown_device_has_no_ceiling() -> None:
     assert ceilings(counters(ONE, device="NVIDIA Z9000")) == {} == ceilings(counters(ONE))
     assert only(counters(ONE, device="NVIDIA Z9000"))["bound"] == UNKNOWN
     assert ceilings(counters(ONE), {"fp32": math.nan, DRAM: -1.0, "fp64": 0.0}) == {}
-
-
-def test_without_a_ceiling_the_type_is_that_of_most_operations() -> None:
-    row = only(counters({**ONE, **ops("d", 0, 0, 100)}))
-    assert (row["flop"], row["flop_type"]) == (10_200, "fp32")
 
 
 def test_a_kernel_without_operations_computes_nothing() -> None:

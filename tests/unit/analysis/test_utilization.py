@@ -96,16 +96,6 @@ def test_on_a_cpu_outermost_operators_count_less_the_communication_inside_them(t
     assert found.compute_utilization_without_communication == found.compute_utilization == pytest.approx(0.4)
 
 
-def test_communication_of_one_thread_does_not_stop_another(tmp_path: Path) -> None:
-    events = [
-        *STEPS,
-        event("aten::mm", 0, 600, tid=1),
-        event("gloo:all_reduce", 100, 800, tid=2),
-        event("aten::mul", 500, 200, tid=3),  # 0..700 together
-    ]
-    assert measured(tmp_path, events).busy_ms == pytest.approx(0.7)
-
-
 def ranges_only(**more: Any) -> Timeline:
     empty = pd.DataFrame({name: [] for name in ("name", "kind", "thread", "start", "end")})
     one = pd.DataFrame([{"name": "forward", "thread": "1/1", "start": 0, "end": 5_000_000}])
@@ -211,12 +201,6 @@ def test_rows_are_by_rank_with_the_trial_s_fields_in_front(tmp_path: Path) -> No
     write_csv(tmp_path / "compute_utilization.csv", rows, names(COMPUTE_UTILIZATION))
     header, first, *_ = (tmp_path / "compute_utilization.csv").read_text().splitlines()
     assert header.startswith("trial_id,") and header.endswith(",reason") and first.startswith("abc,,,,tiny,")
-
-
-def test_a_trial_without_a_trace_is_one_row_that_says_why() -> None:
-    (row,) = compute_utilization_rows({"trial_id": "abc"}, [], reason="nsys is not installed")
-    assert (row["trial_id"], row["compute_utilization"], row["reason"]) == ("abc", None, "nsys is not installed")
-    assert compute_utilization_rows({}, [])[0]["reason"]
 
 
 @pytest.mark.public
