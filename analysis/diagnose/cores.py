@@ -194,6 +194,6 @@ def _longest(table: "pd.DataFrame", label: str) -> str:
     if not len(table) or not math.isfinite(table[_share_of(table)].iloc[0]):
         return _NO_TIMES
     first = table.iloc[0]
-    tensor = next((first[name] for name in table if str(name).startswith("tensor_")), math.nan)
+    tensor = next((first[str(name)] for name in table if str(name).startswith("tensor_")), math.nan)
     with_tensor = f", with tensor cores at {percent(tensor)}" if math.isfinite(tensor) else ""
     return f"{first[label]} takes {percent(first[_share_of(table)])} of the time{with_tensor}."

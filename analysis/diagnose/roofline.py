@@ -70,7 +70,7 @@ def per_kernel(found: Roofline, context: Context) -> Finding:
     shares = kernels.groupby("bound", sort=False)["time_share"].sum(min_count=1).dropna()
     sentence = "The roofline needs kernel times: collect gpu__time_duration.sum."
     if len(shares):
-        bound = shares.idxmax()
+        bound = str(shares.idxmax())
         most = kernels[kernels["bound"] == bound].iloc[0]
         name = short_name(str(most["name"]))
         sentence = f"{percent(shares[bound])} of the kernels' time is bound by {bound}, most of it {name}."
@@ -80,7 +80,7 @@ def per_kernel(found: Roofline, context: Context) -> Finding:
     advice: tuple[Advice, ...] = ()
     if len(savings) and (saves := float(savings.max())) >= LEAST:
         bound = str(savings.idxmax())
-        row = kernels.loc[lost.where(kernels["bound"] == bound).idxmax()].to_dict()
+        row = kernels.iloc[int(lost.where(kernels["bound"] == bound, -1.0).to_numpy().argmax())].to_dict()
         part = percent(shares[bound])
         seen = f"{part} of the kernels' time is bound by {bound}, most of all {short_name(str(row['name']))}"
         cause = bound.partition(" (")[0].lower()

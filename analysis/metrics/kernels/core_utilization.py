@@ -108,7 +108,8 @@ def core_use_by(
     sums = {name: _whole(values, labels) for name, values in whole.items()}
     tensor = [_whole(values, labels) for values in tensor_flop(frame).values()]
     pipes = {name: _pipe(counters, name, column, labels, window_ns) for name in PIPES}
-    sizes, timed, times = groups.size(), groups["duration_ns"].count(), groups["duration_ns"].sum()
+    sizes = groups.size()
+    timed, times = groups["duration_ns"].count().to_dict(), groups["duration_ns"].sum().to_dict()
     uses = {}
     for name, size in sizes.items():
         flop: float | None = None
@@ -176,6 +177,8 @@ def _pipe(
     counters: KernelCounters, pipe: str, column: str | None, labels: "pd.Series[str]", window_ns: float | None
 ) -> dict[Any, PipeUse]:
     """Return the use of a pipe by group."""
+    import pandas as pd
+
     frame, metrics = counters.kernels, metrics_of(pipe, counters.compute_capability)
     counted = pipe_percent(frame, metrics)
     if counted is None or column is None:
@@ -193,7 +196,7 @@ def _pipe(
         "valued": values.notna(),
         "kernels": 1,
     }
-    sums = frame[[]].assign(**columns).groupby(labels, sort=False).sum()
+    sums = pd.DataFrame(columns, index=frame.index).groupby(labels, sort=False).sum()
     length_ns = (window_ns or 0.0) * max(1, int(frame["process"].nunique()))
     problem = _window_problem(frame, length_ns)
     uses = {}

@@ -128,13 +128,9 @@ def family_rows(timeline: Timeline) -> "pd.DataFrame":
 
 
 def over_ranks(rows: Sequence["pd.DataFrame"], by: str = "name") -> "pd.DataFrame":
-    """Return tables of several ranks as one: per name or family mean, least and most over the ranks.
+    """Return what kernel_rows or family_rows returned of several ranks as one table, by "name" or "family".
 
     A rank that does not have a name counts as 0 in the mean and the least: it ran, and the kernel did not.
-
-    Args:
-        rows: what kernel_rows or family_rows returned, one per rank.
-        by: "name" or "family".
 
     Returns:
         name (with by="name"), family, ranks (that have it), calls (of all), mean_ms, min_ms, max_ms, and
@@ -149,14 +145,19 @@ def over_ranks(rows: Sequence["pd.DataFrame"], by: str = "name") -> "pd.DataFram
         return pd.DataFrame({name: [] for name in columns})
     joined = pd.concat([table.assign(part=index) for index, table in enumerate(filled)])
     cells = joined.groupby([*keys, "part"], sort=False, observed=True)["total_ms"].sum().unstack("part")
-    found = pd.DataFrame({"ranks": cells.notna().sum(axis=1)})
-    found["calls"] = joined.groupby(keys, sort=False, observed=True)["calls"].sum()
-    cells = cells.fillna(0.0)
-    found["mean_ms"], found["min_ms"], found["max_ms"] = cells.mean(axis=1), cells.min(axis=1), cells.max(axis=1)
-    total = float(cells.to_numpy().sum())
-    found["kernel_time_share"] = cells.sum(axis=1) / total if total else np.nan
-    found = found.reset_index().sort_values("mean_ms", ascending=False, kind="stable", ignore_index=True)
-    return found[columns]
+    calls, zeros = joined.groupby(keys, sort=False, observed=True)["calls"].sum(), cells.fillna(0.0)
+    total = float(zeros.to_numpy().sum())
+    table = pd.DataFrame(
+        {
+            "ranks": cells.notna().sum(axis=1),
+            "calls": calls,
+            "mean_ms": zeros.mean(axis=1),
+            "min_ms": zeros.min(axis=1),
+            "max_ms": zeros.max(axis=1),
+            "kernel_time_share": zeros.sum(axis=1) / total if total else np.nan,
+        }
+    ).reindex(cells.index)
+    return table.reset_index().sort_values("mean_ms", ascending=False, kind="stable", ignore_index=True)[columns]
 
 
 class NameCoverage(NamedTuple):
@@ -250,7 +251,7 @@ def copy_rows(timeline: Timeline) -> "pd.DataFrame":
             "bytes": copies["bytes"].to_numpy() if "bytes" in copies.columns else -1,
         }
     )
-    rows = []
+    rows: list[dict[str, Any]] = []
     for (way, memory), group in table.groupby(["direction", "host_memory"]):
         length = int(group["ns"].sum())
         size = int(group["bytes"].sum()) if (group["bytes"] > 0).all() else None
@@ -266,16 +267,11 @@ def copy_rows(timeline: Timeline) -> "pd.DataFrame":
                 "overlapped_share": int(group["hidden"].sum()) / length if length else None,
             }
         )
-    rows.sort(key=lambda row: -float(row["total_ms"] or 0))
+    rows.sort(key=lambda row: -row["total_ms"])
     return typed(rows, COPY_ROW_COLUMNS)
 
 
-OPERATOR_ROW_COLUMNS = {
-    "name": "str",
-    "family": "str",
-    "calls": "int64",
-    "self_ns": "int64",
-}
+OPERATOR_ROW_COLUMNS = {"name": "str", "family": "str", "calls": "int64", "self_ns": "int64"}
 
 
 def operator_rows(timeline: Timeline) -> "pd.DataFrame":
@@ -285,23 +281,17 @@ def operator_rows(timeline: Timeline) -> "pd.DataFrame":
         OPERATOR_ROW_COLUMNS, in order of first appearance: self_ns is the sum over calls, ns.
     """
     table = timeline.operators
-    if len(table):
-        table = table[timeline.inside(table["start"].to_numpy(dtype=np.int64))]
+    table = table[timeline.inside(table["start"].to_numpy(dtype=np.int64))]
     if not len(table):
         return empty(OPERATOR_ROW_COLUMNS)
-    sums = table.groupby("name", sort=False, observed=True)["self_ns"].agg(["size", "sum"]).reset_index()
-    sums.columns = ["name", "calls", "self_ns"]
-    sums["name"] = sums["name"].astype(str)
-    sums.insert(1, "family", [family(name) for name in sums["name"]])
-    return sums
+    groups = table.groupby("name", sort=False, observed=True)["self_ns"]
+    rows = groups.agg(calls="size", self_ns="sum").reset_index()
+    rows["name"] = rows["name"].astype(str)
+    return rows.assign(family=rows["name"].map(family))[list(OPERATOR_ROW_COLUMNS)]
 
 
 def operators_over_ranks(timelines: Sequence[Timeline], by: str = "name") -> "pd.DataFrame":
-    """Return the operators of all ranks together, those that take most first.
-
-    Args:
-        timelines: one per rank.
-        by: "name" or "family".
+    """Return the operators of all ranks together by "name" or "family", those that take most first.
 
     Returns:
         name (with by="name"), family, calls, self_ms (own time of all ranks), mean_us (of a call), self_time_share.
@@ -310,13 +300,13 @@ def operators_over_ranks(timelines: Sequence[Timeline], by: str = "name") -> "pd
 
     keys = ["name", "family"] if by == "name" else ["family"]
     parts = [rows for timeline in timelines if len(rows := operator_rows(timeline))]
-    if not parts:
-        return pd.DataFrame({name: [] for name in [*keys, "calls", "self_ms", "mean_us", "self_time_share"]})
-    sums = pd.concat(parts).groupby(keys, sort=False)[["calls", "self_ns"]].sum().reset_index()
+    rows = pd.concat(parts or [empty(OPERATOR_ROW_COLUMNS)])
+    sums = rows.groupby(keys, sort=False)[["calls", "self_ns"]].sum().reset_index()
     sums = sums.sort_values("self_ns", ascending=False, kind="stable", ignore_index=True)
     total = int(sums["self_ns"].sum())
-    found = sums[[*keys, "calls"]].copy()
-    found["self_ms"] = sums["self_ns"] / 1e6
-    found["mean_us"] = sums["self_ns"] / sums["calls"] / 1e3
-    found["self_time_share"] = sums["self_ns"] / total if total else float("nan")
-    return found
+    times = {
+        "self_ms": sums["self_ns"] / 1e6,
+        "mean_us": sums["self_ns"] / sums["calls"] / 1e3,
+        "self_time_share": sums["self_ns"] / total if total else np.nan,
+    }
+    return sums.assign(**times).drop(columns="self_ns")
