@@ -5,7 +5,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import tyro
 
@@ -16,15 +16,18 @@ from analysis.diagnose.finding import Finding, distinct, file_stem
 from analysis.metrics.kernels.core_utilization import FOUR, CoreUse, core_use, rows
 from analysis.metrics.kernels.ncu_metrics import metrics_of
 from analysis.render.finding_tables import finding_blocks
-from analysis.render.tables import Block, Plain
+from analysis.render.tables import Plain
 from bench.cli.options import Tables
-from bench.cli.result import Result, document, findings_result, markdown_into, tables_into
+from bench.cli.result import REST, Result, document, findings_result, markdown_into, on_screen, tables_into
 from bench.profilers import ncu_metrics
 from common.errors import InputError, UsageError
 
+if TYPE_CHECKING:
+    from analysis.render.screen import Screen
+
 # Whose metrics are named for a file that does not tell the GPU.
 _ANY_CAPABILITY = (8, 0)
-_MOST_FILES, _MOST_KERNELS, _LONGEST_NAME = 3, 10, 40
+_MOST_FILES = 3
 _SIZE = re.compile(r"batch[_-]?(?:size[_-]?)?(\d{1,9})(?!\d)")
 
 
@@ -98,9 +101,12 @@ def run(options: CoreUtilOptions) -> Result:
     written, left, failure = tables_into(found, options.csv)
     failure = failure or markdown_into(options.markdown, "bertbench core-util", lambda: finding_blocks(found))
     notes = [f"{len(written)} tables are in {options.csv}"] if written else []
+    texts = [Plain("\n".join(lines)) for lines in blocks]
+    height = sum(len(lines) + 1 for lines in blocks)
+    tables = on_screen(_screen(whole or counters[0], window_ns), problems, height)
     return Result(
         document=document(found, problems, files=uses, joint=joint, **about),
-        blocks=[*(Plain("\n".join(lines)) for lines in blocks), *_kernels(whole or counters[0], window_ns)],
+        blocks=[*texts, *(finding_blocks(found) if options.full else tables)],
         notes=[*notes, *left],
         problems=problems,
         failure=failure,
@@ -147,18 +153,17 @@ def _advice(
     return {"advice": [one.to_json() for one in to_do(source, found)]}
 
 
-def _kernels(counters: KernelCounters, window_ns: float | None) -> list[Block]:
-    """Return the pipes of the kernels that matter, and what to do first."""
+def _screen(counters: KernelCounters, window_ns: float | None) -> "Screen":
+    """Return what to do first, and the pipes of the kernels that take longest."""
+    from analysis.render.screen import Screen
+
     kernels = core_findings.by_kernel(counters, window_ns)
-    table = kernels.table.drop(columns=["launches", "timed", "time_ms"], errors="ignore").head(_MOST_KERNELS)
-    if not len(table):
-        return []
-    table = table.assign(
-        name=[name if len(name) <= _LONGEST_NAME else f"{name[:_LONGEST_NAME]}…" for name in table["name"]]
-    )
+    table = kernels.table.drop(columns=["launches", "timed", "time_ms"], errors="ignore")
+    table = table.rename(columns=lambda name: name.replace("utilization", "share"))  # all four fit 80 characters
     advice = ranked(one for finding in core_findings.findings(counters, window_ns) for one in finding.advice)
-    shown = finding_blocks([dataclasses.replace(kernels, table=table)], None)
-    return [*shown, *(f"Do this first: {one.text}" for one in advice[:1])]
+    title = "Utilization of the pipes by kernel"
+    details = dataclasses.replace(kernels, table=table, title=title) if len(table) else None
+    return Screen(advice=advice, details=details, rest=REST)
 
 
 def _lines(use: CoreUse) -> list[str]:
@@ -243,7 +248,7 @@ def _tables(options: CoreUtilOptions, counters: KernelCounters, window_ns: float
         return [core_findings.by_family(counters, window_ns)]
     if options.by == "phase":
         return [core_findings.by_phase(counters, window_ns)]
-    every = options.json or options.csv is not None or options.markdown is not None
+    every = options.json or options.full or options.csv is not None or options.markdown is not None
     return core_findings.findings(counters, window_ns) if every else []
 
 
