@@ -80,7 +80,8 @@ def per_kernel(found: Roofline, context: Context) -> Finding:
     advice: tuple[Advice, ...] = ()
     if len(savings) and (saves := float(savings.max())) >= LEAST:
         bound = str(savings.idxmax())
-        row = kernels.iloc[int(lost.where(kernels["bound"] == bound, -1.0).to_numpy().argmax())].to_dict()
+        place = int(lost.where(kernels["bound"] == bound, -1.0).to_numpy().argmax())
+        row = {str(name): value for name, value in kernels.iloc[place].items()}
         part = percent(shares[bound])
         seen = f"{part} of the kernels' time is bound by {bound}, most of all {short_name(str(row['name']))}"
         cause = bound.partition(" (")[0].lower()

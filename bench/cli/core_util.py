@@ -159,7 +159,10 @@ def _screen(counters: KernelCounters, window_ns: float | None) -> "Screen":
 
     kernels = core_findings.by_kernel(counters, window_ns)
     table = kernels.table.drop(columns=["launches", "timed", "time_ms"], errors="ignore")
-    table = table.rename(columns=lambda name: name.replace("utilization", "share"))  # all four fit 80 characters
+    pipes = [str(name) for name in table if str(name).endswith("utilization")]
+    # In percent all four fit 80 characters.
+    table = table.assign(**{name: 100 * table[name] for name in pipes})
+    table = table.rename(columns={name: f"{name.partition('_')[0]}_percent" for name in pipes})
     advice = ranked(one for finding in core_findings.findings(counters, window_ns) for one in finding.advice)
     title = "Utilization of the pipes by kernel"
     details = dataclasses.replace(kernels, table=table, title=title) if len(table) else None
