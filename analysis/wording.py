@@ -36,38 +36,27 @@ def percent(value: Any) -> str:
 
 
 def size(value: Any) -> str:
-    """Bytes in binary units."""
-    if not is_known(value):
-        return UNKNOWN
-    amount = float(value)
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if amount < 1000:
-            return f"{number(amount)} {unit}"
-        amount /= 1024
-    return f"{number(amount)} TiB"
+    """Bytes of memory in binary units: 1.50 GiB."""
+    return _scaled(value, 1024, ("B", "KiB", "MiB", "GiB", "TiB"), number)
 
 
 def traffic(value: Any) -> str:
     """Bytes that are copied or sent, in decimal units as nccl-tests counts them: 67.1 MB."""
-    if not is_known(value):
-        return UNKNOWN
-    amount = float(value)
-    for unit in ("B", "kB", "MB", "GB"):
-        if amount < 1000:
-            return f"{number(amount)} {unit}"
-        amount /= 1000
-    return f"{number(amount)} TB"
+    return _scaled(value, 1000, ("B", "kB", "MB", "GB", "TB"), number)
 
 
 def flops(value: Any) -> str:
     """FLOP/s with a decimal prefix."""
+    return _scaled(value, 1000, [f"{prefix}FLOP/s" for prefix in ("", "k", "M", "G", "T", "P")], short)
+
+
+def _scaled(value: Any, factor: int, units: Sequence[str], form: Callable[[float], str]) -> str:
     if not is_known(value):
         return UNKNOWN
-    amount, units = float(value), ["P", "T", "G", "M", "k", ""]
-    while len(units) > 1 and amount >= 999.5:
-        amount /= 1000
-        units.pop()
-    return f"{short(amount)} {units[-1]}FLOP/s"
+    amount, place = float(value), 0
+    while amount >= 999.5 and place < len(units) - 1:
+        amount, place = amount / factor, place + 1
+    return f"{form(amount)} {units[place]}"
 
 
 def short(value: float, digits: int = 3) -> str:
