@@ -1,0 +1,82 @@
+"""The modules of analysis that the harness imports: behind all others, analysis can change without it."""
+
+import ast
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+IMPORTED = [
+    "analysis.counters",
+    "analysis.diagnose.advice",
+    "analysis.diagnose.answer",
+    "analysis.diagnose.cores",
+    "analysis.diagnose.explain",
+    "analysis.diagnose.finding",
+    "analysis.diagnose.profiles",
+    "analysis.diagnose.rules_communication",
+    "analysis.diagnose.rules_time",
+    "analysis.diagnose.run",
+    "analysis.diagnose.run_answer",
+    "analysis.diagnose.summaries",
+    "analysis.load",
+    "analysis.metrics.cautions",
+    "analysis.metrics.classification",
+    "analysis.metrics.communication.exposure",
+    "analysis.metrics.communication.links",
+    "analysis.metrics.communication.projection",
+    "analysis.metrics.comparison.history",
+    "analysis.metrics.comparison.regression",
+    "analysis.metrics.comparison.speedruns",
+    "analysis.metrics.comparison.traces",
+    "analysis.metrics.comparison.trainings",
+    "analysis.metrics.comparison.winner",
+    "analysis.metrics.comparison.within_run",
+    "analysis.metrics.kernels.core_utilization",
+    "analysis.metrics.kernels.devices",
+    "analysis.metrics.kernels.ncu_metrics",
+    "analysis.metrics.ranks",
+    "analysis.metrics.statistics",
+    "analysis.metrics.throughput",
+    "analysis.readers.ncu.reader",
+    "analysis.readers.nsys.report",
+    "analysis.render.charts",
+    "analysis.render.classification_page",
+    "analysis.render.finding_tables",
+    "analysis.render.history_tables",
+    "analysis.render.light_tables",
+    "analysis.render.link_tables",
+    "analysis.render.markdown",
+    "analysis.render.pages",
+    "analysis.render.perfetto",
+    "analysis.render.result_tables",
+    "analysis.render.run_figures",
+    "analysis.render.run_page",
+    "analysis.render.screen",
+    "analysis.render.search_tables",
+    "analysis.render.speedrun_tables",
+    "analysis.render.tables",
+    "analysis.render.task_figures",
+    "analysis.render.terminal",
+    "analysis.render.training_figures",
+    "analysis.render.training_tables",
+    "analysis.sources",
+    "analysis.window_choice",
+    "analysis.wording",
+]
+"""May only become shorter."""
+
+
+def imported(path: Path) -> set[str]:
+    """Return the modules of analysis that a file imports."""
+    modules = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+        if isinstance(node, ast.ImportFrom) and node.module:
+            inside = ROOT / node.module.replace(".", "/")
+            names = [f"{node.module}.{alias.name}" if inside.is_dir() else node.module for alias in node.names]
+        modules |= {name for name in names if name.partition(".")[0] == "analysis"}
+    return modules
+
+
+def test_the_harness_imports_these_modules_of_analysis() -> None:
+    files = [ROOT / "bertbench.py", *(ROOT / "bench").rglob("*.py")]
+    assert set().union(*map(imported, files)) <= set(IMPORTED)
