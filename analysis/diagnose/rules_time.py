@@ -135,7 +135,11 @@ def where_time_goes(timelines: Sequence[Timeline], times: "Sequence[Temporal]") 
     table = table[[*_FIRST, *(name for name in table.columns if name not in _FIRST)]]
     if not any(row.on_gpu for row in times):  # a CPU has no copies apart from computation
         table = table.drop(columns=["devices", *(name for name in table.columns if "memory" in name)])
-    sentence = f"{compute} of the time is computation, {exposed} exposed communication, {waiting} idle."
+    slowest = max(row.span_ns / max(row.steps or 1, 1) for row in times) / 1e6
+    what = "A step" if all(len(timeline.steps) for timeline in timelines) else "The recording"
+    what = "A part" if any(timeline.is_part for timeline in timelines) else what
+    sentence = f"{what} takes {number(slowest)} ms: {compute} computation, {exposed} exposed communication, "
+    sentence += f"{waiting} idle."
     if not times[0].on_gpu and lost_kernels(timelines):
         sentence = f"The trace lacks its kernels; on the CPU, {sentence}"
     return Finding("temporal_breakdown", "Where the time goes", table, sentence)
