@@ -102,7 +102,9 @@ def _spans(timeline: Timeline) -> "pd.DataFrame":
         part = table.loc[phases != "", ["thread", "start", "end"]]
         parts.append(part.assign(phase=phases[phases != ""], is_range=table is timeline.ranges))
     spans = pd.concat(parts, ignore_index=True)
-    return spans.iloc[np.argsort([-_FIRST.index(phase) for phase in spans["phase"]], kind="stable")]
+    order = np.argsort([-_FIRST.index(phase) for phase in spans["phase"]], kind="stable")
+    ordered: pd.DataFrame = spans.iloc[order]
+    return ordered
 
 
 def _phases_of_work(timeline: Timeline, spans: "pd.DataFrame") -> npt.NDArray[np.object_]:
