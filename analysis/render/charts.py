@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from xml.etree import ElementTree as Xml
+from xml.etree import ElementTree as Xml  # nosec B405: it parses what matplotlib wrote
 
 from analysis.render.figure import COLOURS, LINE, Figure, ink_on
 from common.atomic import atomic_path
