@@ -244,11 +244,17 @@ def _once(files: Sequence[Path]) -> list[Path]:
     rules = {*map(rules_file, files)}
     return [
         file
-        for file in {path.resolve(): path for path in reversed(files)}.values()
+        for file in {_inode(path): path for path in reversed(files)}.values()
         if file not in rules
         and not any(file.with_suffix(suffix) in others for suffix in _EXPORTS.get(file.suffix, ()))
         and not (file.suffix == ".csv" and str(file).startswith(databases))
     ][::-1]
+
+
+def _inode(file: Path) -> tuple[int, int]:
+    """Identify a file under any name: the copies that `profile` makes for TensorBoard are hard links."""
+    status = file.stat()
+    return status.st_dev, status.st_ino
 
 
 def _unpacked(path: Path, scratch: Path, problems: list[str]) -> list[Path]:
