@@ -36,11 +36,6 @@ class Point:
         return self.rate.value
 
     @property
-    def rate_interval(self) -> tuple[float, float]:
-        """Interval of samples_per_second."""
-        return self.rate.low, self.rate.high
-
-    @property
     def mfu(self) -> float | None:
         """MFU at samples_per_second; None where no peak was measured."""
         mfu = self.row.get("mfu")
@@ -55,7 +50,9 @@ class Point:
     @property
     def candidate(self) -> Candidate:
         """The rates that the choice of the fastest compares."""
-        return Candidate(tuple(float(trial.row["samples_per_second"]) for trial in self.trials), *self.rate_interval)
+        return Candidate(
+            tuple(float(trial.row["samples_per_second"]) for trial in self.trials), self.rate.low, self.rate.high
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,12 +172,12 @@ def _answer(winner: Winner, ratios: Sequence[Row]) -> Answer:
     key = measurement(row)
     ratio = next((item for item in ratios if measurement(item) == key), None)
     versus = [] if ratio is None else _versus(ratio)
-    close = _close(winner, "" if ratio is None else str(ratio["reason"]))
+    close = _close(winner, stated=ratio is not None and ratio["decided"] == "cannot decide")
     return Answer(headline, tuple(_cards(best, ratio)), (*_costs(best), *versus, *close), rivals=rivals)
 
 
 def _cards(best: Point, ratio: Row | None) -> list[Card]:
-    row, (low, high) = best.row, best.rate_interval
+    row, low, high = best.row, best.rate.low, best.rate.high
     per_sample = best.samples_per_second / row["samples_per_second"]
     tokens = row["tokens_per_second"] * per_sample if row.get("tokens_per_second") is not None else None
     padded = row.get("padded_tokens_per_second") is not None and row.get("padding_efficiency") is not None
@@ -229,10 +226,9 @@ def _versus(ratio: Row) -> list[str]:
     return [f"At the same configuration its throughput is {value:.2f} times that of {reference}.", verdict]
 
 
-def _close(winner: Winner, shown: str) -> list[str]:
-    """The configurations that the measurements do not distinguish from the best one, and why, unless that is shown."""
-    why = winner.undecided
-    reason = [f"The fastest is not conclusive yet: {why}."] if why and why != shown else []
+def _close(winner: Winner, *, stated: bool) -> list[str]:
+    """The configurations that the measurements do not distinguish from the best one, and why, unless that is stated."""
+    reason = [f"The fastest is not conclusive yet: {winner.undecided}."] if winner.undecided and not stated else []
     if not winner.close:
         return reason
     names = [f"{one.row['implementation']} {wording.place(one.row)}" for one in winner.close[:_MOST_CLOSE]]

@@ -40,20 +40,6 @@ def reference(trials: Sequence[LoadedTrial]) -> str:
     return "hf" if "hf" in names or not others else others[0]
 
 
-def what_it_decides(trials: Sequence[LoadedTrial], ratios: Sequence[Row]) -> str:
-    """Return which comparisons are conclusive, in one sentence; empty where nothing was compared, or in one round."""
-    measured = [row for row in ratios if row["throughput_ratio"] is not None]
-    if not measured:
-        return ""
-    undecided = [row for row in measured if row["decided"] == "cannot decide"]
-    if not undecided:
-        return f"Every comparison with {ratios[0]['reference']} is conclusive ({len(measured)})."
-    if all(trial.trial.round == 0 for trial in trials):  # the caution about one round says it
-        return ""
-    known, reference = len(measured) - len(undecided), ratios[0]["reference"]
-    return f"{known} of {len(measured)} comparisons with {reference} are conclusive; run three rounds or more."
-
-
 def grouped_cautions(trials: Sequence[LoadedTrial], of_run: Sequence[Caution]) -> list[CautionGroup]:
     """Return the cautions of the run, then those of its trials, equal ones together, the most frequent first."""
     trials = sorted(without_probes(trials), key=lambda trial: wording.order(trial.row))

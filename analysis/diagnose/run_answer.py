@@ -129,7 +129,7 @@ def _doubt(floor: Row, best: Point) -> str:
 def _how_good(best: Point, floor: Row | None) -> tuple[list[str], str, dict[str, Any]]:
     row, sentences, of_peak = best.row, [], ""
     one_round = best.rounds == 1 and best.step_ms.low == best.step_ms.high
-    low, high = (None, None) if one_round else best.rate_interval
+    low, high = (None, None) if one_round else (best.rate.low, best.rate.high)
     numbers: dict[str, Any] = {
         "samples_per_second": best.samples_per_second,
         "samples_per_second_low": low,

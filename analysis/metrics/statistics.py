@@ -122,14 +122,14 @@ def _block_starts(size: int, resamples: int, random: np.random.Generator) -> tup
     return length, random.integers(0, size - length + 1, (resamples, -(-size // length)))
 
 
-def median_interval(times: Times, resamples: int = 1000, seed: int = 0) -> tuple[float, float]:
+def median_interval(times: Times, resamples: int = 1000) -> tuple[float, float]:
     """Return the 95 % interval (low, high) of the median, in the unit of `times`; (nan, nan) below two values.
 
     It holds the percentiles of `block_medians`, which alone are too narrow for few steps, and `order_interval`.
     """
     if len(times) < 2:
         return (float("nan"), float("nan"))
-    medians = block_medians(times, resamples, np.random.default_rng(seed))
+    medians = block_medians(times, resamples, np.random.default_rng(0))
     low, high = np.percentile(medians, tails())
     lowest, highest = order_interval(times)
     return (min(float(low), lowest), max(float(high), highest))
@@ -141,7 +141,7 @@ def time_per_sample(work: FloatArray) -> float:
     return float(time / samples)
 
 
-def time_per_sample_interval(work: FloatArray, resamples: int = 1000, seed: int = 0) -> tuple[float, float]:
+def time_per_sample_interval(work: FloatArray, resamples: int = 1000) -> tuple[float, float]:
     """Return the 95 % interval (low, high) of `time_per_sample`; (nan, nan) of one step.
 
     It holds the percentiles of `block_times_per_sample`, which alone are too narrow for few steps, and Student's t
@@ -151,7 +151,7 @@ def time_per_sample_interval(work: FloatArray, resamples: int = 1000, seed: int 
     size = work.shape[1]
     if size < 2:
         return (float("nan"), float("nan"))
-    low, high = np.percentile(block_times_per_sample(work, resamples, np.random.default_rng(seed)), tails())
+    low, high = np.percentile(block_times_per_sample(work, resamples, np.random.default_rng(0)), tails())
     ratio = time_per_sample(work)
     residuals = work[1] - ratio * work[0]
     correlation = _neighbour_correlation(residuals)
@@ -290,15 +290,3 @@ def relative_half_width(times: Times) -> float:
 def percentile(values: Times, percent: float) -> float:
     """Return the percentile (0 to 100, linear interpolation); nan for no values."""
     return float(np.percentile(np.asarray(values, dtype=np.float64), percent)) if len(values) else float("nan")
-
-
-def describe(times: Times) -> dict[str, float]:
-    """Return median, p5, p95, mean and std (n - 1; nan below two values) in the unit of `times`."""
-    array = np.asarray(times, dtype=np.float64)
-    return {
-        "median": percentile(array, 50),
-        "p5": percentile(array, 5),
-        "p95": percentile(array, 95),
-        "mean": float(array.mean()) if len(array) else float("nan"),
-        "std": float(array.std(ddof=1)) if len(array) > 1 else float("nan"),
-    }

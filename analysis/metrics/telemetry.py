@@ -2,7 +2,6 @@
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -35,25 +34,12 @@ _SMALLEST_COVERAGE = 0.9
 _SHORTEST_OF_GPU_NS = 500_000_000
 
 Reading = Mapping[str, Any]
-Series = Mapping[str, tuple[np.ndarray, np.ndarray]]
 
 
 def reason_names(mask: int) -> tuple[str, ...]:
     """Return the names of the reasons in a bit mask, a bit without a name as "bit 0x..."."""
     unknown = [1 << bit for bit in range(mask.bit_length()) if mask >> bit & 1 and 1 << bit not in CLOCK_REASONS]
     return tuple([name for bit, name in CLOCK_REASONS.items() if mask & bit] + [f"bit {bit:#x}" for bit in unknown])
-
-
-@dataclass(frozen=True, slots=True)
-class Energy:
-    """Energy used inside a window, or why it is not known."""
-
-    joules: float | None
-    """Sum in J over the devices that train; None when not known."""
-    devices: tuple[str, ...] = ()
-    reason: str | None = None
-    host_joules: float | None = None
-    """Where GPUs train: energy of the CPU packages in J, in none of the other numbers; None when not known."""
 
 
 def series(telemetry: Sequence[Reading], quantity: str) -> dict[str, tuple[np.ndarray, np.ndarray]]:
@@ -81,8 +67,10 @@ def energy(
     end_ns: int,
     device: str = "",
     unavailable: Mapping[str, Any] | None = None,
-) -> Energy:
-    """Return the energy of the devices that train, from begin_ns to end_ns: of the GPUs, or of the CPU packages.
+) -> tuple[float | None, str]:
+    """Return the energy in J of the devices that train, from begin_ns to end_ns, or None and why it is not known.
+
+    These are the GPUs, or the CPU packages: a host's energy never stands for that of its GPUs.
 
     A device's energy counter is used where it has one (interpolated at both ends), otherwise its power, integrated by
     the trapezoid rule. Readings have to cover 90 % of the window; the mean power of the covered part then stands for
@@ -91,39 +79,24 @@ def energy(
     """
     counters, powers = series(telemetry, "energy_joules"), series(telemetry, "power_watts")
     worker = {"cuda": "gpu", "cpu": "cpu"}.get(device, "")
-    names = sorted({*counters, *powers})
-    packages = [name for name in names if name.rsplit("/", 1)[-1].startswith("cpu")] if worker == "gpu" else []
-    host = _joules(counters, powers, packages, begin_ns, end_ns)[0] if packages else None
-    devices = [name for name in names if name.rsplit("/", 1)[-1].startswith(worker)]
+    devices = [name for name in sorted({*counters, *powers}) if name.rsplit("/", 1)[-1].startswith(worker)]
     if not devices:
         reasons = (
             str(reason)
             for sensor, reason in (unavailable or {}).items()
             if sensor.startswith(worker) and (" " not in sensor or "energy" in sensor or "power" in sensor)
         )
-        return Energy(None, reason=next(reasons, "no energy or power sensor was read"), host_joules=host)
+        return None, next(reasons, "no energy or power sensor was read")
     if worker == "gpu" and end_ns - begin_ns < _SHORTEST_OF_GPU_NS:
         ms = (end_ns - begin_ns) / 1e6
-        reason = f"the window of {ms:.0f} ms is too short for the energy counter of a GPU: measure at least 500 ms"
-        return Energy(None, reason=reason, host_joules=host)
-    total, missing = _joules(counters, powers, devices, begin_ns, end_ns)
-    if total is None:
-        reason = f"the readings of {missing} do not cover the window; measure longer"
-        return Energy(None, reason=reason, host_joules=host)
-    return Energy(total, tuple(devices), host_joules=host)
-
-
-def _joules(
-    counters: Series, powers: Series, devices: Sequence[str], begin_ns: int, end_ns: int
-) -> tuple[float | None, str]:
-    """Return the joules of `devices` together; None and the first of them whose readings do not suffice."""
+        return None, f"the window of {ms:.0f} ms is too short for the energy counter of a GPU: measure at least 500 ms"
     total = 0.0
     for name in devices:
         watts = _mean_watts(*counters[name], begin_ns, end_ns, counter=True) if name in counters else None
         if watts is None and name in powers:
             watts = _mean_watts(*powers[name], begin_ns, end_ns, counter=False)
         if watts is None:
-            return None, name
+            return None, f"the readings of {name} do not cover the window; measure longer"
         total += watts * (end_ns - begin_ns) / 1e9
     return total, ""
 

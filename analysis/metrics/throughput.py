@@ -46,9 +46,8 @@ def summarize(
 
     Beside MEASURED_COLUMNS: unknown ({column: why it is None}), window_start, window_stop, warmup_source (given |
     detected), samples_per_step, samples_per_second_low, samples_per_second_high (95 %), median_half_width (relative),
-    peak_memory_kind, parameters, energy_devices, host_energy_joules (of GPU trials, where RAPL was read), measured_peak
-    ({dtype, shape, drift}), levers_on, levers_left_out ({name: why it has no effect}), per_rank, cautions ([{code,
-    message, remedy}]).
+    peak_memory_kind, parameters, measured_peak ({dtype, shape, drift}), levers_on, levers_left_out ({name: why}),
+    per_rank, cautions ([{code, message, remedy}]).
 
     Raises:
         UsageError: price_per_hour (of all devices together) is not above 0.
@@ -166,12 +165,18 @@ def _why_empty(trial: Trial, steps: Mapping[int, Sequence[Row]], absent: int) ->
 
 def _times(window: Rows, unknown: Unknown) -> dict[str, Any]:
     times = np.array([row["step_time_ms"] for row in window])
-    described = statistics.describe(times)
     low, high = statistics.median_interval(times)
-    values: dict[str, float | None] = {"step_time_ms": described.pop("median")}
-    values |= {f"step_time_ms_{name}": value for name, value in described.items()}
-    values |= {"step_time_ms_low": low, "step_time_ms_high": high}
-    values["median_half_width"] = statistics.relative_half_width(times)
+    p5, median, p95 = np.percentile(times, (5, 50, 95)).tolist()
+    values: dict[str, float | None] = {
+        "step_time_ms": median,
+        "step_time_ms_p5": p5,
+        "step_time_ms_p95": p95,
+        "step_time_ms_mean": float(times.mean()),
+        "step_time_ms_std": float(times.std(ddof=1)) if len(times) > 1 else None,
+        "step_time_ms_low": low,
+        "step_time_ms_high": high,
+        "median_half_width": statistics.relative_half_width(times),
+    }
     for name, value in values.items():
         if value is None or not math.isfinite(value):
             values[name] = None
@@ -217,12 +222,10 @@ def _utilization(trial: Trial, ranks: Ranks, result: Mapping[str, Any], unknown:
     peaks = {rank: peaks for rank, record in ranks.items() if (peaks := _peak_of(record.get("measured_peak") or {}))}
     first = ranks[min(peaks)]["measured_peak"] if peaks else {}
     gemms = first.get("products") or ("float8_e4m3fn" if "fp8" in trial.levers.split("+") else first.get("dtype"))
-    missing = trial.ranks - sum(rank < trial.ranks for rank in peaks)
+    missing = next((rank for rank in range(trial.ranks) if rank not in peaks), None)
     why = ""
-    if missing:
-        rank = next(rank for rank in range(trial.ranks) if rank not in peaks)
-        others = f" (nor {missing - 1} other{'s'[: missing > 2]})" if missing > 1 else ""
-        why = f"rank {rank} measured no peak{others}"
+    if missing is not None:
+        why = f"rank {missing} measured no peak"
     elif gemms != first.get("dtype"):
         why = f"the GEMMs ran in {gemms}, but the peak was measured in {first.get('dtype')}"
     if why:
@@ -253,17 +256,12 @@ def _energy(
     begin, end = window[0]["start_ns"], window[-1]["end_ns"]
     if trial.kind == "measure" and trial.device == "cuda" and gpus > trial.world_size:
         why = f"{gpus} GPUs were read, the script used {trial.world_size}: limit CUDA_VISIBLE_DEVICES to what it uses"
-        columns: dict[str, Any] = {}
     elif begin is None or end is None:
-        why, columns = "the step records have no wall-clock times", {}
+        why = "the step records have no wall-clock times"
     else:
-        used = energy(telemetry, begin, end, trial.device, environment.get("telemetry_unavailable"))
-        columns = {} if used.host_joules is None else {"host_energy_joules": used.host_joules}
-        samples = _total(window, "samples")
-        if used.joules is not None:
-            per_sample = used.joules / samples if samples else None
-            energies = {"energy_joules": used.joules, "joules_per_sample": per_sample}
-            return energies | {"energy_devices": list(used.devices)} | columns
-        why = used.reason or "not measured"
+        joules, why = energy(telemetry, begin, end, trial.device, environment.get("telemetry_unavailable"))
+        if joules is not None:
+            samples = _total(window, "samples")
+            return {"energy_joules": joules, "joules_per_sample": joules / samples if samples else None}
     unknown |= {"energy_joules": why, "joules_per_sample": why}
-    return columns
+    return {}

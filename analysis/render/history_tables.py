@@ -2,7 +2,6 @@
 
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +23,7 @@ def history_blocks(history: History) -> list[Block]:
     named = sorted(
         zip(history.series, series_titles(history.series), strict=True), key=lambda one: len(one[0].points) < 2
     )
-    newest = [one.points[-1].verdict or "first" for one in history.series]
+    newest = [one.points[-1]["verdict"] or "first" for one in history.series]
     tally = ", ".join(f"{newest.count(name)} {name}" for name in dict.fromkeys(newest))
     counted = wording.counted(len(newest), "configuration")
     last = f"{counted}; latest verdicts: {tally}; threshold {100 * history.threshold:g} %"
@@ -33,7 +32,7 @@ def history_blocks(history: History) -> list[Block]:
 
 def write_history_report(history: History, folder: Path) -> list[Path]:
     """Write report.html with its tables and history.csv into a folder; return the files. Raises StorageError."""
-    rows = [{**one.row, **asdict(point)} for one in history.series for point in one.points]
+    rows = [{**one.row, **point} for one in history.series for point in one.points]
     with report_folder(folder):
         table = folder / "history.csv"
         write_csv(table, [{**row, "changed": "; ".join(row["changed"])} for row in rows])
@@ -54,7 +53,8 @@ def history_figures(history: History) -> list[Figure]:
     lines = {}
     for one in history.series:
         name = f"{wording.place(one.row)}, {one.row['implementation']} {wording.model(one.row)}"
-        good = [(place, point.samples_per_second) for place, point in enumerate(one.points) if point.samples_per_second]
+        speeds = enumerate(point["samples_per_second"] for point in one.points)
+        good = [(place, speed) for place, speed in speeds if speed]
         if len(good) > 1:
             lines[name] = ([place for place, _ in good], [speed for _, speed in good])
     left = f" The first {_MOST_LINES} of {len(lines)} configurations." if len(lines) > _MOST_LINES else ""
@@ -84,35 +84,34 @@ def _measured_what(row: Row) -> str:
 
 def run_names(one: Series) -> list[str]:
     """Return a name per point: the last parts of its folder, as many as tell the points apart."""
-    folders = [Path(point.run).parts for point in one.points]
+    folders = [Path(point["run"]).parts for point in one.points]
     for count in range(1, max(map(len, folders)) + 1):
         names = ["/".join(parts[-count:]) for parts in folders]
         if len(set(names)) == len(set(folders)):
             return names
-    return [point.run for point in one.points]
+    return [point["run"] for point in one.points]
 
 
 def _series_blocks(one: Series, title: str) -> list[Block]:
     """Return the table of a measurement, the changes between its runs, and the reasons for verdicts."""
     point = one.points[0]
     if len(one.points) == 1:
-        speed, unit = (
-            (point.samples_per_second, "samples/s") if point.samples_per_second else (point.step_time_ms, "ms per step")
-        )
-        known = f"{wording.number(speed)} {unit}" if speed else point.status
-        return [f"measured once, {known}: {title}: {point.run}"]
+        speed, time = point["samples_per_second"], point["step_time_ms"]
+        known = f"{wording.number(time)} ms per step" if time else point["status"]
+        known = f"{wording.number(speed)} samples/s" if speed else known
+        return [f"measured once, {known}: {title}: {point['run']}"]
     names = run_names(one)
     rows: list[dict[str, Any]] = []
     blocks: list[Block] = []
     reasons: dict[str, list[str]] = defaultdict(list)
     for point, name in zip(one.points, names, strict=True):
-        verdict = point.verdict or ("first" if point.status == "ok" else point.status)
-        when = point.began[:16].replace("T", " ")
-        rows.append({**asdict(point), "name": name, "when": when, "said": verdict})
-        if point.changed:
-            blocks.append(f"{name}: changed: {'; '.join(point.changed)}")
-        if point.reason:
-            reasons[f"{point.verdict or point.status}: {point.reason}"].append(name)
+        verdict = point["verdict"] or ("first" if point["status"] == "ok" else point["status"])
+        when = point["began"][:16].replace("T", " ")
+        rows.append({**point, "name": name, "when": when, "said": verdict})
+        if point["changed"]:
+            blocks.append(f"{name}: changed: {'; '.join(point['changed'])}")
+        if point["reason"]:
+            reasons[f"{point['verdict'] or point['status']}: {point['reason']}"].append(name)
     shown = columns(
         "when name rounds samples_per_second samples_per_second~ step_time_ms time_ratio time_ratio_first said",
         when="started (UTC)", name="run", time_ratio="new/previous time", said="verdict",

@@ -67,7 +67,7 @@ def run_figures(trials: Sequence[LoadedTrial], points: Sequence[Point], scaling:
         return []
     colours = colours_of([str(trial.row["implementation"]) for trial in trials])
     throughput = _against_batch(
-        points, colours, "samples per second", lambda point: (point.samples_per_second, *point.rate_interval),
+        points, colours, "samples per second", lambda point: (point.rate.value, point.rate.low, point.rate.high),
         name="throughput", title="Throughput by batch size",
         caption=f"Sequences trained per second over all devices of a trial. {_BARS} Higher is better.",
     )  # fmt: skip

@@ -121,7 +121,6 @@ def _write(
     if utilization:
         figures = [utilization_figure(utilization), *figures]
     cautions = caution_lines(everything, doubts.cautions_of_run(trials, ratios, scaling))
-    decides = [Text(text, "decides") for text in [doubts.what_it_decides(trials, ratios)] if text]
     made = {table.name: table for table in input_tables(inputs, gaps)}
     linked, of_links = _links(everything, project_to)
     _write_csvs(
@@ -135,7 +134,7 @@ def _write(
     results += [Facts(failures, "Trials without a result")] if failures else []
     sections = [
         Section("", _answers(answers or [nothing_measured(everything)]), "answer"),
-        Section("What ran", [Facts(run_facts.facts(trials or everything)), *decides]),
+        Section("What ran", [Facts(run_facts.facts(trials or everything))]),
         *in_training,
         *_waterfalls(everything, folder),
         Section("Cautions", listed([line.removeprefix("caution: ") for line in cautions])),

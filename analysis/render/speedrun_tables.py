@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from analysis import wording
-from analysis.metrics.comparison.speedruns import SIGNIFICANCE, SUMMARIZED, SpeedrunComparison
+from analysis.metrics.comparison.speedruns import SIGNIFICANCE, SUMMARIZED
 from analysis.render.columns import columns
 from analysis.render.tables import Block, Facts, Table, texts
 from analysis.wording import FORMS, Row
@@ -64,25 +64,27 @@ def _unknown(whole: Row) -> dict[str, str]:
     return {name: why for name, why in unknown.items() if name != "cost"}
 
 
-def speedrun_comparison_blocks(a: Row, b: Row, comparison: SpeedrunComparison) -> list[Block]:
+def speedrun_comparison_blocks(a: Row, b: Row, comparison: Row) -> list[Block]:
     """Return speedrun B beside speedrun A, and the decision."""
-    both, ratios = (a["summary"], b["summary"]), comparison.ratios
+    both, ratios = (a["summary"], b["summary"]), comparison["ratios"]
     rows = [("reached", *(f"{one['reached']} of {one['seeds']}" for one in both), "")]
     for name in SUMMARIZED:
         if any(one[name] for one in both):
             means = [_mean_text(name, one[name]) if one[name] else wording.UNKNOWN for one in both]
             ratio = f"{ratios[name]:.3f}" if name in ratios else wording.UNKNOWN
             rows.append((_COLUMNS[name].label, *means, ratio))
-    facts = [("target", _target_text(b)), ("verdict", _VERDICTS[comparison.verdict]), ("reason", comparison.reason)]
-    if comparison.saved_seconds is not None and comparison.saved_low is not None:
-        saved = [
-            wording.fine(value) for value in (comparison.saved_seconds, comparison.saved_low, comparison.saved_high)
-        ]
+    facts = [
+        ("target", _target_text(b)),
+        ("verdict", _VERDICTS[comparison["verdict"]]),
+        ("reason", comparison["reason"]),
+    ]
+    if comparison["saved_seconds"] is not None:
+        saved = [wording.fine(comparison[name]) for name in ("saved_seconds", "saved_low", "saved_high")]
         facts.append(("training time saved", f"{saved[0]} s (95 % interval {saved[1]} to {saved[2]})"))
-    if comparison.costs_quality:
+    if comparison["costs_quality"]:
         rate, time = ratios["samples_per_second"], ratios["step_seconds"]
         facts.append(("throughput", f"B makes {rate:.2f} x the samples/s and needs {time:.2f} x the training time"))
-    facts += [("differs", text) for text in comparison.differences]
+    facts += [("differs", text) for text in comparison["differences"]]
     return [texts("speedruns", ("", "A", "B", "B / A"), rows), Facts(facts)]
 
 

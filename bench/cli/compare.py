@@ -118,9 +118,9 @@ def _speedruns(options: CompareOptions) -> Result:
     found = compare_speedruns(a, b)
     undecided = 0 if options.undecided_ok else UNDECIDED
     result = Result(
-        document=found.to_json() | {"a": a["summary"], "b": b["summary"]},
+        document=found | {"a": a["summary"], "b": b["summary"]},
         blocks=speedrun_comparison_blocks(a, b, found),
-        code={"faster": 0, "cannot decide": undecided}.get(found.verdict, 1),
+        code={"faster": 0, "cannot decide": undecided}.get(found["verdict"], 1),
     )
     return _with_markdown(result, options)
 

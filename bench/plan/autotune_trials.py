@@ -252,7 +252,7 @@ def best_row(run: RunDirectory, outcome: Outcome) -> dict[str, Any] | None:
     peaks = [found.peak_memory_bytes for found in outcome.rounds if found.peak_memory_bytes is not None]
     own = row_of(outcome.best)
     del own["round"], own["trial_id"]
-    own |= {"samples_per_second": outcome.rate, "interval": whole.rate_interval, "trial_ids": ids}
+    own |= {"samples_per_second": outcome.rate, "interval": (whole.rate.low, whole.rate.high), "trial_ids": ids}
     own |= {"rounds": [found.rate for found in outcome.rounds], "peak_memory_bytes": max(peaks, default=None)}
     close = [
         {**point_of(trial), "samples_per_second": found.rate, "rounds": list(found.rates)}

@@ -3,7 +3,7 @@
 import shlex
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -22,46 +22,19 @@ from common.errors import InputError
 from records.run import RunDirectory
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Point:
-    """One measurement by one run."""
-
-    run: str
-    began: str
-    """When its first step began: ISO 8601, UTC, seconds."""
-    status: str
-    """ok, or how every round of it ended."""
-    commit: str
-    """Of the code that ran, "+" behind one with changes; empty where it was not recorded."""
-    rounds: int
-    samples_per_second: float | None = None
-    """Of all ranks together; None where no round ended well, as everything below, and where no samples are known."""
-    samples_per_second_low: float | None = None
-    samples_per_second_high: float | None = None
-    step_time_ms: float | None = None
-    """Median over the rounds of their medians."""
-    time_ratio: float | None = None
-    """Change since the last point before that has a step time (regression.change_of); above 1 is slower."""
-    time_ratio_first: float | None = None
-    """Change since the first point that has a step time: many small losses add up here."""
-    verdict: str | None = None
-    """Against the last point before that has a step time; None of the first point."""
-    reason: str
-    changed: tuple[str, ...] = ()
-    """Versions and commit that are others than at the point that it is compared with."""
-
-
 @dataclass(frozen=True, slots=True)
 class Series:
     """One measurement on one kind of machine, by every run that made it."""
 
     row: Mapping[str, Any]
-    points: tuple[Point, ...]
+    points: tuple[dict[str, Any], ...]
+    """One row per run, by time.
 
-    @property
-    def regressed(self) -> bool:
-        """Whether the newest point is a regression."""
-        return self.points[-1].verdict == "regression"
+    Columns: run, began (of its first step, UTC), status (ok, or how every round ended), commit, rounds,
+    samples_per_second (of all ranks) with _low and _high, step_time_ms (median of the rounds' medians), time_ratio and
+    time_ratio_first (regression.change_of since the last and the first point with a step time; above 1 is slower),
+    verdict (against the last), reason, changed (versions and commit that differ). Unknown ones are None.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,11 +50,11 @@ class History:
     @property
     def regressed(self) -> bool:
         """Whether the newest point of any series is a regression."""
-        return any(series.regressed for series in self.series)
+        return any(series.points[-1]["verdict"] == "regression" for series in self.series)
 
     def to_json(self) -> dict[str, Any]:
         """Return plain values."""
-        series = [{**one.row, "points": [asdict(point) for point in one.points]} for one in self.series]
+        series = [{**one.row, "points": list(one.points)} for one in self.series]
         about = {"threshold": self.threshold, "regressed": self.regressed, "problems": list(self.problems)}
         return {**about, "notes": list(self.notes), "series": series}
 
@@ -191,7 +164,7 @@ def _machine_of(environment: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _series(groups: Sequence[_Group], threshold: float) -> Series:
-    points: list[Point] = []
+    points: list[dict[str, Any]] = []
     before: _Group | None = None
     first = next((group for group in groups if group.good), None)
     for group in groups:
@@ -206,9 +179,19 @@ def _series(groups: Sequence[_Group], threshold: float) -> Series:
     return Series({**row, "machine": shown}, tuple(points))
 
 
-def _point(group: _Group, before: _Group | None, first: _Group | None, threshold: float) -> Point:
+def _point(group: _Group, before: _Group | None, first: _Group | None, threshold: float) -> dict[str, Any]:
     good, last = group.good, group.trials[0]
-    point: dict[str, Any] = {"reason": "" if good else str(last.row.get("reason") or "")}
+    point: dict[str, Any] = {
+        "run": str(group.run),
+        "began": datetime.fromtimestamp(group.began_ns / 1e9, UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+        "status": "ok" if good else str(last.row["status"]),
+        "commit": str(last.environment.get("git_commit") or ""),
+        "rounds": len(good),
+        **dict.fromkeys(("samples_per_second", "samples_per_second_low", "samples_per_second_high", "step_time_ms")),
+        **dict.fromkeys(("time_ratio", "time_ratio_first", "verdict")),
+        "reason": "" if good else str(last.row.get("reason") or ""),
+        "changed": (),
+    }
     if good:
         point["step_time_ms"] = typical_time([trial.window_times() for trial in good]).value
         if first is not None:
@@ -225,14 +208,7 @@ def _point(group: _Group, before: _Group | None, first: _Group | None, threshold
         point["changed"] = tuple(
             text.replace(":", "", 1) for text in differing(map(_versions, (before, group)), "none")
         )
-    return Point(
-        run=str(group.run),
-        began=datetime.fromtimestamp(group.began_ns / 1e9, UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
-        status="ok" if good else str(last.row["status"]),
-        commit=str(last.environment.get("git_commit") or ""),
-        rounds=len(good),
-        **point,
-    )
+    return point
 
 
 def _versions(group: _Group) -> dict[str, str]:

@@ -7,7 +7,6 @@ it.
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -133,11 +132,11 @@ def _add_energy(row: dict[str, Any], attempts: Sequence[TrialDirectory], last_st
             continue
         begin, end = min(one["start_ns"] for one in made), max(one["end_ns"] for one in made)
         unavailable = directory.read_environment().get("telemetry_unavailable")
-        used = energy(directory.read_telemetry(), begin, end, directory.read_trial().device, unavailable)
-        if used.joules is None:
-            row["unknown"]["energy_joules"] = used.reason or "not measured"
+        joules, why = energy(directory.read_telemetry(), begin, end, directory.read_trial().device, unavailable)
+        if joules is None:
+            row["unknown"]["energy_joules"] = why
             return
-        total += used.joules
+        total += joules
     row["energy_joules"] = total
 
 
@@ -177,38 +176,12 @@ def load_speedrun(path: Path, document: Mapping[str, Any]) -> dict[str, Any]:
     return {**document, "rows": rows, "summary": summary(rows)}
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class SpeedrunComparison:
-    """Speedrun B compared with speedrun A."""
-
-    verdict: str
-    """faster, slower, not reached (B's seeds, where A's did), or cannot decide."""
-    reason: str
-    ratios: Mapping[str, float]
-    """B's mean / A's mean, of the columns of SUMMARIZED that both have."""
-    differences: list[str]
-    saved_seconds: float | None = None
-    """A's mean training time less B's, s."""
-    saved_low: float | None = None
-    """Lower end of its 95 % interval by Welch's t."""
-    saved_high: float | None = None
-    p_faster: float | None = None
-    """Probability of times as far apart if B were not faster than A."""
-    p_slower: float | None = None
-    """The same if B were not slower."""
-
-    @property
-    def costs_quality(self) -> bool:
-        """Whether B makes more samples/s and yet needs more time."""
-        return self.ratios.get("samples_per_second", 1.0) > 1.0 and self.ratios.get("step_seconds", 1.0) > 1.0
-
-    def to_json(self) -> dict[str, Any]:
-        """Return plain JSON values."""
-        return {**asdict(self), "costs_quality": self.costs_quality, "significance": SIGNIFICANCE}
-
-
-def compare_speedruns(a: Mapping[str, Any], b: Mapping[str, Any]) -> SpeedrunComparison:
+def compare_speedruns(a: Mapping[str, Any], b: Mapping[str, Any]) -> dict[str, Any]:
     """Decide whether speedrun B reaches the target in less training time than A, both as `load_speedrun` returns them.
+
+    Keys: verdict (faster, slower, not reached: B's seeds where A's did, or cannot decide), reason, ratios (B's mean /
+    A's of the columns of SUMMARIZED that both have), differences, `welch`'s (None where untested), costs_quality (B
+    makes more samples/s and yet needs more time), significance.
 
     Raises:
         InputError: the targets, the training data or the held-out data differ.
@@ -221,13 +194,15 @@ def compare_speedruns(a: Mapping[str, Any], b: Mapping[str, Any]) -> SpeedrunCom
                 f"the two speedruns differ in {name} ({_shown(before)} and {_shown(now)}): compare runs with the same "
                 "target, training data and held-out data",
             )
-    times = [[float(row["step_seconds"]) for row in side["rows"] if _counts(row)] for side in (a, b)]
+    timed = [[row for row in side["rows"] if row["status"] == REACHED] for side in (a, b)]
+    times = [[float(row["step_seconds"]) for row in side if row.get("step_seconds") is not None] for side in timed]
     means = [{name: side["summary"][name]["mean"] for name in SUMMARIZED if side["summary"][name]} for side in (a, b)]
     ratios = {name: means[1][name] / mean for name, mean in means[0].items() if mean and name in means[1]}
     settings = [{name: _shown(value) for group in ("machine", "settings") for name, value in side[group].items()}
                 for side in (a, b)]  # fmt: skip
     reached = [bool(side["rows"]) and all(row["status"] == REACHED for row in side["rows"]) for side in (a, b)]
-    verdict, reason, test = "cannot decide", _undecidable(a, b, times), {}
+    verdict, reason = "cannot decide", _undecidable(a, b, times)
+    test: dict[str, Any] = dict.fromkeys(("saved_seconds", "saved_low", "saved_high", "p_faster", "p_slower"))
     if all(reached) and min(map(len, times)) > 1:
         test = welch(*times)
         if not reason:
@@ -238,12 +213,9 @@ def compare_speedruns(a: Mapping[str, Any], b: Mapping[str, Any]) -> SpeedrunCom
             reason += f"below {SIGNIFICANCE:g}" if decided else f"not below {SIGNIFICANCE:g}; add seeds"
     elif reached[0] and {row["status"] for row in b["rows"]} in ({REACHED, NOT_REACHED}, {NOT_REACHED}):
         verdict = "not reached"
-    differences = differing(settings, "not set")
-    return SpeedrunComparison(verdict=verdict, reason=reason, ratios=ratios, differences=differences, **test)
-
-
-def _counts(row: Row) -> bool:
-    return row["status"] == REACHED and row.get("step_seconds") is not None
+    costs = ratios.get("samples_per_second", 1.0) > 1.0 and ratios.get("step_seconds", 1.0) > 1.0
+    found = {"verdict": verdict, "reason": reason, "ratios": ratios, "differences": differing(settings, "not set")}
+    return {**found, **test, "costs_quality": costs, "significance": SIGNIFICANCE}
 
 
 def _undecidable(a: Mapping[str, Any], b: Mapping[str, Any], times: Sequence[Sequence[float]]) -> str:
@@ -265,7 +237,11 @@ def _shown(value: Any) -> str:
 
 
 def welch(first: Sequence[float], second: Sequence[float]) -> dict[str, float]:
-    """Return Welch's one-sided t tests of two samples, each of at least two values, as SpeedrunComparison has them."""
+    """Return Welch's one-sided t tests of two samples of training times, each of at least two values.
+
+    Keys: saved_seconds (first mean - second), saved_low, saved_high (95 %), p_faster (probability of times as far apart
+    if the second were not faster), p_slower (if it were not slower).
+    """
     difference = float(np.mean(first) - np.mean(second))
     error, degrees = welch_error((first, second))
     margin = student_quantile(CONFIDENCE, degrees) * error if error else 0.0

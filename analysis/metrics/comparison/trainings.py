@@ -46,7 +46,6 @@ class VariantCurve:
     """The course of one training, a value per step."""
 
     row: Row
-    scores: Mapping[str, float | None]
     seconds: Array
     """In the loop, at the end of the step; NaN where the step has no time."""
     percent: Array
@@ -90,7 +89,7 @@ def compare_trainings(variants: Sequence[VariantRun], samples_per_epoch: int | N
             samples = np.array([entry["samples"] for entry in curve])
             percent = 100 * samples / (row["total_steps"] * row["global_batch_size"])
             times = np.array([seconds.get(entry["step"], math.nan) for entry in curve])
-            curves.append(VariantCurve(row=row, scores=row["scores"], seconds=times, percent=percent, **values))
+            curves.append(VariantCurve(row=row, seconds=times, percent=percent, **values))
     totals = [row["total_steps"] * row["global_batch_size"] for row, *_ in runs if row["total_steps"]]
     epochs = max(totals) / samples_per_epoch if totals and samples_per_epoch else None
     return TrainingComparison(rows=tuple(row for row, *_ in runs), curves=tuple(curves), epochs=epochs)

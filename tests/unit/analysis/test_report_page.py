@@ -168,19 +168,9 @@ def test_what_is_too_close_to_call_has_no_fastest_in_its_headline(tmp_path: Path
         assert html.escape(said.headline) in report_page(run).read_text(encoding="utf-8")
 
 
-def test_rounds_are_combined_into_one_point(tmp_path: Path) -> None:
-    found = points(load_run(write_sweep(tmp_path, rounds=3, implementations=("hf",), batches=(16,), worlds=(1,))))
-    assert len(found) == 1 and found[0].rounds == 3
-    low, high = found[0].rate_interval
-    assert low <= found[0].samples_per_second <= high
-    assert found[0].step_ms.value == pytest.approx(228, rel=0.02)
-
-
-def test_a_price_adds_cost_and_a_bad_one_is_refused(tmp_path: Path) -> None:
+def test_a_price_adds_cost(tmp_path: Path) -> None:
     run = write_sweep(tmp_path, **SMALL)
     assert "million samples cost" in report_page(run, price_per_hour=3.0).read_text(encoding="utf-8")
-    with refused("option-value", "--price-per-hour -1.0"):
-        report_page(run, price_per_hour=-1.0)
 
 
 def test_one_configuration_with_one_step_still_makes_a_page(tmp_path: Path) -> None:
@@ -211,11 +201,6 @@ def test_a_run_of_several_versions_is_read_with_care(tmp_path: Path) -> None:
     other = {**ENVIRONMENT, "libraries": {"torch": "2.14.0"}}
     write_trial(run, Trial(preset="mini", micro_batch_size=4), {0: step_rows([9.0] * 20, 4)}, environment=other)
     assert "mixed" in [one.code for one in cautions_of_run(load_run(run), [], [])]
-    text = report_page(run).read_text(encoding="utf-8")
-    assert (
-        "compared here differ in torch (2.14.0, 2.13.0)" in text
-        or "compared here differ in torch (2.13.0, 2.14.0)" in text
-    )
 
 
 FOUND = {

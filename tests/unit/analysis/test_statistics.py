@@ -7,10 +7,8 @@ from hypothesis import strategies as st
 
 from analysis.metrics.statistics import (
     block_medians,
-    describe,
     median_interval,
     order_interval,
-    percentile,
     relative_half_width,
     robust_deviation,
     steps_per_independent_one,
@@ -66,12 +64,6 @@ def test_the_interval_covers_the_true_median_about_as_often_as_it_says() -> None
     assert 0.85 <= hits / 300 <= 0.99
 
 
-def test_the_interval_is_reproducible_and_depends_on_the_seed() -> None:
-    times = np.random.default_rng(8).normal(100, 5, 50)
-    assert median_interval(times) == median_interval(times)
-    assert median_interval(times, seed=1) != median_interval(times, seed=2)
-
-
 def test_one_value_or_none_has_no_interval() -> None:
     assert all(math.isnan(value) for value in median_interval([3.0]))
     assert all(math.isnan(value) for value in median_interval([]))
@@ -106,14 +98,6 @@ def test_the_interval_of_time_per_sample_covers_the_truth_about_as_often_as_it_s
         )
         hits += low <= 5 <= high
     assert 0.92 <= hits / 300 <= 1
-
-
-def test_describe_by_hand() -> None:
-    found = describe([1.0, 2.0, 3.0, 4.0, 10.0])
-    assert found["median"] == 3 and found["mean"] == 4
-    assert found["std"] == pytest.approx(math.sqrt((9 + 4 + 1 + 0 + 36) / 4))
-    assert found["p5"] == pytest.approx(1.2) and found["p95"] == pytest.approx(8.8)
-    assert math.isnan(percentile([], 50)) and math.isnan(describe([1.0])["std"])
 
 
 def test_robust_deviation_equals_the_standard_deviation_of_normal_values_and_ignores_outliers() -> None:

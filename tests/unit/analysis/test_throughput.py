@@ -94,13 +94,6 @@ def test_a_missing_peak_gives_no_mfu_and_says_which_rank() -> None:
     result = summarize(trial, steps, {0: rank_record()}, ENVIRONMENT)
     assert result["mfu"] is None and result["measured_peak_flops"] is None
     assert result["unknown"]["mfu"] == result["unknown"]["measured_peak_flops"] == "rank 1 measured no peak"
-    trial = dataclasses.replace(TRIAL, world_size=4)
-    result = summarize(trial, {rank: step_rows(TIMES, 8) for rank in range(4)}, {0: rank_record()}, ENVIRONMENT)
-    assert result["unknown"]["mfu"] == "rank 1 measured no peak (nor 2 others)"
-    result = summarize(
-        trial, {rank: step_rows(TIMES, 8) for rank in range(4)}, {0: rank_record(), 1: rank_record()}, ENVIRONMENT
-    )
-    assert result["unknown"]["mfu"] == "rank 2 measured no peak (nor 1 other)"
 
 
 def test_cost_by_hand_and_a_price_of_nothing_is_refused() -> None:
@@ -127,7 +120,6 @@ def test_energy_of_the_window_by_hand() -> None:
     result = summarize(trial, {0: step_rows([100.0] * 10, 8)}, {}, ENVIRONMENT, telemetry)
     assert result["energy_joules"] == pytest.approx(200.0)  # 200 W for 1 s
     assert result["joules_per_sample"] == pytest.approx(200.0 / 80)
-    assert result["energy_devices"] == ["gpu0"]
 
 
 def test_a_first_step_that_compiles_is_in_neither_steps_nor_energy() -> None:

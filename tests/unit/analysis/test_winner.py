@@ -136,7 +136,7 @@ def test_rate_and_interval_of_the_best_are_of_the_same_rounds(tmp_path: Path, mo
     # The first round alone was 110 without any spread: 101 is not inside of that.
     assert low < 99.5 and high > 103 and low < best["samples_per_second"] < high
     (page,) = winners(points(load_run(RunDirectory(tmp_path / "out"))))
-    assert (low, high) == pytest.approx(page.best.rate_interval)
+    assert (low, high) == pytest.approx((page.best.rate.low, page.best.rate.high))
     assert len(best["trial_ids"]) == 3 and best["peak_memory_bytes"] == 2**30
 
 

@@ -218,12 +218,12 @@ def test_history_knows_a_script_by_its_name(tmp_path: Path) -> None:
     runs = [RunDirectory(tmp_path / name) for name in ("new", "old")]
     (series,) = history_of(runs).series
     assert series.row["implementation"] == "t.py"
-    assert [(Path(point.run).name, point.step_time_ms, point.samples_per_second) for point in series.points] == [
-        ("old", 2.0, 2000.0), ("new", 4.0, 1000.0)
-    ]  # fmt: skip
-    assert series.points[1].verdict == "regression" and series.points[1].time_ratio == 2.0
-    assert "command /old/t.py -> /new/t.py" in series.points[1].changed
-    assert any("content" in text for text in series.points[1].changed)
+    assert [Path(point["run"]).name for point in series.points] == ["old", "new"]
+    speeds = [(point["step_time_ms"], point["samples_per_second"]) for point in series.points]
+    assert speeds == [(2.0, 2000.0), (4.0, 1000.0)]
+    assert series.points[1]["verdict"] == "regression" and series.points[1]["time_ratio"] == 2.0
+    assert "command /old/t.py -> /new/t.py" in series.points[1]["changed"]
+    assert any("content" in text for text in series.points[1]["changed"])
 
 
 def test_history_of_steps_without_samples_has_no_throughput(tmp_path: Path) -> None:
@@ -234,7 +234,7 @@ def test_history_of_steps_without_samples_has_no_throughput(tmp_path: Path) -> N
             writer.write({**dict.fromkeys(STEP_COLUMNS), **row})
     found = history_of([RunDirectory(tmp_path)])
     (point,) = found.series[0].points
-    assert (point.step_time_ms, point.samples_per_second) == (2.0, None)
+    assert (point["step_time_ms"], point["samples_per_second"]) == (2.0, None)
     assert "2.00 ms per step" in str(history_blocks(found)[0])
 
 
