@@ -207,16 +207,6 @@ def throughput_command(row: Mapping[str, Any], out: str, **changes: object) -> s
     return _command("throughput", str(row["task"]), {**_task_flags(row), **options})
 
 
-def light_command(row: Mapping[str, Any], out: str) -> str:
-    """Return the command that measures the speed of light of a trial, into its run directory.
-
-    Args:
-        row: fields of records.trial.Trial.
-        out: run directory.
-    """
-    return _command("speed-of-light", str(row["task"]), {"winner_of": out, "out": out})
-
-
 def _task_flags(row: Mapping[str, Any]) -> dict[str, object]:
     chosen = wording.read_options(str(row.get("task_options") or ""))
     return {name: value for name, value in chosen.items() if name not in _FROM_DATA and value not in (None, False)}

@@ -3,11 +3,10 @@
 import dataclasses
 import shlex
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from analysis import wording
-from analysis.diagnose.advice import Advice, Context, another, light_command, ranked, throughput_command
+from analysis.diagnose.advice import Advice, Context, another, ranked, throughput_command
 from analysis.diagnose.answer import (
     Answer,
     Point,
@@ -58,7 +57,7 @@ def complete_answers(
     for winner, answer in zip(best, answers(measured, ratios), strict=True):
         point = winner.best
         badge = disturbance(caution for trial in point.trials for caution in trial.row.get("cautions") or [])
-        floor, again = _floor(trials, point, out)
+        floor = _floor(trials, point)
         good, mfu, numbers = _how_good(point, floor)
         advice = [
             *_machine(badge, throughput_command(point.settings, another(out))),
@@ -68,7 +67,7 @@ def complete_answers(
             *_of_precisions(winner, best, out),
             *_of_profiles(point, trials, advised, out),
         ]
-        facts: dict[str, Any] = {"badge": badge, "good": (*again, *good), "mfu": mfu, "numbers": numbers, "best": point}
+        facts: dict[str, Any] = {"badge": badge, "good": tuple(good), "mfu": mfu, "numbers": numbers, "best": point}
         result.append(dataclasses.replace(answer, advice=tuple(ranked(advice)), **facts))
     scripts = [trial for trial in trials if trial.trial.kind == "measure"]
     return [*result, *([_of_scripts(scripts, advised, out)] if scripts else [])]
@@ -98,32 +97,16 @@ def _of_scripts(trials: Sequence[LoadedTrial], profiled: Mapping[str, Sequence[A
     return dataclasses.replace(answer, badge=badge, advice=tuple(ranked(advice)))
 
 
-def _floor(trials: Sequence[LoadedTrial], best: Point, out: str) -> tuple[Row | None, list[str]]:
-    """The row of the step of the same shape that was broken down, or why one cannot be used and what to do."""
-    parts = [one for one in trials if one.trial.kind == "components" and one.row.get("of_floor") is not None]
-    doubts = [(part, _doubt(part.row, best)) for part in parts if _equal(part.row, best.row, _SAME_STEP)]
-    sound = next((part.row for part, doubt in doubts if not doubt), None)
-    if sound is not None or not doubts:
-        return sound, []
-    part, doubt = doubts[0]
-    folder = RunDirectory(Path(out)).trial(part.trial.trial_id).path
-    command = light_command(best.settings, out)
-    return None, [f"Delete {folder} and measure the speed of light again with `{command}`: {doubt}."]
-
-
-def _doubt(floor: Row, best: Point) -> str:
-    """Why a broken-down step says nothing about a configuration; "" where it does."""
-    time, step, least = float(floor["step_time_ms"]), best.step_ms.value, float(floor["floor_ms"])
-    cautions = floor.get("cautions") or []
-    if seen := disturbance(cautions):
-        return seen
-    if seen := next((str(one["message"]) for one in cautions if one["code"] == "not_explained"), ""):
-        return seen
-    if min(time, step) < least:
-        return f"a step of {wording.number(min(time, step))} ms is below the floor of {wording.number(least)} ms"
-    if abs(time / step - 1) > _SAME_SPEED:
-        return f"its step took {wording.number(time)} ms, but a step of this trial takes {wording.number(step)} ms"
-    return ""
+def _floor(trials: Sequence[LoadedTrial], best: Point) -> Row | None:
+    """The row of the broken-down step of the same shape that was not disturbed and is as fast."""
+    parts = [one.row for one in trials if one.trial.kind == "components" and one.row.get("of_floor") is not None]
+    for row in parts:
+        cautions, time, step = row.get("cautions") or [], float(row["step_time_ms"]), best.step_ms.value
+        doubtful = disturbance(cautions) or any(one["code"] == "not_explained" for one in cautions)
+        same = abs(time / step - 1) <= _SAME_SPEED and min(time, step) >= float(row["floor_ms"])
+        if _equal(row, best.row, _SAME_STEP) and same and not doubtful:
+            return row
+    return None
 
 
 def _how_good(best: Point, floor: Row | None) -> tuple[list[str], str, dict[str, Any]]:

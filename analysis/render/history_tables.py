@@ -42,7 +42,7 @@ def write_history_report(history: History, folder: Path) -> list[Path]:
             Section("", [tally], "answer"),
             Section("Trends", [Figures(figures)] if figures else []),
             Section("Configurations", blocks),
-            Section("Not read", [*history.problems, *history.notes]),
+            Section("Not read", list(history.problems)),
         ]
         page, *others = write_page(Page("History of runs", "bertbench history", sections), folder)
     return [page, table, *others]

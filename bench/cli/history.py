@@ -8,7 +8,6 @@ from typing import Annotated
 import tyro
 
 from bench.cli.options import Printed
-from bench.cli.progress import note
 from bench.cli.result import Result, when_writable
 from common.errors import UsageError
 from records.run import RunDirectory
@@ -52,8 +51,6 @@ def run(options: HistoryOptions) -> Result:
     folders = dict.fromkeys(run.resolve() for path in options.runs for run in runs_below(path))
     found = history_of([RunDirectory(folder) for folder in folders], options.threshold)
     document, failure = found.to_json(), None
-    for text in () if options.json else found.notes:
-        note(text)
     written: Sequence[Path] = ()
     if options.out is not None:
         out = options.out

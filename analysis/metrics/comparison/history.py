@@ -43,9 +43,8 @@ class History:
 
     series: tuple[Series, ...]
     problems: tuple[str, ...]
+    """What could not be read, and measurements that another run has too."""
     threshold: float
-    notes: tuple[str, ...] = ()
-    """Measurements that another run has too and that were skipped."""
 
     @property
     def regressed(self) -> bool:
@@ -56,7 +55,7 @@ class History:
         """Return plain values."""
         series = [{**one.row, "points": list(one.points)} for one in self.series]
         about = {"threshold": self.threshold, "regressed": self.regressed, "problems": list(self.problems)}
-        return {**about, "notes": list(self.notes), "series": series}
+        return {**about, "series": series}
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +85,6 @@ def history_of(runs: Sequence[RunDirectory], threshold: float = THRESHOLD) -> Hi
     """
     check_threshold(threshold)
     problems: list[str] = []
-    notes: list[str] = []
     groups: dict[Key, list[_Group]] = defaultdict(list)
     for run in runs:
         for key, group in _groups(run, problems):
@@ -97,7 +95,7 @@ def history_of(runs: Sequence[RunDirectory], threshold: float = THRESHOLD) -> Hi
         once: list[_Group] = []
         for group in members:
             if once and once[-1].began_ns == group.began_ns:
-                notes.append(f"{group.run}: skipped only the measurements that {once[-1].run} has too")
+                problems.append(f"{group.run}: skipped only the measurements that {once[-1].run} has too")
             else:
                 once.append(group)
         series.append(_series(once, threshold))
@@ -105,7 +103,7 @@ def history_of(runs: Sequence[RunDirectory], threshold: float = THRESHOLD) -> Hi
         why = f": {problems[0]}" if problems else ": give run directories of `bertbench throughput` or `measure`"
         raise InputError("run-incomplete", f"none of {len(runs)} runs contains a measurement with steps{why}")
     series.sort(key=lambda one: tuple(str(one.row[name]).rjust(12) for name in (*CONFIGURATION, "machine")))
-    return History(tuple(series), tuple(dict.fromkeys(problems)), threshold, tuple(dict.fromkeys(notes)))
+    return History(tuple(series), tuple(dict.fromkeys(problems)), threshold)
 
 
 def _groups(run: RunDirectory, problems: list[str]) -> list[tuple[Key, _Group]]:

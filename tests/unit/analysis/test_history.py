@@ -88,15 +88,11 @@ def test_another_machine_makes_a_row_of_its_own_and_other_versions_do_not(on_day
     assert changes == ("commit aaa -> bbb", "torch 2.13.0 -> 2.14.0")
 
 
-def test_the_command_names_a_copy_in_a_note(on_day: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_copy_counts_once_and_is_named(on_day: Any) -> None:
     run = on_day("a", 1)
-    shutil.copytree(run.path, run.path.parent / "copy")
-    found = result("history", run.path, run.path.parent / "copy", "--out", tmp_path / "out")
-    assert not found.problems
-    (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith("note: ") and str(run.path.parent / "copy") in line
-    result("history", run.path, run.path.parent / "copy", "--json")
-    assert not capsys.readouterr().err
+    copy = RunDirectory(shutil.copytree(run.path, run.path.parent / "copy"))
+    found = history_of([run, copy])
+    assert len(only(found).points) == 1 and [str(copy.path) in problem for problem in found.problems] == [True]
 
 
 def test_what_stops_to_run_is_a_regression_and_the_next_is_held_against_the_last_that_ran(

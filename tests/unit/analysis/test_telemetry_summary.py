@@ -2,7 +2,6 @@
 
 from typing import Any
 
-import numpy as np
 import pytest
 from support.fake_run import SECOND, START_NS, step_rows
 
@@ -70,7 +69,6 @@ def test_throttles_are_named_and_the_power_cap_is_apart() -> None:
     assert throttle_reasons(rows, 0, 10 * SECOND) == (("hardware slowdown", "hardware thermal slowdown"), True)
     idle = readings("gpu0", "throttle_reasons", {1: float(0x01 | 0x02)})
     assert throttle_reasons(idle, 0, 10 * SECOND) == ((), False)
-    assert np.isfinite(rows[0]["value"])
 
 
 @pytest.mark.parametrize("names", [("cpu",), ("cpu0", "cpu1")])
