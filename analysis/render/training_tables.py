@@ -97,7 +97,7 @@ def heads_blocks(results: Sequence[HeadResult], majority: float | None = None) -
     evaluations = [row for result in results for row in result.evaluations]
     heads: list[Row] = [
         {**{name: result.training[name] for name in ("samples_per_second", "status")}, **(result.best or {}),
-         "head": result.head, "seconds": result.seconds}
+         "head": result.head, "seconds": result.training["loop_seconds"]}
         for result in results
     ]  # fmt: skip
     heads += [] if majority is None else [{"head": "(majority)", "accuracy": majority}]

@@ -70,7 +70,7 @@ def run(call: TrainingsCall[CompareHeadsOptions]) -> Result:
         with locks.locked(out, "another call", "wait for it, or choose another --out"):
             if not train_all(planned, devices, stop):
                 return stopped(stop)
-    from analysis.metrics.comparison.trainings import compare_heads
+    from analysis.metrics.comparison.trainings import FINISHED, compare_heads
 
     samples = planned[0].plan.source.samples
     assert samples is not None, "planning refuses endless data"
@@ -79,7 +79,7 @@ def run(call: TrainingsCall[CompareHeadsOptions]) -> Result:
     with locks.locked(out, "another call", "wait for it, or choose another --out"):
         document = _document(options, planned, results)
         _write(out, document, results, _majority(planned))
-    rows = [(result.head, result.training) for result in results if not result.finished]
+    rows = [(result.head, result.training) for result in results if result.training["status"] != FINISHED]
     return Result(
         document=document,
         blocks=_blocks(document, results),

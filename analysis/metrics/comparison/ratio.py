@@ -38,11 +38,6 @@ class Ratio:
     low: float
     high: float
 
-    @property
-    def inverse(self) -> "Ratio":
-        """1 / ratio."""
-        return Ratio(1 / self.value, 1 / self.high, 1 / self.low)
-
 
 class _Level(NamedTuple):
     """How fast a process was, and the same of drawn blocks of its steps."""

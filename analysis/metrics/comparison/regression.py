@@ -181,7 +181,8 @@ def time_ratio(before: Sequence[LoadedTrial], after: Sequence[LoadedTrial]) -> t
         return times, ""
     if not old or not new:
         return times, f"{_count(new)} instead of {_count(old)} samples a step"
-    return rate_ratio([t.window_work() for t in before], [t.window_work() for t in after]).inverse, ""
+    rate = rate_ratio([t.window_work() for t in before], [t.window_work() for t in after])
+    return Ratio(1 / rate.value, 1 / rate.high, 1 / rate.low), ""
 
 
 def _samples_per_step(trials: Sequence[LoadedTrial]) -> float | None:

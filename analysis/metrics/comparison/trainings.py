@@ -202,17 +202,6 @@ class HeadResult:
     best_by: str
 
     @property
-    def finished(self) -> bool:
-        """Whether the training finished."""
-        return bool(self.training["status"] == FINISHED)
-
-    @property
-    def seconds(self) -> float | None:
-        """Time of the training's loop in s, evaluations and checkpoints included."""
-        seconds: float | None = self.training["loop_seconds"]
-        return seconds
-
-    @property
     def best(self) -> Mapping[str, Any] | None:
         """The best evaluation, the earliest of several; None without any."""
         return next((row for row in self.evaluations if row["best"]), None)

@@ -304,7 +304,7 @@ def test_the_best_evaluation_is_the_one_whose_checkpoint_the_training_kept(
     tmp_path: Path, best_by: str, higher_is_better: bool, epoch: float, words: str
 ) -> None:
     (result,) = compare_heads({"mul": training(tmp_path / "mul")}, 4, best_by, higher_is_better)
-    assert result.finished and result.best is not None and result.best["epoch"] == epoch
+    assert result.training["status"] == "finished" and result.best is not None and result.best["epoch"] == epoch
     assert [row["epoch"] for row in result.evaluations if row["best"]] == [epoch]
     assert head_summary(result)["best"]["scores"][best_by] == result.best["scores"][best_by]
     epochs, _, by = heads_blocks([result])
