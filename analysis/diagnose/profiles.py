@@ -22,9 +22,7 @@ from analysis.metrics.kernels.core_utilization import rows as core_rows
 from analysis.metrics.kernels.tables import NameCoverage, name_coverage
 from analysis.metrics.kernels.utilization import compute_utilization_rows
 from analysis.metrics.telemetry import telemetry_in_window
-from analysis.metrics.time.ranges import RangeNode, range_tree
 from analysis.sources import Source, open_sources
-from analysis.timeline import Timeline
 from analysis.window_choice import parse_window
 from analysis.wording import implementation_label, inert, strategy_label
 from common.atomic import atomic_path
@@ -54,8 +52,6 @@ class ProfileSummary:
 
     findings: tuple[Finding, ...] = ()
     """What `explain` reports about it."""
-    tree: RangeNode | None = None
-    """The ranges of the first recorded step of the first rank, where the trace has ranges."""
     compute: tuple[dict[str, Any], ...] = ()
     """Rows of compute_utilization.csv."""
     core: tuple[dict[str, Any], ...] = ()
@@ -70,7 +66,7 @@ class ProfileSummary:
     @property
     def unread(self) -> str:
         """Why nothing of the files could be used; "" where something could, or there was none."""
-        return self.problems[0] if self.problems and not (self.findings or self.tree) else ""
+        return self.problems[0] if self.problems and not self.findings else ""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -187,7 +183,6 @@ def summarize(directory: TrialDirectory) -> ProfileSummary:
         compute = compute_utilization_rows(fields, source.timelines, reason)
     summary = ProfileSummary(
         findings=tuple(opened.explained()),
-        tree=_first_tree(source.timelines),
         compute=tuple({**row, **cost} for row in compute),
         core=tuple({**fields, **row, **cost} for row in core),
         sensors=tuple(_sensors(directory, trial)),
@@ -317,13 +312,6 @@ def _order(row: dict[str, Any]) -> tuple[Any, ...]:
     return (*words, *(int(row[name]) if row.get(name) is not None else -1 for name in numbers), row["trial_id"])
 
 
-def _first_tree(timelines: Sequence[Timeline]) -> RangeNode | None:
-    for timeline in timelines:
-        if len(timeline.steps) and len(timeline.ranges):
-            return range_tree(timeline, int(timeline.steps["step"].min()))
-    return None
-
-
 def _summary_json(directory: TrialDirectory) -> Path:
     return directory.profile / "summary.json"
 
@@ -348,7 +336,6 @@ def plain(summary: ProfileSummary) -> dict[str, Any]:
             found.name: {"title": found.title, "sentence": found.sentence, "rows": plain_rows(found.table)}
             for found in summary.findings
         },
-        "ranges": None if summary.tree is None else dataclasses.asdict(summary.tree),
         "compute_utilization": list(summary.compute),
         "core_utilization": list(summary.core),
         "sensors": list(summary.sensors),

@@ -1,12 +1,12 @@
 """Rules about communication: each takes the tables of a run's ranks and returns at most one finding."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import pandas as pd
 
 from analysis.diagnose.advice import LEAST, Advice, Context
-from analysis.diagnose.finding import Finding, slug
+from analysis.diagnose.finding import Finding
 from analysis.diagnose.sentences import number
 from analysis.metrics.communication.exposure import (
     buckets,
@@ -19,7 +19,6 @@ from analysis.metrics.kernels.devices import LinkRates
 from analysis.timeline import Timeline, lost_kernels
 from analysis.wording import percent, short, traffic
 
-_MOST_GROUPS = 12
 _LONGEST_LABEL = 60
 _ONE_RANK = 0.6
 """Share of the waiting from which the one rank that caused it is the straggler."""
@@ -37,16 +36,14 @@ def findings(
 
     Returns:
         all_reduce_by_rank, collectives and buckets; of several ranks stragglers and clock_offsets too; where the trace
-        describes or has several process groups process_groups, and of several process_group_<label> of those with most
-        exposed time.
+        describes or has several process groups process_groups.
     """
     if not any(len(timeline.collectives) for timeline in timelines):
         return []
     matching = match_collectives(timelines)
-    clocks = clock_offsets(timelines, matching)
     by_rank = communication_by_rank(timelines, matching)
     by_kind = communication_by_kind(timelines, matching, links)
-    late = stragglers(timelines, matching, clocks)
+    late = stragglers(timelines, matching)
     found = [exposed(by_rank, late, context or Context()), collectives(by_kind)]
     found += process_groups(communication_by_group(timelines, matching), by_kind)
     if len(timelines) > 1:
@@ -56,7 +53,7 @@ def findings(
     worst = max(talking, key=lambda place: float(exposed_ms.get(timelines[place].rank, 0.0)))
     found.append(one_step(buckets(timelines[worst], matching, worst), timelines[worst].rank))
     if len(timelines) > 1:
-        found.append(rank_clocks(clocks))
+        found.append(rank_clocks(clock_offsets(timelines, matching)))
     return found
 
 
@@ -102,9 +99,6 @@ def exposed(table: "pd.DataFrame", late: "pd.DataFrame", context: Context) -> Fi
         seen = f"communication is exposed {percent(share)} of the time"
         less = "gradient accumulation" if context.has("bf16-gradients") else "16-bit gradients, gradient accumulation"
         remedy = f"overlap more of it, or send less ({less})"
-        if wait > 0.5:
-            seen += f", {percent(wait)} of that in waits for changing ranks"
-            remedy = "overlap it with computation, so that ranks need not arrive together"
         advice = Advice(cause="communication", seen=seen, remedy=remedy, saves=share)
     return Finding("all_reduce_by_rank", title, shown, sentence, (advice,))
 
@@ -124,25 +118,19 @@ def collectives(table: "pd.DataFrame") -> Finding:
     return Finding("collectives", "Collectives by rank and kind", _shown(table), sentence)
 
 
-def process_groups(groups: "pd.DataFrame", by_kind: "pd.DataFrame") -> Iterator[Finding]:
-    """Yield the groups, then of several the first ones with their collectives; nothing for one without a description.
+def process_groups(groups: "pd.DataFrame", by_kind: "pd.DataFrame") -> list[Finding]:
+    """Return process_groups; nothing for one group without a description.
 
     Args:
         groups: of `communication_by_group`.
         by_kind: of `communication_by_kind`.
     """
     if len(groups) < 2 and not (by_kind["description"] != "").any():
-        return
+        return []
     first = _first(groups)
     most = number(float(first["exposed_ms"]))
     sentence = f"Group {first['group'][:_LONGEST_LABEL]} has most exposed communication, {most} ms per rank."
-    yield Finding("process_groups", "Process groups (means over ranks)", _shown(groups), sentence)
-    labels = by_kind["description"].where(by_kind["description"] != "", by_kind["group"])
-    for row in groups.head(_MOST_GROUPS).to_dict("records") if len(groups) > 1 else []:
-        label, what = str(row["group"]), str(row["parallelism"])
-        own = by_kind[labels == label].drop(columns=["description", "parallelism", "group", "sized", "overlapped_ms"])
-        title = f"Process group {label[:_LONGEST_LABEL]}{f' ({what} parallel)' if what else ''}"
-        yield Finding(f"process_group_{slug(label)}", title, _shown(own.reset_index(drop=True)))
+    return [Finding("process_groups", "Process groups (means over ranks)", _shown(groups), sentence)]
 
 
 def who_is_late(table: "pd.DataFrame") -> Finding:

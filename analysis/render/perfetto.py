@@ -94,7 +94,7 @@ def _derived(timeline: Timeline) -> "Iterator[tuple[str, pd.DataFrame]]":
     for stream, rows in timeline.collectives.groupby("stream", sort=True):
         yield f"communication of stream {stream}", rows.assign(name=rows["collective"], cat="bertbench")
     sets = work_sets(timeline)
-    begin, end = work_window(timeline, sets) or (0, 0)
+    begin, end = work_window(timeline) or (0, 0)
     for title, spans in (
         ("computation", sets.compute),
         ("communication", sets.communication),

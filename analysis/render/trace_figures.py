@@ -170,7 +170,7 @@ def _bounds(timeline: Timeline, sets: WorkSets, step: int | None) -> tuple[int, 
     if step is not None:
         row = timeline.steps[timeline.steps["step"] == step].iloc[0]
         return int(row["start"]), int(row["end"])
-    bounds = work_window(timeline, sets, "kernels")
+    bounds = work_window(timeline, "kernels")
     assert bounds is not None
     return bounds
 

@@ -3,12 +3,12 @@
 import re
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 from support.nsys_recording import record, skip_unless_nsys_can_record_nvtx
 
 from analysis.metrics.kernels.utilization import compute_utilization
-from analysis.metrics.time.ranges import RangeNode, range_tree
 from analysis.readers.nsys.reader import read
 from analysis.timeline import Timeline
 
@@ -87,8 +87,15 @@ def timelines(report: Path) -> list[Timeline]:
     return read(database)
 
 
-def children(node: RangeNode) -> list[tuple[str, list]]:
-    return [(child.name, children(child)) for child in node.children if child.own_thread]
+def nested(ranges: list[dict[str, Any]], begin: int, end: int) -> list[tuple[str, list]]:
+    """Return the names of ranges of one thread inside [begin, end), each with those that it contains."""
+    inside, last = [], begin
+    for row in sorted(ranges, key=lambda row: (row["start"], -row["end"])):
+        if row["start"] >= last and row["end"] <= end:
+            within = [one for one in ranges if one is not row]
+            inside.append((row["name"].removeprefix("bertbench:"), nested(within, row["start"], row["end"])))
+            last = row["end"]
+    return inside
 
 
 def test_ranks_steps_and_nesting_come_back_exactly(timelines: list[Timeline]) -> None:
@@ -98,12 +105,14 @@ def test_ranks_steps_and_nesting_come_back_exactly(timelines: list[Timeline]) ->
         steps = timeline.steps
         assert list(steps["step"]) == [3, 4, 5]
         assert (steps["start"].to_numpy()[1:] >= steps["end"].to_numpy()[:-1]).all()
-        for step in (3, 4, 5):
-            tree = range_tree(timeline, step)
-            assert children(tree) == STEP
-            (other,) = [child for child in tree.children if not child.own_thread]
-            assert other.name == "autograd" and other.duration_ms >= 4
-            assert tree.duration_ms >= 18, "2 + 2 x (3 + 2) + 4 + 1 + 1 ms of sleep"
+        for step in steps.to_dict("records"):
+            ranges = timeline.ranges
+            ranges = ranges[(ranges["start"] >= step["start"]) & (ranges["end"] <= step["end"])]
+            elsewhere = ranges["name"].str.endswith("autograd")
+            assert nested(ranges[~elsewhere].to_dict("records"), step["start"], step["end"]) == STEP
+            ((begin, end),) = ranges.loc[elsewhere, ["start", "end"]].to_numpy()
+            assert end - begin >= 4e6
+            assert step["end"] - step["start"] >= 18e6, "2 + 2 x (3 + 2) + 4 + 1 + 1 ms of sleep"
 
 
 def test_the_capture_is_a_range_and_the_version_is_known(timelines: list[Timeline]) -> None:

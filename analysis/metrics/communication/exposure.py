@@ -14,15 +14,13 @@ import numpy as np
 
 from analysis.metrics.kernels.devices import LinkRates
 from analysis.metrics.time.window import collectives_at, step_places, window_set, work_window
-from analysis.metrics.time.work import WorkSets, device_sets, work_sets
+from analysis.metrics.time.work import device_sets, work_sets
 from analysis.names import bus_factor, parallelism
 from analysis.spans import Intervals, difference, inside_ns, intersection, merged, total_ns, within
 from analysis.timeline import ProcessGroup, Timeline, typed
 
 if TYPE_CHECKING:
     import pandas as pd
-
-    from analysis.metrics.communication.matching import Matching
 
 COLLECTIVES = {
     "rank": "Int64",
@@ -32,7 +30,6 @@ COLLECTIVES = {
     "bytes": "int64",
     "step": "Int64",  # marked step that launched it
     "counted": "bool",  # launched in the window
-    "launched_ns": "Int64",  # missing where the launch is not in the trace
     "device": "int64",
     "start_ns": "int64",
     "end_ns": "int64",
@@ -88,8 +85,7 @@ BUCKET_COLUMNS = {
     "bucket": "int64",
     "collective": "str",
     "bytes": "Int64",
-    **dict.fromkeys(("launched_ms", "start_ms", "end_ms", "duration_ms", "wait_ms", "exposed_ms"), "float64"),
-    "compute_after_start_ms": "float64",  # of the step; with none left, nothing can hide the collective
+    **dict.fromkeys(("start_ms", "end_ms", "duration_ms", "wait_ms", "exposed_ms"), "float64"),
 }
 
 
@@ -104,14 +100,7 @@ def communication_window(timeline: Timeline) -> Intervals | None:
     return window_set(timeline, bounds) if bounds[1] > bounds[0] else None
 
 
-def communication_set(timeline: Timeline, sets: WorkSets) -> Intervals:
-    """Return when a rank communicates: its kernels' time; on a GPU without such kernels, that of its calls of MPI."""
-    if len(sets.communication):
-        return sets.communication
-    return merged(timeline.collectives["start"], timeline.collectives["end"])
-
-
-def collective_table(timeline: Timeline, matching: "Matching | None" = None, member: int = 0) -> "pd.DataFrame":
+def collective_table(timeline: Timeline, matching: "pd.DataFrame | None" = None, member: int = 0) -> "pd.DataFrame":
     """Return one row per collective of a rank, those outside the window too, in order of start: COLLECTIVES.
 
     Args:
@@ -122,37 +111,36 @@ def collective_table(timeline: Timeline, matching: "Matching | None" = None, mem
     import pandas as pd
 
     table = timeline.collectives
-    moments, known = collectives_at(timeline)
+    moments = collectives_at(timeline)
     steps = timeline.steps.sort_values("start", kind="stable")["step"].astype("Int64").array
     starts, ends = (table[name].to_numpy(dtype=np.int64) for name in ("start", "end"))
     exposed = ends - starts
-    for device, compute in _compute(timeline).items():
-        here = (table["device"] == device).to_numpy() if device is not None else np.ones(len(table), dtype=bool)
-        exposed[here] -= inside_ns(compute, starts[here], ends[here])
+    for device in table["device"].unique().tolist():
+        here = (table["device"] == device).to_numpy()
+        exposed[here] -= inside_ns(_compute(timeline, device), starts[here], ends[here])
+    transfers = np.full(len(table), np.nan)
+    if matching is not None:
+        matched = matching[matching["member"] == member]
+        transfers[matched["index"].to_numpy()] = matched["transfer_ns"]
     columns = {name: table[name] for name in ("collective", "group", "group_size", "bytes", "device")}
     frame = pd.DataFrame(columns).assign(
         rank=timeline.rank,
         step=steps.take(step_places(timeline, moments), allow_fill=True),
         counted=timeline.inside(moments),
-        launched_ns=pd.array(moments, dtype="Int64"),
         start_ns=starts,
         end_ns=ends,
-        transfer_ns=np.nan if matching is None else matching.transfer_ns(member, len(table)),
+        transfer_ns=transfers,
         exposed_ns=exposed,
     )
-    frame.loc[~known, "launched_ns"] = pd.NA
     return frame[list(COLLECTIVES)].astype(COLLECTIVES).sort_values("start_ns", kind="stable", ignore_index=True)
 
 
-def _compute(timeline: Timeline) -> dict[int | None, Intervals]:
-    """Return when each GPU of several computes; under None when the rank does, for collectives of CPU threads too."""
-    sets = device_sets(timeline)
-    if len(sets) == 1:
-        return {None: sets[0].compute}
-    return {-1: work_sets(timeline).compute, **{one.device: one.compute for one in sets}}
+def _compute(timeline: Timeline, device: int) -> Intervals:
+    """Return when a GPU of several computes; else, and for collectives of CPU threads, when the rank does."""
+    return next((one.compute for one in device_sets(timeline) if one.device == device), work_sets(timeline).compute)
 
 
-def communication_by_rank(timelines: Sequence[Timeline], matching: "Matching | None" = None) -> "pd.DataFrame":
+def communication_by_rank(timelines: Sequence[Timeline], matching: "pd.DataFrame | None" = None) -> "pd.DataFrame":
     """Return one row per rank, times means over its GPUs: RANK_COLUMNS; a rank without work has no row.
 
     Args:
@@ -164,13 +152,18 @@ def communication_by_rank(timelines: Sequence[Timeline], matching: "Matching | N
         whole, sets = communication_window(timeline), device_sets(timeline)
         if whole is None:
             continue
-        pairs = [(within(communication_set(timeline, one), whole), within(one.compute, whole)) for one in sets]
+        calls = merged(timeline.collectives["start"], timeline.collectives["end"])
+        # A GPU without kernels of communication may have calls of MPI.
+        talks = [one.communication if len(one.communication) else calls for one in sets]
+        pairs = [(within(talk, whole), within(one.compute, whole)) for talk, one in zip(talks, sets, strict=True)]
         exposed = [difference(communication, compute) for communication, compute in pairs]
         span, total, bare = total_ns(whole), _mean([pair[0] for pair in pairs]), _mean(exposed)
         row = {"rank": timeline.rank, "steps": len(timeline.steps), "window_ms": span / 1e6}
         row |= {"compute_ms": _mean([pair[1] for pair in pairs]) / 1e6, "communication_ms": total / 1e6}
-        if matching is not None and matching.complete(member):
-            transfers = matching.transfer_set(member)
+        table = collective_table(timeline, matching, member)
+        if len(table) and table["transfer_ns"].notna().all():
+            # A collective waits first and transfers last.
+            transfers = merged(table["end_ns"] - table["transfer_ns"].astype("int64"), table["end_ns"])
             transfer = _mean([intersection(one, transfers) for one in exposed])
             row |= {"exposed_transfer_ms": transfer / 1e6, "exposed_wait_ms": (bare - transfer) / 1e6}
         rows.append({**row, **_shares(total, bare, span)})
@@ -192,7 +185,7 @@ def _shares(total: int, exposed: int, span: int) -> dict[str, float | None]:
 
 
 def _sums(
-    timelines: Sequence[Timeline], matching: "Matching | None", keys: Sequence[str]
+    timelines: Sequence[Timeline], matching: "pd.DataFrame | None", keys: Sequence[str]
 ) -> list[tuple[Timeline, tuple[Any, ...], dict[str, Any]]]:
     """Return (timeline, values of the keys, sums) of every part of the collectives of each rank."""
     found = []
@@ -200,14 +193,14 @@ def _sums(
         whole = communication_window(timeline)
         if whole is None or not len(timeline.collectives):
             continue
-        table, compute = collective_table(timeline, matching, member), _compute(timeline)
+        table, devices = collective_table(timeline, matching, member), len(device_sets(timeline))
         for values, part in table.groupby(list(keys), sort=False):
             times = []
-            for _, rows in part.groupby("device"):
+            for device in part["device"].unique().tolist():
+                rows = part[part["device"] == device]
                 union = within(merged(rows["start_ns"], rows["end_ns"]), whole)
-                busy = compute[None] if None in compute else compute[rows["device"].iloc[0]]
-                times.append((total_ns(union), total_ns(difference(union, busy))))
-            gpus = len(compute) - 1 if len(compute) > 1 and part["device"].min() >= 0 else 1
+                times.append((total_ns(union), total_ns(difference(union, _compute(timeline, device)))))
+            gpus = devices if part["device"].min() >= 0 else 1
             total, exposed = (round(sum(one) / gpus) for one in zip(*times, strict=True))
             counted = part[part["counted"]]
             if not len(counted) and not total:
@@ -239,7 +232,7 @@ def _rates(rows: "pd.DataFrame") -> dict[str, Any]:
 
 
 def communication_by_kind(
-    timelines: Sequence[Timeline], matching: "Matching | None" = None, links: LinkRates | None = None
+    timelines: Sequence[Timeline], matching: "pd.DataFrame | None" = None, links: LinkRates | None = None
 ) -> "pd.DataFrame":
     """Return one row per rank, kind of collective and group, those that take most first: KIND_COLUMNS.
 
@@ -263,7 +256,7 @@ def communication_by_kind(
     return typed(rows, KIND_COLUMNS).sort_values("total_ms", ascending=False, kind="stable", ignore_index=True)
 
 
-def communication_by_group(timelines: Sequence[Timeline], matching: "Matching | None" = None) -> "pd.DataFrame":
+def communication_by_group(timelines: Sequence[Timeline], matching: "pd.DataFrame | None" = None) -> "pd.DataFrame":
     """Return one row per process group of a description, those with most exposed time first: GROUP_COLUMNS.
 
     Sets of ranks that have the same description, such as the tensor parallel groups of a job, are one row; collectives
@@ -302,7 +295,7 @@ def _group_of(timeline: Timeline, name: str, size: int) -> ProcessGroup:
     return dataclasses.replace(own, size=size) if size > 0 else own
 
 
-def buckets(timeline: Timeline, matching: "Matching | None" = None, member: int = 0) -> "pd.DataFrame":
+def buckets(timeline: Timeline, matching: "pd.DataFrame | None" = None, member: int = 0) -> "pd.DataFrame":
     """Return the bucket timeline: one row per collective launched in each step in order of start, BUCKET_COLUMNS.
 
     Where no step is marked the whole trace is one, with step <NA>. Times count from the step's start.
@@ -315,25 +308,19 @@ def buckets(timeline: Timeline, matching: "Matching | None" = None, member: int 
     whole, table = communication_window(timeline), collective_table(timeline, matching, member)
     if whole is None:
         return typed([], BUCKET_COLUMNS)
-    begin, end = (np.full(len(table), int(moment)) for moment in whole[0])
+    begin = np.full(len(table), int(whole[0, 0]))
     if len(timeline.steps):
         table = table[table["step"].notna()].sort_values("step", kind="stable")
-        marks = timeline.steps.set_index("step").loc[table["step"].astype("int64")]
-        begin, end = marks["start"].to_numpy(), marks["end"].to_numpy()
-    by_step = table.groupby("step", dropna=False, sort=False)
-    # The GPU runs behind the host: work of a step may end after its mark.
-    horizon = np.maximum(end, by_step["end_ns"].transform("max").to_numpy())
+        begin = timeline.steps.set_index("step")["start"].loc[table["step"].astype("int64")].to_numpy()
     lengths = table["end_ns"] - table["start_ns"]
     return table.assign(
-        bucket=by_step.cumcount(),
+        bucket=table.groupby("step", dropna=False, sort=False).cumcount(),
         bytes=table["bytes"].where(table["bytes"] > 0),
-        launched_ms=(table["launched_ns"] - begin) / 1e6,
         start_ms=(table["start_ns"] - begin) / 1e6,
         end_ms=(table["end_ns"] - begin) / 1e6,
         duration_ms=lengths / 1e6,
         wait_ms=(lengths - table["transfer_ns"]) / 1e6,
         exposed_ms=table["exposed_ns"] / 1e6,
-        compute_after_start_ms=inside_ns(work_sets(timeline).compute, table["start_ns"], horizon) / 1e6,
     )[list(BUCKET_COLUMNS)].astype(BUCKET_COLUMNS)
 
 

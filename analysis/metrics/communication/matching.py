@@ -9,13 +9,11 @@ and send_recv are matched for counting and never split.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
-from analysis.spans import Intervals, merged
 from analysis.timeline import Timeline, typed
 
 if TYPE_CHECKING:
@@ -37,57 +35,26 @@ MEMBER_COLUMNS = {
 }
 STRAGGLER_COLUMNS = {
     "rank": "Int64",
-    "matched": "int64",
+    "matched": "int64",  # of those that split
+    "unmatched": "int64",  # no other rank has them; their waiting is not known
     "transfer_ms": "float64",
     "wait_ms": "float64",
     "times_last": "int64",
     "wait_caused_ms": "float64",  # mean wait of the other ranks in the collectives where this one arrived last
-    "arrival_skew_ms": "float64",  # mean time by which it arrives after the first
 }
 CLOCK_COLUMNS = {
     "rank": "Int64",
     "offset_us": "float64",  # what its clock is ahead of the first rank's; NaN unknown
     "spread_us": "float64",  # median absolute deviation of the differences
-    "p95_us": "float64",
     "collectives": "int64",  # in common with the first rank
 }
 _LONGEST_SHIFT = 64
 
-Key = tuple[str, ...]
+Key = tuple[str, str, int, str]
 
 
-@dataclass(frozen=True, slots=True)
-class Matching:
-    """Collectives that several ranks took part in."""
-
-    members: "pd.DataFrame"
-    """One row per matched collective and rank: MEMBER_COLUMNS."""
-    unmatched: tuple[int, ...]
-    """Collectives of each timeline that have no partner."""
-    problems: tuple[str, ...]
-    """What could not be matched and why, one sentence each."""
-
-    def complete(self, member: int) -> bool:
-        """Return whether everything that a rank communicates is matched and split."""
-        own = self.members["transfer_ns"][self.members["member"] == member]
-        return len(own) > 0 and not self.unmatched[member] and bool(own.notna().all())
-
-    def transfer_ns(self, member: int, count: int) -> npt.NDArray[np.float64]:
-        """Return the transfer time of each of a timeline's `count` collectives, NaN where it is not known."""
-        times = np.full(count, np.nan)
-        own = self.members[self.members["member"] == member]
-        times[own["index"].to_numpy()] = own["transfer_ns"].to_numpy()
-        return times
-
-    def transfer_set(self, member: int) -> Intervals:
-        """Return when a rank transfers: the end of each of its collectives, after the wait."""
-        own = self.members[(self.members["member"] == member) & self.members["transfer_ns"].notna()]
-        ends = own["end"].to_numpy(dtype=np.int64)
-        return merged(ends - own["transfer_ns"].to_numpy(dtype=np.int64), ends)
-
-
-def match_collectives(timelines: Sequence[Timeline]) -> Matching:
-    """Return which collectives of the ranks belong together.
+def match_collectives(timelines: Sequence[Timeline]) -> "pd.DataFrame":
+    """Return one row per matched collective and rank: MEMBER_COLUMNS.
 
     By group (and its ranks, where the trace lists them) and number in it where the trace has both; else the k-th of the
     same kind, group and size in order of start on every rank. Where ranks have different numbers of those, a shift is
@@ -100,27 +67,15 @@ def match_collectives(timelines: Sequence[Timeline]) -> Matching:
             by_key.setdefault(key, {}).setdefault(member, []).append(index)
     ends = [timeline.collectives["end"].to_numpy(dtype=np.int64) for timeline in timelines]
     rows: list[tuple[int, int, int]] = []
-    problems: list[str] = []
     number = 0
-    for key, present in by_key.items():
-        if len(present) < 2:
-            continue
-        if problem := _ambiguous(key, len(present), len(timelines)):
-            problems.append(problem)
+    for (_, group, size, _), present in by_key.items():
+        # Several groups of one size that the trace does not tell apart are not matched.
+        if len(present) < 2 or 0 < size < (len(present) if group else len(timelines)):
             continue
         for indices in _aligned(present, ends):
             rows += [(number, member, index) for member, index in indices.items()]
             number += 1
-    members = _split(rows, timelines)
-    counts = np.bincount(members["member"].to_numpy(dtype=np.int64), minlength=len(timelines))
-    unmatched = tuple(len(one.collectives) - int(count) for one, count in zip(timelines, counts, strict=True))
-    world = max((timeline.world_size or 0 for timeline in timelines), default=0)
-    if world > len(timelines):
-        absent = f"{len(timelines)} of the job's {world} ranks were given: waiting for others counts as transfer"
-        problems.insert(0, absent)
-    if len(timelines) > 1 and (lost := int(sum(unmatched))):
-        problems.append(f"{lost:,} of {sum(map(len, ends)):,} collectives have no partner on another rank")
-    return Matching(members, unmatched, tuple(dict.fromkeys(problems)))
+    return _split(rows, timelines)
 
 
 def _keys(timeline: Timeline) -> list[Key]:
@@ -131,17 +86,8 @@ def _keys(timeline: Timeline) -> list[Key]:
         # Ranks may give different amounts into an all_to_all.
         what = f"seq {seq}" if numbered else "" if kind == "all_to_all" else str(content)
         ranks = timeline.groups[str(group)].listed if str(group) in timeline.groups else ""
-        keys.append((str(kind), f"{group} ({ranks})" if ranks else str(group), str(size), what))
+        keys.append((str(kind), f"{group} ({ranks})" if ranks else str(group), int(size), what))
     return keys
-
-
-def _ambiguous(key: Key, present: int, ranks: int) -> str:
-    kind, group, size = key[0], key[1], int(key[2])
-    if 0 < size < present:
-        return f"{kind} of group {group!r}: {present} ranks have it, but its group has {size}: not matched"
-    if not group and 0 < size < ranks:
-        return f"{kind} over {size} ranks: not matched, as the trace does not say which of the {ranks} ranks"
-    return ""
 
 
 def _aligned(present: dict[int, list[int]], ends: Sequence[npt.NDArray[np.int64]]) -> list[dict[int, int]]:
@@ -183,40 +129,36 @@ def _split(rows: list[tuple[int, int, int]], timelines: Sequence[Timeline]) -> "
     return frame.sort_values(["match", "member"], kind="stable", ignore_index=True)[list(MEMBER_COLUMNS)]
 
 
-def stragglers(timelines: Sequence[Timeline], matching: Matching, clocks: "pd.DataFrame") -> "pd.DataFrame":
+def stragglers(timelines: Sequence[Timeline], matching: "pd.DataFrame") -> "pd.DataFrame":
     """Return one row per rank, the one that others waited for longest first: STRAGGLER_COLUMNS.
 
     Args:
         timelines: what readers returned, one per rank.
         matching: of `match_collectives`.
-        clocks: of `clock_offsets`.
     """
-    split = matching.members[matching.members["transfer_ns"].notna()]
+    split = matching[matching["transfer_ns"].notna()]
     by_match = split.groupby("match")
     others = by_match["wait_ns"].transform("sum") / (by_match["member"].transform("size") - 1).clip(lower=1)
-    ahead = (clocks["offset_us"].fillna(0.0).to_numpy() * 1e3)[split["member"]]
-    arrived = (split["start"] - split["start"].min()).astype("float64") - ahead
-    late = arrived - arrived.groupby(split["match"]).transform("min")
     rows = []
     for member, timeline in enumerate(timelines):
-        own = split["member"] == member
-        last = own & split["last"]
+        mine = split["member"] == member
+        last = mine & split["last"]
         rows.append(
             {
                 "rank": timeline.rank,
-                "matched": int(own.sum()),
-                "transfer_ms": split["transfer_ns"][own].sum() / 1e6,
-                "wait_ms": split["wait_ns"][own].sum() / 1e6,
+                "matched": int(mine.sum()),
+                "unmatched": len(timeline.collectives) - int((matching["member"] == member).sum()),
+                "transfer_ms": split["transfer_ns"][mine].sum() / 1e6,
+                "wait_ms": split["wait_ns"][mine].sum() / 1e6,
                 "times_last": int(last.sum()),
                 "wait_caused_ms": others[last].sum() / 1e6,
-                "arrival_skew_ms": late[own].mean() / 1e6 if own.any() else None,
             }
         )
     table = typed(rows, STRAGGLER_COLUMNS)
     return table.sort_values("wait_caused_ms", ascending=False, kind="stable", ignore_index=True)
 
 
-def clock_offsets(timelines: Sequence[Timeline], matching: Matching) -> "pd.DataFrame":
+def clock_offsets(timelines: Sequence[Timeline], matching: "pd.DataFrame") -> "pd.DataFrame":
     """Return the offset of each rank's clock from collectives that it and the first rank took part in: CLOCK_COLUMNS.
 
     Those that end together on all ranks are taken first; an all_to_all may end at different times.
@@ -225,20 +167,15 @@ def clock_offsets(timelines: Sequence[Timeline], matching: Matching) -> "pd.Data
     for member, timeline in enumerate(timelines):
         apart = np.empty(0, dtype=np.int64)
         for kinds in (("all_reduce", "barrier"), ("all_gather", "reduce_scatter"), ("all_to_all",)):
-            chosen = matching.members[matching.members["collective"].isin(kinds)]
-            first, own = (chosen[chosen["member"] == one].set_index("match")["end"] for one in (0, member))
-            common = own.index.intersection(first.index)
+            chosen = matching[matching["collective"].isin(kinds)]
+            first, mine = (chosen[chosen["member"] == one].set_index("match")["end"] for one in (0, member))
+            common = mine.index.intersection(first.index)
             if len(common):
-                apart = (own.loc[common] - first.loc[common]).to_numpy(dtype=np.int64)
+                apart = (mine.loc[common] - first.loc[common]).to_numpy(dtype=np.int64)
                 break
         row: dict[str, Any] = {"rank": timeline.rank, "collectives": len(apart)}
         if len(apart):
             offset = int(np.median(apart))
-            deviation = np.abs(apart - offset) / 1e3
-            row |= {
-                "offset_us": offset / 1e3,
-                "spread_us": np.median(deviation),
-                "p95_us": np.percentile(deviation, 95),
-            }
+            row |= {"offset_us": offset / 1e3, "spread_us": np.median(np.abs(apart - offset)) / 1e3}
         rows.append(row)
     return typed(rows, CLOCK_COLUMNS)

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from analysis.metrics.time.launches import calls_with, launching_calls
-from analysis.metrics.time.work import NOTHING, WorkSets, work_sets
+from analysis.metrics.time.work import NOTHING, work_sets
 from analysis.spans import Intervals, merged, total_ns
 from analysis.timeline import STEP_COLUMNS, ChosenWindow, GpuWork, Mask, Timeline, empty, named
 from analysis.window_choice import KERNELS, STEPS, WindowChoice, parse_window
@@ -32,16 +32,15 @@ _DAY_NS = 24 * 3600 * 10**9
 _NEVER = np.iinfo(np.int64).min
 
 
-def work_window(timeline: Timeline, sets: WorkSets | None = None, window: Window = "steps") -> tuple[int, int] | None:
+def work_window(timeline: Timeline, window: Window = "steps") -> tuple[int, int] | None:
     """Return begin and end of the window, ns; None for a trace without work: whether anything ran is not known.
 
     Args:
         timeline: what a reader returned.
-        sets: of `work_sets`, where they are there already; only a CPU's are needed.
         window: "kernels": of a GPU from the first start to the last end of work, whatever is marked.
     """
     work = timeline.work
-    busy = NOTHING if len(work) else (sets or work_sets(timeline)).busy
+    busy = NOTHING if len(work) else work_sets(timeline).busy
     if not len(work) and not len(busy):
         return None
     if window == "steps" and (spans := timeline.spans) is not None:
@@ -59,7 +58,7 @@ def window_set(timeline: Timeline, bounds: tuple[int, int], window: Window = "st
 
 def work_time(timeline: Timeline, window: Window = "steps") -> Intervals | None:
     """Return the window as a set; None for a trace without work, or without time between its first and last."""
-    bounds = work_window(timeline, window=window)
+    bounds = work_window(timeline, window)
     return None if bounds is None or bounds[1] <= bounds[0] else window_set(timeline, bounds, window)
 
 
@@ -96,12 +95,12 @@ def launched_at(timeline: Timeline) -> Numbers:
     return np.where(~known & (work.start < first[streams]), _NEVER, moments)
 
 
-def collectives_at(timeline: Timeline) -> tuple[Numbers, Mask]:
-    """Return the same of each row of `collectives`, shape (n,), and of which the launch is known."""
+def collectives_at(timeline: Timeline) -> Numbers:
+    """Return the same of each row of `collectives`, shape (n,)."""
     table, begins = timeline.collectives, timeline.api["start"].to_numpy(dtype=np.int64)
     calls = calls_with(timeline.api, table["correlation_id"].to_numpy(dtype=np.int64))
     starts = table["start"].to_numpy(dtype=np.int64)
-    return np.where(calls >= 0, np.append(begins, 0)[calls], starts), calls >= 0
+    return np.where(calls >= 0, np.append(begins, 0)[calls], starts)
 
 
 def in_window(timeline: Timeline) -> tuple[Mask, int]:

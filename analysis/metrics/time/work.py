@@ -55,6 +55,7 @@ def work_sets(timeline: Timeline, device: int | None = None) -> WorkSets:
     return WorkSets(compute, communication, memory, union(active, memory), active, on_gpu=True, device=device)
 
 
+@kept
 def device_sets(timeline: Timeline) -> list[WorkSets]:
     """Return what each GPU that ran kernels did when; one entry for a rank with one GPU or none."""
     work = timeline.work

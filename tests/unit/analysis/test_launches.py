@@ -3,7 +3,6 @@
 import gzip
 import json
 
-import numpy as np
 import pandas as pd
 import pytest
 from hypothesis import given
@@ -14,7 +13,7 @@ from support.timelines import timeline
 from analysis.metrics.kernels.tables import family_rows
 from analysis.metrics.time.idle import idle_gaps
 from analysis.metrics.time.launch_queue import launch_queue
-from analysis.metrics.time.launches import calls_with, launching_calls
+from analysis.metrics.time.launches import launching_calls
 from analysis.metrics.time.temporal import iterations
 from analysis.sources import open_sources
 from analysis.timeline import Timeline
@@ -35,17 +34,6 @@ def test_kernels_are_tied_to_calls_by_correlation_and_a_graph_s_share_one() -> N
     )
     calls = launching_calls(trace)
     assert calls is not None and calls.tolist() == [1, 1, -1, -1, 0]
-
-
-@pytest.mark.parametrize("largest", [3, 10**6, 2**60])
-def test_the_first_call_of_an_id_is_looked_up(largest: int) -> None:
-    draw = np.random.default_rng(largest)
-    for _ in range(50):
-        have = draw.integers(-3, largest, draw.integers(0, 30))
-        wanted = np.append(draw.integers(-5, largest, 10), have[::2])
-        first = {number: row for row, number in reversed(list(enumerate(have.tolist())))}
-        rows = calls_with(pd.DataFrame({"correlation_id": have}), wanted)
-        assert rows.tolist() == [first.get(number, -1) if number > 0 else -1 for number in wanted.tolist()]
 
 
 def test_without_calls_or_ids_nothing_is_tied() -> None:

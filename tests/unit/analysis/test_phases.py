@@ -51,39 +51,31 @@ LOOP = [
 ]
 
 
+AUTOGRAD = {"operators": [("autograd::engine::evaluate_function: MmBackward0", 100, 180, "autograd")]}
+STEP = {"ranges": [], "operators": [("Optimizer.step#AdamW.step", 20, 60)]}
+RECOMPUTED = {"ranges": [*LOOP, ("bertbench:forward", 250, 300)]}
+
+
 @pytest.mark.parametrize(
-    ("moment", "expected"),
-    [(50, "data"), (100, "forward"), (199, "forward"), (200, "backward"), (450, "optimizer"), (600, "other")],
+    ("kernel", "call", "more", "expected"),
+    [
+        ("sgemm", (50, "main"), {}, "data"),
+        ("sgemm", (100, "main"), {}, "forward"),
+        ("sgemm", (199, "main"), {}, "forward"),
+        ("sgemm", (600, "main"), {}, "other"),
+        ("sgemm", (260, "main"), RECOMPUTED, "forward"),  # the innermost
+        ("sgemm", (320, "main"), RECOMPUTED, "backward"),
+        ("sgemm", (150, "autograd"), AUTOGRAD, "backward"),  # also while the loop is elsewhere
+        ("sgemm", (30, "main"), STEP, "optimizer"),
+        ("sgemm", (250, "worker"), {}, "backward"),  # the loop's
+        ("sgemm", None, {}, "other"),
+        ("ncclDevKernel_AllReduce", (250, "main"), {}, "communication"),  # whoever launched it
+    ],
 )
-def test_a_kernel_is_of_the_phase_in_which_it_was_launched(moment: int, expected: str) -> None:
-    assert labels("sgemm", (moment, "main"), ranges=LOOP) == expected
-
-
-def test_the_innermost_phase_counts() -> None:
-    recomputed = [*LOOP, ("bertbench:forward", 250, 300)]
-    assert labels("sgemm", (260, "main"), ranges=recomputed) == "forward"
-    assert labels("sgemm", (320, "main"), ranges=recomputed) == "backward"
-
-
-def test_autograd_s_own_thread_is_backward_also_while_the_loop_is_elsewhere() -> None:
-    operators = [("autograd::engine::evaluate_function: MmBackward0", 100, 180, "autograd")]
-    assert labels("sgemm", (150, "autograd"), ranges=LOOP, operators=operators) == "backward"
-
-
-def test_pytorch_s_optimizer_range_needs_no_range_of_the_loop() -> None:
-    assert labels("sgemm", (30, "main"), operators=[("Optimizer.step#AdamW.step", 20, 60)]) == "optimizer"
-
-
-def test_a_launch_on_a_thread_without_phases_takes_the_loop_s() -> None:
-    assert labels("sgemm", (250, "worker"), ranges=LOOP) == "backward"
-
-
-def test_what_has_no_known_launch_is_other() -> None:
-    assert labels("sgemm", None, ranges=LOOP) == "other"
-
-
-def test_communication_kernels_are_communication_whoever_launched_them() -> None:
-    assert labels("ncclDevKernel_AllReduce", (250, "main"), ranges=LOOP) == "communication"
+def test_a_kernel_is_of_the_phase_in_which_it_was_launched(
+    kernel: str, call: tuple[int, str] | None, more: dict[str, Any], expected: str
+) -> None:
+    assert labels(kernel, call, **{"ranges": LOOP, **more}) == expected
 
 
 def test_times_of_host_and_gpu_add_up() -> None:

@@ -99,17 +99,16 @@ def test_groups_have_a_row_each_with_their_parallelism(found: dict[str, Finding]
     assert table.loc["tensor", "transfer_busbw_gb_s"] == pytest.approx(2.0)
 
 
-def test_each_group_has_a_table_by_rank_and_kind(found: dict[str, Finding]) -> None:
-    names = [name for name in found if name.startswith("process_group_")]
-    assert len(names) == 4 and "process_group_tensor_model_parallel_group" in names
-    table = found["process_group_tensor_model_parallel_group"].table.set_index("rank")
+def test_collectives_of_a_group_have_its_ranks_and_links(found: dict[str, Finding]) -> None:
+    by_parallelism = found["collectives"].table.sort_values("rank").set_index("parallelism")
+    table = by_parallelism.loc["tensor"].set_index("rank")
     assert dict(table["group_ranks"]) == {0: "0,1", 1: "0,1", 2: "2,3", 3: "2,3"}
     assert dict(table["total_ms"]) == pytest.approx({0: 10, 1: 5, 2: 10, 3: 5})
     # The last rank to arrive shows the transfer: 10 MB in 5 ms.
     assert list(table["transfer_busbw_gb_s"]) == pytest.approx([2.0] * 4)
     # 4 ranks of the job, 4 GPUs in the trace: one node, so the published links of the GPU hold.
     assert list(table["link_gb_s"]) == [300] * 4 and list(table["link_share"]) == pytest.approx([2 / 300] * 4)
-    expert = found["process_group_expert_model_parallel_group"].table
+    expert = by_parallelism.loc["expert"]
     assert set(expert["collective"]) == {"all_to_all"} and set(expert["group_ranks"]) == {"0-3"}
 
 
@@ -121,11 +120,11 @@ def test_ranks_of_groups_that_share_a_name_are_not_paired() -> None:
                        collectives=[("all_reduce", 0, 10 + rank, 100, -1, 20, "1", 2, 0)])  # fmt: skip
         group = ProcessGroup("1", "mesh_tp", 2, (0, 1) if rank < 2 else (2, 3))
         ranks.append(dataclasses.replace(own, groups={"1": group}))
-    members = match_collectives(ranks).members
+    members = match_collectives(ranks)
     assert members.groupby("match")["member"].apply(list).tolist() == [[0, 1], [2, 3]]
     # Without the ranks 4 members of a group of 2 cannot be told apart.
     bare = [dataclasses.replace(one, groups={}) for one in ranks]
-    assert not len(match_collectives(bare).members)
+    assert not len(match_collectives(bare))
 
 
 def test_groups_without_a_list_are_what_the_kernels_say(tmp_path: Path) -> None:

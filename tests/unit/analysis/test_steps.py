@@ -6,13 +6,11 @@ from typing import Any
 import pytest
 from support.kineto_events import event, write
 from support.profiles import sqlite_with
-from support.refusals import refused
 from support.timelines import timeline
 
 from analysis.diagnose.explain import explain
 from analysis.metrics.comparison.traces import compare_traces
 from analysis.metrics.time.launch_queue import launch_queue
-from analysis.metrics.time.ranges import range_tree
 from analysis.metrics.time.temporal import iterations, temporal_breakdown
 from analysis.readers.kineto import reader as kineto
 from analysis.readers.nsys import reader as nsys
@@ -64,8 +62,6 @@ def test_an_empty_last_step_is_left_out_of_every_figure_and_said(tmp_path: Path)
     time = temporal_breakdown(trace)
     assert time is not None and (time.steps, time.span_ns, time.compute_ns) == (5, 500_000_000, 285_000_000)
     assert len(iterations(trace)) == STEPS
-    with refused("option-value", "step 15"):
-        range_tree(trace, 15)
 
 
 def test_a_trace_with_it_and_one_without_are_as_fast(tmp_path: Path) -> None:
