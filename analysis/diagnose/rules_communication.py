@@ -185,7 +185,7 @@ def _shown(table: "pd.DataFrame") -> "pd.DataFrame":
         for name in table
         if name in ("rank", "count") or (table[name].notna() & (table[name].astype(str) != "")).any()
     ]
-    return table[[name for name in known if name not in ("exposed_share", "overlap_share")]]
+    return table[known]
 
 
 def _first(table: "pd.DataFrame") -> dict[Any, Any]:

@@ -36,14 +36,13 @@ COLLECTIVES = {
     "transfer_ns": "float64",  # NaN where it is not matched
     "exposed_ns": "int64",
 }
-_SHARES = dict.fromkeys(("communication_share", "exposed_share", "overlap_share"), "float64")
 RANK_COLUMNS = {
     "rank": "Int64",
     "steps": "int64",
     **dict.fromkeys(("window_ms", "compute_ms", "communication_ms", "overlapped_ms", "exposed_ms"), "float64"),
     "exposed_transfer_ms": "float64",  # missing where a collective of the rank is not matched, as ...
     "exposed_wait_ms": "float64",
-    **_SHARES,
+    **dict.fromkeys(("communication_share", "exposed_share", "overlap_share"), "float64"),
 }
 _SUMS = {
     "count": "int64",
@@ -66,7 +65,7 @@ KIND_COLUMNS = {
     "link_gb_s": "float64",  # what the bus bandwidth compares with, and ...
     "link_share": "float64",  # ... its share of that, without waiting where it is known
     "link_source": "str",
-    **_SHARES,
+    "communication_share": "float64",
 }
 GROUP_COLUMNS = {
     "group": "str",  # the description, or the name where there is none
@@ -76,8 +75,7 @@ GROUP_COLUMNS = {
     "traces": "int64",  # of ranks that communicate in it; the rest is means over these
     "count": "float64",
     "bytes": "Int64",
-    **dict.fromkeys(("total_ms", "exposed_ms", "exposed_share"), "float64"),
-    **dict.fromkeys(("algbw_gb_s", "busbw_gb_s", "transfer_busbw_gb_s"), "float64"),
+    **dict.fromkeys(("total_ms", "exposed_ms", "algbw_gb_s", "busbw_gb_s", "transfer_busbw_gb_s"), "float64"),
 }
 BUCKET_COLUMNS = {
     "rank": "Int64",
@@ -274,7 +272,7 @@ def communication_by_group(timelines: Sequence[Timeline], matching: "pd.DataFram
     if not rows:
         return typed([], GROUP_COLUMNS)
     frame = pd.DataFrame(rows)
-    numbers = [name for name in GROUP_COLUMNS if name in _SUMS or name == "exposed_share"]
+    numbers = [name for name in GROUP_COLUMNS if name in _SUMS]
     by_label = frame.astype(dict.fromkeys(numbers, "float64")).groupby("group", sort=False)
     table = by_label[numbers].mean()
     sizes = by_label["group_size"].max().where(by_label["group_size"].nunique() == 1)

@@ -17,7 +17,7 @@ operator. A rank with several GPUs has the gaps of each.
 """
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -76,10 +76,14 @@ def idle_gaps(timeline: Timeline) -> "pd.DataFrame | None":
     whole = work_time(timeline)
     if whole is None:
         return None
+    launchers = _launchers(timeline)
+    launching = named(timeline.api["thread"], lambda thread: thread in launchers)
+    calls = timeline.api.loc[launching, ["name", "start", "end"]]
     waits = {
-        "data_wait": _spans_of(timeline, lambda name: phase_of(name) == "data"),
+        "data_wait": _open((timeline.ranges, timeline.operators), lambda name: phase_of(name) == "data"),
         "communication": _communication_spans(timeline),
-        **_call_spans(timeline),
+        "synchronization": _open((calls,), lambda name: bool(_SYNCHRONIZES.match(name))),
+        "allocator": _open((calls,), lambda name: bool(_ALLOCATES.match(name))),
     }
     sets = device_sets(timeline)
     tables = [_gaps_of(timeline, one, whole, waits) for one in sets]
@@ -251,25 +255,14 @@ def _launchers(timeline: Timeline) -> set[str]:
     return {"", *(names[code] for code in np.unique(codes[calls[calls >= 0]]).tolist())}
 
 
-def _call_spans(timeline: Timeline) -> dict[str, Intervals]:
-    """Return when a launching thread waits for the GPU in a call, and when it allocates or frees memory."""
-    api, launchers = timeline.api, _launchers(timeline)
-    launching = named(api["thread"], lambda thread: thread in launchers)
-    found = {}
-    for cause, pattern in (("synchronization", _SYNCHRONIZES), ("allocator", _ALLOCATES)):
-        chosen = launching & named(api["name"], lambda name, pattern=pattern: bool(pattern.match(name)))  # type: ignore[misc]
-        found[cause] = merged(api["start"].to_numpy()[chosen], api["end"].to_numpy()[chosen])
-    return found
-
-
 def _communication_spans(timeline: Timeline) -> Intervals:
     """Return when a thread of the CPU waits for other ranks: spans of gloo and MPI, barriers, the loop's own phase, and
     calls that wait for the GPU inside a range of communication."""
     spans = cpu_communication(timeline) if not len(timeline.kernels) or len(timeline.collectives) else NOTHING
-    inside, api = _spans_of(timeline, lambda name: collective(name) is not None), timeline.api
-    waiting = named(api["name"], lambda name: "synchronize" in name.lower())
-    synchronizing = merged(api["start"].to_numpy()[waiting], api["end"].to_numpy()[waiting])
-    return union(spans, _spans_of(timeline, _waits_for_others), intersection(inside, synchronizing))
+    marked = (timeline.ranges, timeline.operators)
+    inside = _open(marked, lambda name: collective(name) is not None)
+    synchronizing = _open((timeline.api,), lambda name: "synchronize" in name.lower())
+    return union(spans, _open(marked, _waits_for_others), intersection(inside, synchronizing))
 
 
 def _waits_for_others(name: str) -> bool:
@@ -282,10 +275,10 @@ def _waits_for_others(name: str) -> bool:
     return ("gloo:" in lower or "mpi_" in lower) and collective(name) is not None
 
 
-def _spans_of(timeline: Timeline, wanted: Callable[[str], bool]) -> Intervals:
-    """Return when a range or an operator of a wanted name is open."""
+def _open(tables: "Iterable[pd.DataFrame]", wanted: Callable[[str], bool]) -> Intervals:
+    """Return when a row of a wanted name is open in any of the tables."""
     parts = []
-    for table in (timeline.ranges, timeline.operators):
+    for table in tables:
         chosen = named(table["name"], wanted)
         parts.append(merged(table["start"].to_numpy()[chosen], table["end"].to_numpy()[chosen]))
     return union(*parts)
