@@ -70,7 +70,7 @@ def no_communication(timelines: Sequence[Timeline]) -> str:
 def exposed(table: "pd.DataFrame", late: "pd.DataFrame", context: Context) -> Finding:
     """Return all_reduce_by_rank, with advice: of the rank with most exposed communication, an upper bound.
 
-    Advice is about waiting only where one rank is late most of the time: then less communication would not help.
+    Advice is about waiting where most of it is that: then less communication would not help.
 
     Args:
         table: of `communication_by_rank`.
@@ -99,6 +99,9 @@ def exposed(table: "pd.DataFrame", late: "pd.DataFrame", context: Context) -> Fi
         seen = f"communication is exposed {percent(share)} of the time"
         less = "gradient accumulation" if context.has("bf16-gradients") else "16-bit gradients, gradient accumulation"
         remedy = f"overlap more of it, or send less ({less})"
+        if wait > 0.5:
+            seen += f", {percent(wait)} of that in waits for changing ranks"
+            remedy = "overlap it with computation, so that ranks need not arrive together"
         advice = Advice(cause="communication", seen=seen, remedy=remedy, saves=share)
     return Finding("all_reduce_by_rank", title, shown, sentence, (advice,))
 
