@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from analysis.metrics.kernels.modules import nested_spans, thread_numbers
-from analysis.metrics.time.launches import launching_calls
+from analysis.metrics.kernels.modules import launched_in
 from analysis.metrics.time.window import in_window
 from analysis.names import PRECISIONS, family, precision
 from analysis.timeline import Timeline
@@ -35,30 +34,17 @@ def gemm_time_by_precision(timelines: Sequence[Timeline]) -> dict[str, int]:
 
 def _of_kernels(timeline: Timeline) -> tuple[Numbers, Numbers]:
     """The place in PRECISIONS and the ns of each product of the window."""
-    work = timeline.work
+    work, operators = timeline.work, timeline.operators
     kept, _ = in_window(timeline)
     rows = np.flatnonzero(kept & work.is_kind("kernel") & work.is_named(_multiplies))
     told = np.array([PRECISIONS.index(precision(name)) for name in work.names], dtype=np.int64)
     places = told[work.name[rows]]
     unknown = np.flatnonzero(places == _UNKNOWN)
-    if len(unknown):
-        places[unknown] = _launchers(timeline, rows[unknown])
+    if len(unknown) and "precision" in operators.columns:
+        known = operators[(operators["precision"] != "").to_numpy()]
+        owner = launched_in(timeline, known, rows[unknown])
+        places[unknown[owner >= 0]] = _places(known)[owner[owner >= 0]]
     return places, (work.end - work.start)[rows]
-
-
-def _launchers(timeline: Timeline, rows: Numbers) -> Numbers:
-    """Return the same of the innermost GEMM operator around the call that launched each of these kernels."""
-    places = np.full(len(rows), _UNKNOWN, dtype=np.int64)
-    operators, calls = timeline.operators, launching_calls(timeline)
-    if calls is None or "precision" not in operators.columns:
-        return places
-    known, threads = operators[(operators["precision"] != "").to_numpy()], dict[str, int]()
-    spans, tied = nested_spans(known, threads), np.flatnonzero(calls[rows] >= 0)
-    call = calls[rows[tied]]
-    moments = timeline.api["start"].to_numpy(dtype=np.int64)[call]
-    around = spans.around(thread_numbers(timeline.api, threads)[call], moments)
-    places[tied[around >= 0]] = _places(known)[around[around >= 0]]
-    return places
 
 
 def _of_operators(timeline: Timeline) -> tuple[Numbers, Numbers]:

@@ -140,6 +140,24 @@ def thread_numbers(table: "pd.DataFrame", threads: dict[str, int]) -> Numbers:
     return numbers
 
 
+def launched_in(timeline: Timeline, spans: "pd.DataFrame", rows: Numbers) -> Numbers:
+    """Return the place of the innermost of the host's spans around the call that launched each piece of work, or -1.
+
+    Args:
+        timeline: what a reader returned.
+        spans: rows with thread, start and end, such as operators.
+        rows: places of the work in timeline.work, shape (n,).
+    """
+    owner, calls = np.full(len(rows), -1, dtype=np.int64), launching_calls(timeline)
+    if calls is not None:
+        threads: dict[str, int] = {}
+        nested, tied = nested_spans(spans, threads), np.flatnonzero(calls[rows] >= 0)
+        call = calls[rows[tied]]
+        moment = timeline.api["start"].to_numpy(dtype=np.int64)[call]
+        owner[tied] = nested.around(thread_numbers(timeline.api, threads)[call], moment)
+    return owner
+
+
 def _pieces(timeline: Timeline, threads: dict[str, int]) -> tuple[Numbers, Numbers, Numbers]:
     """Return of each piece of work in the window the thread that launched it, when, and its length, ns, (n,) each."""
     if not len(timeline.kernels):

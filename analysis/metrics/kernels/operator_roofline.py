@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from analysis.metrics.kernels.devices import device_of
-from analysis.metrics.kernels.modules import nested_spans, thread_numbers
-from analysis.metrics.time.launches import launching_calls
+from analysis.metrics.kernels.modules import launched_in
 from analysis.metrics.time.window import in_window
 from analysis.names import GEMMS, precision
 from analysis.timeline import Mask, Timeline, empty
@@ -137,7 +136,8 @@ def operator_roofline(timelines: Sequence[Timeline]) -> "pd.DataFrame":
     import pandas as pd
 
     parts = [_calls(timeline) for timeline in timelines if "inputs" in timeline.operators.columns]
-    if not any(map(len, parts)):
+    parts = [calls for calls in parts if len(calls)]
+    if not parts:
         return empty(OPERATOR_ROOFLINE_COLUMNS)
     keys = ["operator", "inputs", "tf32", "device"]
     rows = pd.concat(parts).groupby(keys, sort=False)["ns"].agg(["size", "sum"]).reset_index()
@@ -180,17 +180,9 @@ def _calls(timeline: Timeline) -> "pd.DataFrame":
     """Return operator, inputs, tf32 (whether a kernel's name says it), device and ns of each call that has kernels."""
     import pandas as pd
 
-    work, calls = timeline.work, launching_calls(timeline)
-    if calls is None:
-        return pd.DataFrame()
-    table = timeline.operators[(timeline.operators["inputs"] != "").to_numpy()]
-    threads: dict[str, int] = {}
-    spans = nested_spans(table, threads)
-    rows = np.flatnonzero(_counted(timeline) & (calls >= 0))
-    call = calls[rows]
-    owner = spans.around(
-        thread_numbers(timeline.api, threads)[call], timeline.api["start"].to_numpy(dtype=np.int64)[call]
-    )
+    work, table = timeline.work, timeline.operators[(timeline.operators["inputs"] != "").to_numpy()]
+    rows = np.flatnonzero(_counted(timeline))
+    owner = launched_in(timeline, table, rows)
     rows, owner = rows[owner >= 0], owner[owner >= 0]
     tf32 = np.array([precision(name) == "tf32" for name in work.names], dtype=bool)
     kernels = pd.DataFrame({"owner": owner, "tf32": tf32[work.name[rows]], "device": work.device[rows],

@@ -19,7 +19,6 @@ from analysis.readers.kineto.reader import read
 from analysis.timeline import EVALUATES
 
 BERT = shared_files.TRACES / "kineto" / "tracelens" / "h100__gaunernst_bert-small-uncased__1016001.json.gz"
-AMD = BERT.with_name(BERT.name.replace("h100", "mi300"))
 
 
 def launch(number: int, moment: float, start: float, length: float, thread: int = 1, call: str = "Launch") -> list[Any]:
@@ -172,14 +171,3 @@ def test_two_traces_differ_by_place_and_the_changes_add_up(tmp_path: Path) -> No
     assert rows.index[0] == layer and rows.loc["New_0", "change"] == "added"
     assert rows["delta_ms"].sum() == pytest.approx(0.1 - 0.03 + 0.005)
     assert "changed_places" in {one.name for one in comparison_findings(compare_traces(*sides))}
-
-
-@pytest.mark.public
-def test_the_same_model_on_two_gpus_is_compared_by_module() -> None:
-    sides = [[read(BERT)], [read(AMD)]]
-    rows = trace_diff(*sides, "path")
-    totals = [kernel_rows(side[0])["total_ms"].sum() for side in sides]
-    assert rows["delta_ms"].sum() == pytest.approx(totals[1] - totals[0])
-    assert set(rows["change"]) <= {"slower", "faster", "same"}  # every place is in both
-    by_path = rows.set_index("path")
-    assert by_path.loc["BertLMHeadModel_0", "total_delta_ms"] == pytest.approx(totals[1] - totals[0])
