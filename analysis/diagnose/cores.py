@@ -11,7 +11,6 @@ from analysis.diagnose.kernel_rules import rules
 from analysis.diagnose.roofline import roofline_findings
 from analysis.diagnose.sentences import OF_KERNELS, faster_gemms
 from analysis.metrics.kernels.core_utilization import (
-    BY_ORDER,
     FOUR,
     CoreUse,
     core_use,
@@ -70,9 +69,10 @@ def pipes(counters: KernelCounters, window_ns: float | None = None, context: Con
         rows.append({"pipe": name, **shares, "metric": pipe.metric, "note": note})
     table = pd.DataFrame(rows)
     table = table if table["in_window_utilization"].notna().any() else table.drop(columns="in_window_utilization")
-    four = ", ".join(f"{label} {percent_text(use.pipes[name].percent)}" for name, label in FOUR.items())
-    sentence = f"While kernels run: {four}." if use.kernels else "No kernel was counted: choose a window with GPU work."
-    if use.kernels and all(use.pipes[name].metric is None for name in FOUR):
+    counted = {label: use.pipes[name].percent for name, label in FOUR.items()}
+    four = ", ".join(f"{label} {percent_text(value)}" for label, value in counted.items() if value is not None)
+    sentence = f"While kernels run: {four}."
+    if not four:
         sentence = "No pipe was counted: collect them as `bertbench profile --profiler ncu` does."
     families, tensor = by_family(counters).table, use.pipes["tensor"].percent
     gemms = float(families.loc[families["family"] == "GEMM", _share_of(families)].sum()) if len(families) else 0.0
@@ -108,7 +108,7 @@ def by_family(counters: KernelCounters, window_ns: float | None = None) -> Findi
 def by_phase(counters: KernelCounters, window_ns: float | None = None) -> Finding:
     """Return core_utilization_by_phase: a row per phase, then per part of the model in it; no row without ranges.
 
-    by_order: kernels that count as backward because they follow forward: PyTorch launches them from another thread.
+    Kernels without a range that follow forward count as backward: PyTorch launches them from another thread.
     """
     import pandas as pd
 
@@ -123,9 +123,6 @@ def by_phase(counters: KernelCounters, window_ns: float | None = None) -> Findin
     labels = [{"phase": phase, "part": ""} for phase in groups]
     labels += [dict(zip(("phase", "part"), both.split("\n"), strict=True)) for both in within]
     table = _table(labels, [*groups.values(), *within.values()], counters, window_ns)
-    ordered = phases["told_by"] == BY_ORDER
-    if ordered.any():
-        table["by_order"] = [int(ordered.sum()) * (label == {"phase": "backward", "part": ""}) for label in labels]
     return Finding(name, title, table, _longest(table, "phase"))
 
 

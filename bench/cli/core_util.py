@@ -47,10 +47,8 @@ class CoreUtilOptions(Tables):
     files: tyro.conf.Positional[tuple[Path, ...]]
     """CSV files or reports of Nsight Compute, or folders of them."""
     by: Literal["kernel", "family", "phase", "batch"] | None = None
-    """Print a table by kernel, kernel family, phase of the step (from NVTX ranges), or batch size; default a line per
-    pipeline."""
-    batch_sizes: tuple[int, ...] = ()
-    """Batch sizes of the files, in the order of the files; default from names such as batch_16.csv."""
+    """Print a table by kernel, kernel family, phase of the step (from NVTX ranges), or batch size (from names such as
+    batch_16.csv); default a line per pipeline."""
     window_ms: float | None = None
     """Duration of the same steps without the profiler, in ms: adds the utilization over that time, idle time included;
     default utilization while kernels ran only."""
@@ -64,11 +62,6 @@ class CoreUtilOptions(Tables):
         if self.window_ms is not None and not 0 < self.window_ms < 1e15:
             raise UsageError(
                 "option-value", f"--window-ms {self.window_ms}: give the length of the steps in ms, above 0"
-            )
-        if self.batch_sizes and len(self.batch_sizes) != len(self.files):
-            raise UsageError(
-                "option-value",
-                f"--batch-sizes names {len(self.batch_sizes)} sizes for {len(self.files)} files: give one per file",
             )
 
 
@@ -173,9 +166,7 @@ def _lines(use: CoreUse) -> list[str]:
     lines = []
     for name in FOUR:
         pipe = use.pipes[name]
-        text = (
-            core_findings.percent_text(pipe.percent) if pipe.metric is None or pipe.percent is not None else "unknown"
-        )
+        text = "unknown" if pipe.metric and pipe.percent is None else core_findings.percent_text(pipe.percent)
         if pipe.in_window_percent is not None:
             text += f" ({core_findings.percent_text(pipe.in_window_percent)} of the window)"
         lines.append(f"{name} {text}")
@@ -184,32 +175,23 @@ def _lines(use: CoreUse) -> list[str]:
 
 def _problems(files: Sequence[Path], counters: Sequence[KernelCounters], window_ns: float | None) -> list[str]:
     """What could not be read and why a pipe has no number, each once, with the file where there are several."""
-    found: dict[str, None] = {}
+    problems = []
     for file, part in zip(files, counters, strict=True):
-        where = f"{file.name}: " if len(files) > 1 else ""
-        use = core_use(part, window_ns)
-        reasons: dict[str, list[str]] = {}
-        for name in FOUR:
-            if use.pipes[name].reason:
-                reasons.setdefault(use.pipes[name].reason, []).append(name)
-        texts = [*part.problems, *(f"{', '.join(names)}: {reason}" for reason, names in reasons.items())]
-        found |= dict.fromkeys(where + text for text in texts)
-    return list(found)
+        pipes = core_use(part, window_ns).pipes
+        texts = list(part.problems)
+        for reason in dict.fromkeys(pipes[name].reason for name in FOUR if pipes[name].reason):
+            texts.append(f"{', '.join(name for name in FOUR if pipes[name].reason == reason)}: {reason}")
+        problems += [f"{file.name}: {text}" if len(files) > 1 else text for text in texts]
+    return list(dict.fromkeys(problems))
 
 
 def _batch_sizes(options: CoreUtilOptions) -> list[int] | None:
-    """The batch size of each file: as given, or from the names; None where the names do not tell."""
-    if options.batch_sizes:
-        return list(options.batch_sizes)
+    """The batch size of each file by its name; None where a name has none."""
     named = [_SIZE.search(file.name) for file in options.files]
     if all(named):
         return [int(match[1]) for match in named if match]
     if options.by == "batch":
-        raise InputError(
-            "option-missing",
-            "--by batch needs the batch size of every file: name them batch_<size>.csv, or give --batch-sizes in the "
-            "order of the files",
-        )
+        raise InputError("option-missing", "--by batch needs the size of every file: name them batch_<size>.csv")
     return None
 
 
@@ -245,12 +227,9 @@ def _findings(
 
 
 def _tables(options: CoreUtilOptions, counters: KernelCounters, window_ns: float | None) -> list[Finding]:
-    if options.by == "kernel":
-        return [core_findings.by_kernel(counters, window_ns)]
-    if options.by == "family":
-        return [core_findings.by_family(counters, window_ns)]
-    if options.by == "phase":
-        return [core_findings.by_phase(counters, window_ns)]
+    by = {"kernel": core_findings.by_kernel, "family": core_findings.by_family, "phase": core_findings.by_phase}
+    if options.by in by:
+        return [by[options.by](counters, window_ns)]
     every = options.json or options.full or options.csv is not None or options.markdown is not None
     return core_findings.findings(counters, window_ns) if every else []
 

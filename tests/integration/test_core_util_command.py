@@ -63,15 +63,11 @@ def test_files_of_different_batch_sizes_have_no_block_of_all(tmp_path: Path) -> 
     assert "all 2 files" not in text(found.blocks)
 
 
-def test_batch_sizes_come_from_names_or_from_the_option(tmp_path: Path) -> None:
+def test_batch_sizes_come_from_names(tmp_path: Path) -> None:
     files = [page(tmp_path, "batch_16.csv"), page(tmp_path, "batch_4.csv.old")]
     table = document("core-util", *files, "--by", "batch")["findings"]["core_utilization_by_batch"]["rows"]
     assert [(row["micro_batch_size"], row["tensor_percent"]) for row in table] == [(4, 31.5), (16, 31.5)]
-    table = document("core-util", *files, "--by", "batch", "--batch-sizes", "8", "2")["findings"][
-        "core_utilization_by_batch"
-    ]["rows"]
-    assert [row["micro_batch_size"] for row in table] == [2, 8]
-    with refused("option-missing", "--by batch", "batch_<size>.csv", "--batch-sizes"):
+    with refused("option-missing", "--by batch", "batch_<size>.csv"):
         result("core-util", page(tmp_path, "x.csv"), "--by", "batch")
 
 
@@ -87,7 +83,7 @@ def test_the_table_by_phase_needs_ranges(tmp_path: Path) -> None:
     ]
     rows = {(row["phase"], row["part"]): row for row in found["rows"]}
     assert rows["forward", ""]["tensor_utilization"] == 0.8 == rows["forward", "layer.0"]["tensor_utilization"]
-    assert rows["backward", ""]["launches"] == 1 == rows["backward", ""]["by_order"]
+    assert rows["backward", ""]["launches"] == 1
     assert "Phases are not in this file" in text(result("core-util", page(tmp_path), "--by", "phase").blocks)
 
 
@@ -114,7 +110,6 @@ def test_csv_writes_every_table(tmp_path: Path) -> None:
         ([], "option-missing", ["core-util FILE.csv"]),
         (["--window-ms", "0"], "option-value", ["--window-ms 0.0", "ms"]),
         (["--window-ms", "nan"], "option-value", ["--window-ms nan", "ms"]),
-        (["--batch-sizes", "1", "2"], "option-value", ["--batch-sizes", 2, 1]),
     ],
 )
 def test_wrong_options_are_told(tmp_path: Path, words: list[str], code: Code, facts: list[object]) -> None:

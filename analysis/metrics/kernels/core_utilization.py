@@ -9,15 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from analysis.counters import KernelCounters
-from analysis.metrics.kernels.ncu_metrics import (
-    PIPES,
-    dram_bytes,
-    metrics_of,
-    no_metric,
-    pipe_percent,
-    tensor_flop,
-    thread_flop,
-)
+from analysis.metrics.kernels.ncu_metrics import PIPES, metrics_of, no_metric, pipe_percent
 from analysis.names import family
 
 if TYPE_CHECKING:
@@ -56,14 +48,6 @@ class CoreUse:
     """What kernels are weighted by: "cycles" or "duration"; None where neither is known."""
     pipes: Mapping[str, PipeUse]
     """By name, all of PIPES."""
-    dram_bytes: float | None
-    """Bytes moved between GPU and its memory; None where any kernel lacks it."""
-    fp32_flop: float | None
-    """Floating-point operations in single precision outside the tensor cores, a fused multiply-add counted as two."""
-    fp16_flop: float | None
-    """The same in half precision, thread instructions counted, a packed one (two values) as one."""
-    tensor_flop: float | None
-    """Operations of the tensor cores; None where the chip or ncu has no metric for it."""
 
 
 def core_use(counters: KernelCounters, window_ns: float | None = None) -> CoreUse:
@@ -78,10 +62,8 @@ def core_use(counters: KernelCounters, window_ns: float | None = None) -> CoreUs
 
     if counters.kernels.empty:
         nothing = PipeUse(percent=None, in_window_percent=None, metric=None, reason="no kernel was profiled")
-        unknown = dict.fromkeys(
-            ("kernel_time_ms", "cycles", "weight", "dram_bytes", "fp32_flop", "fp16_flop", "tensor_flop")
-        )
-        return CoreUse(kernels=0, timed=0, pipes=dict.fromkeys(PIPES, nothing), **unknown)
+        pipes = dict.fromkeys(PIPES, nothing)
+        return CoreUse(kernels=0, timed=0, kernel_time_ms=None, cycles=None, weight=None, pipes=pipes)
     return core_use_by(counters, pd.Series("all", counters.kernels.index), window_ns)["all"]
 
 
@@ -103,41 +85,30 @@ def core_use_by(
     frame = counters.kernels
     column = _weight(frame)
     groups = frame.groupby(labels, sort=False)
-    whole = {"cycles": frame["cycles"], "dram_bytes": dram_bytes(frame)}
-    whole |= {f"{kind}_flop": thread_flop(frame, kind) for kind in ("fp32", "fp16")}
-    sums = {name: _whole(values, labels) for name, values in whole.items()}
-    tensor = [_whole(values, labels) for values in tensor_flop(frame).values()]
     pipes = {name: _pipe(counters, name, column, labels, window_ns) for name in PIPES}
-    sizes = groups.size()
-    timed, times = groups["duration_ns"].count().to_dict(), groups["duration_ns"].sum().to_dict()
+    lengths = groups[["cycles", "duration_ns"]]
+    sizes, counts, sums = groups.size(), lengths.count(), lengths.sum()
     uses = {}
     for name, size in sizes.items():
-        flop: float | None = None
-        if tensor and all(name in part for part in tensor):
-            flop = sum(part[name] for part in tensor)
-            # 0 of a pipe that worked is no count: the metric missed that.
-            flop = (
-                None if flop == 0 and any(pipes[pipe][name].percent for pipe in ("tensor", "tensor_active")) else flop
-            )
+        timed, with_cycles = (int(counts.at[name, unit]) for unit in ("duration_ns", "cycles"))
         uses[str(name)] = CoreUse(
             kernels=int(size),
-            timed=int(timed[name]),
-            kernel_time_ms=float(times[name]) / 1e6 if timed[name] else None,
+            timed=timed,
+            kernel_time_ms=float(sums.at[name, "duration_ns"]) / 1e6 if timed else None,
+            cycles=float(sums.at[name, "cycles"]) if with_cycles == size else None,
             weight={"cycles": "cycles", "duration_ns": "duration"}.get(column or ""),
             pipes={pipe: each[name] for pipe, each in pipes.items()},
-            tensor_flop=flop,
-            **{field: part.get(name) for field, part in sums.items()},
         )
     order = "duration_ns" if frame["duration_ns"].notna().any() else column
-    lengths = sizes * 0.0 if order is None else groups[order].sum()
-    return {str(name): uses[str(name)] for name in lengths.sort_values(ascending=False, kind="stable").index}
+    ordered = sizes * 0.0 if order is None else sums[order]
+    return {str(name): uses[str(name)] for name in ordered.sort_values(ascending=False, kind="stable").index}
 
 
 def rows(by_batch: Mapping[int, KernelCounters], windows_ns: Mapping[int, float] | None = None) -> list[dict[str, Any]]:
     """Return the rows of core_utilization.csv, one per micro batch size, smallest first.
 
     Columns: micro_batch_size, device, kernels, kernel_time_ms, weight, <pipe>_percent and <pipe>_in_window_percent for
-    each of PIPES, dram_bytes, fp32_flop, fp16_flop, tensor_flop, metrics (what each pipe was computed from), reason.
+    each of PIPES, metrics (what each pipe was computed from), reason.
     """
     table = []
     for size in sorted(by_batch):
@@ -146,7 +117,6 @@ def rows(by_batch: Mapping[int, KernelCounters], windows_ns: Mapping[int, float]
         row |= {name: getattr(use, name) for name in ("kernels", "kernel_time_ms", "weight")}
         for name, pipe in use.pipes.items():
             row |= {f"{name}_percent": pipe.percent, f"{name}_in_window_percent": pipe.in_window_percent}
-        row |= {name: getattr(use, name) for name in ("dram_bytes", "fp32_flop", "fp16_flop", "tensor_flop")}
         row["metrics"] = "; ".join(f"{name}={pipe.metric}" for name, pipe in use.pipes.items() if pipe.metric)
         row["reason"] = "; ".join(f"{name}: {pipe.reason}" for name, pipe in use.pipes.items() if pipe.reason)
         table.append(row)
@@ -219,30 +189,19 @@ def _pipe(
     return uses
 
 
-def _whole(values: "pd.Series[float] | None", labels: "pd.Series[str]") -> dict[Any, float]:
-    """Return the sums of the groups in which every kernel has the value: a part must not pass for all."""
-    if values is None:
-        return {}
-    groups = values.groupby(labels, sort=False)
-    return groups.sum()[groups.count() == groups.size()].to_dict()
-
-
 PHASES = ("data", "forward", "backward", "all-reduce", "optimizer")
 """Phases of a step, in their order."""
 NO_PHASE = "no phase"
 """Of a kernel that lies in none."""
-BY_RANGE, BY_ORDER = "range", "order"
-"""Source of a kernel's phase: an active range, or its position between kernels with a range."""
 _DOMAIN = "bertbench@"
 _AROUND = ("run", "step ", "bertbench:capture")
 
 
 def kernel_phases(counters: KernelCounters) -> "pd.DataFrame | None":
-    """Return phase, part and told_by of every kernel, in their order; None where the file has no such ranges.
+    """Return phase and part of every kernel, in their order; None where the file has no such ranges.
 
-    part is the outermost range of the model inside the phase ("layer.3", "embeddings"), "" where there is none; told_by
-    is BY_RANGE, BY_ORDER or "". PyTorch launches the backward pass from a thread without ranges: kernels without any
-    range that follow forward are backward.
+    part is the outermost range of the model inside the phase ("layer.3", "embeddings"), "" where there is none. PyTorch
+    launches the backward pass from a thread without ranges: kernels without any range that follow forward are backward.
     """
     import pandas as pd
 
@@ -258,12 +217,10 @@ def kernel_phases(counters: KernelCounters) -> "pd.DataFrame | None":
             phase = "all-reduce"
         if phase is not None:
             last[process] = phase
-            phases.append((phase, part, BY_RANGE))
         elif last.get(process) == "forward" and not stack:
-            phases.append(("backward", part, BY_ORDER))
-        else:
-            phases.append((NO_PHASE, part, ""))
-    table = pd.DataFrame(phases, columns=["phase", "part", "told_by"], index=kernels.index)
+            phase = "backward"
+        phases.append((phase or NO_PHASE, part))
+    table = pd.DataFrame(phases, columns=["phase", "part"], index=kernels.index)
     return None if (table["phase"] == NO_PHASE).all() else table
 
 

@@ -14,8 +14,6 @@ from support import ncu_csv, shared_files
 from analysis.counters import KernelCounters, joined
 from analysis.diagnose.cores import by_family
 from analysis.metrics.kernels.core_utilization import (
-    BY_ORDER,
-    BY_RANGE,
     FOUR,
     NO_PHASE,
     core_use,
@@ -26,7 +24,6 @@ from analysis.metrics.kernels.core_utilization import (
 )
 from analysis.metrics.kernels.ncu_metrics import PIPES
 from analysis.metrics.kernels.roofline import roofline
-from analysis.metrics.kernels.tables import name_coverage
 from analysis.names import family
 from analysis.readers.ncu.reader import read
 
@@ -62,13 +59,6 @@ def test_pipes_are_weighted_by_cycles_and_the_last_kernel_counts() -> None:
     assert use.pipes["fma"].metric == "sm__inst_executed_pipe_fma" and use.pipes["fma"].reason == ""
 
 
-def test_with_the_window_idle_time_counts_as_nothing() -> None:
-    use = core_use(EXAMPLE, window_ns=10_000)
-    assert use.pipes["tensor"].in_window_percent == pytest.approx((3000 * 80 + 1000 * 50) / 10_000)
-    assert use.pipes["tensor"].percent == pytest.approx(63.0)  # as without a window
-    assert core_use(EXAMPLE).pipes["tensor"].in_window_percent is None
-
-
 def test_the_window_counts_once_per_process() -> None:
     two = counters(*({"process": rank, "duration_ns": 1000, "cycles": 1, FMA: 50} for rank in (1, 2)))
     assert core_use(two, window_ns=2000).pipes["fma"].in_window_percent == pytest.approx(25.0)
@@ -102,7 +92,6 @@ def test_a_kernel_without_a_time_does_not_take_the_times_of_the_others() -> None
     assert table["launches"].tolist() == [2, 1] and use["GEMM"].pipes["fma"].percent == 10
     kernels = roofline(part).kernels
     assert kernels["time_share"].tolist() == [0.75, 0.25] and kernels["timed"].tolist() == [1, 1]
-    assert name_coverage([], [part]).other_share == 0
 
 
 def test_neither_cycles_nor_durations_give_no_number() -> None:
@@ -118,7 +107,7 @@ def test_a_pipe_without_a_metric_is_unknown_with_a_reason_and_a_zero_is_zero() -
 
 def test_no_kernel_is_unknown_not_zero() -> None:
     use = core_use(counters())
-    assert (use.kernels, use.weight, use.kernel_time_ms, use.dram_bytes) == (0, None, None, None)
+    assert (use.kernels, use.weight, use.kernel_time_ms) == (0, None, None)
     assert all(pipe.percent is None and pipe.reason == "no kernel was profiled" for pipe in use.pipes.values())
     assert core_use_by_family(counters()) == {}
 
@@ -173,23 +162,6 @@ def test_families_are_told_apart_and_the_longest_comes_first() -> None:
     assert sum(use.kernels for use in by_family.values()) == 3
 
 
-def test_operations_count_a_fused_multiply_add_twice() -> None:
-    name = "sm__sass_thread_inst_executed_op_{}_pred_on.sum".format
-    one = {"cycles": 1, name("fadd"): 1, name("fmul"): 10, name("ffma"): 100, "dram__bytes.sum": 7}
-    use = core_use(counters(one, one))
-    assert use.fp32_flop == 2 * (1 + 10 + 2 * 100) and use.dram_bytes == 14
-    assert use.fp16_flop is None  # a part would pass for the whole
-    assert core_use(counters(one, {"cycles": 1})).fp32_flop is None
-
-
-def test_tensor_operations_are_unknown_where_the_pipe_worked_and_none_were_counted() -> None:
-    ops = {f"sm__ops_path_tensor_src_{kind}_dst_fp32.sum": value for kind, value in (("fp16", 0), ("bf16", 0))}
-    assert core_use(counters({"cycles": 1, TENSOR: 50, **ops})).tensor_flop is None
-    assert core_use(counters({"cycles": 1, TENSOR: 0, **ops})).tensor_flop == 0
-    ops["sm__ops_path_tensor_src_bf16_dst_fp32.sum"] = 640
-    assert core_use(counters({"cycles": 1, TENSOR: 50, **ops})).tensor_flop == 640
-
-
 @pytest.mark.parametrize("page", [ncu_csv.details, ncu_csv.raw])
 def test_both_pages_of_a_run_worked_by_hand_give_the_stated_percentages(tmp_path: Path, page: Any) -> None:
     path = tmp_path / "a.csv"
@@ -217,15 +189,6 @@ def test_percentages_of_active_cycles_are_brought_to_all_cycles() -> None:
     assert core_use(counters({"cycles": 1, active: 40, FMA: 7})).pipes["fma"].percent == 7
     alone = core_use(counters({"cycles": 1, active: 40})).pipes["fma"]
     assert alone.percent is None and alone.metric is None and "only over active cycles" in alone.reason
-
-
-def test_shares_of_the_window_add_up_over_the_families() -> None:
-    whole = core_use(EXAMPLE, 10_000).pipes
-    parts = core_use_by_family(EXAMPLE, 10_000).values()
-    for name in ("fma", "tensor", "sfu"):
-        assert sum(part.pipes[name].in_window_percent or 0.0 for part in parts) == pytest.approx(
-            whole[name].in_window_percent
-        )
 
 
 # ---- phases ----
@@ -261,7 +224,6 @@ def test_a_phase_is_the_innermost_range_and_backward_is_told_by_its_place() -> N
     assert phases["phase"].tolist() == [
         "data", "forward", "forward", "backward", "all-reduce", NO_PHASE, "optimizer", NO_PHASE]  # fmt: skip
     assert phases["part"].tolist() == ["", "embeddings", "layer.0", "", "", "", "", ""]
-    assert phases["told_by"].tolist() == [BY_RANGE, BY_RANGE, BY_RANGE, BY_ORDER, BY_RANGE, "", BY_RANGE, ""]
 
 
 def test_a_range_that_tells_backward_is_believed_and_other_domains_are_no_phases() -> None:
@@ -328,9 +290,8 @@ def test_real_files_agree_with_a_plain_sum_over_their_lines(name: str, monkeypat
     values: dict[str, dict[str, float]] = defaultdict(dict)
     names = {}
     for row in csv.DictReader(gzip.decompress(path.read_bytes()).decode().splitlines()):
-        if row["Metric Name"] in (metric + SUFFIX, "sm__cycles_elapsed.avg", "dram__bytes.sum"):
-            scale = {"Kbyte": 1e3, "Mbyte": 1e6, "Gbyte": 1e9}.get(row["Metric Unit"], 1.0)
-            values[row["ID"]][row["Metric Name"]] = float(row["Metric Value"].replace(",", "")) * scale
+        if row["Metric Name"] in (metric + SUFFIX, "sm__cycles_elapsed.avg"):
+            values[row["ID"]][row["Metric Name"]] = float(row["Metric Value"].replace(",", ""))
             names[row["ID"]] = row["Kernel Name"]
     found = read(path)
     use = core_use(found)
@@ -338,7 +299,6 @@ def test_real_files_agree_with_a_plain_sum_over_their_lines(name: str, monkeypat
     busy = sum(kernel["sm__cycles_elapsed.avg"] * kernel[metric + SUFFIX] for kernel in values.values())
     assert use.kernels == len(values) and use.weight == "cycles"
     assert use.pipes["fma"].percent == pytest.approx(busy / cycles)
-    assert use.dram_bytes == pytest.approx(sum(kernel["dram__bytes.sum"] for kernel in values.values()))
     for label, part in core_use_by_family(found).items():
         mine = [kernel for key, kernel in values.items() if family(names[key]) == label]
         total = sum(kernel["sm__cycles_elapsed.avg"] for kernel in mine)
