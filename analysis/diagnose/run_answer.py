@@ -21,7 +21,6 @@ from analysis.diagnose.answer import (
 from analysis.load import LoadedTrial
 from analysis.metrics.cautions import FASTER_LOADER, disturbance
 from analysis.metrics.comparison.winner import apart
-from analysis.metrics.kernels.devices import record_of
 from analysis.metrics.speed_of_light import LOSS, NOT_EXPLAINED
 from records.run import RunDirectory
 
@@ -120,7 +119,6 @@ def _how_good(best: Point, floor: Row | None) -> tuple[list[str], str, dict[str,
         "rounds": best.rounds,
         "of_floor": None if floor is None else floor["of_floor"],
         "mfu": best.mfu,
-        "record": None,
     }
     if floor is not None:
         step, least = wording.number(floor["step_time_ms"]), wording.number(floor["floor_ms"])
@@ -129,12 +127,6 @@ def _how_good(best: Point, floor: Row | None) -> tuple[list[str], str, dict[str,
     if best.mfu is not None:
         peak = wording.flops(row.get("measured_peak_flops"))
         of_peak = f"MFU is {wording.percent(best.mfu)} (measured peak {peak})."
-    record = record_of(str(best.trials[0].environment.get("device_name") or ""), row)
-    if record is not None:
-        of_record = best.samples_per_second / int(row["world_size"]) / record.samples_per_second
-        numbers["record"] = {**record._asdict(), "share": of_record}
-        rate, source = wording.number(record.samples_per_second), f"({record.conditions}; {record.source})"
-        sentences.append(f"That is {wording.percent(of_record)} of the published {rate} samples/s per device {source}.")
     return sentences, of_peak, numbers
 
 

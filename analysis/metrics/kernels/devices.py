@@ -1,4 +1,4 @@
-"""The table of devices: published peaks of arithmetic, memory and links, and published training throughput.
+"""The table of devices: published peaks of arithmetic, memory and links.
 
 All rates are dense: data sheets also give rates "with sparsity", twice as high, which BERT does not reach. GEMMs of
 16- and 8-bit types accumulate in fp32, at half the rate on GeForce cards. What no source says is None or absent.
@@ -214,34 +214,3 @@ def in_one_node(timeline: Timeline, group: ProcessGroup) -> bool:
     if timeline.world_size is not None and timeline.world_size <= visible:
         return True
     return visible > 1 and len(group.ranks) > 0 and len({rank // visible for rank in group.ranks}) == 1
-
-
-class Record(NamedTuple):
-    """Published throughput of BERT-large pretraining on one device, sequences/s."""
-
-    samples_per_second: float
-    conditions: str
-    source: str
-
-
-_EXAMPLES = "github.com/NVIDIA/DeepLearningExamples, "
-_LAMB = "BERT-large pretraining with LAMB, "
-_ON_A100 = (_LAMB + "mixed precision, sequences of {}, 1 GPU, PaddlePaddle 22.12",
-            _EXAMPLES + "PaddlePaddle/LanguageModeling/BERT/README.md, DGX A100 80GB")  # fmt: skip
-_ON_V100 = (_LAMB + "fp16 mixed precision, sequences of {}, batch {} on 1 GPU, PyTorch 19.07",
-            _EXAMPLES + "PyTorch/LanguageModeling/BERT/README.md at 23a6382c")  # fmt: skip
-RECORDS: Mapping[tuple[str, int], Record] = {
-    ("A100-SXM4-80GB", 128): Record(694.0, _ON_A100[0].format(128), _ON_A100[1]),
-    ("A100-SXM4-80GB", 512): Record(264.0, _ON_A100[0].format(512), _ON_A100[1]),
-    ("V100-SXM2-32GB", 128): Record(171.52, _ON_V100[0].format(128, 64), _ON_V100[1]),
-    ("V100-SXM2-32GB", 512): Record(30.08, _ON_V100[0].format(512, 8), _ON_V100[1]),
-}
-"""By part of the driver's name and sequence length."""
-
-
-def record_of(driver_name: str, row: Mapping[str, Any]) -> Record | None:
-    """Return the published record for a trial's fields; None where there is none."""
-    if row.get("task") != "pretrain" or row.get("preset") != "large" or row.get("precision") not in ("bf16", "fp16"):
-        return None
-    length = row.get("seq_len")
-    return next((one for (name, size), one in RECORDS.items() if name in driver_name and size == length), None)

@@ -1,12 +1,8 @@
-"""The table of devices: peaks, links and records by what the driver calls a GPU."""
-
-from typing import Any
+"""The table of devices: peaks and links by what the driver calls a GPU."""
 
 import pytest
 
-from analysis.metrics.kernels.devices import _DEVICES, RECORDS, device_of, faster_types, record_of
-
-ROW: dict[str, Any] = {"task": "pretrain", "preset": "large", "precision": "bf16", "seq_len": 512}
+from analysis.metrics.kernels.devices import _DEVICES, device_of, faster_types
 
 
 @pytest.mark.parametrize(
@@ -77,11 +73,3 @@ def test_rows_are_dense_and_have_a_source() -> None:
 )
 def test_types_that_are_faster_than_fp32(name: str, types: tuple[str, ...] | None) -> None:
     assert faster_types(name) == types
-
-
-def test_records_are_for_their_device_and_workload_alone() -> None:
-    found = record_of("NVIDIA A100-SXM4-80GB", ROW)
-    assert found is not None and found.samples_per_second == 264.0
-    assert record_of("NVIDIA H100 80GB HBM3", ROW) is None and record_of("", ROW) is None
-    assert record_of("NVIDIA A100-SXM4-80GB", {**ROW, "preset": "base"}) is None
-    assert all(one.source and one.conditions for one in RECORDS.values())
