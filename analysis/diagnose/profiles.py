@@ -19,7 +19,6 @@ from analysis.diagnose.finding import Finding
 from analysis.metrics.cautions import disturbance
 from analysis.metrics.communication.collectives import by_size
 from analysis.metrics.kernels.core_utilization import rows as core_rows
-from analysis.metrics.kernels.tables import NameCoverage, name_coverage
 from analysis.metrics.kernels.utilization import compute_utilization_rows
 from analysis.metrics.telemetry import telemetry_in_window
 from analysis.sources import Source, open_sources
@@ -58,8 +57,6 @@ class ProfileSummary:
     """Rows of core_utilization.csv."""
     sensors: tuple[dict[str, Any], ...] = ()
     """Rows of telemetry_in_window: what the sensors read while the window ran."""
-    coverage: NameCoverage
-    """Whether the names of the kernels say what they do."""
     problems: tuple[str, ...] = ()
     """What could not be read, one sentence each."""
 
@@ -186,7 +183,6 @@ def summarize(directory: TrialDirectory) -> ProfileSummary:
         compute=tuple({**row, **cost} for row in compute),
         core=tuple({**fields, **row, **cost} for row in core),
         sensors=tuple(_sensors(directory, trial)),
-        coverage=name_coverage(source.timelines, source.counters),
         problems=source.problems,
     )
     if directory.profile.is_dir():
@@ -339,6 +335,5 @@ def plain(summary: ProfileSummary) -> dict[str, Any]:
         "compute_utilization": list(summary.compute),
         "core_utilization": list(summary.core),
         "sensors": list(summary.sensors),
-        "kernel_names": summary.coverage.to_json(),
         "problems": list(summary.problems),
     }

@@ -1,21 +1,18 @@
-"""Work of each rank by name: kernels, their families and how many have one, copies by direction, operators of the CPU.
+"""Work of each rank by name: kernels and their families, copies by direction, operators of the CPU.
 
 Times are sums over pieces of work: two at once count twice. The window is that of metrics.time.launches.
 """
 
-import math
 import re
-from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from analysis.counters import KernelCounters
 from analysis.metrics.time.window import in_window, whole_trace
 from analysis.metrics.time.work import work_sets
-from analysis.names import OTHER, family
+from analysis.names import family
 from analysis.spans import inside_ns
 from analysis.timeline import Timeline, empty, is_kind, typed
 
@@ -32,8 +29,6 @@ KERNEL_ROW_COLUMNS = {
     "calls": "int64",
     "total_ms": "float64",
     "mean_us": "float64",
-    "min_us": "float64",
-    "max_us": "float64",
     "kernel_time_share": "float64",
     "window_share": "float64",
 }
@@ -54,8 +49,6 @@ class KernelTimes(NamedTuple):
     names: list[str]
     calls: Numbers
     total_ns: Numbers
-    shortest_ns: Numbers
-    longest_ns: Numbers
     window_ns: int
 
 
@@ -74,15 +67,12 @@ def kernel_times(timeline: Timeline, copies: bool = True, window: Literal["steps
         kept = kept & ~work.is_kind(*_COPIES)
     codes, length = work.name[kept].astype(np.intp), (work.end - work.start)[kept]
     calls = np.bincount(codes, minlength=len(work.names))
-    longest, total = np.zeros((2, len(calls)), dtype=np.int64)
-    shortest = np.full(len(calls), np.iinfo(np.int64).max)
-    np.minimum.at(shortest, codes, length)
-    np.maximum.at(longest, codes, length)
+    total = np.zeros(len(calls), dtype=np.int64)
     np.add.at(total, codes, length)
     order = np.argsort(-total, kind="stable")
     order = order[calls[order] > 0]
     names = [work.names[index] for index in order.tolist()]
-    return KernelTimes(names, calls[order], total[order], shortest[order], longest[order], window_ns)
+    return KernelTimes(names, calls[order], total[order], window_ns)
 
 
 def kernel_rows(timeline: Timeline, copies: bool = True) -> "pd.DataFrame":
@@ -106,8 +96,6 @@ def kernel_rows(timeline: Timeline, copies: bool = True) -> "pd.DataFrame":
             "calls": times.calls,
             "total_ms": times.total_ns / 1e6,
             "mean_us": times.total_ns / times.calls / 1e3,
-            "min_us": times.shortest_ns / 1e3,
-            "max_us": times.longest_ns / 1e3,
             "kernel_time_share": times.total_ns / everything if everything else np.nan,
             "window_share": times.total_ns / times.window_ns if times.window_ns else np.nan,
         }
@@ -158,45 +146,6 @@ def over_ranks(rows: Sequence["pd.DataFrame"], by: str = "name") -> "pd.DataFram
         }
     ).reindex(cells.index)
     return table.reset_index().sort_values("mean_ms", ascending=False, kind="stable", ignore_index=True)[columns]
-
-
-class NameCoverage(NamedTuple):
-    """How many GPU kernels of a profile have names of a known family; copies are not kernels."""
-
-    names: int
-    """Distinct names of kernels; 0 where the profile holds none."""
-    other_share: float | None
-    """Share of kernel time that is of the family "other"; None without a kernel, or where times are not known."""
-    other: tuple[tuple[str, float], ...] = ()
-    """Names in the family "other", each with its share, largest first."""
-    reason: str = ""
-    """Why the share is None."""
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the fields as plain values."""
-        return {**self._asdict(), "other": [{"name": name, "share": share} for name, share in self.other]}
-
-
-def name_coverage(timelines: Sequence[Timeline], counters: Sequence[KernelCounters] = ()) -> NameCoverage:
-    """Return the share of "other" over every kernel that was recorded, inside the marked steps or not.
-
-    Of tables of counters, elapsed cycles take the place of durations where no kernel has one.
-    """
-    total: Counter[str] = Counter()
-    for timeline in timelines:
-        times = kernel_times(timeline, copies=False, window="kernels")
-        total.update(dict(zip(times.names, times.total_ns.tolist(), strict=True)))
-    column = "duration_ns" if any(one.kernels["duration_ns"].notna().any() for one in counters) else "cycles"
-    for one in counters:
-        total.update({str(name): float(time) for name, time in one.kernels.groupby("name")[column].sum().items()})
-    if not total:
-        return NameCoverage(names=0, other_share=None, reason="no GPU kernel was recorded")
-    everything = math.fsum(total.values())
-    if not everything > 0:
-        return NameCoverage(names=len(total), other_share=None, reason="the kernels have no times")
-    other = {name: value / everything for name, value in total.items() if family(name) == OTHER}
-    ordered = tuple(sorted(other.items(), key=lambda item: (-item[1], item[0])))
-    return NameCoverage(names=len(total), other_share=math.fsum(other.values()), other=ordered)
 
 
 COPY_ROW_COLUMNS = {

@@ -8,7 +8,6 @@ import pandas as pd
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support import shared_files
 from support.kineto_events import event, write
 
 from analysis.metrics.kernels.utilization import (
@@ -24,7 +23,6 @@ from analysis.render.tables import write_csv
 from analysis.timeline import LostKernels, Timeline
 from records.schema import COMPUTE_UTILIZATION, names
 
-TRACES = shared_files.TRACES / "kineto"
 STEPS = [event("ProfilerStep#3", 0, 500, "user_annotation"), event("ProfilerStep#4", 500, 500, "user_annotation")]
 
 
@@ -201,15 +199,3 @@ def test_rows_are_by_rank_with_the_trial_s_fields_in_front(tmp_path: Path) -> No
     write_csv(tmp_path / "compute_utilization.csv", rows, names(COMPUTE_UTILIZATION))
     header, first, *_ = (tmp_path / "compute_utilization.csv").read_text().splitlines()
     assert header.startswith("trial_id,") and header.endswith(",reason") and first.startswith("abc,,,,tiny,")
-
-
-@pytest.mark.public
-def test_a_public_trace_gives_the_published_computation() -> None:
-    """Holistic Trace Analysis, rank 0: 600,058 us without the last step, of which computation 106,252 us."""
-    trace = read(TRACES / "hta" / "timeline_analysis__sampled_rank-0.json.gz")
-    kernels = trace.kernels[trace.kernels["start"] < trace.steps["start"].max()]
-    nothing = {name: getattr(trace, name).iloc[:0] for name in ("steps", "ranges", "operators")}
-    found = compute_utilization(dataclasses.replace(trace, kernels=kernels, **nothing))
-    assert found.window_ms == pytest.approx(600.058, abs=5e-4)
-    assert found.compute_utilization_without_communication == pytest.approx(106_252 / 600_058, abs=1e-6)
-    assert found.compute_utilization > 0.4, "communication kernels are kernels"

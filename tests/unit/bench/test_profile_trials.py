@@ -8,7 +8,6 @@ from support.commands import document, text
 
 from analysis.diagnose import profiles
 from analysis.diagnose.profiles import ProfileSummary
-from analysis.metrics.kernels.tables import NameCoverage
 from bench.cli import profile
 from bench.plan import sweep
 from bench.run import profiling
@@ -55,7 +54,7 @@ def test_a_profile_quicker_than_the_run_without_it_is_doubted(ratio: float, doub
     result = {"status": "ok", "reason": "", "step_time_ms": 10 * ratio, "profile": cost}
     item = profiling.Profiled(trial=trial("torch"), result=result, files=(), problem="")
     row = {"micro_batch_size": 8, "rank": 0, "compute_utilization": 0.97, "step_time_ratio": ratio}
-    summary = ProfileSummary(compute=(row,), coverage=NameCoverage(names=0, other_share=None))
+    summary = ProfileSummary(compute=(row,))
     shown = text(profile._result(RunDirectory(tmp_path), [item], [summary], []).blocks)
     assert "97.0 %" in shown and f"{ratio:.2f}" in shown
     assert ("another --out" in shown) is doubted
@@ -80,7 +79,7 @@ def test_a_finished_profile_is_not_measured_again(tmp_path: Path, monkeypatch: p
         waits_at_step_ends=lambda trial: False,
         collect=lambda scope: [scope.directory / "rank-0.txt"],
     )
-    read = ProfileSummary(coverage=NameCoverage(names=0, other_share=None))
+    read = ProfileSummary()
     monkeypatch.setattr(profiles, "summarize", lambda directory: read)
     for module in (profiling, profile):
         monkeypatch.setattr(module, "load_profiler", lambda *rest: collected)
