@@ -39,7 +39,7 @@ def rules(counters: KernelCounters) -> Finding:
         weight = sum(shares[one.row] for one in estimated)
         saved = sum(shares[one.row] * (one.speedup or 0.0) for one in estimated)
         estimate = estimated[0].estimate if estimated else ""
-        longest = max(messages, key=lambda one: _known(shares[one.row]))
+        longest = max(messages, key=lambda one: shares[one.row])
         rows.append(
             {
                 "rule": rule,
@@ -56,12 +56,15 @@ def rules(counters: KernelCounters) -> Finding:
         )
     if not rows:
         return Finding("kernel_rules", title, pd.DataFrame())
-    rows.sort(key=_order)
-    table, first = pd.DataFrame(rows), rows[0]
+    table = pd.DataFrame(rows)
+    table["suggests"] = table["kind"].isin(_SUGGESTS)
+    order = ["saves_share", "estimate_share", "suggests", "time_share"]
+    table = table.sort_values(order, ascending=False, ignore_index=True).drop(columns="suggests")
+    first = table.iloc[0]
     if not (table["estimate"] != "").any():
         table = table.drop(columns=["estimate", "estimate_share", "saves_share"])
     if not math.isfinite(first["saves_share"]):
-        suggestions = sum(row["kind"] in _SUGGESTS for row in rows)
+        suggestions = int(table["kind"].isin(_SUGGESTS).sum())
         sentence = f"{suggestions} of {len(rows)} messages suggest a change; none estimates the time it saves."
         return Finding("kernel_rules", title, table, sentence)
     seen = f"{first['rule']} estimates {percent(first['estimate_share'])} less time for {short_name(first['name'])}"
@@ -73,13 +76,3 @@ def rules(counters: KernelCounters) -> Finding:
         of=OF_KERNELS,
     )
     return Finding("kernel_rules", title, table, f"{seen}.", (advice,))
-
-
-def _order(row: dict[str, Any]) -> tuple[float, float, bool, float]:
-    """Sort by what is saved, by what is estimated, suggestions first, by the kernel's time."""
-    saves, estimate, share = (_known(row[name]) for name in ("saves_share", "estimate_share", "time_share"))
-    return -saves, -estimate, row["kind"] not in _SUGGESTS, -share
-
-
-def _known(value: float) -> float:
-    return value if math.isfinite(value) else -1.0

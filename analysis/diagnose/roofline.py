@@ -51,13 +51,9 @@ _LIMITS: Mapping[str, str] = {
 
 
 def roofline_findings(found: Roofline, context: Context | None = None) -> list[Finding]:
-    """Return roofline (per kernel), roofline_by_family, and flop_rates, memory_levels, kernel_limits where counted."""
+    """Return roofline (per kernel), and flop_rates, memory_levels, kernel_limits where counted."""
     tables = (flop_rates(found), memory_levels(found), kernel_limits(found))
-    return [
-        per_kernel(found, context or Context()),
-        per_family(found),
-        *(one for one in tables if len(one.table)),
-    ]
+    return [per_kernel(found, context or Context()), *(one for one in tables if len(one.table))]
 
 
 def per_kernel(found: Roofline, context: Context) -> Finding:
@@ -71,9 +67,9 @@ def per_kernel(found: Roofline, context: Context) -> Finding:
     sentence = "The roofline needs kernel times: collect gpu__time_duration.sum."
     if len(shares):
         bound = str(shares.idxmax())
-        most = kernels[kernels["bound"] == bound].iloc[0]
-        name = short_name(str(most["name"]))
-        sentence = f"{percent(shares[bound])} of the kernels' time is bound by {bound}, most of it {name}."
+        sentence = f"{percent(shares[bound])} of the kernels' time is bound by {bound}."
+        if bound == UNKNOWN and found.problems:
+            sentence = f"{found.problems[0][:1].upper()}{found.problems[0][1:]}."
     busiest = kernels[["compute_fraction", "memory_fraction"]].max(axis=1).fillna(1.0).clip(upper=1.0)
     lost = (kernels["time_share"] * (1 - busiest)).where(kernels["bound"] != UNKNOWN).fillna(0.0)
     savings = lost.groupby(kernels["bound"], sort=False).sum()
@@ -86,19 +82,7 @@ def per_kernel(found: Roofline, context: Context) -> Finding:
         seen = f"{part} of the kernels' time is bound by {bound}, most of all {short_name(str(row['name']))}"
         cause = bound.partition(" (")[0].lower()
         advice = (Advice(cause=cause, seen=seen, remedy=remedy(row, context), saves=saves, of=OF_KERNELS),)
-    return Finding("roofline", "Roofline of each kernel", _table(kernels, "name"), sentence, advice)
-
-
-def per_family(found: Roofline) -> Finding:
-    """Return roofline_by_family: a row per kind of work, longest first; what is not known comes first."""
-    sentence = "No kernel was counted."
-    if found.problems:
-        sentence = f"{found.problems[0][:1].upper()}{found.problems[0][1:]}."
-    elif len(found.families):
-        first = found.families.iloc[0]
-        reached, roof = percent(first["attainable_fraction"]), first["attainable_by"] or "unknown"
-        sentence = f"{first['family']} reaches {reached} of the rate that its intensity allows (roof: {roof})."
-    return Finding("roofline_by_family", "Roofline by kind of work", _table(found.families, "family"), sentence)
+    return Finding("roofline", "Roofline of each kernel", _table(kernels), sentence, advice)
 
 
 def flop_rates(found: Roofline) -> Finding:
@@ -177,12 +161,11 @@ def _shown(table: "pd.DataFrame", columns: list[str]) -> "pd.DataFrame":
     return table[columns].replace("", None).dropna(axis="columns", how="all").reset_index(drop=True)
 
 
-def _table(table: "pd.DataFrame", label: str) -> "pd.DataFrame":
+def _table(table: "pd.DataFrame") -> "pd.DataFrame":
     """Return the columns that people read; `roofline` returns all."""
     names = {"intensity_flop_per_byte": "flop_per_byte", "achieved_occupancy": "occupancy_share"}
     names |= {"bank_conflicts": "bank_conflict_share"}
-    shown = [label, "bound", "time_share", "compute_fraction", "l1_fraction", "l2_fraction", "dram_fraction"]
+    shown = ["name", "bound", "time_share", "compute_fraction", "l1_fraction", "l2_fraction", "dram_fraction"]
     shown += ["memory_fraction", "occupancy_share", "occupancy_limit", "bank_conflict_share", "flop_per_byte"]
     shown += ["achieved_flops", "dram_gb_s", "attainable_fraction", "waves"]
-    shown += ["reason"] if label == "family" else []  # names have no room beside it
     return _shown(table.rename(columns=names), shown)

@@ -11,7 +11,7 @@ import pandas as pd
 
 from analysis.diagnose.advice import LEAST, Advice, Context
 from analysis.diagnose.finding import Finding, joined
-from analysis.diagnose.sentences import devices_of, faster_gemms, fp32_share, number
+from analysis.diagnose.sentences import faster_gemms, fp32_share, number
 from analysis.metrics.kernels import tables as kernel_tables
 from analysis.metrics.kernels.gemm_precision import gemm_time_by_precision
 from analysis.metrics.kernels.utilization import compute_utilization
@@ -253,7 +253,8 @@ def kernel_families(timelines: Sequence[Timeline], times: "Sequence[Temporal]", 
 
     gemm, moving = (running("GEMM"), running(*MOVES_MEMORY)) if span else (0.0, 0.0)
     narrow = gemm * fp32_share(timelines)
-    remedy = "" if context.narrow or fp32_share(timelines) <= _HALF else faster_gemms(devices_of(timelines))
+    devices = [name for timeline in timelines for name in timeline.devices.values()]
+    remedy = "" if context.narrow or fp32_share(timelines) <= _HALF else faster_gemms(devices)
     advice = _kernel_advice(timelines, context, narrow if remedy else 0.0, remedy, moving)
     return Finding("kernel_families", "Kernels by family", table, sentence, advice)
 

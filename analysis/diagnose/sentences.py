@@ -1,6 +1,6 @@
 """Parts of sentences that several findings share: numbers, names, the types of GEMMs."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 
 from analysis.metrics.kernels.devices import faster_types
 from analysis.metrics.kernels.gemm_precision import gemm_time_by_precision
@@ -24,30 +24,17 @@ def short_name(name: str) -> str:
 _USE_TF32 = "let fp32 GEMMs use tf32 (torch.set_float32_matmul_precision('high'))"
 
 
-def _faster_types(devices: Iterable[str]) -> tuple[str, ...] | None:
-    """The types in which GEMMs of all these GPUs are faster than in fp32; None where one is unknown."""
-    found = [faster_types(name) for name in dict.fromkeys(devices)]
-    known = [types for types in found if types is not None]
-    if not found or len(known) < len(found):
-        return None
-    return tuple(kind for kind in known[0] if all(kind in types for types in known))
-
-
-def devices_of(timelines: Sequence[Timeline]) -> Iterator[str]:
-    """Yield the names of the GPUs of all traces, as far as these have them."""
-    for timeline in timelines:
-        yield from timeline.devices.values()
-
-
-def faster_gemms(devices: Iterable[str]) -> str:
+def faster_gemms(devices: Sequence[str]) -> str:
     """Return what to do about GEMMs that run in fp32; "" where these GPUs have nothing faster.
 
     Args:
         devices: names of the GPUs.
     """
-    types = _faster_types(devices)
-    if types is None:
+    each = [faster_types(name) for name in devices]
+    known = [set(types) for types in each if types is not None]
+    if not each or len(known) < len(each):
         return f"train in bf16 (fp16 before Ampere), or {_USE_TF32}"
+    types = set.intersection(*known)
     train = next((f"train in {kind}" for kind in ("bf16", "fp16") if kind in types), "")
     return f"{train}, or {_USE_TF32}" if "tf32" in types else train
 

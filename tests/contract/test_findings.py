@@ -17,16 +17,7 @@ RECORDINGS = json.loads((ROOT / "tests/oracles/data/recordings.json").read_text(
 PUBLIC = [*RECORDINGS["timelines"], *RECORDINGS["counters"], RECORDINGS["log"]]
 MOST_WORDS = 20
 LONGER = {
-    "cache_hits",
-    "core_utilization",
-    "core_utilization_by_family",
-    "kernel_rules",
-    "kernels",
-    "occupancy",
-    "roofline",
-    "roofline_by_family",
     "temporal_breakdown",
-    "warp_stalls",
 }
 """Findings whose sentences are still longer."""
 

@@ -55,7 +55,7 @@ _COLUMNS = [
     "l1_flop_per_byte", "l2_flop_per_byte", "l1_gb_s", "l2_gb_s", "compute_fraction", "memory_fraction", "l1_fraction",
     "l2_fraction", "dram_fraction", "attainable_flops", "attainable_by", "attainable_fraction", "bound",
     "achieved_occupancy", "theoretical_occupancy", "occupancy_limit", "l1_hit", "l2_hit", "bank_conflicts", "waves",
-    "stall", "stall_share", "reason",
+    "stall", "stall_share",
 ]  # fmt: skip
 
 
@@ -74,10 +74,7 @@ class Roofline(NamedTuple):
     "compute (PIPE)", LATENCY or UNKNOWN), achieved_occupancy and theoretical_occupancy (of the warps that an SM can
     hold), occupancy_limit (of the longest launch; "" unknown or none), l1_hit and l2_hit (of the sectors accessed
     there), bank_conflicts (of the wavefronts of shared memory), waves (of blocks, mean over time), stall (what warps
-    wait for most, by ncu's name), stall_share (of the cycles between two instructions), reason. NaN is not known;
-    `reason` says why."""
-    families: "pd.DataFrame"
-    """The same per family of kernels, without name."""
+    wait for most, by ncu's name), stall_share (of the cycles between two instructions). NaN is not known."""
     ceilings: Mapping[str, Ceiling]
     """By kind; those that are known."""
     problems: tuple[str, ...]
@@ -94,12 +91,10 @@ def roofline(counters: KernelCounters, measured: Mapping[str, float] | None = No
     """
     frame = counters.kernels
     work, known = _work(counters), ceilings(counters, measured)
-    limits = occupancy_limits(counters)
-    kernels = _grouped(work, frame["name"].astype("object"), limits, known)
+    kernels = _by_name(work, frame["name"].astype("object"), occupancy_limits(counters), known)
     kernels.insert(1, "family", kernels["name"].map(family))
-    families = _grouped(work, frame["name"].map(family), limits, known).rename(columns={"name": "family"})
     problems = ["no kernel was profiled"] if frame.empty else _problems(counters, work, known)
-    return Roofline(kernels, families, known, tuple(problems))
+    return Roofline(kernels, known, tuple(problems))
 
 
 def _work(counters: KernelCounters) -> "pd.DataFrame":
@@ -175,12 +170,11 @@ def _problems(counters: KernelCounters, work: "pd.DataFrame", known: Mapping[str
     return problems
 
 
-def _grouped(
+def _by_name(
     work: "pd.DataFrame", keys: "pd.Series[str]", limits: "pd.Series[str]", known: Mapping[str, Ceiling]
 ) -> "pd.DataFrame":
     import pandas as pd
 
-    keys = keys.rename("name")
     launches, total = work.groupby(keys, sort=False).size(), float(work["duration_ns"].sum(min_count=1))
     timed = work["duration_ns"].notna()
     # Launches without a time are left out, but of a name that has no other.
@@ -205,10 +199,8 @@ def _row(row: Mapping[str, float], total_ns: float, known: Mapping[str, Ceiling]
     time = row["duration_ns"]
     seconds = time / 1e9
     counted = _part(row, "flop_")
-    unknown = [kind for kind, value in counted.items() if math.isnan(value)]
-    unknown += [kind for kind in _NEEDED if kind not in counted]
     flops = {kind: value for kind, value in counted.items() if not math.isnan(value)}
-    flop = math.nan if unknown else sum(flops.values())
+    flop = sum(counted.values()) if set(_NEEDED) <= set(counted) else math.nan
     moved = {kind: row.get(f"bytes_{kind}", math.nan) for kind in LEVEL_KINDS.values()}
     busy = {name: _ratio(value, time) for name, value in _part(row, "busy_").items()}
     fractions = {kind: _ratio(value, seconds * known[kind].rate) for kind, value in flops.items() if kind in known}
@@ -258,7 +250,6 @@ def _row(row: Mapping[str, float], total_ns: float, known: Mapping[str, Ceiling]
         "bank_conflicts": _ratio(row.get("conflicts", math.nan), row.get("wavefronts", math.nan)),
         "stall": stall,
         "stall_share": _ratio(stalls.get(stall, math.nan), row.get(_BETWEEN, math.nan)),
-        "reason": _reason(time, moved[DRAM], unknown, computing, levels),
     }
 
 
@@ -284,16 +275,6 @@ def _not_counted(computing: Mapping[str, float], levels: Mapping[str, float]) ->
     unseen = [level for level in LEVELS if math.isnan(levels[level])]
     unseen = unseen if math.isnan(levels[MEMORY]) else [level for level in unseen if level != DRAM_LEVEL]
     return unseen + ([SM] if math.isnan(computing.get(SM, math.nan)) else [])
-
-
-def _reason(
-    time: float, moved: float, unknown: list[str], computing: Mapping[str, float], levels: Mapping[str, float]
-) -> str:
-    lacking = ["its time"] * math.isnan(time) + ["its bytes"] * math.isnan(moved)
-    lacking += [f"its operations ({', '.join(dict.fromkeys(unknown))})"] if unknown else []
-    lacking += ["a compute ceiling"] if math.isnan(_nan_max(computing.values())) else []
-    lacking += [f"the utilization of {name}" for name in _not_counted(computing, levels)]
-    return f"not in this file: {', '.join(lacking)}" if lacking else ""
 
 
 def _ratio(part: float, whole: float) -> float:

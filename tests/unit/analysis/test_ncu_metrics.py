@@ -136,11 +136,6 @@ def test_the_highest_level_or_pipe_is_the_bound_and_latency_needs_all_of_them(
     assert only(raw(tmp_path, {"gpu__time_duration.sum": 250, **levels}))["bound"] == bound
 
 
-def test_what_was_not_counted_is_in_the_reason(tmp_path: Path) -> None:
-    row = only(raw(tmp_path, {"gpu__time_duration.sum": 250, DRAM: 20, SM: 9}))
-    assert "utilization of L1/TEX" in row["reason"] and "DRAM" not in row["reason"]
-
-
 def test_a_pipe_of_active_cycles_is_brought_to_all_cycles(tmp_path: Path) -> None:
     """80 % of the half of the cycles in which the SMs had work are 40 % of all."""
     cycles = {"sm__cycles_active.avg": 500, "sm__cycles_elapsed.avg": 1000}

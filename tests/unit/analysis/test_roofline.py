@@ -183,7 +183,7 @@ def test_operations_of_the_tensor_cores_count_under_their_type() -> None:
 def test_tensor_operations_that_nothing_tells_leave_the_sum_unknown_and_the_pipe_decides() -> None:
     found = roofline(counters({**ONE, TENSOR: 70.0}), {DRAM: 1e12, "fp32": 1e12})
     (row,) = found.kernels.to_dict("records")
-    assert math.isnan(row["flop"]) and math.isnan(row["intensity_flop_per_byte"]) and "tensor" in row["reason"]
+    assert math.isnan(row["flop"]) and math.isnan(row["intensity_flop_per_byte"])
     assert row["compute_fraction"] == pytest.approx(0.7) and row["bound"] == "compute (tensor)"
 
 
@@ -209,7 +209,8 @@ def test_what_is_not_in_the_file_is_unknown_with_a_reason_never_0() -> None:
     found = roofline(counters({"dram__bytes.sum": 5.0}))
     (row,) = found.kernels.to_dict("records")
     assert math.isnan(row["flop"]) and math.isnan(row["compute_fraction"]) and row["bound"] == UNKNOWN
-    assert "fp32, tensor" in row["reason"] and "utilization of SM" in row["reason"]
+    assert any("fp32" in text and "tensor" in text for text in found.problems)
+    assert any("utilization of L1/TEX" in text and "SM" in text for text in found.problems)
     lacking = roofline(counters(ONE, {"dram__bytes.sum": 5.0})).kernels
     assert math.isnan(lacking["flop"][0]) and lacking["dram_bytes"][0] == 2005  # a part is no whole
 
@@ -217,7 +218,7 @@ def test_what_is_not_in_the_file_is_unknown_with_a_reason_never_0() -> None:
 def test_no_kernel_gives_empty_tables() -> None:
     empty = KernelCounters(counters(ONE).kernels.head(0), {}, None, None, ())
     found = roofline(empty)
-    assert found.kernels.empty and found.families.empty and found.problems == ("no kernel was profiled",)
+    assert found.kernels.empty and found.problems == ("no kernel was profiled",)
     assert not len(core_findings.by_kernel(empty).table) and len(core_findings.findings(empty)) >= 4
 
 
@@ -267,25 +268,6 @@ def test_the_peak_that_a_real_file_implies_is_that_of_its_memory() -> None:
     clock = found.kernels["GPU Speed Of Light Throughput: DRAM Frequency"][0]
     assert ceilings(found)[DRAM].rate == pytest.approx(clock * 2 * 256 / 8, rel=1e-3)
     assert only(found)["bound"] == "DRAM" and only(found)["memory_fraction"] == pytest.approx(0.6184)
-
-
-@pytest.mark.public
-def test_a_real_matrix_product_has_the_operations_of_its_shape() -> None:
-    table = roofline(read(TRACES / "attention_5-9__bert_torch_nsight.csv.gz"), {DRAM: 1.4e12, "fp32": 19.5e12}).kernels
-    name = "ampere_sgemm_32x32_sliced1x4_tn"
-    row = table.set_index("name").loc[name]
-    assert row["launches"] == 4
-    assert row["flop"] == counted(name, "fadd") + counted(name, "fmul") + 2 * counted(name, "ffma") > 0
-    assert row["bound"] == LATENCY and row["flop_type"] == "fp32" and row["time_ms"] == table["time_ms"].max()
-
-
-def counted(kernel: str, instruction: str) -> int:
-    """Sum of an instruction's counts of the kernels of a name, read without the reader."""
-    text = gzip.decompress((TRACES / "attention_5-9__bert_torch_nsight.csv.gz").read_bytes()).decode()
-    metric = f"sm__sass_thread_inst_executed_op_{instruction}_pred_on.sum"
-    rows = csv.DictReader(text.splitlines())
-    found = [row["Metric Value"] for row in rows if (row["Kernel Name"], row["Metric Name"]) == (kernel, metric)]
-    return sum(int(value.replace(",", "")) for value in found)
 
 
 @pytest.mark.public
