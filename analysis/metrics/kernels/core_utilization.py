@@ -86,21 +86,21 @@ def core_use_by(
     column = _weight(frame)
     groups = frame.groupby(labels, sort=False)
     pipes = {name: _pipe(counters, name, column, labels, window_ns) for name in PIPES}
-    lengths = groups[["cycles", "duration_ns"]]
-    sizes, counts, sums = groups.size(), lengths.count(), lengths.sum()
+    sizes, lengths = groups.size(), groups[["cycles", "duration_ns"]]
+    counts, sums = lengths.count().to_dict(), lengths.sum().to_dict()
     uses = {}
     for name, size in sizes.items():
-        timed, with_cycles = (int(counts.at[name, unit]) for unit in ("duration_ns", "cycles"))
+        timed = int(counts["duration_ns"][name])
         uses[str(name)] = CoreUse(
             kernels=int(size),
             timed=timed,
-            kernel_time_ms=float(sums.at[name, "duration_ns"]) / 1e6 if timed else None,
-            cycles=float(sums.at[name, "cycles"]) if with_cycles == size else None,
+            kernel_time_ms=float(sums["duration_ns"][name]) / 1e6 if timed else None,
+            cycles=float(sums["cycles"][name]) if counts["cycles"][name] == size else None,
             weight={"cycles": "cycles", "duration_ns": "duration"}.get(column or ""),
             pipes={pipe: each[name] for pipe, each in pipes.items()},
         )
     order = "duration_ns" if frame["duration_ns"].notna().any() else column
-    ordered = sizes * 0.0 if order is None else sums[order]
+    ordered = sizes * 0.0 if order is None else groups[order].sum()
     return {str(name): uses[str(name)] for name in ordered.sort_values(ascending=False, kind="stable").index}
 
 
