@@ -10,7 +10,7 @@ import re
 import tarfile
 import tempfile
 import zlib
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,9 +23,6 @@ from common.redact import redact_text
 from records.run import COLLECTED_FILE, RunDirectory, TrialDirectory
 from records.trial import Trial
 
-MOST_FILES = 4096
-"""Files of one folder or tar that are looked at."""
-
 _REMEDIES = {
     ".nsys-rep": "copy it again, or export it: nsys export --type=sqlite FILE",
     ".qdrep": "copy it again, or export it: nsys export --type=sqlite FILE",
@@ -36,8 +33,8 @@ _REMEDIES = {
 # What a profiler's folder holds besides: pictures, bertbench's own notes.
 _PASSED_OVER = (".md", ".png", ".html")
 _DATABASES = (".sqlite", ".sqlite.gz")
+# What says the same as a report beside it.
 _EXPORTS = {".nsys-rep": _DATABASES, ".qdrep": _DATABASES, ".ncu-rep": (".csv", ".csv.gz")}
-"""Suffixes of the export that says the same as a report beside it."""
 _NAMED = 4
 _OWN_FILES = (COLLECTED_FILE, "summary.json", "trial.json", "result.json", "env.json", "sweep.json")
 
@@ -83,15 +80,11 @@ def open_sources(*paths: Path) -> Source:
         files: list[Path] = []
         for number, path in enumerate(paths):
             files += _files(path, Path(scratch) / str(number), problems)
-        files = _once(files)
-        single = len(files) == 1
         try:
-            by_reader = _recognised(files, problems, single)
-            source = _read(paths[0], by_reader, problems, single)
+            source = _read(paths, _once(files), problems)
         except InputError as error:
             raise InputError(error.code, _of_tars(str(error), scratch, paths)) from error
-    problems = [_of_tars(text, scratch, paths) for text in source.problems]
-    source = dataclasses.replace(source, given=len(paths), problems=tuple(problems))
+    source = dataclasses.replace(source, problems=tuple(_of_tars(text, scratch, paths) for text in source.problems))
     if not (source.timelines or source.counters or source.summaries):
         reason = source.problems[0] if source.problems else SUPPORTED
         raise InputError("data-missing", f"{', '.join(map(str, paths))} has no data to analyze: {reason}")
@@ -132,7 +125,7 @@ def profile_of(path: Path) -> TrialDirectory | None:
 
 def is_run(path: Path) -> bool:
     """Return whether a path is a run directory."""
-    with suppress(OSError):  # a name longer than any: reading it says so
+    with suppress(OSError):  # a folder that may not be entered
         return (path / "trials").is_dir()
     return False
 
@@ -171,25 +164,21 @@ def _files(path: Path, scratch: Path, problems: list[str]) -> list[Path]:
                 "path-missing", f"{path} does not exist: give a trace, a folder of ranks, a tar or a run directory"
             )
         if is_run(path):
-            path = _only_profile(path)
+            trials = profiled_trials(RunDirectory(path))
+            if len(trials) != 1:
+                code: Code = "data-ambiguous" if trials else "run-incomplete"
+                remedy = f"give one of them: {_some(trials)}" if trials else "run `bertbench profile` into it first"
+                raise InputError(code, f"{path} is a run directory with {len(trials)} profiled trials: {remedy}")
+            path = trials[0]
         if path.is_dir():
             # A trial's folder has deeper ones that are no traces of their own.
             return _in_folder(path / "profile" if (path / "trial.json").exists() else path, problems)
         if path.is_file() and _is_tar(path):
             return _unpacked(path, scratch, problems)
         return [path]
-    except OSError as error:  # a folder that may not be entered, or a name longer than any
-        what = f"cannot read {str(path)[:200]}: {error.strerror}"
+    except OSError as error:  # a folder that may not be entered
+        what = f"cannot read {path}: {error.strerror}"
         raise InputError(content_code(error), f"{what}; check the path and its permissions (chmod -R +rX)") from error
-
-
-def _only_profile(run: Path) -> Path:
-    trials = profiled_trials(RunDirectory(run))
-    if len(trials) == 1:
-        return trials[0]
-    remedy = f"give one of them: {_some(trials)}" if trials else "run `bertbench profile` into it first"
-    code: Code = "data-ambiguous" if trials else "run-incomplete"
-    raise InputError(code, f"{run} is a run directory with {len(trials)} profiled trials: {remedy}")
 
 
 def _some(names: Sequence[object]) -> str:
@@ -197,10 +186,9 @@ def _some(names: Sequence[object]) -> str:
 
 
 def _is_tar(path: Path) -> bool:
-    try:
+    with suppress(OSError, EOFError, zlib.error, lzma.LZMAError):  # compressed, and damaged: the readers say how
         return tarfile.is_tarfile(path)
-    except (OSError, EOFError, zlib.error, lzma.LZMAError):  # compressed, and damaged: the readers say how
-        return False
+    return False
 
 
 def _in_folder(folder: Path, problems: list[str]) -> list[Path]:
@@ -214,10 +202,6 @@ def _in_folder(folder: Path, problems: list[str]) -> list[Path]:
     files = _once([path for depth, path in found if depth <= deepest])
     if left := list(dict.fromkeys(path.parent for depth, path in found if depth > deepest)):
         problems.append(f"left out, as they are deeper in {folder} than other files: {_some(left)}; give them by name")
-    if len(files) > MOST_FILES:
-        raise InputError(
-            "file-limit", f"{folder} holds {len(files):,} files (limit {MOST_FILES:,}): give the files of one profile"
-        )
     readable = [file for file in files if file.name not in _OWN_FILES and file.suffix not in _PASSED_OVER]
     if not readable:
         remedies = (_REMEDIES[file.suffix] for file in files if file.suffix in _REMEDIES)
@@ -228,17 +212,16 @@ def _in_folder(folder: Path, problems: list[str]) -> list[Path]:
     return readable
 
 
-def _walked(folder: Path) -> Iterator[Path]:
+def _walked(folder: Path) -> list[Path]:
     def refuse(error: OSError) -> None:
         raise error
 
-    for place, _, names in os.walk(folder, onerror=refuse):
-        yield from (path for path in (Path(place) / name for name in names) if path.is_file())
+    paths = (Path(place) / name for place, _, names in os.walk(folder, onerror=refuse) for name in names)
+    return [path for path in paths if path.is_file()]
 
 
 def _once(files: Sequence[Path]) -> list[Path]:
-    """Leave out what says the same again: reports and tables of a database beside them, rules that ncu's table brings,
-    a file that was named again."""
+    """Leave out what says the same again."""
     databases = tuple(f"{file.with_suffix('')}_" for file in files if file.suffix == ".sqlite")
     others = {*files}
     rules = {*map(rules_file, files)}
@@ -258,7 +241,6 @@ def _inode(file: Path) -> tuple[int, int]:
 
 
 def _unpacked(path: Path, scratch: Path, problems: list[str]) -> list[Path]:
-    """Unpack the regular files of a tar into `scratch`; what lies outside of it, links and devices are left out."""
     try:
         with tarfile.open(path, errorlevel=0) as archive:
             for member in archive:
@@ -266,14 +248,12 @@ def _unpacked(path: Path, scratch: Path, problems: list[str]) -> list[Path]:
                     archive.extract(member, scratch, filter="data")
     except (tarfile.TarError, EOFError, OSError, zlib.error, lzma.LZMAError) as error:
         problems.append(f"{path} is damaged or truncated ({error}): only the files before that point are read")
-    files = sorted(_walked(scratch)) if scratch.exists() else []
-    if not files:
+    if not scratch.exists():
         raise InputError("file-empty", f"{path} is a tar without a readable file: copy it again; {problems[-1:]}")
-    return _once(files)
+    return _once(sorted(_walked(scratch)))
 
 
 def _recognised(files: Iterable[Path], problems: list[str], single: bool) -> dict[str, tuple[Reader, list[Path]]]:
-    """Group files by their reader. A single file that none is for is an error, one of several a problem."""
     found: dict[str, tuple[Reader, list[Path]]] = {}
     unknown: list[str] = []
     for file in files:
@@ -284,12 +264,12 @@ def _recognised(files: Iterable[Path], problems: list[str], single: bool) -> dic
                 raise
             problems.append(str(error))
             continue
-        if reader is None and single:
-            raise InputError("file-format", _not_readable(file))
-        if reader is None:
-            unknown.append(file.name)
-        else:
+        if reader is not None:
             found.setdefault(reader.name, (reader, []))[1].append(file)
+        elif single:
+            raise InputError("file-format", _not_readable(file))
+        else:
+            unknown.append(file.name)
     if unknown:
         problems.append(f"skipped {_some(unknown)}: unrecognized format")
     return found
@@ -304,12 +284,14 @@ def _not_readable(file: Path) -> str:
     return f"{file} is damaged, or in a format that only its profiler reads: {remedy}"
 
 
-def _read(path: Path, by_reader: dict[str, tuple[Reader, list[Path]]], problems: list[str], single: bool) -> Source:
+def _read(paths: Sequence[Path], files: Sequence[Path], problems: list[str]) -> Source:
+    single = len(files) == 1
+    by_reader = _recognised(files, problems, single)
     timelines: list[Timeline] = []
     counters: list[tuple[Path, KernelCounters]] = []
     summaries: list[Summary] = []
-    for reader, files in by_reader.values():
-        for file, content in reader.read_all(files):
+    for reader, places in by_reader.values():
+        for file, content in reader.read_all(places):
             if isinstance(content, InputError | MissingToolError):
                 if single:
                     raise content
@@ -322,14 +304,15 @@ def _read(path: Path, by_reader: dict[str, tuple[Reader, list[Path]]], problems:
                 summaries.append(content)
     ordered = _ranked(_whole(timelines, problems), problems)
     problems += _mixed(ordered)
-    everything: list[Timeline | KernelCounters | Summary] = [*ordered, *(own for _, own in counters), *summaries]
+    everything: list[Timeline | KernelCounters | Summary] = [*ordered, *(table for _, table in counters), *summaries]
     for one in everything:
         problems += one.problems
     return Source(
-        path=path,
+        path=paths[0],
+        given=len(paths),
         kinds=tuple(by_reader),
         timelines=tuple(ordered),
-        counters=tuple(own for _, own in counters),
+        counters=tuple(table for _, table in counters),
         counter_files=tuple(file for file, _ in counters),
         summaries=tuple(summaries),
         problems=tuple(dict.fromkeys(map(redact_text, problems))),
@@ -351,7 +334,7 @@ def _mixed(timelines: Sequence[Timeline]) -> list[str]:
 
 
 def _whole(timelines: Sequence[Timeline], problems: list[str]) -> Sequence[Timeline]:
-    """Leave out traces that are cut short, where others are whole: their rank would seem faster, and late or absent."""
+    """Leave out traces that are cut short where others are whole: their rank would seem faster."""
     cut = [one for one in timelines if one.truncated]
     if not cut or len(cut) == len(timelines):
         return timelines

@@ -6,9 +6,6 @@ any intervals; the other functions on sets take and return such sets, and are li
 operators call each other, or as a program opens named ranges.
 """
 
-from collections.abc import Iterator
-from heapq import heappop, heappush
-
 import numpy as np
 import numpy.typing as npt
 
@@ -104,27 +101,19 @@ def inside_each(intervals: Intervals, parts: Intervals) -> Intervals:
     return inside_ns(intervals, parts[:, 0], parts[:, 1])
 
 
-def levels(start: Intervals, end: Intervals, height: Intervals | None = None) -> Iterator[tuple[Intervals, Intervals]]:
-    """Yield the moments at which one of n intervals begins or ends, each once, and how many are open from then on.
+def levels(start: Integers, end: Integers, height: Integers) -> tuple[Integers, Integers]:
+    """Return the moments at which one of n intervals begins or ends, each once, and the height open from then on.
 
     Args:
         start: their starts, ns, in any order.
         end: their ends, ns, no earlier.
-        height: what each counts, n whole numbers; None: 1.
+        height: what each counts, n whole numbers.
     """
-    heights = np.ones(len(start), dtype=np.int64) if height is None else height
     times = np.concatenate([start, end])
     order = np.argsort(times, kind="stable")
-    times, level = times[order], np.cumsum(np.concatenate([heights, -heights])[order])
-    if len(times):
-        last = np.append(times[1:] > times[:-1], True)
-        yield times[last], level[last]
-
-
-def by_start(start: Integers, end: Integers) -> Integers | None:
-    """Return the order by start, then falling end; None where the n spans are in that order."""
-    follows = (start[1:] > start[:-1]) | ((start[1:] == start[:-1]) & (end[1:] <= end[:-1]))
-    return None if follows.all() else np.lexsort((-end, start))
+    times, level = times[order], np.cumsum(np.concatenate([height, -height])[order])
+    last = np.append(times[1:] > times[:-1], True)[: len(times)]
+    return times[last], level[last]
 
 
 class Nested:
@@ -144,16 +133,9 @@ class Nested:
         """
         self._order = np.lexsort((-end, start, thread))
         self._thread, self._start, self._end = thread[self._order], start[self._order], end[self._order]
-        self._caller = self._callers()
-
-    def _callers(self) -> Integers:
-        """Place of each span's caller in the order, -1 without one.
-
-        Everything between a span and its caller is over when the span begins, so is what lies between that and its own
-        candidate: every round goes one candidate back.
-        """
-        caller = np.arange(-1, len(self._start) - 1, dtype=np.int64)
-        open_ = np.arange(len(self._start), dtype=np.int64)
+        # What lies between a span and its caller is over when the span begins: every round goes one candidate back.
+        caller = np.arange(-1, len(start) - 1, dtype=np.int64)
+        open_ = np.arange(len(start), dtype=np.int64)
         while len(open_):
             candidate = caller[open_]
             outside = (candidate < 0) | (self._thread[candidate] != self._thread[open_])
@@ -161,7 +143,7 @@ class Nested:
             over = ~outside & (self._end[candidate] <= self._start[open_])
             open_ = open_[over]
             caller[open_] = caller[candidate[over]]
-        return caller
+        self._caller = caller
 
     def callers(self) -> Integers:
         """Return each span's caller as its number among the n, -1 without one, shape (n,)."""
@@ -213,28 +195,11 @@ def own_times(thread: Integers, start: Integers, end: Integers) -> Integers:
     The sum over the spans of a thread is the length of their union, so that no moment counts twice. That is the self
     time of `nesting` where spans lie inside one another.
     """
-    own = np.zeros(len(start), dtype=np.int64)
-    order = np.lexsort((-end, start, thread))
-    open_: list[tuple[int, int]] = []  # (place in the order, negative: the last to begin first; span)
-    owner, now = -1, 0
-
-    def run(until: float) -> None:
-        nonlocal now
-        while open_:
-            span = open_[0][1]
-            stop = min(int(end[span]), until)
-            own[span] += max(0, int(stop) - now)
-            now = max(now, int(stop))
-            if int(end[span]) > until:
-                return
-            heappop(open_)
-
-    for place, span in enumerate(order.tolist()):
-        if thread[span] != owner:
-            run(np.inf)
-            owner, now = int(thread[span]), int(start[span])
-        run(int(start[span]))
-        now = max(now, int(start[span]))
-        heappush(open_, (-place, span))
-    run(np.inf)
-    return own
+    threads, moments = np.concatenate([thread, thread]), np.concatenate([start, end])
+    order = np.lexsort((moments, threads))
+    threads, moments = threads[order], moments[order]
+    owner = Nested(thread, start, end).around(threads[:-1], moments[:-1])
+    owned = (owner >= 0) & (threads[1:] == threads[:-1])
+    times = np.zeros(len(start), dtype=np.int64)
+    np.add.at(times, owner[owned], np.diff(moments)[owned])
+    return times

@@ -99,11 +99,6 @@ def named(column: "pd.Series[str]", wanted: Callable[[str], bool]) -> Mask:
     return where(*name_codes(column), wanted)
 
 
-def is_kind(kernels: "pd.DataFrame", *kinds: str) -> Mask:
-    """Return which rows of `kernels` are of one of the kinds."""
-    return named(kernels["kind"], lambda kind: kind in kinds)
-
-
 def is_communication(table: "pd.DataFrame") -> Mask:
     """Return which rows of a table with `name` are communication."""
     return named(table["name"], communicates)

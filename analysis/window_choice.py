@@ -14,8 +14,7 @@ _STEP = re.compile(r"step:(\d{1,18})(?:\.\.(\d{1,18}))?")
 _MARK = re.compile(r"(?:ProfilerStep\s*#|(?:bertbench:)?step\s+)(\d{1,18})", re.IGNORECASE)
 _UNITS_NS = {"s": 10**9, "ms": 10**6, "us": 10**3}
 _PREFIX = "bertbench:"
-_LATEST_NS = 2**62
-"""Later than any trace; with today's time added it still fits into 64 bits."""
+_LATEST_NS = 2**62  # with today's time added it still fits into 64 bits
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,11 +28,6 @@ class WindowChoice:
     """First and last step."""
     time_ns: tuple[int, int] | None = None
     """Begin and end since the origin."""
-
-    @property
-    def is_part(self) -> bool:
-        """Whether it names a part of a trace, and not the marked steps or all work."""
-        return self.text not in (STEPS, KERNELS)
 
     def matchers(self) -> Sequence[Callable[[str], bool]]:
         """Return what names the range, the exact match first; the next one counts where the one before finds none."""

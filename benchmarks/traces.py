@@ -40,12 +40,12 @@ from pathlib import Path
 begun = time.perf_counter()
 from analysis.metrics.kernels.tables import kernel_times
 from analysis.metrics.time.temporal import temporal_breakdown
-from analysis.readers.kineto.reader import read_ranks
+from analysis.readers.kineto.reader import read_many
 
 def work(folders):
     ranks, kernels = {}, {}
     for folder in map(Path, folders):
-        for timeline in read_ranks(sorted(folder.glob("*.json.gz"))):
+        for _, timeline in read_many(sorted(folder.glob("*.json.gz"))):
             make_tables(timeline)
             key = f"{folder.name}/{timeline.rank}"
             found = temporal_breakdown(timeline, window="kernels")

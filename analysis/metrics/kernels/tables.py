@@ -14,7 +14,7 @@ from analysis.metrics.time.window import in_window, whole_trace
 from analysis.metrics.time.work import work_sets
 from analysis.names import family
 from analysis.spans import inside_ns
-from analysis.timeline import Timeline, empty, is_kind, typed
+from analysis.timeline import Timeline, empty, typed
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -185,7 +185,7 @@ def copy_rows(timeline: Timeline) -> "pd.DataFrame":
 
     import pandas as pd
 
-    kept = in_window(timeline)[0] & is_kind(timeline.kernels, *_COPIES)
+    kept = in_window(timeline)[0] & timeline.work.is_kind(*_COPIES)
     if not kept.any():
         return empty(COPY_ROW_COLUMNS)
     copies = timeline.kernels[kept]

@@ -23,7 +23,7 @@ import numpy.typing as npt
 from analysis.metrics.time.window import analysis_window, window_set
 from analysis.metrics.time.work import cpu_computation
 from analysis.spans import Intervals, inside_ns, levels, merged, total_ns, within
-from analysis.timeline import Timeline, is_communication, is_kind, lost_kernels
+from analysis.timeline import Timeline, is_communication, lost_kernels, named
 from records.schema import COMPUTE_COLUMNS, PROFILED_COLUMNS
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ def compute_utilization(timeline: Timeline) -> Utilization:
     whole = window_set(timeline, window)
     length = total_ns(whole)
     nothing = nothing._replace(window_ms=length / 1e6)
-    kernels = timeline.kernels[is_kind(timeline.kernels, *_COMPUTING)]
+    kernels = timeline.kernels[named(timeline.kernels["kind"], lambda kind: kind in _COMPUTING)]
     if len(kernels):
         busy, alone = _gpu_busy_ns(kernels, whole)
         weighted, reason = _sm_weighted(kernels, timeline.sm_counts, whole)
@@ -140,12 +140,8 @@ def _sm_weighted(kernels: "pd.DataFrame", sm_counts: Mapping[int, int], whole: I
 
 def _capped_area(starts: Numbers, ends: Numbers, heights: Numbers, cap: int, whole: Intervals) -> int:
     """Return the integral over the window of min(cap, sum of the heights of what runs)."""
-    area, last, running = 0, None, 0
-    for times, level in levels(starts, ends, heights):
-        begins = np.append(times[0] if last is None else last, times[:-1])
-        area += int((np.append(running, level[:-1]).clip(max=cap) * inside_ns(whole, begins, times)).sum())
-        last, running = int(times[-1]), int(level[-1])
-    return area
+    times, level = levels(starts, ends, heights)
+    return int((level[:-1].clip(max=cap) * inside_ns(whole, times[:-1], times[1:])).sum())
 
 
 def _without_work(timeline: Timeline) -> str:

@@ -26,11 +26,9 @@ Named = Sequence[tuple[str, CommunicationArguments]]
 """CommunicationArguments of the calls of these names, the best first."""
 
 _HOST_CALL = re.compile(
-    r"record_param_comms$|(?:nccl|gloo|mpi|ucc|xccl)[:_]|c10d::_?allgather_base|symm_mem::|_C_custom_ar::",
+    r"record_param_comms$|(?:nccl|gloo|mpi|ucc|xccl)[:_]|c10d::_?allgather_base",
     re.IGNORECASE,
 )
-# Operators of symmetric memory (PyTorch's SymmetricMemory.cpp) and of vLLM's own all-reduce: tensors, then texts.
-_SYMMETRIC = re.compile(r"symm_mem::|_C_custom_ar::")
 _ON_CPU = re.compile(r"(?:gloo|mpi|ucc)[:_]", re.IGNORECASE)
 # What one rank receives is counted; all others count what one rank gives.
 _BY_OUTPUT = ("all_gather", "gather")
@@ -76,7 +74,7 @@ def process_groups(information: Mapping[str, Any], calls: Iterable[Communication
 
 
 def _described(value: Any) -> str:
-    text = _text(value).strip()[:200]
+    text = _text(value).strip()
     return "" if text == "undefined" else text
 
 
@@ -141,7 +139,11 @@ def _of_kernels(
     api: "pd.DataFrame",
     groups: Mapping[str, ProcessGroup],
 ) -> Iterable[tuple[dict[str, Any], _Facts]]:
-    around = _Around(host_calls)
+    by_thread: dict[str, list[HostCall]] = defaultdict(list)
+    by_id: dict[Any, list[tuple[str, CommunicationArguments]]] = defaultdict(list)
+    for call in sorted(host_calls, key=lambda call: (call[2], -call[3])):
+        by_thread[call[1]].append(call)
+        by_id[call[4].external_id].append((call[0], call[4]))
     correlations = work.more["correlation_id"][list(kernel_calls)]
     calls = api[np.isin(api["correlation_id"], correlations[correlations >= 0])]
     launches = dict(zip(calls["correlation_id"], zip(calls["thread"], calls["start"], strict=True), strict=True))
@@ -151,17 +153,20 @@ def _of_kernels(
         kind = kernel_collective(name) or ""
         named = [("", own)]
         if correlation in launches:
-            named += around.of(*launches[correlation])
-        elif own.external_id is not None:
-            named += around.with_id(own.external_id)
+            thread, moment = launches[correlation]
+            last = bisect.bisect_right(by_thread[thread], moment, key=lambda call: call[2])
+            begun = reversed(by_thread[thread][max(0, last - _DEEPEST) : last])
+            around = [(call[0], call[4]) for call in begun if call[3] >= moment]  # the innermost first
+            named += sorted(around, key=lambda call: call[1].elements_in is None)
+        elif own.external_id is not None:  # kernels carry PyTorch's id where the launch is not in the trace
+            named += by_id[own.external_id]
         # An all-to-all is sends and receives, and RCCL's kernels are all of one name: PyTorch says which it was.
         if kind in ("send_recv", "other"):
             kind = next((other for one, args in named if (other := _host_kind(one, args))), kind)
-        # PyTorch's groups are those of the libraries that it runs; others have their own, which a trace does not name.
-        of_pytorch = collective(name) or any(one.startswith("symm_mem::") for one, _ in named)
         yield (
             {**row, "name": name, "collective": kind, "correlation_id": correlation},
-            _facts(kind, named, groups, _only(groups) if of_pytorch else None),
+            # Libraries that PyTorch does not run have groups of their own, which a trace does not name.
+            _facts(kind, named, groups, _only(groups) if collective(name) else None),
         )
 
 
@@ -233,8 +238,6 @@ def _size(kind: str, name: str, args: CommunicationArguments, facts: _Facts) -> 
             return (received if received > 0 else given * max(facts.group_size, 0)) * width or -1
         return (given if given > 0 else received) * width
     tensors = _tensors(args)
-    if _SYMMETRIC.match(name):
-        tensors = _of_symmetric(kind, name, tensors)
     if not tensors:
         return 0 if kind == "barrier" and max(given, received) == 0 else -1
     if name.startswith("c10d::"):
@@ -243,23 +246,13 @@ def _size(kind: str, name: str, args: CommunicationArguments, facts: _Facts) -> 
         return -1
     facts.dtype = facts.dtype or tensors[0][1]
     total = sum(elements * _width(dtype) for elements, dtype in tensors)
-    if kind in _BY_OUTPUT and not name.startswith(("c10d::", "symm_mem::")):
+    if kind in _BY_OUTPUT and not name.startswith("c10d::"):
         total *= max(facts.group_size, 0)
     return total if total > 0 else -1
 
 
 def _width(dtype: Any) -> int:
     return _BYTES.get(str(dtype).lower().removeprefix("c10::"), 0)
-
-
-def _of_symmetric(kind: str, name: str, tensors: list[tuple[int, str]]) -> list[tuple[int, str]]:
-    """Of an operator's tensors the one whose size counts: buffers of other all-to-alls have room for more than is sent,
-    and a copying one has its symmetric buffer first."""
-    if kind == "all_gather":
-        return tensors[-1:]
-    if kind in ("all_reduce", "reduce_scatter") or name.endswith("nvshmem_all_to_all"):
-        return tensors[1:2] if "copy" in name else tensors[:1]
-    return []
 
 
 def _tensors(args: CommunicationArguments) -> list[tuple[int, str]]:
@@ -278,25 +271,3 @@ def _count(value: Any) -> int:
 
 def _text(value: Any) -> str:
     return "" if value is None else str(value)
-
-
-class _Around:
-    """Finds the host's calls that a moment of a thread lies in."""
-
-    def __init__(self, host_calls: Sequence[HostCall]) -> None:
-        self._by_thread: dict[str, list[HostCall]] = defaultdict(list)
-        self._by_id: dict[Any, list[tuple[str, CommunicationArguments]]] = defaultdict(list)
-        for call in sorted(host_calls, key=lambda call: (call[2], -call[3])):
-            self._by_thread[call[1]].append(call)
-            self._by_id[call[4].external_id].append((call[0], call[4]))
-
-    def of(self, thread: str, moment: int) -> Named:
-        """Calls on the thread around the moment, the innermost first; those that name their arguments before others."""
-        calls = self._by_thread.get(thread, [])
-        last = bisect.bisect_right(calls, moment, key=lambda call: call[2])
-        around = [(call[0], call[4]) for call in reversed(calls[max(0, last - _DEEPEST) : last]) if call[3] >= moment]
-        return sorted(around, key=lambda call: call[1].elements_in is None)
-
-    def with_id(self, external_id: Any) -> Named:
-        """Calls with an id of PyTorch's, which kernels carry where the launch is not in the trace."""
-        return self._by_id.get(external_id, [])

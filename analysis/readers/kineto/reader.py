@@ -17,7 +17,7 @@ import msgspec
 
 from analysis.counters import IDENTITY, KernelCounters
 from analysis.readers.kineto.collectives import process_groups
-from analysis.readers.kineto.events import Content, InexactTimesError, Sample, load, no_collection, whole
+from analysis.readers.kineto.events import Content, Event, InexactTimesError, load, no_collection, whole
 from analysis.readers.kineto.tables import Tables
 from analysis.timeline import SAMPLE_COLUMNS, LostKernels, Timeline, typed
 from common.errors import Code, InputError
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 
     from analysis.readers.registry import Head
 
-FORM = "timelines"
 PAYS_FROM_BYTES = 4 << 20
 """Size of all files, packed ones counted _PACKED_RATIO times, from which more processes are faster."""
 _PACKED_RATIO = 15
@@ -64,7 +63,7 @@ def read(path: Path) -> Timeline:
     return _read(path)[0]
 
 
-def _read(path: Path) -> tuple[Timeline, KernelCounters | None]:
+def _read(path: Path) -> tuple[Timeline] | tuple[Timeline, KernelCounters]:
     with no_collection():
         content = load(path)
         about = content.about
@@ -96,7 +95,6 @@ def _read(path: Path) -> tuple[Timeline, KernelCounters | None]:
         rank=_rank(about, path),
         **unmade,
         source="PyTorch profiler (Kineto" + (f", schema {about.schemaVersion})" if about.schemaVersion else ")"),
-        process=tables.process,
         problems=problems,
         devices={number: device["name"] for number, device in devices.items() if "name" in device},
         sm_counts={number: device["numSms"] for number, device in devices.items() if device.get("numSms")},
@@ -104,7 +102,7 @@ def _read(path: Path) -> tuple[Timeline, KernelCounters | None]:
         groups=groups,
         truncated=content.truncated,
     )
-    return timeline, _counters(tables, timeline, devices) if tables.counted else None
+    return (timeline, _counters(tables, timeline, devices)) if tables.counted else (timeline,)
 
 
 def _problems(path: Path, content: Content, tables: Tables) -> tuple[str, ...]:
@@ -153,9 +151,9 @@ def _counters(tables: Tables, timeline: Timeline, devices: Mapping[int, Mapping[
     device = [number if (number := whole(event.pid)) >= 0 else None for event, _ in rows]
     table = pd.DataFrame(
         {
-            "process": pd.Series([-1 if timeline.process is None else timeline.process] * len(rows), dtype="int64"),
+            "process": -1,
             "kernel_id": range(len(rows)),
-            "name": pd.Series([str(event.name or "") for event, _ in rows], dtype="str"),
+            "name": pd.Series([event.name for event, _ in rows], dtype="str"),
             "device": pd.array(device, dtype="Int64"),
             "duration_ns": math.nan,
             "cycles": math.nan,
@@ -174,65 +172,44 @@ def _number(value: Any) -> float:
     return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else math.nan
 
 
-def _samples(samples: Sequence[Sample], base_ns: int) -> "pd.DataFrame":
+def _samples(samples: Sequence[Event], base_ns: int) -> "pd.DataFrame":
     """Return the hardware counters that CUPTI sampled, "GPU 0 Counters", as Timeline.samples."""
     rows = []
     for event in samples:
         if device := re.fullmatch(r"GPU (\d+) Counters", str(event.pid)):
             start = round(float(event.ts or 0) * 1000) + base_ns
             for name, value in msgspec.json.decode(event.args, type=dict[str, float]).items():
-                named = name if "__" in name else str(event.name)  # one counter of several, or the one of this name
+                named = name if "__" in name else event.name  # one counter of several, or the one of this name
                 rows.append({"name": named, "device": int(device[1]), "start": start, "value": value})
     return typed(sorted(rows, key=lambda row: row["start"]), SAMPLE_COLUMNS)
 
 
-def read_ranks(paths: Sequence[Path]) -> list[Timeline]:
-    """Read the traces of several ranks, in parallel processes where that is faster; return them by rank.
-
-    Raises:
-        InputError: a file cannot be read.
-    """
-    timelines: list[Timeline] = []
-    for _, content in read_many(paths):
-        if isinstance(content, InputError):
-            raise content
-        timelines += [content] if isinstance(content, Timeline) else []
-    return sorted(timelines, key=lambda timeline: (timeline.rank is None, timeline.rank or 0))
-
-
 def read_many(paths: Sequence[Path]) -> Iterator[tuple[Path, Timeline | KernelCounters | InputError]]:
-    """Yield (file, what is in it) in the order given: a timeline, then counters if any, or why it cannot be read."""
-    for path, content in zip(paths, _contents(paths), strict=True):
-        if isinstance(content, InputError):
-            yield path, content
-            continue
-        timeline, counters = content
-        yield path, timeline
-        if counters is not None:
-            yield path, counters
+    """Yield (file, what is in it) in the order given: a timeline, then counters if any, or why it cannot be read.
 
-
-def _contents(paths: Sequence[Path]) -> Iterator[Any]:
-    """Read files in processes beside this one where that pays: forked, so that no other thread may hold a lock."""
+    Files are read in processes beside this one where that pays: forked, so that no other thread may hold a lock.
+    """
     sizes = (path.stat().st_size * (_PACKED_RATIO if path.suffix == ".gz" else 1) for path in paths if path.exists())
     workers = min(len(paths), len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1)
     if workers < 2 or threading.active_count() > 1 or sum(sizes) < PAYS_FROM_BYTES:
-        yield from map(_caught, paths)
+        for path in paths:
+            yield from ((path, content) for content in _contents(path))
         return
     import multiprocessing  # 40 ms, which one small trace does not need
     from concurrent.futures import ProcessPoolExecutor
     from concurrent.futures.process import BrokenProcessPool
 
     with ProcessPoolExecutor(workers, multiprocessing.get_context("fork")) as pool:
-        for path, future in [(path, pool.submit(_caught, path)) for path in paths]:
+        for path, future in [(path, pool.submit(_contents, path)) for path in paths]:
             try:
-                yield future.result()
+                contents = future.result()
             except BrokenProcessPool:  # a process died, for want of memory: its file is left to this one
-                yield _caught(path)
+                contents = _contents(path)
+            yield from ((path, content) for content in contents)
 
 
-def _caught(path: Path) -> Any:
+def _contents(path: Path) -> list[Timeline | KernelCounters | InputError]:
     try:
-        return _read(path)
+        return [*_read(path)]
     except InputError as error:
-        return InputError(error.code, str(error))
+        return [InputError(error.code, str(error))]

@@ -5,7 +5,6 @@ of CUDA's.
 """
 
 import re
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property, lru_cache
 from itertools import chain, compress
@@ -31,7 +30,7 @@ from analysis.readers.kineto.events import (
     whole_numbers,
 )
 from analysis.readers.steps import empty_steps, launch_moments, left_out, marked_steps
-from analysis.spans import by_start, nesting
+from analysis.spans import nesting
 from analysis.timeline import EVALUATES, HOST_NS, MODULE, GpuWork, ProcessGroup, clip_overlaps, where
 
 if TYPE_CHECKING:
@@ -51,14 +50,16 @@ _TABLES = {
     **dict.fromkeys(("python_function", "overhead"), HOST),
     "cuda_profiler_range": COUNTED,
     "hardware_counters": SAMPLE,
-    **dict.fromkeys((None, "", "Trace", "cpu_instant_event", "external_correlation", "bertbench"), NO_TABLE),
+    **dict.fromkeys(("", "Trace", "cpu_instant_event", "external_correlation", "bertbench"), NO_TABLE),
     **dict.fromkeys(("ac2g", "async_cpu_to_gpu", "async_gpu", "fwdbwd", "forward_backward"), NO_TABLE),
     **dict.fromkeys(("gpu_user_annotation", "cuda_sync", "cuda_event", "xpu_sync", "collective_comm"), NO_TABLE),
 }
+_TIMED = ("X", "C")
+"""Phases of events with a duration and of values of counters."""
 _LOADS = re.compile("lazy function loading|module loading", re.IGNORECASE)
 _LAUNCH = re.compile("LaunchKernel|KernelLaunch|GraphLaunch")
+_THREAD = attrgetter("pid", "tid")
 _START, _DURATION, _NAME = attrgetter("ts"), attrgetter("dur"), attrgetter("name")
-_PROCESS, _THREAD = attrgetter("pid"), attrgetter("tid")
 _Columns = dict[str, Any]
 
 
@@ -70,14 +71,14 @@ class Tables:
         lists: dict[str, list[Any]] = {table: [] for table in _TABLES.values()}
         by_category = {category: lists[table] for category, table in _TABLES.items()}
         for event in events:  # those of one table in the order of the file
-            by_category.setdefault(event.cat, []).append(event)
+            by_category.setdefault(event.cat if event.ph in _TIMED else "", []).append(event)
         self._base_ns, self.timeless = base_ns, 0
-        self.unknown = {str(name): len(found) for name, found in by_category.items() if name not in _TABLES}
+        self.unknown = {name: len(found) for name, found in by_category.items() if name not in _TABLES}
         """Number of events by category that is not understood."""
         self.counted, self.samples = lists[COUNTED], lists[SAMPLE]
         """Events that hold counters of a kernel, and hardware counters that CUPTI sampled."""
         self._names: dict[str, list[str]] = {}
-        self._threads, self._inputs, self._threads_used = Codes(), Codes({"": 0}), Counter[int]()
+        self._threads, self._inputs = Codes(), Codes({"": 0})
         self.host_calls: list[HostCall] = []
         self._columns = {
             OPERATOR: self._operators(lists[OPERATOR]),
@@ -100,26 +101,17 @@ class Tables:
         start = start + self._base_ns
         return events, start, start + duration
 
-    def _coded(self, table: str, names: Sequence[Any]) -> npt.NDArray[np.int32]:
+    def _coded(self, table: str, names: Sequence[str]) -> npt.NDArray[np.int32]:
         codes = Codes()
-        found = codes.of(names, len(names))
-        if not all(type(name) is str for name in codes):
-            codes = Codes()
-            found = codes.of(("" if name is None else str(name) for name in names), len(names))
+        numbers = codes.of(names, len(names))
         self._names[table] = list(codes)
-        return found
+        return numbers
 
-    def _spans(self, table: str, events: list[Event], start: Integers, end: Integers) -> _Columns:
-        processes = set(map(_PROCESS, events))
-        if len(processes) == 1:  # most often: numbers of threads are faster than pairs
-            (process,) = processes
-            numbers = Codes()
-            found = numbers.of(map(_THREAD, events), len(events))
-            threads = self._threads.of(((process, thread) for thread in numbers), len(numbers))[found]
-        else:
-            threads = self._threads.of([(event.pid, event.tid) for event in events], len(events))
-        self._threads_used.update(dict(enumerate(np.bincount(threads).tolist())))
-        return {"name": self._coded(table, list(map(_NAME, events))), "thread": threads, "start": start, "end": end}
+    def _spans(self, table: str, events: list[Event]) -> tuple[list[Event], _Columns]:
+        events, start, end = self._timed(events)
+        threads = self._threads.of(map(_THREAD, events), len(events))
+        name = self._coded(table, list(map(_NAME, events)))
+        return events, {"name": name, "thread": threads, "start": start, "end": end}
 
     def _is_named(self, table: str, names: npt.NDArray[Any], wanted: Any) -> list[int]:
         """Return the rows with a name that is wanted."""
@@ -132,11 +124,10 @@ class Tables:
         for event, span, args in zip(
             calls, spans, arguments(calls, CommunicationArguments, detached=True), strict=True
         ):
-            self.host_calls.append((str(event.name), _thread_name((event.pid, event.tid)), *span, args))
+            self.host_calls.append((event.name, _thread_name(_THREAD(event)), *span, args))
 
     def _operators(self, events: list[Event]) -> _Columns:
-        events, start, end = self._timed(events)
-        columns = self._spans(OPERATOR, events, start, end)
+        events, columns = self._spans(OPERATOR, events)
         self._note_host_calls(OPERATOR, events, columns)
         ties = arguments(events, OperatorArguments)
         evaluates = where(columns["name"], self._names[OPERATOR], lambda name: name.startswith(EVALUATES))
@@ -149,7 +140,7 @@ class Tables:
         rows = self._is_named(OPERATOR, columns["name"], lambda name: family(name) == "GEMM" or has_roofline(name))
         for row, args in zip(rows, arguments([events[row] for row in rows], InputArguments), strict=True):
             dimensions, types, inputs = bytes(args.dimensions), bytes(args.types), bytes(args.inputs)
-            name = str(events[row].name)
+            name = events[row].name
             if family(name) == "GEMM":
                 columns["precision"][row] = _precision_of(types)
             if has_roofline(name) and b"null" not in (dimensions, types):
@@ -158,26 +149,25 @@ class Tables:
         return columns
 
     def _ranges(self, events: list[Event]) -> _Columns:
-        events, start, end = self._timed(events)
-        columns = self._spans(RANGE, events, start, end)
+        events, columns = self._spans(RANGE, events)
         self._note_host_calls(RANGE, events, columns)
         return columns
 
     def _calls(self, events: list[Event]) -> _Columns:
-        events, start, end = self._timed(events)
+        events, columns = self._spans(CALL, events)
         correlations = whole_numbers([one.correlation for one in arguments(events, CallArguments)], -1)
-        return {**self._spans(CALL, events, start, end), "correlation_id": correlations}
+        return {**columns, "correlation_id": correlations}
 
     def _host(self, events: list[Event]) -> _Columns:
         events, start, end = self._timed(events)
-        modules = np.array([str(event.name).startswith(MODULE) for event in events], dtype=bool)
+        modules = np.array([event.name.startswith(MODULE) for event in events], dtype=bool)
         chosen = np.flatnonzero(modules | (end - start >= HOST_NS))
         names, threads = [], []
         for event in [events[row] for row in chosen.tolist()]:
             of_profiler = event.cat == "overhead"
-            loads = of_profiler and _LOADS.search(str(event.name))
+            loads = of_profiler and _LOADS.search(event.name)
             names.append(f"profiler: {event.name}" if of_profiler and not loads else event.name)
-            threads.append(None if of_profiler else (event.pid, event.tid))
+            threads.append(None if of_profiler else _THREAD(event))
         coded = {"name": self._coded(HOST, names), "thread": self._threads.of(threads, len(threads))}
         return {**coded, "start": start[chosen], "end": end[chosen]}
 
@@ -194,7 +184,7 @@ class Tables:
                 values[absent] = whole_numbers([getattr(events[row], own) for row in absent.tolist()], -1)
             place[column] = values
         name = self._coded(WORK, list(map(_NAME, events)))
-        kind = np.array([_KIND[event.cat] for event in events], dtype=np.int8)  # type: ignore[index]
+        kind = np.array([_KIND[event.cat] for event in events], dtype=np.int8)
         communicating = where(name, self._names[WORK], lambda name: kernel_collective(name) is not None) & (kind == 0)
         rows = np.flatnonzero(communicating).tolist()
         calls = arguments([events[row] for row in rows], CommunicationArguments, detached=True)
@@ -237,15 +227,6 @@ class Tables:
             return found
         begins: Integers = operators["start"][~self._is_step[OPERATOR]]
         return begins if len(begins) else self.work.start
-
-    @property
-    def process(self) -> int | None:
-        """The process that most spans are of; None where none has a number."""
-        found: Counter[int] = Counter()
-        for number, thread in enumerate(self._threads):
-            if thread is not None and isinstance(thread[0], int):
-                found[thread[0]] += self._threads_used[number]
-        return max(found, key=lambda process: found[process]) if found else None
 
     @property
     def of_a_gpu(self) -> bool:
@@ -314,8 +295,8 @@ class Tables:
 
 
 def _sorted(columns: _Columns) -> _Columns:
-    order = by_start(columns["start"], columns["end"])
-    return dict(columns) if order is None else {name: values[order] for name, values in columns.items()}
+    order = np.lexsort((-columns["end"], columns["start"]))
+    return {name: values[order] for name, values in columns.items()}
 
 
 @lru_cache(maxsize=4096)

@@ -1,4 +1,4 @@
-"""Process groups by name, the sizes of collectives over symmetric memory, and the links that bandwidths compare with.
+"""Process groups by name, and the links that bandwidths compare with.
 
 The traces are made here in Kineto's form; every expected number is worked out in the comments.
 """
@@ -17,7 +17,7 @@ from support.timelines import timeline
 from analysis.diagnose.finding import Finding
 from analysis.diagnose.profiles import own_tests
 from analysis.diagnose.rules_communication import findings
-from analysis.metrics.communication.exposure import communication_by_group, communication_by_kind
+from analysis.metrics.communication.exposure import communication_by_group
 from analysis.metrics.communication.matching import match_collectives
 from analysis.metrics.kernels.devices import LinkRates
 from analysis.readers import nccl_tests
@@ -29,7 +29,6 @@ from records.run import RunDirectory
 MS = 1000.0  # Kineto counts in microseconds
 NCCL = "ncclDevKernel_AllReduce_Sum_bf16_RING_LL(ncclDevKernelArgsStorage<4096ul>)"
 SEND = "ncclDevKernel_SendRecv(ncclDevKernelArgsStorage<4096ul>)"
-MULTIMEM = "void (anonymous namespace)::multimem_all_reduce_kernel<c10::BFloat16, 16>(c10::BFloat16*)"
 GPUS = [{"id": number, "name": "NVIDIA A100-SXM4-80GB", "numSms": 108} for number in range(8)]
 GROUPS = {
     "1": ("TENSOR_MODEL_PARALLEL_GROUP", [[0, 1], [2, 3]]),
@@ -144,41 +143,6 @@ def test_groups_without_a_list_are_what_the_kernels_say(tmp_path: Path) -> None:
         "1": ("mesh_tp", 4, (0, 1, 2, 3)), "2": ("", 4, (0, 4, 8, 12)), "3": ("", 4, (2, 4, 6, 8)), "4": ("", 4, ()),
     }  # fmt: skip
     assert [groups[name].listed for name in "1234"] == ["0-3", "0-12 by 4", "2-8 by 2", ""]
-
-
-def test_symmetric_memory_has_the_size_of_the_operator_around_it(tmp_path: Path) -> None:
-    """The arguments are those of a real profile of PyTorch 2.13: texts have neither a type nor a value."""
-
-    def call(number: int, name: str, dimensions: list[Any], types: list[str], kernel: str) -> list[dict[str, Any]]:
-        said = {"Input Dims": dimensions, "Input type": types, "Concrete Inputs": [""] * len(types)}
-        return [
-            event(name, 100 * number, 50, args=said),
-            event("cudaLaunchKernel", 100 * number + 10, 5, "cuda_runtime", args={"correlation": number}),
-            event(kernel, 100 * number + 20, 20, "kernel", args={"device": 0, "stream": 7, "correlation": number}),
-        ]
-
-    text = ["", ""]
-    bf16 = "c10::BFloat16"
-    nvshmem = "c10d::nvshmem_extension::allToAllV(void*, void*, long*, unsigned long, int, int)"
-    events = [
-        *call(1, "symm_mem::multimem_all_reduce_", [[1024, 4096], [], []], [bf16, *text], MULTIMEM),
-        *call(2, "symm_mem::one_shot_all_reduce_copy", [[9999], [1000], [], []], ["float", "float", *text],
-              "void (anonymous namespace)::one_shot_all_reduce_kernel<float, 16, 8>(float**)"),
-        *call(3, "symm_mem::multimem_all_gather_out", [[1000], [], [8000]], ["float", "", "float"],
-              "void (anonymous namespace)::multimem_all_gather_kernel<16>(char*)"),
-        *call(4, "symm_mem::all_to_all_vdev", [[9999, 64], [9999, 64], [8], [2, 8], []],
-              [bf16, bf16, "long int", "long int", ""], nvshmem),
-    ]  # fmt: skip
-    about = {"rank": 0, "world_size": 8, "pg_config": [{"pg_name": "0", "pg_desc": "mesh_tp", "pg_size": 8}]}
-    found = read(write(tmp_path / "rank0.json", events, deviceProperties=GPUS, distributedInfo=about))
-    table = found.collectives
-    assert table["collective"].tolist() == ["all_reduce", "all_reduce", "all_gather", "all_to_all"]
-    # 1024 x 4096 x 2; the second tensor's 1000 x 4; what one rank receives, 8000 x 4; a buffer with room for more.
-    assert table["bytes"].tolist() == [8_388_608, 4_000, 32_000, -1]
-    assert set(table["group"]) == {"0"} and set(table["group_size"]) == {8}
-    row = communication_by_kind([found]).set_index("collective").loc["all_gather"]
-    # 32,000 bytes in 20 us are 1.6 GB/s, x 7/8.
-    assert row["busbw_gb_s"] == pytest.approx(1.4) and row["parallelism"] == "tensor"
 
 
 LOG = """\
