@@ -381,7 +381,7 @@ def test_counters_advise_by_what_the_busiest_unit_leaves() -> None:
          "bank_conflicts": [0.0, 0.0], "stall": ["", ""], "occupancy_limit": ["", ""], "achieved_occupancy": [0.9, 0.9],
              "theoretical_occupancy": [1.0, 1.0]}
     )  # fmt: skip
-    (one,) = per_kernel(Roofline(table.reindex(columns=_COLUMNS), table, {}, ()), Context()).advice
+    (one,) = per_kernel(Roofline(table.reindex(columns=_COLUMNS), {}, ()), Context()).advice
     assert one.saves == pytest.approx(0.75) and one.cause == "latency" and "gemm" in one.seen
 
 
