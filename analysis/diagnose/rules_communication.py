@@ -91,17 +91,14 @@ def exposed(table: "pd.DataFrame", late: "pd.DataFrame", context: Context) -> Fi
     caused = late["wait_caused_ms"]
     if wait > 0.5:  # less communication would not shorten a wait
         one = caused.sum() > 0 and caused.iloc[0] >= _ONE_RANK * caused.sum()
-        seen = f"ranks wait for {_rank(late['rank'].iloc[0]) if one else 'changing ranks'}, "
-        seen += f"{percent(share * wait)} of the time"
+        whom = _rank(late["rank"].iloc[0]) if one else "changing ranks"
+        seen = f"waits for {whom} take up to {percent(share * wait)} of a rank's time"
         remedy = "find out why ranks arrive late (data, host, GPU clock), and balance the work"
         advice = Advice(cause="waiting", seen=seen, remedy=remedy, saves=share * wait)
     else:
         seen = f"communication is exposed {percent(share)} of the time"
         less = "gradient accumulation" if context.has("bf16-gradients") else "16-bit gradients, gradient accumulation"
-        remedy = f"overlap more of it, or send less ({less})"
-        if wait > 0.5:
-            seen += f", {percent(wait)} of that in waits for changing ranks"
-            remedy = "overlap it with computation, so that ranks need not arrive together"
+        remedy = f"overlap communication with computation, or send less ({less})"
         advice = Advice(cause="communication", seen=seen, remedy=remedy, saves=share)
     return Finding("all_reduce_by_rank", title, shown, sentence, (advice,))
 

@@ -136,12 +136,14 @@ def where_time_goes(timelines: Sequence[Timeline], times: "Sequence[Temporal]") 
     if not any(row.on_gpu for row in times):  # a CPU has no copies apart from computation
         table = table.drop(columns=["devices", *(name for name in table.columns if "memory" in name)])
     slowest = max(row.span_ns / max(row.steps or 1, 1) for row in times) / 1e6
-    what = "A step" if all(len(timeline.steps) for timeline in timelines) else "The recording"
-    what = "A part" if any(timeline.is_part for timeline in timelines) else what
-    sentence = f"{what} takes {number(slowest)} ms: {compute} computation, {exposed} exposed communication, "
-    sentence += f"{waiting} idle."
+    what = "step" if all(len(timeline.steps) for timeline in timelines) else "recording"
+    what = "part" if any(timeline.is_part for timeline in timelines) else what
+    sentence = f"A {what} takes {number(slowest)} ms: "
+    if len(times) > 1:
+        sentence = f"The slowest rank's {what} takes {number(slowest)} ms; on average "
+    sentence += f"{compute} computation, {exposed} exposed communication, {waiting} idle."
     if not times[0].on_gpu and lost_kernels(timelines):
-        sentence = f"The trace lacks its kernels; on the CPU, {sentence}"
+        sentence = f"The trace lacks its GPU kernels; the CPU computes {compute} of a {what} of {number(slowest)} ms."
     return Finding("temporal_breakdown", "Where the time goes", table, sentence)
 
 
@@ -154,7 +156,7 @@ def utilization(timelines: Sequence[Timeline]) -> Finding | None:
     table["rank"] = table["rank"].astype("Int64")
     known = table["compute_utilization"].dropna()
     if not len(known):
-        sentence = "Compute utilization is unknown: see the column reason."
+        sentence = "Compute utilization is unknown; the table gives the reason."
         return Finding("compute_utilization", "Compute utilization", table, sentence)
     if table["devices"].isna().all():
         table = table.drop(columns=["sm_weighted_utilization", "devices"])
@@ -231,7 +233,7 @@ def largest_gaps(timelines: Sequence[Timeline], gaps: "Sequence[pd.DataFrame | N
     if table is None:
         return None
     longest = table.nlargest(1, "length_ms").iloc[0]
-    sentence = f"The longest takes {number(float(longest['length_ms']))} ms"
+    sentence = f"The longest idle gap takes {number(float(longest['length_ms']))} ms"
     sentence += f", with the CPU in {longest['call'][:80]}." if longest["call"] else "."
     on_gpu = any(len(timeline.work) for timeline in timelines)
     title = "Largest idle gaps" if on_gpu else "Longest times without computation"
@@ -245,7 +247,8 @@ def kernel_families(timelines: Sequence[Timeline], times: "Sequence[Temporal]", 
         return None
     first = table.iloc[0]
     share = percent(float(first["kernel_time_share"]))
-    sentence = f"{first['family']} takes {share} of the kernels' time{_gemms(timelines)}."
+    name = str(first["family"])
+    sentence = f"{name[:1].upper()}{name[1:]} takes {share} of the kernels' time{_gemms(timelines)}."
     span = sum(row.span_ns for row in times)
 
     def running(*families: str) -> float:

@@ -48,9 +48,11 @@ def comparison_notes(comparison: TrainingComparison) -> list[str]:
     notes: dict[str, dict[str, None]] = {}
     for row in comparison.rows:
         parts = f"{row['micro_batch_size']} x {row['grad_accum_steps']} x {row['devices']}"
+        batch = f"{row['global_batch_size']} = {parts}"
         memory = f"{wording.size(row['peak_memory_bytes'])} ({row['peak_memory_kind']})"
         for label, field, text in (
-            ("global batch = micro batch x accumulation x devices", "global_batch_size", parts),
+            ("global batch = micro batch x accumulation x devices", "global_batch_size", batch),
+            ("threads per process", "threads_per_rank", wording.count(row["threads_per_rank"])),
             ("parameters", "parameters", wording.count(row["parameters"])),
             ("peak memory per process", "peak_memory_bytes", memory),
         ):

@@ -16,16 +16,12 @@ OURS = sorted(path for folder in ("kineto", "ncu", "nsys") for path in (DATA / f
 RECORDINGS = json.loads((ROOT / "tests/oracles/data/recordings.json").read_text(encoding="utf-8"))
 PUBLIC = [*RECORDINGS["timelines"], *RECORDINGS["counters"], RECORDINGS["log"]]
 MOST_WORDS = 20
-LONGER = {
-    "temporal_breakdown",
-}
-"""Findings whose sentences are still longer."""
 
 
 def check(found: Analysis) -> None:
     for finding in found.findings:
-        assert finding.name in LONGER or len(finding.sentence.split()) <= MOST_WORDS, (finding.name, finding.sentence)
-        assert finding.name in LONGER or len(finding.advice) <= 1, finding.name
+        assert len(finding.sentence.split()) <= MOST_WORDS, (finding.name, finding.sentence)
+        assert len(finding.advice) <= 1, finding.name
     gains = [one.saves for one in found.advice if one.saves is not None]
     assert gains == sorted(gains, reverse=True) and len({one.cause for one in found.advice}) == len(found.advice)
     for width in (80, 100):

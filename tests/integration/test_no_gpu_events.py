@@ -44,5 +44,5 @@ def test_ranges_without_gpu_work_are_shown_with_the_reason(tmp_path: Path, monke
 
 
 def test_counters_of_cores_are_not_looked_for_in_a_database(tmp_path: Path) -> None:
-    with refused("file-format", "ncu --csv"):
+    with refused("file-format", "SQLite", "ncu --csv", "bertbench analyze"):
         result("core-util", export(tmp_path / "a.sqlite", ranges=True))

@@ -243,6 +243,12 @@ def _no_table(path: Path) -> InputError:
         return InputError("tool-failed", f"{path} has no table, because ncu failed: {' '.join(errors)[:600]}")
     if not begin.strip():
         return InputError("file-empty", f"{path} is empty: nothing was profiled, or the disk was full; record again")
+    if begin.startswith("SQLite format 3"):
+        return InputError(
+            "file-format",
+            f"{path} is a SQLite database without counters of ncu: give the output of `ncu --csv`, or read it with "
+            "`bertbench analyze`",
+        )
     return InputError(
         "file-format",
         f"{path} has no table of single kernels (no line with the columns ID and Kernel Name): give the output of "

@@ -4,12 +4,12 @@ import json
 import warnings
 from collections import Counter
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.classification_document import document
 from support.commands import result as command
 from support.commands import text
 from support.examples import examples
@@ -17,7 +17,7 @@ from support.examples import examples
 from analysis.metrics import classification
 from analysis.metrics.classification import classify
 from analysis.render.classification_page import write_classification_report
-from records.classification import FORMAT, read_result
+from records.classification import read_result
 
 LABELS = ["ham", "spam", "=1+1", "Größe"]
 PAIRS = st.lists(st.tuples(st.sampled_from(LABELS), st.sampled_from(LABELS)), min_size=1, max_size=60)
@@ -61,20 +61,6 @@ def test_means_over_labels_are_scikit_learns(pairs: list[tuple[str, str]]) -> No
         assert found.balanced_accuracy == pytest.approx(balanced_accuracy_score(true, predicted))
     for score, average in ((found.macro_f1, "macro"), (found.weighted_f1, "weighted")):
         assert score == pytest.approx(f1_score(true, predicted, average=average, zero_division=0))
-
-
-def document(**changes: Any) -> dict[str, Any]:
-    return {
-        "format": FORMAT,
-        "schema_version": 1,
-        "labels": ["spam", "ham"],
-        "label_distribution": {"train": {"ham": 8, "spam": 2}, "validate": {"ham": 1}, "test": {"ham": 3, "spam": 1}},
-        "curve": [[1, 0.9], [2, 0.5]],
-        "evaluations": [{"applied_steps": 2, "accuracy": 0.75, "balanced_accuracy": 0.7, "log_loss": 0.6}],
-        "run": {"model": "tiny", "updates": 2, "begun_from": None},
-        "test": {"confusion": [["ham", "ham", 2], ["ham", "spam", 1], ["spam", "spam", 1]]},
-        **changes,
-    }
 
 
 @pytest.mark.more

@@ -4,28 +4,14 @@ import json
 import shutil
 import sqlite3
 from pathlib import Path
-from typing import Any
 
 import pytest
+from support.classification_document import document
 from support.refusals import refused
 
 from bert.tasks.classify.store import APPLICATION_ID, SCHEMA_VERSION, TABLES
 from common.errors import Code
-from records.classification import DATABASE_ID, DATABASE_VERSION, FORMAT, read_result, root_of
-
-
-def document(**changes: Any) -> dict[str, Any]:
-    return {
-        "format": FORMAT,
-        "schema_version": 1,
-        "labels": ["spam", "ham"],
-        "label_distribution": {"train": {"ham": 8, "spam": 2}, "validate": {"ham": 1}, "test": {"ham": 3, "spam": 1}},
-        "curve": [[1, 0.9], [2, 0.5]],
-        "evaluations": [{"applied_steps": 2, "accuracy": 0.75, "balanced_accuracy": 0.7, "log_loss": 0.6}],
-        "run": {"model": "tiny", "updates": 2, "begun_from": None},
-        "test": {"confusion": [["ham", "ham", 2], ["ham", "spam", 1], ["spam", "spam", 1]]},
-        **changes,
-    }
+from records.classification import DATABASE_ID, DATABASE_VERSION, read_result, root_of
 
 
 def leave(folder: Path) -> dict[str, Path]:
