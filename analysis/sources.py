@@ -28,6 +28,7 @@ _REMEDIES = {
     ".qdrep": "copy it again, or export it: nsys export --type=sqlite FILE",
     ".ncu-rep": "copy it again, or export it: ncu --import FILE --csv --page raw > FILE.csv",
     ".ncu-repz": "export it: ncu --import FILE --csv --page raw > FILE.csv",
+    ".pftrace": "give the .json trace that the profiler wrote, or convert it: traceconv json FILE FILE.json",
     ".nvprof": "give what `nvprof --export-profile` wrote",
 }
 # What a profiler's folder holds besides: pictures, bertbench's own notes.

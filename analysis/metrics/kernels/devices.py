@@ -26,7 +26,6 @@ class Device:
     """FLOP/s by type: fp32, fp64, fp16 outside the tensor cores, tensor_<type of the inputs> inside."""
     bytes_per_second: float | None
     """Of its memory."""
-    sms: int | None
     link: "LinkRate | None"
     """All links of one GPU in one direction, half of what data sheets give; None where only pairs have a bridge."""
     source: str
@@ -52,8 +51,6 @@ _TURING = (
     "NVIDIA-Turing-Architecture-Whitepaper.pdf"
 )
 _GRACE_HOPPER, _MI300 = f"{_NVIDIA}grace-hopper-superchip/", "https://www.amd.com/en/products/accelerators/instinct/"
-# NVIDIA has no public data sheet of the H20: these are its figures as reported.
-_H20 = "https://willitrunai.com/es/gpus/h20-96gb"
 _NVLINK = {generation: (rate, f"NVLink {generation}") for generation, rate in enumerate((80, 150, 300, 450, 900), 1)}
 _INFINITY = (448, "Infinity Fabric, 7 links")
 _PCIE = {generation: (rate, f"PCIe {generation}") for generation, rate in ((3, 16), (4, 32), (5, 64))}
@@ -67,7 +64,7 @@ _V100, _P100 = {"tensor_fp16": 125.0, "fp64": 7.8, "fp32": 15.7, "fp16": 31.4}, 
 
 
 def _device(
-    name: str, source: str, gb_s: float | None = None, sms: int | None = None, link: tuple[float, str] | None = None,
+    name: str, source: str, gb_s: float | None = None, link: tuple[float, str] | None = None,
     tera: Mapping[str, float] = MappingProxyType({}), /, **more: float,
 ) -> Device:  # fmt: skip
     flops = {kind: value * 1e12 for kind, value in {**tera, **more}.items()}
@@ -77,66 +74,65 @@ def _device(
         name=name,
         flops=flops,
         bytes_per_second=None if gb_s is None else gb_s * 1e9,
-        sms=sms,
         link=LinkRate(link[0], f"published ({link[1]})") if link else None,
         source=source,
     )
 
 
+# NVIDIA publishes no data sheet of the H20.
 # By the driver's name, without the maker's; it must fit as a whole, so that a variant nobody listed is unknown.
 _DEVICES: tuple[tuple[str, Device], ...] = (
-    (r"B300(?: SXM6 AC)?", _device("B300", _HGX, 8000, None, _NVLINK[5], fp64=1.25, fp32=75, tensor_fp64=1.25,
+    (r"B300(?: SXM6 AC)?", _device("B300", _HGX, 8000, _NVLINK[5], fp64=1.25, fp32=75, tensor_fp64=1.25,
                                    tensor_tf32=1125, tensor_16=2250, tensor_fp8=4500)),
-    (r"B200", _device("B200", _HGX, 8000, None, _NVLINK[5], fp64=37, fp32=75, tensor_fp64=37, tensor_tf32=1125,
+    (r"B200", _device("B200", _HGX, 8000, _NVLINK[5], fp64=37, fp32=75, tensor_fp64=37, tensor_tf32=1125,
                       tensor_16=2250, tensor_fp8=4500)),
-    (r"GB200", _device("GB200", f"{_NVIDIA}gb200-nvl72/", 8000, None, _NVLINK[5], fp64=40, fp32=80, tensor_fp64=40,
+    (r"GB200", _device("GB200", f"{_NVIDIA}gb200-nvl72/", 8000, _NVLINK[5], fp64=40, fp32=80, tensor_fp64=40,
                        tensor_tf32=1250, tensor_16=2500, tensor_fp8=5000)),
-    (r"GB300", _device("GB300", f"{_NVIDIA}gb300-nvl72/", None, None, _NVLINK[5])),
-    (r"H200", _device("H200 SXM", f"{_NVIDIA}h200/", 4800, 132, _NVLINK[4], _HOPPER)),
-    (r"H100 80GB HBM3", _device("H100 SXM", f"{_NVIDIA}h100/", 3350, 132, _NVLINK[4], _HOPPER)),
-    (r"H100 PCIe", _device("H100 PCIe", f"{_NVIDIA}h100/", 2039, 114, fp64=25.6, fp32=51.2, fp16=102.4,
+    (r"GB300", _device("GB300", f"{_NVIDIA}gb300-nvl72/", None, _NVLINK[5])),
+    (r"H200", _device("H200 SXM", f"{_NVIDIA}h200/", 4800, _NVLINK[4], _HOPPER)),
+    (r"H100 80GB HBM3", _device("H100 SXM", f"{_NVIDIA}h100/", 3350, _NVLINK[4], _HOPPER)),
+    (r"H100 PCIe", _device("H100 PCIe", f"{_NVIDIA}h100/", 2039, fp64=25.6, fp32=51.2, fp16=102.4,
                            tensor_fp64=51.2, tensor_tf32=378.0, tensor_16=756.0, tensor_fp8=1513.0)),
-    (r"H100 NVL", _device("H100 NVL", f"{_NVIDIA}h100/", 3900, 132, fp64=30, fp32=60, tensor_fp64=60,
+    (r"H100 NVL", _device("H100 NVL", f"{_NVIDIA}h100/", 3900, fp64=30, fp32=60, tensor_fp64=60,
                           tensor_tf32=417.5, tensor_16=835.5, tensor_fp8=1670.5)),
-    (r"H20", _device("H20", _H20, 4000, 78, _NVLINK[4], fp64=1, fp32=44, tensor_tf32=74, tensor_16=148,
-                     tensor_fp8=296)),
-    (r"H20-3e", _device("H20 141 GB", _H20, None, None, _NVLINK[4])),
-    (r"H800", _device("H800", _HGX, None, None, (200, "NVLink 4"))),
-    (r"GH200(?: \d+GB)?", _device("GH200", _GRACE_HOPPER, 4000, 132, _NVLINK[4], _GRACE)),
-    (r"GH200 144G HBM3e", _device("GH200 144 GB", _GRACE_HOPPER, 4900, 132, _NVLINK[4], _GRACE)),
-    (r"A100-SXM4-80GB", _device("A100 SXM 80 GB", f"{_NVIDIA}a100/", 2039, 108, _NVLINK[3], _AMPERE)),
-    (r"A100-SXM4-40GB", _device("A100 SXM 40 GB", f"{_NVIDIA}a100/", 1555, 108, _NVLINK[3], _AMPERE)),
-    (r"A100 80GB PCIe", _device("A100 PCIe 80 GB", f"{_NVIDIA}a100/", 1935, 108, None, _AMPERE)),
-    (r"A100-PCIE-40GB", _device("A100 PCIe 40 GB", f"{_NVIDIA}a100/", 1555, 108, None, _AMPERE)),
-    (r"A800-SXM4-\d+GB", _device("A800 SXM", f"{_NVIDIA}a100/", None, None, (200, "NVLink 3"))),
-    (r"V100-SXM2-(?:16|32)GB", _device("V100 SXM2", f"{_NVIDIA}v100/", 900, 80, _NVLINK[2], _V100)),
-    (r"V100-SXM3-\d+GB", _device("V100 SXM3", f"{_NVIDIA}v100/", None, None, _NVLINK[2])),
-    (r"V100-PCIE-(?:16|32)GB", _device("V100 PCIe", f"{_NVIDIA}v100/", 900, 80, fp64=7.0, fp32=14.0, fp16=28.0,
+    (r"H20", _device("H20", _HGX, None, _NVLINK[4])),
+    (r"H20-3e", _device("H20 141 GB", _HGX, None, _NVLINK[4])),
+    (r"H800", _device("H800", _HGX, None, (200, "NVLink 4"))),
+    (r"GH200(?: \d+GB)?", _device("GH200", _GRACE_HOPPER, 4000, _NVLINK[4], _GRACE)),
+    (r"GH200 144G HBM3e", _device("GH200 144 GB", _GRACE_HOPPER, 4900, _NVLINK[4], _GRACE)),
+    (r"A100-SXM4-80GB", _device("A100 SXM 80 GB", f"{_NVIDIA}a100/", 2039, _NVLINK[3], _AMPERE)),
+    (r"A100-SXM4-40GB", _device("A100 SXM 40 GB", f"{_NVIDIA}a100/", 1555, _NVLINK[3], _AMPERE)),
+    (r"A100 80GB PCIe", _device("A100 PCIe 80 GB", f"{_NVIDIA}a100/", 1935, None, _AMPERE)),
+    (r"A100-PCIE-40GB", _device("A100 PCIe 40 GB", f"{_NVIDIA}a100/", 1555, None, _AMPERE)),
+    (r"A800-SXM4-\d+GB", _device("A800 SXM", f"{_NVIDIA}a100/", None, (200, "NVLink 3"))),
+    (r"V100-SXM2-(?:16|32)GB", _device("V100 SXM2", f"{_NVIDIA}v100/", 900, _NVLINK[2], _V100)),
+    (r"V100-SXM3-\d+GB", _device("V100 SXM3", f"{_NVIDIA}v100/", None, _NVLINK[2])),
+    (r"V100-PCIE-(?:16|32)GB", _device("V100 PCIe", f"{_NVIDIA}v100/", 900, fp64=7.0, fp32=14.0, fp16=28.0,
                                        tensor_fp16=112.0)),
-    (r"P100-SXM2-16GB", _device("P100 SXM2", f"{_NVIDIA}tesla-p100/", 732, 56, _NVLINK[1], fp64=5.3, fp32=10.6,
+    (r"P100-SXM2-16GB", _device("P100 SXM2", f"{_NVIDIA}tesla-p100/", 732, _NVLINK[1], fp64=5.3, fp32=10.6,
                                 fp16=21.2)),
-    (r"P100-PCIE-16GB", _device("P100 PCIe 16 GB", f"{_NVIDIA}tesla-p100/", 732, 56, None, _P100)),
-    (r"P100-PCIE-12GB", _device("P100 PCIe 12 GB", f"{_NVIDIA}tesla-p100/", 549, 56, None, _P100)),
-    (r"L40S", _device("L40S", f"{_NVIDIA}l40s/", 864, 142, _PCIE[4], fp32=91.6, tensor_tf32=183.0, tensor_16=362.05,
+    (r"P100-PCIE-16GB", _device("P100 PCIe 16 GB", f"{_NVIDIA}tesla-p100/", 732, None, _P100)),
+    (r"P100-PCIE-12GB", _device("P100 PCIe 12 GB", f"{_NVIDIA}tesla-p100/", 549, None, _P100)),
+    (r"L40S", _device("L40S", f"{_NVIDIA}l40s/", 864, _PCIE[4], fp32=91.6, tensor_tf32=183.0, tensor_16=362.05,
                       tensor_fp8=733.0)),
-    (r"L4", _device("L4", f"{_NVIDIA}l4/", 300, 58, _PCIE[4], fp32=30.3, tensor_tf32=60.0, tensor_16=121.0,
+    (r"L4", _device("L4", f"{_NVIDIA}l4/", 300, _PCIE[4], fp32=30.3, tensor_tf32=60.0, tensor_16=121.0,
                     tensor_fp8=242.5)),
-    (r"A40", _device("A40", f"{_NVIDIA}a40/", 696, 84, fp32=37.4, tensor_tf32=74.8, tensor_16=149.7)),
-    (r"RTX A6000", _device("RTX A6000", _GA102, 768, 84, fp32=38.7, fp16=38.7, tensor_tf32=77.4, tensor_16=154.8)),
-    (r"A10", _device("A10", f"{_NVIDIA}products/a10-gpu/", 600, 72, _PCIE[4], fp32=31.2, tensor_tf32=62.5,
+    (r"A40", _device("A40", f"{_NVIDIA}a40/", 696, fp32=37.4, tensor_tf32=74.8, tensor_16=149.7)),
+    (r"RTX A6000", _device("RTX A6000", _GA102, 768, fp32=38.7, fp16=38.7, tensor_tf32=77.4, tensor_16=154.8)),
+    (r"A10", _device("A10", f"{_NVIDIA}products/a10-gpu/", 600, _PCIE[4], fp32=31.2, tensor_tf32=62.5,
                      tensor_16=125.0)),
-    (r"T4", _device("T4", f"{_NVIDIA}tesla-t4/", 320, 40, _PCIE[3], fp32=8.1, tensor_fp16=65.0)),
-    (r"GeForce RTX 5090", _device("GeForce RTX 5090", _GB202, 1792, 170, _PCIE[5], fp32=104.8, fp16=104.8,
+    (r"T4", _device("T4", f"{_NVIDIA}tesla-t4/", 320, _PCIE[3], fp32=8.1, tensor_fp16=65.0)),
+    (r"GeForce RTX 5090", _device("GeForce RTX 5090", _GB202, 1792, _PCIE[5], fp32=104.8, fp16=104.8,
                                   tensor_tf32=104.8, tensor_16=209.5, tensor_fp8=419)),
-    (r"GeForce RTX 4090", _device("GeForce RTX 4090", _ADA, 1008, 128, _PCIE[4], fp32=82.6, fp16=82.6,
+    (r"GeForce RTX 4090", _device("GeForce RTX 4090", _ADA, 1008, _PCIE[4], fp32=82.6, fp16=82.6,
                                   tensor_tf32=82.6, tensor_16=165.2, tensor_fp8=330.3)),
-    (r"GeForce RTX 3090", _device("GeForce RTX 3090", _GA102, 936, 82, fp32=35.6, fp16=35.6, tensor_tf32=35.6,
+    (r"GeForce RTX 3090", _device("GeForce RTX 3090", _GA102, 936, fp32=35.6, fp16=35.6, tensor_tf32=35.6,
                                   tensor_16=71.0)),
-    (r"GeForce RTX 2080 Ti", _device("GeForce RTX 2080 Ti", _TURING, 616, 68, fp32=13.4, fp16=26.9, tensor_fp16=53.8)),
-    (r"MI300X(?: OAM)?", _device("MI300X", f"{_MI300}mi300/mi300x.html", 5300, 304, _INFINITY,
+    (r"GeForce RTX 2080 Ti", _device("GeForce RTX 2080 Ti", _TURING, 616, fp32=13.4, fp16=26.9, tensor_fp16=53.8)),
+    (r"MI300X(?: OAM)?", _device("MI300X", f"{_MI300}mi300/mi300x.html", 5300, _INFINITY,
                                  fp64=81.7, fp32=163.4, tensor_fp64=163.4, tensor_tf32=653.7, tensor_16=1307.4,
                                  tensor_fp8=2614.9)),
-    (r"MI325X(?: OAM)?", _device("MI325X", f"{_MI300}mi300/mi325x.html", None, None, _INFINITY)),
+    (r"MI325X(?: OAM)?", _device("MI325X", f"{_MI300}mi300/mi325x.html", None, _INFINITY)),
 )  # fmt: skip
 
 

@@ -16,7 +16,7 @@ from analysis.metrics.kernels.devices import _DEVICES, device_of, faster_types
         ("NVIDIA H100 80GB HBM3", "tensor_fp16", 989.4, 3350, 450),
         ("NVIDIA H100 PCIe", "tensor_bf16", 756, 2039, None),
         ("NVIDIA H100 NVL", "tensor_bf16", 835.5, 3900, None),
-        ("NVIDIA H20", "tensor_bf16", 148, 4000, 450),
+        ("NVIDIA H20", "tensor_bf16", None, None, 450),
         ("NVIDIA GH200 480GB", "tensor_tf32", 494, 4000, 450),
         ("NVIDIA GH200 144G HBM3e", "fp32", 67, 4900, 450),
         ("NVIDIA A100-SXM4-80GB", "tensor_fp16", 312, 2039, 300),
