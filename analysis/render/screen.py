@@ -98,6 +98,9 @@ def run_screen(
     """
     first = answers[0] if answers else None
     table = next((block for block in results if isinstance(block, tables.Table)), None)
+    if table is not None:  # the fastest first, as not all may fit
+        rows = sorted(table.rows, key=lambda row: row.get("samples_per_second") or 0.0, reverse=True)
+        table = dataclasses.replace(table, rows=rows)
     sentences = [*first.sentences, *(one.headline for one in answers[1:])] if first else []
     return Screen(
         answer=[first.headline, *first.how_good] if first else [],
