@@ -47,7 +47,7 @@ def test_the_comparison_says_what_two_processes_bring_and_what_all_reduce_costs(
     parts = second["all_reduce_exposed_share"] + second["all_reduce_hidden_share"]
     assert parts == pytest.approx(second["all_reduce_share"])
     for words in ("single x 1", "ddp x 2", "samples/s", "all-reduce", "8 = 2 x 2 x 2", "threads per process"):
-        assert words in printed
+        assert words in " ".join(printed.split())
     rows = list(csv.DictReader((command.out / "comparison.csv").open(encoding="utf-8")))
     assert [row["strategy"] for row in rows] == ["single", "ddp"]
     assert (command.out / "comparison.png").stat().st_size > 20_000
@@ -102,12 +102,6 @@ def test_the_trainer_and_other_precisions_stand_in_one_table_with_ours(data: Pat
     for row in rows.values():
         assert row["backend"] == "gloo" and row["communication_exposed_ms"] > 0 and row["epoch_seconds"] > 0
         assert sum(row["loss_per_rank"]) / 2 == pytest.approx(row["last_loss"], abs=1e-5)
-    for words in (
-        "hf-trainer ddp x 2 bf16",
-        "throughput ratio",
-        "time saved",
-        "exposed communication",
-        "of each process",
-    ):
-        assert words in done.stdout
+    assert "hf-trainer ddp x 2 bf16" in done.stdout
+    assert all(row["speedup"] > 0 and row["time_saved"] < 1 for row in rows.values())
     assert (command.out / "hf-trainer-ddp-2-bf16").is_dir() and (command.out / "comparison.png").exists()
