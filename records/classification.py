@@ -26,6 +26,7 @@ SCHEMA_VERSION = 1
 STATISTICS_ENDING = "_train_test_stats.json"
 PREDICTIONS_ENDING = "_testset_predictions.csv"
 MODEL_ENDING = "_trained_model"
+_ENDINGS = (STATISTICS_ENDING, PREDICTIONS_ENDING, MODEL_ENDING)
 RESULTS_FILE = "results.json"
 PREDICTION_COLUMNS = ("prediction", "true_label")
 _SQLITE = b"SQLite format 3\0"
@@ -63,10 +64,18 @@ class ClassificationResult:
 def root_of(path: Path) -> Path:
     """Return what the names of a training's files begin with: the CSV without its ending."""
     path = path.resolve()
-    for ending in (STATISTICS_ENDING, PREDICTIONS_ENDING, MODEL_ENDING):
+    for ending in _ENDINGS:
         if path.name.endswith(ending) and path.name != ending:
             return path.with_name(path.name.removesuffix(ending))
     return path.with_suffix("")
+
+
+def is_classification(path: Path) -> bool:
+    """Return whether a path has the name or the kind of a file that holds the results of a training."""
+    if path.name.endswith(_ENDINGS) or not path.is_file():
+        return path.name.endswith(_ENDINGS)
+    with path.open("rb") as file:
+        return file.read(72)[68:] == DATABASE_ID.to_bytes(4, "big")
 
 
 def read_result(path: Path) -> ClassificationResult:
@@ -182,8 +191,6 @@ def _check_tables(path: Path, connection: sqlite3.Connection) -> None:
 
 def _of_predictions(path: Path) -> ClassificationResult:
     statistics = root_of(path).with_name(f"{root_of(path).name}{STATISTICS_ENDING}")
-    if not path.name.endswith(PREDICTIONS_ENDING) and statistics.is_file():  # the CSV that was trained on
-        return _of_document(statistics, _read_json(statistics))
     pairs = read_predictions(path)
     try:
         beside = _of_document(statistics, _read_json(statistics))
@@ -202,8 +209,7 @@ def read_predictions(path: Path) -> Pairs:
             if not set(PREDICTION_COLUMNS) <= set(header):
                 raise InputError(
                     "columns-missing",
-                    f"{path} lacks the columns {' and '.join(PREDICTION_COLUMNS)}: {_NEEDED}; a training CSV needs its "
-                    "statistics file beside it",
+                    f"{path} lacks the columns {' and '.join(PREDICTION_COLUMNS)}: {_NEEDED}",
                 )
             given, true = (header.index(name) for name in PREDICTION_COLUMNS)
             for row in rows:

@@ -12,7 +12,8 @@ from analysis.wording import percent
 from records.classification import ClassificationResult
 
 _MOST_CONFUSED = 15
-_MOST_LABELS = 20
+_MOST_LABELS, _MOST_SHOWN = 10, 5
+"""Labels and errors that a terminal shows."""
 _MOST_COLUMNS = 6
 _RUN_NAMES = {"instead_of": "replaced the files of run"}
 
@@ -27,7 +28,7 @@ def write_classification_report(result: ClassificationResult, scores: Classifica
         header, rows = ["true_label", "prediction", "texts"], [*scores.pairs()]
     name = "confusion_matrix" if scores.has_matrix else "confusion_pairs"
     write_csv(folder / f"{name}.csv", [dict(zip(header, row, strict=True)) for row in rows], header)
-    headline, _, *tables = classification_blocks(result, scores, most_labels=None)
+    headline, _, *tables = classification_blocks(result, scores, page=True)
     sections = [
         Section("", [Text(str(headline), "headline"), Cards([(*card, "") for card in _cards(scores)])], "answer"),
         Section("Input", [Facts(_facts(result))]),
@@ -37,15 +38,13 @@ def write_classification_report(result: ClassificationResult, scores: Classifica
     return write_page(Page(result.root.name, "bertbench classification", sections), folder)[0]
 
 
-def classification_blocks(
-    result: ClassificationResult, scores: Classification, most_labels: int | None = _MOST_LABELS
-) -> list[Block]:
-    """Return the result in one sentence, scores and settings, each label, and the confusions.
+def classification_blocks(result: ClassificationResult, scores: Classification, *, page: bool = False) -> list[Block]:
+    """Return the result in one sentence, scores, each label, and the confusions.
 
     Args:
         result: what a training left.
         scores: its scores on the test split.
-        most_labels: labels to show, those with the lowest F1; None for all.
+        page: with all labels, not only those with the lowest F1, and more of the errors.
     """
     gain = 100 * (scores.accuracy - scores.majority)
     headline = (
@@ -53,15 +52,15 @@ def classification_blocks(
         f"{abs(gain):.1f} points {'above' if gain >= 0 else 'below'} always predicting the most frequent label"
     )
     rows, title, csv = scores.report(), "", "classification_report.csv"
-    if most_labels is not None and len(rows) > most_labels:
-        rows = sorted((row for row in rows if row["support"]), key=lambda row: row["f1"] or 0.0)[:most_labels]
+    if not page and len(rows) > _MOST_LABELS:
+        rows = sorted((row for row in rows if row["support"]), key=lambda row: row["f1"] or 0.0)[:_MOST_LABELS]
         title = f"the {len(rows)} of {len(scores.labels):,} labels with the lowest F1, of those that occur"
-    blocks: list[Block] = [headline, Facts([*_cards(scores), *_facts(result)])]
+    blocks: list[Block] = [headline, Facts([*_cards(scores), *_facts(result)[:2]])]
     blocks.append(Table("report", columns("label precision recall f1 support predicted"), rows, title, csv))
-    return [*blocks, *_confusions(scores)]
+    return [*blocks, *_confusions(scores, _MOST_CONFUSED if page else _MOST_SHOWN)]
 
 
-def _confusions(scores: Classification) -> list[Block]:
+def _confusions(scores: Classification, most: int) -> list[Block]:
     """Return the confusion matrix of a few labels, true labels down, and the most frequent errors."""
     blocks: list[Block] = []
     if scores.has_matrix and len(scores.labels) <= _MOST_COLUMNS:
@@ -73,7 +72,7 @@ def _confusions(scores: Classification) -> list[Block]:
         title = "confusion, texts and share of each row (true labels down, predictions across)"
         blocks.append(texts("confusion", ("", *scores.labels), lines, title))
     names = ("true", "given", "texts", "share")
-    rows = [dict(zip(names, one, strict=True)) for one in scores.most_confused(_MOST_CONFUSED)]
+    rows = [dict(zip(names, one, strict=True)) for one in scores.most_confused(most)]
     shown = columns(" ".join(names), true="true label", given="prediction", share="of that label")
     return [*blocks, Table("confused", shown, rows, "most frequent errors")] if rows else blocks
 

@@ -36,7 +36,6 @@ COMMANDS: dict[str, str | Group] = {
     "train": "bench.cli.train",
     "predict": Group("task", {}),
     "eval": Group("task", {}),
-    "results": "bench.cli.results",
     "compare-strategies": "bench.cli.compare_strategies",
     "compare-heads": "bench.cli.compare_heads",
     "tune": "bench.cli.tune",

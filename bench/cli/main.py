@@ -18,7 +18,7 @@ from bench.run.out_of_memory import ran_out_of_memory
 from common.errors import BertbenchError
 
 _BEGIN_AGAIN = (
-    "doctor", "data csv", "convert", "predict", "eval", "results", "analyze", "core-util", "allreduce", "perfetto",
+    "doctor", "data csv", "convert", "predict", "eval", "analyze", "core-util", "allreduce", "perfetto",
     "submit", "report", "compare", "history", "measure",
 )  # fmt: skip
 """Commands that do not resume: another call starts again."""
@@ -26,7 +26,7 @@ _BEGIN_AGAIN = (
 _OUT_OF_MEMORY = "out of memory: free some, raise the limit (`ulimit`, cgroup), or use fewer --workers or --devices"
 # Commands that only read. Python's own limit, hundreds, would search the objects of imported libraries again and again,
 # for a tenth of a short command's time. Those that measure or train keep it: ranks may run in this process.
-_READS = frozenset({"allreduce", "analyze", "compare", "core-util", "history", "perfetto", "report", "results"})
+_READS = frozenset({"allreduce", "analyze", "compare", "core-util", "history", "perfetto", "report"})
 _OBJECTS_PER_COLLECTION = 100_000
 # Why a path cannot be used, wherever a command meets it, and what to do.
 _UNUSABLE: dict[int | None, str] = {
@@ -43,7 +43,7 @@ Measures and explains BERT training speed. Start: `bertbench doctor`.
   doctor                   check this machine and which tools can run on it
   data, convert            prepare data sets; convert checkpoints
   train, predict           train or resume a task; predict with a trained model
-  eval, results            official scores; classification results
+  eval                     official scores
   compare-strategies       compare training by strategy and precision
   compare-heads            train GAP with each head and compare them
   tune, autotune, speedrun search: best score, throughput; time to a given loss
@@ -54,7 +54,7 @@ Measures and explains BERT training speed. Start: `bertbench doctor`.
   analyze, core-util       explain a profile; utilization of FMA, Tensor cores
   allreduce, perfetto      exposed communication; traces for ui.perfetto.dev
   launch, submit           run on nodes; submit a cluster job
-  report                   write an HTML report of a run or a profile
+  report                   HTML page of a run, a profile or a classification
   compare, history         find regressions: between two runs, over many runs
 
 Options and examples: bertbench COMMAND --help. Version: bertbench -V.

@@ -1,4 +1,4 @@
-"""`bertbench report PATH`: the HTML page, pictures and tables of a run directory or of a profile."""
+"""`bertbench report PATH`: the HTML page, pictures and tables of a run, a profile or a classification."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -6,27 +6,31 @@ from pathlib import Path
 import tyro
 
 from analysis.render.tables import Plain
-from bench.cli.options import Printed
-from bench.cli.result import Result, document, on_screen
+from bench.cli.options import Printed, run_folder
+from bench.cli.result import Result, document, on_screen, when_writable
 from common.errors import UsageError
+from records.classification import is_classification
 from records.run import RunDirectory
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ReportOptions(Printed):
     """Write a self-contained report.html with its pictures and CSV tables. PATH is a run directory, a folder of several
-    trainings, or anything that `analyze` reads: a trace, a folder of ranks, a tar, a table of counters, a log.
+    trainings, anything that `analyze` reads (a trace, a folder of ranks, a tar, a table of counters, a log), or a file
+    that `train classify` wrote: *_train_test_stats.json, *_testset_predictions.csv, *_trained_model or *.sqlite.
 
     Examples:
         bertbench report runs/throughput
         bertbench report runs/throughput --price-per-hour 2.5  # add the cost per million sequences
         bertbench report trace.json.gz --out report-trace
+        bertbench report reviews_train_test_stats.json  # confusion matrix, precision and recall of each label
     """
 
     path: tyro.conf.Positional[Path]
-    """A run directory of throughput or profile, or a profile."""
+    """A run directory of throughput or profile, a profile, or results of a classification."""
     out: Path | None = None
-    """Folder to write; default report in the run directory, for a profile report-NAME in the current folder."""
+    """Folder to write; default report in the run directory, for a profile report-NAME in the current folder, for a
+    classification NAME_results beside the file."""
     price_per_hour: float | None = None
     """Price of the machine per hour, for the cost columns of a run; default no cost columns."""
     project: tuple[int, ...] = ()
@@ -38,7 +42,7 @@ OPTIONS = {"report PATH": ReportOptions}
 
 
 def run(options: ReportOptions) -> Result:
-    """Write the page of a run or of a profile."""
+    """Write the page of a run, a profile or a classification."""
     from analysis.render.pages import trainings_in, write_trainings_report
     from analysis.sources import is_run
     from records.speedrun import is_speedrun
@@ -57,9 +61,9 @@ def run(options: ReportOptions) -> Result:
     if options.project:
         raise UsageError(
             "option-not-applicable",
-            f"--project needs a run directory with throughput and comm trials, but {options.path} is a profile",
+            f"--project needs a run directory with throughput and comm trials, but {options.path} is none",
         )
-    return _of_profile(options)
+    return _of_classification(options) if is_classification(options.path) else _of_profile(options)
 
 
 def _of_run(options: ReportOptions) -> Result:
@@ -116,3 +120,25 @@ def _of_profile(options: ReportOptions) -> Result:
         blocks=[*on_screen(screen_of(findings, advice), source.problems, 2), Plain(str(path))],
         problems=source.problems,
     )
+
+
+def _of_classification(options: ReportOptions) -> Result:
+    from analysis.metrics.classification import classify
+    from analysis.render.classification_page import classification_blocks, write_classification_report
+    from records.classification import read_result
+
+    result = read_result(options.path)
+    scored = classify(result.pairs, result.labels)
+    folder = run_folder(options.out) if options.out else result.root.with_name(f"{result.root.name}_results")
+    pages, failure = when_writable(lambda: [write_classification_report(result, scored, folder)])
+    shown = {
+        "file": str(options.path),
+        "run": dict(result.run),
+        "label_distribution": result.distribution,
+        **scored.to_json(),
+        "curve": [list(point) for point in result.curve],
+        "evaluations": [dict(one) for one in result.evaluations],
+        "page": "".join(map(str, pages)),
+    }
+    blocks = [*classification_blocks(result, scored), *(Plain(str(page)) for page in pages)]
+    return Result(document=None if failure else shown, blocks=blocks, failure=failure)

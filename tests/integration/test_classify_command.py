@@ -80,7 +80,7 @@ def test_a_model_is_not_tested_with_texts_that_were_divided_anew(trained: Path, 
 
 
 def test_results_are_printed_from_a_file_and_a_page_is_written(trained: Path, tmp_path: Path) -> None:
-    found = json.loads(called("results", trained / "things.sqlite", "--json", "--out", tmp_path / "page").stdout)
+    found = json.loads(called("report", trained / "things.sqlite", "--json", "--out", tmp_path / "page").stdout)
     assert found["labels"] == ["colour", "animal", "number"] and found["texts"] == 30
     assert (tmp_path / "page/report.html").is_file()
 
@@ -103,8 +103,8 @@ def test_a_run_that_takes_the_place_of_another_ones_files_says_so(trained: Path,
     said = called("train", "classify", tmp_path / "things.sqlite", *words).stderr
     (note,) = (line for line in said.splitlines() if line.startswith("note:") and str(trained / "run") in line)
     assert str(tmp_path / "other") in note
-    done = called("results", tmp_path / "things_train_test_stats.json", "--out", tmp_path / "page")
-    assert f"replaced the files of run {trained / 'run'}" in " ".join(done.stdout.split())
+    called("report", tmp_path / "things_train_test_stats.json", "--out", tmp_path / "page")
+    assert f"<dd>{trained / 'run'}</dd>" in (tmp_path / "page/report.html").read_text()
     assert len(read_runs(tmp_path / "things.sqlite")) == 2
 
 

@@ -117,7 +117,7 @@ class ClassifyData(ClassificationData):
 
     def next_command(self, trained: Trained) -> list[str] | None:
         """What the results say, which the training leaves in the database of its texts."""
-        return None if is_synthetic(trained.data) else ["bertbench", "results", trained.data]
+        return None if is_synthetic(trained.data) else ["bertbench", "report", trained.data]
 
 
 def _as_trained(trained: "TextSource", opened: "TextSource", found: "TextSet") -> "TextSet":

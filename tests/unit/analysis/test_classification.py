@@ -98,7 +98,7 @@ def test_a_label_without_texts_has_no_shares_in_the_terminal(
 ) -> None:
     content = document(labels=["ham", "spam", "never met"])
     (tmp_path / "a_train_test_stats.json").write_text(json.dumps(content))
-    said = text(command("results", tmp_path / "a_train_test_stats.json").blocks)
+    said = text(command("report", tmp_path / "a_train_test_stats.json").blocks)
     assert "nan" not in said and "2 (66.7 %)" in said
 
 
@@ -106,5 +106,5 @@ def test_the_hardest_labels_are_such_as_occur(tmp_path: Path) -> None:
     names = [f"label-{number:02}" for number in range(30)]
     pairs = [[name, name, 1] for name in names[25:]]
     (tmp_path / "a_train_test_stats.json").write_text(json.dumps(document(labels=names, test={"confusion": pairs})))
-    said = text(command("results", tmp_path / "a_train_test_stats.json").blocks)
+    said = text(command("report", tmp_path / "a_train_test_stats.json").blocks)
     assert "the 5 of 30 labels" in said and "label-00" not in said and "label-25" in said

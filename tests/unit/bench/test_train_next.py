@@ -52,7 +52,7 @@ def test_glue_predicts_the_other_tables_of_its_task(tmp_path: Path) -> None:
 def test_classify_shows_the_results_that_the_training_leaves(tmp_path: Path) -> None:
     csv = csv_files.write_rows(tmp_path / "things.csv", csv_files.colours_and_animals(60))
     database = csv_files.prepared(csv).source.path
-    assert following("classify", tmp_path, data=str(database)) == ["bertbench", "results", str(database)]
+    assert following("classify", tmp_path, data=str(database)) == ["bertbench", "report", str(database)]
 
 
 def test_squad_predicts_what_it_was_evaluated_on_else_nothing(tmp_path: Path) -> None:

@@ -73,7 +73,7 @@ def test_accuracy_alone_needs_no_package(tmp_path: Path) -> None:
 def test_classification_results_need_scikit_learn(tmp_path: Path) -> None:
     (tmp_path / "a_testset_predictions.csv").write_text("prediction,true_label\nspam,ham\nham,ham\n")
     with refused("package-missing", "scikit-learn", "bertbench[scores]"):
-        result("results", tmp_path / "a_testset_predictions.csv")
+        result("report", tmp_path / "a_testset_predictions.csv")
 
 
 @pytest.mark.usefixtures("absent")

@@ -11,7 +11,7 @@ from support.refusals import refused
 
 from bert.tasks.classify.store import APPLICATION_ID, SCHEMA_VERSION, TABLES
 from common.errors import Code
-from records.classification import DATABASE_ID, DATABASE_VERSION, read_result, root_of
+from records.classification import DATABASE_ID, DATABASE_VERSION, is_classification, read_result, root_of
 
 
 def leave(folder: Path) -> dict[str, Path]:
@@ -30,8 +30,7 @@ def leave(folder: Path) -> dict[str, Path]:
     connection.executemany("INSERT INTO runs (ended, fingerprint, result) VALUES (?, ?, ?)", runs)
     connection.commit()
     connection.close()
-    (folder / "a.csv").write_text("text,label\nhello,ham\n")
-    names = ("a_train_test_stats.json", "a_testset_predictions.csv", "a_trained_model", "a.sqlite", "a.csv")
+    names = ("a_train_test_stats.json", "a_testset_predictions.csv", "a_trained_model", "a.sqlite")
     return {name: folder / name for name in names}
 
 
@@ -45,6 +44,13 @@ def test_every_file_gives_the_same_result(tmp_path: Path) -> None:
         assert (result.pairs, result.labels, result.curve) == (first.pairs, first.labels, first.curve)
         assert (result.distribution, result.evaluations) == (first.distribution, first.evaluations)
     assert {root_of(path) for path in paths.values()} == {tmp_path.resolve() / "a"}
+    assert all(map(is_classification, paths.values()))
+
+
+def test_other_files_are_no_classification(tmp_path: Path) -> None:
+    for name, content in (("a.csv", "text,label\n"), ("a.sqlite", "SQLite format 3\0" + 99 * "x"), ("a.json", "{}")):
+        (tmp_path / name).write_text(content)
+    assert not any(map(is_classification, [*tmp_path.iterdir(), tmp_path, tmp_path / "absent"]))
 
 
 def test_each_file_is_enough_alone_and_predictions_of_another_model_are_not_mixed(tmp_path: Path) -> None:
