@@ -59,9 +59,8 @@ def write_perfetto(timelines: Sequence[Timeline], path: Path) -> int:
 def _header(timelines: Sequence[Timeline], base: int) -> dict[str, Any]:
     header: dict[str, Any] = {"schemaVersion": 1, "displayTimeUnit": "ns", "baseTimeNanoseconds": base}
     if len(timelines) == 1 and timelines[0].rank is not None:
-        header["distributedInfo"] = {"rank": timelines[0].rank}
-        if timelines[0].world_size is not None:
-            header["distributedInfo"]["world_size"] = timelines[0].world_size
+        sizes = {} if timelines[0].world_size is None else {"world_size": timelines[0].world_size}
+        header["distributedInfo"] = {"rank": timelines[0].rank, **sizes}
     devices: dict[int, dict[str, Any]] = {}
     for timeline in timelines:
         for device in timeline.devices.keys() | timeline.sm_counts.keys():

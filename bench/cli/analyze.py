@@ -1,15 +1,19 @@
 """`bertbench analyze PATH...`: finds out what it is, prints the right tables."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import tyro
 
 from bench.cli.options import Tables
-from bench.cli.result import REST, Result, findings_result, markdown_into, on_screen
+from bench.cli.result import REST, Result, findings_result, markdown_into, on_screen, when_writable
 from common.errors import BertbenchError, InputError, UsageError
 from records.run import RunDirectory
+
+if TYPE_CHECKING:
+    from analysis.sources import Source
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -21,6 +25,7 @@ class AnalyzeOptions(Tables):
         bertbench analyze runs/profile
         bertbench analyze trace.json.gz --full  # every table, not one screen
         bertbench analyze trace.json.gz --window range:forward  # only what ran while this range was open
+        bertbench analyze runs/profile --perfetto timeline.json.gz  # every event, for https://ui.perfetto.dev
     """
 
     paths: tyro.conf.Positional[tuple[Path, ...]]
@@ -28,6 +33,9 @@ class AnalyzeOptions(Tables):
     window: str = "steps"
     """Part of a trace to analyze: steps is the marked steps; kernels extends to the end of the last GPU kernel; step:5
     and step:5..8 choose steps, range:NAME a named range (* matches any text), 1.2s..3.4s a time (s, ms or us)."""
+    perfetto: Path | None = None
+    """Also write all ranks to this file (.json.gz or .json) for https://ui.perfetto.dev, with tracks for steps, phases,
+    computation, communication, exposed communication and idle time; default no file."""
 
 
 OPTIONS = {"analyze PATH...": AnalyzeOptions}
@@ -35,25 +43,29 @@ OPTIONS = {"analyze PATH...": AnalyzeOptions}
 
 def run(options: AnalyzeOptions) -> Result:
     """Read and explain; exit code 3 when some trials of a run directory could not be read."""
-    from analysis.sources import is_run
+    from analysis.sources import is_run, open_sources
     from records.speedrun import is_speedrun
 
     if not options.paths:
         raise InputError(
             "option-missing", "analyze needs an input: give a trace, a folder of ranks, a tar or a run directory"
         )
+    if options.perfetto is not None:
+        _check_output(options.perfetto, options.paths)
     if len(options.paths) == 1 and is_run(options.paths[0]):
-        return _run(options.paths[0], options)
+        result = _run(options.paths[0], options)
+        return result if options.perfetto is None else _export(open_sources(options.paths[0]), options.perfetto, result)
     if len(options.paths) == 1 and is_speedrun(options.paths[0]):
-        if options.window != "steps":
-            raise UsageError("option-not-applicable", f"{options.paths[0]} is a speedrun: --window needs a trace")
+        if options.window != "steps" or options.perfetto is not None:
+            option = "--window" if options.perfetto is None else "--perfetto"
+            raise UsageError("option-not-applicable", f"{options.paths[0]} is a speedrun: {option} needs a trace")
         return _speedrun(options.paths[0], options)
     from analysis.diagnose.profiles import analyze_paths
 
     found = analyze_paths(options.paths, options.window)
     source = found.source
     about: dict[str, Any] = {"path": str(source.path), "kinds": list(source.kinds)}
-    return findings_result(
+    result = findings_result(
         found.findings,
         source.problems,
         options,
@@ -62,6 +74,35 @@ def run(options: AnalyzeOptions) -> Result:
         page=f"bertbench report {source.path}",
         **about,
     )
+    return result if options.perfetto is None else _export(source, options.perfetto, result)
+
+
+def _check_output(output: Path, paths: Sequence[Path]) -> None:
+    """Raise UsageError if a file would replace the input, or join its folder as the trace of a rank."""
+    for path in paths:
+        if path.resolve() in (output.resolve(), *output.resolve().parents):
+            raise UsageError(
+                "option-conflict",
+                f"--perfetto {output} is in the input {path}: write it to another folder, such as /tmp/{output.name}",
+            )
+
+
+def _export(source: "Source", output: Path, result: Result) -> Result:
+    from analysis.render.perfetto import write_perfetto
+
+    if not source.timelines:
+        raise InputError(
+            "trace-without-work",
+            f"{source.path} holds {', '.join(source.kinds)} and no trace: --perfetto needs the times of events, as in "
+            "JSON of the PyTorch profiler and SQLite exports of nsys",
+        )
+
+    def write() -> Sequence[Path]:
+        write_perfetto(source.timelines, output)
+        return [output]
+
+    written, failure = when_writable(write)
+    return replace(result, written=[*result.written, *written], failure=result.failure or failure)
 
 
 def _run(path: Path, options: AnalyzeOptions) -> Result:

@@ -49,7 +49,6 @@ COMMANDS: dict[str, str | Group] = {
     "analyze": "bench.cli.analyze",
     "core-util": "bench.cli.core_util",
     "allreduce": "bench.cli.allreduce",
-    "perfetto": "bench.cli.perfetto",
     "launch": "bench.cli.launch",
     "submit": "bench.cli.submit",
     "report": "bench.cli.report",

@@ -23,7 +23,7 @@ def assert_said(text: str) -> None:
     assert "error: GPU metrics: insufficient privilege" in text and "hush" not in text
 
 
-@pytest.mark.parametrize("command", ["analyze", "allreduce", "perfetto", "report"])
+@pytest.mark.parametrize("command", ["analyze", "allreduce", "report"])
 def test_nothing_recorded_at_all_is_refused_with_the_reason(command: str, tmp_path: Path) -> None:
     with refused("trace-without-work") as caught:
         result(command, export(tmp_path / "a.sqlite", ranges=False))
@@ -38,7 +38,7 @@ def test_ranges_without_gpu_work_are_shown_with_the_reason(tmp_path: Path, monke
     assert_said(found["rows"][0]["reason"])
     assert "ranges" in shown["findings"]
     assert_said(text(result("allreduce", path).blocks, 1000))
-    assert_said("\n".join(result("perfetto", path, "--output", "p.json").problems))
+    assert_said("\n".join(result("analyze", path, "--perfetto", "p.json").problems))
     result("report", path, "--out", "pages")
     assert_said(html.unescape(Path("pages/report.html").read_text(encoding="utf-8")))
 

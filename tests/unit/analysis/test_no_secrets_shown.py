@@ -88,7 +88,7 @@ def test_what_a_file_holds_beside_its_measurements_is_in_no_output(
     assert run(["analyze", str(path), "--json"]) == 0
     assert run(["report", str(path), "--out", str(out / "page")]) == 0
     if open_sources(path).timelines:
-        assert run(["perfetto", str(path), "-o", str(out / "p.json.gz")]) == 0
+        assert run(["analyze", str(path), "--perfetto", str(out / "p.json.gz")]) == 0
     said = capfd.readouterr()
     shown = said.out + said.err + written(out)
     assert len(shown) > 1000 and "SECRET123" not in shown

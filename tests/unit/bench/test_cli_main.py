@@ -77,7 +77,7 @@ def test_an_unknown_command_is_bad_usage_with_the_nearest(capsys: pytest.Capture
         (["analyze"], "option-missing", "a tar"),
         (["core-util"], "option-missing", "core-util FILE.csv"),
         (["history"], "option-missing", "bertbench history"),
-        (["perfetto", "/no/such/trace"], "path-missing", "/no/such/trace"),
+        (["analyze", "/no/such/trace"], "path-missing", "/no/such/trace"),
         (["speed-of-light", "--rounds", "2"], "option-value", "--rounds 2"),
         (["speed-of-light", "--levers", "fp8", "--device", "cpu"], "device-unsupported", "bertbench throughput"),
         (["speed-of-light", "--devices", "0"], "option-value", "--devices 0"),
