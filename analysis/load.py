@@ -11,11 +11,10 @@ from analysis.metrics.communication.collectives import summarize_collective
 from analysis.metrics.ranks import combine
 from analysis.metrics.speed_of_light import summarize_components
 from analysis.metrics.throughput import check_price, summarize
-from analysis.wording import implementation_label, strategy_label, task_label
 from common.errors import Code, InputError, UsageError
 from records.files import NewerSchemaError
 from records.run import RunDirectory, TrialDirectory
-from records.schema import SHAPE_COLUMNS
+from records.schema import OPTION_COLUMNS, SHAPE_COLUMNS
 from records.trial import Trial
 
 # Kinds of trials that are no series of steps alone.
@@ -35,7 +34,7 @@ def summarize_trial(trial: Trial, directory: TrialDirectory, price_per_hour: flo
 
 
 # Fields that identify a measurement; together with CIRCUMSTANCES they are equal in all its rounds.
-CONFIGURATION = (*SHAPE_COLUMNS, "nodes", "device")
+CONFIGURATION = (*SHAPE_COLUMNS, "nodes", "device", *OPTION_COLUMNS)
 
 # What else has to agree before two trials are one measurement: a folder may hold several sweeps.
 CIRCUMSTANCES = (
@@ -113,7 +112,7 @@ class LoadedTrial:
         return np.array([samples, self.window_times()])
 
     def key(self, without: Sequence[str] = ()) -> Key:
-        """CONFIGURATION's values as the row has them, the strategy with its options, those in `without` left out."""
+        """CONFIGURATION's values, those in `without` left out."""
         return tuple(self.row[name] for name in CONFIGURATION if name not in without)
 
 
@@ -164,13 +163,6 @@ def load_run(run: RunDirectory, price_per_hour: float | None = None) -> LoadedRu
 
 def _load_trial(trial: Trial, directory: TrialDirectory, price_per_hour: float | None) -> LoadedTrial:
     row = {**trial.row(), "trial_id": trial.trial_id}
-    if row["task"] is not None:
-        # Two ZeRO stages are two strategies in every table, two heads two tasks, two values of --levers two
-        # implementations.
-        checkpointing, allocator = trial.activation_checkpointing, trial.allocator
-        row["strategy"] = strategy_label(trial.strategy, trial.strategy_options, checkpointing, allocator)
-        row["task"] = task_label(trial.task, trial.task_options)
-        row["implementation"] = implementation_label(trial.implementation, trial.levers)
     try:
         result = directory.read_result()
         steps = {rank: directory.read_steps(rank) for rank in directory.ranks()}

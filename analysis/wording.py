@@ -129,19 +129,18 @@ def model(row: Row) -> str:
 
 def strategies_compete(rows: Sequence[Row]) -> bool:
     """Whether rows differ in more than that one device needs no strategy."""
-    names = {str(row.get("strategy") or "") for row in rows}
-    checkpointing = {name.endswith(" checkpointing") for name in names}
-    return len(checkpointing) > 1 or len([name for name in names if not is_single(name)]) > 1
+    checkpointing = {bool(row.get("activation_checkpointing")) for row in rows}
+    return len(checkpointing) > 1 or len({strategy(row) for row in rows if row.get("strategy") != "single"}) > 1
 
 
 def names_strategies(rows: Sequence[Row]) -> bool:
     """Whether a table of the rows has to name strategies: some compete, or one has options."""
-    return strategies_compete(rows) or any(" " in str(row.get("strategy") or "") for row in rows)
+    return strategies_compete(rows) or any(strategy(row) != (row.get("strategy") or "") for row in rows)
 
 
 def by(row: Row) -> str:
     """Return " by fsdp" if the strategy is not the default or has options; else ""."""
-    name = str(row.get("strategy") or "")
+    name = strategy(row)
     return "" if name in ("", "single", "ddp") else f" by {name}"
 
 
@@ -153,8 +152,31 @@ def place(row: Row) -> str:
 
 
 def implementation(row: Row) -> str:
-    """Return the label of the implementation; an input trial is marked "input only"."""
-    return f"{row['implementation']}, input only" if row.get("kind") == "input" else str(row["implementation"])
+    """Return the implementation with its optimizations if they are not the defaults of its device."""
+    return implementation_label(str(row["implementation"]), row.get("levers") or "")
+
+
+def reference(ratio: Row) -> str:
+    """Return the implementation that a row of within_run.ratios_of compares with, as `implementation` does."""
+    return implementation_label(ratio["reference"], ratio["reference_levers"])
+
+
+def implementation_or_input(row: Row) -> str:
+    """Return `implementation`; an input trial is marked "input only"."""
+    return f"{implementation(row)}, input only" if row.get("kind") == "input" else implementation(row)
+
+
+def strategy(row: Row) -> str:
+    """Return the strategy with its options in a few words."""
+    options, allocator = row.get("strategy_options") or "", row.get("allocator") or ""
+    return strategy_label(row.get("strategy") or "", options, bool(row.get("activation_checkpointing")), allocator)
+
+
+def task(row: Row) -> str:
+    """Return the task with its options in a few words, those that are off left out."""
+    named = {name: value for name, value in read_options(row.get("task_options") or "").items() if value is not False}
+    words = [name if value is True else f"{name}={value}" for name, value in sorted(named.items())]
+    return " ".join([row.get("task") or "", *words])
 
 
 def data(row: Row) -> str:
@@ -197,8 +219,8 @@ def order(row: Row) -> tuple[Any, ...]:
         int(row["world_size"]),
         int(row["micro_batch_size"] or 0),
         int(row["grad_accum_steps"] or 0),
-        str(row.get("strategy") or ""),
-        str(row["implementation"]),
+        strategy(row),
+        implementation(row),
         str(row.get("kind") or ""),
         str(row.get("data") or ""),
         int(row.get("round") or 0),
@@ -207,7 +229,7 @@ def order(row: Row) -> tuple[Any, ...]:
 
 def floor_sentence(row: Row) -> str:
     """Return the result of a trial of kind components in one sentence."""
-    name = f"{row['implementation']} {model(row)} {place(row)}"
+    name = f"{implementation(row)} {model(row)} {place(row)}"
     step, floor, share = number(row["step_time_ms"]), number(row["floor_ms"]), row["of_floor"]
     if share > 1:
         return f"{name} takes {step} ms per step, less than its floor of {floor} ms: measure again on a quiet machine."
@@ -232,22 +254,10 @@ def implementation_label(implementation: str, levers: str) -> str:
     return f"{implementation}{words.get(levers, f' {levers}')}"
 
 
-def is_single(label: str) -> bool:
-    """Return whether a label is that of training without parallelism, which serves as the base of every strategy."""
-    return label.split(" ", 1)[0] == "single"
-
-
 def bucket_mib(options: str) -> int | None:
     """Return the size of the buckets of gradients that Trial.strategy_options ask for; None for the strategy's own."""
     value = read_options(options).get("bucket_mib")
     return value if isinstance(value, int) else None
-
-
-def task_label(task: str, options: str) -> str:
-    """Return a task with its options in a few words, those that are off left out."""
-    named = {name: value for name, value in read_options(options).items() if value is not False}
-    words = [name if value is True else f"{name}={value}" for name, value in sorted(named.items())]
-    return " ".join([task, *words])
 
 
 def read_options(options: str) -> dict[str, object]:

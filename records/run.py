@@ -25,7 +25,7 @@ from common.atomic import atomic_path
 from common.errors import InputError, SchemaError, UsageError
 from records.documents import Environment, RankRecord, Result, read_document
 from records.files import PathInFolder, read_record, typed_rows, write_record
-from records.schema import RESULT_COLUMNS, STEP_COLUMNS, TELEMETRY_COLUMNS
+from records.schema import OPTION_COLUMNS, RESULT_COLUMNS, STEP_COLUMNS, TELEMETRY_COLUMNS
 from records.trial import Trial
 
 COLLECTED_FILE = "collected.json"
@@ -194,7 +194,7 @@ class RunDirectory:
 # What a search for the largest batch is of.
 _MAX_BATCH_OF = (
     "task", "implementation", "preset", "precision", "seq_len", "world_size", "grad_accum_steps", "strategy", "data",
-    "memory_limit_gib",
+    "memory_limit_gib", *OPTION_COLUMNS,
 )  # fmt: skip
 
 

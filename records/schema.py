@@ -89,6 +89,15 @@ _SHAPE = (
     Column("world_size", int, "", "devices over all nodes", "devices", "count"),
 )
 
+# The further settings that name a measurement: a table shows them in one label with what they are options of.
+_OPTIONS = (
+    Column("strategy_options", str, "", "options of the strategy as JSON; empty without options"),
+    Column("task_options", str, "", "options of the task as JSON; empty without options"),
+    Column("levers", str, "", "optimizations of our implementation, joined by +; empty for those of its device"),
+    Column("activation_checkpointing", bool, "", "whether activations are computed again in the backward pass"),
+    Column("allocator", str, "", "how processes keep main memory; empty for the C library's way"),
+)
+
 # What is measured of a trial, in the order of results.csv: the head stands before its round, device and kind.
 _MEASURED_HEAD = (
     Column("samples_per_second", float, "1/s", "samples of the window / its duration, all ranks", "samples/s"),
@@ -142,8 +151,7 @@ RESULTS = (
     Column("device", str, "", "cpu or cuda"),
     Column("kind", str, "", "throughput, input, probe, profile, comm, components or measure"),
     *_MEASURED_REST,
-    Column("strategy_options", str, "", "options of the strategy as JSON; empty without options"),
-    Column("task_options", str, "", "options of the task as JSON; empty without options"),
+    *_OPTIONS,
     Column("nodes", int, "", "number of nodes", "nodes", "count"),
     Column("data", str, "", "synthetic, or the folder or file of the data", "data"),
     Column("reason", str, "", "why the status is not ok; empty if it is ok"),
@@ -294,6 +302,7 @@ _PROFILED = (
     Column("profiler_options", str, "", "options of the profiler"),
     Column("start_iteration", int, "", "first recorded step"),
     Column("stop_iteration", int, "", "one past the last recorded step"),
+    *_OPTIONS,
 )
 _COMPUTES = (
     Column("rank", int, "", "rank; empty if the trace does not say"),
@@ -354,6 +363,7 @@ _PARSERS: dict[type, Callable[[str], Any]] = {int: _integer, float: _finite, str
 STEP_COLUMNS = parsers(STEPS)
 TELEMETRY_COLUMNS = parsers(TELEMETRY)
 SHAPE_COLUMNS = names(_SHAPE)
+OPTION_COLUMNS = names(_OPTIONS)
 MEASURED_COLUMNS = names((*_MEASURED_HEAD, *_MEASURED_REST))
 RESULT_COLUMNS = names(RESULTS)
 RESULT = {column.name: column for column in RESULTS}

@@ -15,6 +15,7 @@ from analysis.metrics.comparison.winner import Candidate, choose, typical_rate
 
 Row = Mapping[str, Any]
 
+_MODEL = ("task", "task_options", "preset", "precision", "seq_len", "device")
 _MOST_CARDS = 6
 _MOST_CLOSE = 3
 
@@ -40,12 +41,6 @@ class Point:
         """MFU at samples_per_second; None where no peak was measured."""
         mfu = self.row.get("mfu")
         return None if mfu is None else float(mfu) * self.samples_per_second / float(self.row["samples_per_second"])
-
-    @property
-    def settings(self) -> Row:
-        """The row with names of task, implementation and strategy as options have them, not as tables show them."""
-        names = ("task", "implementation", "strategy")
-        return {**self.row, **{name: getattr(self.trials[0].trial, name) for name in names}}
 
     @property
     def candidate(self) -> Candidate:
@@ -137,7 +132,7 @@ def winners(measured: Sequence[Point]) -> list[Winner]:
     """Return the fastest configuration of each model, of the model measured most first."""
     groups: dict[Any, list[Point]] = defaultdict(list)
     for point in measured:
-        groups[tuple(point.row[name] for name in ("task", "preset", "precision", "seq_len", "device"))].append(point)
+        groups[tuple(point.row[name] for name in _MODEL)].append(point)
     result = []
     for group in sorted(groups.values(), key=len, reverse=True):
         choice = choose([point.candidate for point in group])
@@ -153,12 +148,12 @@ def answers(measured: Sequence[Point], ratios: Sequence[Row]) -> list[Answer]:
 
 def _answer(winner: Winner, ratios: Sequence[Row]) -> Answer:
     best, row = winner.best, winner.best.row
-    name = str(row["implementation"])
-    names = dict.fromkeys(str(one.row["implementation"]) for one in winner.close)
+    name = wording.implementation(row)
+    names = dict.fromkeys(wording.implementation(one.row) for one in winner.close)
     rivals = tuple(other for other in names if other != name)
     model = str(row["preset"]) if row.get("model") else f"BERT-{row['preset']}"
-    trains = f"trains {model}" if row["task"] == "pretrain" else f"fine-tunes {model} for {row['task']}"
-    several = len({one.row["implementation"] for one in winner.group}) > 1
+    trains = f"trains {model}" if row["task"] == "pretrain" else f"fine-tunes {model} for {wording.task(row)}"
+    several = len({wording.implementation(one.row) for one in winner.group}) > 1
     first = f"{name} {trains}{' fastest' if several else ''}"
     if rivals:
         first = f"{', '.join([name, *rivals[:-1]])} and {rivals[-1]} are too close to call; {name} {trains}"
@@ -193,7 +188,7 @@ def _cards(best: Point, ratio: Row | None) -> list[Card]:
         cards.append(Card("MFU", wording.percent(best.mfu), peak))
     if ratio is not None and ratio["throughput_ratio"] is not None:
         span = wording.interval(ratio["throughput_ratio_low"], ratio["throughput_ratio_high"], lambda x: f"{x:.2f}")
-        label = f"throughput relative to {ratio['reference']}"
+        label = f"throughput relative to {wording.reference(ratio)}"
         decided = "" if ratio["decided"] != "cannot decide" else ", not conclusive"
         cards.append(Card(label, wording.ratio(ratio["throughput_ratio"]), f"{span}{decided}"))
     return cards
@@ -215,7 +210,7 @@ def _interval(time: Ratio) -> str:
 
 
 def _versus(ratio: Row) -> list[str]:
-    value, reference = ratio["throughput_ratio"], ratio["reference"]
+    value, reference = ratio["throughput_ratio"], wording.reference(ratio)
     if value is None:
         return [f"There is no comparison with {reference}: {ratio['reason']}."]
     verdict = {
@@ -231,7 +226,7 @@ def _close(winner: Winner, *, stated: bool) -> list[str]:
     reason = [f"The fastest is not conclusive yet: {winner.undecided}."] if winner.undecided and not stated else []
     if not winner.close:
         return reason
-    names = [f"{one.row['implementation']} {wording.place(one.row)}" for one in winner.close[:_MOST_CLOSE]]
+    names = [f"{wording.implementation(one.row)} {wording.place(one.row)}" for one in winner.close[:_MOST_CLOSE]]
     left = len(winner.close) - _MOST_CLOSE
     return [f"Too close to call: {', '.join(names)}{f' and {left} more' if left > 0 else ''}.", *reason]
 

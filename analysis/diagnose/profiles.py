@@ -23,7 +23,7 @@ from analysis.metrics.kernels.utilization import compute_utilization_rows
 from analysis.metrics.telemetry import telemetry_in_window
 from analysis.sources import Source, open_sources
 from analysis.window_choice import parse_window
-from analysis.wording import implementation_label, inert, strategy_label
+from analysis.wording import inert
 from common.atomic import atomic_path
 from common.errors import InputError, SchemaError
 from common.reading import read_regular
@@ -171,7 +171,8 @@ def summarize(directory: TrialDirectory) -> ProfileSummary:
         opened = open_profile(directory)
     source = opened.source
     reason = missing or "; ".join(source.problems[:1])
-    fields = {name: _field(trial, name) for name in PROFILED_COLUMNS}
+    fields = {name: getattr(trial, name) for name in PROFILED_COLUMNS}
+    fields["profiler_options"] = " ".join(trial.profiler_options)
     compute: list[dict[str, Any]] = []
     core: list[dict[str, Any]] = []
     if trial.profiler == "ncu":
@@ -289,16 +290,6 @@ def _sensors(directory: TrialDirectory, trial: Trial) -> list[dict[str, Any]]:
     if not steps or trial.start_iteration is None or trial.stop_iteration is None:
         return []
     return telemetry_in_window(directory.read_telemetry(), steps, trial.start_iteration, trial.stop_iteration)
-
-
-def _field(trial: Trial, name: str) -> Any:
-    """Return a field of the trial as a table shows it: two ZeRO stages are two strategies."""
-    if name == "strategy":
-        return strategy_label(trial.strategy, trial.strategy_options, trial.activation_checkpointing, trial.allocator)
-    if name == "implementation":
-        return implementation_label(trial.implementation, trial.levers)
-    value = getattr(trial, name)
-    return " ".join(value) if isinstance(value, tuple) else value
 
 
 def _order(row: dict[str, Any]) -> tuple[Any, ...]:

@@ -11,6 +11,7 @@ from analysis.load import LoadedRun, LoadedTrial, script_contents
 from analysis.metrics import cautions
 from analysis.metrics.cautions import Caution
 from analysis.metrics.comparison.ratio import by_key
+from analysis.metrics.comparison.within_run import Side, side_of
 from common.errors import InputError
 from records.documents import Request, read_document
 from records.run import RunDirectory
@@ -33,11 +34,11 @@ class CautionGroup:
     trials: int = 1
 
 
-def reference(trials: Sequence[LoadedTrial]) -> str:
-    """Return what others are compared with: hf where it was measured, else another implementation than ours."""
-    names = sorted({str(trial.row["implementation"]) for trial in trials if trial.trial.kind == "throughput"})
-    others = [name for name in names if name != "bertbench"]
-    return "hf" if "hf" in names or not others else others[0]
+def reference(trials: Sequence[LoadedTrial]) -> Side:
+    """Return what others are compared with: hf where it was measured, else another side than our defaults."""
+    sides = sorted({side_of(trial) for trial in trials if trial.trial.kind == "throughput"})
+    others = [side for side in sides if side != ("bertbench", "")]
+    return ("hf", "") if ("hf", "") in sides or not others else others[0]
 
 
 def grouped_cautions(trials: Sequence[LoadedTrial], of_run: Sequence[Caution]) -> list[CautionGroup]:
@@ -134,7 +135,7 @@ def trial_name(trial: LoadedTrial) -> str:
     if row["kind"] == "comm":
         return f"{row['collective'].get('name')} {row['precision']} on {wording.devices(row)}"
     profile = {"profile": "profile of ", "components": "parts of "}.get(row["kind"], "")
-    return f"{profile}{wording.implementation(row)} {wording.place(row)}"
+    return f"{profile}{wording.implementation_or_input(row)} {wording.place(row)}"
 
 
 def without_probes(trials: Sequence[LoadedTrial]) -> list[LoadedTrial]:

@@ -30,8 +30,8 @@ Row = Mapping[str, Any]
 _OTHER_CAUSE = ("waiting for data", "communication", "GEMMs on padding", NOT_EXPLAINED)
 # Relative difference of the step of a breakdown from the trial's step up to which both measured the same.
 _SAME_SPEED = 0.25
-_SAME_STEP = ("task", "preset", "precision", "seq_len", "micro_batch_size", "world_size", "device", "implementation")
-_SAME_TRAINING = ("task", "preset", "seq_len", "world_size", "device", "implementation", "data")
+_SAME_TRAINING = ("task", "task_options", "preset", "seq_len", "world_size", "device", "implementation", "levers")
+_SAME_STEP = (*_SAME_TRAINING, "precision", "micro_batch_size")
 # Bars of a waterfall that torch.compile makes shorter on a GPU.
 _FUSED_BY_COMPILE = ("head and its loss", "elementwise parts", "casts and sums of gradients")
 # Optimizations that torch.compile takes the place of: other kernels of the same operators, and its own casts.
@@ -59,7 +59,7 @@ def complete_answers(
         floor = _floor(trials, point)
         good, mfu, numbers = _how_good(point, floor)
         advice = [
-            *_machine(badge, throughput_command(point.settings, another(out))),
+            *_machine(badge, throughput_command(point.row, another(out))),
             *_of_row(winner, out),
             *_untried(winner, trials, out),
             *([] if floor is None or badge else _of_floor(floor, point, trials, out)),
@@ -137,7 +137,7 @@ def _machine(badge: str, command: str) -> list[Advice]:
 
 def _of_row(winner: Winner, out: str) -> list[Advice]:
     """Advice from the measured parts of a step, without options that it already uses."""
-    row, settings = winner.best.row, winner.best.settings
+    row, settings = winner.best.row, winner.best.row
     step, exposed = float(row["step_time_ms"]), row.get("communication_ms") or 0.0
     advice = []
     if (wait := row.get("data_wait_ms") or 0.0) and str(row.get("data")) != "synthetic":
@@ -175,7 +175,7 @@ def _optimizations(point: Point) -> frozenset[str] | None:
 
 def _untried(winner: Winner, trials: Sequence[LoadedTrial], out: str) -> list[Advice]:
     """A precision and batch sizes that the run did not try; what they gain is not known."""
-    row, settings, advice = winner.best.row, winner.best.settings, []
+    row, settings, advice = winner.best.row, winner.best.row, []
     precisions = {str(trial.row.get("precision")) for trial in trials}
     native = winner.best.trials[0].environment.get("native_bf16")
     if row["precision"] in ("fp32", "tf32") and "bf16" not in precisions and native:
@@ -194,7 +194,7 @@ def _of_precisions(winner: Winner, every: Sequence[Winner], out: str) -> list[Ad
     """The gain of the fastest other precision measured for the same training; a gain of 0 if none is faster."""
     mine = winner.best
     groups = [other.group for other in every if other is not winner]
-    others = [[point for point in group if _equal(point.row, mine.row, _SAME_TRAINING)] for group in groups]
+    others = [[point for point in group if _equal(point.row, mine.row, (*_SAME_TRAINING, "data"))] for group in groups]
     fastest = [max(points, key=lambda point: point.samples_per_second) for points in others if points]
     if not fastest:
         return []
@@ -207,7 +207,7 @@ def _of_precisions(winner: Winner, every: Sequence[Winner], out: str) -> list[Ad
             cause="precision",
             seen=f"{new} is faster than {mine.row['precision']} in this run ({rates} samples/s)",
             remedy=f"train in {new}",
-            command=throughput_command(best.settings, out),
+            command=throughput_command(best.row, out),
             saves=1 - rate / best.samples_per_second,
             of="time per sample",
             firm=True,
@@ -231,7 +231,7 @@ def _of_floor(floor: Row, best: Point, trials: Sequence[LoadedTrial], out: str) 
 
 
 def _remedy(bar: str, best: Point, trials: Sequence[LoadedTrial], out: str) -> tuple[str, str]:
-    row, settings = best.row, best.settings
+    row, settings = best.row, best.row
     levers = _optimizations(best) if _is_ours(best) and row["device"] == "cuda" else None
     if levers is not None and bar in _FUSED_BY_COMPILE and not levers & _NOT_COMPILED:
         names = "+".join(sorted((levers - _REPLACED_BY_COMPILE) | {"compile"}))
@@ -256,7 +256,7 @@ def _of_profiles(
     best: Point, trials: Sequence[LoadedTrial], profiled: Mapping[str, Sequence[Advice]], out: str
 ) -> list[Advice]:
     """What profiles advise, tested on the configuration as it was measured, without what disturbed a recording."""
-    context = Context(row=best.settings, run=out)
+    context = Context(row=best.row, run=out)
     advice = [advice for one in _profiles(best, trials) for advice in profiled.get(one.trial.trial_id, ())]
     advice = [one for one in advice if one.cause != "machine"]
     return [dataclasses.replace(one, command=context.command(one.cause) or one.command) for one in advice]

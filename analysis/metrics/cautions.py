@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from analysis import wording
 from analysis.metrics import statistics
 from analysis.metrics.telemetry import inside, throttle_reasons
 from analysis.wording import percent
@@ -233,7 +234,7 @@ def of_scaling(rows: Sequence[Row]) -> list[Caution]:
         return []
     row = max(above, key=lambda row: float(row["efficiency"]))
     message = (
-        f"{row['scaling']} scaling of {row['implementation']} to {row['world_size']} ranks at micro batch "
+        f"{row['scaling']} scaling of {wording.implementation(row)} to {row['world_size']} ranks at micro batch "
         f"{row['micro_batch_size']} is {percent(row['efficiency'])}: the run on {row['base_world_size']} was disturbed"
     )
     remedy = "do not quote this scaling; measure both again on a quiet machine (a new --out, --rounds 3)"

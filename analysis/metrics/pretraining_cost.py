@@ -9,11 +9,13 @@ from collections.abc import Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
+from records.schema import OPTION_COLUMNS
+
 PHASES = {1: (128, 230_400_000), 2: (512, 25_600_000)}
 """Per phase: tokens of a sequence, sequences of the phase."""
 
 # What has to agree before two rates are the two phases of one pretraining; each phase has a batch of its own.
-_SAME = ("implementation", "preset", "precision", "strategy", "device", "world_size", "nodes")
+_SAME = ("implementation", "preset", "precision", "strategy", "device", "world_size", "nodes", *OPTION_COLUMNS)
 _SECONDS_PER_DAY = 86_400
 _NO_PRICE = "no price was given (--price-per-hour)"
 

@@ -9,11 +9,21 @@ import numpy as np
 
 from analysis.load import LoadedTrial, circumstances
 from analysis.metrics.comparison.ratio import rate_ratio
-from analysis.wording import is_single
 
 Row = Mapping[str, Any]
 
-_SAME = ("task", "implementation", "preset", "precision", "seq_len", "device", "activation_checkpointing")
+_SAME = (
+    "task",
+    "task_options",
+    "implementation",
+    "levers",
+    "preset",
+    "precision",
+    "seq_len",
+    "device",
+    "activation_checkpointing",
+)
+_STRATEGY = ("strategy", "strategy_options", "allocator")
 
 
 def measured_efficiency(trials: Sequence[LoadedTrial]) -> list[dict[str, Any]]:
@@ -44,27 +54,34 @@ def efficiency(rows: Sequence[Row], work: Mapping[str, np.ndarray] | None = None
                 batch = _global_batch(row) if kind == "strong" else (row["micro_batch_size"], row["grad_accum_steps"])
                 groups[(*circumstances(row), *(row.get(name) for name in _SAME), batch)].append(row)
         for group in groups.values():
-            names = sorted({str(row["strategy"]) for row in group})
-            for strategy in [name for name in names if not is_single(name)] or names:
+            strategies = sorted({strategy_of(row) for row in group})
+            for strategy in [one for one in strategies if one[0] != "single"] or strategies:
                 result.extend(_curve(group, kind, strategy, work or {}))
     return result
+
+
+def strategy_of(row: Row) -> tuple[str, ...]:
+    """Return a strategy with its options as a key that can be sorted."""
+    return tuple(str(row.get(name) or "") for name in _STRATEGY)
 
 
 def _global_batch(row: Row) -> int:
     return int(row["micro_batch_size"]) * int(row["grad_accum_steps"]) * int(row["world_size"])
 
 
-def _curve(group: Sequence[Row], kind: str, strategy: str, work: Mapping[str, np.ndarray]) -> list[dict[str, Any]]:
+def _curve(
+    group: Sequence[Row], kind: str, strategy: tuple[str, ...], work: Mapping[str, np.ndarray]
+) -> list[dict[str, Any]]:
     by_size: dict[tuple[int, int], list[Row]] = defaultdict(list)
     for row in group:
         # One device needs no parallelism: 'single' serves as the base of every strategy that did not run on one.
-        alone = is_single(str(row["strategy"])) and not is_single(strategy) and int(row["world_size"]) == 1
-        if row["strategy"] == strategy or alone:
+        alone = row["strategy"] == "single" != strategy[0] and int(row["world_size"]) == 1
+        if strategy_of(row) == strategy or alone:
             by_size[int(row["world_size"]), int(row.get("nodes") or 1)].append(row)
     if len({size for size, _ in by_size}) < 2:  # the same devices on more nodes are no scaling
         return []
     places = {
-        place: [row for row in rows if row["strategy"] == strategy] or rows for place, rows in sorted(by_size.items())
+        place: [row for row in rows if strategy_of(row) == strategy] or rows for place, rows in sorted(by_size.items())
     }
     members = [row for rows in by_size.values() for row in rows]
     base, cpu = next(iter(places)), members[0].get("device") == "cpu"
@@ -79,12 +96,12 @@ def _curve(group: Sequence[Row], kind: str, strategy: str, work: Mapping[str, np
         row, ideal = rounds[0], 1.0 if shared else place[0] / base[0]
         speedup = rates[place] / rates[base]
         low, high = _interval(places[base], rounds, work) if place != base else (None, None)
-        names = ("implementation", "preset", "precision", "seq_len", "device", "micro_batch_size", "grad_accum_steps")
+        names = (*_SAME, "micro_batch_size", "grad_accum_steps")
         curve.append(
             {
                 "scaling": kind,
                 **{name: row.get(name) for name in names},
-                "strategy": strategy,
+                **dict(zip(_STRATEGY, strategy, strict=True)),
                 "global_batch_size": _global_batch(row),
                 "world_size": place[0],
                 "nodes": place[1],

@@ -82,7 +82,10 @@ _NUMBERS: dict[str, tuple[str, str]] = {
 """Field -> heading and form, a key of wording.FORMS. A field that is not here is a text under its own name."""
 
 _COMPUTED: dict[str, tuple[Callable[[Row], str], str]] = {
-    "implementation, input": (wording.implementation, ""),
+    "implementation": (wording.implementation, ""),
+    "implementation, input": (wording.implementation_or_input, ""),
+    "strategy": (wording.strategy, ""),
+    "task": (wording.task, ""),
     "model": (wording.model, ""),
     "data": (wording.data, ""),
     "devices": (wording.devices, "world_size"),

@@ -66,7 +66,7 @@ def _change(ratio: float) -> float:
 def _named(row: Row, rows: Sequence[Row]) -> str:
     several = len({wording.model(one) for one in rows}) > 1
     model = f" {wording.model(row)}" if several else ""
-    return f"{wording.implementation(row)}{model} {wording.place(row)}"
+    return f"{wording.implementation_or_input(row)}{model} {wording.place(row)}"
 
 
 def traces_figures(comparison: TraceComparison) -> dict[str, list[Figure]]:

@@ -52,7 +52,7 @@ def history_figures(history: History) -> list[Figure]:
     """Return samples per second by run, a line for each of at most eight configurations of two points or more."""
     lines = {}
     for one in history.series:
-        name = f"{wording.place(one.row)}, {one.row['implementation']} {wording.model(one.row)}"
+        name = f"{wording.place(one.row)}, {wording.implementation(one.row)} {wording.model(one.row)}"
         speeds = enumerate(point["samples_per_second"] for point in one.points)
         good = [(place, speed) for place, speed in speeds if speed]
         if len(good) > 1:
@@ -78,8 +78,15 @@ def series_titles(series: Sequence[Series]) -> list[str]:
 
 def _measured_what(row: Row) -> str:
     if row["kind"] == "measure":
-        return f"{row['implementation']} {wording.place(row)}"
-    return f"{row['task']} {row['implementation']}, {wording.model(row)}, {wording.place(row)}, {wording.data(row)}"
+        return f"{wording.implementation(row)} {wording.place(row)}"
+    return ", ".join(
+        [
+            f"{wording.task(row)} {wording.implementation(row)}",
+            wording.model(row),
+            wording.place(row),
+            wording.data(row),
+        ]
+    )
 
 
 def run_names(one: Series) -> list[str]:

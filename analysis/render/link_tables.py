@@ -29,7 +29,7 @@ def projection_blocks(rows: Sequence[Row]) -> list[Block]:
     refused: dict[str, dict[str, None]] = {}
     for row in rows:
         if row["reason"]:
-            name = f"{row['implementation']} {wording.model(row)} batch {wording.batch(row)} by {row['strategy']}"
+            name = f"{wording.implementation(row)} {wording.model(row)} batch {wording.batch(row)}{wording.by(row)}"
             refused.setdefault(row["reason"], {})[name] = None
     blocks: list[Block] = [_projection_table(made), _projection_note(made)] if made else []
     blocks += [f"not projected: {reason}: {'; '.join(names)}" for reason, names in refused.items()]

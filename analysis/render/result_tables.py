@@ -77,7 +77,7 @@ def _result_columns(rows: Sequence[Row], ratios: Sequence[Row], page: bool) -> l
     shown = columns(["implementation, input", *_CONFIGURATION.split()[1:]])
     shown += columns("samples_per_second tokens_per_second step_time_ms step_time_ms~ mfu peak_memory_bytes")
     if ratios:
-        label = f"× {ratios[0]['reference']}"  # noqa: RUF001
+        label = f"× {wording.reference(ratios[0])}"  # noqa: RUF001
         shown.append(Column(label, (), lambda row: wording.ratio(ratio(row)), ratio, decided))
     if page:
         costs = ("joules_per_sample", "cost_per_million_samples")
@@ -137,14 +137,14 @@ def _left_out(rows: Sequence[Row]) -> list[str]:
 
 
 def _place(row: Row, model: str = "") -> str:
-    return f"{wording.implementation(row)}{model} {wording.place(row)}"
+    return f"{wording.implementation_or_input(row)}{model} {wording.place(row)}"
 
 
 def _decisions(ratios: Sequence[Row]) -> list[str]:
     """Return what repeated rounds decided, and one line per distinct reason why other ratios decide nothing."""
     measured = [row for row in ratios if row["throughput_ratio"] is not None]
     lines = [
-        f"{row['implementation']} {wording.place(row)}: {row['throughput_ratio']:.2f} x {row['reference']} "
+        f"{wording.implementation(row)} {wording.place(row)}: {row['throughput_ratio']:.2f} x {wording.reference(row)} "
         f"({row['throughput_ratio_low']:.2f} to {row['throughput_ratio_high']:.2f}), "
         f"{_DECIDED.get(row['decided'], 'not conclusive')}"
         for row in measured
@@ -152,7 +152,7 @@ def _decisions(ratios: Sequence[Row]) -> list[str]:
     ]
     reasons = dict.fromkeys(str(row["reason"]) for row in measured if row["decided"] == "cannot decide")
     which = "other ratios" if lines else "ratios"
-    return lines + [f"{which} to {ratios[0]['reference']} are not conclusive yet: {reason}" for reason in reasons]
+    return lines + [f"{which} to {wording.reference(ratios[0])} are not conclusive yet: {reason}" for reason in reasons]
 
 
 def comparison_blocks(comparison: Comparison) -> list[Block]:
@@ -255,7 +255,7 @@ def input_tables(inputs: Sequence[Row], gaps: Sequence[Row]) -> list[Table]:
 def pretraining_table(rows: Sequence[Row]) -> list[Table]:
     """Return the table of what pretraining_cost.pretraining_costs returned; none where there are no rows."""
     shown = [
-        plain("implementation"),
+        *columns("implementation"),
         computed("model", lambda row: f"{row['preset']} {row['precision']}"),
         *columns("strategy devices" if wording.names_strategies(rows) else "devices"),
     ]
@@ -288,7 +288,8 @@ _LARGEST: dict[str, Callable[[Row], str]] = {
 def largest_tables(rows: Sequence[Row]) -> list[Table]:
     """Return the table of what fits and what fails, one line per search; none where nothing was searched."""
 
-    differing = [name for name in _SEARCHED if len({row.get(name) for row in rows}) > 1]
+    task = ["task"] if len(set(map(wording.task, rows))) > 1 else []
+    differing = task + [name for name in _SEARCHED if len({row.get(name) for row in rows}) > 1 and name != "task"]
     strategy = "strategy" if wording.names_strategies(rows) else ""
     shown = columns(f"implementation model world_size {strategy} {' '.join(differing)}", **_SEARCHED)
     shown += [computed(heading, text) for heading, text in _LARGEST.items()]

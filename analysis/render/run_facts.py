@@ -9,7 +9,6 @@ from analysis import wording
 from analysis.diagnose.run import without_probes
 from analysis.load import LoadedTrial
 from analysis.render.result_tables import NOT_MEASURED
-from analysis.wording import task_label
 
 
 def facts(trials: Sequence[LoadedTrial]) -> list[tuple[str, str]]:
@@ -21,9 +20,9 @@ def facts(trials: Sequence[LoadedTrial]) -> list[tuple[str, str]]:
     def listed(name: str) -> str:
         return ", ".join(str(value) for value in sorted({row[name] for row in rows}))
 
-    tasks = ", ".join(sorted({task_label(value.task, value.task_options) for value in values}))
+    tasks = ", ".join(sorted(set(map(wording.task, rows))))
     implementations = ", ".join(sorted({value.implementation for value in values}))
-    strategies = ", ".join(sorted({str(trial.row["strategy"]) for trial in shown}))
+    strategies = ", ".join(sorted(set(map(wording.strategy, rows))))
     environment = next((trial.environment for trial in trials if trial.environment), {})
     ran = [
         ("model", f"BERT {listed('preset')}, sequences of {', '.join(sorted(set(map(wording.lengths, rows))))}, "

@@ -65,7 +65,7 @@ def run_figures(trials: Sequence[LoadedTrial], points: Sequence[Point], scaling:
     """Return every figure for which a run has data."""
     if not points:
         return []
-    colours = colours_of([str(trial.row["implementation"]) for trial in trials])
+    colours = colours_of([wording.implementation(trial.row) for trial in trials])
     throughput = _against_batch(
         points, colours, "samples per second", lambda point: (point.rate.value, point.rate.low, point.rate.high),
         name="throughput", title="Throughput by batch size",
@@ -93,7 +93,7 @@ def _against_batch(points: Sequence[Point], colours: Mapping[str, str], label: s
     for point in points:
         row = point.row
         accumulation = "" if row["grad_accum_steps"] == 1 else f", accumulation {row['grad_accum_steps']}"
-        task = "" if row["task"] == "pretrain" else f"{row['task']} "
+        task = "" if row["task"] == "pretrain" else f"{wording.task(row)} "
         groups.setdefault(f"{task}{wording.model(row)}{accumulation}", []).append(point)
     shown = sorted(groups.items(), key=lambda item: -len(item[1]))[:_MOST_PANELS]
     columns = min(3, len(shown))
@@ -136,8 +136,8 @@ def _lines_by_batch(
     competing = wording.strategies_compete([point.row for point in members])
     for point in sorted(members, key=lambda point: int(point.row["micro_batch_size"])):
         row = point.row
-        strategy, data = str(row["strategy"]) if competing else "", wording.data(row) if several else ""
-        lines.setdefault((str(row["implementation"]), int(row["world_size"]), strategy, data), []).append(point)
+        strategy, data = wording.strategy(row) if competing else "", wording.data(row) if several else ""
+        lines.setdefault((wording.implementation(row), int(row["world_size"]), strategy, data), []).append(point)
     styles = sorted({key[1:] for key in lines})
     for number, (key, line) in enumerate(sorted(lines.items())):
         name, world, strategy, data = key
@@ -176,11 +176,12 @@ def scaling_figure(scaling: Sequence[Row], colours: Mapping[str, str]) -> Figure
 def _efficiency_lines(axes: "Axes", rows: Sequence[Row], kind: str, colours: Mapping[str, str]) -> None:
     """Draw the largest batch of each implementation."""
     size = "micro_batch_size" if kind == "weak" else "global_batch_size"
-    names = ("implementation", "strategy", "preset", "precision", "seq_len")
+    names = ("preset", "precision", "seq_len")
     lines: dict[tuple[Any, ...], list[Row]] = {}
     for row in rows:
-        if row[size] == max(other[size] for other in rows if other["implementation"] == row["implementation"]):
-            lines.setdefault((*(row[name] for name in names), row[size]), []).append(row)
+        label = wording.implementation(row)
+        if row[size] == max(other[size] for other in rows if wording.implementation(other) == label):
+            lines.setdefault((label, wording.strategy(row), *(row[name] for name in names), row[size]), []).append(row)
     for key, line in lines.items():
         middle, low, high = (
             [math.nan if row[name] is None else 100 * row[name] for row in line]
@@ -243,9 +244,9 @@ def _representative(points: Sequence[Point]) -> list[Point]:
 def _name(point: Point, among: Sequence[Point]) -> str:
     """Return the name of a configuration: the settings in which it differs."""
     row, rows = point.row, [other.row for other in among]
-    parts = [str(row["implementation"])]
+    parts = [wording.implementation(row)]
     parts += [wording.model(row)] if len(set(map(wording.model, rows))) > 1 else []
-    parts += [str(row["strategy"])] if wording.strategies_compete(rows) else []
+    parts += [wording.strategy(row)] if wording.strategies_compete(rows) else []
     parts += [wording.data(row)] if len(set(map(wording.data, rows))) > 1 else []
     return ", ".join([*parts, f"batch {wording.batch(row)}", wording.devices(row)])
 
@@ -261,7 +262,7 @@ def step_times_figure(points: Sequence[Point], colours: Mapping[str, str]) -> Fi
             axes.set_title(short_label(_name(point, points)), fontsize=8.5)
             axes.set(xlabel="step", ylabel="" if place % columns else "step time (ms)")
             whole_ticks(axes)
-            _draw_steps(axes, point, colours[str(point.row["implementation"])])
+            _draw_steps(axes, point, colours[wording.implementation(point.row)])
 
     left_out = f" The largest batches of {len(points)} configurations." if len(shown) < len(points) else ""
     caption = f"Every step of one round. Shaded: warm-up. Dotted: median. Triangles: steps beyond the axis.{left_out}"
@@ -299,7 +300,7 @@ def waterfall_figure(row: Row, name: str = "waterfall") -> Figure:
 
     def draw(canvas: "Canvas") -> None:
         axes = canvas.subplots()
-        axes.set(title=f"{row['implementation']} {wording.model(row)} {wording.place(row)}", xlabel="time (ms)")
+        axes.set(title=f"{wording.implementation(row)} {wording.model(row)} {wording.place(row)}", xlabel="time (ms)")
         axes.set_xlim(min(0.0, *map(min, ends)), 1.2 * max(map(max, ends)))
         categories(axes, [str(part["name"]) for part in parts])
         rule(axes, "x", floor, "floor", "blue")

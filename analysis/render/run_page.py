@@ -238,7 +238,7 @@ def _profile_blocks(profiles: Sequence[_Profile], folder: Path) -> list[Block]:
     sections: list[Block] = []
     for profile in profiles:
         row, opened = profile.trial.row, profile.opened
-        name = f"{row['implementation']}, {wording.place(row)}, {profile.trial.trial.profiler}"
+        name = f"{wording.implementation(row)}, {wording.place(row)}, {profile.trial.trial.profiler}"
         if opened is None:
             why = f"{row['status']}: {row.get('reason') or 'nothing was written'}"
             errors.append(Text(f"{name}: no profile ({why})", "decides"))

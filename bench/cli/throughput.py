@@ -26,6 +26,7 @@ from common.errors import UsageError
 from common.flags import flag, request_of
 from common.reading import read_notes
 from records.run import RunDirectory
+from records.schema import OPTION_COLUMNS, SHAPE_COLUMNS
 from records.trial import Trial
 
 
@@ -258,16 +259,7 @@ def _largest_batches(options: ThroughputOptions, devices: Devices, run: RunDirec
             assert outcome is not None, "nothing stops it"
             found.append(
                 {
-                    "task": wording.task_label(start.task, start.task_options),
-                    "implementation": wording.implementation_label(start.implementation, start.levers),
-                    "preset": start.preset,
-                    "precision": start.precision,
-                    "seq_len": start.seq_len,
-                    "world_size": start.world_size,
-                    "grad_accum_steps": start.grad_accum_steps,
-                    "strategy": wording.strategy_label(
-                        start.strategy, start.strategy_options, start.activation_checkpointing, start.allocator
-                    ),
+                    **{name: getattr(start, name) for name in (*SHAPE_COLUMNS, *OPTION_COLUMNS)},
                     "data": wording.data(start.row()),
                     "memory_limit_gib": options.sweep.memory_limit_gib,
                     **outcome.to_json(),
@@ -293,9 +285,9 @@ def _limit_before(run: RunDirectory, request: Mapping[str, Any]) -> float | None
 
 
 def _largest(row: Mapping[str, Any]) -> str:
-    from analysis.wording import by
+    from analysis.wording import by, implementation, model
 
-    what = "{implementation} {preset} {precision} seq {seq_len} on {world_size} device(s)".format(**row) + by(row)
+    what = f"{implementation(row)} {model(row)} on {row['world_size']} device(s){by(row)}"
     what += f" with {row['grad_accum_steps']} micro-steps" * (row["grad_accum_steps"] > 1)
     above = f"{row['fails_at']} fails" if row["fails_at"] else "limit"
     doubt = "" if row["proved"] else ", not proved"

@@ -14,7 +14,7 @@ from typing import Any
 from analysis import wording
 from analysis.diagnose.answer import points, winners
 from analysis.load import CIRCUMSTANCES, CONFIGURATION, LoadedTrial, load_run
-from analysis.metrics.comparison.within_run import ratios_of
+from analysis.metrics.comparison.within_run import Side, ratios_of, side_of
 from bench.plan.sweep import finished_result
 from bench.plan.trials import Sweep
 from common.errors import UsageError
@@ -22,6 +22,7 @@ from records.run import RunDirectory
 from records.trial import Trial
 
 REFERENCE = "hf"
+_REFERENCE = (REFERENCE, "")
 _OPEN = "cannot decide"
 
 
@@ -144,27 +145,31 @@ def _first_round(trial: Trial) -> Trial:
 
 def _comparisons(measured: Sequence[LoadedTrial]) -> list[tuple[Pair, Mapping[str, Any]]]:
     """Return the comparison with the reference at the fastest configuration of each model, if any."""
-    ratios = ratios_of(measured, REFERENCE)
+    ratios = ratios_of(measured, _REFERENCE)
     found: list[tuple[Pair, Mapping[str, Any]]] = []
     for winner in winners(points(measured)):
         best = winner.best.row
         rows = [row for row in ratios if _same_place(row, best)]
-        if best["implementation"] != REFERENCE:
-            rows = [row for row in rows if row["implementation"] == best["implementation"]]
+        fastest = side_of(winner.best.trials[0])
+        if fastest != _REFERENCE:
+            rows = [row for row in rows if (row["implementation"], row["levers"]) == fastest]
         if rows:  # if the reference is the fastest, compare it with its first competitor
-            own, other = (_side(measured, best, name) for name in (rows[0]["implementation"], REFERENCE))
+            sides = ((rows[0]["implementation"], rows[0]["levers"]), _REFERENCE)
+            own, other = (_side(measured, best, side) for side in sides)
             found.append(((own.trial_id, own, other), rows[0]))
     return found
 
 
 def _same_place(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
     return all(
-        one.get(name) == other.get(name) for name in (*CONFIGURATION, *CIRCUMSTANCES) if name != "implementation"
+        one.get(name) == other.get(name)
+        for name in (*CONFIGURATION, *CIRCUMSTANCES)
+        if name not in ("implementation", "levers")
     )
 
 
-def _side(measured: Sequence[LoadedTrial], best: Mapping[str, Any], implementation: str) -> Trial:
-    sides = (one for one in measured if one.row["implementation"] == implementation and _same_place(one.row, best))
+def _side(measured: Sequence[LoadedTrial], best: Mapping[str, Any], side: Side) -> Trial:
+    sides = (one for one in measured if side_of(one) == side and _same_place(one.row, best))
     return _first_round(next(sides).trial)
 
 
@@ -186,7 +191,7 @@ def _wall_seconds(measured: Sequence[LoadedTrial], trial: Trial) -> float:
 
 def _sentence(row: Mapping[str, Any], stopped: str) -> str:
     where = f"micro batch {row['micro_batch_size']} on {row['world_size']} device{'s'[: row['world_size'] != 1]}"
-    names = f"{row['implementation']} / {row['reference']} at {where}"
+    names = f"{wording.implementation(row)} / {wording.reference(row)} at {where}"
     if row["throughput_ratio"] is None:
         return f"{names}: not conclusive, {row['reason']}"
     span = wording.interval(row["throughput_ratio_low"], row["throughput_ratio_high"], lambda x: f"{x:.2f}")

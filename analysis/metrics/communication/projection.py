@@ -15,14 +15,15 @@ import numpy as np
 
 from analysis.load import Key, LoadedTrial, circumstances
 from analysis.metrics.communication.links import FloatArray, Link, fitted_links
-from analysis.wording import bucket_mib, is_single
+from analysis.metrics.scaling import strategy_of
+from analysis.wording import bucket_mib
 from common.errors import UsageError
 
 FIRST_BUCKET_BYTES = 1 << 20
 BUCKET_BYTES = 25 << 20
 _NAMES = (
-    "task", "implementation", "preset", "precision", "seq_len", "micro_batch_size", "grad_accum_steps", "device",
-    "activation_checkpointing",
+    "task", "task_options", "implementation", "levers", "preset", "precision", "seq_len", "micro_batch_size",
+    "grad_accum_steps", "device", "activation_checkpointing",
 )  # fmt: skip
 _VALUES = (
     "step_time_ms", "samples_per_second", "efficiency", "work_ms", "all_reduce_ms", "exposed_ms", "buckets",
@@ -112,9 +113,9 @@ def _configurations(trials: Sequence[LoadedTrial]) -> list[Rounds]:
             groups[(*circumstances(trial.row), *(trial.row[name] for name in _NAMES))].append(trial)
     configurations: list[Rounds] = []
     for members in groups.values():
-        labels = list(dict.fromkeys(str(trial.row["strategy"]) for trial in members))
-        for label in [name for name in labels if not is_single(name)] or labels:
-            chosen = [trial for trial in members if trial.row["strategy"] == label or is_single(trial.row["strategy"])]
+        strategies = list(dict.fromkeys(strategy_of(trial.row) for trial in members))
+        for strategy in [one for one in strategies if one[0] != "single"] or strategies:
+            chosen = [one for one in members if strategy_of(one.row) == strategy or one.trial.strategy == "single"]
             sizes = sorted({trial.trial.world_size for trial in chosen})
             configurations.append({size: [one for one in chosen if one.trial.world_size == size] for size in sizes})
     return configurations
@@ -126,7 +127,8 @@ def _rows(rounds: Rounds, links: Sequence[Link], sizes: Sequence[int]) -> list[d
     link = max((one for one in links if one.device == trial.device), key=lambda one: one.nodes, default=None)
     records = [(record["backward"], one) for one in base for record in one.ranks.values() if record.get("backward")]
     about: dict[str, Any] = {name: getattr(trial, name) for name in _NAMES} | dict.fromkeys(_VALUES)
-    about |= {"strategy": base[0].row["strategy"], "base_world_size": base_size}
+    about |= {name: base[0].row[name] for name in ("strategy", "strategy_options", "allocator")}
+    about |= {"base_world_size": base_size}
     about |= {"link_nodes": None if link is None else link.nodes, "reason": ""}
     batch = trial.micro_batch_size * trial.grad_accum_steps
     if link is None:

@@ -5,33 +5,37 @@ from typing import Any
 
 import numpy as np
 
+from analysis import wording
 from analysis.load import CIRCUMSTANCES, CONFIGURATION, Key, LoadedTrial
 from analysis.metrics.comparison.ratio import Ratio, by_key, decision, disturbed_side, rate_ratio, run_spread
 
+Side = tuple[str, str]
+"""Implementation and its optimizations (`Trial.levers`)."""
 
-def ratios_of(trials: Sequence[LoadedTrial], reference: str = "hf") -> list[dict[str, Any]]:
+
+def ratios_of(trials: Sequence[LoadedTrial], reference: Side = ("hf", "")) -> list[dict[str, Any]]:
     """Return one row per configuration and implementation other than `reference` that has the reference beside it.
 
-    Columns: CONFIGURATION, CIRCUMSTANCES, reference, throughput_ratio (new / old samples per second) with _low and
-    _high, time_saved (1 - new / old time per sample), rounds, reference_rounds, decided and reason (ratio.decision).
-    The ratio is None where a side failed.
+    Columns: CONFIGURATION, CIRCUMSTANCES, reference, reference_levers, throughput_ratio (new / old samples per second)
+    with _low and _high, time_saved (1 - new / old time per sample), rounds, reference_rounds, decided and reason
+    (ratio.decision). The ratio is None where a side failed.
     """
     spread = run_spread(trials)
     rows = []
-    for members in by_key(trials, without=("implementation",), failed=True).values():
-        names = sorted({member.row["implementation"] for member in members})
+    for members in by_key(trials, without=("implementation", "levers"), failed=True).values():
+        names = sorted({side_of(member) for member in members})
         for name in names if reference in names else ():
             if name == reference:
                 continue
-            sides = [[one for one in members if one.row["implementation"] == side] for side in (name, reference)]
+            sides = [[one for one in members if side_of(one) == side] for side in (name, reference)]
             good = [[one for one in side if one.ok] for side in sides]
-            row = {**_fields(sides[0][0]), "reference": reference}
+            row = {**_fields(sides[0][0]), "reference": reference[0], "reference_levers": reference[1]}
             row |= {"rounds": len(good[0]), "reference_rounds": len(good[1])}
             row |= dict.fromkeys(("throughput_ratio", "throughput_ratio_low", "throughput_ratio_high", "time_saved"))
             failed = next((side[0].row for side, ok in zip(sides, good, strict=True) if not ok), None)
             if failed is not None:
                 row["decided"] = "cannot decide"
-                row["reason"] = f"{failed['implementation']} has no measurement: {failed['status']}"
+                row["reason"] = f"{wording.implementation(failed)} has no measurement: {failed['status']}"
             else:
                 ratio = _ratio(*good)
                 row |= _columns("throughput_ratio", ratio)
@@ -40,6 +44,11 @@ def ratios_of(trials: Sequence[LoadedTrial], reference: str = "hf") -> list[dict
                 row["decided"], row["reason"] = _decision(good[0], good[1], ratio, spread)
             rows.append(row)
     return rows
+
+
+def side_of(trial: LoadedTrial) -> Side:
+    """Return which side of a comparison of implementations a trial is."""
+    return trial.row["implementation"], trial.row["levers"] or ""
 
 
 def input_ratios(trials: Sequence[LoadedTrial]) -> list[dict[str, Any]]:

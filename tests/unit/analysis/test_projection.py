@@ -73,8 +73,8 @@ def test_a_cluster_played_event_by_event_is_projected_with_its_residuals(tmp_pat
 def test_buckets_of_another_size_are_a_configuration_with_their_own_buckets(tmp_path: Path) -> None:
     measured_machine(tmp_path, Machine(gradients=(3 * MIB,) * 30), (1, 2))
     Machine(gradients=(3 * MIB,) * 30, bucket_mib=5).write_steps(tmp_path, 2)
-    rows = {row["strategy"]: row["buckets"] for row in projected(tmp_path, 4) if row["world_size"] == 4}
-    assert rows == {"ddp": 5, "ddp bucket_mib=5": 15}, "caps of 1 + 25 MiB, of 5 MiB"
+    rows = {row["strategy_options"]: row["buckets"] for row in projected(tmp_path, 4) if row["world_size"] == 4}
+    assert rows == {"": 5, '{"bucket_mib":5}': 15}, "caps of 1 + 25 MiB, of 5 MiB"
 
 
 def test_the_line_of_several_nodes_is_used_where_there_is_one(tmp_path: Path) -> None:

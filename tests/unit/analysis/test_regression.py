@@ -10,7 +10,6 @@ from support.commands import text
 from support.fake_run import ENVIRONMENT, SECOND, noisy_times, step_rows, write_sweep, write_trial
 
 from analysis.diagnose.answer import answers, points
-from analysis.diagnose.profiles import _field
 from analysis.load import load_run, measurement
 from analysis.metrics.comparison.history import history_of
 from analysis.metrics.comparison.ratio import Ratio, ratio_interval, typical_time
@@ -263,13 +262,15 @@ def test_two_stages_of_zero_are_told_apart_wherever_a_strategy_is_shown(tmp_path
         "comparison": text(comparison_blocks(compare_runs(RunDirectory(tmp_path / "old"), run))),
         "facts": str(facts(trials)),
         "answer": str(answers(points(trials), [])),
-        "profile": " ".join(str(_field(trial.trial, "strategy")) for trial in trials),
         "progress": " ".join(describe(trial.trial) for trial in trials),
     }
     for name, found in shown.items():
         told = " ".join(found.split())
         assert all(part in told for part in names), (name, found)
-    plain = text(results_blocks([{**row, "strategy": "ddp"} for row in rows]))
+    assert {(row["strategy"], row["strategy_options"]) for row in rows} == {
+        ("deepspeed", '{"zero_stage":1}'), ("deepspeed", '{"zero_stage":3}'),
+    }  # fmt: skip
+    plain = text(results_blocks([{**row, "strategy": "ddp", "strategy_options": ""} for row in rows]))
     assert "strategy" not in plain, "where all are alike and plain there is nothing to tell"
 
 

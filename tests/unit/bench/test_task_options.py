@@ -8,7 +8,7 @@ import pytest
 from support.refusals import refused
 from support.row_task import NAME, VOCAB, made_rows, write_rows
 
-from analysis.wording import task_label
+from analysis import wording
 from bench.cli.autotune import AutotuneOptions
 from bench.cli.form import form_of
 from bench.cli.options import parse, parse_task
@@ -117,9 +117,9 @@ def test_a_training_has_the_defaults_of_its_task_and_evaluates_after_each_epoch(
 
 
 def test_labels_in_tables_say_what_is_on():
-    assert task_label("squad", "") == "squad"
-    assert task_label(NAME, '{"head":"mul","train_on_all":false}') == "rows head=mul"
-    assert task_label(NAME, '{"head":"mul","train_on_all":true}') == "rows head=mul train_on_all"
+    assert wording.task({"task": "squad", "task_options": ""}) == "squad"
+    for options, label in (('{"head":"mul","train_on_all":false}', "head=mul"), ('{"all":true}', "all")):
+        assert wording.task({"task": NAME, "task_options": options}) == f"rows {label}"
 
 
 def test_a_task_names_its_loss():

@@ -364,9 +364,8 @@ def test_searches_that_share_a_folder_keep_each_others_largest_batches(tmp_path:
         assert found.document["max_batch"][0]["micro_batch_size"] == 3 and len(found.document["max_batch"]) == 1
         assert ("by single checkpointing" in text(found.blocks)) == ("--activation-checkpointing" in more)
     rows, problems = RunDirectory(tmp_path).read_max_batches()
-    assert [(row["preset"], row["strategy"], row["memory_limit_gib"]) for row in rows] == [
-        ("mini", "single", None), ("tiny", "single checkpointing", None), ("tiny", "single", None),
-        ("tiny", "single", 1.0),
+    assert [(row["preset"], row["activation_checkpointing"], row["memory_limit_gib"]) for row in rows] == [
+        ("mini", False, None), ("tiny", True, None), ("tiny", False, None), ("tiny", False, 1.0),
     ]  # fmt: skip
     assert problems == []
 
