@@ -1,4 +1,4 @@
-"""The HTML pages of what is no single run: a profile, a comparison, a study, a folder of trainings."""
+"""The HTML pages of what is no single run: a profile, a study, a folder of trainings."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -6,10 +6,7 @@ from pathlib import Path
 from analysis import wording
 from analysis.diagnose.explain import by_weight, counter_endings, to_do
 from analysis.diagnose.finding import Finding
-from analysis.metrics.comparison.regression import Comparison
-from analysis.metrics.comparison.traces import TraceComparison
 from analysis.metrics.comparison.trainings import TrainingComparison, VariantRun, compare_trainings
-from analysis.render.comparison_figures import runs_figures, traces_figures
 from analysis.render.page import (
     Block,
     Figures,
@@ -23,7 +20,6 @@ from analysis.render.page import (
     report_folder,
     write_page,
 )
-from analysis.render.result_tables import comparison_table, comparison_verdicts, setting_differences
 from analysis.render.search_tables import (
     best_facts,
     counts_text,
@@ -125,98 +121,6 @@ def _source_facts(source: Source) -> list[tuple[str, str]]:
         ]
     rows += [("table", f"{one.title} ({one.source})" if one.source else one.title) for one in source.summaries]
     return [(name, value) for name, value in dict.fromkeys(rows) if value]
-
-
-def write_runs_report(comparison: Comparison, a: Path, b: Path, folder: Path) -> list[Path]:
-    """Write the page of a comparison of two runs into a folder; return the files, the page first.
-
-    Args:
-        comparison: what `compare_runs` returned, with rows.
-        a: the old run.
-        b: the new run.
-        folder: made if it does not exist.
-
-    Raises:
-        StorageError: a file cannot be written.
-    """
-    with report_folder(folder):
-        return write_page(runs_page(comparison, a, b), folder)
-
-
-def runs_page(comparison: Comparison, a: Path, b: Path) -> Page:
-    """Return the page of a comparison of two runs."""
-    threshold = f"{100 * comparison.threshold:g} %"
-    figures = runs_figures(comparison)
-    facts = [("old", str(a)), ("new", str(b)), ("threshold", threshold)]
-    facts.append(("spread between rounds", wording.percent(comparison.spread)))
-    sections = [
-        Section("", [*_judged(comparison, threshold), *listed(comparison_verdicts(comparison))], "answer"),
-        Section("Changes", [Figures(figures)] if figures else []),
-        Section("Configurations", [comparison_table(comparison)]),
-        Section("Differences between the runs", listed([*comparison.differences, *setting_differences(comparison)])),
-        Section("Input", [Facts(facts)]),
-    ]
-    return Page(f"{b.resolve().name} compared with {a.resolve().name}", "bertbench compare", sections)
-
-
-def _judged(comparison: Comparison, threshold: str) -> list[Block]:
-    verdicts = [row["verdict"] for row in comparison.rows]
-    of = wording.counted(len(verdicts), "configuration")
-    doubtful = sum(verdict in ("cannot decide", "slower") for verdict in verdicts)
-    better = verdicts.count("improvement")
-    text, badge = f"No regression in {of} (threshold {threshold}).", "no regression"
-    if comparison.regressed:
-        text, badge = f"Regression in {verdicts.count('regression')} of {of} (threshold {threshold}).", "regression"
-    elif comparison.undecided:
-        text, badge = f"No regression, but not conclusive for {doubtful} of {of}.", "not conclusive"
-    text += f" {better} became faster by more than {threshold}." if better else ""
-    style = "badge good" if badge == "no regression" else "badge caution"
-    return [Text(text, "headline"), Text(badge, style)]
-
-
-def write_traces_report(
-    comparison: TraceComparison, findings: Sequence[Finding], a: Path, b: Path, folder: Path
-) -> list[Path]:
-    """Write the page of a comparison of two traces into a folder; return the files, the page first.
-
-    Args:
-        comparison: what `compare_traces` returned.
-        findings: what `comparison_findings` returned.
-        a: the old trace.
-        b: the new trace.
-        folder: made if it does not exist.
-
-    Raises:
-        StorageError: a file cannot be written.
-    """
-    filled = [finding for finding in findings if len(finding.table)]
-    with report_folder(folder):
-        for finding in filled:
-            write_frame(folder / f"{finding.name}.csv", finding.table)
-        files = write_page(traces_page(comparison, findings, a, b), folder)
-    return [*files, *(folder / f"{finding.name}.csv" for finding in filled)]
-
-
-def traces_page(comparison: TraceComparison, findings: Sequence[Finding], a: Path, b: Path) -> Page:
-    """Return the page of a comparison of two traces."""
-    figures, per = traces_figures(comparison), comparison.per
-    headline = f"The {per} time changed by {wording.signed(comparison.ratio - 1)}: {comparison.verdict}."
-    badge = Text(comparison.verdict, "badge caution" if comparison.verdict == "slower" else "badge good")
-    items = Items([(one.name, one.title, one.sentence) for one in findings if one.sentence])
-    facts = [
-        ("old", str(a)),
-        ("new", str(b)),
-        (f"{per} time, old", f"{comparison.before_ms:,.3f} ms"),
-        (f"{per} time, new", f"{comparison.after_ms:,.3f} ms"),
-        ("threshold", f"{100 * comparison.threshold:g} %"),
-    ]
-    sections = [
-        Section("", [Text(headline, "headline"), badge, items], "answer"),
-        Section("Details", [finding_panel(one, figures.get(one.name, ())) for one in findings]),
-        Section("Differences between the traces", listed(comparison.differences)),
-        Section("Input", [Facts(facts)]),
-    ]
-    return Page(f"{b.resolve().name} compared with {a.resolve().name}", "bertbench compare", sections)
 
 
 def write_tune_report(study: Row, folder: Path) -> list[Path]:

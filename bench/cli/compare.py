@@ -1,7 +1,6 @@
 """`bertbench compare A B`: compare two runs or two traces; exit code 1 on a regression, 4 if not conclusive."""
 
 import os
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -9,7 +8,7 @@ from pathlib import Path
 import tyro
 
 from bench.cli.options import Tables
-from bench.cli.result import Result, findings_result, markdown_into, when_writable
+from bench.cli.result import Result, findings_result, markdown_into
 from common.errors import InputError, UsageError
 from records.run import RunDirectory
 
@@ -36,8 +35,6 @@ class CompareOptions(Tables):
     Speedruns have none."""
     undecided_ok: bool = False
     """Runs and speedruns only: exit with 0 instead of 4 where the measurements cannot decide."""
-    out: Path | None = None
-    """Folder to write report.html with its figures and CSV tables; default no page."""
 
 
 UNDECIDED = 4
@@ -77,7 +74,7 @@ def _runs_or_traces(options: CompareOptions) -> Result:
 
 def _runs(options: CompareOptions) -> Result:
     if options.csv is not None:
-        raise UsageError("option-not-applicable", "--csv is for traces; for two run directories use --out, or --json")
+        raise UsageError("option-not-applicable", "--csv is for traces; for two run directories use --json")
     from analysis.metrics.comparison.regression import THRESHOLD, compare_runs
     from analysis.render.result_tables import comparison_blocks
 
@@ -94,13 +91,7 @@ def _runs(options: CompareOptions) -> Result:
         failure=None if comparison.rows else nothing,
         code=1 if comparison.regressed else UNDECIDED if undecided else 0,
     )
-    found = _with_markdown(found, options)
-    if options.out is None or not comparison.rows:
-        return found
-    from analysis.render.pages import write_runs_report
-
-    out = options.out
-    return _with_page(found, lambda: write_runs_report(comparison, options.a, options.b, out))
+    return _with_markdown(found, options)
 
 
 def _speedruns(options: CompareOptions) -> Result:
@@ -108,7 +99,7 @@ def _speedruns(options: CompareOptions) -> Result:
     from analysis.render.speedrun_tables import speedrun_comparison_blocks
     from records.speedrun import read_speedrun
 
-    for name in ("threshold", "csv", "out"):
+    for name in ("threshold", "csv"):
         if getattr(options, name) is not None:
             raise UsageError(
                 "option-not-applicable",
@@ -123,12 +114,6 @@ def _speedruns(options: CompareOptions) -> Result:
         code={"faster": 0, "cannot decide": undecided}.get(found["verdict"], 1),
     )
     return _with_markdown(result, options)
-
-
-def _with_page(found: Result, write: Callable[[], list[Path]]) -> Result:
-    written, failure = when_writable(write)
-    document = {**found.document, **({"report": str(written[0])} if written else {})}
-    return replace(found, document=document, written=[*found.written, *written], failure=failure)
 
 
 def _with_markdown(found: Result, options: CompareOptions) -> Result:
@@ -162,12 +147,11 @@ def _traces(options: CompareOptions) -> Result:
         before.timelines, after.timelines, threshold, trials=(trial_of(options.a), trial_of(options.b))
     )
     findings, code = comparison_findings(found), 1 if found.verdict == "slower" else 0
-    result = findings_result(
+    return findings_result(
         findings,
         [*(f"differs: {difference}" for difference in found.differences), *before.problems, *after.problems],
         options,
         title=f"bertbench compare: {_VERDICTS[code]}",
-        page="--out DIR",
         code=code,
         a=str(options.a),
         b=str(options.b),
@@ -179,9 +163,3 @@ def _traces(options: CompareOptions) -> Result:
         threshold=found.threshold,
         differences=list(found.differences),
     )
-    if options.out is None:
-        return result
-    from analysis.render.pages import write_traces_report
-
-    out = options.out
-    return _with_page(result, lambda: write_traces_report(found, findings, options.a, options.b, out))

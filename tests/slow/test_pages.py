@@ -16,15 +16,11 @@ from support.fake_run import ENVIRONMENT, EVALUATED, START_NS, write_sweep, writ
 from support.page import report_page
 from support.rings import Machine, write_collectives
 from support.studies import study
-from support.timelines import recording
 
 from analysis import wording
-from analysis.diagnose.explain import comparison_findings
 from analysis.metrics.comparison.history import history_of
-from analysis.metrics.comparison.regression import compare_runs
-from analysis.metrics.comparison.traces import compare_traces
 from analysis.render.history_tables import write_history_report
-from analysis.render.pages import write_runs_report, write_traces_report, write_tune_report
+from analysis.render.pages import write_tune_report
 from records.run import RunDirectory
 from records.training import TrainRun
 from records.trial import Trial
@@ -33,7 +29,7 @@ pytestmark = [
     pytest.mark.timeout(300),
     pytest.mark.skipif(shutil.which("chromium") is None, reason="Debian's chromium is not installed"),
 ]
-NAMES = ("run", "projection", "compare", "history", "traces", "training", "tune")
+NAMES = ("run", "projection", "history", "training", "tune")
 DAY_NS = 86_400 * fake_run.SECOND
 LEAST_CONTRAST = 4.5
 """WCAG 2.2, 1.4.3."""
@@ -58,14 +54,11 @@ def reports(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         machine.write_steps(cluster, ranks, seed=ranks)
         if ranks > 1:
             write_collectives(cluster, ranks, machine.alpha_us, machine.bandwidth_gb_s)
-    comparison = compare_runs(runs[0], runs[1])
     training = write_training(folder / "training", [EVALUATED, {**EVALUATED, "applied_steps": 40}])
     return {
         "run": report_page(runs[0]),
         "projection": report_page(RunDirectory(cluster), project_to=(8, 16)),
-        "compare": write_runs_report(comparison, runs[0].path, runs[1].path, folder / "compare")[0],
         "history": write_history_report(history_of(runs), folder / "history")[0],
-        "traces": traces_report(folder / "traces"),
         "training": report_page(TrainRun(training.path.parents[1]).run),
         "tune": write_tune_report(study(), folder / "tune")[0],
     }
@@ -215,12 +208,6 @@ def test_each_table_shows_the_values_of_its_csv_file(opened: Opened) -> None:
                         assert part in known or part.split(" ")[0] in known, (path.name, text, row)
                         compared += 1
     assert compared >= 4
-
-
-def traces_report(folder: Path) -> Path:
-    """Write the page of two traces, of which the newer one is slower; return it."""
-    found = compare_traces([recording(20)], [recording(30, extra_ms=10)])
-    return write_traces_report(found, comparison_findings(found), folder / "old", folder / "new", folder / "page")[0]
 
 
 def numbers(box: Any, column: int) -> list[float]:

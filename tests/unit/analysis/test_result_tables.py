@@ -64,6 +64,12 @@ def test_compare_names_the_path_that_does_not_fit(tmp_path: Path) -> None:
         result("compare", tmp_path / "empty", tmp_path / "empty", "--undecided-ok")
 
 
+def test_runs_without_a_common_configuration_are_refused(tmp_path: Path) -> None:
+    runs = [write_sweep(tmp_path / name, implementations=(name,), **SMALL) for name in ("hf", "bertbench")]
+    with refused("run-mismatch"):
+        result("compare", runs[0].path, runs[1].path)
+
+
 def steady(run: Path, batch: int, level_ms: float, rounds: int = 3, **ended: str) -> None:
     """Rounds whose steps all take the same time: the interval of a ratio is the ratio."""
     for turn in range(rounds):
