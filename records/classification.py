@@ -8,7 +8,6 @@
 
 import csv
 import json
-import sqlite3
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -35,7 +34,6 @@ DATABASE_ID, DATABASE_VERSION = 0x62627463, 5
 _OTHERS = "train again, or give another file of the training"
 _NEEDED = "give a file written by `bertbench train classify`: *_train_test_stats.json, *_testset_predictions.csv, "
 _NEEDED += "*_trained_model or *.sqlite"
-_MOST_BYTES = 2**30
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,8 +143,7 @@ def _of_document(path: Path, document: Any) -> ClassificationResult:
 
 
 def _label(value: Any) -> str:
-    """A label, that can be written: JSON may hold halves of characters."""
-    return str(value).encode("utf-8", "replace").decode()
+    return str(value).encode("utf-8", "replace").decode()  # JSON may hold halves of characters
 
 
 def _count(value: Any) -> int:
@@ -157,7 +154,16 @@ def _count(value: Any) -> int:
 
 def _of_database(path: Path) -> ClassificationResult:
     with connected(path, _OTHERS) as connection:
-        _check_tables(path, connection)
+        program, version = (
+            connection.execute(f"PRAGMA {name}").fetchone()[0] for name in ("application_id", "user_version")
+        )
+        if program != DATABASE_ID:
+            raise InputError("record-foreign", f"{path} is a SQLite file of another program: {_NEEDED}")
+        if version != DATABASE_VERSION:
+            raise SchemaError(
+                "record-version",
+                f"{path} has schema version {version}, but this bertbench reads {DATABASE_VERSION}: {_OTHERS}",
+            )
         found = connection.execute("SELECT value FROM meta WHERE name = 'fingerprint'").fetchone()
         rows = connection.execute("SELECT fingerprint, result FROM runs ORDER BY number DESC").fetchall()
     if not rows:
@@ -174,19 +180,6 @@ def _of_database(path: Path) -> ClassificationResult:
         return _of_document(path, json.loads(own[0]))
     except (ValueError, TypeError) as error:
         raise InputError("file-damaged", f"{path} is damaged: its last result is not JSON: {_OTHERS}") from error
-
-
-def _check_tables(path: Path, connection: sqlite3.Connection) -> None:
-    program, version = (
-        connection.execute(f"PRAGMA {name}").fetchone()[0] for name in ("application_id", "user_version")
-    )
-    if program != DATABASE_ID:
-        raise InputError("record-foreign", f"{path} is a SQLite file of another program: {_NEEDED}")
-    if version != DATABASE_VERSION:
-        raise SchemaError(
-            "record-version",
-            f"{path} has schema version {version}, but this bertbench reads {DATABASE_VERSION}: {_OTHERS}",
-        )
 
 
 def _of_predictions(path: Path) -> ClassificationResult:
@@ -229,7 +222,7 @@ def read_predictions(path: Path) -> Pairs:
 
 def _read_json(path: Path) -> Any:
     try:
-        return json.loads(read_regular(path, _MOST_BYTES).decode())
+        return json.loads(read_regular(path, 2**30).decode())
     except OSError as error:
         raise InputError(content_code(error), f"cannot read {path}: {error.strerror}; {_NEEDED}") from error
     except (ValueError, RecursionError) as error:
