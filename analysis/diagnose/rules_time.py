@@ -16,9 +16,7 @@ from analysis.metrics.kernels import tables as kernel_tables
 from analysis.metrics.kernels.gemm_precision import gemm_time_by_precision
 from analysis.metrics.kernels.utilization import compute_utilization
 from analysis.metrics.time import idle, phases, temporal
-from analysis.metrics.time.launch_queue import launch_queue
-from analysis.metrics.time.ranges import range_rows
-from analysis.metrics.time.window import analysis_window, origin_ns, window_set
+from analysis.metrics.time.window import analysis_time, origin_ns
 from analysis.names import MOVES_MEMORY, family, has_fused_optimizer
 from analysis.spans import total_ns
 from analysis.timeline import Timeline, lost_kernels, typed
@@ -72,17 +70,17 @@ def window(timelines: Sequence[Timeline]) -> list[Finding]:
     the clock of --window), span_ms; nothing without events."""
     rows = []
     for timeline in timelines:
-        bounds, steps = analysis_window(timeline), timeline.steps["step"]
-        if bounds is None:
+        whole, steps = analysis_time(timeline), timeline.steps["step"]
+        if whole is None:
             continue
         kind = "steps" if len(steps) else "work"
         row: dict[str, Any] = {
             "rank": timeline.rank,
             "window": kind if timeline.window is None else timeline.window.label,
         }
-        row |= {"steps": len(steps), "start_ms": (bounds[0] - origin_ns(timeline)) / 1e6}
+        row |= {"steps": len(steps), "start_ms": (int(whole[0, 0]) - origin_ns(timeline)) / 1e6}
         row |= {"first_step": steps.iloc[0], "last_step": steps.iloc[-1]} if len(steps) else {}
-        rows.append({**row, "span_ms": total_ns(window_set(timeline, bounds)) / 1e6})
+        rows.append({**row, "span_ms": total_ns(whole) / 1e6})
     if not rows:
         return []
     table = typed(rows, _WINDOW_COLUMNS)
@@ -337,7 +335,7 @@ def memory_copies(timelines: Sequence[Timeline], times: "Sequence[Temporal]") ->
 
 def queue(timelines: Sequence[Timeline]) -> Finding | None:
     """Return launch_queue: how long work waits between its launch and its start."""
-    table = launch_queue(timelines)
+    table = idle.launch_queue(timelines)
     if not len(table):
         return None
     idle_share, empty = (
@@ -372,7 +370,7 @@ def steps(timelines: Sequence[Timeline]) -> list[Finding]:
 
 def ranges(timelines: Sequence[Timeline]) -> list[Finding]:
     """Return ranges: the named ranges of the program; nothing where there are none."""
-    table = range_rows(timelines)
+    table = phases.range_rows(timelines)
     if not len(table):
         return []
     first = table.iloc[0]

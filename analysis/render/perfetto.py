@@ -10,11 +10,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from analysis.metrics.time.phases import PHASES
-from analysis.metrics.time.ranges import PREFIX
-from analysis.metrics.time.window import work_window
-from analysis.metrics.time.work import work_sets
-from analysis.spans import clipped, difference, merged
+from analysis.metrics.time.phases import PHASES, PREFIX
+from analysis.metrics.time.window import work_time
+from analysis.metrics.time.work import NOTHING, work_sets
+from analysis.spans import difference
 from analysis.timeline import Timeline
 from common.atomic import atomic_path
 from common.errors import InputError
@@ -93,13 +92,13 @@ def _derived(timeline: Timeline) -> "Iterator[tuple[str, pd.DataFrame]]":
     for stream, rows in timeline.collectives.groupby("stream", sort=True):
         yield f"communication of stream {stream}", rows.assign(name=rows["collective"], cat="bertbench")
     sets = work_sets(timeline)
-    begin, end = work_window(timeline) or (0, 0)
+    whole = work_time(timeline)
     for title, spans in (
         ("computation", sets.compute),
         ("communication", sets.communication),
         ("exposed communication", difference(sets.communication, sets.compute)),
         ("copies", sets.memory),
-        ("idle", difference(merged([begin], [end]), clipped(sets.busy, begin, end))),
+        ("idle", NOTHING if whole is None else difference(whole, sets.busy)),
     ):
         yield title, pd.DataFrame({"name": title, "start": spans[:, 0], "end": spans[:, 1], "cat": "bertbench"})
 

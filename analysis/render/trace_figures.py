@@ -9,7 +9,7 @@ from analysis import wording
 from analysis.metrics.communication.exposure import communication_by_rank
 from analysis.metrics.communication.matching import match_collectives
 from analysis.metrics.time.temporal import Temporal, temporal_breakdown
-from analysis.metrics.time.window import work_window
+from analysis.metrics.time.window import work_time
 from analysis.metrics.time.work import WorkSets, work_sets
 from analysis.render.figure import (
     Figure,
@@ -170,9 +170,9 @@ def _bounds(timeline: Timeline, sets: WorkSets, step: int | None) -> tuple[int, 
     if step is not None:
         row = timeline.steps[timeline.steps["step"] == step].iloc[0]
         return int(row["start"]), int(row["end"])
-    bounds = work_window(timeline, "kernels")
-    assert bounds is not None
-    return bounds
+    whole = work_time(timeline, "kernels")
+    assert whole is not None
+    return int(whole[0, 0]), int(whole[-1, 1])
 
 
 def _lanes(sets: WorkSets, begin: int, end: int) -> dict[str, Intervals]:

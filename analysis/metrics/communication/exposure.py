@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from analysis.metrics.kernels.devices import LinkRates
-from analysis.metrics.time.window import collectives_at, step_places, window_set, work_window
+from analysis.metrics.time.window import collectives_at, step_places, work_time
 from analysis.metrics.time.work import device_sets, work_sets
 from analysis.names import bus_factor, parallelism
 from analysis.spans import Intervals, difference, inside_ns, intersection, merged, total_ns, within
@@ -89,13 +89,10 @@ BUCKET_COLUMNS = {
 
 def communication_window(timeline: Timeline) -> Intervals | None:
     """Return the window as a set: without marked steps, all GPU work and collectives; None for a trace without work."""
-    bounds = work_window(timeline)
-    if bounds is None:
-        return None
-    table = timeline.collectives
-    if timeline.spans is None and len(table):
-        bounds = min(bounds[0], int(table["start"].min())), max(bounds[1], int(table["end"].max()))
-    return window_set(timeline, bounds) if bounds[1] > bounds[0] else None
+    whole, table = work_time(timeline), timeline.collectives
+    if whole is not None and timeline.spans is None and len(table):
+        return merged([min(whole[0, 0], table["start"].min())], [max(whole[-1, 1], table["end"].max())])
+    return whole
 
 
 def collective_table(timeline: Timeline, matching: "pd.DataFrame | None" = None, member: int = 0) -> "pd.DataFrame":

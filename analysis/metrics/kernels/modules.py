@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from analysis.metrics.time.launches import launching_calls
 from analysis.metrics.time.window import in_window
+from analysis.metrics.time.work import launching_calls
 from analysis.spans import Nested
 from analysis.timeline import EVALUATES, MODULE, Timeline, empty, name_codes, named
 

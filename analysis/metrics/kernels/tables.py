@@ -1,6 +1,6 @@
 """Work of each rank by name: kernels and their families, copies by direction, operators of the CPU.
 
-Times are sums over pieces of work: two at once count twice. The window is that of metrics.time.launches.
+Times are sums over pieces of work: two at once count twice. The window is that of metrics.time.window.
 """
 
 import re

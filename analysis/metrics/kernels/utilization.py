@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from analysis.metrics.time.window import analysis_window, window_set
+from analysis.metrics.time.window import analysis_time
 from analysis.metrics.time.work import cpu_computation
 from analysis.spans import Intervals, inside_ns, levels, merged, total_ns, within
 from analysis.timeline import Timeline, is_communication, lost_kernels, named
@@ -63,11 +63,9 @@ class Utilization(NamedTuple):
 def compute_utilization(timeline: Timeline) -> Utilization:
     """Return the compute utilization of one rank's trace, unknown values as None with a reason."""
     nothing = Utilization(timeline.rank, len(timeline.steps))
-    window = analysis_window(timeline)
-    if window is None or window[1] <= window[0]:
+    whole = analysis_time(timeline)
+    if whole is None or not (length := total_ns(whole)):
         return nothing._replace(reason="no event of the trace has a duration")
-    whole = window_set(timeline, window)
-    length = total_ns(whole)
     nothing = nothing._replace(window_ms=length / 1e6)
     kernels = timeline.kernels[named(timeline.kernels["kind"], lambda kind: kind in _COMPUTING)]
     if len(kernels):

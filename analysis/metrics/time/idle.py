@@ -1,56 +1,33 @@
-"""Why the GPU is idle: one row per gap, with its cause and the call that the CPU was in.
+"""Why the GPU is idle: one row per gap, with its cause; and how far the CPU runs ahead of the GPU.
 
-A gap is a time in the window in which no kernel, copy or memset runs. The CPU can be its cause only until the call that
-launches the next work has been made, so every gap [g0, g1) is cut there. Let [l0, l1) be that call:
-
-- l0 <= g0: the work was in the queue, or on its way into it, when the gap began. All of the gap is *unknown*: latency
-  between kernels, a dependency on another stream.
-- l0 > g0: until min(l1, g1) the GPU had nothing to do. That part is *data wait* where the CPU is in a data range
-  (`bertbench:data`, a DataLoader's `__next__`), *communication* where it waits in communication, *synchronization*
-  where a launching thread waits in a call for the GPU, *allocator* where it allocates or frees memory, and
-  *launch-bound* elsewhere: Python, the framework or the driver was too slow. From l1 to g1: unknown.
-
-A gap that no work ends is data wait or communication where the CPU is in one, unknown elsewhere. So is every gap where
-calls are not recorded or do not tell what they launched. The causes of a gap add up to it, to the nanosecond; its cause
-is the one that takes most of it. On a trace without GPU work, a gap is a time in which no thread runs a compute
-operator. A rank with several GPUs has the gaps of each.
+docs/explanation/timeline.md defines both. A gap [g0, g1) is a time in the window in which no kernel, copy or memset
+runs; on a trace without GPU work, no compute operator. With [l0, l1) the call that launches the work that ends it, the
+CPU can be the cause only if l0 > g0, and only until min(l1, g1): there the cause is what the CPU does, and *unknown*
+elsewhere. A gap that no work ends, or for which calls are not recorded, is *data wait* or *communication* where the CPU
+is in one. The causes of a gap add up to it, to the nanosecond; its own cause is the largest.
 """
 
 import re
 from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 
-from analysis.metrics.time.launches import launching_calls
 from analysis.metrics.time.phases import phase_of
-from analysis.metrics.time.window import step_places, work_time
-from analysis.metrics.time.work import NOTHING, WorkSets, cpu_communication, device_sets
+from analysis.metrics.time.window import in_window, step_places, work_time
+from analysis.metrics.time.work import NOTHING, WorkSets, cpu_communication, device_sets, launching_calls
 from analysis.names import collective
-from analysis.spans import Intervals, difference, inside_each, intersection, merged, total_ns, union, within
-from analysis.timeline import Timeline, name_codes, named, typed
+from analysis.spans import Intervals, difference, inside_each, intersection, levels, merged, total_ns, union, within
+from analysis.timeline import Timeline, named, typed
 
 if TYPE_CHECKING:
     import pandas as pd
-
-Numbers = npt.NDArray[np.int64]
 
 CAUSES = ("data_wait", "communication", "synchronization", "allocator", "launch_bound", "unknown")
 PARTS = ("start_up", "steady", "tear_down")
 """Before the first kernel of the trace, between, and after its last; copies and memsets are no kernels."""
 LONG_NS = 500_000
 """A launch-bound gap from this length on is a pause of the CPU: no single launch takes as long."""
-GAP_COLUMNS = {
-    "rank": "Int64",
-    "device": "int64",  # -1 on a CPU, and where the rank has one GPU
-    "start_ns": "int64",
-    "end_ns": "int64",
-    "part": "str",
-    "step": "Int64",  # marked step in which it begins
-    "cause": "str",
-    **{f"{cause}_ns": "int64" for cause in CAUSES},
-}
 CAUSE_COLUMNS = {
     "rank": "Int64",
     "cause": "str",  # of CAUSES, between first and last kernel; start_up and tear_down whatever the CPU did
@@ -60,17 +37,37 @@ CAUSE_COLUMNS = {
     "repeating_ms": "float64",  # what the steps usually have, without launch-bound gaps of LONG_NS or more
     "long_ms": "float64",  # in gaps of LONG_NS or more
 }
+SHORT_DELAY_US = 10.0
+"""A kernel that starts sooner than this after the end of its call found the GPU waiting: 1 to 3 us are usual then."""
+QUEUE_COLUMNS = {
+    "rank": "Int64",
+    "kernels": "int64",  # launched in the window, CUDA graphs recorded as one piece among them
+    "matched": "int64",  # of these, those whose launching call is in the trace; the rest is of these
+    # From the start of the call to the start of the kernel, which may begin before the call returns.
+    **dict.fromkeys(("delay_median_us", "delay_p5_us", "delay_p95_us"), "float64"),
+    "found_idle_share": "float64",  # kernels that start SHORT_DELAY_US after their call, or were launched when idle
+    "depth_mean": "float64",  # launched and not yet started kernels, from the first call to the last start
+    "depth_max": "int64",
+    "empty_share": "float64",  # of that time with none waiting
+    "launches_per_step": "float64",  # calls per marked step
+}
 _SYNCHRONIZES = re.compile(
     r"\w*synchronize|\w+(?:EventQuery|StreamQuery)|(?:cu|cuda|hip)Mem(?:cpy|set)(?!\w*Async)", re.I
 )
 _ALLOCATES = re.compile(
     r"(?:cu|cuda|hip)\w*(?:Malloc|Free|Alloc|Host(?:Un)?register|Mem(?:Map|Unmap|Create|Release))", re.I
 )
+_WAITS = re.compile(r"(?=.*(?:gloo|mpi_|c10d|nccl)).*(?:wait|barrier|synchron)", re.I | re.S)
+_OF_CPU = re.compile(r"gloo:|mpi_", re.I)
 _FEWEST_STEPS, _GROUPS = 3, 10
 
 
 def idle_gaps(timeline: Timeline) -> "pd.DataFrame | None":
-    """Return the idle gaps of one rank in the window, in order of start: GAP_COLUMNS; None for a trace without work."""
+    """Return the idle gaps of one rank in the window, in order of start; None for a trace without work.
+
+    Columns: rank, device (-1 on a CPU, and where the rank has one GPU), start_ns, end_ns, part (of PARTS), step (marked
+    one in which it begins), cause, and the nanoseconds of each of CAUSES.
+    """
     import pandas as pd
 
     whole = work_time(timeline)
@@ -79,27 +76,28 @@ def idle_gaps(timeline: Timeline) -> "pd.DataFrame | None":
     launchers = _launchers(timeline)
     launching = named(timeline.api["thread"], lambda thread: thread in launchers)
     calls = timeline.api.loc[launching, ["name", "start", "end"]]
+    marked = (timeline.ranges, timeline.operators)
+    # Ranges of NCCL end when the collective is in the queue: calls in them that wait for the GPU do wait.
+    synchronizing = _open((timeline.api,), lambda name: "synchronize" in name.lower())
+    in_collective = intersection(_open(marked, lambda name: collective(name) is not None), synchronizing)
+    of_cpu = cpu_communication(timeline) if not len(timeline.kernels) or len(timeline.collectives) else NOTHING
     waits = {
-        "data_wait": _open((timeline.ranges, timeline.operators), lambda name: phase_of(name) == "data"),
-        "communication": _communication_spans(timeline),
+        "data_wait": _open(marked, lambda name: phase_of(name) == "data"),
+        "communication": union(of_cpu, _open(marked, _waits_for_others), in_collective),
         "synchronization": _open((calls,), lambda name: bool(_SYNCHRONIZES.match(name))),
         "allocator": _open((calls,), lambda name: bool(_ALLOCATES.match(name))),
     }
-    sets = device_sets(timeline)
-    tables = [_gaps_of(timeline, one, whole, waits) for one in sets]
-    table = pd.concat(tables, ignore_index=True) if len(tables) > 1 else tables[0]
+    table = pd.concat([_gaps_of(timeline, one, whole, waits) for one in device_sets(timeline)], ignore_index=True)
     return table.sort_values("start_ns", kind="stable", ignore_index=True)
 
 
 def _gaps_of(timeline: Timeline, sets: WorkSets, whole: Intervals, waits: Mapping[str, Intervals]) -> "pd.DataFrame":
     import pandas as pd
 
-    if sets.on_gpu:
-        idle, active = difference(whole, sets.busy), sets.active
-        host, late = (within(part, whole) for part in _host_time(timeline, sets, whole))
-    else:
-        idle, active = difference(whole, sets.compute), sets.compute
-        host, late = idle, NOTHING
+    active = sets.active if sets.on_gpu else sets.compute
+    idle = difference(whole, sets.busy if sets.on_gpu else active)
+    host, late = _host_time(timeline, sets, whole) if sets.on_gpu else (idle, NOTHING)
+    host, late = within(host, whole), within(late, whole)
     pieces, explained = {}, NOTHING
     for cause, spans in waits.items():
         examined = host if cause in ("data_wait", "communication") else late
@@ -107,24 +105,21 @@ def _gaps_of(timeline: Timeline, sets: WorkSets, whole: Intervals, waits: Mappin
         explained = union(explained, pieces[cause])
     pieces["launch_bound"] = difference(late, explained)
     pieces["unknown"] = difference(idle, union(explained, pieces["launch_bound"]))
-    lengths = {cause: inside_each(pieces[cause], idle) for cause in CAUSES}
+    lengths = np.stack([inside_each(pieces[cause], idle) for cause in CAUSES])
     first, last = (active[0, 0], active[-1, 1]) if len(active) else (whole[0, 0], whole[-1, 1])
-    part = np.where(idle[:, 1] <= first, 0, np.where(idle[:, 0] >= last, 2, 1))
     steps = timeline.steps.sort_values("start", kind="stable")["step"].astype("Int64").array
-    largest = np.argmax(np.stack(list(lengths.values())), axis=0)
-    frame = pd.DataFrame(
+    return pd.DataFrame(
         {
             "rank": pd.array([timeline.rank] * len(idle), dtype="Int64"),
             "device": -1 if sets.device is None else sets.device,
             "start_ns": idle[:, 0],
             "end_ns": idle[:, 1],
-            "part": np.array(PARTS)[part],
+            "part": np.array(PARTS)[np.where(idle[:, 1] <= first, 0, np.where(idle[:, 0] >= last, 2, 1))],
             "step": steps.take(step_places(timeline, idle[:, 0]), allow_fill=True),
-            "cause": np.array(CAUSES)[largest],
-            **{f"{cause}_ns": values for cause, values in lengths.items()},
+            "cause": np.array(CAUSES)[lengths.argmax(axis=0)],
+            **{f"{cause}_ns": values for cause, values in zip(CAUSES, lengths, strict=True)},
         }
     )
-    return frame.astype(GAP_COLUMNS)
 
 
 def _host_time(timeline: Timeline, sets: WorkSets, whole: Intervals) -> tuple[Intervals, Intervals]:
@@ -156,24 +151,17 @@ def _host_time(timeline: Timeline, sets: WorkSets, whole: Intervals) -> tuple[In
 def idle_causes(timeline: Timeline, gaps: "pd.DataFrame") -> "pd.DataFrame":
     """Return the idle time of one rank by cause: CAUSE_COLUMNS; causes that only a GPU has are left out on a CPU.
 
-    A cause *repeats* where a step usually has it: its steady time in the median step, times the steps. Fewer than three
-    marked steps have no usual one: there the steady gaps, in order of time, are divided into ten groups of equal
-    number, and the median group counts, times the groups. So a few gaps never repeat, however long they are.
-
     Args:
         timeline: what a reader returned.
         gaps: of `idle_gaps`.
     """
-    whole = work_time(timeline)
-    span, devices = total_ns(whole) if whole is not None else 0, max(1, gaps["device"].nunique())
-    idle = int((gaps["end_ns"] - gaps["start_ns"]).sum())
-    on_gpu = len(timeline.work) > 0
+    whole, devices = work_time(timeline), max(1, gaps["device"].nunique())
+    span, lengths = total_ns(whole) if whole is not None else 0, gaps["end_ns"] - gaps["start_ns"]
     steady = gaps[gaps["part"] == "steady"]
-    rows = []
-    for cause in ("start_up", *(CAUSES if on_gpu else ("data_wait", "communication", "unknown")), "tear_down"):
+    causes, rows = CAUSES if len(timeline.work) else ("data_wait", "communication", "unknown"), []
+    for cause in ("start_up", *causes, "tear_down"):
         if cause in PARTS:
-            part = gaps[gaps["part"] == cause]
-            length, repeating, long = int((part["end_ns"] - part["start_ns"]).sum()), 0.0, 0
+            length, repeating, long = int(lengths[gaps["part"] == cause].sum()), 0.0, 0
         else:
             values = steady[f"{cause}_ns"]
             is_long = values >= LONG_NS
@@ -184,7 +172,7 @@ def idle_causes(timeline: Timeline, gaps: "pd.DataFrame") -> "pd.DataFrame":
                 "rank": timeline.rank,
                 "cause": cause,
                 "idle_ms": length / devices / 1e6,
-                "idle_time_share": length / idle if idle else None,
+                "idle_time_share": length / int(lengths.sum()) if len(gaps) else None,
                 "window_share": length / devices / span if span else None,
                 "repeating_ms": repeating / devices / 1e6,
                 "long_ms": long / devices / 1e6,
@@ -194,6 +182,7 @@ def idle_causes(timeline: Timeline, gaps: "pd.DataFrame") -> "pd.DataFrame":
 
 
 def _repeating(timeline: Timeline, gaps: "pd.DataFrame", values: "pd.Series[int]") -> float:
+    """Return the time of the median step times the steps, ns; of fewer than three steps, of ten groups of gaps."""
     steps = timeline.steps["step"]
     if len(steps) >= _FEWEST_STEPS:
         by_step = values.groupby(gaps["step"]).sum().reindex(steps.astype("Int64"), fill_value=0)
@@ -209,8 +198,7 @@ def _repeating(timeline: Timeline, gaps: "pd.DataFrame", values: "pd.Series[int]
 def largest_gaps(timeline: Timeline, gaps: "pd.DataFrame", count: int = 5) -> "pd.DataFrame":
     """Return the longest gaps of one rank, the longest first.
 
-    Columns: rank, start_ms (since the begin of the window), length_ms, idle_time_share, part, step, cause, call (of the
-    CPU, see `call_in`).
+    Columns: rank, start_ms (since the begin of the window), length_ms, idle_time_share, part, step, cause, call.
 
     Args:
         timeline: what a reader returned.
@@ -219,7 +207,7 @@ def largest_gaps(timeline: Timeline, gaps: "pd.DataFrame", count: int = 5) -> "p
     """
     whole, lengths = work_time(timeline), gaps["end_ns"] - gaps["start_ns"]
     largest = gaps.loc[lengths.nlargest(count).index]
-    calls = [call_in(timeline, *span) for span in largest[["start_ns", "end_ns"]].itertuples(index=False)]
+    calls = [_call_in(timeline, *span) for span in largest[["start_ns", "end_ns"]].itertuples(index=False)]
     table = largest[["rank", "part", "step", "cause"]].assign(call=calls)
     table.insert(1, "start_ms", (largest["start_ns"] - (0 if whole is None else int(whole[0, 0]))) / 1e6)
     table.insert(2, "length_ms", lengths[largest.index] / 1e6)
@@ -227,58 +215,78 @@ def largest_gaps(timeline: Timeline, gaps: "pd.DataFrame", count: int = 5) -> "p
     return table.reset_index(drop=True)
 
 
-def call_in(timeline: Timeline, begin: int, end: int) -> str:
+def _call_in(timeline: Timeline, begin: int, end: int) -> str:
     """Return the shortest call, operator or range that covers at least half of [begin, end), ns; "" for none.
 
     Marked steps do not count, nor do calls of the operating system on threads that launch nothing.
     """
-    steps = set(zip(timeline.steps["start"].tolist(), timeline.steps["end"].tolist(), strict=True))
-    launchers = _launchers(timeline)
-    best = (np.iinfo(np.int64).max, "")
-    for table in (timeline.api, timeline.operators, timeline.host, timeline.ranges):
-        starts, ends = (table[name].to_numpy(dtype=np.int64) for name in ("start", "end"))
-        covering = np.flatnonzero(2 * (ends.clip(max=end) - starts.clip(min=begin)) >= end - begin)
-        for row in covering.tolist():
-            start, stop = int(starts[row]), int(ends[row])
-            elsewhere = table is timeline.host and launchers and str(table["thread"].iloc[row]) not in launchers
-            if stop - start < best[0] and (start, stop) not in steps and not elsewhere:
-                best = (stop - start, str(table["name"].iloc[row]))
-    return best[1]
+    import pandas as pd
+
+    launchers, host, parts = _launchers(timeline), timeline.host, []
+    host = host[named(host["thread"], lambda thread: not launchers or thread in launchers)]
+    for table in (timeline.api, timeline.operators, host, timeline.ranges):
+        covered = table["end"].clip(upper=end) - table["start"].clip(lower=begin)
+        parts.append(table.loc[2 * covered >= end - begin, ["name", "start", "end"]])
+    around = pd.concat(parts, ignore_index=True)
+    steps = pd.MultiIndex.from_frame(timeline.steps[["start", "end"]])
+    around = around[~pd.MultiIndex.from_frame(around[["start", "end"]]).isin(steps)]
+    shortest = (around["end"] - around["start"]).to_numpy().argmin() if len(around) else 0
+    return str(around["name"].iloc[shortest]) if len(around) else ""
 
 
 def _launchers(timeline: Timeline) -> set[str]:
-    """Return the threads that launch work, and "" for rows whose thread is not recorded."""
+    """Return the threads that launch work, and "" for rows whose thread is not recorded; none where it is unknown."""
     calls = launching_calls(timeline)
     if calls is None:
         return set()
-    codes, names = name_codes(timeline.api["thread"])
-    return {"", *(names[code] for code in np.unique(codes[calls[calls >= 0]]).tolist())}
-
-
-def _communication_spans(timeline: Timeline) -> Intervals:
-    """Return when a thread of the CPU waits for other ranks: spans of gloo and MPI, barriers, the loop's own phase, and
-    calls that wait for the GPU inside a range of communication."""
-    spans = cpu_communication(timeline) if not len(timeline.kernels) or len(timeline.collectives) else NOTHING
-    marked = (timeline.ranges, timeline.operators)
-    inside = _open(marked, lambda name: collective(name) is not None)
-    synchronizing = _open((timeline.api,), lambda name: "synchronize" in name.lower())
-    return union(spans, _open(marked, _waits_for_others), intersection(inside, synchronizing))
+    return {"", *map(str, timeline.api["thread"].iloc[calls[calls >= 0]].unique())}
 
 
 def _waits_for_others(name: str) -> bool:
-    lower = name.lower()
-    library = any(word in lower for word in ("gloo", "mpi_", "c10d", "nccl"))
-    if phase_of(name) == "communication" or (
-        library and any(word in lower for word in ("wait", "barrier", "synchron"))
-    ):
+    if phase_of(name) == "communication" or _WAITS.match(name):
         return True
-    return ("gloo:" in lower or "mpi_" in lower) and collective(name) is not None
+    return bool(_OF_CPU.search(name)) and collective(name) is not None
 
 
 def _open(tables: "Iterable[pd.DataFrame]", wanted: Callable[[str], bool]) -> Intervals:
     """Return when a row of a wanted name is open in any of the tables."""
-    parts = []
-    for table in tables:
-        chosen = named(table["name"], wanted)
-        parts.append(merged(table["start"].to_numpy()[chosen], table["end"].to_numpy()[chosen]))
-    return union(*parts)
+    chosen = [table[named(table["name"], wanted)] for table in tables]
+    return union(*(merged(rows["start"], rows["end"]) for rows in chosen))
+
+
+def launch_queue(timelines: Iterable[Timeline]) -> "pd.DataFrame":
+    """Return one row per rank whose trace ties kernels to calls, copies not counted: QUEUE_COLUMNS."""
+    return typed([row for row in map(_queue, timelines) if row], QUEUE_COLUMNS)
+
+
+def _queue(timeline: Timeline) -> dict[str, Any] | None:
+    calls, work, api = launching_calls(timeline), timeline.work, timeline.api
+    if calls is None:
+        return None
+    counted = in_window(timeline)[0] & ~work.is_kind("memcpy", "memset")
+    chosen = counted & (calls >= 0)
+    if not chosen.any():
+        return None
+    used, started = calls[chosen], work.start[chosen]
+    called, returned = (api[name].to_numpy(dtype=np.int64)[used] for name in ("start", "end"))
+    # Until when the work before each piece runs.
+    until = np.append(np.iinfo(np.int64).min, np.maximum.accumulate(work.end)[:-1])[chosen]
+    waited = (started - returned < SHORT_DELAY_US * 1e3) | (until <= called)
+    low, median, high = np.percentile((started - called).clip(min=0) / 1e3, [5, 50, 95])
+    waits = started > called  # what starts before its call is never in the queue
+    moments, depth = levels(called[waits], started[waits], np.ones(int(waits.sum()), dtype=np.int64))
+    lengths, span = np.diff(moments), int(moments[-1] - moments[0]) if len(moments) else 1
+    steps = len(timeline.steps)
+    return {
+        "rank": timeline.rank,
+        "kernels": int(counted.sum()),
+        "matched": len(used),
+        "delay_median_us": median,
+        "delay_p5_us": low,
+        "delay_p95_us": high,
+        "found_idle_share": waited.mean(),
+        "depth_mean": int((depth[:-1] * lengths).sum()) / span,
+        "depth_max": int(depth.max(initial=0)),
+        "empty_share": int(lengths[depth[:-1] == 0].sum()) / span,
+        "launches_per_step": len(np.unique(used)) / steps if steps else None,
+    }

@@ -1,4 +1,4 @@
-"""Time by phase of the step: data, forward, backward, communication, optimizer; of the CPU and of the GPU.
+"""Time by phase of the step (data, forward, backward, communication, optimizer), and by named range.
 
 Host time is the union of a phase's ranges over all threads, cut to the window, each moment counted once (of nested
 phases the one that stands first in `_FIRST`). GPU time is the sum of the kernels, copies and memsets launched in the
@@ -11,20 +11,23 @@ window, each attributed by what launched it:
 4. else, and where the launching call is not in the trace, "other".
 """
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
-from analysis.metrics.time.launches import launching_calls
-from analysis.metrics.time.window import analysis_window, in_window, window_set
+from analysis.metrics.time.window import analysis_time, in_window
+from analysis.metrics.time.work import NOTHING, launching_calls
 from analysis.names import OTHER, communicates
-from analysis.spans import Nested, difference, merged, total_ns, union, within
+from analysis.spans import Nested, difference, merged, own_times, total_ns, union, within
 from analysis.timeline import Timeline, name_codes, typed
+from records.schema import RANGE_COLUMNS
 
 if TYPE_CHECKING:
     import pandas as pd
 
+PREFIX = "bertbench:"
 PHASES = ("data", "forward", "backward", "communication", "optimizer")
 PHASE_COLUMNS = {
     "rank": "Int64",
@@ -59,7 +62,7 @@ def phase_of(name: str) -> str | None:
     Takes the suite's ("bertbench:forward"), PyTorch's own ("Optimizer.step#AdamW.step", "enumerate(DataLoader)#...")
     and plain names ("## forward ##", "Forward pass").
     """
-    text = name[:200].casefold().removeprefix("bertbench:").strip("# \t")
+    text = name[:200].casefold().removeprefix(PREFIX).strip("# \t")
     phase = _BY_NAME.get(text.replace(" ", "_"))
     return phase or next((phase for begin, phase in _BY_BEGINNING.items() if text.startswith(begin)), None)
 
@@ -70,19 +73,28 @@ def phase_rows(timeline: Timeline) -> "pd.DataFrame":
     The GPU's are missing on a trace without kernels. No row where the trace has neither a phase's range nor a kernel
     tied to one.
     """
-    spans, work = _spans(timeline), timeline.work
-    host, phases, counted = _host_ns(timeline, spans), _phases_of_work(timeline, spans), in_window(timeline)[0]
-    if not any(host.get(name) for name in PHASES) and (phases[counted] == OTHER).all():
+    spans, work, whole = _spans(timeline), timeline.work, analysis_time(timeline)
+    phases, counted = _phases_of_work(timeline, spans), in_window(timeline)[0]
+    host, taken = dict.fromkeys(PHASES, 0), NOTHING
+    if whole is not None:
+        for phase in _FIRST:
+            part = spans[spans["phase"] == phase]
+            open_ = within(merged(part["start"], part["end"]), whole)
+            host[phase] = total_ns(difference(open_, taken))
+            taken = union(taken, open_)
+    if not any(host.values()) and (phases[counted] == OTHER).all():
         return typed([], PHASE_COLUMNS)
+    window = 0 if whole is None else total_ns(whole)
+    host[OTHER] = window - total_ns(taken)
     lengths, copies = work.end - work.start, work.is_kind("memcpy", "memset")
-    window, total = sum(host.values()), int(lengths[counted].sum())
+    total = int(lengths[counted].sum())
     rows = []
-    for name in (*PHASES, OTHER):
+    for name, host_ns in host.items():
         chosen = counted & (phases == name)
-        if not chosen.any() and not host.get(name):
+        if not chosen.any() and not host_ns:
             continue
-        row = {"rank": timeline.rank, "phase": name, "host_ms": host.get(name, 0) / 1e6}
-        row["host_share"] = host.get(name, 0) / window if window else None
+        row = {"rank": timeline.rank, "phase": name, "host_ms": host_ns / 1e6}
+        row["host_share"] = host_ns / window if window else None
         if len(work):
             gpu = int(lengths[chosen].sum())
             row |= {"gpu_ms": gpu / 1e6, "gpu_share": gpu / total if total else None}
@@ -120,24 +132,34 @@ def _phases_of_work(timeline: Timeline, spans: "pd.DataFrame") -> npt.NDArray[np
             codes = pd.factorize(threads)[0].astype(np.int64) * by_thread
             starts, ends = (part[name].to_numpy(dtype=np.int64) for name in ("start", "end"))
             left = phases[known] == OTHER
-            around = Nested(codes[: len(part)], starts, ends).around(
-                codes[len(part) :][calls[known[left]]], called[left]
-            )
+            nested, of_calls = Nested(codes[: len(part)], starts, ends), codes[len(part) :][calls[known[left]]]
+            around = nested.around(of_calls, called[left])
             phases[known[left]] = np.append(part["phase"].to_numpy(dtype=object), OTHER)[around]
     phases[work.is_named(communicates) & ~work.is_kind("memcpy", "memset")] = "communication"
     return phases
 
 
-def _host_ns(timeline: Timeline, spans: "pd.DataFrame") -> dict[str, int]:
-    window = analysis_window(timeline)
-    if window is None:
-        return {}
-    whole = window_set(timeline, window)
-    counted = np.empty((0, 2), dtype=np.int64)
-    times = {}
-    for phase in _FIRST:
-        own = spans[spans["phase"] == phase]
-        open_ = within(merged(own["start"], own["end"]), whole)
-        times[phase] = total_ns(difference(open_, counted))
-        counted = union(counted, open_)
-    return {**times, OTHER: total_ns(whole) - total_ns(counted)}
+def range_rows(timelines: Sequence[Timeline]) -> "pd.DataFrame":
+    """Return one row per name of a range, over all ranks, the longest total first.
+
+    Returns:
+        RANGE_COLUMNS: times on the CPU. total_ms is from entering to leaving, what lies within counted too (inclusive);
+        self_ms leaves out what lies within on the same thread, so that its sum is the time of threads in any range.
+        Ranges are those that begin in the marked steps, or all where none is marked.
+    """
+    import pandas as pd
+
+    parts = []
+    for member, timeline in enumerate(timelines):
+        ranges = timeline.ranges[timeline.inside(timeline.ranges["start"].to_numpy(dtype=np.int64))]
+        starts, ends = (ranges[name].to_numpy(dtype=np.int64) for name in ("start", "end"))
+        self_ns = own_times(pd.factorize(ranges["thread"])[0].astype(np.int64), starts, ends)
+        rows = {"name": ranges["name"].astype(str), "ms": (ends - starts) / 1e6, "self_ms": self_ns / 1e6}
+        parts.append(pd.DataFrame({**rows, "member": member}))
+    if not any(map(len, parts)):
+        return pd.DataFrame(columns=list(RANGE_COLUMNS))
+    table = pd.concat(parts).groupby("name", sort=False).agg(
+        ranks=("member", "nunique"), count=("ms", "size"), total_ms=("ms", "sum"), self_ms=("self_ms", "sum"),
+        mean_ms=("ms", "mean"), min_ms=("ms", "min"), max_ms=("ms", "max"),
+    )  # fmt: skip
+    return table.reset_index().sort_values("total_ms", ascending=False, kind="stable", ignore_index=True)

@@ -14,19 +14,15 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
-import numpy.typing as npt
 
-from analysis.metrics.time.launches import launching_calls
 from analysis.metrics.time.window import Window, launched_at, step_places, work_time
-from analysis.metrics.time.work import device_sets, work_sets
+from analysis.metrics.time.work import Numbers, device_sets, launching_calls, work_sets
 from analysis.names import communicates
 from analysis.spans import inside_ns, merged, total_ns, within
-from analysis.timeline import MOSTLY, Timeline
+from analysis.timeline import MOSTLY, Mask, Timeline
 
 if TYPE_CHECKING:
     import pandas as pd
-
-Numbers = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,9 +45,7 @@ class Temporal:
     overlapped_communication_ns: int
     exposed_communication_ns: int
     memory_ns: int
-    """Time with copies or memsets."""
     exposed_memory_ns: int
-    """Time with copies or memsets and nothing else."""
 
     @property
     def on_gpu(self) -> bool:
@@ -62,6 +56,15 @@ class Temporal:
     def overlap_share(self) -> float | None:
         """Share of the communication that computation hides, 0 to 1; None where there is none."""
         return self.overlapped_communication_ns / self.communication_ns if self.communication_ns else None
+
+
+def _sums(timeline: Timeline, begins: Numbers, ends: Numbers) -> list[Numbers]:
+    """Return how long GPUs were busy, active, computed, communicated, copied in each window, ns, summed over GPUs."""
+    sets = device_sets(timeline)
+    return [
+        np.sum([inside_ns(getattr(one, name), begins, ends) for one in sets], axis=0)
+        for name in ("busy", "active", "compute", "communication", "memory")
+    ]
 
 
 def temporal_breakdown(timeline: Timeline, window: Window = "steps") -> Temporal | None:
@@ -76,12 +79,9 @@ def temporal_breakdown(timeline: Timeline, window: Window = "steps") -> Temporal
     if whole is None:
         return None
     sets, span = device_sets(timeline), total_ns(whole)
-    compute, communication, memory, busy, active = (
-        round(sum(total_ns(within(getattr(one, name), whole)) for one in sets) / len(sets))
-        for name in ("compute", "communication", "memory", "busy", "active")
-    )
+    sums = _sums(timeline, whole[:, 0], whole[:, 1])
+    busy, active, compute, communication, memory = (round(int(one.sum()) / len(sets)) for one in sums)
     of_steps = window == "steps" and timeline.spans is not None
-    overlapped = compute + communication - active
     return Temporal(
         rank=timeline.rank,
         window="kernels" if not of_steps else "steps" if timeline.window is None else timeline.window.label,
@@ -92,11 +92,24 @@ def temporal_breakdown(timeline: Timeline, window: Window = "steps") -> Temporal
         idle_ns=span - busy,
         compute_ns=compute,
         communication_ns=communication,
-        overlapped_communication_ns=overlapped,
-        exposed_communication_ns=communication - overlapped,
+        overlapped_communication_ns=compute + communication - active,
+        exposed_communication_ns=active - compute,
         memory_ns=memory,
         exposed_memory_ns=busy - active,
     )
+
+
+def temporal_frame(rows: Sequence[Temporal]) -> "pd.DataFrame":
+    """Return one row per rank: rank, window, steps, devices, span_ms, busy_ms, ..., their shares, overlap_share."""
+    import pandas as pd
+
+    frame = pd.DataFrame([{**asdict(row), "overlap_share": row.overlap_share} for row in rows])
+    times = [name for name in frame.columns if name.endswith("_ns")]
+    ms = {f"{name[:-3]}_ms": frame[name] / 1e6 for name in times}
+    shares = {f"{name[:-3]}_share": frame[name] / frame["span_ns"] for name in times if name != "span_ns"}
+    named = {name: frame[name] for name in ("rank", "window", "steps", "devices")}
+    made = pd.DataFrame({**named, **ms, **shares, "overlap_share": frame["overlap_share"]})
+    return made.astype({"rank": "Int64", "overlap_share": "float64"})
 
 
 def running_ns(timeline: Timeline, wanted: Callable[[str], bool]) -> int:
@@ -119,24 +132,8 @@ def start_up_copies_ns(timeline: Timeline) -> int:
     return int(inside_ns(memory, [np.iinfo(np.int64).min], [sets.active[0, 0]])[0])
 
 
-def temporal_frame(rows: Sequence[Temporal]) -> "pd.DataFrame":
-    """Return one row per rank: rank, window, steps, devices, span_ms, busy_ms, ..., their shares, overlap_share."""
-    import pandas as pd
-
-    records = []
-    for row in rows:
-        values = asdict(row)
-        times = {name[:-3]: value for name, value in values.items() if name.endswith("_ns")}
-        record = {name: values[name] for name in ("rank", "window", "steps", "devices")}
-        record |= {f"{name}_ms": value / 1e6 for name, value in times.items()}
-        record |= {f"{name}_share": value / row.span_ns for name, value in times.items() if name != "span"}
-        records.append({**record, "overlap_share": row.overlap_share})
-    frame = pd.DataFrame(records)
-    return frame.astype({"rank": "Int64", "overlap_share": "float64"}) if records else frame
-
-
-def launching_steps(timeline: Timeline) -> Numbers | None:
-    """Return the place of the marked step that launched each row of `kernels`, in order of start, -1 none, shape (n,).
+def _launched(timeline: Timeline) -> tuple[Numbers, Mask] | None:
+    """Return the place of the marked step that launched each row of `kernels`, -1 none, and which rows compute.
 
     None where no step is marked, or less than MOSTLY of the kernels that compute can be tied to a call.
     """
@@ -144,19 +141,19 @@ def launching_steps(timeline: Timeline) -> Numbers | None:
     if calls is None or not len(timeline.steps):
         return None
     moments = launched_at(timeline)
-    computes = ~work.is_kind("memcpy", "memset") & ~work.is_named(communicates) & (moments > np.iinfo(np.int64).min)
-    if (calls[computes] >= 0).sum() < MOSTLY * computes.sum():
+    computes = ~work.is_kind("memcpy", "memset") & ~work.is_named(communicates)
+    counted = computes & (moments > np.iinfo(np.int64).min)
+    if (calls[counted] >= 0).sum() < MOSTLY * counted.sum():
         return None
-    return np.where(calls >= 0, step_places(timeline, moments), -1)
+    return np.where(calls >= 0, step_places(timeline, moments), -1), computes
 
 
 def launched_compute_ns(timeline: Timeline) -> int | None:
     """Return the time of the computation that the marked steps launched, wherever it ran, ns; None unknown."""
-    places, work = launching_steps(timeline), timeline.work
-    if places is None:
+    if (launched := _launched(timeline)) is None:
         return None
-    chosen = (places >= 0) & ~work.is_kind("memcpy", "memset") & ~work.is_named(communicates)
-    return total_ns(merged(work.start[chosen], work.end[chosen]))
+    chosen = (launched[0] >= 0) & launched[1]
+    return total_ns(merged(timeline.work.start[chosen], timeline.work.end[chosen]))
 
 
 def iterations(timeline: Timeline) -> "pd.DataFrame":
@@ -170,60 +167,37 @@ def iterations(timeline: Timeline) -> "pd.DataFrame":
     """
     import pandas as pd
 
-    sets, steps = device_sets(timeline), timeline.steps.sort_values("start", kind="stable")
-    begins, ends = steps["start"].to_numpy(dtype=np.int64), steps["end"].to_numpy(dtype=np.int64)
-
-    def mean(name: str) -> npt.NDArray[np.float64]:
-        inside = [inside_ns(getattr(one, name), begins, ends) for one in sets]
-        return np.asarray(np.sum(inside, axis=0) / len(sets))
-
-    compute, busy, active = mean("compute"), mean("busy"), mean("active")
-    work, length = timeline.work, ends - begins
-    launched = launched_at(timeline) if len(work) else work.start
-    kernels = np.bincount(
-        step_places(timeline, launched[~work.is_kind("memcpy", "memset")]) + 1, minlength=len(steps) + 1
-    )
-    computing, behind = _launched(timeline, ends)
+    steps, work = timeline.steps.sort_values("start", kind="stable"), timeline.work
+    begins, ends = (steps[name].to_numpy(dtype=np.int64) for name in ("start", "end"))
+    devices, length = len(device_sets(timeline)), ends - begins
+    busy, active, compute, communication, memory = (one / devices for one in _sums(timeline, begins, ends))
+    moments = launched_at(timeline) if len(work) else work.start
+    places = step_places(timeline, moments[~work.is_kind("memcpy", "memset")])
+    computing, behind = np.full((2, len(steps)), np.nan)
+    if (launched := _launched(timeline)) is not None:
+        order = np.argsort(launched[0], kind="stable")
+        firsts = np.searchsorted(launched[0][order], np.arange(len(steps) + 1))
+        for step, rows in enumerate(np.split(order, firsts)[1:-1]):
+            chosen = rows[launched[1][rows]]
+            computing[step] = total_ns(merged(work.start[chosen], work.end[chosen]))
+            behind[step] = max(0, int(work.end[rows].max()) - int(ends[step])) if len(rows) else np.nan
     times = {
-        "step_time_ms": length,
-        "busy_ms": busy,
-        "idle_ms": length - busy,
-        "compute_ms": compute,
-        "launched_compute_ms": computing,
-        "communication_ms": mean("communication"),
-        "exposed_communication_ms": active - compute,
-        "memory_ms": mean("memory"),
-        "exposed_memory_ms": busy - active,
+        "step_time": length,
+        "busy": busy,
+        "idle": length - busy,
+        "compute": compute,
+        "launched_compute": computing,
+        "communication": communication,
+        "exposed_communication": active - compute,
+        "memory": memory,
+        "exposed_memory": busy - active,
     }
-    frame = pd.DataFrame(
-        {
-            "rank": pd.array([timeline.rank] * len(steps), dtype="Int64"),
-            "step": steps["step"].to_numpy(),
-            **{name: values / 1e6 for name, values in times.items()},
-            "kernels": kernels[1:],
-            "behind_ms": behind / 1e6,
-        }
-    )
-    if not len(work) and not len(sets[0].busy):
-        frame[[name for name in frame.columns if name not in ("rank", "step", "step_time_ms")]] = np.nan
+    frame = pd.DataFrame({"rank": pd.array([timeline.rank] * len(steps), dtype="Int64"), "step": steps["step"].array})
+    frame = frame.assign(**{f"{name}_ms": values / 1e6 for name, values in times.items()})
+    frame = frame.assign(kernels=np.bincount(places + 1, minlength=len(steps) + 1)[1:], behind_ms=behind / 1e6)
+    if work_time(timeline) is None:
+        frame[frame.columns[3:]] = np.nan
     return frame
-
-
-def _launched(timeline: Timeline, ends: Numbers) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
-    """Return for each step the computation it launched, and how long after its end the last of its work ends, ns."""
-    unknown = np.full(len(ends), np.nan)
-    places, work = launching_steps(timeline), timeline.work
-    if places is None:
-        return unknown, unknown
-    computes = ~work.is_kind("memcpy", "memset") & ~work.is_named(communicates)
-    order = np.argsort(places, kind="stable")
-    computing, behind = unknown.copy(), unknown.copy()
-    for step, rows in enumerate(np.split(order, np.searchsorted(places[order], np.arange(len(ends) + 1)))[1:-1]):
-        chosen = rows[computes[rows]]
-        computing[step] = total_ns(merged(work.start[chosen], work.end[chosen]))
-        if len(rows):
-            behind[step] = max(0, int(work.end[rows].max()) - int(ends[step]))
-    return computing, behind
 
 
 def iteration_spread(frame: "pd.DataFrame") -> "pd.DataFrame":
@@ -234,9 +208,8 @@ def iteration_spread(frame: "pd.DataFrame") -> "pd.DataFrame":
     import pandas as pd
 
     rows = []
-    for name in frame.columns:
-        values = frame[name].dropna().to_numpy(dtype=float) if name not in ("rank", "step") else np.empty(0)
-        if len(values):
+    for name in frame.columns.drop(["rank", "step"], errors="ignore"):
+        if len(values := frame[name].dropna().to_numpy(dtype=float)):
             low, median, high = np.percentile(values, [5, 50, 95])
             rows.append((name, len(values), median, low, high, values.min(), values.max()))
     return pd.DataFrame(rows, columns=["quantity", "steps", "median", "p5", "p95", "min", "max"])

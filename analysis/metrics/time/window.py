@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from analysis.metrics.time.launches import calls_with, launching_calls
-from analysis.metrics.time.work import NOTHING, work_sets
+from analysis.metrics.time.work import Numbers, calls_with, launching_calls, work_sets
 from analysis.spans import Intervals, merged, total_ns
 from analysis.timeline import STEP_COLUMNS, ChosenWindow, GpuWork, Mask, Timeline, empty, named
 from analysis.window_choice import KERNELS, STEPS, WindowChoice, parse_window
@@ -26,49 +25,37 @@ if TYPE_CHECKING:
     import pandas as pd
 
 Window = Literal["steps", "kernels"]
-Numbers = npt.NDArray[np.int64]
 _MOST_NAMES = 12
 _DAY_NS = 24 * 3600 * 10**9
 _NEVER = np.iinfo(np.int64).min
 
 
-def work_window(timeline: Timeline, window: Window = "steps") -> tuple[int, int] | None:
-    """Return begin and end of the window, ns; None for a trace without work: whether anything ran is not known.
+def work_time(timeline: Timeline, window: Window = "steps") -> Intervals | None:
+    """Return the window as a set; None for a trace without work, or without time between its first and last.
 
     Args:
         timeline: what a reader returned.
         window: "kernels": of a GPU from the first start to the last end of work, whatever is marked.
     """
-    work = timeline.work
-    busy = NOTHING if len(work) else work_sets(timeline).busy
+    work, busy = timeline.work, work_sets(timeline).busy
     if not len(work) and not len(busy):
         return None
-    if window == "steps" and (spans := timeline.spans) is not None:
-        return int(spans[0, 0]), int(spans[-1, 1])
-    if len(work):  # with those of no length
-        return int(work.start.min()), int(work.end.max())
-    return int(busy[0, 0]), int(busy[-1, 1])
+    if window == "steps" and timeline.spans is not None:
+        whole = timeline.spans
+    elif len(work):  # with those of no length
+        whole = np.array([[work.start.min(), work.end.max()]], dtype=np.int64)
+    else:
+        whole = busy[[0, -1], [0, 1]].reshape(1, 2)
+    return whole if total_ns(whole) else None
 
 
-def window_set(timeline: Timeline, bounds: tuple[int, int], window: Window = "steps") -> Intervals:
-    """Return what is counted between the bounds of `work_window` or `analysis_window`: all, but for a chosen window."""
-    chosen = None if window == "kernels" or timeline.window is None else timeline.spans
-    return merged([bounds[0]], [bounds[1]]) if chosen is None else chosen
-
-
-def work_time(timeline: Timeline, window: Window = "steps") -> Intervals | None:
-    """Return the window as a set; None for a trace without work, or without time between its first and last."""
-    bounds = work_window(timeline, window)
-    return None if bounds is None or bounds[1] <= bounds[0] else window_set(timeline, bounds, window)
-
-
-def analysis_window(timeline: Timeline) -> tuple[int, int] | None:
-    """Return begin and end of the window, ns: of a trace without work its steps, or all that was recorded."""
-    if (spans := timeline.spans) is not None:
-        return int(spans[0, 0]), int(spans[-1, 1])
-    if not len(timeline.kernels) and (bounds := work_window(timeline)) is not None:
-        return bounds
-    return _extent([timeline.kernels] if len(timeline.kernels) else [timeline.operators, timeline.ranges])
+def analysis_time(timeline: Timeline) -> Intervals | None:
+    """Return the window as a set, also of a trace without work: its steps, or all that was recorded; None for none."""
+    whole = timeline.spans if timeline.spans is not None else work_time(timeline)
+    if whole is None:
+        tables = [timeline.kernels] if len(timeline.kernels) else [timeline.operators, timeline.ranges]
+        whole = None if (extent := _extent(tables)) is None else np.array([extent], dtype=np.int64)
+    return whole
 
 
 def launched_at(timeline: Timeline) -> Numbers:
@@ -87,8 +74,7 @@ def launched_at(timeline: Timeline) -> Numbers:
     if known.all() or 2 * known.sum() <= len(known):
         return moments
     _, streams = np.unique(np.stack([work.device, work.stream]), axis=1, return_inverse=True)
-    streams = streams.reshape(-1)
-    latest = np.iinfo(np.int64).max
+    streams, latest = streams.reshape(-1), np.iinfo(np.int64).max
     first = np.full(int(streams.max()) + 1, latest)
     np.minimum.at(first, streams[known], work.start[known])
     first[first == latest] = work.start[known].min()
@@ -99,8 +85,7 @@ def collectives_at(timeline: Timeline) -> Numbers:
     """Return the same of each row of `collectives`, shape (n,)."""
     table, begins = timeline.collectives, timeline.api["start"].to_numpy(dtype=np.int64)
     calls = calls_with(timeline.api, table["correlation_id"].to_numpy(dtype=np.int64))
-    starts = table["start"].to_numpy(dtype=np.int64)
-    return np.where(calls >= 0, np.append(begins, 0)[calls], starts)
+    return np.where(calls >= 0, np.append(begins, 0)[calls], table["start"].to_numpy(dtype=np.int64))
 
 
 def in_window(timeline: Timeline) -> tuple[Mask, int]:
@@ -125,9 +110,7 @@ def step_places(timeline: Timeline, moments: npt.NDArray[Any]) -> Numbers:
 
 
 def windowed(timelines: Sequence[Timeline], text: str) -> tuple[tuple[Timeline, ...], tuple[str, ...]]:
-    """Return the timelines with a window, and a sentence each on what is left out.
-
-    These are ranks that do not have the window, and time outside the recording.
+    """Return the timelines with a window, and a sentence each on ranks without it and on time outside the recording.
 
     Args:
         timelines: what readers returned, one per rank.
@@ -169,47 +152,41 @@ def origin_ns(timeline: Timeline) -> int:
 
 def _cut(timeline: Timeline, choice: WindowChoice) -> Timeline | None:
     """Return the timeline with the window; None where it does not have it."""
+    import pandas as pd
+
     steps = timeline.steps.sort_values("start", kind="stable")
-    label = choice.text
+    label, origin = choice.text, origin_ns(timeline)
     if choice.time_ns is not None:
-        begin, end = (origin_ns(timeline) + moment for moment in choice.time_ns)
+        begin, end = (origin + moment for moment in choice.time_ns)
         if (recorded := _recorded(timeline)) is None or begin >= recorded[1] or end <= recorded[0]:
             return None
         steps = steps[(steps["start"] >= begin) & (steps["end"] <= end)]
         spans = merged([max(begin, recorded[0])], [min(end, recorded[1])])  # what was not recorded is not idle
+    elif len(numbered := steps[steps["step"].between(*(choice.steps or (0, -1)))]):
+        label, steps, spans = STEPS, numbered, merged([numbered["start"].min()], [numbered["end"].max()])
+    elif choice.name and len(spans := _occurrences(timeline, choice)):
+        columns = {"step": np.arange(len(spans)), "start": spans[:, 0], "end": spans[:, 1]}
+        steps = pd.DataFrame(columns).astype(STEP_COLUMNS)
+        spans = merged(spans[:, 0], spans[:, 1])
     else:
-        first, last = choice.steps or (0, -1)
-        numbered = steps[(steps["step"] >= first) & (steps["step"] <= last)]
-        if len(numbered):
-            label, steps, spans = STEPS, numbered, merged([numbered["start"].min()], [numbered["end"].max()])
-        elif choice.name and (occurrences := _occurrences(timeline, choice)) is not None:
-            steps, spans = occurrences, merged(occurrences["start"], occurrences["end"])
-        else:
-            return None
-    window = ChosenWindow(label, spans, origin_ns(timeline))
+        return None
+    window = ChosenWindow(label, spans, origin)
     return timeline.replace(steps=steps.reset_index(drop=True), window=window)
 
 
-def _occurrences(timeline: Timeline, choice: WindowChoice) -> "pd.DataFrame | None":
-    """Return the occurrences of a range, or of an operator where no range has the name, as steps."""
-    import pandas as pd
-
+def _occurrences(timeline: Timeline, choice: WindowChoice) -> Intervals:
+    """Return the occurrences of a range, or of an operator where no range has the name; those that touch stay apart."""
     for table in (timeline.ranges, timeline.operators):
-        chosen = np.zeros(len(table), dtype=bool)
         for matches in choice.matchers():
+            chosen = named(table["name"], matches) & (table["end"] > table["start"]).to_numpy()
             if not chosen.any():
-                chosen = named(table["name"], matches)
-        chosen &= (table["end"] > table["start"]).to_numpy()
-        if not chosen.any():
-            continue
-        starts, ends = (table[column].to_numpy(dtype=np.int64)[chosen] for column in ("start", "end"))
-        order = np.lexsort((-ends, starts))
-        starts, ends = starts[order], np.maximum.accumulate(ends[order])
-        first = np.append(True, starts[1:] >= ends[:-1])
-        ends = ends[np.append(np.flatnonzero(first)[1:], len(ends)) - 1]
-        steps = {"step": np.arange(int(first.sum())), "start": starts[first], "end": ends}
-        return pd.DataFrame(steps).astype(STEP_COLUMNS)
-    return None
+                continue
+            starts, ends = (table[column].to_numpy(dtype=np.int64)[chosen] for column in ("start", "end"))
+            order = np.argsort(starts, kind="stable")
+            starts, ends = starts[order], np.maximum.accumulate(ends[order])
+            first = np.append(True, starts[1:] >= ends[:-1])
+            return np.column_stack([starts[first], ends[np.append(first[1:], True)]])
+    return np.empty((0, 2), dtype=np.int64)
 
 
 def _extent(tables: "Sequence[pd.DataFrame]") -> tuple[int, int] | None:
@@ -225,9 +202,8 @@ def _recorded(timeline: Timeline) -> tuple[int, int] | None:
 
 def _recorded_seconds(timelines: Sequence[Timeline]) -> tuple[float, float]:
     """Return from when to when something was recorded on any rank, seconds since the origin of its window."""
-    recorded = [(_recorded(one), origin_ns(one)) for one in timelines]
-    spans = [((span[0] - origin) / 1e9, (span[1] - origin) / 1e9) for span, origin in recorded if span is not None]
-    return min((first for first, _ in spans), default=0.0), max((last for _, last in spans), default=0.0)
+    recorded = [(_recorded(one) or (0, 0), origin_ns(one)) for one in timelines]
+    return min((a - zero) / 1e9 for (a, _), zero in recorded), max((b - zero) / 1e9 for (_, b), zero in recorded)
 
 
 def _refusal(timelines: Sequence[Timeline], choice: WindowChoice) -> str:
@@ -235,13 +211,9 @@ def _refusal(timelines: Sequence[Timeline], choice: WindowChoice) -> str:
         begin, end = _recorded_seconds(timelines)
         return f"nothing was recorded then; the trace is from {number(begin)}s to {number(end)}s"
     steps = [str(step) for step in sorted({int(step) for one in timelines for step in one.steps["step"]})]
+    names = list(dict.fromkeys(str(name)[:80] for one in timelines for name in one.ranges["name"].unique()))
+    what, there = "range has this name", names
     if choice.steps is not None and (steps or not choice.name):
-        return f"the trace has no such step; it has {_listed(steps)}"
-    names = dict.fromkeys(str(name) for one in timelines for name in one.ranges["name"].unique())
-    close = [name for name in names if choice.name.strip("*").casefold() in name.casefold()]
-    return f"no range has this name; there are {_listed(list(dict.fromkeys([*close, *names])))}"
-
-
-def _listed(names: Sequence[str]) -> str:
-    more = f" and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else ""
-    return ", ".join(name[:80] for name in names[:_MOST_NAMES]) + more if names else "none"
+        what, there = "such step is in the trace", steps
+    more = f" and {len(there) - _MOST_NAMES} more" if len(there) > _MOST_NAMES else ""
+    return f"no {what}; there are {', '.join(there[:_MOST_NAMES]) or 'none'}{more}"

@@ -1,4 +1,4 @@
-"""What a rank did when, as sets of intervals (see analysis.spans): computation, communication, copies.
+"""What a rank did when, as sets of intervals (see analysis.spans), and which call launched which kernel.
 
 On a GPU computation is kernels and CUDA graphs that are not communication. On a CPU it is the outermost operators of
 every thread less the communication in them; communication is the spans of gloo and MPI. A rank with several GPUs has
@@ -6,9 +6,10 @@ one of these a GPU, and its times are means over its GPUs.
 """
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import numpy.typing as npt
 
 from analysis.names import collective, communicates, is_gpu_library
 from analysis.spans import Intervals, difference, merged, union
@@ -17,6 +18,7 @@ from analysis.timeline import Timeline, is_communication, kept
 if TYPE_CHECKING:
     import pandas as pd
 
+Numbers = npt.NDArray[np.int64]
 NOTHING: Intervals = np.empty((0, 2), dtype=np.int64)
 
 
@@ -87,3 +89,28 @@ def cpu_computation(operators: "pd.DataFrame") -> Intervals:
         outermost, waiting = part[part["outermost"]], part[part["communicating"]]
         parts.append(difference(merged(outermost["start"], outermost["end"]), merged(waiting["start"], waiting["end"])))
     return union(*parts)
+
+
+@kept
+def launching_calls(timeline: Timeline) -> Numbers | None:
+    """Return for each row of `kernels` the row of `api` that launched it, -1 unknown; None where no row is known.
+
+    Several rows of one call (a CUDA graph's) have the same. Of calls that share an id the first counts.
+    """
+    kernels, api = timeline.kernels, timeline.api
+    if not {"correlation_id"} <= {*kernels.columns} & {*api.columns} or not len(kernels) or not len(api):
+        return None
+    calls = calls_with(api, kernels["correlation_id"].to_numpy())
+    return calls if (calls >= 0).any() else None
+
+
+def calls_with(api: "pd.DataFrame", correlations: npt.NDArray[Any]) -> Numbers:
+    """Return for each of n correlation ids the row of `api` that has it, the first of several; -1 where none has.
+
+    Ids begin with 1; 0 is no call's.
+    """
+    ids, first = np.unique(api["correlation_id"].to_numpy(), return_index=True)
+    if not len(ids):
+        return np.full(len(correlations), -1, dtype=np.int64)
+    place = np.searchsorted(ids, correlations).clip(max=len(ids) - 1)
+    return np.where((ids[place] == correlations) & (correlations > 0), first[place], -1)

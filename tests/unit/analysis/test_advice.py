@@ -24,7 +24,7 @@ from analysis.diagnose.run_answer import complete_answers
 from analysis.load import load_run
 from analysis.metrics.comparison.within_run import ratios_of
 from analysis.metrics.kernels.roofline import _COLUMNS, Roofline
-from analysis.metrics.time.window import analysis_window
+from analysis.metrics.time.window import analysis_time
 from analysis.sources import Source, open_sources
 from analysis.timeline import Timeline
 from bench.cli.dispatch import Call, find
@@ -141,10 +141,10 @@ def idle_share(timelines: Sequence[Timeline]) -> float:
     """Share of the ranks' windows in which nothing runs on their GPUs, by a sweep over starts and ends."""
     idle = whole = 0
     for one in timelines:
-        window = analysis_window(one)
+        window = analysis_time(one)
         if window is None or not len(one.work):
             continue
-        begin, end = window
+        ((begin, end),) = window.tolist()
         edges = [(int(start), 1) for start in one.work.start] + [(int(stop), -1) for stop in one.work.end]
         running, last = 0, begin
         for moment, change in sorted([*edges, (end, 0)]):

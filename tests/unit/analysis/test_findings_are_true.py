@@ -16,7 +16,7 @@ from analysis.diagnose.finding import Finding, distinct_names
 from analysis.diagnose.summaries import findings as summary_findings
 from analysis.metrics.comparison.traces import compare_traces, trace_diff
 from analysis.metrics.kernels.tables import copy_rows
-from analysis.metrics.time.launch_queue import launch_queue
+from analysis.metrics.time.idle import launch_queue
 from analysis.metrics.time.phases import phase_rows
 from analysis.names import has_fused_optimizer
 from analysis.sources import Source, open_sources

@@ -42,7 +42,6 @@ def two_kernels(call_start: int, call_end: int, *calls: Any, **more: Any) -> Tim
         (two_kernels(150, 170), {"launch_bound": 70, "unknown": 30}),
         (two_kernels(150, 220), {"launch_bound": 100}),  # the call ends after the work began
         (two_kernels(10, 20), {"unknown": 100}),  # the launch had begun before the gap
-        (two_kernels(100, 130), {"unknown": 100}),
         (
             two_kernels(150, 170, ranges=[("bertbench:data", 90, 140)]),
             {"data_wait": 40, "launch_bound": 30, "unknown": 30},
@@ -53,16 +52,11 @@ def two_kernels(call_start: int, call_end: int, *calls: Any, **more: Any) -> Tim
             {"communication": 30, "launch_bound": 40, "unknown": 30},
         ),
         (
-            two_kernels(150, 170, ranges=[("bertbench:communication", 95, 150)]),
-            {"communication": 50, "launch_bound": 20, "unknown": 30},
-        ),
-        (
             two_kernels(150, 170, ranges=[("gloo:all_reduce", 120, 145, "gloo thread")]),
             {"communication": 25, "launch_bound": 45, "unknown": 30},
         ),
-        # A range that only starts a collective is no wait, but a synchronization in it is.
-        (two_kernels(150, 170, ranges=[("nccl:all_reduce", 100, 160)]), {"launch_bound": 70, "unknown": 30}),
         (
+            # A range that only starts a collective is no wait, but a synchronization in it is.
             two_kernels(150, 170, ("cudaStreamSynchronize", 100, 120), ranges=[("nccl:all_reduce", 100, 160)]),
             {"communication": 20, "launch_bound": 50, "unknown": 30},
         ),
@@ -74,7 +68,6 @@ def two_kernels(call_start: int, call_end: int, *calls: Any, **more: Any) -> Tim
             two_kernels(150, 170, ("cudaStreamSynchronize", 90, 120, -1, "other")),
             {"launch_bound": 70, "unknown": 30},
         ),
-        (two_kernels(150, 170, ("cudaMemcpyAsync", 90, 120)), {"launch_bound": 70, "unknown": 30}),
         (  # of several kernels that end a gap the first launched one counts
             timeline(
                 steps=[(0, 0, 300)],
@@ -119,10 +112,6 @@ def test_the_cause_of_a_gap(trace: Timeline, expected: dict[str, int]) -> None:
     assert causes(trace) == expected
 
 
-def test_a_trace_in_which_nothing_ran_has_no_gaps() -> None:
-    assert idle_gaps(timeline()) is None
-
-
 def test_two_gpus_have_gaps_of_their_own() -> None:
     """GPU 0 works 0..40 of 100 ns, GPU 1 20..60: idle 60 each, on average 60."""
     trace = timeline(steps=[(0, 0, 100)], kernels=[("gemm", 7, 0, 40), ("gelu", 8, 20, 60)])
@@ -134,30 +123,27 @@ def test_two_gpus_have_gaps_of_their_own() -> None:
 
 
 def test_start_up_and_tear_down_are_no_causes_and_few_long_gaps_do_not_repeat() -> None:
-    """Kernels of 92 us each 100 us from 1,000 us on, launched 6 us into the gap of 8; after the 50th 900 us pass.
+    """Kernels of 92 us, each launched 6 us into a gap of 8, from 1,008 us on; after the 50th of 100 900 us pass.
 
-    100 kernels end at 11,892 us of 12,000: start-up 1,008 us, 99 gaps of 8 us (6 launch-bound, one of them 906), and
-    tear-down of 100 us.
+    They end at 11,900 us of 12,000: 99 gaps of 8 us between them, 6 launch-bound, one of them 906.
     """
-    kernels, api = [], []
-    for place in range(100):
-        begin = (1000 + 100 * place + (900 if place >= 50 else 0)) * US
-        api.append((LAUNCH, begin + 1 * US, begin + 6 * US, place + 1))
-        kernels.append(("gemm", 7, begin + 8 * US, begin + 100 * US, place + 1))
+    begins = [(1000 + 100 * place + (900 if place >= 50 else 0)) * US for place in range(100)]
+    kernels = [("gemm", 7, begin + 8 * US, begin + 100 * US, place) for place, begin in enumerate(begins, 1)]
+    api = [(LAUNCH, begin + 1 * US, begin + 6 * US, place) for place, begin in enumerate(begins, 1)]
     trace = timeline(steps=[(0, 0, 12_000 * US)], kernels=kernels, api=api)
     gaps = idle_gaps(trace)
     assert gaps is not None
     table = idle_causes(trace, gaps).set_index("cause")
-    assert table["idle_ms"].to_dict() == pytest.approx(
-        {"start_up": 1.008, "data_wait": 0, "communication": 0, "synchronization": 0, "allocator": 0,
-         "launch_bound": 99 * 0.006 + 0.9, "unknown": 99 * 0.002, "tear_down": 0.1}
-    )  # fmt: skip
+    times = {name: round(1000 * value) for name, value in table["idle_ms"].items() if value}
+    assert times == {"start_up": 1008, "launch_bound": 99 * 6 + 900, "unknown": 99 * 2, "tear_down": 100}
     assert table.loc["launch_bound", "long_ms"] == pytest.approx(0.906)
     # Ten groups of 10 gaps, one of 9; the long one does not count.
     assert table.loc["launch_bound", "repeating_ms"] == pytest.approx(98 * 0.006)
     longest = largest_gaps(trace, gaps)
-    assert longest["part"].tolist()[:2] == ["start_up", "steady"] and longest["length_ms"].iloc[1] == 0.908
-    assert longest["cause"].tolist()[1] == "launch_bound" and longest["step"].tolist() == [0] * 5
+    assert longest[["part", "length_ms", "step"]].to_numpy()[:2].tolist() == [
+        ["start_up", 1.008, 0],
+        ["steady", 0.908, 0],
+    ]
 
 
 def test_with_three_steps_or_more_what_the_median_step_has_repeats() -> None:

@@ -26,7 +26,7 @@ from analysis.metrics.kernels.tables import (
     operators_over_ranks,
     over_ranks,
 )
-from analysis.metrics.time.ranges import range_rows
+from analysis.metrics.time.phases import range_rows
 from analysis.names import OTHER, family
 from analysis.readers.kineto.reader import read
 from analysis.sources import open_sources

@@ -10,7 +10,7 @@ from support.timelines import timeline
 
 from analysis.diagnose.explain import explain
 from analysis.metrics.comparison.traces import compare_traces
-from analysis.metrics.time.launch_queue import launch_queue
+from analysis.metrics.time.idle import launch_queue
 from analysis.metrics.time.temporal import iterations, temporal_breakdown
 from analysis.readers.kineto import reader as kineto
 from analysis.readers.nsys import reader as nsys
