@@ -109,13 +109,7 @@ _MEASURED_HEAD = (
     Column("peak_memory_bytes", int, "B", "highest peak memory of any rank", "peak memory", "size"),
 )
 _MEASURED_REST = (
-    Column(
-        "padded_tokens_per_second",
-        float,
-        "1/s",
-        "tokens of the window with padding / its duration, all ranks",
-        "padded tokens/s",
-    ),
+    Column("padded_tokens_per_second", float, "1/s", "tokens with padding / duration, all ranks", "padded tokens/s"),
     Column("padding_efficiency", float, "", "real tokens / tokens with padding", "real tokens", "percent"),
     Column("step_time_ms_p5", float, "ms", "5th percentile of step times", "step ms, 5 %"),
     Column("step_time_ms_p95", float, "ms", "95th percentile of step times", "step ms, 95 %"),
@@ -129,9 +123,7 @@ _MEASURED_REST = (
     Column("rank_skew", float, "", "own work of the slowest rank / that of the fastest rank - 1", "skew", "percent"),
     Column("energy_joules", float, "J", "of the training devices, over the window", "energy J"),
     Column("joules_per_sample", float, "J", "energy / samples of the window", "J/sample"),
-    Column(
-        "cost_per_million_samples", float, "", "cost of a million samples at --price-per-hour", "cost / 10⁶ samples"
-    ),
+    Column("cost_per_million_samples", float, "", "of a million samples, --price-per-hour", "cost / 10⁶ samples"),
     Column(
         "shards_read_samples_per_second",
         float,

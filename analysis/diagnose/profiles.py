@@ -20,7 +20,6 @@ from analysis.metrics.cautions import disturbance
 from analysis.metrics.communication.collectives import by_size
 from analysis.metrics.kernels.core_utilization import rows as core_rows
 from analysis.metrics.kernels.utilization import compute_utilization_rows
-from analysis.metrics.telemetry import telemetry_in_window
 from analysis.sources import Source, open_sources
 from analysis.window_choice import parse_window
 from analysis.wording import inert
@@ -55,8 +54,6 @@ class ProfileSummary:
     """Rows of compute_utilization.csv."""
     core: tuple[dict[str, Any], ...] = ()
     """Rows of core_utilization.csv."""
-    sensors: tuple[dict[str, Any], ...] = ()
-    """Rows of telemetry_in_window: what the sensors read while the window ran."""
     problems: tuple[str, ...] = ()
     """What could not be read, one sentence each."""
 
@@ -183,11 +180,10 @@ def summarize(directory: TrialDirectory) -> ProfileSummary:
         findings=tuple(opened.explained()),
         compute=tuple({**row, **cost} for row in compute),
         core=tuple({**fields, **row, **cost} for row in core),
-        sensors=tuple(_sensors(directory, trial)),
         problems=source.problems,
     )
     if directory.profile.is_dir():
-        rows = {name: list(getattr(summary, name)) for name in ("compute", "core", "sensors")}
+        rows = {name: list(getattr(summary, name)) for name in ("compute", "core")}
         write_record(_summary_json(directory), rows)
     return summary
 
@@ -285,13 +281,6 @@ def own_tests(directory: TrialDirectory) -> list[dict[str, Any]]:
     return found
 
 
-def _sensors(directory: TrialDirectory, trial: Trial) -> list[dict[str, Any]]:
-    steps = {rank: directory.read_steps(rank) for rank in directory.ranks()}
-    if not steps or trial.start_iteration is None or trial.stop_iteration is None:
-        return []
-    return telemetry_in_window(directory.read_telemetry(), steps, trial.start_iteration, trial.stop_iteration)
-
-
 def _order(row: dict[str, Any]) -> tuple[Any, ...]:
     """Model and device count together, there by batch size and rank; unknown values first."""
     words = tuple(str(row.get(name) or "") for name in ("preset", "precision"))
@@ -325,6 +314,5 @@ def plain(summary: ProfileSummary) -> dict[str, Any]:
         },
         "compute_utilization": list(summary.compute),
         "core_utilization": list(summary.core),
-        "sensors": list(summary.sensors),
         "problems": list(summary.problems),
     }

@@ -23,9 +23,8 @@ def combine(steps: Mapping[int, Sequence[Row]]) -> list[dict[str, Any]]:
     none), start_ns is the earliest and end_ns the latest.
     """
     by_rank = [_by_step(rows) for rows in steps.values()]
-    shared = sorted(set.intersection(*(set(rows) for rows in by_rank))) if by_rank else []
     table = []
-    for number in shared:
+    for number in sorted(set.intersection(*map(set, by_rank))) if by_rank else []:
         rows = [by_step[number] for by_step in by_rank]
         slowest = max(rows, key=lambda row: float(row["step_time_ms"]))
         spans = [(int(row["start_ns"]), row["step_time_ms"]) for row in rows if row.get("start_ns") is not None]
@@ -35,15 +34,16 @@ def combine(steps: Mapping[int, Sequence[Row]]) -> list[dict[str, Any]]:
         combined |= {name: slowest.get(name) for name in PHASE_COLUMNS}
         for name in COUNTS:
             values = [row.get(name) for row in rows]
-            combined[name] = None if any(value is None for value in values) else sum(v for v in values if v is not None)
+            combined[name] = None if None in values else sum(v for v in values if v is not None)
         table.append(combined)
     return table
 
 
-def _by_step(rows: Sequence[Row]) -> dict[int, Row]:
-    """The rows with a step number and a time, by their step."""
+def _by_step(rows: Sequence[Row], start: int = 0, stop: float = math.inf) -> dict[int, Row]:
+    """The rows of the steps [start, stop) that have a time, by step; a killed process may leave one without."""
     known = [row for row in rows if row.get("step") is not None and row.get("step_time_ms") is not None]
-    return {int(row["step"]): row for row in known if math.isfinite(row["step_time_ms"]) and row["step_time_ms"] > 0}
+    timed = {int(row["step"]): row for row in known if math.isfinite(row["step_time_ms"]) and row["step_time_ms"] > 0}
+    return {step: row for step, row in timed.items() if start <= step < stop}
 
 
 def median_of(rows: Sequence[Row], name: str) -> float | None:
@@ -62,28 +62,19 @@ def per_rank(
     % above the median of the others is the `straggler`. Further columns: rank, step_time_ms, data_wait_ms,
     communication_ms (medians), slowest_share (of the steps), peak_memory_bytes.
     """
-    windows = {
-        rank: {step: row for step, row in _by_step(rows).items() if start <= step < stop}
-        for rank, rows in sorted(steps.items())
-    }
-    shared = set.intersection(*(set(rows) for rows in windows.values())) if windows else set()
+    windows = {rank: _by_step(rows, start, stop) for rank, rows in sorted(steps.items())}
+    shared = set.intersection(*map(set, windows.values())) if windows else set()
     slowest = [max(windows, key=lambda rank: float(windows[rank][number]["step_time_ms"])) for number in shared]
     table: list[dict[str, Any]] = []
     for rank, by_step in windows.items():
         rows = list(by_step.values())
         waits = [(row.get("communication_ms") or 0.0) + (row.get("data_wait_ms") or 0.0) for row in rows]
         work = [max(float(row["step_time_ms"]) - wait, 0.0) for row, wait in zip(rows, waits, strict=True)]
-        table.append(
-            {
-                "rank": rank,
-                "step_time_ms": median_of(rows, "step_time_ms"),
-                "work_ms": float(np.median(work)) if work else None,
-                "data_wait_ms": median_of(rows, "data_wait_ms"),
-                "communication_ms": median_of(rows, "communication_ms"),
-                "slowest_share": slowest.count(rank) / len(shared) if shared else None,
-                "peak_memory_bytes": ranks.get(rank, {}).get("peak_memory_bytes"),
-            }
-        )
+        row: dict[str, Any] = {"rank": rank, "work_ms": float(np.median(work)) if work else None}
+        row |= {name: median_of(rows, name) for name in ("step_time_ms", "data_wait_ms", "communication_ms")}
+        row["slowest_share"] = slowest.count(rank) / len(shared) if shared else None
+        row["peak_memory_bytes"] = ranks.get(rank, {}).get("peak_memory_bytes")
+        table.append(row)
     works = [row["work_ms"] for row in table if row["work_ms"]]
     for row in table:
         row["skew"] = row["work_ms"] / min(works) - 1 if row["work_ms"] else None

@@ -12,17 +12,9 @@ from analysis.metrics.comparison.ratio import rate_ratio
 
 Row = Mapping[str, Any]
 
-_SAME = (
-    "task",
-    "task_options",
-    "implementation",
-    "levers",
-    "preset",
-    "precision",
-    "seq_len",
-    "device",
-    "activation_checkpointing",
-)
+_MODEL = ("task", "task_options", "implementation", "levers", "preset", "precision", "seq_len")
+_SAME = (*_MODEL, "device", "activation_checkpointing")
+_CONFIGURATION = (*_SAME, "micro_batch_size", "grad_accum_steps")
 _STRATEGY = ("strategy", "strategy_options", "allocator")
 
 
@@ -93,29 +85,16 @@ def _curve(
     rates = {place: median(float(row["samples_per_second"]) for row in rounds) for place, rounds in places.items()}
     curve = []
     for place, rounds in places.items():
-        row, ideal = rounds[0], 1.0 if shared else place[0] / base[0]
-        speedup = rates[place] / rates[base]
+        speedup, ideal = rates[place] / rates[base], 1.0 if shared else place[0] / base[0]
         low, high = _interval(places[base], rounds, work) if place != base else (None, None)
-        names = (*_SAME, "micro_batch_size", "grad_accum_steps")
-        curve.append(
-            {
-                "scaling": kind,
-                **{name: row.get(name) for name in names},
-                **dict(zip(_STRATEGY, strategy, strict=True)),
-                "global_batch_size": _global_batch(row),
-                "world_size": place[0],
-                "nodes": place[1],
-                "base_world_size": base[0],
-                "samples_per_second": rates[place],
-                "speedup": speedup,
-                "ideal_speedup": ideal,
-                "efficiency": speedup / ideal,
-                "efficiency_low": None if low is None else low * speedup / ideal,
-                "efficiency_high": None if high is None else high * speedup / ideal,
-                "rounds": min(len(rounds), len(places[base])),
-                "basis": basis,
-            }
-        )
+        row = {"scaling": kind, **{name: rounds[0].get(name) for name in _CONFIGURATION}}
+        row |= dict(zip(_STRATEGY, strategy, strict=True))
+        row |= {"global_batch_size": _global_batch(rounds[0]), "world_size": place[0], "nodes": place[1]}
+        row |= {"base_world_size": base[0], "samples_per_second": rates[place]}
+        row |= {"speedup": speedup, "ideal_speedup": ideal, "efficiency": speedup / ideal}
+        row["efficiency_low"] = None if low is None else low * speedup / ideal
+        row["efficiency_high"] = None if high is None else high * speedup / ideal
+        curve.append({**row, "rounds": min(len(rounds), len(places[base])), "basis": basis})
     return curve
 
 

@@ -24,7 +24,7 @@ from analysis.metrics.ranks import combine, median_of
 from analysis.metrics.throughput import summarize
 from analysis.wording import percent
 from common.errors import SchemaError
-from records.kinds import GROUPS, SERIES, Component, read_components, read_rounds
+from records.kinds import GROUPS, Component, read_components, read_rounds
 from records.run import TrialDirectory
 from records.trial import Trial
 
@@ -46,7 +46,7 @@ _MOST_NOT_EXPLAINED = 0.25
 
 
 class Ceilings(NamedTuple):
-    """What the device reaches."""
+    """Fastest rates measured on the device."""
 
     flops_per_second: float
     bytes_per_second: float
@@ -74,26 +74,17 @@ def component_rows(
     """
     rows = []
     for component in components:
-        rounds = times[component.name]
+        rounds, gemms = times[component.name], component.computed_flops > 0
         time = statistics.percentile(rounds, 50)
-        low, high = _interval(rounds)
-        gemms = component.computed_flops > 0
+        row: dict[str, Any] = {**dataclasses.asdict(component), "rounds": len(rounds), "time_ms": time}
+        row["time_ms_low"], row["time_ms_high"] = _interval(rounds)
+        row["step_ms"] = component.calls_per_step * time
+        row["floor_ms"] = component.calls_per_step * ceilings.floor_ms(component)
         rate = (component.computed_flops if gemms else component.bytes) / (time / 1e3)
-        ceiling = ceilings.flops_per_second if gemms else ceilings.bytes_per_second
-        rows.append(
-            {
-                **dataclasses.asdict(component),
-                "rounds": len(rounds),
-                "time_ms": time,
-                "time_ms_low": low,
-                "time_ms_high": high,
-                "step_ms": component.calls_per_step * time,
-                "floor_ms": component.calls_per_step * ceilings.floor_ms(component),
-                "flops_per_second": rate if gemms else None,
-                "bytes_per_second": rate if not gemms and component.bytes else None,
-                "of_ceiling": rate / ceiling if rate else None,
-            }
-        )
+        row["flops_per_second"] = rate if gemms else None
+        row["bytes_per_second"] = rate if not gemms and component.bytes else None
+        row["of_ceiling"] = rate / ceilings[0 if gemms else 1] if rate else None
+        rows.append(row)
     return rows
 
 
@@ -107,28 +98,30 @@ def waterfall(
     and communication_ms. Columns: name, kind (floor | loss | total), ms, ms_low, ms_high (None without interval),
     share.
     """
-    arithmetic = sum(one.calls_per_step * ceilings.floor_ms(one) for one in components if one.computed_flops > 0)
-    memory = sum(one.calls_per_step * ceilings.floor_ms(one) for one in components if one.computed_flops == 0)
-    padding = sum(one.calls_per_step * ceilings.padding_ms(one) for one in components)
-    bars: list[tuple[str, str, float, float | None, float | None]] = [
-        (ARITHMETIC, FLOOR, arithmetic, None, None),
-        ("memory-bound parts at the bandwidth", FLOOR, memory, None, None),
-        ("GEMMs on padding", LOSS, padding, None, None),
-    ]
+    whole = step["step_time_ms"]
+    bars: list[dict[str, Any]] = []
+
+    def add(name: str, kind: str, ms: float, low: float | None = None, high: float | None = None) -> None:
+        bars.append({"name": name, "kind": kind, "ms": ms, "ms_low": low, "ms_high": high, "share": ms / whole})
+
+    gemms = [one for one in components if one.computed_flops > 0]
+    others = [one for one in components if one.computed_flops == 0]
+    add(ARITHMETIC, FLOOR, sum(one.calls_per_step * ceilings.floor_ms(one) for one in gemms))
+    memory = sum(one.calls_per_step * ceilings.floor_ms(one) for one in others)
+    add("memory-bound parts at the bandwidth", FLOOR, memory)
+    add("GEMMs on padding", LOSS, sum(one.calls_per_step * ceilings.padding_ms(one) for one in components))
     for group in GROUPS:
         members = [component for component in components if component.group == group and component.calls_per_step]
         if members:  # what a group takes beyond its floor and its padding: the median over the rounds of its sum
             per_round = np.sum([one.calls_per_step * np.asarray(times[one.name]) for one in members], axis=0)
             least = sum(one.calls_per_step * (ceilings.floor_ms(one) + ceilings.padding_ms(one)) for one in members)
-            ends = [None if end is None else end - least for end in _interval(per_round)]
-            bars.append((_LOSSES[group], LOSS, float(np.median(per_round)) - least, ends[0], ends[1]))
-    whole = step["step_time_ms"]
-    bars.append(("waiting for data", LOSS, step["data_wait_ms"] or 0.0, None, None))
-    bars.append(("communication", LOSS, step["communication_ms"] or 0.0, None, None))
-    bars.append((NOT_EXPLAINED, LOSS, whole - sum(bar[2] for bar in bars), None, None))
-    bars.append(("measured step", TOTAL, whole, step["step_time_ms_low"], step["step_time_ms_high"]))
-    names = ("name", "kind", "ms", "ms_low", "ms_high")
-    return [{**dict(zip(names, bar, strict=True)), "share": bar[2] / whole} for bar in bars]
+            ends = (None if end is None else end - least for end in _interval(per_round))
+            add(_LOSSES[group], LOSS, float(np.median(per_round)) - least, *ends)
+    add("waiting for data", LOSS, step["data_wait_ms"] or 0.0)
+    add("communication", LOSS, step["communication_ms"] or 0.0)
+    add(NOT_EXPLAINED, LOSS, whole - sum(bar["ms"] for bar in bars))
+    add("measured step", TOTAL, whole, step["step_time_ms_low"], step["step_time_ms_high"])
+    return bars
 
 
 def _interval(times: statistics.Times) -> tuple[float | None, float | None]:
@@ -147,35 +140,28 @@ def summarize_components(
     """
     components = read_components(directory)
     times = read_rounds(directory, components)
-    ranks = directory.read_ranks()
-    steps = {rank: directory.read_steps(rank) for rank in directory.ranks()}
+    ranks, steps = directory.read_ranks(), {rank: directory.read_steps(rank) for rank in directory.ranks()}
     first = ranks.get(0) or {}
+    ceilings = Ceilings(_best(ranks, "measured_peak"), _best(ranks, "measured_bandwidth"))
     series = first.get("series")
-    if not isinstance(series, dict) or any(len(series.get(name) or ()) != 2 for name in SERIES):
-        raise SchemaError("run-incomplete", f"{directory.rank_json(0)} has no series of steps; measure the trial again")
+    if not series or not all(ceilings):
+        missing = "series of steps" if not series else "peak and bandwidth above 0"
+        raise SchemaError("run-incomplete", f"{directory.path} has no {missing}; measure that trial again")
     window = dataclasses.replace(trial, start_iteration=series["before"][0], stop_iteration=series["after"][1])
     result = summarize(window, steps, ranks, directory.read_environment(), directory.read_telemetry(), price_per_hour)
     if result["step_time_ms"] is None:
         raise SchemaError("run-incomplete", f"{directory.path} has no complete step; measure that trial again")
-    ceilings = Ceilings(_best(ranks, "measured_peak"), _best(ranks, "measured_bandwidth"))
-    if not all(math.isfinite(value) and value > 0 for value in ceilings):
-        raise SchemaError(
-            "file-damaged", f"{ceilings}: a floor needs a peak and a bandwidth above 0; measure that trial again"
-        )
     bars = waterfall(components, times, ceilings, result)
     floor = sum(bar["ms"] for bar in bars if bar["kind"] == FLOOR)
     rows = combine(steps)
-    medians = [
-        median_of([row for row in rows if series[name][0] <= row["step"] < series[name][1]], "step_time_ms")
-        for name in ("before", "after")
-    ]
     pairs = {name: first.get(f"measured_{name}") or {} for name in ("peak", "bandwidth")}
-    pairs["steps"] = dict(zip(("before", "after"), medians, strict=True))
+    pairs["steps"] = {
+        name: median_of([row for row in rows if series[name][0] <= row["step"] < series[name][1]], "step_time_ms")
+        for name in ("before", "after")
+    }
     drift = {
-        name: pairs[name]["after"] / pairs[name]["before"] - 1
-        if pairs[name].get("before") and pairs[name].get("after")
-        else None
-        for name in ("steps", "peak", "bandwidth")
+        name: pair["after"] / pair["before"] - 1 if pair.get("before") and pair.get("after") else None
+        for name, pair in pairs.items()
     }
     return {
         **result,
@@ -192,12 +178,10 @@ def summarize_components(
 
 
 def _best(ranks: Mapping[int, Mapping[str, Any]], name: str) -> float:
-    """The better of before and after, the mean over the ranks; nan where one measured none."""
-    best = []
-    for record in ranks.values():
-        values = [(record.get(name) or {}).get(when) for when in ("before", "after")]
-        best.append(max((float(value) for value in values if value), default=math.nan))
-    return float(np.mean(best)) if best else math.nan
+    """The better of before and after, the mean over the ranks; 0 where one measured none."""
+    values = [[(record.get(name) or {}).get(when) or 0.0 for when in ("before", "after")] for record in ranks.values()]
+    best = [float(max(pair)) for pair in values]
+    return float(np.mean(best)) if best and all(best) else 0.0
 
 
 def _cautions(bars: Sequence[Mapping[str, Any]], moved: float | None) -> list[Caution]:

@@ -24,6 +24,9 @@ Ranks = Mapping[int, Mapping[str, Any]]
 Rows = list[dict[str, Any]]
 Unknown = dict[str, str]
 
+_COST = "cost_per_million_samples"
+_OF_LARGEST_RANK = ("peak_memory_bytes", "peak_memory_kind", "parameters")
+_SPREAD = ("step_time_ms_std", "step_time_ms_low", "step_time_ms_high", "median_half_width")
 _NO_PRICE = "no price was given (--price-per-hour)"
 # Rate -> what of the steps it counts.
 _RATES = {
@@ -38,7 +41,7 @@ def summarize(
     trial: Trial,
     steps: Mapping[int, Sequence[Row]],
     ranks: Ranks,
-    environment: Mapping[str, Any],
+    environment: Row,
     telemetry: Sequence[Row] = (),
     price_per_hour: float | None = None,
 ) -> dict[str, Any]:
@@ -53,28 +56,28 @@ def summarize(
         UsageError: price_per_hour (of all devices together) is not above 0.
     """
     check_price(price_per_hour)
-    made = steps
+    recorded = steps
     if trial.kind == "measure" and trial.profiler is not None:
         trial, steps = _not_profiled(trial, steps)
     absent = trial.world_size - sum(rank < trial.world_size for rank in steps) if trial.nodes > 1 else 0
     window, warmup, source = _window(trial, {} if absent else steps)
     unknown: Unknown = {}
     result: dict[str, Any] = {**dict.fromkeys(MEASURED_COLUMNS), "per_rank": []}
-    start, stop = (window[0]["step"], window[-1]["step"] + 1) if window else (None, None)
-    result |= {"window_start": start, "window_stop": stop, "warmup_source": source}
+    result |= {"window_start": None, "window_stop": None, "warmup_source": source}
     result |= {"steps_measured": len(window), "steps_warmup": warmup}
     # The peak of the rank that needs most: what one device has to hold.
     most = max(ranks.values(), key=lambda record: int(record.get("peak_memory_bytes") or 0), default={})
-    known = bool(most.get("peak_memory_bytes"))
-    names = ("peak_memory_bytes", "peak_memory_kind", "parameters")
-    result |= {name: most.get(name) if known else None for name in names}
-    if not known:
+    if most.get("peak_memory_bytes"):
+        result |= {name: most.get(name) for name in _OF_LARGEST_RANK}
+    else:
+        result |= dict.fromkeys(_OF_LARGEST_RANK)
         unknown["peak_memory_bytes"] = "no rank recorded its peak memory"
-    if start is not None and stop is not None:
-        result |= _times(window, unknown)
-        result |= _rates(window, unknown)
+    if window:
+        start, stop = window[0]["step"], window[-1]["step"] + 1
+        result |= {"window_start": start, "window_stop": stop}
+        result |= _times(window, unknown) | _rates(window, unknown)
         result["per_rank"] = per_rank(steps, ranks, start, stop)
-        result |= _utilization(trial, ranks, result, unknown)
+        result |= _utilization(trial, ranks, result["model_flops_per_second"], unknown)
         result |= _energy(trial, window, environment, telemetry, unknown)
         result["rank_skew"] = max((r["skew"] for r in result["per_rank"] if r["skew"] is not None), default=None)
     else:
@@ -91,28 +94,20 @@ def summarize(
     result["shards_read_samples_per_second"] = min(rates, default=None)
     why = "no compressed shard was read" if trial.kind == "input" else "measured with --input-only"
     unknown["shards_read_samples_per_second"] = why
-    if "cost_per_million_samples" not in unknown and price_per_hour is None:
-        unknown["cost_per_million_samples"] = _NO_PRICE
-    elif "cost_per_million_samples" not in unknown and price_per_hour and result["samples_per_second"]:
-        result["cost_per_million_samples"] = _cost(price_per_hour, result["samples_per_second"])
+    unknown.setdefault(_COST, unknown.get("samples_per_second", _NO_PRICE))
     result["unknown"] = {name: unknown.get(name, "not measured") for name in MEASURED_COLUMNS if result[name] is None}
     result["cautions"] = cautions.of_trial(trial, result, window, environment, telemetry)
-    result["cautions"] += cautions.of_records(made, ranks)
-    return result
+    result["cautions"] += cautions.of_records(recorded, ranks)
+    return result if price_per_hour is None else at_price(result, price_per_hour)
 
 
-def at_price(result: Mapping[str, Any], price_per_hour: float) -> dict[str, Any]:
+def at_price(result: Row, price_per_hour: float) -> dict[str, Any]:
     """Return a result with its cost at another price; one that has no cost for another reason stays as it is."""
-    name = "cost_per_million_samples"
     rate, unknown = result.get("samples_per_second"), dict(result.get("unknown") or {})
-    known = result.get(name) is not None or unknown.pop(name, None) == _NO_PRICE
+    known = result.get(_COST) is not None or unknown.pop(_COST, None) == _NO_PRICE
     if not rate or not known:
         return dict(result)
-    return {**result, name: _cost(price_per_hour, rate), "unknown": unknown}
-
-
-def _cost(price_per_hour: float, samples_per_second: float) -> float:
-    return price_per_hour / 3600 / samples_per_second * 1e6
+    return {**result, _COST: price_per_hour / 3600 / rate * 1e6, "unknown": unknown}
 
 
 def check_price(price_per_hour: float | None) -> None:
@@ -152,9 +147,7 @@ def _not_profiled(trial: Trial, steps: Mapping[int, Sequence[Row]]) -> tuple[Tri
 def _why_empty(trial: Trial, steps: Mapping[int, Sequence[Row]], absent: int) -> str:
     if absent:
         ranks = f"{absent} rank{'s'[: absent != 1]}"
-        return (
-            f"the records of {ranks} are on other nodes: copy the run directories of all {trial.nodes} nodes into one"
-        )
+        return f"{ranks} ran on other nodes: copy the run directories of all {trial.nodes} nodes into one"
     made = len(combine(steps))
     if trial.start_iteration is not None and made:
         return f"only {made} steps were finished, none in [{trial.start_iteration}, {trial.stop_iteration})"
@@ -165,25 +158,19 @@ def _why_empty(trial: Trial, steps: Mapping[int, Sequence[Row]], absent: int) ->
 
 def _times(window: Rows, unknown: Unknown) -> dict[str, Any]:
     times = np.array([row["step_time_ms"] for row in window])
-    low, high = statistics.median_interval(times)
     p5, median, p95 = np.percentile(times, (5, 50, 95)).tolist()
-    values: dict[str, float | None] = {
-        "step_time_ms": median,
-        "step_time_ms_p5": p5,
-        "step_time_ms_p95": p95,
-        "step_time_ms_mean": float(times.mean()),
-        "step_time_ms_std": float(times.std(ddof=1)) if len(times) > 1 else None,
-        "step_time_ms_low": low,
-        "step_time_ms_high": high,
-        "median_half_width": statistics.relative_half_width(times),
-    }
-    for name, value in values.items():
-        if value is None or not math.isfinite(value):
-            values[name] = None
-            unknown[name] = "one measured step has no spread; measure more steps"
+    values = {"step_time_ms": median, "step_time_ms_p5": p5, "step_time_ms_p95": p95}
+    values["step_time_ms_mean"] = float(times.mean())
+    spread: dict[str, float | None] = dict.fromkeys(_SPREAD)
+    if len(times) > 1:
+        low, high = statistics.median_interval(times)
+        of_times = (float(times.std(ddof=1)), low, high, statistics.relative_half_width(times))
+        spread = dict(zip(_SPREAD, of_times, strict=True))
+    else:
+        unknown |= dict.fromkeys(_SPREAD, "one measured step has no spread; measure more steps")
     phases = {name: median_of(window, name) for name in PHASE_COLUMNS}
     unknown |= {name: "this part of the step was not measured" for name, value in phases.items() if value is None}
-    return values | phases
+    return values | spread | phases
 
 
 def _rates(window: Rows, unknown: Unknown) -> dict[str, Any]:
@@ -201,57 +188,41 @@ def _rates(window: Rows, unknown: Unknown) -> dict[str, Any]:
     rates["samples_per_step"] = None if samples is None else samples / len(times)
     rates |= {"samples_per_second_low": None, "samples_per_second_high": None}
     if samples is not None and len(times) > 1:
-        work = np.array([[row["samples"] for row in window], times])
-        low, high = statistics.time_per_sample_interval(work)
+        low, high = statistics.time_per_sample_interval(np.array([[row["samples"] for row in window], times]))
         rates |= {"samples_per_second_low": 1000 / high, "samples_per_second_high": 1000 / low}
     return rates
 
 
 def _total(rows: Sequence[Row], name: str) -> float | None:
-    values = [row.get(name) for row in rows]
-    if any(value is None or not math.isfinite(value) for value in values) or not any(values):
-        return None
-    return float(sum(value for value in values if value is not None))
+    """Sum of a column; None where a step has none, or all have 0."""
+    values = [row[name] for row in rows if row[name] is not None]
+    return float(sum(values)) if len(values) == len(rows) and any(values) else None
 
 
-def _utilization(trial: Trial, ranks: Ranks, result: Mapping[str, Any], unknown: Unknown) -> dict[str, Any]:
-    """MFU against the measured peak: per rank the better of before and after the trial, summed over all devices.
-
-    A peak of another type than the trial's GEMMs does not count: older records have one in bf16 beside FP8.
-    """
-    peaks = {rank: peaks for rank, record in ranks.items() if (peaks := _peak_of(record.get("measured_peak") or {}))}
+def _utilization(trial: Trial, ranks: Ranks, rate: float | None, unknown: Unknown) -> dict[str, Any]:
+    """MFU of a rate in FLOP/s against the measured peak: per rank the better of before and after, of all devices."""
+    measured = {rank: record["measured_peak"] for rank, record in ranks.items() if record.get("measured_peak")}
+    pairs = {rank: [peak[when] for when in ("before", "after") if peak.get(when)] for rank, peak in measured.items()}
+    peaks = {rank: pair for rank, pair in pairs.items() if pair}
     first = ranks[min(peaks)]["measured_peak"] if peaks else {}
     gemms = first.get("products") or ("float8_e4m3fn" if "fp8" in trial.levers.split("+") else first.get("dtype"))
     missing = next((rank for rank in range(trial.ranks) if rank not in peaks), None)
-    why = ""
-    if missing is not None:
-        why = f"rank {missing} measured no peak"
-    elif gemms != first.get("dtype"):
+    if missing is not None or gemms != first.get("dtype"):
         why = f"the GEMMs ran in {gemms}, but the peak was measured in {first.get('dtype')}"
-    if why:
+        why = why if missing is None else f"rank {missing} measured no peak"
         unknown |= {"mfu": why, "measured_peak_flops": why}
         return {"measured_peak": None}
     # A rank that drives several devices measures its first one.
-    total = sum(max(values) for values in peaks.values()) * trial.devices_per_rank
+    total = sum(map(max, peaks.values())) * trial.devices_per_rank
     drift = max(max(values) / min(values) - 1 for values in peaks.values())
-    rate = result["model_flops_per_second"]
+    mfu = None if rate is None else rate / total
     if rate is None:
         unknown["mfu"] = unknown["model_flops_per_second"]
-    return {
-        "measured_peak_flops": total,
-        "mfu": None if rate is None else rate / total,
-        "measured_peak": {"dtype": first.get("dtype"), "shape": first.get("shape"), "drift": drift},
-    }
+    about = {"dtype": first.get("dtype"), "shape": first.get("shape"), "drift": drift}
+    return {"measured_peak_flops": total, "mfu": mfu, "measured_peak": about}
 
 
-def _peak_of(peak: Mapping[str, Any]) -> list[float]:
-    values = [peak.get("before"), peak.get("after")]
-    return [float(value) for value in values if value is not None and math.isfinite(value) and value > 0]
-
-
-def _energy(
-    trial: Trial, window: Rows, environment: Mapping[str, Any], telemetry: Sequence[Row], unknown: Unknown
-) -> dict[str, Any]:
+def _energy(trial: Trial, window: Rows, environment: Row, telemetry: Sequence[Row], unknown: Unknown) -> dict[str, Any]:
     gpus = len({row["device"] for row in telemetry if str(row["device"]).startswith("gpu")})
     begin, end = window[0]["start_ns"], window[-1]["end_ns"]
     if trial.kind == "measure" and trial.device == "cuda" and gpus > trial.world_size:

@@ -32,11 +32,10 @@ def classification_figures(result: ClassificationResult, scored: Classification)
     """Return the figures of a classification."""
     distribution, source = result.distribution, "Texts per label and split."
     if not any(distribution.values()):
-        distribution = {"test": {one.label: one.support for one in scored.scores}}
+        distribution = {"test": {row["label"]: row["support"] for row in scored.report}}
         source = "Texts per label, test split."
     shown = [distribution_figure(distribution, source)]
-    if scored.has_matrix:
-        shown += [confusion_figure(scored, normalized) for normalized in (False, True)]
+    shown += [confusion_figure(scored, normalized) for normalized in (False, True)]
     if result.curve:
         shown.append(curves_figure(result.curve, result.evaluations, scored.majority))
     return shown

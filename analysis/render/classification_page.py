@@ -20,14 +20,10 @@ _RUN_NAMES = {"instead_of": "replaced the files of run"}
 
 def write_classification_report(result: ClassificationResult, scores: Classification, folder: Path) -> Path:
     """Write the page, its figures and its tables; return the path of the page. Raises StorageError."""
-    write_csv(folder / "classification_report.csv", scores.report())
-    if scores.has_matrix:
-        header = ["true_label", *(f"predicted {label}" for label in scores.labels)]
-        rows = [(label, *counts) for label, counts in zip(scores.labels, scores.confusion.tolist(), strict=True)]
-    else:
-        header, rows = ["true_label", "prediction", "texts"], [*scores.pairs()]
-    name = "confusion_matrix" if scores.has_matrix else "confusion_pairs"
-    write_csv(folder / f"{name}.csv", [dict(zip(header, row, strict=True)) for row in rows], header)
+    write_csv(folder / "classification_report.csv", scores.report)
+    header = ["true_label", *(f"predicted {label}" for label in scores.labels)]
+    rows = [(label, *counts) for label, counts in zip(scores.labels, scores.confusion.tolist(), strict=True)]
+    write_csv(folder / "confusion_matrix.csv", [dict(zip(header, row, strict=True)) for row in rows], header)
     headline, _, *tables = classification_blocks(result, scores, page=True)
     sections = [
         Section("", [Text(str(headline), "headline"), Cards([(*card, "") for card in _cards(scores)])], "answer"),
@@ -51,7 +47,7 @@ def classification_blocks(result: ClassificationResult, scores: Classification, 
         f"Accuracy {percent(scores.accuracy)} on {scores.texts:,} held-out texts with {len(scores.labels)} labels: "
         f"{abs(gain):.1f} points {'above' if gain >= 0 else 'below'} always predicting the most frequent label"
     )
-    rows, title, csv = scores.report(), "", "classification_report.csv"
+    rows, title, csv = scores.report, "", "classification_report.csv"
     if not page and len(rows) > _MOST_LABELS:
         rows = sorted((row for row in rows if row["support"]), key=lambda row: row["f1"] or 0.0)[:_MOST_LABELS]
         title = f"the {len(rows)} of {len(scores.labels):,} labels with the lowest F1, of those that occur"
@@ -63,7 +59,7 @@ def classification_blocks(result: ClassificationResult, scores: Classification, 
 def _confusions(scores: Classification, most: int) -> list[Block]:
     """Return the confusion matrix of a few labels, true labels down, and the most frequent errors."""
     blocks: list[Block] = []
-    if scores.has_matrix and len(scores.labels) <= _MOST_COLUMNS:
+    if len(scores.labels) <= _MOST_COLUMNS:
         lines = [
             [label, *(f"{count:,}" if share != share else f"{count:,} ({percent(share)})"
                       for count, share in zip(counts, shares, strict=True))]

@@ -14,7 +14,6 @@ from support.commands import result as command
 from support.commands import text
 from support.examples import examples
 
-from analysis.metrics import classification
 from analysis.metrics.classification import classify
 from analysis.render.classification_page import write_classification_report
 from records.classification import read_result
@@ -33,11 +32,11 @@ def test_scores_are_those_of_their_definitions(pairs: list[tuple[str, str]]) -> 
     for row, label in enumerate(LABELS):
         right = sum(pair == (label, label) for pair in pairs)
         support, predicted = sum(true == label for true, _ in pairs), sum(given == label for _, given in pairs)
-        one = found.scores[row]
-        assert (one.support, one.predicted) == (support, predicted)
-        assert one.recall == (None if not support else pytest.approx(right / support))
-        assert one.precision == (None if not predicted else pytest.approx(right / predicted))
-        assert one.f1 == (pytest.approx(2 * right / (support + predicted)) if support + predicted else None)
+        one = found.report[row]
+        assert (one["support"], one["predicted"]) == (support, predicted)
+        assert one["recall"] == (None if not support else pytest.approx(right / support))
+        assert one["precision"] == (None if not predicted else pytest.approx(right / predicted))
+        assert one["f1"] == (pytest.approx(2 * right / (support + predicted)) if support + predicted else None)
         recalls += [right / support] if support else []
         for column, other in enumerate(LABELS):
             count = sum(pair == (label, other) for pair in pairs)
@@ -77,20 +76,6 @@ def test_the_page_holds_its_pictures_and_escapes_labels(tmp_path: Path, count: i
     assert "&lt;script&gt;alert" in page
     files = {path.name for path in (tmp_path / "out").iterdir()}
     assert {"confusion_matrix.csv", "classification_report.csv", "loss_and_accuracy.png"} <= files
-
-
-def test_labels_without_a_matrix_have_all_other_results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(classification, "MOST_IN_MATRIX", 2)
-    pairs = [["a", "a", 2], ["a", "b", 1], ["c", "a", 1]]
-    content = document(labels=["a", "b", "c"], test={"confusion": pairs}, label_distribution={})
-    (tmp_path / "a_train_test_stats.json").write_text(json.dumps(content))
-    result = read_result(tmp_path / "a_train_test_stats.json")
-    found = classify(result.pairs, result.labels)
-    assert found.to_json()["confusion"] is None and found.to_json()["confusion_pairs"] == pairs
-    write_classification_report(result, found, tmp_path / "out")
-    rows = (tmp_path / "out/confusion_pairs.csv").read_text().split()
-    assert rows == ["true_label,prediction,texts", "a,a,2", "a,b,1", "c,a,1"]
-    assert not list((tmp_path / "out").glob("confusion_matrix*"))
 
 
 def test_a_label_without_texts_has_no_shares_in_the_terminal(

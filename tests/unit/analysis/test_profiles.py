@@ -11,7 +11,6 @@ from analysis.diagnose.profiles import summarize, write_tables
 from bench.cli.main import run
 from records.files import write_record
 from records.run import RunDirectory, TrialDirectory
-from records.schema import STEP_COLUMNS
 from records.trial import Trial
 
 COLUMNS = (
@@ -82,19 +81,6 @@ def test_skipped_kernels_and_a_damaged_note_claim_nothing_of_the_window(tmp_path
     summary = summarize(damaged)
     assert summary.core[0]["fma_in_window_percent"] is None
     assert "collected.json" in summary.problems[0] and summary.unread == "", "the kernels are there"
-
-
-def test_sensors_are_read_over_the_window_alone(tmp_path: Path) -> None:
-    directory = trial_of(RunDirectory(tmp_path), 8, "nsys", profile={"problem": "", "files": []})
-    header = ",".join(STEP_COLUMNS)
-    steps = [f"{n},{n * 10**9},1000" + "," * (len(STEP_COLUMNS) - 3) for n in range(6)]
-    directory.steps_csv(0).write_text("\n".join([header, *steps]) + "\n", encoding="utf-8")
-    readings = [f"{int((n + 0.5) * 10**9)},gpu0,power_watts,{n}" for n in range(6)]
-    directory.telemetry_csv(0).write_text(
-        "\n".join(["time_ns,device,quantity,value", *readings]) + "\n", encoding="utf-8"
-    )
-    (row,) = summarize(directory).sensors
-    assert (row["samples"], row["mean"], row["min"], row["max"]) == (2, 3.5, 3, 4), "steps 3 and 4"
 
 
 def test_a_count_that_was_cut_short_says_so_and_claims_nothing_of_the_window(tmp_path: Path) -> None:

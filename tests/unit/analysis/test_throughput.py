@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.fake_run import ENVIRONMENT, SECOND, START_NS, rank_record, step_rows
+from support.fake_run import ENVIRONMENT, START_NS, rank_record, step_rows
 from support.refusals import refused
 
 from analysis.diagnose.run import mixed
@@ -64,28 +64,25 @@ def test_a_step_is_as_long_as_its_slowest_rank_and_counts_are_summed() -> None:
     assert result["measured_peak_flops"] == pytest.approx(8e11)
 
 
-def in_fp8(peak: float, dtype: str, **more: str) -> dict[str, object]:
-    return {
-        **rank_record(),
-        "measured_peak": {"before": peak, "after": peak, "dtype": dtype, "shape": [8192] * 3, **more},
-    }
-
-
-def test_products_in_fp8_are_held_against_a_peak_in_fp8_alone() -> None:
-    fp8 = dataclasses.replace(TRIAL, levers="fp8+unpad", precision="bf16")
-    steps = {0: step_rows(TIMES, 8)}
-    # 8 sequences of 1e9 FLOPs in 0.1 s: 8e10 FLOP/s, of 8e11 a tenth.
-    result = summarize(fp8, steps, {0: in_fp8(8e11, "float8_e4m3fn", products="float8_e4m3fn")}, ENVIRONMENT)
-    assert result["mfu"] == pytest.approx(0.1) and result["measured_peak"]["dtype"] == "float8_e4m3fn"
-    for record in (in_fp8(4e11, "bfloat16"), in_fp8(4e11, "bfloat16", products="float8_e4m3fn")):
-        result = summarize(fp8, steps, {0: record}, ENVIRONMENT)
-        assert result["mfu"] is None and result["measured_peak_flops"] is None and result["samples_per_second"] == 80
-        for column in ("mfu", "measured_peak_flops"):
-            assert "float8_e4m3fn" in result["unknown"][column] and "bfloat16" in result["unknown"][column]
-    # The lever has no effect with fsdp, and the record says what the products ran in.
-    fsdp = dataclasses.replace(fp8, strategy="fsdp")
-    result = summarize(fsdp, steps, {0: in_fp8(4e11, "bfloat16", products="bfloat16")}, ENVIRONMENT)
-    assert result["mfu"] == pytest.approx(0.2)
+@pytest.mark.parametrize(
+    ("strategy", "peak", "measured", "gemms", "mfu"),
+    [
+        # 8 sequences of 1e9 FLOPs in 0.1 s: 8e10 FLOP/s, of 8e11 a tenth.
+        ("ddp", 8e11, "float8_e4m3fn", "float8_e4m3fn", 0.1),
+        ("ddp", 4e11, "bfloat16", "float8_e4m3fn", None),
+        ("ddp", 4e11, "bfloat16", None, None),
+        # FP8 has no effect with fsdp, and the record says what the GEMMs ran in.
+        ("fsdp", 4e11, "bfloat16", "bfloat16", 0.2),
+    ],
+)
+def test_gemms_in_fp8_have_an_mfu_of_a_peak_in_fp8_alone(
+    strategy: str, peak: float, measured: str, gemms: str | None, mfu: float | None
+) -> None:
+    trial = dataclasses.replace(TRIAL, levers="fp8+unpad", precision="bf16", strategy=strategy)
+    record = {"before": peak, "after": peak, "dtype": measured, "shape": [8192] * 3, "products": gemms}
+    result = summarize(trial, {0: step_rows(TIMES, 8)}, {0: {**rank_record(), "measured_peak": record}}, ENVIRONMENT)
+    assert result["mfu"] == (None if mfu is None else pytest.approx(mfu)) and result["samples_per_second"] == 80
+    assert ("mfu" in result["unknown"]) == ("measured_peak_flops" in result["unknown"]) == (mfu is None)
 
 
 def test_a_missing_peak_gives_no_mfu_and_says_which_rank() -> None:
@@ -98,28 +95,10 @@ def test_a_missing_peak_gives_no_mfu_and_says_which_rank() -> None:
 
 def test_cost_by_hand_and_a_price_of_nothing_is_refused() -> None:
     steps = {0: step_rows(TIMES, 8)}
-    result = summarize(TRIAL, steps, {}, ENVIRONMENT, price_per_hour=3.6)
-    assert result["cost_per_million_samples"] == pytest.approx(3.6 / 3600 / 80 * 1e6)
     assert summarize(TRIAL, steps, {}, ENVIRONMENT)["cost_per_million_samples"] is None
     for price in (0.0, -1.0, float("nan")):
         with refused("option-value", f"--price-per-hour {price}"):
             summarize(TRIAL, steps, {}, ENVIRONMENT, price_per_hour=price)
-
-
-def test_energy_of_the_window_by_hand() -> None:
-    trial = dataclasses.replace(TRIAL, start_iteration=0, stop_iteration=10, device="cuda")
-    telemetry = [
-        {
-            "time_ns": START_NS + second * SECOND // 4,
-            "device": "gpu0",
-            "quantity": "energy_joules",
-            "value": 50.0 * second,
-        }
-        for second in range(-4, 12)
-    ]
-    result = summarize(trial, {0: step_rows([100.0] * 10, 8)}, {}, ENVIRONMENT, telemetry)
-    assert result["energy_joules"] == pytest.approx(200.0)  # 200 W for 1 s
-    assert result["joules_per_sample"] == pytest.approx(200.0 / 80)
 
 
 def test_a_first_step_that_compiles_is_in_neither_steps_nor_energy() -> None:
@@ -155,25 +134,16 @@ def test_one_step_has_no_spread_and_the_result_is_plain_json() -> None:
     json.dumps(result, allow_nan=False)
 
 
-def test_empty_fields_and_times_that_are_no_numbers_are_survived() -> None:
-    rows = step_rows([100.0] * 12, 8)
-    rows[3]["step_time_ms"] = None
-    rows[4]["step_time_ms"] = float("nan")
-    for row in rows:
-        row["model_flops"] = row["communication_ms"] = None
-    trial = dataclasses.replace(TRIAL, start_iteration=0, stop_iteration=12)
-    result = summarize(trial, {0: rows}, {0: rank_record()}, {})
-    assert result["steps_measured"] == 10 and result["mfu"] is None and "model_flops" in result["unknown"]["mfu"]
-    json.dumps(result, allow_nan=False)
-
-
 def test_own_work_shows_the_straggler_that_equal_step_times_hide() -> None:
     steps = {
         0: step_rows([100.0] * 10, 8, communication=20.0, data_wait=0.0),
         1: step_rows([100.0] * 10, 8, communication=2.0, data_wait=0.0),
         2: step_rows([100.0] * 10, 8, communication=20.0, data_wait=0.0),
     }
-    table = per_rank(steps, {rank: rank_record() for rank in steps}, 0, 10)
+    records = {rank: rank_record() for rank in steps}
+    result = summarize(dataclasses.replace(TRIAL, world_size=3, stop_iteration=10), steps, records, ENVIRONMENT)
+    assert "straggler" in {one["code"] for one in result["cautions"]}
+    table = per_rank(steps, records, 0, 10)
     assert [row["straggler"] for row in table] == [False, True, False]
     assert table[1]["work_ms"] == pytest.approx(98) and table[1]["skew"] == pytest.approx(98 / 80 - 1)
     assert table[0]["skew"] == 0
@@ -187,6 +157,7 @@ def test_a_count_that_one_rank_lacks_is_unknown_not_partial() -> None:
 
 
 QUIET = [300.0, *(100 + np.random.default_rng(0).normal(0, 0.5, 60))]
+SHARDS = {**rank_record(), "shards_read": {"samples": 10, "seconds": 1.0}}
 MINI = Trial(preset="mini", micro_batch_size=8, precision="fp32")
 
 
@@ -253,20 +224,13 @@ def test_a_quiet_trial_has_none() -> None:
         ("data_wait", {"data_wait": 9.0}),
         ("mfu_above_one", {"ranks": {0: rank_record(peak=1e9)}}),
         ("peak_changed", {"ranks": {0: rank_record(peak=4e11, after=5e11)}}),
+        ("reading", {"trial": dataclasses.replace(MINI, kind="input"), "ranks": {0: SHARDS}}),
     ],
 )
 def test_each_doubt_is_raised_by_its_cause_alone(code: str, arguments: dict[str, Any]) -> None:
     found = codes(**arguments)
     assert code in found
     assert found <= {code, "noisy", "interval_wide", "warmup_long"}
-
-
-def test_a_straggler_is_named() -> None:
-    trial = dataclasses.replace(MINI, world_size=2)
-    steps = {0: step_rows(QUIET, 8, communication=20.0), 1: step_rows(QUIET, 8, communication=1.0)}
-    result = summarize(trial, steps, {0: rank_record(), 1: rank_record()}, ENVIRONMENT)
-    (caution,) = [caution for caution in result["cautions"] if caution["code"] == "straggler"]
-    assert "rank 1" in caution["message"]
 
 
 def test_trials_of_several_machines_or_versions_are_named_with_their_values() -> None:
