@@ -74,6 +74,11 @@ def ratio(value: Any) -> str:
     return f"{value:.2f} ×" if is_known(value) else UNKNOWN  # noqa: RUF001
 
 
+def shortened(text: str, longest: int | None) -> str:
+    """Return a text with at most so many characters, cut with dots."""
+    return text if longest is None or len(text) <= longest else f"{text[: longest - 3]}..."
+
+
 def counted(number: int, what: str) -> str:
     """(1, "round") -> "1 round"; (3, "round") -> "3 rounds"."""
     return f"{number} {what}{'' if number == 1 else 's'}"

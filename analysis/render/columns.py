@@ -1,86 +1,62 @@
 """The columns that tables of results show, each declared once; those of a result are in records.schema."""
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
 
 from analysis import wording
-from analysis.render.tables import Column, computed, measured, plain, spread
+from analysis.render.tables import Column, computed, heading, measured, plain, spread
 from analysis.wording import FORMS, Row
 from records.schema import RESULT, SPEEDRUN
 
-_NUMBERS: dict[str, tuple[str, str]] = {
+_FORMS = {
+    "count": "rank ranks rounds trials wrong sizes attempt texts predicted count support global_batch_size "
+    "calls_per_step from_step applied_steps",
+    "number": "days cost ms epoch work_ms training_samples_per_second synthetic_samples_per_second step_time_ms_a "
+    "step_time_ms_b time_ms step_ms floor_ms start_ms time_us algbw_gb_s busbw_gb_s alpha_us bandwidth_gb_s "
+    "measured_step_time_ms all_reduce_ms exposed_ms wall_seconds seconds",
+    "percent": "skew efficiency share error accuracy precision recall f1 slowest_share throughput_ratio time_saved "
+    "of_best of_ceiling median_error largest_error",
+    "fine": "time_ratio time_ratio_first rate training_loss log_loss",
+    "ratio": "speedup",
+    "signed": "gap",
+    "size": "predicted_bytes",
+    "traffic": "size_bytes largest_error_bytes",
+}
+"""Form, a key of wording.FORMS -> fields that are numbers. A field that is not here is a text."""
+_HEADINGS = {
+    "applied_steps": "after step",
+    "calls_per_step": "calls",
+    "count": "elements",
+    "f1": "F1",
+    "from_step": "after step",
+    "global_batch_size": "global batch",
+    "largest_error_bytes": "at",
+    "log_loss": "validation loss",
+    "measured_step_time_ms": "measured step ms",
+    "predicted_bytes": "predicted",
+    "rate": "samples/s",
+    "seconds": "time s",
+    "size_bytes": "size",
+    "slowest_share": "slowest in",
+    "speedup": "speed-up",
+    "step_ms": "in a step ms",
+    "step_time_ms_a": "old ms",
+    "step_time_ms_b": "new ms",
+    "support": "texts",
+    "synthetic_samples_per_second": "synthetic samples/s",
+    "throughput_ratio": "input / training",
+    "time_ms": "one call ms",
+    "time_ratio": "new/old time",
+    "time_ratio_first": "new/first time",
+    "training_samples_per_second": "training samples/s",
+    "wall_seconds": "seconds",
+    "work_ms": "own work ms",
+}
+"""Field -> heading, where it is not the name with its unit."""
+_NUMBERS = {
     **{column.name: (column.label, column.form) for column in SPEEDRUN if column.label and column.type is not str},
     **{name: (column.label, column.form) for name, column in RESULT.items() if column.label and column.type is not str},
-    # Trials beside each other.
-    "rank": ("rank", "count"),
-    "ranks": ("ranks", "count"),
-    "rounds": ("rounds", "count"),
-    "work_ms": ("own work ms", "number"),
-    "skew": ("skew", "percent"),
-    "slowest_share": ("slowest in", "percent"),
-    "global_batch_size": ("global batch", "count"),
-    "speedup": ("speed-up", "ratio"),
-    "efficiency": ("efficiency", "percent"),
-    "training_samples_per_second": ("training samples/s", "number"),
-    "throughput_ratio": ("input / training", "ratio"),
-    "synthetic_samples_per_second": ("synthetic samples/s", "number"),
-    "gap": ("gap", "signed"),
-    "days": ("days", "number"),
-    "cost": ("cost", "number"),
-    "step_time_ms_a": ("old ms", "number"),
-    "step_time_ms_b": ("new ms", "number"),
-    "time_ratio": ("new/old time", "fine"),
-    "time_saved": ("time saved", "percent"),
-    "time_ratio_first": ("new/first time", "fine"),
-    "rate": ("samples/s", "fine"),
-    "of_best": ("of best", "percent"),
-    "trials": ("trials", "count"),
-    "predicted_bytes": ("predicted", "size"),
-    # A step taken apart, and the ranges of a step.
-    "calls_per_step": ("calls", "count"),
-    "time_ms": ("one call ms", "number"),
-    "step_ms": ("in a step ms", "number"),
-    "floor_ms": ("floor ms", "number"),
-    "of_ceiling": ("of ceiling", "percent"),
-    "start_ms": ("start ms", "number"),
-    "ms": ("ms", "number"),
-    "share": ("share", "percent"),
-    # Collectives and projections.
-    "size_bytes": ("size", "traffic"),
-    "count": ("elements", "count"),
-    "time_us": ("time µs", "number"),
-    "algbw_gb_s": ("algbw GB/s", "number"),
-    "busbw_gb_s": ("busbw GB/s", "number"),
-    "wrong": ("wrong", "count"),
-    "sizes": ("sizes", "count"),
-    "alpha_us": ("alpha µs", "number"),
-    "bandwidth_gb_s": ("bandwidth GB/s", "number"),
-    "median_error": ("median error", "percent"),
-    "largest_error": ("largest error", "percent"),
-    "largest_error_bytes": ("at", "traffic"),
-    "measured_step_time_ms": ("measured step ms", "number"),
-    "error": ("error", "percent"),
-    "all_reduce_ms": ("all-reduce ms", "number"),
-    "exposed_ms": ("exposed ms", "number"),
-    # Trainings and classifications.
-    "attempt": ("attempt", "count"),
-    "from_step": ("after step", "count"),
-    "applied_steps": ("after step", "count"),
-    "wall_seconds": ("seconds", "number"),
-    "seconds": ("time s", "number"),
-    "epoch": ("epoch", "number"),
-    "training_loss": ("training loss", "fine"),
-    "log_loss": ("validation loss", "fine"),
-    "accuracy": ("accuracy", "percent"),
-    "precision": ("precision", "percent"),
-    "recall": ("recall", "percent"),
-    "f1": ("F1", "percent"),
-    "support": ("texts", "count"),
-    "predicted": ("predicted", "count"),
-    "texts": ("texts", "count"),
+    **{name: (_HEADINGS.get(name, heading(name)), form) for form, names in _FORMS.items() for name in names.split()},
 }
-"""Field -> heading and form, a key of wording.FORMS. A field that is not here is a text under its own name."""
-
 _COMPUTED: dict[str, tuple[Callable[[Row], str], str]] = {
     "implementation": (wording.implementation, ""),
     "implementation, input": (wording.implementation_or_input, ""),
@@ -111,21 +87,15 @@ def _column(name: str, headings: dict[str, str]) -> Column:
         return spread(name[:-1], FORMS[form if form in ("percent", "signed", "number") else "fine"])
     if name in _COMPUTED:
         text, field = _COMPUTED[name]
-        heading = headings.get(name, name.partition(",")[0])
-        return computed(heading, text, _value(field) if field else None)
+        return computed(headings.get(name, name.partition(",")[0]), text, (lambda row: row[field]) if field else None)
     if name in _NUMBERS:
         label, form = _NUMBERS[name]
         return measured(headings.get(name, label), name, form)
     return plain(headings.get(name, name.replace("_", " ")), name)
 
 
-def _value(field: str) -> Callable[[Row], Any]:
-    return lambda row: row[field]
-
-
 def without_constant(shown: Sequence[Column], rows: Sequence[Row]) -> list[Column]:
     """Leave columns of model and data out where all rows have the same, that of strategies where none competes."""
     same = {name for name in ("model", "data") if len({_COMPUTED[name][0](row) for row in rows}) == 1}
-    if not wording.names_strategies(rows):
-        same.add("strategy")
+    same |= set() if wording.names_strategies(rows) else {"strategy"}
     return [column for column in shown if column.label not in same]

@@ -12,8 +12,7 @@ from analysis.metrics.cautions import Caution, quotable
 from analysis.metrics.comparison.regression import Comparison
 from analysis.metrics.pretraining_cost import PHASES
 from analysis.render.columns import columns, without_constant
-from analysis.render.finding_tables import advice_lines
-from analysis.render.tables import Block, Column, Table, computed, measured, plain
+from analysis.render.tables import Block, Column, Table, advice_lines, computed, measured, plain
 from analysis.wording import Row
 
 NOT_MEASURED = ("profile", "probe", "comm", "components")

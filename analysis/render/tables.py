@@ -16,6 +16,9 @@ from records.schema import RESULT
 if TYPE_CHECKING:
     import pandas as pd
 
+    from analysis.diagnose.advice import Advice
+    from analysis.diagnose.finding import Finding
+
 Form = str | Callable[[Any], str]
 """A key of wording.FORMS, or a function from a value to its text."""
 
@@ -56,16 +59,13 @@ class Table:
     title: str = ""
     csv: str = ""
     """CSV file with its rows, relative to the folder of a page; "" where the page writes one (`csv_rows`)."""
+    brief: bool = False
+    """Whether a terminal shows each row in one line, with shortened texts."""
 
     @property
     def headings(self) -> list[str]:
         """Headings of the columns."""
         return [column.label for column in self.columns]
-
-    @property
-    def numeric(self) -> list[bool]:
-        """Whether each column has numbers, which stand to the right."""
-        return [column.value is not None for column in self.columns]
 
     def texts(self) -> list[list[str]]:
         """Return the texts of the cells by row."""
@@ -73,16 +73,13 @@ class Table:
 
     def csv_rows(self) -> list[dict[str, Any]]:
         """Return a row of a CSV file for each row: fields in full precision, computed texts as they are shown."""
-        return [self._csv_row(row) for row in self.rows]
-
-    def _csv_row(self, row: Row) -> dict[str, Any]:
-        values: dict[str, Any] = {}
-        for column in self.columns:
-            if column.fields:
-                values |= {name: row.get(name) for name in column.fields}
-            else:
-                values[column.label or "mark"] = column.text(row).replace(UNKNOWN, "")
-        return values
+        computed = {column.label or "mark": column for column in self.columns if not column.fields}
+        names = {name: None for column in self.columns for name in column.fields or (column.label or "mark",)}
+        return [
+            {name: computed[name].text(row).replace(UNKNOWN, "") if name in computed else row.get(name)
+             for name in names}
+            for row in self.rows
+        ]  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,8 +103,7 @@ Block = Table | Facts | Plain | str
 
 def plain(label: str, name: str = "") -> Column:
     """Return a column of text; None and "" are a dash, 0 is not."""
-    name = name or label
-    return Column(label, (name,), lambda row: FORMS["text"](row.get(name)))
+    return Column(label, (name or label,), lambda row: wording.text(row.get(name or label)))
 
 
 def computed(label: str, text: Callable[[Row], str], value: Callable[[Row], Any] | None = None) -> Column:
@@ -161,44 +157,51 @@ def of_frame(name: str, frame: "pd.DataFrame", title: str = "", csv: str = "") -
     from analysis.diagnose.finding import plain_rows
 
     rows = plain_rows(frame)
-    return Table(
-        name, [_of_values(str(one), [row[str(one)] for row in rows]) for one in frame.columns], rows, title, csv
-    )
+    columns = [_of_values(str(one), [row[str(one)] for row in rows]) for one in frame.columns]
+    return Table(name, columns, rows, title, csv)
+
+
+def heading(name: str) -> str:
+    """Return the name of a field in words, its unit as people write it."""
+    ending = next((ending for ending in _UNITS if name.endswith(ending)), "")
+    return f"{name.removesuffix(ending)} {_UNITS.get(ending, '')}".replace("_", " ").strip()
 
 
 def _of_values(name: str, values: Sequence[Any]) -> Column:
     known = [value for value in values if value is not None]
-    ending = next((ending for ending in _UNITS if name.endswith(ending)), "")
-    label = f"{name.removesuffix(ending)} {_UNITS.get(ending, '')}".replace("_", " ").strip()
     if known and all(isinstance(value, int | float) and not isinstance(value, bool) for value in known):
-        return measured(label, name, _form(name, known))
+        whole = all(isinstance(value, int) for value in known)
+        named = {"traffic": r"(^|_)bytes$", "flops": "_flops$", "percent": f"utilization|({'|'.join(_SHARES)})$"}
+        form = next((form for form, pattern in named.items() if re.search(pattern, name)), "")
+        return measured(heading(name), name, form or ("count" if whole else "number"))
+    longest = _LONGEST_NAME if name in ("name", "message") else None
 
-    def text(row: Row) -> str:
+    def whole_text(row: Row) -> str:
         value = row.get(name)
         if isinstance(value, bool):
             return "yes" if value else ""
-        shown = ", ".join(map(str, value)) if isinstance(value, list) else FORMS["text"](value)
-        long = name in ("name", "message") and len(shown) > _LONGEST_NAME
-        return f"{shown[: _LONGEST_NAME - 3]}..." if long else shown
+        return ", ".join(map(str, value)) if isinstance(value, list) else wording.text(value)
 
-    return Column(label, (name,), text, note=lambda row: str(row.get(name)) if text(row).endswith("...") else "")
+    return Column(heading(name), (name,), lambda row: wording.shortened(whole_text(row), longest), note=whole_text)
 
 
-def _form(name: str, known: Sequence[Any]) -> str:
-    if name.endswith(_SHARES) or "utilization" in name:
-        return "percent"
-    if re.search(r"(^|_)bytes$", name):
-        return "traffic"
-    if name.endswith("_flops"):
-        return "flops"
-    return "count" if all(isinstance(value, int) for value in known) else "number"
+def finding_blocks(findings: "Sequence[Finding]") -> list[Block]:
+    """Return each finding as its whole table and its sentence; those without rows as title and sentence."""
+    blocks: list[Block] = []
+    for one in findings:
+        blocks.append(of_frame(one.name, one.table, one.title) if len(one.table) else Plain(one.title))
+        blocks += [one.sentence] if one.sentence else []
+    return blocks
+
+
+def advice_lines(advice: "Sequence[Advice]") -> list[str]:
+    """Return one line per piece of advice, the first one marked."""
+    return [f"{'then' if number else 'do this first'}: {one.text}" for number, one in enumerate(advice)]
 
 
 def sort_key(column: Column, row: Row) -> float | str:
     """Return what a row is sorted by in a column; unknown numbers come first."""
-    if column.value is None:
-        return column.text(row)
-    value = column.value(row)
+    value = column.text(row) if column.value is None else column.value(row)
     return float(value) if is_known(value) else value if isinstance(value, str) else -math.inf
 
 

@@ -15,8 +15,7 @@ from analysis.diagnose.advice import ranked
 from analysis.diagnose.finding import Finding, distinct, file_stem
 from analysis.metrics.kernels.core_utilization import FOUR, CoreUse, core_use, rows
 from analysis.metrics.kernels.ncu_metrics import metrics_of
-from analysis.render.finding_tables import finding_blocks
-from analysis.render.tables import Plain
+from analysis.render.tables import Plain, finding_blocks, of_frame
 from bench.cli.options import Tables
 from bench.cli.result import REST, Result, document, findings_result, markdown_into, on_screen, tables_into
 from bench.profilers import ncu_metrics
@@ -158,7 +157,7 @@ def _screen(counters: KernelCounters, window_ns: float | None) -> "Screen":
     table = table.rename(columns={name: f"{name.partition('_')[0]}_percent" for name in pipes})
     advice = ranked(one for finding in core_findings.findings(counters, window_ns) for one in finding.advice)
     title = "Utilization of the pipes by kernel"
-    details = dataclasses.replace(kernels, table=table, title=title) if len(table) else None
+    details = of_frame(kernels.name, table, title) if len(table) else None
     return Screen(advice=advice, details=details, rest=REST)
 
 

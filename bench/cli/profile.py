@@ -159,14 +159,12 @@ def _by_batch(summaries: Sequence["ProfileSummary"]) -> "list[Table]":
     """Return the table that all profiles are for: utilization by batch size and rank."""
     import pandas as pd
 
-    from analysis.diagnose.finding import Finding
-    from analysis.render.finding_tables import table_of
+    from analysis.render.tables import of_frame
 
     rows = [row for summary in summaries for row in (summary.core or summary.compute)]
     wanted = ["micro_batch_size", "world_size", "rank", *_UTILIZATION, "step_time_ms", "step_time_ratio", "reason"]
     frame = pd.DataFrame(rows).reindex(columns=wanted).replace("", None).dropna(axis="columns", how="all")
-    table = table_of(Finding("utilization_by_batch", "", frame))
-    return [dataclasses.replace(table, title="Utilization by batch size")] if rows else []
+    return [of_frame("utilization_by_batch", frame, "Utilization by batch size")] if rows else []
 
 
 def _winner(options: ProfileOptions, devices: Devices) -> Trial:

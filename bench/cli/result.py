@@ -117,8 +117,8 @@ def findings_result(
         code: exit code.
         about: further fields of the document.
     """
-    from analysis.render.finding_tables import advice_lines, finding_blocks
     from analysis.render.screen import screen_of
+    from analysis.render.tables import advice_lines, finding_blocks
 
     written, left, failure = tables_into(findings, options.csv)
     if advice is not None:
@@ -154,7 +154,7 @@ def markdown_into(path: Path | None, title: str, blocks: "Callable[[], Sequence[
     """Append blocks to the file of --markdown, below a heading; return why that failed."""
     if path is None:
         return None
-    from analysis.render.markdown import blocks_markdown
+    from analysis.render.terminal import blocks_markdown
 
     def write() -> Sequence[Path]:
         with storage_errors(path), path.open("a", encoding="utf-8") as file:

@@ -16,8 +16,6 @@ from support.refusals import refused
 
 from analysis.diagnose.finding import Finding, plain_rows
 from analysis.load import load_run
-from analysis.render.finding_tables import finding_blocks, table_of
-from analysis.render.markdown import blocks_markdown, escaped
 from analysis.render.page import Page, Section, Text, write_page
 from analysis.render.result_tables import results_blocks
 from analysis.render.tables import (
@@ -25,7 +23,9 @@ from analysis.render.tables import (
     Plain,
     Table,
     computed,
+    finding_blocks,
     measured,
+    of_frame,
     plain,
     sort_key,
     spread,
@@ -33,7 +33,7 @@ from analysis.render.tables import (
     write_csv,
     write_frame,
 )
-from analysis.render.terminal import block_texts
+from analysis.render.terminal import block_texts, blocks_markdown, escaped
 from analysis.wording import FORMS, UNKNOWN, batch, inert, interval
 from bench.cli.main import run
 from bench.cli.result import document, write_csvs
@@ -137,11 +137,11 @@ def finding(rows: int = 3) -> Finding:
 
 
 def test_headings_have_units_and_values_their_form() -> None:
-    table = table_of(finding())
+    table = of_frame("t", finding().table)
     assert table.headings == ["name", "calls", "total ms", "busbw GB/s", "share", "bytes"]
     assert table.texts()[0] == ["kernel 0", "1,000", "12.3", UNKNOWN, "25.0 %", "2.05 kB"]
     assert table.texts()[2][5] == UNKNOWN, "an unknown number is no 0"
-    assert table.numeric == [False, True, True, False, True, True]
+    assert [column.value is not None for column in table.columns] == [False, True, True, False, True, True]
 
 
 def test_json_has_full_precision_and_null_for_unknown() -> None:
