@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from analysis.counters import KernelCounters, Summary, rules_file
-from analysis.readers.registry import SUPPORTED, Reader, find_reader, read_head
+from analysis.readers.registry import SUPPORTED, find_reader, read_all, read_head
 from analysis.timeline import Timeline
 from common.errors import Code, InputError, MissingToolError, SchemaError, content_code
 from common.redact import redact_text
@@ -254,8 +254,8 @@ def _unpacked(path: Path, scratch: Path, problems: list[str]) -> list[Path]:
     return _once(sorted(_walked(scratch)))
 
 
-def _recognised(files: Iterable[Path], problems: list[str], single: bool) -> dict[str, tuple[Reader, list[Path]]]:
-    found: dict[str, tuple[Reader, list[Path]]] = {}
+def _recognised(files: Iterable[Path], problems: list[str], single: bool) -> dict[str, list[Path]]:
+    found: dict[str, list[Path]] = {}
     unknown: list[str] = []
     for file in files:
         try:
@@ -266,7 +266,7 @@ def _recognised(files: Iterable[Path], problems: list[str], single: bool) -> dic
             problems.append(str(error))
             continue
         if reader is not None:
-            found.setdefault(reader.name, (reader, []))[1].append(file)
+            found.setdefault(reader, []).append(file)
         elif single:
             raise InputError("file-format", _not_readable(file))
         else:
@@ -291,8 +291,8 @@ def _read(paths: Sequence[Path], files: Sequence[Path], problems: list[str]) -> 
     timelines: list[Timeline] = []
     counters: list[tuple[Path, KernelCounters]] = []
     summaries: list[Summary] = []
-    for reader, places in by_reader.values():
-        for file, content in reader.read_all(places):
+    for reader, places in by_reader.items():
+        for file, content in read_all(reader, places):
             if isinstance(content, InputError | MissingToolError):
                 if single:
                     raise content

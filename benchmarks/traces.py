@@ -40,12 +40,12 @@ from pathlib import Path
 begun = time.perf_counter()
 from analysis.metrics.kernels.tables import kernel_times
 from analysis.metrics.time.temporal import temporal_breakdown
-from analysis.readers.kineto.reader import read_many
+from analysis.readers.registry import read_all
 
 def work(folders):
     ranks, kernels = {}, {}
     for folder in map(Path, folders):
-        for _, timeline in read_many(sorted(folder.glob("*.json.gz"))):
+        for _, timeline in read_all("kineto", sorted(folder.glob("*.json.gz"))):
             make_tables(timeline)
             key = f"{folder.name}/{timeline.rank}"
             found = temporal_breakdown(timeline, window="kernels")

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from analysis.readers.assembly import assembled
-from analysis.readers.columns import MISSING
-from analysis.readers.sqlite_database import Database
+from analysis.readers.sqlite_database import MISSING, Database
 from analysis.readers.steps import CAPTURE
 from analysis.timeline import Timeline
 

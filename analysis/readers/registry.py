@@ -1,7 +1,9 @@
 """The readers, and which of them a file is for: found out from its content, never from its name."""
 
 import importlib
+import os
 import re
+import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,7 +12,8 @@ from typing import Any
 from analysis.readers.packed import read_start
 from common.errors import BertbenchError, InputError, MissingToolError
 
-# In this order they are asked. A module holds `recognises(head)` and `read(path)`.
+# In this order they are asked. A module holds `recognises(head)` and `read(path)`, which returns a Timeline,
+# KernelCounters or Summary, or several of them; `read_contents(path)` where a file holds more than `read` returns.
 READERS: dict[str, str] = {
     "nsys": "analysis.readers.nsys.reader",
     "nvvp": "analysis.readers.nvvp",
@@ -47,6 +50,9 @@ _NOT_READ: tuple[tuple[re.Pattern[bytes], str], ...] = (
 )
 
 _HEAD_BYTES = 1 << 16
+PAYS_FROM_BYTES = 4 << 20
+"""Size of all files, packed ones counted _PACKED_RATIO times, from which more processes are faster."""
+_PACKED_RATIO = 15
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,39 +69,6 @@ class Head:
         return self.data.decode("utf-8", errors="replace")
 
 
-@dataclass(frozen=True, slots=True)
-class Reader:
-    """One kind of file."""
-
-    name: str
-    module: Any
-    """Its module: `recognises(head) -> bool`, `read(path)` -> Timeline, KernelCounters or Summary, or a list of them. A
-    module that reads many files faster together has `read_many(paths)`, which yields what `read_all` yields."""
-
-    def read_all(self, paths: Sequence[Path]) -> Iterator[tuple[Path, Any]]:
-        """Yield (file, what is in it), several times for a file that holds several; where it fails, the error.
-
-        Errors are InputError, and MissingToolError where a tool must read the file and is not installed.
-        """
-        if hasattr(self.module, "read_many"):
-            yield from self.module.read_many(paths)
-            return
-        for path in paths:
-            try:
-                found = self.module.read(path)
-            except (InputError, MissingToolError) as error:
-                yield path, error
-                continue
-            except BertbenchError:
-                raise
-            except Exception as error:  # a file that no tool wrote like this
-                what = f"{path} cannot be read as a file of {self.name} ({type(error).__name__}: {error})"
-                yield path, InputError("file-damaged", f"{what}: copy it again, or record again")
-                continue
-            for item in found if isinstance(found, list | tuple) else [found]:
-                yield path, item
-
-
 def read_head(path: Path) -> Head:
     """Return what a file begins with. Raises InputError when it cannot be read, is empty or a Git LFS pointer."""
     data = read_start(path, _HEAD_BYTES)
@@ -104,16 +77,52 @@ def read_head(path: Path) -> Head:
     return Head(path, data)
 
 
-def find_reader(head: Head) -> Reader | None:
-    """Return the reader that a file is for; None where it is none that is known.
+def find_reader(head: Head) -> str | None:
+    """Return the name in READERS of the reader that a file is for; None where it is none that is known.
 
     Raises InputError for a known format that is not read.
     """
     for begin, what in _NOT_READ:
         if begin.match(head.data):
             raise InputError("file-format", f"{head.path} {what}")
-    for name, target in READERS.items():
-        module = importlib.import_module(target)
-        if module.recognises(head):
-            return Reader(name, module)
-    return None
+    return next((name for name, module in READERS.items() if importlib.import_module(module).recognises(head)), None)
+
+
+def read_all(name: str, paths: Sequence[Path]) -> Iterator[tuple[Path, Any]]:
+    """Yield (file, what is in it) in the order given, several times for a file that holds several; where it fails, the
+    error: InputError, or MissingToolError where a tool must read the file and is not installed.
+
+    Traces of PyTorch are read in processes beside this one where that pays: forked, so that no other thread may hold a
+    lock.
+    """
+    sizes = (path.stat().st_size * (_PACKED_RATIO if path.suffix == ".gz" else 1) for path in paths if path.exists())
+    workers = min(len(paths), len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1)
+    if name != "kineto" or workers < 2 or threading.active_count() > 1 or sum(sizes) < PAYS_FROM_BYTES:
+        for path in paths:
+            yield from ((path, content) for content in _contents(name, path))
+        return
+    import multiprocessing  # 40 ms, which one small trace does not need
+    from concurrent.futures import ProcessPoolExecutor
+    from concurrent.futures.process import BrokenProcessPool
+
+    with ProcessPoolExecutor(workers, multiprocessing.get_context("fork")) as pool:
+        for path, future in [(path, pool.submit(_contents, name, path)) for path in paths]:
+            try:
+                contents = future.result()
+            except BrokenProcessPool:  # a process died, for want of memory: its file is left to this one
+                contents = _contents(name, path)
+            yield from ((path, content) for content in contents)
+
+
+def _contents(name: str, path: Path) -> list[Any]:
+    try:
+        module = importlib.import_module(READERS[name])
+        content = getattr(module, "read_contents", module.read)(path)
+        return [*content] if isinstance(content, list | tuple) else [content]
+    except (InputError, MissingToolError) as error:
+        return [error]
+    except BertbenchError:
+        raise
+    except Exception as error:  # a file that no tool wrote like this
+        what = f"{path} cannot be read as a file of {name} ({type(error).__name__}: {error})"
+        return [InputError("file-damaged", f"{what}: copy it again, or record again")]

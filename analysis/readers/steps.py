@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from analysis.readers.columns import Integers
+from analysis.spans import Integers
 from analysis.timeline import Mask, empty
 
 if TYPE_CHECKING:

@@ -1,25 +1,24 @@
 """The events of a Kineto trace: the whole file is decoded at once by one schema; times are exact to the nanosecond."""
 
-import gc
 import re
 from array import array
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from decimal import Decimal, InvalidOperation
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 import numpy as np
 from msgspec import Raw
 
-from analysis.readers.columns import MISSING, Integers
 from analysis.readers.packed import damage_code, unpacked_blocks
+from analysis.spans import Integers
 from common.errors import InputError
 from common.memory import available_bytes
 
-Scalar = int | float | str | None
+MISSING = -(2**63)
+"""In columns of integers: the file does not say, or what it says is no whole number of 64 bits."""
 MEMORY_SHARE = 5
 """The unpacked file may take one part in so many of the free memory; events and tables take the rest."""
 # Below it float64 is spaced by at most 2^-10 us: what has three decimals gives the exact nanosecond.
@@ -30,7 +29,45 @@ _NO_VALUE = re.compile(
 )
 _BLANKED = bytes.maketrans(bytes(range(32)), b" " * 32)
 _DEEPEST = 4
-_NONE, _NULL = Raw(b"{}"), Raw(b"null")
+_NULL = Raw(b"null")
+
+
+def _named(name: str, default: Any = None) -> Any:
+    return msgspec.field(name=name, default=default)
+
+
+class Arguments(msgspec.Struct, gc=False, frozen=True):
+    """What an event says of a call, of work on a GPU, of an operator and of communication, in this order."""
+
+    correlation: Any = -1
+    device: Any = MISSING
+    stream: Any = MISSING
+    bytes: Any = 0
+    grid: Any = (0, 0, 0)
+    block: Any = (0, 0, 0)
+    blocks_per_sm: Any = _named("blocks per SM")
+    sequence: Any = _named("Sequence number", -1)
+    forward_thread: Any = _named("Fwd thread id", -1)
+    dimensions: Raw = _named("Input Dims", _NULL)
+    types: Raw = _named("Input type", _NULL)
+    inputs: Raw = _named("Concrete Inputs", _NULL)
+    external_id: Any = _named("External id")
+    operation: Any = _named("Collective name")
+    elements_in: Any = _named("In msg nelems")
+    elements_out: Any = _named("Out msg nelems")
+    dtype: Any = None
+    group: Any = _named("Process Group Name")
+    group_size: Any = _named("Group size")
+    description: Any = _named("Process Group Description")
+    ranks: Any = _named("Process Group Ranks")
+    first_rank: Any = _named("Global rank start")
+    rank_stride: Any = _named("Global rank stride")
+    seq: Any = _named("Seq")
+
+    def detached(self) -> "Arguments":
+        """Return a copy that does not hold the whole file in memory."""
+        raw = {name: getattr(self, name).copy() for name in ("dimensions", "types", "inputs")}
+        return msgspec.structs.replace(self, **raw)
 
 
 class Event(msgspec.Struct, gc=False):
@@ -39,98 +76,26 @@ class Event(msgspec.Struct, gc=False):
     ph: str = ""
     cat: str = ""
     name: str = ""
-    pid: Scalar = None
-    tid: Scalar = None
-    ts: Scalar = None
-    dur: Scalar = None
-    args: Raw = _NONE
+    pid: Any = None
+    tid: Any = None
+    ts: Any = None
+    dur: Any = None
+    args: Arguments = Arguments()
 
 
-class ExactEvent(Event, gc=False):
-    """The same with its times as they are written: float64 rounds some."""
+class CounterEvent(Event, gc=False):
+    """An event whose arguments are the values of counters by their names."""
 
-    ts: Raw = _NULL  # type: ignore[assignment]
-    dur: Raw = _NULL  # type: ignore[assignment]
-
-
-_ABOUT = ("schemaVersion", "deviceProperties", "distributedInfo", "baseTimeNanoseconds", "bertbench")
+    args: Any = None
 
 
-def _decoder(event: type[Event]) -> Any:
-    fields: list[Any] = [("traceEvents", list[event]), *((name, Any, None) for name in _ABOUT)]  # type: ignore[valid-type]
-    return msgspec.json.Decoder(msgspec.defstruct("Document", fields))
+def _decoder(event: type[Event], **options: Any) -> Any:
+    about = ("schemaVersion", "deviceProperties", "distributedInfo", "baseTimeNanoseconds", "bertbench")
+    fields: list[Any] = [("traceEvents", list[event]), *((name, Any, None) for name in about)]  # type: ignore[valid-type]
+    return msgspec.json.Decoder(msgspec.defstruct("Document", fields), **options)
 
 
-_QUICK, _EXACT = _decoder(Event), _decoder(ExactEvent)
-
-
-def _named(name: str, default: Any = None) -> Any:
-    return msgspec.field(name=name, default=default)
-
-
-class CallArguments(msgspec.Struct, gc=False):
-    """Of a call of the CUDA runtime or driver."""
-
-    correlation: Scalar = -1
-
-
-class KernelArguments(msgspec.Struct, gc=False):
-    """Of work on a GPU."""
-
-    correlation: Scalar = -1
-    device: Scalar = MISSING
-    stream: Scalar = MISSING
-    bytes: Scalar = 0
-    grid: tuple[int, int, int] = (0, 0, 0)
-    block: tuple[int, int, int] = (0, 0, 0)
-    blocks_per_sm: Scalar = _named("blocks per SM")
-
-
-class OperatorArguments(msgspec.Struct, gc=False):
-    """Of an operator."""
-
-    sequence: Scalar = _named("Sequence number", -1)
-    forward_thread: Scalar = _named("Fwd thread id", -1)
-
-
-class InputArguments(msgspec.Struct, gc=False):
-    """Of an operator whose inputs count."""
-
-    dimensions: Raw = _named("Input Dims", _NULL)
-    types: Raw = _named("Input type", _NULL)
-    inputs: Raw = _named("Concrete Inputs", _NULL)
-
-
-class CommunicationArguments(InputArguments, gc=False):
-    """Of a communication kernel, or of the host's call of a collective."""
-
-    external_id: Scalar = _named("External id")
-    operation: Scalar = _named("Collective name")
-    elements_in: Scalar = _named("In msg nelems")
-    elements_out: Scalar = _named("Out msg nelems")
-    dtype: Scalar = None
-    group: Scalar = _named("Process Group Name")
-    group_size: Scalar = _named("Group size")
-    description: Scalar = _named("Process Group Description")
-    ranks: Any = _named("Process Group Ranks")
-    first_rank: Scalar = _named("Global rank start")
-    rank_stride: Scalar = _named("Global rank stride")
-    seq: Scalar = _named("Seq")
-
-
-A = TypeVar("A")
-
-
-def arguments(events: Sequence[Event], kind: type[A], *, detached: bool = False) -> list[A]:
-    """Return the arguments of each event; what is missing has its default.
-
-    Args:
-        events: the events.
-        kind: one of the structs above.
-        detached: raw parts do not hold the whole file in memory.
-    """
-    decode = msgspec.json.Decoder(kind).decode
-    return [decode(bytes(event.args) if detached else event.args) for event in events]
+_QUICK = _decoder(Event)
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,15 +103,20 @@ class Content:
     """What a file holds."""
 
     about: Any
-    """Its fields as attributes: traceEvents, and those of _ABOUT."""
+    """Its fields as attributes: traceEvents, and those of the document."""
     data: bytes
     """Its JSON."""
     truncated: bool
     """Whether its end is missing."""
 
-    def exact_events(self) -> list[Any]:
-        """Return the events with their times as they are written."""
-        return list(_EXACT.decode(self.data).traceEvents)
+    def exact_events(self) -> list[Event]:
+        """Return the events with their times as they are written: float64 rounds some."""
+        return list(_decoder(Event, float_hook=Decimal).decode(self.data).traceEvents)
+
+    def counter_events(self, category: str) -> list[CounterEvent]:
+        """Return the events of a category in order of time."""
+        events = (event for event in _decoder(CounterEvent).decode(self.data).traceEvents if event.cat == category)
+        return sorted(events, key=lambda event: float(event.ts or 0))
 
 
 def load(path: Path) -> Content:
@@ -204,18 +174,6 @@ def _decoded(data: bytes) -> Content:
         raise
 
 
-@contextmanager
-def no_collection() -> Iterator[None]:
-    """Events hold no cycles: looking for some costs as much as the decoding."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
-
-
 def _sanitized(data: bytes) -> bytes:
     """Return JSON without what PyTorch writes that is none: control characters, bytes that are no UTF-8, no values."""
     clean = _NO_VALUE.sub(rb"\1\2null", data.translate(_BLANKED))
@@ -223,32 +181,28 @@ def _sanitized(data: bytes) -> bytes:
 
 
 class InexactTimesError(ValueError):
-    """Times cannot be told to the nanosecond from float64, or are no numbers: ExactEvent is needed."""
+    """Times cannot be told to the nanosecond from float64, or are no numbers: `Content.exact_events` are needed."""
 
 
 def nanoseconds(values: Sequence[Any]) -> Integers:
     """Return times in microseconds as nanoseconds, MISSING for what is no time. Raises InexactTimesError."""
-    if values and isinstance(values[0], Raw):
-        return np.array([_digits_ns(bytes(value).decode().strip('"')) for value in values], dtype=np.int64)
     try:
         return np.frombuffer(array("q", values), dtype=np.int64) * 1000 if values else np.empty(0, dtype=np.int64)
     except (TypeError, OverflowError):
         pass
-    try:
-        numbers = np.fromiter(values, dtype=np.float64, count=len(values))
-    except (TypeError, ValueError):
-        raise InexactTimesError from None
-    if not (np.abs(numbers) < _EXACT_BELOW_US).all():
-        raise InexactTimesError
-    return np.rint(numbers * 1000.0).astype(np.int64)
+    if float not in (kinds := set(map(type, values))):
+        return np.array([_digits_ns(value) for value in values], dtype=np.int64)
+    if kinds <= {float, int} and (np.abs(numbers := np.array(values, dtype=np.float64)) < _EXACT_BELOW_US).all():
+        return np.rint(numbers * 1000.0).astype(np.int64)
+    raise InexactTimesError
 
 
-def _digits_ns(digits: str) -> int:
+def _digits_ns(digits: Any) -> int:
     try:
-        found = int((Decimal(digits) * 1000).to_integral_value())
-    except (InvalidOperation, ValueError, OverflowError):
+        time_ns = int((Decimal(digits) * 1000).to_integral_value())
+    except (InvalidOperation, ValueError, OverflowError, TypeError):
         return MISSING
-    return found if abs(found) < 2**61 else MISSING
+    return time_ns if abs(time_ns) < 2**61 else MISSING
 
 
 def whole_numbers(values: Sequence[Any], missing: int) -> Integers:

@@ -5,8 +5,8 @@ of CUDA's.
 """
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from functools import cached_property, lru_cache
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from functools import lru_cache
 from itertools import chain, compress
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
@@ -15,79 +15,78 @@ import numpy as np
 import numpy.typing as npt
 
 from analysis.names import PRECISIONS, family, has_roofline, is_gpu_library, kernel_collective, precision
-from analysis.readers.columns import MISSING, Codes, Integers, categories
 from analysis.readers.kineto.collectives import HostCall, collectives, is_host_call
-from analysis.readers.kineto.events import (
-    CallArguments,
-    CommunicationArguments,
-    Event,
-    InputArguments,
-    KernelArguments,
-    OperatorArguments,
-    arguments,
-    nanoseconds,
-    whole,
-    whole_numbers,
-)
+from analysis.readers.kineto.events import MISSING, Event, nanoseconds, whole_numbers
 from analysis.readers.steps import empty_steps, launch_moments, left_out, marked_steps
-from analysis.spans import nesting
+from analysis.spans import Integers, nesting
 from analysis.timeline import EVALUATES, HOST_NS, MODULE, GpuWork, ProcessGroup, clip_overlaps, where
 
 if TYPE_CHECKING:
     import pandas as pd
 
-OPERATOR, RANGE, CALL, HOST, WORK = "operator", "range", "call", "host", "work"
-COUNTED, SAMPLE, NO_TABLE = "counted", "sample", "none"
+COUNTED, SAMPLED = "cuda_profiler_range", "hardware_counters"
+"""Categories of counters of a kernel, and of hardware counters that CUPTI sampled."""
+_OPERATOR, _RANGE, _CALL, _HOST, _WORK, _NO_TABLE = "operators", "ranges", "api", "host", "kernels", "none"
 _KINDS = ("kernel", "memcpy", "memset")
 _KIND = {"kernel": 0, "Kernel": 0, "gpu_memcpy": 1, "Memcpy": 1, "gpu_memset": 2, "Memset": 2}
 # Of 2021 (capitals) and of later versions. The last ones are no work: arrows, what work belongs to, or says again.
 _TABLES = {
-    **dict.fromkeys(("cpu_op", "Operator", "operator"), OPERATOR),
-    "user_annotation": RANGE,
-    **dict.fromkeys(("cuda_runtime", "hip_runtime", "xpu_runtime", "Runtime", "runtime"), CALL),
-    **dict.fromkeys(("cuda_driver", "hip_driver", "xpu_driver", "driver"), CALL),
-    **dict.fromkeys(_KIND, WORK),
-    **dict.fromkeys(("python_function", "overhead"), HOST),
-    "cuda_profiler_range": COUNTED,
-    "hardware_counters": SAMPLE,
-    **dict.fromkeys(("", "Trace", "cpu_instant_event", "external_correlation", "bertbench"), NO_TABLE),
-    **dict.fromkeys(("ac2g", "async_cpu_to_gpu", "async_gpu", "fwdbwd", "forward_backward"), NO_TABLE),
-    **dict.fromkeys(("gpu_user_annotation", "cuda_sync", "cuda_event", "xpu_sync", "collective_comm"), NO_TABLE),
+    **dict.fromkeys(("cpu_op", "Operator", "operator"), _OPERATOR),
+    "user_annotation": _RANGE,
+    **dict.fromkeys(("cuda_runtime", "hip_runtime", "xpu_runtime", "Runtime", "runtime"), _CALL),
+    **dict.fromkeys(("cuda_driver", "hip_driver", "xpu_driver", "driver"), _CALL),
+    **dict.fromkeys(_KIND, _WORK),
+    **dict.fromkeys(("python_function", "overhead"), _HOST),
+    COUNTED: COUNTED,
+    SAMPLED: SAMPLED,
+    **dict.fromkeys(("", "Trace", "cpu_instant_event", "external_correlation", "bertbench"), _NO_TABLE),
+    **dict.fromkeys(("ac2g", "async_cpu_to_gpu", "async_gpu", "fwdbwd", "forward_backward"), _NO_TABLE),
+    **dict.fromkeys(("gpu_user_annotation", "cuda_sync", "cuda_event", "xpu_sync", "collective_comm"), _NO_TABLE),
 }
 _TIMED = ("X", "C")
 """Phases of events with a duration and of values of counters."""
 _LOADS = re.compile("lazy function loading|module loading", re.IGNORECASE)
 _LAUNCH = re.compile("LaunchKernel|KernelLaunch|GraphLaunch")
-_THREAD = attrgetter("pid", "tid")
-_START, _DURATION, _NAME = attrgetter("ts"), attrgetter("dur"), attrgetter("name")
+_THREAD, _START, _DURATION, _NAME = attrgetter("pid", "tid"), attrgetter("ts"), attrgetter("dur"), attrgetter("name")
 _Columns = dict[str, Any]
+
+
+class _Codes(dict[Any, int]):
+    """Numbers values as they come: codes[value]."""
+
+    def __missing__(self, value: Hashable) -> int:
+        code = len(self)
+        self[value] = code
+        return code
+
+    def of(self, values: Iterable[Any], count: int) -> npt.NDArray[np.int32]:
+        return np.fromiter(map(self.__getitem__, values), dtype=np.int32, count=count)
 
 
 class Tables:
     """The tables of one trace: numbers as arrays, texts as codes, until a table is asked for."""
 
-    def __init__(self, events: Iterable[Any], base_ns: int) -> None:
+    def __init__(self, events: Iterable[Event], base_ns: int) -> None:
         """Take the events of a trace, and what is added to their times. Raises InexactTimesError."""
-        lists: dict[str, list[Any]] = {table: [] for table in _TABLES.values()}
+        lists: dict[str, list[Event]] = {table: [] for table in _TABLES.values()}
         by_category = {category: lists[table] for category, table in _TABLES.items()}
         for event in events:  # those of one table in the order of the file
             by_category.setdefault(event.cat if event.ph in _TIMED else "", []).append(event)
         self._base_ns, self.timeless = base_ns, 0
-        self.unknown = {name: len(found) for name, found in by_category.items() if name not in _TABLES}
+        self.unknown = {name: len(rows) for name, rows in by_category.items() if name not in _TABLES}
         """Number of events by category that is not understood."""
-        self.counted, self.samples = lists[COUNTED], lists[SAMPLE]
-        """Events that hold counters of a kernel, and hardware counters that CUPTI sampled."""
+        self.counted, self.sampled = bool(lists[COUNTED]), bool(lists[SAMPLED])
         self._names: dict[str, list[str]] = {}
-        self._threads, self._inputs = Codes(), Codes({"": 0})
+        self._threads, self._inputs = _Codes(), _Codes({"": 0})
         self.host_calls: list[HostCall] = []
         self._columns = {
-            OPERATOR: self._operators(lists[OPERATOR]),
-            RANGE: self._ranges(lists[RANGE]),
-            CALL: self._calls(lists[CALL]),
-            HOST: self._host(lists[HOST]),
+            _OPERATOR: self._operators(lists[_OPERATOR]),
+            _RANGE: self._spans(_RANGE, lists[_RANGE])[1],
+            _CALL: self._calls(lists[_CALL]),
+            _HOST: self._host(lists[_HOST]),
         }
-        self.work, self.problems = self._work(lists[WORK])
-        self.is_empty = not any(found for table, found in lists.items() if table != NO_TABLE)
+        self.work, self.problems = self._work(lists[_WORK])
+        self.is_empty = not any(rows for table, rows in lists.items() if table != _NO_TABLE)
         self._steps, left_out_steps = self._whole_steps()
         self.problems += tuple(left_out_steps)
 
@@ -102,61 +101,46 @@ class Tables:
         return events, start, start + duration
 
     def _coded(self, table: str, names: Sequence[str]) -> npt.NDArray[np.int32]:
-        codes = Codes()
+        codes = _Codes()
         numbers = codes.of(names, len(names))
         self._names[table] = list(codes)
         return numbers
 
     def _spans(self, table: str, events: list[Event]) -> tuple[list[Event], _Columns]:
+        """Return the usable events of operators, ranges or calls with their columns; note the calls of collectives."""
         events, start, end = self._timed(events)
         threads = self._threads.of(map(_THREAD, events), len(events))
         name = self._coded(table, list(map(_NAME, events)))
+        for row in np.flatnonzero(where(name, self._names[table], is_host_call)).tolist() if table != _CALL else ():
+            event = events[row]
+            call = (event.name, _thread_name(_THREAD(event)), int(start[row]), int(end[row]), event.args.detached())
+            self.host_calls.append(call)
         return events, {"name": name, "thread": threads, "start": start, "end": end}
 
-    def _is_named(self, table: str, names: npt.NDArray[Any], wanted: Any) -> list[int]:
-        """Return the rows with a name that is wanted."""
-        return np.flatnonzero(where(names, self._names[table], wanted)).tolist()
-
-    def _note_host_calls(self, table: str, events: Sequence[Event], columns: _Columns) -> None:
-        rows = self._is_named(table, columns["name"], is_host_call)
-        spans = zip(columns["start"][rows].tolist(), columns["end"][rows].tolist(), strict=True)
-        calls = [events[row] for row in rows]
-        for event, span, args in zip(
-            calls, spans, arguments(calls, CommunicationArguments, detached=True), strict=True
-        ):
-            self.host_calls.append((event.name, _thread_name(_THREAD(event)), *span, args))
-
     def _operators(self, events: list[Event]) -> _Columns:
-        events, columns = self._spans(OPERATOR, events)
-        self._note_host_calls(OPERATOR, events, columns)
-        ties = arguments(events, OperatorArguments)
-        evaluates = where(columns["name"], self._names[OPERATOR], lambda name: name.startswith(EVALUATES))
-        sequence = whole_numbers([one.sequence for one in ties], -1)
-        thread = np.full(len(events), -1, dtype=np.int32)
-        for row in np.flatnonzero(evaluates & (sequence >= 0)).tolist():
-            thread[row] = whole(ties[row].forward_thread)
-        columns |= {"precision": np.zeros(len(events), dtype=np.int8), "sequence": sequence, "forward_thread": thread}
-        columns["inputs"] = np.zeros(len(events), dtype=np.int32)
-        rows = self._is_named(OPERATOR, columns["name"], lambda name: family(name) == "GEMM" or has_roofline(name))
-        for row, args in zip(rows, arguments([events[row] for row in rows], InputArguments), strict=True):
-            dimensions, types, inputs = bytes(args.dimensions), bytes(args.types), bytes(args.inputs)
-            name = events[row].name
-            if family(name) == "GEMM":
-                columns["precision"][row] = _precision_of(types)
-            if has_roofline(name) and b"null" not in (dimensions, types):
-                parts = (dimensions, types, b"[]" if inputs == b"null" else inputs)
-                columns["inputs"][row] = self._inputs[f"[{b','.join(parts).decode()}]"]
-        return columns
-
-    def _ranges(self, events: list[Event]) -> _Columns:
-        events, columns = self._spans(RANGE, events)
-        self._note_host_calls(RANGE, events, columns)
-        return columns
+        events, columns = self._spans(_OPERATOR, events)
+        names, count = self._names[_OPERATOR], len(events)
+        sequence = whole_numbers([event.args.sequence for event in events], -1)
+        thread, inputs = np.full(count, -1, dtype=np.int32), np.zeros(count, dtype=np.int32)
+        precisions = np.zeros(count, dtype=np.int8)
+        evaluates = where(columns["name"], names, lambda name: name.startswith(EVALUATES)) & (sequence >= 0)
+        rows = np.flatnonzero(evaluates)
+        thread[rows] = whole_numbers([events[row].args.forward_thread for row in rows.tolist()], -1)
+        with_inputs = where(columns["name"], names, lambda name: family(name) == "GEMM" or has_roofline(name))
+        for row in np.flatnonzero(with_inputs).tolist():
+            event = events[row]
+            parts = [bytes(part) for part in (event.args.dimensions, event.args.types, event.args.inputs)]
+            if family(event.name) == "GEMM":
+                precisions[row] = _precision_of(parts[1])
+            if has_roofline(event.name) and b"null" not in parts[:2]:
+                parts[2] = b"[]" if parts[2] == b"null" else parts[2]
+                inputs[row] = self._inputs[f"[{b','.join(parts).decode()}]"]
+        more = {"precision": precisions, "inputs": inputs, "sequence": sequence, "forward_thread": thread}
+        return columns | {column: values for column, values in more.items() if (values != _UNKNOWN[column]).any()}
 
     def _calls(self, events: list[Event]) -> _Columns:
-        events, columns = self._spans(CALL, events)
-        correlations = whole_numbers([one.correlation for one in arguments(events, CallArguments)], -1)
-        return {**columns, "correlation_id": correlations}
+        events, columns = self._spans(_CALL, events)
+        return {**columns, "correlation_id": whole_numbers([event.args.correlation for event in events], -1)}
 
     def _host(self, events: list[Event]) -> _Columns:
         events, start, end = self._timed(events)
@@ -168,7 +152,7 @@ class Tables:
             loads = of_profiler and _LOADS.search(event.name)
             names.append(f"profiler: {event.name}" if of_profiler and not loads else event.name)
             threads.append(None if of_profiler else _THREAD(event))
-        coded = {"name": self._coded(HOST, names), "thread": self._threads.of(threads, len(threads))}
+        coded = {"name": self._coded(_HOST, names), "thread": self._threads.of(threads, len(threads))}
         return {**coded, "start": start[chosen], "end": end[chosen]}
 
     def _work(self, events: list[Event]) -> tuple[GpuWork, tuple[str, ...]]:
@@ -176,19 +160,17 @@ class Tables:
         if (start[1:] < start[:-1]).any():
             order = np.argsort(start, kind="stable")
             events, start, end = [events[row] for row in order.tolist()], start[order], end[order]
-        args = arguments(events, KernelArguments)
+        args = [event.args for event in events]
         place = {}
-        for column, own in (("device", "pid"), ("stream", "tid")):
+        for column, field in (("device", "pid"), ("stream", "tid")):
             values = whole_numbers([getattr(one, column) for one in args], MISSING)
             if len(absent := np.flatnonzero(values == MISSING)):
-                values[absent] = whole_numbers([getattr(events[row], own) for row in absent.tolist()], -1)
+                values[absent] = whole_numbers([getattr(events[row], field) for row in absent.tolist()], -1)
             place[column] = values
-        name = self._coded(WORK, list(map(_NAME, events)))
-        kind = np.array([_KIND[event.cat] for event in events], dtype=np.int8)
-        communicating = where(name, self._names[WORK], lambda name: kernel_collective(name) is not None) & (kind == 0)
-        rows = np.flatnonzero(communicating).tolist()
-        calls = arguments([events[row] for row in rows], CommunicationArguments, detached=True)
-        self.kernel_calls = dict(zip(rows, calls, strict=True))
+        name, kind = self._coded(_WORK, list(map(_NAME, events))), np.array([_KIND[one.cat] for one in events], np.int8)
+        names = self._names[_WORK]
+        communicating = where(name, names, lambda name: kernel_collective(name) is not None) & (kind == 0)
+        self.kernel_calls = {row: args[row].detached() for row in np.flatnonzero(communicating).tolist()}
         """Arguments of communication kernels by their row."""
         more: dict[str, npt.NDArray[Any]] = {
             "correlation_id": whole_numbers([one.correlation for one in args], -1),
@@ -201,102 +183,92 @@ class Tables:
         per_sm = np.array([one.blocks_per_sm for one in args], dtype=np.float64)
         more |= {"blocks_per_sm": per_sm} if np.isfinite(per_sm).any() else {}
         end, problems = clip_overlaps(place["device"], place["stream"], start, end)
-        names = self._names[WORK]
         return GpuWork(names, name, _KINDS, kind, place["device"], place["stream"], start, end, more), problems
 
     def _whole_steps(self) -> tuple[Integers, list[str]]:
-        """Number, start and end of the marked steps, shape (n, 3), and notes on those left out."""
-        found = [np.empty((0, 3), dtype=np.int64)]
-        self._is_step = {}
-        for table in (OPERATOR, RANGE):
+        """Take the marked steps out of operators and ranges.
+
+        Returns:
+            their number, start and end, shape (n, 3), and notes on those left out.
+        """
+        marks = [np.empty((0, 3), dtype=np.int64)]
+        for table in (_OPERATOR, _RANGE):
             columns = self._columns[table]
             numbers = marked_steps(self._names[table])[columns["name"]]
-            self._is_step[table] = numbers >= 0
             rows = np.flatnonzero(numbers >= 0)
-            found.append(np.column_stack([numbers[rows], columns["start"][rows], columns["end"][rows]]))
-        steps = np.concatenate(found)
+            marks.append(np.column_stack([numbers[rows], columns["start"][rows], columns["end"][rows]]))
+            if len(rows):
+                self._columns[table] = {name: values[numbers < 0] for name, values in columns.items()}
+        steps = np.concatenate(marks)
         steps = steps[np.argsort(steps[:, 1], kind="stable")]
         empty = empty_steps(steps[:, 1], steps[:, 2], self._launches)
         return steps[~empty], left_out(steps[empty, 0], (steps[:, 2] - steps[:, 1])[empty])
 
     def _launches(self) -> Integers:
         """When work was launched: calls that are tied to it; else operators; else the work's own starts."""
-        calls, operators = self._columns[CALL], self._columns[OPERATOR]
-        found = launch_moments(self.work.more["correlation_id"], calls["correlation_id"], calls["start"])
-        if len(found):
-            return found
-        begins: Integers = operators["start"][~self._is_step[OPERATOR]]
-        return begins if len(begins) else self.work.start
+        calls, operators = self._columns[_CALL], self._columns[_OPERATOR]
+        moments = launch_moments(self.work.more["correlation_id"], calls["correlation_id"], calls["start"])
+        return next((some for some in (moments, operators["start"]) if len(some)), self.work.start)
 
     @property
     def of_a_gpu(self) -> bool:
         """Whether the host launched work on a GPU, or called NCCL or RCCL, whose collectives run on GPUs."""
-        return any(map(_LAUNCH.search, self._names[CALL])) or any(
-            is_gpu_library(name) for table in (OPERATOR, RANGE) for name in self._names[table]
+        return any(map(_LAUNCH.search, self._names[_CALL])) or any(
+            is_gpu_library(name) for table in (_OPERATOR, _RANGE) for name in self._names[table]
         )
 
-    @cached_property
     def steps(self) -> "pd.DataFrame":
-        """Timeline.steps."""
+        """Return Timeline.steps."""
         import pandas as pd
 
         return pd.DataFrame(self._steps, columns=["step", "start", "end"])
 
-    @cached_property
-    def operators(self) -> "pd.DataFrame":
-        """Timeline.operators."""
-        columns = self._unmarked(OPERATOR)
-        for column, unknown in (("precision", 0), ("inputs", 0), ("sequence", -1), ("forward_thread", -1)):
-            if not (columns[column] != unknown).any():
-                del columns[column]
-        columns["self_ns"], columns["outermost"] = nesting(columns["thread"], columns["start"], columns["end"])
-        return self._frame(OPERATOR, columns)
-
-    @cached_property
-    def ranges(self) -> "pd.DataFrame":
-        """Timeline.ranges."""
-        return self._frame(RANGE, self._unmarked(RANGE))
-
-    @cached_property
-    def host(self) -> "pd.DataFrame":
-        """Timeline.host."""
-        return self._frame(HOST, _sorted(self._columns[HOST]))
-
-    @cached_property
-    def api(self) -> "pd.DataFrame":
-        """Timeline.api."""
-        columns = self._columns[CALL]
-        order = np.argsort(columns["start"], kind="stable")
-        return self._frame(CALL, {name: values[order] for name, values in columns.items()})
-
-    def collectives(self, groups: Mapping[str, ProcessGroup]) -> "pd.DataFrame":
-        """Return Timeline.collectives."""
-        return collectives(self.work, self.kernel_calls, self.host_calls, self.api, groups)
-
-    def _unmarked(self, table: str) -> _Columns:
-        """Return the columns without the marked steps, in order of start."""
-        rows = ~self._is_step[table]
-        return _sorted({name: values[rows] for name, values in self._columns[table].items()})
-
-    def _frame(self, table: str, columns: _Columns) -> "pd.DataFrame":
+    def frame(self, table: str) -> "pd.DataFrame":
+        """Return Timeline.operators, ranges, api or host."""
         import pandas as pd
 
-        labels = {
+        columns = self._columns[table]
+        order = np.lexsort((-columns["end"], columns["start"]))
+        columns = {name: values[order] for name, values in columns.items()}
+        if table == _OPERATOR:
+            columns["self_ns"], columns["outermost"] = nesting(columns["thread"], columns["start"], columns["end"])
+        labels: dict[str, Iterable[str]] = {
             "name": self._names[table],
-            "thread": list(map(_thread_name, self._threads)),
+            "thread": map(_thread_name, self._threads),
             "precision": PRECISIONS,
             "inputs": self._inputs,
         }
-        for column, texts in labels.items():
-            if column in columns:
-                columns[column] = categories(columns[column], list(texts))
-        ordered = {name: columns.pop(name) for name in ("name", "thread", "start", "end")}
-        return pd.DataFrame(ordered | columns, copy=False)
+        for column in labels.keys() & columns.keys():
+            columns[column] = _categories(columns[column], list(labels[column]))
+        return pd.DataFrame(columns, copy=False)
+
+    def collectives(self, groups: Mapping[str, ProcessGroup]) -> "pd.DataFrame":
+        """Return Timeline.collectives."""
+        calls, ids = self._columns[_CALL], self.work.more["correlation_id"][list(self.kernel_calls)]
+        rows = np.flatnonzero(np.isin(calls["correlation_id"], ids[ids >= 0]))
+        rows = rows[np.argsort(calls["start"][rows], kind="stable")]
+        threads = list(map(_thread_name, self._threads))
+        launches = {
+            number: (threads[thread], start)
+            for number, thread, start in zip(
+                *(calls[name][rows].tolist() for name in ("correlation_id", "thread", "start")), strict=True
+            )
+        }
+        return collectives(self.work, self.kernel_calls, self.host_calls, launches, groups)
 
 
-def _sorted(columns: _Columns) -> _Columns:
-    order = np.lexsort((-columns["end"], columns["start"]))
-    return {name: values[order] for name, values in columns.items()}
+_UNKNOWN = {"precision": 0, "inputs": 0, "sequence": -1, "forward_thread": -1}
+"""Columns of operators that are left out where they say nothing."""
+
+
+def _categories(codes: npt.NDArray[Any], labels: Sequence[str]) -> "pd.Categorical":
+    """Return a column of texts; only labels that occur become categories, each once."""
+    import pandas as pd
+
+    distinct, place = _Codes(), np.zeros(len(labels), dtype=np.int32)
+    for code in np.flatnonzero(np.bincount(codes, minlength=len(labels))).tolist():
+        place[code] = distinct[labels[code]]
+    return pd.Categorical.from_codes(place[codes], categories=pd.Index(list(distinct), dtype="str"))
 
 
 @lru_cache(maxsize=4096)

@@ -4,9 +4,8 @@ import json
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
-from analysis.readers.columns import MISSING
 from analysis.readers.cupti import LAST_TIME, finish_ranges, labels, owners
-from analysis.readers.sqlite_database import Database
+from analysis.readers.sqlite_database import MISSING, Database
 from analysis.readers.steps import CAPTURE, DOMAIN
 
 if TYPE_CHECKING:

@@ -16,10 +16,10 @@ from support.refusals import refused
 from support.shared_files import OWN
 
 from analysis.counters import KernelCounters
+from analysis.readers import registry
 from analysis.readers.kineto import events as kineto_events
-from analysis.readers.kineto import reader as kineto_reader
-from analysis.readers.kineto.reader import read, read_many, recognises
-from analysis.readers.registry import Head, read_head
+from analysis.readers.kineto.reader import read, recognises
+from analysis.readers.registry import Head, read_all, read_head
 from analysis.timeline import COLLECTIVE_COLUMNS, Timeline, lost_kernels
 from common.errors import Code, InputError
 
@@ -164,7 +164,6 @@ def test_a_cut_trace_is_read_up_to_its_last_whole_event(tmp_path: Path) -> None:
         (b'{"traceEvents": {}}', "file-format", "traceEvents"),
         (b'{"traceEvents": []}', "file-empty", ""),
         (trace().replace(b'"name": "aten::op7"', b'"name" "aten::op7"'), "file-damaged", "byte"),
-        (trace().replace(b'"grid": [', b'"grid": ["a", '), "file-damaged", "grid"),
         (gzip.compress(b'{"traceEvents": []}', mtime=0)[:-9], "file-truncated", ""),
         (b"\x1f\x8bgarbage", "file-damaged", ""),
     ],
@@ -292,10 +291,10 @@ def test_a_bare_list_of_events_is_read(tmp_path: Path) -> None:
 def test_ranks_are_read_in_order_and_a_damaged_one_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pays: int
 ) -> None:
-    monkeypatch.setattr(kineto_reader, "PAYS_FROM_BYTES", pays)
+    monkeypatch.setattr(registry, "PAYS_FROM_BYTES", pays)
     paths = [write(tmp_path / f"{n}.json", [event("a", n, 1)], distributedInfo={"rank": 3 - n}) for n in range(3)]
     (tmp_path / "damaged.json").write_text("{}")
-    *ranks, (damaged, error) = read_many([*paths, tmp_path / "damaged.json"])
+    *ranks, (damaged, error) = read_all("kineto", [*paths, tmp_path / "damaged.json"])
     assert [(path, found.rank, found.operators["start"][0]) for path, found in ranks] == [
         (path, 3 - n, 1000 * n) for n, path in enumerate(paths)
     ]
@@ -340,7 +339,7 @@ def test_the_all_reduces_of_a_step_carry_every_gradient(rank: int) -> None:
 
 @pytest.mark.public
 def test_published_collectives_have_their_kind_number_and_size() -> None:
-    ranks = [found.collectives for _, found in read_many(sorted((TRACES / "megatron-8-ranks").glob("*.gz")))]
+    ranks = [found.collectives for _, found in read_all("kineto", sorted((TRACES / "megatron-8-ranks").glob("*.gz")))]
     for found in ranks:
         assert len(found) == 84 and set(found["collective"]) == {"all_reduce"} and set(found["group_size"]) == {8}
         assert found["bytes"].iloc[0] == 4 * 2048 * 4096 * 2 and found["dtype"].iloc[0] == "c10::Half"
@@ -371,7 +370,7 @@ def test_steps_and_annotations_have_the_published_times() -> None:
 @pytest.mark.public
 def test_counters_of_the_range_profiler_are_read() -> None:
     names = ("cupti_profiler__benchmark_result_924719_1679055439_trace", "trace_compare__test__test")
-    read_ = [content for _, content in read_many([HTA / f"{name}.json.gz" for name in names])]
+    read_ = [content for _, content in read_all("kineto", [HTA / f"{name}.json.gz" for name in names])]
     (found,) = (content for content in read_ if isinstance(content, KernelCounters))
     assert len(found.kernels) == 77 and found.device_name == "NVIDIA A100-PG509-200"
     assert found.kernels["smsp__sass_thread_inst_executed_op_fadd_pred_on.sum"].iloc[5] == 86_114_304

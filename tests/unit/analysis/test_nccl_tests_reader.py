@@ -100,8 +100,7 @@ def test_bus_factors_are_those_of_nccl_tests(collective: str, ranks: int, factor
 
 @pytest.mark.public
 def test_the_real_log_of_eight_a100_is_read_whole() -> None:
-    reader = find_reader(read_head(REAL))
-    assert reader is not None and reader.name == "nccl-tests"
+    assert find_reader(read_head(REAL)) == "nccl-tests"
     (found,) = read(REAL)
     rows = [line.split() for line in REAL.read_text().splitlines() if line.strip() and line.split()[0].isdigit()]
     for offset, placement in ((4, "out_of_place"), (8, "in_place")):

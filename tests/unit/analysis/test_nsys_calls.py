@@ -174,8 +174,7 @@ def test_multiprocessors_follow_the_process_s_own_numbers(tmp_path: Path) -> Non
 def test_instances_and_total_time_of_every_kernel_and_call_are_sqlite_s_own(tmp_path: Path, path: Path) -> None:
     plain = tmp_path / "a.sqlite"
     plain.write_bytes(gzip.decompress(path.read_bytes()))
-    found = find_reader(read_head(path))
-    assert found is not None and found.name == "nsys"
+    assert find_reader(read_head(path)) == "nsys"
     timelines = read(path)
     connection = sqlite3.connect(plain)
     for table, name, kind in (("KERNEL", "demangledName", "kernel"), ("RUNTIME", "nameId", None)):

@@ -44,8 +44,7 @@ def calls(tmp_path: Path) -> int:
 
 
 def test_a_report_is_exported_once_and_read_as_its_export(tmp_path: Path, report: Path) -> None:
-    reader = find_reader(read_head(report))
-    assert reader is not None and reader.name == "nsys"
+    assert find_reader(read_head(report)) == "nsys"
     found = open_sources(report)
     assert found.kinds == ("nsys",) and found.timelines[0].steps["step"].tolist() == [3]
     (export,) = exports(tmp_path)

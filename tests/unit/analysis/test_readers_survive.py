@@ -25,8 +25,7 @@ SECONDS = 2.0
 @pytest.mark.parametrize("name", READERS)
 def test_the_sample_of_a_reader_is_recognised_and_read(name: str, tmp_path: Path) -> None:
     path = sample(name, tmp_path / "sample")
-    reader = find_reader(read_head(path))
-    assert reader is not None and reader.name == name and open_sources(path).kinds == (name,)
+    assert find_reader(read_head(path)) == name and open_sources(path).kinds == (name,)
 
 
 @pytest.mark.parametrize("name", READERS)
