@@ -253,7 +253,7 @@ class Timeline:
     kernels: "pd.DataFrame"
     """name, kind (kernel | memcpy | memset | graph), device, stream, start, end: work on a GPU. A graph is a CUDA graph
     that was recorded as one piece. Where the trace has them: correlation_id (of the launching call in `api`, -1
-    unknown), bytes (of copies), grid_x, grid_y, grid_z, block_x, block_y, block_z (0 unknown)."""
+    unknown), bytes (of copies), grid_x, grid_y, grid_z (0 unknown)."""
     ranges: "pd.DataFrame"
     """name, thread, start, end: named regions of the program, such as the phases of a step ("bertbench:forward":
     domain, colon, name); nsys: domain, payload, json, cut too."""

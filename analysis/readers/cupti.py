@@ -1,20 +1,19 @@
-"""GPU work, CUDA calls and NVTX ranges of the SQLite files of nsys and nvprof: one column map for both.
+"""GPU work, CUDA calls and NVTX ranges of the SQLite files of nsys and nvprof, and timelines of them: one column map.
 
 Both keep CUPTI's activity records in tables of one name (cupti_activity.h); columns that only one of them has read as
 unknown for the other. Processes are nsys's globalPid without its lowest 24 bits, or nvprof's processId; -1 unknown.
 """
 
-import dataclasses
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from analysis.readers.assembly import assembled
+from analysis.readers.nsys.collectives import collectives
 from analysis.readers.sqlite_database import MISSING, Database
-from analysis.readers.steps import CAPTURE
-from analysis.timeline import Timeline
+from analysis.readers.steps import CAPTURE, captured_rank, take_steps, without_empty
+from analysis.timeline import OPERATOR_COLUMNS, Timeline, clip_overlaps, empty
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -48,8 +47,8 @@ _RUNTIME |= {137: "cudaEventSynchronize", 147: "cudaStreamWaitEvent", 165: "cuda
 _NUMBERED_CALLS = {CALLS[0]: {**_RUNTIME, 211: "cudaLaunchKernel"}, CALLS[1]: {307: "cuLaunchKernel"}}
 
 _TIMES = {"start": MISSING, "end": MISSING, "correlationId": -1}
-_SIZES = {f"{side}{axis}": f"{side}_{axis.lower()}" for side in ("grid", "block") for axis in "XYZ"}
-_OURS = {"deviceId": "device", "streamId": "stream", "correlationId": "correlation_id", "graphNodeId": "graph_node"}
+_SIZES = {"gridX": "grid_x", "gridY": "grid_y", "gridZ": "grid_z"}
+_OURS = {"deviceId": "device", "streamId": "stream", "correlationId": "correlation_id"}
 _CALLED_BY = ("globalTid", "nameId", "cbid", "processId", "threadId")
 
 
@@ -65,8 +64,8 @@ def labels(rows: "pd.DataFrame", label: Callable[..., str]) -> "pd.Categorical":
 
 def read_work(database: Database, first_memory_kind: int, problems: list[str]) -> "pd.DataFrame":
     """Read kernels, copies, memsets and whole CUDA graphs of all processes, in order of start: name, kind, device,
-    stream, start, end, correlation_id, bytes, graph_node, grid_x to block_z, process. `first_memory_kind` is the number
-    of the first of MEMORY_KINDS."""
+    stream, start, end, correlation_id, bytes, grid_x, grid_y, grid_z, process. `first_memory_kind` is the number of the
+    first of MEMORY_KINDS."""
     import pandas as pd
 
     memories = dict(enumerate(MEMORY_KINDS, first_memory_kind))
@@ -91,7 +90,7 @@ def read_work(database: Database, first_memory_kind: int, problems: list[str]) -
     }
     frames = []
     for table, kind in WORK.items():
-        columns = {**_TIMES, "deviceId": -1, "streamId": -1, "bytes": 0, "graphNodeId": 0, **dict.fromkeys(_SIZES, 0)}
+        columns = {**_TIMES, "deviceId": -1, "streamId": -1, "bytes": 0, **dict.fromkeys(_SIZES, 0)}
         named_by, label = named[kind]
         columns |= {"globalPid": -1, **dict.fromkeys(named_by, -1)}
         rows = _timed(pd.DataFrame(database.integers(table, columns)), f"of kind {kind}", problems)
@@ -186,8 +185,9 @@ def by_process(
 ) -> list[Timeline]:
     """Return one timeline per process with ranges or work, by rank, then by process.
 
-    Records that do not name their process are the only one's; beside several they form a timeline of their own. `gpus`
-    takes a process and the devices that it used, and returns the fields devices and sm_counts.
+    Steps are among the ranges, collectives among the kernels. Records that do not name their process are the only
+    one's; beside several they form a timeline of their own. `gpus` takes a process and the devices that it used, and
+    returns the fields devices and sm_counts.
     """
     tables = [work, calls, ranges]
     known = {owner for table in tables for owner in table["process"].unique().tolist() if owner >= 0}
@@ -199,16 +199,34 @@ def by_process(
     timelines = []
     for key in sorted({*tables[0]["process"].unique().tolist(), *tables[2]["process"].unique().tolist()}):
         kernels, api, marked = (_of_process(table, key) for table in tables)
+        steps, others, cut = take_steps(marked)
+        steps, left_out = without_empty(steps, kernels, api)
+        cut_off = [f"steps cut off by the end of the recording were skipped: {cut}"] if cut else []
+        ends, clipped = clip_overlaps(*(kernels[name].to_numpy() for name in ("device", "stream", "start", "end")))
+        kernels = kernels.assign(end=ends)
         process = key % PROCESS if key >= 0 else None
-        others: dict[str, Any] = {} if host is None else {"host": _of_process(host, key).drop(columns="correlation_id")}
-        others |= gpus(process, kernels["device"].unique().tolist())
-        found = assembled(kernels, api, marked, source=source, problems=problems, process=process, **others)
-        timelines.append(found)
+        fields: dict[str, Any] = {} if host is None else {"host": _of_process(host, key).drop(columns="correlation_id")}
+        fields |= gpus(process, kernels["device"].unique().tolist())
+        timelines.append(
+            Timeline(
+                rank=captured_rank(others),
+                steps=steps,
+                operators=empty(OPERATOR_COLUMNS),
+                kernels=kernels,
+                ranges=others,
+                api=api,
+                collectives=collectives(kernels, api, others),
+                source=source,
+                process=process,
+                problems=tuple(dict.fromkeys([*problems, *cut_off, *left_out, *clipped])),
+                **fields,
+            )
+        )
     ranks = [one.rank for one in timelines]
     for place, one in enumerate(timelines):
         if one.rank is not None and ranks.count(one.rank) > 1:  # old versions write 0 for a payload that is not there
-            said = f"several processes claim rank {one.rank}: their ranks are unknown"
-            timelines[place] = dataclasses.replace(one, rank=None, problems=(*one.problems, said))
+            text = f"several processes claim rank {one.rank}: their ranks are unknown"
+            timelines[place] = one.replace(rank=None, problems=(*one.problems, text))
     return sorted(timelines, key=lambda one: (one.rank is None, one.rank or 0, one.process or 0))
 
 

@@ -36,14 +36,14 @@ class Database:
         # Names come from programs and need not be UTF-8.
         connection.text_factory = lambda raw: raw.decode("utf-8", errors="replace")
         self._connection, self._given = connection, given
+        columns = "sqlite_master t, pragma_table_info(t.name) c WHERE t.type = 'table'"
         self.tables: dict[str, list[str]] = {}
-        columns = "SELECT t.name, c.name FROM sqlite_master t, pragma_table_info(t.name) c WHERE t.type = 'table'"
-        for table, column in self._query(columns):
+        for table, column in self._select("t.name, c.name", columns):
             self.tables.setdefault(table, []).append(column)
 
     def has_rows(self, table: str) -> bool:
         """Return whether a table exists and is not empty."""
-        return table in self.tables and any(True for _ in self._query(f'SELECT 1 FROM "{table}" LIMIT 1'))  # noqa: S608 # nosec B608
+        return table in self.tables and any(True for _ in self._select("1", f"{table} LIMIT 1"))
 
     def integers(self, table: str, columns: Mapping[str, int]) -> dict[str, npt.NDArray[np.int64]]:
         """Return columns of whole numbers; the value of `columns` where one is NULL or the table has none."""
@@ -52,8 +52,8 @@ class Database:
         if present:
             # CAST: some versions declare no types.
             fields = ", ".join(f'ifnull(CAST("{name}" AS INTEGER), {columns[name]})' for name in present)
-            (count,) = next(self._query(f'SELECT count(*) FROM "{table}"'))  # noqa: S608 # nosec B608
-            rows = np.fromiter(self._query(f'SELECT {fields} FROM "{table}" ORDER BY rowid'), rows.dtype, count=count)  # noqa: S608 # nosec B608
+            ((count,),) = self._select("count(*)", table)
+            rows = np.fromiter(self._select(fields, f"{table} ORDER BY rowid"), rows.dtype, count=count)
         return {
             name: np.ascontiguousarray(rows[name]) if name in present else np.full(len(rows), value, dtype=np.int64)
             for name, value in columns.items()
@@ -63,25 +63,26 @@ class Database:
         """Return a column of texts in the order of `integers`, "" where it is NULL; [] where the table lacks it."""
         if column not in self.tables.get(table, ()):
             return []
-        query = f'SELECT ifnull(CAST("{column}" AS TEXT), \'\') FROM "{table}" ORDER BY rowid'  # noqa: S608 # nosec B608
-        return [sys.intern(text) for (text,) in self._query(query)]
+        texts = self._select(f"ifnull(CAST(\"{column}\" AS TEXT), '')", f"{table} ORDER BY rowid")
+        return [sys.intern(text) for (text,) in texts]
 
     def rows(self, table: str, *columns: str) -> list[tuple[Any, ...]]:
         """Return columns of a small table, None where it lacks one; [] where there is no such table."""
         present = self.tables.get(table, ())
         fields = ", ".join(f'"{name}"' if name in present else "NULL" for name in columns)
-        return list(self._query(f'SELECT {fields} FROM "{table}" ORDER BY rowid')) if present else []  # noqa: S608 # nosec B608
+        return list(self._select(fields, f"{table} ORDER BY rowid")) if present else []
 
     @cached_property
     def strings(self) -> dict[int, str]:
         """Texts that are not empty, by id."""
         table = next((name for name in _TEXTS if name in self.tables), None)
-        query = f"SELECT {_TEXTS[table]}, CAST(value AS TEXT) FROM {table} WHERE value <> ''" if table else ""  # noqa: S608 # nosec B608
-        return dict(self._query(query)) if table else {}
+        return (
+            dict(self._select(f"{_TEXTS[table]}, CAST(value AS TEXT)", f"{table} WHERE value <> ''")) if table else {}
+        )
 
-    def _query(self, query: str) -> Iterator[tuple[Any, ...]]:
+    def _select(self, fields: str, source: str) -> Iterator[tuple[Any, ...]]:
         try:
-            yield from self._connection.execute(query)
+            yield from self._connection.execute(f"SELECT {fields} FROM {source}")  # noqa: S608 # nosec B608
         except (sqlite3.Error, UnicodeDecodeError) as error:  # the latter where SQLite quotes bytes of the file
             raise InputError(
                 "file-damaged", f"{self._given} is a damaged database ({error}): copy it or export it again"

@@ -13,15 +13,8 @@ from analysis.readers.nsys.stats_csv import read
 
 EXPORT = shared_files.TRACES / "nsys/tests__power_iteration__baseline.sqlite.gz"
 # Names up to 2022 and since.
-OLD = ["gpukernsum", "cudaapisum", "nvtxppsum", "gputrace", "cudaapitrace", "nvtxpptrace"]
-NEW = [
-    "cuda_gpu_kern_sum",
-    "cuda_api_sum",
-    "nvtx_pushpop_sum",
-    "cuda_gpu_trace",
-    "cuda_api_trace",
-    "nvtx_pushpop_trace",
-]
+OLD = ["gpukernsum", "cudaapisum", "nvtxppsum"]
+NEW = ["cuda_gpu_kern_sum", "cuda_api_sum", "nvtx_pushpop_sum"]
 
 
 @pytest.mark.skipif(shutil.which("nsys") is None, reason="nsys is not installed")
@@ -41,15 +34,8 @@ def test_csvs_of_nsys_itself_say_what_the_export_says(tmp_path: Path) -> None:
     kernel_ns = int((kernels["end"] - kernels["start"]).sum())
     api_ns = int((expected.api["end"] - expected.api["start"]).sum())
 
-    *summaries, trace = read(output)
-    sums = {item.what: item for item in summaries}
+    sums = {item.what: item for item in read(output)}
     assert set(sums) == {"kernels", "api", "ranges"} and not any(item.problems for item in sums.values())
     found = {what: (int(item.table["count"].sum()), int(item.table["total_ns"].sum())) for what, item in sums.items()}
     assert found["kernels"] == (len(kernels), kernel_ns) and found["api"] == (len(expected.api), api_ns)
     assert found["ranges"][0] == len(expected.ranges) + len(expected.steps)
-
-    traced = trace.kernels[trace.kernels["kind"] == "kernel"]
-    assert (len(traced), int((traced["end"] - traced["start"]).sum())) == (len(kernels), kernel_ns)
-    assert (len(trace.api), int((trace.api["end"] - trace.api["start"]).sum())) == (len(expected.api), api_ns)
-    assert traced["correlation_id"].tolist() == kernels["correlation_id"].tolist()
-    assert (trace.process, trace.devices, trace.problems) == (expected.process, expected.devices, ())

@@ -44,7 +44,6 @@ class Arguments(msgspec.Struct, gc=False, frozen=True):
     stream: Any = MISSING
     bytes: Any = 0
     grid: Any = (0, 0, 0)
-    block: Any = (0, 0, 0)
     blocks_per_sm: Any = _named("blocks per SM")
     sequence: Any = _named("Sequence number", -1)
     forward_thread: Any = _named("Fwd thread id", -1)

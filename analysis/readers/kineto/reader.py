@@ -73,13 +73,11 @@ def read_contents(path: Path) -> tuple[Timeline] | tuple[Timeline, KernelCounter
     groups = process_groups(information, [*tables.kernel_calls.values(), *(call[4] for call in tables.host_calls)])
     devices = {device["id"]: device for device in about.deviceProperties or ()}
     made_later: dict[str, Any] = {name: partial(tables.frame, name) for name in ("operators", "ranges", "api", "host")}
+    made_later |= {"steps": tables.steps, "kernels": tables.work, "collectives": partial(tables.collectives, groups)}
     if tables.sampled:
         made_later["samples"] = partial(_samples, content.counter_events(SAMPLED), base)
     timeline = Timeline(
         rank=_rank(about, path),
-        steps=tables.steps,
-        kernels=tables.work,
-        collectives=partial(tables.collectives, groups),
         **made_later,
         source="PyTorch profiler (Kineto" + (f", schema {about.schemaVersion})" if about.schemaVersion else ")"),
         problems=_problems(path, content, tables),

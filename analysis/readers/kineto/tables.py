@@ -135,7 +135,7 @@ class Tables:
             if has_roofline(event.name) and b"null" not in parts[:2]:
                 parts[2] = b"[]" if parts[2] == b"null" else parts[2]
                 inputs[row] = self._inputs[f"[{b','.join(parts).decode()}]"]
-        more = {"precision": precisions, "inputs": inputs, "sequence": sequence, "forward_thread": thread}
+        more: _Columns = {"precision": precisions, "inputs": inputs, "sequence": sequence, "forward_thread": thread}
         return columns | {column: values for column, values in more.items() if (values != _UNKNOWN[column]).any()}
 
     def _calls(self, events: list[Event]) -> _Columns:
@@ -176,10 +176,9 @@ class Tables:
             "correlation_id": whole_numbers([one.correlation for one in args], -1),
             "bytes": whole_numbers([one.bytes for one in args], 0),
         }
-        for side in ("grid", "block"):
-            sizes = chain.from_iterable([getattr(one, side) for one in args])
-            shape = np.fromiter(sizes, dtype=np.int64, count=3 * len(args)).reshape(-1, 3).astype(np.int32)
-            more |= {f"{side}_{letter}": shape[:, axis] for axis, letter in enumerate("xyz")}
+        sizes = chain.from_iterable([one.grid for one in args])
+        shape = np.fromiter(sizes, dtype=np.int64, count=3 * len(args)).reshape(-1, 3).astype(np.int32)
+        more |= {f"grid_{letter}": shape[:, axis] for axis, letter in enumerate("xyz")}
         per_sm = np.array([one.blocks_per_sm for one in args], dtype=np.float64)
         more |= {"blocks_per_sm": per_sm} if np.isfinite(per_sm).any() else {}
         end, problems = clip_overlaps(place["device"], place["stream"], start, end)

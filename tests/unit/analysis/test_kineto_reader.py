@@ -31,7 +31,7 @@ BASE = 1_700_000_000_000_000_000
 
 def trace() -> bytes:
     """A small trace with every kind of event, as Kineto indents it."""
-    kernel = {**GPU, "correlation": 3, "grid": [8, 1, 1], "block": [64, 1, 1], "blocks per SM": 0.5}
+    kernel = {**GPU, "correlation": 3, "grid": [8, 1, 1], "blocks per SM": 0.5}
     sizes = {"In msg nelems": 10, "Out msg nelems": 10, "dtype": "Float", "Group size": 2, "Process Group Name": "0"}
     events = [
         event("ProfilerStep#4", 0, 1000, "user_annotation"),
@@ -75,7 +75,7 @@ def test_every_table_and_field_is_filled(tmp_path: Path) -> None:
     assert (call["start"], call["end"]) == (BASE + 110_000, BASE + 115_000)
     kernel, copy = found.kernels.to_dict("records")
     assert (kernel["start"], kernel["end"], kernel["kind"]) == (BASE + 120_125, BASE + 200_625, "kernel")
-    assert [kernel[name] for name in ("correlation_id", "grid_x", "block_x", "blocks_per_sm")] == [3, 8, 64, 0.5]
+    assert [kernel[name] for name in ("correlation_id", "grid_x", "blocks_per_sm")] == [3, 8, 0.5]
     assert (copy["kind"], copy["bytes"], copy["correlation_id"], copy["stream"]) == ("memcpy", 4096, -1, 7)
     (row,) = found.collectives.to_dict("records")
     assert row == {

@@ -94,7 +94,7 @@ def test_a_generated_file_gives_what_was_written(tmp_path: Path) -> None:
     assert list(found.kernels["name"]) == ["Memcpy HtoD", "Memset", GEMM, NCCL, GEMM]
     assert list(found.kernels["bytes"])[:2] == [4096, 64]
     row = found.kernels.iloc[2]
-    assert (row["start"], row["end"], row["stream"], row["grid_x"], row["block_x"]) == (100, 400, 7, 20, 256)
+    assert (row["start"], row["end"], row["stream"], row["grid_x"]) == (100, 400, 7, 20)
     names = ["cudaLaunchKernel"] * 3 + ["cuLaunchKernel", "cudaStreamSynchronize", "runtime call 999"]
     assert list(found.api["name"]) == names and set(found.api["thread"]) == {"40/41"}
     assert list(found.api["correlation_id"]) == [11, 12, 13, 13, 14, 15]
