@@ -66,6 +66,18 @@ def _unmade(columns: Mapping[str, str]) -> Callable[[], Any]:
     return partial(partial, empty, columns)
 
 
+_TEXTS = {"collective", "group", "description", "parallelism", "group_ranks", "link_source", "cause", "phase"}
+_MAY_BE_MISSING = {"rank", "step", "bytes", "group_size"}
+
+
+def columns(names: str) -> dict[str, str]:
+    """Return the types of columns by their names: texts, whole numbers, and fractions where the name has a unit."""
+    units = ("_ms", "_us", "_gb_s", "_share", "_mean", "_per_step")
+    fractions = {name: "float64" for name in names.split() if name.endswith(units)}
+    whole = {name: "Int64" if name in _MAY_BE_MISSING else "int64" for name in names.split()}
+    return whole | fractions | {name: "str" for name in names.split() if name in _TEXTS}
+
+
 def typed(rows: Sequence[Mapping[str, Any]], columns: Mapping[str, str]) -> "pd.DataFrame":
     """Return rows as a table with these columns and types; also of no rows."""
     import pandas as pd

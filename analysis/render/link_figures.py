@@ -38,7 +38,7 @@ def links_figure(links: Sequence[Link]) -> Figure:
         logarithmic(times, "y")
         residuals.set(title="residuals", xlabel="size", ylabel="fitted / measured - 1 (%)")
         for axes in (times, residuals):
-            number_ticks(axes, size_ticks({size for link in links for size in link.sizes}), wording.size)
+            number_ticks(axes, size_ticks({point.size_bytes for link in links for point in link.points}), wording.size)
         rule(residuals, "y", 0, "no error")
         for number, (link, ranks) in enumerate(lines[:_MOST_LINES]):
             points = [point for point in link.points if point.ranks == ranks]

@@ -11,8 +11,7 @@ from analysis.diagnose.finding import Finding
 from analysis.diagnose.profiles import OpenedProfile, open_profile, summary_rows, utilization_by_batch
 from analysis.diagnose.run_answer import complete_answers
 from analysis.load import TAKEN_APART, LoadedRun, LoadedTrial, load_run
-from analysis.metrics.communication.links import fitted_links, link_rows
-from analysis.metrics.communication.projection import project
+from analysis.metrics.communication.links import fitted_links, link_rows, project
 from analysis.metrics.comparison.within_run import input_ratios, ratios_of, synthetic_gaps
 from analysis.metrics.pretraining_cost import pretraining_costs
 from analysis.metrics.scaling import measured_efficiency

@@ -70,7 +70,7 @@ def _of_run(options: ReportOptions) -> Result:
     from analysis.diagnose.run import cautions_of_scripts, reference
     from analysis.diagnose.run_answer import without_measurement
     from analysis.load import load_run
-    from analysis.metrics.communication.projection import project
+    from analysis.metrics.communication.links import project
     from analysis.metrics.comparison.within_run import ratios_of
     from analysis.render.link_tables import projection_blocks
     from analysis.render.result_tables import caution_lines, results_blocks

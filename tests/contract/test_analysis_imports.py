@@ -22,7 +22,6 @@ IMPORTED = [
     "analysis.metrics.classification",
     "analysis.metrics.communication.exposure",
     "analysis.metrics.communication.links",
-    "analysis.metrics.communication.projection",
     "analysis.metrics.comparison.history",
     "analysis.metrics.comparison.regression",
     "analysis.metrics.comparison.speedruns",

@@ -22,37 +22,22 @@ def by_size(trial: Trial, measurements: Sequence[Mapping[str, Any]]) -> list[dic
     time_us_low, time_us_high, algbw_gb_s, busbw_gb_s, wrong.
     """
     name = CollectiveTest.of(trial).name
-    factor = bus_factor(name, trial.world_size) or 0.0
+    about = {"collective": name, "dtype": trial.precision, "ranks": trial.world_size, "nodes": trial.nodes}
     groups: dict[tuple[int, str], list[Mapping[str, Any]]] = defaultdict(list)
     for row in measurements:
         groups[int(row["size_bytes"]), str(row["placement"])].append(row)
-    found = []
+    made = []
     for (size, placement), rows in groups.items():
         times = [float(row["time_us"]) for row in rows]
         time = percentile(times, 50)
         low, high = (value if math.isfinite(value) else None for value in median_interval(times))
         bandwidth = size / time / 1e3 if time > 0 else None
-        found.append(
-            {
-                "collective": name,
-                "dtype": trial.precision,
-                "ranks": trial.world_size,
-                "nodes": trial.nodes,
-                "round": trial.round,
-                "size_bytes": size,
-                "count": rows[0]["count"],
-                "placement": placement,
-                "repetitions": len(rows),
-                "iterations": rows[0]["iterations"],
-                "time_us": time,
-                "time_us_low": low,
-                "time_us_high": high,
-                "algbw_gb_s": bandwidth,
-                "busbw_gb_s": None if bandwidth is None else bandwidth * factor,
-                "wrong": max(int(row["wrong"]) for row in rows),
-            }
-        )
-    return found
+        row = {**about, "round": trial.round, "size_bytes": size, "count": rows[0]["count"], "placement": placement}
+        row |= {"repetitions": len(rows), "iterations": rows[0]["iterations"]}
+        row |= {"time_us": time, "time_us_low": low, "time_us_high": high, "algbw_gb_s": bandwidth}
+        row["busbw_gb_s"] = None if bandwidth is None else bandwidth * (bus_factor(name, trial.world_size) or 0.0)
+        made.append({**row, "wrong": max(int(one["wrong"]) for one in rows)})
+    return made
 
 
 def summarize_collective(trial: Trial, directory: TrialDirectory) -> dict[str, Any]:
@@ -72,23 +57,17 @@ def summarize_collective(trial: Trial, directory: TrialDirectory) -> dict[str, A
 
 
 def _cautions(rows: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, str]]:
-    wrong = [row for row in rows if row["wrong"]]
-    if wrong:
+    if wrong := sum(bool(row["wrong"]) for row in rows):
         yield {
             "code": "wrong_results",
-            "message": f"{len(wrong)} of {len(rows)} sizes have wrong elements",
+            "message": f"{wrong} of {len(rows)} sizes have wrong elements",
             "remedy": "fix that first (driver, NCCL, a bad link or bad memory); until then no time counts",
         }
-    wide = [row for row in rows if _half_width(row) > 0.1]
-    if len(wide) * 4 > len(rows):
+    known = [row for row in rows if row["time_us_low"] is not None and row["time_us"]]
+    wide = sum((row["time_us_high"] - row["time_us_low"]) / 2 > 0.1 * row["time_us"] for row in known)
+    if wide * 4 > len(rows):
         yield {
             "code": "interval_wide",
-            "message": f"the interval of the median time is wider than ±10 % at {len(wide)} of {len(rows)} sizes",
+            "message": f"the interval of the median time is wider than ±10 % at {wide} of {len(rows)} sizes",
             "remedy": "use a quieter machine, or more --repetitions",
         }
-
-
-def _half_width(row: Mapping[str, Any]) -> float:
-    if row["time_us_low"] is None or row["time_us_high"] is None or not row["time_us"]:
-        return 0.0
-    return float(row["time_us_high"] - row["time_us_low"]) / 2 / float(row["time_us"])

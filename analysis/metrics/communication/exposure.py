@@ -1,13 +1,13 @@
 """Communication: one table with a row per collective, and its sums by rank, by kind, by process group and by step.
 
-On unions of intervals, as measurement.md defines them: C communication, K computation (time.work.work_sets).
-overlapped = |C and K|, exposed = |C minus K|. Times are cut at the window's edges; counts, bytes and bandwidths are of
-the collectives that the host launched in the window. Bandwidths are nccl-tests', in 1e9 bytes/s: algbw = bytes / time,
-and busbw = algbw x `names.bus_factor`, the rate at which a link has to run (nccl-tests doc/PERFORMANCE.md).
+On unions of intervals, as docs/explanation/communication.md defines them: C communication, K computation (see
+time.work); overlapped = |C and K|, exposed = |C minus K|. Times are cut at the window's edges; counts, bytes and
+bandwidths are of the collectives that the host launched in the window. Bandwidths are nccl-tests', in 1e9 bytes/s:
+algbw = bytes / time, and busbw = algbw x `names.bus_factor`, the rate at which a link has to run.
 """
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,74 +17,25 @@ from analysis.metrics.time.window import collectives_at, step_places, work_time
 from analysis.metrics.time.work import device_sets, work_sets
 from analysis.names import bus_factor, parallelism
 from analysis.spans import Intervals, difference, inside_ns, intersection, merged, total_ns, within
-from analysis.timeline import ProcessGroup, Timeline, typed
+from analysis.timeline import ProcessGroup, Timeline, columns, typed
 
 if TYPE_CHECKING:
     import pandas as pd
 
-COLLECTIVES = {
-    "rank": "Int64",
-    "collective": "str",
-    "group": "str",
-    "group_size": "int64",  # -1 unknown
-    "bytes": "int64",
-    "step": "Int64",  # marked step that launched it
-    "counted": "bool",  # launched in the window
-    "device": "int64",
-    "start_ns": "int64",
-    "end_ns": "int64",
-    "transfer_ns": "float64",  # NaN where it is not matched
-    "exposed_ns": "int64",
-}
-RANK_COLUMNS = {
-    "rank": "Int64",
-    "steps": "int64",
-    **dict.fromkeys(("window_ms", "compute_ms", "communication_ms", "overlapped_ms", "exposed_ms"), "float64"),
-    "exposed_transfer_ms": "float64",  # missing where a collective of the rank is not matched, as ...
-    "exposed_wait_ms": "float64",
-    **dict.fromkeys(("communication_share", "exposed_share", "overlap_share"), "float64"),
-}
-_SUMS = {
-    "count": "int64",
-    "sized": "int64",  # of these, those whose size is known
-    "bytes": "Int64",  # of the sized ones
-    **dict.fromkeys(("total_ms", "overlapped_ms", "exposed_ms"), "float64"),
-    "algbw_gb_s": "float64",  # bytes over durations, waiting for other ranks included, as nccl-tests does
-    "busbw_gb_s": "float64",
-    "transfer_busbw_gb_s": "float64",  # with the waiting taken off
-}
-KIND_COLUMNS = {
-    "rank": "Int64",
-    "collective": "str",
-    "group": "str",
-    "description": "str",  # of the group, "" unknown
-    "parallelism": "str",  # of names.parallelism
-    "group_ranks": "str",  # in short: "0-7"
-    "group_size": "Int64",
-    **_SUMS,
-    "link_gb_s": "float64",  # what the bus bandwidth compares with, and ...
-    "link_share": "float64",  # ... its share of that, without waiting where it is known
-    "link_source": "str",
-    "communication_share": "float64",
-}
-GROUP_COLUMNS = {
-    "group": "str",  # the description, or the name where there is none
-    "parallelism": "str",
-    "groups": "int64",  # sets of ranks with this description
-    "group_size": "Int64",
-    "traces": "int64",  # of ranks that communicate in it; the rest is means over these
-    "count": "float64",
-    "bytes": "Int64",
-    **dict.fromkeys(("total_ms", "exposed_ms", "algbw_gb_s", "busbw_gb_s", "transfer_busbw_gb_s"), "float64"),
-}
-BUCKET_COLUMNS = {
-    "rank": "Int64",
-    "step": "Int64",
-    "bucket": "int64",
-    "collective": "str",
-    "bytes": "Int64",
-    **dict.fromkeys(("start_ms", "end_ms", "duration_ms", "wait_ms", "exposed_ms"), "float64"),
-}
+RANK_COLUMNS = columns(
+    "rank steps window_ms compute_ms communication_ms overlapped_ms exposed_ms exposed_transfer_ms exposed_wait_ms "
+    "communication_share exposed_share overlap_share"
+)
+# sized: those whose size is known; bytes are of these. algbw and busbw: bytes over durations, waiting for other ranks
+# included, as nccl-tests does; transfer_busbw: with the waiting taken off. link: what the bus bandwidth compares with.
+KIND_COLUMNS = columns(
+    "rank collective group description parallelism group_ranks group_size count sized bytes total_ms overlapped_ms "
+    "exposed_ms algbw_gb_s busbw_gb_s transfer_busbw_gb_s link_gb_s link_share link_source communication_share"
+)
+_MEANS = ("count", "bytes", "total_ms", "exposed_ms", "algbw_gb_s", "busbw_gb_s", "transfer_busbw_gb_s")
+# groups: sets of ranks with this description; traces: of ranks that communicate in it, over which the rest are means.
+GROUP_COLUMNS = {**columns(f"group parallelism groups group_size traces {' '.join(_MEANS)}"), "count": "float64"}
+BUCKET_COLUMNS = columns("rank step bucket collective bytes start_ms end_ms duration_ms wait_ms exposed_ms")
 
 
 def communication_window(timeline: Timeline) -> Intervals | None:
@@ -96,7 +47,10 @@ def communication_window(timeline: Timeline) -> Intervals | None:
 
 
 def collective_table(timeline: Timeline, matching: "pd.DataFrame | None" = None, member: int = 0) -> "pd.DataFrame":
-    """Return one row per collective of a rank, those outside the window too, in order of start: COLLECTIVES.
+    """Return one row per collective of a rank, those outside the window too, in order of start.
+
+    Columns: rank, collective, group, group_size (-1 unknown), bytes, device, step (marked one that launched it),
+    counted (launched in the window), start_ns, end_ns, transfer_ns (NaN where it is not matched), exposed_ns.
 
     Args:
         timeline: what a reader returned.
@@ -117,9 +71,8 @@ def collective_table(timeline: Timeline, matching: "pd.DataFrame | None" = None,
     if matching is not None:
         matched = matching[matching["member"] == member]
         transfers[matched["index"].to_numpy()] = matched["transfer_ns"]
-    columns = {name: table[name] for name in ("collective", "group", "group_size", "bytes", "device")}
-    frame = pd.DataFrame(columns).assign(
-        rank=timeline.rank,
+    frame = table[["collective", "group", "group_size", "bytes", "device"]].assign(
+        rank=pd.array([timeline.rank] * len(table), dtype="Int64"),
         step=steps.take(step_places(timeline, moments), allow_fill=True),
         counted=timeline.inside(moments),
         start_ns=starts,
@@ -127,7 +80,7 @@ def collective_table(timeline: Timeline, matching: "pd.DataFrame | None" = None,
         transfer_ns=transfers,
         exposed_ns=exposed,
     )
-    return frame[list(COLLECTIVES)].astype(COLLECTIVES).sort_values("start_ns", kind="stable", ignore_index=True)
+    return frame.sort_values("start_ns", kind="stable", ignore_index=True)
 
 
 def _compute(timeline: Timeline, device: int) -> Intervals:
@@ -147,15 +100,15 @@ def communication_by_rank(timelines: Sequence[Timeline], matching: "pd.DataFrame
         whole, sets = communication_window(timeline), device_sets(timeline)
         if whole is None:
             continue
-        calls = merged(timeline.collectives["start"], timeline.collectives["end"])
-        # A GPU without kernels of communication may have calls of MPI.
-        talks = [one.communication if len(one.communication) else calls for one in sets]
-        pairs = [(within(talk, whole), within(one.compute, whole)) for talk, one in zip(talks, sets, strict=True)]
-        exposed = [difference(communication, compute) for communication, compute in pairs]
-        span, total, bare = total_ns(whole), _mean([pair[0] for pair in pairs]), _mean(exposed)
-        row = {"rank": timeline.rank, "steps": len(timeline.steps), "window_ms": span / 1e6}
-        row |= {"compute_ms": _mean([pair[1] for pair in pairs]) / 1e6, "communication_ms": total / 1e6}
         table = collective_table(timeline, matching, member)
+        calls = merged(table["start_ns"], table["end_ns"])
+        # A GPU without kernels of communication may have calls of MPI.
+        talks = [within(one.communication if len(one.communication) else calls, whole) for one in sets]
+        computes = [within(one.compute, whole) for one in sets]
+        exposed = [difference(*pair) for pair in zip(talks, computes, strict=True)]
+        span, total, bare = total_ns(whole), _mean(talks), _mean(exposed)
+        row = {"rank": timeline.rank, "steps": len(timeline.steps), "window_ms": span / 1e6}
+        row |= {"compute_ms": _mean(computes) / 1e6, "communication_ms": total / 1e6}
         if len(table) and table["transfer_ns"].notna().all():
             # A collective waits first and transfers last.
             transfers = merged(table["end_ns"] - table["transfer_ns"].astype("int64"), table["end_ns"])
@@ -180,10 +133,9 @@ def _shares(total: int, exposed: int, span: int) -> dict[str, float | None]:
 
 
 def _sums(
-    timelines: Sequence[Timeline], matching: "pd.DataFrame | None", keys: Sequence[str]
-) -> list[tuple[Timeline, tuple[Any, ...], dict[str, Any]]]:
-    """Return (timeline, values of the keys, sums) of every part of the collectives of each rank."""
-    found = []
+    timelines: Sequence[Timeline], matching: "pd.DataFrame | None", *keys: str
+) -> Iterator[tuple[Timeline, tuple[Any, ...], dict[str, Any]]]:
+    """Yield (timeline, values of the keys, sums) of every part of the collectives of each rank."""
     for member, timeline in enumerate(timelines):
         whole = communication_window(timeline)
         if whole is None or not len(timeline.collectives):
@@ -198,11 +150,9 @@ def _sums(
             gpus = devices if part["device"].min() >= 0 else 1
             total, exposed = (round(sum(one) / gpus) for one in zip(*times, strict=True))
             counted = part[part["counted"]]
-            if not len(counted) and not total:
-                continue
-            row = {"total_ms": total / 1e6, **_shares(total, exposed, total_ns(whole)), **_rates(counted)}
-            found.append((timeline, values, row))
-    return found
+            if len(counted) or total:
+                row = {"total_ms": total / 1e6, **_shares(total, exposed, total_ns(whole)), **_rates(counted)}
+                yield timeline, values, row
 
 
 def _rates(rows: "pd.DataFrame") -> dict[str, Any]:
@@ -237,16 +187,15 @@ def communication_by_kind(
         links: measured rates of the links; None: published ones only.
     """
     rows = []
-    for timeline, (kind, group, size), values in _sums(timelines, matching, ("collective", "group", "group_size")):
-        own = _group_of(timeline, str(group), int(size))
-        row: dict[str, Any] = {"rank": timeline.rank, "collective": kind, "group": group, **values}
-        row |= {"description": own.description, "parallelism": parallelism(own.description)}
-        row |= {"group_ranks": own.listed, "group_size": own.size if own.size > 0 else None, "link_source": ""}
+    for timeline, (kind, name, size), values in _sums(timelines, matching, "collective", "group", "group_size"):
+        group = _group_of(timeline, str(name), int(size))
+        row: dict[str, Any] = {"rank": timeline.rank, "collective": kind, "group": name, **values, **_about(group)}
+        row |= {"description": group.description, "group_ranks": group.listed, "link_source": ""}
         rate = values["busbw_gb_s"] if values["transfer_busbw_gb_s"] is None else values["transfer_busbw_gb_s"]
         if rate is not None:
-            link = (links or LinkRates.of()).rate(timeline, str(kind), own, values["bytes"] / values["sized"])
-            row |= {} if link is None else {"link_gb_s": link.gb_s, "link_share": rate / link.gb_s}
-            row["link_source"] = link.source if link else ""
+            link = (links or LinkRates.of()).rate(timeline, str(kind), group, values["bytes"] / values["sized"])
+            if link is not None:
+                row |= {"link_gb_s": link.gb_s, "link_share": rate / link.gb_s, "link_source": link.source}
         rows.append(row)
     return typed(rows, KIND_COLUMNS).sort_values("total_ms", ascending=False, kind="stable", ignore_index=True)
 
@@ -260,34 +209,35 @@ def communication_by_group(timelines: Sequence[Timeline], matching: "pd.DataFram
     import pandas as pd
 
     rows = []
-    for timeline, (name,), values in _sums(timelines, matching, ("group",)):
+    for timeline, (name,), values in _sums(timelines, matching, "group"):
         if name:
             size = int(timeline.collectives["group_size"][timeline.collectives["group"] == name].max())
-            own = _group_of(timeline, str(name), size)
-            row = {"group": own.label, "parallelism": parallelism(own.description), "own": (own.name, own.ranks)}
-            rows.append({**row, "group_size": own.size if own.size > 0 else None, **values})
+            group = _group_of(timeline, str(name), size)
+            rows.append({"group": group.label, "members": (group.name, group.ranks), **_about(group), **values})
     if not rows:
         return typed([], GROUP_COLUMNS)
-    frame = pd.DataFrame(rows)
-    numbers = [name for name in GROUP_COLUMNS if name in _SUMS]
-    by_label = frame.astype(dict.fromkeys(numbers, "float64")).groupby("group", sort=False)
-    table = by_label[numbers].mean()
-    sizes = by_label["group_size"].max().where(by_label["group_size"].nunique() == 1)
-    table = table.assign(
+    frame = pd.DataFrame(rows).astype({**dict.fromkeys(_MEANS, "float64"), "group_size": "Int64"})
+    by_label = frame.groupby("group", sort=False)
+    sizes = by_label["group_size"]
+    table = by_label[list(_MEANS)].mean().assign(
         parallelism=by_label["parallelism"].first(),
-        groups=by_label["own"].nunique(),
-        group_size=sizes,
+        groups=by_label["members"].nunique(),
+        group_size=sizes.max().where(sizes.nunique() == 1),
         traces=by_label.size(),
-        bytes=table["bytes"].round(),
-    )
+    )  # fmt: skip
+    table["bytes"] = table["bytes"].round()
     table = table.reset_index()[list(GROUP_COLUMNS)].astype(GROUP_COLUMNS)
     return table.sort_values("exposed_ms", ascending=False, kind="stable", ignore_index=True)
 
 
 def _group_of(timeline: Timeline, name: str, size: int) -> ProcessGroup:
     """Return a group as the trace lists it, with the size that its collectives have where the list has none."""
-    own = timeline.groups.get(name) or ProcessGroup(name)
-    return dataclasses.replace(own, size=size) if size > 0 else own
+    group = timeline.groups.get(name) or ProcessGroup(name)
+    return dataclasses.replace(group, size=size) if size > 0 else group
+
+
+def _about(group: ProcessGroup) -> dict[str, Any]:
+    return {"parallelism": parallelism(group.description), "group_size": group.size if group.size > 0 else None}
 
 
 def buckets(timeline: Timeline, matching: "pd.DataFrame | None" = None, member: int = 0) -> "pd.DataFrame":
@@ -322,11 +272,9 @@ def buckets(timeline: Timeline, matching: "pd.DataFrame | None" = None, member: 
 def all_reduce(timelines: Sequence[Timeline]) -> dict[str, Any]:
     """Return what communication, and all-reduces, are of the profiled steps, as means over the ranks.
 
-    all_reduce_share is the time in which at least one runs over the time of the steps, of which
-    all_reduce_exposed_share is spent without computation beside it, waiting for other ranks included, and
-    all_reduce_hidden_share under computation. all_reduce_ms is per step. The names with communication_ say the same of
-    all collectives together. profiled_step_ms is what a step took with the profiler, the base of all shares. All are
-    missing where no rank has marked steps.
+    Shares are of the time of the steps, times per step; exposed is without computation beside it, waiting for other
+    ranks included. profiled_step_ms is what a step took with the profiler, the base of all shares. All are missing
+    where no rank has marked steps.
     """
     ranks = communication_by_rank(timelines)
     ranks = ranks[ranks["steps"] > 0]
@@ -335,7 +283,7 @@ def all_reduce(timelines: Sequence[Timeline]) -> dict[str, Any]:
     # All groups together: what two of them do at the same time counts once.
     parts = [
         (values["communication_share"], values["exposed_share"], values["total_ms"] / len(timeline.steps))
-        for timeline, (kind,), values in _sums(timelines, None, ("collective",))
+        for timeline, (kind,), values in _sums(timelines, None, "collective")
         if kind == "all_reduce" and len(timeline.steps)
     ]
     share, bare, time_ms = (np.sum(parts, axis=0) if parts else np.zeros(3)).tolist()

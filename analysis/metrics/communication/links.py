@@ -1,4 +1,4 @@
-"""The alpha-beta line of measured all-reduces: what a message costs (alpha) and what its bytes do (beta).
+"""The alpha-beta line of measured all-reduces, and what it says of training on more devices.
 
 Hockney's model, T = alpha + bytes x beta, for the ring that reduces and then gathers: with n ranks it has 2(n-1) steps,
 each with a message of bytes/n,
@@ -8,34 +8,49 @@ each with a message of bytes/n,
 (Thakur, Rabenseifner and Gropp 2005, "Optimization of collective communication operations in MPICH", IJHPCA 19(1);
 Patarasuk and Yuan 2009, "Bandwidth optimal all-reduce algorithms for clusters of workstations", JPDC 69(2): no
 algorithm moves fewer bytes). The time to add numbers up is in the bandwidth.
+
+The projection is a model of data-parallel training: step(N) = work + exposed(N). work is the measured step on the most
+devices less its exposed communication. exposed(N) is how long after the backward pass the last bucket of gradients has
+been reduced: buckets are ready at the measured moments, and their all-reduces take, one after another, what the line
+gives for N ranks. It has equally fast ranks, the links of the sweep, and all-reduces that slow nothing else down.
 """
 
-import dataclasses
 import math
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from analysis.load import LoadedTrial
+from analysis.load import Key, LoadedTrial, circumstances
+from analysis.metrics.scaling import strategy_of
+from analysis.wording import bucket_mib
+from common.errors import UsageError
 
 FloatArray = npt.NDArray[np.float64]
 
 FEWEST_SIZES = 4
 """Distinct sizes a line is fitted to at least: two parameters, and something left to judge them by."""
+FIRST_BUCKET_BYTES = 1 << 20
+BUCKET_BYTES = 25 << 20
+_NAMES = (
+    "task", "task_options", "implementation", "levers", "preset", "precision", "seq_len", "micro_batch_size",
+    "grad_accum_steps", "device", "activation_checkpointing",
+)  # fmt: skip
+_VALUES = (
+    "step_time_ms", "samples_per_second", "efficiency", "work_ms", "all_reduce_ms", "exposed_ms", "buckets",
+    "measured_step_time_ms", "error",
+)  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True)
-class Point:
-    """What was measured at one size on one number of ranks."""
+class Point(NamedTuple):
+    """What was measured at one size on one number of ranks: the median over processes of their medians."""
 
     ranks: int
     size_bytes: int
     time_us: float
-    """Median over processes of the medians of their repetitions."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -57,11 +72,6 @@ class Link:
     def ranks(self) -> tuple[int, ...]:
         """Numbers of ranks measured, ascending."""
         return tuple(sorted({point.ranks for point in self.points}))
-
-    @property
-    def sizes(self) -> tuple[int, ...]:
-        """Sizes measured, ascending."""
-        return tuple(sorted({point.size_bytes for point in self.points}))
 
     @property
     def errors(self) -> FloatArray:
@@ -91,26 +101,26 @@ def fitted_links(trials: Sequence[LoadedTrial]) -> list[Link]:
     links = []
     for (dtype, device, nodes), measured in sorted(times.items()):
         points = tuple(Point(*place, float(np.median(values))) for place, values in sorted(measured.items()))
-        links.append(_fitted(Link(dtype=dtype, device=device, nodes=nodes, points=points)))
+        links.append(Link(dtype=dtype, device=device, nodes=nodes, points=points, **_fitted(points)))
     return links
 
 
-def _fitted(link: Link) -> Link:
-    """Return the link with its line, fitted to relative errors: small sizes count as large ones do."""
-    if len(link.sizes) < FEWEST_SIZES:
-        why = f"{len(link.sizes)} sizes were measured, a line needs {FEWEST_SIZES}: use a smaller --factor"
-        return dataclasses.replace(link, reason=why)
-    terms = np.array([ring(point.ranks) for point in link.points])
-    sizes, measured = (np.array([getattr(point, name) for point in link.points]) for name in ("size_bytes", "time_us"))
+def _fitted(points: Sequence[Point]) -> dict[str, Any]:
+    """Return alpha_us and bandwidth_gb_s that minimize relative errors, so that small sizes count; or a reason."""
+    ranks, sizes, measured = (np.array(values) for values in zip(*points, strict=True))
+    distinct = len(set(sizes.tolist()))
+    if distinct < FEWEST_SIZES:
+        return {"reason": f"{distinct} sizes were measured, a line needs {FEWEST_SIZES}: use a smaller --factor"}
+    terms = np.array([ring(count) for count in ranks.tolist()])
     alpha, slope = _line(terms[:, 0], terms[:, 1] * sizes, measured)
-    why = ""
     if not (alpha > 0 and slope > 0):
-        why = "no line with a latency and a bandwidth above 0 fits: measure more sizes on a quieter machine"
-    elif link.sizes[-1] / link.ranks[-1] * slope <= alpha:
-        why = f"latency outweighs the transfer even at {link.sizes[-1]:,} bytes: measure larger sizes (--max-bytes)"
-    if why:
-        return dataclasses.replace(link, reason=why)
-    return dataclasses.replace(link, alpha_us=alpha, bandwidth_gb_s=1e-3 / slope)
+        return {
+            "reason": "no line with a latency and a bandwidth above 0 fits: measure more sizes on a quieter machine"
+        }
+    if sizes.max() / ranks.max() * slope <= alpha:
+        why = f"latency outweighs the transfer even at {sizes.max():,} bytes: measure larger sizes (--max-bytes)"
+        return {"reason": why}
+    return {"alpha_us": alpha, "bandwidth_gb_s": 1e-3 / slope}
 
 
 def alpha_beta(sizes: FloatArray, times_us: FloatArray) -> tuple[float, float, float] | None:
@@ -143,7 +153,7 @@ def link_rows(links: Sequence[Link]) -> list[dict[str, Any]]:
     rows = []
     for link in links:
         row: dict[str, Any] = {"dtype": link.dtype, "device": link.device, "ranks": " ".join(map(str, link.ranks))}
-        row |= {"nodes": link.nodes, "sizes": len(link.sizes), "reason": link.reason}
+        row |= {"nodes": link.nodes, "sizes": len({point.size_bytes for point in link.points}), "reason": link.reason}
         row |= dict.fromkeys(("alpha_us", "bandwidth_gb_s", "median_error", "largest_error", "largest_error_bytes"))
         if not link.reason:
             errors = link.errors
@@ -153,3 +163,141 @@ def link_rows(links: Sequence[Link]) -> list[dict[str, Any]]:
             row["largest_error_bytes"] = link.points[worst].size_bytes
         rows.append(row)
     return rows
+
+
+class Backward(NamedTuple):
+    """What one backward pass hands over: buckets in the order of their all-reduces."""
+
+    bucket_bytes: FloatArray
+    ready_ms: FloatArray
+    """When the last gradient of each is ready, since the pass began."""
+    backward_ms: float
+
+    def exposed_ms(self, reduce_ms: FloatArray) -> float:
+        """Return how long after the pass the last bucket has been reduced, each all-reduce after the one before."""
+        free = 0.0
+        for ready, duration in zip(self.ready_ms, reduce_ms, strict=True):
+            free = max(free, float(ready)) + float(duration)
+        return max(free - self.backward_ms, 0.0)
+
+
+def backward_pass(record: Mapping[str, Any], bucket_mib: int | None = None) -> Backward:
+    """Return the buckets of a measured pass.
+
+    Args:
+        record: what bench.run.measure.backward_timeline wrote: bytes, ready_ms, backward_ms.
+        bucket_mib: cap of every bucket in MiB; None: PyTorch's, of which the first is smaller.
+    """
+    sizes, ready = record["bytes"], record["ready_ms"]
+    first, others = (FIRST_BUCKET_BYTES, BUCKET_BYTES) if bucket_mib is None else (bucket_mib << 20, bucket_mib << 20)
+    bounds = bucket_ends(sizes, first, others)
+    parts = [slice(begin, end) for begin, end in zip([0, *bounds], bounds, strict=False)]
+    counts, moments = ([float(total(values[part])) for part in parts] for total, values in ((sum, sizes), (max, ready)))
+    return Backward(np.array(counts), np.array(moments), float(record["backward_ms"]))
+
+
+def bucket_ends(sizes: Sequence[int], first_bytes: int, bucket_bytes: int) -> list[int]:
+    """Return one past the last gradient of each bucket; a gradient is never divided, so buckets may exceed the cap."""
+    ends: list[int] = []
+    filled = 0
+    for place, size in enumerate(sizes, start=1):
+        filled += size
+        if filled >= (bucket_bytes if ends else first_bytes):
+            ends.append(place)
+            filled = 0
+    return ends if ends and ends[-1] == len(sizes) else [*ends, len(sizes)]
+
+
+def project(trials: Sequence[LoadedTrial], world_sizes: Sequence[int]) -> list[dict[str, Any]]:
+    """Return what the model gives for every measured configuration, under weak scaling: a device keeps its batch.
+
+    Args:
+        trials: of a run that holds trials of kind comm too.
+        world_sizes: numbers of devices to project to.
+
+    Returns:
+        Rows with the configuration, strategy, global_batch_size, world_size, base_world_size (the most devices
+        measured), link_nodes (nodes of the sweep), reason (why there is no projection; else ""), and step_time_ms,
+        samples_per_second, work_ms, all_reduce_ms (all buckets, hidden or not), exposed_ms and buckets of the model;
+        on measured devices measured_step_time_ms and error (modelled / measured - 1), on others efficiency (measured
+        step on the base / modelled one).
+
+    Raises:
+        UsageError: a number of devices below 2.
+    """
+    if world_sizes and min(world_sizes) < 2:
+        raise UsageError("option-value", f"--project {min(world_sizes)}: a projection is to 2 devices or more")
+    links = [link for link in fitted_links(trials) if link.dtype == "fp32"]
+    groups: dict[Key, list[LoadedTrial]] = defaultdict(list)
+    for trial in trials:
+        if trial.ok and trial.trial.kind == "throughput" and trial.trial.strategy in ("single", "ddp"):
+            groups[(*circumstances(trial.row), *(trial.row[name] for name in _NAMES))].append(trial)
+    rows = []
+    for members in groups.values():
+        strategies = list(dict.fromkeys(strategy_of(trial.row) for trial in members))
+        for strategy in [one for one in strategies if one[0] != "single"] or strategies:
+            rounds: dict[int, list[LoadedTrial]] = defaultdict(list)
+            for trial in sorted(members, key=lambda one: one.trial.world_size):
+                if strategy_of(trial.row) == strategy or trial.trial.strategy == "single":
+                    rounds[trial.trial.world_size].append(trial)
+            rows += _rows(rounds, links, sorted({*world_sizes}))
+    return rows
+
+
+def _rows(
+    rounds: Mapping[int, Sequence[LoadedTrial]], links: Sequence[Link], sizes: Sequence[int]
+) -> list[dict[str, Any]]:
+    """Return the rows of one configuration, whose trials are given by number of devices, ascending."""
+    base_size, base = list(rounds.items())[-1]
+    trial = base[0].trial
+    link = max((one for one in links if one.device == trial.device), key=lambda one: one.nodes, default=None)
+    records = [(record["backward"], one) for one in base for record in one.ranks.values() if record.get("backward")]
+    about: dict[str, Any] = {name: getattr(trial, name) for name in _NAMES} | dict.fromkeys(_VALUES)
+    about |= {name: base[0].row[name] for name in ("strategy", "strategy_options", "allocator")}
+    about |= {"base_world_size": base_size}
+    about |= {"link_nodes": None if link is None else link.nodes, "reason": ""}
+    batch, reason = trial.micro_batch_size * trial.grad_accum_steps, ""
+    if link is None:
+        reason = "no all-reduce of fp32 was measured in this run: run `bertbench comm --out` with its folder"
+    elif link.reason:
+        reason = f"no line fits the measured all-reduces: {link.reason}"
+    elif len(rounds) < 2:
+        reason = f"only {base_size} devices were measured: measure two counts (`bertbench throughput --devices`)"
+    elif not records:
+        reason = "no trial recorded when its gradients were ready (compiled models do not)"
+    if reason or link is None:
+        return [{**about, "reason": reason, "world_size": size, "global_batch_size": batch * size} for size in sizes]
+    backward = _typical(base, [backward_pass(one, bucket_mib(of.trial.strategy_options)) for one, of in records])
+    measured = _median(base, "step_time_ms")
+    work_ms = measured - _median(base, "communication_ms")
+    # Of a device in a median step at the measured rate, which is that of all steps together.
+    samples = _median(base, "samples_per_second") * measured / 1e3 / base_size
+    rows = []
+    for size in sorted({*rounds, *sizes}):
+        reduce_ms = np.array([link.time_us(count, size) / 1e3 for count in backward.bucket_bytes])
+        exposed_ms = backward.exposed_ms(reduce_ms)
+        step_ms = work_ms + exposed_ms
+        row = {**about, "world_size": size, "global_batch_size": batch * size, "step_time_ms": step_ms}
+        row |= {"samples_per_second": 1e3 * samples * size / step_ms, "work_ms": work_ms}
+        row |= {"all_reduce_ms": float(reduce_ms.sum()), "exposed_ms": exposed_ms, "buckets": len(reduce_ms)}
+        if size in rounds:
+            row["measured_step_time_ms"] = _median(rounds[size], "step_time_ms")
+            row["error"] = step_ms / row["measured_step_time_ms"] - 1
+        else:
+            row["efficiency"] = measured / step_ms
+        rows.append(row)
+    return rows
+
+
+def _typical(base: Sequence[LoadedTrial], passes: Sequence[Backward]) -> Backward:
+    """Return the median of passes with equal buckets; the backward time of the step clock is of all micro-steps."""
+    alike = [one for one in passes if np.array_equal(one.bucket_bytes, passes[0].bucket_bytes)]
+    shares = np.minimum([one.ready_ms / one.backward_ms for one in alike], 1.0)
+    times = [float(t.row["backward_ms"]) / t.trial.grad_accum_steps for t in base if t.row.get("backward_ms")]
+    whole = float(np.median(times or [one.backward_ms for one in alike]))
+    return Backward(passes[0].bucket_bytes, np.median(shares, axis=0) * whole, whole)
+
+
+def _median(trials: Sequence[LoadedTrial], name: str) -> float:
+    """Return the median of a column over rounds; a value that was not measured counts as 0."""
+    return float(np.median([trial.row.get(name) or 0.0 for trial in trials]))

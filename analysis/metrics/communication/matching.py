@@ -2,10 +2,9 @@
 
 A collective cannot transfer before its last rank arrives, so the shortest of its durations is the transfer, and what a
 rank has beyond it the wait; the rank with the shortest duration is the one that arrived last, the straggler. Durations
-need no common clock. It holds for collectives in which everyone waits for everyone (all_reduce, all_gather,
-reduce_scatter, barrier). In an all_to_all ranks may send different amounts: the shortest duration is then a lower bound
-of the transfer. The root of a broadcast or reduce, and a sender, may leave early: broadcast, reduce, gather, scatter
-and send_recv are matched for counting and never split.
+need no common clock. It holds for collectives in which everyone waits for everyone. In an all_to_all ranks may send
+different amounts: the shortest duration is then a lower bound of the transfer. The root of a broadcast or reduce, and a
+sender, may leave early: broadcast, reduce, gather, scatter and send_recv are matched for counting and never split.
 """
 
 from collections.abc import Sequence
@@ -14,123 +13,94 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from analysis.timeline import Timeline, typed
+from analysis.timeline import Timeline, columns, typed
 
 if TYPE_CHECKING:
     import pandas as pd
 
 SYNCHRONIZING = ("all_reduce", "all_gather", "reduce_scatter", "barrier", "all_to_all")
 """Collectives in which no rank can end before all have begun."""
-MEMBER_COLUMNS = {
-    "match": "int64",  # number of the collective
-    "member": "int64",  # place of the timeline
-    "index": "int64",  # row of its `collectives`
-    "collective": "str",
-    "start": "int64",  # of the rank's own clock
-    "end": "int64",
-    "duration_ns": "int64",
-    "transfer_ns": "float64",  # NaN where the kind does not split
-    "wait_ns": "float64",
-    "last": "bool",  # arrived last
-}
-STRAGGLER_COLUMNS = {
-    "rank": "Int64",
-    "matched": "int64",  # of those that split
-    "unmatched": "int64",  # no other rank has them; their waiting is not known
-    "transfer_ms": "float64",
-    "wait_ms": "float64",
-    "times_last": "int64",
-    "wait_caused_ms": "float64",  # mean wait of the other ranks in the collectives where this one arrived last
-}
-CLOCK_COLUMNS = {
-    "rank": "Int64",
-    "offset_us": "float64",  # what its clock is ahead of the first rank's; NaN unknown
-    "spread_us": "float64",  # median absolute deviation of the differences
-    "collectives": "int64",  # in common with the first rank
-}
+STRAGGLER_COLUMNS = columns("rank matched unmatched transfer_ms wait_ms times_last wait_caused_ms")
+CLOCK_COLUMNS = columns("rank offset_us spread_us collectives")
 _LONGEST_SHIFT = 64
-
-Key = tuple[str, str, int, str]
 
 
 def match_collectives(timelines: Sequence[Timeline]) -> "pd.DataFrame":
-    """Return one row per matched collective and rank: MEMBER_COLUMNS.
+    """Return one row per matched collective and rank.
+
+    Columns: match (number of the collective), member (place of the timeline), index (row of its `collectives`),
+    collective, start and end (of the rank's own clock), duration_ns, transfer_ns and wait_ns (NaN where the kind does
+    not split), last (arrived last).
 
     By group (and its ranks, where the trace lists them) and number in it where the trace has both; else the k-th of the
     same kind, group and size in order of start on every rank. Where ranks have different numbers of those, a shift is
     looked for under which their ends keep the same distance. A set over fewer ranks than its group has is matched among
     those there are.
     """
-    by_key: dict[Key, dict[int, list[int]]] = {}
-    for member, timeline in enumerate(timelines):
-        for index, key in enumerate(_keys(timeline)):
-            by_key.setdefault(key, {}).setdefault(member, []).append(index)
-    ends = [timeline.collectives["end"].to_numpy(dtype=np.int64) for timeline in timelines]
-    rows: list[tuple[int, int, int]] = []
-    number = 0
-    for (_, group, size, _), present in by_key.items():
-        # Several groups of one size that the trace does not tell apart are not matched.
-        if len(present) < 2 or 0 < size < (len(present) if group else len(timelines)):
-            continue
-        for indices in _aligned(present, ends):
-            rows += [(number, member, index) for member, index in indices.items()]
-            number += 1
-    return _split(rows, timelines)
-
-
-def _keys(timeline: Timeline) -> list[Key]:
-    table, keys = timeline.collectives, list[Key]()
-    names = ("collective", "group", "group_size", "bytes", "seq")
-    for kind, group, size, content, seq in zip(*(table[name].tolist() for name in names), strict=True):
-        numbered = bool(group) and int(seq) >= 0
-        # Ranks may give different amounts into an all_to_all.
-        what = f"seq {seq}" if numbered else "" if kind == "all_to_all" else str(content)
-        ranks = timeline.groups[str(group)].listed if str(group) in timeline.groups else ""
-        keys.append((str(kind), f"{group} ({ranks})" if ranks else str(group), int(size), what))
-    return keys
-
-
-def _aligned(present: dict[int, list[int]], ends: Sequence[npt.NDArray[np.int64]]) -> list[dict[int, int]]:
-    """Pair the k-th ones; shorter lists are shifted to where the ends keep the steadiest distance."""
-    reference = max(present, key=lambda member: len(present[member]))
-    aligned: list[dict[int, int]] = [{reference: index} for index in present[reference]]
-    longest = ends[reference][present[reference]]
-    for member, rows in present.items():
-        if member == reference:
-            continue
-        own = ends[member][rows]
-        best, least = 0, np.inf
-        for shift in range(min(len(longest) - len(own), _LONGEST_SHIFT) + 1):
-            distance = longest[shift : shift + len(own)] - own
-            spread = float(np.abs(distance - np.median(distance)).mean()) if len(own) > 1 else float(shift)
-            if spread < least:
-                best, least = shift, spread
-        for place, index in enumerate(rows):
-            aligned[best + place][member] = index
-    return [indices for indices in aligned if len(indices) > 1]
-
-
-def _split(rows: list[tuple[int, int, int]], timelines: Sequence[Timeline]) -> "pd.DataFrame":
     import pandas as pd
 
-    frame = pd.DataFrame(rows, columns=["match", "member", "index"]).astype("int64")
-    tables = [one.collectives[["collective", "start", "end"]].reset_index(names="index") for one in timelines]
-    values = pd.concat([table.assign(member=member) for member, table in enumerate(tables)], ignore_index=True)
-    frame = frame.merge(values.astype({"collective": "object"}), on=["member", "index"], how="left", validate="1:1")
-    frame["duration_ns"] = frame["end"] - frame["start"]
-    by_match = frame.groupby("match")["duration_ns"]
-    shortest, longest = by_match.transform("min"), by_match.transform("max")
-    splits = frame["collective"].isin(SYNCHRONIZING)
-    frame["transfer_ns"] = shortest.astype("float64").where(splits)
-    frame["wait_ns"] = frame["duration_ns"] - frame["transfer_ns"]
+    table = pd.concat([_keyed(timeline, member) for member, timeline in enumerate(timelines)], ignore_index=True)
+    key = table.groupby(["collective", "group", "group_size", "seq", "bytes"], sort=False).ngroup()
+    present = table.groupby(key)["member"].transform("nunique")
+    # Several groups of one size that the trace does not tell apart are not matched.
+    most = present.where(table["group"] != "", len(timelines))
+    table = table.assign(key=key, place=table.groupby([key, "member"]).cumcount())
+    table = table[(present > 1) & ~table["group_size"].between(1, most - 1)]
+    counts = table.groupby(["key", "member"])["index"].transform("size")
+    uneven = table["key"].isin(table.loc[counts < counts.groupby(table["key"]).transform("max"), "key"])
+    for _, rows in table[uneven].groupby("key"):
+        table.loc[rows.index, "place"] += _shifts(rows)
+    table = table.assign(match=table.groupby(["key", "place"]).ngroup(), duration_ns=table["end"] - table["start"])
+    by_match = table.groupby("match")["duration_ns"]
+    table = table.assign(shortest=by_match.transform("min"), longest=by_match.transform("max"))
+    table = table[by_match.transform("size") > 1].sort_values(["match", "member"], kind="stable", ignore_index=True)
+    splits = table["collective"].isin(SYNCHRONIZING)
+    table["transfer_ns"] = table["shortest"].where(splits)
+    table["wait_ns"] = table["duration_ns"] - table["transfer_ns"]
     # Of equally short ones the first: one collective has one straggler, and none where nobody waited.
-    candidate = splits & (frame["duration_ns"] == shortest) & (longest > shortest)
-    frame["last"] = candidate & (candidate.groupby(frame["match"]).cumsum() == 1)
-    return frame.sort_values(["match", "member"], kind="stable", ignore_index=True)[list(MEMBER_COLUMNS)]
+    candidate = splits & (table["duration_ns"] == table["shortest"]) & (table["longest"] > table["shortest"])
+    table["last"] = candidate & (candidate.groupby(table["match"]).cumsum() == 1)
+    names = ["match", "member", "index", "collective", "start", "end", "duration_ns", "transfer_ns", "wait_ns", "last"]
+    return table[names]
+
+
+def _keyed(timeline: Timeline, member: int) -> "pd.DataFrame":
+    """Return a rank's collectives with what is equal on all ranks; -2 where bytes tell nothing apart."""
+    table = timeline.collectives
+    names = {name: f"{name} ({group.listed})" for name, group in timeline.groups.items() if group.listed}
+    numbered = (table["group"] != "") & (table["seq"] >= 0)
+    # Ranks may give different amounts into an all_to_all.
+    alike = numbered | (table["collective"] == "all_to_all")
+    columns = table[["collective", "group", "group_size", "start", "end"]].astype({"collective": object})
+    return columns.assign(
+        group=[names.get(name, name) for name in table["group"].astype(object)],
+        seq=table["seq"].where(numbered, -1),
+        bytes=table["bytes"].mask(alike, -2),
+        index=np.arange(len(table)),
+        member=member,
+    )
+
+
+def _shifts(rows: "pd.DataFrame") -> npt.NDArray[np.int64]:
+    """Return how far the collectives of each rank that has fewer are shifted, of one key: to the steadiest distance."""
+    members, ends = rows["member"].to_numpy(), rows["end"].to_numpy()
+    counts, shifts = np.bincount(members), np.zeros(len(rows), dtype=np.int64)
+    longest = ends[members == counts.argmax()]
+    for member in np.flatnonzero((counts > 0) & (counts < counts.max())):
+        mine = ends[members == member]
+        spreads = []
+        for shift in range(min(len(longest) - len(mine), _LONGEST_SHIFT) + 1):
+            distance = longest[shift : shift + len(mine)] - mine
+            spreads.append(np.abs(distance - np.median(distance)).mean() if len(mine) > 1 else shift)
+        shifts[members == member] = np.argmin(spreads)
+    return shifts
 
 
 def stragglers(timelines: Sequence[Timeline], matching: "pd.DataFrame") -> "pd.DataFrame":
     """Return one row per rank, the one that others waited for longest first: STRAGGLER_COLUMNS.
+
+    matched counts those that split; unmatched ones no other rank has. wait_caused_ms is the mean wait of the other
+    ranks in the collectives where this one arrived last.
 
     Args:
         timelines: what readers returned, one per rank.
@@ -138,7 +108,7 @@ def stragglers(timelines: Sequence[Timeline], matching: "pd.DataFrame") -> "pd.D
     """
     split = matching[matching["transfer_ns"].notna()]
     by_match = split.groupby("match")
-    others = by_match["wait_ns"].transform("sum") / (by_match["member"].transform("size") - 1).clip(lower=1)
+    others = by_match["wait_ns"].transform("sum") / (by_match["member"].transform("size") - 1)
     rows = []
     for member, timeline in enumerate(timelines):
         mine = split["member"] == member
@@ -161,21 +131,20 @@ def stragglers(timelines: Sequence[Timeline], matching: "pd.DataFrame") -> "pd.D
 def clock_offsets(timelines: Sequence[Timeline], matching: "pd.DataFrame") -> "pd.DataFrame":
     """Return the offset of each rank's clock from collectives that it and the first rank took part in: CLOCK_COLUMNS.
 
-    Those that end together on all ranks are taken first; an all_to_all may end at different times.
+    Those that end together on all ranks count where there are any; an all_to_all may end at different times. spread_us
+    is the median absolute deviation of the differences.
     """
     rows = []
     for member, timeline in enumerate(timelines):
+        row: dict[str, Any] = {"rank": timeline.rank}
         apart = np.empty(0, dtype=np.int64)
-        for kinds in (("all_reduce", "barrier"), ("all_gather", "reduce_scatter"), ("all_to_all",)):
-            chosen = matching[matching["collective"].isin(kinds)]
-            first, mine = (chosen[chosen["member"] == one].set_index("match")["end"] for one in (0, member))
-            common = mine.index.intersection(first.index)
-            if len(common):
+        for kinds in (("all_to_all",), ("all_gather", "reduce_scatter"), ("all_reduce", "barrier")):
+            chosen = matching[matching["collective"].isin(kinds)].set_index("match")
+            first, mine = (chosen.loc[chosen["member"] == one, "end"] for one in (0, member))
+            if len(common := mine.index.intersection(first.index)):
                 apart = (mine.loc[common] - first.loc[common]).to_numpy(dtype=np.int64)
-                break
-        row: dict[str, Any] = {"rank": timeline.rank, "collectives": len(apart)}
         if len(apart):
             offset = int(np.median(apart))
             row |= {"offset_us": offset / 1e3, "spread_us": np.median(np.abs(apart - offset)) / 1e3}
-        rows.append(row)
+        rows.append({**row, "collectives": len(apart)})
     return typed(rows, CLOCK_COLUMNS)

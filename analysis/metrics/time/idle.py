@@ -18,7 +18,7 @@ from analysis.metrics.time.window import in_window, step_places, work_time
 from analysis.metrics.time.work import NOTHING, WorkSets, cpu_communication, device_sets, launching_calls
 from analysis.names import collective
 from analysis.spans import Intervals, difference, inside_each, intersection, levels, merged, total_ns, union, within
-from analysis.timeline import Timeline, named, typed
+from analysis.timeline import Timeline, columns, named, typed
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -28,29 +28,13 @@ PARTS = ("start_up", "steady", "tear_down")
 """Before the first kernel of the trace, between, and after its last; copies and memsets are no kernels."""
 LONG_NS = 500_000
 """A launch-bound gap from this length on is a pause of the CPU: no single launch takes as long."""
-CAUSE_COLUMNS = {
-    "rank": "Int64",
-    "cause": "str",  # of CAUSES, between first and last kernel; start_up and tear_down whatever the CPU did
-    "idle_ms": "float64",  # mean over GPUs; those of a rank add up to its idle time
-    "idle_time_share": "float64",
-    "window_share": "float64",
-    "repeating_ms": "float64",  # what the steps usually have, without launch-bound gaps of LONG_NS or more
-    "long_ms": "float64",  # in gaps of LONG_NS or more
-}
+CAUSE_COLUMNS = columns("rank cause idle_ms idle_time_share window_share repeating_ms long_ms")
 SHORT_DELAY_US = 10.0
 """A kernel that starts sooner than this after the end of its call found the GPU waiting: 1 to 3 us are usual then."""
-QUEUE_COLUMNS = {
-    "rank": "Int64",
-    "kernels": "int64",  # launched in the window, CUDA graphs recorded as one piece among them
-    "matched": "int64",  # of these, those whose launching call is in the trace; the rest is of these
-    # From the start of the call to the start of the kernel, which may begin before the call returns.
-    **dict.fromkeys(("delay_median_us", "delay_p5_us", "delay_p95_us"), "float64"),
-    "found_idle_share": "float64",  # kernels that start SHORT_DELAY_US after their call, or were launched when idle
-    "depth_mean": "float64",  # launched and not yet started kernels, from the first call to the last start
-    "depth_max": "int64",
-    "empty_share": "float64",  # of that time with none waiting
-    "launches_per_step": "float64",  # calls per marked step
-}
+QUEUE_COLUMNS = columns(
+    "rank kernels matched delay_median_us delay_p5_us delay_p95_us found_idle_share depth_mean depth_max empty_share "
+    "launches_per_step"
+)
 _SYNCHRONIZES = re.compile(
     r"\w*synchronize|\w+(?:EventQuery|StreamQuery)|(?:cu|cuda|hip)Mem(?:cpy|set)(?!\w*Async)", re.I
 )
@@ -150,6 +134,10 @@ def _host_time(timeline: Timeline, sets: WorkSets, whole: Intervals) -> tuple[In
 
 def idle_causes(timeline: Timeline, gaps: "pd.DataFrame") -> "pd.DataFrame":
     """Return the idle time of one rank by cause: CAUSE_COLUMNS; causes that only a GPU has are left out on a CPU.
+
+    start_up and tear_down are of time before the first and after the last kernel, whatever the CPU did. Times are means
+    over GPUs. repeating_ms is what the steps usually have, without launch-bound gaps of LONG_NS or more; long_ms is in
+    gaps of LONG_NS or more.
 
     Args:
         timeline: what a reader returned.
@@ -255,7 +243,13 @@ def _open(tables: "Iterable[pd.DataFrame]", wanted: Callable[[str], bool]) -> In
 
 
 def launch_queue(timelines: Iterable[Timeline]) -> "pd.DataFrame":
-    """Return one row per rank whose trace ties kernels to calls, copies not counted: QUEUE_COLUMNS."""
+    """Return one row per rank whose trace ties kernels to calls, copies not counted: QUEUE_COLUMNS.
+
+    kernels are those launched in the window, matched those of them whose call is in the trace: the rest is of these.
+    A delay is from the start of the call to that of the kernel, which may begin before the call returns.
+    found_idle_share is of kernels that start SHORT_DELAY_US after their call, or were launched when the GPU was idle.
+    depth is of kernels launched and not yet started, empty_share the time with none, from first call to last start.
+    """
     return typed([row for row in map(_queue, timelines) if row], QUEUE_COLUMNS)
 
 

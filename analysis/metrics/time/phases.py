@@ -21,7 +21,7 @@ from analysis.metrics.time.window import analysis_time, in_window
 from analysis.metrics.time.work import NOTHING, launching_calls
 from analysis.names import OTHER, communicates
 from analysis.spans import Nested, difference, merged, own_times, total_ns, union, within
-from analysis.timeline import Timeline, name_codes, typed
+from analysis.timeline import Timeline, columns, name_codes, typed
 from records.schema import RANGE_COLUMNS
 
 if TYPE_CHECKING:
@@ -29,15 +29,7 @@ if TYPE_CHECKING:
 
 PREFIX = "bertbench:"
 PHASES = ("data", "forward", "backward", "communication", "optimizer")
-PHASE_COLUMNS = {
-    "rank": "Int64",
-    "phase": "str",
-    "host_ms": "float64",
-    "host_share": "float64",  # of the window
-    "gpu_ms": "float64",  # kernels, copies and memsets
-    "gpu_share": "float64",  # of their time
-    "kernels": "Int64",  # these alone
-}
+PHASE_COLUMNS = {**columns("rank phase host_ms host_share gpu_ms gpu_share"), "kernels": "Int64"}
 _FIRST = ("communication", "optimizer", "backward", "forward", "data")
 _NAMES = {
     "data": "data data_load data_loading dataloader load_batch wait_for_batch wait_for_training_batch",
@@ -68,7 +60,7 @@ def phase_of(name: str) -> str | None:
 
 
 def phase_rows(timeline: Timeline) -> "pd.DataFrame":
-    """Return one row per phase and one for "other": PHASE_COLUMNS.
+    """Return one row per phase and one for "other": PHASE_COLUMNS; copies and memsets count in gpu_ms alone.
 
     The GPU's are missing on a trace without kernels. No row where the trace has neither a phase's range nor a kernel
     tied to one.

@@ -55,6 +55,10 @@ def test_overlapped_and_exposed_are_of_unions_and_copies_hide_nothing() -> None:
     names = ["compute_ms", "communication_ms", "overlapped_ms", "exposed_ms", "communication_share", "exposed_share"]
     assert row[names].tolist() == [50, 45, 15, 30, 0.45, 0.3]
     assert row["overlap_share"] == pytest.approx(1 / 3) and pd.isna(row["exposed_wait_ms"])  # one rank does not say
+    kind = communication_by_kind([one_rank()]).iloc[0]
+    assert kind[["count", "sized", "bytes", "total_ms", "exposed_ms"]].tolist() == [2, 2, 70_000_000, 45, 30]
+    # Bytes per ns are GB/s; the factor of 2 ranks is 2 (2 - 1) / 2 = 1.
+    assert kind["algbw_gb_s"] == kind["busbw_gb_s"] == pytest.approx(70e6 / 45e6)
     share = all_reduce([one_rank()])
     assert (share["all_reduce_share"], share["all_reduce_exposed_share"], share["all_reduce_ms"]) == (0.45, 0.3, 45)
 
@@ -69,15 +73,6 @@ def test_exposed_time_is_split_into_wait_and_transfer_by_the_other_ranks() -> No
     assert late.loc[1].tolist() == [2, 0, 25, 0, 2, 20] and late.loc[0].tolist() == [2, 0, 25, 20, 0, 0]
     assert buckets(ranks[0], matching, 0)["wait_ms"].tolist() == [10, 10]
     assert buckets(ranks[1], matching, 1)["wait_ms"].tolist() == [0, 0]
-
-
-def test_bandwidths_are_those_of_nccl_tests() -> None:
-    row = communication_by_kind([one_rank()]).iloc[0]
-    assert row[["count", "sized", "bytes", "total_ms", "overlapped_ms", "exposed_ms"]].tolist() == [
-        2, 2, 70_000_000, 45, 15, 30,
-    ]  # fmt: skip
-    # Bytes per ns are GB/s; the factor of 2 ranks is 2 (2 - 1) / 2 = 1.
-    assert row["algbw_gb_s"] == row["busbw_gb_s"] == pytest.approx(70e6 / 45e6)
 
 
 @pytest.mark.parametrize(
@@ -126,11 +121,8 @@ def test_a_rank_with_two_gpus_has_the_mean_of_both() -> None:
         kernels=trace.kernels.assign(device=[0, 0, 1]),
         collectives=trace.collectives.assign(device=[0, 1]),
     )
-    row, kind, time = (
-        communication_by_rank([trace]).iloc[0],
-        communication_by_kind([trace]).iloc[0],
-        temporal_breakdown(trace),
-    )
+    row, kind = communication_by_rank([trace]).iloc[0], communication_by_kind([trace]).iloc[0]
+    time = temporal_breakdown(trace)
     assert time is not None and time.exposed_communication_ns == 20 * MS
     assert (row["communication_ms"], row["exposed_ms"]) == (kind["total_ms"], kind["exposed_ms"]) == (25, 20)
     assert collective_table(trace)["exposed_ns"].tolist() == [10 * MS, 30 * MS]
@@ -174,12 +166,9 @@ def test_the_bus_factor_is_that_of_a_real_log_of_nccl_tests() -> None:
 
 def test_times_of_buckets_count_from_the_start_of_the_step() -> None:
     table = buckets(one_rank())
-    columns = ["start_ms", "end_ms", "duration_ms", "exposed_ms"]
-    assert table[columns].to_numpy().tolist() == [[30, 50, 20, 10], [65, 90, 25, 20]]
-    assert table["bytes"].tolist() == [20_000_000, 50_000_000] and table["step"].tolist() == [3, 3]
-    assert table["wait_ms"].isna().all()
-    earlier = buckets(with_step(-10, 100))
-    assert earlier[["start_ms", "end_ms"]].to_numpy().tolist() == [[40, 60], [75, 100]]
+    columns = ["step", "bytes", "start_ms", "end_ms", "duration_ms", "exposed_ms"]
+    assert table[columns].to_numpy().tolist() == [[3, 20_000_000, 30, 50, 20, 10], [3, 50_000_000, 65, 90, 25, 20]]
+    assert table["wait_ms"].isna().all() and buckets(with_step(-10, 100))["start_ms"].tolist() == [40, 75]
 
 
 def test_on_a_cpu_operators_of_other_threads_hide_spans_of_gloo() -> None:

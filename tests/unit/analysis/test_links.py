@@ -1,18 +1,36 @@
-"""The alpha-beta line: the truth of a simulated ring is found again, and what cannot be fitted is refused."""
+"""The alpha-beta line of simulated rings, projections of a cluster that is played event by event, and their report."""
 
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
-from support.rings import ring_all_reduce_us, write_collectives
+from support import refusals
+from support.page import report_page
+from support.rings import Machine, ring_all_reduce_us, write_collectives
 
 from analysis.load import load_run
-from analysis.metrics.communication.links import Link, fitted_links, link_rows, ring
-from records.kinds import collectives_csv
+from analysis.metrics.communication.links import Backward, Link, bucket_ends, fitted_links, link_rows, project, ring
+from analysis.metrics.scaling import measured_efficiency
+from analysis.render.link_tables import projection_blocks
 from records.run import RunDirectory
+
+MIB = 1 << 20
 
 
 def measured(*trials: Path) -> list[Link]:
     return [link for path in trials for link in fitted_links(load_run(RunDirectory(path)))]
+
+
+def projected(run: Path, *sizes: int) -> list[dict[str, Any]]:
+    return project(load_run(RunDirectory(run)), sizes)
+
+
+def measured_machine(run: Path, machine: Machine, ranks: tuple[int, ...]) -> None:
+    for number, count in enumerate(ranks):
+        machine.write_steps(run, count, seed=number)
+        if count > 1:
+            write_collectives(run, count, machine.alpha_us, machine.bandwidth_gb_s, seed=number)
 
 
 @pytest.mark.parametrize("ranks", [2, 3, 8])
@@ -21,30 +39,29 @@ def test_the_ring_of_the_model_is_that_of_messages_played_one_by_one(ranks: int)
     assert ring_all_reduce_us(ranks, 8e6, 5.0, 10.0) == pytest.approx(steps * 5.0 + part * 8e6 / 10.0 / 1e3)
 
 
-def test_alpha_and_bandwidth_of_a_simulated_ring_are_found_from_what_comm_writes(tmp_path: Path) -> None:
+def test_alpha_and_bandwidth_of_a_simulated_ring_are_found_over_rounds_ranks_and_nodes(tmp_path: Path) -> None:
     for ranks in (2, 4, 8):
-        write_collectives(tmp_path, ranks, 12.0, 20.0, noise=0.02, seed=ranks)
-    (link,) = measured(tmp_path)
-    assert link.ranks == (2, 4, 8) and not link.reason
-    assert link.alpha_us == pytest.approx(12.0, rel=0.05) and link.bandwidth_gb_s == pytest.approx(20.0, rel=0.05)
-    (row,) = link_rows([link])
-    assert row["median_error"] < 0.03
+        write_collectives(tmp_path, ranks, 12.0, 20.0, noise=0.02, seed=ranks, round_number=int(ranks == 8))
+    write_collectives(tmp_path, 2, 30.0, 2.0, nodes=2)
+    inside, across = measured(tmp_path)
+    assert (inside.nodes, inside.ranks, across.nodes, across.ranks) == (1, (2, 4, 8), 2, (2,))
+    assert inside.alpha_us == pytest.approx(12.0, rel=0.05) and inside.bandwidth_gb_s == pytest.approx(20.0, rel=0.05)
+    assert across.bandwidth_gb_s == pytest.approx(2.0, rel=0.05) and link_rows([inside])[0]["median_error"] < 0.03
 
 
-def test_what_no_line_fits_is_refused_with_what_to_do(tmp_path: Path) -> None:
-    write_collectives(tmp_path / "few", 2, 12.0, 20.0, sizes=(1024, 4096, 2.0))
-    (few,) = measured(tmp_path / "few")
-    assert few.reason.startswith("3 sizes") and "--factor" in few.reason
-    lines = write_collectives(tmp_path / "falling", 2, 12.0, 20.0, noise=0.0)
-    path = collectives_csv(RunDirectory(tmp_path / "falling").trial(lines.trial_id))
-    header, *rows = [line.split(",") for line in path.read_text().splitlines()]
-    place = header.index("time_us")
-    times = [row[place] for row in rows][::-1]
-    path.write_text("\n".join(",".join([*row[:place], time, *row[place + 1 :]]) for row, time in
-                              zip([header, *rows], ["time_us", *times], strict=True)) + "\n")  # fmt: skip
-    assert "above 0 fits" in measured(tmp_path / "falling")[0].reason
-    (row,) = link_rows([few])
-    assert row["alpha_us"] is None and row["reason"] == few.reason
+@pytest.mark.parametrize(
+    ("options", "latency", "named"),
+    [
+        ({"sizes": (1024, 4096, 2.0)}, 12.0, "--factor"),
+        ({"sizes": (1024, 64 << 10, 2.0)}, 500.0, "--max-bytes"),  # all small: they tell no bandwidth
+    ],
+)
+def test_what_no_line_fits_is_refused_with_what_to_do(
+    tmp_path: Path, options: dict[str, Any], latency: float, named: str
+) -> None:
+    write_collectives(tmp_path, 2, latency, 20.0, noise=0.0, **options)
+    (row,) = link_rows(measured(tmp_path))
+    assert row["alpha_us"] is row["bandwidth_gb_s"] is None and named in row["reason"]
 
 
 def test_times_of_wrong_results_count_for_nothing(tmp_path: Path) -> None:
@@ -52,25 +69,129 @@ def test_times_of_wrong_results_count_for_nothing(tmp_path: Path) -> None:
     assert measured(tmp_path) == []
 
 
-def test_rounds_are_one_line_and_nodes_are_lines_of_their_own(tmp_path: Path) -> None:
-    for number in range(3):
-        write_collectives(tmp_path, 2, 12.0, 20.0, seed=number, round_number=number)
-    write_collectives(tmp_path, 2, 30.0, 2.0, nodes=2)
-    inside, across = measured(tmp_path)
-    assert (inside.nodes, across.nodes) == (1, 2) and across.bandwidth_gb_s == pytest.approx(2.0, rel=0.05)
-
-
-def test_sizes_that_are_all_small_tell_no_bandwidth_and_give_no_line(tmp_path: Path) -> None:
-    write_collectives(tmp_path / "small", 2, 500.0, 20.0, sizes=(1024, 64 << 10, 2.0), noise=0.0)
-    write_collectives(tmp_path / "large", 2, 500.0, 20.0, noise=0.0)
-    (small,), (large,) = measured(tmp_path / "small"), measured(tmp_path / "large")
-    assert "65,536 bytes" in small.reason and "--max-bytes" in small.reason and not large.reason
-    assert [row["bandwidth_gb_s"] for row in link_rows([small, large])] == [None, pytest.approx(20.0)]
-
-
 def test_relative_errors_count_alike_at_every_size(tmp_path: Path) -> None:
     """Times 10 % too long at every size: so are latency and time per byte, whatever the sizes."""
-    trial = write_collectives(tmp_path, 4, 11.0, 20.0 / 1.1, noise=0.0)
+    write_collectives(tmp_path, 4, 11.0, 20.0 / 1.1, noise=0.0)
     (link,) = measured(tmp_path)
     assert (link.alpha_us, link.bandwidth_gb_s) == (pytest.approx(11.0), pytest.approx(20.0 / 1.1))
-    assert trial.world_size == 4 and abs(link.errors).max() < 1e-5
+    assert abs(link.errors).max() < 1e-5
+
+
+def test_buckets_are_closed_once_they_are_full_and_no_gradient_is_divided() -> None:
+    sizes = [600_000, 600_000, 10 * MIB, 20 * MIB, 94 * MIB, 3 * MIB]
+    assert bucket_ends(sizes, MIB, 25 * MIB) == [2, 4, 5, 6]
+    assert bucket_ends([5], MIB, 25 * MIB) == [1]
+    assert bucket_ends([2 * MIB, 26 * MIB], MIB, 25 * MIB) == [1, 2]
+
+
+def test_what_the_backward_pass_hides_of_the_buckets_by_hand() -> None:
+    backward = Backward(np.ones(3), np.array([1.0, 4.0, 10.0]), 10.0)
+    assert backward.exposed_ms(np.array([2.0, 3.0, 1.0])) == 1.0, "only the last one comes after the end"
+    assert backward.exposed_ms(np.array([8.0, 3.0, 1.0])) == 3.0, "they queue: 1 + 8, + 3, + 1 = 13"
+    assert backward.exposed_ms(np.zeros(3)) == 0.0
+
+
+@pytest.mark.parametrize(
+    "machine",
+    [
+        Machine(jitter=0.002),
+        Machine(jitter=0.002, bandwidth_gb_s=1.2),  # communication is what takes the time
+        Machine(jitter=0.002, gradients=(MIB,) * 6 + (94 * MIB,)),  # as BERT's embeddings: large, and last
+    ],
+)
+def test_a_cluster_played_event_by_event_is_projected_with_its_residuals(tmp_path: Path, machine: Machine) -> None:
+    measured_machine(tmp_path, machine, (1, 2, 4))
+    rows = projected(tmp_path, 4, 16)
+    assert [row["world_size"] for row in rows] == [1, 2, 4, 16] and not any(row["reason"] for row in rows)
+    for row in rows[:-1]:
+        truth = float(np.median(machine.steps(row["world_size"], 80, seed=99)[0]))
+        assert row["measured_step_time_ms"] == pytest.approx(truth, rel=0.01) and row["efficiency"] is None
+        assert row["error"] == pytest.approx(row["step_time_ms"] / row["measured_step_time_ms"] - 1)
+        assert abs(row["error"]) < 0.03
+    last = rows[-1]
+    truth = float(np.median(machine.steps(16, 80, seed=99)[0]))
+    assert last["step_time_ms"] == pytest.approx(truth, rel=0.04) and last["error"] is None
+    base = [one.row for one in load_run(RunDirectory(tmp_path)) if one.ok and one.trial.world_size == 4]
+    (base,) = [row for row in base if row["kind"] == "throughput"]
+    speedup = 4 * base["step_time_ms"] / last["step_time_ms"]
+    assert last["samples_per_second"] == pytest.approx(base["samples_per_second"] * speedup)
+    assert last["work_ms"] + last["exposed_ms"] == pytest.approx(last["step_time_ms"])
+    assert last["efficiency"] == pytest.approx(rows[2]["measured_step_time_ms"] / last["step_time_ms"])
+    assert (last["base_world_size"], last["global_batch_size"], last["link_nodes"]) == (4, 128, 1)
+
+
+def test_buckets_of_another_size_are_a_configuration_with_their_own_buckets(tmp_path: Path) -> None:
+    measured_machine(tmp_path, Machine(gradients=(3 * MIB,) * 30), (1, 2))
+    Machine(gradients=(3 * MIB,) * 30, bucket_mib=5).write_steps(tmp_path, 2)
+    rows = {row["strategy_options"]: row["buckets"] for row in projected(tmp_path, 4) if row["world_size"] == 4}
+    assert rows == {"": 5, '{"bucket_mib":5}': 15}, "caps of 1 + 25 MiB, of 5 MiB"
+
+
+def test_the_line_of_several_nodes_is_used_where_there_is_one(tmp_path: Path) -> None:
+    machine = Machine()
+    measured_machine(tmp_path, machine, (1, 2))
+    inside = projected(tmp_path, 8)[-1]
+    write_collectives(tmp_path, 4, 40.0, 2.0, nodes=2)
+    across = projected(tmp_path, 8)[-1]
+    assert (inside["link_nodes"], across["link_nodes"]) == (1, 2)
+    assert across["all_reduce_ms"] > 5 * inside["all_reduce_ms"]
+
+
+def refused(run: Path, *sizes: int) -> str:
+    (row,) = projected(run, *sizes)
+    assert row["step_time_ms"] is None and row["samples_per_second"] is None
+    return str(row["reason"])
+
+
+def test_what_is_not_measured_is_not_projected_and_that_is_said_once(tmp_path: Path) -> None:
+    Machine().write_steps(tmp_path / "one", 2)
+    write_collectives(tmp_path / "one", 2, 12.0, 20.0)
+    assert "--devices" in refused(tmp_path / "one", 8), "one device count"
+    for ranks in (1, 2):
+        Machine().write_steps(tmp_path / "bare", ranks, timeline=False)
+    write_collectives(tmp_path / "bare", 2, 12.0, 20.0)
+    assert "when its gradients were ready" in refused(tmp_path / "bare", 4)
+    for ranks in (1, 2):
+        Machine().write_steps(tmp_path, ranks)
+    assert "bertbench comm" in refused(tmp_path, 8)
+    (line,) = projection_blocks(projected(tmp_path, 8, 16, 32))
+    assert str(line).count("batch 8") == 1
+
+
+def test_a_projection_to_one_device_is_refused() -> None:
+    with refusals.refused("option-value", "--project 1", "2 devices"):
+        project([], (4, 1))
+
+
+@pytest.mark.more
+@pytest.mark.usefixtures("pictures_of_one_pixel")
+def test_a_run_of_both_shows_links_scaling_and_a_projection(tmp_path: Path) -> None:
+    measured_machine(tmp_path, Machine(), (1, 2, 4))
+    page = report_page(RunDirectory(tmp_path), project_to=(16,)).read_text(encoding="utf-8")
+    assert "A model, not a measurement" in page and "bandwidth GB/s" in page
+    report = tmp_path / "report"
+    names = {path.name for path in report.iterdir()}
+    tables = {"collectives.csv", "links.csv", "projection.csv", "scaling.csv"}
+    assert {"collectives.png", "scaling.png", *tables} <= names
+    assert ",comm," not in (report / "results.csv").read_text(), "collectives train nothing"
+
+
+def test_efficiency_has_an_interval_around_it(tmp_path: Path) -> None:
+    machine = Machine()
+    for number in range(3):
+        for ranks in (1, 4):
+            machine.write_steps(tmp_path, ranks, seed=10 * ranks + number, round_number=number)
+    base, row = measured_efficiency(load_run(RunDirectory(tmp_path)))
+    assert base["efficiency"] == 1.0 and base["efficiency_low"] is None
+    assert row["rounds"] == 3 and row["efficiency_low"] < row["efficiency"] < row["efficiency_high"]
+    assert row["efficiency_high"] - row["efficiency_low"] < 0.1
+
+
+def test_the_examples_of_the_page_about_scaling() -> None:
+    line = Link(dtype="fp32", device="cuda", nodes=1, points=(), alpha_us=12.0, bandwidth_gb_s=20.0)
+    backward = Backward(np.array([1, 25, 94]) * 2.0**20, np.array([2.0, 30.0, 60.0]), 60.0)
+    durations = np.array([line.time_us(size, 16) / 1e3 for size in backward.bucket_bytes])
+    assert durations == pytest.approx([0.46, 2.82, 9.60], abs=0.005)
+    assert backward.exposed_ms(durations) == pytest.approx(9.6, abs=0.01)
+    bandwidth = 67_108_864 / 0.0012 / 1e9
+    assert bandwidth == pytest.approx(55.9, abs=0.05)
