@@ -1,6 +1,5 @@
 """Advice: what could save time, ranked by the gain, each cause once."""
 
-import dataclasses
 import shlex
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -49,24 +48,13 @@ class Advice:
     def text(self) -> str:
         """All of it as a paragraph; the command is in backticks."""
         test = f" Test it: `{self.command}`." if self.command else ""
-        said = f"{self.seen[:1].upper()}{self.seen[1:]}"
-        return f"{said}: {self.remedy}. Expected gain: {self.gain}.{test}"
+        return f"{self.seen[:1].upper()}{self.seen[1:]}: {self.remedy}. Expected gain: {self.gain}.{test}"
 
     def to_json(self) -> dict[str, Any]:
         """Return plain JSON values: cause, seen, remedy, command, saves_share, saves_of, unknown, text."""
-        return {
-            "cause": self.cause,
-            "seen": self.seen,
-            "remedy": self.remedy,
-            "command": self.command or None,
-            "saves_share": self.saves,
-            "saves_of": self.of or STEP_TIME,
-            "unknown": self.unknown or None,
-            "text": self.text,
-        }
-
-
-_NARROW = ("bf16", "fp16", "fp8")
+        known = {name: getattr(self, name) for name in ("cause", "seen", "remedy", "text")}
+        saves = {"saves_share": self.saves, "saves_of": self.of or STEP_TIME, "unknown": self.unknown or None}
+        return {**known, **saves, "command": self.command or None}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -86,7 +74,7 @@ class Context:
     def narrow(self) -> str:
         """The trial's precision if it is a 16- or 8-bit one, else ""."""
         precision = "fp8" if self.has("fp8") else str(self.row.get("precision") or "")
-        return precision if precision in _NARROW else ""
+        return precision if precision in ("bf16", "fp16", "fp8") else ""
 
     def has(self, *levers: str) -> bool:
         """Whether the trial has one of these optimizations."""
@@ -95,9 +83,7 @@ class Context:
     @property
     def fewer_launches(self) -> str:
         """Ways to launch fewer kernels that the trial does not use yet."""
-        ways = ["a larger batch"]
-        ways += [] if self.has("compile") else ["torch.compile"]
-        return f"{', '.join(ways)} or CUDA graphs"
+        return f"a larger batch{'' if self.has('compile') else ', torch.compile'} or CUDA graphs"
 
     def fusing(self, fused_optimizer: bool) -> str:
         """How kernels are fused, in parentheses, where the optimizer is fused already or not."""
@@ -111,8 +97,8 @@ class Context:
         if not row or not self.run or row.get("kind") == "train":
             return ""
         if row.get("kind") == "measure":
-            again = ["bertbench", "measure", "--out", self.run, "--", *row["command"]]
-            return shlex.join(again) if cause == "machine" else ""
+            again = shlex.join(["bertbench", "measure", "--out", self.run, "--", *row["command"]])
+            return again if cause == "machine" else ""
         changes: dict[str, dict[str, object]] = {
             "host": {"batch_sizes": 2 * int(row["micro_batch_size"])},
             "communication": {"grad_accum": 4 * int(row.get("grad_accum_steps") or 1)},
@@ -129,7 +115,14 @@ def another(out: str) -> str:
     return f"{out}-again"
 
 
-def ranked(found: Iterable[Advice]) -> list[Advice]:
+def of_machine(disturbance: str, command: str = "") -> list[Advice]:
+    """Return the advice to measure again on an idle machine; nothing where nothing disturbed it."""
+    why, remedy = "the undisturbed speed was not measured", "wait until the machine is idle, then measure again"
+    advice = Advice(cause="machine", seen=disturbance, remedy=remedy, command=command, unknown=why)
+    return [advice] if disturbance else []
+
+
+def ranked(candidates: Iterable[Advice]) -> list[Advice]:
     """Return the advice to show: each cause once, the largest gain first, unknown gains last, MOST at most.
 
     A disturbed machine comes before all: what was measured on it says little about other gains.
@@ -138,26 +131,35 @@ def ranked(found: Iterable[Advice]) -> list[Advice]:
     largest counts. Gains below LEAST are left out.
     """
     best: dict[str, Advice] = {}
-    for one in found:
-        other = best.get(one.cause)
-        if other is None or _order(one) > _order(other):
-            best[one.cause] = one
-    kept = [one for one in best.values() if one.saves is None or one.saves >= LEAST]
-    kept.sort(key=lambda one: (one.cause == "machine", -1.0 if one.saves is None else one.saves), reverse=True)
-    return kept[:MOST]
+    for one in candidates:
+        best[one.cause] = max(best.get(one.cause, one), one, key=lambda advice: (advice.firm, _saves(advice)))
+    worthwhile = [one for one in best.values() if one.saves is None or one.saves >= LEAST]
+    worthwhile.sort(key=lambda one: (one.cause == "machine", _saves(one)), reverse=True)
+    return worthwhile[:MOST]
 
 
-def _order(one: Advice) -> tuple[bool, float]:
-    return one.firm, -1.0 if one.saves is None else one.saves
+def _saves(advice: Advice) -> float:
+    return -1.0 if advice.saves is None else advice.saves
 
 
-def with_command(found: Iterable[Advice], command: str) -> list[Advice]:
-    """Return the advice, with this command where a piece has none."""
-    return [one if one.command else dataclasses.replace(one, command=command) for one in found]
-
-
-_FROM_DATA = ("labels",)
-"""Options of tasks that follow from the data."""
+_OPTIONS: dict[str, tuple[str, object]] = {
+    "implementations": ("implementation", ""),
+    "batch_sizes": ("micro_batch_size", 0),
+    "seq_lens": ("seq_len", 0),
+    "precisions": ("precision", ""),
+    "devices": ("world_size", 0),
+    "device": ("device", ""),
+    "trust_remote_code": ("trust_remote_code", False),
+    "grad_accum": ("grad_accum_steps", 1),
+    "levers": ("levers", ""),
+    "threads": ("threads_per_rank", None),
+    "padding": ("padding", ""),
+    "dropout": ("dropout", 0.1),
+    "seed": ("seed", 42),
+    "activation_checkpointing": ("activation_checkpointing", False),
+    "allocators": ("allocator", ""),
+}
+"""Options of throughput: field of the trial, and the value that needs no option."""
 
 
 def throughput_command(row: Mapping[str, Any], out: str, **changes: object) -> str:
@@ -168,55 +170,25 @@ def throughput_command(row: Mapping[str, Any], out: str, **changes: object) -> s
         out: run directory.
         changes: options by name without dashes, "batch_sizes"; True for a flag.
     """
-    given_model = row.get("model")
-    options: dict[str, object] = {
-        **({"model": _from_here(str(given_model))} if given_model else {"presets": row["preset"]}),
-        "implementations": row["implementation"],
-        "batch_sizes": row["micro_batch_size"],
-        "seq_lens": row["seq_len"],
-        "precisions": row["precision"],
-        "devices": row["world_size"],
-        "device": row["device"],
-    }
-    if row.get("trust_remote_code"):
-        options["trust_remote_code"] = True
-    if int(row.get("grad_accum_steps") or 1) > 1:
-        options["grad_accum"] = row["grad_accum_steps"]
+    of_task = wording.read_options(str(row.get("task_options") or ""))
+    # The number of labels follows from the data.
+    options = {name: value for name, value in of_task.items() if name != "labels" and value not in (None, False)}
+    options |= {"model": _from_here(str(row["model"]))} if row.get("model") else {"presets": row["preset"]}
+    options |= {option: row[name] for option, (name, usual) in _OPTIONS.items() if row.get(name) not in (None, usual)}
+    if row.get("model"):
+        options.pop("dropout", None)
     if row.get("data") not in (None, "", "synthetic"):
         options["data"] = _from_here(str(row["data"]))
-    if row.get("levers"):
-        options["levers"] = row["levers"]
-    defaults = {"threads_per_rank": None, "padding": "", "dropout": 0.1, "seed": 42, "activation_checkpointing": False}
-    names = {"threads_per_rank": "threads"}
-    given = {
-        names.get(name, name): row.get(name)
-        for name, usual in defaults.items()
-        if row.get(name) not in (None, usual) and not (name == "dropout" and given_model)
-    }
     if row.get("strategy") not in (None, "", "single", "ddp"):
-        given["strategies"] = row["strategy"]
-    if (bucket := wording.bucket_mib(str(row.get("strategy_options") or ""))) is not None:
-        given["bucket_mib"] = bucket
-    if (stage := wording.read_options(str(row.get("strategy_options") or "")).get("zero_stage")) is not None:
-        given["zero_stages"] = stage
-    if row.get("allocator"):
-        given["allocators"] = row["allocator"]
+        options["strategies"] = row["strategy"]
+    of_strategy = wording.read_options(str(row.get("strategy_options") or ""))
+    for name, option in (("bucket_mib", "bucket_mib"), ("zero_stage", "zero_stages")):
+        options |= {option: of_strategy[name]} if of_strategy.get(name) is not None else {}
     if row.get("start_iteration") is not None and row.get("stop_iteration") is not None:
-        given |= {"start": row["start_iteration"], "stop": row["stop_iteration"]}
-    options |= {**given, "rounds": 3, **changes, "out": out}
-    return _command("throughput", str(row["task"]), {**_task_flags(row), **options})
-
-
-def _task_flags(row: Mapping[str, Any]) -> dict[str, object]:
-    chosen = wording.read_options(str(row.get("task_options") or ""))
-    return {name: value for name, value in chosen.items() if name not in _FROM_DATA and value not in (None, False)}
-
-
-def _command(name: str, task: str, options: Mapping[str, object]) -> str:
-    words = ["bertbench", name, task]
-    for option, value in options.items():
-        words.append(f"--{option.replace('_', '-')}")
-        words += [] if value is True else [str(value)]
+        options |= {"start": row["start_iteration"], "stop": row["stop_iteration"]}
+    words = ["bertbench", "throughput", str(row["task"])]
+    for option, value in {**options, "rounds": 3, **changes, "out": out}.items():
+        words += [f"--{option.replace('_', '-')}", *([] if value is True else [str(value)])]
     return shlex.join(words)
 
 

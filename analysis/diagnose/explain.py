@@ -5,7 +5,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from analysis.diagnose.advice import STEP_TIME, Advice, Context, ranked, with_command
+from analysis.diagnose.advice import STEP_TIME, Advice, Context, of_machine, ranked
 from analysis.diagnose.finding import Finding, distinct, distinct_names, file_stem
 from analysis.diagnose.sentences import short_name
 from analysis.sources import Source
@@ -95,23 +95,19 @@ def to_do(source: Source, findings: Sequence[Finding], context: Context | None =
     second recording with this one.
     """
     context = context or Context()
-    found = [one for finding in findings for one in finding.advice]
-    if context.disturbed:
-        why = "the undisturbed speed was not measured"
-        remedy = "wait until the machine is idle, then measure again"
-        found.append(Advice(cause="machine", seen=context.disturbed, remedy=remedy, unknown=why))
     analyzed = STEP_TIME
     if any(timeline.is_part for timeline in source.timelines):
         analyzed = "time of the window"
     elif not any(len(timeline.steps) for timeline in source.timelines):
         analyzed = "recorded time"
-    chosen = [
-        dataclasses.replace(one, command=one.command or context.command(one.cause), of=one.of or analyzed)
-        for one in ranked(found)
-    ]
     # Tables of totals do not compare, and a side of a comparison is one path.
     again = ["compare", str(source.path)] if source.timelines and source.given == 1 else ["analyze"]
-    return with_command(chosen, shlex.join(["bertbench", *again, "NEW_PROFILE"]))
+    second = shlex.join(["bertbench", *again, "NEW_PROFILE"])
+    candidates = [one for finding in findings for one in finding.advice] + of_machine(context.disturbed)
+    return [
+        dataclasses.replace(one, command=one.command or context.command(one.cause) or second, of=one.of or analyzed)
+        for one in ranked(candidates)
+    ]
 
 
 def counter_endings(source: Source) -> list[str]:

@@ -7,7 +7,8 @@ are the rows of all its trials.
 import csv
 import dataclasses
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,7 +16,7 @@ from typing import Any
 
 from analysis.diagnose.advice import Advice, Context
 from analysis.diagnose.explain import explain, in_window, to_do
-from analysis.diagnose.finding import Finding
+from analysis.diagnose.finding import Finding, plain_rows
 from analysis.metrics.cautions import disturbance
 from analysis.metrics.communication.collectives import by_size
 from analysis.metrics.kernels.core_utilization import rows as core_rows
@@ -25,13 +26,13 @@ from analysis.window_choice import parse_window
 from analysis.wording import inert
 from common.atomic import atomic_path
 from common.errors import InputError, SchemaError
-from common.reading import read_regular
-from records.files import MOST_RECORD_BYTES, read_record, write_record
+from records.files import read_record, write_record
 from records.kinds import read_measurements
 from records.run import COLLECTED_FILE, RunDirectory, TrialDirectory
 from records.schema import COMPUTE_COLUMNS, PROFILED_COLUMNS
 from records.trial import Trial
 
+SUMMARY_FILE = "summary.json"
 COST_FIELDS = ("step_time_ms", "unprofiled_step_time_ms", "step_time_ratio")
 """What the profiler cost, in every row: median step times with and without it, and their ratio."""
 TABLES = {"compute_utilization.csv": "compute", "core_utilization.csv": "core"}
@@ -49,7 +50,6 @@ class ProfileSummary:
     """What was found in one trial's profile."""
 
     findings: tuple[Finding, ...] = ()
-    """What `explain` reports about it."""
     compute: tuple[dict[str, Any], ...] = ()
     """Rows of compute_utilization.csv."""
     core: tuple[dict[str, Any], ...] = ()
@@ -62,20 +62,30 @@ class ProfileSummary:
         """Why nothing of the files could be used; "" where something could, or there was none."""
         return self.problems[0] if self.problems and not self.findings else ""
 
+    def to_json(self) -> dict[str, Any]:
+        """Return plain JSON values."""
+        return {
+            "findings": {
+                one.name: {"title": one.title, "sentence": one.sentence, "rows": plain_rows(one.table)}
+                for one in self.findings
+            },
+            "compute_utilization": list(self.compute),
+            "core_utilization": list(self.core),
+            "problems": list(self.problems),
+        }
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OpenedProfile:
     """The files of one trial's profile, read, with what the trial says about them."""
 
     source: Source
-    """What was read; of a profile that nothing can be used of, empty but for its problems."""
-    window_ns: float | None
+    """Empty but for its problems where no file can be used."""
+    window_ns: float | None = None
     """Length of the counted steps without the profiler; None where unknown, or where not all kernels were counted."""
-    measured: Mapping[str, float]
+    measured: Mapping[str, float] = field(default_factory=dict)
     """Measured ceilings, as roofline takes them."""
-
     context: Context = field(default_factory=Context)
-    """The trial, as advice needs it."""
     own_tests: Sequence[Mapping[str, Any]] = ()
     """Collectives that its run measured, rows of `collectives.by_size`."""
 
@@ -91,32 +101,31 @@ class OpenedProfile:
 def open_profile(directory: TrialDirectory) -> OpenedProfile:
     """Read what a profiler left for a trial; what cannot be read is a problem, not the end."""
     trial, result = directory.read_trial(), directory.read_result() or {}
-    profile = result.get("profile") or {}
-    problems: list[str] = []
-    notes = list(_notes(directory.profile, problems)) if trial.profiler == "ncu" else []
-    for note in notes:
-        problems += note.get("problems", [])
-    window = None
-    # Kernels that were passed over leave the window's share unknown.
-    skipped = any(word.startswith("skip=") for word in trial.profiler_options)
-    whole = bool(notes) and not skipped and not any(note.get("limit_reached") for note in notes)
-    step_time_ms = profile.get("unprofiled_step_time_ms")
-    if whole and step_time_ms and trial.start_iteration is not None and trial.stop_iteration is not None:
-        window = (trial.stop_iteration - trial.start_iteration) * step_time_ms * 1e6
+    files = sorted(directory.profile.rglob(COLLECTED_FILE)) if trial.profiler == "ncu" else []
+    notes = [json.loads(path.read_bytes()) for path in files]
     try:
         source = open_sources(directory.path)
     except InputError as error:
         source = Source(path=directory.path, problems=(str(error),))
+    problems = [problem for note in notes for problem in note.get("problems", [])]
     source = dataclasses.replace(source, problems=tuple(dict.fromkeys([*problems, *source.problems])))
-    context = Context(
-        row=dataclasses.asdict(trial),
-        run=str(directory.path.parent.parent),
-        disturbed=disturbance(result.get("cautions") or []),
-        native_bf16=(directory.read_environment() or {}).get("native_bf16"),
-    )
-    tests = own_tests(directory) if source.timelines else []
+    # Kernels that were passed over, or not reached, leave the window's share unknown.
+    whole = notes and not any(note.get("limit_reached") for note in notes)
+    whole = whole and not any(word.startswith("skip=") for word in trial.profiler_options)
+    step_time_ms, window = (result.get("profile") or {}).get("unprofiled_step_time_ms"), None
+    if whole and step_time_ms and trial.start_iteration is not None and trial.stop_iteration is not None:
+        window = (trial.stop_iteration - trial.start_iteration) * step_time_ms * 1e6
     return OpenedProfile(
-        source=source, window_ns=window, measured=_measured(directory), context=context, own_tests=tests
+        source=source,
+        window_ns=window,
+        measured=_measured(directory),
+        context=Context(
+            row=dataclasses.asdict(trial),
+            run=str(directory.path.parent.parent),
+            disturbed=disturbance(result.get("cautions") or []),
+            native_bf16=(directory.read_environment() or {}).get("native_bf16"),
+        ),
+        own_tests=own_tests(directory) if source.timelines else (),
     )
 
 
@@ -143,16 +152,16 @@ def analyze_paths(paths: Sequence[Path], window: str = "steps") -> Analysis:
     """
     parse_window(window)  # refuses before anything is read
     source = open_sources(*paths)
-    opened = OpenedProfile(source=source, window_ns=None, measured={})
+    opened = OpenedProfile(source=source)
     if len(paths) == 1 and (paths[0] / "trial.json").is_file():
         opened = open_profile(TrialDirectory(paths[0]))
     opened = dataclasses.replace(opened, source=in_window(opened.source, window))
-    found = opened.explained()
-    return Analysis(source=opened.source, findings=tuple(found), advice=tuple(opened.to_do(found)))
+    findings = opened.explained()
+    return Analysis(source=opened.source, findings=tuple(findings), advice=tuple(opened.to_do(findings)))
 
 
 def summarize(directory: TrialDirectory) -> ProfileSummary:
-    """Say what the profile of a trial shows; keep the rows in profile/summary.json.
+    """Return what the profile of a trial shows; write its rows to profile/summary.json.
 
     Raises:
         StorageError: the summary cannot be written.
@@ -162,57 +171,45 @@ def summarize(directory: TrialDirectory) -> ProfileSummary:
     profiled = profile.get("profiled_step_time_ms", result.get("step_time_ms"))  # of a script both are in one trial
     cost = {"step_time_ms": profiled, **{name: profile.get(name) for name in COST_FIELDS[1:]}}
     missing = str(profile.get("problem") or result.get("reason") or "")
-    if trial.profiler == "nvtx" or (missing and not any(directory.profile.glob("*"))):
-        opened = OpenedProfile(source=Source(path=directory.path), window_ns=None, measured={})
-    else:
+    opened = OpenedProfile(source=Source(path=directory.path))
+    if trial.profiler != "nvtx" and (not missing or any(directory.profile.glob("*"))):
         opened = open_profile(directory)
-    source = opened.source
-    reason = missing or "; ".join(source.problems[:1])
+    reason = missing or "; ".join(opened.source.problems[:1])
     fields = {name: getattr(trial, name) for name in PROFILED_COLUMNS}
     fields["profiler_options"] = " ".join(trial.profiler_options)
+    core = _core_rows(trial, opened, reason) if trial.profiler == "ncu" else []
     compute: list[dict[str, Any]] = []
-    core: list[dict[str, Any]] = []
-    if trial.profiler == "ncu":
-        core = _core_rows(trial, opened, reason)
-    elif trial.profiler != "nvtx":
-        compute = compute_utilization_rows(fields, source.timelines, reason)
+    if trial.profiler not in ("ncu", "nvtx"):
+        compute = compute_utilization_rows(fields, opened.source.timelines, reason)
     summary = ProfileSummary(
         findings=tuple(opened.explained()),
         compute=tuple({**row, **cost} for row in compute),
         core=tuple({**fields, **row, **cost} for row in core),
-        problems=source.problems,
+        problems=opened.source.problems,
     )
     if directory.profile.is_dir():
-        rows = {name: list(getattr(summary, name)) for name in ("compute", "core")}
-        write_record(_summary_json(directory), rows)
+        write_record(directory.profile / SUMMARY_FILE, {"compute": list(summary.compute), "core": list(summary.core)})
     return summary
 
 
 def write_tables(run: RunDirectory) -> list[Path]:
     """Write the tables of the run from the summaries of all its trials; return those that have rows."""
-    rows = summary_rows(run)
-    written = []
-    for name, kind in TABLES.items():
-        if rows[kind]:
-            _write_csv(run.path / name, rows[kind])
-            written.append(run.path / name)
-    return written
+    tables = {run.path / name: rows for name, rows in zip(TABLES, summary_rows(run).values(), strict=True) if rows}
+    for path, rows in tables.items():
+        known = [*PROFILED_COLUMNS, *COMPUTE_COLUMNS, *COST_FIELDS] if path.name == "compute_utilization.csv" else []
+        columns = list(dict.fromkeys([*known, *(name for row in rows for name in row)]))
+        with atomic_path(path) as temporary, temporary.open("w", newline="", encoding="utf-8") as file:
+            writer = csv.DictWriter(file, columns, restval="")
+            writer.writeheader()
+            writer.writerows({name: inert(value) for name, value in row.items() if value is not None} for row in rows)
+    return list(tables)
 
 
 def summary_rows(run: RunDirectory) -> dict[str, list[dict[str, Any]]]:
     """Return the rows of the summaries of all trials, by kind (compute, core), by batch size."""
-    rows: dict[str, list[dict[str, Any]]] = {kind: [] for kind in TABLES.values()}
-    for directory in run.trials():
-        path = _summary_json(directory)
-        if not path.exists():
-            continue
-        try:
-            record = read_record(path)
-        except SchemaError:
-            continue
-        for kind, of_kind in rows.items():
-            of_kind.extend(record.get(kind, []))
-    return {kind: sorted(of_kind, key=_order) for kind, of_kind in rows.items()}
+    paths = [path for trial in run.trials() if (path := trial.profile / SUMMARY_FILE).exists()]
+    records = [read_record(path) for path in paths]
+    return {kind: sorted((row for one in records for row in one[kind]), key=_order) for kind in TABLES.values()}
 
 
 def utilization_by_batch(rows: Mapping[str, Sequence[Mapping[str, Any]]]) -> dict[str, dict[int, float]]:
@@ -220,40 +217,25 @@ def utilization_by_batch(rows: Mapping[str, Sequence[Mapping[str, Any]]]) -> dic
 
     Core utilization by pipe where Nsight Compute counted it, else the share of the time in which kernels ran.
     """
-    found: dict[str, dict[int, list[float]]] = {}
+    values: dict[str, dict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
     for kind, columns in _UTILIZATION.items():
-        for row in rows[kind]:
+        for row in rows[kind] if not values else ():
             for column, (name, scale) in columns.items():
-                if row.get(column) is not None and row.get("micro_batch_size") is not None:
-                    by_batch = found.setdefault(name, {})
-                    by_batch.setdefault(int(row["micro_batch_size"]), []).append(float(row[column]) * scale)
-        if found:
-            break
-    return {name: {batch: sum(all_) / len(all_) for batch, all_ in sorted(by.items())} for name, by in found.items()}
-
-
-def _notes(folder: Path, problems: list[str]) -> Iterator[Mapping[str, Any]]:
-    """Yield what was written down when the kernels were counted; a damaged note is a problem."""
-    for path in sorted(folder.rglob(COLLECTED_FILE)):
-        try:
-            note = json.loads(read_regular(path, MOST_RECORD_BYTES))
-            if not isinstance(note, dict):
-                raise ValueError("it is no JSON object")
-            yield note
-        except (OSError, ValueError) as error:
-            problems.append(f"cannot read {path}: {error}; whether all kernels were counted is not known")
+                if row.get(column) is not None:
+                    values[name][int(row["micro_batch_size"])].append(float(row[column]) * scale)
+    return {name: {batch: sum(each) / len(each) for batch, each in sorted(by.items())} for name, by in values.items()}
 
 
 def _core_rows(trial: Trial, opened: OpenedProfile, reason: str) -> list[dict[str, Any]]:
     """Return the rows of core_utilization.csv: one per table of counters, or one that says why there is none."""
-    said = "; ".join(opened.source.problems)
+    problems = "; ".join(opened.source.problems)
     windows = None if opened.window_ns is None else {trial.micro_batch_size: opened.window_ns}
-    found = [
-        {**row, "reason": "; ".join(dict.fromkeys(filter(None, [said, row["reason"]])))}
+    counted = [
+        {**row, "reason": "; ".join(dict.fromkeys(filter(None, [problems, row["reason"]])))}
         for counters in opened.source.counters
         for row in core_rows({trial.micro_batch_size: counters}, windows)
     ]
-    return found or [{"reason": reason or said}]
+    return counted or [{"reason": reason or problems}]
 
 
 def _measured(directory: TrialDirectory) -> dict[str, float]:
@@ -272,13 +254,13 @@ def own_tests(directory: TrialDirectory) -> list[dict[str, Any]]:
 
     A damaged or unfinished trial says nothing.
     """
-    found: list[dict[str, Any]] = []
+    rows: list[dict[str, Any]] = []
     for other in RunDirectory(directory.path.parent.parent).trials():
         with suppress(SchemaError, OSError):
             trial = other.read_trial()
             if trial.kind == "comm" and (other.read_result() or {}).get("status") == "ok":
-                found += by_size(trial, read_measurements(other))
-    return found
+                rows += by_size(trial, read_measurements(other))
+    return rows
 
 
 def _order(row: dict[str, Any]) -> tuple[Any, ...]:
@@ -286,33 +268,3 @@ def _order(row: dict[str, Any]) -> tuple[Any, ...]:
     words = tuple(str(row.get(name) or "") for name in ("preset", "precision"))
     numbers = ("seq_len", "world_size", "micro_batch_size", "rank")
     return (*words, *(int(row[name]) if row.get(name) is not None else -1 for name in numbers), row["trial_id"])
-
-
-def _summary_json(directory: TrialDirectory) -> Path:
-    return directory.profile / "summary.json"
-
-
-def _write_csv(path: Path, rows: Sequence[dict[str, Any]]) -> None:
-    columns = list(dict.fromkeys(name for row in rows for name in row))
-    known = [*PROFILED_COLUMNS, *COMPUTE_COLUMNS, *COST_FIELDS]
-    if path.name == "compute_utilization.csv":
-        columns = [*known, *(name for name in columns if name not in known)]
-    with atomic_path(path) as temporary, temporary.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, columns, restval="")
-        writer.writeheader()
-        writer.writerows({name: "" if value is None else inert(value) for name, value in row.items()} for row in rows)
-
-
-def plain(summary: ProfileSummary) -> dict[str, Any]:
-    """Return a summary as plain JSON values."""
-    from analysis.diagnose.finding import plain_rows
-
-    return {
-        "findings": {
-            found.name: {"title": found.title, "sentence": found.sentence, "rows": plain_rows(found.table)}
-            for found in summary.findings
-        },
-        "compute_utilization": list(summary.compute),
-        "core_utilization": list(summary.core),
-        "problems": list(summary.problems),
-    }

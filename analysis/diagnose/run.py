@@ -1,6 +1,5 @@
 """Cautions about a whole run and about its trials, each with what to do, and what the run can decide."""
 
-import contextlib
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -9,10 +8,9 @@ from typing import Any
 from analysis import wording
 from analysis.load import LoadedRun, LoadedTrial, script_contents
 from analysis.metrics import cautions
-from analysis.metrics.cautions import Caution
+from analysis.metrics.cautions import FROM_DISTURBANCE, Caution
 from analysis.metrics.comparison.ratio import by_key
 from analysis.metrics.comparison.within_run import Side, side_of
-from common.errors import InputError
 from records.documents import Request, read_document
 from records.run import RunDirectory
 
@@ -26,8 +24,8 @@ class CautionGroup:
     """One kind of caution, and its trials."""
 
     code: str
-    messages: tuple[str, ...]
-    """What was seen, each message once."""
+    message: str
+    """What was seen; the first where trials differ, with the name of its trial."""
     where: str
     """Which trials, in words; empty for the whole run."""
     remedy: str
@@ -48,25 +46,28 @@ def grouped_cautions(trials: Sequence[LoadedTrial], of_run: Sequence[Caution]) -
     for trial in trials:
         for caution in trial.row.get("cautions") or []:
             groups[caution["code"]].append((trial_name(trial), caution))
-    listed = [CautionGroup(item.code, (item.message,), "", item.remedy) for item in of_run]
+    listed = [CautionGroup(item.code, item.message, "", item.remedy) for item in of_run]
     for code, members in sorted(groups.items(), key=lambda item: -len(item[1])):
-        messages = [*dict.fromkeys(str(caution["message"]) for _, caution in members)]
-        names = [*dict.fromkeys(name for name, _ in members)]
-        where = "every trial" if len(members) == len(trials) > 1 else f"{len(members)} of {len(trials)} trials"
-        if len(messages) > 1:
-            messages = [f"{name}: {caution['message']}" for name, caution in members[:_MOST_NAMED]]
-        elif len(members) <= _MOST_NAMED:
+        (name, first), count = members[0], len(members)
+        message, names = first["message"], [*dict.fromkeys(name for name, _ in members)]
+        where = "every trial" if count == len(trials) > 1 else f"{count} of {len(trials)} trials"
+        if len({caution["message"] for _, caution in members}) > 1:
+            message, where = f"{name}: {message}", f"{wording.counted(count - 1, 'other trial')} affected"
+        elif count <= _MOST_NAMED:
             where = "; ".join(names)
-        remedy = str(members[0][1]["remedy"])
-        listed.append(CautionGroup(code, tuple(messages), where, remedy, len(members)))
-    failed = [trial for trial in trials if trial.row["status"] != "ok"]
-    if failed:
-        lines = tuple(dict.fromkeys(f"{trial_name(trial)}: {wording.status(trial.row)}" for trial in failed))
-        kinds = {trial.trial.kind for trial in failed}
-        again = {"train": "the same `bertbench train` resumes", "measure": "`bertbench measure` runs the script again"}
-        remedy = again[kinds.pop()] if len(kinds) == 1 and kinds <= again.keys() else "--retry-failed runs them again"
-        listed.append(CautionGroup("failed", lines[:_MOST_NAMED], "", f"see log.txt in the trial's folder; {remedy}"))
+        listed.append(CautionGroup(code, message, where, first["remedy"], count))
     return listed
+
+
+def joined_disturbance(groups: Sequence[CautionGroup]) -> list[CautionGroup]:
+    """Return the cautions with all that a disturbed machine explains as one, the first."""
+    caused = [group for group in groups if group.code in FROM_DISTURBANCE]
+    if len(caused) < 2:
+        return list(groups)
+    counts = ", ".join(f"{group.code.replace('_', ' ')} {group.trials}" for group in caused)
+    message, remedy = "the machine was disturbed", "wait until it is idle, then measure again (a new --out)"
+    one = CautionGroup("disturbed", message, f"trials: {counts}", remedy)
+    return [one, *(group for group in groups if group not in caused)]
 
 
 def cautions_of_run(trials: LoadedRun, ratios: Sequence[Row], scaling: Sequence[Row]) -> list[Caution]:
@@ -103,13 +104,13 @@ def mixed(environments: Sequence[Mapping[str, Any]]) -> list[Caution]:
 
 def _left_out(trials: Sequence[LoadedTrial]) -> list[Caution]:
     run = RunDirectory(trials[0].directory.path.parents[1])
-    with contextlib.suppress(InputError):
-        planned = read_document(run.sweep_json, Request).get("trials", [])
-        missing = sum(not run.trial(name).path.exists() for name in planned)
-        message = f"{missing} of the {len(planned)} trials of the last command were not measured"
-        remedy = "run the same command again, with a larger time budget if it has one"
-        return [Caution("left_out", message, remedy)] if missing else []
-    return []
+    if not run.sweep_json.exists():
+        return []
+    planned = read_document(run.sweep_json, Request).get("trials", [])
+    missing = sum(not run.trial(name).path.exists() for name in planned)
+    message = f"{missing} of the {len(planned)} trials of the last command were not measured"
+    remedy = "run the same command again, with a larger time budget if it has one"
+    return [Caution("left_out", message, remedy)] if missing else []
 
 
 def cautions_of_scripts(trials: Sequence[LoadedTrial]) -> list[Caution]:

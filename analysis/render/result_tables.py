@@ -6,7 +6,7 @@ from typing import Any
 
 from analysis import wording
 from analysis.diagnose.answer import Answer
-from analysis.diagnose.run import grouped_cautions, trial_name
+from analysis.diagnose.run import grouped_cautions, joined_disturbance, trial_name
 from analysis.load import LoadedTrial, measurement
 from analysis.metrics.cautions import Caution, quotable
 from analysis.metrics.comparison.regression import Comparison
@@ -32,7 +32,7 @@ def answer_lines(answers: Sequence[Answer]) -> list[str]:
     lines = []
     for answer in answers:
         badge = " [machine disturbed]" if answer.badge else ""
-        lines += [f"{answer.headline.removesuffix('.')}{badge}.", *answer.how_good, *advice_lines(answer.advice)]
+        lines += [f"{answer.headline.removesuffix('.')}{badge}.", *answer.good, *advice_lines(answer.advice)]
     return lines
 
 
@@ -106,15 +106,20 @@ def _of_scripts(rows: Sequence[Row]) -> bool:
     return all(row.get("kind") == "measure" for row in rows)
 
 
-def caution_lines(trials: Sequence[LoadedTrial], of_run: Sequence[Caution] = ()) -> list[str]:
-    """Return the cautions about their run, then about the trials, equal ones together; failures are not repeated."""
+def caution_lines(trials: Sequence[LoadedTrial], of_run: Sequence[Caution] = (), *, joined: bool = False) -> list[str]:
+    """Return the cautions about their run, then about the trials, equal ones together; failures are not repeated.
+
+    Args:
+        trials: of one run.
+        of_run: cautions about all of it.
+        joined: with one line for all that a disturbed machine explains.
+    """
+    groups = grouped_cautions([trial for trial in trials if trial.row["status"] == "ok"], of_run)
     lines = []
-    for group in grouped_cautions([trial for trial in trials if trial.row["status"] == "ok"], of_run):
+    for group in joined_disturbance(groups) if joined else groups:
         where = f" ({group.where})" if group.where else ""
-        if len(group.messages) > 1:
-            where = f" ({wording.counted(group.trials - 1, 'other trial')} affected)"
         of_mfu = "MFU: " if group.code in _OF_MFU else ""
-        lines.append(f"caution: {of_mfu}{group.messages[0]}{where}; {group.remedy}")
+        lines.append(f"caution: {of_mfu}{group.message}{where}; {group.remedy}")
     return lines
 
 

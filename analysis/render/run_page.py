@@ -6,10 +6,9 @@ from pathlib import Path
 
 from analysis import wording
 from analysis.diagnose import run as doubts
-from analysis.diagnose.answer import Answer, nothing_measured, points, profile_answer
+from analysis.diagnose.answer import Answer, complete_answers, nothing_measured, points, profile_answer
 from analysis.diagnose.finding import Finding
 from analysis.diagnose.profiles import OpenedProfile, open_profile, summary_rows, utilization_by_batch
-from analysis.diagnose.run_answer import complete_answers
 from analysis.load import TAKEN_APART, LoadedRun, LoadedTrial, load_run
 from analysis.metrics.communication.links import fitted_links, link_rows, project
 from analysis.metrics.comparison.within_run import input_ratios, ratios_of, synthetic_gaps

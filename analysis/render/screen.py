@@ -14,6 +14,7 @@ from analysis.wording import UNKNOWN
 
 MOST_LINES = 45
 _MOST_FURTHER = 5
+_MOST_OF_ANSWER = 3
 _MOST_DETAILS = 10
 _MANY_RANKS = 8
 """From this number of ranks on, only the first, the slowest and the fastest are shown."""
@@ -82,14 +83,14 @@ def screen_of(findings: Sequence[Finding], advice: Sequence[Advice] = (), rest: 
 
 
 def run_screen(
-    answers: Sequence[Answer], results: Sequence[Block], profiles: Sequence[str] = (), rest: str = ""
+    answers: Sequence[Answer], results: Sequence[Block], notes: Sequence[str] = (), rest: str = ""
 ) -> Screen:
     """Return the screen of a run directory: the answer about the model measured most, and the table of results.
 
     Args:
         answers: one per model, the one measured most first.
         results: the table of trials first, then what it leaves out.
-        profiles: a sentence for each profile.
+        notes: a sentence for each profile, or the cautions; the first stands before the sentences of the answer.
         rest: where everything else is.
     """
     first = answers[0] if answers else None
@@ -99,9 +100,15 @@ def run_screen(
         table = dataclasses.replace(table, rows=rows)
     sentences = [*first.sentences, *(one.headline for one in answers[1:])] if first else []
     return Screen(
-        answer=[first.headline, *first.how_good] if first else [],
+        answer=[first.headline, *first.good] if first else [],
         advice=first.advice if first else (),
-        further=[*profiles, *sentences, *(block for block in results if isinstance(block, str))],
+        further=[
+            *notes[:1],
+            *sentences[:_MOST_OF_ANSWER],
+            *notes[1:],
+            *sentences[_MOST_OF_ANSWER:],
+            *(block for block in results if isinstance(block, str)),
+        ],
         details=table,
         rest=rest,
     )

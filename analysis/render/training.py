@@ -163,7 +163,7 @@ def _answer(attempts: Sequence[LoadedTrial], records: _Records) -> Answer:
         step = f"{best['applied_steps']:,}"
         sentences.append(f"The best checkpoint is {best['checkpoint']}: {reached} after step {step}.")
     headline = f"{name} was trained for {made:,} of {total:,} steps of {batch} samples."
-    return Answer(headline, tuple(_cards(records)), tuple(sentences))
+    return Answer(headline=headline, cards=tuple(_cards(records)), sentences=tuple(sentences))
 
 
 def _cards(records: _Records) -> list[Card]:

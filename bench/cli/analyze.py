@@ -106,11 +106,10 @@ def _export(source: "Source", output: Path, result: Result) -> Result:
 
 
 def _run(path: Path, options: AnalyzeOptions) -> Result:
-    from analysis.diagnose.answer import points
+    from analysis.diagnose.answer import complete_answers, points, without_measurement
     from analysis.diagnose.explain import in_window
     from analysis.diagnose.profiles import open_profile
     from analysis.diagnose.run import reference
-    from analysis.diagnose.run_answer import complete_answers, without_measurement
     from analysis.load import load_run
     from analysis.metrics.comparison.within_run import ratios_of
     from analysis.render.result_tables import answer_lines, results_blocks

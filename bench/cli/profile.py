@@ -208,8 +208,6 @@ def profiler_words(options: ProfileOptions) -> tuple[str, ...]:
 
 
 def _plain(item: Profiled, summary: "ProfileSummary") -> dict[str, Any]:
-    from analysis.diagnose.profiles import plain
-
     trial: Trial = item.trial
     return {
         "trial_id": trial.trial_id,
@@ -219,5 +217,5 @@ def _plain(item: Profiled, summary: "ProfileSummary") -> dict[str, Any]:
         "files": [str(file) for file in item.files],
         "step_time_ms": item.result.get("step_time_ms"),
         **{name: item.result["profile"][name] for name in ("unprofiled_step_time_ms", "step_time_ratio")},
-        **plain(summary),
+        **summary.to_json(),
     }

@@ -67,8 +67,8 @@ def run(options: ReportOptions) -> Result:
 
 
 def _of_run(options: ReportOptions) -> Result:
+    from analysis.diagnose.answer import without_measurement
     from analysis.diagnose.run import cautions_of_scripts, reference
-    from analysis.diagnose.run_answer import without_measurement
     from analysis.load import load_run
     from analysis.metrics.communication.links import project
     from analysis.metrics.comparison.within_run import ratios_of
@@ -86,7 +86,7 @@ def _of_run(options: ReportOptions) -> Result:
     if not measured:
         measured = [trial for trial in trials if trial.trial.kind == "measure"]
     results = results_blocks([trial.row for trial in measured if trial.row.get("status") is not None], ratios)
-    cautions = caution_lines(measured, cautions_of_scripts(measured))
+    cautions = caution_lines(measured, cautions_of_scripts(measured), joined=True)
     screen = run_screen(said or [without_measurement(run, trials)], results if measured else [], cautions)
     shown = {
         "report": str(path),

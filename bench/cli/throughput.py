@@ -193,9 +193,8 @@ def _inside(options: ThroughputOptions, run: RunDirectory, devices: Devices, wor
 def _measured(
     run: RunDirectory, asked: Sequence[Trial], price_per_hour: float | None, verdicts: Sequence[Verdict] = ()
 ) -> Result:
-    from analysis.diagnose.answer import points
+    from analysis.diagnose.answer import advice_of_profiles, complete_answers, points
     from analysis.diagnose.run import reference
-    from analysis.diagnose.run_answer import advice_of_profiles, complete_answers
     from analysis.load import load_run
     from analysis.metrics.comparison.within_run import input_ratios, ratios_of, synthetic_gaps
     from analysis.render.result_tables import answer_lines, caution_lines, input_tables, results_blocks

@@ -15,7 +15,6 @@ IMPORTED = [
     "analysis.diagnose.rules_communication",
     "analysis.diagnose.rules_time",
     "analysis.diagnose.run",
-    "analysis.diagnose.run_answer",
     "analysis.diagnose.summaries",
     "analysis.load",
     "analysis.metrics.cautions",

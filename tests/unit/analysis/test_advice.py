@@ -16,11 +16,10 @@ from support.shared_files import samples
 from support.timelines import timeline
 
 from analysis.diagnose.advice import LEAST, MOST, Advice, Context, ranked, throughput_command
-from analysis.diagnose.answer import points
+from analysis.diagnose.answer import complete_answers, points
 from analysis.diagnose.explain import explain, to_do
 from analysis.diagnose.roofline import per_kernel
 from analysis.diagnose.run import cautions_of_run
-from analysis.diagnose.run_answer import complete_answers
 from analysis.load import load_run
 from analysis.metrics.comparison.within_run import ratios_of
 from analysis.metrics.kernels.roofline import _COLUMNS, Roofline
@@ -226,10 +225,9 @@ def test_padding_is_not_advised_against_where_leaving_it_out_was_slower(tmp_path
     for names, advised in ((("none",), True), (("none", ""), False)):
         made = []
         for place, levers in enumerate(names):
-            row = {**ours[0].row, "levers": levers,
-                   "implementation": f"bertbench{' without optimizations' if levers else ''}",
-                   "padding_efficiency": 0.5, "step_time_ms": ours[0].row["step_time_ms"] * (1 + place),
-                   "samples_per_second": ours[0].row["samples_per_second"] / (1 + place)}  # fmt: skip
+            time, rate = ours[0].row["step_time_ms"] * (1 + place), ours[0].row["samples_per_second"] / (1 + place)
+            row = {**ours[0].row, "levers": levers, "padding_efficiency": 0.5}
+            row |= {"step_time_ms": time, "samples_per_second": rate}
             made.append(dataclasses.replace(ours[0], row=row))
         (said,) = complete_answers(made, points(made), [], str(tmp_path))
         assert ("padding" in {one.cause for one in said.advice}) == advised
@@ -330,6 +328,7 @@ def test_a_speed_of_light_that_does_not_describe_the_step_is_not_used(
     made = [first, dataclasses.replace(first, row=row, trial=parts)]
     (said,) = complete_answers(made, points(made[:1]), [], "a run")
     assert (said.numbers["of_floor"] is not None) == used == ("speed" in {one.cause for one in said.advice})
+    assert [part for part in said.good if "speed of light" in part], "the share, or that it is unknown"
     made.append(dataclasses.replace(first, row=sound, trial=parts))
     (said,) = complete_answers(made, points(made[:1]), [], "a run")
     assert said.numbers["of_floor"] == 0.5

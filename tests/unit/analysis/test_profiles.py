@@ -46,13 +46,12 @@ def trial_of(
     return directory
 
 
-def counted(directory: TrialDirectory, batch: int, note: dict[str, object]) -> list[Path]:
+def counted(directory: TrialDirectory, batch: int, note: dict[str, object]) -> None:
     folder = directory.profile / "ncu"
     folder.mkdir()
     table = folder / f"batch_{batch}.csv"
     table.write_text(NCU, encoding="utf-8")
     (folder / "collected.json").write_text(json.dumps(note), encoding="utf-8")
-    return [table, folder / "collected.json"]
 
 
 def test_core_rows_weight_by_cycles_and_hold_the_time_against_the_unprofiled_window(tmp_path: Path) -> None:
@@ -68,30 +67,23 @@ def test_core_rows_weight_by_cycles_and_hold_the_time_against_the_unprofiled_win
     assert (row["profiler"], row["start_iteration"], row["stop_iteration"]) == ("ncu", 3, 5)
 
 
-def test_skipped_kernels_and_a_damaged_note_claim_nothing_of_the_window(tmp_path: Path) -> None:
-    run = RunDirectory(tmp_path)
+@pytest.mark.parametrize(
+    ("options", "note", "problem"),
+    [
+        (("skip=5",), {"problems": []}, ""),
+        ((), {"limit_reached": True, "problems": ["counting ended at 2 kernels"]}, "counting ended at 2 kernels"),
+    ],
+)
+def test_kernels_that_were_not_counted_leave_the_share_of_the_window_unknown(
+    options: tuple[str, ...], note: dict[str, object], problem: str, tmp_path: Path
+) -> None:
     known = {"problem": "", "unprofiled_step_time_ms": 0.01}
-    directory = trial_of(run, 16, "ncu", ("skip=5",), profile=known)
-    counted(directory, 16, {"problems": []})
-    (row,) = summarize(directory).core
-    assert row["fma_in_window_percent"] is None and row["fma_percent"] is not None
-    damaged = trial_of(run, 8, "ncu", profile=known)
-    files = counted(damaged, 8, {"problems": []})
-    files[1].write_text("{", encoding="utf-8")
-    summary = summarize(damaged)
-    assert summary.core[0]["fma_in_window_percent"] is None
-    assert "collected.json" in summary.problems[0] and summary.unread == "", "the kernels are there"
-
-
-def test_a_count_that_was_cut_short_says_so_and_claims_nothing_of_the_window(tmp_path: Path) -> None:
-    run = RunDirectory(tmp_path)
-    directory = trial_of(run, 16, "ncu", step_time_ms=9.0, profile={"problem": "", "unprofiled_step_time_ms": 0.01})
-    note = {"limit_reached": True, "problems": ["counting ended at 2 kernels"]}
+    directory = trial_of(RunDirectory(tmp_path), 16, "ncu", options, profile=known)
     counted(directory, 16, note)
     summary = summarize(directory)
     (row,) = summary.core
-    assert row["fma_in_window_percent"] is None
-    assert "counting ended at 2 kernels" in row["reason"] and "counting ended at 2 kernels" in summary.problems
+    assert row["fma_in_window_percent"] is None and row["fma_percent"] is not None
+    assert summary.problems == ((problem,) if problem else ()) and summary.unread == "" and problem in row["reason"]
 
 
 def test_the_table_of_the_run_is_in_order_of_batch_sizes_and_keeps_earlier_ones(tmp_path: Path) -> None:
@@ -121,13 +113,6 @@ def test_a_damaged_file_is_a_problem_and_not_the_end(tmp_path: Path) -> None:
     summary = summarize(directory)
     assert len(summary.problems) == 1 and str(database) in summary.problems[0]
     assert summary.compute[0]["compute_utilization"] is None
-
-
-def test_a_note_that_is_no_object_is_a_problem(tmp_path: Path) -> None:
-    directory = trial_of(RunDirectory(tmp_path), 16, "ncu", profile={"problem": "", "unprofiled_step_time_ms": 0.01})
-    counted(directory, 16, {"problems": []})[1].write_text("[1]", encoding="utf-8")
-    summary = summarize(directory)
-    assert "collected.json" in summary.problems[0] and summary.core[0]["fma_in_window_percent"] is None
 
 
 def test_analyze_of_a_trial_knows_its_window(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

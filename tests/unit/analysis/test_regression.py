@@ -9,7 +9,7 @@ import pytest
 from support.commands import text
 from support.fake_run import ENVIRONMENT, SECOND, noisy_times, step_rows, write_sweep, write_trial
 
-from analysis.diagnose.answer import answers, points
+from analysis.diagnose.answer import complete_answers, points
 from analysis.load import load_run, measurement
 from analysis.metrics.comparison.history import history_of
 from analysis.metrics.comparison.ratio import Ratio, ratio_interval, typical_time
@@ -201,7 +201,7 @@ def test_other_circumstances_are_no_rounds_of_each_other(tmp_path: Path, other: 
     assert sorted(row["rounds"] for row in ratios) == [1, 2]
     rounds = {measurement(row): row["rounds"] for row in ratios}
     assert all(rounds[measurement(point.row)] == point.rounds for point in found)
-    assert answers(found, ratios)[0].cards[-1].label == "throughput relative to hf"
+    assert complete_answers([], found, ratios, "run")[0].cards[-1].label == "throughput relative to hf"
 
 
 def test_what_has_no_equal_and_several_of_its_kind_is_not_held_against_any(tmp_path: Path) -> None:
@@ -261,7 +261,7 @@ def test_two_stages_of_zero_are_told_apart_wherever_a_strategy_is_shown(tmp_path
         "terminal": text(results_blocks(rows)),
         "comparison": text(comparison_blocks(compare_runs(RunDirectory(tmp_path / "old"), run))),
         "facts": str(facts(trials)),
-        "answer": str(answers(points(trials), [])),
+        "answer": str(complete_answers([], points(trials), [], "run")),
         "progress": " ".join(describe(trial.trial) for trial in trials),
     }
     for name, found in shown.items():

@@ -13,7 +13,7 @@ from support.kineto_events import event, write
 from support.page import report_page
 from support.refusals import refused
 
-from analysis.diagnose.answer import answers, points
+from analysis.diagnose.answer import complete_answers, points
 from analysis.diagnose.run import cautions_of_run
 from analysis.load import load_run
 from analysis.metrics.comparison.regression import compare_runs
@@ -128,7 +128,7 @@ def test_a_profile_shows_its_operators_and_a_damaged_trace_is_named(tmp_path: Pa
 
 def test_the_answer_names_the_best_configuration_and_holds_it_against_hf(tmp_path: Path) -> None:
     trials = load_run(write_sweep(tmp_path, batches=(8, 16), worlds=(1,), count=30))
-    (answer,) = answers(points(trials), ratios_of(trials))
+    (answer,) = complete_answers([], points(trials), ratios_of(trials), "run")
     assert answer.headline.startswith("bertbench trains BERT-mini fastest: 18")
     assert "micro batch 16" in answer.headline
     values = {card.label: card.value for card in answer.cards}
@@ -161,7 +161,7 @@ def test_what_is_too_close_to_call_has_no_fastest_in_its_headline(tmp_path: Path
             trial = Trial(preset="mini", micro_batch_size=8, implementation=implementation)
             write_trial(run, trial, {0: step_rows([median] * 20, 8)})
         trials = load_run(run)
-        (said,) = answers(points(trials), ratios_of(trials))
+        (said,) = complete_answers([], points(trials), ratios_of(trials), "run")
         assert said.to_json()["too_close_to_call"] == rivals
         assert ("too close to call" in said.headline) == bool(rivals)
         assert said.headline.startswith("hf and bertbench" if rivals else "hf trains BERT-mini fastest: 81.6")

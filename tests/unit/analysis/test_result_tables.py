@@ -6,7 +6,9 @@ from support.commands import document, result, text
 from support.fake_run import step_rows, write_sweep, write_trial
 from support.refusals import refused
 
+from analysis.diagnose.run import grouped_cautions, joined_disturbance
 from analysis.load import LoadedTrial, load_run
+from analysis.metrics.cautions import Caution
 from analysis.metrics.comparison.regression import compare_runs
 from analysis.metrics.comparison.within_run import ratios_of
 from analysis.render.result_tables import caution_lines, comparison_blocks, results_blocks
@@ -159,3 +161,10 @@ def test_cautions_stand_below_the_table_equal_ones_together_and_failures_only_th
         "caution: MFU: the measured peak differs by 12 % (bertbench batch 4 on 1 cpu); look for other load",
     ]
     assert caution_lines([]) == []
+
+
+def test_what_a_disturbed_machine_explains_is_one_caution() -> None:
+    codes = ["few_rounds", "noisy", "loaded", "interval_wide"]
+    groups = grouped_cautions([], [Caution(code, code, "again") for code in codes])
+    assert [group.code for group in joined_disturbance(groups)] == ["disturbed", "few_rounds"]
+    assert joined_disturbance(groups[:2]) == groups[:2], "one cause stays as it is"
