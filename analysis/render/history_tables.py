@@ -2,6 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ from analysis.load import CIRCUMSTANCES
 from analysis.metrics.comparison.history import History, Series
 from analysis.render.columns import columns
 from analysis.render.figure import Figure
-from analysis.render.page import Figures, Page, Section, report_folder, write_page
+from analysis.render.page import Figures, Page, Section, write_page
 from analysis.render.tables import Block, Table, write_csv
 from analysis.render.training_figures import lines_figure
 from analysis.wording import Row
@@ -33,19 +34,17 @@ def history_blocks(history: History) -> list[Block]:
 def write_history_report(history: History, folder: Path) -> list[Path]:
     """Write report.html with its tables and history.csv into a folder; return the files. Raises StorageError."""
     rows = [{**one.row, **point} for one in history.series for point in one.points]
-    with report_folder(folder):
-        table = folder / "history.csv"
-        write_csv(table, [{**row, "changed": "; ".join(row["changed"])} for row in rows])
-        *blocks, tally = history_blocks(history)
-        figures = history_figures(history)
-        sections = [
-            Section("", [tally], "answer"),
-            Section("Trends", [Figures(figures)] if figures else []),
-            Section("Configurations", blocks),
-            Section("Not read", list(history.problems)),
-        ]
-        page, *others = write_page(Page("History of runs", "bertbench history", sections), folder)
-    return [page, table, *others]
+    rows = [{**row, "changed": "; ".join(row["changed"])} for row in rows]
+    *blocks, tally = history_blocks(history)
+    figures = history_figures(history)
+    sections = [
+        Section("", [tally], "answer"),
+        Section("Trends", [Figures(figures)] if figures else []),
+        Section("Configurations", blocks),
+        Section("Not read", list(history.problems)),
+    ]
+    files = {"history.csv": partial(write_csv, rows=rows)}
+    return write_page(Page("History of runs", "bertbench history", sections, files), folder)
 
 
 def history_figures(history: History) -> list[Figure]:

@@ -3,13 +3,13 @@
 Figures, style and script are inside the page; the figures also lie beside it as PNG.
 """
 
-import errno
-import os
 import re
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import quote
@@ -18,7 +18,7 @@ from analysis.diagnose.advice import Advice
 from analysis.diagnose.finding import Finding, distinct_names
 from analysis.render import charts, tables
 from analysis.render.figure import Figure
-from common.atomic import remove_left_overs, storage_errors, write_text
+from common.atomic import remove_left_overs, write_text
 from common.locks import locked
 
 if TYPE_CHECKING:
@@ -28,6 +28,11 @@ PAGE = "report.html"
 MOST_ROWS = 200
 """Most rows that a page holds of the table of a finding."""
 _HERE = Path(__file__).parent
+# A command in backticks, an option, or a number with its unit: none of them is broken over lines.
+_WHOLE = re.compile(
+    r"`(?P<code>[^`<]+)`|(?P<option>--[a-z][a-z-]*(?: \d+)?)|"
+    r"(?P<number>\d) (?P<unit>%|×|(?:[nµm]?s|[kMGT]i?B|[kMGTP]?FLOP|W|J)\b)"  # noqa: RUF001
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,11 +85,13 @@ Block = tables.Block | Text | Cards | Items | Figures | Section
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """Content of one HTML file."""
+    """Content of one HTML file, and of the files beside it."""
 
     title: str
     eyebrow: str
     sections: Sequence[Section]
+    files: Mapping[str, Callable[[Path], None]] = field(default_factory=dict)
+    """Path of each further file, relative to the folder -> its writer."""
 
 
 def listed(texts: Sequence[str]) -> list[Block]:
@@ -110,63 +117,63 @@ def finding_panel(finding: Finding, figures: Sequence[Figure], prefix: str = "",
     blocks: list[Block] = [finding.sentence] if finding.sentence else []
     blocks += [Figures(figures, folder)] if figures else []
     if len(finding.table):
-        file = "/".join(filter(None, (folder, f"{finding.name}.csv")))
-        blocks.append(tables.of_frame(finding.name, finding.table[:MOST_ROWS], csv=file))
+        csv = "/".join(filter(None, (folder, f"{finding.name}.csv")))
+        blocks.append(tables.of_frame(finding.name, finding.table[:MOST_ROWS], csv=csv))
     left = len(finding.table) - MOST_ROWS
     blocks += [Text(f"{left:,} more rows are in {finding.name}.csv", "faint")] if left > 0 else []
     return Section(finding.title, blocks, anchor=f"{prefix}{finding.name}")
 
 
-class _Files:
-    """Writes a CSV file for each table of a page that has none yet; `link` returns its address."""
-
-    def __init__(self, folder: Path) -> None:
-        self.written: list[Path] = []
-        self._folder = folder
-        self._names: list[str] = []
-
-    def link(self, table: tables.Table) -> str:
-        """Return the address of a table's CSV file, relative to the page. Raises StorageError."""
-        path = table.csv
-        if not path:
-            self._names.append(table.name)
-            number = self._names.count(table.name)
-            path = f"tables/{table.name}{f'-{number}' if number > 1 else ''}.csv"
-            tables.write_csv(self._folder / path, table.csv_rows())
-            self.written.append(self._folder / path)
-        return quote(path, errors="surrogateescape")
-
-
-@contextmanager
-def report_folder(folder: Path, given: bool = True) -> Iterator[None]:
-    """Lock the folder while files are written; first remove partial files of killed processes.
-
-    Another report into the same folder waits. A folder that nothing came of is not left behind. Only a folder that the
-    user gave may be a link.
-    """
-    for place in (*(() if given else (folder,)), *folder.glob("*"), *folder.glob("profiles/*")):
-        if place.is_symlink() and place.is_dir():
-            with storage_errors(place):
-                raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
-    try:
-        with locked(
-            folder, "another report", "wait for it, or give another --out", wait=True, name=".report.lock", remove=True
-        ):
-            for place in (folder, *folder.glob("profiles/*")):
-                remove_left_overs(place)
-            yield
-    finally:
-        with suppress(OSError):
-            folder.rmdir()
+def finding_files(findings: Sequence[Finding], folder: str = "") -> dict[str, Callable[[Path], None]]:
+    """Return the files of the tables of findings, for `Page.files`."""
+    return {f"{folder}{one.name}.csv": partial(tables.write_frame, frame=one.table) for one in findings}
 
 
 def write_page(page: Page, folder: Path) -> list[Path]:
-    """Write a page, its figures and the CSV files of its tables into a folder; return the files, the page first.
+    """Write a page with its files; return them: the page, `Page.files`, figures, a CSV file for each other table.
 
-    Everything from outside is escaped.
+    Everything from outside is escaped. Another report into the same folder waits, and a folder that nothing came of is
+    not left behind. Raises StorageError.
     """
+    remedy = "wait for it, or give another --out"
+    try:
+        with locked(folder, "another report", remedy, wait=True, name=".report.lock", remove=True):
+            for place in (folder, *folder.glob("profiles/*")):
+                remove_left_overs(place)
+            for name, write in page.files.items():
+                write(folder / name)
+            path, *others = _write(page, folder)
+    finally:
+        with suppress(OSError):
+            folder.rmdir()
+    return [path, *(folder / name for name in page.files), *others]
+
+
+def _write(page: Page, folder: Path) -> list[Path]:
     import jinja2
     import markupsafe
+
+    shown = [section for section in page.sections if section.blocks]
+    titles = [section.title or "Answer" for section in shown]
+    anchors = distinct_names([re.sub(r"[^a-z0-9]+", "-", title.lower()).strip("-") for title in titles])
+    anchors = [section.anchor or f"part-{name}" for section, name in zip(shown, anchors, strict=True)]
+    pictures: list[Path] = []
+    csvs: list[Path] = []
+    uses: Counter[str] = Counter()
+
+    def drawn(figure: Figure, below: str) -> markupsafe.Markup:
+        pictures.append(charts.write_png(figure, folder / below))
+        return markupsafe.Markup(charts.figure_html(figure))  # noqa: S704 # nosec B704 # its text is escaped
+
+    def link(table: tables.Table) -> str:
+        """Return the address of a table's CSV file, which is written where it has none yet."""
+        path = table.csv
+        if not path:
+            uses[table.name] += 1
+            path = f"tables/{table.name}{f'-{uses[table.name]}' if uses[table.name] > 1 else ''}.csv"
+            csvs.append(folder / path)
+            tables.write_csv(csvs[-1], table.csv_rows())
+        return quote(path, errors="surrogateescape")
 
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(_HERE),
@@ -175,25 +182,14 @@ def write_page(page: Page, folder: Path) -> list[Path]:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    shown = [section for section in page.sections if section.blocks]
-    titles = [section.title or "Answer" for section in shown]
-    anchors = distinct_names([re.sub(r"[^a-z0-9]+", "-", title.lower()).strip("-") for title in titles])
-    anchors = [section.anchor or f"part-{name}" for section, name in zip(shown, anchors, strict=True)]
-    pictures: list[Path] = []
-
-    def drawn(figure: Figure, below: str) -> markupsafe.Markup:
-        pictures.append(charts.write_png(figure, folder / below))
-        return markupsafe.Markup(charts.figure_html(figure))  # noqa: S704 # nosec B704 # its text is escaped
-
-    files = _Files(folder)
-    css, js = ((_HERE / f"page.{name}").read_text(encoding="utf-8") for name in ("css", "js"))
     environment.filters |= {
-        "options": _mark_options,
+        "options": _whole,
         "drawn": drawn,
         "kind": lambda block: type(block).__name__,
-        "csv": files.link,
+        "csv": link,
         "sort_key": tables.sort_key,
     }
+    css, js = ((_HERE / f"page.{name}").read_text(encoding="utf-8") for name in ("css", "js"))
     text = environment.get_template("page.html").render(
         page=page,
         parts=list(zip(anchors, titles, shown, strict=True)),
@@ -203,13 +199,17 @@ def write_page(page: Page, folder: Path) -> list[Path]:
     )
     path = folder / PAGE
     write_text(path, text.encode("utf-8", "replace").decode())  # names of files may be no UTF-8
-    return [path, *pictures, *files.written]
+    return [path, *pictures, *csvs]
 
 
-def _mark_options(text: str) -> "markupsafe.Markup":
-    """Escape a text, and set commands in backticks and options apart so that options are not broken over lines."""
+def _whole(text: str) -> "markupsafe.Markup":
+    """Escape a text; set commands and options apart, and keep options and numbers with their units in one line."""
     import markupsafe
 
-    escaped = str(markupsafe.escape(text))
-    marked = re.sub(r"`([^`<]+)`|--[a-z][a-z-]*(?: \d+)?", lambda one: f"<code>{one[1] or one[0]}</code>", escaped)
-    return markupsafe.Markup(marked)  # noqa: S704 # nosec B704 # its text is escaped
+    def part(match: re.Match[str]) -> str:
+        if match["number"]:
+            return f"{match['number']}\N{NO-BREAK SPACE}{match['unit']}"
+        code = re.sub(r"--[a-z][a-z-]*", r"<span>\g<0></span>", match["code"] or match["option"])
+        return f"<code>{code}</code>"
+
+    return markupsafe.Markup(_WHOLE.sub(part, str(markupsafe.escape(text))))  # noqa: S704 # nosec B704 # it is escaped

@@ -1,23 +1,27 @@
-"""The HTML pages of what is no single run: a profile, a study, a folder of trainings."""
+"""The HTML pages of what is no single run: a profile, a study, a folder of trainings, a classification."""
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 from analysis import wording
 from analysis.diagnose.explain import by_weight, counter_endings, to_do
 from analysis.diagnose.finding import Finding
+from analysis.metrics.classification import Classification
 from analysis.metrics.comparison.trainings import TrainingComparison, VariantRun, compare_trainings
+from analysis.render.columns import columns
 from analysis.render.page import (
     Block,
+    Cards,
     Figures,
     Items,
     Page,
     Section,
     Text,
     advice_blocks,
+    finding_files,
     finding_panel,
     listed,
-    report_folder,
     write_page,
 )
 from analysis.render.search_tables import (
@@ -29,20 +33,23 @@ from analysis.render.search_tables import (
     trials_table,
     value_text,
 )
-from analysis.render.study_figures import tune_figures
-from analysis.render.tables import Facts, Plain, write_csv, write_frame
+from analysis.render.tables import Block as TextBlock
+from analysis.render.tables import Facts, Plain, Table, texts, write_csv
 from analysis.render.trace_figures import Figures as FiguresByName
-from analysis.render.trace_figures import trace_figures
 from analysis.render.training_figures import comparison_figure
-from analysis.render.training_tables import comparison_notes, comparison_rows
-from analysis.render.training_tables import comparison_table as trainings_table
+from analysis.render.training_tables import comparison_notes, comparison_rows, comparison_table
 from analysis.sources import Source
-from analysis.wording import Row
+from analysis.wording import Row, percent
+from records.classification import ClassificationResult
 from records.training import TrainRun, is_train_run
 
 _MOST_FURTHER = 5
 _BREAKDOWN = "temporal_breakdown"
 """Finding that says where the time goes."""
+_MOST_CONFUSED = 15
+_MOST_LABELS, _MOST_SHOWN = 10, 5
+"""Labels and errors that a terminal shows."""
+_MOST_COLUMNS = 6
 
 
 def source_figures(source: Source, measured: Mapping[str, float] | None = None) -> FiguresByName:
@@ -52,33 +59,20 @@ def source_figures(source: Source, measured: Mapping[str, float] | None = None) 
         source: what was read.
         measured: measured ceilings, as roofline takes them.
     """
+    from analysis.render.kernel_figures import kernel_figures
+    from analysis.render.trace_figures import trace_figures
+
     figures = trace_figures(source.timelines) if source.timelines else {}
     for counters, ending in zip(source.counters, counter_endings(source), strict=True):
-        from analysis.render.kernel_figures import kernel_figures
-
         figures |= kernel_figures(counters, ending, measured)
     return figures
 
 
 def write_source_report(source: Source, findings: Sequence[Finding], folder: Path) -> Path:
-    """Write report.html, its figures and its CSV tables into a folder; return the page.
+    """Write report.html of a profile, its figures and its CSV tables; return the page. Raises StorageError.
 
-    Args:
-        source: what was read.
-        findings: what `explain` returned.
-        folder: created if missing.
-
-    Raises:
-        StorageError: the folder cannot be written.
+    It has the answer, what to do first, where the time goes, further findings, details.
     """
-    with report_folder(folder):
-        for finding in findings:
-            write_frame(folder / f"{finding.name}.csv", finding.table)
-        return write_page(source_page(source, findings), folder)[0]
-
-
-def source_page(source: Source, findings: Sequence[Finding]) -> Page:
-    """Return the page of a source: the answer, what to do first, where the time goes, further findings, details."""
     figures = source_figures(source)
     panels = {finding.name: finding_panel(finding, figures.get(finding.name, ())) for finding in findings}
     breakdown = panels.pop(_BREAKDOWN, None)
@@ -87,8 +81,7 @@ def source_page(source: Source, findings: Sequence[Finding]) -> Page:
     where = [block for block in breakdown.blocks if not first or block != first[2]] if breakdown else []
     answer: list[Block] = [Text(first[2], "headline")] if first else ["This profile has no findings."]
     more: list[Block] = [Items(further[:_MOST_FURTHER])] if further else []
-    if further[_MOST_FURTHER:]:
-        rest = further[_MOST_FURTHER:]
+    if rest := further[_MOST_FURTHER:]:
         more.append(Section(f"{len(rest)} more", [Items(rest)], folded=True))
     problems = Section("Not read or not in the profile", listed(source.problems))
     sections = [
@@ -98,7 +91,8 @@ def source_page(source: Source, findings: Sequence[Finding]) -> Page:
         Section("Details", [*panels.values()]),
         Section("Input", [Facts(_source_facts(source)), problems]),
     ]
-    return Page(source.path.resolve().name, "bertbench profile report", sections)
+    page = Page(source.path.resolve().name, "bertbench profile report", sections, finding_files(findings))
+    return write_page(page, folder)[0]
 
 
 def _source_facts(source: Source) -> list[tuple[str, str]]:
@@ -115,69 +109,54 @@ def _source_facts(source: Source) -> list[tuple[str, str]]:
             ("events", wording.count(events)),
         ]
     for counters in source.counters:
-        rows += [
-            ("GPU", counters.device_name or "not named"),
-            ("kernels counted", wording.count(len(counters.kernels))),
-        ]
+        kernels = wording.count(len(counters.kernels))
+        rows += [("GPU", counters.device_name or "not named"), ("kernels counted", kernels)]
     rows += [("table", f"{one.title} ({one.source})" if one.source else one.title) for one in source.summaries]
     return [(name, value) for name, value in dict.fromkeys(rows) if value]
 
 
 def write_tune_report(study: Row, folder: Path) -> list[Path]:
-    """Write report.html, its figures and trials.csv into a folder; return the files, the page first.
+    """Write report.html, its figures and trials.csv; return the files, the page first. Raises StorageError.
 
     Args:
         study: tune.json, as bench.tune.document makes it.
         folder: folder of the study.
-
-    Raises:
-        StorageError: the folder cannot be written.
     """
-    names = ("seconds", "reason", "killed", "same_as", "folder")
-    rows = [
-        {**{name: row[name] for name in ("number", "state", "value")}, **row["values"],
-         **{name: row[name] for name in names}}
-        for row in ordered(study)
-    ]  # fmt: skip
-    page, *others = write_page(_tune_page(study, folder.resolve().name), folder)
-    table = folder / "trials.csv"
-    write_csv(table, rows)
-    return [page, table, *others]
+    from analysis.render.study_figures import tune_figures
 
-
-def _tune_page(study: Row, title: str) -> Page:
     answer: list[Block] = ["No trial completed."]
     if study["best"]:
         (_, best), (_, command), *notes = best_facts(study)
         values = [(name.replace("_", " "), value_text(value)) for name, value in study["best"]["values"].items()]
         answer = [Text(f"Best: {best}.", "headline"), Facts(values), "To repeat this training:", Plain(command)]
         answer += [Text(f"The command {text}.", "faint") for _, text in notes]
-    figures, importance = tune_figures(study), importance_text(study)
+    figures, importance, search = tune_figures(study), importance_text(study), study["search"]
     pictures: list[Block] = [Figures(figures) if figures else "No trial has a result yet."]
     pictures += [Text(f"Importance: {importance}", "faint")] if importance else []
-    search = study["search"]
     settings = {name: value_text(value) for name, value in study["training"].items() if value is not False}
     settings |= {f"search space: {name}": text for name, text in study["space"].items()}
     better = "higher" if study["objective"]["maximize"] else "lower"
     facts = [
         ("task", str(study["task"])),
-        (
-            "objective",
-            f"{study['objective']['label']}, {better} is better",
-        ),
+        ("objective", f"{study['objective']['label']}, {better} is better"),
         ("trials", counts_text(study)),
         ("sampler", f"{search['sampler']}, seed {search['seed']}"),
         ("pruner", str(search["pruner"])),
         *((name.replace("_", " "), text) for name, text in settings.items()),
     ]
-    failed = Section("Why trials failed", listed(reasons(study)))
     sections = [
         Section("Result", answer, "answer"),
         Section("Figures", pictures),
-        Section("Trials", [trials_table(study, ordered(study)), failed]),
+        Section("Trials", [trials_table(study, ordered(study)), Section("Why trials failed", listed(reasons(study)))]),
         Section("Search settings", [Facts(facts)]),
     ]
-    return Page(title, "bertbench search report", sections)
+    first, last = ("number", "state", "value"), ("seconds", "reason", "killed", "same_as", "folder")
+    rows = [
+        {**{name: row[name] for name in first}, **row["values"], **{name: row[name] for name in last}}
+        for row in ordered(study)
+    ]
+    files = {"trials.csv": partial(write_csv, rows=rows)}
+    return write_page(Page(folder.resolve().name, "bertbench search report", sections, files), folder)
 
 
 def trainings_in(folder: Path) -> list[TrainRun]:
@@ -189,33 +168,27 @@ def trainings_in(folder: Path) -> list[TrainRun]:
 
 
 def write_trainings_report(folder: Path, runs: Sequence[TrainRun], out: Path | None) -> tuple[Path, TrainingComparison]:
-    """Write the page of several trainings; return it with what it compares.
-
-    Args:
-        folder: that holds them.
-        runs: of `trainings_in`, at least one.
-        out: folder to write; None for `report` in `folder`.
+    """Write the page of several trainings into `out`, or into `report` of their folder; return it with the comparison.
 
     Raises:
         SchemaError: a record is damaged.
         StorageError: the page cannot be written.
     """
     comparison = compare_trainings([_variant(run) for run in runs])
-    written = out or folder / "report"
     figure = comparison_figure(comparison)
     failed = [(row["name"], wording.status(row)) for row in comparison.failed]
     each = [path for path in [*(run.path for run in runs), folder / "profile"] if path.is_dir()]
     headline = Text(f"{len(runs) - len(failed)} of {len(runs)} trainings finished.", "headline")
     sections = [
         Section("", [headline], "answer"),
-        Section("Trainings", [trainings_table(comparison, "comparison.csv"), *comparison_notes(comparison)]),
+        Section("Trainings", [comparison_table(comparison, "comparison.csv"), *comparison_notes(comparison)]),
         Section("Not finished", [Facts(failed)] if failed else []),
         Section("Figures", [Figures([figure])] if figure else []),
         Section("Each training", [Facts([(path.name, f"bertbench report {path}") for path in each])]),
     ]
-    with report_folder(written, given=out is not None):
-        write_csv(written / "comparison.csv", comparison_rows(comparison))
-        return write_page(Page(folder.resolve().name, "bertbench report", sections), written)[0], comparison
+    files = {"comparison.csv": partial(write_csv, rows=comparison_rows(comparison))}
+    page = Page(folder.resolve().name, "bertbench report", sections, files)
+    return write_page(page, out or folder / "report")[0], comparison
 
 
 def _variant(run: TrainRun) -> VariantRun:
@@ -227,3 +200,74 @@ def _variant(run: TrainRun) -> VariantRun:
         implementation=wording.implementation_label(trial.implementation, trial.levers),
         run=run,
     )
+
+
+def write_classification_report(result: ClassificationResult, scores: Classification, folder: Path) -> Path:
+    """Write the page of a classification, its figures and its tables; return the page. Raises StorageError."""
+    from analysis.render.task_figures import classification_figures
+
+    header = ["true_label", *(f"predicted {label}" for label in scores.labels)]
+    rows = [(label, *counts) for label, counts in zip(scores.labels, scores.confusion.tolist(), strict=True)]
+    confusion = [dict(zip(header, row, strict=True)) for row in rows]
+    headline, _, *tables = classification_blocks(result, scores, page=True)
+    run = [("replaced the files of run" if name == "instead_of" else name.replace("_", " "), str(value))
+           for name, value in result.run.items() if value is not None]  # fmt: skip
+    sections = [
+        Section("", [Text(str(headline), "headline"), Cards([(*card, "") for card in _scores(scores)])], "answer"),
+        Section("Input", [Facts([*_inputs(result), *run])]),
+        Section("Figures", [Figures(classification_figures(result, scores))]),
+        Section("Each label", tables),
+    ]
+    files = {
+        "classification_report.csv": partial(write_csv, rows=scores.report),
+        "confusion_matrix.csv": partial(write_csv, rows=confusion, columns=header),
+    }
+    return write_page(Page(result.root.name, "bertbench classification", sections, files), folder)[0]
+
+
+def classification_blocks(
+    result: ClassificationResult, scores: Classification, *, page: bool = False
+) -> list[TextBlock]:
+    """Return the result in one sentence, scores, each label, the confusion matrix of a few labels, frequent errors.
+
+    Args:
+        result: what a training left.
+        scores: its scores on the test split.
+        page: with all labels, not only those with the lowest F1, and more of the errors.
+    """
+    gain = 100 * (scores.accuracy - scores.majority)
+    headline = (
+        f"Accuracy {percent(scores.accuracy)} on {scores.texts:,} held-out texts with {len(scores.labels)} labels: "
+        f"{abs(gain):.1f} points {'above' if gain >= 0 else 'below'} always predicting the most frequent label"
+    )
+    rows, title = scores.report, ""
+    if not page and len(rows) > _MOST_LABELS:
+        rows = sorted((row for row in rows if row["support"]), key=lambda row: row["f1"] or 0.0)[:_MOST_LABELS]
+        title = f"the {len(rows)} of {len(scores.labels):,} labels with the lowest F1, of those that occur"
+    shown = columns("label precision recall f1 support predicted")
+    blocks: list[TextBlock] = [headline, Facts([*_scores(scores), *_inputs(result)])]
+    blocks.append(Table("report", shown, rows, title, "classification_report.csv"))
+    if len(scores.labels) <= _MOST_COLUMNS:
+        lines = [
+            [label, *(f"{count:,}" if share != share else f"{count:,} ({percent(share)})"
+                      for count, share in zip(counts, shares, strict=True))]
+            for label, counts, shares in zip(scores.labels, scores.confusion, scores.normalized, strict=True)
+        ]  # fmt: skip
+        title = "confusion, texts and share of each row (true labels down, predictions across)"
+        blocks.append(texts("confusion", ("", *scores.labels), lines, title))
+    names = ("true", "given", "texts", "share")
+    confused = scores.most_confused(_MOST_CONFUSED if page else _MOST_SHOWN)
+    errors = [dict(zip(names, one, strict=True)) for one in confused]
+    shown = columns(names, true="true label", given="prediction", share="of that label")
+    return [*blocks, Table("confused", shown, errors, "most frequent errors")] if errors else blocks
+
+
+def _scores(scores: Classification) -> list[tuple[str, str]]:
+    names = ("accuracy", "balanced accuracy", "macro F1", "weighted F1", "majority baseline")
+    values = (scores.accuracy, scores.balanced_accuracy, scores.macro_f1, scores.weighted_f1, scores.majority)
+    return [(name, percent(value)) for name, value in zip(names, values, strict=True)]
+
+
+def _inputs(result: ClassificationResult) -> list[tuple[str, str]]:
+    splits = ", ".join(f"{split} {sum(counts.values()):,}" for split, counts in result.distribution.items())
+    return [("source", result.path.name), *([("texts", splits)] if splits else [])]

@@ -1,7 +1,7 @@
-"""Results of trials: their tables, cautions, what repeated rounds decide, and the comparison of two runs."""
+"""Results of trials: their tables, cautions, what rounds decide, a broken-down step, the comparison of two runs."""
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from analysis import wording
@@ -11,6 +11,7 @@ from analysis.load import LoadedTrial, measurement
 from analysis.metrics.cautions import Caution, quotable
 from analysis.metrics.comparison.regression import Comparison
 from analysis.metrics.pretraining_cost import PHASES
+from analysis.metrics.speed_of_light import FLOOR, LOSS
 from analysis.render.columns import columns, without_constant
 from analysis.render.tables import Block, Column, Table, advice_lines, computed, measured, plain
 from analysis.wording import Row
@@ -36,12 +37,6 @@ def answer_lines(answers: Sequence[Answer]) -> list[str]:
     return lines
 
 
-def shown_rows(rows: Sequence[Row]) -> list[Row]:
-    """Return the rows of the table of results: neither profiles nor probes, unless a run has only probes."""
-    measured = [row for row in rows if row.get("kind") not in NOT_MEASURED]
-    return measured or [row for row in rows if row.get("kind") != "profile"]
-
-
 def results_blocks(rows: Sequence[Row], ratios: Sequence[Row] = (), *, page: bool = False) -> list[Block]:
     """Return the table of trials, why some have no result, and what the ratios can decide.
 
@@ -52,13 +47,22 @@ def results_blocks(rows: Sequence[Row], ratios: Sequence[Row] = (), *, page: boo
     """
     if not rows:
         return ["no trials"]
-    shown = sorted(shown_rows(rows) or rows, key=wording.order)
+    measured = [row for row in rows if row.get("kind") not in NOT_MEASURED]
+    measured = measured or [row for row in rows if row.get("kind") != "profile"]  # a run may have only probes
+    shown = sorted(measured or rows, key=wording.order)
     columns = _result_columns(shown, ratios, page)
     named = any(column.label == "model" for column in columns) or _of_scripts(shown)
     title = "" if named or page else f"BERT {wording.model(shown[0])}"
     table = Table("results", columns, shown, title, "results.csv" if page else "")
-    failures = [] if page else _failures(shown)
-    return [table, *failures, *_left_out(shown), *_decisions(ratios)]
+    left_out = dict.fromkeys(
+        f"{name} ({why})" for row in shown for name, why in (row.get("levers_left_out") or {}).items()
+    )
+    return [
+        table,
+        *([] if page else _failures(shown)),
+        *([f"left out of --levers: {', '.join(left_out)}"] if left_out else []),
+        *_decisions(ratios),
+    ]
 
 
 def _result_columns(rows: Sequence[Row], ratios: Sequence[Row], page: bool) -> list[Column]:
@@ -98,8 +102,7 @@ def _arguments(row: Row) -> str:
     """Return what follows the first Python file of a command, or the whole command; its beginning, if it is long."""
     words = list(row.get("command") or ())
     script = next((place for place, word in enumerate(words) if word.endswith(".py")), -1)
-    text = " ".join(words[script + 1 :])
-    return text if len(text) <= _LONGEST_ARGUMENTS else f"{text[: _LONGEST_ARGUMENTS - 1]}…"
+    return wording.shortened(" ".join(words[script + 1 :]), _LONGEST_ARGUMENTS)
 
 
 def _of_scripts(rows: Sequence[Row]) -> bool:
@@ -135,11 +138,6 @@ def _failures(rows: Sequence[Row]) -> list[str]:
     return list(dict.fromkeys(lines))
 
 
-def _left_out(rows: Sequence[Row]) -> list[str]:
-    reasons = [f"{name} ({why})" for row in rows for name, why in (row.get("levers_left_out") or {}).items()]
-    return [f"left out of --levers: {', '.join(dict.fromkeys(reasons))}"] if reasons else []
-
-
 def _place(row: Row, model: str = "") -> str:
     return f"{wording.implementation_or_input(row)}{model} {wording.place(row)}"
 
@@ -160,35 +158,28 @@ def _decisions(ratios: Sequence[Row]) -> list[str]:
 
 
 def comparison_blocks(comparison: Comparison) -> list[Block]:
-    """Return the table of a comparison of two runs, the verdicts with their reasons, and what else differs."""
-    rows = sorted(comparison.rows, key=wording.order)
-    differing = [*comparison.differences, *(f"at {text}" for text in setting_differences(comparison))]
-    verdicts = Counter(row["verdict"] for row in rows)
-    tally = ", ".join(f"{count} {name}" for name, count in verdicts.items()) or "nothing compared"
-    return [
-        comparison_table(comparison) if rows else "the runs have no configuration in common",
-        *dict.fromkeys([*comparison_verdicts(comparison), *(f"differs: {text}" for text in differing)]),
-        f"{tally}; threshold {100 * comparison.threshold:g} %",
-    ]
-
-
-def comparison_table(comparison: Comparison) -> Table:
-    """Return the table of the configurations that are in both runs."""
+    """Return the table of a comparison of two runs, a line for each reason of a verdict, and what else differs."""
     rows = sorted(comparison.rows, key=wording.order)
     shown = columns(["implementation, input", *_CONFIGURATION.split()[1:]])
     shown += columns("step_time_ms_a step_time_ms_b time_ratio time_ratio~ time_saved verdict")
     varied = without_constant(shown, rows)
-    return Table("compare", [column for column in shown if column.label == "model" or column in varied], rows)
-
-
-def comparison_verdicts(comparison: Comparison) -> list[str]:
-    """Return one line for each reason of each verdict."""
-    grouped: dict[tuple[str, str], list[Row]] = defaultdict(list)
-    for row in sorted(comparison.rows, key=wording.order):
-        grouped[row["verdict"], row["reason"]].append(row)
-    reasons = Counter(verdict for verdict, _ in grouped)
+    table = Table("compare", [column for column in shown if column.label == "model" or column in varied], rows)
+    judged: dict[tuple[str, str], list[Row]] = defaultdict(list)
+    differing: dict[str, list[Row]] = defaultdict(list)
+    for row in rows:
+        judged[row["verdict"], row["reason"]].append(row)
+        for text in row["differences"]:
+            differing[text].append(row)
+    reasons = Counter(verdict for verdict, _ in judged)
+    lines = [f"{_places(of, reasons[verdict] == 1)}: {verdict}: {reason}" for (verdict, reason), of in judged.items()]
+    lines += [f"differs: {text}" for text in comparison.differences]
+    lines += [f"differs: at {_places(of, len(of) == len(rows))}: {text}" for text, of in differing.items()]
+    tally = Counter(row["verdict"] for row in rows)
+    counts = ", ".join(f"{count} {name}" for name, count in tally.items()) or "nothing compared"
     return [
-        f"{_places(rows, reasons[verdict] == 1)}: {verdict}: {reason}" for (verdict, reason), rows in grouped.items()
+        table if rows else "the runs have no configuration in common",
+        *dict.fromkeys(lines),
+        f"{counts}; threshold {100 * comparison.threshold:g} %",
     ]
 
 
@@ -196,15 +187,6 @@ def _places(rows: Sequence[Row], brief: bool) -> str:
     """Name the rows; where `brief`, the table shows which they are, and many of them are counted."""
     names = list(dict.fromkeys(map(_place, rows)))
     return f"{len(rows)} configurations" if brief and len(names) > _MOST_NAMED else "; ".join(names)
-
-
-def setting_differences(comparison: Comparison) -> list[str]:
-    """Return the settings that differ between the sides of a configuration, with the configurations."""
-    differing: dict[str, list[Row]] = defaultdict(list)
-    for row in sorted(comparison.rows, key=wording.order):
-        for text in row["differences"]:
-            differing[text].append(row)
-    return [f"{_places(rows, len(rows) == len(comparison.rows))}: {text}" for text, rows in differing.items()]
 
 
 def rank_tables(trials: Sequence[LoadedTrial]) -> list[Table]:
@@ -280,21 +262,55 @@ _SEARCHED = {
     "task": "task", "data": "data", "grad_accum_steps": "micro-steps", "memory_limit_gib": "limit, GiB",
 }  # fmt: skip
 """What searches in one folder may differ in besides, and the headings of these columns."""
-_LARGEST: dict[str, Callable[[Row], str]] = {
-    "largest batch that fits": lambda row: f"{row['micro_batch_size']:,}" if row["micro_batch_size"] else "none",
-    "fails at": lambda row: f"{row['fails_at']:,}" if row.get("fails_at") else "no size tried",
-    "why the search ended": lambda row: str(row.get("failure") or "not recorded").strip().rstrip(":"),
-    "confirmed": lambda row: {True: "yes", False: "no", None: "not recorded"}[row.get("proved")],
-    "sizes tried": lambda row: ", ".join(f"{size} {status}" for size, status in row.get("tried") or ()),
-}
 
 
 def largest_tables(rows: Sequence[Row]) -> list[Table]:
     """Return the table of what fits and what fails, one line per search; none where nothing was searched."""
-
-    task = ["task"] if len(set(map(wording.task, rows))) > 1 else []
-    differing = task + [name for name in _SEARCHED if len({row.get(name) for row in rows}) > 1 and name != "task"]
+    differing = [name for name in _SEARCHED if len({row.get(name) for row in rows}) > 1]
+    differing += ["task"] if len(set(map(wording.task, rows))) > 1 and "task" not in differing else []
     strategy = "strategy" if wording.names_strategies(rows) else ""
-    shown = columns(f"implementation model world_size {strategy} {' '.join(differing)}", **_SEARCHED)
-    shown += [computed(heading, text) for heading, text in _LARGEST.items()]
+    shown = [
+        *columns(f"implementation model world_size {strategy} {' '.join(differing)}", **_SEARCHED),
+        computed("largest batch that fits", lambda row: wording.count(row["micro_batch_size"] or None)),
+        computed("fails at", lambda row: f"{row['fails_at']:,}" if row.get("fails_at") else "no size tried"),
+        computed("why the search ended", lambda row: str(row.get("failure") or "not recorded").strip().rstrip(":")),
+        computed("confirmed", lambda row: {True: "yes", False: "no", None: "not recorded"}[row.get("proved")]),
+        computed("sizes tried", lambda row: ", ".join(f"{size} {status}" for size, status in row.get("tried") or ())),
+    ]
     return [Table("largest", shown, rows)] if rows else []
+
+
+def light_blocks(trial: LoadedTrial) -> list[Block]:
+    """Return a step broken down: the floor, the ceilings, the waterfall, every part beside its ceiling, cautions."""
+    row = trial.row
+    drift = {name: row["drift"][name] for name in ("steps", "peak", "bandwidth")}
+    moved = ", ".join(f"{name} {wording.signed(value)}" for name, value in drift.items() if value is not None)
+    each = " per rank" if int(row["world_size"]) > 1 else ""
+    ceilings = (
+        f"measured peak{each} {wording.flops(row['peak_flops_per_second'])}, memory bandwidth{each} "
+        f"{_bandwidth(row)}; MFU {wording.percent(row['mfu'])}; "
+        f"{row['rounds']} rounds; change from before to after them: {moved or 'unknown'}"
+    )
+    # The floor that the bars begin from is a row of its own.
+    begin = [bar for bar in row["waterfall"] if bar["kind"] == FLOOR]
+    floor = {"name": "= floor", "kind": "sum", **{key: sum(bar[key] for bar in begin) for key in ("ms", "share")}}
+    bars = [*begin, floor, *(bar for bar in row["waterfall"] if bar["kind"] != FLOOR)]
+    of_step = computed("of the step", lambda bar: f"{'+ ' if bar['kind'] == LOSS else ''}{bar['name']}")
+    parts = columns("name shape calls_per_step time_ms time_ms~ step_ms floor_ms", name="part")
+    rate = computed(
+        "rate",
+        lambda part: wording.flops(part["flops_per_second"]) if part["flops_per_second"] else _bandwidth(part),
+        lambda part: part["of_ceiling"],
+    )
+    return [
+        wording.floor_sentence(row),
+        ceilings,
+        Table("waterfall", [of_step, *columns("ms ms~ share")], bars),
+        Table("components", [*parts, rate, *columns("of_ceiling")], row["components"]),
+        *(f"caution: {caution['message']}; {caution['remedy']}" for caution in row["cautions"]),
+    ]
+
+
+def _bandwidth(row: Row) -> str:
+    rate = row.get("bandwidth_bytes_per_second") or row.get("bytes_per_second")
+    return f"{wording.number(rate / 1e9)} GB/s" if rate else wording.UNKNOWN

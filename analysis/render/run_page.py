@@ -1,21 +1,21 @@
 """The HTML page of a run: one file that opens anywhere, without network."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+import dataclasses
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 from analysis import wording
 from analysis.diagnose import run as doubts
 from analysis.diagnose.answer import Answer, complete_answers, nothing_measured, points, profile_answer
-from analysis.diagnose.finding import Finding
-from analysis.diagnose.profiles import OpenedProfile, open_profile, summary_rows, utilization_by_batch
+from analysis.diagnose.profiles import open_profile, summary_rows, utilization_by_batch
 from analysis.load import TAKEN_APART, LoadedRun, LoadedTrial, load_run
 from analysis.metrics.communication.links import fitted_links, link_rows, project
 from analysis.metrics.comparison.within_run import input_ratios, ratios_of, synthetic_gaps
 from analysis.metrics.pretraining_cost import pretraining_costs
 from analysis.metrics.scaling import measured_efficiency
-from analysis.render import run_facts
-from analysis.render.light_tables import light_blocks
 from analysis.render.link_figures import links_figure
 from analysis.render.link_tables import collectives_table, links_table, projection_blocks
 from analysis.render.page import (
@@ -26,25 +26,26 @@ from analysis.render.page import (
     Section,
     Text,
     advice_blocks,
+    finding_files,
     finding_panel,
     listed,
-    report_folder,
     write_page,
 )
 from analysis.render.pages import source_figures
 from analysis.render.result_tables import (
+    NOT_MEASURED,
     caution_lines,
     input_tables,
     largest_tables,
+    light_blocks,
     pretraining_table,
     rank_tables,
     results_blocks,
     scaling_tables,
 )
 from analysis.render.run_figures import run_figures, taken_apart, utilization_figure, waterfall_figure
-from analysis.render.tables import Facts, write_csv, write_frame
+from analysis.render.tables import Facts, write_csv
 from analysis.render.training import training_part
-from analysis.wording import Row
 from records.run import RunDirectory
 from records.schema import RESULT_COLUMNS, RESULTS
 from records.training import TrainRun
@@ -60,7 +61,8 @@ _INPUT = "Batches drawn, adapted and pinned as in training, without training."
 _GAP = "The same trials on synthetic batches with the lengths of the real samples. Below 0, real data cost speed."
 _RANKS = "Medians per rank. Ranks wait for each other in the all-reduce: own work, not step time, shows the late rank."
 _RECORDED = "Recording slows steps down, so read shares, not absolute times."
-_RATIOS = (
+_MEANINGS = (
+    *((column.label, column.says) for column in RESULTS if column.label),
     ("95 % interval", "Moving-block bootstrap of the median; over several rounds, of the processes first."),
     ("throughput ratio", "samples/s of an implementation / that of the reference at the same configuration."),
     ("conclusive", "Three interleaved rounds a side whose interval of the ratio excludes 1, or lies within 5 % of it."),
@@ -68,20 +70,19 @@ _RATIOS = (
     ("own work", "Step time without exposed communication and data wait."),
 )
 
+Part = tuple[list[Section], dict[str, Callable[[Path], None]]]
+"""Sections, and files beside the page that belong to them."""
+
 
 def write_report(
-    run: RunDirectory,
-    price_per_hour: float | None = None,
-    out: Path | None = None,
-    project_to: Sequence[int] = (),
+    run: RunDirectory, price_per_hour: float | None = None, out: Path | None = None, project_to: Sequence[int] = ()
 ) -> tuple[Path, list[Answer]]:
-    """Write report.html, its figures and its CSV tables into the run's report folder; return the page and the answers
-    about speed that it shows.
+    """Write report.html, its figures and its CSV tables; return the page and the answers about speed that it shows.
 
     Args:
         run: the run directory.
         price_per_hour: price of the machine, for the cost columns.
-        out: folder to write into instead.
+        out: folder to write into instead of the run's report folder.
         project_to: numbers of devices to project to.
 
     Raises:
@@ -90,114 +91,96 @@ def write_report(
         UsageError: price_per_hour is not above 0, or a projection is asked for that is none.
         StorageError: the report folder cannot be written.
     """
-    folder = out or run.report
     everything = load_run(run, price_per_hour)
-    with report_folder(folder, given=out is not None):
-        return _write(run, everything, folder, price_per_hour, project_to)
-
-
-def _write(
-    run: RunDirectory, everything: LoadedRun, folder: Path, price_per_hour: float | None, project_to: Sequence[int]
-) -> tuple[Path, list[Answer]]:
     # Collectives and broken-down steps are no trainings to compare; they have sections of their own.
-    whole = tuple(trial for trial in everything if trial.trial.kind not in TAKEN_APART)
-    trials = LoadedRun(whole, everything.problems)
+    trials = LoadedRun(tuple(trial for trial in everything if trial.trial.kind not in TAKEN_APART), everything.problems)
     rows = sorted((trial.row for trial in trials), key=wording.order)
     ratios = ratios_of(trials, doubts.reference(trials))
-    inputs, gaps, scaling = input_ratios(trials), synthetic_gaps(trials), measured_efficiency(trials)
-    measured = points(trials)
-    profiles = _profiles(trials)
-    advised = {one.trial.trial.trial_id: one.opened.to_do(one.findings) for one in profiles if one.opened}
+    inputs, gaps, scaling, measured = (
+        input_ratios(trials), synthetic_gaps(trials), measured_efficiency(trials), points(trials)
+    )  # fmt: skip
+    profiles, of_profiles, advised = _profiles(trials)
     complete = complete_answers(everything, measured, ratios, str(run.path), advised)
-    rates = [{**point.row, "samples_per_second": point.samples_per_second} for point in measured]
     utilization = utilization_by_batch(summary_rows(run)) if profiles and not measured else {}
-    training, in_training = training_part(TrainRun(run.path), trials, folder)
-    answers = [*training, *complete]
-    if utilization and not answers:
-        answers = [profile_answer(utilization)]
-    figures = run_figures(trials, measured, scaling)
-    if utilization:
-        figures = [utilization_figure(utilization), *figures]
+    training, in_training, of_training = training_part(TrainRun(run.path), trials)
+    answers = [*training, *complete] or ([profile_answer(utilization)] if utilization else [])
+    figures = [utilization_figure(utilization)] if utilization else []
+    figures += run_figures(trials, measured, scaling)
     cautions = caution_lines(everything, doubts.cautions_of_run(trials, ratios, scaling))
-    made = {table.name: table for table in input_tables(inputs, gaps)}
-    linked, of_links = _links(everything, project_to)
-    _write_csvs(
-        folder,
-        rows,
-        {"ratios": ratios, "scaling": scaling, "input": inputs, "real_against_synthetic": gaps, **of_links},
-        trials,
-    )
-    results = results_blocks(rows, ratios, page=True) if rows else []
     failures = doubts.failures(everything)
+    results: list[Block] = [*results_blocks(rows, ratios, page=True)] if rows else []
     results += [Facts(failures, "Trials without a result")] if failures else []
+    waterfalls, of_waterfalls = _waterfalls(everything)
+    links, of_links = _links(everything, project_to)
+    rates = [{**point.row, "samples_per_second": point.samples_per_second} for point in measured]
+    largest, errors = run.read_max_batches()
+    damaged = [Text(error, "decides") for error in errors]
+    made = {table.name: table for table in input_tables(inputs, gaps)}
+    details = [Facts(environment(trials or everything))]
     sections = [
         Section("", _answers(answers or [nothing_measured(everything)]), "answer"),
-        Section("What ran", [Facts(run_facts.facts(trials or everything))]),
+        Section("What ran", [Facts(facts(trials or everything))]),
         *in_training,
-        *_waterfalls(everything, folder),
+        *waterfalls,
         Section("Cautions", listed([line.removeprefix("caution: ") for line in cautions])),
         Section("Results", results),
         Section("Figures", [Figures(figures)] if figures else []),
-        Section("Pretraining", _explained(_PRETRAINING, pretraining_table(pretraining_costs(rates, price_per_hour)))),
-        Section("Largest batch", _largest(run)),
-        Section("Input", _explained(_INPUT, [made["input"]] if "input" in made else [])),
-        Section("Real compared with synthetic data", _explained(_GAP, [made["gap"]] if "gap" in made else [])),
+        _explained("Pretraining", _PRETRAINING, pretraining_table(pretraining_costs(rates, price_per_hour))),
+        _explained("Largest batch", _LARGEST, [*damaged, *largest_tables(largest)]),
+        _explained("Input", _INPUT, [made["input"]] if "input" in made else []),
+        _explained("Real compared with synthetic data", _GAP, [made["gap"]] if "gap" in made else []),
         Section("Scaling", scaling_tables(scaling)),
-        *linked,
-        Section("Ranks", _explained(_RANKS, rank_tables(trials))),
-        Section("Profile", _profile_blocks(profiles, folder)),
-        Section("Machine and software in detail", [Facts(run_facts.environment(trials or everything))], folded=True),
-        Section("What the numbers mean", [Facts([*_MEANINGS, *_RATIOS])], folded=True),
+        *links,
+        _explained("Ranks", _RANKS, rank_tables(trials)),
+        Section("Profile", profiles),
+        Section("Machine and software in detail", details, folded=True),
+        Section("What the numbers mean", [Facts(_MEANINGS)], folded=True),
     ]
-    return write_page(Page(run.path.resolve().name, "bertbench report", sections), folder)[0], complete
+    ranks = [{"trial_id": one.trial.trial_id, **rank} for one in trials if one.ok for rank in one.row["per_rank"]]
+    extra = {"ratios": ratios, "scaling": scaling, "input": inputs, "real_against_synthetic": gaps, "ranks": ranks}
+    files: dict[str, Callable[[Path], None]] = {
+        "results.csv": partial(write_csv, rows=rows, columns=RESULT_COLUMNS),
+        **{f"{name}.csv": partial(write_csv, rows=content) for name, content in extra.items() if content},
+        **of_training, **of_waterfalls, **of_links, **of_profiles,
+    }  # fmt: skip
+    page = Page(run.path.resolve().name, "bertbench report", sections, files)
+    return write_page(page, out or run.report)[0], complete
 
 
-_MEANINGS = [(column.label, column.says) for column in RESULTS if column.label]
-
-
-def _explained(text: str, blocks: Sequence[Block]) -> list[Block]:
-    """Return blocks below what they are; nothing where there are none."""
-    return [Text(text, "faint"), *blocks] if blocks else []
+def _explained(title: str, text: str, blocks: Sequence[Block]) -> Section:
+    """Return blocks below what they are; an empty section where there are none."""
+    return Section(title, [Text(text, "faint"), *blocks] if blocks else [])
 
 
 def _answers(answers: Sequence[Answer]) -> list[Block]:
-    shown: list[Block] = [Section("", _answer(answer)) for answer in answers]
+    shown: list[Block] = []
+    for answer in answers:
+        blocks: list[Block] = [Text(answer.headline, "headline")]
+        blocks += [Text(f"Machine disturbed: {answer.badge}", "badge caution")] if answer.badge else []
+        blocks += [Cards(answer.cards)] if answer.cards else []
+        shown.append(Section("", [*blocks, *answer.good, *advice_blocks(answer.advice), *answer.sentences]))
     more = shown[_MOST_ANSWERS:]
     return [*shown[:_MOST_ANSWERS], Section(wording.counted(len(more), "more model"), more, folded=True)]
 
 
-def _answer(answer: Answer) -> list[Block]:
-    blocks: list[Block] = [Text(answer.headline, "headline")]
-    if answer.badge:
-        blocks.append(Text(f"Machine disturbed: {answer.badge}", "badge caution"))
-    if answer.cards:
-        blocks.append(Cards(answer.cards))
-    return [*blocks, *answer.good, *advice_blocks(answer.advice), *answer.sentences]
-
-
-def _waterfalls(everything: LoadedRun, folder: Path) -> list[Section]:
-    """Return one section for every broken-down step; both tables of each are written as CSV files too."""
+def _waterfalls(everything: LoadedRun) -> Part:
+    """Return one section for every broken-down step, and both tables of each as files."""
     sections: list[Section] = []
+    files: dict[str, Callable[[Path], None]] = {}
     for number, trial in enumerate(taken_apart(everything)):
+        row = trial.row
         for name in ("waterfall", "components"):
-            write_csv(folder / f"{name}-{number}.csv", trial.row[name])
-        title = (
-            f"Speed of light: {wording.implementation(trial.row)} {wording.model(trial.row)} {wording.place(trial.row)}"
-        )
+            files[f"{name}-{number}.csv"] = partial(write_csv, rows=row[name])
+        title = f"Speed of light: {wording.implementation_or_input(row)} {wording.model(row)} {wording.place(row)}"
         title += f", {trial.trial.trial_id}" if title in [one.title for one in sections] else ""
         floor, ceilings, *blocks = light_blocks(trial)
-        figures = Figures([waterfall_figure(trial.row, f"waterfall-{number}")])
+        figures = Figures([waterfall_figure(row, f"waterfall-{number}")])
         sections.append(Section(title, [floor, ceilings, figures, *blocks]))
-    return sections
+    return sections, files
 
 
-def _largest(run: RunDirectory) -> list[Block]:
-    largest, errors = run.read_max_batches()
-    return _explained(_LARGEST, [*(Text(error, "decides") for error in errors), *largest_tables(largest)])
-
-
-def _links(everything: LoadedRun, project_to: Sequence[int]) -> tuple[list[Section], dict[str, Sequence[Row]]]:
-    """Return the sections about collectives and projections, and their rows by the name of their CSV file."""
+def _links(everything: LoadedRun, project_to: Sequence[int]) -> Part:
+    """Return the sections about collectives and projections, and their rows as files."""
     measured = [trial for trial in everything if trial.trial.kind == "comm" and trial.row["status"] == "ok"]
     links = fitted_links(measured)
     by_size = [row for trial in measured for row in trial.row["by_size"]]
@@ -208,57 +191,123 @@ def _links(everything: LoadedRun, project_to: Sequence[int]) -> tuple[list[Secti
         Section("Projection to more devices", projection_blocks(projected) if projected else []),
         Section("Collectives", blocks),
     ]
-    return sections, {"collectives": by_size, "links": link_rows(links), "projection": projected}
+    contents = {"collectives": by_size, "links": link_rows(links), "projection": projected}
+    return sections, {f"{name}.csv": partial(write_csv, rows=rows) for name, rows in contents.items() if rows}
 
 
-@dataclass(frozen=True, slots=True)
-class _Profile:
-    """What the profiler left of one trial."""
-
-    trial: LoadedTrial
-    opened: OpenedProfile | None
-    """None where nothing was written."""
-    findings: Sequence[Finding]
-
-
-def _profiles(trials: Sequence[LoadedTrial]) -> list[_Profile]:
-    profiles = []
-    for trial in trials:
-        if trial.trial.kind == "profile":
-            opened = open_profile(trial.directory) if trial.directory.profile.is_dir() else None
-            profiles.append(_Profile(trial, opened, opened.explained() if opened else []))
-    return profiles
-
-
-def _profile_blocks(profiles: Sequence[_Profile], folder: Path) -> list[Block]:
-    """Return what profilers left, with its figures and tables; a damaged profile is named, and the rest is shown."""
+def _profiles(
+    trials: Sequence[LoadedTrial],
+) -> tuple[list[Block], dict[str, Callable[[Path], None]], dict[str, list[Any]]]:
+    """Return what profilers left, its tables as files, and its advice by trial; a damaged profile is named."""
     errors: list[Block] = []
     sections: list[Block] = []
-    for profile in profiles:
-        row, opened = profile.trial.row, profile.opened
-        name = f"{wording.implementation(row)}, {wording.place(row)}, {profile.trial.trial.profiler}"
-        if opened is None:
-            why = f"{row['status']}: {row.get('reason') or 'nothing was written'}"
+    files: dict[str, Callable[[Path], None]] = {}
+    advised: dict[str, list[Any]] = {}
+    for trial in trials:
+        if trial.trial.kind != "profile":
+            continue
+        name = f"{wording.implementation(trial.row)}, {wording.place(trial.row)}, {trial.trial.profiler}"
+        if not trial.directory.profile.is_dir():
+            why = f"{trial.row['status']}: {trial.row.get('reason') or 'nothing was written'}"
             errors.append(Text(f"{name}: no profile ({why})", "decides"))
             continue
+        opened = open_profile(trial.directory)
+        findings = opened.explained()
+        advised[trial.trial.trial_id] = opened.to_do(findings)
         errors += [Text(f"{name}: {problem}", "decides") for problem in opened.source.problems]
-        place = f"profiles/{profile.trial.trial.trial_id}"
+        place, prefix = f"profiles/{trial.trial.trial_id}", f"profile-{len(sections)}-"
         figures = source_figures(opened.source, opened.measured)
-        prefix = f"profile-{len(sections)}-"
-        panels = [finding_panel(one, figures.get(one.name, ()), prefix, place) for one in profile.findings]
+        panels = [finding_panel(one, figures.get(one.name, ()), prefix, place) for one in findings]
         sections.append(Section(name, panels))
-        for finding in profile.findings:
-            write_frame(folder / place / f"{finding.name}.csv", finding.table)
-    return [*errors, *sections, Text(_RECORDED, "faint")] if errors or sections else []
+        files |= finding_files(findings, f"{place}/")
+    shown = [*errors, *sections]
+    return [*shown, Text(_RECORDED, "faint")] if shown else [], files, advised
 
 
-def _write_csvs(
-    folder: Path, rows: Sequence[Row], extra: Mapping[str, Sequence[Row]], trials: Sequence[LoadedTrial]
-) -> None:
-    write_csv(folder / "results.csv", rows, RESULT_COLUMNS)
-    ranks = [
-        {"trial_id": trial.trial.trial_id, **rank} for trial in trials if trial.ok for rank in trial.row["per_rank"]
-    ]
-    for name, content in {**extra, "ranks": ranks}.items():
-        if content:
-            write_csv(folder / f"{name}.csv", content)
+def facts(trials: Sequence[LoadedTrial]) -> list[tuple[str, str]]:
+    """Return what ran and on what, as (name, value)."""
+    shown = [trial for trial in trials if trial.trial.kind not in NOT_MEASURED] or list(trials)
+    rows = [dataclasses.asdict(trial.trial) for trial in shown]
+    kinds = {row["kind"] for row in rows}
+
+    def listed(text: str | Callable[[Mapping[str, Any]], str]) -> str:
+        values = {row[text] if isinstance(text, str) else text(row) for row in rows}
+        return ", ".join(map(str, sorted(values)))
+
+    if kinds == {"comm"}:
+        collectives = listed(lambda row: str(dict(row["collective"]).get("name")))
+        ran = [("collectives", f"{collectives}, {listed('precision')}"), ("ranks", listed("world_size"))]
+    elif kinds == {"measure"}:
+        commands = dict.fromkeys(" ".join(row["command"]) for row in rows)
+        ran = [*(("command", text) for text in commands), ("ranks", listed("world_size"))]
+    else:
+        lengths = listed(wording.lengths)
+        ran = [
+            ("model", f"BERT {listed('preset')}, sequences of {lengths}, {listed('precision')}"),
+            ("task", f"{listed(wording.task)}, data: {listed(wording.data)}"),
+            ("implementations", f"{listed('implementation')} (strategy {listed(wording.strategy)})"),
+            ("swept", f"micro batch {listed('micro_batch_size')}; devices {listed('world_size')}"),
+        ]
+    recorded = next((trial.environment for trial in trials if trial.environment), {})
+    libraries = recorded.get("libraries") or {}
+    software = [f"{name} {libraries[name]}" for name in ("torch", "transformers") if libraries.get(name)]
+    software += [f"Python {recorded['python']}"] if recorded.get("python") else []
+    software += [str(recorded["system"])] if recorded.get("system") else []
+    found = ", ".join(software) or "not recorded"
+    return [("machine", _machine(recorded)), *ran, ("trials", _count(trials)), ("software", found)]
+
+
+def _count(trials: Sequence[LoadedTrial]) -> str:
+    """Return how many trials ended how, in how many rounds, and how many were probes."""
+    others = doubts.without_probes(trials)
+    tally = Counter(str(trial.row["status"]) for trial in others)
+    ended = ", ".join(f"{count} {status}" for status, count in tally.items())
+    rounds = len({trial.trial.round for trial in others if trial.trial.kind != "train"}) or 1
+    words = [f"{len(others)} ({ended})", wording.counted(rounds, "round")] if others else ["only probes"]
+
+    def measured(trial: LoadedTrial) -> tuple[object, ...]:
+        return (trial.key(), trial.trial.start_iteration, trial.trial.stop_iteration)
+
+    profiled = {measured(trial) for trial in trials if trial.trial.kind == "profile"}
+    beside = Counter(measured(trial) in profiled for trial in trials if trial.trial.kind == "probe")
+    for key, kind in ((False, "of the largest batch"), (True, "beside a profile")):
+        words += [f"and {wording.counted(beside[key], 'probe')} {kind}"] if beside[key] else []
+    return ", ".join(words)
+
+
+def _machine(recorded: Mapping[str, Any]) -> str:
+    cpu = recorded.get("cpu") or {}
+    gpus = Counter(str(gpu.get("name")) for gpu in recorded.get("gpus") or [])
+    parts = [f"{count} × {name}" for name, count in gpus.items()]  # noqa: RUF001
+    parts.append(str(cpu.get("model") or recorded.get("device_name") or "not recorded"))
+    parts += [f"{cpu['physical_cores']} cores"] if cpu.get("physical_cores") else []
+    parts += [wording.size(recorded["memory_bytes"])] if recorded.get("memory_bytes") else []
+    return ", ".join(parts)
+
+
+def environment(trials: Sequence[LoadedTrial]) -> list[tuple[str, str]]:
+    """Return the machine in detail, from the first trial that recorded it, as (name, value)."""
+    first = next((trial.environment for trial in trials if trial.environment), {})
+    rows = [(name.replace("_", " "), _flat(name, value)) for name, value in first.items()
+            if name not in ("schema_version", "topology") and value not in (None, {}, [])]  # fmt: skip
+    ranks = next((trial.ranks for trial in trials if trial.ok and trial.ranks), {})
+    record = ranks[min(ranks)] if ranks else {}
+    rows += [("parameters", wording.count(record["parameters"]))] if record.get("parameters") else []
+    if record.get("seconds"):
+        seconds = [f"{name.replace('_', ' ')} {wording.number(value)} s" for name, value in record["seconds"].items()]
+        rows.append(("a trial's time (rank 0 of the first)", ", ".join(seconds)))
+    optimizations = dict.fromkeys(str(trial.row["levers_on"]) for trial in trials if trial.row.get("levers_on"))
+    return rows + [("optimizations", text) for text in optimizations]
+
+
+def _flat(name: str, value: Any) -> str:
+    if name == "memory_bytes":
+        return wording.size(value)
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, Mapping):
+        known = {key: item for key, item in value.items() if item is not None}
+        return "; ".join(f"{key.replace('_', ' ')}: {_flat(key, item)}" for key, item in known.items())
+    if isinstance(value, list | tuple):
+        return ", ".join(_flat("", item) for item in value)
+    return wording.number(value) if isinstance(value, float) else str(value)

@@ -1,7 +1,8 @@
 """The part of a report about a training run: its answer, its attempts and evaluations, its figures."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -48,20 +49,22 @@ class _Records:
     """For each attempt: times at which evaluations and checkpoints ended, Unix time in ns."""
 
 
-def training_part(run: TrainRun, trials: Sequence[LoadedTrial], folder: Path) -> tuple[list[Answer], list[Section]]:
-    """Return the answer and the section of a page about a training run; nothing if no trial is of kind train.
+def training_part(
+    run: TrainRun, trials: Sequence[LoadedTrial]
+) -> tuple[list[Answer], list[Section], dict[str, Callable[[Path], None]]]:
+    """Return the answer, the section and the files of a page about a training; nothing if no trial is of kind train.
 
-    CSV tables go to `folder`. Damaged records are named and the rest is shown. Raises StorageError.
+    Damaged records are named and the rest is shown.
     """
     attempts = sorted((trial for trial in trials if trial.trial.kind == "train"), key=lambda trial: trial.trial.round)
     if not attempts:
-        return [], []
+        return [], [], {}
     records = _read(run, attempts)
     shown = [Section("Attempts", [_attempts_table(records.attempts)])]
-    write_csv(folder / "attempts.csv", records.attempts)
+    files: dict[str, Callable[[Path], None]] = {"attempts.csv": partial(write_csv, rows=records.attempts)}
     if records.evaluations:
         shown.append(Section("Evaluations", [_evaluations_table(records.evaluations)]))
-        write_csv(folder / "evaluations.csv", records.evaluations)
+        files["evaluations.csv"] = partial(write_csv, rows=records.evaluations)
     best = records.best.get("applied_steps")
     drawn = [
         *([loss_figure(records.curve, records.evaluations, records.resumes, records.loss)] if records.curve else []),
@@ -71,7 +74,7 @@ def training_part(run: TrainRun, trials: Sequence[LoadedTrial], folder: Path) ->
     ]
     figures = Figures([figure for figure in drawn if figure is not None])
     problems = [Text(problem, "decides") for problem in records.problems]
-    return [_answer(attempts, records)], [Section("Training", [*problems, figures, *shown])]
+    return [_answer(attempts, records)], [Section("Training", [*problems, figures, *shown])], files
 
 
 def _read(run: TrainRun, attempts: Sequence[LoadedTrial]) -> _Records:

@@ -124,7 +124,7 @@ def _of_profile(options: ReportOptions) -> Result:
 
 def _of_classification(options: ReportOptions) -> Result:
     from analysis.metrics.classification import classify
-    from analysis.render.classification_page import classification_blocks, write_classification_report
+    from analysis.render.pages import classification_blocks, write_classification_report
     from records.classification import read_result
 
     result = read_result(options.path)

@@ -15,7 +15,7 @@ from support.commands import text
 from support.examples import examples
 
 from analysis.metrics.classification import classify
-from analysis.render.classification_page import write_classification_report
+from analysis.render.pages import write_classification_report
 from records.classification import read_result
 
 LABELS = ["ham", "spam", "=1+1", "Größe"]

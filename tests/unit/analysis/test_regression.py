@@ -18,7 +18,7 @@ from analysis.metrics.comparison.within_run import ratios_of
 from analysis.metrics.scaling import efficiency
 from analysis.metrics.statistics import median_interval
 from analysis.render.result_tables import comparison_blocks, results_blocks
-from analysis.render.run_facts import facts
+from analysis.render.run_page import facts
 from bench.cli.sweep_progress import describe
 from records.files import write_record
 from records.run import RunDirectory

@@ -18,9 +18,7 @@ from analysis.diagnose.run import cautions_of_run
 from analysis.load import load_run
 from analysis.metrics.comparison.regression import compare_runs
 from analysis.metrics.comparison.within_run import ratios_of
-from analysis.render.page import report_folder
 from analysis.render.run_figures import run_figures
-from common.errors import UsageError
 from records.files import write_record
 from records.run import RunDirectory
 from records.schema import RESULT_COLUMNS
@@ -267,24 +265,6 @@ def test_a_report_removes_what_a_killed_one_left_and_leaves_no_lock(tmp_path: Pa
     report_page(run)
     assert sorted(run.report.rglob("*")) == names
     assert not [path for path in names if path.name.startswith(".")]
-
-
-def test_a_report_that_is_refused_leaves_no_folder(tmp_path: Path) -> None:
-    with pytest.raises(UsageError), report_folder(tmp_path / "report"):
-        raise UsageError("option-value", "not so")
-    assert not (tmp_path / "report").exists()
-
-
-@pytest.mark.parametrize("name", ["report", "report/tables", "report/profiles/x"])
-def test_a_report_does_not_follow_links_of_a_run_directory(tmp_path: Path, name: str) -> None:
-    run = write_sweep(tmp_path / "run", **SMALL)
-    link = run.path / name
-    link.parent.mkdir(parents=True, exist_ok=True)
-    (tmp_path / "victim").mkdir()
-    link.symlink_to(tmp_path / "victim")
-    with refused("write-failed", link):
-        report_page(run)
-    assert not [*(tmp_path / "victim").iterdir()]
 
 
 def test_the_page_says_which_peak_mfu_is_of(tmp_path: Path) -> None:

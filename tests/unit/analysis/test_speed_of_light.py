@@ -15,7 +15,7 @@ from analysis.metrics.speed_of_light import (
     summarize_components,
     waterfall,
 )
-from analysis.render.light_tables import light_blocks
+from analysis.render.result_tables import light_blocks
 from analysis.wording import floor_sentence
 from records.files import write_record
 from records.kinds import Component, components_csv, write_components

@@ -45,7 +45,7 @@ def run_of(attempt: TrialDirectory) -> TrainRun:
 def part(attempt: TrialDirectory) -> SimpleNamespace:
     """Return what the page shows of a training: its answer, figures, tables and problems."""
     place = run_of(attempt)
-    (answer,), (section,) = training_part(place, load_run(place.run), place.run.report)
+    (answer,), (section,), _ = training_part(place, load_run(place.run))
     blocks = [*section.blocks, *(one for part in section.blocks if isinstance(part, Section) for one in part.blocks)]
     return SimpleNamespace(
         answer=answer,
@@ -200,7 +200,7 @@ def test_steps_are_counted_in_whole_numbers(attempt: TrialDirectory) -> None:
 
 
 def test_the_facts_of_a_run_name_the_options_of_its_task(attempt: TrialDirectory) -> None:
-    from analysis.render.run_facts import facts
+    from analysis.render.run_page import facts
 
     options = '{"head": "mul", "sample_limit": 640, "train_on_all": false}'
     trial = Trial(kind="train", preset="tiny", round=2, task="gap", task_options=options)

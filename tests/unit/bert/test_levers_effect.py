@@ -12,7 +12,7 @@ from support.training_runs import Recorder, run, settings
 
 from analysis.load import load_run
 from analysis.render.result_tables import results_blocks
-from analysis.render.run_facts import environment
+from analysis.render.run_page import environment
 from bench.implementations.ours import BertbenchImplementation
 from bert.speed import native, registry
 from bert.speed.registry import (
