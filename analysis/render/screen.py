@@ -47,8 +47,8 @@ class Screen:
         blocks += [_brief(self.ranks, len(self.ranks.rows))] if self.ranks else []
         blocks += [Plain("\n".join(["Further findings", *further]))] if further else []
         rest = [Plain("\n".join(wrapped(self.rest, width, 2)))] if self.rest else []
-        for count in range(_MOST_DETAILS if self.details else 0, 0, -1):
-            shown = [*blocks, _brief(self.details, count), *rest]
+        for count in range(_MOST_DETAILS, 0, -1):
+            shown = [*blocks, *([_brief(self.details, count)] if self.details else []), *rest]
             if sum(text.count("\n") + 1 for text in block_texts(shown, width)) <= most_lines:
                 return shown
         return [*blocks, *rest]

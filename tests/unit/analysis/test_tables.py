@@ -196,9 +196,11 @@ def test_markdown_keeps_columns_and_shows_texts_as_they_are() -> None:
 
 
 def test_a_page_escapes_its_words_and_sets_commands_apart(tmp_path: Path) -> None:
-    blocks = [Text("<b>1 & 2", "badge good"), Section("Do <i>this", ["run `bertbench doctor`"], "first")]
+    run = "run `bertbench doctor --has nsys` for 21.4 % and 3 ranks"
+    blocks = [Text("<b>1 & 2", "badge good"), Section("Do <i>this", [run], "first")]
     path, *others = write_page(Page("p", "e", [Section("s", blocks)]), tmp_path)
     page = path.read_text(encoding="utf-8")
     assert not others and '<p class="badge good">&lt;b&gt;1 &amp; 2</p>' in page
     first = page[page.index('class="first"') :]
-    assert "Do &lt;i&gt;this" in first and "<code>bertbench doctor</code>" in first
+    assert "Do &lt;i&gt;this" in first and "<code>bertbench doctor <span>--has</span> nsys</code>" in first
+    assert "21.4\N{NO-BREAK SPACE}%" in first and "3 ranks" in first
