@@ -117,11 +117,7 @@ def profile_of(path: Path) -> TrialDirectory | None:
         path: what `open_sources` has read.
     """
     folders = profiled_trials(RunDirectory(path)) if is_run(path) else [path, *path.absolute().parents]
-    for directory in map(TrialDirectory, folders):
-        with suppress(OSError):
-            if directory.trial_json.is_file():
-                return directory
-    return None
+    return next((one for one in map(TrialDirectory, folders) if one.trial_json.is_file()), None)
 
 
 def is_run(path: Path) -> bool:
@@ -132,30 +128,14 @@ def is_run(path: Path) -> bool:
 
 
 def runs_below(path: Path) -> list[Path]:
-    """Return a run directory itself, or those below a folder, by name; links are not followed.
-
-    Raises:
-        InputError: there is none, or the folder cannot be read.
-    """
-    if is_run(path):
-        return [path]
-    if not path.is_dir():
+    """Return a run directory itself, or those below a folder, by name. Raises InputError where there is none."""
+    runs = [path] if is_run(path) else sorted({one.parent for one in path.rglob("trials") if one.is_dir()})
+    if not runs:
         raise InputError(
-            "path-kind" if path.exists() else "path-missing",
-            f"{path} is not a folder: give run directories, or a folder that contains some",
+            "run-incomplete" if path.is_dir() else "path-kind" if path.exists() else "path-missing",
+            f"{path} is not a folder with run directories: give the output of `bertbench throughput`, or several",
         )
-    found: list[Path] = []
-    for folder, names, _ in os.walk(path):
-        if is_run(Path(folder)):
-            found.append(Path(folder))
-            names.clear()
-        names.sort()
-    if not found:
-        raise InputError(
-            "run-incomplete",
-            f"{path} contains no run directory: give the output of `bertbench throughput`, or a folder of several",
-        )
-    return found
+    return runs
 
 
 def _files(path: Path, scratch: Path, problems: list[str]) -> list[Path]:
@@ -173,10 +153,8 @@ def _files(path: Path, scratch: Path, problems: list[str]) -> list[Path]:
             path = trials[0]
         if path.is_dir():
             # A trial's folder has deeper ones that are no traces of their own.
-            return _in_folder(path / "profile" if (path / "trial.json").exists() else path, problems)
-        if path.is_file() and _is_tar(path):
-            return _unpacked(path, scratch, problems)
-        return [path]
+            return _in_folder(path / "profile" if (path / "trial.json").exists() else path)
+        return _unpacked(path, scratch, problems) if path.is_file() and _is_tar(path) else [path]
     except OSError as error:  # a folder that may not be entered
         what = f"cannot read {path}: {error.strerror}"
         raise InputError(content_code(error), f"{what}; check the path and its permissions (chmod -R +rX)") from error
@@ -192,53 +170,39 @@ def _is_tar(path: Path) -> bool:
     return False
 
 
-def _in_folder(folder: Path, problems: list[str]) -> list[Path]:
-    """The files of a folder and of those in it; where these have none, the next deeper ones. Others are named."""
-    found = sorted((len(path.parts), path) for path in _walked(folder))
-    if not found:
-        raise InputError(
-            "file-empty", f"{folder} contains no files: give a trace, a folder of ranks, a tar or a run directory"
-        )
-    deepest = max(found[0][0], len(folder.parts) + 2)
-    files = _once([path for depth, path in found if depth <= deepest])
-    if left := list(dict.fromkeys(path.parent for depth, path in found if depth > deepest)):
-        problems.append(f"left out, as they are deeper in {folder} than other files: {_some(left)}; give them by name")
+def _in_folder(folder: Path) -> list[Path]:
+    files = _once(_walked(folder))
     readable = [file for file in files if file.name not in _OWN_FILES and file.suffix not in _PASSED_OVER]
     if not readable:
-        remedies = (_REMEDIES[file.suffix] for file in files if file.suffix in _REMEDIES)
+        remedy = next((_REMEDIES[file.suffix] for file in files if file.suffix in _REMEDIES), SUPPORTED)
         raise InputError(
-            "file-format",
-            f"{folder} holds nothing that can be read: {next(remedies, 'give the files of a profile')}",
+            "file-format" if files else "file-empty", f"{folder} contains no files that can be read: {remedy}"
         )
     return readable
 
 
 def _walked(folder: Path) -> list[Path]:
+    """Return the files in a folder, at any depth, the least deep ones first."""
+
     def refuse(error: OSError) -> None:
         raise error
 
     paths = (Path(place) / name for place, _, names in os.walk(folder, onerror=refuse) for name in names)
-    return [path for path in paths if path.is_file()]
+    return sorted((path for path in paths if path.is_file()), key=lambda path: (len(path.parts), path))
 
 
 def _once(files: Sequence[Path]) -> list[Path]:
-    """Leave out what says the same again."""
+    """Leave out what says the same again; the copies that `profile` makes for TensorBoard are hard links."""
     databases = tuple(f"{file.with_suffix('')}_" for file in files if file.suffix == ".sqlite")
-    others = {*files}
-    rules = {*map(rules_file, files)}
+    others, rules = {*files}, {*map(rules_file, files)}
+    by_inode = {(status.st_dev, status.st_ino): path for path in reversed(files) for status in [path.stat()]}
     return [
         file
-        for file in {_inode(path): path for path in reversed(files)}.values()
+        for file in reversed(by_inode.values())
         if file not in rules
         and not any(file.with_suffix(suffix) in others for suffix in _EXPORTS.get(file.suffix, ()))
         and not (file.suffix == ".csv" and str(file).startswith(databases))
-    ][::-1]
-
-
-def _inode(file: Path) -> tuple[int, int]:
-    """Identify a file under any name: the copies that `profile` makes for TensorBoard are hard links."""
-    status = file.stat()
-    return status.st_dev, status.st_ino
+    ]
 
 
 def _unpacked(path: Path, scratch: Path, problems: list[str]) -> list[Path]:
@@ -251,29 +215,29 @@ def _unpacked(path: Path, scratch: Path, problems: list[str]) -> list[Path]:
         problems.append(f"{path} is damaged or truncated ({error}): only the files before that point are read")
     if not scratch.exists():
         raise InputError("file-empty", f"{path} is a tar without a readable file: copy it again; {problems[-1:]}")
-    return _once(sorted(_walked(scratch)))
+    return _once(_walked(scratch))
 
 
 def _recognised(files: Iterable[Path], problems: list[str], single: bool) -> dict[str, list[Path]]:
-    found: dict[str, list[Path]] = {}
+    by_reader: dict[str, list[Path]] = {}
     unknown: list[str] = []
     for file in files:
         try:
             reader = find_reader(read_head(file))
+            if reader is None and single:
+                raise InputError("file-format", _not_readable(file))
         except InputError as error:
             if single:
                 raise
             problems.append(str(error))
             continue
-        if reader is not None:
-            found.setdefault(reader, []).append(file)
-        elif single:
-            raise InputError("file-format", _not_readable(file))
-        else:
+        if reader is None:
             unknown.append(file.name)
+        else:
+            by_reader.setdefault(reader, []).append(file)
     if unknown:
         problems.append(f"skipped {_some(unknown)}: unrecognized format")
-    return found
+    return by_reader
 
 
 def _not_readable(file: Path) -> str:
@@ -289,32 +253,30 @@ def _read(paths: Sequence[Path], files: Sequence[Path], problems: list[str]) -> 
     single = len(files) == 1
     by_reader = _recognised(files, problems, single)
     timelines: list[Timeline] = []
-    counters: list[tuple[Path, KernelCounters]] = []
+    counters: dict[Path, KernelCounters] = {}
     summaries: list[Summary] = []
-    for reader, places in by_reader.items():
-        for file, content in read_all(reader, places):
-            if isinstance(content, InputError | MissingToolError):
-                if single:
-                    raise content
-                problems.append(str(content))
-            elif isinstance(content, Timeline):
-                timelines.append(content)
-            elif isinstance(content, KernelCounters):
-                counters.append((file, content))
-            else:
-                summaries.append(content)
+    for file, content in (found for reader, places in by_reader.items() for found in read_all(reader, places)):
+        if isinstance(content, InputError | MissingToolError):
+            if single:
+                raise content
+            problems.append(str(content))
+        elif isinstance(content, Timeline):
+            timelines.append(content)
+        elif isinstance(content, KernelCounters):
+            counters[file] = content
+        else:
+            summaries.append(content)
     ordered = _ranked(_whole(timelines, problems), problems)
     problems += _mixed(ordered)
-    everything: list[Timeline | KernelCounters | Summary] = [*ordered, *(table for _, table in counters), *summaries]
-    for one in everything:
-        problems += one.problems
+    contents: list[Timeline | KernelCounters | Summary] = [*ordered, *counters.values(), *summaries]
+    problems += [problem for one in contents for problem in one.problems]
     return Source(
         path=paths[0],
         given=len(paths),
         kinds=tuple(by_reader),
         timelines=tuple(ordered),
-        counters=tuple(table for _, table in counters),
-        counter_files=tuple(file for file, _ in counters),
+        counters=tuple(counters.values()),
+        counter_files=tuple(counters),
         summaries=tuple(summaries),
         problems=tuple(dict.fromkeys(map(redact_text, problems))),
     )

@@ -45,19 +45,17 @@ def total_ns(intervals: Intervals) -> int:
     return int((intervals[:, 1] - intervals[:, 0]).sum())
 
 
+def intersection(first: Intervals, second: Intervals) -> Intervals:
+    """Return what is in both sets."""
+    return _select(first, second, inside_second=True)
+
+
 def clipped(intervals: Intervals, begin: int, end: int) -> Intervals:
     """Return the part of a set inside [begin, end)."""
     return intersection(intervals, merged([begin], [end]))
 
 
-def within(intervals: Intervals, window: Intervals) -> Intervals:
-    """Return the part of a set inside another one."""
-    return intersection(intervals, window)
-
-
-def intersection(first: Intervals, second: Intervals) -> Intervals:
-    """Return what is in both sets."""
-    return _select(first, second, inside_second=True)
+within = intersection
 
 
 def difference(first: Intervals, second: Intervals) -> Intervals:

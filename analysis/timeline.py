@@ -55,17 +55,6 @@ COLLECTIVE_COLUMNS = {
 """Numbers that a trace does not say are -1, texts ""."""
 
 
-def empty(columns: Mapping[str, str]) -> "pd.DataFrame":
-    """Return a table without rows that has these columns and types."""
-    import pandas as pd
-
-    return pd.DataFrame({name: pd.Series(dtype=kind) for name, kind in columns.items()})
-
-
-def _unmade(columns: Mapping[str, str]) -> Callable[[], Any]:
-    return partial(partial, empty, columns)
-
-
 _TEXTS = {"collective", "group", "description", "parallelism", "group_ranks", "link_source", "cause", "phase"}
 _MAY_BE_MISSING = {"rank", "step", "bytes", "group_size"}
 
@@ -83,6 +72,15 @@ def typed(rows: Sequence[Mapping[str, Any]], columns: Mapping[str, str]) -> "pd.
     import pandas as pd
 
     return pd.DataFrame(rows, columns=list(columns)).astype(columns)
+
+
+def empty(columns: Mapping[str, str]) -> "pd.DataFrame":
+    """Return a table without rows that has these columns and types."""
+    return typed((), columns)
+
+
+def _unmade(columns: Mapping[str, str]) -> Callable[[], Any]:
+    return partial(partial, empty, columns)
 
 
 def name_codes(column: "pd.Series[str]") -> tuple[npt.NDArray[Any], list[str]]:
@@ -118,26 +116,21 @@ def is_communication(table: "pd.DataFrame") -> Mask:
 
 @dataclass(frozen=True, slots=True)
 class GpuWork:
-    """n pieces of work as arrays, in the order of Timeline.kernels. Times are integer nanoseconds."""
+    """n pieces of work as arrays, in the order of Timeline.kernels. Times are integer nanoseconds.
+
+    `names` and `kinds` hold each text once, and some may not occur; `name` and `kind` are places in them. Numbers of
+    devices and streams are of any type of integer. `more` are further columns of Timeline.kernels.
+    """
 
     names: Sequence[str]
-    """Names of kernels, copies and memsets, each once; some may not occur."""
     name: npt.NDArray[Any]
-    """Of each piece its place in `names`, shape (n,)."""
     kinds: Sequence[str]
-    """Kinds of work, as in Timeline.kernels; some may not occur."""
     kind: npt.NDArray[Any]
-    """Of each piece its place in `kinds`, shape (n,)."""
     device: npt.NDArray[Any]
-    """Number of its GPU, of any type of integer, shape (n,)."""
     stream: npt.NDArray[Any]
-    """Number of its stream, of any type of integer, shape (n,)."""
     start: Codes
-    """Its start, ns, shape (n,)."""
     end: Codes
-    """Its end, ns, shape (n,)."""
     more: Mapping[str, npt.NDArray[Any]] = field(default_factory=dict)
-    """Further columns of Timeline.kernels."""
 
     @classmethod
     def of_frame(cls, kernels: "pd.DataFrame") -> "GpuWork":
@@ -155,13 +148,12 @@ class GpuWork:
         """Return the pieces as Timeline.kernels."""
         import pandas as pd
 
-        texts = {"name": (self.name, self.names), "kind": (self.kind, self.kinds)}
         columns: dict[str, Any] = {}
-        for column, (codes, names) in texts.items():
+        for column, codes, names in (("name", self.name, self.names), ("kind", self.kind, self.kinds)):
             categories = pd.Categorical.from_codes(codes, categories=pd.Index(list(names), dtype="str"))
             columns[column] = categories.remove_unused_categories()
-        times = {"device": self.device, "stream": self.stream, "start": self.start, "end": self.end}
-        return pd.DataFrame({**columns, **times, **self.more}, copy=False)
+        columns |= {"device": self.device, "stream": self.stream, "start": self.start, "end": self.end}
+        return pd.DataFrame({**columns, **self.more}, copy=False)
 
     def __len__(self) -> int:
         """Return n."""
@@ -205,7 +197,6 @@ class ProcessGroup:
     """Ranks that communicate with each other."""
 
     name: str
-    """As in `group` of the collectives."""
     description: str = ""
     """What the program calls it, such as "TENSOR_MODEL_PARALLEL_GROUP"; "" unknown."""
     size: int = -1
@@ -342,10 +333,9 @@ class _Table:
     def __get__(self, timeline: Timeline, owner: type) -> Any:
         table = vars(timeline)[self._name]
         if isinstance(table, GpuWork):
-            table = table.frame()
+            table = vars(timeline)[self._name] = table.frame()
         elif callable(table):
-            table = table()
-        vars(timeline)[self._name] = table
+            table = vars(timeline)[self._name] = table()
         return table
 
     def __set__(self, timeline: Timeline, table: Any) -> None:

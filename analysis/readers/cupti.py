@@ -33,9 +33,8 @@ LAST_TIME = 1 << 62
 """Times from here on are damage, ns."""
 PROCESS = 1 << 24
 """globalPid and globalTid hold the process above these bits, the thread in them."""
-MEMORY_KINDS = ("Pageable", "Pinned", "Device", "Array", "Managed", "Device Static", "Managed Static")
-"""As nsys numbers them, from 0; CUPTI and nvprof count from 1."""
-
+# As nsys numbers them, from 0; CUPTI and nvprof count from 1.
+_MEMORY_KINDS = ("Pageable", "Pinned", "Device", "Array", "Managed", "Device Static", "Managed Static")
 _COPY_KINDS = {1: "HtoD", 2: "DtoH", 3: "HtoA", 4: "AtoH", 5: "AtoA", 6: "AtoD", 7: "DtoA", 8: "DtoD", 9: "HtoH"}
 _COPY_KINDS |= {10: "PtoP", 11: "HtoD (managed)", 12: "DtoH (managed)", 13: "DtoD (managed)"}
 _OVERHEAD = "PROFILER_OVERHEAD"
@@ -65,39 +64,36 @@ def labels(rows: "pd.DataFrame", label: Callable[..., str]) -> "pd.Categorical":
 def read_work(database: Database, first_memory_kind: int, problems: list[str]) -> "pd.DataFrame":
     """Read kernels, copies, memsets and whole CUDA graphs of all processes, in order of start: name, kind, device,
     stream, start, end, correlation_id, bytes, grid_x, grid_y, grid_z, process. `first_memory_kind` is the number of the
-    first of MEMORY_KINDS."""
+    first of _MEMORY_KINDS."""
     import pandas as pd
 
-    memories = dict(enumerate(MEMORY_KINDS, first_memory_kind))
+    memories = dict(enumerate(_MEMORY_KINDS, first_memory_kind))
     strings = database.strings
-
-    def kernel(*names: int) -> str:
-        return next((strings[number] for number in names if number in strings), UNNAMED)
 
     def copy(kind: int, *ends: int) -> str:
         direction = f"Memcpy {_COPY_KINDS.get(kind, f'of kind {kind}')}"
         source, target = (memories.get(number) for number in ends)
         return f"{direction} ({source} -> {target})" if source and target else direction
 
-    def graph(number: int) -> str:
-        return "CUDA graph" if number < 0 else f"CUDA graph {number}"
-
     named: dict[str, tuple[list[str], Callable[..., str]]] = {
-        "kernel": (["demangledName", "shortName", "name"], kernel),
+        "kernel": (
+            ["demangledName", "shortName", "name"],
+            lambda *names: next((strings[number] for number in names if number in strings), UNNAMED),
+        ),
         "memcpy": (["copyKind", "srcKind", "dstKind"], copy),
-        "memset": ([], lambda: "Memset"),
-        "graph": (["graphId"], graph),
+        "memset": (["deviceId"], lambda _: "Memset"),
+        "graph": (["graphId"], lambda number: "CUDA graph" if number < 0 else f"CUDA graph {number}"),
     }
     frames = []
     for table, kind in WORK.items():
-        columns = {**_TIMES, "deviceId": -1, "streamId": -1, "bytes": 0, **dict.fromkeys(_SIZES, 0)}
         named_by, label = named[kind]
-        columns |= {"globalPid": -1, **dict.fromkeys(named_by, -1)}
+        columns = {**_TIMES, **dict.fromkeys((*named_by, "deviceId", "streamId", "globalPid"), -1)}
+        columns |= dict.fromkeys(("bytes", *_SIZES), 0)
         rows = _timed(pd.DataFrame(database.integers(table, columns)), f"of kind {kind}", problems)
-        names = labels(rows[named_by], label) if named_by else pd.Categorical([label()]).repeat(len(rows))
+        names, kinds = labels(rows[named_by], label), pd.Categorical([kind]).repeat(len(rows))
         rows["process"] = np.maximum(-1, rows.pop("globalPid") // PROCESS)
-        rows = rows.drop(columns=named_by).rename(columns={**_OURS, **_SIZES})
-        frames.append(rows.assign(name=names, kind=pd.Categorical([kind]).repeat(len(rows))))
+        rows = rows.rename(columns={**_OURS, **_SIZES}).drop(columns=named_by, errors="ignore")
+        frames.append(rows.assign(name=names, kind=kinds))
     return _together(frames, "name", "kind")
 
 

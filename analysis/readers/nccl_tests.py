@@ -5,8 +5,7 @@ The columns are described in nccl-tests' doc/PERFORMANCE.md.
 """
 
 import re
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,18 +15,10 @@ from analysis.readers.packed import log_lines
 from analysis.readers.registry import Head
 from common.errors import InputError
 
-_COLUMNS = (
-    "size_bytes",
-    "count",
-    "dtype",
-    "redop",
-    "root",
-    "placement",
-    "time_us",
-    "algbw_gb_s",
-    "busbw_gb_s",
-    "wrong",
-)
+_COLUMNS = [
+    *("size_bytes", "count", "dtype", "redop", "root", "placement"),
+    *("time_us", "algbw_gb_s", "busbw_gb_s", "wrong"),
+]
 _VALUE = r"(?:\d+(?:\.\d+)?(?:e[-+]?\d+)?|N/A|nan|inf)"
 _ROW = re.compile(
     r"(?:^|[\s:>\]|])(?P<size>\d+)\s+(?P<count>\d+)\s+(?P<dtype>[a-z]\w*)\s+(?:(?P<redop>[a-z]\w+)\s+)?"
@@ -56,66 +47,53 @@ def read(path: Path) -> list[Summary]:
     Raises:
         InputError: the log holds no result; the message says why, as far as it is known.
     """
-    tests: list[_Test] = []
-    program = ""
+    tests: list[tuple[str, list[str]]] = []  # collective and lines
+    program, header_follows = "", False
     for line in log_lines(path):
         if match := _PROGRAM.search(line):
             program = collective(f"nccl:{match[1]}") or ""
-        if _BEGIN.search(line) or (_HEADER.search(line) and (not tests or tests[-1].rows)):
-            tests.append(_Test(program))
+        begins = _BEGIN.search(line) is not None
+        if begins or (_HEADER.search(line) and not header_follows):
+            tests.append((program, []))
             program = ""
+        header_follows = begins or (header_follows and not _ROW.search(line))
         if tests:
-            tests[-1].take(line)
-    if not any(test.rows for test in tests):
+            tests[-1][1].append(line)
+    summaries = [one for name, lines in tests if (one := _summary(name, lines)) is not None]
+    if not summaries:
         raise InputError(
             "tool-failed",
             f"{path} starts like nccl-tests but has no result: the test failed or stopped early; read what it "
             "printed, then run it again",
         )
-    return [test.summary() for test in tests if test.rows]
+    return summaries
 
 
-@dataclass(slots=True)
-class _Test:
-    """One test of a log."""
+def _summary(name: str, lines: Sequence[str]) -> Summary | None:
+    import pandas as pd
 
-    collective: str
-    rows: list[tuple[Any, ...]] = field(default_factory=list)
-    ranks: set[str] = field(default_factory=set)
-    ended: bool = False
-
-    def take(self, line: str) -> None:
-        """Take in one line."""
-        if match := _ROW.search(line):
-            self.rows += _rows(match)
-        elif match := _RANK.search(line):
-            self.ranks.add(match[1])
-        elif "# Avg bus bandwidth" in line:
-            self.ended = True
-
-    def summary(self) -> Summary:
-        """Return its rows and facts."""
-        import pandas as pd
-
-        ranks, problems = len(self.ranks), []
-        if not self.collective:
-            # Only an all-reduce has its ratio of busbw to algbw, and more than two ranks tell it from the others.
-            factor = bus_factor("all_reduce", ranks) or 0.0
-            ratios = [row[8] / row[7] for row in self.rows if row[7] > 1]
-            guessed = ranks > 2 and bool(ratios) and all(abs(ratio / factor - 1) < 0.02 for ratio in ratios)
-            self.collective = "all_reduce" if guessed else ""
-            which = f"all_reduce, as busbw / algbw is 2(n-1)/n for {ranks} ranks" if guessed else "unknown"
-            problems.append(f"the log does not name the test; its collective is {which}")
-        table = pd.DataFrame(self.rows, columns=list(_COLUMNS))
-        table.insert(0, "collective", self.collective)
-        if not ranks:
-            problems.append("the log does not list the ranks: busbw depends on their number and cannot be checked")
-        if not self.ended:
-            problems.append("the log has no average bus bandwidth at its end: the test may have stopped early")
-        if wrong := int((table["wrong"] > 0).sum()):
-            problems.append(f"{wrong} rows have wrong elements: the collective gave wrong results")
-        title = f"nccl-tests {self.collective}".strip()
-        return Summary("collectives", title, table, "nccl-tests", {"ranks": ranks or None}, tuple(problems))
+    rows = [row for line in lines if (match := _ROW.search(line)) for row in _rows(match)]
+    ranks, problems = len({match[1] for line in lines if (match := _RANK.search(line))}), []
+    if not rows:
+        return None
+    if not name:
+        # Only an all-reduce has its ratio of busbw to algbw, and more than two ranks tell it from the others.
+        factor = bus_factor("all_reduce", ranks) or 0.0
+        ratios = [row[8] / row[7] for row in rows if row[7] > 1]
+        guessed = ranks > 2 and bool(ratios) and all(abs(ratio / factor - 1) < 0.02 for ratio in ratios)
+        name = "all_reduce" if guessed else ""
+        which = f"all_reduce, as busbw / algbw is 2(n-1)/n for {ranks} ranks" if guessed else "unknown"
+        problems.append(f"the log does not name the test; its collective is {which}")
+    table = pd.DataFrame(rows, columns=_COLUMNS)
+    table.insert(0, "collective", name)
+    if not ranks:
+        problems.append("the log does not list the ranks: busbw depends on their number and cannot be checked")
+    if not any("# Avg bus bandwidth" in line for line in lines):
+        problems.append("the log has no average bus bandwidth at its end: the test may have stopped early")
+    if wrong := int((table["wrong"] > 0).sum()):
+        problems.append(f"{wrong} rows have wrong elements: the collective gave wrong results")
+    title = f"nccl-tests {name}".strip()
+    return Summary("collectives", title, table, "nccl-tests", {"ranks": ranks or None}, tuple(problems))
 
 
 def _rows(match: re.Match[str]) -> Iterator[tuple[Any, ...]]:

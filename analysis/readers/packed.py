@@ -2,9 +2,8 @@
 
 import codecs
 import io
-import itertools
-import stat
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -17,7 +16,6 @@ except ImportError:
 
 _BLOCK_BYTES = 8 << 20
 _PIECE_BYTES = 64 << 10
-CUT_SHORT = "it is cut short"
 ENDS_INSIDE = "it ends inside the compressed data"
 UNENDED = "the last line does not end with a newline, so the file may be cut short: copy it again, or record again"
 _POINTER = b"version https://git-lfs"
@@ -26,38 +24,49 @@ _MARKS = ((codecs.BOM_UTF16_LE, "utf-16"), (codecs.BOM_UTF16_BE, "utf-16"), (cod
 
 def is_packed(path: Path) -> bool:
     """Return whether a file is gzip-compressed. Raises InputError where it cannot be read."""
+    with _opened(path) as file:
+        return file.read(2) == b"\x1f\x8b"
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[BinaryIO]:
     try:
-        if not stat.S_ISREG(path.stat().st_mode):
+        if path.exists() and not path.is_file():
             raise InputError(
                 "path-kind",
                 f"cannot read {path}: it is not a regular file; give a file, or save the pipe to a file first",
             )
         with path.open("rb") as file:
-            return file.read(2) == b"\x1f\x8b"
+            yield file
     except OSError as error:
-        raise unreadable(path, error) from error
+        why = f"cannot read {str(path)[:200]}: {error.strerror}; check the path and its permissions (chmod +r)"
+        raise InputError(content_code(error), why) from error
 
 
 def unpacked_blocks(
-    path: Path, what: str, damaged: Callable[[str], None], *, block_bytes: int = _BLOCK_BYTES
+    path: Path, damaged: Callable[[str], None] | None = None, *, block_bytes: int = _BLOCK_BYTES
 ) -> Iterator[bytes]:
     """Yield the content in blocks, unpacked where it is gzip-compressed.
 
-    Where the packed form ends early or is damaged, `damaged` is called with the reason, behind what could be unpacked.
+    Where the packed form ends early or is damaged, `damaged` is called with the reason, behind what could be unpacked;
+    without it this raises InputError.
     """
+    reasons: list[str] = []
     packed = is_packed(path)
-    try:
-        with path.open("rb") as file:
-            plain = iter(lambda: file.read(block_bytes), b"")
-            for place, block in enumerate(_members(file, damaged) if packed else plain):
-                if place == 0 and block.startswith(_POINTER):
-                    raise InputError(
-                        "file-format",
-                        f"{path} is a Git LFS pointer, not the {what} itself: run `git lfs pull`, then try again",
-                    )
-                yield block
-    except OSError as error:
-        raise unreadable(path, error) from error
+    with _opened(path) as file:
+        plain = iter(lambda: file.read(block_bytes), b"")
+        for place, block in enumerate(_members(file, reasons.append) if packed else plain):
+            if place == 0 and block.startswith(_POINTER):
+                raise InputError(
+                    "file-format",
+                    f"{path} is a Git LFS pointer, not the file itself: run `git lfs pull`, then try again",
+                )
+            yield block
+    for reason in reasons:
+        if damaged is None:
+            what = f"cannot read {path}: {reason}; the file is damaged or truncated; copy it again"
+            raise InputError(damage_code(reason), what)
+        damaged(reason)
 
 
 def _members(file: BinaryIO, damaged: Callable[[str], None]) -> Iterator[bytes]:
@@ -84,38 +93,16 @@ def _members(file: BinaryIO, damaged: Callable[[str], None]) -> Iterator[bytes]:
 def read_start(path: Path, size: int) -> bytes:
     """Return the first `size` bytes of the content, unpacked."""
     data = b""
-    for block in unpacked_blocks(path, "file", refuse_damage(path), block_bytes=size):
+    for block in unpacked_blocks(path, block_bytes=size):
         data += block
         if len(data) >= size:
             break
     return data[:size]
 
 
-def refuse_damage(path: Path) -> Callable[[str], None]:
-    """Return what `unpacked_blocks` calls where damage is an error."""
-
-    def damaged(reason: str) -> None:
-        raise InputError(
-            damage_code(reason), f"cannot read {path}: {reason}; the file is damaged or truncated; copy it again"
-        )
-
-    return damaged
-
-
 def damage_code(reason: str) -> Code:
     """Return the code of a file that is damaged for that reason."""
-    return "file-truncated" if reason in (ENDS_INSIDE, CUT_SHORT) else "file-damaged"
-
-
-def unreadable(path: Path, error: OSError) -> InputError:
-    """Return the message for a file that could not be read: the cause and the remedy."""
-    if isinstance(error, PermissionError):
-        return InputError(
-            "path-unreadable", f"cannot read {path}: permission denied; ask its owner for permission (chmod +r)"
-        )
-    if isinstance(error, FileNotFoundError):
-        return InputError("path-missing", f"{path} does not exist: check the path")
-    return InputError(content_code(error), f"cannot read {str(path)[:200]}: {error.strerror}; check the path")
+    return "file-truncated" if reason == ENDS_INSIDE else "file-damaged"
 
 
 def log_lines(path: Path, unended: Callable[[str], None] | None = None) -> Iterator[str]:
@@ -123,18 +110,14 @@ def log_lines(path: Path, unended: Callable[[str], None] | None = None) -> Itera
 
     `unended` is called with UNENDED, before the last line, if that has no end.
     """
-    decoder = None
-    parts: list[str] = []  # of a line that goes on
-    for block in itertools.chain(unpacked_blocks(path, "log", refuse_damage(path)), [b""]):
+    decoder, last = None, ""
+    for block in unpacked_blocks(path):
         if decoder is None:
             encoding = next((name for mark, name in _MARKS if block.startswith(mark)), "utf-8")
             decoder = io.IncrementalNewlineDecoder(codecs.getincrementaldecoder(encoding)("replace"), translate=True)
-        whole, end, rest = decoder.decode(block, final=not block).rpartition("\n")
-        if end:
-            yield from ("".join(parts) + whole).split("\n")
-            parts = []
-        parts.append(rest)
-    if last := "".join(parts):
+        *lines, last = (last + decoder.decode(block)).split("\n")
+        yield from lines
+    if decoder is not None and (last := last + decoder.decode(b"", final=True)):
         if unended is not None:
             unended(UNENDED)
-        yield last
+        yield from last.rstrip("\n").split("\n")

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from analysis.readers.packed import is_packed, refuse_damage, unpacked_blocks
+from analysis.readers.packed import is_packed, unpacked_blocks
 from common.errors import InputError, content_code
 
 if TYPE_CHECKING:
@@ -121,7 +121,7 @@ def unpacked(path: Path) -> Iterator[Path]:
         return
     with tempfile.NamedTemporaryFile(suffix=".unpacked") as plain:
         try:
-            for block in unpacked_blocks(path, "profile", refuse_damage(path)):
+            for block in unpacked_blocks(path):
                 plain.write(block)
             plain.flush()
         except OSError as error:

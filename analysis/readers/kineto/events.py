@@ -147,7 +147,7 @@ def _unpacked(path: Path, cut: list[str]) -> bytes:
     free, size, blocks = available_bytes(), 0, []
     # A plain file is read at once, and not copied.
     block_bytes = path.stat().st_size + 1 if path.is_file() and path.suffix != ".gz" else 8 << 20
-    for block in unpacked_blocks(path, "trace", cut.append, block_bytes=block_bytes):
+    for block in unpacked_blocks(path, cut.append, block_bytes=block_bytes):
         size += len(block)
         if free is not None and size * MEMORY_SHARE > free:
             limit = f"1/{MEMORY_SHARE} of the available memory ({free:,} bytes)"

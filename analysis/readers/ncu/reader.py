@@ -7,7 +7,7 @@ The table may stand anywhere in a log: what the program printed before, and ncu'
 import csv
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,8 +23,7 @@ from common.errors import InputError
 if TYPE_CHECKING:
     import pandas as pd
 
-_RECORD = re.compile(r'^\s*"?\d+"?\s*[,;\t]')
-_UNITS = re.compile(r'^(?:""|)[,;\t]')
+_RECORD = re.compile(r'^\s*"?\d+"?\s*,')
 _TOOL_LINE = re.compile(r"^==(?:PROF|ERROR|WARNING)== ", re.MULTILINE)
 _RANGES = ("Push/Pop_Range", "Start/Stop_Range")
 """What the names of the two columns hold, "thread Domain:Push/Pop_Range:PL_Type:PL_Value:CLR_Type:Color:Msg_Type:Msg"
@@ -49,8 +48,7 @@ def recognises(head: Head) -> bool:
     text = head.data.decode("utf-16", errors="replace") if wide else head.text
     if head.data.startswith(MAGIC) or _TOOL_LINE.search(text):
         return True
-    lines = (line for line in text.splitlines() if "Kernel Name" in line and not line.lstrip().startswith(("{", "[")))
-    return any(_is_header(line) or "Invocations" in line for line in lines)
+    return any(_is_header(line) or "Invocations" in line for line in text.splitlines() if "Kernel Name" in line)
 
 
 def read(path: Path) -> KernelCounters:
@@ -79,16 +77,12 @@ def read(path: Path) -> KernelCounters:
 
 
 def _is_header(line: str) -> bool:
-    return {"ID", "Kernel Name"} <= set(_fields(line, _delimiter(line)))
+    return "Kernel Name" in line and {"ID", "Kernel Name"} <= set(_fields(line))
 
 
-def _delimiter(line: str) -> str:
-    return max(",;\t", key=line.count)
-
-
-def _fields(line: str, delimiter: str) -> list[str]:
+def _fields(line: str) -> list[str]:
     try:
-        return next(csv.reader([line], delimiter=delimiter))
+        return next(csv.reader([line]))
     except csv.Error:
         return []
 
@@ -100,21 +94,16 @@ def _pages(path: Path, problems: list[str]) -> "Iterator[tuple[pd.DataFrame, Seq
     units: list[str] = []
     lines = log_lines(path, problems.append)
     for line in lines:
-        if "Kernel Name" in line and _is_header(line):
+        if _is_header(line):
             if header:
                 yield _page(header, rows, problems), units
-            delimiter = _delimiter(line)
-            header, rows, units = _fields(line, delimiter), [], []
-        elif header and not rows and _UNITS.match(line):
-            units = _fields(line, delimiter)
+            header, rows, units = _fields(line), [], []
+        elif header and not rows and line.startswith(('"",', ",")):
+            units = _fields(line)
         elif header and _RECORD.match(line):
-            while line.count('"') % 2:  # a field with a line break
-                if (more := next(lines, None)) is None:
-                    rows.append(_fields(line, delimiter)[:-1])
-                    break
+            while line.count('"') % 2 and (more := next(lines, None)) is not None:  # a field with a line break
                 line = f"{line}\n{more}"
-            else:
-                rows.append(_fields(line, delimiter))
+            rows.append(_fields(line)[: -1 if line.count('"') % 2 else None])
     if header:
         yield _page(header, rows, problems), units
 
@@ -125,8 +114,8 @@ def _page(header: Sequence[str], rows: Sequence[list[str]], problems: list[str])
     good = [row + [""] * (len(header) - len(row)) for row in rows if 0 < len(row) <= len(header)]
     if len(good) < len(rows):
         problems.append(f"{len(rows) - len(good):,} lines do not have {len(header)} fields and were skipped")
-    ours = [next((name for name in _RANGES if name in column), column) for column in header]
-    page = pd.DataFrame(good, columns=ours, dtype=object)
+    names = [next((name for name in _RANGES if name in column), column) for column in header]
+    page = pd.DataFrame(good, columns=names, dtype=object)
     return page.assign(**{name: "" for name in (*_KEY, *_OPTIONAL) if name not in page})
 
 
@@ -143,7 +132,8 @@ def _joined(pages: "Sequence[tuple[pd.DataFrame, Sequence[str]]]", problems: lis
         page.index = pd.Index(row_of[start : start + len(page)], name="row")
         start += len(page)
         new = page[~page.index.isin(launches) & ~page.index.duplicated()]
-        launches |= {row: _launch(one, has_ranges) for row, one in _records(new)}
+        for row, cell in zip(new.index.tolist(), new.to_dict("records"), strict=True):
+            launches[row] = _launch(cell, has_ranges)
         if "Metric Name" not in page:
             metrics = [name for name in map(str, page) if name not in ("", *_ABOUT, *_RANGES) and is_metric(name)]
             by_name = {**dict.fromkeys(metrics, ""), **dict(zip(page.columns, units, strict=False))}
@@ -151,7 +141,9 @@ def _joined(pages: "Sequence[tuple[pd.DataFrame, Sequence[str]]]", problems: lis
             cells.append(melted.assign(unit=melted["name"].map(by_name)))
             continue
         of_rule = page["Metric Name"] == ""
-        rules += [rule for row, one in _records(page[of_rule]) if (rule := _rule(row, one)).rule and rule.text]
+        for row, cell in zip(page.index[of_rule].tolist(), page[of_rule].to_dict("records"), strict=True):
+            if cell.get("Rule Name") and cell.get("Rule Description"):
+                rules.append(_rule(row, cell))
         own = page["Metric Name"].str.contains("__|\\.")
         names = page["Metric Name"].where(own, page["Section Name"] + ": " + page["Metric Name"])
         about = page[["Metric Value", "Metric Unit"]].set_axis(["text", "unit"], axis=1).assign(name=names)
@@ -184,12 +176,7 @@ def _pivoted(cells: "pd.DataFrame", rows: int, problems: list[str]) -> "tuple[pd
     return wide.rename_axis(index=None, columns=None), units
 
 
-def _records(page: "pd.DataFrame") -> Iterator[tuple[int, Mapping[str, str]]]:
-    cells: list[Any] = page.to_dict("records")
-    return zip(page.index.tolist(), cells, strict=True)
-
-
-def _launch(row: Mapping[str, str], has_ranges: bool) -> dict[str, Any]:
+def _launch(row: Mapping[Hashable, str], has_ranges: bool) -> dict[str, Any]:
     major, minor = (number(row.get(f"{_ATTRIBUTE}compute_capability_{part}", "")) for part in ("major", "minor"))
     if re.fullmatch(r"\d+\.\d+", capability := row.get("CC", "").strip()):
         major, minor = map(float, capability.split("."))
@@ -209,16 +196,16 @@ def _launch(row: Mapping[str, str], has_ranges: bool) -> dict[str, Any]:
     }
 
 
-def _rule(row: int, cells: Mapping[str, str]) -> KernelRule:
+def _rule(row: int, cells: Mapping[Hashable, str]) -> KernelRule:
     """Return the message of a rule in a row of the details page, where an estimate is in percent."""
     speedup = number(cells.get("Estimated Speedup", ""))
     estimate = cells.get("Estimated Speedup Type", "").strip().lower()
     return KernelRule(
         row=row,
-        rule=cells.get("Rule Name", ""),
-        section=cells.get("Section Name", ""),
+        rule=cells["Rule Name"],
+        section=cells["Section Name"],
         kind=_RULE_KINDS.get(cells.get("Rule Type", "").strip().upper(), ""),
-        text=cells.get("Rule Description", ""),
+        text=cells["Rule Description"],
         estimate=estimate if estimate in (GLOBAL, LOCAL) and not math.isnan(speedup) else "",
         speedup=None if math.isnan(speedup) else speedup / 100,
     )
@@ -238,19 +225,10 @@ def ranges_of(cell: str) -> tuple[str, ...]:
 def _no_table(path: Path) -> InputError:
     """Return what is wrong with a file without a table."""
     begin = read_start(path, 1 << 16).decode(errors="replace")
-    errors = re.findall(r"^==(?:ERROR|WARNING)== *(.*)", begin, re.MULTILINE)
-    if errors:
+    if errors := re.findall(r"^==(?:ERROR|WARNING)== *(.*)", begin, re.MULTILINE):
         return InputError("tool-failed", f"{path} has no table, because ncu failed: {' '.join(errors)[:600]}")
-    if not begin.strip():
-        return InputError("file-empty", f"{path} is empty: nothing was profiled, or the disk was full; record again")
-    if begin.startswith("SQLite format 3"):
-        return InputError(
-            "file-format",
-            f"{path} is a SQLite database without counters of ncu: give the output of `ncu --csv`, or read it with "
-            "`bertbench analyze`",
-        )
     return InputError(
-        "file-format",
+        "file-format" if begin.strip() else "file-empty",
         f"{path} has no table of single kernels (no line with the columns ID and Kernel Name): give the output of "
         "`ncu --csv` without --print-summary",
     )

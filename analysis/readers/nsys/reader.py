@@ -6,17 +6,16 @@ are ns since the recording began.
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from analysis.readers.cupti import CALLS, WORK, by_process, read_calls, read_work
+from analysis.readers.cupti import CALLS, by_process, read_calls, read_work
 from analysis.readers.nsys.ranges import read_ranges
 from analysis.readers.nsys.report import REPORT_HEADER, exported, is_report
 from analysis.readers.sqlite_database import SQLITE_HEADER, Database, is_of_nvprof, open_database, unpacked
 from analysis.timeline import HOST_NS, LostKernels, Timeline
 from common.errors import InputError
-from common.redact import redact_text
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -25,14 +24,12 @@ if TYPE_CHECKING:
 
 _GPUS = ("TARGET_INFO_GPU", "TARGET_INFO_CUDA_DEVICE")
 _HOST_TABLES = ("OSRT_API", "PROFILER_OVERHEAD")
-# What nsys says about its own recording: what it lost, and why there is no GPU work.
+# What nsys says of its own recording that matters: what it lost.
 _LOST = re.compile(
-    r"not all (nvtx|cuda) events might have been collected|\b(nvtx|cuda)\b.*\b(dropped|lost)\b", re.IGNORECASE
+    r"not all (nvtx|cuda) events might have been collected|\b(nvtx|cuda)\b.*\b(dropped|lost)\b|"
+    r"no cuda events (were )?collected|cuda profiling might have not been started",
+    re.IGNORECASE,
 )
-_OF_GPU = re.compile(r"\b(cuda|cupti|gpus?|drivers?|nvml)\b", re.IGNORECASE)
-# These quote the command line or the environment of the program.
-_QUOTES = re.compile(r"\b(launch\w*|command|arguments?|argv|environment|env)\b", re.IGNORECASE)
-_SEVERITIES = {3: "error", 2: "warning"}  # of ENUM_DIAGNOSTIC_SEVERITY_LEVEL
 
 
 def recognises(head: "Head") -> bool:
@@ -69,8 +66,8 @@ def read(path: Path) -> list[Timeline]:
             notes: list[str] = []
             ranges = read_ranges(database, durations, notes)
             problems += [*_about(database, work), *notes]
-            source, gpus = _source(database), _Gpus(database)
-    timelines = by_process(work, calls, ranges, source=source, problems=problems, gpus=gpus.of, host=host)
+            source, gpus = _source(database), _gpus(database)
+    timelines = by_process(work, calls, ranges, source=source, problems=problems, gpus=gpus, host=host)
     if not timelines:
         why = "; ".join(problems[:3]) or "no kernel or copy"
         raise InputError(
@@ -90,49 +87,30 @@ def _source(database: Database) -> str:
 
 def _about(database: Database, work: "pd.DataFrame") -> list[str]:
     """Return why there is no GPU work, which graphs are one piece, and what nsys lost."""
-    messages = []
-    for severity, text in database.rows("DIAGNOSTIC_EVENT", "severity", "text"):
-        first, *_ = str(database.strings.get(text, text) or "").strip().splitlines() or [""]
-        messages.append((severity, first))
-    notes = []
-    if not any(database.has_rows(table) for table in WORK):
-        has_gpu = any(database.has_rows(table) for table in (*_GPUS, *CALLS))
-        reasons = [
-            f"{name}: {redact_text(text).removesuffix('.')}"
-            for severity, name in _SEVERITIES.items()
-            for number, text in messages
-            if number == severity and _OF_GPU.search(text) and not _QUOTES.search(text)
-        ]
-        if reasons:
-            where = " on a machine with a GPU" if has_gpu else ""
-            notes.append(LostKernels(f"no kernel or copy was recorded{where}: nsys says: {reasons[0][:200]}"))
-        elif has_gpu:
-            what = "no kernel or copy was recorded on a machine with a GPU: was CUDA traced (-t cuda,nvtx)?"
-            notes.append(LostKernels(what))
+    texts = [str(database.strings.get(text, text)) for (text,) in database.rows("DIAGNOSTIC_EVENT", "text")]
+    notes = [f"nsys says: {match[0]}" for text in texts if (match := _LOST.search(text))]
+    if not len(work) and (notes or any(database.has_rows(table) for table in (*_GPUS, *CALLS))):
+        notes.append(LostKernels("no kernel or copy was recorded of a GPU program: was CUDA traced (-t cuda,nvtx)?"))
     if graphs := int((work["kind"] == "graph").sum()):
         what = f"{graphs:,} launches of CUDA graphs were recorded as one piece each, so their kernels are unknown"
         notes.append(LostKernels(f"{what}: record with --cuda-graph-trace=node"))
-    return notes + [f"nsys says: {text}" for _, text in messages if _LOST.search(text)]
+    return notes
 
 
-class _Gpus:
-    """Names and sizes of GPUs by CUDA's device number."""
+def _gpus(database: Database) -> Callable[[int | None, Sequence[int]], Mapping[str, Mapping[int, Any]]]:
+    """Return what gives devices and sm_counts of a timeline: of what a process used, of all where it used none."""
+    rows = database.rows(_GPUS[0], "id", "cuDevice", "name", "smCount")
+    listed = {number: (name, size) for number, _, name, size in rows}
+    by_device = {number if device is None else device: (name, size) for number, device, name, size in rows}
+    # Process by process, where CUDA_VISIBLE_DEVICES renumbers them.
+    mapped = database.rows(_GPUS[1], "pid", "cudaId", "gpuId")
 
-    def __init__(self, database: Database) -> None:
-        rows = database.rows(_GPUS[0], "id", "cuDevice", "name", "smCount")
-        self._listed = {number: (name, size) for number, _, name, size in rows}
-        self._by_device = {number if device is None else device: (name, size) for number, device, name, size in rows}
-        # Process by process, where CUDA_VISIBLE_DEVICES renumbers them.
-        self._mapped = database.rows(_GPUS[1], "pid", "cudaId", "gpuId")
-
-    def of(self, pid: int | None, used: Sequence[int]) -> Mapping[str, Mapping[int, Any]]:
-        """Return devices and sm_counts of a timeline: of what a process used, of all where it used none."""
-        gpus = dict(self._by_device)
-        gpus |= {
-            device: self._listed[gpu] for owner, device, gpu in self._mapped if owner == pid and gpu in self._listed
-        }
+    def of(pid: int | None, used: Sequence[int]) -> Mapping[str, Mapping[int, Any]]:
+        gpus = by_device | {device: listed[gpu] for owner, device, gpu in mapped if owner == pid and gpu in listed}
         gpus = {device: gpu for device, gpu in sorted(gpus.items()) if not used or device in used}
         return {
             "devices": {device: name for device, (name, _) in gpus.items() if name},
             "sm_counts": {device: size for device, (_, size) in gpus.items() if size},
         }
+
+    return of

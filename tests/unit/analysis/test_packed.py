@@ -16,7 +16,7 @@ PACKED = gzip.compress(DATA)
 def unpack(path: Path, content: bytes) -> tuple[bytes, list[str]]:
     path.write_bytes(content)
     reasons: list[str] = []
-    return b"".join(packed.unpacked_blocks(path, "trace", reasons.append)), reasons
+    return b"".join(packed.unpacked_blocks(path, reasons.append)), reasons
 
 
 def damaged(number: int) -> bytes:
