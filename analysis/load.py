@@ -167,7 +167,6 @@ def _load_trial(trial: Trial, directory: TrialDirectory, price_per_hour: float |
         result = directory.read_result()
         steps = {rank: directory.read_steps(rank) for rank in directory.ranks()}
         ranks, environment = directory.read_ranks(), directory.read_environment()
-        telemetry = directory.read_telemetry()
     except NewerSchemaError:
         raise
     except (InputError, OSError, ValueError) as error:
@@ -183,10 +182,10 @@ def _load_trial(trial: Trial, directory: TrialDirectory, price_per_hour: float |
             if trial.kind in TAKEN_APART:
                 row |= summarize_trial(trial, directory, price_per_hour)
             else:
-                row |= summarize(trial, steps, ranks, environment, telemetry, price_per_hour)
+                row |= summarize(trial, steps, ranks, environment, directory.read_telemetry(), price_per_hour)
         except NewerSchemaError:
             raise
-        except (InputError, UsageError) as error:
+        except (InputError, UsageError, OSError, ValueError) as error:
             row |= {"status": DAMAGED, "reason": str(error)}
         if trial.kind == "profile":
             row["profile"] = result.get("profile")

@@ -1,7 +1,7 @@
 """Advice: what could save time, ranked by the gain, each cause once."""
 
 import shlex
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -108,6 +108,26 @@ class Context:
         }
         out = another(self.run) if cause == "machine" else self.run
         return throughput_command(row, out, **changes[cause]) if cause in changes else ""
+
+
+_USE_TF32 = "let fp32 GEMMs use tf32 (torch.set_float32_matmul_precision('high'))"
+
+
+def faster_gemms(devices: Sequence[str]) -> str:
+    """Return what to do about GEMMs that run in fp32; "" where these GPUs have nothing faster.
+
+    Args:
+        devices: names of the GPUs.
+    """
+    from analysis.metrics.kernels.devices import faster_types
+
+    each = [faster_types(name) for name in devices]
+    known = [set(types) for types in each if types is not None]
+    if not each or len(known) < len(each):
+        return f"train in bf16 (fp16 before Ampere), or {_USE_TF32}"
+    types = set.intersection(*known)
+    train = next((f"train in {kind}" for kind in ("bf16", "fp16") if kind in types), "")
+    return f"{train}, or {_USE_TF32}" if "tf32" in types else train
 
 
 def another(out: str) -> str:

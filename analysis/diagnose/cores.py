@@ -5,11 +5,10 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from analysis.counters import KernelCounters
-from analysis.diagnose.advice import LEAST, Advice, Context
-from analysis.diagnose.finding import Finding, joined
+from analysis.diagnose.advice import LEAST, Advice, Context, faster_gemms
+from analysis.diagnose.finding import OF_KERNELS, Finding, joined
 from analysis.diagnose.kernel_rules import rules
 from analysis.diagnose.roofline import roofline_findings
-from analysis.diagnose.sentences import OF_KERNELS, faster_gemms
 from analysis.metrics.kernels.core_utilization import (
     FOUR,
     CoreUse,

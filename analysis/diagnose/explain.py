@@ -6,8 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from analysis.diagnose.advice import STEP_TIME, Advice, Context, of_machine, ranked
-from analysis.diagnose.finding import Finding, distinct, distinct_names, file_stem
-from analysis.diagnose.sentences import short_name
+from analysis.diagnose.finding import Finding, distinct, distinct_names, file_stem, short_name
 from analysis.sources import Source
 from analysis.wording import percent
 

@@ -9,9 +9,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from analysis.diagnose.advice import Advice
+from analysis.wording import short
 
 if TYPE_CHECKING:
     import pandas as pd
+
+
+OF_KERNELS = "kernels' time"
+"""What shares of tables of counters are of."""
+_LONGEST_NAME = 60
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +33,16 @@ class Finding:
     """What the numbers mean and what to try next; "" if there is nothing to report."""
     advice: tuple[Advice, ...] = ()
     """What could save time by this table; `advice.ranked` chooses among those of all findings."""
+
+
+def number(value: float) -> str:
+    """Four significant digits, whole and separated from 1000 on: 0.4, 116.9, 1,230."""
+    return short(value, 4)
+
+
+def short_name(name: str) -> str:
+    """Return the name of a kernel as a sentence has room for it."""
+    return name if len(name) <= _LONGEST_NAME else f"{name[: _LONGEST_NAME - 1]}…"
 
 
 def distinct(findings: Sequence[Finding]) -> list[Finding]:
@@ -58,14 +74,11 @@ def slug(text: str) -> str:
 
 def distinct_names(names: Sequence[str]) -> list[str]:
     """Return the names made distinct: repeated ones get the suffix _2, _3, ... that no other name has."""
-    found: dict[str, None] = {}
+    distinct: list[str] = []
     for name in names:
-        own, number = name, 1
-        while own in found or (own != name and own in names):
-            number += 1
-            own = f"{name}_{number}"
-        found[own] = None
-    return list(found)
+        candidates = [name, *(f"{name}_{number}" for number in range(2, len(names) + 2))]
+        distinct.append(next(one for one in candidates if one not in distinct and (one == name or one not in names)))
+    return distinct
 
 
 def plain_rows(frame: "pd.DataFrame") -> list[dict[str, Any]]:

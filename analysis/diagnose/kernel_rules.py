@@ -6,8 +6,7 @@ from typing import Any
 
 from analysis.counters import GLOBAL, KernelCounters, KernelRule
 from analysis.diagnose.advice import Advice
-from analysis.diagnose.finding import Finding
-from analysis.diagnose.sentences import OF_KERNELS, short_name
+from analysis.diagnose.finding import OF_KERNELS, Finding, short_name
 from analysis.wording import percent
 
 _SUGGESTS = ("optimization", "warning")

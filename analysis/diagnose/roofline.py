@@ -4,8 +4,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from analysis.diagnose.advice import LEAST, Advice, Context
-from analysis.diagnose.finding import Finding
-from analysis.diagnose.sentences import OF_KERNELS, short_name
+from analysis.diagnose.finding import OF_KERNELS, Finding, short_name
 from analysis.metrics.kernels.ceilings import LEVEL_KINDS
 from analysis.metrics.kernels.ncu_metrics import DRAM_LEVEL, L1, L2, MEMORY
 from analysis.metrics.kernels.roofline import COMPUTE, LATENCY, UNKNOWN, Roofline

@@ -6,8 +6,7 @@ from typing import Any
 import pandas as pd
 
 from analysis.diagnose.advice import LEAST, Advice, Context
-from analysis.diagnose.finding import Finding
-from analysis.diagnose.sentences import number
+from analysis.diagnose.finding import Finding, number
 from analysis.metrics.communication.exposure import (
     buckets,
     communication_by_group,

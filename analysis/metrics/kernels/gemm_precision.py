@@ -32,6 +32,13 @@ def gemm_time_by_precision(timelines: Sequence[Timeline]) -> dict[str, int]:
     return {PRECISIONS[place]: int(sums[place]) for place in np.argsort(-sums, kind="stable") if sums[place]}
 
 
+def fp32_share(timelines: Sequence[Timeline]) -> float:
+    """Return the share of the GEMMs' time that runs in fp32, by what names and shapes tell; 0 where nothing does."""
+    times = gemm_time_by_precision(timelines)
+    total = sum(times.values())
+    return times.get("fp32", 0) / total if total else 0.0
+
+
 def _of_kernels(timeline: Timeline) -> tuple[Numbers, Numbers]:
     """The place in PRECISIONS and the ns of each product of the window."""
     work, operators = timeline.work, timeline.operators

@@ -9,10 +9,9 @@ from support.kineto_events import event, write
 from support.timelines import timeline
 
 from analysis.diagnose import rules_time
-from analysis.diagnose.advice import Advice, Context
+from analysis.diagnose.advice import Advice, Context, faster_gemms
 from analysis.diagnose.explain import explain, in_window
 from analysis.diagnose.finding import Finding
-from analysis.diagnose.sentences import faster_gemms
 from analysis.metrics.kernels.utilization import compute_utilization
 from analysis.metrics.time.temporal import temporal_breakdown
 from analysis.readers.kineto.reader import read
