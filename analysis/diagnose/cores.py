@@ -1,28 +1,20 @@
-"""Findings from counters of kernels: how busy the kinds of cores are, by kind of work, phase and kernel."""
+"""Findings from counters of kernels: how busy the kinds of cores are, what holds each kernel back, and ncu's rules."""
 
 import math
+import textwrap
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from analysis.counters import KernelCounters
+from analysis.counters import GLOBAL, KernelCounters
 from analysis.diagnose.advice import LEAST, Advice, Context, faster_gemms
-from analysis.diagnose.finding import OF_KERNELS, Finding, joined
-from analysis.diagnose.kernel_rules import rules
-from analysis.diagnose.roofline import roofline_findings
-from analysis.metrics.kernels.core_utilization import (
-    FOUR,
-    CoreUse,
-    core_use,
-    core_use_by,
-    core_use_by_family,
-    kernel_phases,
-)
-from analysis.metrics.kernels.ncu_metrics import PIPES
-from analysis.metrics.kernels.roofline import roofline
-from analysis.metrics.kernels.sampled_utilization import sampled_utilization
+from analysis.diagnose.finding import OF_KERNELS, Finding, joined, short_name
+from analysis.metrics.kernels.core_utilization import FOUR, core_use, core_use_by, core_use_by_family, kernel_phases
+from analysis.metrics.kernels.ncu_metrics import DRAM_LEVEL, L1, L2, LEVEL_KINDS, MEMORY
+from analysis.metrics.kernels.roofline import COMPUTE, LATENCY, UNKNOWN, Roofline, roofline
+from analysis.metrics.kernels.utilization import sampled_utilization
 from analysis.names import family, precision
 from analysis.timeline import Timeline
-from analysis.wording import percent
+from analysis.wording import flops, is_known, percent, short
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -39,7 +31,8 @@ def findings(
     measured: Mapping[str, float] | None = None,
     context: Context | None = None,
 ) -> list[Finding]:
-    """Return core_utilization, ..._by_family, ..._by_phase (where there are ranges), kernels, roofline_findings, rules.
+    """Return core_utilization, ..._by_family, ..._by_phase (where there are ranges), kernels, roofline and, where they
+    were counted, flop_rates, memory_levels, kernel_limits, kernel_rules.
 
     Args:
         counters: what a reader returned.
@@ -48,11 +41,20 @@ def findings(
         measured: measured ceilings, as for `roofline`.
         context: the profiled trial, where it is known.
     """
-    context = context or Context()
+    context, lines = context or Context(), roofline(counters, measured)
     tables = [pipes(counters, window_ns, context), by_family(counters, window_ns)]
-    tables += [one for one in (by_phase(counters, window_ns),) if len(one.table)]
-    tables += [by_kernel(counters, window_ns), *roofline_findings(roofline(counters, measured), context)]
-    return [*tables, *(one for one in (rules(counters),) if len(one.table))]
+    more = [flop_rates(lines), memory_levels(lines), kernel_limits(lines), rules(counters)]
+    phases = by_phase(counters, window_ns)
+    tables += [phases] if len(phases.table) else []
+    return [
+        *tables,
+        by_kernel(counters, window_ns),
+        per_kernel(lines, context),
+        *(one for one in more if len(one.table)),
+    ]
+
+
+# ---- pipes ----
 
 
 def pipes(counters: KernelCounters, window_ns: float | None = None, context: Context | None = None) -> Finding:
@@ -60,29 +62,31 @@ def pipes(counters: KernelCounters, window_ns: float | None = None, context: Con
     import pandas as pd
 
     use = core_use(counters, window_ns)
-    rows = []
-    for name in PIPES:
-        pipe = use.pipes[name]
-        shares = {"utilization": _share(pipe.percent), "in_window_utilization": _share(pipe.in_window_percent)}
-        note = pipe.reason if pipe.metric else f"{NOT_IN_FILE}: {pipe.reason}"
-        rows.append({"pipe": name, **shares, "metric": pipe.metric, "note": note})
-    table = pd.DataFrame(rows)
+    table = pd.DataFrame(
+        {
+            "pipe": use.index,
+            "utilization": use["percent"].to_numpy() / 100,
+            "in_window_utilization": use["in_window_percent"].to_numpy() / 100,
+            "metric": use["metric"].to_numpy(),
+            "note": use["reason"].where(use["metric"].notna(), f"{NOT_IN_FILE}: " + use["reason"]).to_numpy(),
+        }
+    )
     table = table if table["in_window_utilization"].notna().any() else table.drop(columns="in_window_utilization")
-    counted = {label: use.pipes[name].percent for name, label in FOUR.items()}
-    four = ", ".join(f"{label} {percent_text(value)}" for label, value in counted.items() if value is not None)
-    sentence = f"While kernels run: {four}."
+    four = [
+        f"{label} {percent_text(use['percent'][name])}" for name, label in FOUR.items() if use["percent"][name] >= 0
+    ]
+    sentence = f"While kernels run: {', '.join(four)}."
     if not four:
         sentence = "No pipe was counted: collect them as `bertbench profile --profiler ncu` does."
-    families, tensor = by_family(counters).table, use.pipes["tensor"].percent
+    families = by_family(counters).table
+    advice: tuple[Advice, ...] = ()
     gemms = float(families.loc[families["family"] == "GEMM", _share_of(families)].sum()) if len(families) else 0.0
     remedy = faster_gemms([counters.device_name] if counters.device_name else [])
-    advice: tuple[Advice, ...] = ()
-    if tensor is not None and tensor < _IDLE and gemms >= LEAST and remedy:
-        names = [str(name) for name in counters.kernels["name"].unique() if family(str(name)) == "GEMM"]
-        narrow = any(precision(name) not in ("", "fp32", "fp64") for name in names)
-        if not narrow and not (context and context.narrow):
-            seen = f"the tensor cores are idle while GEMMs take {percent(gemms)} of the kernels' time"
-            advice = (Advice(cause="precision", seen=seen, remedy=remedy, saves=gemms, of=OF_KERNELS),)
+    names = [str(name) for name in counters.kernels["name"].unique() if family(str(name)) == "GEMM"]
+    narrow = any(precision(name) not in ("", "fp32", "fp64") for name in names) or (context and context.narrow)
+    if use["percent"]["tensor"] < _IDLE and gemms >= LEAST and remedy and not narrow:
+        seen = f"the tensor cores are idle while GEMMs take {percent(gemms)} of the kernels' time"
+        advice = (Advice(cause="precision", seen=seen, remedy=remedy, saves=gemms, of=OF_KERNELS),)
     return Finding("core_utilization", "Core utilization", table, sentence, advice)
 
 
@@ -99,8 +103,7 @@ def sampled_findings(timelines: Sequence[Timeline]) -> list[Finding]:
 
 def by_family(counters: KernelCounters, window_ns: float | None = None) -> Finding:
     """Return core_utilization_by_family: a row per kind of work, longest first."""
-    groups = core_use_by_family(counters, window_ns)
-    table = _table([{"family": name} for name in groups], list(groups.values()), counters, window_ns)
+    table = _table(core_use_by_family(counters, window_ns), "family", counters, window_ns)
     return Finding("core_utilization_by_family", "Core utilization by kind of work", table, _longest(table, "family"))
 
 
@@ -116,70 +119,50 @@ def by_phase(counters: KernelCounters, window_ns: float | None = None) -> Findin
     if phases is None:
         sentence = f"Phases are {NOT_IN_FILE}: record with `bertbench profile --profiler ncu`, or with `ncu --nvtx`."
         return Finding(name, title, pd.DataFrame(), sentence)
-    groups = core_use_by(counters, phases["phase"], window_ns)
-    inside = phases["part"] != ""
-    within = core_use_by(counters, phases["phase"].where(inside) + "\n" + phases["part"], window_ns)
-    labels = [{"phase": phase, "part": ""} for phase in groups]
-    labels += [dict(zip(("phase", "part"), both.split("\n"), strict=True)) for both in within]
-    table = _table(labels, [*groups.values(), *within.values()], counters, window_ns)
+    parts = phases["phase"].where(phases["part"] != "") + "\n" + phases["part"]
+    groups = pd.concat([core_use_by(counters, labels, window_ns) for labels in (phases["phase"], parts)])
+    table = _table(groups, "phase", counters, window_ns)
+    both = table["phase"].str.partition("\n")
+    table["phase"] = both[0]
+    table.insert(1, "part", both[2])
     return Finding(name, title, table, _longest(table, "phase"))
 
 
 def by_kernel(counters: KernelCounters, window_ns: float | None = None) -> Finding:
     """Return kernels: a row per kernel name, longest first, or in order of their first run without times."""
-    groups = core_use_by(counters, counters.kernels["name"], window_ns)
-    table = _table([{"name": name} for name in groups], list(groups.values()), counters, window_ns)
+    table = _table(core_use_by(counters, counters.kernels["name"], window_ns), "name", counters, window_ns)
     share = float(table[_share_of(table)].head(5).sum()) if len(table) else 0.0
     sentence = f"{min(5, len(table))} of {len(table)} kernels take {percent(share)} of the time."
     return Finding("kernels", "Kernels that take longest", table, sentence if share else _NO_TIMES)
 
 
-def percent_text(value: float | None) -> str:
-    """Return "12.34 %", or NOT_IN_FILE."""
-    return NOT_IN_FILE if value is None else f"{value:.2f} %"
+def percent_text(value: float) -> str:
+    """Return "12.34 %", or NOT_IN_FILE for NaN."""
+    return NOT_IN_FILE if math.isnan(value) else f"{value:.2f} %"
 
 
-def _table(
-    labels: Sequence[Mapping[str, str]], uses: Sequence[CoreUse], counters: KernelCounters, window_ns: float | None
-) -> "pd.DataFrame":
+def _table(groups: "pd.DataFrame", label: str, counters: KernelCounters, window_ns: float | None) -> "pd.DataFrame":
     """Return a row per group without the pipes that are not in the file; timed where launches lack a time."""
     import pandas as pd
 
-    frame = counters.kernels
-    times = bool(frame["duration_ns"].notna().any())
-    total = float(frame["duration_ns" if times else "cycles"].sum())
-    rows = []
-    for label, use in zip(labels, uses, strict=True):
-        part = (use.kernel_time_ms or 0.0) * 1e6 if times else _number(use.cycles)
-        row: dict[str, Any] = {
-            **label,
-            "launches": use.kernels,
-            "timed": use.timed,
-            "time_ms": _number(use.kernel_time_ms),
-        }
-        row["time_share" if times else "cycle_share"] = part / total if total > 0 else math.nan
-        for name in FOUR:
-            pipe = use.pipes[name]
-            row[f"{name}_utilization"] = _share(pipe.percent if window_ns is None else pipe.in_window_percent)
-        rows.append(row)
-    table = pd.DataFrame(rows)
-    if not rows:
-        return table
-    unknown = [name for name in table if str(name).endswith("_utilization") and table[name].isna().all()]
-    unknown += [] if times else ["time_ms"]
+    if not len(groups):
+        return pd.DataFrame()
+    lengths, whole = groups["kernel_time_ms"].fillna(0.0), counters.kernels["duration_ns"].sum() / 1e6
+    times = bool(counters.kernels["duration_ns"].notna().any())
+    if not times:
+        lengths, whole = groups["cycles"], counters.kernels["cycles"].sum()
+    kind = "utilization" if window_ns is None else "window_utilization"
+    source = "percent" if window_ns is None else "in_window_percent"
+    shares = {f"{name}_{kind}": groups[f"{name}_{source}"] / 100 for name in FOUR}
+    columns = {"launches": groups["kernels"], "timed": groups["timed"], "time_ms": groups["kernel_time_ms"]}
+    if not times or (groups["timed"] == groups["kernels"]).all():
+        del columns["timed"]
     # With a window names would have no room on a terminal.
-    unknown += ["timed"] if not times or (table["timed"] == table["launches"]).all() else []
-    unknown += [] if window_ns is None else [name for name in ("launches", "time_ms") if name not in unknown]
-    table = table.drop(columns=unknown)
-    return table if window_ns is None else table.rename(columns=lambda name: name.replace("_util", "_window_util"))
-
-
-def _number(value: float | None) -> float:
-    return math.nan if value is None else value
-
-
-def _share(value: float | None) -> float:
-    return _number(value) / 100
+    columns = {name: values for name, values in columns.items()
+               if name == "timed" or (window_ns is None and (times or name == "launches"))}  # fmt: skip
+    columns["time_share" if times else "cycle_share"] = lengths / (whole or math.nan)
+    columns |= {name: values for name, values in shares.items() if values.notna().any()}
+    return pd.DataFrame(columns).rename_axis(label).reset_index()
 
 
 def _share_of(table: "pd.DataFrame") -> str:
@@ -187,9 +170,235 @@ def _share_of(table: "pd.DataFrame") -> str:
 
 
 def _longest(table: "pd.DataFrame", label: str) -> str:
-    if not len(table) or not math.isfinite(table[_share_of(table)].iloc[0]):
+    if not len(table) or not is_known(table[_share_of(table)].iloc[0]):
         return _NO_TIMES
     first = table.iloc[0]
-    tensor = next((first[str(name)] for name in table if str(name).startswith("tensor_")), math.nan)
-    with_tensor = f", with tensor cores at {percent(tensor)}" if math.isfinite(tensor) else ""
+    tensor = next((first[str(name)] for name in table if str(name).startswith("tensor_")), None)
+    with_tensor = f", with tensor cores at {percent(tensor)}" if is_known(tensor) else ""
     return f"{first[label]} takes {percent(first[_share_of(table)])} of the time{with_tensor}."
+
+
+# ---- roofline ----
+
+_SHORT_MS = 0.01  # below it launch and tail are most of a kernel
+_LONG_MS = 1.0  # above it no larger batch is needed to fill the GPU
+_CONFLICTS = 0.1  # of the wavefronts of shared memory
+_FEW_WARPS = 0.5  # of those an SM can hold
+_FULL_WIDTH = "use a 16-bit type or tf32 (from Ampere on) on the tensor cores"
+_REMEDIES: Mapping[str, str] = {
+    DRAM_LEVEL: "move fewer bytes: fuse elementwise kernels, keep activations in bf16, use flash attention",
+    L2: "reuse more in shared memory and registers (larger tiles, fusion) and coalesce accesses",
+    L1: "make fewer and wider accesses (vectors, coalescing), keep values in registers",
+    MEMORY: "see `ncu --section MemoryWorkloadAnalysis`: no level accounts for it alone",
+    "tensor": "only fewer operations (no padding) or a lower precision help",
+    "FMA": _FULL_WIDTH,
+    "fp32": _FULL_WIDTH,
+    "FP64": "use fp32, which is much faster",
+    "fp64": "use fp32, which is much faster",
+    "SFU": "use fewer exponentials, roots and conversions, or faster approximations",
+    "ALU": "use simpler indices, several elements per thread",
+    "LSU": "make fewer and wider loads and stores (vectors, values kept in registers)",
+    "issue slots": "use wider instructions (vectors, tensor cores) and less index arithmetic",
+    "SM": "see `ncu --section ComputeWorkloadAnalysis`, which names the pipe",
+}
+"""What helps by the bound, or by how the name of its pipe begins."""
+_NARROW_REMEDIES = {
+    DRAM_LEVEL: "move fewer bytes: fuse elementwise kernels, use flash attention",
+    **dict.fromkeys(("FMA", "fp32"), "use autocast for what still runs in fp32"),
+}
+"""The same in a trial that is in a 16-bit type already."""
+_LIMITS: Mapping[str, str] = {
+    "registers": "use fewer registers per thread",
+    "shared memory": "use less shared memory per block (smaller tiles, fewer stages)",
+    "warps per block": "use a block size that divides the warps of an SM",
+    "blocks": "use larger blocks",
+    "barriers": "use fewer barriers per block",
+}
+_RATES = ("fp32_flops", "fp64_flops", "fp16_flops", "tensor_flops")
+# Columns of the roofline that have another name in tables, and those that each table shows.
+_SHOWN = {
+    "achieved_occupancy": "occupancy_share",
+    "theoretical_occupancy": "theoretical_occupancy_share", "bank_conflicts": "bank_conflict_share",
+    "l1_hit": "l1_hit_share", "l2_hit": "l2_hit_share",
+}  # fmt: skip
+_OF_KERNELS = (
+    "name", "bound", "time_share", "compute_fraction", "l1_fraction", "l2_fraction", "dram_fraction",
+    "memory_fraction", "occupancy_share", "occupancy_limit", "bank_conflict_share", "flop_per_byte", "achieved_flops",
+    "dram_gb_s", "attainable_fraction", "waves",
+)  # fmt: skip
+_OF_LIMITS = ("achieved_occupancy_share", "theoretical_occupancy_share", "bank_conflict_share", "l1_hit_share",
+              "l2_hit_share", "occupancy_limit", "waves", "stall", "stall_share")  # fmt: skip
+
+
+def per_kernel(lines: Roofline, context: Context) -> Finding:
+    """Return roofline: a row per kernel name, longest first.
+
+    The advice is for the bound whose kernels would save most if the busiest unit of each were always busy: the sum of
+    (share of the time) x (1 - share of its peak), which is how ncu's rule SOLBottleneck estimates a speedup.
+    """
+    kernels = lines.kernels
+    shares = kernels.groupby("bound", sort=False)["time_share"].sum(min_count=1).dropna()
+    sentence = "The roofline needs kernel times: collect gpu__time_duration.sum."
+    if len(shares):
+        bound = str(shares.idxmax())
+        sentence = f"{percent(shares[bound])} of the kernels' time is bound by {bound}."
+        if bound == UNKNOWN and lines.problems:
+            sentence = f"{lines.problems[0][:1].upper()}{lines.problems[0][1:]}."
+    busiest = kernels[["compute_fraction", "memory_fraction"]].max(axis=1).fillna(1.0).clip(upper=1.0)
+    lost = (kernels["time_share"] * (1 - busiest)).where(kernels["bound"] != UNKNOWN).fillna(0.0)
+    savings = lost.groupby(kernels["bound"], sort=False).sum()
+    advice: tuple[Advice, ...] = ()
+    if len(savings) and (saves := float(savings.max())) >= LEAST:
+        bound = str(savings.idxmax())
+        place = int(lost.where(kernels["bound"] == bound, -1.0).to_numpy().argmax())
+        row = {str(name): value for name, value in kernels.iloc[place].items()}
+        part, most = percent(shares[bound]), short_name(str(row["name"]))
+        seen = f"{part} of the kernels' time is bound by {bound}, most of all {most}"
+        cause = bound.partition(" (")[0].lower()
+        advice = (Advice(cause=cause, seen=seen, remedy=remedy(row, context), saves=saves, of=OF_KERNELS),)
+    return Finding(
+        "roofline",
+        "Roofline of each kernel",
+        _shown(kernels.rename(columns={"dram_flop_per_byte": "flop_per_byte"}), _OF_KERNELS),
+        sentence,
+        advice,
+    )
+
+
+def flop_rates(lines: Roofline) -> Finding:
+    """Return flop_rates: a row per kernel name that did floating-point work, longest first, with FLOP/s by type.
+
+    attainable_fraction is of the lowest roof above the kernel, attainable_by what that roof is.
+    """
+    kernels = lines.kernels[lines.kernels[[*_RATES]].gt(0).any(axis=1)]
+    sentence = ""
+    for first in kernels.head(1).to_dict("records"):
+        known = ", ".join(f"{flops(first[name])} in {name[:-6]}" for name in _RATES if first[name] > 0)
+        sentence = f"{short_name(first['name'])} reaches {known}."
+    table = _shown(kernels, ["name", "time_share", *_RATES, "attainable_fraction", "attainable_by"])
+    return Finding("flop_rates", "Floating-point rates by type", table, sentence)
+
+
+def memory_levels(lines: Roofline) -> Finding:
+    """Return memory_levels: a row per kernel name, longest first, with intensity and bytes/s at L1/TEX, L2 and DRAM.
+
+    There is no row where the bytes of neither L1/TEX nor L2 were counted.
+    """
+    kernels = lines.kernels[lines.kernels[["l1_bytes", "l2_bytes"]].notna().any(axis=1)]
+    columns = ["name", "bound", "time_share", *(f"{kind}_gb_s" for kind in LEVEL_KINDS.values())]
+    columns += [*(f"{kind}_flop_per_byte" for kind in LEVEL_KINDS.values()), "attainable_flops", "attainable_by"]
+    sentence = ""
+    for first in kernels[kernels["dram_bytes"] > 0].head(1).to_dict("records"):
+        moved = {level: first[f"{LEVEL_KINDS[level]}_bytes"] / first["dram_bytes"] for level in (L2, L1)}
+        parts = " and ".join(f"{short(ratio)} in {level}" for level, ratio in moved.items() if ratio >= 0)
+        sentence = f"{short_name(first['name'])} moves {parts} for each byte of DRAM."
+    return Finding("memory_levels", "Roofline by level of the memory", _shown(kernels, columns), sentence)
+
+
+def kernel_limits(lines: Roofline) -> Finding:
+    """Return kernel_limits: a row per kernel name, longest first: occupancy and its limit, waves of blocks, what warps
+    wait for most (by ncu's name), hits in the caches, bank conflicts."""
+    kernels = lines.kernels.assign(achieved_occupancy_share=lines.kernels["achieved_occupancy"])
+    table = _shown(kernels, ["name", "bound", "time_share", *_OF_LIMITS])
+    table = table[table[table.columns.intersection([*_OF_LIMITS])].notna().any(axis=1)]
+    sentence = ""
+    for first in table.head(1).to_dict("records"):
+        parts = []
+        if is_known(first.get("achieved_occupancy_share")):
+            parts.append(f"its occupancy is {percent(first['achieved_occupancy_share'])}")
+        if is_known(first.get("stall_share")):
+            parts.append(f"warps wait most for {first['stall']} ({percent(first['stall_share'])})")
+        sentence = f"{short_name(first['name'])}: {', '.join(parts)}." if parts else ""
+    return Finding("kernel_limits", "What limits each kernel", table, sentence)
+
+
+def remedy(row: Mapping[str, Any], context: Context | None = None) -> str:
+    """Return what helps a kernel, from one row of Roofline.kernels."""
+    bound, narrow = str(row["bound"]), context is not None and bool(context.narrow)
+    if bound == LATENCY:
+        each_ms = float(row["time_ms"]) / max(1, int(row["timed"]))
+        if each_ms < _SHORT_MS:
+            return "give the GPU more work at once: a larger batch, fused kernels, CUDA graphs"
+        if row["waves"] < 1:
+            return "launch more blocks: smaller tiles, split-K" + (", a larger batch" if each_ms < _LONG_MS else "")
+        limits = [_LIMITS[name] for name in str(row["occupancy_limit"]).split(" and ") if name]
+        if limits and row["theoretical_occupancy"] < _FEW_WARPS:
+            return " or ".join(limits)
+        return "see in kernel_limits what its warps wait for" if row["stall"] else "see `ncu --section WarpStateStats`"
+    if bound == L1 and row["bank_conflicts"] >= _CONFLICTS:
+        return "pad or swizzle the layout of shared memory, so that the threads of a warp use different banks"
+    pipe = bound.removeprefix(f"{COMPUTE} (").removesuffix(")")
+    remedies = {**_REMEDIES, **(_NARROW_REMEDIES if narrow else {})}
+    return next((text for name, text in remedies.items() if pipe.startswith(name)), "do fewer operations")
+
+
+def _shown(kernels: "pd.DataFrame", columns: Sequence[str]) -> "pd.DataFrame":
+    table = kernels.rename(columns=_SHOWN)[[*columns]]
+    return table.replace("", None).dropna(axis="columns", how="all").reset_index(drop=True)
+
+
+# ---- ncu's rules ----
+
+_SUGGESTS = ("optimization", "warning")
+_KINDS = (*_SUGGESTS, "information", "error")
+_LONGEST_REMEDY = 300
+
+
+def rules(counters: KernelCounters) -> Finding:
+    """Return kernel_rules: a row per kernel name and message of a rule, the largest estimated saving first.
+
+    estimate_share is the mean over the launches with an estimate, by their time; saves_share, of global estimates
+    alone, is the time that the kernel's launches would save of all kernels' time. Estimates do not add up.
+    """
+    import pandas as pd
+
+    frame, title = counters.kernels, "Rules of Nsight Compute"
+    messages = pd.DataFrame([one for one in counters.rules if one.kind in _KINDS])
+    if not len(messages):
+        return Finding("kernel_rules", title, pd.DataFrame())
+    lengths = frame["duration_ns" if frame["duration_ns"].notna().any() else "cycles"].fillna(0.0)
+    messages["name"] = frame["name"].to_numpy()[messages["row"]]
+    messages["time_share"] = (lengths / (lengths.sum() or math.nan)).to_numpy()[messages["row"]]
+    messages["place"] = messages.groupby(["row", "rule"]).cumcount()
+    messages["speedup"] = messages["speedup"].astype(float)
+    messages["weight"] = messages["time_share"].where(messages["speedup"].notna())
+    messages["saved"] = messages["time_share"] * messages["speedup"]
+    messages["estimate"] = messages["estimate"].where(messages["speedup"].notna())
+    groups = messages.groupby(["name", "rule", "place"], sort=False)
+    longest = messages.loc[groups["time_share"].transform(lambda part: part.fillna(0.0)).groupby(
+        [messages[name] for name in ("name", "rule", "place")], sort=False).idxmax()]  # fmt: skip
+    sums = groups[["time_share", "weight", "saved"]].sum()
+    table = pd.DataFrame(
+        {
+            "rule": longest["rule"].to_numpy(),
+            "name": longest["name"].to_numpy(),
+            "launches": groups.size(),
+            "time_share": sums["time_share"],
+            "estimate": groups["estimate"].first().fillna(""),
+            "estimate_share": sums["saved"] / sums["weight"].where(sums["weight"] > 0),
+            "saves_share": sums["saved"].where(groups["estimate"].first() == GLOBAL),
+            "kind": longest["kind"].to_numpy(),
+            "section": longest["section"].to_numpy(),
+            "message": longest["text"].to_numpy(),
+        }
+    )
+    suggests = table["kind"].isin(_SUGGESTS)
+    order = ["saves_share", "estimate_share", "suggests", "time_share"]
+    table = (
+        table.assign(suggests=suggests).sort_values(order, ascending=False, ignore_index=True).drop(columns="suggests")
+    )
+    first = table.iloc[0]
+    if not (table["estimate"] != "").any():
+        table = table.drop(columns=["estimate", "estimate_share", "saves_share"])
+    if not math.isfinite(first["saves_share"]):
+        sentence = f"{suggests.sum()} of {len(table)} messages suggest a change; none estimates the time it saves."
+        return Finding("kernel_rules", title, table, sentence)
+    seen = f"{first['rule']} estimates {percent(first['estimate_share'])} less time for {short_name(first['name'])}"
+    advice = Advice(
+        cause="rules",
+        seen=f"ncu's rule {seen}",
+        remedy=textwrap.shorten(first["message"], _LONGEST_REMEDY).rstrip("."),
+        saves=min(1.0, first["saves_share"]),
+        of=OF_KERNELS,
+    )
+    return Finding("kernel_rules", title, table, f"{seen}.", (advice,))

@@ -239,7 +239,7 @@ def _core_rows(trial: Trial, opened: OpenedProfile, reason: str) -> list[dict[st
 
 
 def _measured(directory: TrialDirectory) -> dict[str, float]:
-    from analysis.metrics.kernels.ceilings import measured_ceiling
+    from analysis.metrics.kernels.roofline import measured_ceiling
 
     for record in directory.read_ranks().values():
         peak = record.get("measured_peak") or {}

@@ -88,12 +88,12 @@ def test_the_table_by_phase_needs_ranges(tmp_path: Path) -> None:
 
 
 def test_json_holds_every_pipe_and_every_table(tmp_path: Path) -> None:
-    shown = document("core-util", page(tmp_path), "--window-ms", "0.01")
-    (file,) = shown["files"]
-    assert file["pipes"]["tensor"]["percent"] == 31.5 and file["pipes"]["tensor"]["in_window_percent"] == 14.5
-    assert file["pipes"]["fma"]["metric"] == "sm__inst_executed_pipe_fma" and shown["joint"] is None
-    assert {"core_utilization", "core_utilization_by_family", "kernels", "roofline"} <= set(shown["findings"])
-    assert all(finding["sentence"] for finding in shown["findings"].values())
+    shown = document("core-util", page(tmp_path), "--window-ms", "0.01")["findings"]
+    pipes = {row["pipe"]: row for row in shown["core_utilization"]["rows"]}
+    assert (pipes["tensor"]["utilization"], pipes["tensor"]["in_window_utilization"]) == pytest.approx((0.315, 0.145))
+    assert pipes["fma"]["metric"] == "sm__inst_executed_pipe_fma"
+    assert {"core_utilization_by_family", "kernels", "roofline"} <= set(shown)
+    assert all(finding["sentence"] for finding in shown.values())
 
 
 def test_csv_writes_every_table(tmp_path: Path) -> None:

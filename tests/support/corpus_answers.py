@@ -59,10 +59,11 @@ def answers(corpus: Path, called: Callable[..., Document], traces: Sequence[str]
         else:
             of_trace.pop("launched_compute_ms")
         found |= {f"{name}:{quantity}": value for quantity, value in of_trace.items()}
-    (file,) = called("core-util", corpus / "ncu" / "raw.csv")["files"]
-    found["ncu:counted_time_ms"] = file["kernel_time_ms"]
+    tables = _tables(called("core-util", corpus / "ncu" / "raw.csv"))
+    found["ncu:counted_time_ms"] = sum(row["time_ms"] for row in tables["kernels"])
+    pipes = {row["pipe"]: row["utilization"] for row in tables["core_utilization"]}
     for pipe, name in (("fma", "fma"), ("fp16", "fp16"), ("tensor", "tensor"), ("xu", "sfu")):
-        found[f"ncu:pipe_utilization[{pipe}]"] = file["pipes"][name]["percent"] / 100
+        found[f"ncu:pipe_utilization[{pipe}]"] = pipes[name]
     return found
 
 

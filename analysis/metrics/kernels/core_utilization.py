@@ -5,7 +5,6 @@ duration where cycles are not known. docs/explanation/core-utilization.md derive
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from analysis.counters import KernelCounters
@@ -19,174 +18,126 @@ FOUR: Mapping[str, str] = {"fma": "FMA", "fp16": "FP16", "tensor": "tensor cores
 """The four main kinds of cores, with the names shown to people."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class PipeUse:
-    """One pipe."""
-
-    percent: float | None
-    """Of the peak rate, while kernels run; None where no kernel was counted."""
-    in_window_percent: float | None
-    """Of the peak rate, over the window with the time in which no kernel runs; None without a window or durations."""
-    metric: str | None
-    """What it was computed from, without the suffix; None where the file has none."""
-    reason: str
-    """Why a percent is None, or for how many kernels it was not counted; "" where there is nothing to say."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class CoreUse:
-    """All pipes over one set of kernels."""
-
-    kernels: int
-    timed: int
-    """Kernels that have a duration."""
-    kernel_time_ms: float | None
-    """Sum of the known durations under the profiler; None where none is known."""
-    cycles: float | None
-    """Sum of the elapsed cycles; None where not every kernel has them."""
-    weight: str | None
-    """What kernels are weighted by: "cycles" or "duration"; None where neither is known."""
-    pipes: Mapping[str, PipeUse]
-    """By name, all of PIPES."""
-
-
-def core_use(counters: KernelCounters, window_ns: float | None = None) -> CoreUse:
-    """Return the utilization of the pipes over all kernels of a file.
+def core_use(counters: KernelCounters, window_ns: float | None = None) -> "pd.DataFrame":
+    """Return the utilization of each of PIPES over all kernels of a file.
 
     Args:
         counters: what a reader returned.
         window_ns: length of the same iterations without the profiler, in ns (steps x median step time). With several
             processes in the file the window counts once per process.
+
+    Returns:
+        Indexed by pipe: percent of the peak rate while kernels run; in_window_percent, of the window, with the time in
+        which no kernel runs; metric (what it was computed from, without the suffix; None where the file has none);
+        reason (why a percent is NaN, or for how many kernels it was not counted; "" where there is nothing to say).
     """
     import pandas as pd
 
-    if counters.kernels.empty:
-        nothing = PipeUse(percent=None, in_window_percent=None, metric=None, reason="no kernel was profiled")
-        pipes = dict.fromkeys(PIPES, nothing)
-        return CoreUse(kernels=0, timed=0, kernel_time_ms=None, cycles=None, weight=None, pipes=pipes)
-    return core_use_by(counters, pd.Series("all", counters.kernels.index), window_ns)["all"]
+    frame = counters.kernels
+    whole = core_use_by(counters, pd.Series("all", frame.index), window_ns)
+    weight, late, rows = _weight(frame), "", {}
+    if window_ns is not None and frame["duration_ns"].isna().any():
+        late = "the share of the window needs the duration of every kernel"
+    elif window_ns is not None and (busy := float(frame["duration_ns"].sum())) > _windows_ns(frame, window_ns):
+        late = (
+            f"the kernels took {busy / 1e6:,.3f} ms under ncu, more than the window of "
+            f"{_windows_ns(frame, window_ns) / 1e6:,.3f} ms: profile with --with clock-control=none"
+        )
+    for pipe in PIPES:
+        metrics = metrics_of(pipe, counters.compute_capability)
+        values, metric = pipe_percent(frame, metrics)
+        lacking = int((values.isna() | (True if weight is None else frame[weight].isna())).sum())
+        if not len(frame):
+            reasons = ["no kernel was profiled"]
+        elif metric is None:
+            reasons = [no_metric(frame, metrics)]
+        elif weight is None:
+            reasons = ["the file has neither cycles nor durations, so kernels cannot be weighted"]
+        else:
+            partly = f"{lacking} of {len(frame)} kernels have no value and are skipped" if lacking else ""
+            partly = f"none of {len(frame)} kernels has a value" if lacking == len(frame) else partly
+            unknown = "the share of the window needs a value of every kernel" if values.isna().any() else ""
+            reasons = [partly, late or (unknown if window_ns is not None else "")]
+        percents = [next(iter(whole[f"{pipe}{end}"]), float("nan")) for end in ("_percent", "_in_window_percent")]
+        rows[pipe] = [*percents, metric, ", ".join(filter(None, reasons))]
+    return pd.DataFrame.from_dict(rows, orient="index", columns=["percent", "in_window_percent", "metric", "reason"])
 
 
-def core_use_by_family(counters: KernelCounters, window_ns: float | None = None) -> dict[str, CoreUse]:
-    """Return the same for each family of kernels (GEMM, attention, ...), longest first."""
+def core_use_by_family(counters: KernelCounters, window_ns: float | None = None) -> "pd.DataFrame":
+    """Return the utilization for each family of kernels (GEMM, attention, ...), as `core_use_by`."""
     return core_use_by(counters, counters.kernels["name"].map(family), window_ns)
 
 
-def core_use_by(
-    counters: KernelCounters, labels: "pd.Series[str]", window_ns: float | None = None
-) -> dict[str, CoreUse]:
-    """Return the same for each group of kernels, longest first: by time, or by cycles where no time is known.
+def core_use_by(counters: KernelCounters, labels: "pd.Series[str]", window_ns: float | None = None) -> "pd.DataFrame":
+    """Return the utilization for each group of kernels.
 
     Args:
         counters: what a reader returned.
         labels: the group of every kernel, in their order; a missing one leaves the kernel out.
         window_ns: as for `core_use`; the shares of the window add up over the groups to those of all kernels.
+
+    Returns:
+        Indexed by group, longest first, by time, or by cycles where no time is known: kernels, timed (those that have a
+        duration), kernel_time_ms (of these), cycles (NaN where not every kernel has them), and of each of PIPES
+        <pipe>_percent and <pipe>_in_window_percent. NaN is not known.
     """
+    import pandas as pd
+
     frame = counters.kernels
-    column = _weight(frame)
-    groups = frame.groupby(labels, sort=False)
-    pipes = {name: _pipe(counters, name, column, labels, window_ns) for name in PIPES}
-    sizes, lengths = groups.size(), groups[["cycles", "duration_ns"]]
-    counts, sums = lengths.count().to_dict(), lengths.sum().to_dict()
-    uses = {}
-    for name, size in sizes.items():
-        timed = int(counts["duration_ns"][name])
-        uses[str(name)] = CoreUse(
-            kernels=int(size),
-            timed=timed,
-            kernel_time_ms=float(sums["duration_ns"][name]) / 1e6 if timed else None,
-            cycles=float(sums["cycles"][name]) if counts["cycles"][name] == size else None,
-            weight={"cycles": "cycles", "duration_ns": "duration"}.get(column or ""),
-            pipes={pipe: each[name] for pipe, each in pipes.items()},
-        )
-    order = "duration_ns" if frame["duration_ns"].notna().any() else column
-    ordered = sizes * 0.0 if order is None else groups[order].sum()
-    return {str(name): uses[str(name)] for name in ordered.sort_values(ascending=False, kind="stable").index}
+    groups, weight = frame.groupby(labels, sort=False), _weight(frame)
+    lengths = groups[["duration_ns", "cycles"]]
+    counts, sums = lengths.count(), lengths.sum(min_count=1)
+    columns = {"kernels": groups.size(), "timed": counts["duration_ns"], "kernel_time_ms": sums["duration_ns"] / 1e6}
+    columns["cycles"] = sums["cycles"].where(counts["cycles"] == columns["kernels"])
+    window = float("nan") if window_ns is None else _windows_ns(frame, window_ns)
+    fits = bool(frame["duration_ns"].notna().all()) and float(frame["duration_ns"].sum()) <= window
+    for pipe in PIPES:
+        values, _ = pipe_percent(frame, metrics_of(pipe, counters.compute_capability))
+        weights = (values * float("nan") if weight is None else frame[weight]).where(values.notna())
+        parts = {"weighted": values * weights, "weight": weights, "busy": values * frame["duration_ns"]}
+        totals = pd.DataFrame(parts).groupby(labels, sort=False).sum()
+        columns[f"{pipe}_percent"] = totals["weighted"] / totals["weight"].where(totals["weight"] > 0)
+        every = values.notna().groupby(labels, sort=False).all() & fits
+        columns[f"{pipe}_in_window_percent"] = (totals["busy"] / window).where(every)
+    table = pd.DataFrame(columns)
+    order = table["kernel_time_ms"] if frame["duration_ns"].notna().any() else sums["cycles"]
+    return table.loc[order.sort_values(ascending=False, kind="stable").index]
 
 
 def rows(by_batch: Mapping[int, KernelCounters], windows_ns: Mapping[int, float] | None = None) -> list[dict[str, Any]]:
     """Return the rows of core_utilization.csv, one per micro batch size, smallest first.
 
-    Columns: micro_batch_size, device, kernels, kernel_time_ms, weight, <pipe>_percent and <pipe>_in_window_percent for
-    each of PIPES, metrics (what each pipe was computed from), reason.
+    Columns: micro_batch_size, device, kernels, kernel_time_ms, weight (what kernels are weighted by: "cycles" or
+    "duration"), <pipe>_percent and <pipe>_in_window_percent for each of PIPES, metrics (what each pipe was computed
+    from), reason. None is not known.
     """
     table = []
     for size in sorted(by_batch):
-        use = core_use(by_batch[size], (windows_ns or {}).get(size))
-        row: dict[str, Any] = {"micro_batch_size": size, "device": by_batch[size].device_name}
-        row |= {name: getattr(use, name) for name in ("kernels", "kernel_time_ms", "weight")}
-        for name, pipe in use.pipes.items():
-            row |= {f"{name}_percent": pipe.percent, f"{name}_in_window_percent": pipe.in_window_percent}
-        row["metrics"] = "; ".join(f"{name}={pipe.metric}" for name, pipe in use.pipes.items() if pipe.metric)
-        row["reason"] = "; ".join(f"{name}: {pipe.reason}" for name, pipe in use.pipes.items() if pipe.reason)
+        frame, use = by_batch[size].kernels, core_use(by_batch[size], (windows_ns or {}).get(size))
+        time = frame["duration_ns"].sum(min_count=1) / 1e6
+        row: dict[str, Any] = {"micro_batch_size": size, "device": by_batch[size].device_name, "kernels": len(frame)}
+        row |= {"kernel_time_ms": time, "weight": WEIGHTS.get(_weight(frame) or "")}
+        for pipe, percent, in_window in use[["percent", "in_window_percent"]].itertuples():
+            row |= {f"{pipe}_percent": percent, f"{pipe}_in_window_percent": in_window}
+        row = {name: None if value != value else value for name, value in row.items()}  # NaN
+        row["metrics"] = "; ".join(f"{pipe}={metric}" for pipe, metric in use["metric"].dropna().items())
+        row["reason"] = "; ".join(f"{pipe}: {reason}" for pipe, reason in use["reason"].items() if reason)
         table.append(row)
     return table
 
 
+WEIGHTS = {"cycles": "cycles", "duration_ns": "duration"}
+
+
 def _weight(frame: "pd.DataFrame") -> str | None:
     """Return the column that weights the kernels: one unit for all, cycles unless more kernels have a duration."""
-    lacking = {column: int(frame[column].isna().sum()) for column in ("cycles", "duration_ns")}
-    best = min(lacking, key=lambda column: lacking[column])  # cycles first when equal
-    return best if lacking[best] < len(frame) else None
+    known = {column: int(frame[column].count()) for column in WEIGHTS}
+    best = max(known, key=lambda column: known[column])  # cycles first when equal
+    return best if known[best] else None
 
 
-def _window_problem(frame: "pd.DataFrame", length_ns: float) -> str:
-    """Return why shares of a window cannot be computed, "" where they can."""
-    if frame["duration_ns"].isna().any():
-        return "the share of the window needs the duration of every kernel"
-    busy = float(frame["duration_ns"].sum())
-    if busy <= length_ns:
-        return ""
-    return (
-        f"the kernels took {busy / 1e6:,.3f} ms under ncu, more than the window of {length_ns / 1e6:,.3f} ms: profile "
-        "with --with clock-control=none"
-    )
-
-
-def _pipe(
-    counters: KernelCounters, pipe: str, column: str | None, labels: "pd.Series[str]", window_ns: float | None
-) -> dict[Any, PipeUse]:
-    """Return the use of a pipe by group."""
-    import pandas as pd
-
-    frame, metrics = counters.kernels, metrics_of(pipe, counters.compute_capability)
-    counted = pipe_percent(frame, metrics)
-    if counted is None or column is None:
-        reason = "the file has neither cycles nor durations, so kernels cannot be weighted"
-        reason = no_metric(frame, metrics) if counted is None else reason
-        use = PipeUse(percent=None, in_window_percent=None, metric=counted[1] if counted else None, reason=reason)
-        return dict.fromkeys(labels.dropna().unique(), use)
-    values, metric = counted
-    both = values.notna() & frame[column].notna()
-    columns = {
-        "weighted": (values * frame[column]).where(both),
-        "weight": frame[column].where(both),
-        "busy": values * frame["duration_ns"],
-        "counted": both,
-        "valued": values.notna(),
-        "kernels": 1,
-    }
-    sums = pd.DataFrame(columns, index=frame.index).groupby(labels, sort=False).sum()
-    length_ns = (window_ns or 0.0) * max(1, int(frame["process"].nunique()))
-    problem = _window_problem(frame, length_ns)
-    uses = {}
-    for name, row in sums.to_dict("index").items():
-        percent = row["weighted"] / row["weight"] if row["weight"] > 0 else None
-        kernels, lacking = int(row["kernels"]), int(row["kernels"] - row["counted"])
-        reasons = []
-        if not row["counted"]:
-            reasons.append(f"none of {kernels} kernels has a value")
-        elif percent is None:
-            reasons.append("the counted kernels took no time")
-        elif lacking:
-            reasons.append(f"{lacking} of {kernels} kernels have no value and are skipped")
-        in_window = None
-        if window_ns is not None:
-            partly = "the share of the window needs a value of every kernel" if row["valued"] < kernels else ""
-            reasons += [problem or partly] if problem or partly else []
-            in_window = None if problem or partly else row["busy"] / length_ns
-        uses[name] = PipeUse(percent=percent, in_window_percent=in_window, metric=metric, reason=", ".join(reasons))
-    return uses
+def _windows_ns(frame: "pd.DataFrame", window_ns: float) -> float:
+    return window_ns * max(1, int(frame["process"].nunique()))
 
 
 PHASES = ("data", "forward", "backward", "all-reduce", "optimizer")

@@ -2,35 +2,31 @@
 
 Williams, Waterman and Patterson, "Roofline: an insightful visual performance model for multicore architectures" (2009):
 attainable FLOP/s = min(peak FLOP/s, intensity x peak bytes/s), at every level of the memory ("Hierarchical Roofline
-Analysis", Yang, 2020). docs/explanation/roofline.md derives every number.
+Analysis", Yang, 2020). docs/explanation/roofline.md derives every number and names the source of every ceiling.
 """
 
 import math
-from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from analysis.counters import KernelCounters
-from analysis.metrics.kernels.ceilings import DRAM, LEVEL_KINDS, Ceiling, ceilings, is_bandwidth
+from analysis.metrics.kernels.devices import device_of
 from analysis.metrics.kernels.ncu_metrics import (
+    DRAM,
     DRAM_LEVEL,
-    LEVELS,
+    DRAM_PERCENTS,
+    LEVEL_KINDS,
     MEMORY,
-    PIPES,
     SM,
     TENSOR_INSTRUCTIONS,
     THREAD_TYPES,
-    bank_conflicts,
+    VOLTA_TENSOR_FLOP,
+    launch_table,
     level_traffic,
-    memory_percents,
     occupancy_limits,
-    occupancy_percents,
-    pipe_percent,
-    sm_percents,
-    stall_cycles,
-    tensor_flop,
-    thread_flop,
-    warp_latency,
-    waves,
+    peak_rate,
+    tensor_counters,
+    total,
 )
 from analysis.names import family
 
@@ -44,19 +40,9 @@ LATENCY_BOUND_BELOW = 0.6
 """Below this share of every ceiling none holds a kernel back: ncu's rule SOLBottleneck, of its section SpeedOfLight,
 draws the line there ("latency_bound_threshold = 60" in SpeedOfLight.py of Nsight Compute 2022.3)."""
 _ACCOUNTS_FOR = 0.9  # of ncu's sum, for sums and parts are measured in different runs of a kernel
-_ISSUING = "selected"
-"""What ncu calls the cycle in which a warp issues its instruction; every other reason is a stall."""
-_BETWEEN = "cycles between instructions"
-_NEEDED = ("fp32", "tensor")  # without these the rest is no total
-_MEAN = ("achieved_occupancy", "theoretical_occupancy", "l1_hit", "l2_hit", "waves")
-_COLUMNS = [
-    "name", "launches", "timed", "time_ms", "time_share", "flop", "flop_type", "dram_bytes", "intensity_flop_per_byte",
-    "achieved_flops", "fp32_flops", "fp64_flops", "fp16_flops", "tensor_flops", "dram_gb_s", "l1_bytes", "l2_bytes",
-    "l1_flop_per_byte", "l2_flop_per_byte", "l1_gb_s", "l2_gb_s", "compute_fraction", "memory_fraction", "l1_fraction",
-    "l2_fraction", "dram_fraction", "attainable_flops", "attainable_by", "attainable_fraction", "bound",
-    "achieved_occupancy", "theoretical_occupancy", "occupancy_limit", "l1_hit", "l2_hit", "bank_conflicts", "waves",
-    "stall", "stall_share",
-]  # fmt: skip
+_NEEDED = {"fp32", "tensor"}  # without these the rest is no total
+_MEAN = ("achieved_occupancy", "theoretical_occupancy", "l1_hit", "l2_hit")
+_LEAST_PERCENT = 5.0  # a smaller percentage, rounded to two decimals, implies no peak
 
 
 class Roofline(NamedTuple):
@@ -65,18 +51,18 @@ class Roofline(NamedTuple):
     kernels: "pd.DataFrame"
     """One row per kernel name, longest first: name, family, launches, timed (launches that have a time; all others are
     left out of the row if there are any), time_ms, time_share, flop, flop_type (the type nearest its ceiling, else the
-    one with most operations), dram_bytes, intensity_flop_per_byte (of DRAM), achieved_flops (FLOP/s), fp32_flops,
-    fp64_flops, fp16_flops (outside the tensor cores), tensor_flops (FLOP/s), dram_gb_s, l1_bytes, l2_bytes,
-    l1_flop_per_byte, l2_flop_per_byte, l1_gb_s, l2_gb_s, compute_fraction (the highest of the shares of types'
-    ceilings, of pipes and of the SM), memory_fraction (the highest of the next three and ncu's own sum), l1_fraction,
-    l2_fraction, dram_fraction, attainable_flops (lowest of flop_type's ceiling and every known level's), attainable_by
-    (flop_type or the level of it), attainable_fraction, bound (one of LEVELS, "memory" where no level accounts for it,
-    "compute (PIPE)", LATENCY or UNKNOWN), achieved_occupancy and theoretical_occupancy (of the warps that an SM can
-    hold), occupancy_limit (of the longest launch; "" unknown or none), l1_hit and l2_hit (of the sectors accessed
-    there), bank_conflicts (of the wavefronts of shared memory), waves (of blocks, mean over time), stall (what warps
-    wait for most, by ncu's name), stall_share (of the cycles between two instructions). NaN is not known."""
-    ceilings: Mapping[str, Ceiling]
-    """By kind; those that are known."""
+    one with most operations), achieved_flops (FLOP/s), fp32_flops, fp64_flops,
+    fp16_flops (outside the tensor cores), tensor_flops (FLOP/s); of l1, l2 and dram: bytes, flop_per_byte, gb_s and
+    fraction (of its ceiling); compute_fraction (the highest of the shares of types' ceilings, of pipes and of the SM),
+    memory_fraction (the highest of the levels and ncu's own sum), attainable_flops (lowest of flop_type's ceiling and
+    every known level's), attainable_by (flop_type or the level of it), attainable_fraction, bound (a level, "memory"
+    where no level accounts for it, "compute (PIPE)", LATENCY or UNKNOWN), achieved_occupancy and theoretical_occupancy
+    (of the warps that an SM can hold), occupancy_limit (of the longest launch; "" unknown or none), l1_hit and l2_hit
+    (of the sectors accessed there), bank_conflicts (of the wavefronts of shared memory), waves (of blocks, mean over
+    time), stall (what warps wait for most, by ncu's name), stall_share (of the cycles between two instructions). NaN is
+    not known."""
+    ceilings: Mapping[str, float]
+    """Those that are known, by kind: bytes/s of LEVEL_KINDS, FLOP/s of all others."""
     problems: tuple[str, ...]
     """What is not known and why, one sentence each."""
 
@@ -89,66 +75,176 @@ def roofline(counters: KernelCounters, measured: Mapping[str, float] | None = No
         measured: ceilings that were measured on this device: FLOP/s by type as in Device.flops, bytes/s as "dram".
             They come first, then those that the counters imply, then published ones; an unknown device has no other.
     """
-    frame = counters.kernels
-    work, known = _work(counters), ceilings(counters, measured)
-    kernels = _by_name(work, frame["name"].astype("object"), occupancy_limits(counters), known)
+    frame, work, known = counters.kernels, launch_table(counters), ceilings(counters, measured)
+    names = frame["name"].astype("object")
+    kernels = _by_name(work, names, known)
+    longest = work["duration_ns"].fillna(-1.0).groupby(names, sort=False).idxmax()
+    kernels["occupancy_limit"] = occupancy_limits(frame)[longest[kernels["name"]]].to_numpy()
     kernels.insert(1, "family", kernels["name"].map(family))
     problems = ["no kernel was profiled"] if frame.empty else _problems(counters, work, known)
     return Roofline(kernels, known, tuple(problems))
 
 
-def _work(counters: KernelCounters) -> "pd.DataFrame":
-    """Return one row per launch: duration_ns, bytes_<kind>, flop_<type>, conflicts, wavefronts, and products of the
-    time with percentages (busy_memory_<level>, busy_sm_<pipe>, busy_<mean>) and cycles (stall_<reason>).
+# ---- ceilings ----
 
-    flop_tensor is 0 of a kernel that executed no tensor instruction and NaN of one whose operations nothing tells; the
-    other tensor columns are of types.
+
+def measured_ceiling(dtype: str, flops_per_second: float) -> dict[str, float]:
+    """Return a measured GEMM peak (rank record `measured_peak`) as `roofline` takes it; {} for other types.
+
+    Args:
+        dtype: of the GEMMs, as PyTorch names it; float32 counts as fp32, whatever units ran it.
+        flops_per_second: of one device.
     """
+    kinds = {"float8_e4m3fn": "tensor_fp8", "bfloat16": "tensor_bf16", "float16": "tensor_fp16", "float32": "fp32",
+             "float64": "fp64"}  # fmt: skip
+    return {kinds[dtype]: flops_per_second} if dtype in kinds else {}
+
+
+def is_bandwidth(kind: str) -> bool:
+    """Return whether a ceiling of this kind is of a level of the memory, in bytes/s."""
+    return kind in LEVEL_KINDS.values()
+
+
+def ceilings(counters: KernelCounters, measured: Mapping[str, float] | None = None) -> dict[str, float]:
+    """Return the ceilings by kind: measured ones first, then implied ones, then those of the table of devices.
+
+    Implied are peak per cycle x cycles per second, as ncu's rooflines have it, and what a percentage of the peak says.
+    Clocks differ from kernel to kernel: the median counts.
+    """
+    frame, known = counters.kernels, dict[str, float]()
+    implied: list[tuple[str, pd.Series[float]]] = []
+    for kind, letter in THREAD_TYPES.items():
+        fma = "{}__sass_thread_inst_executed_op_" + f"{letter}fma_pred_on"
+        implied.append((kind, 2 * peak_rate(frame, fma.format("sm"))))
+        if (derived := f"derived__{fma.format('sm')}_x2") in frame and "sm__cycles_elapsed.avg.per_second" in frame:
+            implied.append((kind, frame[derived] * frame["sm__cycles_elapsed.avg.per_second"]))
+        implied.append((kind, 2 * peak_rate(frame, fma.format("smsp"))))
+    for kind, bases in tensor_counters(frame).items():
+        # Accumulating in fp16 can be twice as fast: the peak is of what most operations did.
+        most_first = sorted(bases, key=lambda base: -total(frame, base).sum())
+        implied += [(f"tensor_{kind}", peak_rate(frame, base)) for base in most_first]
+    if counters.compute_capability == (7, 0):
+        implied += [("tensor_fp16", VOLTA_TENSOR_FLOP * peak_rate(frame, base)) for base in TENSOR_INSTRUCTIONS]
+    implied += [(kind, level_traffic(frame, level)[1]) for level, kind in LEVEL_KINDS.items()]
+    rate = level_traffic(frame, DRAM_LEVEL)[0] / (frame["duration_ns"] / 1e9)
+    for name in DRAM_PERCENTS:
+        if name in frame:
+            implied.append((DRAM, rate / (frame[name].where(frame[name] >= _LEAST_PERCENT) / 100)))
+    for kind, rates in implied:
+        positive = rates[(rates > 0) & (rates < math.inf)]
+        if kind not in known and len(positive):
+            known[kind] = float(positive.median())
+    published = {}
+    if (device := device_of(counters.device_name)) is not None:
+        published = {**device.flops, DRAM: device.bytes_per_second or math.nan}
+    every = {**published, **known, **(measured or {})}
+    return {kind: float(rate) for kind, rate in every.items() if 0 < rate < math.inf}
+
+
+# ---- kernels ----
+
+
+def _by_name(work: "pd.DataFrame", names: "pd.Series[str]", known: Mapping[str, float]) -> "pd.DataFrame":
     import pandas as pd
 
-    frame = counters.kernels
-    time = frame["duration_ns"]
-    columns: dict[str, pd.Series[float] | None] = {"duration_ns": time}
-    columns |= {f"bytes_{kind}": level_traffic(frame, level)[0] for level, kind in LEVEL_KINDS.items()}
-    columns |= {f"flop_{kind}": thread_flop(frame, kind) for kind in THREAD_TYPES}
-    worked, by_type = _tensor_worked(frame), tensor_flop(frame, counters.compute_capability)
-    columns |= {f"flop_tensor_{kind}": operations for kind, operations in by_type.items()}
-    if by_type:
-        # 0 of a pipe that worked is no count: some chips' metric misses some instructions.
-        none = pd.DataFrame(by_type).fillna(0).sum(axis=1) == 0
-        missed = none & (worked > 0) if worked is not None else none & False
-        columns["flop_tensor"] = pd.Series(0.0, frame.index).where(~missed)
-    elif worked is not None:
-        columns["flop_tensor"] = worked.where(worked == 0)
-    percents = {f"memory_{name}": values for name, values in memory_percents(counters).items()}
-    percents |= {f"sm_{name}": values for name, values in sm_percents(counters).items()}
-    percents |= occupancy_percents(counters)
-    if (filled := waves(counters)) is not None:
-        percents["waves"] = filled * 100
-    columns |= {f"busy_{name}": time * values / 100 for name, values in percents.items()}
-    columns["conflicts"], columns["wavefronts"] = bank_conflicts(counters) or (None, None)
-    cycles, between = stall_cycles(counters), warp_latency(counters)
-    columns |= {f"stall_{reason}": time * cycles[reason] for reason in cycles if reason != _ISSUING}
-    if len(cycles.columns):
-        columns[_BETWEEN] = time * (cycles.sum(axis=1) if between is None else between)
-    return pd.DataFrame({name: values for name, values in columns.items() if values is not None}, index=frame.index)
+    timed = work["duration_ns"].notna()
+    # Launches without a time are left out, but of a name that has no other.
+    groups = work[timed | ~timed.groupby(names).transform("any")].groupby(names, sort=False)
+    sums = groups.sum(min_count=1).where(groups.count().eq(groups.size(), axis=0))  # a part must not pass for all
+    nothing = pd.Series(math.nan, sums.index)
+
+    def part(prefix: str) -> pd.DataFrame:
+        return sums.loc[:, sums.columns.str.startswith(prefix)].rename(columns=lambda name: name.removeprefix(prefix))
+
+    time, seconds = _positive(sums["duration_ns"]), _positive(sums["duration_ns"] / 1e9)
+    flops, moved = part("flop_"), part("bytes_").reindex(columns=[*LEVEL_KINDS.values()])
+    stalls, occupancy = part("stall_"), part("busy_").div(time, axis=0).reindex(columns=_MEAN)
+    flop = flops.sum(axis=1, skipna=False) if set(flops) >= _NEEDED else nothing
+    intensity = moved.rdiv(flop, axis=0).where(moved > 0)
+    fractions = pd.DataFrame({kind: flops[kind] / seconds / rate for kind, rate in known.items() if kind in flops})
+    fractions = fractions.reindex(index=sums.index, columns=[kind for kind in flops if kind in known])
+    pipes = part("busy_sm_").div(time, axis=0)
+    computing = pd.concat([fractions.rename(columns=lambda kind: kind.replace("_", " ")), pipes], axis=1)
+    levels = part("busy_memory_").div(time, axis=0).reindex(columns=[*LEVEL_KINDS, MEMORY])
+    roofs = pd.DataFrame(index=sums.index)
+    for level, kind in LEVEL_KINDS.items():
+        if kind in known:
+            share = moved[kind] / (seconds * known[kind])
+            # A cache has more limits than its bytes: a low share of them alone does not say that it is idle.
+            counts = (share >= LATENCY_BOUND_BELOW) | levels[level].notna() | (level == DRAM_LEVEL)
+            levels[level] = pd.concat([levels[level], share.where(counts)], axis=1).max(axis=1)
+            roofs[level] = intensity[kind] * known[kind]
+    leading = _highest(fractions.reindex_like(flops).where((fractions > 0).any(axis=1), flops))
+    compute_roof, memory_roof = leading.map(known).astype(float), roofs.min(axis=1)
+    attainable = pd.concat([compute_roof, memory_roof], axis=1).min(axis=1, skipna=False)
+    compute = computing.max(axis=1)
+    tensor = flops.loc[:, flops.columns.str.startswith("tensor_")].sum(axis=1, skipna=False)
+    columns = {
+        "launches": names.groupby(names).size(),
+        "timed": timed.groupby(names).sum(),
+        "time_ms": sums["duration_ns"] / 1e9 * 1e3,
+        "time_share": sums["duration_ns"] / (work["duration_ns"].sum() or math.nan),
+        "flop": flop,
+        "flop_type": leading,
+        "achieved_flops": flop / seconds,
+        **{f"{kind}_flops": flops.get(kind, nothing) / seconds for kind in THREAD_TYPES},
+        "tensor_flops": tensor.where(flops.get("tensor", nothing).notna()) / seconds,
+        **{f"{kind}_bytes": moved[kind] for kind in moved},
+        **{f"{kind}_flop_per_byte": intensity[kind] for kind in moved},
+        **{f"{kind}_gb_s": moved[kind] / seconds / 1e9 for kind in moved},
+        "compute_fraction": compute.mask(compute.isna() & (flop == 0), 0.0),
+        "memory_fraction": levels.max(axis=1),
+        **{f"{kind}_fraction": levels[level] for level, kind in LEVEL_KINDS.items()},
+        "attainable_flops": attainable,
+        "attainable_by": leading.where(compute_roof <= memory_roof, _highest(-roofs)).where(attainable.notna(), ""),
+        "attainable_fraction": flop / seconds / attainable,
+        "bound": [
+            _bound(*rows) for rows in zip(*(table.to_dict("records") for table in (computing, levels)), strict=True)
+        ],
+        **{name: occupancy[name] for name in _MEAN},
+        "bank_conflicts": sums.get("conflicts", nothing) / _positive(sums.get("wavefronts", nothing)),
+        "waves": sums.get("waves", nothing) / time,
+        "stall": _highest(stalls.where(stalls > 0)),
+        "stall_share": _positive(stalls.max(axis=1)) / _positive(sums.get("cycles", nothing)),
+    }
+    table = pd.DataFrame({name: pd.Series(values, sums.index) for name, values in columns.items()})
+    table = table.rename_axis("name").reset_index()
+    return table.sort_values("time_ms", ascending=False, kind="stable", na_position="last", ignore_index=True)
 
 
-def _tensor_worked(frame: "pd.DataFrame") -> "pd.Series[float] | None":
-    """Return something that is 0 where the tensor cores stood still, whatever the file has."""
-    for base in TENSOR_INSTRUCTIONS:
-        if f"{base}.sum" not in frame:
-            continue
-        # A chip that runs packed fp16 on this pipe (GA100) counts those warps here: 32 threads each, and no matrix.
-        unit = base.partition("__")[0]
-        fp16 = frame.get(f"{unit}__sass_thread_inst_executed_op_hfma_pred_on.sum")
-        executed = frame[f"{base}.sum"]
-        return executed if fp16 is None else executed.where(executed * 32 != fp16, 0.0)
-    percent = pipe_percent(frame, PIPES["tensor"])
-    return None if percent is None else percent[0]
+def _positive(values: "pd.Series[float]") -> "pd.Series[float]":
+    """Return what can be divided by."""
+    return values.where(values > 0)
 
 
-def _problems(counters: KernelCounters, work: "pd.DataFrame", known: Mapping[str, Ceiling]) -> list[str]:
+def _highest(table: "pd.DataFrame") -> "pd.Series[str]":
+    """Return the column of the highest value of each row that has any but 0, else ""."""
+    known = table.where(table != 0).notna().any(axis=1)
+    return table.fillna(-math.inf).idxmax(axis=1).where(known, "") if len(table.columns) else known.map({False: ""})
+
+
+def _bound(computing: Mapping[Any, float], levels: Mapping[Any, float]) -> str:
+    """One ceiling known to be near settles it; that none is near is certain only if all are known."""
+    compute, memory = (max((x for x in one.values() if x == x), default=0.0) for one in (computing, levels))
+    if max(compute, memory) < LATENCY_BOUND_BELOW:
+        return UNKNOWN if _not_counted({**computing, **levels}) else LATENCY
+    return f"{COMPUTE} ({_named(computing, SM)})" if memory < compute else _named(levels, MEMORY)
+
+
+def _named(shares: Mapping[Any, float], whole: str) -> str:
+    """The highest share by its name; `whole`, what ncu sums up, where none of those in the file accounts for it."""
+    parts = {name: share for name, share in shares.items() if name != whole and not math.isnan(share)}
+    highest = max(parts, key=lambda name: parts[name], default=whole)
+    return whole if shares.get(whole, 0.0) * _ACCOUNTS_FOR > shares[highest] else highest
+
+
+def _not_counted(shares: Mapping[str, float]) -> list[str]:
+    """What could hold a kernel back unseen: ncu's sum over the memory holds DRAM, and not all of L1/TEX and L2."""
+    unknown = [name for name in (*LEVEL_KINDS, SM) if math.isnan(shares.get(name, math.nan))]
+    return [name for name in unknown if name != DRAM_LEVEL or math.isnan(shares[MEMORY])]
+
+
+def _problems(counters: KernelCounters, work: "pd.DataFrame", known: Mapping[str, float]) -> list[str]:
     device = counters.device_name or "the device (the file does not name it)"
     problems = []
     timed = int(work["duration_ns"].notna().sum())
@@ -160,126 +256,11 @@ def _problems(counters: KernelCounters, work: "pd.DataFrame", known: Mapping[str
         what = "memory bandwidth" if DRAM not in known else "compute rate"
         problems.append(f"the peak {what} of {device} is unknown: collect `ncu --section SpeedOfLight_RooflineChart`")
     if lacking := [kind for kind in (*THREAD_TYPES, "tensor") if f"flop_{kind}" not in work]:
-        without = "so totals are unknown" if set(lacking) & set(_NEEDED) else "totals exclude them"
+        without = "so totals are unknown" if set(lacking) & _NEEDED else "totals exclude them"
         problems.append(f"the file lacks operations ({', '.join(lacking)}), {without}")
-    levels = {name: 0.0 if f"busy_memory_{name}" in work else math.nan for name in (*LEVELS, MEMORY)}
-    if unseen := _not_counted({SM: 0.0 if f"busy_sm_{SM}" in work else math.nan}, levels):
+    columns = {**{name: f"busy_memory_{name}" for name in (*LEVEL_KINDS, MEMORY)}, SM: f"busy_sm_{SM}"}
+    if unseen := _not_counted({name: 0.0 if column in work else math.nan for name, column in columns.items()}):
         problems.append(f"utilization of {', '.join(unseen)} is not in this file: collect `ncu --section SpeedOfLight`")
     if "flop_tensor" in work and work["flop_tensor"].isna().any():
         problems.append("the tensor cores' operations are not in this file: the pipe's utilization counts instead")
     return problems
-
-
-def _by_name(
-    work: "pd.DataFrame", keys: "pd.Series[str]", limits: "pd.Series[str]", known: Mapping[str, Ceiling]
-) -> "pd.DataFrame":
-    import pandas as pd
-
-    launches, total = work.groupby(keys, sort=False).size(), float(work["duration_ns"].sum(min_count=1))
-    timed = work["duration_ns"].notna()
-    # Launches without a time are left out, but of a name that has no other.
-    work = work[timed | ~timed.groupby(keys).transform("any")]
-    groups = work.groupby(keys, sort=False)
-    sums = groups.sum(min_count=1).where(groups.count().eq(groups.size(), axis=0))  # a part must not pass for all
-    longest = work["duration_ns"].fillna(-1.0).groupby(keys, sort=False).idxmax()
-    rows = []
-    for name, values in zip(sums.index, sums.to_dict("records"), strict=True):
-        row = _row({str(key): value for key, value in values.items()}, total, known)
-        counts = {"launches": int(launches[name]), "timed": int(timed[keys == name].sum())}
-        rows.append({"name": str(name), **counts, **row, "occupancy_limit": limits[longest[name]]})
-    table = pd.DataFrame(rows, columns=_COLUMNS)
-    return table.sort_values("time_ms", ascending=False, kind="stable", na_position="last", ignore_index=True)
-
-
-def _part(row: Mapping[str, float], prefix: str) -> dict[str, float]:
-    return {name.removeprefix(prefix): value for name, value in row.items() if name.startswith(prefix)}
-
-
-def _row(row: Mapping[str, float], total_ns: float, known: Mapping[str, Ceiling]) -> dict[str, object]:
-    time = row["duration_ns"]
-    seconds = time / 1e9
-    counted = _part(row, "flop_")
-    flops = {kind: value for kind, value in counted.items() if not math.isnan(value)}
-    flop = sum(counted.values()) if set(_NEEDED) <= set(counted) else math.nan
-    moved = {kind: row.get(f"bytes_{kind}", math.nan) for kind in LEVEL_KINDS.values()}
-    busy = {name: _ratio(value, time) for name, value in _part(row, "busy_").items()}
-    fractions = {kind: _ratio(value, seconds * known[kind].rate) for kind, value in flops.items() if kind in known}
-    computing = {kind.replace("_", " "): share for kind, share in fractions.items()} | _part(busy, "sm_")
-    levels = {level: busy.get(f"memory_{level}", math.nan) for level in (*LEVELS, MEMORY)}
-    for level, kind in LEVEL_KINDS.items():
-        share = _ratio(moved[kind], seconds * known[kind].rate) if kind in known else math.nan
-        # A cache has more limits than its bytes: a low share of them alone does not say that it is idle.
-        if level == DRAM_LEVEL or share >= LATENCY_BOUND_BELOW or not math.isnan(levels[level]):
-            levels[level] = _nan_max([levels[level], share])
-    ranking = fractions if any(fractions.values()) else flops
-    leading = max(ranking, key=lambda kind: ranking[kind], default="")
-    leading = leading if flops.get(leading) else ""
-    roofs = {leading: known[leading].rate} if leading in known else {}
-    for level, kind in LEVEL_KINDS.items():
-        if roofs and kind in known and not math.isnan(_ratio(flop, moved[kind])):
-            roofs[level] = flop / moved[kind] * known[kind].rate
-    roof = min(roofs, key=lambda name: roofs[name]) if len(roofs) > 1 else ""
-    compute = _nan_max(computing.values())
-    tensor = [value for kind, value in counted.items() if kind.startswith("tensor_")]
-    tensor_total = (
-        math.nan if math.isnan(counted.get("tensor", 0.0)) else sum(tensor or [counted.get("tensor", math.nan)])
-    )
-    stalls = {reason: value for reason, value in _part(row, "stall_").items() if value > 0}
-    stall = max(stalls, key=lambda name: stalls[name], default="")
-    intensities = {kind: _ratio(flop, size) for kind, size in moved.items()}
-    return {
-        "time_ms": seconds * 1e3,
-        "time_share": _ratio(time, total_ns),
-        "flop": flop,
-        "flop_type": leading,
-        "intensity_flop_per_byte": intensities[DRAM],
-        "achieved_flops": _ratio(flop, seconds),
-        **{f"{kind}_flops": _ratio(counted.get(kind, math.nan), seconds) for kind in THREAD_TYPES},
-        "tensor_flops": _ratio(tensor_total, seconds),
-        **{f"{kind}_bytes": size for kind, size in moved.items()},
-        **{f"{kind}_flop_per_byte": intensity for kind, intensity in intensities.items()},
-        **{f"{kind}_gb_s": _ratio(size, seconds) / 1e9 for kind, size in moved.items()},
-        "compute_fraction": 0.0 if math.isnan(compute) and flop == 0 else compute,
-        "memory_fraction": _nan_max(levels.values()),
-        **{f"{kind}_fraction": levels[level] for level, kind in LEVEL_KINDS.items()},
-        "attainable_flops": roofs.get(roof, math.nan),
-        "attainable_by": roof,
-        "attainable_fraction": _ratio(_ratio(flop, seconds), roofs.get(roof, math.nan)),
-        "bound": _bound(computing, levels),
-        **{name: busy.get(name, math.nan) for name in _MEAN},
-        "bank_conflicts": _ratio(row.get("conflicts", math.nan), row.get("wavefronts", math.nan)),
-        "stall": stall,
-        "stall_share": _ratio(stalls.get(stall, math.nan), row.get(_BETWEEN, math.nan)),
-    }
-
-
-def _bound(computing: Mapping[str, float], levels: Mapping[str, float]) -> str:
-    """One ceiling known to be near settles it; that none is near is certain only if all are known."""
-    compute, memory = _nan_max(computing.values()), _nan_max(levels.values())
-    if not _nan_max([compute, memory]) >= LATENCY_BOUND_BELOW:
-        return UNKNOWN if _not_counted(computing, levels) else LATENCY
-    if math.isnan(memory) or memory < compute:
-        return f"{COMPUTE} ({_named(computing, SM)})"
-    return _named(levels, MEMORY)
-
-
-def _named(shares: Mapping[str, float], whole: str) -> str:
-    """The highest share by its name; `whole`, what ncu sums up, where none of those in the file accounts for it."""
-    parts = {name: share for name, share in shares.items() if name != whole and not math.isnan(share)}
-    highest = max(parts, key=lambda name: parts[name], default=whole)
-    return whole if shares.get(whole, 0.0) * _ACCOUNTS_FOR > shares[highest] else highest
-
-
-def _not_counted(computing: Mapping[str, float], levels: Mapping[str, float]) -> list[str]:
-    """What could hold a kernel back unseen: ncu's sum over the memory holds DRAM, and not all of L1/TEX and L2."""
-    unseen = [level for level in LEVELS if math.isnan(levels[level])]
-    unseen = unseen if math.isnan(levels[MEMORY]) else [level for level in unseen if level != DRAM_LEVEL]
-    return unseen + ([SM] if math.isnan(computing.get(SM, math.nan)) else [])
-
-
-def _ratio(part: float, whole: float) -> float:
-    return part / whole if whole > 0 else math.nan
-
-
-def _nan_max(values: Iterable[float]) -> float:
-    return max((value for value in values if not math.isnan(value)), default=math.nan)

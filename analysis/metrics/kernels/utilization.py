@@ -12,24 +12,23 @@ Where a trace has grid sizes and the number of SMs, the SM-weighted utilization 
 
 It is the most that the grids allow, not what the SMs did: blocks that end early or stall are not seen. TensorBoard's
 "Est. SM Efficiency" is its kin (https://github.com/pytorch/kineto/tree/main/tb_plugin).
+
+Hardware counters that PyTorch's profiler sampled (CUPTI) say what SMs and tensor pipes did over time.
 """
 
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from analysis.metrics.time.window import analysis_time
 from analysis.metrics.time.work import cpu_computation
 from analysis.spans import Intervals, inside_ns, levels, merged, total_ns, within
-from analysis.timeline import Timeline, is_communication, lost_kernels, named
+from analysis.timeline import Timeline, empty, is_communication, lost_kernels, named
 from records.schema import COMPUTE_COLUMNS, PROFILED_COLUMNS
 
 if TYPE_CHECKING:
     import pandas as pd
-
-Numbers = npt.NDArray[np.int64]
 
 GPU_KERNELS = "GPU kernels"
 CPU_OPERATORS = "CPU operators"
@@ -69,14 +68,21 @@ def compute_utilization(timeline: Timeline) -> Utilization:
     nothing = nothing._replace(window_ms=length / 1e6)
     kernels = timeline.kernels[named(timeline.kernels["kind"], lambda kind: kind in _COMPUTING)]
     if len(kernels):
-        busy, alone = _gpu_busy_ns(kernels, whole)
+        each = [[_busy_ns(part, whole) for part in (rows, rows[~is_communication(rows)])]
+                for _, rows in kernels.groupby("device")]  # fmt: skip
+        busy, alone = np.mean(each, axis=0).tolist()
         weighted, reason = _sm_weighted(kernels, timeline.sm_counts, whole)
-        counted = nothing._replace(counted=GPU_KERNELS, devices=kernels["device"].nunique(), reason=reason)
+        counted = nothing._replace(counted=GPU_KERNELS, devices=len(each), reason=reason)
     elif len(timeline.operators):
         busy = alone = float(total_ns(within(cpu_computation(timeline.operators), whole)))
         weighted, counted = None, nothing._replace(counted=CPU_OPERATORS)
     else:
-        return nothing._replace(reason=_without_work(timeline))
+        reason = "the trace has copies but no kernels: no computation was recorded" if len(timeline.kernels) else (
+            lost_kernels([timeline])
+            or "the trace has ranges, but neither kernels nor operators: nsys records no operators of a CPU run; "
+            "--profiler torch does"
+        )  # fmt: skip
+        return nothing._replace(reason=reason)
     return counted._replace(
         busy_ms=busy / 1e6,
         compute_utilization=busy / length,
@@ -102,15 +108,8 @@ def compute_utilization_rows(
     return [{**fields, **{name: getattr(row, name) for name in COMPUTE_COLUMNS}} for row in rows]
 
 
-def _gpu_busy_ns(kernels: "pd.DataFrame", whole: Intervals) -> tuple[float, float]:
-    """Return busy time of all kernels, and of those that compute, each the mean over devices, ns."""
-    busy = []
-    for _, own in kernels.groupby("device"):
-        computing = own[~is_communication(own)]
-        parts = (merged(part["start"].to_numpy(), part["end"].to_numpy()) for part in (own, computing))
-        busy.append([total_ns(within(part, whole)) for part in parts])
-    everything, alone = np.mean(busy, axis=0).tolist()
-    return everything, alone
+def _busy_ns(kernels: "pd.DataFrame", whole: Intervals) -> int:
+    return total_ns(within(merged(kernels["start"].to_numpy(), kernels["end"].to_numpy()), whole))
 
 
 def _sm_weighted(kernels: "pd.DataFrame", sm_counts: Mapping[int, int], whole: Intervals) -> tuple[float | None, str]:
@@ -130,22 +129,51 @@ def _sm_weighted(kernels: "pd.DataFrame", sm_counts: Mapping[int, int], whole: I
         most = sm_counts.get(int(number), 0)
         if most <= 0:
             return None, f"{unknown}the trace does not record the number of SMs of device {number}"
-        own = inside & (device == number)
-        heights = np.minimum(grids[own], most).astype(np.int64)
-        shares.append(_capped_area(starts[own], ends[own], heights, most, whole) / most)
+        rows = inside & (device == number)
+        times, level = levels(starts[rows], ends[rows], np.minimum(grids[rows], most).astype(np.int64))
+        area = int((level[:-1].clip(max=most) * inside_ns(whole, times[:-1], times[1:])).sum())
+        shares.append(area / most)
     return float(np.mean(shares)) / total_ns(whole), ""
 
 
-def _capped_area(starts: Numbers, ends: Numbers, heights: Numbers, cap: int, whole: Intervals) -> int:
-    """Return the integral over the window of min(cap, sum of the heights of what runs)."""
-    times, level = levels(starts, ends, heights)
-    return int((level[:-1].clip(max=cap) * inside_ns(whole, times[:-1], times[1:])).sum())
+SAMPLED_COLUMNS = {
+    "rank": "Int64",
+    "part": "int64",
+    "begin_ms": "float64",
+    "samples": "int64",
+    "sm_utilization": "float64",
+    "tensor_utilization": "float64",
+}
+_COUNTERS = {
+    "sm_utilization": r"sm__(?:cycles_active|throughput)\b.*pct_of_peak_sustained",
+    "tensor_utilization": r"sm__\w*pipe_tensor.*pct_of_peak_sustained",
+}
+_PARTS = 20
 
 
-def _without_work(timeline: Timeline) -> str:
-    if len(timeline.kernels):
-        return "the trace has copies but no kernels: no computation was recorded"
-    return lost_kernels([timeline]) or (
-        "the trace has ranges, but neither kernels nor operators: nsys records no operators of a CPU run; "
-        "--profiler torch does"
-    )
+def sampled_utilization(timeline: Timeline) -> "pd.DataFrame":
+    """Return means over the samples of each part of a trace: SAMPLED_COLUMNS, utilization as a fraction of the peak.
+
+    Parts are the marked steps, by their number, or else _PARTS equal times from the first sample to the last; begin_ms
+    counts from the first part. NaN where a part has no sample of the counter.
+    """
+    import pandas as pd
+
+    kind = pd.Series(None, timeline.samples.index, dtype="object")
+    for name, pattern in _COUNTERS.items():
+        kind[timeline.samples["name"].astype(str).str.match(pattern)] = name
+    samples = timeline.samples.assign(kind=kind, value=timeline.samples["value"] / 100)
+    if not samples["kind"].notna().any():
+        return empty(SAMPLED_COLUMNS)
+    start, steps = samples["start"].to_numpy(dtype=np.int64), timeline.steps
+    if len(steps):
+        numbers, begins, ends = (steps[name].to_numpy(dtype=np.int64) for name in ("step", "start", "end"))
+    else:
+        bounds = np.linspace(0, int(start.max() - start.min()) + 1, _PARTS + 1).astype(np.int64) + start.min()
+        numbers, begins, ends = np.arange(_PARTS), bounds[:-1], bounds[1:]
+    samples["place"] = np.searchsorted(begins, start, side="right") - 1
+    samples = samples[(samples["place"] >= 0) & (start < ends[samples["place"]]) & samples["kind"].notna()]
+    frame = pd.DataFrame({"rank": timeline.rank, "part": numbers, "begin_ms": (begins - begins[0]) / 1e6})
+    frame["samples"] = samples["place"].value_counts().reindex(frame.index, fill_value=0)
+    means = samples.pivot_table("value", "place", "kind").reindex(index=frame.index, columns=[*_COUNTERS])
+    return frame.join(means).astype(SAMPLED_COLUMNS)

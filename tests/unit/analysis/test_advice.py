@@ -15,14 +15,14 @@ from support.kineto_events import event, write
 from support.shared_files import samples
 from support.timelines import timeline
 
+from analysis.counters import KernelCounters
 from analysis.diagnose.advice import LEAST, MOST, Advice, Context, ranked, throughput_command
 from analysis.diagnose.answer import complete_answers, points
+from analysis.diagnose.cores import findings as core_findings
 from analysis.diagnose.explain import explain, to_do
-from analysis.diagnose.roofline import per_kernel
 from analysis.diagnose.run import cautions_of_run
 from analysis.load import load_run
 from analysis.metrics.comparison.within_run import ratios_of
-from analysis.metrics.kernels.roofline import _COLUMNS, Roofline
 from analysis.metrics.time.window import analysis_time
 from analysis.sources import Source, open_sources
 from analysis.timeline import Timeline
@@ -375,13 +375,11 @@ def test_page_terminal_and_json_say_the_same_first(tmp_path: Path) -> None:
 
 def test_counters_advise_by_what_the_busiest_unit_leaves() -> None:
     """Three quarters of the time at 20 % of a peak and a quarter at 40 %, both bound by latency: 0.6 + 0.15."""
-    table = pd.DataFrame(
-        {"name": ["gemm", "gelu"], "bound": ["latency"] * 2, "time_share": [0.75, 0.25], "time_ms": [3.0, 1.0],
-         "timed": [1, 1], "compute_fraction": [0.2, 0.1], "memory_fraction": [0.1, 0.4], "waves": [9.0, 9.0],
-         "bank_conflicts": [0.0, 0.0], "stall": ["", ""], "occupancy_limit": ["", ""], "achieved_occupancy": [0.9, 0.9],
-             "theoretical_occupancy": [1.0, 1.0]}
-    )  # fmt: skip
-    (one,) = per_kernel(Roofline(table.reindex(columns=_COLUMNS), {}, ()), Context()).advice
+    percent = "{}__throughput.avg.pct_of_peak_sustained_elapsed".format
+    kernels = {"process": 1, "name": ["gemm", "gelu"], "duration_ns": [3e6, 1e6], "cycles": [3e6, 1e6]}
+    kernels |= {percent("sm"): [20.0, 10.0], percent("l1tex"): [10.0, 40.0], percent("lts"): 5.0, percent("dram"): 5.0}
+    found = core_findings(KernelCounters(pd.DataFrame(kernels), {}, None, None, ()))
+    (one,) = next(finding for finding in found if finding.name == "roofline").advice
     assert one.saves == pytest.approx(0.75) and one.cause == "latency" and "gemm" in one.seen
 
 

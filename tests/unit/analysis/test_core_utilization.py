@@ -1,8 +1,9 @@
-"""Core utilisation: formulas by hand, and against a second, plain computation on real files."""
+"""Core utilization: formulas by hand, and against a second, plain computation on real files."""
 
 import csv
 import dataclasses
 import gzip
+import math
 from collections import defaultdict
 from pathlib import Path
 from typing import Any
@@ -50,34 +51,35 @@ EXAMPLE = counters(
 )
 
 
+def pipe(part: KernelCounters, name: str, window_ns: float | None = None) -> Any:
+    return core_use(part, window_ns).loc[name]
+
+
 def test_pipes_are_weighted_by_cycles_and_the_last_kernel_counts() -> None:
     use = core_use(EXAMPLE)
-    assert use.kernels == 3 and use.weight == "cycles" and use.kernel_time_ms == pytest.approx(0.005)
-    assert use.pipes["fma"].percent == pytest.approx((6000 * 10 + 1000 * 40 + 3000 * 20) / 10000)
-    assert use.pipes["tensor"].percent == pytest.approx((6000 * 80 + 3000 * 50) / 10000)
-    assert use.pipes["sfu"].percent == pytest.approx(2.0)
-    assert use.pipes["fma"].metric == "sm__inst_executed_pipe_fma" and use.pipes["fma"].reason == ""
+    assert use["percent"][["fma", "tensor", "sfu"]].tolist() == pytest.approx(
+        [(6000 * 10 + 1000 * 40 + 3000 * 20) / 10000, (6000 * 80 + 3000 * 50) / 10000, 2.0]
+    )
+    assert (use["metric"]["fma"], use["reason"]["fma"]) == ("sm__inst_executed_pipe_fma", "")
 
 
 def test_the_window_counts_once_per_process() -> None:
     two = counters(*({"process": rank, "duration_ns": 1000, "cycles": 1, FMA: 50} for rank in (1, 2)))
-    assert core_use(two, window_ns=2000).pipes["fma"].in_window_percent == pytest.approx(25.0)
+    assert pipe(two, "fma", 2000).in_window_percent == pytest.approx(25.0)
 
 
-def test_kernels_that_took_longer_than_the_window_give_no_share_of_it_and_say_so() -> None:
-    pipe = core_use(EXAMPLE, window_ns=4_999).pipes["fma"]
-    assert pipe.in_window_percent is None
-    assert pipe.reason
-    assert core_use(EXAMPLE, window_ns=5_000).pipes["fma"].in_window_percent == pytest.approx(18.0)
+def test_kernels_that_took_longer_than_the_window_give_no_share_of_it_and_a_reason() -> None:
+    assert math.isnan(pipe(EXAMPLE, "fma", 4_999).in_window_percent) and pipe(EXAMPLE, "fma", 4_999).reason
+    assert pipe(EXAMPLE, "fma", 5_000).in_window_percent == pytest.approx(18.0)
 
 
 def test_two_units_are_never_mixed() -> None:
-    use = core_use(counters({"duration_ns": 3000, "cycles": 9, FMA: 10}, {"duration_ns": 1000, FMA: 50}))
-    assert use.weight == "duration" and use.pipes["fma"].percent == pytest.approx(20.0)
-    use = core_use(counters({"cycles": 9, FMA: 10}, {"duration_ns": 1000, FMA: 50}, {"cycles": 1, FMA: 20}))
-    assert use.weight == "cycles" and use.pipes["fma"].percent == pytest.approx(11.0)
-    assert use.pipes["fma"].reason == "1 of 3 kernels have no value and are skipped"
-    assert (use.timed, use.kernel_time_ms) == (1, 0.001)
+    part = counters({"duration_ns": 3000, "cycles": 9, FMA: 10}, {"duration_ns": 1000, FMA: 50})
+    assert rows({1: part})[0]["weight"] == "duration" and pipe(part, "fma").percent == pytest.approx(20.0)
+    part = counters({"cycles": 9, FMA: 10}, {"duration_ns": 1000, FMA: 50}, {"cycles": 1, FMA: 20})
+    (row,) = rows({1: part})
+    assert (row["weight"], row["kernel_time_ms"]) == ("cycles", 0.001) and row["fma_percent"] == pytest.approx(11.0)
+    assert pipe(part, "fma").reason == "1 of 3 kernels have no value and are skipped"
 
 
 def test_a_kernel_without_a_time_does_not_take_the_times_of_the_others() -> None:
@@ -85,95 +87,84 @@ def test_a_kernel_without_a_time_does_not_take_the_times_of_the_others() -> None
     part = counters({"name": "sgemm", "duration_ns": 3000, FMA: 10}, {"name": "sgemm", FMA: 90},
                     {"name": "softmax", "duration_ns": 1000, FMA: 50})  # fmt: skip
     use = core_use_by_family(part)
-    assert [(name, one.kernels, one.timed, one.kernel_time_ms) for name, one in use.items()] == [
-        ("GEMM", 2, 1, 0.003), ("softmax and loss", 1, 1, 0.001)]  # fmt: skip
-    table = by_family(part).table
-    assert table["time_share"].tolist() == [0.75, 0.25] and table["timed"].tolist() == [1, 1]
-    assert table["launches"].tolist() == [2, 1] and use["GEMM"].pipes["fma"].percent == 10
-    kernels = roofline(part).kernels
-    assert kernels["time_share"].tolist() == [0.75, 0.25] and kernels["timed"].tolist() == [1, 1]
-
-
-def test_neither_cycles_nor_durations_give_no_number() -> None:
-    pipe = core_use(counters({FMA: 10})).pipes["fma"]
-    assert pipe.percent is None and "cannot be weighted" in pipe.reason
-
-
-def test_a_pipe_without_a_metric_is_unknown_with_a_reason_and_a_zero_is_zero() -> None:
-    use = core_use(counters({"cycles": 1, FMA: 0}))
-    assert use.pipes["fma"].percent == 0.0
-    assert use.pipes["fp16"].percent is None and "lacks the metric" in use.pipes["fp16"].reason
-
-
-def test_no_kernel_is_unknown_not_zero() -> None:
-    use = core_use(counters())
-    assert (use.kernels, use.weight, use.kernel_time_ms) == (0, None, None)
-    assert all(pipe.percent is None and pipe.reason == "no kernel was profiled" for pipe in use.pipes.values())
-    assert core_use_by_family(counters()) == {}
+    assert use.index.tolist() == ["GEMM", "softmax and loss"] and use["kernel_time_ms"].tolist() == [0.003, 0.001]
+    assert use["kernels"].tolist() == [2, 1] and use["timed"].tolist() == [1, 1] and use["fma_percent"]["GEMM"] == 10
+    for table in (by_family(part).table, roofline(part).kernels):
+        assert table["time_share"].tolist() == [0.75, 0.25] and table["timed"].tolist() == [1, 1]
+        assert table["launches"].tolist() == [2, 1]
 
 
 @pytest.mark.parametrize(
-    ("present", "pipe", "used"),
+    ("kernels", "name", "reason"),
     [
-        (("sm__inst_executed_pipe_fma_type_fp16",), "fp16", "sm__inst_executed_pipe_fma_type_fp16"),
-        (("sm__pipe_tensor_cycles_active",), "tensor", "sm__pipe_tensor_cycles_active"),
-        (("sm__pipe_tensor_cycles_active", "sm__inst_executed_pipe_tensor"), "tensor", "sm__inst_executed_pipe_tensor"),
-        (
-            ("sm__pipe_tensor_cycles_active", "sm__inst_executed_pipe_tensor_op_gmma"),
-            "tensor",
-            "sm__inst_executed_pipe_tensor_op_gmma",
-        ),
-        (("sm__pipe_tensor_cycles_active", "sm__pipe_tc_cycles_active"), "tensor", "sm__pipe_tc_cycles_active"),
-        (
-            ("sm__inst_executed_pipe_tensor", "sm__pipe_tensor_cycles_active_v2"),
-            "tensor_active",
-            "sm__pipe_tensor_cycles_active_v2",
-        ),
+        ([{FMA: 10}], "fma", "cannot be weighted"),
+        ([{"cycles": 1, FMA: 0}], "fp16", "lacks the metric"),
+        ([], "tensor", "no kernel was profiled"),
+        ([{"cycles": 1, FMA.replace("_elapsed", "_active"): 40}], "fma", "only over active cycles"),
     ],
 )
-def test_each_architecture_s_name_is_used(present: tuple[str, ...], pipe: str, used: str) -> None:
-    values = {name + SUFFIX: 10 * number for number, name in enumerate(present, 1)}
-    found = core_use(counters({"cycles": 5, **values})).pipes[pipe]
-    assert found.metric == used and found.percent == pytest.approx(values[used + SUFFIX])
+def test_what_is_not_known_has_a_reason(kernels: list[dict[str, Any]], name: str, reason: str) -> None:
+    unknown = pipe(counters(*kernels), name)
+    assert math.isnan(unknown.percent) and reason in unknown.reason
+
+
+def test_a_zero_is_zero_and_no_kernel_has_no_group() -> None:
+    assert pipe(counters({"cycles": 1, FMA: 0}), "fma").percent == 0.0
+    assert not len(core_use_by_family(counters())) and rows({1: counters()})[0]["kernel_time_ms"] is None
+
+
+@pytest.mark.parametrize(
+    ("present", "name", "used"),
+    [
+        (("sm__inst_executed_pipe_fma_type_fp16",), "fp16", 0),
+        (("sm__pipe_tensor_cycles_active", "sm__inst_executed_pipe_tensor"), "tensor", 1),
+        (("sm__pipe_tensor_cycles_active", "sm__inst_executed_pipe_tensor_op_gmma"), "tensor", 1),
+        (("sm__pipe_tensor_cycles_active", "sm__pipe_tc_cycles_active"), "tensor", 1),
+        (("sm__inst_executed_pipe_tensor", "sm__pipe_tensor_cycles_active_v2"), "tensor_active", 1),
+    ],
+)
+def test_each_architecture_s_name_is_used(present: tuple[str, ...], name: str, used: int) -> None:
+    values = {metric + SUFFIX: 10 * number for number, metric in enumerate(present, 1)}
+    use = pipe(counters({"cycles": 5, **values}), name)
+    assert (use.metric, use.percent) == (present[used], 10 * (used + 1))
 
 
 @pytest.mark.parametrize(
     ("capability", "percent"), [((9, 0), 90.0), ((10, 0), 90.0), ((8, 9), 4.3), ((7, 0), 4.3), (None, 4.3)]
 )
-def test_large_instructions_are_told_by_the_cycles_that_they_keep_the_pipe_busy(
+def test_large_instructions_count_by_the_cycles_that_they_keep_the_pipe_busy(
     capability: tuple[int, int] | None, percent: float
 ) -> None:
     """A product of Hopper's warp groups: few instructions, of many cycles each."""
     one = {"cycles": 5, "duration_ns": 5, TENSOR: 4.3, f"sm__pipe_tensor_cycles_active{SUFFIX}": 90}
-    found = dataclasses.replace(counters(one), compute_capability=capability)
-    assert core_use(found).pipes["tensor"].percent == pytest.approx(percent)
-    row = roofline(found).kernels.iloc[0]
+    part = dataclasses.replace(counters(one), compute_capability=capability)
+    assert pipe(part, "tensor").percent == pytest.approx(percent)
+    row = roofline(part).kernels.iloc[0]
     assert row["compute_fraction"] == pytest.approx(0.9), "the cycles, on any chip: they say how near the pipe is"
     only = {"cycles": 5, f"sm__inst_executed_pipe_tensor_op_gmma{SUFFIX}": 7}
     without = dataclasses.replace(counters(only), compute_capability=capability)
-    assert core_use(without).pipes["tensor"].percent == pytest.approx(7), "what there is is better than nothing"
+    assert pipe(without, "tensor").percent == pytest.approx(7), "what there is is better than nothing"
 
 
-def test_families_are_told_apart_and_the_longest_comes_first() -> None:
-    by_family = core_use_by_family(EXAMPLE)
-    assert list(by_family) == ["GEMM", "elementwise"]
-    assert by_family["GEMM"].pipes["tensor"].percent == pytest.approx((6 * 80 + 3 * 50) / 9)
-    assert by_family["elementwise"].pipes["sfu"].percent == 20.0
-    assert sum(use.kernels for use in by_family.values()) == 3
+def test_families_are_apart_and_the_longest_comes_first() -> None:
+    use = core_use_by_family(EXAMPLE)
+    assert use.index.tolist() == ["GEMM", "elementwise"] and use["kernels"].tolist() == [2, 1]
+    assert use["tensor_percent"]["GEMM"] == pytest.approx((6 * 80 + 3 * 50) / 9)
+    assert use["sfu_percent"]["elementwise"] == 20.0
 
 
 @pytest.mark.parametrize("page", [ncu_csv.details, ncu_csv.raw])
 def test_both_pages_of_a_run_worked_by_hand_give_the_stated_percentages(tmp_path: Path, page: Any) -> None:
     path = tmp_path / "a.csv"
     path.write_text(page())
-    use = core_use(read(path), ncu_csv.WINDOW_NS)
-    assert use.kernels == 4 and use.weight == "cycles" and use.cycles == 20_000 and use.kernel_time_ms == 0.01
+    use, (row,) = core_use(read(path), ncu_csv.WINDOW_NS), rows({1: read(path)})
+    assert (row["kernels"], row["weight"], row["kernel_time_ms"]) == (4, "cycles", 0.01)
     for name in FOUR:
-        assert use.pipes[name].percent == pytest.approx(ncu_csv.PERCENTS[name], rel=1e-12)
-        assert use.pipes[name].in_window_percent == (
-            None if ncu_csv.IN_WINDOW[name] is None else pytest.approx(ncu_csv.IN_WINDOW[name], rel=1e-12)
-        )
-    assert "1 of 4 kernels have no value" in use.pipes["fp16"].reason
+        assert use["percent"][name] == pytest.approx(ncu_csv.PERCENTS[name], rel=1e-12)
+        share = ncu_csv.IN_WINDOW[name]
+        expected = pytest.approx(math.nan if share is None else share, rel=1e-12, nan_ok=True)
+        assert use["in_window_percent"][name] == expected
+    assert "1 of 4 kernels have no value" in use["reason"]["fp16"]
 
 
 def test_percentages_of_active_cycles_are_brought_to_all_cycles() -> None:
@@ -182,13 +173,9 @@ def test_percentages_of_active_cycles_are_brought_to_all_cycles() -> None:
         {"cycles": 1000, active: 40, "sm__cycles_active.avg": 500, "sm__cycles_elapsed.avg": 1000},
         {"cycles": 3000, active: 20, "sm__cycles_active.avg": 3000, "sm__cycles_elapsed.avg": 3000},
     )
-    pipe = core_use(counters(*kernels)).pipes["fma"]
-    assert pipe.percent == pytest.approx((1000 * 20 + 3000 * 20) / 4000)
-    assert pipe.metric is not None and "of active cycles" in pipe.metric
-    # What is counted over all cycles comes first, and without the cycles nothing can be said.
-    assert core_use(counters({"cycles": 1, active: 40, FMA: 7})).pipes["fma"].percent == 7
-    alone = core_use(counters({"cycles": 1, active: 40})).pipes["fma"]
-    assert alone.percent is None and alone.metric is None and "only over active cycles" in alone.reason
+    use = pipe(counters(*kernels), "fma")
+    assert use.percent == pytest.approx((1000 * 20 + 3000 * 20) / 4000) and "of active cycles" in use.metric
+    assert pipe(counters({"cycles": 1, active: 40, FMA: 7}), "fma").percent == 7, "of all cycles comes first"
 
 
 # ---- phases ----
@@ -241,10 +228,10 @@ def test_without_ranges_there_is_no_phase() -> None:
 def test_use_by_phase_is_weighted_inside_each_phase() -> None:
     phases = kernel_phases(STEP)
     assert phases is not None
-    by_phase = core_use_by(STEP, phases["phase"])
-    assert by_phase["forward"].pipes["fma"].percent == pytest.approx((200 * 10 + 300 * 20) / 500)
-    assert by_phase["backward"].pipes["fma"].percent == 30 and by_phase[NO_PHASE].kernels == 2
-    assert next(iter(by_phase)) == NO_PHASE  # 600 + 800 cycles: longest first
+    use = core_use_by(STEP, phases["phase"])
+    assert use["fma_percent"]["forward"] == pytest.approx((200 * 10 + 300 * 20) / 500)
+    assert use["fma_percent"]["backward"] == 30 and use["kernels"][NO_PHASE] == 2
+    assert use.index[0] == NO_PHASE  # 600 + 800 cycles: longest first
 
 
 # ---- several files ----
@@ -254,7 +241,7 @@ def test_joined_files_keep_processes_of_one_number_apart() -> None:
     one, two = counters({"process": 5, "cycles": 100, FMA: 10}), counters({"process": 5, "cycles": 300, FMA: 50})
     whole = joined([one, two])
     assert whole.kernels["process"].tolist() == [0, 1]
-    assert core_use(whole).pipes["fma"].percent == pytest.approx((100 * 10 + 300 * 50) / 400)
+    assert pipe(whole, "fma").percent == pytest.approx((100 * 10 + 300 * 50) / 400)
     assert joined([one]) is one and joined([counters(), counters()]).kernels.empty
 
 
@@ -293,14 +280,14 @@ def test_real_files_agree_with_a_plain_sum_over_their_lines(name: str, monkeypat
         if row["Metric Name"] in (metric + SUFFIX, "sm__cycles_elapsed.avg"):
             values[row["ID"]][row["Metric Name"]] = float(row["Metric Value"].replace(",", ""))
             names[row["ID"]] = row["Kernel Name"]
-    found = read(path)
-    use = core_use(found)
+    part = read(path)
     cycles = sum(kernel["sm__cycles_elapsed.avg"] for kernel in values.values())
     busy = sum(kernel["sm__cycles_elapsed.avg"] * kernel[metric + SUFFIX] for kernel in values.values())
-    assert use.kernels == len(values) and use.weight == "cycles"
-    assert use.pipes["fma"].percent == pytest.approx(busy / cycles)
-    for label, part in core_use_by_family(found).items():
+    (row,) = rows({1: part})
+    assert row["kernels"] == len(values) and row["weight"] == "cycles"
+    assert row["fma_percent"] == pytest.approx(busy / cycles)
+    for label, use in core_use_by_family(part).iterrows():
         mine = [kernel for key, kernel in values.items() if family(names[key]) == label]
         total = sum(kernel["sm__cycles_elapsed.avg"] for kernel in mine)
         expected = sum(kernel["sm__cycles_elapsed.avg"] * kernel[metric + SUFFIX] for kernel in mine) / total
-        assert part.kernels == len(mine) and part.pipes["fma"].percent == pytest.approx(expected)
+        assert use["kernels"] == len(mine) and use["fma_percent"] == pytest.approx(expected)

@@ -7,8 +7,8 @@ from support import ncu_csv
 from support.charts import SVG, svg_of, titles, values
 
 from analysis.counters import KernelCounters
-from analysis.metrics.kernels.ceilings import DRAM
-from analysis.metrics.kernels.core_utilization import core_use, core_use_by_family
+from analysis.metrics.kernels.core_utilization import core_use_by, core_use_by_family
+from analysis.metrics.kernels.ncu_metrics import DRAM
 from analysis.metrics.kernels.roofline import roofline
 from analysis.readers.ncu.reader import read
 from analysis.render.charts import write_png
@@ -39,26 +39,27 @@ def texts(figure: Figure) -> set[str]:
 
 def test_bars_have_their_numbers_and_the_names_of_the_groups(tmp_path: Path) -> None:
     use = core_use_by_family(example(tmp_path))
-    figure = core_utilization_figure(use, "kind of work")
+    figure = core_utilization_figure(use)
     shown = {lines[1]: value for lines, value in zip(titles(figure)["tensor cores"], values(figure, "tensor cores"),
                                                      strict=True)}  # fmt: skip
     assert {"GEMM", "elementwise"} <= set(shown)
-    assert shown["GEMM"] == pytest.approx(use["GEMM"].pipes["tensor"].percent, rel=1e-3)
+    assert shown["GEMM"] == pytest.approx(use["tensor_percent"]["GEMM"], rel=1e-3)
     assert {"70", "60", "kind of work"} <= texts(figure)
 
 
 def test_a_pipe_that_is_not_in_the_file_is_named_and_has_no_bar(tmp_path: Path) -> None:
     frame = example(tmp_path).kernels.drop(columns=list(ncu_csv.METRICS[2:]))
-    figure = core_utilization_figure({"4": core_use(KernelCounters(frame, {}, None, None, ()))}, "micro batch size")
+    figure = core_utilization_figure(core_use_by_family(KernelCounters(frame, {}, None, None, ())))
     assert "Not in this file: tensor cores, SFU." in figure.caption and "tensor cores" not in titles(figure)
-    assert write_png(core_utilization_figure({}, "nothing"), tmp_path).is_file()
+    nothing = KernelCounters(frame.head(0), {}, None, None, ())
+    assert write_png(core_utilization_figure(core_use_by_family(nothing)), tmp_path).is_file()
 
 
 def test_kernels_lie_where_their_work_and_bytes_put_them_under_labelled_ceilings(tmp_path: Path) -> None:
     lines = roofline(counters(tmp_path))
     figure = roofline_figure(lines)
     row = lines.kernels[lines.kernels["family"] == "GEMM"].iloc[0]
-    assert values(figure, "GEMM", 1) == pytest.approx([row["intensity_flop_per_byte"]], rel=0.01)
+    assert values(figure, "GEMM", 1) == pytest.approx([row["dram_flop_per_byte"]], rel=0.01)
     assert "DRAM 4,800 GB/s" in texts(figure)
     assert any(text.startswith("tensor bf16 989 TFLOP/s") for text in texts(figure))
 
@@ -82,5 +83,5 @@ def test_what_cannot_be_placed_is_counted_in_the_caption(tmp_path: Path) -> None
 def test_hostile_names_and_extreme_rates_are_drawn(tmp_path: Path, measured: dict[str, float]) -> None:
     hostile = counters(tmp_path, "$\\frac{<script>}\x00\u202e" + "x" * 5000)
     assert write_png(roofline_figure(roofline(hostile, measured)), tmp_path).is_file()
-    groups = {f"$_{place}\n<script>": core_use(hostile) for place in range(40)}
-    assert write_png(core_utilization_figure(groups, "$x"), tmp_path).is_file()
+    groups = core_use_by(hostile, hostile.kernels["name"] + "$_\n<script>")
+    assert write_png(core_utilization_figure(groups), tmp_path).is_file()

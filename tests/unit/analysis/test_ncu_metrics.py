@@ -13,9 +13,7 @@ import pytest
 from support import shared_files
 
 from analysis.counters import KernelCounters
-from analysis.diagnose.cores import findings
-from analysis.diagnose.kernel_rules import rules
-from analysis.diagnose.roofline import kernel_limits, remedy
+from analysis.diagnose.cores import findings, kernel_limits, remedy, rules
 from analysis.metrics.kernels.roofline import LATENCY, UNKNOWN, roofline
 from analysis.readers.ncu.reader import read
 

@@ -14,10 +14,9 @@ from support.ncu_reports import CYCLES, GEMM, SOFTMAX, TIME, new_report, old_rep
 from support.refusals import refused
 
 from analysis.counters import joined
-from analysis.diagnose.cores import findings
+from analysis.diagnose.cores import findings, rules
 from analysis.diagnose.explain import explain, to_do
 from analysis.diagnose.finding import Finding, plain_rows
-from analysis.diagnose.kernel_rules import rules
 from analysis.readers.ncu import reader
 from analysis.readers.ncu.report import _LINK, _link_text
 from analysis.sources import open_sources

@@ -5,7 +5,7 @@ from support.shared_files import OWN
 from support.timelines import timeline
 
 from analysis.diagnose.explain import explain
-from analysis.metrics.kernels.sampled_utilization import sampled_utilization
+from analysis.metrics.kernels.utilization import sampled_utilization
 from analysis.readers.kineto.reader import read
 from analysis.sources import open_sources
 from analysis.timeline import SAMPLE_COLUMNS, typed
