@@ -15,11 +15,11 @@ from common.errors import BertbenchError, InputError, MissingToolError
 # In this order they are asked. A module holds `recognises(head)` and `read(path)`, which returns a Timeline,
 # KernelCounters or Summary, or several of them; `read_contents(path)` where a file holds more than `read` returns.
 READERS: dict[str, str] = {
+    "kineto": "analysis.readers.kineto.reader",
     "nsys": "analysis.readers.nsys.reader",
     "nvvp": "analysis.readers.nvvp",
     "nsys_csv": "analysis.readers.nsys.stats_csv",
     "nccl-inspector": "analysis.readers.nccl_inspector",
-    "kineto": "analysis.readers.kineto.reader",
     "ncu": "analysis.readers.ncu.reader",
     "nccl-tests": "analysis.readers.nccl_tests",
 }

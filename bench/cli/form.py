@@ -9,6 +9,7 @@ import dataclasses
 import importlib
 import inspect
 import textwrap
+import types
 import typing
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -311,7 +312,9 @@ def _shown(leaf: Leaf, task: str | None, hidden: bool) -> Any:
     says = f"{leaf.help} Also as {leaf.alias}." if leaf.alias else leaf.help
     merged = dataclasses.replace(given, help=says, metavar=metavar, help_behavior_hint=hint)  # type: ignore[type-var]
     rest = [one for one in leaf.markers if one is not given]
-    shown: Any = Annotated[leaf.kind, merged]
+    # tyro checks a default of X | None with typeguard, whose import takes 50 ms, and one of Optional[X] without.
+    kind = typing.Union[typing.get_args(leaf.kind)] if isinstance(leaf.kind, types.UnionType) else leaf.kind  # noqa: UP007
+    shown: Any = Annotated[kind, merged]
     for marker in (*rest, *([tyro.conf.Suppress] if hidden else [])):
         shown = Annotated[shown, marker]
     return shown
