@@ -391,13 +391,13 @@ def _of_profiles(best: Point, trials: Sequence[LoadedTrial], profiled: Profiled,
     return [dataclasses.replace(one, command=context.command(one.cause) or one.command) for one in advice]
 
 
-def advice_of_profiles(trials: Sequence[LoadedTrial], measured: Sequence[Point]) -> dict[str, list[Advice]]:
+def advice_of_profiles(trials: Sequence[LoadedTrial], measured: Sequence[Point]) -> Profiled:
     """Return the advice from the profiles of the fastest configurations, by trial id, as complete_answers takes it."""
     from analysis.diagnose.profiles import open_profile
 
     profiles = [one for winner in winners(measured) for one in _profiles(winner.best, trials)]
     opened = {one.trial.trial_id: open_profile(one.directory) for one in profiles if one.directory.profile.is_dir()}
-    return {name: profile.to_do(profile.explained()) for name, profile in opened.items()}
+    return {name: profile.advice for name, profile in opened.items()}
 
 
 def without_measurement(run: RunDirectory, trials: Sequence[LoadedTrial]) -> Answer:

@@ -11,6 +11,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -75,9 +76,9 @@ class ProfileSummary:
         }
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, kw_only=True)
 class OpenedProfile:
-    """The files of one trial's profile, read, with what the trial says about them."""
+    """Files that were read, those of a trial's profile with what the trial says about them."""
 
     source: Source
     """Empty but for its problems where no file can be used."""
@@ -89,13 +90,19 @@ class OpenedProfile:
     own_tests: Sequence[Mapping[str, Any]] = ()
     """Collectives that its run measured, rows of `collectives.by_size`."""
 
-    def explained(self) -> list[Finding]:
-        """Return what the analyses say."""
-        return explain(self.source, self.window_ns, self.measured, self.context, self.own_tests)
+    @cached_property
+    def findings(self) -> tuple[Finding, ...]:
+        """What the analyses say."""
+        return tuple(explain(self.source, self.window_ns, self.measured, self.context, self.own_tests))
 
-    def to_do(self, findings: Sequence[Finding]) -> list[Advice]:
-        """Return what to do about it, by what the analyses say."""
-        return to_do(self.source, findings, self.context)
+    @cached_property
+    def advice(self) -> tuple[Advice, ...]:
+        """What to do about it, the largest gain first."""
+        return tuple(to_do(self.source, self.findings, self.context))
+
+    def within(self, window: str) -> "OpenedProfile":
+        """Return the profile with every analysis over a window; see metrics.time.window.windowed."""
+        return dataclasses.replace(self, source=in_window(self.source, window))
 
 
 def open_profile(directory: TrialDirectory) -> OpenedProfile:
@@ -129,18 +136,8 @@ def open_profile(directory: TrialDirectory) -> OpenedProfile:
     )
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Analysis:
-    """What `bertbench analyze` reports about paths that are no run directory."""
-
-    source: Source
-    findings: tuple[Finding, ...]
-    advice: tuple[Advice, ...]
-    """The largest gain first."""
-
-
-def analyze_paths(paths: Sequence[Path], window: str = "steps") -> Analysis:
-    """Read paths as one source and explain it; of the folder of a profiled trial with what the trial says.
+def analyze_paths(paths: Sequence[Path], window: str = "steps") -> OpenedProfile:
+    """Read paths as one source; of the folder of a profiled trial with what the trial says.
 
     Args:
         paths: at least one.
@@ -151,13 +148,10 @@ def analyze_paths(paths: Sequence[Path], window: str = "steps") -> Analysis:
         UsageError: the window is none.
     """
     parse_window(window)  # refuses before anything is read
-    source = open_sources(*paths)
-    opened = OpenedProfile(source=source)
+    opened = OpenedProfile(source=open_sources(*paths))
     if len(paths) == 1 and (paths[0] / "trial.json").is_file():
         opened = open_profile(TrialDirectory(paths[0]))
-    opened = dataclasses.replace(opened, source=in_window(opened.source, window))
-    findings = opened.explained()
-    return Analysis(source=opened.source, findings=tuple(findings), advice=tuple(opened.to_do(findings)))
+    return opened.within(window)
 
 
 def summarize(directory: TrialDirectory) -> ProfileSummary:
@@ -182,7 +176,7 @@ def summarize(directory: TrialDirectory) -> ProfileSummary:
     if trial.profiler not in ("ncu", "nvtx"):
         compute = compute_utilization_rows(fields, opened.source.timelines, reason)
     summary = ProfileSummary(
-        findings=tuple(opened.explained()),
+        findings=opened.findings,
         compute=tuple({**row, **cost} for row in compute),
         core=tuple({**fields, **row, **cost} for row in core),
         problems=opened.source.problems,

@@ -155,17 +155,6 @@ def disturbance(cautions: Iterable[Row]) -> str:
     return next((messages[code] for code in _DISTURBED if code in messages), "")
 
 
-def of_records(steps: Mapping[int, Sequence[Row]], ranks: Mapping[int, Row]) -> list[dict[str, str]]:
-    """Return a caution for every rank that has fewer step records than it made steps."""
-    remedy = "restore steps-*.csv, or remove the trial's folder and run the sweep again"
-    counts = [(rank, record.get("steps") or 0, len(steps.get(rank, ()))) for rank, record in ranks.items()]
-    return [
-        asdict(Caution("records_lost", f"rank {rank} made {made} steps, but its record has only {recorded}", remedy))
-        for rank, made, recorded in counts
-        if recorded < made
-    ]
-
-
 def of_profiles(rows: Sequence[Row]) -> list[Caution]:
     """Return the caution of profiles under which a step took 1.5 times as long as without, or longer."""
     most = max(((row.get("profile") or {}).get("step_time_ratio") or 0.0 for row in rows), default=0.0)

@@ -56,7 +56,6 @@ def summarize(
         UsageError: price_per_hour (of all devices together) is not above 0.
     """
     check_price(price_per_hour)
-    recorded = steps
     if trial.kind == "measure" and trial.profiler is not None:
         trial, steps = _not_profiled(trial, steps)
     absent = trial.world_size - sum(rank < trial.world_size for rank in steps) if trial.nodes > 1 else 0
@@ -97,7 +96,6 @@ def summarize(
     unknown.setdefault(_COST, unknown.get("samples_per_second", _NO_PRICE))
     result["unknown"] = {name: unknown.get(name, "not measured") for name in MEASURED_COLUMNS if result[name] is None}
     result["cautions"] = cautions.of_trial(trial, result, window, environment, telemetry)
-    result["cautions"] += cautions.of_records(recorded, ranks)
     return result if price_per_hour is None else at_price(result, price_per_hour)
 
 

@@ -197,12 +197,12 @@ def _links(everything: LoadedRun, project_to: Sequence[int]) -> Part:
 
 def _profiles(
     trials: Sequence[LoadedTrial],
-) -> tuple[list[Block], dict[str, Callable[[Path], None]], dict[str, list[Any]]]:
+) -> tuple[list[Block], dict[str, Callable[[Path], None]], dict[str, Sequence[Any]]]:
     """Return what profilers left, its tables as files, and its advice by trial; a damaged profile is named."""
     errors: list[Block] = []
     sections: list[Block] = []
     files: dict[str, Callable[[Path], None]] = {}
-    advised: dict[str, list[Any]] = {}
+    advised: dict[str, Sequence[Any]] = {}
     for trial in trials:
         if trial.trial.kind != "profile":
             continue
@@ -212,8 +212,8 @@ def _profiles(
             errors.append(Text(f"{name}: no profile ({why})", "decides"))
             continue
         opened = open_profile(trial.directory)
-        findings = opened.explained()
-        advised[trial.trial.trial_id] = opened.to_do(findings)
+        findings = opened.findings
+        advised[trial.trial.trial_id] = opened.advice
         errors += [Text(f"{name}: {problem}", "decides") for problem in opened.source.problems]
         place, prefix = f"profiles/{trial.trial.trial_id}", f"profile-{len(sections)}-"
         figures = source_figures(opened.source, opened.measured)

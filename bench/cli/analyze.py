@@ -107,7 +107,6 @@ def _export(source: "Source", output: Path, result: Result) -> Result:
 
 def _run(path: Path, options: AnalyzeOptions) -> Result:
     from analysis.diagnose.answer import complete_answers, points, without_measurement
-    from analysis.diagnose.explain import in_window
     from analysis.diagnose.profiles import open_profile
     from analysis.diagnose.run import reference
     from analysis.load import load_run
@@ -132,13 +131,13 @@ def _run(path: Path, options: AnalyzeOptions) -> Result:
     for folder in profiled_trials(directory):
         opened = open_profile(directory.trial(folder.name))
         try:
-            opened = replace(opened, source=in_window(opened.source, options.window))
+            opened = opened.within(options.window)
         except BertbenchError as error:  # the other trials may have the window
             problems.append(f"{folder.name}: {error}")
             code = 3
             continue
-        findings = opened.explained()
-        advised[folder.name] = opened.to_do(findings)
+        findings = opened.findings
+        advised[folder.name] = opened.advice
         csv = None if options.csv is None else options.csv / folder.name
         found = findings_result(
             findings, opened.source.problems, Tables(full=True, csv=csv), kinds=list(opened.source.kinds)

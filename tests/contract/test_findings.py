@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from support.shared_files import TRACES
 
-from analysis.diagnose.profiles import Analysis, analyze_paths
+from analysis.diagnose.profiles import OpenedProfile, analyze_paths
 from analysis.render.screen import MOST_LINES, screen_of
 from analysis.render.terminal import blocks_text
 
@@ -18,7 +18,7 @@ PUBLIC = [*RECORDINGS["timelines"], *RECORDINGS["counters"], RECORDINGS["log"]]
 MOST_WORDS = 20
 
 
-def check(found: Analysis) -> None:
+def check(found: OpenedProfile) -> None:
     for finding in found.findings:
         assert len(finding.sentence.split()) <= MOST_WORDS, (finding.name, finding.sentence)
         assert len(finding.advice) <= 1, finding.name

@@ -8,7 +8,7 @@ from support.fake_run import ENVIRONMENT, START_NS, rank_record, step_rows
 from support.refusals import refused
 
 from analysis.diagnose.run import mixed
-from analysis.metrics.cautions import of_records, of_scaling
+from analysis.metrics.cautions import of_scaling
 from analysis.metrics.ranks import combine, per_rank
 from analysis.metrics.throughput import summarize
 from records.schema import MEASURED_COLUMNS
@@ -241,13 +241,6 @@ def test_trials_of_several_machines_or_versions_are_named_with_their_values() ->
     for text in ("device (H200, A100)", "torch (2.13.0, 2.14.0)", "commit of this suite (abc, abc-dirty)"):
         assert text in found.message
     assert "transformers" not in found.message and "new --out" in found.remedy
-
-
-def test_a_step_record_that_was_cut_is_a_caution() -> None:
-    rows = [{"step": number} for number in range(3)]
-    (found,) = of_records({0: rows, 1: rows}, {0: {"steps": 3}, 1: {"steps": 7}})
-    assert found["code"] == "records_lost" and "rank 1 made 7 steps, but its record has only 3" in found["message"]
-    assert of_records({0: rows}, {0: {}}) == []
 
 
 @pytest.mark.parametrize(

@@ -119,7 +119,6 @@ def test_the_steps_outside_of_a_profile_are_measured() -> None:
     steps = {0: [{"step": number, "step_time_ms": time, "start_ns": None} for number, time in enumerate(times)]}
     result = summarize(trial, steps, {0: {"steps": 10}}, {})
     assert (result["window_start"], result["window_stop"], result["step_time_ms"]) == (6, 10, 2.5)
-    assert "records_lost" not in [caution["code"] for caution in result["cautions"]]
     early = summarize(trial, {0: steps[0][:7]}, {}, {})
     assert (early["window_stop"], early["step_time_ms"]) == (3, 2.0), "before the profile there are more"
 
